@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The log: one line per event on stderr, as key=value or JSON.
+ *
+ *     TL_LOG_AT_INFO("worker ready", TL_STR("address", address), TL_U64("incarnation", incarnation));
+ *     -> ts=2026-01-02T03:04:05.678Z level=info msg="worker ready" address=127.0.0.1:4000 incarnation=77
+ *
+ * Values are escaped; control characters and invalid UTF-8 never reach the terminal. A line is one write(2); a full
+ * disk or closed stderr loses the line, never the process. No secrets (keys, tokens, rkeys), no line per tensor at info.
+ */
+#ifndef BASE_LOG_H
+#define BASE_LOG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum tl_log_level { TL_LOG_ERROR = 0, TL_LOG_WARN = 1, TL_LOG_INFO = 2, TL_LOG_DEBUG = 3 };
+enum tl_log_format { TL_LOG_KEY_VALUE = 0, TL_LOG_JSON = 1 };
+
+enum tl_log_kind { TL_LOG_KIND_STR, TL_LOG_KIND_I64, TL_LOG_KIND_U64, TL_LOG_KIND_HEX, TL_LOG_KIND_BOOL };
+
+struct tl_log_field {
+    const char *key;
+    enum tl_log_kind kind;
+    const char *str; /* NULL is written as empty */
+    int64_t i64;
+    uint64_t u64;
+};
+
+#define TL_STR(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_STR, .str = (v)})
+#define TL_I64(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_I64, .i64 = (int64_t)(v)})
+#define TL_U64(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_U64, .u64 = (uint64_t)(v)})
+#define TL_HEX(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_HEX, .u64 = (uint64_t)(v)})
+#define TL_BOOLEAN(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_BOOL, .u64 = (v) ? 1 : 0})
+
+#define TL_LOG(level, message, ...)                                                                                    \
+    do {                                                                                                               \
+        if (tl_log_is_enabled(level)) {                                                                                \
+            const struct tl_log_field tl_log_fields_[] = {__VA_ARGS__ __VA_OPT__(, ){.key = NULL}};                    \
+            tl_log_write(level, message, tl_log_fields_);                                                              \
+        }                                                                                                              \
+    } while (0)
+#define TL_LOG_AT_ERROR(...) TL_LOG(TL_LOG_ERROR, __VA_ARGS__)
+#define TL_LOG_AT_WARN(...) TL_LOG(TL_LOG_WARN, __VA_ARGS__)
+#define TL_LOG_AT_INFO(...) TL_LOG(TL_LOG_INFO, __VA_ARGS__)
+#define TL_LOG_AT_DEBUG(...) TL_LOG(TL_LOG_DEBUG, __VA_ARGS__)
+
+/* Process-wide settings; the default is warn as key=value. Thread: any. */
+void tl_log_configure(enum tl_log_level level, enum tl_log_format format);
+bool tl_log_is_enabled(enum tl_log_level level);
+
+/* Writes one line; fields end with a NULL key. Thread: any. */
+void tl_log_write(enum tl_log_level level, const char *message, const struct tl_log_field *fields);
+
+/* Parses "error", "warn", "info", "debug". */
+bool tl_log_parse_level(const char *text, enum tl_log_level *ret_level);
+
+#endif

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Mailbox of one owner thread: any thread posts, the owner takes all at once.
+ *
+ * A letter is embedded in the object it carries; ownership of that object travels with it. Letters are delivered in the
+ * order they were posted.
+ */
+#ifndef BASE_MAILBOX_H
+#define BASE_MAILBOX_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include <tensorlane/status.h>
+
+#include "base/list.h"
+
+struct tl_letter {
+    struct tl_list link;
+    void (*deliver)(struct tl_letter *letter); /* called on the owner's thread */
+};
+
+struct tl_mailbox {
+    pthread_mutex_t mutex;
+    struct tl_list letters;
+    bool is_owner_asleep; /* the owner said it is about to sleep; the next post must wake it */
+};
+
+void tl_mailbox_init(struct tl_mailbox *mailbox);
+
+/* The mailbox must be empty. */
+void tl_mailbox_fini(struct tl_mailbox *mailbox);
+
+/* Posts a letter. Returns true when the owner must be woken by the caller: at most once per sleep. Thread: any. */
+bool tl_mailbox_post(struct tl_mailbox *mailbox, struct tl_letter *letter) TL_MUST_USE;
+
+/* Takes all letters and delivers each; returns how many. Letters posted meanwhile wait for the next call.
+ * Thread: owner. */
+unsigned tl_mailbox_deliver(struct tl_mailbox *mailbox);
+
+/* Call before sleeping: returns false, and the owner must not sleep, when letters wait. Thread: owner. */
+bool tl_mailbox_prepare_sleep(struct tl_mailbox *mailbox) TL_MUST_USE;
+
+/* Call after sleeping. Thread: owner. */
+void tl_mailbox_end_sleep(struct tl_mailbox *mailbox);
+
+#endif

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Timers of one owner thread: a binary heap of timers that are embedded in the objects that wait. */
+#ifndef BASE_TIMER_H
+#define BASE_TIMER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+
+struct tl_timer {
+    int64_t due_ns;                       /* monotonic */
+    size_t heap_place;                    /* 1-based index in the heap, 0: not armed */
+    void (*fire)(struct tl_timer *timer); /* called once, already disarmed */
+};
+
+struct tl_timers {
+    struct tl_timer **heap;
+    size_t count;
+    size_t capacity;
+};
+
+void tl_timers_init(struct tl_timers *timers);
+
+/* Armed timers are forgotten, not fired. */
+void tl_timers_fini(struct tl_timers *timers);
+
+/* Arms the timer, or moves it when it is armed; due at TL_TIME_NEVER disarms it. A zeroed timer with fire set is valid.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory; the timer is as before. */
+enum tl_status tl_timers_arm(struct tl_timers *timers, struct tl_timer *timer, int64_t due_ns) TL_MUST_USE;
+
+/* Disarms the timer if it is armed. */
+void tl_timers_disarm(struct tl_timers *timers, struct tl_timer *timer);
+
+/* Fires every timer due at now_ns, earliest first; returns how many. Timers may be armed and disarmed from fire. */
+unsigned tl_timers_fire_due(struct tl_timers *timers, int64_t now_ns);
+
+/* When the next timer is due; TL_TIME_NEVER when none is armed. */
+int64_t tl_timers_next_due_ns(const struct tl_timers *timers);
+
+#endif

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The cluster's configuration: one JSON file, or TF_CONFIG, becomes one plain struct.
+ *
+ * A setting is looked up in this order, later ones win: default, top level of the file, the job's entry under "jobs",
+ * the task's entry under "jobs"/JOB/"tasks". Everything is checked when the file is read; an error names file, line,
+ * column, JSON path, what is wrong, and the nearest valid name where a name is wrong. docs/config.md is the manual,
+ * config/schema.json the same for machines.
+ */
+#ifndef CONFIG_CONFIG_H
+#define CONFIG_CONFIG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+
+enum tl_protocol { TL_PROTOCOL_AUTO = 0, TL_PROTOCOL_GRPC = 1 };
+enum tl_rdma_policy { TL_RDMA_PREFER = 0, TL_RDMA_REQUIRE = 1, TL_RDMA_OFF = 2 };
+enum tl_connect_policy { TL_CONNECT_LAZY = 0, TL_CONNECT_EAGER = 1 };
+
+/* The settings of one task, every value effective. Sizes in bytes, durations in nanoseconds. */
+struct tl_settings {
+    enum tl_protocol protocol;      /* "protocol": "auto" or "grpc" */
+    enum tl_rdma_policy rdma;       /* "rdma": "prefer", "require", "off"; "require" is refused by this version */
+    enum tl_connect_policy connect; /* "connect": "lazy" or "eager" */
+    bool checksum;                  /* "checksum": verify every tensor that is received */
+    const char *listen;             /* "listen": host:port to bind, NULL: the task's own address */
+    const char *const *publish;     /* "publish": files, [publish_count], relative ones as seen from the file's folder */
+    size_t publish_count;
+
+    uint64_t chunk_bytes;       /* "limits": {"chunk": "1MiB"}: largest piece of a tensor in one message */
+    uint64_t inflight_bytes;    /* {"inflight": "64MiB"}: bytes of tensors being sent to one peer at a time */
+    uint64_t held_bytes;        /* {"held": "16GiB"}: bytes of tensors sent and not yet received, and pushed */
+    uint64_t waiting_receivers; /* {"waiting": 65536}: receivers that may wait at one worker */
+    uint64_t connections;       /* {"connections": 16384}: calls that may be open at one worker */
+
+    int64_t connect_timeout_ns;     /* "timeouts": {"connect": "10s"}: for one attempt to reach a peer */
+    int64_t request_timeout_ns;     /* {"request": "60s"}: deadline of an operation that names none */
+    int64_t keepalive_ns;           /* {"keepalive": "10s"}: quiet time after which a connection is probed */
+    int64_t keepalive_timeout_ns;   /* {"keepalive_answer": "5s"}: and the time it then has to answer */
+    int64_t reservation_timeout_ns; /* {"reservation": "30s"}: how long a value waits for a receiver that broke off */
+    int64_t drain_timeout_ns;       /* {"drain": "10s"}: for running transfers when the worker stops */
+
+    int log_level;  /* "log": {"level": "info"}; enum tl_log_level */
+    int log_format; /* {"format": "key-value" or "json"}; enum tl_log_format */
+};
+
+struct tl_config_task {
+    const char *job;
+    uint32_t index;
+    const char *name;    /* "/job:ps/task:0" */
+    const char *address; /* what peers dial: "host:port", "[v6]:port" */
+    struct tl_settings settings;
+};
+
+/* A whole cluster. */
+struct tl_config {
+    const char *source; /* file name or "TF_CONFIG", for messages */
+    struct tl_config_task *tasks; /* [task_count], sorted by job name, then index */
+    size_t task_count;
+    const struct tl_config_task *self; /* TF_CONFIG's own task; NULL otherwise */
+    void *memory;                      /* private */
+};
+
+/* Reads a file ("-": standard input). Errors: TL_NOT_FOUND, TL_PERMISSION_DENIED: the file. TL_INVALID_ARGUMENT: its
+ * contents, "FILE:LINE:COLUMN: PATH: what is wrong; remedy". TL_UNIMPLEMENTED: a protocol that this version does not
+ * build, with the list of those it does. Ownership: *ret_config until tl_config_destroy. */
+enum tl_status tl_config_read(const char *path, struct tl_config **ret_config, struct tl_error *ret_error) TL_MUST_USE;
+
+/* The same from text; `source` stands for the file name in messages, `folder` (NULL: the current one) is where relative
+ * paths start. */
+enum tl_status tl_config_parse(const char *text, size_t len_bytes, const char *source, const char *folder,
+                               struct tl_config **ret_config, struct tl_error *ret_error) TL_MUST_USE;
+
+/* From the text of TF_CONFIG, as TensorFlow reads it: unknown extra keys are ignored, "task" becomes self, an
+ * "evaluator" need not be in the cluster. */
+enum tl_status tl_config_parse_tf(const char *text, size_t len_bytes, struct tl_config **ret_config,
+                                  struct tl_error *ret_error) TL_MUST_USE;
+
+/* TF_CONFIG text rewritten as our JSON, indented. Ownership: free(*ret_json). */
+enum tl_status tl_config_tf_to_json(const char *text, size_t len_bytes, char **ret_json,
+                                    struct tl_error *ret_error) TL_MUST_USE;
+
+void tl_config_destroy(struct tl_config *config); /* NULL is accepted */
+
+/* The task with this job and index, or this name ("/job:ps/task:0" or "ps:0"). Errors: TL_NOT_FOUND: naming the nearest. */
+enum tl_status tl_config_find_task(const struct tl_config *config, const char *job, uint32_t index,
+                                   const struct tl_config_task **ret_task, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_config_find_name(const struct tl_config *config, const char *name,
+                                   const struct tl_config_task **ret_task, struct tl_error *ret_error) TL_MUST_USE;
+
+/* One effective value and where it came from, as `tensorlane config show` prints it. */
+struct tl_config_value {
+    const char *path;   /* "limits.chunk" */
+    const char *value;  /* as JSON: "\"1MiB\"", "65536", "true", "[...]" */
+    const char *origin; /* "default", or "FILE:LINE (jobs.ps.limits.chunk)" */
+};
+
+/* All values of a task, in the order of struct tl_settings; returns how many there are and fills up to capacity.
+ * The strings live as long as the configuration. */
+size_t tl_config_values(const struct tl_config *config, const struct tl_config_task *task,
+                        struct tl_config_value *ret_values, size_t capacity);
+
+/* Splits "host:port" or "[v6]:port". host_capacity of 256 suffices for every valid one. Errors: TL_INVALID_ARGUMENT: no
+ * host, no port, port not in 0..65535 (0 only for listening), a v6 address without brackets, host longer than 255. */
+enum tl_status tl_address_split(const char *address, char *ret_host, size_t host_capacity, uint16_t *ret_port,
+                                struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

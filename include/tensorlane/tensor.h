@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Tensors: a dtype, a shape and reference-counted memory.
+ *
+ * A tensor is created with memory of the library (tl_tensor_create), around memory of the caller (tl_tensor_wrap),
+ * from strings (tl_tensor_create_strings) or dead (tl_tensor_create_dead). It starts with one reference, owned by the
+ * caller. While a tensor is handed to a worker (send, publish, as a destination) the worker holds references of its
+ * own; the memory is given back - freed, or the release callback called - when the last one is put, on whichever
+ * thread that happens.
+ *
+ * Elements lie in row-major order without gaps, little-endian. Types smaller than a byte are packed, first element in
+ * the low bits, and the last byte is padded with zero bits.
+ */
+#ifndef TENSORLANE_TENSOR_H
+#define TENSORLANE_TENSOR_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The numbers are part of the wire format and never change. */
+enum tl_dtype {
+    TL_DTYPE_INVALID = 0,
+    TL_BOOL = 1, /* one byte, 0 or 1 */
+    TL_U8 = 2,
+    TL_I8 = 3,
+    TL_U16 = 4,
+    TL_I16 = 5,
+    TL_U32 = 6,
+    TL_I32 = 7,
+    TL_U64 = 8,
+    TL_I64 = 9,
+    TL_F16 = 10,
+    TL_BF16 = 11,
+    TL_F32 = 12,
+    TL_F64 = 13,
+    TL_C64 = 14,  /* two float32: real, imaginary */
+    TL_C128 = 15, /* two float64 */
+    TL_F8_E4M3 = 16, /* the finite variant, as PyTorch's float8_e4m3fn */
+    TL_F8_E5M2 = 17,
+    TL_F8_E4M3FNUZ = 18,
+    TL_F8_E5M2FNUZ = 19,
+    TL_F8_E8M0 = 20,
+    TL_I4 = 21,      /* 4 bits, packed */
+    TL_U4 = 22,      /* 4 bits, packed */
+    TL_F4 = 23,      /* e2m1, 4 bits, packed */
+    TL_F6_E2M3 = 24, /* 6 bits, packed */
+    TL_F6_E3M2 = 25, /* 6 bits, packed */
+    TL_STRING = 26,  /* byte strings of any length; cannot be copied byte by byte, travels serialized */
+    TL_DTYPE_COUNT = 27,
+};
+
+#define TL_MAX_RANK 16
+
+/* The name as safetensors spells it ("F32", "BF16"), "C128", "I4", "U4", "STRING" where safetensors has none; "INVALID"
+ * for a number that is none. Static, never NULL. */
+TL_API const char *tl_dtype_name(enum tl_dtype dtype);
+
+/* Bits of one element; 0 for TL_STRING, TL_DTYPE_INVALID and any number that is no dtype. */
+TL_API unsigned tl_dtype_bits(enum tl_dtype dtype);
+
+/* Where the elements lie. */
+enum tl_device_kind {
+    TL_DEVICE_HOST = 0,
+    TL_DEVICE_CUDA = 1, /* refused with TL_UNIMPLEMENTED by this version */
+};
+
+struct tl_device {
+    enum tl_device_kind kind;
+    int32_t index; /* ordinal of the device; 0 for host */
+};
+
+struct tl_tensor;
+
+/* What gives wrapped memory back to its owner. Thread: any; must not call into the worker that last held the tensor. */
+typedef void (*tl_release_fn)(void *data, void *context);
+
+/* Creates a tensor with memory of its own, 64-byte aligned, contents undefined.
+ * Shape: rank in 0..TL_MAX_RANK; dims[rank] sizes, outermost first, each 0..2^63-1; dims may be NULL for rank 0.
+ * Errors: TL_INVALID_ARGUMENT: not a dtype, TL_STRING, or rank out of range. TL_OUT_OF_RANGE: the bytes of the shape
+ * exceed 2^63-1. TL_RESOURCE_EXHAUSTED: no memory.
+ * Ownership: *ret_tensor is one reference, put with tl_tensor_put. Thread: any. */
+TL_API enum tl_status tl_tensor_create(enum tl_dtype dtype, unsigned rank, const uint64_t *dims,
+                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
+
+/* What tl_tensor_wrap wraps. Set size_bytes to sizeof(struct tl_tensor_view), everything unused to zero. */
+struct tl_tensor_view {
+    size_t size_bytes;
+    enum tl_dtype dtype;
+    unsigned rank;
+    const uint64_t *dims;    /* [rank]; may be NULL for rank 0 */
+    const int64_t *strides;  /* [rank] in elements, NULL: contiguous */
+    struct tl_device device; /* where data lies */
+    void *data;              /* start of the allocation; may be NULL when the tensor has no bytes */
+    uint64_t offset_bytes;   /* of the first element in data */
+    uint64_t capacity_bytes; /* of the allocation behind data; the tensor must lie within it */
+    bool read_only;          /* true: refused as a destination */
+    tl_release_fn release;   /* called once when the last reference is put; NULL: nothing to do */
+    void *release_context;
+};
+
+/* Wraps memory of the caller without copying it.
+ * Errors: TL_INVALID_ARGUMENT: as tl_tensor_create, or the strides are not those of a contiguous row-major tensor, or
+ * the tensor does not lie within capacity_bytes. TL_OUT_OF_RANGE: as tl_tensor_create. TL_UNIMPLEMENTED: a device
+ * other than host. TL_RESOURCE_EXHAUSTED: no memory. On error release is not called.
+ * Ownership: data must stay valid until release has been called. Thread: any. */
+TL_API enum tl_status tl_tensor_wrap(const struct tl_tensor_view *view, struct tl_tensor **ret_tensor,
+                                     struct tl_error *ret_error) TL_MUST_USE;
+
+/* One element of a string tensor. */
+struct tl_string {
+    const void *data; /* may be NULL when len_bytes is 0 */
+    uint64_t len_bytes;
+};
+
+/* Creates a TL_STRING tensor; the strings (as many as the shape has elements, row-major) are copied.
+ * Errors: as tl_tensor_create. Ownership and Thread: as tl_tensor_create. */
+TL_API enum tl_status tl_tensor_create_strings(unsigned rank, const uint64_t *dims, const struct tl_string *strings,
+                                               struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Creates a dead tensor: no data, delivered like any other, tells the receiver that there is no value.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory. Ownership and Thread: as tl_tensor_create. */
+TL_API enum tl_status tl_tensor_create_dead(struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
+
+/* One more reference; returns the tensor. Thread: any. */
+TL_API struct tl_tensor *tl_tensor_get(struct tl_tensor *tensor);
+
+/* Gives one reference back; NULL is accepted. Thread: any. */
+TL_API void tl_tensor_put(struct tl_tensor *tensor);
+
+/* Looks at a tensor. All of these: Thread: any. The pointers stay valid as long as the caller's reference. */
+TL_API enum tl_dtype tl_tensor_dtype(const struct tl_tensor *tensor);
+TL_API unsigned tl_tensor_rank(const struct tl_tensor *tensor);
+TL_API const uint64_t *tl_tensor_dims(const struct tl_tensor *tensor); /* [rank] */
+TL_API uint64_t tl_tensor_element_count(const struct tl_tensor *tensor);
+/* Bytes of the elements; of the serialized form for TL_STRING. */
+TL_API uint64_t tl_tensor_size_bytes(const struct tl_tensor *tensor);
+/* First byte of the elements (serialized form for TL_STRING); NULL is possible when there are no bytes. */
+TL_API void *tl_tensor_data(const struct tl_tensor *tensor);
+TL_API bool tl_tensor_is_dead(const struct tl_tensor *tensor);
+
+/* One string of a TL_STRING tensor; it points into the tensor.
+ * Errors: TL_INVALID_ARGUMENT: not a string tensor. TL_OUT_OF_RANGE: index is not below the element count. */
+TL_API enum tl_status tl_tensor_string(const struct tl_tensor *tensor, uint64_t index, struct tl_string *ret_string,
+                                       struct tl_error *ret_error) TL_MUST_USE;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The whole public API. */
+#ifndef TENSORLANE_TENSORLANE_H
+#define TENSORLANE_TENSORLANE_H
+
+#include <tensorlane/status.h>
+#include <tensorlane/tensor.h>
+#include <tensorlane/version.h>
+#include <tensorlane/worker.h>
+
+#endif

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Workers: one member of the cluster in this process, and what it sends, receives and publishes.
+ *
+ * Happy path: tl_worker_open with the cluster's JSON and who this process is; tl_worker_find_peer for each peer of
+ * interest; tl_send here and tl_recv there meet by key and step; tl_publish keeps a tensor until it is replaced or
+ * withdrawn; tl_worker_close.
+ *
+ * Every operation has an asynchronous form, which takes a completion queue and completes exactly once on it, and a
+ * blocking form with the suffix _wait. Every operation has a deadline. Completions are read from the queue by the
+ * threads that the caller chooses; no code of the caller ever runs on a thread of the library, except release
+ * callbacks of wrapped tensors.
+ *
+ * All functions may be called from any thread, except that tl_worker_close and tl_cq_destroy must be the last call on
+ * their object. After fork() only the parent may use a worker.
+ */
+#ifndef TENSORLANE_WORKER_H
+#define TENSORLANE_WORKER_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+#include <tensorlane/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A tensor is named by a key (UTF-8 without NUL, 1..512 bytes) and a 64-bit step. */
+#define TL_MAX_KEY_BYTES 512
+
+/* For timeout_ns: the request time-out of the configuration. */
+#define TL_TIMEOUT_DEFAULT INT64_C(-1)
+/* For timeout_ns: no limit. */
+#define TL_TIMEOUT_NONE INT64_MAX
+
+/* ------------------------------------------------------------------------------------------------------ worker -- */
+
+struct tl_worker;
+
+enum tl_progress {
+    TL_PROGRESS_THREAD = 0, /* a thread of the library moves everything */
+    TL_PROGRESS_CALLER = 1, /* no thread: blocking calls, tl_cq_wait and tl_worker_progress move everything */
+};
+
+/* How to open a worker. Set size_bytes to sizeof(struct tl_worker_options), everything unused to zero. */
+struct tl_worker_options {
+    size_t size_bytes;
+    const char *config_path; /* the cluster's JSON file; NULL: see config_json */
+    const char *config_json; /* the same as text; both NULL: the environment variable TF_CONFIG */
+    const char *job;         /* who this process is; NULL: the task of TF_CONFIG, or, with is_client, nobody */
+    uint32_t task;
+    bool is_client; /* no member of the cluster: does not listen, sends only to itself, receives from everybody */
+    enum tl_progress progress;
+};
+
+/* Opens a worker: reads and checks the configuration, listens, publishes the configured files, starts.
+ * Errors: TL_INVALID_ARGUMENT: the configuration is wrong, with file, line, column and path. TL_NOT_FOUND: the task is
+ * not in the cluster, or a file is missing. TL_ALREADY_EXISTS: the address is in use by another process.
+ * TL_UNIMPLEMENTED: a protocol this version does not have. TL_RESOURCE_EXHAUSTED: no memory or descriptors.
+ * Ownership: *ret_worker until tl_worker_close. Blocks: while files are mapped. */
+TL_API enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl_worker **ret_worker,
+                                     struct tl_error *ret_error) TL_MUST_USE;
+
+/* Refuses new requests of peers, lets running transfers finish for at most timeout_ns (TL_TIMEOUT_DEFAULT: the
+ * configured drain time-out), completes every operation that is still open with TL_CANCELLED, frees the worker.
+ * Completions stay readable in their queues. NULL is accepted. Blocks: yes. */
+TL_API void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns);
+
+/* "/job:ps/task:0", "" for a client; valid until close. */
+TL_API const char *tl_worker_name(const struct tl_worker *worker);
+/* Random, drawn when the worker was opened. */
+TL_API uint64_t tl_worker_incarnation(const struct tl_worker *worker);
+/* The port that it listens on, 0 for a client. */
+TL_API uint16_t tl_worker_port(const struct tl_worker *worker);
+
+/* Moves what can be moved, waiting for at most timeout_ns (0: not at all) for something to do. Only for
+ * TL_PROGRESS_CALLER; at most one thread at a time moves, others wait for their turn.
+ * Errors: TL_FAILED_PRECONDITION: the worker has a thread of its own. TL_DEADLINE_EXCEEDED: nothing happened. */
+TL_API enum tl_status tl_worker_progress(struct tl_worker *worker, int64_t timeout_ns) TL_MUST_USE;
+
+/* ------------------------------------------------------------------------------------------------------- peers -- */
+
+/* A task of the cluster as this worker knows it; an id is never used again for another task. 0 is no peer. */
+typedef uint64_t tl_peer_id;
+
+enum tl_peer_state {
+    TL_PEER_IDLE = 0,       /* nothing was asked of it yet */
+    TL_PEER_CONNECTING = 1, /* being reached, or to be reached again after a back-off */
+    TL_PEER_UP = 2,         /* it has said who it is, requests flow */
+    TL_PEER_DOWN = 3,       /* the last attempt failed; requests wait and it is tried again */
+};
+
+struct tl_peer_info {
+    size_t size_bytes; /* set by the caller */
+    tl_peer_id id;
+    char name[320];
+    char address[320];
+    enum tl_peer_state state;
+    uint64_t incarnation;   /* of the process that answered last, 0: none yet */
+    uint64_t restart_count; /* how often a new incarnation was seen */
+    char transport[16];     /* in use, "" when not up */
+    struct tl_error reason; /* why it is down; TL_OK otherwise */
+};
+
+/* The peer with this name ("/job:ps/task:0"), which may be the worker itself.
+ * Errors: TL_NOT_FOUND: no such task, naming the nearest. */
+TL_API enum tl_status tl_worker_find_peer(struct tl_worker *worker, const char *name, tl_peer_id *ret_peer,
+                                          struct tl_error *ret_error) TL_MUST_USE;
+
+/* Fills up to capacity entries and returns how many peers there are. */
+TL_API size_t tl_worker_peers(struct tl_worker *worker, tl_peer_id *ret_peers, size_t capacity);
+
+/* Errors: TL_NOT_FOUND: no such peer. TL_INVALID_ARGUMENT: size_bytes. */
+TL_API enum tl_status tl_worker_peer_info(struct tl_worker *worker, tl_peer_id peer, struct tl_peer_info *ret_info,
+                                          struct tl_error *ret_error) TL_MUST_USE;
+
+/* Connects to the peers (peers NULL: all of the cluster) and waits until at least min_count of them are up at the same
+ * time (0: all).
+ * Errors: TL_DEADLINE_EXCEEDED: naming one that is not up and why. TL_NOT_FOUND: no such peer. TL_CANCELLED: the worker
+ * was closed. Blocks: yes. */
+TL_API enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_id *peers, size_t count,
+                                               size_t min_count, int64_t timeout_ns,
+                                               struct tl_error *ret_error) TL_MUST_USE;
+
+/* -------------------------------------------------------------------------------------------- completion queue -- */
+
+struct tl_cq;
+
+/* An operation, for tl_cancel; never used again. 0 is none. */
+typedef uint64_t tl_op_id;
+
+enum tl_op_kind { TL_OP_SEND = 1, TL_OP_RECV = 2 };
+
+/* How the bytes travelled. */
+enum tl_path {
+    TL_PATH_NONE = 0,       /* no bytes: failed, dead or zero-size */
+    TL_PATH_SELF = 1,       /* within this worker, by reference */
+    TL_PATH_GRPC = 2,       /* over gRPC, copied once at the receiver */
+    TL_PATH_SERIALIZED = 3, /* over gRPC, serialized (strings) */
+};
+
+/* "none", "self", "grpc", "serialized". Static. */
+TL_API const char *tl_path_name(enum tl_path path);
+
+struct tl_completion {
+    size_t size_bytes; /* set by the library */
+    tl_op_id op;
+    enum tl_op_kind kind;
+    void *user_data;
+    struct tl_error status;
+    struct tl_tensor *tensor; /* of a recv that succeeded: one reference, the caller's; NULL otherwise */
+    uint64_t step;            /* of the value: for a published tensor its version */
+    enum tl_path path;
+    const char *path_reason; /* why this path and not a faster one; static, "" when there is none */
+    uint64_t bytes;          /* of the tensor that moved */
+    int64_t duration_ns;     /* from the call to the completion */
+    bool is_verified;        /* a checksum was asked for and fits */
+};
+
+/* Creates a completion queue. Errors: TL_RESOURCE_EXHAUSTED. Ownership: until tl_cq_destroy. */
+TL_API enum tl_status tl_cq_create(struct tl_cq **ret_cq, struct tl_error *ret_error) TL_MUST_USE;
+
+/* No operation that names the queue may be open. Completions that were not read are dropped, their tensors put. NULL is
+ * accepted. */
+TL_API void tl_cq_destroy(struct tl_cq *cq);
+
+/* A descriptor that is readable while completions wait; only for poll and its kin. */
+TL_API int tl_cq_fd(const struct tl_cq *cq);
+
+/* Takes up to capacity completions without waiting; returns how many. */
+TL_API size_t tl_cq_poll(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity);
+
+/* The same, waiting for at least one for at most timeout_ns; 0 when the time was up. Blocks: yes. */
+TL_API size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, int64_t timeout_ns);
+
+/* -------------------------------------------------------------------------------------------------- operations -- */
+
+/* How to receive. Zeroed means: wait for the default time-out, no checksum, memory of the library. */
+struct tl_recv_options {
+    size_t size_bytes;             /* sizeof(struct tl_recv_options) */
+    struct tl_tensor *destination; /* receive into this host tensor; NULL: a new one. Undefined contents on failure */
+    bool wants_checksum;           /* verify all bytes end to end */
+};
+
+/* Offers a tensor to one receiver of (key, step), who may ask before or after. The memory is read, not copied: its
+ * contents must not change until the completion. The operation completes when the receiver has acknowledged the whole tensor.
+ * Errors of the call: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory.
+ * Errors of the completion: TL_ALREADY_EXISTS: (key, step) is already offered here. TL_RESOURCE_EXHAUSTED: the
+ * configured bytes are held. TL_DEADLINE_EXCEEDED: nobody received it in time. TL_CANCELLED: tl_cancel, close, or the
+ * step ended. The status of tl_worker_abort_step.
+ * Ownership: the worker takes a reference of its own, and the completion comes only after the last one is put. */
+TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
+                              int64_t timeout_ns, struct tl_cq *cq, void *user_data, tl_op_id *ret_op,
+                              struct tl_error *ret_error) TL_MUST_USE;
+
+/* Receives from a peer what it offers as (key, step), or what it has published as key with a version of at least step,
+ * whichever is there first. The completion carries the tensor.
+ * Errors of the call: TL_INVALID_ARGUMENT: the key, or a destination that is read-only. TL_NOT_FOUND: no such peer.
+ * Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer. TL_CANCELLED: tl_cancel or close.
+ * TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape). TL_DATA_LOSS: the checksum does not
+ * fit, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait at the peer, or no memory here. The
+ * status of an aborted step, here or at the peer. TL_UNAVAILABLE is retried until the deadline, with the same request.
+ * Ownership: of the destination a reference is held until the completion. */
+TL_API enum tl_status tl_recv(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
+                              const struct tl_recv_options *options, int64_t timeout_ns, struct tl_cq *cq,
+                              void *user_data, tl_op_id *ret_op, struct tl_error *ret_error) TL_MUST_USE;
+
+/* The blocking forms. *ret_completion->status holds the result that is also returned. */
+TL_API enum tl_status tl_send_wait(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
+                                   int64_t timeout_ns, struct tl_error *ret_error) TL_MUST_USE;
+TL_API enum tl_status tl_recv_wait(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
+                                   const struct tl_recv_options *options, int64_t timeout_ns,
+                                   struct tl_completion *ret_completion, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Asks an operation to end; it completes with TL_CANCELLED unless something else was first.
+ * Errors: TL_NOT_FOUND: it is not open any more. */
+TL_API enum tl_status tl_cancel(struct tl_worker *worker, tl_op_id op) TL_MUST_USE;
+
+/* Publishes a tensor under a key, with step as its version, replacing what was published under it; transfers that run
+ * finish with the old bytes. The contents must not change until the tensor is replaced or withdrawn and its memory released.
+ * Errors: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory. Ownership: the worker takes a reference. */
+TL_API enum tl_status tl_publish(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
+                                 struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ends a publication; transfers that run finish. Errors: TL_NOT_FOUND: nothing is published under the key. */
+TL_API enum tl_status tl_withdraw(struct tl_worker *worker, const char *key, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Fails, with this code and message, everything that waits here for the step - sends, receives of this worker, and
+ * requests of peers - and whatever asks for it later, until tl_worker_end_step.
+ * Errors: TL_INVALID_ARGUMENT: status is TL_OK or no status, or the message is too long or not UTF-8. */
+TL_API enum tl_status tl_worker_abort_step(struct tl_worker *worker, uint64_t step, enum tl_status status,
+                                           const char *message, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ends a step: sends that nobody received complete with TL_CANCELLED and are counted, waiting receivers fail with
+ * TL_CANCELLED, the mark of an abort is removed. Returns in *ret_dropped_count (may be NULL) how many tensors were
+ * dropped. */
+TL_API enum tl_status tl_worker_end_step(struct tl_worker *worker, uint64_t step, uint64_t *ret_dropped_count,
+                                         struct tl_error *ret_error) TL_MUST_USE;
+
+/* ---------------------------------------------------------------------------------------------------- counters -- */
+
+/* Counters since open. Set size_bytes to sizeof(struct tl_worker_stats). */
+struct tl_worker_stats {
+    size_t size_bytes;
+    uint64_t tensors_sent;      /* over a transport, acknowledged or published */
+    uint64_t tensors_received;  /* over a transport */
+    uint64_t bytes_sent;        /* of tensors, handed to the transport */
+    uint64_t bytes_received;    /* of tensors, placed into destinations */
+    uint64_t bytes_copied_send; /* copied by the CPU on the sending side: small tensors only */
+    uint64_t frames_sent;       /* messages between workers */
+    uint64_t frames_received;
+    uint64_t requests_retried;   /* asked again after a broken connection */
+    uint64_t tensors_dropped;    /* sent, never received, dropped at the end of a step */
+    uint64_t waiting_receivers;  /* now: receives, local and remote, that wait for a tensor of this worker */
+    uint64_t held_tensors;       /* now: sent and not yet received */
+    uint64_t held_bytes;         /* now */
+    uint64_t published_tensors;  /* now */
+    uint64_t published_bytes;    /* now */
+    uint64_t open_operations;    /* now */
+    uint64_t protocol_errors;    /* connections ended because a peer broke the protocol */
+};
+
+/* Errors: TL_INVALID_ARGUMENT: size_bytes. */
+TL_API enum tl_status tl_worker_stats(struct tl_worker *worker, struct tl_worker_stats *ret_stats,
+                                      struct tl_error *ret_error) TL_MUST_USE;
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Tensors as the transports see them: meta-data and reference-counted bytes that a transport reads from or writes to.
+ *
+ * A tensor's bytes can have a guard: something to ask before each read, because the bytes may stop being readable (a
+ * mapped file that was truncated). A string tensor's bytes are its serialized form: for each element a little-endian
+ * 64-bit length, then the bytes of all elements in order.
+ */
+#ifndef TENSOR_TENSOR_H
+#define TENSOR_TENSOR_H
+
+#include <tensorlane/tensor.h>
+
+#include "tensor/meta_data.h"
+
+/* Asked before a range of the tensor is read. Errors: what the reader's peer is told. Thread: any. */
+typedef enum tl_status (*tl_tensor_guard_fn)(void *context, const void *data, uint64_t len_bytes,
+                                             struct tl_error *ret_error);
+
+/* The meta-data; valid as long as the caller's reference. */
+const struct tl_meta_data *tl_tensor_meta_data(const struct tl_tensor *tensor);
+
+/* Creates a tensor of this meta-data with memory of its own to receive into: plain, string (bytes undefined until
+ * tl_tensor_check_strings) or dead.
+ * Errors: as tl_meta_data_validate; TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_tensor_create_for(const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                                    struct tl_error *ret_error) TL_MUST_USE;
+
+/* Checks the serialized form of a string tensor that came from outside: the lengths add up to the bytes.
+ * Errors: TL_DATA_LOSS: they do not. TL_OK for every other dtype. */
+enum tl_status tl_tensor_check_strings(const struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;
+
+/* True when the bytes may be written by a transport. */
+bool tl_tensor_is_writable(const struct tl_tensor *tensor);
+
+/* Sets the guard; before the tensor is shared. */
+void tl_tensor_set_guard(struct tl_tensor *tensor, tl_tensor_guard_fn guard, void *context);
+
+/* Asks the guard about a range that is about to be read; TL_OK when there is no guard. The range must lie within the
+ * tensor. */
+enum tl_status tl_tensor_check_readable(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes,
+                                        struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Files of tensors: safetensors (many named tensors) and npy (one).
+ *
+ * Reading maps the file and gives tensors that lie in the mapping: nothing is copied, every offset is checked before
+ * use. Writing goes to a temporary file beside the target, in place, so that a transport can receive straight into it;
+ * the target appears, by rename, only when tl_tensor_writer_commit succeeds. A writer that is destroyed without commit leaves nothing.
+ */
+#ifndef TENSOR_TENSOR_FILE_H
+#define TENSOR_TENSOR_FILE_H
+
+#include <stddef.h>
+
+#include "tensor/tensor.h"
+
+struct tl_named_tensor {
+    char *name; /* UTF-8, NUL-terminated */
+    struct tl_tensor *tensor;
+};
+
+struct tl_tensor_list {
+    struct tl_named_tensor *items; /* [count], in file order */
+    size_t count;
+};
+
+/* Frees the names, puts the tensors, zeroes the list. A zeroed list is accepted. */
+void tl_tensor_list_fini(struct tl_tensor_list *list);
+
+/* Reads a safetensors file. Every tensor keeps the mapping alive and is guarded by tl_mapped_file_check.
+ * Errors: as tl_mapped_file_open; TL_INVALID_ARGUMENT naming path, tensor and what is wrong: truncated, header longer
+ * than 100 MB or than the file, not a JSON object, duplicate name, unknown dtype, rank above 16, offsets beyond the
+ * data or not in order, overlapping or leaving a hole, shape and bytes that disagree, name empty or not UTF-8. */
+enum tl_status tl_safetensors_read(const char *path, struct tl_tensor_list *ret_list,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+
+/* The same for bytes in memory, for tests and fuzzers: tensors are not created, only checked. `where` names the source
+ * in messages. */
+enum tl_status tl_safetensors_check(const void *data, uint64_t len_bytes, const char *where,
+                                    struct tl_error *ret_error) TL_MUST_USE;
+
+/* Reads a .npy file (versions 1 to 3, little-endian or single-byte dtypes, C order); the name is the file's without
+ * folder and ".npy".
+ * Errors: as tl_mapped_file_open; TL_INVALID_ARGUMENT naming path and what is wrong: bad magic or version, header
+ * longer than the file, not the three keys, unsupported dtype (object, structured, big-endian, strings), Fortran order
+ * with rank above 1, data shorter or longer than the shape says. */
+enum tl_status tl_npy_read(const char *path, struct tl_tensor_list *ret_list, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_npy_check(const void *data, uint64_t len_bytes, const char *where,
+                            struct tl_error *ret_error) TL_MUST_USE;
+
+/* Reads by what the file is: ".npy" is npy, anything else safetensors. */
+enum tl_status tl_tensor_file_read(const char *path, struct tl_tensor_list *ret_list,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+
+struct tl_tensor_writer;
+
+/* One tensor that is going to be written. */
+struct tl_tensor_slot {
+    const char *name;
+    struct tl_meta_data meta_data;
+};
+
+/* Starts a safetensors file at path: writes the header, allocates all disk space and maps the data.
+ * Errors: TL_INVALID_ARGUMENT: a name twice, a dtype safetensors cannot hold (STRING, C128, I4, U4), a dead tensor, or a
+ * packed tensor whose bits do not fill its bytes, naming the tensor. As tl_error_set_errno for the file: a full disk is
+ * TL_RESOURCE_EXHAUSTED and says how many bytes were needed. */
+enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
+                                            struct tl_tensor_writer **ret_writer,
+                                            struct tl_error *ret_error) TL_MUST_USE;
+
+/* Starts a folder of .npy files: NAME.npy each. The folder is made beside path and renamed; an existing path is
+ * refused with TL_ALREADY_EXISTS.
+ * Errors: TL_INVALID_ARGUMENT: a name that is no file name ('/', a leading '.', longer than 251 bytes), twice, or a
+ * dtype npy cannot hold (all that NumPy itself does not have), naming the tensor. The rest as above. */
+enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
+                                    struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
+
+/* The writable tensor of slot i, lying in the file; one reference for the caller, which must be put before commit. */
+struct tl_tensor *tl_tensor_writer_destination(struct tl_tensor_writer *writer, size_t index);
+
+/* Makes the file durable and visible: sync, then rename.
+ * Errors: as tl_error_set_errno, naming the path; nothing is left behind after tl_tensor_writer_destroy. */
+enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ends the writer, removing what was not committed. NULL is accepted. */
+void tl_tensor_writer_destroy(struct tl_tensor_writer *writer);
+
+/* Path of the temporary file or folder, for a signal handler that must remove it; NULL after commit. */
+const char *tl_tensor_writer_temporary_path(const struct tl_tensor_writer *writer);
+
+#endif
