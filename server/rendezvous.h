@@ -88,19 +88,6 @@ enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *k
 /* Ends all publications whose key matches the shell pattern; returns how many. */
 size_t tl_rendezvous_withdraw_matching(struct tl_rendezvous *table, const char *pattern);
 
-/* One published tensor in a listing; the strings and tensor live until tl_rendezvous_listing_fini. */
-struct tl_listed {
-    char *key;
-    uint64_t step;
-    uint64_t publication;
-    struct tl_meta_data meta_data;
-};
-
-struct tl_listing {
-    struct tl_listed *items; /* [count], sorted by key */
-    size_t count;
-};
-
 /* What is published, by pattern ("" or NULL: all). Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_rendezvous_list(struct tl_rendezvous *table, const char *pattern, struct tl_listing *ret_listing,
                                   struct tl_error *ret_error) TL_MUST_USE;

@@ -11,6 +11,7 @@
 #define TENSOR_TRANSFER_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "base/list.h"
@@ -45,6 +46,19 @@ struct tl_offer {
     bool is_one_shot;     /* must be acknowledged by its receiver */
 };
 
+/* One published tensor in a listing; the key lives as long as the listing. */
+struct tl_listed {
+    char *key;
+    uint64_t step;
+    uint64_t publication;
+    struct tl_meta_data meta_data;
+};
+
+struct tl_listing {
+    struct tl_listed *items; /* [count], sorted by key */
+    size_t count;
+};
+
 /* ------------------------------------------------------------------------------------------------------- fetch -- */
 
 struct tl_fetch;
@@ -65,7 +79,6 @@ struct tl_fetch {
     struct tl_request_id id;
     const char *key;
     uint64_t step;
-    int64_t deadline_ns; /* told to the owner; enforced by the starter */
     bool wants_checksum;
 
     /* Progress; survives a broken connection. Zero before the first start. */
@@ -119,18 +132,23 @@ struct tl_serve {
     const struct tl_identity *peer; /* valid as long as the serve */
     const char *key;                /* NUL-terminated, valid as long as the serve */
     uint64_t step;
-    int64_t deadline_ns; /* TL_TIME_NEVER: none */
-    void *source_state;  /* the source's */
+    void *source_state; /* the source's */
+};
+
+/* How a serve ended. */
+enum tl_serve_end {
+    TL_SERVE_RECEIVED,  /* the asker has the whole tensor, or a status */
+    TL_SERVE_CANCELLED, /* the asker has given up and will not ask again */
+    TL_SERVE_BROKEN,    /* the asker is out of reach and may come back with the same id */
 };
 
 /* Where transports find tensors: implemented by the worker. Thread: the transport's. */
 struct tl_source_ops {
     /* A peer asks. Answered by serve->ops->reply, now or later. */
     void (*request)(void *source, struct tl_serve *serve);
-    /* The asker has gone or given up, or the transport has ended with the serve; after this nobody uses it. With
-     * is_cancelled the asker said that it will not ask again; otherwise it may come back with the same id. */
-    void (*closed)(void *source, struct tl_serve *serve, bool is_cancelled);
-    /* The asker has received the whole tensor. The serve itself may be long gone. */
+    /* The serve is over, exactly once; replied to or not. Afterwards the transport frees it. */
+    void (*closed)(void *source, struct tl_serve *serve, enum tl_serve_end end);
+    /* The asker says (again) that it has received a tensor whose serve is long gone. */
     void (*received)(void *source, const struct tl_request_id *id);
 };
 

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The control loop over a gRPC completion queue.
+ *
+ * To wake a sleeping owner, an empty batch is started on a call that exists for nothing else (on a lame channel): gRPC
+ * puts its tag into the queue immediately and allows that from any thread.
+ */
+#include "control/loop.h"
+
+#include <grpc/grpc.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "control/tag.h"
+
+/* Events handled before what was deferred runs: bounds how long a small answer waits for company. */
+#define EVENTS_PER_ROUND 64
+
+struct tl_loop {
+    grpc_completion_queue *cq;
+    grpc_channel *wake_channel;
+    grpc_call *wake_call;
+    struct tl_tag wake_tag;
+    struct tl_mailbox mailbox;
+    struct tl_timers timers;
+    struct tl_list deferred;
+};
+
+static void wake_complete(struct tl_tag *tag, bool is_ok)
+{
+    (void)tag;
+    (void)is_ok;
+}
+
+enum tl_status tl_loop_create(struct tl_loop **ret_loop, struct tl_error *ret_error)
+{
+    struct tl_loop *loop = calloc(1, sizeof(*loop));
+    if (loop == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the control loop");
+    grpc_init();
+    loop->cq = grpc_completion_queue_create_for_next(NULL);
+    loop->wake_channel = grpc_lame_client_channel_create("wake", GRPC_STATUS_UNAVAILABLE, "wake");
+    loop->wake_call = grpc_channel_create_call(loop->wake_channel, NULL, GRPC_PROPAGATE_DEFAULTS, loop->cq,
+                                               grpc_slice_from_static_string("/wake"), NULL,
+                                               gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+    TL_CHECK(loop->wake_call != NULL);
+    tl_tag_init(&loop->wake_tag, wake_complete);
+    tl_mailbox_init(&loop->mailbox);
+    tl_timers_init(&loop->timers);
+    tl_list_init(&loop->deferred);
+    *ret_loop = loop;
+    return TL_OK;
+}
+
+void tl_loop_destroy(struct tl_loop *loop)
+{
+    if (loop == NULL) return;
+    grpc_call_unref(loop->wake_call);
+    grpc_channel_destroy(loop->wake_channel);
+    grpc_completion_queue_shutdown(loop->cq);
+    grpc_event event;
+    do {
+        event = grpc_completion_queue_next(loop->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
+        TL_CHECK(event.type == GRPC_QUEUE_SHUTDOWN || event.tag == &loop->wake_tag);
+    } while (event.type != GRPC_QUEUE_SHUTDOWN);
+    grpc_completion_queue_destroy(loop->cq);
+    tl_mailbox_fini(&loop->mailbox);
+    tl_timers_fini(&loop->timers);
+    grpc_shutdown();
+    free(loop);
+}
+
+grpc_completion_queue *tl_loop_cq(struct tl_loop *loop)
+{
+    return loop->cq;
+}
+
+struct tl_timers *tl_loop_timers(struct tl_loop *loop)
+{
+    return &loop->timers;
+}
+
+void tl_loop_wake(struct tl_loop *loop)
+{
+    grpc_call_error error = grpc_call_start_batch(loop->wake_call, NULL, 0, &loop->wake_tag, NULL);
+    TL_CHECK(error == GRPC_CALL_OK);
+}
+
+void tl_loop_post(struct tl_loop *loop, struct tl_letter *letter)
+{
+    if (tl_mailbox_post(&loop->mailbox, letter)) tl_loop_wake(loop);
+}
+
+void tl_loop_defer(struct tl_loop *loop, struct tl_letter *letter)
+{
+    tl_list_push_back(&loop->deferred, &letter->link);
+}
+
+static bool run_deferred(struct tl_loop *loop)
+{
+    struct tl_list batch;
+    tl_list_init(&batch);
+    tl_list_splice_back(&batch, &loop->deferred);
+    bool was_any = !tl_list_is_empty(&batch);
+    struct tl_list *link;
+    while ((link = tl_list_pop_front(&batch)) != NULL) {
+        struct tl_letter *letter = TL_CONTAINER_OF(link, struct tl_letter, link);
+        letter->deliver(letter);
+    }
+    return was_any;
+}
+
+/* Handles events that are there; the first one is waited for until deadline_ns. */
+static unsigned handle_events(struct tl_loop *loop, int64_t deadline_ns)
+{
+    unsigned count = 0;
+    while (count < EVENTS_PER_ROUND) {
+        grpc_event event =
+            grpc_completion_queue_next(loop->cq, tl_deadline_to_gpr(count == 0 ? deadline_ns : 0), NULL);
+        if (event.type != GRPC_OP_COMPLETE) break;
+        struct tl_tag *tag = event.tag;
+        TL_CHECK(tag->magic == TL_TAG_MAGIC);
+        tag->complete(tag, event.success != 0);
+        count++;
+    }
+    return count;
+}
+
+static unsigned run_letters_and_timers(struct tl_loop *loop)
+{
+    unsigned count = tl_mailbox_deliver(&loop->mailbox);
+    if (tl_timers_next_due_ns(&loop->timers) != TL_TIME_NEVER) {
+        count += tl_timers_fire_due(&loop->timers, tl_clock_now_ns());
+    }
+    return count;
+}
+
+bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns)
+{
+    bool did_work = run_letters_and_timers(loop) > 0;
+    did_work |= run_deferred(loop);
+    int64_t wait_until_ns = 0;
+    bool may_sleep = !did_work && tl_list_is_empty(&loop->deferred) && tl_mailbox_prepare_sleep(&loop->mailbox);
+    if (may_sleep) {
+        int64_t due_ns = tl_timers_next_due_ns(&loop->timers);
+        wait_until_ns = due_ns < deadline_ns ? due_ns : deadline_ns;
+    }
+    did_work |= handle_events(loop, wait_until_ns) > 0;
+    if (may_sleep) tl_mailbox_end_sleep(&loop->mailbox);
+    did_work |= run_letters_and_timers(loop) > 0;
+    did_work |= run_deferred(loop);
+    return did_work;
+}

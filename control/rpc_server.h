@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The gRPC server: methods, a port, and an end that forgets nobody.
+ *
+ * Happy path: create, add methods, listen, start; each accepted call becomes a stream given to its method; stop refuses
+ * new calls, waits for the running ones until the deadline, cancels what is left, then calls back; destroy.
+ * A call to a method that was not added is answered with UNIMPLEMENTED.
+ */
+#ifndef CONTROL_RPC_SERVER_H
+#define CONTROL_RPC_SERVER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "control/stream.h"
+
+struct tl_rpc_server;
+
+struct tl_rpc_server_options {
+    int64_t keepalive_ns;
+    int64_t keepalive_timeout_ns;
+    int64_t handshake_timeout_ns;  /* for a connection to say its first words */
+    uint64_t max_message_bytes;    /* received */
+    uint64_t max_calls;            /* open at a time over all connections; more are refused RESOURCE_EXHAUSTED */
+};
+
+/* A new call: set owner and events of the stream, read from it. */
+typedef void (*tl_accept_fn)(void *context, struct tl_stream *stream);
+
+enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_server_options *options,
+                                    struct tl_rpc_server **ret_server, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Before start. method is a static string "/package.Service/Method". */
+enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
+                                        void *context, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Binds "host:port" (port 0: any) and starts. Errors: TL_ALREADY_EXISTS: the address is in use. TL_UNAVAILABLE: it
+ * cannot be bound, naming it and why. */
+enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *address, uint16_t *ret_port,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+
+/* Refuses new calls, gives the running ones until deadline_ns, cancels the rest; stopped is called once, when no call
+ * is left. Only after start. */
+void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void (*stopped)(void *context),
+                        void *context);
+
+/* Stopped or never started. NULL is accepted. */
+void tl_rpc_server_destroy(struct tl_rpc_server *server);
+
+#endif
