@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Calls to any worker, or any gRPC server, for tools: who are you, how are you, what do you publish.
+ *
+ * Each function is one call with one deadline and blocks until its end; it runs a loop of its own, so any thread may
+ * call it, also several at a time.
+ */
+#ifndef CONTROL_CLIENT_H
+#define CONTROL_CLIENT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "tensor/transfer.h"
+
+/* What a worker says of itself. Strings are never NULL after a successful call. */
+struct tl_transport_state {
+    char *name;
+    bool is_available;
+    char *reason;
+};
+
+struct tl_peer_description {
+    char *name;
+    char *state; /* "idle", "connecting", "up", "down" */
+    char *transport;
+    char *reason;
+    uint64_t incarnation;
+};
+
+struct tl_counter {
+    char *name;
+    uint64_t value;
+};
+
+struct tl_description {
+    char *job; /* "" for a client */
+    uint32_t task;
+    uint64_t incarnation;
+    char *software_version;
+    uint32_t protocol_version;
+    bool is_serving;
+    uint64_t uptime_ns;
+    struct tl_transport_state *transports; /* [transport_count] */
+    size_t transport_count;
+    struct tl_peer_description *peers; /* [peer_count] */
+    size_t peer_count;
+    struct tl_counter *counters; /* [counter_count] */
+    size_t counter_count;
+};
+
+/* Frees everything in it and zeroes it. A zeroed one is accepted. */
+void tl_description_fini(struct tl_description *description);
+
+/* How far a call came, for messages that help. */
+enum tl_call_stage {
+    TL_CALL_RESOLVE = 0, /* the name could not be resolved */
+    TL_CALL_CONNECT = 1, /* TCP: refused, unreachable, timed out */
+    TL_CALL_HTTP2 = 2,   /* connected, but what answers does not speak HTTP/2 */
+    TL_CALL_RPC = 3,     /* the call was made; its status is the result */
+};
+
+struct tl_call_options {
+    const char *address;        /* "host:port" */
+    int64_t connect_timeout_ns; /* for name, TCP and HTTP/2 together */
+    int64_t rpc_timeout_ns;     /* for the call, once connected */
+    const char *user_agent;     /* NULL: the library's */
+};
+
+/* Errors, for all of them: TL_UNAVAILABLE with *ret_stage below TL_CALL_RPC: not reached, the message tells which
+ * address, what happened and what to check. TL_DEADLINE_EXCEEDED: within rpc_timeout_ns. Else the status of the call.
+ * ret_stage may be NULL and is set on success too. */
+enum tl_status tl_client_identify(const struct tl_call_options *options, struct tl_description *ret_description,
+                                  enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
+
+/* grpc.health.v1.Health/Check; *ret_health is the number that was answered (enum tl_health). */
+enum tl_status tl_client_check_health(const struct tl_call_options *options, const char *service, int *ret_health,
+                                      enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ownership of *ret_listing: tl_listing_fini. */
+enum tl_status tl_client_list(const struct tl_call_options *options, const char *pattern,
+                              struct tl_listing *ret_listing, enum tl_call_stage *ret_stage,
+                              struct tl_error *ret_error) TL_MUST_USE;
+
+enum tl_status tl_client_withdraw(const struct tl_call_options *options, const char *pattern, uint64_t *ret_count,
+                                  enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Publishes a tensor on the worker. The bytes are sent from the tensor's memory in pieces of chunk_bytes, with a
+ * checksum. progress (may be NULL) is called on this thread with the bytes sent since the last call. rpc_timeout_ns
+ * counts from the last progress. */
+enum tl_status tl_client_publish(const struct tl_call_options *options, const char *key, uint64_t step,
+                                 struct tl_tensor *tensor, uint64_t chunk_bytes,
+                                 void (*progress)(void *context, uint64_t bytes), void *progress_context,
+                                 enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The control plane of one worker: gRPC server and clients. The one header that this folder shows to server/.
+ *
+ * Happy path: tl_control_create on a loop, with who we are and with the handlers that know the tensors; tl_control_start
+ * listens; peers' links arrive through handlers->link_up, our own are made with tl_link_open (control/link.h);
+ * tl_control_stop drains; tl_control_destroy.
+ *
+ * Services: tensorlane.v1.Transfer and Cluster, grpc.health.v1.Health, grpc.reflection.v1 and v1alpha.
+ *
+ * Thread: the loop's owner, for everything; all handlers are called on it.
+ */
+#ifndef CONTROL_CONTROL_H
+#define CONTROL_CONTROL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "control/client.h"
+#include "control/link.h"
+#include "control/loop.h"
+#include "tensor/transfer.h"
+
+struct tl_control;
+
+/* As in grpc.health.v1. */
+enum tl_health {
+    TL_HEALTH_UNKNOWN = 0,
+    TL_HEALTH_SERVING = 1,
+    TL_HEALTH_NOT_SERVING = 2,
+    TL_HEALTH_SERVICE_UNKNOWN = 3,
+};
+
+/* What the worker answers for the services. `worker` is options.worker. */
+struct tl_control_handlers {
+    struct tl_source_ops source; /* requests for tensors; its `source` is `worker` */
+
+    /* A peer has opened a link and said who it is; set its events with tl_link_set_events now. */
+    void (*link_up)(void *worker, struct tl_link *link);
+
+    /* A client wants to publish a tensor of this meta-data: errors refuse it before any memory is taken. */
+    enum tl_status (*admit)(void *worker, const struct tl_identity *client, const char *key,
+                            const struct tl_meta_data *meta_data, struct tl_error *ret_error);
+    /* Its bytes are complete and checked; the callee takes a reference of its own. Called exactly once for each admit
+     * that succeeded: with tensor NULL when the client broke off. */
+    enum tl_status (*publish)(void *worker, const struct tl_identity *client, const char *key, uint64_t step,
+                              const struct tl_meta_data *meta_data, struct tl_tensor *tensor,
+                              uint64_t *ret_publication, struct tl_error *ret_error);
+    uint64_t (*withdraw)(void *worker, const struct tl_identity *client, const char *pattern);
+    /* Ownership of *ret_listing: freed with tl_listing_fini. */
+    enum tl_status (*list)(void *worker, const char *pattern, struct tl_listing *ret_listing,
+                           struct tl_error *ret_error);
+    /* Fills a zeroed description; freed with tl_description_fini. */
+    enum tl_status (*describe)(void *worker, struct tl_description *ret_description, struct tl_error *ret_error);
+};
+
+struct tl_control_options {
+    struct tl_identity self; /* name "" for a client */
+    uint64_t chunk_bytes;    /* largest piece of a tensor in one message */
+    uint64_t inflight_bytes; /* of tensors being sent over one link at a time */
+    uint64_t max_calls;
+    int64_t connect_timeout_ns;
+    int64_t request_timeout_ns; /* for a call of a foreign client to make progress */
+    int64_t keepalive_ns;
+    int64_t keepalive_timeout_ns;
+    const struct tl_control_handlers *handlers;
+    void *worker;
+};
+
+/* Counters of all links since create. */
+struct tl_control_stats {
+    uint64_t tensors_sent;
+    uint64_t tensors_received;
+    uint64_t bytes_sent;
+    uint64_t bytes_received;
+    uint64_t bytes_copied_send;
+    uint64_t frames_sent;
+    uint64_t frames_received;
+    uint64_t protocol_errors;
+    uint64_t late_chunks; /* pieces of requests that were already given up */
+};
+
+enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_options *options,
+                                 struct tl_control **ret_control, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Listens on "host:port". Errors: as tl_rpc_server_start. Not called for a client. */
+enum tl_status tl_control_start(struct tl_control *control, const char *address, uint16_t *ret_port,
+                                struct tl_error *ret_error) TL_MUST_USE;
+
+/* Tells health watchers and checks: a service by name, "" for the whole worker. */
+void tl_control_set_health(struct tl_control *control, const char *service, enum tl_health health);
+
+/* Stops listening and ends all links and calls: at once when they are idle, else when they have finished, at deadline_ns
+ * at the latest. stopped is called once, when nothing of them is left. */
+void tl_control_stop(struct tl_control *control, int64_t deadline_ns, void (*stopped)(void *context), void *context);
+
+/* Stopped. NULL is accepted. */
+void tl_control_destroy(struct tl_control *control);
+
+void tl_control_get_stats(const struct tl_control *control, struct tl_control_stats *ret_stats);
+
+void tl_listing_fini(struct tl_listing *listing);
+
+#endif

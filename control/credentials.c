@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "control/credentials.h"
+
+#include <stddef.h>
+
+#include <tensorlane/version.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+
+grpc_server_credentials *tl_credentials_for_server(void)
+{
+    return grpc_insecure_server_credentials_create();
+}
+
+static int to_ms(int64_t ns)
+{
+    int64_t ms = ns / TL_NS_PER_MS;
+    return ms > INT32_MAX ? INT32_MAX : (int)ms;
+}
+
+static grpc_arg integer_arg(const char *key, int value)
+{
+    grpc_arg arg = {.type = GRPC_ARG_INTEGER, .key = (char *)key};
+    arg.value.integer = value;
+    return arg;
+}
+
+grpc_channel *tl_channel_create(const char *address, const struct tl_channel_options *options)
+{
+    grpc_arg user_agent = {.type = GRPC_ARG_STRING, .key = (char *)GRPC_ARG_PRIMARY_USER_AGENT_STRING};
+    user_agent.value.string = (char *)(options->user_agent != NULL ? options->user_agent : "tensorlane/" TL_VERSION);
+    grpc_arg args[] = {
+        user_agent,
+        integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
+        integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, to_ms(options->keepalive_ns)),
+        integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, to_ms(options->keepalive_timeout_ns)),
+        integer_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0),
+        integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        integer_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
+        integer_arg(GRPC_ARG_ENABLE_RETRIES, 0),
+        integer_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
+        integer_arg(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
+        integer_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, to_ms(options->connect_timeout_ns)),
+        integer_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
+        integer_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
+        integer_arg("grpc.http2.max_frame_size", 4 * 1024 * 1024),
+    };
+    grpc_channel_args channel_args = {.num_args = TL_ARRAY_COUNT(args), .args = args};
+    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
+    grpc_channel *channel = grpc_channel_create(address, credentials, &channel_args);
+    grpc_channel_credentials_release(credentials);
+    return channel;
+}

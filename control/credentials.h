@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The one place where credentials and channels are made, so that transport security has one home. */
+#ifndef CONTROL_CREDENTIALS_H
+#define CONTROL_CREDENTIALS_H
+
+#include <grpc/grpc.h>
+#include <grpc/grpc_security.h>
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+
+/* Credentials that a server proves itself with. Released with grpc_server_credentials_release. */
+grpc_server_credentials *tl_credentials_for_server(void);
+
+struct tl_channel_options {
+    int64_t keepalive_ns;         /* quiet time after which the connection is probed; TL_TIME_NEVER: never */
+    int64_t keepalive_timeout_ns; /* time to answer the probe */
+    int64_t connect_timeout_ns;   /* for one attempt */
+    uint64_t max_message_bytes;   /* received */
+    const char *user_agent;       /* NULL: the library's */
+};
+
+/* A channel of its own (one TCP connection, shared with no other) to "host:port". Never NULL; what is wrong with the
+ * address shows in the calls. Destroyed with grpc_channel_destroy. */
+grpc_channel *tl_channel_create(const char *address, const struct tl_channel_options *options);
+
+#endif

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the files of this folder share: the control object and the services that are added to its server. */
+#ifndef CONTROL_INTERNAL_H
+#define CONTROL_INTERNAL_H
+
+#include "base/list.h"
+#include "control/control.h"
+#include "control/rpc_server.h"
+
+#define TL_PROTOCOL_VERSION 1
+
+struct tl_health_service;
+
+struct tl_control {
+    struct tl_loop *loop;
+    struct tl_control_options options;
+    struct tl_rpc_server *server; /* NULL: a client */
+    struct tl_health_service *health;
+    struct tl_list links; /* all, of both sides */
+    struct tl_control_stats stats;
+    bool is_stopping;
+    bool is_server_stopped;
+    void (*stopped)(void *context);
+    void *stopped_context;
+};
+
+/* Largest message that is ever received: a chunk and what stands before it. */
+#define TL_MAX_FRAME_HEAD_BYTES (256 * 1024)
+static inline uint64_t tl_control_max_message_bytes(const struct tl_control_options *options)
+{
+    return options->chunk_bytes > 16 * 1024 * 1024 ? options->chunk_bytes + TL_MAX_FRAME_HEAD_BYTES
+                                                   : 16 * 1024 * 1024 + TL_MAX_FRAME_HEAD_BYTES;
+}
+
+/* Each adds the methods of one service to control->server before it starts. */
+enum tl_status tl_link_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_transfer_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_cluster_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_reflection_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
+
+/* The health service keeps state: the health of each service name and the calls that watch. */
+enum tl_status tl_health_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
+void tl_health_service_set(struct tl_health_service *service, const char *name, enum tl_health health);
+/* Ends all Watch calls, as a server that stops must. */
+void tl_health_service_stop(struct tl_health_service *service);
+void tl_health_service_destroy(struct tl_health_service *service); /* NULL is accepted */
+
+/* The end of links at stop (control/link.c): drains them all; tl_control_link_gone is called as each goes. */
+void tl_links_drain(struct tl_control *control);
+void tl_links_close(struct tl_control *control, const struct tl_error *reason);
+void tl_control_link_gone(struct tl_control *control);
+
+#endif

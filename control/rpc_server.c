@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The gRPC server.
+ *
+ * For each method, and for calls of no method, a few requests for calls ("slots") are outstanding with gRPC at all
+ * times; a slot that was answered is armed again before the call is handed on. A server without an outstanding request
+ * for unknown methods would leave such calls unanswered for ever.
+ *
+ * Order of the end: shutdown_and_notify (new calls are refused, slots come back unanswered), the deadline cancels the calls that are
+ * left, and stopped is called when the notification, all slots and all streams are back. Only then may the server be
+ * destroyed.
+ */
+#include "control/rpc_server.h"
+
+#include <errno.h>
+#include <grpc/grpc_security.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/credentials.h"
+#include "control/stream_hook.h"
+#include "control/tag.h"
+
+#define SLOTS_PER_METHOD 8
+#define MAX_METHODS 24
+#define MAX_METADATA_BYTES 16384
+#define MAX_CALLS_PER_CONNECTION 4096
+
+struct method {
+    struct tl_rpc_server *server;
+    const char *name;       /* NULL: every method that was not added */
+    void *registration;     /* gRPC's */
+    tl_accept_fn accept;
+    void *context;
+};
+
+struct slot {
+    struct tl_tag tag;
+    struct method *method;
+    grpc_call *call;
+    grpc_call_details details; /* only of the method without name */
+    grpc_metadata_array metadata;
+    gpr_timespec deadline;
+};
+
+struct tl_rpc_server {
+    struct tl_loop *loop;
+    grpc_server *server;
+    struct tl_rpc_server_options options;
+    struct method methods[MAX_METHODS];
+    size_t method_count;
+    struct slot slots[MAX_METHODS * SLOTS_PER_METHOD];
+    unsigned armed_slots;
+    uint64_t open_calls;
+    bool is_started;
+    bool is_stopping;
+    bool is_notified;
+    struct tl_tag notify_tag;
+    struct tl_timer stop_timer;
+    void (*stopped)(void *context);
+    void *stopped_context;
+};
+
+static void maybe_stopped(struct tl_rpc_server *server)
+{
+    if (!server->is_notified || server->armed_slots > 0 || server->open_calls > 0) return;
+    tl_timers_disarm(tl_loop_timers(server->loop), &server->stop_timer);
+    if (server->stopped == NULL) return;
+    void (*stopped)(void *) = server->stopped;
+    server->stopped = NULL;
+    stopped(server->stopped_context);
+}
+
+static void call_ended(void *context)
+{
+    struct tl_rpc_server *server = context;
+    server->open_calls--;
+    maybe_stopped(server);
+}
+
+static void slot_arm(struct slot *slot)
+{
+    struct tl_rpc_server *server = slot->method->server;
+    grpc_completion_queue *cq = tl_loop_cq(server->loop);
+    grpc_metadata_array_init(&slot->metadata);
+    grpc_call_error error;
+    if (slot->method->name == NULL) {
+        grpc_call_details_init(&slot->details);
+        error = grpc_server_request_call(server->server, &slot->call, &slot->details, &slot->metadata, cq, cq,
+                                         &slot->tag);
+    } else {
+        error = grpc_server_request_registered_call(server->server, slot->method->registration, &slot->call,
+                                                    &slot->deadline, &slot->metadata, NULL, cq, cq, &slot->tag);
+    }
+    TL_CHECK(error == GRPC_CALL_OK);
+    server->armed_slots++;
+}
+
+/* Hands a call on, or refuses it. */
+static void dispatch(struct method *method, grpc_call *call)
+{
+    struct tl_rpc_server *server = method->server;
+    struct tl_stream *stream;
+    if (tl_stream_accept(server->loop, call, NULL, NULL, &stream, NULL) != TL_OK) return;
+    tl_stream_set_end_hook(stream, call_ended, server);
+    server->open_calls++;
+    struct tl_error refusal;
+    if (method->name == NULL) {
+        tl_error_set(&refusal, TL_UNIMPLEMENTED, "no such method; see the server's reflection for those it has");
+        tl_stream_finish(stream, &refusal);
+    } else if (server->open_calls > server->options.max_calls) {
+        tl_error_set(&refusal, TL_RESOURCE_EXHAUSTED, "%llu calls are open already; raise limits.connections",
+                     (unsigned long long)server->options.max_calls);
+        tl_stream_finish(stream, &refusal);
+    } else {
+        method->accept(method->context, stream);
+    }
+}
+
+static void slot_complete(struct tl_tag *tag, bool is_ok)
+{
+    struct slot *slot = TL_CONTAINER_OF(tag, struct slot, tag);
+    struct tl_rpc_server *server = slot->method->server;
+    server->armed_slots--;
+    grpc_metadata_array_destroy(&slot->metadata);
+    if (slot->method->name == NULL) grpc_call_details_destroy(&slot->details);
+    if (!is_ok) {
+        maybe_stopped(server);
+        return;
+    }
+    grpc_call *call = slot->call;
+    slot->call = NULL;
+    if (!server->is_stopping) slot_arm(slot);
+    dispatch(slot->method, call);
+}
+
+static void notify_complete(struct tl_tag *tag, bool is_ok)
+{
+    (void)is_ok;
+    struct tl_rpc_server *server = TL_CONTAINER_OF(tag, struct tl_rpc_server, notify_tag);
+    server->is_notified = true;
+    maybe_stopped(server);
+}
+
+static void stop_timer_fire(struct tl_timer *timer)
+{
+    struct tl_rpc_server *server = TL_CONTAINER_OF(timer, struct tl_rpc_server, stop_timer);
+    TL_LOG_AT_WARN("cancelling the calls that are still open", TL_U64("calls", server->open_calls));
+    grpc_server_cancel_all_calls(server->server);
+}
+
+static int to_ms(int64_t ns)
+{
+    int64_t ms = ns / TL_NS_PER_MS;
+    return ms > INT32_MAX ? INT32_MAX : (int)ms;
+}
+
+static grpc_arg integer_arg(const char *key, int value)
+{
+    grpc_arg arg = {.type = GRPC_ARG_INTEGER, .key = (char *)key};
+    arg.value.integer = value;
+    return arg;
+}
+
+enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_server_options *options,
+                                    struct tl_rpc_server **ret_server, struct tl_error *ret_error)
+{
+    struct tl_rpc_server *server = calloc(1, sizeof(*server));
+    if (server == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the server");
+    server->loop = loop;
+    server->options = *options;
+    tl_tag_init(&server->notify_tag, notify_complete);
+    server->stop_timer.fire = stop_timer_fire;
+    grpc_arg args[] = {
+        integer_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
+        integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
+        integer_arg(GRPC_ARG_MAX_METADATA_SIZE, MAX_METADATA_BYTES),
+        integer_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_CALLS_PER_CONNECTION),
+        integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, to_ms(options->keepalive_ns)),
+        integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, to_ms(options->keepalive_timeout_ns)),
+        integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        integer_arg("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        integer_arg("grpc.server_handshake_timeout_ms", to_ms(options->handshake_timeout_ns)),
+        integer_arg("grpc.http2.max_frame_size", 4 * 1024 * 1024),
+    };
+    grpc_channel_args channel_args = {.num_args = TL_ARRAY_COUNT(args), .args = args};
+    server->server = grpc_server_create(&channel_args, NULL);
+    grpc_server_register_completion_queue(server->server, tl_loop_cq(loop), NULL);
+    *ret_server = server;
+    return TL_OK;
+}
+
+enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
+                                        void *context, struct tl_error *ret_error)
+{
+    TL_CHECK(!server->is_started && server->method_count < MAX_METHODS);
+    void *registration = NULL;
+    if (method != NULL) {
+        registration = grpc_server_register_method(server->server, method, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
+        if (registration == NULL) return tl_error_set(ret_error, TL_ALREADY_EXISTS, "method %s is added twice", method);
+    }
+    server->methods[server->method_count++] = (struct method){
+        .server = server, .name = method, .registration = registration, .accept = accept, .context = context};
+    return TL_OK;
+}
+
+/* Tries to bind every address that the text stands for, to learn why gRPC would fail. */
+static enum tl_status check_bindable(const char *address, struct tl_error *ret_error)
+{
+    char host[256];
+    const char *colon = strrchr(address, ':');
+    size_t host_len = colon != NULL ? (size_t)(colon - address) : strlen(address);
+    if (host_len >= sizeof(host)) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: host too long", address);
+    memcpy(host, address, host_len);
+    host[host_len] = '\0';
+    char *bare = host;
+    if (host[0] == '[' && host_len > 1) {
+        host[host_len - 1] = '\0';
+        bare = host + 1;
+    }
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    struct addrinfo *found = NULL;
+    int failure = getaddrinfo(bare, colon != NULL ? colon + 1 : "0", &hints, &found);
+    if (failure != 0) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "cannot listen on %s: %s; check the name in the configuration",
+                            address, gai_strerror(failure));
+    }
+    int error_number = 0;
+    for (struct addrinfo *item = found; item != NULL && error_number == 0; item = item->ai_next) {
+        int fd = socket(item->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd < 0) continue;
+        int on = 1;
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+        if (item->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
+        if (bind(fd, item->ai_addr, item->ai_addrlen) != 0 || listen(fd, 1) != 0) error_number = errno;
+        close(fd);
+    }
+    freeaddrinfo(found);
+    if (error_number == EADDRINUSE) {
+        return tl_error_set(ret_error, TL_ALREADY_EXISTS,
+                            "cannot listen on %s: another process uses the address; stop it or change the port",
+                            address);
+    }
+    if (error_number != 0) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE,
+                            "cannot listen on %s: %s; is it an address of this machine? \"listen\" in the "
+                            "configuration can differ from the address that peers dial",
+                            address, strerror(error_number));
+    }
+    return TL_OK;
+}
+
+enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *address, uint16_t *ret_port,
+                                   struct tl_error *ret_error)
+{
+    TL_CHECK(!server->is_started);
+    enum tl_status status = check_bindable(address, ret_error);
+    if (status != TL_OK) return status;
+    grpc_server_credentials *credentials = tl_credentials_for_server();
+    int port = grpc_server_add_http2_port(server->server, address, credentials);
+    grpc_server_credentials_release(credentials);
+    if (port <= 0) return tl_error_set(ret_error, TL_UNAVAILABLE, "gRPC cannot listen on %s", address);
+    status = tl_rpc_server_add_method(server, NULL, NULL, NULL, ret_error);
+    if (status != TL_OK) return status;
+    grpc_server_start(server->server);
+    server->is_started = true;
+    for (size_t m = 0; m < server->method_count; m++) {
+        for (size_t s = 0; s < SLOTS_PER_METHOD; s++) {
+            struct slot *slot = &server->slots[m * SLOTS_PER_METHOD + s];
+            slot->method = &server->methods[m];
+            tl_tag_init(&slot->tag, slot_complete);
+            slot_arm(slot);
+        }
+    }
+    *ret_port = (uint16_t)port;
+    return TL_OK;
+}
+
+void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void (*stopped)(void *context),
+                        void *context)
+{
+    TL_CHECK(server->is_started && !server->is_stopping);
+    server->is_stopping = true;
+    server->stopped = stopped;
+    server->stopped_context = context;
+    if (tl_timers_arm(tl_loop_timers(server->loop), &server->stop_timer, deadline_ns) != TL_OK) {
+        grpc_server_cancel_all_calls(server->server);
+    }
+    grpc_server_shutdown_and_notify(server->server, tl_loop_cq(server->loop), &server->notify_tag);
+}
+
+void tl_rpc_server_destroy(struct tl_rpc_server *server)
+{
+    if (server == NULL) return;
+    TL_CHECK(!server->is_started || (server->is_notified && server->open_calls == 0));
+    tl_timers_disarm(tl_loop_timers(server->loop), &server->stop_timer);
+    grpc_server_destroy(server->server);
+    free(server);
+}
