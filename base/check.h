@@ -6,6 +6,8 @@
 #ifndef BASE_CHECK_H
 #define BASE_CHECK_H
 
+#include <stddef.h>
+
 #define TL_CHECK(condition)                                                                                            \
     do {                                                                                                               \
         if (__builtin_expect(!(condition), 0)) tl_check_failed(__FILE__, __LINE__, #condition);                        \

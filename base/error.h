@@ -12,9 +12,10 @@
 enum tl_status tl_error_set(struct tl_error *ret_error, enum tl_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* The same with errno's text and a code that fits it appended: ENOENT NOT_FOUND, EACCES/EPERM PERMISSION_DENIED,
- * ENOMEM/ENOSPC/EMFILE/ENFILE/EDQUOT RESOURCE_EXHAUSTED, EEXIST ALREADY_EXISTS, ETIMEDOUT DEADLINE_EXCEEDED,
- * EINVAL INVALID_ARGUMENT, ECONNREFUSED and the like UNAVAILABLE, everything else INTERNAL. */
+/* The same with errno's text and a code that fits it appended: ENOENT/ENOTDIR NOT_FOUND, EACCES/EPERM/EROFS
+ * PERMISSION_DENIED, ENOMEM/ENOSPC/EMFILE/ENFILE/EDQUOT/EFBIG/ENOBUFS RESOURCE_EXHAUSTED, EEXIST ALREADY_EXISTS,
+ * ETIMEDOUT DEADLINE_EXCEEDED, EINVAL/EISDIR/ELOOP/ENAMETOOLONG INVALID_ARGUMENT, ECONNREFUSED and the like
+ * UNAVAILABLE, everything else INTERNAL. */
 enum tl_status tl_error_set_errno(struct tl_error *ret_error, int error_number, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -77,8 +77,7 @@ static inline void tl_list_splice_back(struct tl_list *to, struct tl_list *from)
     tl_list_init(from);
 }
 
-#define TL_LIST_FOREACH(head, node)                                                                                    \
-    for (struct tl_list *node = (head)->next; (node) != (head); (node) = (node)->next)
+#define TL_LIST_FOREACH(head, node) for (struct tl_list *node = (head)->next; (node) != (head); (node) = (node)->next)
 
 /* The body may take node out of the list. */
 #define TL_LIST_FOREACH_SAFE(head, node)                                                                               \

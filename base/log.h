@@ -6,7 +6,8 @@
  *     -> ts=2026-01-02T03:04:05.678Z level=info msg="worker ready" address=127.0.0.1:4000 incarnation=77
  *
  * Values are escaped; control characters and invalid UTF-8 never reach the terminal. A line is one write(2); a full
- * disk or closed stderr loses the line, never the process. No secrets (keys, tokens, rkeys), no line per tensor at info.
+ * disk or closed stderr loses the line, never the process. No secrets (keys, tokens, rkeys), no line per tensor at
+ * info.
  */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H

@@ -23,7 +23,7 @@ struct tl_timers {
 
 void tl_timers_init(struct tl_timers *timers);
 
-/* Armed timers are forgotten, not fired. */
+/* Armed timers are disarmed, not fired. */
 void tl_timers_fini(struct tl_timers *timers);
 
 /* Arms the timer, or moves it when it is armed; due at TL_TIME_NEVER disarms it. A zeroed timer with fire set is valid.
@@ -33,7 +33,8 @@ enum tl_status tl_timers_arm(struct tl_timers *timers, struct tl_timer *timer, i
 /* Disarms the timer if it is armed. */
 void tl_timers_disarm(struct tl_timers *timers, struct tl_timer *timer);
 
-/* Fires every timer due at now_ns, earliest first; returns how many. Timers may be armed and disarmed from fire. */
+/* Fires every timer due at now_ns, earliest first; returns how many. Timers may be armed and disarmed from fire; one
+ * that is armed there for a time that has come may have to wait for the next call. */
 unsigned tl_timers_fire_due(struct tl_timers *timers, int64_t now_ns);
 
 /* When the next timer is due; TL_TIME_NEVER when none is armed. */

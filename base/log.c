@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The log. A line is built in a buffer of fixed size on the stack and given to stderr with one write, so that lines of
+ * several threads and processes do not mix and nothing has to be allocated or locked.
+ *
+ * A line that is too long is cut inside its last value, keeps its form, and says so with cut=true.
+ * A stderr that is full, closed or whose reader has gone loses the line: errors are ignored and SIGPIPE is held back.
+ */
+#include "base/log.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/text.h"
+
+#define MAX_LINE_BYTES 8192
+/* Kept free for what ends a line: a quote, the mark of a cut, a brace, the newline. */
+#define RESERVED_BYTES 32
+
+static const char *const level_names[] = {
+    [TL_LOG_ERROR] = "error",
+    [TL_LOG_WARN] = "warn",
+    [TL_LOG_INFO] = "info",
+    [TL_LOG_DEBUG] = "debug",
+};
+
+static atomic_int current_level = TL_LOG_WARN;
+static atomic_int current_format = TL_LOG_KEY_VALUE;
+
+void tl_log_configure(enum tl_log_level level, enum tl_log_format format)
+{
+    atomic_store_explicit(&current_level, (int)level, memory_order_relaxed);
+    atomic_store_explicit(&current_format, (int)format, memory_order_relaxed);
+}
+
+bool tl_log_is_enabled(enum tl_log_level level)
+{
+    return (int)level <= atomic_load_explicit(&current_level, memory_order_relaxed);
+}
+
+bool tl_log_parse_level(const char *text, enum tl_log_level *ret_level)
+{
+    for (size_t i = 0; i < TL_ARRAY_COUNT(level_names); i++) {
+        if (strcmp(text, level_names[i]) != 0) continue;
+        *ret_level = (enum tl_log_level)i;
+        return true;
+    }
+    return false;
+}
+
+/* --------------------------------------------------------------------------------------------- building a line -- */
+
+struct line {
+    bool is_json;
+    bool is_cut;
+    size_t len;
+    char text[MAX_LINE_BYTES];
+};
+
+/* Appends all of it or, marking the line as cut, nothing; true when it did. */
+static bool put(struct line *line, const char *text, size_t len)
+{
+    if (line->is_cut || line->len + len > MAX_LINE_BYTES - RESERVED_BYTES) {
+        line->is_cut = true;
+        return false;
+    }
+    memcpy(line->text + line->len, text, len);
+    line->len += len;
+    return true;
+}
+
+/* Appends into the reserved end. */
+static void put_end(struct line *line, const char *text)
+{
+    size_t len = strlen(text);
+    TL_CHECK(line->len + len <= MAX_LINE_BYTES);
+    memcpy(line->text + line->len, text, len);
+    line->len += len;
+}
+
+/* Code point of a valid character of at most two bytes; other ones are never escaped. */
+static unsigned short_code_point(const char *text, size_t len)
+{
+    unsigned first = (unsigned char)text[0];
+    return len == 1 ? first : (first & 0x1Fu) << 6 | ((unsigned char)text[1] & 0x3Fu);
+}
+
+/* Appends one character of a string, escaped when it must not reach a terminal or would end the string; returns how
+ * many bytes of the value it took. */
+static size_t put_char(struct line *line, const char *value, size_t left)
+{
+    char escaped[8];
+    size_t len = tl_text_utf8_char_len(value, left);
+    if (len == 0) {
+        snprintf(escaped, sizeof(escaped), line->is_json ? "\\ufffd" : "\\x%02x", (unsigned char)value[0]);
+        put(line, escaped, strlen(escaped));
+        return 1;
+    }
+    unsigned point = len > 2 ? 0xFFFF : short_code_point(value, len);
+    if (value[0] == '"' || value[0] == '\\') {
+        char pair[2] = {'\\', value[0]};
+        put(line, pair, 2);
+    } else if (value[0] == '\n') {
+        put(line, "\\n", 2);
+    } else if (value[0] == '\t') {
+        put(line, "\\t", 2);
+    } else if (point < 0x20 || (point >= 0x7F && point < 0xA0)) {
+        snprintf(escaped, sizeof(escaped), line->is_json || len > 1 ? "\\u%04x" : "\\x%02x", point);
+        put(line, escaped, strlen(escaped));
+    } else {
+        put(line, value, len);
+    }
+    return len;
+}
+
+/* True when a value can stand in a key=value line without quotes. */
+static bool is_bare(const char *value)
+{
+    for (const char *c = value; *c; c++)
+        if (*c <= ' ' || *c >= 0x7F || *c == '"' || *c == '=' || *c == '\\') return false;
+    return true;
+}
+
+static void put_string(struct line *line, const char *prefix, const char *value, bool is_quoted)
+{
+    char start[160];
+    snprintf(start, sizeof(start), is_quoted ? "%s\"" : "%s", prefix);
+    if (!put(line, start, strlen(start))) return;
+    for (size_t left = strlen(value); left > 0 && !line->is_cut;) {
+        size_t taken = put_char(line, value, left);
+        value += taken;
+        left -= taken;
+    }
+    /* The reserved end has room for the quote even when the value was cut. */
+    if (is_quoted) put_end(line, "\"");
+}
+
+static void put_field(struct line *line, const struct tl_log_field *field)
+{
+    char prefix[128], number[160];
+    const char *str = field->str ? field->str : "";
+    snprintf(prefix, sizeof(prefix), line->is_json ? ",\"%.100s\":" : " %.100s=", field->key);
+    switch (field->kind) {
+    case TL_LOG_KIND_STR:
+        put_string(line, prefix, str, line->is_json || !is_bare(str));
+        return;
+    case TL_LOG_KIND_I64:
+        snprintf(number, sizeof(number), "%s%" PRId64, prefix, field->i64);
+        break;
+    case TL_LOG_KIND_U64:
+        snprintf(number, sizeof(number), "%s%" PRIu64, prefix, field->u64);
+        break;
+    case TL_LOG_KIND_HEX:
+        snprintf(number, sizeof(number), line->is_json ? "%s\"0x%" PRIx64 "\"" : "%s0x%" PRIx64, prefix, field->u64);
+        break;
+    case TL_LOG_KIND_BOOL:
+        snprintf(number, sizeof(number), "%s%s", prefix, field->u64 ? "true" : "false");
+        break;
+    }
+    put(line, number, strlen(number));
+}
+
+/* Appends "ts=... level=..." */
+static void put_start(struct line *line, enum tl_log_level level)
+{
+    struct timespec now;
+    struct tm utc;
+    char text[96];
+    TL_CHECK(clock_gettime(CLOCK_REALTIME, &now) == 0);
+    TL_CHECK(gmtime_r(&now.tv_sec, &utc));
+    size_t len =
+        strftime(text, sizeof(text), line->is_json ? "{\"ts\":\"%Y-%m-%dT%H:%M:%S" : "ts=%Y-%m-%dT%H:%M:%S", &utc);
+    snprintf(text + len, sizeof(text) - len, line->is_json ? ".%03dZ\",\"level\":\"%s\"" : ".%03dZ level=%s",
+             (int)(now.tv_nsec / 1000000), level_names[level]);
+    put(line, text, strlen(text));
+}
+
+/* ----------------------------------------------------------------------------------------------------- writing -- */
+
+static void write_all(const char *text, size_t len)
+{
+    while (len > 0) {
+        ssize_t written = write(STDERR_FILENO, text, len);
+        if (written < 0 && errno == EINTR) continue;
+        if (written <= 0) return;
+        text += written;
+        len -= (size_t)written;
+    }
+}
+
+/* Writes to stderr; a SIGPIPE that this causes is taken away before anybody sees it. */
+static void write_quietly(const char *text, size_t len)
+{
+    sigset_t pipe_only, pending, old_mask;
+    const struct timespec no_wait = {0};
+    sigemptyset(&pipe_only);
+    sigaddset(&pipe_only, SIGPIPE);
+    if (pthread_sigmask(SIG_BLOCK, &pipe_only, &old_mask) != 0) return;
+    bool was_pending = sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE) == 1;
+    write_all(text, len);
+    if (!was_pending) {
+        while (sigtimedwait(&pipe_only, NULL, &no_wait) < 0 && errno == EINTR) {
+        }
+    }
+    pthread_sigmask(SIG_SETMASK, &old_mask, NULL);
+}
+
+void tl_log_write(enum tl_log_level level, const char *message, const struct tl_log_field *fields)
+{
+    int old_errno = errno;
+    struct line line;
+    line.is_json = atomic_load_explicit(&current_format, memory_order_relaxed) == TL_LOG_JSON;
+    line.is_cut = false;
+    line.len = 0;
+    put_start(&line, level);
+    put_string(&line, line.is_json ? ",\"msg\":" : " msg=", message, true);
+    for (; fields->key && !line.is_cut; fields++)
+        put_field(&line, fields);
+    if (line.is_cut) put_end(&line, line.is_json ? ",\"cut\":true" : " cut=true");
+    put_end(&line, line.is_json ? "}\n" : "\n");
+    write_quietly(line.text, line.len);
+    errno = old_errno;
+}

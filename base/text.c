@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Text from outside. All functions accept any NUL-terminated bytes; none depends on the locale, allocates memory or
+ * takes more time than the product of the lengths of its arguments.
+ */
+#include "base/text.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/clock.h"
+
+/* ------------------------------------------------------------------------------------------------------- UTF-8 -- */
+
+size_t tl_text_utf8_char_len(const char *text, size_t len_bytes)
+{
+    const unsigned char *bytes = (const unsigned char *)text;
+    size_t len;
+    unsigned char low = 0x80, high = 0xBF; /* of the second byte: rules out overlong forms and surrogates */
+    if (len_bytes == 0) return 0;
+    if (bytes[0] < 0x80) return 1;
+    if (bytes[0] < 0xC2 || bytes[0] > 0xF4) return 0;
+    if (bytes[0] < 0xE0) {
+        len = 2;
+    } else if (bytes[0] < 0xF0) {
+        len = 3;
+        if (bytes[0] == 0xE0) low = 0xA0;
+        if (bytes[0] == 0xED) high = 0x9F;
+    } else {
+        len = 4;
+        if (bytes[0] == 0xF0) low = 0x90;
+        if (bytes[0] == 0xF4) high = 0x8F;
+    }
+    if (len_bytes < len || bytes[1] < low || bytes[1] > high) return 0;
+    for (size_t i = 2; i < len; i++)
+        if ((bytes[i] & 0xC0) != 0x80) return 0;
+    return len;
+}
+
+bool tl_text_is_utf8(const char *text, size_t len_bytes)
+{
+    for (size_t place = 0; place < len_bytes;) {
+        size_t len = tl_text_utf8_char_len(text + place, len_bytes - place);
+        if (len == 0 || text[place] == '\0') return false;
+        place += len;
+    }
+    return true;
+}
+
+/* -------------------------------------------------------------------------------------------- numbers with units -- */
+
+static bool is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* A decimal number: whole + fraction / scale. */
+struct decimal {
+    uint64_t whole;
+    uint64_t fraction;
+    uint64_t scale;
+};
+
+/* Parses digits, optionally a point and digits; moves *cursor behind them. Of the fraction 18 digits count. */
+static bool parse_decimal(const char **cursor, struct decimal *ret_decimal)
+{
+    const char *c = *cursor;
+    struct decimal decimal = {.scale = 1};
+    if (!is_digit(*c)) return false;
+    for (; is_digit(*c); c++) {
+        if (!tl_mul_u64(decimal.whole, 10, &decimal.whole)) return false;
+        if (!tl_add_u64(decimal.whole, (uint64_t)(*c - '0'), &decimal.whole)) return false;
+    }
+    if (*c == '.') {
+        if (!is_digit(*++c)) return false;
+        for (unsigned digits = 0; is_digit(*c); c++, digits++) {
+            if (digits >= 18 && *c != '0') return false;
+            if (digits >= 18) continue;
+            decimal.fraction = decimal.fraction * 10 + (uint64_t)(*c - '0');
+            decimal.scale *= 10;
+        }
+    }
+    *cursor = c;
+    *ret_decimal = decimal;
+    return true;
+}
+
+bool tl_text_parse_size(const char *text, uint64_t *ret_bytes)
+{
+    static const struct {
+        const char *name;
+        uint64_t bytes;
+    } units[] = {
+        {"", 1},
+        {"B", 1},
+        {"KB", UINT64_C(1000)},
+        {"MB", UINT64_C(1000000)},
+        {"GB", UINT64_C(1000000000)},
+        {"TB", UINT64_C(1000000000000)},
+        {"KiB", UINT64_C(1) << 10},
+        {"MiB", UINT64_C(1) << 20},
+        {"GiB", UINT64_C(1) << 30},
+        {"TiB", UINT64_C(1) << 40},
+    };
+    const char *c = text;
+    struct decimal decimal;
+    if (!parse_decimal(&c, &decimal)) return false;
+    bool has_space = *c == ' ';
+    while (*c == ' ')
+        c++;
+    if (has_space && *c == '\0') return false;
+    for (size_t i = 0; i < TL_ARRAY_COUNT(units); i++) {
+        if (strcasecmp(c, units[i].name) != 0) continue;
+        unsigned __int128 parts = (unsigned __int128)decimal.fraction * units[i].bytes;
+        uint64_t bytes;
+        if (parts % decimal.scale != 0) return false;
+        if (!tl_mul_u64(decimal.whole, units[i].bytes, &bytes)) return false;
+        if (!tl_add_u64(bytes, (uint64_t)(parts / decimal.scale), &bytes)) return false;
+        *ret_bytes = bytes;
+        return true;
+    }
+    return false;
+}
+
+/* Takes a unit of time off *cursor; 0 when there is none. */
+static uint64_t parse_time_unit(const char **cursor)
+{
+    static const struct {
+        const char *name;
+        uint64_t ns;
+    } units[] = {
+        {"ns", 1},
+        {"us", 1000},
+        {"ms", 1000000}, /* before "m" */
+        {"s", (uint64_t)TL_NS_PER_SEC},
+        {"m", UINT64_C(60) * TL_NS_PER_SEC},
+        {"h", UINT64_C(3600) * TL_NS_PER_SEC},
+    };
+    for (size_t i = 0; i < TL_ARRAY_COUNT(units); i++) {
+        size_t len = strlen(units[i].name);
+        if (strncmp(*cursor, units[i].name, len) != 0) continue;
+        *cursor += len;
+        return units[i].ns;
+    }
+    return 0;
+}
+
+bool tl_text_parse_duration(const char *text, int64_t *ret_ns)
+{
+    const char *c = text;
+    uint64_t total_ns = 0;
+    if (strcmp(text, "0") == 0) {
+        *ret_ns = 0;
+        return true;
+    }
+    do {
+        struct decimal decimal;
+        uint64_t part_ns;
+        if (!parse_decimal(&c, &decimal)) return false;
+        uint64_t unit_ns = parse_time_unit(&c);
+        if (unit_ns == 0) return false;
+        if (!tl_mul_u64(decimal.whole, unit_ns, &part_ns)) return false;
+        unsigned __int128 fraction_ns = (unsigned __int128)decimal.fraction * unit_ns / decimal.scale;
+        if (!tl_add_u64(total_ns, part_ns, &total_ns)) return false;
+        if (!tl_add_u64(total_ns, (uint64_t)fraction_ns, &total_ns)) return false;
+    } while (*c);
+    if (total_ns > INT64_MAX) return false;
+    *ret_ns = (int64_t)total_ns;
+    return true;
+}
+
+/* --------------------------------------------------------------------------------------- formatting for people -- */
+
+/* Writes value with three digits and the unit of units[] that fits; every unit is 1000 of the one before. */
+static void format_three_digits(double value, const char *const *units, size_t count, char *buffer, size_t capacity)
+{
+    size_t i = 0;
+    /* 999.5 would be printed as 1000. */
+    for (; value >= 999.5 && i + 1 < count; i++)
+        value /= 1000;
+    int decimals = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
+    snprintf(buffer, capacity, "%.*f %s", decimals, value, units[i]);
+}
+
+char *tl_text_format_size(uint64_t bytes, char *buffer, size_t capacity)
+{
+    static const char *const units[] = {"KB", "MB", "GB", "TB", "PB", "EB"};
+    if (bytes < 1000) {
+        snprintf(buffer, capacity, "%u B", (unsigned)bytes);
+    } else {
+        format_three_digits((double)bytes / 1000, units, TL_ARRAY_COUNT(units), buffer, capacity);
+    }
+    return buffer;
+}
+
+char *tl_text_format_duration(int64_t ns, char *buffer, size_t capacity)
+{
+    static const char *const units[] = {"us", "ms", "s"};
+    int64_t seconds = ns / TL_NS_PER_SEC;
+    if (ns < 1000) {
+        snprintf(buffer, capacity, "%d ns", ns < 0 ? 0 : (int)ns);
+    } else if (seconds < 100) {
+        format_three_digits((double)ns / 1000, units, TL_ARRAY_COUNT(units), buffer, capacity);
+    } else if (seconds < 3600) {
+        snprintf(buffer, capacity, "%dm%02ds", (int)(seconds / 60), (int)(seconds % 60));
+    } else {
+        snprintf(buffer, capacity, "%lldh%02dm", (long long)(seconds / 3600), (int)(seconds / 60 % 60));
+    }
+    return buffer;
+}
+
+/* ------------------------------------------------------------------------------------------------ nearest name -- */
+
+#define MAX_NEAREST_BYTES 512
+
+/* Edit distance of two texts (insert, delete, replace a byte), or limit + 1 as soon as it is known to be larger. */
+static size_t edit_distance(const char *a, size_t a_len, const char *b, size_t b_len, size_t limit)
+{
+    uint16_t row[MAX_NEAREST_BYTES + 1];
+    for (size_t j = 0; j <= b_len; j++)
+        row[j] = (uint16_t)j;
+    for (size_t i = 1; i <= a_len; i++) {
+        size_t diagonal = row[0], smallest = i;
+        row[0] = (uint16_t)i;
+        for (size_t j = 1; j <= b_len; j++) {
+            size_t distance = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            distance = tl_min_u64(distance, tl_min_u64(row[j], row[j - 1]) + 1);
+            row[j] = (uint16_t)distance;
+            smallest = tl_min_u64(smallest, distance);
+        }
+        if (smallest > limit) return limit + 1;
+    }
+    return row[b_len];
+}
+
+const char *tl_text_nearest(const char *name, const char *const *candidates, size_t count)
+{
+    const char *nearest = NULL;
+    size_t name_len = strlen(name);
+    if (name_len > MAX_NEAREST_BYTES) return NULL;
+    size_t limit = tl_max_u64(name_len / 3, 2);
+    for (size_t i = 0; i < count; i++) {
+        size_t len = strlen(candidates[i]);
+        if (len > MAX_NEAREST_BYTES || len > name_len + limit || name_len > len + limit) continue;
+        size_t distance = edit_distance(name, name_len, candidates[i], len, limit);
+        bool has_something_in_common = distance == 0 || distance < tl_max_u64(name_len, len);
+        if (distance > limit || !has_something_in_common) continue;
+        nearest = candidates[i];
+        if (distance == 0) break;
+        limit = distance - 1;
+    }
+    return nearest;
+}
+
+/* -------------------------------------------------------------------------------------------------------- glob -- */
+
+/* Takes one character off *cursor: a code point, or a byte of invalid UTF-8 as a number that is no code point. */
+static uint32_t next_char(const char **cursor)
+{
+    const unsigned char *bytes = (const unsigned char *)*cursor;
+    size_t len = tl_text_utf8_char_len(*cursor, strnlen(*cursor, 4));
+    if (len == 0) {
+        *cursor += 1;
+        return 0x80000000u | bytes[0];
+    }
+    *cursor += len;
+    if (len == 1) return bytes[0];
+    uint32_t point = bytes[0] & (0x7Fu >> len);
+    for (size_t i = 1; i < len; i++)
+        point = point << 6 | (bytes[i] & 0x3Fu);
+    return point;
+}
+
+static uint32_t next_set_char(const char **cursor)
+{
+    if (**cursor == '\\' && (*cursor)[1]) ++*cursor;
+    return next_char(cursor);
+}
+
+/* *cursor is behind a '['. True, with the cursor behind the ']', when the set has an end; *ret_is_member tells whether
+ * c matches it. */
+static bool match_set(const char **cursor, uint32_t c, bool *ret_is_member)
+{
+    const char *p = *cursor;
+    bool is_inverted = *p == '!' || *p == '^', is_member = false;
+    if (is_inverted) p++;
+    /* A ']' that comes first is a member. */
+    for (bool is_first = true; is_first || *p != ']'; is_first = false) {
+        if (*p == '\0') return false;
+        uint32_t low = next_set_char(&p), high = low;
+        if (p[0] == '-' && p[1] && p[1] != ']') {
+            p++;
+            high = next_set_char(&p);
+        }
+        if (c >= low && c <= high) is_member = true;
+    }
+    *cursor = p + 1;
+    *ret_is_member = is_member != is_inverted;
+    return true;
+}
+
+/* Matches one character of the name, c, with the first item of the pattern, which is no '*'; moves *pattern behind it.
+ * *endless remembers the first '[' without end, so that the search for its end is made once. */
+static bool match_one(const char **pattern, const char **endless, uint32_t c)
+{
+    bool is_member;
+    switch (**pattern) {
+    case '\0':
+        return false;
+    case '?':
+        ++*pattern;
+        return true;
+    case '[': {
+        const char *set = *pattern + 1;
+        bool is_endless = *endless && *pattern >= *endless;
+        if (!is_endless && match_set(&set, c, &is_member)) {
+            *pattern = set;
+            return is_member;
+        }
+        if (!is_endless) *endless = *pattern;
+        return next_char(pattern) == c;
+    }
+    default:
+        return next_set_char(pattern) == c;
+    }
+}
+
+bool tl_text_glob_match(const char *pattern, const char *name)
+{
+    /* Only the last '*' needs to be tried again with more of the name: earlier ones took as little as they could. */
+    const char *retry_pattern = NULL, *retry_name = NULL, *endless = NULL;
+    while (*name) {
+        if (*pattern == '*') {
+            retry_pattern = ++pattern;
+            retry_name = name;
+            continue;
+        }
+        const char *rest = name;
+        uint32_t c = next_char(&rest);
+        if (match_one(&pattern, &endless, c)) {
+            name = rest;
+            continue;
+        }
+        if (!retry_pattern) return false;
+        next_char(&retry_name);
+        pattern = retry_pattern;
+        name = retry_name;
+    }
+    while (*pattern == '*')
+        pattern++;
+    return *pattern == '\0';
+}
