@@ -13,6 +13,7 @@
 #define CONTROL_WIRE_H
 
 #include <grpc/byte_buffer.h>
+#include <grpc/byte_buffer_reader.h>
 #include <grpc/slice.h>
 #include <protobuf-c/protobuf-c.h>
 #include <stdbool.h>
