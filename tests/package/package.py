@@ -1,0 +1,114 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""The library as its users find it: installed under some prefix, found by pkg-config or CMake, linked and run.
+
+    package.py files|shared|static|cmake
+
+Installs into a temporary prefix. files: everything is there. The others build every program of examples/ against the
+installed library in that way and run it without arguments; it must exit with 0.
+"""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+BUILD = pathlib.Path(os.environ["TENSORLANE_BUILD"])
+SOURCE = pathlib.Path(os.environ["TENSORLANE_SOURCE"])
+CC = os.environ.get("CC", "cc")
+
+INSTALLED = [
+    "bin/tensorlane", "include/tensorlane/tensorlane.h", "include/tensorlane/worker.h", "lib/libtensorlane.so",
+    "lib/libtensorlane.so.0", "lib/libtensorlane.a", "lib/pkgconfig/tensorlane.pc",
+    "lib/pkgconfig/tensorlane-static.pc", "lib/cmake/tensorlane/tensorlaneConfig.cmake",
+    "lib/systemd/system/tensorlane@.service", "share/tensorlane/config/schema.json",
+    "share/tensorlane/proto/tensorlane/v1/transfer.proto", "share/tensorlane/deploy/slurm.sh",
+    "share/doc/tensorlane/LICENSE",
+]
+
+
+def run(*command, **options):
+    print("+", *command, flush=True)
+    return subprocess.run([str(part) for part in command], check=True, text=True, **options)
+
+
+def pkg_config(prefix, *arguments):
+    environment = {**os.environ, "PKG_CONFIG_PATH": f"{prefix}/lib/pkgconfig"}
+    return run("pkg-config", *arguments, env=environment, stdout=subprocess.PIPE).stdout.split()
+
+
+def examples():
+    found = sorted((SOURCE / "examples").glob("*.c"))
+    if not found:
+        sys.exit("there are no examples")
+    return found
+
+
+def needs_shared(program):
+    listing = run("readelf", "-d", program, stdout=subprocess.PIPE).stdout
+    return "[libtensorlane.so.0]" in listing
+
+
+def check_program(program, prefix, is_shared):
+    if needs_shared(program) != is_shared:
+        sys.exit(f"{program}: linked {'statically' if is_shared else 'to the shared library'}")
+    run(program, env={**os.environ, "LD_LIBRARY_PATH": f"{prefix}/lib"}, timeout=120, stdout=subprocess.DEVNULL)
+
+
+def check_files(prefix):
+    missing = [name for name in INSTALLED if not (prefix / name).exists()]
+    if missing:
+        sys.exit(f"not installed: {', '.join(missing)}")
+    unit = (prefix / "lib/systemd/system/tensorlane@.service").read_text(encoding="utf-8")
+    if f"{prefix}/bin/tensorlane" not in unit or "@bindir@" in unit:
+        sys.exit("the systemd unit does not start the installed program")
+    run(prefix / "bin/tensorlane", "--version")
+
+
+def check_pkg_config(prefix, work, is_shared):
+    module = "tensorlane" if is_shared else "tensorlane-static"
+    flags = pkg_config(prefix, "--cflags", "--libs", module)
+    for example in examples():
+        program = work / example.stem
+        run(CC, "-O1", "-Wall", "-Werror", example, "-o", program, *flags, "-lm")
+        check_program(program, prefix, is_shared)
+    if not is_shared:
+        # The usual way, too: a prefix without shared library, and --static.
+        for library in (prefix / "lib").glob("libtensorlane.so*"):
+            library.unlink()
+        program = work / "static"
+        run(CC, examples()[0], "-o", program, *pkg_config(prefix, "--static", "--cflags", "--libs", "tensorlane"))
+        check_program(program, prefix, False)
+
+
+def check_cmake(prefix, work):
+    lines = ["cmake_minimum_required(VERSION 3.25)", "project(user C)", "find_package(tensorlane 0.1 REQUIRED)"]
+    for example in examples():
+        for library in ("tensorlane", "tensorlane_static"):
+            name = f"{example.stem}_{library}"
+            lines += [f"add_executable({name} {example})", f"target_link_libraries({name} tensorlane::{library} m)"]
+    (work / "CMakeLists.txt").write_text("\n".join(lines), encoding="utf-8")
+    run("cmake", "-G", "Ninja", "-S", work, "-B", work / "build", f"-DCMAKE_PREFIX_PATH={prefix}",
+        f"-DCMAKE_C_COMPILER={CC}", stdout=subprocess.DEVNULL)
+    run("cmake", "--build", work / "build", stdout=subprocess.DEVNULL)
+    for example in examples():
+        check_program(work / "build" / f"{example.stem}_tensorlane", prefix, True)
+        check_program(work / "build" / f"{example.stem}_tensorlane_static", prefix, False)
+
+
+def main():
+    kind = sys.argv[1]
+    with tempfile.TemporaryDirectory() as folder:
+        prefix, work = pathlib.Path(folder, "prefix"), pathlib.Path(folder, "work")
+        work.mkdir()
+        run("cmake", "--install", BUILD, "--prefix", prefix, stdout=subprocess.DEVNULL)
+        if kind == "files":
+            check_files(prefix)
+        elif kind == "cmake":
+            check_cmake(prefix, work)
+        else:
+            check_pkg_config(prefix, work, kind == "shared")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""The libraries export exactly the functions that the public headers mark with TL_API."""
+import os
+import pathlib
+import re
+import subprocess
+
+import source
+
+DECLARED = re.compile(r"\bTL_API\b[^;(]*?\b(\w+)\s*\(")
+LISTINGS = {"libtensorlane.so": ["nm", "-D", "--defined-only"], "libtensorlane.a": ["nm", "-g", "--defined-only"]}
+
+
+def exported(command, path):
+    lines = subprocess.run([*command, path], capture_output=True, text=True, check=True).stdout.splitlines()
+    return {fields[2] for fields in (line.split() for line in lines) if len(fields) == 3}
+
+
+def main():
+    declared = set()
+    for path in source.files(".h"):
+        if path.parts[0] == "include":
+            declared |= set(DECLARED.findall(source.read(path)))
+    problems = [f"{name}: is public and does not begin with tl_" for name in declared if not name.startswith("tl_")]
+    for library, command in LISTINGS.items():
+        names = exported(command, pathlib.Path(os.environ["TENSORLANE_BUILD"]) / "lib" / library)
+        problems += [f"{library}: {name} is declared and not defined" for name in sorted(declared - names)]
+        problems += [f"{library}: {name} is exported and not declared" for name in sorted(names - declared)]
+    source.finish(problems, len(declared))
+
+
+if __name__ == "__main__":
+    main()

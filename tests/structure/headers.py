@@ -1,0 +1,53 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Every header compiles alone, twice in one file, as the code that includes it does.
+
+    headers.py gcc|clang|public
+
+gcc, clang: all headers, as the project's own code is compiled. public: those of include/, as strict C99 and as C++.
+"""
+import os
+import shutil
+import subprocess
+import sys
+
+import source
+
+WARNINGS = ["-Wall", "-Wextra", "-Werror", "-fsyntax-only"]
+OWN = ["-std=gnu11", "-D_GNU_SOURCE", "-Wconversion", "-Wno-sign-conversion", "-Wmissing-prototypes",
+       "-Wstrict-prototypes", "-x", "c"]
+PUBLIC = {
+    "C99": ["gcc", "-std=c99", "-pedantic", "-x", "c"],
+    "C11, clang": ["clang", "-std=c11", "-pedantic", "-x", "c"],
+    "C++11": ["g++", "-std=c++11", "-pedantic", "-x", "c++"],
+    "C++20": ["g++", "-std=c++20", "-pedantic", "-x", "c++"],
+}
+
+
+def compile_alone(header, command):
+    """The compiler's complaints about a file that includes the header twice and nothing else."""
+    line = f"<{header.relative_to('include')}>" if header.parts[0] == "include" else f'"{header}"'
+    result = subprocess.run([*command, *WARNINGS, "-I", source.ROOT, "-I", source.ROOT / "include",
+                             "-I", os.environ["TENSORLANE_BUILD"] + "/proto/c", "-"],
+                            input=f"#include {line}\n#include {line}\n", capture_output=True, text=True, check=False)
+    return result.stderr if result.returncode else ""
+
+
+def main():
+    kind = sys.argv[1]
+    commands = PUBLIC if kind == "public" else {kind: [kind, *OWN]}
+    for command in commands.values():
+        if not shutil.which(command[0]):
+            source.skip(f"{command[0]} is not installed")
+    headers = [path for path in source.files(".h") if kind != "public" or path.parts[0] == "include"]
+    problems = []
+    for header in headers:
+        for name, command in commands.items():
+            complaint = compile_alone(header, command)
+            if complaint:
+                problems.append(f"{header} does not compile alone ({name}):\n{complaint}")
+    source.finish(problems, len(headers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Who may include whom: the table of docs/design.md, enforced.
+
+Project headers are included by their path from the root. The rules are first tried on lines that break them.
+"""
+import fnmatch
+import re
+
+import source
+
+# folder -> project folders it may include; its own is always allowed, so is <tensorlane/...>
+FOLDERS = {
+    "base": [],
+    "tensor": ["base"],
+    "config": ["base"],
+    "control": ["base", "tensor", "proto"],
+    "dataplane": ["base", "tensor"],
+    "server": ["base", "tensor", "config", "control", "dataplane"],
+    "include": [],
+    "examples": [],
+    "tests": ["base", "tensor", "config", "control", "dataplane", "server", "proto", "fakes"],
+}
+
+# headers from elsewhere -> the only files that may include them
+FOREIGN = {
+    "grpc/*": ["control/*", "tests/*"],
+    "grpc++/*": ["tests/bench/*"],
+    "grpcpp/*": ["tests/bench/*"],
+    "protobuf-c/*": ["control/*", "tests/*"],
+    "google/protobuf*": ["tests/bench/*"],
+    "infiniband/*": ["dataplane/verbs*"],
+    "rdma/*": ["dataplane/verbs*"],
+    "cuda*": ["dataplane/gpu*"],
+    "jansson.h": ["config/*", "tensor/safetensors*", "server/cli/json*", "tests/*"],
+}
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
+
+
+def folder_of(header):
+    """The project folder that an included path belongs to; None for a header from elsewhere."""
+    if header.endswith(".pb-c.h") or header == "proto_descriptors.h":
+        return "proto"
+    first = header.split("/")[0]
+    return first if "/" in header and first in [*FOLDERS, "fakes"] else None
+
+
+def is_among(path, patterns):
+    return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
+
+
+def judge(path, quote, header):
+    """Why `path` may not include `header`, or None."""
+    own = path.split("/")[0]
+    target = folder_of(header)
+    if quote == "<" and header.startswith("tensorlane/"):
+        return None
+    if target is not None:
+        if own in ("include", "examples"):
+            return "only <tensorlane/...> and the system's headers belong here"
+        return None if target == own or target in FOLDERS[own] else f"{own} may not include {target}"
+    if quote == '"':
+        return "project headers are included by their path from the root"
+    for pattern, allowed in FOREIGN.items():
+        if fnmatch.fnmatch(header, pattern) and not is_among(path, allowed):
+            return f"<{pattern}> belongs only in {', '.join(allowed)}"
+    return None
+
+
+FORBIDDEN = [
+    ("base/text.c", '"', "tensor/tensor.h"), ("tensor/tensor.c", '"', "config/config.h"),
+    ("config/config.c", '"', "tensor/tensor.h"), ("control/stream.c", '"', "server/rendezvous.h"),
+    ("control/stream.c", '"', "dataplane/engine.h"), ("dataplane/engine.c", '"', "control/control.h"),
+    ("dataplane/engine.c", '"', "tensorlane/v1/transfer.pb-c.h"), ("server/worker.c", "<", "grpc/grpc.h"),
+    ("server/worker.c", '"', "tensorlane/v1/transfer.pb-c.h"), ("server/worker.c", '"', "proto_descriptors.h"),
+    ("server/worker.c", "<", "protobuf-c/protobuf-c.h"), ("dataplane/engine.c", "<", "infiniband/verbs.h"),
+    ("server/worker.c", "<", "jansson.h"), ("base/log.c", '"', "text.h"), ("include/tensorlane/worker.h", '"', "base/log.h"),
+    ("examples/pull.c", '"', "server/rendezvous.h"), ("control/stream.c", "<", "grpcpp/grpcpp.h"),
+    ("server/worker.c", "<", "cuda_runtime.h"),
+]
+ALLOWED = [
+    ("base/text.c", '"', "base/text.h"), ("control/stream.c", "<", "grpc/grpc.h"), ("base/error.c", "<", "string.h"),
+    ("control/stream.c", '"', "tensorlane/v1/transfer.pb-c.h"), ("server/worker.c", '"', "control/control.h"),
+    ("dataplane/verbs_queue.c", "<", "infiniband/verbs.h"), ("server/cli/json.c", "<", "jansson.h"),
+    ("tests/unit/list_test.c", '"', "fakes/clock.h"), ("examples/pull.c", "<", "tensorlane/tensorlane.h"),
+]
+
+
+def main():
+    problems = [f"rule does not catch: {case}" for case in FORBIDDEN if judge(*case) is None]
+    problems += [f"rule refuses: {case}: {judge(*case)}" for case in ALLOWED if judge(*case) is not None]
+    checked = 0
+    for path in source.files(".c", ".h", ".cc"):
+        if path.parts[0] not in FOLDERS:
+            problems.append(f"{path}: no rule for its folder")
+            continue
+        text = source.read(path)
+        for match in INCLUDE.finditer(text):
+            checked += 1
+            reason = judge(str(path), match[1], match[2])
+            if reason:
+                line = text.count("\n", 0, match.start(1)) + 1
+                problems.append(f"{path}:{line}: {match[2]}: {reason}")
+    source.finish(problems, checked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that ./dev test does after the packages are there.
+
+    suite.py [STAGE...]      all stages, or those named: release asan tsan clang fuzz
+
+release   builds, then every test: unit, integration, fuzz corpus, structure, package
+asan      builds with AddressSanitizer and UndefinedBehaviorSanitizer, then unit, integration, fuzz corpus
+tsan      builds with ThreadSanitizer, then the tests labelled threads
+clang     builds with clang, warnings are errors
+fuzz      builds with libFuzzer and runs every target for 10 s
+
+The last line is "N passed, N failed, N skipped" over all stages; the exit status is 0 when nothing failed. What was
+lacking is printed for each test that was skipped. A stage that cannot be built counts as one failed test.
+"""
+import collections
+import os
+import pathlib
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree
+
+import source
+
+JOBS = str(max(2, min(8, os.cpu_count() or 2)))
+FUZZ_SECONDS = 10
+
+totals = collections.Counter()
+
+
+def report(outcome, name, detail=""):
+    totals[outcome] += 1
+    if outcome == "failed":
+        print(f"FAILED {name}\n{detail.rstrip()}\n", flush=True)
+    elif outcome == "skipped":
+        print(f"skipped {name}: {(detail.strip().splitlines() or ['no reason given'])[-1]}", flush=True)
+
+
+def build(preset):
+    """Configures and builds; what the compiler said when it failed is printed."""
+    for command in (["cmake", "--preset", preset, "--log-level=WARNING"],
+                    ["cmake", "--build", "--preset", preset, "--", "--quiet"]):
+        result = subprocess.run(command, cwd=source.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                                errors="replace", check=False)
+        if result.returncode:
+            report("failed", f"{preset}: build", result.stdout[-8000:])
+            return False
+    return True
+
+
+def without_address_randomization():
+    """ThreadSanitizer cannot start where the kernel randomizes addresses over more bits than it expects."""
+    command = ["setarch", platform.machine(), "-R"]
+    works = subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+    return command if works else []
+
+
+def run_tests(preset, *selection, prefix=()):
+    """Runs ctest and counts every test once. A second try is nobody's: what fails, fails."""
+    folder = source.ROOT / "build" / preset
+    with tempfile.TemporaryDirectory() as scratch:
+        results = pathlib.Path(scratch, "results.xml")
+        command = [*prefix, "ctest", "--test-dir", folder, "-j", JOBS, "--output-junit", results,
+                   "--test-output-size-failed", "20000", *selection]
+        log = subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace",
+                             check=False)
+        if not results.exists():
+            report("failed", f"{preset}: ctest", log.stdout + log.stderr)
+            return
+        for case in xml.etree.ElementTree.parse(results).getroot().iter("testcase"):
+            outcome = {"run": "passed", "notrun": "skipped"}.get(case.get("status"), "failed")
+            detail = case.findtext("system-out") or ""
+            skipped = case.find("skipped")
+            if outcome == "skipped" and skipped is not None and "SKIP_RETURN_CODE" not in (skipped.get("message") or ""):
+                outcome, detail = "failed", skipped.get("message") or detail
+            report(outcome, f"{preset}: {case.get('name')}", detail)
+
+
+def run_fuzzers():
+    targets = sorted((source.ROOT / "build/fuzz/bin").glob("*_fuzz"))
+    known = {path.stem for path in source.files("_fuzz.c")}
+    for target in targets:
+        if target.name not in known:
+            continue
+        result = subprocess.run([source.ROOT / "tests/fuzz/run", str(FUZZ_SECONDS), target.name], capture_output=True,
+                                text=True, errors="replace", check=False)
+        report("failed" if result.returncode else "passed", f"fuzz: {target.name}", result.stdout + result.stderr)
+
+
+def release():
+    if build("release"):
+        run_tests("release")
+
+
+def asan():
+    if build("asan"):
+        run_tests("asan", "-L", "^(unit|integration|fuzz)$")
+
+
+def tsan():
+    if build("tsan"):
+        run_tests("tsan", "-L", "^threads$", prefix=without_address_randomization())
+
+
+def clang():
+    if build("clang"):
+        report("passed", "clang: build")
+
+
+def fuzz():
+    if build("fuzz"):
+        run_fuzzers()
+
+
+STAGES = {"release": release, "asan": asan, "tsan": tsan, "clang": clang, "fuzz": fuzz}
+
+
+def main():
+    names = sys.argv[1:] or list(STAGES)
+    unknown = [name for name in names if name not in STAGES]
+    if unknown:
+        sys.exit(f"no such stage: {', '.join(unknown)}; there are {', '.join(STAGES)}")
+    for name in names:
+        before, start = totals.copy(), time.monotonic()
+        print(f"== {name}", flush=True)
+        STAGES[name]()
+        counts = totals - before
+        print(f"== {name}: {counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped"
+              f" in {time.monotonic() - start:.0f} s", flush=True)
+    print(f"{totals['passed']} passed, {totals['failed']} failed, {totals['skipped']} skipped")
+    sys.exit(1 if totals["failed"] or not totals["passed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""The systemd unit: systemd-analyze finds nothing wrong with it, and its instance becomes job and task."""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import tempfile
+
+import source
+
+TEMPLATE = "deploy/tensorlane@.service.in"
+
+
+def verify(unit):
+    result = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True,
+                            check=False)
+    # Other units of the machine are read too; their defects are not ours.
+    ours = [line for line in result.stderr.splitlines() if "tensorlane" in line]
+    return ours if ours or result.returncode == 0 else [result.stderr]
+
+
+def started_with(unit, instance, folder):
+    """The arguments that the unit's command gives to the program for an instance."""
+    command = re.search(r"^ExecStart=/bin/sh -c '(.*)' (\S+)$", unit, re.MULTILINE)
+    script = command[1].replace("$$", "$").replace("%%", "%")
+    result = subprocess.run(["/bin/sh", "-c", script, command[2].replace("%i", instance)], cwd=folder,
+                            capture_output=True, text=True, check=False)
+    return result.stdout.split()
+
+
+def main():
+    if not shutil.which("systemd-analyze"):
+        source.skip("systemd-analyze is not installed (package systemd)")
+    problems = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        program = folder / "tensorlane"
+        program.write_text('#!/bin/sh\necho "$@"\n', encoding="ascii")
+        os.chmod(program, 0o755)
+        text = source.read(TEMPLATE).replace("@bindir@", name)
+        unit = folder / "tensorlane@.service"
+        unit.write_text(text, encoding="utf-8")
+        problems += verify(unit)
+
+        broken = folder / "broken@.service"
+        broken.write_text(text.replace("Type=notify", "Type=tensorlane"), encoding="utf-8")
+        if not verify(broken):
+            problems.append("systemd-analyze accepts a unit that is wrong: this test proves nothing")
+
+        for instance, job, task in [("ps-0", "ps", "0"), ("worker-12", "worker", "12"), ("a-b-3", "a-b", "3")]:
+            expected = ["serve", "--config", "/etc/tensorlane/cluster.json", "--job", job, "--task", task]
+            found = started_with(text, instance, folder)
+            if found != expected:
+                problems.append(f"{instance} starts tensorlane with {found}, not {expected}")
+    source.finish(problems, 4)
+
+
+if __name__ == "__main__":
+    main()
