@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""deploy/slurm.sh, with a scontrol and an srun that play an allocation on this machine.
+
+The cluster.json of an allocation; then the whole script with real workers on 127.0.0.1 and 127.0.0.2.
+"""
+import json
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SCRIPT = pathlib.Path(os.environ["TENSORLANE_SOURCE"], "deploy/slurm.sh")
+PROGRAM = os.environ["TENSORLANE"]
+
+SCONTROL = """#!/bin/bash
+[[ $1 == show && $2 == hostnames && $3 == "$SLURM_JOB_NODELIST" ]] || exit 1
+[[ $3 == broken ]] && exit 1
+tr , '\\n' <<< "$3"
+"""
+# One node stands for all: its `up` starts every task, because all their hosts are this machine.
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+exec "$@"
+"""
+
+
+def free_port_pair():
+    """A port that is free and whose successor is free too."""
+    while True:
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = first.getsockname()[1]
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+class Slurm(unittest.TestCase):
+    def setUp(self):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        self.folder = pathlib.Path(scratch.name)
+        for name, text in (("scontrol", SCONTROL), ("srun", SRUN)):
+            path = self.folder / name
+            path.write_text(text, encoding="ascii")
+            path.chmod(0o755)
+
+    def run_script(self, *arguments, nodes="n1,n2,n3", **settings):
+        environment = {**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": nodes,
+                       "SLURM_JOB_ID": "42", "TENSORLANE_DIR": str(self.folder), "TENSORLANE_PROGRAM": PROGRAM,
+                       **settings}
+        if nodes is None:
+            del environment["SLURM_JOB_NODELIST"]
+        return subprocess.run(["bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=100,
+                              check=False)
+
+    def cluster(self, **options):
+        result = self.run_script("--print", **options)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def assert_refused(self, expected, **options):
+        result = self.run_script("--print", **options)
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn(expected, result.stderr)
+
+    def test_first_node_is_ps_and_the_others_are_workers(self):
+        self.assertEqual(self.cluster(), {"cluster": {"ps": ["n1:4000"], "worker": ["n2:4001", "n3:4001"]}})
+
+    def test_count_of_ps_and_port(self):
+        self.assertEqual(self.cluster(TENSORLANE_PS="2", TENSORLANE_PORT="700"),
+                         {"cluster": {"ps": ["n1:700", "n2:700"], "worker": ["n3:701"]}})
+
+    def test_one_node_has_both(self):
+        self.assertEqual(self.cluster(nodes="only"), {"cluster": {"ps": ["only:4000"], "worker": ["only:4001"]}})
+
+    def test_without_ps(self):
+        self.assertEqual(self.cluster(nodes="a,b", TENSORLANE_PS="0"), {"cluster": {"worker": ["a:4001", "b:4001"]}})
+
+    def test_settings_are_kept_and_their_cluster_is_not(self):
+        path = self.folder / "settings.json"
+        path.write_text('{"cluster": {"old": ["x:1"]}, "checksum": true}', encoding="utf-8")
+        self.assertEqual(self.cluster(nodes="a,b", TENSORLANE_SETTINGS=str(path)),
+                         {"cluster": {"ps": ["a:4000"], "worker": ["b:4001"]}, "checksum": True})
+
+    def test_refusals(self):
+        self.assert_refused("only 3 nodes", TENSORLANE_PS="4")
+        self.assert_refused("no number", TENSORLANE_PS="-1")
+        self.assert_refused("TENSORLANE_PORT=65535", TENSORLANE_PORT="65535")
+        self.assert_refused("is no host name", nodes='a","b')
+        self.assert_refused("scontrol does not know", nodes="broken")
+        self.assert_refused("inside an allocation", nodes=None)
+
+    def test_settings_that_are_wrong_stop_before_anything_starts(self):
+        path = self.folder / "settings.json"
+        path.write_text('{"cluster": {}, "chekcsum": true}', encoding="utf-8")
+        result = self.run_script("touch", self.folder / "started", nodes="127.0.0.1", TENSORLANE_SETTINGS=str(path))
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("chekcsum", result.stdout + result.stderr)
+        self.assertFalse((self.folder / "started").exists())
+
+    def test_command_runs_beside_healthy_workers_and_its_status_is_the_jobs(self):
+        port = free_port_pair()
+        seen = self.folder / "seen.json"
+        result = self.run_script("bash", "-c", f'"{PROGRAM}" health --config {{}} --json > {seen}; exit 7',
+                                 nodes="127.0.0.1,127.0.0.2", TENSORLANE_PORT=str(port))
+        self.assertEqual(result.returncode, 7, result.stderr)
+        workers = json.loads(seen.read_text(encoding="utf-8"))["workers"]
+        self.assertEqual(sorted(worker["name"] for worker in workers), ["/job:ps/task:0", "/job:worker/task:0"])
+        self.assertTrue(all(worker["healthy"] for worker in workers))
+        # The workers are stopped: their ports can be had again.
+        for address in (("127.0.0.1", port), ("127.0.0.2", port + 1)):
+            with socket.socket() as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+
+    def test_workers_that_cannot_start_end_the_job(self):
+        with socket.socket() as taken:
+            port = free_port_pair()
+            taken.bind(("127.0.0.1", port))
+            taken.listen()
+            result = self.run_script("true", nodes="127.0.0.1", TENSORLANE_PORT=str(port))
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("the workers have ended", result.stderr)
+
+
+if __name__ == "__main__":
+    if not PROGRAM:
+        print("the program tensorlane is not built")
+        sys.exit(77)
+    unittest.main(verbosity=2)
