@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 
-/* ------------------------------------------------------------------------------------------------------- UTF-8 -- */
+/* --------------------------------------------------------------------------------------------------------- UTF-8 -- */
 
 size_t tl_text_utf8_char_len(const char *text, size_t len_bytes)
 {
@@ -172,7 +172,7 @@ bool tl_text_parse_duration(const char *text, int64_t *ret_ns)
     return true;
 }
 
-/* --------------------------------------------------------------------------------------- formatting for people -- */
+/* ----------------------------------------------------------------------------------------- formatting for people -- */
 
 /* Writes value with three digits and the unit of units[] that fits; every unit is 1000 of the one before. */
 static void format_three_digits(double value, const char *const *units, size_t count, char *buffer, size_t capacity)
@@ -212,7 +212,7 @@ char *tl_text_format_duration(int64_t ns, char *buffer, size_t capacity)
     return buffer;
 }
 
-/* ------------------------------------------------------------------------------------------------ nearest name -- */
+/* -------------------------------------------------------------------------------------------------- nearest name -- */
 
 #define MAX_NEAREST_BYTES 512
 
@@ -256,7 +256,7 @@ const char *tl_text_nearest(const char *name, const char *const *candidates, siz
     return nearest;
 }
 
-/* -------------------------------------------------------------------------------------------------------- glob -- */
+/* ---------------------------------------------------------------------------------------------------------- glob -- */
 
 /* Takes one character off *cursor: a code point, or a byte of invalid UTF-8 as a number that is no code point. */
 static uint32_t next_char(const char **cursor)

@@ -37,8 +37,8 @@ bool tl_shape_is_equal(const struct tl_shape *a, const struct tl_shape *b);
 #define TL_SHAPE_TEXT_BYTES (TL_MAX_RANK * 22 + 3)
 char *tl_shape_format(const struct tl_shape *shape, char *buffer, size_t capacity);
 
-/* Checks meta-data that came from outside: a known dtype (none for dead), rank in range, size_bytes what dtype and
- * shape say (any size that can hold the length table for TL_STRING, 0 for dead).
+/* Checks meta-data that came from outside: a known dtype (none for dead), rank in range (0 for dead), size_bytes what
+ * dtype and shape say (any size that can hold the length table for TL_STRING, 0 for dead).
  * Errors: TL_INVALID_ARGUMENT: it does not. TL_OUT_OF_RANGE: does not fit. */
 enum tl_status tl_meta_data_validate(const struct tl_meta_data *meta_data, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -30,6 +30,9 @@ enum tl_status tl_tensor_create_for(const struct tl_meta_data *meta_data, struct
  * Errors: TL_DATA_LOSS: they do not. TL_OK for every other dtype. */
 enum tl_status tl_tensor_check_strings(const struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;
 
+/* True when somebody holds a reference besides the caller. Only meaningful when nobody else may take a new one. */
+bool tl_tensor_is_shared(const struct tl_tensor *tensor);
+
 /* True when the bytes may be written by a transport. */
 bool tl_tensor_is_writable(const struct tl_tensor *tensor);
 

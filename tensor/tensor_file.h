@@ -4,7 +4,8 @@
  *
  * Reading maps the file and gives tensors that lie in the mapping: nothing is copied, every offset is checked before
  * use. Writing goes to a temporary file beside the target, in place, so that a transport can receive straight into it;
- * the target appears, by rename, only when tl_tensor_writer_commit succeeds. A writer that is destroyed without commit leaves nothing.
+ * the target appears, by rename, only when tl_tensor_writer_commit succeeds. A writer that is destroyed without commit
+ * leaves nothing.
  */
 #ifndef TENSOR_TENSOR_FILE_H
 #define TENSOR_TENSOR_FILE_H
@@ -60,9 +61,9 @@ struct tl_tensor_slot {
 };
 
 /* Starts a safetensors file at path: writes the header, allocates all disk space and maps the data.
- * Errors: TL_INVALID_ARGUMENT: a name twice, a dtype safetensors cannot hold (STRING, C128, I4, U4), a dead tensor, or a
- * packed tensor whose bits do not fill its bytes, naming the tensor. As tl_error_set_errno for the file: a full disk is
- * TL_RESOURCE_EXHAUSTED and says how many bytes were needed. */
+ * Errors: TL_INVALID_ARGUMENT: a name twice, a dtype safetensors cannot hold (STRING, C128, I4, U4), a dead tensor, or
+ * a packed tensor whose bits do not fill its bytes, naming the tensor. As tl_error_set_errno for the file: a full disk
+ * is TL_RESOURCE_EXHAUSTED and says how many bytes were needed. */
 enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
                                             struct tl_tensor_writer **ret_writer,
                                             struct tl_error *ret_error) TL_MUST_USE;

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The receiving half that all transports share.
+ *
+ * Happy path: tl_fetch_begin places the announced value; tl_fetch_next says where each piece goes and tl_fetch_advance
+ * counts and hashes it; when all announced bytes have arrived, tl_fetch_verify compares the checksum.
+ *
+ * Failure modes: a connection that breaks leaves the progress in the fetch; the next begin continues at exactly that
+ * byte of the same value, or starts over when the owner has another one. A peer that announces impossible meta-data,
+ * resumes elsewhere or sends too much ends the fetch with a status; nothing is written outside of the destination.
+ */
+#include "tensor/transfer.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/error.h"
+
+void tl_fetch_init(struct tl_fetch *fetch, const struct tl_fetch_ops *ops)
+{
+    *fetch = (struct tl_fetch){.ops = ops};
+    tl_list_init(&fetch->transport_link);
+}
+
+/* Forgets what has arrived, keeps nothing. */
+static void drop_progress(struct tl_fetch *fetch)
+{
+    tl_tensor_put(fetch->destination);
+    fetch->destination = NULL;
+    fetch->meta_data = (struct tl_meta_data){0};
+    fetch->publication = 0;
+    fetch->offer_step = 0;
+    fetch->received_bytes = 0;
+    fetch->is_verified = false;
+}
+
+void tl_fetch_fini(struct tl_fetch *fetch)
+{
+    drop_progress(fetch);
+    (void)XXH3_freeState(fetch->hash_state);
+    fetch->hash_state = NULL;
+}
+
+static enum tl_status check_resume(const struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
+                                   uint64_t publication, uint64_t offset, struct tl_error *ret_error)
+{
+    if (fetch->destination && publication == fetch->publication && offset == fetch->received_bytes &&
+        tl_meta_data_is_equal(meta_data, &fetch->meta_data))
+        return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                        "tensor '%s': the peer continues value %" PRIx64 " at byte %" PRIu64 ", but %" PRIu64
+                        " bytes of value %" PRIx64 " have arrived",
+                        fetch->key, publication, offset, fetch->received_bytes, fetch->publication);
+}
+
+static enum tl_status start_hash(struct tl_fetch *fetch, struct tl_error *ret_error)
+{
+    if (!fetch->wants_checksum) return TL_OK;
+    if (!fetch->hash_state) fetch->hash_state = XXH3_createState();
+    if (!fetch->hash_state)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "tensor '%s': no memory for its checksum", fetch->key);
+    TL_CHECK(XXH3_64bits_reset(fetch->hash_state) == XXH_OK);
+    return TL_OK;
+}
+
+/* Starts a value at its first byte, in the destination that is there when it fits. */
+static enum tl_status start_value(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
+                                  struct tl_error *ret_error)
+{
+    if (fetch->destination && tl_meta_data_is_equal(meta_data, &fetch->meta_data)) {
+        fetch->received_bytes = 0;
+        return TL_OK;
+    }
+    drop_progress(fetch);
+    struct tl_tensor *destination;
+    enum tl_status status = fetch->ops->place(fetch, meta_data, &destination, ret_error);
+    if (status != TL_OK) return status;
+    TL_CHECK(tl_tensor_size_bytes(destination) == meta_data->size_bytes);
+    fetch->destination = destination;
+    fetch->meta_data = *meta_data;
+    return TL_OK;
+}
+
+enum tl_status tl_fetch_begin(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, uint64_t publication,
+                              uint64_t offer_step, uint64_t offset, struct tl_error *ret_error)
+{
+    enum tl_status status = tl_meta_data_validate(meta_data, ret_error);
+    if (status != TL_OK) {
+        tl_error_prefix(ret_error, "tensor '%s': the peer's meta-data: ", fetch->key);
+        return status;
+    }
+    if (publication == 0)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "tensor '%s': the peer sends a value without a number",
+                            fetch->key);
+    if (offset > 0) {
+        status = check_resume(fetch, meta_data, publication, offset, ret_error);
+        if (status != TL_OK) return status;
+        fetch->offer_step = offer_step;
+        return TL_OK;
+    }
+    status = start_hash(fetch, ret_error);
+    if (status != TL_OK) return status;
+    status = start_value(fetch, meta_data, ret_error);
+    if (status != TL_OK) return status;
+    fetch->publication = publication;
+    fetch->offer_step = offer_step;
+    return TL_OK;
+}
+
+enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error)
+{
+    uint64_t left_bytes = fetch->meta_data.size_bytes - fetch->received_bytes;
+    if (!fetch->destination || len_bytes > left_bytes)
+        return tl_error_set(ret_error, TL_OUT_OF_RANGE,
+                            "tensor '%s': the peer sends %" PRIu64 " bytes where %" PRIu64 " of %" PRIu64
+                            " announced bytes are left",
+                            fetch->key, len_bytes, left_bytes, fetch->meta_data.size_bytes);
+    unsigned char *data = tl_tensor_data(fetch->destination);
+    *ret_address = data ? data + fetch->received_bytes : NULL;
+    return TL_OK;
+}
+
+void tl_fetch_advance(struct tl_fetch *fetch, uint64_t len_bytes)
+{
+    TL_CHECK(fetch->destination && len_bytes <= fetch->meta_data.size_bytes - fetch->received_bytes);
+    if (len_bytes == 0) return;
+    if (fetch->hash_state) {
+        const unsigned char *data = tl_tensor_data(fetch->destination);
+        TL_CHECK(XXH3_64bits_update(fetch->hash_state, data + fetch->received_bytes, len_bytes) == XXH_OK);
+    }
+    fetch->received_bytes += len_bytes;
+}
+
+bool tl_fetch_is_complete(const struct tl_fetch *fetch)
+{
+    return fetch->destination && fetch->received_bytes == fetch->meta_data.size_bytes;
+}
+
+static enum tl_status verify_checksum(struct tl_fetch *fetch, bool has_checksum, uint64_t checksum,
+                                      struct tl_error *ret_error)
+{
+    if (!fetch->wants_checksum) return TL_OK;
+    if (!has_checksum)
+        return tl_error_set(ret_error, TL_DATA_LOSS, "tensor '%s': the peer sent no checksum, which was asked for",
+                            fetch->key);
+    uint64_t actual = XXH3_64bits_digest(fetch->hash_state);
+    if (actual != checksum)
+        return tl_error_set(ret_error, TL_DATA_LOSS,
+                            "tensor '%s': the checksum of the %" PRIu64 " bytes that arrived is %016" PRIx64
+                            ", the peer's %016" PRIx64,
+                            fetch->key, fetch->received_bytes, actual, checksum);
+    return TL_OK;
+}
+
+enum tl_status tl_fetch_verify(struct tl_fetch *fetch, bool has_checksum, uint64_t checksum, struct tl_error *ret_error)
+{
+    TL_CHECK(tl_fetch_is_complete(fetch));
+    enum tl_status status = verify_checksum(fetch, has_checksum, checksum, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_tensor_check_strings(fetch->destination, ret_error);
+    if (status != TL_OK) {
+        tl_error_prefix(ret_error, "tensor '%s': ", fetch->key);
+        return status;
+    }
+    fetch->is_verified = fetch->wants_checksum;
+    return TL_OK;
+}

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Tensors: meta-data, a reference count, and bytes that are the tensor's own, the caller's (wrapped), or nobody's (dead
+ * and zero-size). The last put gives the bytes back: frees them or calls the release callback.
+ *
+ * Failure modes: wrong arguments and sizes are refused before anything is allocated; a failed allocation leaves nothing
+ * behind. Putting a reference too often is a programming error and ends the process.
+ */
+#include "tensor/tensor.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "tensor/strings.h"
+
+#define TENSOR_MAGIC 0x746c544eu
+#define SMALL_ALIGNMENT_BYTES 64
+#define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
+
+struct tl_tensor {
+    uint32_t magic;
+    atomic_uint reference_count;
+    struct tl_meta_data meta_data;
+    uint64_t element_count; /* 0 for a dead tensor */
+    void *data;             /* first byte of the elements; NULL: no bytes */
+    void *own_memory;       /* freed with the tensor; NULL: none */
+    bool is_read_only;
+    struct tl_string_index *strings; /* NULL unless TL_STRING */
+    tl_release_fn release;           /* NULL: nothing to release */
+    void *release_data;
+    void *release_context;
+    tl_tensor_guard_fn guard; /* NULL: always readable */
+    void *guard_context;
+};
+
+/* ---------------------------------------------------------------------------------------------------- life cycle -- */
+
+static void destroy(struct tl_tensor *tensor)
+{
+    if (tensor->release) tensor->release(tensor->release_data, tensor->release_context);
+    tl_string_index_destroy(tensor->strings);
+    free(tensor->own_memory);
+    tensor->magic = 0;
+    free(tensor);
+}
+
+static enum tl_status no_memory(struct tl_error *ret_error, uint64_t size_bytes)
+{
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a tensor of %" PRIu64 " bytes", size_bytes);
+}
+
+/* A tensor with one reference and no bytes yet; NULL when there is no memory. */
+static struct tl_tensor *create_empty(const struct tl_meta_data *meta_data, uint64_t element_count)
+{
+    struct tl_tensor *tensor = calloc(1, sizeof(*tensor));
+    if (!tensor) return NULL;
+    tensor->magic = TENSOR_MAGIC;
+    atomic_init(&tensor->reference_count, 1);
+    tensor->meta_data = *meta_data;
+    tensor->element_count = element_count;
+    return tensor;
+}
+
+/* Memory for the elements. Large tensors ask for huge pages: touching fresh memory a page at a time costs as much as
+ * copying into it. */
+static void *allocate_bytes(uint64_t size_bytes)
+{
+    void *memory;
+    bool is_large = size_bytes >= 2 * HUGE_PAGE_BYTES;
+    if (posix_memalign(&memory, is_large ? HUGE_PAGE_BYTES : SMALL_ALIGNMENT_BYTES, size_bytes) != 0) return NULL;
+    /* Only advice: whole huge pages inside, so that the last part costs no more than it needs. */
+    if (is_large) (void)madvise(memory, size_bytes - size_bytes % HUGE_PAGE_BYTES, MADV_HUGEPAGE);
+    return memory;
+}
+
+/* Creates a tensor of validated meta-data with memory of its own. */
+static enum tl_status create_own(const struct tl_meta_data *meta_data, uint64_t element_count,
+                                 struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_tensor *tensor = create_empty(meta_data, element_count);
+    if (!tensor) goto fail;
+    if (meta_data->size_bytes > 0) {
+        tensor->own_memory = allocate_bytes(meta_data->size_bytes);
+        if (!tensor->own_memory) goto fail;
+        tensor->data = tensor->own_memory;
+    }
+    if (meta_data->dtype == TL_STRING) {
+        tensor->strings = tl_string_index_create(element_count);
+        if (!tensor->strings) goto fail;
+    }
+    *ret_tensor = tensor;
+    return TL_OK;
+
+fail:
+    if (tensor) destroy(tensor);
+    return no_memory(ret_error, meta_data->size_bytes);
+}
+
+/* Collects dtype and shape of a caller; the size is left at zero. */
+static enum tl_status describe(enum tl_dtype dtype, unsigned rank, const uint64_t *dims,
+                               struct tl_meta_data *ret_meta_data, struct tl_error *ret_error)
+{
+    if (rank > TL_MAX_RANK)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "a tensor of rank %u is not possible; at most %u dimensions", rank, TL_MAX_RANK);
+    if (rank > 0 && !dims)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a tensor of rank %u needs dims, which is NULL", rank);
+    *ret_meta_data = (struct tl_meta_data){.dtype = dtype, .shape.rank = rank};
+    for (unsigned i = 0; i < rank; i++)
+        ret_meta_data->shape.dims[i] = dims[i];
+    return TL_OK;
+}
+
+/* The same for plain dtypes, with the size in bytes. */
+static enum tl_status describe_plain(enum tl_dtype dtype, unsigned rank, const uint64_t *dims,
+                                     struct tl_meta_data *ret_meta_data, uint64_t *ret_count,
+                                     struct tl_error *ret_error)
+{
+    enum tl_status status = describe(dtype, rank, dims, ret_meta_data, ret_error);
+    if (status != TL_OK) return status;
+    if (dtype == TL_STRING)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "a tensor of STRING is created with tl_tensor_create_strings");
+    status = tl_shape_size_bytes(dtype, &ret_meta_data->shape, &ret_meta_data->size_bytes, ret_error);
+    if (status != TL_OK) return status;
+    return tl_shape_element_count(&ret_meta_data->shape, ret_count, ret_error);
+}
+
+enum tl_status tl_tensor_create(enum tl_dtype dtype, unsigned rank, const uint64_t *dims, struct tl_tensor **ret_tensor,
+                                struct tl_error *ret_error)
+{
+    struct tl_meta_data meta_data;
+    uint64_t count;
+    enum tl_status status = describe_plain(dtype, rank, dims, &meta_data, &count, ret_error);
+    if (status != TL_OK) return status;
+    return create_own(&meta_data, count, ret_tensor, ret_error);
+}
+
+enum tl_status tl_tensor_create_for(const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                                    struct tl_error *ret_error)
+{
+    uint64_t count;
+    enum tl_status status = tl_meta_data_validate(meta_data, ret_error);
+    if (status != TL_OK) return status;
+    if (meta_data->is_dead) return tl_tensor_create_dead(ret_tensor, ret_error);
+    status = tl_shape_element_count(&meta_data->shape, &count, ret_error);
+    if (status != TL_OK) return status;
+    return create_own(meta_data, count, ret_tensor, ret_error);
+}
+
+enum tl_status tl_tensor_create_dead(struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    static const struct tl_meta_data dead = {.is_dead = true};
+    struct tl_tensor *tensor = create_empty(&dead, 0);
+    if (!tensor) return no_memory(ret_error, 0);
+    *ret_tensor = tensor;
+    return TL_OK;
+}
+
+enum tl_status tl_tensor_create_strings(unsigned rank, const uint64_t *dims, const struct tl_string *strings,
+                                        struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_meta_data meta_data;
+    struct tl_tensor *tensor;
+    uint64_t count;
+    enum tl_status status = describe(TL_STRING, rank, dims, &meta_data, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_shape_element_count(&meta_data.shape, &count, ret_error);
+    if (status != TL_OK) return status;
+    if (count > 0 && !strings)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "strings is NULL, the shape has %" PRIu64 " of them",
+                            count);
+    status = tl_strings_size_bytes(strings, count, &meta_data.size_bytes, ret_error);
+    if (status != TL_OK) return status;
+    status = create_own(&meta_data, count, &tensor, ret_error);
+    if (status != TL_OK) return status;
+    if (count > 0) tl_strings_serialize(strings, count, tensor->data);
+    TL_CHECK(tl_string_index_build(tensor->strings, tensor->data, meta_data.size_bytes, NULL) == TL_OK);
+    *ret_tensor = tensor;
+    return TL_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------------- wrapping --
+ */
+
+/* Strides of dimensions of one element, and all of a tensor without elements, are never used and may be anything. */
+static enum tl_status check_strides(const struct tl_shape *shape, const int64_t *strides, uint64_t element_count,
+                                    struct tl_error *ret_error)
+{
+    int64_t expected = 1;
+    if (!strides || element_count == 0) return TL_OK;
+    for (unsigned i = shape->rank; i-- > 0;) {
+        if (shape->dims[i] != 1 && strides[i] != expected)
+            return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                                "the stride of dimension %u is %" PRId64 ", not %" PRId64
+                                "; only contiguous row-major tensors can be wrapped, copy this one first",
+                                i, strides[i], expected);
+        expected *= (int64_t)shape->dims[i];
+    }
+    return TL_OK;
+}
+
+static enum tl_status check_view(const struct tl_tensor_view *view, const struct tl_meta_data *meta_data,
+                                 uint64_t element_count, struct tl_error *ret_error)
+{
+    uint64_t end_bytes;
+    if (view->device.kind != TL_DEVICE_HOST)
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED,
+                            "memory of device kind %d cannot be wrapped by this version; only host memory",
+                            (int)view->device.kind);
+    if (!view->data && meta_data->size_bytes > 0)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "data is NULL, the tensor has %" PRIu64 " bytes",
+                            meta_data->size_bytes);
+    if (!tl_add_u64(view->offset_bytes, meta_data->size_bytes, &end_bytes) || end_bytes > view->capacity_bytes)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%" PRIu64 " bytes at offset %" PRIu64 " do not lie within the %" PRIu64
+                            " bytes of the allocation",
+                            meta_data->size_bytes, view->offset_bytes, view->capacity_bytes);
+    return check_strides(&meta_data->shape, view->strides, element_count, ret_error);
+}
+
+enum tl_status tl_tensor_wrap(const struct tl_tensor_view *view, struct tl_tensor **ret_tensor,
+                              struct tl_error *ret_error)
+{
+    struct tl_meta_data meta_data;
+    uint64_t count;
+    if (view->size_bytes != sizeof(*view))
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "view->size_bytes is %zu, not %zu; set it to sizeof(struct tl_tensor_view)",
+                            view->size_bytes, sizeof(*view));
+    enum tl_status status = describe_plain(view->dtype, view->rank, view->dims, &meta_data, &count, ret_error);
+    if (status != TL_OK) return status;
+    status = check_view(view, &meta_data, count, ret_error);
+    if (status != TL_OK) return status;
+    struct tl_tensor *tensor = create_empty(&meta_data, count);
+    if (!tensor) return no_memory(ret_error, 0);
+    if (view->data) tensor->data = (unsigned char *)view->data + view->offset_bytes;
+    tensor->is_read_only = view->read_only;
+    tensor->release = view->release;
+    tensor->release_data = view->data;
+    tensor->release_context = view->release_context;
+    *ret_tensor = tensor;
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- references --
+ */
+
+struct tl_tensor *tl_tensor_get(struct tl_tensor *tensor)
+{
+    TL_CHECK(tensor->magic == TENSOR_MAGIC);
+    TL_CHECK(atomic_fetch_add_explicit(&tensor->reference_count, 1, memory_order_relaxed) > 0);
+    return tensor;
+}
+
+void tl_tensor_put(struct tl_tensor *tensor)
+{
+    if (!tensor) return;
+    TL_CHECK(tensor->magic == TENSOR_MAGIC);
+    unsigned before = atomic_fetch_sub_explicit(&tensor->reference_count, 1, memory_order_acq_rel);
+    TL_CHECK(before > 0);
+    if (before == 1) destroy(tensor);
+}
+
+bool tl_tensor_is_shared(const struct tl_tensor *tensor)
+{
+    return atomic_load_explicit(&tensor->reference_count, memory_order_acquire) > 1;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- looking --
+ */
+
+enum tl_dtype tl_tensor_dtype(const struct tl_tensor *tensor)
+{
+    return tensor->meta_data.dtype;
+}
+
+unsigned tl_tensor_rank(const struct tl_tensor *tensor)
+{
+    return tensor->meta_data.shape.rank;
+}
+
+const uint64_t *tl_tensor_dims(const struct tl_tensor *tensor)
+{
+    return tensor->meta_data.shape.dims;
+}
+
+uint64_t tl_tensor_element_count(const struct tl_tensor *tensor)
+{
+    return tensor->element_count;
+}
+
+uint64_t tl_tensor_size_bytes(const struct tl_tensor *tensor)
+{
+    return tensor->meta_data.size_bytes;
+}
+
+void *tl_tensor_data(const struct tl_tensor *tensor)
+{
+    return tensor->data;
+}
+
+bool tl_tensor_is_dead(const struct tl_tensor *tensor)
+{
+    return tensor->meta_data.is_dead;
+}
+
+const struct tl_meta_data *tl_tensor_meta_data(const struct tl_tensor *tensor)
+{
+    return &tensor->meta_data;
+}
+
+bool tl_tensor_is_writable(const struct tl_tensor *tensor)
+{
+    return !tensor->is_read_only && !tensor->meta_data.is_dead;
+}
+
+enum tl_status tl_tensor_string(const struct tl_tensor *tensor, uint64_t index, struct tl_string *ret_string,
+                                struct tl_error *ret_error)
+{
+    if (tensor->meta_data.dtype != TL_STRING)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a tensor of %s has no strings",
+                            tl_dtype_name(tensor->meta_data.dtype));
+    if (index >= tensor->element_count)
+        return tl_error_set(ret_error, TL_OUT_OF_RANGE, "string %" PRIu64 " was asked of a tensor that has %" PRIu64,
+                            index, tensor->element_count);
+    return tl_string_index_find(tensor->strings, tensor->data, tensor->meta_data.size_bytes, index, ret_string,
+                                ret_error);
+}
+
+enum tl_status tl_tensor_check_strings(const struct tl_tensor *tensor, struct tl_error *ret_error)
+{
+    if (tensor->meta_data.dtype != TL_STRING) return TL_OK;
+    return tl_string_index_build(tensor->strings, tensor->data, tensor->meta_data.size_bytes, ret_error);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ guard --
+ */
+
+void tl_tensor_set_guard(struct tl_tensor *tensor, tl_tensor_guard_fn guard, void *context)
+{
+    tensor->guard = guard;
+    tensor->guard_context = context;
+}
+
+enum tl_status tl_tensor_check_readable(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes,
+                                        struct tl_error *ret_error)
+{
+    uint64_t end_bytes;
+    TL_CHECK(tl_add_u64(offset_bytes, len_bytes, &end_bytes) && end_bytes <= tensor->meta_data.size_bytes);
+    if (!tensor->guard || len_bytes == 0) return TL_OK;
+    return tensor->guard(tensor->guard_context, (const unsigned char *)tensor->data + offset_bytes, len_bytes,
+                         ret_error);
+}
