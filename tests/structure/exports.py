@@ -8,7 +8,7 @@ import subprocess
 
 import source
 
-DECLARED = re.compile(r"\bTL_API\b[^;(]*?\b(\w+)\s*\(")
+DECLARED = re.compile(r"^TL_API\b[^;(]*?\b(\w+)\s*\(", re.MULTILINE)
 LISTINGS = {"libtensorlane.so": ["nm", "-D", "--defined-only"], "libtensorlane.a": ["nm", "-g", "--defined-only"]}
 
 
