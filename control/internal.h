@@ -9,6 +9,8 @@
 
 #define TL_PROTOCOL_VERSION 1
 
+struct tl_arena;
+struct tl_frame_builder;
 struct tl_health_service;
 
 struct tl_control {
@@ -17,9 +19,13 @@ struct tl_control {
     struct tl_rpc_server *server; /* NULL: a client */
     struct tl_health_service *health;
     struct tl_list links; /* all, of both sides */
+    struct tl_arena *arena; /* the message that is being handled */
+    struct tl_frame_builder *builder; /* the frame that is being composed */
     struct tl_control_stats stats;
     bool is_stopping;
     bool is_server_stopped;
+    struct tl_timer stop_timer;   /* the links' deadline */
+    struct tl_letter stop_letter; /* without a server: looks at the links once the stop has been asked for */
     void (*stopped)(void *context);
     void *stopped_context;
 };

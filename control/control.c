@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The control object: puts loop, server, services and links together, and takes them apart in the right order.
+ *
+ * Stop: health turns NOT_SERVING, links drain, the server refuses new calls; at the deadline what is left is closed.
+ * It has stopped when the server has (if there is one) and no link is left.
+ */
+#include "control/control.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "control/link_internal.h"
+
+/* For one unpacked message; a frame at its limits takes a few hundred KiB. */
+#define ARENA_BYTES (4 * 1024 * 1024)
+
+static enum tl_status add_services(struct tl_control *control, struct tl_error *ret_error)
+{
+    enum tl_status status = tl_link_service_add(control, ret_error);
+    if (status == TL_OK) status = tl_transfer_service_add(control, ret_error);
+    if (status == TL_OK) status = tl_cluster_service_add(control, ret_error);
+    if (status == TL_OK) status = tl_health_service_add(control, ret_error);
+    if (status == TL_OK) status = tl_reflection_service_add(control, ret_error);
+    return status;
+}
+
+static void links_deadline(struct tl_timer *timer)
+{
+    struct tl_control *control = TL_CONTAINER_OF(timer, struct tl_control, stop_timer);
+    struct tl_error reason;
+    tl_error_set(&reason, TL_CANCELLED, "%s has shut down", control->options.self.name);
+    tl_links_close(control, &reason);
+}
+
+enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_options *options,
+                                 struct tl_control **ret_control, struct tl_error *ret_error)
+{
+    struct tl_control *control = calloc(1, sizeof(*control));
+    if (control == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the control plane");
+    control->loop = loop;
+    control->options = *options;
+    control->stop_timer.fire = links_deadline;
+    tl_list_init(&control->links);
+    enum tl_status status = TL_RESOURCE_EXHAUSTED;
+    control->builder = tl_frame_builder_create();
+    control->arena = calloc(1, sizeof(*control->arena));
+    if (control->builder == NULL || control->arena == NULL) {
+        tl_error_set(ret_error, status, "no memory for the control plane");
+        goto fail;
+    }
+    status = tl_arena_init(control->arena, ARENA_BYTES, ret_error);
+    if (status != TL_OK) goto fail;
+    *ret_control = control;
+    return TL_OK;
+fail:
+    tl_control_destroy(control);
+    return status;
+}
+
+enum tl_status tl_control_start(struct tl_control *control, const char *address, uint16_t *ret_port,
+                                struct tl_error *ret_error)
+{
+    const struct tl_rpc_server_options options = {
+        .keepalive_ns = control->options.keepalive_ns,
+        .keepalive_timeout_ns = control->options.keepalive_timeout_ns,
+        .handshake_timeout_ns = control->options.connect_timeout_ns,
+        .max_message_bytes = tl_control_max_message_bytes(&control->options),
+        .max_calls = control->options.max_calls,
+    };
+    struct tl_rpc_server *server;
+    enum tl_status status = tl_rpc_server_create(control->loop, &options, &server, ret_error);
+    if (status != TL_OK) return status;
+    control->server = server;
+    status = add_services(control, ret_error);
+    if (status == TL_OK) status = tl_rpc_server_start(server, address, ret_port, ret_error);
+    if (status == TL_OK) return TL_OK;
+    tl_rpc_server_destroy(server);
+    control->server = NULL;
+    return status;
+}
+
+void tl_control_set_health(struct tl_control *control, const char *service, enum tl_health health)
+{
+    if (control->health != NULL) tl_health_service_set(control->health, service, health);
+}
+
+static void maybe_stopped(struct tl_control *control)
+{
+    if (!control->is_stopping || !control->is_server_stopped || !tl_list_is_empty(&control->links)) return;
+    tl_timers_disarm(tl_loop_timers(control->loop), &control->stop_timer);
+    if (control->stopped == NULL) return;
+    void (*stopped)(void *) = control->stopped;
+    control->stopped = NULL;
+    stopped(control->stopped_context);
+}
+
+void tl_control_link_gone(struct tl_control *control)
+{
+    maybe_stopped(control);
+}
+
+static void server_stopped(void *context)
+{
+    struct tl_control *control = context;
+    control->is_server_stopped = true;
+    maybe_stopped(control);
+}
+
+static void stop_check(struct tl_letter *letter)
+{
+    maybe_stopped(TL_CONTAINER_OF(letter, struct tl_control, stop_letter));
+}
+
+void tl_control_stop(struct tl_control *control, int64_t deadline_ns, void (*stopped)(void *context), void *context)
+{
+    TL_CHECK(!control->is_stopping);
+    control->is_stopping = true;
+    control->stopped = stopped;
+    control->stopped_context = context;
+    control->is_server_stopped = control->server == NULL;
+    if (control->health != NULL) tl_health_service_stop(control->health);
+    tl_links_drain(control);
+    if (tl_timers_arm(tl_loop_timers(control->loop), &control->stop_timer, deadline_ns) != TL_OK) {
+        links_deadline(&control->stop_timer);
+    }
+    if (control->server != NULL) {
+        tl_rpc_server_stop(control->server, deadline_ns, server_stopped, control);
+    } else {
+        control->stop_letter.deliver = stop_check;
+        tl_loop_defer(control->loop, &control->stop_letter);
+    }
+}
+
+void tl_control_destroy(struct tl_control *control)
+{
+    if (control == NULL) return;
+    TL_CHECK(tl_list_is_empty(&control->links));
+    tl_timers_disarm(tl_loop_timers(control->loop), &control->stop_timer);
+    tl_rpc_server_destroy(control->server);
+    tl_health_service_destroy(control->health);
+    if (control->arena != NULL) tl_arena_fini(control->arena);
+    free(control->arena);
+    tl_frame_builder_destroy(control->builder);
+    free(control);
+}
+
+void tl_control_get_stats(const struct tl_control *control, struct tl_control_stats *ret_stats)
+{
+    *ret_stats = control->stats;
+}

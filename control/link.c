@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The life of a link.
+ *
+ * Happy path: opened (by us: a channel of its own and a call; by the peer: an accepted call), Hello out, Hello in and
+ * checked, up; frames flow; drained when idle, or closed.
+ * Failure modes: no Hello in time ends the link with DEADLINE_EXCEEDED; the wrong worker or version with
+ * FAILED_PRECONDITION, told to the peer; a frame that breaks the protocol with INVALID_ARGUMENT, counted. Whatever the
+ * end, it is handled in one place, stream_closed.
+ */
+#include "control/link.h"
+
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/credentials.h"
+#include "control/link_internal.h"
+
+#define EXCHANGE_METHOD "/tensorlane.v1.Transfer/Exchange"
+
+static const struct tl_link_events no_events;
+
+bool number_list_push(struct number_list *list, uint64_t number)
+{
+    if (list->count == list->capacity) {
+        size_t capacity = list->capacity == 0 ? 64 : list->capacity * 2;
+        uint64_t *items = realloc(list->items, capacity * sizeof(*items));
+        if (items == NULL) return false;
+        list->items = items;
+        list->capacity = capacity;
+    }
+    list->items[list->count++] = number;
+    return true;
+}
+
+static void flush(struct tl_letter *letter)
+{
+    struct tl_link *link = TL_CONTAINER_OF(letter, struct tl_link, flush_letter);
+    link->is_flush_deferred = false;
+    struct tl_list failed;
+    tl_list_init(&failed);
+    tl_list_splice_back(&failed, &link->to_fail);
+    struct tl_list *place;
+    struct tl_error error;
+    tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory for a request");
+    while ((place = tl_list_pop_front(&failed)) != NULL) {
+        struct tl_fetch *fetch = TL_CONTAINER_OF(place, struct tl_fetch, transport_link);
+        fetch->ops->done(fetch, &error);
+    }
+    link_send_frames(link);
+    link_maybe_drained(link);
+}
+
+void link_flush_later(struct tl_link *link)
+{
+    if (link->is_flush_deferred) return;
+    link->is_flush_deferred = true;
+    tl_loop_defer(link->control->loop, &link->flush_letter);
+}
+
+/* Begins the end: nothing is sent or handled any more, the stream's end will come. */
+static void begin_close(struct tl_link *link, const struct tl_error *reason)
+{
+    if (link->state == LINK_CLOSING) return;
+    link->state = LINK_CLOSING;
+    link->close_reason = *reason;
+    link->has_close_reason = true;
+    tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
+    if (link->channel != NULL) {
+        tl_stream_cancel(link->stream);
+    } else {
+        tl_stream_finish(link->stream, reason);
+    }
+}
+
+void link_protocol_error(struct tl_link *link, const char *format, ...)
+{
+    char what[512];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof(what), format, args);
+    va_end(args);
+    link->control->stats.protocol_errors++;
+    struct tl_error reason;
+    tl_error_set(&reason, TL_INVALID_ARGUMENT, "%s broke the protocol: %s",
+                 link->peer.name[0] != '\0' ? link->peer.name : link->peer.address, what);
+    TL_LOG_AT_WARN("link ended", TL_STR("peer", link->peer.name), TL_STR("address", link->peer.address),
+                   TL_STR("reason", reason.message));
+    begin_close(link, &reason);
+}
+
+void link_maybe_drained(struct tl_link *link)
+{
+    if (link->state != LINK_DRAINING || !tl_link_is_idle(link)) return;
+    if (link->received.count > 0 || link->cancels.count > 0 || !tl_stream_can_send(link->stream)) return;
+    struct tl_error reason = {.code = TL_OK};
+    if (link->channel != NULL) {
+        link->state = LINK_CLOSING;
+        link->close_reason = reason;
+        link->has_close_reason = true;
+        tl_stream_half_close(link->stream);
+    } else {
+        begin_close(link, &reason);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- end -- */
+
+static void close_status(const struct tl_link *link, const struct tl_error *stream_status, struct tl_error *ret_status)
+{
+    if (link->has_close_reason) {
+        *ret_status = link->close_reason;
+    } else if (stream_status->code == TL_OK || stream_status->code == TL_CANCELLED) {
+        tl_error_set(ret_status, TL_UNAVAILABLE, "%s closed the connection", link->peer.address);
+    } else {
+        *ret_status = *stream_status;
+        tl_error_prefix(ret_status, "%s: ", link->peer.address);
+    }
+}
+
+static void link_free(struct tl_link *link)
+{
+    tl_list_remove(&link->control_link);
+    if (link->is_flush_deferred) tl_list_remove(&link->flush_letter.link);
+    tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
+    free(link->cancels.items);
+    free(link->received.items);
+    if (link->channel != NULL) grpc_channel_destroy(link->channel);
+    free(link);
+}
+
+static void stream_closed(struct tl_stream *stream, const struct tl_error *stream_status)
+{
+    struct tl_link *link = tl_stream_owner(stream);
+    struct tl_control *control = link->control;
+    struct tl_error reason;
+    close_status(link, stream_status, &reason);
+    link->state = LINK_CLOSING;
+    struct tl_error unavailable = reason;
+    if (reason.code != TL_FAILED_PRECONDITION) unavailable.code = TL_UNAVAILABLE;
+    if (reason.code == TL_OK) tl_error_set(&unavailable, TL_UNAVAILABLE, "%s: link closed", link->peer.address);
+    link_fetches_break(link, &unavailable);
+    link_serves_break(link);
+    if (link->events->closed != NULL) link->events->closed(link, &reason);
+    link_free(link);
+    tl_control_link_gone(control);
+}
+
+static void stream_half_closed(struct tl_stream *stream)
+{
+    struct tl_link *link = tl_stream_owner(stream);
+    if (link->channel != NULL || link->state == LINK_CLOSING) return;
+    struct tl_error reason = {.code = TL_OK};
+    begin_close(link, &reason);
+}
+
+/* ------------------------------------------------------------------------------------------------------- frames -- */
+
+static void stream_sent(struct tl_stream *stream)
+{
+    struct tl_link *link = tl_stream_owner(stream);
+    if (link->state == LINK_GREETING || link->state == LINK_CLOSING) return;
+    link_send_frames(link);
+    if (link->is_read_paused && !link_is_congested(link)) {
+        link->is_read_paused = false;
+        tl_stream_read(stream);
+    }
+    link_maybe_drained(link);
+}
+
+static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
+{
+    struct tl_link *link = tl_stream_owner(stream);
+    if (link->state != LINK_CLOSING) {
+        link_receive_frame(link, message);
+        link->is_read_paused = link_is_congested(link);
+        if (!link->is_read_paused) tl_stream_read(stream);
+    }
+    grpc_byte_buffer_destroy(message);
+}
+
+static const struct tl_stream_events stream_events = {
+    .on_message = stream_message,
+    .on_half_closed = stream_half_closed,
+    .on_sent = stream_sent,
+    .on_closed = stream_closed,
+};
+
+static void greeting_timeout(struct tl_timer *timer)
+{
+    struct tl_link *link = TL_CONTAINER_OF(timer, struct tl_link, greeting_timer);
+    struct tl_error reason;
+    tl_error_set(&reason, TL_DEADLINE_EXCEEDED, "%s did not answer within the connect time-out", link->peer.address);
+    begin_close(link, &reason);
+}
+
+static struct tl_link *link_create(struct tl_control *control, struct tl_error *ret_error)
+{
+    struct tl_link *link = calloc(1, sizeof(*link));
+    if (link == NULL) {
+        tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a link");
+        return NULL;
+    }
+    link->control = control;
+    link->events = &no_events;
+    link->state = LINK_GREETING;
+    link->flush_letter.deliver = flush;
+    link->greeting_timer.fire = greeting_timeout;
+    tl_list_init(&link->control_link);
+    tl_list_init(&link->flush_letter.link);
+    tl_list_init(&link->to_request);
+    tl_list_init(&link->to_fail);
+    tl_list_init(&link->failures);
+    tl_list_init(&link->ready);
+    tl_list_init(&link->active);
+    int64_t due_ns = tl_clock_deadline_ns(control->options.connect_timeout_ns);
+    if (tl_timers_arm(tl_loop_timers(control->loop), &link->greeting_timer, due_ns) != TL_OK) {
+        tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a link");
+        free(link);
+        return NULL;
+    }
+    tl_list_push_back(&control->links, &link->control_link);
+    return link;
+}
+
+enum tl_status tl_link_open(struct tl_control *control, const char *address, const char *expected_name,
+                            const uint64_t *again, size_t again_count, const struct tl_link_events *events,
+                            void *owner, struct tl_link **ret_link, struct tl_error *ret_error)
+{
+    struct tl_link *link = link_create(control, ret_error);
+    if (link == NULL) return TL_RESOURCE_EXHAUSTED;
+    const struct tl_channel_options channel_options = {
+        .keepalive_ns = control->options.keepalive_ns,
+        .keepalive_timeout_ns = control->options.keepalive_timeout_ns,
+        .connect_timeout_ns = control->options.connect_timeout_ns,
+        .max_message_bytes = tl_control_max_message_bytes(&control->options),
+    };
+    link->channel = tl_channel_create(address, &channel_options);
+    snprintf(link->peer.address, sizeof(link->peer.address), "%s", address);
+    snprintf(link->expected_name, sizeof(link->expected_name), "%s", expected_name != NULL ? expected_name : "");
+    enum tl_status status = tl_stream_call(control->loop, link->channel, EXCHANGE_METHOD, TL_TIME_NEVER,
+                                           &stream_events, link, &link->stream, ret_error);
+    if (status != TL_OK) {
+        link_free(link);
+        return status;
+    }
+    tl_link_set_events(link, events, owner);
+    grpc_byte_buffer *hello = link_hello(link, again, again_count);
+    if (hello != NULL) {
+        tl_stream_send(link->stream, hello);
+        tl_stream_read(link->stream);
+    } else {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_RESOURCE_EXHAUSTED, "no memory for the greeting");
+        begin_close(link, &reason);
+    }
+    *ret_link = link;
+    return TL_OK;
+}
+
+static void accept_link(void *context, struct tl_stream *stream)
+{
+    struct tl_control *control = context;
+    struct tl_error error;
+    struct tl_link *link = link_create(control, &error);
+    if (link == NULL) {
+        tl_stream_finish(stream, &error);
+        return;
+    }
+    link->stream = stream;
+    tl_stream_peer_address(stream, link->peer.address, sizeof(link->peer.address));
+    tl_stream_set_owner(stream, link);
+    tl_stream_set_events(stream, &stream_events);
+    tl_stream_read(stream);
+}
+
+enum tl_status tl_link_service_add(struct tl_control *control, struct tl_error *ret_error)
+{
+    return tl_rpc_server_add_method(control->server, EXCHANGE_METHOD, accept_link, control, ret_error);
+}
+
+/* ----------------------------------------------------------------------------------------------------- greeting -- */
+
+static enum tl_status check_hello(const struct tl_link *link, const Tensorlane__V1__Hello *hello,
+                                  struct tl_error *ret_error)
+{
+    const char *self = link->control->options.self.name;
+    if (hello->protocol_version != TL_PROTOCOL_VERSION) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "%s (version %.32s) speaks protocol version %u, %s speaks %d; run the same release on both",
+                            hello->name, hello->software_version, hello->protocol_version, self, TL_PROTOCOL_VERSION);
+    }
+    if (hello->incarnation == 0) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s gave no incarnation", link->peer.address);
+    }
+    enum tl_status status = tl_wire_text(hello->name, 0, TL_MAX_NAME_BYTES - 1, "name of the peer", ret_error);
+    if (status != TL_OK) return status;
+    if (hello->expected_name[0] != '\0' && strcmp(hello->expected_name, self) != 0) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "%.*s was called as %.*s; do both use the same configuration?", TL_MAX_NAME_BYTES, self,
+                            TL_MAX_NAME_BYTES, hello->expected_name);
+    }
+    if (link->expected_name[0] != '\0' && strcmp(link->expected_name, hello->name) != 0) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "%s is %s, not %s; do both use the same configuration?", link->peer.address,
+                            hello->name[0] != '\0' ? hello->name : "a client", link->expected_name);
+    }
+    return TL_OK;
+}
+
+void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
+{
+    struct tl_control *control = link->control;
+    struct tl_error error;
+    if (check_hello(link, hello, &error) != TL_OK) {
+        begin_close(link, &error);
+        return;
+    }
+    tl_timers_disarm(tl_loop_timers(control->loop), &link->greeting_timer);
+    link->peer.source = TL_IDENTITY_CLAIMED;
+    link->peer.incarnation = hello->incarnation;
+    snprintf(link->peer.name, sizeof(link->peer.name), "%s", hello->name);
+    link->state = LINK_UP;
+    for (size_t i = 0; i < hello->n_received; i++) {
+        struct tl_request_id id = {.incarnation = hello->incarnation, .number = hello->received[i]};
+        control->options.handlers->source.received(control->options.worker, &id);
+    }
+    if (link->channel != NULL) {
+        if (link->events->up != NULL) link->events->up(link);
+        return;
+    }
+    grpc_byte_buffer *answer = link_hello(link, NULL, 0);
+    if (answer == NULL) {
+        tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory for the greeting");
+        begin_close(link, &error);
+        return;
+    }
+    tl_stream_send(link->stream, answer);
+    control->options.handlers->link_up(control->options.worker, link);
+    if (control->is_stopping && link->state == LINK_UP) link->state = LINK_DRAINING;
+}
+
+/* ------------------------------------------------------------------------------------------------------- public -- */
+
+void tl_link_set_events(struct tl_link *link, const struct tl_link_events *events, void *owner)
+{
+    link->events = events != NULL ? events : &no_events;
+    link->owner = owner;
+}
+
+void *tl_link_owner(const struct tl_link *link)
+{
+    return link->owner;
+}
+
+const struct tl_identity *tl_link_peer(const struct tl_link *link)
+{
+    return &link->peer;
+}
+
+bool tl_link_is_up(const struct tl_link *link)
+{
+    return link->state == LINK_UP;
+}
+
+bool tl_link_is_ours(const struct tl_link *link)
+{
+    return link->channel != NULL;
+}
+
+bool tl_link_is_idle(const struct tl_link *link)
+{
+    return link->fetches == NULL && link->serves == NULL && tl_list_is_empty(&link->to_fail);
+}
+
+void tl_link_drain(struct tl_link *link)
+{
+    struct tl_error reason;
+    if (link->state == LINK_GREETING) {
+        tl_error_set(&reason, TL_CANCELLED, "closed before the peer answered");
+        begin_close(link, &reason);
+    }
+    if (link->state != LINK_UP) return;
+    link->state = LINK_DRAINING;
+    link_flush_later(link);
+}
+
+void tl_link_close(struct tl_link *link, const struct tl_error *reason)
+{
+    begin_close(link, reason);
+}
+
+void tl_links_drain(struct tl_control *control)
+{
+    TL_LIST_FOREACH(&control->links, place)
+    {
+        tl_link_drain(TL_CONTAINER_OF(place, struct tl_link, control_link));
+    }
+}
+
+void tl_links_close(struct tl_control *control, const struct tl_error *reason)
+{
+    TL_LIST_FOREACH(&control->links, place)
+    {
+        struct tl_link *link = TL_CONTAINER_OF(place, struct tl_link, control_link);
+        begin_close(link, reason);
+        tl_stream_cancel(link->stream);
+    }
+}

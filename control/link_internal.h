@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The link, as its three files see it: link.c (life, Hello), link_send.c (requests and tensors out), link_receive.c
+ * (frames in). */
+#ifndef CONTROL_LINK_INTERNAL_H
+#define CONTROL_LINK_INTERNAL_H
+
+#include "base/timer.h"
+#include "control/internal.h"
+#include "control/link.h"
+#include "control/stream.h"
+#include "control/wire.h"
+
+#define HASH_NONFATAL_OOM 1
+#include <uthash.h>
+
+/*
+ *   GREETING --Hello of the peer fits--> UP --tl_link_drain--> DRAINING --idle--> CLOSING
+ *      any state --broken, refused, tl_link_close--> CLOSING --stream ended--> (freed)
+ */
+enum link_state {
+    LINK_GREETING, /* waits for the peer's Hello; woken by the stream or the greeting timer */
+    LINK_UP,       /* carries requests */
+    LINK_DRAINING, /* refuses new requests; waits for fetches and serves to end */
+    LINK_CLOSING,  /* waits for the end of the stream; nothing is sent or handled any more */
+};
+
+/* Numbers that wait to be sent. */
+struct number_list {
+    uint64_t *items;
+    size_t count;
+    size_t capacity;
+};
+
+struct tl_link {
+    struct tl_control *control;
+    struct tl_list control_link; /* in control->links */
+    struct tl_stream *stream;
+    grpc_channel *channel; /* NULL: opened by the peer */
+    const struct tl_link_events *events;
+    void *owner;
+    enum link_state state;
+    struct tl_identity peer;
+    char expected_name[TL_MAX_NAME_BYTES];
+    struct tl_timer greeting_timer;
+    struct tl_error close_reason; /* code TL_OK: none was given, the stream's status tells */
+    bool has_close_reason;
+
+    struct tl_letter flush_letter;
+    bool is_flush_deferred;
+
+    struct link_fetch *fetches;  /* by number: all that were given to us and are not done */
+    struct tl_list to_request;   /* of link_fetch: not asked yet */
+    struct tl_list to_fail;      /* of tl_fetch: could not even be started */
+    struct number_list cancels;  /* to be told */
+    struct number_list received; /* to be told */
+
+    struct link_serve *serves; /* by number: all requests of the peer that are not over */
+    struct tl_list failures;   /* of link_serve: a status is to be told */
+    struct tl_list ready;      /* of link_serve: has an offer, waits for room in flight */
+    struct tl_list active;     /* of link_serve: being sent, in turn */
+    uint64_t active_bytes;     /* left to send of the active ones */
+    size_t unsent_count;       /* serves that are over as soon as enough was sent: ready, active and failed ones */
+    bool is_read_paused;       /* too many of them: the peer is not read until some are gone */
+};
+
+/* A fetch while it is on a link. */
+struct link_fetch {
+    uint64_t number;
+    struct tl_fetch *fetch;
+    struct tl_link *link;
+    struct tl_list request_link; /* in to_request */
+    bool is_begun;               /* meta-data has come on this link */
+    bool is_one_shot;
+    UT_hash_handle hh;
+};
+
+/*
+ *   WAITING --reply: offer--> READY --room--> ACTIVE --all sent, one-shot--> SENT --received--> (freed)
+ *      |                                         \---all sent, published--> (freed)
+ *      \--reply: status--> FAILED --told--> (freed)        cancel, broken: from any state --> (freed)
+ */
+enum serve_state {
+    SERVE_WAITING, /* for the source's reply */
+    SERVE_READY,   /* for room in flight */
+    SERVE_ACTIVE,  /* for its turn to send */
+    SERVE_SENT,    /* for the acknowledgement */
+    SERVE_FAILED,  /* for its turn to tell the status */
+};
+
+struct link_serve {
+    struct tl_serve serve;
+    struct tl_link *link;
+    enum serve_state state;
+    uint64_t number;
+    struct tl_list place; /* in failures, ready or active */
+    bool wants_checksum;
+    uint64_t asked_publication;
+    uint64_t resume_offset;
+    struct tl_offer offer; /* from READY to SENT; holds the tensor's reference until all is sent */
+    uint64_t sent_bytes;
+    uint64_t hashed_bytes;
+    bool is_announced;     /* the meta-data was sent */
+    void *hash_state;      /* XXH3; NULL unless wants_checksum */
+    struct tl_error *failure;
+    UT_hash_handle hh;
+    char key[]; /* NUL-terminated */
+};
+
+/* link.c */
+void link_flush_later(struct tl_link *link);
+/* The peer broke the protocol: counts it, ends the link. */
+void link_protocol_error(struct tl_link *link, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The peer's first frame. */
+void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello);
+/* Ends a draining link that has become idle. */
+void link_maybe_drained(struct tl_link *link);
+bool number_list_push(struct number_list *list, uint64_t number);
+
+/* link_send.c */
+void link_send_frames(struct tl_link *link);
+grpc_byte_buffer *link_hello(struct tl_link *link, const uint64_t *again, size_t again_count);
+/* A request of the peer; the key is valid. */
+void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *request);
+void link_serve_cancel(struct tl_link *link, uint64_t number);
+void link_serve_received(struct tl_link *link, uint64_t number);
+void link_serves_break(struct tl_link *link);
+/* True when the peer has asked for more than it takes off the stream. */
+bool link_is_congested(const struct tl_link *link);
+
+/* link_receive.c */
+void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer);
+void link_fetches_break(struct tl_link *link, const struct tl_error *reason);
+/* Takes the fetch off the link and frees its state. */
+struct tl_fetch *link_fetch_remove(struct link_fetch *entry);
+
+/* Room to compose one frame; one per control. */
+struct tl_frame_builder *tl_frame_builder_create(void);
+void tl_frame_builder_destroy(struct tl_frame_builder *builder);
+
+#endif

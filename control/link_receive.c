@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The receiving half of a link: what a frame of the peer says, and where its bytes go.
+ *
+ * Happy path: the head of the frame is unpacked; acknowledgements, cancels and requests are handed on; failures end
+ * their fetches; the bytes of each chunk are copied once, from gRPC's memory to the destination of its fetch; a fetch whose bytes
+ * are complete is verified, acknowledged if it was a one-shot tensor, and done.
+ * Failure modes: bytes for a request that was given up are skipped and counted; bytes that do not fit what was announced
+ * end that fetch; a frame that does not add up ends the link.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <tensorlane/worker.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "control/link_internal.h"
+
+/* ------------------------------------------------------------------------------------------------------ fetches -- */
+
+static struct link_fetch *fetch_find(struct tl_link *link, uint64_t number)
+{
+    struct link_fetch *entry;
+    HASH_FIND(hh, link->fetches, &number, sizeof(number), entry);
+    return entry;
+}
+
+void tl_link_fetch(struct tl_link *link, struct tl_fetch *fetch)
+{
+    struct link_fetch *entry = calloc(1, sizeof(*entry));
+    bool is_added = entry != NULL;
+    if (entry != NULL) {
+        entry->number = fetch->id.number;
+        entry->fetch = fetch;
+        entry->link = link;
+        tl_list_init(&entry->request_link);
+#undef uthash_nonfatal_oom
+#define uthash_nonfatal_oom(object) is_added = false
+        HASH_ADD(hh, link->fetches, number, sizeof(entry->number), entry);
+    }
+    if (is_added) {
+        fetch->transport_state = entry;
+        tl_list_push_back(&link->to_request, &entry->request_link);
+    } else {
+        free(entry);
+        fetch->transport_state = NULL;
+        tl_list_push_back(&link->to_fail, &fetch->transport_link);
+    }
+    link_flush_later(link);
+}
+
+struct tl_fetch *link_fetch_remove(struct link_fetch *entry)
+{
+    struct tl_fetch *fetch = entry->fetch;
+    HASH_DEL(entry->link->fetches, entry);
+    tl_list_remove(&entry->request_link);
+    fetch->transport_state = NULL;
+    free(entry);
+    return fetch;
+}
+
+/* Tells the peer that the request is given up. When there is no memory to remember that, the link is ended instead. */
+static void tell_cancel(struct tl_link *link, uint64_t number)
+{
+    if (link->state == LINK_CLOSING) return;
+    if (number_list_push(&link->cancels, number)) {
+        link_flush_later(link);
+        return;
+    }
+    struct tl_error error;
+    tl_error_set(&error, TL_UNAVAILABLE, "no memory to cancel a request");
+    tl_link_close(link, &error);
+}
+
+void tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch)
+{
+    struct link_fetch *entry = fetch->transport_state;
+    if (entry == NULL) {
+        tl_list_remove(&fetch->transport_link);
+        return;
+    }
+    bool was_asked = !tl_list_is_linked(&entry->request_link);
+    uint64_t number = entry->number;
+    link_fetch_remove(entry);
+    if (was_asked) tell_cancel(link, number);
+    if (link->state == LINK_DRAINING) link_flush_later(link);
+}
+
+void link_fetches_break(struct tl_link *link, const struct tl_error *reason)
+{
+    struct tl_list broken;
+    tl_list_init(&broken);
+    tl_list_splice_back(&broken, &link->to_fail);
+    struct link_fetch *entry;
+    struct link_fetch *next;
+    HASH_ITER(hh, link->fetches, entry, next)
+    {
+        tl_list_push_back(&broken, &link_fetch_remove(entry)->transport_link);
+    }
+    struct tl_list *place;
+    while ((place = tl_list_pop_front(&broken)) != NULL) {
+        struct tl_fetch *fetch = TL_CONTAINER_OF(place, struct tl_fetch, transport_link);
+        fetch->ops->done(fetch, reason);
+    }
+}
+
+/* Ends one fetch with an error of ours and tells the peer to forget it. */
+static void fetch_fail(struct link_fetch *entry, const struct tl_error *error)
+{
+    struct tl_link *link = entry->link;
+    uint64_t number = entry->number;
+    struct tl_fetch *fetch = link_fetch_remove(entry);
+    tell_cancel(link, number);
+    fetch->ops->done(fetch, error);
+}
+
+static void fetch_complete(struct link_fetch *entry, const Tensorlane__V1__Chunk *chunk)
+{
+    struct tl_link *link = entry->link;
+    struct tl_error result = {.code = TL_OK};
+    if (tl_fetch_verify(entry->fetch, chunk->has_checksum != 0, chunk->checksum, &result) != TL_OK) {
+        fetch_fail(entry, &result);
+        return;
+    }
+    if (entry->is_one_shot && !number_list_push(&link->received, entry->number)) {
+        tl_error_set(&result, TL_RESOURCE_EXHAUSTED, "no memory to acknowledge %s", entry->fetch->key);
+        fetch_fail(entry, &result);
+        return;
+    }
+    if (entry->is_one_shot) link_flush_later(link);
+    link->control->stats.tensors_received++;
+    result.code = TL_OK;
+    struct tl_fetch *fetch = link_fetch_remove(entry);
+    fetch->ops->done(fetch, &result);
+}
+
+/* ------------------------------------------------------------------------------------------------------- chunks -- */
+
+static void skip(struct tl_wire_data *data, uint64_t count)
+{
+    while (count > 0) {
+        const void *run;
+        count -= tl_wire_data_next(data, count, &run);
+    }
+}
+
+static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chunk *chunk, struct tl_error *ret_error)
+{
+    struct tl_fetch *fetch = entry->fetch;
+    if (chunk->meta_data != NULL) {
+        struct tl_meta_data meta_data;
+        enum tl_status status = tl_wire_to_meta_data(chunk->meta_data, &meta_data, ret_error);
+        if (status == TL_OK) {
+            status = tl_fetch_begin(fetch, &meta_data, chunk->publication, chunk->step, chunk->offset, ret_error);
+        }
+        if (status != TL_OK) return status;
+        entry->is_begun = true;
+        entry->is_one_shot = chunk->is_one_shot != 0;
+    }
+    if (!entry->is_begun || chunk->offset != fetch->received_bytes) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%s: %s sent bytes at offset %llu where %llu was next", fetch->key,
+                            entry->link->peer.name, (unsigned long long)chunk->offset,
+                            (unsigned long long)fetch->received_bytes);
+    }
+    return TL_OK;
+}
+
+/* Copies the chunk's bytes to the destination. On error what is left of them is skipped. */
+static enum tl_status place(struct link_fetch *entry, uint64_t count, struct tl_wire_data *data,
+                            struct tl_error *ret_error)
+{
+    struct tl_control *control = entry->link->control;
+    while (count > 0) {
+        const void *run;
+        size_t got = tl_wire_data_next(data, count, &run);
+        void *address;
+        enum tl_status status = tl_fetch_next(entry->fetch, got, &address, ret_error);
+        count -= got;
+        if (status != TL_OK) {
+            skip(data, count);
+            return status;
+        }
+        memcpy(address, run, got);
+        tl_fetch_advance(entry->fetch, got);
+        control->stats.bytes_received += got;
+    }
+    return TL_OK;
+}
+
+static void handle_chunk(struct tl_link *link, const Tensorlane__V1__Chunk *chunk, struct tl_wire_data *data)
+{
+    if (chunk->len_bytes > data->left_bytes) {
+        link_protocol_error(link, "a chunk of %llu bytes in a frame that has %llu left",
+                            (unsigned long long)chunk->len_bytes, (unsigned long long)data->left_bytes);
+        return;
+    }
+    struct link_fetch *entry = fetch_find(link, chunk->number);
+    if (entry == NULL || tl_list_is_linked(&entry->request_link)) {
+        skip(data, chunk->len_bytes);
+        link->control->stats.late_chunks++;
+        return;
+    }
+    struct tl_error error;
+    enum tl_status status = begin(entry, chunk, &error);
+    if (status != TL_OK) {
+        skip(data, chunk->len_bytes);
+    } else {
+        status = place(entry, chunk->len_bytes, data, &error);
+    }
+    if (status != TL_OK) {
+        if (status == TL_INVALID_ARGUMENT || status == TL_OUT_OF_RANGE) link->control->stats.protocol_errors++;
+        fetch_fail(entry, &error);
+    } else if (tl_fetch_is_complete(entry->fetch)) {
+        fetch_complete(entry, chunk);
+    }
+}
+
+static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *failure)
+{
+    struct link_fetch *entry = fetch_find(link, failure->number);
+    if (entry == NULL || tl_list_is_linked(&entry->request_link)) return;
+    struct tl_error error;
+    const Tensorlane__V1__Status *status = failure->status;
+    enum tl_status code = status != NULL && status->code >= 1 && status->code <= TL_UNAUTHENTICATED
+                              ? (enum tl_status)status->code
+                              : TL_UNKNOWN;
+    tl_error_set(&error, code, "%s", status != NULL && status->message[0] != '\0' ? status->message
+                                                                                   : "the peer gave no reason");
+    struct tl_fetch *fetch = link_fetch_remove(entry);
+    fetch->ops->done(fetch, &error);
+}
+
+/* ------------------------------------------------------------------------------------------------------- frames -- */
+
+static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Frame *frame)
+{
+    for (size_t i = 0; i < frame->n_received; i++) link_serve_received(link, frame->received[i]);
+    for (size_t i = 0; i < frame->n_cancels; i++) link_serve_cancel(link, frame->cancels[i]);
+    for (size_t i = 0; i < frame->n_requests && link->state != LINK_CLOSING; i++) {
+        struct tl_error error;
+        if (tl_wire_text(frame->requests[i]->key, 1, TL_MAX_KEY_BYTES, "key", &error) != TL_OK) {
+            link_protocol_error(link, "%s", error.message);
+            return;
+        }
+        link_serve_start(link, frame->requests[i]);
+    }
+}
+
+static void handle_frame(struct tl_link *link, const Tensorlane__V1__Frame *frame, struct tl_wire_data *data)
+{
+    if ((frame->hello != NULL) != (link->state == LINK_GREETING)) {
+        link_protocol_error(link, frame->hello != NULL ? "a second greeting" : "a frame before the greeting");
+        return;
+    }
+    if (frame->hello != NULL) link_greeted(link, frame->hello);
+    handle_control_fields(link, frame);
+    for (size_t i = 0; i < frame->n_failures && link->state != LINK_CLOSING; i++) {
+        handle_failure(link, frame->failures[i]);
+    }
+    for (size_t i = 0; i < frame->n_chunks && link->state != LINK_CLOSING; i++) {
+        handle_chunk(link, frame->chunks[i], data);
+    }
+    if (link->state != LINK_CLOSING && data->left_bytes > 0) {
+        link_protocol_error(link, "%llu bytes that belong to no chunk", (unsigned long long)data->left_bytes);
+    }
+    link_maybe_drained(link);
+}
+
+void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer)
+{
+    link->control->stats.frames_received++;
+    ProtobufCMessage *message;
+    struct tl_wire_data data;
+    struct tl_error error;
+    if (tl_wire_read(&tensorlane__v1__frame__descriptor, buffer, link->control->arena, &message, &data, &error) !=
+        TL_OK) {
+        link_protocol_error(link, "%s", error.message);
+        return;
+    }
+    handle_frame(link, (const Tensorlane__V1__Frame *)message, &data);
+    tl_wire_data_fini(&data);
+}

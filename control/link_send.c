@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The sending half of a link: what the peer is asked, told and given.
+ *
+ * Whenever the stream can take a message, one frame is composed of all that waits: requests, cancels, acknowledgements,
+ * failures, and pieces of tensors, as many as fit. A frame carries at most options.chunk_bytes of tensor bytes: one
+ * piece of a large tensor, or hundreds of small ones. Tensors that are being sent take turns, frame by frame; how many are
+ * begun is bounded by options.inflight_bytes.
+ *
+ * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only pieces of at
+ * most COPY_BYTES are copied, because a reference costs more than they do.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include <tensorlane/version.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "control/link_internal.h"
+
+#define MAX_REQUESTS 256
+#define MAX_FAILURES 64
+#define MAX_CHUNKS 256
+#define MAX_NUMBERS 1024
+/* Of a frame's head; what the peer accepts is TL_MAX_FRAME_HEAD_BYTES. */
+#define HEAD_BUDGET_BYTES (192 * 1024)
+#define COPY_BYTES 256
+/* Requests of one peer that are answered but not sent; beyond it the peer is not read. */
+#define MAX_UNSENT 65536
+/* Bytes hashed again in one turn before a resumed transfer goes on. */
+#define CATCH_UP_BYTES (4 * 1024 * 1024)
+
+struct tl_frame_builder {
+    Tensorlane__V1__Frame frame;
+    size_t head_bytes; /* estimate, never too low */
+    Tensorlane__V1__Request requests[MAX_REQUESTS];
+    Tensorlane__V1__Request *request_pointers[MAX_REQUESTS];
+    Tensorlane__V1__Failure failures[MAX_FAILURES];
+    Tensorlane__V1__Status statuses[MAX_FAILURES];
+    Tensorlane__V1__Failure *failure_pointers[MAX_FAILURES];
+    struct link_serve *failed[MAX_FAILURES];
+    Tensorlane__V1__Chunk chunks[MAX_CHUNKS];
+    Tensorlane__V1__Chunk *chunk_pointers[MAX_CHUNKS];
+    Tensorlane__V1__MetaData meta_data[MAX_CHUNKS];
+    uint64_t dims[MAX_CHUNKS][TL_MAX_RANK];
+    struct link_serve *complete[MAX_CHUNKS]; /* whose last piece is in this frame */
+    size_t complete_count;
+    grpc_slice slices[MAX_CHUNKS];
+    size_t slice_count;
+    uint64_t data_bytes;
+};
+
+struct tl_frame_builder *tl_frame_builder_create(void)
+{
+    return malloc(sizeof(struct tl_frame_builder));
+}
+
+void tl_frame_builder_destroy(struct tl_frame_builder *builder)
+{
+    free(builder);
+}
+
+grpc_byte_buffer *link_hello(struct tl_link *link, const uint64_t *again, size_t again_count)
+{
+    const struct tl_identity *self = &link->control->options.self;
+    Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
+    hello.protocol_version = TL_PROTOCOL_VERSION;
+    hello.name = (char *)self->name;
+    hello.incarnation = self->incarnation;
+    hello.software_version = (char *)TL_VERSION;
+    hello.expected_name = link->expected_name;
+    hello.n_received = again_count;
+    hello.received = (uint64_t *)again;
+    Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
+    frame.hello = &hello;
+    return tl_wire_write(&frame.base);
+}
+
+/* ---------------------------------------------------------------------------------------------------- requests -- */
+
+static void add_requests(struct tl_link *link, struct tl_frame_builder *builder)
+{
+    while (!tl_list_is_empty(&link->to_request) && builder->frame.n_requests < MAX_REQUESTS &&
+           builder->head_bytes < HEAD_BUDGET_BYTES) {
+        struct link_fetch *entry = TL_CONTAINER_OF(tl_list_pop_front(&link->to_request), struct link_fetch,
+                                                   request_link);
+        Tensorlane__V1__Request *request = &builder->requests[builder->frame.n_requests++];
+        tensorlane__v1__request__init(request);
+        request->number = entry->number;
+        request->key = (char *)entry->fetch->key;
+        request->step = entry->fetch->step;
+        request->wants_checksum = entry->fetch->wants_checksum;
+        if (entry->fetch->received_bytes > 0) {
+            request->publication = entry->fetch->publication;
+            request->resume_offset = entry->fetch->received_bytes;
+        }
+        builder->head_bytes += strlen(request->key) + 64;
+    }
+}
+
+/* Takes up to MAX_NUMBERS numbers from the front of the list: those that were in the frame are removed after it is
+ * packed. */
+static size_t numbers_to_send(const struct number_list *list)
+{
+    return list->count < MAX_NUMBERS ? list->count : MAX_NUMBERS;
+}
+
+static void number_list_drop(struct number_list *list, size_t count)
+{
+    memmove(list->items, list->items + count, (list->count - count) * sizeof(*list->items));
+    list->count -= count;
+}
+
+/* ------------------------------------------------------------------------------------------------------- serves -- */
+
+static uint64_t bytes_left(const struct link_serve *entry)
+{
+    return tl_tensor_size_bytes(entry->offer.tensor) - entry->sent_bytes;
+}
+
+static bool is_unsent(enum serve_state state)
+{
+    return state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_FAILED;
+}
+
+bool link_is_congested(const struct tl_link *link)
+{
+    return link->unsent_count >= MAX_UNSENT;
+}
+
+/* Every change of state goes through here, so that what the link counts is always right. */
+static void serve_set_state(struct link_serve *entry, enum serve_state state)
+{
+    struct tl_link *link = entry->link;
+    if (entry->state == SERVE_ACTIVE) link->active_bytes -= bytes_left(entry);
+    if (is_unsent(entry->state)) link->unsent_count--;
+    entry->state = state;
+    if (entry->state == SERVE_ACTIVE) link->active_bytes += bytes_left(entry);
+    if (is_unsent(entry->state)) link->unsent_count++;
+}
+
+static void serve_free(struct link_serve *entry)
+{
+    struct tl_link *link = entry->link;
+    serve_set_state(entry, SERVE_SENT);
+    HASH_DEL(link->serves, entry);
+    tl_list_remove(&entry->place);
+    tl_tensor_put(entry->offer.tensor);
+    XXH3_freeState(entry->hash_state);
+    free(entry->failure);
+    free(entry);
+}
+
+static void serve_end(struct link_serve *entry, enum tl_serve_end end)
+{
+    struct tl_control *control = entry->link->control;
+    control->options.handlers->source.closed(control->options.worker, &entry->serve, end);
+    serve_free(entry);
+}
+
+static void serve_fail(struct link_serve *entry, const struct tl_error *status)
+{
+    struct tl_link *link = entry->link;
+    serve_set_state(entry, SERVE_FAILED);
+    entry->failure = malloc(sizeof(*entry->failure));
+    if (entry->failure != NULL) *entry->failure = *status;
+    tl_list_remove(&entry->place);
+    tl_list_push_back(&link->failures, &entry->place);
+    link_flush_later(link);
+}
+
+static void serve_reply(struct tl_serve *serve, const struct tl_error *status, const struct tl_offer *offer)
+{
+    struct link_serve *entry = TL_CONTAINER_OF(serve, struct link_serve, serve);
+    TL_CHECK(entry->state == SERVE_WAITING);
+    if (status->code != TL_OK) {
+        serve_fail(entry, status);
+        return;
+    }
+    entry->offer = *offer;
+    uint64_t size_bytes = tl_tensor_size_bytes(offer->tensor);
+    bool can_resume = entry->asked_publication == offer->publication && entry->resume_offset <= size_bytes;
+    entry->sent_bytes = can_resume ? entry->resume_offset : 0;
+    struct tl_error error;
+    if (entry->wants_checksum) {
+        entry->hash_state = XXH3_createState();
+        if (entry->hash_state == NULL) {
+            tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory for a checksum");
+            serve_fail(entry, &error);
+            return;
+        }
+        XXH3_64bits_reset(entry->hash_state);
+    }
+    serve_set_state(entry, SERVE_READY);
+    tl_list_push_back(&entry->link->ready, &entry->place);
+    link_flush_later(entry->link);
+}
+
+static const struct tl_serve_ops serve_ops = {.reply = serve_reply};
+
+static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V1__Request *request)
+{
+    size_t key_bytes = strlen(request->key);
+    struct link_serve *entry = calloc(1, sizeof(*entry) + key_bytes + 1);
+    if (entry == NULL) return NULL;
+    memcpy(entry->key, request->key, key_bytes);
+    entry->link = link;
+    entry->number = request->number;
+    entry->wants_checksum = request->wants_checksum != 0;
+    entry->asked_publication = request->publication;
+    entry->resume_offset = request->resume_offset;
+    entry->serve = (struct tl_serve){.ops = &serve_ops,
+                                     .id = {.incarnation = link->peer.incarnation, .number = request->number},
+                                     .peer = &link->peer,
+                                     .key = entry->key,
+                                     .step = request->step};
+    tl_list_init(&entry->place);
+    bool is_added = true;
+#undef uthash_nonfatal_oom
+#define uthash_nonfatal_oom(object) is_added = false
+    HASH_ADD(hh, link->serves, number, sizeof(entry->number), entry);
+    if (is_added) return entry;
+    free(entry);
+    return NULL;
+}
+
+static struct link_serve *serve_find(struct tl_link *link, uint64_t number)
+{
+    struct link_serve *entry;
+    HASH_FIND(hh, link->serves, &number, sizeof(number), entry);
+    return entry;
+}
+
+void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *request)
+{
+    struct tl_control *control = link->control;
+    if (request->number == 0 || serve_find(link, request->number) != NULL) {
+        link_protocol_error(link, "request number %llu is 0 or already in use", (unsigned long long)request->number);
+        return;
+    }
+    struct tl_error error;
+    struct link_serve *entry = serve_create(link, request);
+    if (entry == NULL) {
+        tl_error_set(&error, TL_UNAVAILABLE, "%s: no memory for a request", control->options.self.name);
+        tl_link_close(link, &error);
+        return;
+    }
+    if (link->state == LINK_DRAINING) {
+        tl_error_set(&error, TL_UNAVAILABLE, "%s is shutting down or uses another connection",
+                     control->options.self.name);
+        serve_reply(&entry->serve, &error, NULL);
+        return;
+    }
+    control->options.handlers->source.request(control->options.worker, &entry->serve);
+}
+
+void link_serve_cancel(struct tl_link *link, uint64_t number)
+{
+    struct link_serve *entry = serve_find(link, number);
+    if (entry != NULL) serve_end(entry, TL_SERVE_CANCELLED);
+}
+
+void link_serve_received(struct tl_link *link, uint64_t number)
+{
+    struct tl_control *control = link->control;
+    struct link_serve *entry = serve_find(link, number);
+    if (entry != NULL && entry->state == SERVE_SENT) {
+        serve_end(entry, TL_SERVE_RECEIVED);
+        return;
+    }
+    struct tl_request_id id = {.incarnation = link->peer.incarnation, .number = number};
+    control->options.handlers->source.received(control->options.worker, &id);
+}
+
+void link_serves_break(struct tl_link *link)
+{
+    struct link_serve *entry;
+    struct link_serve *next;
+    HASH_ITER(hh, link->serves, entry, next)
+    {
+        serve_end(entry, TL_SERVE_BROKEN);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- failures -- */
+
+static void add_failures(struct tl_link *link, struct tl_frame_builder *builder)
+{
+    static const struct tl_error no_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
+    while (!tl_list_is_empty(&link->failures) && builder->frame.n_failures < MAX_FAILURES &&
+           builder->head_bytes < HEAD_BUDGET_BYTES) {
+        struct link_serve *entry =
+            TL_CONTAINER_OF(tl_list_pop_front(&link->failures), struct link_serve, place);
+        const struct tl_error *error = entry->failure != NULL ? entry->failure : &no_memory;
+        size_t i = builder->frame.n_failures++;
+        builder->failed[i] = entry;
+        tensorlane__v1__failure__init(&builder->failures[i]);
+        tensorlane__v1__status__init(&builder->statuses[i]);
+        builder->statuses[i].code = (uint32_t)error->code;
+        builder->statuses[i].message = (char *)error->message;
+        builder->failures[i].number = entry->number;
+        builder->failures[i].status = &builder->statuses[i];
+        builder->head_bytes += strlen(error->message) + 48;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- chunks -- */
+
+static void activate_ready(struct tl_link *link)
+{
+    while (!tl_list_is_empty(&link->ready)) {
+        struct link_serve *entry = TL_CONTAINER_OF(link->ready.next, struct link_serve, place);
+        uint64_t left = bytes_left(entry);
+        uint64_t limit = link->control->options.inflight_bytes;
+        if (link->active_bytes > 0 && (left > limit || link->active_bytes > limit - left)) return;
+        tl_list_remove(&entry->place);
+        tl_list_push_back(&link->active, &entry->place);
+        serve_set_state(entry, SERVE_ACTIVE);
+    }
+}
+
+/* Hashes up to where the transfer goes on; false while there is more to hash, or when the serve has failed. */
+static bool serve_catch_up(struct link_serve *entry)
+{
+    if (entry->hash_state == NULL || entry->hashed_bytes == entry->sent_bytes) return true;
+    uint64_t take = tl_min_u64(entry->sent_bytes - entry->hashed_bytes, CATCH_UP_BYTES);
+    struct tl_error error;
+    if (tl_tensor_check_readable(entry->offer.tensor, entry->hashed_bytes, take, &error) != TL_OK) {
+        serve_fail(entry, &error);
+        return false;
+    }
+    const unsigned char *data = tl_tensor_data(entry->offer.tensor);
+    XXH3_64bits_update(entry->hash_state, data + entry->hashed_bytes, (size_t)take);
+    entry->hashed_bytes += take;
+    return entry->hashed_bytes == entry->sent_bytes;
+}
+
+static void announce(struct link_serve *entry, struct tl_frame_builder *builder, size_t i)
+{
+    Tensorlane__V1__Chunk *chunk = &builder->chunks[i];
+    tl_wire_from_meta_data(tl_tensor_meta_data(entry->offer.tensor), builder->dims[i], &builder->meta_data[i]);
+    chunk->meta_data = &builder->meta_data[i];
+    chunk->publication = entry->offer.publication;
+    chunk->step = entry->offer.step;
+    chunk->is_one_shot = entry->offer.is_one_shot;
+    entry->is_announced = true;
+    builder->head_bytes += 64 + 10 * (size_t)builder->meta_data[i].n_dims;
+}
+
+static void add_slice(struct link_serve *entry, struct tl_frame_builder *builder, uint64_t count)
+{
+    struct tl_tensor *tensor = entry->offer.tensor;
+    const unsigned char *data = (const unsigned char *)tl_tensor_data(tensor) + entry->sent_bytes;
+    if (entry->hash_state != NULL) {
+        XXH3_64bits_update(entry->hash_state, data, (size_t)count);
+        entry->hashed_bytes += count;
+    }
+    if (count <= COPY_BYTES) {
+        builder->slices[builder->slice_count++] = grpc_slice_from_copied_buffer((const char *)data, (size_t)count);
+        entry->link->control->stats.bytes_copied_send += count;
+    } else {
+        builder->slices[builder->slice_count++] = tl_wire_slice_of_tensor(tensor, entry->sent_bytes, count);
+    }
+    builder->data_bytes += count;
+}
+
+/* Adds the next piece of an active tensor; false when it has failed instead. */
+static bool add_chunk(struct link_serve *entry, struct tl_frame_builder *builder)
+{
+    struct tl_link *link = entry->link;
+    uint64_t left = bytes_left(entry);
+    uint64_t count = tl_min_u64(left, link->control->options.chunk_bytes - builder->data_bytes);
+    struct tl_error error;
+    if (count > 0 && tl_tensor_check_readable(entry->offer.tensor, entry->sent_bytes, count, &error) != TL_OK) {
+        serve_fail(entry, &error);
+        return false;
+    }
+    size_t i = builder->frame.n_chunks++;
+    Tensorlane__V1__Chunk *chunk = &builder->chunks[i];
+    tensorlane__v1__chunk__init(chunk);
+    chunk->number = entry->number;
+    chunk->offset = entry->sent_bytes;
+    chunk->len_bytes = count;
+    builder->head_bytes += 64;
+    if (!entry->is_announced) announce(entry, builder, i);
+    if (count > 0) add_slice(entry, builder, count);
+    entry->sent_bytes += count;
+    link->active_bytes -= count;
+    link->control->stats.bytes_sent += count;
+    if (count < left) return true;
+    if (entry->hash_state != NULL) {
+        chunk->has_checksum = 1;
+        chunk->checksum = XXH3_64bits_digest(entry->hash_state);
+    }
+    builder->complete[builder->complete_count++] = entry;
+    return true;
+}
+
+/* Adds pieces of the active tensors, in turn, until the frame is full. */
+static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
+{
+    activate_ready(link);
+    struct tl_list waiting; /* those that must hash first */
+    tl_list_init(&waiting);
+    while (!tl_list_is_empty(&link->active) && builder->frame.n_chunks < MAX_CHUNKS &&
+           builder->head_bytes < HEAD_BUDGET_BYTES && builder->data_bytes < link->control->options.chunk_bytes) {
+        struct link_serve *entry = TL_CONTAINER_OF(link->active.next, struct link_serve, place);
+        if (!serve_catch_up(entry)) {
+            if (entry->state != SERVE_ACTIVE) continue;
+            tl_list_remove(&entry->place);
+            tl_list_push_back(&waiting, &entry->place);
+            continue;
+        }
+        if (!add_chunk(entry, builder)) continue;
+        tl_list_remove(&entry->place);
+        if (bytes_left(entry) > 0) tl_list_push_back(&link->active, &entry->place);
+        activate_ready(link);
+    }
+    if (!tl_list_is_empty(&waiting)) {
+        tl_list_splice_back(&link->active, &waiting);
+        link_flush_later(link);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- frames -- */
+
+static bool is_anything_waiting(const struct tl_link *link)
+{
+    return !tl_list_is_empty(&link->to_request) || link->cancels.count > 0 || link->received.count > 0 ||
+           !tl_list_is_empty(&link->failures) || !tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active);
+}
+
+/* What the frame said is said: ends the serves whose last word it was. */
+static void finish_frame(struct tl_link *link, struct tl_frame_builder *builder)
+{
+    number_list_drop(&link->cancels, builder->frame.n_cancels);
+    number_list_drop(&link->received, builder->frame.n_received);
+    for (size_t i = 0; i < builder->frame.n_failures; i++) {
+        struct link_serve *entry = builder->failed[i];
+        serve_end(entry, entry->offer.tensor == NULL ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED);
+    }
+    for (size_t i = 0; i < builder->complete_count; i++) {
+        struct link_serve *entry = builder->complete[i];
+        link->control->stats.tensors_sent++;
+        if (!entry->offer.is_one_shot) {
+            serve_end(entry, TL_SERVE_RECEIVED);
+            continue;
+        }
+        serve_set_state(entry, SERVE_SENT);
+        tl_tensor_put(entry->offer.tensor);
+        entry->offer.tensor = NULL;
+    }
+}
+
+void link_send_frames(struct tl_link *link)
+{
+    if (link->state != LINK_UP && link->state != LINK_DRAINING) return;
+    if (!tl_stream_can_send(link->stream) || !is_anything_waiting(link)) return;
+    struct tl_frame_builder *builder = link->control->builder;
+    tensorlane__v1__frame__init(&builder->frame);
+    builder->head_bytes = 0;
+    builder->complete_count = 0;
+    builder->slice_count = 0;
+    builder->data_bytes = 0;
+    builder->frame.requests = builder->request_pointers;
+    builder->frame.failures = builder->failure_pointers;
+    builder->frame.chunks = builder->chunk_pointers;
+    builder->frame.cancels = link->cancels.items;
+    builder->frame.n_cancels = numbers_to_send(&link->cancels);
+    builder->frame.received = link->received.items;
+    builder->frame.n_received = numbers_to_send(&link->received);
+    builder->head_bytes = 10 * (builder->frame.n_cancels + builder->frame.n_received);
+    add_requests(link, builder);
+    add_chunks(link, builder);
+    add_failures(link, builder);
+    for (size_t i = 0; i < builder->frame.n_requests; i++) builder->request_pointers[i] = &builder->requests[i];
+    for (size_t i = 0; i < builder->frame.n_failures; i++) builder->failure_pointers[i] = &builder->failures[i];
+    for (size_t i = 0; i < builder->frame.n_chunks; i++) builder->chunk_pointers[i] = &builder->chunks[i];
+    bool is_empty = builder->frame.n_requests + builder->frame.n_failures + builder->frame.n_chunks +
+                        builder->frame.n_cancels + builder->frame.n_received ==
+                    0;
+    if (is_empty) return;
+    grpc_byte_buffer *message = tl_wire_write_with_data(&builder->frame.base, builder->slices, builder->slice_count,
+                                                        builder->data_bytes);
+    for (size_t i = 0; i < builder->slice_count; i++) grpc_slice_unref(builder->slices[i]);
+    if (message == NULL) {
+        struct tl_error error;
+        tl_error_set(&error, TL_UNAVAILABLE, "%s: no memory for a frame", link->control->options.self.name);
+        tl_link_close(link, &error);
+        return;
+    }
+    link->control->stats.frames_sent++;
+    tl_stream_send(link->stream, message);
+    finish_frame(link, builder);
+}
