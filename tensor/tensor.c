@@ -31,6 +31,7 @@ struct tl_tensor {
     void *data;             /* first byte of the elements; NULL: no bytes */
     void *own_memory;       /* freed with the tensor; NULL: none */
     bool is_read_only;
+    struct tl_tensor *base;          /* whose memory an alias shows, with a reference; NULL: no alias */
     struct tl_string_index *strings; /* NULL unless TL_STRING */
     tl_release_fn release;           /* NULL: nothing to release */
     void *release_data;
@@ -43,6 +44,7 @@ struct tl_tensor {
 
 static void destroy(struct tl_tensor *tensor)
 {
+    tl_tensor_put(tensor->base);
     if (tensor->release) tensor->release(tensor->release_data, tensor->release_context);
     tl_string_index_destroy(tensor->strings);
     free(tensor->own_memory);
@@ -357,4 +359,28 @@ enum tl_status tl_tensor_check_readable(const struct tl_tensor *tensor, uint64_t
     if (!tensor->guard || len_bytes == 0) return TL_OK;
     return tensor->guard(tensor->guard_context, (const unsigned char *)tensor->data + offset_bytes, len_bytes,
                          ret_error);
+}
+
+enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
+                                      struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_tensor *tensor = create_empty(&base->meta_data, base->element_count);
+    if (!tensor) return no_memory(ret_error, 0);
+    if (base->meta_data.dtype == TL_STRING && !base->meta_data.is_dead) {
+        tensor->strings = tl_string_index_create(base->element_count);
+        if (!tensor->strings) {
+            destroy(tensor);
+            return no_memory(ret_error, 0);
+        }
+    }
+    tensor->data = base->data;
+    tensor->is_read_only = true;
+    tensor->base = tl_tensor_get(base);
+    tensor->guard = base->guard;
+    tensor->guard_context = base->guard_context;
+    tensor->release = release;
+    tensor->release_data = base->data;
+    tensor->release_context = context;
+    *ret_tensor = tensor;
+    return TL_OK;
 }
