@@ -4,8 +4,8 @@
  *
  * A value is either sent (one-shot: exactly one receiver, reserved for it from the match until it acknowledges) or
  * published (any number of receivers, until replaced or withdrawn). A receiver of (key, step) is given, in this order:
- * the value that is reserved for its request id; an unreserved sent value of exactly (key, step); the published value of
- * key if its step is at least `step`; the status of an aborted step; else it waits. Receivers of one (key, step) are
+ * the value that is reserved for its request id; an unreserved sent value of exactly (key, step); the published value
+ * of key if its step is at least `step`; the status of an aborted step; else it waits. Receivers of one (key, step) are
  * served in the order they came.
  *
  * Reservation: once matched, a sent value belongs to the receiver's request id. Asking again with the same id gets the
@@ -15,7 +15,7 @@
  *
  * The table is the one object that several threads share: it has a mutex of its own, which is never held while a
  * callback runs. Callbacks run on the thread whose call caused them, before that call returns. A callback may call
- * into the table.
+ * into the table; what that call causes is nested in it. All functions but destroy: Thread: any.
  */
 #ifndef SERVER_RENDEZVOUS_H
 #define SERVER_RENDEZVOUS_H
@@ -24,7 +24,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "base/list.h"
 #include "tensor/transfer.h"
 
 struct tl_rendezvous;
@@ -32,7 +31,7 @@ struct tl_rendezvous;
 struct tl_rendezvous_limits {
     uint64_t waiting_receivers; /* receivers that may wait at a time */
     uint64_t held_bytes;        /* bytes of sent values not yet acknowledged */
-    uint64_t aborted_steps;     /* marks of aborted steps kept; beyond it the oldest is forgotten */
+    uint64_t aborted_steps;     /* marks of aborted steps kept, 0: none; beyond it the oldest is forgotten */
 };
 
 struct tl_rendezvous_stats {
@@ -51,7 +50,8 @@ enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, s
 /* No receiver may wait and no sender be registered: tl_rendezvous_close first. NULL is accepted. */
 void tl_rendezvous_destroy(struct tl_rendezvous *table);
 
-/* Fails every receiver and every sender with the status, drops all values, and refuses everything from now on with it. */
+/* Fails every receiver and every sender with the status, drops all values, and refuses everything from now on with it.
+ * A second close changes nothing. */
 void tl_rendezvous_close(struct tl_rendezvous *table, const struct tl_error *status);
 
 /* --------------------------------------------------------------------------------------------------- producers -- */
@@ -64,31 +64,33 @@ struct tl_sender {
     void *entry; /* the table's */
 };
 
-/* Offers a tensor once; the table takes a reference of its own.
+/* Offers a tensor once; the table takes a reference of its own. over may be called before this returns, when a receiver
+ * acknowledges at once.
  * Errors: TL_ALREADY_EXISTS: (key, step) is already offered. TL_RESOURCE_EXHAUSTED: limits.held_bytes, or no memory.
- * The status of an aborted step. On error over is not called. */
-enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, uint64_t step,
-                                  struct tl_tensor *tensor, struct tl_sender *sender,
-                                  struct tl_error *ret_error) TL_MUST_USE;
+ * The status of an aborted step, or of close. On error over is not called. */
+enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, uint64_t step, struct tl_tensor *tensor,
+                                  struct tl_sender *sender, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Takes a sent value back, reserved or not. True: over will not be called any more. False: it has been or is being
- * called. */
+/* Takes a sent value back, reserved or not. A transfer that runs goes on by the transport's own reference, and its
+ * acknowledgement is ignored. True: over will not be called any more. False: it has been or is being called, or the
+ * send has failed. */
 bool tl_rendezvous_unsend(struct tl_rendezvous *table, struct tl_sender *sender) TL_MUST_USE;
 
 /* Publishes, replacing what the key had; the table takes a reference. Receivers that wait for at most `step` get it.
- * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+ * ret_publication may be NULL.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory. The status of close. */
 enum tl_status tl_rendezvous_publish(struct tl_rendezvous *table, const char *key, uint64_t step,
                                      struct tl_tensor *tensor, uint64_t *ret_publication,
                                      struct tl_error *ret_error) TL_MUST_USE;
 
-/* Ends one publication. Errors: TL_NOT_FOUND: naming the nearest key that is published. */
+/* Ends one publication. Errors: TL_NOT_FOUND: naming the nearest key that is published. The status of close. */
 enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *key,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
 /* Ends all publications whose key matches the shell pattern; returns how many. */
 size_t tl_rendezvous_withdraw_matching(struct tl_rendezvous *table, const char *pattern);
 
-/* What is published, by pattern ("" or NULL: all). Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+/* What is published, by pattern ("" or NULL: all). Errors: TL_RESOURCE_EXHAUSTED: no memory. The status of close. */
 enum tl_status tl_rendezvous_list(struct tl_rendezvous *table, const char *pattern, struct tl_listing *ret_listing,
                                   struct tl_error *ret_error) TL_MUST_USE;
 void tl_rendezvous_listing_fini(struct tl_listing *listing);
@@ -103,14 +105,12 @@ struct tl_receiver {
     /* The answer, exactly once unless cancelled: a status, or with TL_OK an offer whose tensor reference the callee
      * takes over. */
     void (*deliver)(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer);
-    struct tl_list link; /* the table's, from here on */
-    void *entry;
-    bool is_waiting;
+    void *entry; /* the table's; NULL unless it waits */
 };
 
 /* Wants (key, step). deliver is called before this returns when the answer is known. A receiver with the same id that
- * still waits is superseded: it gets TL_ABORTED. A receiver beyond limits.waiting_receivers gets
- * TL_RESOURCE_EXHAUSTED. */
+ * still waits is superseded: it gets TL_ABORTED. A receiver beyond limits.waiting_receivers, or for which there is no
+ * memory, gets TL_RESOURCE_EXHAUSTED; one whose id has another (key, step) reserved gets TL_INVALID_ARGUMENT. */
 void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *receiver);
 
 /* Stops waiting, freeing the slot at once. True: deliver will not be called any more. False: it has been or is being
@@ -127,20 +127,25 @@ void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_
  * takes the deadline away. Ignored when nothing is reserved for the id. */
 void tl_rendezvous_orphan(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns);
 
-/* Offers again whatever was orphaned until now_ns; returns when to call next, TL_TIME_NEVER when nothing is orphaned. */
+/* Offers again whatever was orphaned until now_ns; returns when to call next, TL_TIME_NEVER when nothing is orphaned.
+ */
 int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns);
 
-/* A process is known to be gone: offers again all that is reserved for requests of that incarnation. */
+/* A process is known to be gone: offers again all that is reserved for requests of that incarnation. Its receivers that
+ * wait are the caller's to cancel, first: else they may be offered it. */
 void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t incarnation);
 
 /* ------------------------------------------------------------------------------------------------------- steps -- */
 
-/* Fails every sender and receiver of the step with the status and remembers it for those who come later. */
+/* Fails every sender and receiver of the step with the status (not TL_OK) and remembers it for those who come later, in
+ * place of an earlier one. Reserved values too: a transfer that runs goes on by the transport's own reference, and its
+ * acknowledgement is ignored. Without memory the mark is not kept, and the log says so. */
 void tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t step, const struct tl_error *status);
 
-/* Ends a step: drops its sent values that no receiver was matched with (their senders get TL_CANCELLED); a value that is
- * reserved stays for its receiver alone and is dropped, not offered again, if that one gives up. Fails the step's
- * waiting receivers with TL_CANCELLED and forgets the mark of an abort. Returns how many values were dropped. */
+/* Ends a step: drops its sent values that no receiver was matched with (their senders get TL_CANCELLED); a value that
+ * is reserved stays for its receiver alone and is dropped, not offered again, if that one gives up (its sender gets
+ * TL_CANCELLED then). Fails the step's waiting receivers with TL_CANCELLED and forgets the mark of an abort. The same
+ * step may be used again. Returns how many values were dropped. */
 uint64_t tl_rendezvous_end_step(struct tl_rendezvous *table, uint64_t step);
 
 void tl_rendezvous_get_stats(struct tl_rendezvous *table, struct tl_rendezvous_stats *ret_stats);

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Rendezvous table: published values. One per key; given to any number of receivers; in no way reserved, so a receiver
+ * that asks again may get a newer one. What receivers have been given lives on by their own references when the value
+ * is replaced or withdrawn.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "server/rendezvous_table.h"
+
+/* The nearest published key is searched among at most that many, and for at most that much work: the product of the
+ * lengths of the keys compared, 10 ms or so. */
+#define NEAREST_KEYS 1000
+#define NEAREST_WORK (UINT64_C(8) << 20)
+
+/* Gives the publication to all who wait for at most its step. */
+static void offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,
+                              struct tl_list *errands)
+{
+    TL_LIST_FOREACH_SAFE(&publication->name->places, link)
+    {
+        struct tl_table_place *place = TL_CONTAINER_OF(link, struct tl_table_place, name_link);
+        if (place->id.step > publication->step) continue;
+        place->use_count++;
+        while (!tl_list_is_empty(&place->waiters)) {
+            struct tl_table_waiter *waiter = TL_CONTAINER_OF(place->waiters.next, struct tl_table_waiter, place_link);
+            tl_table_publication_offer(publication, &waiter->offer);
+            tl_table_waiter_conclude(table, waiter, NULL, errands);
+        }
+        tl_table_place_put(table, place);
+    }
+}
+
+/* Puts a publication of the tensor in place of what the key had. NULL: no memory. */
+static struct tl_table_publication *add_publication(struct tl_rendezvous *table, const char *key, uint64_t step,
+                                                    struct tl_tensor *tensor, struct tl_list *errands)
+{
+    struct tl_table_publication *publication = calloc(1, sizeof(*publication));
+    if (publication == NULL) return NULL;
+    publication->name = tl_table_name_get(table, key);
+    if (publication->name == NULL) {
+        free(publication);
+        return NULL;
+    }
+    if (publication->name->publication) tl_table_publication_end(table, publication->name->publication, errands);
+    publication->name->publication = publication;
+    publication->tensor = tl_tensor_get(tensor);
+    publication->size_bytes = tl_tensor_size_bytes(tensor);
+    publication->step = step;
+    publication->number = tl_table_next_publication(table);
+    tl_list_push_back(&table->publications, &publication->link);
+    table->stats.published_tensors++;
+    table->stats.published_bytes += publication->size_bytes;
+    return publication;
+}
+
+enum tl_status tl_rendezvous_publish(struct tl_rendezvous *table, const char *key, uint64_t step,
+                                     struct tl_tensor *tensor, uint64_t *ret_publication, struct tl_error *ret_error)
+{
+    struct tl_list errands;
+    enum tl_status status = TL_OK;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    if (table->is_closed) {
+        status = tl_error_copy(ret_error, &table->close_status);
+    } else {
+        struct tl_table_publication *publication = add_publication(table, key, step, tensor, &errands);
+        if (publication) {
+            if (ret_publication) *ret_publication = publication->number;
+            offer_publication(table, publication, &errands);
+        } else {
+            status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to publish %s", key);
+        }
+    }
+    tl_table_unlock_and_run(table, &errands);
+    return status;
+}
+
+static enum tl_status not_published(struct tl_rendezvous *table, const char *key, struct tl_error *ret_error)
+{
+    const char *candidates[NEAREST_KEYS];
+    size_t count = 0, key_len = strlen(key);
+    uint64_t work = 0;
+    TL_LIST_FOREACH(&table->publications, link)
+    {
+        const char *candidate = TL_CONTAINER_OF(link, struct tl_table_publication, link)->name->key;
+        work += (uint64_t)key_len * strlen(candidate);
+        if (count == NEAREST_KEYS || work > NEAREST_WORK) break;
+        candidates[count++] = candidate;
+    }
+    const char *nearest = tl_text_nearest(key, candidates, count);
+    if (nearest == NULL)
+        return tl_error_set(ret_error, TL_NOT_FOUND, "%s is not published, nor is any key with a name like it", key);
+    return tl_error_set(ret_error, TL_NOT_FOUND, "%s is not published; did you mean %s?", key, nearest);
+}
+
+enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *key, struct tl_error *ret_error)
+{
+    struct tl_list errands;
+    enum tl_status status = TL_OK;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    struct tl_table_name *name = tl_table_name_find(table, key);
+    if (table->is_closed) {
+        status = tl_error_copy(ret_error, &table->close_status);
+    } else if (name && name->publication) {
+        tl_table_publication_end(table, name->publication, &errands);
+    } else {
+        status = not_published(table, key, ret_error);
+    }
+    tl_table_unlock_and_run(table, &errands);
+    return status;
+}
+
+size_t tl_rendezvous_withdraw_matching(struct tl_rendezvous *table, const char *pattern)
+{
+    struct tl_list errands;
+    size_t count = 0;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    TL_LIST_FOREACH_SAFE(&table->publications, link)
+    {
+        struct tl_table_publication *publication = TL_CONTAINER_OF(link, struct tl_table_publication, link);
+        if (!tl_text_glob_match(pattern, publication->name->key)) continue;
+        tl_table_publication_end(table, publication, &errands);
+        count++;
+    }
+    tl_table_unlock_and_run(table, &errands);
+    return count;
+}
+
+static int compare_listed(const void *a, const void *b)
+{
+    return strcmp(((const struct tl_listed *)a)->key, ((const struct tl_listed *)b)->key);
+}
+
+/* Fills a listing that has room for all that is published. False: no memory. */
+static bool fill_listing(struct tl_rendezvous *table, const char *pattern, struct tl_listing *listing)
+{
+    TL_LIST_FOREACH(&table->publications, link)
+    {
+        const struct tl_table_publication *publication = TL_CONTAINER_OF(link, struct tl_table_publication, link);
+        if (pattern && *pattern && !tl_text_glob_match(pattern, publication->name->key)) continue;
+        char *key = strdup(publication->name->key);
+        if (key == NULL) return false;
+        listing->items[listing->count++] = (struct tl_listed){.key = key,
+                                                              .step = publication->step,
+                                                              .publication = publication->number,
+                                                              .meta_data = *tl_tensor_meta_data(publication->tensor)};
+    }
+    return true;
+}
+
+enum tl_status tl_rendezvous_list(struct tl_rendezvous *table, const char *pattern, struct tl_listing *ret_listing,
+                                  struct tl_error *ret_error)
+{
+    struct tl_listing listing = {.items = NULL};
+    enum tl_status status = TL_OK;
+    tl_table_lock(table);
+    if (table->is_closed) {
+        status = tl_error_copy(ret_error, &table->close_status);
+    } else if (table->stats.published_tensors > 0) {
+        listing.items = calloc(table->stats.published_tensors, sizeof(*listing.items));
+        if (listing.items == NULL || !fill_listing(table, pattern, &listing))
+            status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to list %" PRIu64 " tensors",
+                                  table->stats.published_tensors);
+    }
+    tl_table_unlock(table);
+    if (status != TL_OK) {
+        tl_rendezvous_listing_fini(&listing);
+        return status;
+    }
+    if (listing.count > 1) qsort(listing.items, listing.count, sizeof(*listing.items), compare_listed);
+    *ret_listing = listing;
+    return TL_OK;
+}
+
+void tl_rendezvous_listing_fini(struct tl_listing *listing)
+{
+    for (size_t i = 0; i < listing->count; i++)
+        free(listing->items[i].key);
+    free(listing->items);
+    *listing = (struct tl_listing){.items = NULL};
+}

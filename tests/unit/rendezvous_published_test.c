@@ -1,0 +1,379 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Rendezvous table: published values. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <tensorlane/worker.h>
+
+#include "base/error.h"
+#include "server/rendezvous.h"
+#include "server/rendezvous_table.h"
+
+static struct tl_rendezvous *table;
+static int released_count; /* tensors whose memory was given back */
+
+static void count_release(void *data, void *context)
+{
+    struct tl_rendezvous_stats stats;
+    (void)data, (void)context;
+    released_count++;
+    /* Would wait for ever if the table's mutex were held. */
+    tl_rendezvous_get_stats(table, &stats);
+}
+
+static struct tl_tensor *make_tensor(uint64_t size_bytes)
+{
+    static char memory[1000];
+    struct tl_tensor *tensor;
+    const struct tl_tensor_view view = {.size_bytes = sizeof(view),
+                                        .dtype = TL_U8,
+                                        .rank = 1,
+                                        .dims = &size_bytes,
+                                        .data = memory,
+                                        .capacity_bytes = sizeof(memory),
+                                        .release = count_release};
+    ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, NULL), TL_OK);
+    return tensor;
+}
+
+/* Publishes a tensor of which the table has the only reference; returns the publication's number. */
+static uint64_t publish(const char *key, uint64_t step, uint64_t size_bytes)
+{
+    struct tl_tensor *tensor = make_tensor(size_bytes);
+    uint64_t number = 0;
+    ck_assert_int_eq(tl_rendezvous_publish(table, key, step, tensor, &number, NULL), TL_OK);
+    ck_assert_uint_ne(number, 0);
+    tl_tensor_put(tensor);
+    return number;
+}
+
+struct receiver {
+    struct tl_receiver base;
+    int count;
+    enum tl_status code;
+    struct tl_offer offer;
+};
+
+static void on_deliver(struct tl_receiver *base, const struct tl_error *status, const struct tl_offer *offer)
+{
+    struct receiver *receiver = (struct receiver *)base;
+    receiver->count++;
+    receiver->code = status->code;
+    if (offer) receiver->offer = *offer;
+}
+
+static void ask(struct receiver *receiver, uint64_t number, const char *key, uint64_t step)
+{
+    *receiver = (struct receiver){.base = {.id = {1, number}, .key = key, .step = step, .deliver = on_deliver}};
+    tl_rendezvous_receive(table, &receiver->base);
+}
+
+static void assert_got(struct receiver *receiver, uint64_t publication, uint64_t step, bool is_one_shot)
+{
+    ck_assert_int_eq(receiver->count, 1);
+    ck_assert_int_eq(receiver->code, TL_OK);
+    ck_assert_uint_eq(receiver->offer.publication, publication);
+    ck_assert_uint_eq(receiver->offer.step, step);
+    ck_assert(receiver->offer.is_one_shot == is_one_shot);
+    tl_tensor_put(receiver->offer.tensor);
+    receiver->offer.tensor = NULL;
+}
+
+static void over(struct tl_sender *sender, const struct tl_error *status)
+{
+    (void)sender, (void)status;
+}
+
+static struct tl_rendezvous_stats stats_now(void)
+{
+    struct tl_rendezvous_stats stats;
+    tl_rendezvous_get_stats(table, &stats);
+    return stats;
+}
+
+static void set_up(void)
+{
+    const struct tl_rendezvous_limits limits = {100, 1000, 10};
+    released_count = 0;
+    ck_assert_int_eq(tl_rendezvous_create(&limits, &table, NULL), TL_OK);
+}
+
+static void tear_down(void)
+{
+    struct tl_error status;
+    tl_error_set(&status, TL_CANCELLED, "the test is over");
+    tl_rendezvous_close(table, &status);
+    ck_assert_uint_eq(stats_now().published_tensors, 0);
+    ck_assert_uint_eq(stats_now().published_bytes, 0);
+    tl_rendezvous_destroy(table);
+}
+
+START_TEST(any_number_of_receivers)
+{
+    static struct receiver receivers[3];
+    uint64_t number = publish("key", 5, 7);
+    for (uint64_t i = 0; i < 3; i++) {
+        ask(&receivers[i], i, "key", i == 2 ? 0 : 5);
+        assert_got(&receivers[i], number, 5, false);
+        /* Nothing is reserved, so there is nothing to end. */
+        tl_rendezvous_acknowledge(table, &receivers[i].base.id);
+        tl_rendezvous_release(table, &receivers[i].base.id);
+        tl_rendezvous_orphan(table, &receivers[i].base.id, 1);
+    }
+    ck_assert_int_eq(tl_rendezvous_expire(table, INT64_MAX), INT64_MAX);
+    ck_assert_uint_eq(stats_now().published_tensors, 1);
+    ck_assert_uint_eq(stats_now().published_bytes, 7);
+    ck_assert_uint_eq(stats_now().held_tensors, 0);
+    ck_assert_int_eq(released_count, 0);
+}
+END_TEST
+
+START_TEST(receivers_wait_for_a_version)
+{
+    static struct receiver receivers[5];
+    publish("key", 1, 1);
+    ask(&receivers[0], 0, "key", 2);
+    ask(&receivers[1], 1, "key", 3);
+    ask(&receivers[2], 2, "key", 2);
+    ask(&receivers[3], 3, "key", 4);
+    ask(&receivers[4], 4, "another", 2);
+    ck_assert_uint_eq(stats_now().waiting_receivers, 5);
+    uint64_t number = publish("key", 3, 1);
+    for (int i = 0; i < 3; i++)
+        assert_got(&receivers[i], number, 3, false);
+    ck_assert_int_eq(receivers[3].count, 0);
+    ck_assert_int_eq(receivers[4].count, 0);
+    ck_assert_uint_eq(stats_now().waiting_receivers, 2);
+}
+END_TEST
+
+START_TEST(replaced_value_lives_on_with_its_receivers)
+{
+    static struct receiver before, after;
+    uint64_t first = publish("key", 1, 10);
+    ask(&before, 1, "key", 1);
+    uint64_t second = publish("key", 2, 20);
+    ck_assert_uint_ne(first, second);
+    ck_assert_uint_eq(stats_now().published_tensors, 1);
+    ck_assert_uint_eq(stats_now().published_bytes, 20);
+    ck_assert_int_eq(released_count, 0);
+    ck_assert_uint_eq(tl_tensor_size_bytes(before.offer.tensor), 10);
+    assert_got(&before, first, 1, false);
+    ck_assert_int_eq(released_count, 1);
+    ask(&after, 2, "key", 1);
+    assert_got(&after, second, 2, false);
+    /* Without a receiver it is gone at once; a lower version replaces a higher one. */
+    uint64_t third = publish("key", 0, 30);
+    ck_assert_int_eq(released_count, 2);
+    ask(&after, 3, "key", 0);
+    assert_got(&after, third, 0, false);
+    ask(&after, 4, "key", 1);
+    ck_assert_int_eq(after.count, 0);
+}
+END_TEST
+
+START_TEST(sent_value_comes_first)
+{
+    static struct receiver first, second, third;
+    static struct tl_sender sender = {.over = over};
+    struct tl_tensor *tensor = make_tensor(1);
+    uint64_t number = publish("key", 5, 1);
+    ck_assert_int_eq(tl_rendezvous_send(table, "key", 4, tensor, &sender, NULL), TL_OK);
+    ask(&first, 1, "key", 3);
+    assert_got(&first, number, 5, false);
+    ask(&second, 2, "key", 4);
+    assert_got(&second, second.offer.publication, 4, true);
+    ck_assert_uint_ne(second.offer.publication, number);
+    /* Reserved for another: the published one it is. */
+    ask(&third, 3, "key", 4);
+    assert_got(&third, number, 5, false);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+START_TEST(publication_serves_who_waits_behind_a_reserved_value)
+{
+    static struct receiver first, second;
+    static struct tl_sender sender = {.over = over};
+    struct tl_tensor *tensor = make_tensor(1);
+    ask(&first, 1, "key", 4);
+    ask(&second, 2, "key", 4);
+    ck_assert_int_eq(tl_rendezvous_send(table, "key", 4, tensor, &sender, NULL), TL_OK);
+    assert_got(&first, first.offer.publication, 4, true);
+    ck_assert_int_eq(second.count, 0);
+    uint64_t number = publish("key", 4, 1);
+    assert_got(&second, number, 4, false);
+    /* Given back, the sent value waits for the next one. */
+    tl_rendezvous_release(table, &first.base.id);
+    ask(&second, 3, "key", 4);
+    assert_got(&second, first.offer.publication, 4, true);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+START_TEST(published_value_is_given_of_an_aborted_step)
+{
+    static struct receiver receiver;
+    struct tl_error status;
+    tl_error_set(&status, TL_DATA_LOSS, "lost");
+    tl_rendezvous_abort_step(table, 1, &status);
+    uint64_t number = publish("key", 1, 1);
+    ask(&receiver, 1, "key", 1);
+    assert_got(&receiver, number, 1, false);
+    ask(&receiver, 2, "another", 1);
+    ck_assert_int_eq(receiver.code, TL_DATA_LOSS);
+    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert_uint_eq(stats_now().published_tensors, 1);
+}
+END_TEST
+
+START_TEST(number_is_never_zero)
+{
+    table->last_publication = UINT64_MAX;
+    ck_assert_uint_eq(publish("a", 1, 1), 1);
+    ck_assert_uint_eq(publish("b", 1, 1), 2);
+}
+END_TEST
+
+START_TEST(number_is_optional)
+{
+    struct tl_tensor *tensor = make_tensor(1);
+    ck_assert_int_eq(tl_rendezvous_publish(table, "key", 1, tensor, NULL, NULL), TL_OK);
+    ck_assert_uint_eq(stats_now().published_tensors, 1);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+START_TEST(withdraw)
+{
+    static struct receiver receiver;
+    struct tl_error error;
+    publish("layer1/weights", 1, 10);
+    publish("layer2/weights", 1, 20);
+    ck_assert_int_eq(tl_rendezvous_withdraw(table, "layer1/weights", NULL), TL_OK);
+    ck_assert_int_eq(released_count, 1);
+    ck_assert_uint_eq(stats_now().published_tensors, 1);
+    ck_assert_uint_eq(stats_now().published_bytes, 20);
+    ask(&receiver, 1, "layer1/weights", 0);
+    ck_assert_int_eq(receiver.count, 0);
+    /* A key that is only waited for is not published. */
+    ck_assert_int_eq(tl_rendezvous_withdraw(table, "layer1/weights", &error), TL_NOT_FOUND);
+    ck_assert_int_eq(error.code, TL_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(error.message, "did you mean layer2/weights?"));
+    ck_assert_int_eq(tl_rendezvous_withdraw(table, "something else entirely", &error), TL_NOT_FOUND);
+    ck_assert_ptr_null(strstr(error.message, "did you mean"));
+}
+END_TEST
+
+START_TEST(withdraw_looks_for_the_nearest_among_some)
+{
+    char key[TL_MAX_KEY_BYTES + 1], wanted[TL_MAX_KEY_BYTES + 1];
+    struct tl_error error;
+    /* Short keys: more than are compared. */
+    for (int i = 0; i < 1200; i++) {
+        snprintf(key, sizeof(key), "short-%d", i);
+        publish(key, 1, 0);
+    }
+    ck_assert_int_eq(tl_rendezvous_withdraw(table, "short-1x", &error), TL_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(error.message, "did you mean short-1?"));
+    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "short-*"), 1200);
+    /* Long keys: more work than is spent. The last one would be nearer than the first. */
+    memset(wanted, 'x', TL_MAX_KEY_BYTES);
+    wanted[TL_MAX_KEY_BYTES] = '\0';
+    for (int i = 0; i < 100; i++) {
+        memcpy(key, wanted, sizeof(key));
+        snprintf(key, sizeof(key), "%03d", i);
+        key[3] = 'x';
+        publish(key, 1, 0);
+    }
+    wanted[1] = wanted[2] = '9';
+    ck_assert_int_eq(tl_rendezvous_withdraw(table, wanted, &error), TL_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(error.message, "did you mean 0"));
+    ck_assert_ptr_null(strstr(error.message, "did you mean 099"));
+}
+END_TEST
+
+START_TEST(withdraw_by_pattern)
+{
+    publish("layer1/weights", 1, 10);
+    publish("layer1/bias", 1, 20);
+    publish("layer2/bias", 1, 30);
+    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "nothing*"), 0);
+    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "layer1/*"), 2);
+    ck_assert_int_eq(released_count, 2);
+    ck_assert_uint_eq(stats_now().published_bytes, 30);
+    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "*"), 1);
+    ck_assert_uint_eq(stats_now().published_tensors, 0);
+}
+END_TEST
+
+START_TEST(list)
+{
+    struct tl_listing listing;
+    publish("b", 2, 20);
+    uint64_t number = publish("a", 1, 10);
+    publish("c/d", 3, 30);
+    ck_assert_int_eq(tl_rendezvous_list(table, NULL, &listing, NULL), TL_OK);
+    ck_assert_uint_eq(listing.count, 3);
+    ck_assert_str_eq(listing.items[0].key, "a");
+    ck_assert_str_eq(listing.items[1].key, "b");
+    ck_assert_str_eq(listing.items[2].key, "c/d");
+    ck_assert_uint_eq(listing.items[0].step, 1);
+    ck_assert_uint_eq(listing.items[0].publication, number);
+    ck_assert_int_eq(listing.items[0].meta_data.dtype, TL_U8);
+    ck_assert_uint_eq(listing.items[0].meta_data.size_bytes, 10);
+    /* It stays when what it lists goes. */
+    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "a"), 1);
+    ck_assert_str_eq(listing.items[0].key, "a");
+    tl_rendezvous_listing_fini(&listing);
+    ck_assert_uint_eq(listing.count, 0);
+    tl_rendezvous_listing_fini(&listing);
+    ck_assert_int_eq(tl_rendezvous_list(table, "", &listing, NULL), TL_OK);
+    ck_assert_uint_eq(listing.count, 2);
+    tl_rendezvous_listing_fini(&listing);
+    ck_assert_int_eq(tl_rendezvous_list(table, "c*", &listing, NULL), TL_OK);
+    ck_assert_uint_eq(listing.count, 1);
+    ck_assert_str_eq(listing.items[0].key, "c/d");
+    tl_rendezvous_listing_fini(&listing);
+    ck_assert_int_eq(tl_rendezvous_list(table, "x", &listing, NULL), TL_OK);
+    ck_assert_uint_eq(listing.count, 0);
+    tl_rendezvous_listing_fini(&listing);
+}
+END_TEST
+
+START_TEST(list_of_nothing)
+{
+    struct tl_listing listing;
+    ck_assert_int_eq(tl_rendezvous_list(table, NULL, &listing, NULL), TL_OK);
+    ck_assert_uint_eq(listing.count, 0);
+    tl_rendezvous_listing_fini(&listing);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("rendezvous_published");
+    TCase *tcase = tcase_create("published");
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, any_number_of_receivers);
+    tcase_add_test(tcase, receivers_wait_for_a_version);
+    tcase_add_test(tcase, replaced_value_lives_on_with_its_receivers);
+    tcase_add_test(tcase, sent_value_comes_first);
+    tcase_add_test(tcase, publication_serves_who_waits_behind_a_reserved_value);
+    tcase_add_test(tcase, published_value_is_given_of_an_aborted_step);
+    tcase_add_test(tcase, number_is_never_zero);
+    tcase_add_test(tcase, number_is_optional);
+    tcase_add_test(tcase, withdraw);
+    tcase_add_test(tcase, withdraw_looks_for_the_nearest_among_some);
+    tcase_add_test(tcase, withdraw_by_pattern);
+    tcase_add_test(tcase, list);
+    tcase_add_test(tcase, list_of_nothing);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
