@@ -32,7 +32,7 @@ struct tl_tensor {
     void *own_memory;       /* freed with the tensor; NULL: none */
     bool is_read_only;
     struct tl_tensor *base;          /* whose memory an alias shows, with a reference; NULL: no alias */
-    struct tl_string_index *strings; /* NULL unless TL_STRING */
+    struct tl_string_index *strings; /* of an alias its base's; NULL unless TL_STRING */
     tl_release_fn release;           /* NULL: nothing to release */
     void *release_data;
     void *release_context;
@@ -44,9 +44,9 @@ struct tl_tensor {
 
 static void destroy(struct tl_tensor *tensor)
 {
+    if (!tensor->base) tl_string_index_destroy(tensor->strings);
     tl_tensor_put(tensor->base);
     if (tensor->release) tensor->release(tensor->release_data, tensor->release_context);
-    tl_string_index_destroy(tensor->strings);
     free(tensor->own_memory);
     tensor->magic = 0;
     free(tensor);
@@ -188,8 +188,7 @@ enum tl_status tl_tensor_create_strings(unsigned rank, const uint64_t *dims, con
     return TL_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------------- wrapping --
- */
+/* ------------------------------------------------------------------------------------------------------ wrapping -- */
 
 /* Strides of dimensions of one element, and all of a tensor without elements, are never used and may be anything. */
 static enum tl_status check_strides(const struct tl_shape *shape, const int64_t *strides, uint64_t element_count,
@@ -251,8 +250,25 @@ enum tl_status tl_tensor_wrap(const struct tl_tensor_view *view, struct tl_tenso
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------- references --
- */
+enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
+                                      struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_tensor *tensor = create_empty(&base->meta_data, base->element_count);
+    if (!tensor) return no_memory(ret_error, 0);
+    tensor->data = base->data;
+    tensor->is_read_only = true;
+    tensor->base = tl_tensor_get(base);
+    tensor->strings = base->strings;
+    tensor->guard = base->guard;
+    tensor->guard_context = base->guard_context;
+    tensor->release = release;
+    tensor->release_data = base->data;
+    tensor->release_context = context;
+    *ret_tensor = tensor;
+    return TL_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------- references -- */
 
 struct tl_tensor *tl_tensor_get(struct tl_tensor *tensor)
 {
@@ -275,8 +291,7 @@ bool tl_tensor_is_shared(const struct tl_tensor *tensor)
     return atomic_load_explicit(&tensor->reference_count, memory_order_acquire) > 1;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- looking --
- */
+/* ------------------------------------------------------------------------------------------------------- looking -- */
 
 enum tl_dtype tl_tensor_dtype(const struct tl_tensor *tensor)
 {
@@ -342,8 +357,7 @@ enum tl_status tl_tensor_check_strings(const struct tl_tensor *tensor, struct tl
     return tl_string_index_build(tensor->strings, tensor->data, tensor->meta_data.size_bytes, ret_error);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ guard --
- */
+/* --------------------------------------------------------------------------------------------------------- guard -- */
 
 void tl_tensor_set_guard(struct tl_tensor *tensor, tl_tensor_guard_fn guard, void *context)
 {
@@ -359,28 +373,4 @@ enum tl_status tl_tensor_check_readable(const struct tl_tensor *tensor, uint64_t
     if (!tensor->guard || len_bytes == 0) return TL_OK;
     return tensor->guard(tensor->guard_context, (const unsigned char *)tensor->data + offset_bytes, len_bytes,
                          ret_error);
-}
-
-enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
-                                      struct tl_tensor **ret_tensor, struct tl_error *ret_error)
-{
-    struct tl_tensor *tensor = create_empty(&base->meta_data, base->element_count);
-    if (!tensor) return no_memory(ret_error, 0);
-    if (base->meta_data.dtype == TL_STRING && !base->meta_data.is_dead) {
-        tensor->strings = tl_string_index_create(base->element_count);
-        if (!tensor->strings) {
-            destroy(tensor);
-            return no_memory(ret_error, 0);
-        }
-    }
-    tensor->data = base->data;
-    tensor->is_read_only = true;
-    tensor->base = tl_tensor_get(base);
-    tensor->guard = base->guard;
-    tensor->guard_context = base->guard_context;
-    tensor->release = release;
-    tensor->release_data = base->data;
-    tensor->release_context = context;
-    *ret_tensor = tensor;
-    return TL_OK;
 }

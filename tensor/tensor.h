@@ -36,8 +36,9 @@ bool tl_tensor_is_shared(const struct tl_tensor *tensor);
 /* True when the bytes may be written by a transport. */
 bool tl_tensor_is_writable(const struct tl_tensor *tensor);
 
-/* Creates a read-only tensor that shows the memory of base and holds a reference on it. release (its data is base's) is called when the last
- * reference to the alias is put, after the one on base: it tells when nobody reads through the alias any more.
+/* Creates a read-only tensor that shows the memory of base and holds a reference on it. release (its data is base's) is
+ * called when the last reference to the alias is put, after the one on base: it tells when nobody reads through the
+ * alias any more.
  * Errors: TL_RESOURCE_EXHAUSTED: no memory; release is not called. */
 enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;

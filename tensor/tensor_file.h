@@ -54,16 +54,19 @@ enum tl_status tl_tensor_file_read(const char *path, struct tl_tensor_list *ret_
 
 struct tl_tensor_writer;
 
-/* One tensor that is going to be written. */
+/* One tensor that is going to be written. A writer uses slots only while it is created. */
 struct tl_tensor_slot {
     const char *name;
     struct tl_meta_data meta_data;
 };
 
-/* Starts a safetensors file at path: writes the header, allocates all disk space and maps the data.
- * Errors: TL_INVALID_ARGUMENT: a name twice, a dtype safetensors cannot hold (STRING, C128, I4, U4), a dead tensor, or
- * a packed tensor whose bits do not fill its bytes, naming the tensor. As tl_error_set_errno for the file: a full disk
- * is TL_RESOURCE_EXHAUSTED and says how many bytes were needed. */
+/* Starts a safetensors file at path: writes the header, allocates all disk space and maps the data. A file that is
+ * there is replaced by the rename of commit. The data are in an order that aligns every element; the data of the file
+ * start at a multiple of 64 bytes. Errors: TL_INVALID_ARGUMENT: path is there and no regular file, a name twice, empty,
+ * longer than 512 bytes, not UTF-8 or "__metadata__", a dtype safetensors cannot hold (STRING, C128, I4, U4), a dead
+ * tensor, or a packed tensor whose bits do not fill its bytes, naming the tensor. TL_OUT_OF_RANGE: more than 2^63-1
+ * bytes. As tl_error_set_errno for the file: a full disk is TL_RESOURCE_EXHAUSTED and says how many bytes were needed.
+ * Nothing is left behind. */
 enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
                                             struct tl_tensor_writer **ret_writer,
                                             struct tl_error *ret_error) TL_MUST_USE;
@@ -75,11 +78,15 @@ enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_te
 enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
                                     struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
 
-/* The writable tensor of slot i, lying in the file; one reference for the caller, which must be put before commit. */
+/* The writable tensor of slot i, lying in the file; one reference for the caller, which must be put before commit. It
+ * may be kept longer than the writer: the memory stays valid. */
 struct tl_tensor *tl_tensor_writer_destination(struct tl_tensor_writer *writer, size_t index);
 
-/* Makes the file durable and visible: sync, then rename.
- * Errors: as tl_error_set_errno, naming the path; nothing is left behind after tl_tensor_writer_destroy. */
+/* Makes the file durable and visible: sync, then rename. Blocks: until the disk has it.
+ * Errors: TL_FAILED_PRECONDITION: somebody holds a destination, naming it; commit may be called again. As
+ * tl_error_set_errno, naming the path. TL_ALREADY_EXISTS: the folder's target has appeared meanwhile. TL_DATA_LOSS: the
+ * disk could not be written. Nothing is left behind after tl_tensor_writer_destroy, except that the target stays when
+ * only the last sync of its folder failed, which the message says. */
 enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Ends the writer, removing what was not committed. NULL is accepted. */

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Mappings of files that may lose their pages: what the SIGBUS handler has to know about them.
+ *
+ * Between siblings of this folder: mapped files and files that are written register their mappings here. The handler
+ * is installed only when a program asks for it; registering costs next to nothing otherwise.
+ */
+#ifndef TENSOR_FAULT_GUARD_H
+#define TENSOR_FAULT_GUARD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+
+struct tl_fault_range;
+
+/* Registers a mapping of len_bytes > 0; protection is that of mmap. Thread: any.
+ * Errors: TL_RESOURCE_EXHAUSTED: too many mappings. Ownership: until tl_fault_range_remove, before munmap. */
+enum tl_status tl_fault_range_add(const void *data, uint64_t len_bytes, int protection,
+                                  struct tl_fault_range **ret_range, struct tl_error *ret_error) TL_MUST_USE;
+void tl_fault_range_remove(struct tl_fault_range *range); /* NULL is accepted */
+
+/* True when a page of the mapping could not be read and was replaced by zeros. NULL is never damaged. */
+bool tl_fault_range_is_damaged(const struct tl_fault_range *range);
+
+/* Installs the handler, once per process.
+ * Errors: TL_INTERNAL: sigaction failed. */
+enum tl_status tl_fault_guard_install(struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

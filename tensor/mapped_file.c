@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A file mapped read-only, shared by the tensors that lie in it and unmapped when the last of them is gone.
+ *
+ * The descriptor stays open, so that a check is one fstat of the very file that is mapped, whatever its name means by
+ * then: a file that is replaced by rename goes on being served as it was.
+ */
+#include "tensor/mapped_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "tensor/fault_guard.h"
+
+struct tl_mapped_file {
+    atomic_uint reference_count;
+    int fd;
+    char *path;
+    void *data; /* NULL: an empty file */
+    uint64_t size_bytes;
+    struct timespec modified;
+    struct tl_fault_range *range;
+};
+
+static void destroy(struct tl_mapped_file *file)
+{
+    tl_fault_range_remove(file->range);
+    if (file->data) munmap(file->data, file->size_bytes);
+    if (file->fd >= 0) close(file->fd);
+    free(file->path);
+    free(file);
+}
+
+static enum tl_status open_and_look(struct tl_mapped_file *file, struct tl_error *ret_error)
+{
+    struct stat info;
+    /* Without O_NONBLOCK opening a FIFO would wait for its writer. */
+    file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (file->fd < 0 || fstat(file->fd, &info) != 0)
+        return tl_error_set_errno(ret_error, errno, "cannot open %s", file->path);
+    if (!S_ISREG(info.st_mode))
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is not a regular file", file->path);
+    file->size_bytes = (uint64_t)info.st_size;
+    file->modified = info.st_mtim;
+    return TL_OK;
+}
+
+static enum tl_status map(struct tl_mapped_file *file, struct tl_error *ret_error)
+{
+    if (file->size_bytes == 0) return TL_OK;
+    void *data = mmap(NULL, file->size_bytes, PROT_READ, MAP_SHARED, file->fd, 0);
+    if (data == MAP_FAILED) return tl_error_set_errno(ret_error, errno, "cannot map %s", file->path);
+    file->data = data;
+    return tl_fault_range_add(data, file->size_bytes, PROT_READ, &file->range, ret_error);
+}
+
+enum tl_status tl_mapped_file_open(const char *path, struct tl_mapped_file **ret_file, struct tl_error *ret_error)
+{
+    enum tl_status status;
+    struct tl_mapped_file *file = calloc(1, sizeof(*file));
+    if (!file) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to open %s", path);
+    atomic_init(&file->reference_count, 1);
+    file->fd = -1;
+    file->path = strdup(path);
+    if (!file->path) {
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to open %s", path);
+        goto fail;
+    }
+    status = open_and_look(file, ret_error);
+    if (status != TL_OK) goto fail;
+    status = map(file, ret_error);
+    if (status != TL_OK) goto fail;
+    *ret_file = file;
+    return TL_OK;
+
+fail:
+    destroy(file);
+    return status;
+}
+
+struct tl_mapped_file *tl_mapped_file_get(struct tl_mapped_file *file)
+{
+    TL_CHECK(atomic_fetch_add_explicit(&file->reference_count, 1, memory_order_relaxed) > 0);
+    return file;
+}
+
+void tl_mapped_file_put(struct tl_mapped_file *file)
+{
+    if (!file) return;
+    unsigned before = atomic_fetch_sub_explicit(&file->reference_count, 1, memory_order_acq_rel);
+    TL_CHECK(before > 0);
+    if (before == 1) destroy(file);
+}
+
+const void *tl_mapped_file_data(const struct tl_mapped_file *file)
+{
+    return file->data;
+}
+
+uint64_t tl_mapped_file_size_bytes(const struct tl_mapped_file *file)
+{
+    return file->size_bytes;
+}
+
+const char *tl_mapped_file_path(const struct tl_mapped_file *file)
+{
+    return file->path;
+}
+
+enum tl_status tl_mapped_file_check(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    (void)data;
+    (void)len_bytes;
+    const struct tl_mapped_file *file = context;
+    struct stat info;
+    if (fstat(file->fd, &info) != 0)
+        return tl_error_set(ret_error, TL_DATA_LOSS, "%s cannot be examined any more (errno %d)", file->path, errno);
+    if ((uint64_t)info.st_size != file->size_bytes)
+        return tl_error_set(ret_error, TL_DATA_LOSS,
+                            "%s had %" PRIu64 " bytes when it was opened and has %" PRIu64
+                            " now; publish it again, and replace files by rename",
+                            file->path, file->size_bytes, (uint64_t)info.st_size);
+    if (info.st_mtim.tv_sec != file->modified.tv_sec || info.st_mtim.tv_nsec != file->modified.tv_nsec)
+        return tl_error_set(ret_error, TL_DATA_LOSS,
+                            "%s was modified after it was opened; publish it again, and replace files by rename",
+                            file->path);
+    if (tl_fault_range_is_damaged(file->range))
+        return tl_error_set(ret_error, TL_DATA_LOSS, "a part of %s could not be read", file->path);
+    return TL_OK;
+}
+
+enum tl_status tl_mapped_file_guard_process(struct tl_error *ret_error)
+{
+    return tl_fault_guard_install(ret_error);
+}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Writing a folder of .npy files, one for each tensor, version 1.0: with at most 16 dimensions the header always fits
+ * into the 65535 bytes of that version.
+ *
+ * Failure modes: names and dtypes are refused before anything is created; a name that comes twice shows when its file
+ * exists already in the temporary folder, which nobody else knows.
+ */
+#include "tensor/npy.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "tensor/tensor_writer.h"
+
+#define FILE_NAME_BYTES 256       /* with NUL */
+#define MAX_TENSOR_NAME_BYTES 251 /* with ".npy" the 255 of a file name */
+#define HEADER_ALIGNMENT_BYTES 64
+#define MAX_HEADER_BYTES 1024 /* with magic and length; 16 dimensions of 19 digits take some 450 */
+
+static enum tl_status check_slot(const struct tl_tensor_slot *slot, struct tl_error *ret_error)
+{
+    enum tl_status status = tl_tensor_slot_check(slot, ret_error);
+    if (status != TL_OK) return status;
+    if (slot->name[0] == '.' || strchr(slot->name, '/') || strlen(slot->name) > MAX_TENSOR_NAME_BYTES)
+        return tl_error_set(
+            ret_error, TL_INVALID_ARGUMENT,
+            "tensor '%s': the name cannot be that of a file (no '/', no '.' in front, at most %d bytes);"
+            " write a safetensors file instead",
+            slot->name, MAX_TENSOR_NAME_BYTES);
+    if (!tl_npy_descr(slot->meta_data.dtype))
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "tensor '%s': NumPy has no dtype %s; write a safetensors file instead", slot->name,
+                            tl_dtype_name(slot->meta_data.dtype));
+    return TL_OK;
+}
+
+/* Composes everything in front of the data, a multiple of 64 bytes; returns how many. */
+static size_t compose_header(const struct tl_meta_data *meta_data, unsigned char *buffer)
+{
+    const size_t text_offset = TL_NPY_MAGIC_BYTES + 4;
+    char *text = (char *)buffer + text_offset;
+    const size_t capacity = MAX_HEADER_BYTES - text_offset;
+    const struct tl_shape *shape = &meta_data->shape;
+    size_t len = (size_t)snprintf(text, capacity, "{'descr': '%s', 'fortran_order': False, 'shape': (",
+                                  tl_npy_descr(meta_data->dtype));
+    for (unsigned i = 0; i < shape->rank; i++) {
+        const char *separator = shape->rank == 1 ? "," : i + 1 < shape->rank ? ", " : "";
+        len += (size_t)snprintf(text + len, capacity - len, "%" PRIu64 "%s", shape->dims[i], separator);
+    }
+    len += (size_t)snprintf(text + len, capacity - len, "), }");
+    size_t total = text_offset + len + 1;
+    total += (HEADER_ALIGNMENT_BYTES - total % HEADER_ALIGNMENT_BYTES) % HEADER_ALIGNMENT_BYTES;
+    TL_CHECK(total <= MAX_HEADER_BYTES);
+    memset(text + len, ' ', total - text_offset - len);
+    buffer[total - 1] = '\n';
+    memcpy(buffer, TL_NPY_MAGIC, TL_NPY_MAGIC_BYTES);
+    buffer[TL_NPY_MAGIC_BYTES] = 1;
+    buffer[TL_NPY_MAGIC_BYTES + 1] = 0;
+    buffer[TL_NPY_MAGIC_BYTES + 2] = (unsigned char)((total - text_offset) & 0xFF);
+    buffer[TL_NPY_MAGIC_BYTES + 3] = (unsigned char)((total - text_offset) >> 8);
+    return total;
+}
+
+static enum tl_status add_slot(struct tl_tensor_writer *writer, size_t index, const struct tl_tensor_slot *slot,
+                               struct tl_error *ret_error)
+{
+    unsigned char header[MAX_HEADER_BYTES];
+    char name[FILE_NAME_BYTES];
+    uint64_t len_bytes;
+    struct tl_output_file *file;
+    size_t header_bytes = compose_header(&slot->meta_data, header);
+    snprintf(name, sizeof(name), "%s.npy", slot->name);
+    if (!tl_add_u64(header_bytes, slot->meta_data.size_bytes, &len_bytes))
+        return tl_error_set(ret_error, TL_OUT_OF_RANGE, "tensor '%s' is too large for a file", slot->name);
+    enum tl_status status = tl_tensor_writer_add_file(writer, name, len_bytes, &file, ret_error);
+    if (status == TL_ALREADY_EXISTS)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "tensor '%s' is there twice", slot->name);
+    if (status != TL_OK) return status;
+    memcpy(tl_output_file_data(file), header, header_bytes);
+    return tl_tensor_writer_add_tensor(writer, index, slot, file, header_bytes, ret_error);
+}
+
+enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
+                                    struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
+{
+    struct tl_tensor_writer *writer;
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < count && status == TL_OK; i++)
+        status = check_slot(&slots[i], ret_error);
+    if (status != TL_OK) return status;
+    status = tl_tensor_writer_start(path, count, true, &writer, ret_error);
+    if (status != TL_OK) return status;
+    for (size_t i = 0; i < count && status == TL_OK; i++)
+        status = add_slot(writer, i, &slots[i], ret_error);
+    if (status != TL_OK) {
+        tl_tensor_writer_destroy(writer);
+        return status;
+    }
+    *ret_writer = writer;
+    return TL_OK;
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A file that is written in place.
+ *
+ * Happy path: create it under a name that nobody has, allocate its disk space, map it, close the descriptor (a folder
+ * of thousands of files must not need thousands of descriptors), let others write into the mapping, sync.
+ *
+ * Failure modes: a disk that is full shows when the space is allocated, before anything is written; afterwards a write
+ * into the mapping can fail only with the disk itself, which the fault guard turns into a failed sync.
+ */
+#include "tensor/output_file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "tensor/fault_guard.h"
+
+struct tl_output_file {
+    atomic_uint reference_count;
+    char *path;
+    void *data;
+    uint64_t len_bytes;
+    struct tl_fault_range *range;
+};
+
+static void destroy(struct tl_output_file *file)
+{
+    tl_fault_range_remove(file->range);
+    if (file->data) munmap(file->data, file->len_bytes);
+    free(file->path);
+    free(file);
+}
+
+/* For file systems that cannot allocate without writing. Returns an errno. */
+static int write_zeros(int fd, uint64_t len_bytes)
+{
+    static const char zeros[64 * 1024];
+    for (uint64_t offset = 0; offset < len_bytes;) {
+        ssize_t written = pwrite(fd, zeros, tl_min_u64(sizeof(zeros), len_bytes - offset), (off_t)offset);
+        if (written < 0 && errno == EINTR) continue;
+        if (written < 0) return errno;
+        offset += (uint64_t)written;
+    }
+    return 0;
+}
+
+/* Returns an errno. */
+static int allocate(int fd, uint64_t len_bytes)
+{
+    struct rlimit limit;
+    /* Going beyond the limit would raise a signal that ends the process. */
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < len_bytes)
+        return EFBIG;
+    for (;;) {
+        if (fallocate(fd, 0, 0, (off_t)len_bytes) == 0) return 0;
+        if (errno == EINTR) continue;
+        return errno == EOPNOTSUPP || errno == ENOSYS ? write_zeros(fd, len_bytes) : errno;
+    }
+}
+
+static enum tl_status allocate_and_map(struct tl_output_file *file, int fd, struct tl_error *ret_error)
+{
+    int error_number = allocate(fd, file->len_bytes);
+    if (error_number != 0)
+        return tl_error_set_errno(ret_error, error_number, "cannot allocate %" PRIu64 " bytes of disk space for %s",
+                                  file->len_bytes, file->path);
+    void *data = mmap(NULL, file->len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (data == MAP_FAILED)
+        return tl_error_set_errno(ret_error, errno, "cannot map the %" PRIu64 " bytes of %s", file->len_bytes,
+                                  file->path);
+    file->data = data;
+    return tl_fault_range_add(data, file->len_bytes, PROT_READ | PROT_WRITE, &file->range, ret_error);
+}
+
+enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, struct tl_output_file **ret_file,
+                                     struct tl_error *ret_error)
+{
+    TL_CHECK(len_bytes > 0);
+    if (len_bytes > INT64_MAX)
+        return tl_error_set_errno(ret_error, EFBIG, "cannot create %s of %" PRIu64 " bytes", path, len_bytes);
+    struct tl_output_file *file = calloc(1, sizeof(*file));
+    if (file) file->path = strdup(path);
+    if (!file || !file->path) {
+        free(file);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to create %s", path);
+    }
+    atomic_init(&file->reference_count, 1);
+    file->len_bytes = len_bytes;
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0) {
+        enum tl_status status = tl_error_set_errno(ret_error, errno, "cannot create %s", path);
+        destroy(file);
+        return status;
+    }
+    enum tl_status status = allocate_and_map(file, fd, ret_error);
+    close(fd);
+    if (status != TL_OK) {
+        unlink(path);
+        destroy(file);
+        return status;
+    }
+    *ret_file = file;
+    return TL_OK;
+}
+
+struct tl_output_file *tl_output_file_get(struct tl_output_file *file)
+{
+    TL_CHECK(atomic_fetch_add_explicit(&file->reference_count, 1, memory_order_relaxed) > 0);
+    return file;
+}
+
+void tl_output_file_put(struct tl_output_file *file)
+{
+    if (!file) return;
+    unsigned before = atomic_fetch_sub_explicit(&file->reference_count, 1, memory_order_acq_rel);
+    TL_CHECK(before > 0);
+    if (before == 1) destroy(file);
+}
+
+void *tl_output_file_data(const struct tl_output_file *file)
+{
+    return file->data;
+}
+
+uint64_t tl_output_file_len_bytes(const struct tl_output_file *file)
+{
+    return file->len_bytes;
+}
+
+const char *tl_output_file_path(const struct tl_output_file *file)
+{
+    return file->path;
+}
+
+/* Opens and syncs a file or a folder. Returns an errno. */
+static int sync_path(const char *path, int flags)
+{
+    int error_number = 0;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | flags);
+    if (fd < 0) return errno;
+    if (fsync(fd) != 0) error_number = errno;
+    close(fd);
+    return error_number;
+}
+
+enum tl_status tl_output_file_sync(const struct tl_output_file *file, struct tl_error *ret_error)
+{
+    int error_number = msync(file->data, file->len_bytes, MS_SYNC) == 0 ? 0 : errno;
+    if (error_number == 0) error_number = sync_path(file->path, O_NOFOLLOW);
+    if (error_number != 0) return tl_error_set_errno(ret_error, error_number, "cannot sync %s", file->path);
+    if (tl_fault_range_is_damaged(file->range))
+        return tl_error_set(ret_error, TL_DATA_LOSS, "a part of %s could not be written", file->path);
+    return TL_OK;
+}
+
+enum tl_status tl_folder_sync(const char *path, struct tl_error *ret_error)
+{
+    int error_number = sync_path(path, O_DIRECTORY);
+    /* EINVAL: a file system whose folders cannot be synced. */
+    if (error_number == 0 || error_number == EINVAL) return TL_OK;
+    return tl_error_set_errno(ret_error, error_number, "cannot sync the folder %s", path);
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * One file that is written in place through a mapping, all of its disk space allocated beforehand. Between siblings of
+ * this folder.
+ */
+#ifndef TENSOR_OUTPUT_FILE_H
+#define TENSOR_OUTPUT_FILE_H
+
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+
+struct tl_output_file;
+
+/* Creates a new file at path of len_bytes > 0, all zeros, and maps it. Starts with one reference.
+ * Errors: as tl_error_set_errno; TL_ALREADY_EXISTS: path exists. TL_RESOURCE_EXHAUSTED: the disk is full or a limit is
+ * too low, with the bytes that were needed. Nothing is left behind. */
+enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, struct tl_output_file **ret_file,
+                                     struct tl_error *ret_error) TL_MUST_USE;
+
+/* The last reference unmaps the file, which stays on disk. Thread: any. */
+struct tl_output_file *tl_output_file_get(struct tl_output_file *file);
+void tl_output_file_put(struct tl_output_file *file); /* NULL is accepted */
+
+void *tl_output_file_data(const struct tl_output_file *file);
+uint64_t tl_output_file_len_bytes(const struct tl_output_file *file);
+const char *tl_output_file_path(const struct tl_output_file *file);
+
+/* Makes the contents durable.
+ * Errors: as tl_error_set_errno; TL_DATA_LOSS: a page could not be written through the mapping. Blocks: yes. */
+enum tl_status tl_output_file_sync(const struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Makes the names in a folder durable, where the file system can do that. Errors: as tl_error_set_errno. */
+enum tl_status tl_folder_sync(const char *path, struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Writing tensor files: a temporary file or folder beside the target, tensors that lie in its mappings, and a rename.
+ *
+ * Happy path: start checks the target and chooses the temporary name; the format adds files and tensors; a transport
+ * writes into the tensors; commit syncs every file, renames, and syncs the folder.
+ *
+ * Failure modes: whatever fails before the rename leaves the target as it was, and destroy removes the temporary name.
+ * A tensor that somebody still holds keeps its mapping, not the name: a late write lands in a file without a name. If
+ * the folder cannot be synced after the rename, the target is there and commit says that it may not outlast a crash.
+ */
+#include "tensor/tensor_writer.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/random.h"
+#include "tensor/file_reader.h"
+
+struct destination {
+    struct tl_tensor *tensor; /* NULL: not added yet */
+    char *name;
+};
+
+struct tl_tensor_writer {
+    char *target_path; /* without slashes at the end */
+    char *folder_path; /* where the target is */
+    char *temporary_path;
+    bool is_folder;
+    bool has_folder; /* is_folder, and the temporary one exists */
+    bool is_committed;
+    struct destination *destinations; /* [count] */
+    size_t count;
+    struct tl_output_file **files; /* [file_count], room for count, at least 1 */
+    size_t file_count;
+};
+
+/* ------------------------------------------------------------------------------------------------------ starting -- */
+
+/* Splits the target into folder and name and composes the temporary name. */
+static enum tl_status choose_names(struct tl_tensor_writer *writer, const char *path, struct tl_error *ret_error)
+{
+    size_t len = strlen(path);
+    while (writer->is_folder && len > 1 && path[len - 1] == '/')
+        len--;
+    writer->target_path = strndup(path, len);
+    if (!writer->target_path) goto no_memory;
+    char *slash = strrchr(writer->target_path, '/');
+    const char *name = slash ? slash + 1 : writer->target_path;
+    if (*name == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "'%s' does not end in the name of a %s to write", path,
+                            writer->is_folder ? "folder" : "file");
+    if (!slash) {
+        writer->folder_path = strdup(".");
+    } else {
+        writer->folder_path =
+            strndup(writer->target_path, slash == writer->target_path ? 1 : slash - writer->target_path);
+    }
+    if (!writer->folder_path) goto no_memory;
+    /* The name is cut so that a name of any valid length has a temporary one. */
+    if (asprintf(&writer->temporary_path, "%s/.%.200s.tmp-%016" PRIx64, writer->folder_path, name, tl_random_u64()) <
+        0) {
+        writer->temporary_path = NULL;
+        goto no_memory;
+    }
+    return TL_OK;
+
+no_memory:
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", path);
+}
+
+static enum tl_status check_target(const struct tl_tensor_writer *writer, struct tl_error *ret_error)
+{
+    struct stat info;
+    if (writer->is_folder ? lstat(writer->target_path, &info) : stat(writer->target_path, &info)) {
+        if (errno == ENOENT) return TL_OK;
+        return tl_error_set_errno(ret_error, errno, "cannot write %s", writer->target_path);
+    }
+    if (writer->is_folder)
+        return tl_error_set(ret_error, TL_ALREADY_EXISTS, "%s exists; choose another name or remove it",
+                            writer->target_path);
+    if (!S_ISREG(info.st_mode))
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s exists and is not a regular file; choose another name",
+                            writer->target_path);
+    return TL_OK;
+}
+
+enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder,
+                                      struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
+{
+    enum tl_status status;
+    struct tl_tensor_writer *writer = calloc(1, sizeof(*writer));
+    if (writer) {
+        writer->is_folder = is_folder;
+        writer->destinations = calloc(count + 1, sizeof(writer->destinations[0]));
+        writer->files = calloc(count + 1, sizeof(writer->files[0]));
+    }
+    if (!writer || !writer->destinations || !writer->files) {
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", path);
+        goto fail;
+    }
+    writer->count = count;
+    status = choose_names(writer, path, ret_error);
+    if (status != TL_OK) goto fail;
+    status = check_target(writer, ret_error);
+    if (status != TL_OK) goto fail;
+    if (is_folder) {
+        if (mkdir(writer->temporary_path, 0777) != 0) {
+            status = tl_error_set_errno(ret_error, errno, "cannot create the folder %s", writer->temporary_path);
+            goto fail;
+        }
+        writer->has_folder = true;
+    }
+    *ret_writer = writer;
+    return TL_OK;
+
+fail:
+    tl_tensor_writer_destroy(writer);
+    return status;
+}
+
+enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const char *name, uint64_t len_bytes,
+                                         struct tl_output_file **ret_file, struct tl_error *ret_error)
+{
+    char *path = NULL;
+    TL_CHECK(writer->is_folder == (name != NULL));
+    TL_CHECK(writer->file_count < writer->count + 1);
+    if (name && asprintf(&path, "%s/%s", writer->temporary_path, name) < 0)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", writer->target_path);
+    struct tl_output_file *file;
+    enum tl_status status = tl_output_file_create(path ? path : writer->temporary_path, len_bytes, &file, ret_error);
+    free(path);
+    if (status != TL_OK) return status;
+    writer->files[writer->file_count++] = file;
+    *ret_file = file;
+    return TL_OK;
+}
+
+static void release_mapping(void *data, void *context)
+{
+    (void)data;
+    tl_output_file_put(context);
+}
+
+enum tl_status tl_tensor_writer_add_tensor(struct tl_tensor_writer *writer, size_t index,
+                                           const struct tl_tensor_slot *slot, struct tl_output_file *file,
+                                           uint64_t offset_bytes, struct tl_error *ret_error)
+{
+    TL_CHECK(index < writer->count && !writer->destinations[index].tensor);
+    struct destination *destination = &writer->destinations[index];
+    const struct tl_tensor_view view = {
+        .size_bytes = sizeof(view),
+        .dtype = slot->meta_data.dtype,
+        .rank = slot->meta_data.shape.rank,
+        .dims = slot->meta_data.shape.dims,
+        .data = tl_output_file_data(file),
+        .offset_bytes = offset_bytes,
+        .capacity_bytes = tl_output_file_len_bytes(file),
+        .release = release_mapping,
+        .release_context = file,
+    };
+    destination->name = strdup(slot->name);
+    if (!destination->name)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", writer->target_path);
+    enum tl_status status = tl_tensor_wrap(&view, &destination->tensor, ret_error);
+    /* From here on the release callback owes the file this reference. */
+    if (status == TL_OK) tl_output_file_get(file);
+    return status;
+}
+
+enum tl_status tl_tensor_slot_check(const struct tl_tensor_slot *slot, struct tl_error *ret_error)
+{
+    size_t name_len = strlen(slot->name);
+    if (!tl_tensor_name_is_valid(slot->name, name_len))
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a tensor name of %zu bytes is not 1 to 512 bytes of UTF-8",
+                            name_len);
+    if (slot->meta_data.is_dead)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "tensor '%s' is dead, which no file can hold", slot->name);
+    if (tl_meta_data_validate(&slot->meta_data, ret_error) != TL_OK) {
+        tl_error_prefix(ret_error, "tensor '%s': ", slot->name);
+        if (ret_error) ret_error->code = TL_INVALID_ARGUMENT;
+        return TL_INVALID_ARGUMENT;
+    }
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------- using, ending -- */
+
+struct tl_tensor *tl_tensor_writer_destination(struct tl_tensor_writer *writer, size_t index)
+{
+    TL_CHECK(index < writer->count);
+    return tl_tensor_get(writer->destinations[index].tensor);
+}
+
+const char *tl_tensor_writer_temporary_path(const struct tl_tensor_writer *writer)
+{
+    return writer->is_committed ? NULL : writer->temporary_path;
+}
+
+static int rename_temporary(const struct tl_tensor_writer *writer)
+{
+    const char *from = writer->temporary_path, *to = writer->target_path;
+    if (!writer->is_folder) return rename(from, to);
+    /* Without the flag a folder that was made meanwhile would be replaced when it is empty. */
+    if (renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) == 0) return 0;
+    if (errno != EINVAL && errno != ENOSYS) return -1;
+    struct stat info;
+    if (lstat(to, &info) == 0) {
+        errno = EEXIST;
+        return -1;
+    }
+    return rename(from, to);
+}
+
+enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    TL_CHECK(!writer->is_committed);
+    for (size_t i = 0; i < writer->count; i++)
+        if (tl_tensor_is_shared(writer->destinations[i].tensor))
+            return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                                "cannot finish %s: tensor '%s' is still in use; put every reference first",
+                                writer->target_path, writer->destinations[i].name);
+    for (size_t i = 0; i < writer->file_count && status == TL_OK; i++)
+        status = tl_output_file_sync(writer->files[i], ret_error);
+    if (status == TL_OK && writer->is_folder) status = tl_folder_sync(writer->temporary_path, ret_error);
+    if (status != TL_OK) return status;
+    if (rename_temporary(writer) != 0)
+        return tl_error_set_errno(ret_error, errno, "cannot rename %s to %s", writer->temporary_path,
+                                  writer->target_path);
+    writer->is_committed = true;
+    status = tl_folder_sync(writer->folder_path, ret_error);
+    if (status != TL_OK)
+        tl_error_prefix(ret_error, "%s is complete but may not outlast a crash: ", writer->target_path);
+    return status;
+}
+
+void tl_tensor_writer_destroy(struct tl_tensor_writer *writer)
+{
+    if (!writer) return;
+    for (size_t i = 0; i < writer->count; i++) {
+        tl_tensor_put(writer->destinations[i].tensor);
+        free(writer->destinations[i].name);
+    }
+    for (size_t i = 0; i < writer->file_count; i++) {
+        if (!writer->is_committed) unlink(tl_output_file_path(writer->files[i]));
+        tl_output_file_put(writer->files[i]);
+    }
+    if (writer->has_folder && !writer->is_committed) rmdir(writer->temporary_path);
+    free(writer->destinations);
+    free(writer->files);
+    free(writer->target_path);
+    free(writer->folder_path);
+    free(writer->temporary_path);
+    free(writer);
+}
