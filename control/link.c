@@ -336,7 +336,10 @@ void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
         if (link->events->up != NULL) link->events->up(link);
         return;
     }
-    grpc_byte_buffer *answer = link_hello(link, NULL, 0);
+    const uint64_t *numbers;
+    size_t count;
+    control->options.handlers->received_again(control->options.worker, &link->peer, &numbers, &count);
+    grpc_byte_buffer *answer = link_hello(link, numbers, count);
     if (answer == NULL) {
         tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory for the greeting");
         begin_close(link, &error);

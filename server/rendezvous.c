@@ -432,3 +432,13 @@ uint64_t tl_rendezvous_end_step(struct tl_rendezvous *table, uint64_t number)
     tl_table_unlock_and_run(table, &errands);
     return dropped_count;
 }
+
+enum tl_status tl_rendezvous_check_step(struct tl_rendezvous *table, uint64_t step, struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    tl_table_lock(table);
+    const struct tl_table_step *found = tl_table_step_find(table, step);
+    if (found && found->mark) status = tl_error_copy(ret_error, found->mark);
+    pthread_mutex_unlock(&table->mutex);
+    return status;
+}

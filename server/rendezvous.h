@@ -142,6 +142,10 @@ void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t inc
  * acknowledgement is ignored. Without memory the mark is not kept, and the log says so. */
 void tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t step, const struct tl_error *status);
 
+/* The status of an aborted step, TL_OK for any other: for receives that do not come to this table. */
+enum tl_status tl_rendezvous_check_step(struct tl_rendezvous *table, uint64_t step,
+                                        struct tl_error *ret_error) TL_MUST_USE;
+
 /* Ends a step: drops its sent values that no receiver was matched with (their senders get TL_CANCELLED); a value that
  * is reserved stays for its receiver alone and is dropped, not offered again, if that one gives up (its sender gets
  * TL_CANCELLED then). Fails the step's waiting receivers with TL_CANCELLED and forgets the mark of an abort. The same

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The completion queue: a list under a mutex, a condition for those who wait, and, once somebody has asked for it, a
+ * descriptor that is readable while the list is not empty.
+ */
+#include "server/completion_queue.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+
+struct tl_cq {
+    pthread_mutex_t mutex;
+    pthread_cond_t cond;
+    struct tl_list items;
+    int fd;
+    bool is_fd_used;
+    struct tl_driver *driver;   /* of the worker that its readers drive; NULL: none */
+    struct tl_list driver_link; /* in driver->queues */
+};
+
+enum tl_status tl_cq_create(struct tl_cq **ret_cq, struct tl_error *ret_error)
+{
+    struct tl_cq *cq = calloc(1, sizeof(*cq));
+    if (cq == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a completion queue");
+    cq->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (cq->fd < 0) {
+        free(cq);
+        return tl_error_set_errno(ret_error, errno, "cannot make the descriptor of a completion queue");
+    }
+    pthread_mutex_init(&cq->mutex, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&cq->cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+    tl_list_init(&cq->items);
+    tl_list_init(&cq->driver_link);
+    *ret_cq = cq;
+    return TL_OK;
+}
+
+static void detach(struct tl_cq *cq)
+{
+    pthread_mutex_lock(&cq->mutex);
+    struct tl_driver *driver = cq->driver;
+    if (driver != NULL) {
+        pthread_mutex_lock(&driver->mutex);
+        tl_list_remove(&cq->driver_link);
+        pthread_mutex_unlock(&driver->mutex);
+    }
+    cq->driver = NULL;
+    pthread_mutex_unlock(&cq->mutex);
+}
+
+void tl_cq_destroy(struct tl_cq *cq)
+{
+    if (cq == NULL) return;
+    struct tl_completion completion;
+    while (tl_cq_poll(cq, &completion, 1) == 1) tl_tensor_put(completion.tensor);
+    detach(cq);
+    close(cq->fd);
+    pthread_cond_destroy(&cq->cond);
+    pthread_mutex_destroy(&cq->mutex);
+    free(cq);
+}
+
+enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_driver *driver, struct tl_error *ret_error)
+{
+    if (driver->progress == TL_PROGRESS_THREAD) return TL_OK;
+    pthread_mutex_lock(&cq->mutex);
+    bool is_free = cq->driver == NULL || cq->driver == driver;
+    if (cq->driver == NULL) {
+        cq->driver = driver;
+        pthread_mutex_lock(&driver->mutex);
+        tl_list_push_back(&driver->queues, &cq->driver_link);
+        pthread_mutex_unlock(&driver->mutex);
+    }
+    pthread_mutex_unlock(&cq->mutex);
+    if (is_free) return TL_OK;
+    return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                        "the completion queue already drives another worker; use one queue for each");
+}
+
+void tl_cq_detach_all(struct tl_driver *driver)
+{
+    while (!tl_list_is_empty(&driver->queues)) {
+        detach(TL_CONTAINER_OF(driver->queues.next, struct tl_cq, driver_link));
+    }
+}
+
+static void fd_signal(int fd)
+{
+    uint64_t one = 1;
+    ssize_t written = write(fd, &one, sizeof(one));
+    TL_CHECK(written == sizeof(one) || errno == EAGAIN);
+}
+
+int tl_cq_fd(const struct tl_cq *const_cq)
+{
+    struct tl_cq *cq = (struct tl_cq *)const_cq;
+    pthread_mutex_lock(&cq->mutex);
+    if (!cq->is_fd_used) {
+        cq->is_fd_used = true;
+        if (!tl_list_is_empty(&cq->items)) fd_signal(cq->fd);
+    }
+    pthread_mutex_unlock(&cq->mutex);
+    return cq->fd;
+}
+
+void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item)
+{
+    pthread_mutex_lock(&cq->mutex);
+    bool was_empty = tl_list_is_empty(&cq->items);
+    tl_list_push_back(&cq->items, &item->link);
+    if (was_empty && cq->is_fd_used) fd_signal(cq->fd);
+    pthread_cond_signal(&cq->cond);
+    pthread_mutex_unlock(&cq->mutex);
+}
+
+/* Takes items off the queue; the descriptor stops being readable with the last one. Under the mutex. */
+static void take_items(struct tl_cq *cq, struct tl_list *ret_items, size_t capacity)
+{
+    for (size_t i = 0; i < capacity && !tl_list_is_empty(&cq->items); i++) {
+        tl_list_push_back(ret_items, tl_list_pop_front(&cq->items));
+    }
+    if (cq->is_fd_used && tl_list_is_empty(&cq->items)) {
+        uint64_t count;
+        ssize_t got = read(cq->fd, &count, sizeof(count));
+        TL_CHECK(got == sizeof(count) || errno == EAGAIN);
+    }
+}
+
+static size_t fill(struct tl_list *items, struct tl_completion *ret_completions)
+{
+    size_t count = 0;
+    struct tl_list *link;
+    while ((link = tl_list_pop_front(items)) != NULL) {
+        struct tl_cq_item *item = TL_CONTAINER_OF(link, struct tl_cq_item, link);
+        item->take(item, &ret_completions[count++]);
+    }
+    return count;
+}
+
+size_t tl_cq_poll(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity)
+{
+    struct tl_list items;
+    tl_list_init(&items);
+    pthread_mutex_lock(&cq->mutex);
+    take_items(cq, &items, capacity);
+    pthread_mutex_unlock(&cq->mutex);
+    return fill(&items, ret_completions);
+}
+
+static struct tl_driver *cq_driver(struct tl_cq *cq)
+{
+    pthread_mutex_lock(&cq->mutex);
+    struct tl_driver *driver = cq->driver;
+    pthread_mutex_unlock(&cq->mutex);
+    return driver;
+}
+
+size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, int64_t timeout_ns)
+{
+    int64_t deadline_ns = tl_clock_deadline_ns(timeout_ns);
+    struct tl_driver *driver;
+    while ((driver = cq_driver(cq)) != NULL) {
+        size_t count = tl_cq_poll(cq, ret_completions, capacity);
+        if (count > 0) return count;
+        if (!tl_driver_step(driver, deadline_ns)) return tl_cq_poll(cq, ret_completions, capacity);
+    }
+    struct tl_list items;
+    tl_list_init(&items);
+    pthread_mutex_lock(&cq->mutex);
+    int failure = 0;
+    struct timespec until = {.tv_sec = deadline_ns / TL_NS_PER_SEC, .tv_nsec = deadline_ns % TL_NS_PER_SEC};
+    while (tl_list_is_empty(&cq->items) && failure == 0) {
+        failure = deadline_ns == TL_TIME_NEVER ? pthread_cond_wait(&cq->cond, &cq->mutex)
+                                               : pthread_cond_timedwait(&cq->cond, &cq->mutex, &until);
+    }
+    take_items(cq, &items, capacity);
+    pthread_mutex_unlock(&cq->mutex);
+    return fill(&items, ret_completions);
+}
