@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/arith.h"
@@ -45,6 +46,9 @@ static void destroy(struct tl_output_file *file)
 static int write_zeros(int fd, uint64_t len_bytes)
 {
     static const char zeros[64 * 1024];
+    struct statvfs info;
+    /* Better to know now than after the disk has been filled. */
+    if (fstatvfs(fd, &info) == 0 && info.f_frsize > 0 && len_bytes / info.f_frsize > info.f_bavail) return ENOSPC;
     for (uint64_t offset = 0; offset < len_bytes;) {
         ssize_t written = pwrite(fd, zeros, tl_min_u64(sizeof(zeros), len_bytes - offset), (off_t)offset);
         if (written < 0 && errno == EINTR) continue;

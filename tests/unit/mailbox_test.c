@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Mailboxes: order, who has to wake the owner, and, with several threads, that no letter and no wake-up is lost. The
+ * last is meant to run under ThreadSanitizer as well.
+ */
+#include <check.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/mailbox.h"
+
+struct note {
+    struct tl_letter letter;
+    unsigned number;
+    unsigned sender;
+};
+
+static struct tl_mailbox mailbox;
+static unsigned delivered[16];
+static unsigned delivered_count;
+
+static void record(struct tl_letter *letter)
+{
+    delivered[delivered_count++] = TL_CONTAINER_OF(letter, struct note, letter)->number;
+}
+
+static struct note notes[] = {
+    {.letter.deliver = record, .number = 0},
+    {.letter.deliver = record, .number = 1},
+    {.letter.deliver = record, .number = 2},
+};
+
+static void setup(void)
+{
+    tl_mailbox_init(&mailbox);
+}
+
+static void teardown(void)
+{
+    tl_mailbox_fini(&mailbox);
+}
+
+START_TEST(in_order)
+{
+    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 0);
+    for (int i = 0; i < 3; i++)
+        ck_assert(!tl_mailbox_post(&mailbox, &notes[i].letter));
+    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 3);
+    for (unsigned i = 0; i < 3; i++)
+        ck_assert_uint_eq(delivered[i], i);
+    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 0);
+}
+END_TEST
+
+static void post_another(struct tl_letter *letter)
+{
+    record(letter);
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[1].letter));
+}
+
+START_TEST(posted_while_delivering_waits)
+{
+    struct note first = {.letter.deliver = post_another, .number = 7};
+    ck_assert(!tl_mailbox_post(&mailbox, &first.letter));
+    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 1);
+    ck_assert_uint_eq(delivered_count, 1);
+    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 1);
+    ck_assert_uint_eq(delivered[1], 1);
+}
+END_TEST
+
+static void destroy_note(struct tl_letter *letter)
+{
+    free(TL_CONTAINER_OF(letter, struct note, letter));
+}
+
+START_TEST(letters_may_be_freed)
+{
+    for (int i = 0; i < 3; i++) {
+        struct note *note = calloc(1, sizeof(*note));
+        note->letter.deliver = destroy_note;
+        ck_assert(!tl_mailbox_post(&mailbox, &note->letter));
+    }
+    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 3);
+}
+END_TEST
+
+START_TEST(one_wake_per_sleep)
+{
+    ck_assert(tl_mailbox_prepare_sleep(&mailbox));
+    ck_assert(tl_mailbox_post(&mailbox, &notes[0].letter));
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[1].letter));
+    tl_mailbox_end_sleep(&mailbox);
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[2].letter));
+    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 3);
+}
+END_TEST
+
+START_TEST(no_sleep_over_letters)
+{
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[0].letter));
+    ck_assert(!tl_mailbox_prepare_sleep(&mailbox));
+    /* The refusal leaves no mark: nobody has to wake an owner that is awake. */
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[1].letter));
+    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 2);
+}
+END_TEST
+
+START_TEST(awake_after_the_end_of_sleep)
+{
+    ck_assert(tl_mailbox_prepare_sleep(&mailbox));
+    tl_mailbox_end_sleep(&mailbox);
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[0].letter));
+    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 1);
+}
+END_TEST
+
+START_TEST(fini_refuses_waiting_letters)
+{
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[0].letter));
+    tl_mailbox_fini(&mailbox);
+}
+END_TEST
+
+/* ---------------------------------------------------------------------------------------------------------- stress --
+ */
+
+enum { SENDERS = 4, NOTES_PER_SENDER = 3000 };
+
+static int wake_fd;
+static unsigned next_number[SENDERS];
+
+static void check_order(struct tl_letter *letter)
+{
+    struct note *note = TL_CONTAINER_OF(letter, struct note, letter);
+    ck_assert_uint_eq(note->number, next_number[note->sender]);
+    next_number[note->sender]++;
+    free(note);
+}
+
+static void *send_notes(void *argument)
+{
+    unsigned sender = (unsigned)(uintptr_t)argument;
+    for (unsigned i = 0; i < NOTES_PER_SENDER; i++) {
+        struct note *note = calloc(1, sizeof(*note));
+        *note = (struct note){.letter.deliver = check_order, .number = i, .sender = sender};
+        if (!tl_mailbox_post(&mailbox, &note->letter)) continue;
+        uint64_t one = 1;
+        ck_assert_int_eq(write(wake_fd, &one, sizeof(one)), sizeof(one));
+    }
+    return NULL;
+}
+
+/* A lost wake-up lets the owner sleep for ever, which the time-out of the test ends; two wake-ups of one sleep show in
+ * the count that the descriptor gives. */
+START_TEST(nothing_is_lost)
+{
+    pthread_t threads[SENDERS];
+    unsigned received = 0;
+    wake_fd = eventfd(0, EFD_CLOEXEC);
+    ck_assert_int_ge(wake_fd, 0);
+    for (uintptr_t i = 0; i < SENDERS; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, send_notes, (void *)i), 0);
+    while (received < SENDERS * NOTES_PER_SENDER) {
+        received += tl_mailbox_deliver(&mailbox);
+        if (received == SENDERS * NOTES_PER_SENDER || !tl_mailbox_prepare_sleep(&mailbox)) continue;
+        uint64_t wakes = 0;
+        ck_assert_int_eq(read(wake_fd, &wakes, sizeof(wakes)), sizeof(wakes));
+        ck_assert_uint_eq(wakes, 1);
+        tl_mailbox_end_sleep(&mailbox);
+    }
+    for (int i = 0; i < SENDERS; i++) {
+        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+        ck_assert_uint_eq(next_number[i], NOTES_PER_SENDER);
+    }
+    close(wake_fd);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("mailbox");
+    TCase *tcase = tcase_create("mailbox");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, in_order);
+    tcase_add_test(tcase, posted_while_delivering_waits);
+    tcase_add_test(tcase, letters_may_be_freed);
+    tcase_add_test(tcase, one_wake_per_sleep);
+    tcase_add_test(tcase, no_sleep_over_letters);
+    tcase_add_test(tcase, awake_after_the_end_of_sleep);
+    tcase_add_test_raise_signal(tcase, fini_refuses_waiting_letters, SIGABRT);
+    tcase_add_test(tcase, nothing_is_lost);
+    tcase_set_timeout(tcase, 60);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
