@@ -53,6 +53,9 @@ struct tl_description {
 /* Frees everything in it and zeroes it. A zeroed one is accepted. */
 void tl_description_fini(struct tl_description *description);
 
+/* Frees everything in it and zeroes it. A zeroed one is accepted. */
+void tl_listing_fini(struct tl_listing *listing);
+
 /* How far a call came, for messages that help. */
 enum tl_call_stage {
     TL_CALL_RESOLVE = 0, /* the name could not be resolved */
@@ -69,8 +72,9 @@ struct tl_call_options {
 };
 
 /* Errors, for all of them: TL_UNAVAILABLE with *ret_stage below TL_CALL_RPC: not reached, the message tells which
- * address, what happened and what to check. TL_DEADLINE_EXCEEDED: within rpc_timeout_ns. Else the status of the call.
- * ret_stage may be NULL and is set on success too. */
+ * address, what happened and what to check. TL_INVALID_ARGUMENT with TL_CALL_RESOLVE: the address is no "host:port".
+ * TL_DEADLINE_EXCEEDED: within rpc_timeout_ns. TL_INTERNAL: the answer is none that such a server gives.
+ * TL_RESOURCE_EXHAUSTED: no memory. Else the status of the call. ret_stage may be NULL and is set on success too. */
 enum tl_status tl_client_identify(const struct tl_call_options *options, struct tl_description *ret_description,
                                   enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
 
@@ -78,7 +82,7 @@ enum tl_status tl_client_identify(const struct tl_call_options *options, struct 
 enum tl_status tl_client_check_health(const struct tl_call_options *options, const char *service, int *ret_health,
                                       enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Ownership of *ret_listing: tl_listing_fini. */
+/* Ownership of *ret_listing: tl_listing_fini. Errors: TL_RESOURCE_EXHAUSTED: more than 1,000,000 tensors or 256 MiB. */
 enum tl_status tl_client_list(const struct tl_call_options *options, const char *pattern,
                               struct tl_listing *ret_listing, enum tl_call_stage *ret_stage,
                               struct tl_error *ret_error) TL_MUST_USE;
@@ -86,9 +90,10 @@ enum tl_status tl_client_list(const struct tl_call_options *options, const char 
 enum tl_status tl_client_withdraw(const struct tl_call_options *options, const char *pattern, uint64_t *ret_count,
                                   enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Publishes a tensor on the worker. The bytes are sent from the tensor's memory in pieces of chunk_bytes, with a
- * checksum. progress (may be NULL) is called on this thread with the bytes sent since the last call. rpc_timeout_ns
- * counts from the last progress. */
+/* Publishes a tensor on the worker. The bytes are sent from the tensor's memory in pieces of chunk_bytes (not 0), with
+ * a checksum. progress (may be NULL) is called on this thread with the bytes sent since the last call. rpc_timeout_ns
+ * counts from the last progress. Errors: the worker's refusal; of the tensor's guard, when its bytes stop being
+ * readable. */
 enum tl_status tl_client_publish(const struct tl_call_options *options, const char *key, uint64_t step,
                                  struct tl_tensor *tensor, uint64_t chunk_bytes,
                                  void (*progress)(void *context, uint64_t bytes), void *progress_context,

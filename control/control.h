@@ -72,7 +72,7 @@ struct tl_control_options {
     void *worker;
 };
 
-/* Counters of all links since create. */
+/* Counters of all links, and of the calls of clients without one, since create. */
 struct tl_control_stats {
     uint64_t tensors_sent;
     uint64_t tensors_received;
@@ -103,7 +103,5 @@ void tl_control_stop(struct tl_control *control, int64_t deadline_ns, void (*sto
 void tl_control_destroy(struct tl_control *control);
 
 void tl_control_get_stats(const struct tl_control *control, struct tl_control_stats *ret_stats);
-
-void tl_listing_fini(struct tl_listing *listing);
 
 #endif

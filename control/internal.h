@@ -22,6 +22,7 @@ struct tl_control {
     struct tl_arena *arena; /* the message that is being handled */
     struct tl_frame_builder *builder; /* the frame that is being composed */
     struct tl_control_stats stats;
+    struct tl_request_id foreign_id; /* of the latest Receive of a client without identity; number 0: none yet */
     bool is_stopping;
     bool is_server_stopped;
     struct tl_timer stop_timer;   /* the links' deadline */
@@ -44,7 +45,8 @@ enum tl_status tl_transfer_service_add(struct tl_control *control, struct tl_err
 enum tl_status tl_cluster_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status tl_reflection_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
 
-/* The health service keeps state: the health of each service name and the calls that watch. */
+/* The health service keeps state: the health of each service name and the calls that watch. It starts with "", the
+ * whole worker, as NOT_SERVING. At most 16 services, whose names have at most 127 bytes. */
 enum tl_status tl_health_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
 void tl_health_service_set(struct tl_health_service *service, const char *name, enum tl_health health);
 /* Ends all Watch calls, as a server that stops must. */

@@ -27,6 +27,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "control/credentials.h"
+#include "control/endpoint.h"
 #include "control/stream_hook.h"
 #include "control/tag.h"
 
@@ -213,36 +214,40 @@ enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char
     return TL_OK;
 }
 
-/* Tries to bind every address that the text stands for, to learn why gRPC would fail. */
+/* Returns errno of binding the address, 0 when it can be bound. */
+static int try_bind(const struct addrinfo *item)
+{
+    int fd = socket(item->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return errno;
+    int on = 1;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (item->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
+    int failure = 0;
+    if (bind(fd, item->ai_addr, item->ai_addrlen) != 0 || listen(fd, 1) != 0) failure = errno;
+    close(fd);
+    return failure;
+}
+
+/* Tries to bind what the address stands for, to learn why gRPC would fail. Like gRPC it is content when one of several
+ * addresses of a name can be bound, but not when another process has one of them. */
 static enum tl_status check_bindable(const char *address, struct tl_error *ret_error)
 {
-    char host[256];
-    const char *colon = strrchr(address, ':');
-    size_t host_len = colon != NULL ? (size_t)(colon - address) : strlen(address);
-    if (host_len >= sizeof(host)) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: host too long", address);
-    memcpy(host, address, host_len);
-    host[host_len] = '\0';
-    char *bare = host;
-    if (host[0] == '[' && host_len > 1) {
-        host[host_len - 1] = '\0';
-        bare = host + 1;
-    }
+    struct tl_endpoint endpoint;
+    enum tl_status status = tl_endpoint_parse(address, &endpoint, ret_error);
+    if (status != TL_OK) return status;
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
     struct addrinfo *found = NULL;
-    int failure = getaddrinfo(bare, colon != NULL ? colon + 1 : "0", &hints, &found);
+    int failure = getaddrinfo(endpoint.host[0] != '\0' ? endpoint.host : NULL, endpoint.port, &hints, &found);
     if (failure != 0) {
         return tl_error_set(ret_error, TL_UNAVAILABLE, "cannot listen on %s: %s; check the name in the configuration",
                             address, gai_strerror(failure));
     }
     int error_number = 0;
-    for (struct addrinfo *item = found; item != NULL && error_number == 0; item = item->ai_next) {
-        int fd = socket(item->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        if (fd < 0) continue;
-        int on = 1;
-        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-        if (item->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
-        if (bind(fd, item->ai_addr, item->ai_addrlen) != 0 || listen(fd, 1) != 0) error_number = errno;
-        close(fd);
+    bool can_bind = false;
+    for (struct addrinfo *item = found; item != NULL && error_number != EADDRINUSE; item = item->ai_next) {
+        int bind_error = try_bind(item);
+        can_bind |= bind_error == 0;
+        if (bind_error == EADDRINUSE || error_number == 0) error_number = bind_error;
     }
     freeaddrinfo(found);
     if (error_number == EADDRINUSE) {
@@ -250,7 +255,7 @@ static enum tl_status check_bindable(const char *address, struct tl_error *ret_e
                             "cannot listen on %s: another process uses the address; stop it or change the port",
                             address);
     }
-    if (error_number != 0) {
+    if (!can_bind) {
         return tl_error_set(ret_error, TL_UNAVAILABLE,
                             "cannot listen on %s: %s; is it an address of this machine? \"listen\" in the "
                             "configuration can differ from the address that peers dial",

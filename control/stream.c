@@ -19,6 +19,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/text.h"
 #include "control/stream_hook.h"
 #include "control/tag.h"
 
@@ -64,6 +65,31 @@ static void stream_free(struct tl_stream *stream)
     free(stream);
 }
 
+/* Copies a server's message as text that may be logged and sent on: valid UTF-8 in one line, without control
+ * characters. */
+static void copy_details(const grpc_slice *details, char *text, size_t capacity)
+{
+    const char *from = (const char *)GRPC_SLICE_START_PTR(*details);
+    size_t left = GRPC_SLICE_LENGTH(*details);
+    size_t used = 0;
+    while (left > 0) {
+        size_t length = tl_text_utf8_char_len(from, left);
+        if (used + (length > 0 ? length : 1) >= capacity) break;
+        if (length == 0) {
+            text[used++] = '?';
+            length = 1;
+        } else if (length == 1) {
+            text[used++] = (unsigned char)*from < ' ' || *from == 0x7f ? ' ' : *from;
+        } else {
+            memcpy(text + used, from, length);
+            used += length;
+        }
+        from += length;
+        left -= length;
+    }
+    text[used] = '\0';
+}
+
 static void end_status(const struct tl_stream *stream, struct tl_error *ret_status)
 {
     if (!stream->is_client) {
@@ -73,8 +99,8 @@ static void end_status(const struct tl_stream *stream, struct tl_error *ret_stat
     }
     enum tl_status code = stream->status_code >= 0 && stream->status_code <= 16 ? (enum tl_status)stream->status_code
                                                                                 : TL_UNKNOWN;
-    tl_error_set(ret_status, code, "%.*s", (int)GRPC_SLICE_LENGTH(stream->status_details),
-                 (const char *)GRPC_SLICE_START_PTR(stream->status_details));
+    ret_status->code = code;
+    copy_details(&stream->status_details, ret_status->message, sizeof(ret_status->message));
 }
 
 /* Ends the stream when nothing is outstanding any more. The stream may be gone afterwards. */
@@ -164,7 +190,7 @@ static void read_complete(struct tl_tag *tag, bool is_ok)
         stream->events->on_message(stream, message);
     } else if (message != NULL) {
         grpc_byte_buffer_destroy(message);
-    } else if (stream->events->on_half_closed != NULL) {
+    } else if (!grpc_call_failed_before_recv_message(stream->call) && stream->events->on_half_closed != NULL) {
         stream->events->on_half_closed(stream);
     }
     stream->pending--;
@@ -310,6 +336,14 @@ void tl_stream_finish(struct tl_stream *stream, const struct tl_error *status)
 void tl_stream_cancel(struct tl_stream *stream)
 {
     grpc_call_cancel(stream->call, NULL);
+}
+
+void tl_stream_abort(struct tl_stream *stream, const struct tl_error *status)
+{
+    TL_CHECK(!stream->is_client);
+    stream->is_last_wanted = true;
+    stream->is_last_started = true;
+    grpc_call_cancel_with_status(stream->call, (grpc_status_code)status->code, status->message, NULL);
 }
 
 void tl_stream_abandon(struct tl_stream *stream)

@@ -25,7 +25,9 @@ struct tl_stream;
 /* Callbacks; NULL: not interested. */
 struct tl_stream_events {
     void (*on_message)(struct tl_stream *stream, grpc_byte_buffer *message); /* the callee destroys message */
-    void (*on_half_closed)(struct tl_stream *stream); /* the answer to a read when the peer sends no more */
+    /* The answer to a read when the peer has said that it sends no more. A read that is cut short by the end of the
+     * call has no answer but on_closed. */
+    void (*on_half_closed)(struct tl_stream *stream);
     void (*on_sent)(struct tl_stream *stream);        /* the message has left; another one may be sent */
     /* The end. Client: the status of the call. Server: TL_OK when the status was delivered to gRPC before the client
      * went away, TL_CANCELLED otherwise. */
@@ -60,6 +62,9 @@ void tl_stream_read(struct tl_stream *stream);
 void tl_stream_finish(struct tl_stream *stream, const struct tl_error *status);
 /* Ends the call at once; on_closed follows. */
 void tl_stream_cancel(struct tl_stream *stream);
+
+/* Server: ends the call at once with a status, dropping what has not been sent; for a client that does not read. */
+void tl_stream_abort(struct tl_stream *stream, const struct tl_error *status);
 
 /* The last callbacks are not wanted any more: replaces them by none, cancels. The stream frees itself. */
 void tl_stream_abandon(struct tl_stream *stream);

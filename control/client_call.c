@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Calls of tools.
+ *
+ * Happy path: the name is resolved and the port dialled by us, so that a message can say what was wrong; then gRPC
+ * connects; once its channel is ready, the call is made. All of it happens in a loop of its own, run by the caller's
+ * thread.
+ *
+ * Failure modes: whatever answers the connection but no HTTP/2 settings, with something else or with nothing, shows as
+ * a channel that does not become ready. What a server answers is checked; an answer that cannot be ends the call with
+ * INTERNAL. A call whose deadline passes is ended by gRPC.
+ */
+#include "control/client_call.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "control/credentials.h"
+#include "control/endpoint.h"
+#include "control/tag.h"
+
+#define ARENA_BYTES (4 * 1024 * 1024)
+#define MAX_RESPONSE_BYTES (4 * 1024 * 1024)
+
+/* ---------------------------------------------------------------------------------------------------- connecting -- */
+
+/* A look-out for a change of the channel's state. */
+struct look_out {
+    struct tl_tag tag;
+    bool is_over;
+};
+
+static void look_out_complete(struct tl_tag *tag, bool is_ok)
+{
+    (void)is_ok;
+    TL_CONTAINER_OF(tag, struct look_out, tag)->is_over = true;
+}
+
+static enum tl_status no_http2(const struct tl_client *client, bool is_silent, struct tl_error *ret_error)
+{
+    if (!is_silent) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE,
+                            "%s takes connections but does not speak gRPC (HTTP/2 without TLS); is it the port of "
+                            "another program?",
+                            client->options->address);
+    }
+    char duration[32];
+    return tl_error_set(ret_error, TL_UNAVAILABLE,
+                        "%s takes connections but has not answered within %s; is the process stopped or overloaded, or "
+                        "is it the port of another program?",
+                        client->options->address,
+                        tl_text_format_duration(client->options->connect_timeout_ns, duration, sizeof(duration)));
+}
+
+/* Waits until the channel speaks HTTP/2. */
+static enum tl_status wait_ready(struct tl_client *client, int64_t deadline_ns, struct tl_error *ret_error)
+{
+    for (;;) {
+        grpc_connectivity_state state = grpc_channel_check_connectivity_state(client->channel, 1);
+        if (state == GRPC_CHANNEL_READY) return TL_OK;
+        if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) {
+            return no_http2(client, false, ret_error);
+        }
+        if (tl_clock_remaining_ns(deadline_ns) == 0) return no_http2(client, true, ret_error);
+        struct look_out look_out = {.is_over = false};
+        tl_tag_init(&look_out.tag, look_out_complete);
+        grpc_channel_watch_connectivity_state(client->channel, state, tl_deadline_to_gpr(deadline_ns),
+                                              tl_loop_cq(client->loop), &look_out.tag);
+        while (!look_out.is_over)
+            (void)tl_loop_run_once(client->loop, TL_TIME_NEVER);
+    }
+}
+
+static enum tl_status connect_tcp(struct tl_client *client, int64_t deadline_ns, struct tl_error *ret_error)
+{
+    struct tl_endpoint endpoint;
+    struct addrinfo *found;
+    client->stage = TL_CALL_RESOLVE;
+    enum tl_status status = tl_endpoint_parse(client->options->address, &endpoint, ret_error);
+    if (status == TL_OK) status = tl_endpoint_resolve(&endpoint, deadline_ns, &found, ret_error);
+    if (status != TL_OK) return status;
+    client->stage = TL_CALL_CONNECT;
+    status = tl_endpoint_dial(&endpoint, found, deadline_ns, ret_error);
+    freeaddrinfo(found);
+    return status;
+}
+
+enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_options *options,
+                              struct tl_error *ret_error)
+{
+    *client = (struct tl_client){.options = options};
+    int64_t deadline_ns = tl_clock_deadline_ns(options->connect_timeout_ns);
+    enum tl_status status = connect_tcp(client, deadline_ns, ret_error);
+    if (status == TL_OK) status = tl_loop_create(&client->loop, ret_error);
+    if (status == TL_OK) status = tl_arena_init(&client->arena, ARENA_BYTES, ret_error);
+    if (status != TL_OK) return status;
+    client->stage = TL_CALL_HTTP2;
+    const struct tl_channel_options channel_options = {
+        .keepalive_ns = TL_TIME_NEVER,
+        .keepalive_timeout_ns = TL_TIME_NEVER,
+        .connect_timeout_ns = options->connect_timeout_ns,
+        .max_message_bytes = MAX_RESPONSE_BYTES,
+        .user_agent = options->user_agent,
+    };
+    client->channel = tl_channel_create(options->address, &channel_options);
+    status = wait_ready(client, deadline_ns, ret_error);
+    if (status == TL_OK) client->stage = TL_CALL_RPC;
+    return status;
+}
+
+void tl_client_close(struct tl_client *client)
+{
+    TL_CHECK(client->stream == NULL);
+    if (client->channel != NULL) grpc_channel_destroy(client->channel);
+    tl_arena_fini(&client->arena);
+    tl_loop_destroy(client->loop);
+    client->channel = NULL;
+    client->loop = NULL;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- call -- */
+
+void tl_client_fail(struct tl_client *client, const struct tl_error *failure)
+{
+    if (client->failure.code == TL_OK) client->failure = *failure;
+    if (client->stream != NULL) tl_stream_cancel(client->stream);
+}
+
+static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
+{
+    struct tl_client *client = tl_stream_owner(stream);
+    struct tl_error error;
+    enum tl_status status = TL_OK;
+    if (client->failure.code == TL_OK) {
+        if (client->method->is_single && client->response_count > 0) {
+            status = tl_error_set(&error, TL_INTERNAL, "more than one answer");
+        } else {
+            status = client->method->take(client->context, message, &client->arena, &error);
+        }
+        client->response_count++;
+    }
+    grpc_byte_buffer_destroy(message);
+    if (status != TL_OK) {
+        tl_error_prefix(&error, "%s answered wrongly: ", client->options->address);
+        tl_client_fail(client, &error);
+    }
+    tl_stream_read(stream);
+}
+
+static void stream_sent(struct tl_stream *stream)
+{
+    struct tl_client *client = tl_stream_owner(stream);
+    if (client->failure.code == TL_OK && client->method->sent != NULL) client->method->sent(client);
+}
+
+static void stream_closed(struct tl_stream *stream, const struct tl_error *status)
+{
+    struct tl_client *client = tl_stream_owner(stream);
+    client->status = *status;
+    client->stream = NULL;
+}
+
+static const struct tl_stream_events stream_events = {
+    .on_message = stream_message,
+    .on_sent = stream_sent,
+    .on_closed = stream_closed,
+};
+
+enum tl_status tl_client_start(struct tl_client *client, const struct tl_client_method *method, void *context,
+                               int64_t deadline_ns, grpc_byte_buffer *request, struct tl_error *ret_error)
+{
+    if (request == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a request");
+    client->method = method;
+    client->context = context;
+    enum tl_status status = tl_stream_call(client->loop, client->channel, method->name, deadline_ns, &stream_events,
+                                           client, &client->stream, ret_error);
+    if (status != TL_OK) {
+        grpc_byte_buffer_destroy(request);
+        return status;
+    }
+    tl_stream_send(client->stream, request);
+    tl_stream_read(client->stream);
+    return TL_OK;
+}
+
+/* gRPC's own words for a deadline or a broken connection name nobody. */
+static void explain(const struct tl_client *client, struct tl_error *error)
+{
+    if (error->code == TL_UNAVAILABLE) tl_error_prefix(error, "%s: ", client->options->address);
+    if (error->code == TL_DEADLINE_EXCEEDED && strcmp(error->message, "Deadline Exceeded") == 0) {
+        char duration[32];
+        tl_error_set(error, TL_DEADLINE_EXCEEDED, "%s did not answer %s within %s", client->options->address,
+                     client->method->name,
+                     tl_text_format_duration(client->options->rpc_timeout_ns, duration, sizeof(duration)));
+    }
+}
+
+enum tl_status tl_client_wait(struct tl_client *client, struct tl_error *ret_error)
+{
+    while (client->stream != NULL)
+        (void)tl_loop_run_once(client->loop, TL_TIME_NEVER);
+    if (client->failure.code != TL_OK) return tl_error_copy(ret_error, &client->failure);
+    if (client->status.code != TL_OK) {
+        explain(client, &client->status);
+        return tl_error_copy(ret_error, &client->status);
+    }
+    if (client->method->is_single && client->response_count == 0) {
+        return tl_error_set(ret_error, TL_INTERNAL, "%s answered %s with success but without a message",
+                            client->options->address, client->method->name);
+    }
+    return TL_OK;
+}
+
+enum tl_status tl_client_ask(const struct tl_call_options *options, const struct tl_client_method *method,
+                             const ProtobufCMessage *request, void *context, enum tl_call_stage *ret_stage,
+                             struct tl_error *ret_error)
+{
+    struct tl_client client;
+    enum tl_status status = tl_client_open(&client, options, ret_error);
+    if (status == TL_OK) {
+        int64_t deadline_ns = tl_clock_deadline_ns(options->rpc_timeout_ns);
+        status = tl_client_start(&client, method, context, deadline_ns, tl_wire_write(request), ret_error);
+        if (status == TL_OK) {
+            tl_stream_half_close(client.stream);
+            status = tl_client_wait(&client, ret_error);
+        }
+    }
+    if (ret_stage != NULL) *ret_stage = client.stage;
+    tl_client_close(&client);
+    return status;
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * One call of a tool to a server: the way there, stage by stage, and the call.
+ *
+ * Happy path: tl_client_open finds the server and speaks HTTP/2 with it; tl_client_start begins the call; responses are
+ * given to `take` as they come; tl_client_wait runs until the end; tl_client_close. tl_client_ask is all of that for a
+ * call that has one request.
+ *
+ * Thread: one. Blocks: open and wait.
+ */
+#ifndef CONTROL_CLIENT_CALL_H
+#define CONTROL_CLIENT_CALL_H
+
+#include "control/client.h"
+#include "control/stream.h"
+#include "control/wire.h"
+
+struct tl_client;
+
+/* Takes over what a response says; the message is borrowed. Errors: end the call with them. */
+typedef enum tl_status (*tl_response_fn)(void *context, grpc_byte_buffer *message, struct tl_arena *arena,
+                                         struct tl_error *ret_error);
+
+struct tl_client_method {
+    const char *name; /* "/package.Service/Method" */
+    bool is_single;   /* exactly one response belongs to a call that succeeds */
+    tl_response_fn take;
+    void (*sent)(struct tl_client *client); /* NULL: not interested */
+};
+
+struct tl_client {
+    const struct tl_call_options *options;
+    enum tl_call_stage stage;
+    struct tl_loop *loop;
+    grpc_channel *channel;
+    struct tl_arena arena; /* the response that is being handled */
+    const struct tl_client_method *method;
+    void *context;            /* of method->take */
+    struct tl_stream *stream; /* NULL: not started, or ended */
+    size_t response_count;
+    struct tl_error failure; /* why we have ended the call; TL_OK: we have not */
+    struct tl_error status;  /* how the call ended */
+};
+
+/* Connects, within options->connect_timeout_ns. client->stage tells how far it came. On error, too, tl_client_close
+ * follows. Errors: TL_INVALID_ARGUMENT: the address. TL_UNAVAILABLE: not reached. TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_options *options,
+                              struct tl_error *ret_error) TL_MUST_USE;
+
+/* Starts the call with its first message, which is taken over (NULL: there was no memory for it). */
+enum tl_status tl_client_start(struct tl_client *client, const struct tl_client_method *method, void *context,
+                               int64_t deadline_ns, grpc_byte_buffer *request, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ends the call with an error of ours; the first one counts. */
+void tl_client_fail(struct tl_client *client, const struct tl_error *failure);
+
+/* Runs until the call has ended; returns how. */
+enum tl_status tl_client_wait(struct tl_client *client, struct tl_error *ret_error) TL_MUST_USE;
+
+void tl_client_close(struct tl_client *client);
+
+/* A whole call with one request and the deadline options->rpc_timeout_ns. ret_stage may be NULL. */
+enum tl_status tl_client_ask(const struct tl_call_options *options, const struct tl_client_method *method,
+                             const ProtobufCMessage *request, void *context, enum tl_call_stage *ret_stage,
+                             struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Publishing a tensor on a worker.
+ *
+ * Happy path: the first message carries key, meta-data and the first bytes; each further one leaves when the one before
+ * has; the last carries the checksum of all; then the half-close, and the answer.
+ *
+ * Failure modes: bytes that stop being readable end the call with what their guard says. The call as a whole has no
+ * deadline, because nobody knows how long a large tensor takes; a timer ends it when no piece has left, or no answer
+ * has come, for options->rpc_timeout_ns.
+ */
+#include <stddef.h>
+#include <xxhash.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "control/client_call.h"
+#include "control/responses.h"
+
+struct publish {
+    struct tl_client client;
+    const char *key;
+    uint64_t step;
+    struct tl_tensor *tensor;
+    uint64_t chunk_bytes;
+    void (*progress)(void *context, uint64_t bytes);
+    void *progress_context;
+    XXH3_state_t *hash_state;
+    uint64_t composed_bytes; /* in messages that were composed */
+    uint64_t piece_bytes;    /* in the message that is being sent */
+    bool is_last_composed;
+    struct tl_timer stall_timer;
+};
+
+static void stalled(struct tl_timer *timer)
+{
+    struct publish *publish = TL_CONTAINER_OF(timer, struct publish, stall_timer);
+    const struct tl_call_options *options = publish->client.options;
+    char duration[32];
+    struct tl_error failure;
+    tl_error_set(&failure, TL_DEADLINE_EXCEEDED, "%s: %s made no progress for %s", publish->key, options->address,
+                 tl_text_format_duration(options->rpc_timeout_ns, duration, sizeof(duration)));
+    tl_client_fail(&publish->client, &failure);
+}
+
+static enum tl_status expect_progress(struct publish *publish, struct tl_error *ret_error)
+{
+    int64_t due_ns = tl_clock_deadline_ns(publish->client.options->rpc_timeout_ns);
+    if (tl_timers_arm(tl_loop_timers(publish->client.loop), &publish->stall_timer, due_ns) == TL_OK) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a timer");
+}
+
+/* Packs the next piece; *ret_message is NULL when there is no memory. */
+static enum tl_status compose_piece(struct publish *publish, grpc_byte_buffer **ret_message, struct tl_error *ret_error)
+{
+    uint64_t offset = publish->composed_bytes;
+    uint64_t left = tl_tensor_size_bytes(publish->tensor) - offset;
+    uint64_t count = tl_min_u64(left, publish->chunk_bytes);
+    Tensorlane__V1__PublishRequest request = TENSORLANE__V1__PUBLISH_REQUEST__INIT;
+    Tensorlane__V1__MetaData meta_data;
+    uint64_t dims[TL_MAX_RANK];
+    if (offset == 0) {
+        tl_wire_from_meta_data(tl_tensor_meta_data(publish->tensor), dims, &meta_data);
+        request.key = (char *)publish->key;
+        request.step = publish->step;
+        request.meta_data = &meta_data;
+    }
+    if (count > 0) {
+        enum tl_status status = tl_tensor_check_readable(publish->tensor, offset, count, ret_error);
+        if (status != TL_OK) return status;
+        const unsigned char *data = tl_tensor_data(publish->tensor);
+        XXH3_64bits_update(publish->hash_state, data + offset, (size_t)count);
+    }
+    publish->composed_bytes += count;
+    publish->piece_bytes = count;
+    publish->is_last_composed = count == left;
+    if (publish->is_last_composed) {
+        request.has_checksum = 1;
+        request.checksum = XXH3_64bits_digest(publish->hash_state);
+    }
+    if (count == 0) {
+        *ret_message = tl_wire_write(&request.base);
+        return TL_OK;
+    }
+    grpc_slice slice = tl_wire_slice_of_tensor(publish->tensor, offset, count);
+    *ret_message = tl_wire_write_with_data(&request.base, &slice, 1, count);
+    grpc_slice_unref(slice);
+    return TL_OK;
+}
+
+/* All pieces have left: the client says so only if they could be read until now. */
+static enum tl_status finish(struct publish *publish, struct tl_error *ret_error)
+{
+    if (publish->composed_bytes > 0) {
+        enum tl_status status = tl_tensor_check_readable(publish->tensor, 0, publish->composed_bytes, ret_error);
+        if (status != TL_OK) return status;
+    }
+    tl_stream_half_close(publish->client.stream);
+    return TL_OK;
+}
+
+static enum tl_status go_on(struct publish *publish, struct tl_error *ret_error)
+{
+    if (publish->progress != NULL && publish->piece_bytes > 0) {
+        publish->progress(publish->progress_context, publish->piece_bytes);
+    }
+    enum tl_status status = expect_progress(publish, ret_error);
+    if (status != TL_OK) return status;
+    if (publish->is_last_composed) return finish(publish, ret_error);
+    grpc_byte_buffer *message;
+    status = compose_piece(publish, &message, ret_error);
+    if (status != TL_OK) return status;
+    if (message == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a request");
+    tl_stream_send(publish->client.stream, message);
+    return TL_OK;
+}
+
+static void piece_sent(struct tl_client *client)
+{
+    struct publish *publish = TL_CONTAINER_OF(client, struct publish, client);
+    struct tl_error failure;
+    if (go_on(publish, &failure) != TL_OK) tl_client_fail(client, &failure);
+}
+
+static enum tl_status take_publication(void *context, grpc_byte_buffer *message, struct tl_arena *arena,
+                                       struct tl_error *ret_error)
+{
+    return tl_publish_response_read(message, arena, context, ret_error);
+}
+
+static enum tl_status run(struct publish *publish, struct tl_error *ret_error)
+{
+    static const struct tl_client_method method = {
+        .name = "/tensorlane.v1.Transfer/Publish", .is_single = true, .take = take_publication, .sent = piece_sent};
+    grpc_byte_buffer *first;
+    uint64_t publication;
+    publish->hash_state = XXH3_createState();
+    if (publish->hash_state == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a checksum");
+    XXH3_64bits_reset(publish->hash_state);
+    publish->stall_timer.fire = stalled;
+    enum tl_status status = compose_piece(publish, &first, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_client_start(&publish->client, &method, &publication, TL_TIME_NEVER, first, ret_error);
+    if (status != TL_OK) return status;
+    struct tl_error failure;
+    if (expect_progress(publish, &failure) != TL_OK) tl_client_fail(&publish->client, &failure);
+    status = tl_client_wait(&publish->client, ret_error);
+    tl_timers_disarm(tl_loop_timers(publish->client.loop), &publish->stall_timer);
+    return status;
+}
+
+enum tl_status tl_client_publish(const struct tl_call_options *options, const char *key, uint64_t step,
+                                 struct tl_tensor *tensor, uint64_t chunk_bytes,
+                                 void (*progress)(void *context, uint64_t bytes), void *progress_context,
+                                 enum tl_call_stage *ret_stage, struct tl_error *ret_error)
+{
+    TL_CHECK(chunk_bytes > 0);
+    struct publish publish = {.key = key,
+                              .step = step,
+                              .tensor = tensor,
+                              .chunk_bytes = chunk_bytes,
+                              .progress = progress,
+                              .progress_context = progress_context};
+    enum tl_status status = tl_client_open(&publish.client, options, ret_error);
+    if (status == TL_OK) status = run(&publish, ret_error);
+    if (publish.hash_state != NULL) XXH3_freeState(publish.hash_state);
+    if (ret_stage != NULL) *ret_stage = publish.client.stage;
+    tl_client_close(&publish.client);
+    return status;
+}

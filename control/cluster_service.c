@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * tensorlane.v1.Cluster: who this worker is and how it is.
+ *
+ * The worker fills a description, which is packed into one message. Texts that are not UTF-8 (a reason may quote what
+ * somebody sent) and texts that are missing leave as empty ones, because a message with them would be refused. Should a
+ * cluster be so large that the message would exceed what clients accept, the reasons of the peers are left out.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "control/requests.h"
+#include "control/service_call.h"
+#include "tensorlane/v1/cluster.pb-c.h"
+
+/* Room for all the messages that a description becomes. */
+struct packing {
+    Tensorlane__V1__TransportState *transports; /* [transport_count] */
+    Tensorlane__V1__TransportState **transport_pointers;
+    Tensorlane__V1__PeerState *peers; /* [peer_count] */
+    Tensorlane__V1__PeerState **peer_pointers;
+    Tensorlane__V1__Counter *counters; /* [counter_count] */
+    Tensorlane__V1__Counter **counter_pointers;
+};
+
+static void packing_fini(struct packing *packing)
+{
+    free(packing->transports);
+    free(packing->transport_pointers);
+    free(packing->peers);
+    free(packing->peer_pointers);
+    free(packing->counters);
+    free(packing->counter_pointers);
+}
+
+/* Memory for count items; never NULL for want of items. */
+static void *array(size_t count, size_t item_bytes)
+{
+    return calloc(count > 0 ? count : 1, item_bytes);
+}
+
+static bool packing_init(struct packing *packing, const struct tl_description *description)
+{
+    *packing = (struct packing){
+        .transports = array(description->transport_count, sizeof(*packing->transports)),
+        .transport_pointers = array(description->transport_count, sizeof(*packing->transport_pointers)),
+        .peers = array(description->peer_count, sizeof(*packing->peers)),
+        .peer_pointers = array(description->peer_count, sizeof(*packing->peer_pointers)),
+        .counters = array(description->counter_count, sizeof(*packing->counters)),
+        .counter_pointers = array(description->counter_count, sizeof(*packing->counter_pointers)),
+    };
+    if (packing->transports != NULL && packing->transport_pointers != NULL && packing->peers != NULL &&
+        packing->peer_pointers != NULL && packing->counters != NULL && packing->counter_pointers != NULL) {
+        return true;
+    }
+    packing_fini(packing);
+    return false;
+}
+
+static char *wire_text(const char *text)
+{
+    return (char *)(text != NULL && tl_text_is_utf8(text, strlen(text)) ? text : "");
+}
+
+static void pack_transports(struct packing *packing, const struct tl_description *description)
+{
+    for (size_t i = 0; i < description->transport_count; i++) {
+        const struct tl_transport_state *from = &description->transports[i];
+        Tensorlane__V1__TransportState *to = packing->transport_pointers[i] = &packing->transports[i];
+        tensorlane__v1__transport_state__init(to);
+        to->name = wire_text(from->name);
+        to->is_available = from->is_available;
+        to->reason = wire_text(from->reason);
+    }
+}
+
+static void pack_peers(struct packing *packing, const struct tl_description *description)
+{
+    for (size_t i = 0; i < description->peer_count; i++) {
+        const struct tl_peer_description *from = &description->peers[i];
+        Tensorlane__V1__PeerState *to = packing->peer_pointers[i] = &packing->peers[i];
+        tensorlane__v1__peer_state__init(to);
+        to->name = wire_text(from->name);
+        to->state = wire_text(from->state);
+        to->transport = wire_text(from->transport);
+        to->reason = wire_text(from->reason);
+        to->incarnation = from->incarnation;
+    }
+}
+
+static void pack_counters(struct packing *packing, const struct tl_description *description)
+{
+    for (size_t i = 0; i < description->counter_count; i++) {
+        Tensorlane__V1__Counter *to = packing->counter_pointers[i] = &packing->counters[i];
+        tensorlane__v1__counter__init(to);
+        to->name = wire_text(description->counters[i].name);
+        to->value = description->counters[i].value;
+    }
+}
+
+static void leave_out_reasons(struct packing *packing, size_t peer_count)
+{
+    for (size_t i = 0; i < peer_count; i++)
+        packing->peers[i].reason = (char *)"";
+}
+
+static enum tl_status pack(const struct tl_description *description, grpc_byte_buffer **ret_message,
+                           struct tl_error *ret_error)
+{
+    struct packing packing;
+    if (!packing_init(&packing, description)) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the description of the worker");
+    }
+    pack_transports(&packing, description);
+    pack_peers(&packing, description);
+    pack_counters(&packing, description);
+    Tensorlane__V1__IdentifyResponse response = TENSORLANE__V1__IDENTIFY_RESPONSE__INIT;
+    response.job = wire_text(description->job);
+    response.task = description->task;
+    response.incarnation = description->incarnation;
+    response.software_version = wire_text(description->software_version);
+    response.protocol_version = description->protocol_version;
+    response.is_serving = description->is_serving;
+    response.uptime_ns = description->uptime_ns;
+    response.n_transports = description->transport_count;
+    response.transports = packing.transport_pointers;
+    response.n_peers = description->peer_count;
+    response.peers = packing.peer_pointers;
+    response.n_counters = description->counter_count;
+    response.counters = packing.counter_pointers;
+    if (protobuf_c_message_get_packed_size(&response.base) > TL_MAX_FRAME_HEAD_BYTES) {
+        leave_out_reasons(&packing, description->peer_count);
+    }
+    grpc_byte_buffer *message = tl_wire_write(&response.base);
+    packing_fini(&packing);
+    if (message == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the description of the worker");
+    }
+    *ret_message = message;
+    return TL_OK;
+}
+
+static void identify_request(struct tl_service_call *call, grpc_byte_buffer *message)
+{
+    struct tl_control *control = call->control;
+    struct tl_description description = {0};
+    grpc_byte_buffer *answer = NULL;
+    struct tl_error error;
+    enum tl_status status = tl_identify_request_read(message, control->arena, &error);
+    if (status == TL_OK) {
+        status = control->options.handlers->describe(control->options.worker, &description, &error);
+    }
+    if (status == TL_OK) status = pack(&description, &answer, &error);
+    tl_description_fini(&description);
+    if (status != TL_OK) {
+        tl_service_call_finish(call, &error);
+        return;
+    }
+    tl_service_call_send(call, answer);
+    tl_service_call_finish_ok(call);
+}
+
+static const struct tl_service_call_ops identify_ops = {
+    .size_bytes = sizeof(struct tl_service_call),
+    .request = identify_request,
+};
+
+static void identify_accept(void *control, struct tl_stream *stream)
+{
+    tl_service_call_accept(control, stream, &identify_ops);
+}
+
+enum tl_status tl_cluster_service_add(struct tl_control *control, struct tl_error *ret_error)
+{
+    return tl_rpc_server_add_method(control->server, "/tensorlane.v1.Cluster/Identify", identify_accept, control,
+                                    ret_error);
+}

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Finding out how far away a server is, before gRPC is asked, whose errors do not tell a wrong name from a closed port.
+ *
+ * Happy path: a numeric address is resolved in place, a name in a thread of its own, because getaddrinfo has no
+ * deadline; then each address is dialled in turn, with its share of the time that is left.
+ * Failure modes: a look-up that does not end in time is left to its thread, which frees what the two share; a thread
+ * that cannot be started is an error of the look-up.
+ */
+#include "control/endpoint.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+
+/* ---------------------------------------------------------------------------------------------------- addresses -- */
+
+static bool is_port(const char *text)
+{
+    size_t digits = strspn(text, "0123456789");
+    return digits > 0 && digits <= 5 && text[digits] == '\0' && strtoul(text, NULL, 10) <= 65535;
+}
+
+enum tl_status tl_endpoint_parse(const char *address, struct tl_endpoint *ret_endpoint, struct tl_error *ret_error)
+{
+    const char *colon = strrchr(address, ':');
+    if (colon == NULL || !is_port(colon + 1)) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "the address \"%s\" has no port; write \"host:port\" with a port in 0..65535", address);
+    }
+    const char *host = address;
+    size_t host_bytes = (size_t)(colon - address);
+    bool has_brackets = host_bytes >= 2 && host[0] == '[' && host[host_bytes - 1] == ']';
+    if (has_brackets) {
+        host++;
+        host_bytes -= 2;
+    }
+    if (!has_brackets && memchr(host, ':', host_bytes) != NULL) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "the address \"%s\" has more than one colon; write an IPv6 address as \"[::1]:4000\"",
+                            address);
+    }
+    if (host_bytes >= sizeof(ret_endpoint->host)) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the host of the address \"%s\" has %zu bytes; at most %zu",
+                            address, host_bytes, sizeof(ret_endpoint->host) - 1);
+    }
+    memcpy(ret_endpoint->host, host, host_bytes);
+    ret_endpoint->host[host_bytes] = '\0';
+    snprintf(ret_endpoint->port, sizeof(ret_endpoint->port), "%s", colon + 1);
+    return TL_OK;
+}
+
+/* The address for messages, as its user wrote it. */
+#define ENDPOINT_FORMAT "%s%s%s:%s"
+#define ENDPOINT_ARGS(endpoint)                                                                                        \
+    strchr((endpoint)->host, ':') != NULL ? "[" : "", (endpoint)->host,                                                \
+        strchr((endpoint)->host, ':') != NULL ? "]" : "", (endpoint)->port
+
+/* ------------------------------------------------------------------------------------------------------ look-up -- */
+
+/* Shared by who waits and the thread that looks up; the last of the two frees it. */
+struct lookup {
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    struct tl_endpoint endpoint;
+    bool is_done;
+    bool is_abandoned;
+    int failure; /* of getaddrinfo */
+    int error_number;
+    struct addrinfo *found;
+};
+
+static int look_up(const struct tl_endpoint *endpoint, int flags, struct addrinfo **ret_found)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = flags};
+    return getaddrinfo(endpoint->host, endpoint->port, &hints, ret_found);
+}
+
+static void lookup_destroy(struct lookup *lookup)
+{
+    if (lookup->found != NULL) freeaddrinfo(lookup->found);
+    pthread_cond_destroy(&lookup->changed);
+    pthread_mutex_destroy(&lookup->mutex);
+    free(lookup);
+}
+
+static struct lookup *lookup_create(const struct tl_endpoint *endpoint)
+{
+    struct lookup *lookup = calloc(1, sizeof(*lookup));
+    if (lookup == NULL) return NULL;
+    pthread_mutex_init(&lookup->mutex, NULL);
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&lookup->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    lookup->endpoint = *endpoint;
+    return lookup;
+}
+
+static void *lookup_run(void *argument)
+{
+    struct lookup *lookup = argument;
+    struct addrinfo *found = NULL;
+    int failure = look_up(&lookup->endpoint, 0, &found);
+    int error_number = errno;
+    pthread_mutex_lock(&lookup->mutex);
+    lookup->is_done = true;
+    lookup->failure = failure;
+    lookup->error_number = error_number;
+    lookup->found = failure == 0 ? found : NULL;
+    bool is_abandoned = lookup->is_abandoned;
+    pthread_cond_signal(&lookup->changed);
+    pthread_mutex_unlock(&lookup->mutex);
+    if (is_abandoned) lookup_destroy(lookup);
+    return NULL;
+}
+
+static bool lookup_start(struct lookup *lookup)
+{
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_t thread;
+    int failure = pthread_create(&thread, &attributes, lookup_run, lookup);
+    pthread_attr_destroy(&attributes);
+    return failure == 0;
+}
+
+/* Waits for the end of the look-up; false when the deadline came first: the thread has it now. */
+static bool lookup_wait(struct lookup *lookup, int64_t deadline_ns)
+{
+    struct timespec deadline = {.tv_sec = deadline_ns / TL_NS_PER_SEC, .tv_nsec = deadline_ns % TL_NS_PER_SEC};
+    pthread_mutex_lock(&lookup->mutex);
+    int failure = 0;
+    while (!lookup->is_done && failure == 0) {
+        failure = pthread_cond_timedwait(&lookup->changed, &lookup->mutex, &deadline);
+    }
+    bool is_done = lookup->is_done;
+    lookup->is_abandoned = !is_done;
+    pthread_mutex_unlock(&lookup->mutex);
+    return is_done;
+}
+
+static enum tl_status no_such_host(const struct tl_endpoint *endpoint, int failure, int error_number,
+                                   struct tl_error *ret_error)
+{
+    return tl_error_set(ret_error, TL_UNAVAILABLE,
+                        "the host \"%s\" cannot be resolved: %s; check the name, and the name service of this machine",
+                        endpoint->host, failure == EAI_SYSTEM ? strerror(error_number) : gai_strerror(failure));
+}
+
+enum tl_status tl_endpoint_resolve(const struct tl_endpoint *endpoint, int64_t deadline_ns, struct addrinfo **ret_found,
+                                   struct tl_error *ret_error)
+{
+    struct addrinfo *found;
+    if (look_up(endpoint, AI_NUMERICHOST, &found) == 0) {
+        *ret_found = found;
+        return TL_OK;
+    }
+    struct lookup *lookup = lookup_create(endpoint);
+    if (lookup == NULL || !lookup_start(lookup)) {
+        if (lookup != NULL) lookup_destroy(lookup);
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "the host \"%s\" cannot be resolved: no memory or thread for it",
+                            endpoint->host);
+    }
+    if (!lookup_wait(lookup, deadline_ns)) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE,
+                            "the host \"%s\" was not resolved in time; check the name service of this machine",
+                            endpoint->host);
+    }
+    enum tl_status status = TL_OK;
+    if (lookup->failure == 0) {
+        *ret_found = lookup->found;
+        lookup->found = NULL;
+    } else {
+        status = no_such_host(endpoint, lookup->failure, lookup->error_number, ret_error);
+    }
+    lookup_destroy(lookup);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ dialling -- */
+
+/* Waits until the socket is connected; returns errno of the attempt. */
+static int wait_connected(int fd, int64_t deadline_ns)
+{
+    for (;;) {
+        int64_t left_ms = tl_clock_remaining_ns(deadline_ns) / TL_NS_PER_MS;
+        struct pollfd wait = {.fd = fd, .events = POLLOUT};
+        int count = poll(&wait, 1, left_ms > INT32_MAX ? INT32_MAX : (int)left_ms + 1);
+        if (count > 0) break;
+        if (count < 0 && errno != EINTR) return errno;
+        if (count == 0 && tl_clock_remaining_ns(deadline_ns) == 0) return ETIMEDOUT;
+    }
+    int failure = 0;
+    socklen_t length = sizeof(failure);
+    if (getsockopt(fd, SOL_SOCKET, SO_ERROR, &failure, &length) != 0) return errno;
+    return failure;
+}
+
+/* Returns errno of the attempt, 0 when somebody took the connection. */
+static int dial_one(const struct addrinfo *item, int64_t deadline_ns)
+{
+    int fd = socket(item->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return errno;
+    int failure = 0;
+    if (connect(fd, item->ai_addr, item->ai_addrlen) != 0) {
+        failure = errno == EINPROGRESS ? wait_connected(fd, deadline_ns) : errno;
+    }
+    close(fd);
+    return failure;
+}
+
+static enum tl_status dial_failed(const struct tl_endpoint *endpoint, int failure, struct tl_error *ret_error)
+{
+    switch (failure) {
+    case ECONNREFUSED:
+        return tl_error_set(ret_error, TL_UNAVAILABLE,
+                            ENDPOINT_FORMAT " refused the connection; is the worker started?", ENDPOINT_ARGS(endpoint));
+    case ETIMEDOUT:
+        return tl_error_set(ret_error, TL_UNAVAILABLE,
+                            ENDPOINT_FORMAT " did not take the connection in time; is the machine up, and is there a "
+                                            "firewall in between?",
+                            ENDPOINT_ARGS(endpoint));
+    default:
+        return tl_error_set(ret_error, TL_UNAVAILABLE,
+                            ENDPOINT_FORMAT " cannot be reached: %s; check the address and the network",
+                            ENDPOINT_ARGS(endpoint), strerror(failure));
+    }
+}
+
+enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct addrinfo *found, int64_t deadline_ns,
+                                struct tl_error *ret_error)
+{
+    int left = 0;
+    for (const struct addrinfo *item = found; item != NULL; item = item->ai_next)
+        left++;
+    int first_failure = 0;
+    for (const struct addrinfo *item = found; item != NULL; item = item->ai_next, left--) {
+        int64_t share_ns = tl_clock_remaining_ns(deadline_ns);
+        int64_t until_ns = share_ns == TL_TIME_NEVER ? TL_TIME_NEVER : tl_clock_deadline_ns(share_ns / left);
+        int failure = dial_one(item, until_ns);
+        if (failure == 0) return TL_OK;
+        if (first_failure == 0) first_failure = failure;
+    }
+    return dial_failed(endpoint, first_failure, ret_error);
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Addresses of the form "host:port": taken apart, resolved, and dialled to see who is there. */
+#ifndef CONTROL_ENDPOINT_H
+#define CONTROL_ENDPOINT_H
+
+#include <netdb.h>
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+
+struct tl_endpoint {
+    char host[256]; /* a name or an address, without brackets */
+    char port[6];
+};
+
+/* Takes "host:port" apart; an IPv6 address stands in brackets, an empty host is every address of the machine.
+ * Errors: TL_INVALID_ARGUMENT: there is no port or it is not in 0..65535, or the host is too long or has a colon. */
+enum tl_status tl_endpoint_parse(const char *address, struct tl_endpoint *ret_endpoint,
+                                 struct tl_error *ret_error) TL_MUST_USE;
+
+/* Resolves the host. Ownership: freeaddrinfo.
+ * Errors: TL_UNAVAILABLE: there is no such name, or no answer until deadline_ns.
+ * Blocks: until deadline_ns; the look-up itself cannot be stopped and may go on in a thread of its own behind it. */
+enum tl_status tl_endpoint_resolve(const struct tl_endpoint *endpoint, int64_t deadline_ns, struct addrinfo **ret_found,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+
+/* Opens a TCP connection to the first of the addresses that takes one, and closes it.
+ * Errors: TL_UNAVAILABLE: none of them does until deadline_ns; the message tells of the first.
+ * Blocks: until deadline_ns. */
+enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct addrinfo *found, int64_t deadline_ns,
+                                struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

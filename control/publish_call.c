@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Publish: one tensor from a client that has no link.
+ *
+ * Happy path: the first message says what comes and is admitted by the worker; the bytes of every message are copied
+ * once, from gRPC's memory to the tensor; at the half-close the tensor is checked and published, and the answer sent.
+ * The next message is read only when the present one is done with, so that gRPC's flow control holds the client back.
+ *
+ * Failure modes: more bytes than announced, or a message behind the one with the checksum, is INVALID_ARGUMENT; fewer,
+ * a wrong checksum or damaged strings, DATA_LOSS; a client that stalls, DEADLINE_EXCEEDED. Whatever ends the call after
+ * the worker has admitted it and before it has the tensor, the worker is told once that there is none.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "control/requests.h"
+#include "control/service_call.h"
+#include "control/transfer_calls.h"
+
+/*
+ *   STARTING --first message, admitted--> RECEIVING --half-close, checked--> ENDED --closed--> (freed)
+ *       \--refused--> ENDED                   \--bad bytes, stalled, broken--> ENDED
+ */
+enum publish_state {
+    PUBLISH_STARTING,  /* for the first message; woken by the stream or the progress timer */
+    PUBLISH_RECEIVING, /* for more messages or the half-close; woken the same way */
+    PUBLISH_ENDED,     /* for the end of the stream */
+};
+
+struct publish_call {
+    struct tl_service_call call;
+    enum publish_state state;
+    bool is_admitted; /* and the worker still waits for the tensor */
+    char key[TL_MAX_KEY_BYTES + 1];
+    uint64_t step;
+    struct tl_meta_data meta_data;
+    struct tl_tensor *tensor; /* one reference; NULL until admitted */
+    uint64_t received_bytes;
+    XXH3_state_t *hash_state; /* over the bytes so far, because only the last message tells whether it matters */
+    bool has_checksum;
+    uint64_t checksum;
+};
+
+/* Hands the tensor, or NULL for none, to the worker that has admitted it. */
+static enum tl_status hand_over(struct publish_call *publish, struct tl_tensor *tensor, uint64_t *ret_publication,
+                                struct tl_error *ret_error)
+{
+    struct tl_control *control = publish->call.control;
+    publish->is_admitted = false;
+    return control->options.handlers->publish(control->options.worker, &publish->call.client, publish->key,
+                                              publish->step, &publish->meta_data, tensor, ret_publication, ret_error);
+}
+
+/* Frees the memory, then tells the worker, if it still waits, that it is free. */
+static void break_off(struct publish_call *publish)
+{
+    tl_tensor_put(publish->tensor);
+    publish->tensor = NULL;
+    if (!publish->is_admitted) return;
+    uint64_t publication;
+    struct tl_error error;
+    (void)hand_over(publish, NULL, &publication, &error);
+}
+
+static void publish_fail(struct publish_call *publish, const struct tl_error *status)
+{
+    publish->state = PUBLISH_ENDED;
+    break_off(publish);
+    tl_service_call_finish(&publish->call, status);
+}
+
+/* The first message: asks the worker, then takes the memory. */
+static enum tl_status start(struct publish_call *publish, const struct tl_publish_request *request,
+                            struct tl_error *ret_error)
+{
+    struct tl_control *control = publish->call.control;
+    memcpy(publish->key, request->key, strlen(request->key) + 1);
+    publish->step = request->step;
+    publish->meta_data = request->meta_data;
+    enum tl_status status = control->options.handlers->admit(control->options.worker, &publish->call.client,
+                                                             publish->key, &publish->meta_data, ret_error);
+    if (status != TL_OK) return status;
+    publish->is_admitted = true;
+    publish->state = PUBLISH_RECEIVING;
+    status = tl_tensor_create_for(&publish->meta_data, &publish->tensor, ret_error);
+    if (status != TL_OK) return status;
+    publish->hash_state = XXH3_createState();
+    if (publish->hash_state == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for a checksum", publish->key);
+    }
+    XXH3_64bits_reset(publish->hash_state);
+    return TL_OK;
+}
+
+static enum tl_status copy_bytes(struct publish_call *publish, struct tl_wire_data *data, struct tl_error *ret_error)
+{
+    uint64_t left = publish->meta_data.size_bytes - publish->received_bytes;
+    if (data->left_bytes > left) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%s: %llu bytes were announced, and at least %llu were sent", publish->key,
+                            (unsigned long long)publish->meta_data.size_bytes,
+                            (unsigned long long)(publish->received_bytes + data->left_bytes));
+    }
+    unsigned char *to = tl_tensor_data(publish->tensor);
+    while (data->left_bytes > 0) {
+        const void *run;
+        size_t count = tl_wire_data_next(data, data->left_bytes, &run);
+        memcpy(to + publish->received_bytes, run, count);
+        XXH3_64bits_update(publish->hash_state, run, count);
+        publish->received_bytes += count;
+        publish->call.control->stats.bytes_received += count;
+    }
+    return TL_OK;
+}
+
+static enum tl_status take_request(struct publish_call *publish, struct tl_publish_request *request,
+                                   struct tl_error *ret_error)
+{
+    bool is_progress = publish->state == PUBLISH_STARTING || request->data.left_bytes > 0;
+    if (publish->state == PUBLISH_STARTING) {
+        enum tl_status status = start(publish, request, ret_error);
+        if (status != TL_OK) return status;
+    }
+    if (publish->has_checksum) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: a message behind the one with the checksum",
+                            publish->key);
+    }
+    publish->has_checksum = request->has_checksum;
+    publish->checksum = request->checksum;
+    if (is_progress) tl_service_call_expect_progress(&publish->call);
+    return copy_bytes(publish, &request->data, ret_error);
+}
+
+static void publish_request(struct tl_service_call *call, grpc_byte_buffer *message)
+{
+    struct publish_call *publish = TL_CONTAINER_OF(call, struct publish_call, call);
+    struct tl_publish_request request;
+    struct tl_error error;
+    enum tl_status status =
+        tl_publish_request_read(message, call->control->arena, publish->state == PUBLISH_STARTING, &request, &error);
+    if (status == TL_OK) {
+        status = take_request(publish, &request, &error);
+        tl_wire_data_fini(&request.data);
+    }
+    if (status == TL_OK) {
+        tl_service_call_read(call);
+    } else {
+        publish_fail(publish, &error);
+    }
+}
+
+static enum tl_status check_complete(const struct publish_call *publish, struct tl_error *ret_error)
+{
+    if (publish->state == PUBLISH_STARTING) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "the client sent no message; the first one tells key and meta-data");
+    }
+    if (publish->received_bytes != publish->meta_data.size_bytes) {
+        return tl_error_set(ret_error, TL_DATA_LOSS, "%s: %llu bytes were announced, but only %llu were sent",
+                            publish->key, (unsigned long long)publish->meta_data.size_bytes,
+                            (unsigned long long)publish->received_bytes);
+    }
+    uint64_t checksum = XXH3_64bits_digest(publish->hash_state);
+    if (publish->has_checksum && publish->checksum != checksum) {
+        return tl_error_set(ret_error, TL_DATA_LOSS,
+                            "%s: the bytes that arrived have checksum %016llx, the client sent %016llx; send it again",
+                            publish->key, (unsigned long long)checksum, (unsigned long long)publish->checksum);
+    }
+    enum tl_status status = tl_tensor_check_strings(publish->tensor, ret_error);
+    if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", publish->key);
+    return status;
+}
+
+static void publish_half_closed(struct tl_service_call *call)
+{
+    struct publish_call *publish = TL_CONTAINER_OF(call, struct publish_call, call);
+    Tensorlane__V1__PublishResponse response = TENSORLANE__V1__PUBLISH_RESPONSE__INIT;
+    struct tl_error error;
+    enum tl_status status = check_complete(publish, &error);
+    if (status == TL_OK) status = hand_over(publish, publish->tensor, &response.publication, &error);
+    if (status != TL_OK) {
+        publish_fail(publish, &error);
+        return;
+    }
+    call->control->stats.tensors_received++;
+    publish->state = PUBLISH_ENDED;
+    tl_service_call_answer(call, &response.base);
+}
+
+static void publish_closed(struct tl_service_call *call, bool is_delivered)
+{
+    (void)is_delivered;
+    struct publish_call *publish = TL_CONTAINER_OF(call, struct publish_call, call);
+    break_off(publish);
+    if (publish->hash_state != NULL) XXH3_freeState(publish->hash_state);
+}
+
+static const struct tl_service_call_ops publish_ops = {
+    .size_bytes = sizeof(struct publish_call),
+    .is_stream = true,
+    .request = publish_request,
+    .half_closed = publish_half_closed,
+    .closed = publish_closed,
+};
+
+void tl_publish_call_accept(void *control, struct tl_stream *stream)
+{
+    tl_service_call_accept(control, stream, &publish_ops);
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Receive: one tensor for a client that has no link.
+ *
+ * Happy path: the request becomes a serve that the worker answers; the tensor leaves in messages of at most
+ * options.chunk_bytes, one at a time, as slices of its own memory; the last one carries the checksum, if it was asked
+ * for; then the status.
+ *
+ * Failure modes: the status of the worker is that of the call. Bytes that stop being readable end the call with what
+ * their guard says, also when that shows only after the last of them has left. A client that goes away ends the serve
+ * as cancelled, because it cannot come back with the same request.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "base/random.h"
+#include "control/requests.h"
+#include "control/service_call.h"
+#include "control/transfer_calls.h"
+
+/*
+ *   READING --request--> WAITING --reply: offer--> SENDING --all sent--> ENDED --closed--> (freed)
+ *      \--bad request--> ENDED     \--reply: status--> ENDED
+ */
+enum receive_state {
+    RECEIVE_READING, /* for the request; woken by the stream or the progress timer */
+    RECEIVE_WAITING, /* for the source's reply */
+    RECEIVE_SENDING, /* for the client to take the piece in flight; woken by the stream or the progress timer */
+    RECEIVE_ENDED,   /* for the end of the stream */
+};
+
+struct receive_call {
+    struct tl_service_call call;
+    enum receive_state state;
+    struct tl_serve serve;
+    bool is_asked; /* the source knows the serve */
+    char key[TL_MAX_KEY_BYTES + 1];
+    bool wants_checksum;
+    struct tl_offer offer; /* holds the tensor's reference until the end */
+    uint64_t sent_bytes;
+    bool is_last_sent;
+    bool is_complete;         /* all of it has left and could be read until then */
+    XXH3_state_t *hash_state; /* NULL: no checksum */
+};
+
+static void receive_fail(struct receive_call *receive, const struct tl_error *status)
+{
+    receive->state = RECEIVE_ENDED;
+    tl_service_call_finish(&receive->call, status);
+}
+
+/* Checks that the bytes may be read and adds them to the checksum. */
+static enum tl_status prepare_piece(struct receive_call *receive, uint64_t count, struct tl_error *ret_error)
+{
+    if (count == 0) return TL_OK;
+    struct tl_tensor *tensor = receive->offer.tensor;
+    enum tl_status status = tl_tensor_check_readable(tensor, receive->sent_bytes, count, ret_error);
+    if (status != TL_OK || receive->hash_state == NULL) return status;
+    const unsigned char *data = tl_tensor_data(tensor);
+    XXH3_64bits_update(receive->hash_state, data + receive->sent_bytes, (size_t)count);
+    return TL_OK;
+}
+
+static grpc_byte_buffer *compose_piece(struct receive_call *receive, uint64_t count)
+{
+    struct tl_tensor *tensor = receive->offer.tensor;
+    Tensorlane__V1__ReceiveResponse response = TENSORLANE__V1__RECEIVE_RESPONSE__INIT;
+    Tensorlane__V1__MetaData meta_data;
+    uint64_t dims[TL_MAX_RANK];
+    if (receive->sent_bytes == 0) {
+        tl_wire_from_meta_data(tl_tensor_meta_data(tensor), dims, &meta_data);
+        response.meta_data = &meta_data;
+        response.step = receive->offer.step;
+    }
+    response.offset = receive->sent_bytes;
+    if (receive->is_last_sent && receive->hash_state != NULL) {
+        response.has_checksum = 1;
+        response.checksum = XXH3_64bits_digest(receive->hash_state);
+    }
+    if (count == 0) return tl_wire_write(&response.base);
+    grpc_slice slice = tl_wire_slice_of_tensor(tensor, receive->sent_bytes, count);
+    grpc_byte_buffer *message = tl_wire_write_with_data(&response.base, &slice, 1, count);
+    grpc_slice_unref(slice);
+    return message;
+}
+
+static void send_piece(struct receive_call *receive)
+{
+    struct tl_control *control = receive->call.control;
+    uint64_t left = tl_tensor_size_bytes(receive->offer.tensor) - receive->sent_bytes;
+    uint64_t count = tl_min_u64(left, control->options.chunk_bytes);
+    struct tl_error error;
+    if (prepare_piece(receive, count, &error) != TL_OK) {
+        receive_fail(receive, &error);
+        return;
+    }
+    receive->is_last_sent = count == left;
+    grpc_byte_buffer *message = compose_piece(receive, count);
+    receive->sent_bytes += count;
+    control->stats.bytes_sent += count;
+    tl_service_call_expect_progress(&receive->call);
+    tl_service_call_send(&receive->call, message);
+}
+
+/* All pieces have left: they were the tensor's bytes only if those can still be read. */
+static void receive_complete(struct receive_call *receive)
+{
+    struct tl_error error;
+    if (receive->sent_bytes > 0 &&
+        tl_tensor_check_readable(receive->offer.tensor, 0, receive->sent_bytes, &error) != TL_OK) {
+        receive_fail(receive, &error);
+        return;
+    }
+    receive->call.control->stats.tensors_sent++;
+    receive->state = RECEIVE_ENDED;
+    receive->is_complete = true;
+    tl_service_call_finish_ok(&receive->call);
+}
+
+static void receive_sent(struct tl_service_call *call)
+{
+    struct receive_call *receive = TL_CONTAINER_OF(call, struct receive_call, call);
+    if (receive->state != RECEIVE_SENDING) return;
+    if (receive->is_last_sent) {
+        receive_complete(receive);
+    } else {
+        send_piece(receive);
+    }
+}
+
+static void receive_reply(struct tl_serve *serve, const struct tl_error *status, const struct tl_offer *offer)
+{
+    struct receive_call *receive = TL_CONTAINER_OF(serve, struct receive_call, serve);
+    TL_CHECK(receive->state == RECEIVE_WAITING && receive->offer.tensor == NULL);
+    if (status->code != TL_OK) {
+        receive_fail(receive, status);
+        return;
+    }
+    receive->offer = *offer;
+    receive->state = RECEIVE_SENDING;
+    if (receive->wants_checksum) {
+        receive->hash_state = XXH3_createState();
+        if (receive->hash_state == NULL) {
+            struct tl_error error;
+            tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%s: no memory for a checksum", receive->key);
+            receive_fail(receive, &error);
+            return;
+        }
+        XXH3_64bits_reset(receive->hash_state);
+    }
+    send_piece(receive);
+}
+
+static const struct tl_serve_ops serve_ops = {.reply = receive_reply};
+
+static struct tl_request_id next_id(struct tl_control *control)
+{
+    if (control->foreign_id.number++ == 0) control->foreign_id.incarnation = tl_random_u64();
+    return control->foreign_id;
+}
+
+static void receive_request(struct tl_service_call *call, grpc_byte_buffer *message)
+{
+    struct receive_call *receive = TL_CONTAINER_OF(call, struct receive_call, call);
+    struct tl_control *control = call->control;
+    struct tl_receive_request request;
+    struct tl_error error;
+    if (tl_receive_request_read(message, control->arena, &request, &error) != TL_OK) {
+        receive_fail(receive, &error);
+        return;
+    }
+    memcpy(receive->key, request.key, strlen(request.key) + 1);
+    receive->wants_checksum = request.wants_checksum;
+    receive->serve = (struct tl_serve){
+        .ops = &serve_ops, .id = next_id(control), .peer = &call->client, .key = receive->key, .step = request.step};
+    receive->state = RECEIVE_WAITING;
+    receive->is_asked = true;
+    control->options.handlers->source.request(control->options.worker, &receive->serve);
+}
+
+static void receive_closed(struct tl_service_call *call, bool is_delivered)
+{
+    struct receive_call *receive = TL_CONTAINER_OF(call, struct receive_call, call);
+    struct tl_control *control = call->control;
+    if (receive->is_asked) {
+        bool has_answer = receive->offer.tensor == NULL || receive->is_complete;
+        enum tl_serve_end end = is_delivered && has_answer ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED;
+        control->options.handlers->source.closed(control->options.worker, &receive->serve, end);
+    }
+    if (receive->hash_state != NULL) XXH3_freeState(receive->hash_state);
+    tl_tensor_put(receive->offer.tensor);
+}
+
+static const struct tl_service_call_ops receive_ops = {
+    .size_bytes = sizeof(struct receive_call),
+    .request = receive_request,
+    .sent = receive_sent,
+    .closed = receive_closed,
+};
+
+void tl_receive_call_accept(void *control, struct tl_stream *stream)
+{
+    tl_service_call_accept(control, stream, &receive_ops);
+}

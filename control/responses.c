@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Answers of servers, read and checked. */
+#include "control/responses.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <tensorlane/worker.h>
+
+#include "base/error.h"
+#include "grpc/health/v1/health.pb-c.h"
+#include "tensorlane/v1/cluster.pb-c.h"
+
+/* Of one text in a description. */
+#define MAX_TEXT_BYTES 4096
+
+/* Bad bytes from a server are no argument of its client. */
+static enum tl_status as_internal(enum tl_status status, struct tl_error *error)
+{
+    if (status == TL_OK || status == TL_RESOURCE_EXHAUSTED) return status;
+    if (error != NULL) error->code = TL_INTERNAL;
+    return TL_INTERNAL;
+}
+
+static enum tl_status no_memory(const char *what, struct tl_error *ret_error)
+{
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the %s", what);
+}
+
+static enum tl_status read_plain(const ProtobufCMessageDescriptor *descriptor, grpc_byte_buffer *message,
+                                 struct tl_arena *arena, ProtobufCMessage **ret_message, struct tl_error *ret_error)
+{
+    struct tl_wire_data data;
+    enum tl_status status = tl_wire_read(descriptor, message, arena, ret_message, &data, ret_error);
+    if (status == TL_OK) tl_wire_data_fini(&data);
+    return as_internal(status, ret_error);
+}
+
+enum tl_status tl_health_response_read(grpc_byte_buffer *message, struct tl_arena *arena, int *ret_health,
+                                       struct tl_error *ret_error)
+{
+    ProtobufCMessage *base;
+    enum tl_status status =
+        read_plain(&grpc__health__v1__health_check_response__descriptor, message, arena, &base, ret_error);
+    if (status == TL_OK) *ret_health = (int)((const Grpc__Health__V1__HealthCheckResponse *)base)->status;
+    return status;
+}
+
+enum tl_status tl_withdraw_response_read(grpc_byte_buffer *message, struct tl_arena *arena, uint64_t *ret_count,
+                                         struct tl_error *ret_error)
+{
+    ProtobufCMessage *base;
+    enum tl_status status =
+        read_plain(&tensorlane__v1__withdraw_response__descriptor, message, arena, &base, ret_error);
+    if (status == TL_OK) *ret_count = ((const Tensorlane__V1__WithdrawResponse *)base)->count;
+    return status;
+}
+
+enum tl_status tl_publish_response_read(grpc_byte_buffer *message, struct tl_arena *arena, uint64_t *ret_publication,
+                                        struct tl_error *ret_error)
+{
+    ProtobufCMessage *base;
+    enum tl_status status = read_plain(&tensorlane__v1__publish_response__descriptor, message, arena, &base, ret_error);
+    if (status == TL_OK) *ret_publication = ((const Tensorlane__V1__PublishResponse *)base)->publication;
+    return status;
+}
+
+/* --------------------------------------------------------------------------------------------------- description -- */
+
+/* Copies a checked text. */
+static enum tl_status copy_text(const char *text, const char *what, char **ret_copy, struct tl_error *ret_error)
+{
+    enum tl_status status = tl_wire_text(text, 0, MAX_TEXT_BYTES, what, ret_error);
+    if (status != TL_OK) return as_internal(status, ret_error);
+    char *copy = strdup(text != NULL ? text : "");
+    if (copy == NULL) return no_memory(what, ret_error);
+    *ret_copy = copy;
+    return TL_OK;
+}
+
+static enum tl_status copy_transports(const Tensorlane__V1__IdentifyResponse *message,
+                                      struct tl_description *description, struct tl_error *ret_error)
+{
+    if (message->n_transports == 0) return TL_OK;
+    description->transports = calloc(message->n_transports, sizeof(*description->transports));
+    if (description->transports == NULL) return no_memory("transports", ret_error);
+    description->transport_count = message->n_transports;
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < message->n_transports && status == TL_OK; i++) {
+        struct tl_transport_state *to = &description->transports[i];
+        to->is_available = message->transports[i]->is_available != 0;
+        status = copy_text(message->transports[i]->name, "name of a transport", &to->name, ret_error);
+        if (status == TL_OK) {
+            status = copy_text(message->transports[i]->reason, "reason of a transport", &to->reason, ret_error);
+        }
+    }
+    return status;
+}
+
+static enum tl_status copy_peer(const Tensorlane__V1__PeerState *from, struct tl_peer_description *to,
+                                struct tl_error *ret_error)
+{
+    to->incarnation = from->incarnation;
+    enum tl_status status = copy_text(from->name, "name of a peer", &to->name, ret_error);
+    if (status == TL_OK) status = copy_text(from->state, "state of a peer", &to->state, ret_error);
+    if (status == TL_OK) status = copy_text(from->transport, "transport of a peer", &to->transport, ret_error);
+    if (status == TL_OK) status = copy_text(from->reason, "reason of a peer", &to->reason, ret_error);
+    return status;
+}
+
+static enum tl_status copy_peers(const Tensorlane__V1__IdentifyResponse *message, struct tl_description *description,
+                                 struct tl_error *ret_error)
+{
+    if (message->n_peers == 0) return TL_OK;
+    description->peers = calloc(message->n_peers, sizeof(*description->peers));
+    if (description->peers == NULL) return no_memory("peers", ret_error);
+    description->peer_count = message->n_peers;
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < message->n_peers && status == TL_OK; i++) {
+        status = copy_peer(message->peers[i], &description->peers[i], ret_error);
+    }
+    return status;
+}
+
+static enum tl_status copy_counters(const Tensorlane__V1__IdentifyResponse *message, struct tl_description *description,
+                                    struct tl_error *ret_error)
+{
+    if (message->n_counters == 0) return TL_OK;
+    description->counters = calloc(message->n_counters, sizeof(*description->counters));
+    if (description->counters == NULL) return no_memory("counters", ret_error);
+    description->counter_count = message->n_counters;
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < message->n_counters && status == TL_OK; i++) {
+        description->counters[i].value = message->counters[i]->value;
+        status = copy_text(message->counters[i]->name, "name of a counter", &description->counters[i].name, ret_error);
+    }
+    return status;
+}
+
+enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_arena *arena,
+                                         struct tl_description *ret_description, struct tl_error *ret_error)
+{
+    ProtobufCMessage *base;
+    enum tl_status status =
+        read_plain(&tensorlane__v1__identify_response__descriptor, message, arena, &base, ret_error);
+    if (status != TL_OK) return status;
+    const Tensorlane__V1__IdentifyResponse *response = (const Tensorlane__V1__IdentifyResponse *)base;
+    struct tl_description description = {
+        .task = response->task,
+        .incarnation = response->incarnation,
+        .protocol_version = response->protocol_version,
+        .is_serving = response->is_serving != 0,
+        .uptime_ns = response->uptime_ns,
+    };
+    status = copy_text(response->job, "job", &description.job, ret_error);
+    if (status == TL_OK) {
+        status = copy_text(response->software_version, "software version", &description.software_version, ret_error);
+    }
+    if (status == TL_OK) status = copy_transports(response, &description, ret_error);
+    if (status == TL_OK) status = copy_peers(response, &description, ret_error);
+    if (status == TL_OK) status = copy_counters(response, &description, ret_error);
+    if (status != TL_OK) {
+        tl_description_fini(&description);
+        return status;
+    }
+    *ret_description = description;
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- listing -- */
+
+static enum tl_status reserve(struct tl_listing_builder *builder, struct tl_error *ret_error)
+{
+    if (builder->listing.count < builder->capacity) return TL_OK;
+    size_t capacity = builder->capacity > 0 ? builder->capacity * 2 : 256;
+    struct tl_listed *items = realloc(builder->listing.items, capacity * sizeof(*items));
+    if (items == NULL) return no_memory("listing", ret_error);
+    builder->listing.items = items;
+    builder->capacity = capacity;
+    return TL_OK;
+}
+
+static enum tl_status add_entry(struct tl_listing_builder *builder, const Tensorlane__V1__ListEntry *entry,
+                                struct tl_error *ret_error)
+{
+    enum tl_status status = tl_wire_text(entry->key, 1, TL_MAX_KEY_BYTES, "key", ret_error);
+    if (status != TL_OK) return as_internal(status, ret_error);
+    struct tl_listed item = {.step = entry->step, .publication = entry->publication};
+    status = tl_wire_to_meta_data(entry->meta_data, &item.meta_data, ret_error);
+    if (status != TL_OK) {
+        tl_error_prefix(ret_error, "%s: ", entry->key);
+        return as_internal(status, ret_error);
+    }
+    uint64_t bytes = sizeof(item) + strlen(entry->key) + 1;
+    if (builder->listing.count == TL_MAX_LISTED_COUNT || bytes > TL_MAX_LISTED_BYTES - builder->used_bytes) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "the listing has more than %zu tensors; ask for fewer with a pattern",
+                            builder->listing.count);
+    }
+    status = reserve(builder, ret_error);
+    if (status != TL_OK) return status;
+    item.key = strdup(entry->key);
+    if (item.key == NULL) return no_memory("listing", ret_error);
+    builder->listing.items[builder->listing.count++] = item;
+    builder->used_bytes += bytes;
+    return TL_OK;
+}
+
+enum tl_status tl_list_response_read(grpc_byte_buffer *message, struct tl_arena *arena,
+                                     struct tl_listing_builder *builder, struct tl_error *ret_error)
+{
+    ProtobufCMessage *base;
+    enum tl_status status = read_plain(&tensorlane__v1__list_response__descriptor, message, arena, &base, ret_error);
+    if (status != TL_OK) return status;
+    const Tensorlane__V1__ListResponse *response = (const Tensorlane__V1__ListResponse *)base;
+    for (size_t i = 0; i < response->n_entries && status == TL_OK; i++) {
+        status = add_entry(builder, response->entries[i], ret_error);
+    }
+    return status;
+}
+
+static int compare_keys(const void *a, const void *b)
+{
+    return strcmp(((const struct tl_listed *)a)->key, ((const struct tl_listed *)b)->key);
+}
+
+void tl_listing_builder_finish(struct tl_listing_builder *builder, struct tl_listing *ret_listing)
+{
+    if (builder->listing.count > 1) {
+        qsort(builder->listing.items, builder->listing.count, sizeof(*builder->listing.items), compare_keys);
+    }
+    *ret_listing = builder->listing;
+    *builder = (struct tl_listing_builder){0};
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What servers answer, read and checked, because a client may have called anybody.
+ *
+ * All of them: Errors: TL_INTERNAL: not such a message, or a value that cannot be, naming it. TL_RESOURCE_EXHAUSTED: no
+ * memory, or more than a client accepts.
+ */
+#ifndef CONTROL_RESPONSES_H
+#define CONTROL_RESPONSES_H
+
+#include "control/client.h"
+#include "control/wire.h"
+
+/* The number that was answered, whatever it is. */
+enum tl_status tl_health_response_read(grpc_byte_buffer *message, struct tl_arena *arena, int *ret_health,
+                                       struct tl_error *ret_error) TL_MUST_USE;
+
+enum tl_status tl_withdraw_response_read(grpc_byte_buffer *message, struct tl_arena *arena, uint64_t *ret_count,
+                                         struct tl_error *ret_error) TL_MUST_USE;
+
+enum tl_status tl_publish_response_read(grpc_byte_buffer *message, struct tl_arena *arena, uint64_t *ret_publication,
+                                        struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ownership of *ret_description: tl_description_fini. */
+enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_arena *arena,
+                                         struct tl_description *ret_description,
+                                         struct tl_error *ret_error) TL_MUST_USE;
+
+#define TL_MAX_LISTED_COUNT 1000000
+#define TL_MAX_LISTED_BYTES (UINT64_C(256) * 1024 * 1024)
+
+/* A listing that grows message by message. Starts zeroed. */
+struct tl_listing_builder {
+    struct tl_listing listing; /* in the order it came; freed with tl_listing_fini */
+    size_t capacity;
+    uint64_t used_bytes; /* of items and keys */
+};
+
+/* Adds the entries of one message; on error what was there stays. */
+enum tl_status tl_list_response_read(grpc_byte_buffer *message, struct tl_arena *arena,
+                                     struct tl_listing_builder *builder, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Sorts what was read by key and gives it away. */
+void tl_listing_builder_finish(struct tl_listing_builder *builder, struct tl_listing *ret_listing);
+
+#endif
