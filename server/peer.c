@@ -138,6 +138,8 @@ static void set_state(struct tl_peer *peer, enum tl_peer_state state, const stru
         path->failure_count = 0;
         TL_LOG_AT_INFO("peer up", TL_STR("peer", peer->name), TL_STR("address", peer->address),
                        TL_STR("transport", path->transport), TL_HEX("incarnation", peer->incarnation));
+    } else if (was_up && reason != NULL && reason->code == TL_OK) {
+        TL_LOG_AT_INFO("peer has closed its connection", TL_STR("peer", peer->name));
     } else if (was_up && reason != NULL) {
         TL_LOG_AT_WARN("peer lost", TL_STR("peer", peer->name), TL_STR("reason", reason->message));
     } else if (state == TL_PEER_DOWN && is_news) {
@@ -453,9 +455,8 @@ static const char *state_name(enum tl_peer_state state)
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity)
 {
     const struct path *path = &peer->path;
-    bool has_reason = path->state != TL_PEER_UP && path->reason.message[0] != '\0';
-    snprintf(buffer, capacity, "%s%s%s", state_name(path->state), has_reason ? ": " : "",
-             has_reason ? path->reason.message : "");
+    const char *reason = path->state != TL_PEER_UP ? path->reason.message : "";
+    snprintf(buffer, capacity, "%s%s%.700s", state_name(path->state), reason[0] != '\0' ? ": " : "", reason);
 }
 
 /* ------------------------------------------------------------------------------------------------------- public -- */
