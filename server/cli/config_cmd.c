@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+/* `tensorlane config`: checks a configuration, shows what is effective for a task and where it was set, turns TF_CONFIG
+ * into our JSON. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "config/config.h"
+#include "server/cli/command.h"
+#include "server/cli/json_out.h"
+#include "server/cli/options.h"
+#include "server/cli/output.h"
+#include "server/cli/table.h"
+
+#define CONFIG_DESCRIPTION                                                                                             \
+    "check     reads each FILE (- is standard input) and says what is wrong with it\n"                                 \
+    "show      prints every setting of a task, and where its value comes from\n"                                       \
+    "from-env  prints the environment variable TF_CONFIG as a configuration file"
+
+struct show {
+    const char *config_path;
+    const char *job;
+    uint32_t task;
+    bool is_json;
+};
+
+/* ------------------------------------------------------------------------------------------------------- check -- */
+
+static int check_files(const struct tl_options *options, int count, char **paths)
+{
+    int code = TL_EXIT_OK;
+    if (count == 0) return tl_options_refuse(options, "which file?");
+    for (int i = 0; i < count; i++) {
+        struct tl_config *config = NULL;
+        struct tl_error error;
+        if (tl_config_read(paths[i], &config, &error) != TL_OK) {
+            tl_output_error("config", "%s", error.message);
+            code = TL_EXIT_FAILED;
+            continue;
+        }
+        tl_output_put_escaped(stdout, strcmp(paths[i], "-") == 0 ? "standard input" : paths[i]);
+        printf(": ok (%zu task%s)\n", config->task_count, config->task_count == 1 ? "" : "s");
+        tl_config_destroy(config);
+    }
+    return tl_output_finish("config", code);
+}
+
+/* -------------------------------------------------------------------------------------------------------- show -- */
+
+static bool print_values_json(const struct tl_config_task *task, const struct tl_config_value *values, size_t count)
+{
+    struct tl_json_out *root = tl_json_out_object();
+    tl_json_out_put_text(root, "name", task->name);
+    tl_json_out_put_text(root, "address", task->address);
+    struct tl_json_out *settings = tl_json_out_put_object(root, "settings");
+    for (size_t i = 0; i < count; i++) {
+        struct tl_json_out *setting = tl_json_out_put_object(settings, values[i].path);
+        tl_json_out_put_json(setting, "value", values[i].value);
+        tl_json_out_put_text(setting, "origin", values[i].origin);
+    }
+    return tl_json_out_print(root, false);
+}
+
+static bool print_values_table(const struct tl_config_task *task, const struct tl_config_value *values, size_t count)
+{
+    static const struct tl_column columns[] = {
+        {.title = "SETTING"}, {.title = "VALUE", .wraps = true}, {.title = "FROM", .wraps = true}};
+    struct tl_table *table = tl_table_create(columns, TL_ARRAY_COUNT(columns));
+    if (!table) return false;
+    for (size_t i = 0; i < count; i++) {
+        tl_table_add(table, "%s", values[i].path);
+        tl_table_add(table, "%s", values[i].value);
+        tl_table_add(table, "%s", values[i].origin);
+    }
+    tl_output_put_escaped(stdout, task->name);
+    printf(" at ");
+    tl_output_put_escaped(stdout, task->address);
+    putchar('\n');
+    bool is_printed = tl_table_print(table, stdout);
+    tl_table_destroy(table);
+    return is_printed;
+}
+
+static enum tl_status find_task(const struct show *show, const struct tl_config *config,
+                                const struct tl_config_task **ret_task, struct tl_error *ret_error)
+{
+    if (show->job) return tl_config_find_task(config, show->job, show->task, ret_task, ret_error);
+    if (!config->self)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "which task? --job and --task; %s has %zu, such as %s",
+                            config->source, config->task_count, config->tasks[0].name);
+    *ret_task = config->self;
+    return TL_OK;
+}
+
+static bool print_values(const struct show *show, const struct tl_config *config, const struct tl_config_task *task)
+{
+    size_t count = tl_config_values(config, task, NULL, 0);
+    struct tl_config_value *values = calloc(count + 1, sizeof(*values));
+    if (!values) return false;
+    tl_config_values(config, task, values, count);
+    bool is_printed = show->is_json ? print_values_json(task, values, count) : print_values_table(task, values, count);
+    free(values);
+    return is_printed;
+}
+
+static int show_task(const struct show *show, const struct tl_options *options)
+{
+    struct tl_config *config = NULL;
+    const struct tl_config_task *task = NULL;
+    struct tl_error error;
+    const char *text = getenv("TF_CONFIG");
+    int code = TL_EXIT_OK;
+    if (!show->config_path && !text) return tl_options_refuse(options, "which configuration? --config FILE");
+    enum tl_status status = show->config_path ? tl_config_read(show->config_path, &config, &error)
+                                              : tl_config_parse_tf(text, strlen(text), &config, &error);
+    if (status == TL_OK) status = find_task(show, config, &task, &error);
+    if (status != TL_OK) {
+        tl_output_error("config", "%s", error.message);
+        code = TL_EXIT_FAILED;
+    } else if (!print_values(show, config, task)) {
+        tl_output_error("config", "no memory for the output");
+        code = TL_EXIT_FAILED;
+    }
+    tl_config_destroy(config);
+    return tl_output_finish("config", code);
+}
+
+/* ---------------------------------------------------------------------------------------------------- from-env -- */
+
+static int print_from_env(void)
+{
+    const char *text = getenv("TF_CONFIG");
+    char *json = NULL;
+    struct tl_error error;
+    if (!text) {
+        tl_output_error("config", "the environment has no TF_CONFIG");
+        return TL_EXIT_FAILED;
+    }
+    if (tl_config_tf_to_json(text, strlen(text), &json, &error) != TL_OK) {
+        tl_output_error("config", "%s", error.message);
+        return TL_EXIT_FAILED;
+    }
+    size_t len = strlen(json);
+    fwrite(json, 1, len, stdout);
+    if (len == 0 || json[len - 1] != '\n') putchar('\n');
+    free(json);
+    return tl_output_finish("config", TL_EXIT_OK);
+}
+
+/* ---------------------------------------------------------------------------------------------------- dispatch -- */
+
+static int refuse_action(const struct tl_options *options, const char *action)
+{
+    static const char *const actions[] = {"check", "show", "from-env"};
+    const char *nearest = tl_text_nearest(action, actions, TL_ARRAY_COUNT(actions));
+    if (nearest) return tl_options_refuse(options, "%s: no such action; did you mean %s?", action, nearest);
+    return tl_options_refuse(options, "%s: no such action; there are check, show and from-env", action);
+}
+
+int tl_command_config(int argc, char **argv)
+{
+    struct show show = {0};
+    int first;
+    const struct tl_option items[] = {
+        {"config", 'c', TL_OPTION_TEXT, &show.config_path, "FILE", "show: the file; without it TF_CONFIG"},
+        {"job", 'j', TL_OPTION_TEXT, &show.job, "JOB", "show: of which job"},
+        {"task", 't', TL_OPTION_U32, &show.task, "N", "show: which task of it (0)"},
+        {"json", 0, TL_OPTION_FLAG, &show.is_json, NULL, "show: print one JSON object"},
+    };
+    const struct tl_options options = {
+        .command = "config",
+        .usage = "check FILE...\nshow --config FILE --job JOB --task N [--json]\nfrom-env",
+        .description = CONFIG_DESCRIPTION,
+        .items = items,
+        .count = TL_ARRAY_COUNT(items),
+        .usage_exit = TL_EXIT_USAGE,
+    };
+    int code = tl_options_parse(&options, argc, argv, &first);
+    if (code >= 0) return code;
+    if (first == argc) return tl_options_refuse(&options, "check, show or from-env?");
+    const char *action = argv[first++];
+    if (strcmp(action, "check") == 0) return check_files(&options, argc - first, argv + first);
+    if (first < argc) return tl_options_refuse(&options, "%s: too much", argv[first]);
+    if (strcmp(action, "show") == 0) return show_task(&show, &options);
+    if (strcmp(action, "from-env") == 0) return print_from_env();
+    return refuse_action(&options, action);
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * `tensorlane health`: with an address a drop-in for grpc_health_probe, with --config the state of a whole cluster.
+ *
+ * Its flags may be written with one dash or two, and its exit codes are those of grpc_health_probe, so that it can
+ * stand in a container's probe instead of it.
+ */
+#include "server/cli/health.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include <tensorlane/version.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "server/cli/command.h"
+#include "server/cli/options.h"
+#include "server/cli/output.h"
+
+#define DEFAULT_INTERVAL_NS (2 * TL_NS_PER_SEC)
+
+static const char no_tls[] = "this version speaks gRPC without TLS only; leave the flag away";
+static const char no_headers[] = "this version sends no metadata of its own; leave the flag away";
+static const char no_gzip[] = "this version does not compress; leave the flag away";
+
+/* Checks what goes together and runs the right half. */
+static int dispatch(struct tl_health_flags *flags, const struct tl_options *options, int argc, char **argv)
+{
+    if (argc > 1) return tl_options_refuse(options, "%s: one address at a time", argv[1]);
+    if (argc == 1 && flags->address) return tl_options_refuse(options, "%s: the address is given twice", argv[0]);
+    if (argc == 1) flags->address = argv[0];
+    if (flags->address && flags->config_path)
+        return tl_options_refuse(options, "either an address or --config, not both");
+    if (flags->config_path) {
+        if (flags->service[0]) return tl_options_refuse(options, "--service belongs to an address, not to --config");
+        return tl_health_cluster(flags);
+    }
+    if (flags->is_json || flags->is_watching || flags->has_pairs)
+        return tl_options_refuse(options, "--json, --watch and --pairs belong to --config");
+    if (!flags->address || !flags->address[0])
+        return tl_options_refuse(options, "whose health? -addr HOST:PORT or --config FILE");
+    return tl_health_probe(flags);
+}
+
+int tl_command_health(int argc, char **argv)
+{
+    struct tl_health_flags flags = {.service = "", .interval_ns = DEFAULT_INTERVAL_NS};
+    bool wants_version = false;
+    int first;
+    const struct tl_option items[] = {
+        {"addr", 0, TL_OPTION_TEXT, &flags.address, "HOST:PORT", "the server to ask"},
+        {"service", 0, TL_OPTION_TEXT, &flags.service, "NAME", "the service to ask about (the whole server)"},
+        {"connect-timeout", 0, TL_OPTION_DURATION, &flags.connect_timeout_ns, "DURATION",
+         "for connecting (1s; with -config 5s)"},
+        {"rpc-timeout", 0, TL_OPTION_DURATION, &flags.rpc_timeout_ns, "DURATION",
+         "for the answer (1s; with -config 5s)"},
+        {"user-agent", 0, TL_OPTION_TEXT, &flags.user_agent, "TEXT", "what to call ourselves"},
+        {"v", 0, TL_OPTION_FLAG, &flags.is_verbose, NULL, "tell each step on stderr"},
+        {"version", 0, TL_OPTION_FLAG, &wants_version, NULL, "print the version"},
+        {"config", 'c', TL_OPTION_TEXT, &flags.config_path, "FILE", "ask all workers of this cluster"},
+        {"json", 0, TL_OPTION_FLAG, &flags.is_json, NULL, "with -config: print one JSON object"},
+        {"pairs", 0, TL_OPTION_FLAG, &flags.has_pairs, NULL, "with -config: also how every worker sees every other"},
+        {"watch", 0, TL_OPTION_FLAG, &flags.is_watching, NULL, "with -config: again and again"},
+        {"interval", 0, TL_OPTION_DURATION, &flags.interval_ns, "DURATION", "with -watch: time between two (2s)"},
+        {"rpc-header", 0, TL_OPTION_REFUSED, NULL, no_headers, ""},
+        {"gzip", 0, TL_OPTION_REFUSED, NULL, no_gzip, ""},
+        {"tls", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
+        {"tls-no-verify", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
+        {"tls-ca-cert", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
+        {"tls-client-cert", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
+        {"tls-client-key", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
+        {"tls-server-name", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
+        {"alts", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
+        {"spiffe", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
+    };
+    const struct tl_options options = {
+        .command = "health",
+        .usage = "HOST:PORT\n-addr HOST:PORT [-service NAME]\n--config FILE [--json] [--pairs] [--watch]",
+        .description = "Asks one gRPC server for its health, as grpc_health_probe does, or all workers of a cluster.\n"
+                       "Exit codes: 0 healthy, 1 usage or configuration, 2 not connected, 3 call failed, 4 unhealthy.",
+        .items = items,
+        .count = TL_ARRAY_COUNT(items),
+        .is_single_dash = true,
+        .usage_exit = TL_HEALTH_EXIT_USAGE,
+    };
+    int code = tl_options_parse(&options, argc, argv, &first);
+    if (code >= 0) return code;
+    if (wants_version) {
+        printf("%s\n", tl_version());
+        return tl_output_finish("health", TL_HEALTH_EXIT_OK);
+    }
+    return dispatch(&flags, &options, argc - first, argv + first);
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The health of a cluster: all workers are asked at the same time, by a bounded number of threads, and one row each is
+ * printed. Watching repeats that; each round is printed whole.
+ */
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "server/cli/command.h"
+#include "server/cli/health.h"
+#include "server/cli/json_out.h"
+#include "server/cli/output.h"
+#include "server/cli/table.h"
+
+#define MAX_THREADS 64
+
+/* One round. */
+struct round {
+    const struct tl_health_flags *flags;
+    const struct tl_config *config;
+    struct tl_health_finding *findings; /* [config->task_count] */
+    size_t healthy_count;
+    atomic_size_t next; /* task that nobody asks yet */
+};
+
+static void *ask_workers(void *context)
+{
+    struct round *round = context;
+    for (;;) {
+        size_t index = atomic_fetch_add(&round->next, 1);
+        if (index >= round->config->task_count) return NULL;
+        round->findings[index].task = &round->config->tasks[index];
+        tl_health_check_worker(round->flags, round->config->source, &round->findings[index]);
+    }
+}
+
+/* Asks all. This thread takes part, so that it works even when no other can be started. */
+static void run_round(struct round *round)
+{
+    pthread_t threads[MAX_THREADS];
+    size_t started = 0;
+    size_t wanted = round->config->task_count < MAX_THREADS ? round->config->task_count : MAX_THREADS;
+    while (started + 1 < wanted && pthread_create(&threads[started], NULL, ask_workers, round) == 0)
+        started++;
+    ask_workers(round);
+    for (size_t i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+    for (size_t i = 0; i < round->config->task_count; i++)
+        round->healthy_count += round->findings[i].is_healthy;
+}
+
+static void fini_round(struct round *round)
+{
+    for (size_t i = 0; round->findings && i < round->config->task_count; i++)
+        tl_description_fini(&round->findings[i].description);
+    free(round->findings);
+}
+
+/* -------------------------------------------------------------------------------------------------------- JSON -- */
+
+static void put_description(struct tl_json_out *worker, const struct tl_description *description)
+{
+    tl_json_out_put_incarnation(worker, "incarnation", description->incarnation);
+    tl_json_out_put_text(worker, "version", description->software_version);
+    tl_json_out_put_real(worker, "uptime_seconds", (double)description->uptime_ns / (double)TL_NS_PER_SEC);
+    struct tl_json_out *transports = tl_json_out_put_array(worker, "transports");
+    for (size_t i = 0; i < description->transport_count; i++) {
+        struct tl_json_out *transport = tl_json_out_append_object(transports);
+        tl_json_out_put_text(transport, "name", description->transports[i].name);
+        tl_json_out_put_bool(transport, "available", description->transports[i].is_available);
+        tl_json_out_put_text(transport, "reason", description->transports[i].reason);
+    }
+    struct tl_json_out *peers = tl_json_out_put_array(worker, "peers");
+    for (size_t i = 0; i < description->peer_count; i++) {
+        struct tl_json_out *peer = tl_json_out_append_object(peers);
+        tl_json_out_put_text(peer, "name", description->peers[i].name);
+        tl_json_out_put_text(peer, "state", description->peers[i].state);
+        tl_json_out_put_text(peer, "transport", description->peers[i].transport);
+        tl_json_out_put_text(peer, "reason", description->peers[i].reason);
+        tl_json_out_put_incarnation(peer, "incarnation", description->peers[i].incarnation);
+    }
+    struct tl_json_out *counters = tl_json_out_put_object(worker, "counters");
+    for (size_t i = 0; i < description->counter_count; i++)
+        tl_json_out_put_u64(counters, description->counters[i].name, description->counters[i].value);
+}
+
+static bool print_json(const struct round *round)
+{
+    struct tl_json_out *root = tl_json_out_object();
+    tl_json_out_put_bool(root, "healthy", round->healthy_count == round->config->task_count);
+    struct tl_json_out *workers = tl_json_out_put_array(root, "workers");
+    for (size_t i = 0; i < round->config->task_count; i++) {
+        const struct tl_health_finding *finding = &round->findings[i];
+        struct tl_json_out *worker = tl_json_out_append_object(workers);
+        tl_json_out_put_text(worker, "name", finding->task->name);
+        tl_json_out_put_text(worker, "address", finding->task->address);
+        tl_json_out_put_bool(worker, "healthy", finding->is_healthy);
+        tl_json_out_put_text(worker, "stage", tl_health_stage_name(finding->stage));
+        tl_json_out_put_text(worker, "reason", finding->reason);
+        tl_json_out_put_text(worker, "remedy", finding->remedy);
+        if (finding->has_description) put_description(worker, &finding->description);
+    }
+    return tl_json_out_print(root, round->flags->is_watching);
+}
+
+/* ------------------------------------------------------------------------------------------------------- table -- */
+
+static bool print_workers(const struct round *round)
+{
+    static const struct tl_column columns[] = {
+        {.title = "WORKER"},
+        {.title = "ADDRESS"},
+        {.title = "HEALTHY"},
+        {.title = "STAGE"},
+        {.title = "INCARNATION", .is_right = true},
+        {.title = "VERSION"},
+        {.title = "REASON", .wraps = true},
+        {.title = "REMEDY", .wraps = true},
+    };
+    struct tl_table *table = tl_table_create(columns, TL_ARRAY_COUNT(columns));
+    if (!table) return false;
+    for (size_t i = 0; i < round->config->task_count; i++) {
+        const struct tl_health_finding *finding = &round->findings[i];
+        tl_table_add(table, "%s", finding->task->name);
+        tl_table_add(table, "%s", finding->task->address);
+        tl_table_add(table, "%s", finding->is_healthy ? "yes" : "no");
+        tl_table_paint(table, finding->is_healthy ? TL_COLOUR_GREEN : TL_COLOUR_RED);
+        tl_table_add(table, "%s", tl_health_stage_name(finding->stage));
+        if (finding->has_description) {
+            tl_table_add(table, "%" PRIu64, finding->description.incarnation);
+            tl_table_add(table, "%s", finding->description.software_version);
+        } else {
+            tl_table_add(table, "-");
+            tl_table_add(table, "-");
+        }
+        tl_table_add(table, "%s", finding->reason);
+        tl_table_add(table, "%s", finding->remedy);
+    }
+    bool is_printed = tl_table_print(table, stdout);
+    tl_table_destroy(table);
+    return is_printed;
+}
+
+/* How every worker sees every other. */
+static bool print_pairs(const struct round *round)
+{
+    static const struct tl_column columns[] = {
+        {.title = "FROM"},
+        {.title = "TO"},
+        {.title = "STATE"},
+        {.title = "TRANSPORT"},
+        {.title = "REASON", .wraps = true},
+    };
+    struct tl_table *table = tl_table_create(columns, TL_ARRAY_COUNT(columns));
+    if (!table) return false;
+    for (size_t i = 0; i < round->config->task_count; i++) {
+        const struct tl_health_finding *finding = &round->findings[i];
+        for (size_t j = 0; j < finding->description.peer_count; j++) {
+            const struct tl_peer_description *peer = &finding->description.peers[j];
+            tl_table_add(table, "%s", finding->task->name);
+            tl_table_add(table, "%s", peer->name);
+            tl_table_add(table, "%s", peer->state);
+            tl_table_add(table, "%s", peer->transport[0] ? peer->transport : "-");
+            tl_table_add(table, "%s", peer->reason);
+        }
+    }
+    putchar('\n');
+    bool is_printed = tl_table_print(table, stdout);
+    tl_table_destroy(table);
+    return is_printed;
+}
+
+static bool print_tables(const struct round *round)
+{
+    if (round->flags->is_watching) {
+        char text[64];
+        struct tm local;
+        time_t now = time(NULL);
+        if (isatty(STDOUT_FILENO) == 1) fputs("\033[H\033[J", stdout);
+        if (localtime_r(&now, &local) && strftime(text, sizeof(text), "%Y-%m-%d %H:%M:%S", &local) > 0)
+            printf("%s\n", text);
+    }
+    if (!print_workers(round)) return false;
+    if (round->flags->has_pairs && !print_pairs(round)) return false;
+    printf("%zu of %zu workers are healthy\n", round->healthy_count, round->config->task_count);
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------ rounds -- */
+
+static int run_and_print(const struct tl_health_flags *flags, const struct tl_config *config)
+{
+    struct round round = {.flags = flags, .config = config};
+    bool is_printed = false;
+    round.findings = calloc(config->task_count, sizeof(*round.findings));
+    if (round.findings) {
+        run_round(&round);
+        is_printed = flags->is_json ? print_json(&round) : print_tables(&round);
+    }
+    bool is_healthy = round.healthy_count == config->task_count;
+    fini_round(&round);
+    if (!is_printed) {
+        tl_output_error("health", "no memory for the result");
+        return TL_HEALTH_EXIT_USAGE;
+    }
+    if (tl_output_finish("health", TL_EXIT_OK) != TL_EXIT_OK) return TL_HEALTH_EXIT_USAGE;
+    return is_healthy ? TL_HEALTH_EXIT_OK : TL_HEALTH_EXIT_UNHEALTHY;
+}
+
+static void pause_ns(int64_t ns)
+{
+    const struct timespec pause = {.tv_sec = (time_t)(ns / TL_NS_PER_SEC), .tv_nsec = (long)(ns % TL_NS_PER_SEC)};
+    nanosleep(&pause, NULL);
+}
+
+/* The configuration cannot be read: no worker can be asked. */
+static int report_config(const struct tl_health_flags *flags, const struct tl_error *error)
+{
+    tl_output_error("health", "%s", error->message);
+    if (flags->is_json) {
+        struct tl_json_out *root = tl_json_out_object();
+        tl_json_out_put_bool(root, "healthy", false);
+        tl_json_out_put_text(root, "stage", tl_health_stage_name(TL_HEALTH_STAGE_CONFIG));
+        tl_json_out_put_text(root, "reason", error->message);
+        tl_json_out_put_array(root, "workers");
+        if (tl_json_out_print(root, flags->is_watching)) fflush(stdout);
+    }
+    return TL_HEALTH_EXIT_USAGE;
+}
+
+int tl_health_cluster(const struct tl_health_flags *flags)
+{
+    struct tl_config *config = NULL;
+    struct tl_error error;
+    int code;
+    if (tl_config_read(flags->config_path, &config, &error) != TL_OK) return report_config(flags, &error);
+    for (;;) {
+        code = run_and_print(flags, config);
+        /* A reader that has gone ends the watch. */
+        if (!flags->is_watching || code == TL_HEALTH_EXIT_USAGE) break;
+        pause_ns(flags->interval_ns);
+    }
+    tl_config_destroy(config);
+    return code;
+}

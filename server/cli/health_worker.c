@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The check of one worker, in stages that build upon each other: the name resolves, the port answers, what answers
+ * speaks gRPC, it says it is the job and task that the configuration says, it serves, and at least one transport works.
+ * The first that fails is the finding; it comes with what to do about it.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "control/control.h"
+#include "server/cli/health.h"
+
+#define DEFAULT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
+
+const char *tl_health_stage_name(enum tl_health_stage stage)
+{
+    static const char *const names[] = {
+        [TL_HEALTH_STAGE_CONFIG] = "config",
+        [TL_HEALTH_STAGE_RESOLVE] = "resolve",
+        [TL_HEALTH_STAGE_TCP] = "tcp",
+        [TL_HEALTH_STAGE_GRPC] = "grpc",
+        [TL_HEALTH_STAGE_IDENTITY] = "identity",
+        [TL_HEALTH_STAGE_SERVING] = "serving",
+        [TL_HEALTH_STAGE_TRANSPORTS] = "transports",
+    };
+    return names[stage];
+}
+
+static void fail(struct tl_health_finding *finding, enum tl_health_stage stage, const char *reason)
+{
+    finding->stage = stage;
+    snprintf(finding->reason, sizeof(finding->reason), "%s", reason);
+}
+
+static void set_remedy(struct tl_health_finding *finding, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+
+static void set_remedy(struct tl_health_finding *finding, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(finding->remedy, sizeof(finding->remedy), format, arguments);
+    va_end(arguments);
+}
+
+/* Nobody said who it is: finds the stage at which it failed. */
+static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_stage stage, const struct tl_error *error,
+                              const char *source)
+{
+    const struct tl_config_task *task = finding->task;
+    switch (stage) {
+    case TL_CALL_RESOLVE:
+        fail(finding, TL_HEALTH_STAGE_RESOLVE, error->message);
+        set_remedy(finding, "correct the host name in %s, or make it known to DNS or /etc/hosts", source);
+        return;
+    case TL_CALL_CONNECT:
+        fail(finding, TL_HEALTH_STAGE_TCP, error->message);
+        set_remedy(finding,
+                   "start it there: tensorlane serve --config %s --job %s --task %" PRIu32
+                   "; if it runs, check host, port and firewall",
+                   source, task->job, task->index);
+        return;
+    case TL_CALL_HTTP2:
+        fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
+        set_remedy(finding, "another program listens at %s; stop it or give this task another port", task->address);
+        return;
+    case TL_CALL_RPC:
+        break;
+    }
+    if (error->code == TL_UNIMPLEMENTED) {
+        fail(finding, TL_HEALTH_STAGE_IDENTITY, "a gRPC server answers that is no tensorlane worker");
+        set_remedy(finding, "stop the other server at %s, or give this task another port", task->address);
+    } else if (error->code == TL_DEADLINE_EXCEEDED) {
+        fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
+        set_remedy(finding, "it is connected but does not answer: see its log and its load; stop and start it");
+    } else {
+        fail(finding, TL_HEALTH_STAGE_IDENTITY, error->message);
+        set_remedy(finding, "see the log of the process at %s", task->address);
+    }
+}
+
+/* It said who it is. */
+static bool judge_identity(struct tl_health_finding *finding, const char *source)
+{
+    const struct tl_config_task *task = finding->task;
+    const struct tl_description *description = &finding->description;
+    char reason[TL_ERROR_MESSAGE_BYTES];
+    if (strcmp(description->job, task->job) == 0 && description->task == task->index) return true;
+    snprintf(reason, sizeof(reason), "the worker that answers is /job:%s/task:%" PRIu32, description->job,
+             description->task);
+    fail(finding, TL_HEALTH_STAGE_IDENTITY, reason);
+    set_remedy(finding, "correct the address of %s in %s, or start %s at %s instead", task->name, source, task->name,
+               task->address);
+    return false;
+}
+
+/* Its health service says that it serves. */
+static bool judge_serving(struct tl_health_finding *finding, const struct tl_call_options *call)
+{
+    struct tl_error error;
+    int health = TL_HEALTH_UNKNOWN;
+    bool is_serving = finding->description.is_serving;
+    enum tl_status status = is_serving ? tl_client_check_health(call, "", &health, NULL, &error) : TL_OK;
+    if (status != TL_OK) {
+        fail(finding, TL_HEALTH_STAGE_SERVING, error.message);
+    } else if (!is_serving || health != TL_HEALTH_SERVING) {
+        fail(finding, TL_HEALTH_STAGE_SERVING, "it runs but does not serve: it is starting or stopping");
+    } else {
+        return true;
+    }
+    set_remedy(finding, "wait, or see its log");
+    return false;
+}
+
+/* At least one way of moving tensors works. */
+static bool judge_transports(struct tl_health_finding *finding)
+{
+    const struct tl_description *description = &finding->description;
+    const char *reason = "it has no transport at all";
+    for (size_t i = 0; i < description->transport_count; i++) {
+        if (description->transports[i].is_available) return true;
+        reason = description->transports[i].reason;
+    }
+    fail(finding, TL_HEALTH_STAGE_TRANSPORTS, reason);
+    set_remedy(finding, "see the log of the worker for what each transport lacks");
+    return false;
+}
+
+void tl_health_check_worker(const struct tl_health_flags *flags, const char *config_source,
+                            struct tl_health_finding *finding)
+{
+    const struct tl_call_options call = {
+        .address = finding->task->address,
+        .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : DEFAULT_TIMEOUT_NS,
+        .rpc_timeout_ns = flags->rpc_timeout_ns > 0 ? flags->rpc_timeout_ns : DEFAULT_TIMEOUT_NS,
+        .user_agent = flags->user_agent,
+    };
+    enum tl_call_stage stage = TL_CALL_RESOLVE;
+    struct tl_error error;
+    if (tl_client_identify(&call, &finding->description, &stage, &error) != TL_OK) {
+        judge_failed_call(finding, stage, &error, config_source);
+        return;
+    }
+    finding->has_description = true;
+    if (!judge_identity(finding, config_source)) return;
+    if (!judge_serving(finding, &call)) return;
+    if (!judge_transports(finding)) return;
+    finding->stage = TL_HEALTH_STAGE_TRANSPORTS;
+    finding->is_healthy = true;
+}

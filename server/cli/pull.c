@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * `tensorlane pull`: receives what a worker publishes into a file.
+ *
+ * Happy path: list what is published, choose by patterns, make the file beside its final name and map it, receive every
+ * tensor straight into its place, check each by a checksum, compare with another file when asked, make the file
+ * durable, rename it.
+ *
+ * Failure modes: whatever fails before the rename leaves nothing behind, also a signal. A tensor that is replaced by
+ * one of another shape between the listing and its transfer does not fit its place: then everything is done again,
+ * once.
+ */
+#include "server/cli/pull.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "control/client.h"
+#include "control/control.h"
+#include "server/cli/command.h"
+#include "server/cli/interrupt.h"
+#include "server/cli/output.h"
+#include "server/cli/published.h"
+#include "tensor/mapped_file.h"
+
+/* Gives back everything that an attempt has; what was not committed disappears. */
+static void clear_attempt(struct tl_pull *pull)
+{
+    for (size_t i = 0; pull->items && i < pull->listing.count; i++)
+        tl_tensor_put(pull->items[i].destination);
+    free(pull->items);
+    pull->items = NULL;
+    tl_tensor_writer_destroy(pull->writer);
+    pull->writer = NULL;
+    tl_listing_fini(&pull->listing);
+    pull->listing = (struct tl_listing){0};
+    pull->total_bytes = 0;
+    pull->received_count = 0;
+    pull->received_bytes = 0;
+    pull->mismatched_count = 0;
+    pull->is_misfit = false;
+}
+
+static enum tl_status choose(struct tl_pull *pull, struct tl_error *ret_error)
+{
+    const struct tl_call_options call = tl_target_call_options(&pull->target);
+    enum tl_status status = tl_target_ask_name(&pull->target, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_client_list(&call, "", &pull->listing, NULL, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_published_select(&pull->listing, pull->patterns, pull->pattern_count, pull->excluded.items,
+                                 pull->excluded.count, ret_error);
+    if (status != TL_OK) return status;
+    if (pull->listing.count == 0)
+        return tl_error_set(ret_error, TL_NOT_FOUND, "%s: %s", pull->target.address,
+                            pull->excluded.count > 0 ? "every tensor is excluded" : "nothing is published");
+    for (size_t i = 0; i < pull->listing.count; i++)
+        pull->total_bytes += pull->listing.items[i].meta_data.size_bytes;
+    return TL_OK;
+}
+
+/* What neither format can hold is refused with the flag that leaves it out. */
+static enum tl_status check_storable(const struct tl_pull *pull, struct tl_error *ret_error)
+{
+    for (size_t i = 0; i < pull->listing.count; i++) {
+        const struct tl_listed *item = &pull->listing.items[i];
+        if (!item->meta_data.is_dead && tl_dtype_is_plain(item->meta_data.dtype)) continue;
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "tensor \"%s\" %s, which no file of tensors can hold; leave it out with --exclude '%s'",
+                            item->key, item->meta_data.is_dead ? "is dead" : "consists of strings", item->key);
+    }
+    return TL_OK;
+}
+
+static enum tl_status create_writer(struct tl_pull *pull, struct tl_error *ret_error)
+{
+    size_t count = pull->listing.count;
+    struct tl_tensor_slot *slots = calloc(count, sizeof(*slots));
+    pull->items = calloc(count, sizeof(*pull->items));
+    if (!slots || !pull->items) {
+        free(slots);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a list of %zu tensors", count);
+    }
+    for (size_t i = 0; i < count; i++) {
+        pull->items[i].listed = &pull->listing.items[i];
+        slots[i].name = pull->listing.items[i].key;
+        slots[i].meta_data = pull->listing.items[i].meta_data;
+    }
+    enum tl_status status = pull->is_npy
+                                ? tl_npy_writer_create(pull->output, slots, count, &pull->writer, ret_error)
+                                : tl_safetensors_writer_create(pull->output, slots, count, &pull->writer, ret_error);
+    free(slots);
+    for (size_t i = 0; status == TL_OK && i < count; i++)
+        pull->items[i].destination = tl_tensor_writer_destination(pull->writer, i);
+    return status;
+}
+
+static enum tl_status commit(struct tl_pull *pull, struct tl_error *ret_error)
+{
+    int64_t start_ns = tl_clock_now_ns();
+    if (tl_interrupt_is_set()) return tl_error_set(ret_error, TL_CANCELLED, "interrupted");
+    for (size_t i = 0; i < pull->listing.count; i++) {
+        tl_tensor_put(pull->items[i].destination);
+        pull->items[i].destination = NULL;
+    }
+    enum tl_status status = tl_tensor_writer_commit(pull->writer, ret_error);
+    pull->commit_ns = tl_clock_now_ns() - start_ns;
+    return status;
+}
+
+static enum tl_status attempt(struct tl_pull *pull, struct tl_error *ret_error)
+{
+    enum tl_status status = choose(pull, ret_error);
+    if (status == TL_OK) status = check_storable(pull, ret_error);
+    if (status != TL_OK) return status;
+    /* From here on there is something to remove. */
+    tl_interrupt_catch();
+    status = create_writer(pull, ret_error);
+    if (status == TL_OK) status = tl_pull_receive(pull, ret_error);
+    if (status == TL_OK && pull->compare_path) status = tl_pull_compare(pull, ret_error);
+    if (status == TL_OK) status = commit(pull, ret_error);
+    return status;
+}
+
+static int run(struct tl_pull *pull)
+{
+    struct tl_error error = {.code = TL_OK};
+    enum tl_status status = tl_mapped_file_guard_process(&error);
+    if (status == TL_OK) status = attempt(pull, &error);
+    if (status != TL_OK && pull->is_misfit) {
+        clear_attempt(pull);
+        status = attempt(pull, &error);
+    }
+    if (status == TL_OK) error.code = TL_OK;
+    int code = status == TL_OK ? TL_EXIT_OK : TL_EXIT_FAILED;
+    if (status != TL_OK && !tl_interrupt_is_set()) tl_output_error("pull", "%s", error.message);
+    if (!tl_pull_report(pull, &error)) {
+        tl_output_error("pull", "no memory for the output");
+        code = TL_EXIT_FAILED;
+    }
+    clear_attempt(pull);
+    code = tl_output_finish("pull", code);
+    if (status != TL_OK) tl_interrupt_die();
+    return code;
+}
+
+/* ------------------------------------------------------------------------------------------------------- flags -- */
+
+/* Chooses the format and checks that the path fits it; -1, or the exit code. */
+static int choose_format(struct tl_pull *pull, char *output, const struct tl_options *options)
+{
+    struct stat info;
+    size_t len = strlen(output);
+    bool has_slash = len > 0 && output[len - 1] == '/';
+    if (len == 0) return tl_options_refuse(options, "-o '': an empty path");
+    if (strcmp(output, "-") == 0)
+        return tl_options_refuse(options, "-o -: tensors are received into a file and cannot go into a pipe");
+    if (!pull->format) pull->format = has_slash ? "npy" : "safetensors";
+    pull->is_npy = strcmp(pull->format, "npy") == 0;
+    if (!pull->is_npy && strcmp(pull->format, "safetensors") != 0)
+        return tl_options_refuse(options, "--format %s: there are safetensors and npy", pull->format);
+    if (!pull->is_npy && (has_slash || (stat(output, &info) == 0 && S_ISDIR(info.st_mode))))
+        return tl_options_refuse(options, "-o %s: a folder; name a file, or use --format npy", output);
+    while (len > 1 && output[len - 1] == '/')
+        output[--len] = '\0';
+    pull->output = output;
+    return -1;
+}
+
+static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
+{
+    int first;
+    char *output = NULL;
+    bool is_checked = true;
+    const struct tl_option items[] = {
+        TL_TARGET_OPTIONS(&pull->target, "from"),
+        {"output", 'o', TL_OPTION_TEXT, &output, "PATH", "the file to write, or the folder when it ends in /"},
+        {"format", 0, TL_OPTION_TEXT, &pull->format, "FORMAT", "safetensors, or npy: a folder of NAME.npy"},
+        {"exclude", 'x', TL_OPTION_TEXTS, &pull->excluded, "PATTERN", "leave out what matches; may be repeated"},
+        {"checksum", 0, TL_OPTION_FLAG, &is_checked, NULL, "verify every tensor end to end (the default)"},
+        {"no-checksum", 0, TL_OPTION_FLAG, &pull->is_unchecked, NULL, "do not"},
+        {"verify-against", 0, TL_OPTION_TEXT, &pull->compare_path, "FILE",
+         "compare every tensor with this file's before the output appears"},
+        {"table", 't', TL_OPTION_FLAG, &pull->has_table, NULL, "print a table of the tensors"},
+        {"json", 0, TL_OPTION_FLAG, &pull->is_json, NULL, "print one JSON object, also after a failure"},
+        {"quiet", 'q', TL_OPTION_FLAG, &pull->is_quiet, NULL, "print errors only"},
+    };
+    const struct tl_options options = {
+        .command = "pull",
+        .usage = "[PATTERN...] --config FILE --from TASK -o PATH\n[PATTERN...] --address HOST:PORT -o PATH",
+        .description = "Receives what a worker publishes, all of it or what matches a shell pattern, into a file.\n"
+                       "The file appears only when it is complete and verified.",
+        .items = items,
+        .count = TL_ARRAY_COUNT(items),
+        .usage_exit = TL_EXIT_USAGE,
+    };
+    int code = tl_options_parse(&options, argc, argv, &first);
+    if (code >= 0) return code;
+    if (!output) return tl_options_refuse(&options, "where to? -o PATH");
+    pull->is_unchecked = pull->is_unchecked || !is_checked;
+    pull->patterns = (const char *const *)argv + first;
+    pull->pattern_count = (size_t)(argc - first);
+    code = choose_format(pull, output, &options);
+    if (code < 0) code = tl_target_resolve(&pull->target, &options);
+    return code >= 0 ? code : run(pull);
+}
+
+int tl_command_pull(int argc, char **argv)
+{
+    struct tl_pull pull = {.target = TL_TARGET_INIT};
+    int code = parse_and_run(&pull, argc, argv);
+    tl_texts_fini(&pull.excluded);
+    return code;
+}

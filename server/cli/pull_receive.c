@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Receiving the tensors of a pull.
+ *
+ * A client worker asks for all of them, at most MAX_OUTSTANDING at a time, so that the connection is never idle and the
+ * memory for requests is bounded. No single tensor has a deadline: a large pull may take as long as it takes. What has
+ * a time limit is silence; when neither a byte nor a completion has come for the time-out, everything is given up and
+ * the error tells what state the worker is in.
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "server/cli/interrupt.h"
+#include "server/cli/progress.h"
+#include "server/cli/pull.h"
+
+#define MAX_OUTSTANDING 256
+#define BATCH 64
+/* How often signals, progress and silence are looked at. */
+#define TICK_NS (50 * TL_NS_PER_MS)
+
+/* State of the loop. */
+struct receiver {
+    struct tl_pull *pull;
+    struct tl_worker *worker;
+    tl_peer_id peer;
+    struct tl_cq *cq;
+    struct tl_progress_bar bar;
+    size_t next;           /* item to ask for */
+    size_t open_count;     /* asked for and not completed */
+    uint64_t moved_bytes;  /* at the last look */
+    int64_t last_moved_ns; /* when something moved last */
+    struct tl_error error; /* of the first that failed */
+};
+
+static enum tl_status submit(struct receiver *receiver, struct tl_error *ret_error)
+{
+    struct tl_pull *pull = receiver->pull;
+    while (receiver->next < pull->listing.count && receiver->open_count < MAX_OUTSTANDING) {
+        struct tl_pull_item *item = &pull->items[receiver->next];
+        const struct tl_recv_options options = {
+            .size_bytes = sizeof(options), .destination = item->destination, .wants_checksum = !pull->is_unchecked};
+        tl_op_id op;
+        enum tl_status status = tl_recv(receiver->worker, receiver->peer, item->listed->key, item->listed->step,
+                                        &options, TL_TIMEOUT_NONE, receiver->cq, item, &op, ret_error);
+        if (status != TL_OK) {
+            if (ret_error) tl_error_prefix(ret_error, "tensor \"%s\": ", item->listed->key);
+            return status;
+        }
+        receiver->next++;
+        receiver->open_count++;
+    }
+    return TL_OK;
+}
+
+static void take_completion(struct receiver *receiver, const struct tl_completion *completion)
+{
+    struct tl_pull *pull = receiver->pull;
+    struct tl_pull_item *item = completion->user_data;
+    receiver->open_count--;
+    tl_tensor_put(completion->tensor);
+    if (completion->status.code == TL_OK) {
+        item->is_received = true;
+        item->is_verified = completion->is_verified;
+        item->path = completion->path;
+        item->step = completion->step;
+        item->duration_ns = completion->duration_ns;
+        pull->received_count++;
+        pull->received_bytes += completion->bytes;
+        return;
+    }
+    if (receiver->error.code != TL_OK) return;
+    receiver->error = completion->status;
+    pull->is_misfit = completion->status.code == TL_FAILED_PRECONDITION;
+    tl_error_prefix(&receiver->error, "tensor \"%s\": ", item->listed->key);
+}
+
+/* Nothing has moved for too long: says what is known of the worker. */
+static enum tl_status report_silence(struct receiver *receiver, struct tl_error *ret_error)
+{
+    static const char *const states[] = {"idle", "being connected to", "connected", "out of reach"};
+    char timeout[32], target[TL_TARGET_TEXT_BYTES];
+    const struct tl_pull *pull = receiver->pull;
+    struct tl_peer_info info = {.size_bytes = sizeof(info)};
+    tl_text_format_duration(pull->target.timeout_ns, timeout, sizeof(timeout));
+    tl_target_describe(&pull->target, target, sizeof(target));
+    if (tl_worker_peer_info(receiver->worker, receiver->peer, &info, NULL) != TL_OK ||
+        (size_t)info.state >= TL_ARRAY_COUNT(states))
+        return tl_error_set(ret_error, TL_DEADLINE_EXCEEDED, "%s: nothing was received for %s", target, timeout);
+    return tl_error_set(ret_error, TL_DEADLINE_EXCEEDED,
+                        "%s: nothing was received for %s, with %zu of %zu tensors complete; the worker is %s%s%s",
+                        target, timeout, pull->received_count, pull->listing.count, states[info.state],
+                        info.reason.code != TL_OK ? ": " : "", info.reason.code != TL_OK ? info.reason.message : "");
+}
+
+/* Shows progress; fails when nothing has moved for too long or a signal came. */
+static enum tl_status look(struct receiver *receiver, size_t completed_count, struct tl_error *ret_error)
+{
+    struct tl_worker_stats stats = {.size_bytes = sizeof(stats)};
+    int64_t now_ns = tl_clock_now_ns();
+    uint64_t moved_bytes = receiver->moved_bytes;
+    if (tl_interrupt_is_set()) return tl_error_set(ret_error, TL_CANCELLED, "interrupted");
+    if (tl_worker_stats(receiver->worker, &stats, NULL) == TL_OK) moved_bytes = stats.bytes_received;
+    if (completed_count > 0 || moved_bytes != receiver->moved_bytes) receiver->last_moved_ns = now_ns;
+    receiver->moved_bytes = moved_bytes;
+    tl_progress_bar_update(&receiver->bar, moved_bytes);
+    if (now_ns - receiver->last_moved_ns < receiver->pull->target.timeout_ns) return TL_OK;
+    return report_silence(receiver, ret_error);
+}
+
+static enum tl_status run_loop(struct receiver *receiver, struct tl_error *ret_error)
+{
+    struct tl_completion completions[BATCH];
+    for (;;) {
+        enum tl_status status = submit(receiver, ret_error);
+        if (status != TL_OK) return status;
+        if (receiver->open_count == 0) return TL_OK;
+        size_t count = tl_cq_wait(receiver->cq, completions, BATCH, TICK_NS);
+        for (size_t i = 0; i < count; i++)
+            take_completion(receiver, &completions[i]);
+        if (receiver->error.code != TL_OK) return tl_error_copy(ret_error, &receiver->error);
+        status = look(receiver, count, ret_error);
+        if (status != TL_OK) return status;
+    }
+}
+
+enum tl_status tl_pull_receive(struct tl_pull *pull, struct tl_error *ret_error)
+{
+    struct receiver receiver = {.pull = pull};
+    enum tl_status status = tl_target_open_client(&pull->target, &receiver.worker, &receiver.peer, ret_error);
+    if (status == TL_OK) status = tl_cq_create(&receiver.cq, ret_error);
+    if (status == TL_OK) {
+        receiver.bar = (struct tl_progress_bar){
+            .verb = "pulled", .total_bytes = pull->total_bytes, .is_quiet = pull->is_quiet || pull->is_json};
+        tl_progress_bar_start(&receiver.bar);
+        receiver.last_moved_ns = tl_clock_now_ns();
+        int64_t start_ns = receiver.last_moved_ns;
+        status = run_loop(&receiver, ret_error);
+        pull->receive_ns = tl_clock_now_ns() - start_ns;
+        tl_progress_bar_end(&receiver.bar);
+    }
+    /* Completes what is still open; the queue drops it. */
+    tl_worker_close(receiver.worker, 0);
+    tl_cq_destroy(receiver.cq);
+    return status;
+}

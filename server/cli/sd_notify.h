@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Telling systemd, or whoever else started the process in this way, that it is ready, alive or stopping.
+ * Source: sd_notify(3), "Standalone Implementations". */
+#ifndef SERVER_CLI_SD_NOTIFY_H
+#define SERVER_CLI_SD_NOTIFY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+
+/* Sends a state ("READY=1\nSTATUS=...") to the socket that NOTIFY_SOCKET names; TL_OK when it names none.
+ * Errors: TL_INVALID_ARGUMENT: NOTIFY_SOCKET is neither a path nor an abstract name, or too long. As
+ * tl_error_set_errno for the socket. */
+enum tl_status tl_sd_notify(const char *state, struct tl_error *ret_error) TL_MUST_USE;
+
+/* True when NOTIFY_SOCKET is set. */
+bool tl_sd_is_notified(void);
+
+/* Nanoseconds after which a process that was silent is taken for dead (WATCHDOG_USEC); 0: nobody watches this one. */
+int64_t tl_sd_watchdog_ns(void);
+
+#endif

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The worker that a command talks to.
+ *
+ * The configuration is only read for the address. The client that pulls is opened with a cluster of one task, the
+ * target, so that a worker of any cluster can be pulled from by its address, and nothing else of the configuration
+ * (files, limits of other tasks) matters to the command.
+ */
+#include "server/cli/target.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "config/config.h"
+#include "server/cli/command.h"
+#include "server/cli/json_out.h"
+#include "server/cli/output.h"
+
+#define MAX_CONNECT_TIMEOUT_NS (10 * TL_NS_PER_SEC)
+
+static void store_task(struct tl_target *target, const struct tl_config_task *task)
+{
+    snprintf(target->name, sizeof(target->name), "%s", task->name);
+    snprintf(target->address, sizeof(target->address), "%s", task->address);
+}
+
+static enum tl_status read_config(const char *path, struct tl_config **ret_config, struct tl_error *ret_error)
+{
+    if (path) return tl_config_read(path, ret_config, ret_error);
+    const char *text = getenv("TF_CONFIG");
+    return tl_config_parse_tf(text, strlen(text), ret_config, ret_error);
+}
+
+static int resolve_by_config(struct tl_target *target, const struct tl_options *options)
+{
+    struct tl_config *config = NULL;
+    const struct tl_config_task *task = NULL;
+    struct tl_error error;
+    int code = -1;
+    if (read_config(target->config_path, &config, &error) != TL_OK) {
+        tl_output_error(options->command, "%s", error.message);
+        return TL_EXIT_FAILED;
+    }
+    if (target->task_name) {
+        if (tl_config_find_name(config, target->task_name, &task, &error) == TL_OK) {
+            store_task(target, task);
+        } else {
+            tl_output_error(options->command, "%s", error.message);
+            code = TL_EXIT_FAILED;
+        }
+    } else if (config->task_count == 1) {
+        store_task(target, &config->tasks[0]);
+    } else {
+        code = tl_options_refuse(options, "%s has %zu tasks; say which one, for example --%s %s", config->source,
+                                 config->task_count, options->items[1].name, config->tasks[0].name);
+    }
+    tl_config_destroy(config);
+    return code;
+}
+
+static int resolve_by_address(struct tl_target *target, const struct tl_options *options)
+{
+    char host[256];
+    uint16_t port;
+    struct tl_error error;
+    if (target->config_path || target->task_name)
+        return tl_options_refuse(options, "--address stands alone, without --config and --%s", options->items[1].name);
+    if (tl_address_split(target->given_address, host, sizeof(host), &port, &error) != TL_OK)
+        return tl_options_refuse(options, "--address: %s", error.message);
+    if (port == 0) return tl_options_refuse(options, "--address %s: nobody listens on port 0", target->given_address);
+    snprintf(target->address, sizeof(target->address), "%s", target->given_address);
+    return -1;
+}
+
+int tl_target_resolve(struct tl_target *target, const struct tl_options *options)
+{
+    if (target->given_address) return resolve_by_address(target, options);
+    if (target->config_path || getenv("TF_CONFIG")) return resolve_by_config(target, options);
+    return tl_options_refuse(options, "which worker? --config FILE --%s TASK, or --address HOST:PORT",
+                             options->items[1].name);
+}
+
+struct tl_call_options tl_target_call_options(const struct tl_target *target)
+{
+    return (struct tl_call_options){
+        .address = target->address,
+        .connect_timeout_ns = target->timeout_ns < MAX_CONNECT_TIMEOUT_NS ? target->timeout_ns : MAX_CONNECT_TIMEOUT_NS,
+        .rpc_timeout_ns = target->timeout_ns,
+    };
+}
+
+/* Splits "/job:ps/task:0", which the configuration or the worker itself has given. */
+static bool split_name(const char *name, char *ret_job, size_t job_capacity, char *ret_task, size_t task_capacity)
+{
+    static const char before_job[] = "/job:", before_task[] = "/task:";
+    const char *task = strstr(name, before_task);
+    if (strncmp(name, before_job, strlen(before_job)) != 0 || !task) return false;
+    const char *job = name + strlen(before_job);
+    snprintf(ret_job, job_capacity, "%.*s", (int)(task - job), job);
+    snprintf(ret_task, task_capacity, "%s", task + strlen(before_task));
+    return true;
+}
+
+enum tl_status tl_target_ask_name(struct tl_target *target, struct tl_error *ret_error)
+{
+    const struct tl_call_options call = tl_target_call_options(target);
+    struct tl_description description = {0};
+    if (target->name[0]) return TL_OK;
+    enum tl_status status = tl_client_identify(&call, &description, NULL, ret_error);
+    if (status != TL_OK) return status;
+    if (description.job[0]) {
+        snprintf(target->name, sizeof(target->name), "/job:%s/task:%u", description.job, description.task);
+    } else {
+        status = tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                              "%s: this process is a client and no worker; nothing can be received from it",
+                              target->address);
+    }
+    tl_description_fini(&description);
+    return status;
+}
+
+/* A cluster of one task; NULL when there is no memory. Ownership: free. */
+static char *make_config(const struct tl_target *target)
+{
+    char job[TL_MAX_NAME_BYTES], task[TL_MAX_NAME_BYTES];
+    if (!split_name(target->name, job, sizeof(job), task, sizeof(task))) return NULL;
+    struct tl_json_out *config = tl_json_out_object();
+    struct tl_json_out *cluster = tl_json_out_put_object(config, "cluster");
+    tl_json_out_put_text(tl_json_out_put_object(cluster, job), task, target->address);
+    return tl_json_out_text(config);
+}
+
+enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker **ret_worker, tl_peer_id *ret_peer,
+                                     struct tl_error *ret_error)
+{
+    struct tl_worker *worker = NULL;
+    enum tl_status status = tl_target_ask_name(target, ret_error);
+    if (status != TL_OK) return status;
+    char *config = make_config(target);
+    if (!config)
+        return tl_error_set(ret_error, TL_INTERNAL, "%s: cannot describe a cluster of this worker", target->name);
+    const struct tl_worker_options options = {.size_bytes = sizeof(options), .config_json = config, .is_client = true};
+    status = tl_worker_open(&options, &worker, ret_error);
+    free(config);
+    if (status != TL_OK) return status;
+    status = tl_worker_find_peer(worker, target->name, ret_peer, ret_error);
+    if (status != TL_OK) {
+        tl_worker_close(worker, 0);
+        return status;
+    }
+    *ret_worker = worker;
+    return TL_OK;
+}
+
+char *tl_target_describe(const struct tl_target *target, char *buffer, size_t capacity)
+{
+    snprintf(buffer, capacity, "%s%s%s", target->name, target->name[0] ? " at " : "", target->address);
+    return buffer;
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The worker that ls, pull, push and rm talk to: a task of a cluster (--config C --from /job:ps/task:0) or whatever
+ * listens at an address (--address HOST:PORT).
+ */
+#ifndef SERVER_CLI_TARGET_H
+#define SERVER_CLI_TARGET_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tensorlane/worker.h>
+
+#include "control/client.h"
+#include "server/cli/options.h"
+
+struct tl_target {
+    /* The flags. */
+    const char *config_path;
+    const char *task_name;
+    const char *given_address;
+    int64_t timeout_ns;
+    /* Known after tl_target_resolve. */
+    char name[TL_MAX_NAME_BYTES]; /* "" with --address, until tl_target_ask_name */
+    char address[TL_MAX_ADDRESS_BYTES];
+};
+
+/* What a target is before its flags are read. */
+#define TL_TARGET_INIT                                                                                                 \
+    {                                                                                                                  \
+        .timeout_ns = INT64_C(60000000000)                                                                             \
+    }
+
+/* The flags of a target, for a command's table; preposition is "from" or "to". */
+#define TL_TARGET_OPTIONS(target, preposition)                                                                         \
+    {"config",       'c',                                                                                              \
+     TL_OPTION_TEXT, &(target)->config_path,                                                                           \
+     "FILE",         "the cluster's JSON file, - for standard input; without it TF_CONFIG"},                           \
+        {preposition, 0, TL_OPTION_TEXT, &(target)->task_name, "TASK", "the worker, as /job:ps/task:0 or ps:0"},       \
+        {"address", 'a', TL_OPTION_TEXT, &(target)->given_address, "HOST:PORT", "the worker, without a cluster"},      \
+    {                                                                                                                  \
+        "timeout", 0, TL_OPTION_DURATION, &(target)->timeout_ns, "DURATION",                                           \
+            "give up when nothing has moved for that long (60s)"                                                       \
+    }
+
+/* Finds name and address. Returns -1, or the exit code after a line on stderr. */
+int tl_target_resolve(struct tl_target *target, const struct tl_options *options);
+
+/* How to call the target: the longest part of the time-out that finding and connecting may take is 10 s. */
+struct tl_call_options tl_target_call_options(const struct tl_target *target);
+
+/* Asks the target who it is when only its address is known.
+ * Errors: of tl_client_identify. TL_FAILED_PRECONDITION: what answers is a client, of which nothing can be received. */
+enum tl_status tl_target_ask_name(struct tl_target *target, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Opens a client that is no member of a cluster and finds the target among its peers; asks the target who it is when
+ * only its address is known.
+ * Errors: of tl_client_identify, tl_worker_open and tl_worker_find_peer. TL_FAILED_PRECONDITION: what answers belongs
+ * to no job. Ownership: *ret_worker until tl_worker_close. */
+enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker **ret_worker, tl_peer_id *ret_peer,
+                                     struct tl_error *ret_error) TL_MUST_USE;
+
+/* "/job:ps/task:0 at 10.0.0.1:4000", for messages; returns buffer. */
+char *tl_target_describe(const struct tl_target *target, char *buffer, size_t capacity);
+#define TL_TARGET_TEXT_BYTES (TL_MAX_NAME_BYTES + TL_MAX_ADDRESS_BYTES + 8)
+
+#endif
