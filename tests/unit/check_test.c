@@ -30,7 +30,7 @@ END_TEST
 START_TEST(fails_without_stderr)
 {
     close(STDERR_FILENO);
-    TL_CHECK(!"stderr");
+    TL_CHECK(1 + 1 == 4);
 }
 END_TEST
 
