@@ -155,7 +155,9 @@ static void notify_complete(struct tl_tag *tag, bool is_ok)
 static void stop_timer_fire(struct tl_timer *timer)
 {
     struct tl_rpc_server *server = TL_CONTAINER_OF(timer, struct tl_rpc_server, stop_timer);
-    TL_LOG_AT_WARN("cancelling the calls that are still open", TL_U64("calls", server->open_calls));
+    if (server->open_calls > 0) {
+        TL_LOG_AT_WARN("cancelling the calls that are still open", TL_U64("calls", server->open_calls));
+    }
     grpc_server_cancel_all_calls(server->server);
 }
 

@@ -1,0 +1,375 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A server in a thread of its own, and the worker behind it. */
+#include "fakes/fake_worker.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+
+static void note_begin(struct fake_worker *worker)
+{
+    pthread_mutex_lock(&worker->mutex);
+}
+
+static void note_end(struct fake_worker *worker)
+{
+    pthread_cond_broadcast(&worker->changed);
+    pthread_mutex_unlock(&worker->mutex);
+}
+
+/* ------------------------------------------------------------------------------------------------------- source -- */
+
+static void answer(struct fake_worker *worker, struct tl_serve *serve)
+{
+    for (size_t i = 0; i < worker->script.offer_count; i++) {
+        const struct fake_offer *found = &worker->script.offers[i];
+        if (strcmp(found->key, serve->key) != 0) continue;
+        struct tl_error ok = {.code = TL_OK};
+        struct tl_offer offer = found->offer;
+        tl_tensor_get(offer.tensor);
+        serve->ops->reply(serve, &ok, &offer);
+        return;
+    }
+    if (strcmp(serve->key, "refused") == 0) {
+        struct tl_error refusal;
+        tl_error_set(&refusal, TL_ABORTED, "refused: step %llu was aborted", (unsigned long long)serve->step);
+        serve->ops->reply(serve, &refusal, NULL);
+        return;
+    }
+    worker->waiting = serve;
+}
+
+struct late_answer {
+    struct tl_letter letter;
+    struct fake_worker *worker;
+    struct tl_serve *serve;
+};
+
+static void answer_late(struct tl_letter *letter)
+{
+    struct late_answer *late = TL_CONTAINER_OF(letter, struct late_answer, letter);
+    answer(late->worker, late->serve);
+    free(late);
+}
+
+static void on_request(void *context, struct tl_serve *serve)
+{
+    struct fake_worker *worker = context;
+    note_begin(worker);
+    if (worker->seen.requests < TL_ARRAY_COUNT(worker->seen.ids)) {
+        worker->seen.ids[worker->seen.requests] = serve->id;
+    }
+    worker->seen.requests++;
+    worker->seen.step = serve->step;
+    worker->seen.is_client_known = strncmp(serve->peer->address, "ipv4:127.0.0.1:", 15) == 0 &&
+                                   serve->peer->source == TL_IDENTITY_NONE && serve->peer->name[0] == '\0';
+    note_end(worker);
+    if (!worker->script.replies_later) {
+        answer(worker, serve);
+        return;
+    }
+    struct late_answer *late = calloc(1, sizeof(*late));
+    TL_CHECK(late != NULL);
+    late->letter.deliver = answer_late;
+    late->worker = worker;
+    late->serve = serve;
+    tl_loop_post(worker->loop, &late->letter);
+}
+
+static void on_closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
+{
+    struct fake_worker *worker = context;
+    if (worker->waiting == serve) worker->waiting = NULL;
+    note_begin(worker);
+    worker->seen.ended[end]++;
+    note_end(worker);
+}
+
+static void on_received(void *context, const struct tl_request_id *id)
+{
+    (void)context;
+    (void)id;
+}
+
+/* ----------------------------------------------------------------------------------------------------- handlers -- */
+
+static void on_link_up(void *context, struct tl_link *link)
+{
+    (void)context;
+    (void)link;
+}
+
+static enum tl_status on_admit(void *context, const struct tl_identity *client, const char *key,
+                               const struct tl_meta_data *meta_data, struct tl_error *ret_error)
+{
+    struct fake_worker *worker = context;
+    (void)client;
+    (void)meta_data;
+    if (worker->script.admit.code != TL_OK) return tl_error_copy(ret_error, &worker->script.admit);
+    note_begin(worker);
+    worker->seen.admitted++;
+    snprintf(worker->seen.key, sizeof(worker->seen.key), "%s", key);
+    note_end(worker);
+    return TL_OK;
+}
+
+static enum tl_status on_publish(void *context, const struct tl_identity *client, const char *key, uint64_t step,
+                                 const struct tl_meta_data *meta_data, struct tl_tensor *tensor,
+                                 uint64_t *ret_publication, struct tl_error *ret_error)
+{
+    struct fake_worker *worker = context;
+    (void)client;
+    (void)meta_data;
+    note_begin(worker);
+    if (tensor == NULL) {
+        worker->seen.broken_off++;
+        note_end(worker);
+        return TL_OK;
+    }
+    worker->seen.published++;
+    snprintf(worker->seen.key, sizeof(worker->seen.key), "%s", key);
+    worker->seen.published_step = step;
+    tl_tensor_put(worker->seen.tensor);
+    worker->seen.tensor = tl_tensor_get(tensor);
+    note_end(worker);
+    if (worker->script.publish.code != TL_OK) return tl_error_copy(ret_error, &worker->script.publish);
+    *ret_publication = 77;
+    return TL_OK;
+}
+
+static void note_pattern(struct fake_worker *worker, const char *pattern)
+{
+    note_begin(worker);
+    snprintf(worker->seen.pattern, sizeof(worker->seen.pattern), "%s", pattern);
+    note_end(worker);
+}
+
+static uint64_t on_withdraw(void *context, const struct tl_identity *client, const char *pattern)
+{
+    struct fake_worker *worker = context;
+    (void)client;
+    note_pattern(worker, pattern);
+    return worker->script.withdraw_count;
+}
+
+static enum tl_status on_list(void *context, const char *pattern, struct tl_listing *ret_listing,
+                              struct tl_error *ret_error)
+{
+    struct fake_worker *worker = context;
+    note_pattern(worker, pattern);
+    if (worker->script.list.code != TL_OK) return tl_error_copy(ret_error, &worker->script.list);
+    size_t count = worker->script.list_count;
+    struct tl_listing listing = {.items = calloc(count > 0 ? count : 1, sizeof(*listing.items)), .count = count};
+    TL_CHECK(listing.items != NULL);
+    for (size_t i = 0; i < count; i++) {
+        struct tl_listed *item = &listing.items[i];
+        item->key = malloc(worker->script.list_key_bytes + 1);
+        TL_CHECK(item->key != NULL);
+        memset(item->key, 'k', worker->script.list_key_bytes + 1);
+        snprintf(item->key, worker->script.list_key_bytes + 1, "%06zu", i);
+        if (worker->script.list_key_bytes > 6) item->key[6] = 'k';
+        item->key[worker->script.list_key_bytes] = '\0';
+        item->step = i;
+        item->publication = i + 1;
+        item->meta_data = (struct tl_meta_data){.dtype = TL_F32, .size_bytes = 24};
+        item->meta_data.shape = (struct tl_shape){.rank = 2, .dims = {2, 3}};
+    }
+    *ret_listing = listing;
+    return TL_OK;
+}
+
+static char *copy(const char *text)
+{
+    char *result = strdup(text);
+    TL_CHECK(result != NULL);
+    return result;
+}
+
+static void describe_peers(const struct fake_script *script, struct tl_description *description)
+{
+    if (script->peer_count == 0) return;
+    description->peers = calloc(script->peer_count, sizeof(*description->peers));
+    TL_CHECK(description->peers != NULL);
+    description->peer_count = script->peer_count;
+    for (size_t i = 0; i < script->peer_count; i++) {
+        struct tl_peer_description *peer = &description->peers[i];
+        char name[64];
+        snprintf(name, sizeof(name), "/job:worker/task:%zu", i);
+        peer->name = copy(name);
+        peer->state = copy("up");
+        peer->transport = copy("grpc");
+        peer->incarnation = i + 1;
+        if (script->peer_reason != NULL) {
+            peer->reason = copy(script->peer_reason);
+        } else {
+            peer->reason = calloc(1, script->peer_reason_bytes + 1);
+            TL_CHECK(peer->reason != NULL);
+            memset(peer->reason, 'r', script->peer_reason_bytes);
+        }
+    }
+}
+
+static enum tl_status on_describe(void *context, struct tl_description *ret_description, struct tl_error *ret_error)
+{
+    const struct fake_worker *worker = context;
+    if (worker->script.describe.code != TL_OK) return tl_error_copy(ret_error, &worker->script.describe);
+    struct tl_description description = {.job = copy("ps"),
+                                         .task = 3,
+                                         .incarnation = 42,
+                                         .software_version = copy("1.2.3"),
+                                         .protocol_version = TL_PROTOCOL_VERSION,
+                                         .is_serving = true,
+                                         .uptime_ns = 5};
+    description.transports = calloc(1, sizeof(*description.transports));
+    description.counters = calloc(1, sizeof(*description.counters));
+    TL_CHECK(description.transports != NULL && description.counters != NULL);
+    description.transport_count = 1;
+    description.transports[0] = (struct tl_transport_state){copy("grpc"), true, copy("always there")};
+    description.counter_count = 1;
+    description.counters[0] = (struct tl_counter){copy("bytes_sent"), UINT64_MAX};
+    describe_peers(&worker->script, &description);
+    *ret_description = description;
+    return TL_OK;
+}
+
+static const struct tl_control_handlers handlers = {
+    .source = {.request = on_request, .closed = on_closed, .received = on_received},
+    .link_up = on_link_up,
+    .admit = on_admit,
+    .publish = on_publish,
+    .withdraw = on_withdraw,
+    .list = on_list,
+    .describe = on_describe,
+};
+
+/* --------------------------------------------------------------------------------------------------------- life -- */
+
+void fake_worker_init(struct fake_worker *worker)
+{
+    memset(worker, 0, sizeof(*worker));
+    worker->script.chunk_bytes = 1024;
+    worker->script.list_key_bytes = 14;
+    worker->script.request_timeout_ns = 60 * TL_NS_PER_SEC;
+    worker->script.max_calls = 2000;
+    pthread_mutex_init(&worker->mutex, NULL);
+    pthread_cond_init(&worker->changed, NULL);
+}
+
+void fake_worker_offer(struct fake_worker *worker, const char *key, struct tl_tensor *tensor)
+{
+    TL_CHECK(worker->script.offer_count < FAKE_MAX_OFFERS);
+    struct fake_offer *offer = &worker->script.offers[worker->script.offer_count++];
+    offer->key = key;
+    offer->offer = (struct tl_offer){.tensor = tensor, .step = 9, .publication = 5};
+}
+
+static void *serve(void *context)
+{
+    struct fake_worker *worker = context;
+    while (!worker->is_stopped)
+        (void)tl_loop_run_once(worker->loop, TL_TIME_NEVER);
+    return NULL;
+}
+
+void fake_worker_start(struct fake_worker *worker)
+{
+    const struct tl_control_options options = {
+        .self = {.source = TL_IDENTITY_CLAIMED, .name = "/job:ps/task:3", .incarnation = 42},
+        .chunk_bytes = worker->script.chunk_bytes,
+        .inflight_bytes = 64 << 20,
+        .max_calls = worker->script.max_calls,
+        .connect_timeout_ns = 10 * TL_NS_PER_SEC,
+        .request_timeout_ns = worker->script.request_timeout_ns,
+        .keepalive_ns = 10 * TL_NS_PER_SEC,
+        .keepalive_timeout_ns = 10 * TL_NS_PER_SEC,
+        .handlers = &handlers,
+        .worker = worker,
+    };
+    struct tl_error error;
+    uint16_t port = 0;
+    TL_CHECK(tl_loop_create(&worker->loop, &error) == TL_OK);
+    TL_CHECK(tl_control_create(worker->loop, &options, &worker->control, &error) == TL_OK);
+    TL_CHECK(tl_control_start(worker->control, "127.0.0.1:0", &port, &error) == TL_OK);
+    snprintf(worker->address, sizeof(worker->address), "127.0.0.1:%u", (unsigned)port);
+    TL_CHECK(pthread_create(&worker->thread, NULL, serve, worker) == 0);
+}
+
+static void stopped(void *context)
+{
+    ((struct fake_worker *)context)->is_stopped = true;
+}
+
+static void stop(struct fake_worker *worker, void *context)
+{
+    tl_control_stop(worker->control, *(int64_t *)context, stopped, worker);
+}
+
+void fake_worker_stop(struct fake_worker *worker, int64_t deadline_ns)
+{
+    fake_worker_run(worker, stop, &deadline_ns);
+    pthread_join(worker->thread, NULL);
+    tl_control_destroy(worker->control);
+    tl_loop_destroy(worker->loop);
+    tl_tensor_put(worker->seen.tensor);
+    for (size_t i = 0; i < worker->script.offer_count; i++)
+        tl_tensor_put(worker->script.offers[i].offer.tensor);
+    pthread_cond_destroy(&worker->changed);
+    pthread_mutex_destroy(&worker->mutex);
+}
+
+struct errand {
+    struct tl_letter letter;
+    struct fake_worker *worker;
+    void (*function)(struct fake_worker *worker, void *context);
+    void *context;
+    bool is_done; /* under the mutex */
+};
+
+static void run_errand(struct tl_letter *letter)
+{
+    struct errand *errand = TL_CONTAINER_OF(letter, struct errand, letter);
+    struct fake_worker *worker = errand->worker;
+    errand->function(worker, errand->context);
+    note_begin(worker);
+    errand->is_done = true;
+    note_end(worker);
+}
+
+void fake_worker_run(struct fake_worker *worker, void (*function)(struct fake_worker *worker, void *context),
+                     void *context)
+{
+    struct errand errand = {.letter.deliver = run_errand, .worker = worker, .function = function, .context = context};
+    tl_list_init(&errand.letter.link);
+    tl_loop_post(worker->loop, &errand.letter);
+    pthread_mutex_lock(&worker->mutex);
+    while (!errand.is_done)
+        pthread_cond_wait(&worker->changed, &worker->mutex);
+    pthread_mutex_unlock(&worker->mutex);
+}
+
+struct fake_seen fake_worker_seen(struct fake_worker *worker)
+{
+    pthread_mutex_lock(&worker->mutex);
+    struct fake_seen seen = worker->seen;
+    pthread_mutex_unlock(&worker->mutex);
+    return seen;
+}
+
+void fake_worker_wait(struct fake_worker *worker, bool (*condition)(const struct fake_seen *seen))
+{
+    struct timespec deadline;
+    clock_gettime(CLOCK_REALTIME, &deadline);
+    deadline.tv_sec += 30;
+    pthread_mutex_lock(&worker->mutex);
+    int failure = 0;
+    while (!condition(&worker->seen) && failure == 0) {
+        failure = pthread_cond_timedwait(&worker->changed, &worker->mutex, &deadline);
+    }
+    TL_CHECK(condition(&worker->seen));
+    pthread_mutex_unlock(&worker->mutex);
+}
