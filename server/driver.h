@@ -2,8 +2,15 @@
 /*
  * Who drives a worker's loop: a thread of ours, or the callers that wait.
  *
- * With a thread, that thread owns the loop and everybody else waits on a condition. Without one, whoever waits takes the loop for one round
- * at a time; others that wait meanwhile are woken after each round, to look again and perhaps to take the next.
+ * Without a thread (TL_PROGRESS_CALLER) whoever waits takes the loop for one round after another until what it waits for has
+ * happened, and hands it to the next that waits.
+ *
+ * With a thread (TL_PROGRESS_THREAD) the thread drives. But a caller that blocks in one call after another would pay
+ * two thread switches for each; so after a few such calls in close succession the thread parks and lets the callers
+ * drive, as above. It takes the loop back when they have stopped for a moment, or at once when work comes that nobody
+ * waits for (tl_driver_post).
+ *
+ *      DRIVING --park wanted--> PARKED --nobody has driven for a while, or work was posted--> DRIVING
  */
 #ifndef SERVER_DRIVER_H
 #define SERVER_DRIVER_H
@@ -22,11 +29,20 @@ struct tl_driver {
     enum tl_progress progress;
     pthread_t thread;
     pthread_mutex_t mutex;
-    pthread_cond_t turn; /* a round is over, or something that was waited for is done */
-    unsigned waiting;    /* threads in tl_driver_step that wait for their turn */
-    bool is_driven;      /* somebody is in tl_loop_run_once */
-    bool is_stopping;
+    struct tl_list waits;  /* of struct tl_wait: the threads that wait, in the order they came */
     struct tl_list queues; /* of struct tl_cq whose readers drive this; without a thread (completion_queue.c) */
+    bool is_driven;        /* somebody is in tl_loop_run_once */
+    bool is_stopping;
+
+    /* With a thread. */
+    pthread_cond_t thread_cond; /* what the parked thread sleeps on */
+    bool is_park_wanted;
+    bool is_parked;        /* callers drive */
+    bool is_thread_wanted; /* work was posted that no caller waits for */
+    bool is_leave_awaited; /* the parked thread sleeps until the present driver leaves */
+    uint64_t caller_turns; /* how often a caller has driven */
+    unsigned streak;       /* waits in close succession */
+    int64_t last_left_ns;  /* when the latest wait ended */
 };
 
 /* Starts the thread, if there is to be one. Errors: TL_RESOURCE_EXHAUSTED: no thread. */
@@ -36,14 +52,19 @@ enum tl_status tl_driver_init(struct tl_driver *driver, struct tl_loop *loop, en
 /* Ends the thread; nobody may wait. */
 void tl_driver_fini(struct tl_driver *driver);
 
-/* Without a thread: one round by this thread, or the end of somebody else's round; false when deadline_ns came first. */
+/* Brings work that its poster does not wait for. Thread: any. */
+void tl_driver_post(struct tl_driver *driver, struct tl_letter *letter);
+
+/* Without a thread: one round by this thread, or the end of somebody else's; false when deadline_ns came first. */
 bool tl_driver_step(struct tl_driver *driver, int64_t deadline_ns);
 
 /* Something that one thread waits for. */
 struct tl_wait {
     struct tl_driver *driver;
-    pthread_cond_t cond; /* with a thread of ours */
-    bool is_done;        /* under driver->mutex */
+    struct tl_list link; /* in driver->waits while it sleeps or drives */
+    pthread_cond_t cond;
+    bool is_done;      /* under driver->mutex */
+    bool is_each_turn; /* wants to be woken after every round of others */
 };
 
 void tl_wait_init(struct tl_wait *wait, struct tl_driver *driver);

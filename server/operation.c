@@ -163,7 +163,7 @@ static void alias_released(void *data, void *context)
 {
     (void)data;
     struct tl_op *op = context;
-    tl_loop_post(op->worker->loop, &op->released_letter);
+    tl_driver_post(&op->worker->driver, &op->released_letter);
 }
 
 static void send_over(struct tl_sender *sender, const struct tl_error *status)
@@ -495,7 +495,11 @@ static tl_op_id op_submit(struct tl_op *op)
     tl_op_id id = __atomic_add_fetch(&worker->next_op, 1, __ATOMIC_RELAXED);
     op->id = id;
     __atomic_fetch_add(&worker->open_ops, 1, __ATOMIC_RELAXED);
-    tl_loop_post(worker->loop, &op->letter);
+    if (op->cq != NULL) {
+        tl_driver_post(&worker->driver, &op->letter);
+    } else {
+        tl_loop_post(worker->loop, &op->letter);
+    }
     return id;
 }
 
