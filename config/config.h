@@ -27,7 +27,7 @@ struct tl_settings {
     enum tl_connect_policy connect; /* "connect": "lazy" or "eager" */
     bool checksum;                  /* "checksum": verify every tensor that is received */
     const char *listen;             /* "listen": host:port to bind, NULL: the task's own address */
-    const char *const *publish;     /* "publish": files, [publish_count], relative ones as seen from the file's folder */
+    const char *const *publish; /* "publish": files, [publish_count], relative ones as seen from the file's folder */
     size_t publish_count;
 
     uint64_t chunk_bytes;       /* "limits": {"chunk": "1MiB"}: largest piece of a tensor in one message */
@@ -51,22 +51,23 @@ struct tl_config_task {
     const char *job;
     uint32_t index;
     const char *name;    /* "/job:ps/task:0" */
-    const char *address; /* what peers dial: "host:port", "[v6]:port" */
+    const char *address; /* what peers dial: "host:port", "[v6]:port"; NULL: nobody can dial it (an evaluator) */
     struct tl_settings settings;
 };
 
 /* A whole cluster. */
 struct tl_config {
-    const char *source; /* file name or "TF_CONFIG", for messages */
+    const char *source;           /* file name or "TF_CONFIG", for messages */
     struct tl_config_task *tasks; /* [task_count], sorted by job name, then index */
     size_t task_count;
-    const struct tl_config_task *self; /* TF_CONFIG's own task; NULL otherwise */
+    const struct tl_config_task *self; /* TF_CONFIG's own task; an evaluator need not be among tasks. NULL otherwise */
     void *memory;                      /* private */
 };
 
 /* Reads a file ("-": standard input). Errors: TL_NOT_FOUND, TL_PERMISSION_DENIED: the file. TL_INVALID_ARGUMENT: its
- * contents, "FILE:LINE:COLUMN: PATH: what is wrong; remedy". TL_UNIMPLEMENTED: a protocol that this version does not
- * build, with the list of those it does. Ownership: *ret_config until tl_config_destroy. */
+ * contents, "FILE:LINE:COLUMN: PATH: what is wrong; remedy". TL_UNIMPLEMENTED: a protocol or another setting that
+ * this version does not build, with the list of what it does. TL_RESOURCE_EXHAUSTED: no memory. Ownership: *ret_config
+ * until tl_config_destroy. */
 enum tl_status tl_config_read(const char *path, struct tl_config **ret_config, struct tl_error *ret_error) TL_MUST_USE;
 
 /* The same from text; `source` stands for the file name in messages, `folder` (NULL: the current one) is where relative
@@ -85,7 +86,8 @@ enum tl_status tl_config_tf_to_json(const char *text, size_t len_bytes, char **r
 
 void tl_config_destroy(struct tl_config *config); /* NULL is accepted */
 
-/* The task with this job and index, or this name ("/job:ps/task:0" or "ps:0"). Errors: TL_NOT_FOUND: naming the nearest. */
+/* The task with this job and index, or this name ("/job:ps/task:0" or "ps:0"). Errors: TL_NOT_FOUND: naming the
+ * nearest. */
 enum tl_status tl_config_find_task(const struct tl_config *config, const char *job, uint32_t index,
                                    const struct tl_config_task **ret_task, struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status tl_config_find_name(const struct tl_config *config, const char *name,
@@ -98,8 +100,8 @@ struct tl_config_value {
     const char *origin; /* "default", or "FILE:LINE (jobs.ps.limits.chunk)" */
 };
 
-/* All values of a task, in the order of struct tl_settings; returns how many there are and fills up to capacity.
- * The strings live as long as the configuration. */
+/* All values of a task of this configuration, or of its self, in the order of struct tl_settings; returns how many
+ * there are and fills up to capacity. The strings live as long as the configuration. */
 size_t tl_config_values(const struct tl_config *config, const struct tl_config_task *task,
                         struct tl_config_value *ret_values, size_t capacity);
 

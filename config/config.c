@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Builds a configuration from a text, and answers questions about it.
+ *
+ * Happy path: the text becomes a document; the settings of its top level make a layer; the cluster becomes tasks, all
+ * with that layer; "jobs" replaces the layers of some; every layer is checked and copied into its tasks; the document
+ * is closed, since the configuration keeps copies of all it needs. Failure modes: any error drops the arena, and with
+ * it all that was built.
+ */
+#include "config/config.h"
+
+#include <string.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "config/cluster.h"
+#include "config/config_private.h"
+#include "config/jobs.h"
+#include "config/quote.h"
+
+/* More names than these are not searched for the nearest. */
+#define MAX_NAMES 256
+/* Holds a job's name and a task's index. */
+#define NAME_BYTES 320
+
+enum tl_status tl_config_create(const char *source, struct tl_config **ret_config, struct tl_error *ret_error)
+{
+    struct tl_arena *arena = tl_arena_create();
+    if (!arena) return tl_json_no_memory(source, ret_error);
+    struct tl_config *config = tl_arena_alloc(arena, sizeof(*config));
+    struct tl_config_private *memory = tl_arena_alloc(arena, sizeof(*memory));
+    char *copy = tl_arena_format(arena, "%s", source);
+    if (!config || !memory || !copy) {
+        tl_arena_destroy(arena);
+        return tl_json_no_memory(source, ret_error);
+    }
+    memory->arena = arena;
+    config->memory = memory;
+    config->source = copy;
+    *ret_config = config;
+    return TL_OK;
+}
+
+void tl_config_destroy(struct tl_config *config)
+{
+    if (config) tl_arena_destroy(tl_config_private(config)->arena);
+}
+
+enum tl_status tl_config_read_cluster(struct tl_config *config, const struct tl_json_value *cluster,
+                                      bool allows_empty_jobs, const struct tl_settings_layer *top,
+                                      struct tl_error *ret_error)
+{
+    struct tl_config_private *memory = tl_config_private(config);
+    enum tl_status status =
+        tl_cluster_read(cluster, allows_empty_jobs, memory->arena, &config->tasks, &config->task_count, ret_error);
+    if (status != TL_OK) return status;
+    memory->layers = tl_arena_alloc_array(memory->arena, config->task_count, sizeof(*memory->layers));
+    memory->addresses = tl_arena_alloc_array(memory->arena, config->task_count, sizeof(*memory->addresses));
+    if (!memory->layers || !memory->addresses) return tl_json_no_memory(config->source, ret_error);
+    for (size_t i = 0; i < config->task_count; i++) {
+        memory->layers[i] = top;
+        memory->addresses[i] = tl_json_text(config->tasks[i].address, memory->arena);
+        if (!memory->addresses[i]) return tl_json_no_memory(config->source, ret_error);
+    }
+    return TL_OK;
+}
+
+enum tl_status tl_config_apply_layers(struct tl_config *config, struct tl_json_doc *doc, struct tl_error *ret_error)
+{
+    const struct tl_config_private *memory = tl_config_private(config);
+    for (size_t i = 0; i < config->task_count; i++) {
+        bool is_checked = i > 0 && memory->layers[i] == memory->layers[i - 1];
+        enum tl_status status = is_checked ? TL_OK : tl_settings_check(memory->layers[i], doc, ret_error);
+        if (status != TL_OK) return status;
+        config->tasks[i].settings = memory->layers[i]->settings;
+    }
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ parsing -- */
+
+static enum tl_status build(struct tl_config *config, struct tl_json_doc *doc, const char *folder,
+                            struct tl_error *ret_error)
+{
+    struct tl_config_private *memory = tl_config_private(config);
+    struct tl_json_value root = tl_json_root(doc), member;
+    struct tl_settings_layer *defaults;
+    const struct tl_settings_layer *top;
+    enum tl_status status = tl_settings_create(memory->arena, config->source, &defaults, ret_error);
+    /* The settings come first, because a misspelt "cluster" is then an unknown name, and not one that is missing. */
+    if (status == TL_OK) {
+        status = tl_settings_read(&root, TL_LEVEL_TOP, folder, memory->arena, defaults, &top, ret_error);
+    }
+    if (status == TL_OK && tl_json_member(&root, "$schema", &member)) {
+        status = tl_json_expect(&member, JSON_STRING, "a string", ret_error);
+    }
+    if (status != TL_OK) return status;
+    if (!tl_json_member(&root, "cluster", &member)) {
+        return tl_json_fail(&root, TL_INVALID_ARGUMENT, ret_error,
+                            "\"cluster\" is missing; add \"cluster\": {\"worker\": [\"host:4000\"]}");
+    }
+    status = tl_config_read_cluster(config, &member, false, top, ret_error);
+    if (status == TL_OK && tl_json_member(&root, "jobs", &member)) {
+        status =
+            tl_jobs_read(&member, config->tasks, config->task_count, folder, memory->arena, memory->layers, ret_error);
+    }
+    if (status == TL_OK) status = tl_config_apply_layers(config, doc, ret_error);
+    return status;
+}
+
+enum tl_status tl_config_parse(const char *text, size_t len_bytes, const char *source, const char *folder,
+                               struct tl_config **ret_config, struct tl_error *ret_error)
+{
+    struct tl_config *config;
+    struct tl_json_doc doc;
+    enum tl_status status = tl_config_create(source, &config, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_json_doc_open(&doc, text, len_bytes, config->source, ret_error);
+    if (status == TL_OK) {
+        status = build(config, &doc, folder, ret_error);
+        tl_json_doc_close(&doc);
+    }
+    if (status != TL_OK) {
+        tl_config_destroy(config);
+        return status;
+    }
+    *ret_config = config;
+    return TL_OK;
+}
+
+/* ----------------------------------------------------------------------------------------------------- searching -- */
+
+enum tl_status tl_config_find_task(const struct tl_config *config, const char *job, uint32_t index,
+                                   const struct tl_config_task **ret_task, struct tl_error *ret_error)
+{
+    size_t first, end;
+    char quoted[TL_QUOTE_BYTES], text[TL_ERROR_MESSAGE_BYTES / 2];
+    if (!tl_cluster_find_job(config->tasks, config->task_count, job, &first, &end)) {
+        const char *names[MAX_NAMES];
+        size_t count = tl_cluster_job_names(config->tasks, config->task_count, names, MAX_NAMES);
+        return tl_error_set(ret_error, TL_NOT_FOUND, "%s: there is no job %s; %s", tl_json_shown_source(config->source),
+                            tl_quote(job, quoted), tl_json_suggest(job, names, count, text, sizeof(text)));
+    }
+    const struct tl_config_task *task = tl_cluster_find_index(config->tasks, first, end, index);
+    if (!task) {
+        return tl_error_set(ret_error, TL_NOT_FOUND, "%s: there is no task %u; %s",
+                            tl_json_shown_source(config->source), index,
+                            tl_cluster_describe_job(config->tasks, first, end, text, sizeof(text)));
+    }
+    *ret_task = task;
+    return TL_OK;
+}
+
+/* Splits "/job:ps/task:0" or "ps:0". */
+static bool split_name(const char *name, char job[NAME_BYTES], uint32_t *ret_index)
+{
+    bool is_long = strncmp(name, "/job:", 5) == 0;
+    const char *separator = is_long ? "/task:" : ":";
+    const char *start = is_long ? name + 5 : name;
+    const char *end = strstr(start, separator);
+    if (!end || end == start || (size_t)(end - start) >= NAME_BYTES) return false;
+    if (!tl_cluster_parse_index(end + strlen(separator), ret_index)) return false;
+    *(char *)mempcpy(job, start, (size_t)(end - start)) = '\0';
+    return true;
+}
+
+enum tl_status tl_config_find_name(const struct tl_config *config, const char *name,
+                                   const struct tl_config_task **ret_task, struct tl_error *ret_error)
+{
+    char job[NAME_BYTES], quoted[TL_QUOTE_BYTES], text[TL_ERROR_MESSAGE_BYTES / 2];
+    uint32_t index;
+    if (split_name(name, job, &index)) return tl_config_find_task(config, job, index, ret_task, ret_error);
+    const char *names[MAX_NAMES];
+    size_t count = 0;
+    for (; count < config->task_count && count < MAX_NAMES; count++) {
+        names[count] = config->tasks[count].name;
+    }
+    return tl_error_set(ret_error, TL_NOT_FOUND,
+                        "%s: %s is no task, which is written \"/job:ps/task:0\" or \"ps:0\"; %s", config->source,
+                        tl_quote(name, quoted), tl_json_suggest(name, names, count, text, sizeof(text)));
+}
+
+/* -------------------------------------------------------------------------------------------------------- values -- */
+
+size_t tl_config_values(const struct tl_config *config, const struct tl_config_task *task,
+                        struct tl_config_value *ret_values, size_t capacity)
+{
+    const struct tl_config_private *memory = tl_config_private(config);
+    bool is_member = task >= config->tasks && task < config->tasks + config->task_count;
+    size_t place = is_member ? (size_t)(task - config->tasks) : 0;
+    const struct tl_settings_layer *layer = is_member ? memory->layers[place] : memory->self_layer;
+    TL_CHECK(layer);
+    for (size_t i = 0; i < TL_SETTING_COUNT_ALL && i < capacity; i++) {
+        const struct tl_setting_origin *origin = &layer->origins[i];
+        bool is_own_address = is_member && tl_settings_table[i].kind == TL_SETTING_ADDRESS && !task->settings.listen;
+        ret_values[i] = (struct tl_config_value){
+            .path = tl_settings_table[i].path,
+            .value = is_own_address ? memory->addresses[place] : origin->value,
+            .origin = origin->origin,
+        };
+    }
+    return TL_SETTING_COUNT_ALL;
+}

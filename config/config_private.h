@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What config->memory points to, and how the two sources of a configuration build one. */
+#ifndef CONFIG_CONFIG_PRIVATE_H
+#define CONFIG_CONFIG_PRIVATE_H
+
+#include <stddef.h>
+
+#include <tensorlane/status.h>
+
+#include "config/arena.h"
+#include "config/config.h"
+#include "config/json_doc.h"
+#include "config/settings.h"
+
+struct tl_config_private {
+    struct tl_arena *arena;                     /* holds everything, this too */
+    const struct tl_settings_layer **layers;    /* [task_count]: where the settings of each task come from */
+    const char **addresses;                     /* [task_count]: the addresses as JSON */
+    const struct tl_settings_layer *self_layer; /* of a self that is none of the tasks; else NULL */
+};
+
+/* A configuration without tasks. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_config_create(const char *source, struct tl_config **ret_config,
+                                struct tl_error *ret_error) TL_MUST_USE;
+
+static inline struct tl_config_private *tl_config_private(const struct tl_config *config)
+{
+    return config->memory;
+}
+
+/* Reads the tasks from a "cluster" object; all of them get the layer `top`. Errors: as tl_cluster_read. */
+enum tl_status tl_config_read_cluster(struct tl_config *config, const struct tl_json_value *cluster,
+                                      bool allows_empty_jobs, const struct tl_settings_layer *top,
+                                      struct tl_error *ret_error) TL_MUST_USE;
+
+/* Checks the layers and fills the settings of all tasks from them. Errors: as tl_settings_check. */
+enum tl_status tl_config_apply_layers(struct tl_config *config, struct tl_json_doc *doc,
+                                      struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+/* One setting: what it is called, what it may be, how it is read from JSON and written as JSON. */
+#ifndef CONFIG_SETTING_H
+#define CONFIG_SETTING_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+
+#include "config/arena.h"
+#include "config/config.h"
+#include "config/json_doc.h"
+
+enum tl_setting_kind {
+    TL_SETTING_CHOICE,   /* one of a list of words; an enum or int in struct tl_settings */
+    TL_SETTING_BOOL,     /* bool */
+    TL_SETTING_ADDRESS,  /* const char *, NULL: none */
+    TL_SETTING_FILES,    /* publish and publish_count */
+    TL_SETTING_SIZE,     /* uint64_t; a number of bytes or text with a unit */
+    TL_SETTING_COUNT,    /* uint64_t; a number */
+    TL_SETTING_DURATION, /* int64_t nanoseconds; text with a unit */
+};
+
+/* A task may publish so many files. */
+#define TL_MAX_PUBLISHED_FILES 1024
+
+struct tl_choice {
+    const char *name; /* NULL ends a list */
+    int value;
+    const char *lacks; /* what this version lacks for it; NULL: it can be chosen */
+};
+
+struct tl_setting {
+    const char *group; /* the object it is in, "limits"; NULL: none */
+    const char *name;
+    const char *path; /* "limits.chunk" */
+    enum tl_setting_kind kind;
+    size_t offset; /* in struct tl_settings */
+    uint64_t min;  /* of sizes, counts and durations */
+    uint64_t max;
+    uint64_t default_value;          /* of everything that is a number in struct tl_settings */
+    const struct tl_choice *choices; /* of TL_SETTING_CHOICE */
+};
+
+/* Reads the value into its field. `folder` (NULL: the current one) is where relative files start.
+ * Errors: TL_INVALID_ARGUMENT: not such a value. TL_UNIMPLEMENTED: this version lacks it. TL_RESOURCE_EXHAUSTED: no
+ * memory. */
+enum tl_status tl_setting_read(const struct tl_setting *setting, const struct tl_json_value *value,
+                               struct tl_arena *arena, const char *folder, struct tl_settings *settings,
+                               struct tl_error *ret_error) TL_MUST_USE;
+
+/* Gives the field its default. */
+void tl_setting_set_default(const struct tl_setting *setting, struct tl_settings *settings);
+
+/* Holds every number with its unit. */
+#define TL_SETTING_NUMBER_BYTES 32
+
+/* Writes a size or a duration with the largest unit that divides it, a count as it is; returns the buffer. */
+char *tl_setting_format_number(enum tl_setting_kind kind, uint64_t number, char ret_text[TL_SETTING_NUMBER_BYTES]);
+
+/* The field as JSON, sizes and durations exact and with the largest unit that divides them. NULL: no memory. */
+const char *tl_setting_format(const struct tl_setting *setting, const struct tl_settings *settings,
+                              struct tl_arena *arena);
+
+/* Text as a JSON string, with its quotes. NULL: no memory. */
+const char *tl_json_text(const char *text, struct tl_arena *arena);
+
+/* Looks the word up; the error points at the value. Errors: as tl_setting_read. */
+enum tl_status tl_choice_read(const struct tl_choice *choices, const struct tl_json_value *value, int *ret_choice,
+                              struct tl_error *ret_error) TL_MUST_USE;
+
+/* The word for a value. */
+const char *tl_choice_name(const struct tl_choice *choices, int value);
+
+/* The words of "protocol". */
+extern const struct tl_choice tl_protocol_choices[];
+
+#endif

@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The table of settings and the layers: defaults, origins, unknown names, contradictions. */
+#include <check.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "config/settings.h"
+
+static struct tl_json_doc doc;
+static struct tl_arena *arena;
+static struct tl_settings_layer *defaults;
+static struct tl_error error;
+
+static void open_text(const char *text)
+{
+    arena = tl_arena_create();
+    ck_assert_int_eq(tl_settings_create(arena, "f", &defaults, &error), TL_OK);
+    ck_assert_int_eq(tl_json_doc_open(&doc, text, strlen(text), "f", &error), TL_OK);
+}
+
+static void close_text(void)
+{
+    tl_json_doc_close(&doc);
+    tl_arena_destroy(arena);
+}
+
+static enum tl_status read_level(enum tl_settings_level level, const struct tl_settings_layer **ret_layer)
+{
+    struct tl_json_value root = tl_json_root(&doc);
+    return tl_settings_read(&root, level, NULL, arena, defaults, ret_layer, &error);
+}
+
+static void check_refused(enum tl_settings_level level, const char *text, enum tl_status code, const char *message)
+{
+    const struct tl_settings_layer *layer = NULL;
+    open_text(text);
+    ck_assert_int_eq(read_level(level, &layer), code);
+    ck_assert_str_eq(error.message, message);
+    ck_assert_int_eq(error.code, code);
+    ck_assert_ptr_null(layer);
+    close_text();
+}
+
+START_TEST(defaults_are_those_of_the_manual)
+{
+    open_text("{}");
+    const struct tl_settings *settings = &defaults->settings;
+    ck_assert_int_eq(settings->protocol, TL_PROTOCOL_AUTO);
+    ck_assert_int_eq(settings->rdma, TL_RDMA_PREFER);
+    ck_assert_int_eq(settings->connect, TL_CONNECT_LAZY);
+    ck_assert(!settings->checksum);
+    ck_assert_ptr_null(settings->listen);
+    ck_assert_ptr_null(settings->publish);
+    ck_assert_uint_eq(settings->publish_count, 0);
+    ck_assert_uint_eq(settings->chunk_bytes, 1 << 20);
+    ck_assert_uint_eq(settings->inflight_bytes, 64 << 20);
+    ck_assert_uint_eq(settings->held_bytes, UINT64_C(16) << 30);
+    ck_assert_uint_eq(settings->waiting_receivers, 65536);
+    ck_assert_uint_eq(settings->connections, 16384);
+    ck_assert_int_eq(settings->connect_timeout_ns, 10 * TL_NS_PER_SEC);
+    ck_assert_int_eq(settings->request_timeout_ns, 60 * TL_NS_PER_SEC);
+    ck_assert_int_eq(settings->keepalive_ns, 10 * TL_NS_PER_SEC);
+    ck_assert_int_eq(settings->keepalive_timeout_ns, 5 * TL_NS_PER_SEC);
+    ck_assert_int_eq(settings->reservation_timeout_ns, 30 * TL_NS_PER_SEC);
+    ck_assert_int_eq(settings->drain_timeout_ns, 10 * TL_NS_PER_SEC);
+    ck_assert_int_eq(settings->log_level, TL_LOG_INFO);
+    ck_assert_int_eq(settings->log_format, TL_LOG_KEY_VALUE);
+    ck_assert_int_eq(tl_settings_check(defaults, &doc, &error), TL_OK);
+    close_text();
+}
+END_TEST
+
+START_TEST(the_table_is_sound)
+{
+    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+        const struct tl_setting *setting = &tl_settings_table[i];
+        bool is_number = setting->kind == TL_SETTING_SIZE || setting->kind == TL_SETTING_COUNT ||
+                         setting->kind == TL_SETTING_DURATION;
+        char path[64];
+        snprintf(path, sizeof(path), "%s%s%s", setting->group ? setting->group : "", setting->group ? "." : "",
+                 setting->name);
+        ck_assert_str_eq(setting->path, path);
+        ck_assert_uint_eq(tl_settings_find(setting->offset), i);
+        if (i > 0) ck_assert_uint_gt(setting->offset, tl_settings_table[i - 1].offset);
+        ck_assert_int_eq(setting->kind == TL_SETTING_CHOICE, setting->choices != NULL);
+        if (is_number) ck_assert_uint_le(setting->min, setting->default_value);
+        if (is_number) ck_assert_uint_le(setting->default_value, setting->max);
+    }
+}
+END_TEST
+
+/* The schema's entry for a setting. */
+static json_t *schema_entry(json_t *schema, const struct tl_setting *setting)
+{
+    json_t *settings = json_object_get(json_object_get(json_object_get(schema, "$defs"), "settings"), "properties");
+    if (setting->group) settings = json_object_get(json_object_get(settings, setting->group), "properties");
+    return json_object_get(settings, setting->name);
+}
+
+/* Bounds are in the schema for numbers, and in its descriptions for texts. */
+static void check_schema_bounds(const struct tl_setting *setting, json_t *entry)
+{
+    char min[TL_SETTING_NUMBER_BYTES], max[TL_SETTING_NUMBER_BYTES], range[2 * TL_SETTING_NUMBER_BYTES + 8];
+    const char *description = json_string_value(json_object_get(entry, "description"));
+    json_t *number = setting->kind == TL_SETTING_SIZE ? json_array_get(json_object_get(entry, "anyOf"), 0) : entry;
+    tl_setting_format_number(setting->kind, setting->min, min);
+    tl_setting_format_number(setting->kind, setting->max, max);
+    snprintf(range, sizeof(range), ", %s to %s", setting->min > 0 ? min : "0", max);
+    if (setting->kind == TL_SETTING_SIZE || setting->kind == TL_SETTING_DURATION) {
+        ck_assert_msg(strstr(description, range) != NULL, "%s: no \"%s\" in: %s", setting->path, range, description);
+    }
+    if (setting->kind == TL_SETTING_SIZE || setting->kind == TL_SETTING_COUNT) {
+        ck_assert_int_eq(json_integer_value(json_object_get(number, "minimum")), setting->min);
+        ck_assert_int_eq(json_integer_value(json_object_get(number, "maximum")), setting->max);
+    }
+}
+
+/* The manual's row for a setting has its default and its bounds. */
+static void check_manual_row(const struct tl_setting *setting, const char *manual, const char *default_value)
+{
+    char row_start[64], line[512], text[128], min[TL_SETTING_NUMBER_BYTES], max[TL_SETTING_NUMBER_BYTES];
+    snprintf(row_start, sizeof(row_start), "\n| `%s` | ", setting->path);
+    const char *row = strstr(manual, row_start);
+    ck_assert_msg(row != NULL, "%s has no row in the manual", setting->path);
+    snprintf(line, sizeof(line), "%.*s", (int)strcspn(row + 1, "\n"), row + 1);
+    if (setting->kind != TL_SETTING_ADDRESS) {
+        snprintf(text, sizeof(text), "| `%s` |", default_value);
+        ck_assert_msg(strstr(line, text) != NULL, "no %s in: %s", text, line);
+    }
+    if (setting->max > 0) {
+        snprintf(text, sizeof(text), "| %s to %s", tl_setting_format_number(setting->kind, setting->min, min),
+                 tl_setting_format_number(setting->kind, setting->max, max));
+        ck_assert_msg(strstr(line, text) != NULL, "no %s in: %s", text, line);
+    }
+    for (const struct tl_choice *choice = setting->choices; choice && choice->name; choice++) {
+        snprintf(text, sizeof(text), "`\"%s\"`", choice->name);
+        ck_assert_int_eq(strstr(line, text) != NULL, choice->lacks == NULL);
+    }
+}
+
+START_TEST(the_manual_has_the_same_settings)
+{
+    static char manual[65536];
+    char path[4096];
+    const char *source = getenv("TENSORLANE_SOURCE");
+    snprintf(path, sizeof(path), "%s/docs/config.md", source ? source : ".");
+    FILE *file = fopen(path, "r");
+    ck_assert_msg(file != NULL, "%s cannot be read; run in the source's folder or set TENSORLANE_SOURCE", path);
+    size_t len_bytes = fread(manual, 1, sizeof(manual) - 1, file);
+    fclose(file);
+    manual[len_bytes] = '\0';
+    open_text("{}");
+    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+        check_manual_row(&tl_settings_table[i], manual, defaults->origins[i].value);
+    }
+    close_text();
+}
+END_TEST
+
+/* The words that can be chosen, and no others. */
+static void check_schema_choices(const struct tl_setting *setting, json_t *entry)
+{
+    json_t *names = json_object_get(entry, "enum");
+    size_t count = 0;
+    for (const struct tl_choice *choice = setting->choices; choice && choice->name; choice++) {
+        if (choice->lacks) continue;
+        ck_assert_str_eq(json_string_value(json_array_get(names, count++)), choice->name);
+    }
+    ck_assert_uint_eq(json_array_size(names), count);
+}
+
+START_TEST(the_schema_has_the_same_settings)
+{
+    const char *source = getenv("TENSORLANE_SOURCE");
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/config/schema.json", source ? source : ".");
+    json_t *schema = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
+    ck_assert_msg(schema != NULL, "%s cannot be read; run in the source's folder or set TENSORLANE_SOURCE", path);
+    open_text("{}");
+    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+        const struct tl_setting *setting = &tl_settings_table[i];
+        json_t *entry = schema_entry(schema, setting);
+        ck_assert_msg(entry != NULL, "%s is not in the schema", setting->path);
+        ck_assert_ptr_nonnull(json_object_get(entry, "description"));
+        if (setting->kind != TL_SETTING_ADDRESS) {
+            char *shown = json_dumps(json_object_get(entry, "default"), JSON_ENCODE_ANY);
+            ck_assert_str_eq(shown, defaults->origins[i].value);
+            free(shown);
+        }
+        check_schema_bounds(setting, entry);
+        check_schema_choices(setting, entry);
+    }
+    json_decref(schema);
+    close_text();
+}
+END_TEST
+
+START_TEST(every_setting_can_be_set)
+{
+    static const char text[] =
+        "{\"protocol\": \"grpc\", \"rdma\": \"off\", \"connect\": \"eager\", \"checksum\": true,\n"
+        "\"listen\": \"0.0.0.0:1\", \"publish\": [\"m\"],\n"
+        "\"limits\": {\"chunk\": \"4KiB\", \"inflight\": 8192, \"held\": \"1GB\", \"waiting\": 2, \"connections\": "
+        "3},\n"
+        "\"timeouts\": {\"connect\": \"1ms\", \"request\": \"2s\", \"keepalive\": \"3s\", \"keepalive_answer\": "
+        "\"4s\",\n"
+        "\"reservation\": \"5s\", \"drain\": \"0\"}, \"log\": {\"level\": \"debug\", \"format\": \"json\"}}";
+    static const char *const written[TL_SETTING_COUNT_ALL] = {
+        "\"grpc\"", "\"off\"", "\"eager\"", "true",      "\"0.0.0.0:1\"", "[\"m\"]", "\"4KiB\"",
+        "\"8KiB\"", "\"1GB\"", "2",         "3",         "\"1ms\"",       "\"2s\"",  "\"3s\"",
+        "\"4s\"",   "\"5s\"",  "\"0s\"",    "\"debug\"", "\"json\"",
+    };
+    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5};
+    const struct tl_settings_layer *layer;
+    open_text(text);
+    ck_assert_int_eq(read_level(TL_LEVEL_TASK, &layer), TL_OK);
+    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+        char origin[64];
+        snprintf(origin, sizeof(origin), "f:%u (%s)", lines[i], tl_settings_table[i].path);
+        ck_assert_str_eq(layer->origins[i].value, written[i]);
+        ck_assert_str_eq(layer->origins[i].origin, origin);
+        ck_assert_int_eq(layer->origins[i].level, TL_LEVEL_TASK);
+    }
+    ck_assert_uint_eq(layer->settings.inflight_bytes, 8192);
+    ck_assert_int_eq(layer->settings.reservation_timeout_ns, 5 * TL_NS_PER_SEC);
+    close_text();
+}
+END_TEST
+
+START_TEST(what_is_not_set_stays)
+{
+    const struct tl_settings_layer *layer;
+    open_text("{\"limits\": {\"held\": \"1GiB\"}, \"timeouts\": {}}");
+    ck_assert_int_eq(read_level(TL_LEVEL_JOB, &layer), TL_OK);
+    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+        bool is_held = strcmp(tl_settings_table[i].path, "limits.held") == 0;
+        ck_assert_str_eq(layer->origins[i].origin, is_held ? "f:1 (limits.held)" : "default");
+        if (!is_held) ck_assert_str_eq(layer->origins[i].value, defaults->origins[i].value);
+    }
+    ck_assert_uint_eq(layer->settings.chunk_bytes, defaults->settings.chunk_bytes);
+    close_text();
+}
+END_TEST
+
+START_TEST(unknown_names_are_refused)
+{
+    check_refused(TL_LEVEL_TOP, "{\"protocl\": 1}", TL_INVALID_ARGUMENT,
+                  "f:1:2: protocl: there is no setting \"protocl\"; did you mean \"protocol\"?");
+    check_refused(TL_LEVEL_TOP, "{\"limit\": {}}", TL_INVALID_ARGUMENT,
+                  "f:1:2: limit: there is no setting \"limit\"; did you mean \"limits\"?");
+    check_refused(TL_LEVEL_TOP, "{\"timeouts\": {\"keep_alive\": \"1s\"}}", TL_INVALID_ARGUMENT,
+                  "f:1:15: timeouts.keep_alive: there is no setting \"keep_alive\"; did you mean \"keepalive\"?");
+    check_refused(TL_LEVEL_TOP, "{\"chunk\": 1}", TL_INVALID_ARGUMENT,
+                  "f:1:2: chunk: there is no setting \"chunk\"; use one of \"protocol\", \"rdma\", \"connect\", "
+                  "\"checksum\", \"listen\", \"publish\", \"limits\", \"timeouts\", \"log\", \"cluster\", \"jobs\", "
+                  "\"$schema\"");
+    check_refused(TL_LEVEL_TASK, "{\"log\": {\"levle\": 1}}", TL_INVALID_ARGUMENT,
+                  "f:1:10: log.levle: there is no setting \"levle\"; did you mean \"level\"?");
+}
+END_TEST
+
+START_TEST(structure_belongs_to_its_level)
+{
+    static const struct {
+        const char *name;
+        enum tl_settings_level level;
+    } cases[] = {{"cluster", TL_LEVEL_TOP}, {"jobs", TL_LEVEL_TOP}, {"$schema", TL_LEVEL_TOP}, {"tasks", TL_LEVEL_JOB}};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(cases); i++) {
+        for (enum tl_settings_level level = TL_LEVEL_TOP; level <= TL_LEVEL_TASK; level++) {
+            const struct tl_settings_layer *layer;
+            char text[64];
+            snprintf(text, sizeof(text), "{\"%s\": 1}", cases[i].name);
+            open_text(text);
+            ck_assert_int_eq(read_level(level, &layer) == TL_OK, level == cases[i].level);
+            close_text();
+        }
+    }
+}
+END_TEST
+
+START_TEST(groups_are_objects)
+{
+    check_refused(TL_LEVEL_TOP, "{\"limits\": 5}", TL_INVALID_ARGUMENT,
+                  "f:1:12: limits: must be an object of settings, not a number");
+    check_refused(TL_LEVEL_JOB, "{\"log\": \"debug\"}", TL_INVALID_ARGUMENT,
+                  "f:1:9: log: must be an object of settings, not a string");
+}
+END_TEST
+
+START_TEST(security_is_reserved)
+{
+    for (enum tl_settings_level level = TL_LEVEL_TOP; level <= TL_LEVEL_TASK; level++) {
+        check_refused(level, "{\"security\": null}", TL_UNIMPLEMENTED,
+                      "f:1:2: security: is reserved: a later version will define it; remove it");
+    }
+}
+END_TEST
+
+START_TEST(inflight_must_hold_a_chunk)
+{
+    const struct tl_settings_layer *top, *job;
+    struct tl_json_value root, member;
+    open_text("{\"a\": {\"limits\": {\"chunk\": \"8MiB\"}}, \"b\": {\"limits\": {\"inflight\": \"4MiB\"}},\n"
+              "\"c\": {\"limits\": {\"inflight\": \"8MiB\"}}, \"d\": {\"limits\": {\"inflight\": \"1MB\", \"chunk\": "
+              "\"1MiB\"}}}");
+    root = tl_json_root(&doc);
+    ck_assert(tl_json_member(&root, "a", &member));
+    ck_assert_int_eq(tl_settings_read(&member, TL_LEVEL_TOP, NULL, arena, defaults, &top, &error), TL_OK);
+    ck_assert_int_eq(tl_settings_check(top, &doc, &error), TL_OK);
+    ck_assert(tl_json_member(&root, "c", &member));
+    ck_assert_int_eq(tl_settings_read(&member, TL_LEVEL_JOB, NULL, arena, top, &job, &error), TL_OK);
+    ck_assert_int_eq(tl_settings_check(job, &doc, &error), TL_OK);
+
+    ck_assert(tl_json_member(&root, "b", &member));
+    ck_assert_int_eq(tl_settings_read(&member, TL_LEVEL_JOB, NULL, arena, top, &job, &error), TL_OK);
+    ck_assert_int_eq(tl_settings_check(job, &doc, &error), TL_INVALID_ARGUMENT);
+    ck_assert_str_eq(error.message, "f:1:67: b.limits.inflight: inflight is \"4MiB\" and chunk is \"8MiB\"; inflight "
+                                    "must be at least chunk");
+    /* The one that was set last is to blame, here chunk. */
+    ck_assert_int_eq(tl_settings_read(&member, TL_LEVEL_TOP, NULL, arena, defaults, &top, &error), TL_OK);
+    ck_assert(tl_json_member(&root, "a", &member));
+    ck_assert_int_eq(tl_settings_read(&member, TL_LEVEL_TASK, NULL, arena, top, &job, &error), TL_OK);
+    ck_assert_int_eq(tl_settings_check(job, &doc, &error), TL_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(error.message, "f:1:28: a.limits.chunk: "));
+
+    ck_assert(tl_json_member(&root, "d", &member));
+    ck_assert_int_eq(tl_settings_read(&member, TL_LEVEL_TOP, NULL, arena, defaults, &top, &error), TL_OK);
+    ck_assert_int_eq(tl_settings_check(top, &doc, &error), TL_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(error.message, "d.limits.inflight: inflight is \"1MB\" and chunk is \"1MiB\""));
+    close_text();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("settings");
+    TCase *tcase = tcase_create("settings");
+    tcase_add_test(tcase, defaults_are_those_of_the_manual);
+    tcase_add_test(tcase, the_table_is_sound);
+    tcase_add_test(tcase, the_schema_has_the_same_settings);
+    tcase_add_test(tcase, the_manual_has_the_same_settings);
+    tcase_add_test(tcase, every_setting_can_be_set);
+    tcase_add_test(tcase, what_is_not_set_stays);
+    tcase_add_test(tcase, unknown_names_are_refused);
+    tcase_add_test(tcase, structure_belongs_to_its_level);
+    tcase_add_test(tcase, groups_are_objects);
+    tcase_add_test(tcase, security_is_reserved);
+    tcase_add_test(tcase, inflight_must_hold_a_chunk);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
