@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Any bytes as a configuration, as TF_CONFIG, as an address, and as text for the scanner.
+ *
+ * What must hold: an error has a code and a message and gives nothing out; of what is accepted every value can be shown
+ * and every task found; TF_CONFIG that is accepted is, rewritten, accepted as our own with the same tasks.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/text.h"
+#include "config/config.h"
+#include "config/json_place.h"
+
+/* Paths are found by walking over siblings: of a long text only the first ones are asked for. */
+#define MAX_PATHS 64
+
+static void check_error(enum tl_status status, const struct tl_error *error)
+{
+    TL_CHECK(error->code == status);
+    TL_CHECK(status == TL_INVALID_ARGUMENT || status == TL_UNIMPLEMENTED);
+    size_t length = strnlen(error->message, sizeof(error->message));
+    TL_CHECK(length > 0 && length < sizeof(error->message));
+    TL_CHECK(tl_text_is_utf8(error->message, length));
+    for (size_t i = 0; i < length; i++) {
+        TL_CHECK((unsigned char)error->message[i] >= 0x20 && error->message[i] != 0x7f);
+    }
+}
+
+static void check_task(const struct tl_config *config, const struct tl_config_task *task)
+{
+    struct tl_config_value values[64];
+    struct tl_error error;
+    size_t count = tl_config_values(config, task, values, TL_ARRAY_COUNT(values));
+    TL_CHECK(count <= TL_ARRAY_COUNT(values));
+    for (size_t i = 0; i < count; i++) {
+        TL_CHECK(values[i].path && values[i].value[0] != '\0' && values[i].origin[0] != '\0');
+    }
+    TL_CHECK(task->settings.inflight_bytes >= task->settings.chunk_bytes);
+    if (!task->address) return;
+    char host[256];
+    uint16_t port = 0;
+    TL_CHECK(tl_address_split(task->address, host, sizeof(host), &port, &error) == TL_OK && port > 0);
+    const struct tl_config_task *found;
+    TL_CHECK(tl_config_find_name(config, task->name, &found, &error) == TL_OK && found == task);
+    TL_CHECK(tl_config_find_task(config, task->job, task->index, &found, &error) == TL_OK && found == task);
+}
+
+static void check_config(const struct tl_config *config)
+{
+    TL_CHECK(config->task_count > 0);
+    for (size_t i = 0; i < config->task_count; i++) {
+        check_task(config, &config->tasks[i]);
+    }
+    if (config->self) check_task(config, config->self);
+}
+
+static void try_ours(const char *text, size_t len_bytes)
+{
+    struct tl_config *config = NULL;
+    struct tl_error error = {0};
+    enum tl_status status = tl_config_parse(text, len_bytes, "fuzz.json", "folder", &config, &error);
+    TL_CHECK((status == TL_OK) == (config != NULL));
+    if (status != TL_OK) {
+        check_error(status, &error);
+        return;
+    }
+    check_config(config);
+    tl_config_destroy(config);
+}
+
+static void try_tensorflows(const char *text, size_t len_bytes)
+{
+    struct tl_config *config = NULL, *again;
+    struct tl_error error = {0};
+    char *json = NULL;
+    enum tl_status status = tl_config_parse_tf(text, len_bytes, &config, &error);
+    TL_CHECK(tl_config_tf_to_json(text, len_bytes, &json, &error) == status);
+    if (status != TL_OK) {
+        TL_CHECK(!config && !json);
+        check_error(status, &error);
+        return;
+    }
+    check_config(config);
+    TL_CHECK(tl_config_parse(json, strlen(json), "again", NULL, &again, &error) == TL_OK);
+    TL_CHECK(again->task_count == config->task_count);
+    for (size_t i = 0; i < config->task_count; i++) {
+        TL_CHECK(strcmp(again->tasks[i].name, config->tasks[i].name) == 0);
+        TL_CHECK(strcmp(again->tasks[i].address, config->tasks[i].address) == 0);
+    }
+    tl_config_destroy(again);
+    tl_config_destroy(config);
+    free(json);
+}
+
+static void try_scanner(const char *text, size_t len_bytes)
+{
+    struct tl_json_places places;
+    char path[TL_JSON_PATH_BYTES];
+    TL_CHECK(tl_json_places_init(&places, text, len_bytes));
+    for (uint32_t node = 0; node < places.count && node < MAX_PATHS; node++) {
+        TL_CHECK(strlen(tl_json_places_path(&places, node, path)) < sizeof(path));
+        tl_json_places_find_same_key(&places, node);
+    }
+    tl_json_places_fini(&places);
+}
+
+static void try_address(const char *text, size_t len_bytes)
+{
+    char address[512], host[256];
+    uint16_t port;
+    struct tl_error error = {0};
+    if (len_bytes >= sizeof(address)) return;
+    *(char *)mempcpy(address, text, len_bytes) = '\0';
+    enum tl_status status = tl_address_split(address, host, sizeof(host), &port, &error);
+    if (status != TL_OK) check_error(status, &error);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
+{
+    const char *text = (const char *)data;
+    try_ours(text, len_bytes);
+    try_tensorflows(text, len_bytes);
+    try_scanner(text, len_bytes);
+    try_address(text, len_bytes);
+    return 0;
+}
