@@ -4,8 +4,8 @@
 
     package.py files|shared|static|cmake
 
-Installs into a temporary prefix. files: everything is there. The others build every program of examples/ against the
-installed library in that way and run it without arguments; it must exit with 0.
+Installs into a temporary prefix. files: everything is there. The others build every program of examples/ that includes
+<tensorlane/...> against the installed library in that way and run it without arguments; it must exit with 0.
 """
 import os
 import pathlib
@@ -38,7 +38,8 @@ def pkg_config(prefix, *arguments):
 
 
 def examples():
-    found = sorted((SOURCE / "examples").glob("*.c"))
+    found = sorted(path for path in (SOURCE / "examples").glob("*.c")
+                   if "#include <tensorlane/" in path.read_text(encoding="utf-8"))
     if not found:
         sys.exit("there are no examples")
     return found
