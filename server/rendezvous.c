@@ -34,6 +34,7 @@ static const struct tl_error no_memory = {.code = TL_RESOURCE_EXHAUSTED,
                                           .message = "no memory to reserve the tensor for its receiver"};
 static const struct tl_error given_up = {.code = TL_CANCELLED,
                                          .message = "the step has ended and the receiver has given up"};
+static const struct tl_error gone = {.code = TL_ABORTED, .message = "the process that asked is gone"};
 
 /* ----------------------------------------------------------------------------------------------------- lifetime -- */
 
@@ -204,7 +205,6 @@ static void answer_again(struct tl_table_value *value, const struct tl_receiver 
                      receiver->id.number, receiver->key, receiver->step);
         return;
     }
-    tl_list_remove(&value->orphan_link);
     tl_table_value_offer(value, ret_offer);
 }
 
@@ -353,10 +353,16 @@ void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t inc
 {
     struct tl_list errands, values;
     struct tl_table_value *value, *next;
+    struct tl_table_waiter *waiter, *next_waiter;
     tl_list_init(&errands);
     tl_list_init(&values);
     tl_table_lock(table);
-    /* First all of them, then their release: that may reserve values, also for the same incarnation. */
+    /* First its waiters, so that nothing is offered to them. */
+    HASH_ITER(hh, table->waiters, waiter, next_waiter)
+    {
+        if (waiter->id.incarnation == incarnation) tl_table_waiter_conclude(table, waiter, &gone, &errands);
+    }
+    /* All reservations are collected before one is released, because that adds others. */
     HASH_ITER(hh, table->reservations, value, next)
     {
         if (value->id.incarnation != incarnation) continue;
@@ -439,6 +445,6 @@ enum tl_status tl_rendezvous_check_step(struct tl_rendezvous *table, uint64_t st
     tl_table_lock(table);
     const struct tl_table_step *found = tl_table_step_find(table, step);
     if (found && found->mark) status = tl_error_copy(ret_error, found->mark);
-    pthread_mutex_unlock(&table->mutex);
+    tl_table_unlock(table);
     return status;
 }

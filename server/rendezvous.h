@@ -123,16 +123,18 @@ void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_requ
 /* The receiver with this id has given up: the value is offered again. Ignored when nothing is reserved for the id. */
 void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_id *id);
 
-/* The receiver with this id has broken off and may come back until deadline_ns (monotonic). Asking again with the id
- * takes the deadline away. Ignored when nothing is reserved for the id. */
+/* A receiver with this id that was given the reserved value has broken off; it may come back until deadline_ns
+ * (monotonic). Asking again with the id takes the deadline away; who has asked again before this call (over a new
+ * connection, while the old one was not yet known to be broken) has the value, and there is no deadline. Ignored when
+ * nothing is reserved for the id. */
 void tl_rendezvous_orphan(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns);
 
 /* Offers again whatever was orphaned until now_ns; returns when to call next, TL_TIME_NEVER when nothing is orphaned.
  */
 int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns);
 
-/* A process is known to be gone: offers again all that is reserved for requests of that incarnation. Its receivers that
- * wait are the caller's to cancel, first: else they may be offered it. */
+/* A process is known to be gone: its receivers that wait get TL_ABORTED, and all that is reserved for requests of that
+ * incarnation is offered again. */
 void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t incarnation);
 
 /* ------------------------------------------------------------------------------------------------------- steps -- */

@@ -253,6 +253,7 @@ struct tl_table_value *tl_table_value_find(struct tl_rendezvous *table, const st
 bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_request_id *id)
 {
     value->id = *id;
+    value->holder_count = 0;
     unsigned hash = hash_of(table, &value->id, sizeof(value->id));
     HASH_ADD_KEYPTR_BYHASHVALUE(hh, table->reservations, &value->id, sizeof(value->id), hash, value);
     value->is_reserved = value->hh.tbl != NULL;
@@ -269,6 +270,7 @@ void tl_table_value_unreserve(struct tl_rendezvous *table, struct tl_table_value
 
 void tl_table_value_orphan(struct tl_rendezvous *table, struct tl_table_value *value, int64_t deadline_ns)
 {
+    if (value->holder_count > 0 && --value->holder_count > 0) return;
     tl_list_remove(&value->orphan_link);
     value->deadline_ns = deadline_ns;
     /* Deadlines come in order, nearly always. */
@@ -287,8 +289,10 @@ void tl_table_value_detach(struct tl_rendezvous *table, struct tl_table_value *v
     value->place = NULL;
 }
 
-void tl_table_value_offer(const struct tl_table_value *value, struct tl_offer *ret_offer)
+void tl_table_value_offer(struct tl_table_value *value, struct tl_offer *ret_offer)
 {
+    tl_list_remove(&value->orphan_link);
+    value->holder_count++;
     *ret_offer = (struct tl_offer){.tensor = tl_tensor_get(value->tensor),
                                    .step = value->step->step,
                                    .publication = value->publication,

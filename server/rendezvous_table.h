@@ -85,6 +85,7 @@ struct tl_table_value {
     struct tl_list step_link;
     bool is_reserved;
     struct tl_request_id id;    /* what it is reserved for */
+    uint64_t holder_count;      /* how often it was given for that id and the receiver has not broken off */
     UT_hash_handle hh;          /* in tl_rendezvous.reservations, by id, while reserved */
     struct tl_list orphan_link; /* in tl_rendezvous.orphans while its receiver has broken off */
     int64_t deadline_ns;        /* until when that one may come back */
@@ -168,11 +169,12 @@ bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *
                             const struct tl_request_id *id) TL_MUST_USE;
 /* Does nothing when it is not reserved. */
 void tl_table_value_unreserve(struct tl_rendezvous *table, struct tl_table_value *value);
+/* One who was given the reserved value has broken off; the last of them starts the deadline. */
 void tl_table_value_orphan(struct tl_rendezvous *table, struct tl_table_value *value, int64_t deadline_ns);
 /* Frees the place for another value, if it holds this one. */
 void tl_table_value_detach(struct tl_rendezvous *table, struct tl_table_value *value);
-/* What a receiver is given, with a reference of its own. */
-void tl_table_value_offer(const struct tl_table_value *value, struct tl_offer *ret_offer);
+/* What the receiver for whom the value is reserved is given, with a reference of its own. Takes a deadline away. */
+void tl_table_value_offer(struct tl_table_value *value, struct tl_offer *ret_offer);
 /* Takes the value out of the table; the sender is not told. */
 void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *value);
 /* The same, and an errand tells the sender (status NULL: TL_OK). */

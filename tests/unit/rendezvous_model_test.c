@@ -77,6 +77,7 @@ struct operation {
     bool is_reserved;
     bool is_ended;
     struct tl_request_id reserved_for;
+    int holder_count;
     int64_t deadline_ns; /* -1: not orphaned */
     bool is_waiting;
 };
@@ -212,6 +213,7 @@ static void model_reserve(struct operation *value, struct operation *receiver)
 {
     value->is_reserved = true;
     value->reserved_for = receiver->id;
+    value->holder_count = 1;
     value->deadline_ns = -1;
     expect(receiver, TL_OK, (int)(value - operations), true);
 }
@@ -272,7 +274,10 @@ static void model_answer(struct operation *receiver)
     struct operation *value = model_reserved(receiver->id);
     if (value) {
         bool is_same = value->key == receiver->key && value->step == receiver->step;
-        if (is_same) value->deadline_ns = -1;
+        if (is_same) {
+            value->holder_count++;
+            value->deadline_ns = -1;
+        }
         expect(receiver, is_same ? TL_OK : TL_INVALID_ARGUMENT, is_same ? (int)(value - operations) : -1, is_same);
         return;
     }
@@ -359,6 +364,9 @@ static int64_t model_expire(int64_t now_ns)
 static void model_release_incarnation(uint64_t incarnation)
 {
     bool is_due[OPERATIONS] = {false};
+    for (int i = 0; i < operation_count; i++)
+        if (operations[i].is_waiting && operations[i].id.incarnation == incarnation)
+            expect(&operations[i], TL_ABORTED, -1, false);
     for (int i = 0; i < operation_count; i++)
         is_due[i] =
             operations[i].is_sent && operations[i].is_reserved && operations[i].reserved_for.incarnation == incarnation;
@@ -482,7 +490,9 @@ static void do_orphan(struct operation *o)
     struct operation *value = model_reserved(o->id);
     int64_t deadline_ns = below(TIMES);
     tl_rendezvous_orphan(table, &o->id, deadline_ns);
-    if (value) value->deadline_ns = deadline_ns;
+    if (value == NULL) return;
+    if (value->holder_count > 0) value->holder_count--;
+    if (value->holder_count == 0) value->deadline_ns = deadline_ns;
 }
 
 static void do_expire(struct operation *o)

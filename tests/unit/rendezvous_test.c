@@ -470,6 +470,28 @@ START_TEST(orphan_comes_back)
 }
 END_TEST
 
+/* The new connection is there before the old one is known to be broken. */
+START_TEST(orphan_has_come_back_already)
+{
+    static struct sender sender;
+    static struct receiver receiver, again, next;
+    send_ok(&sender, "key", 1);
+    ask(&receiver, 5, 1, "key", 1);
+    ask(&next, 6, 1, "key", 1);
+    ask(&again, 5, 1, "key", 1);
+    tl_rendezvous_orphan(table, &receiver.base.id, 100);
+    ck_assert_int_eq(tl_rendezvous_expire(table, 1000), TL_TIME_NEVER);
+    assert_waits(&next);
+    tl_rendezvous_orphan(table, &again.base.id, 2000);
+    ck_assert_int_eq(tl_rendezvous_expire(table, 1000), 2000);
+    ck_assert_int_eq(tl_rendezvous_expire(table, 2000), TL_TIME_NEVER);
+    assert_got(&next, TL_OK);
+    /* The next one is held once, however often the one before was. */
+    tl_rendezvous_orphan(table, &next.base.id, 3000);
+    ck_assert_int_eq(tl_rendezvous_expire(table, 2000), 3000);
+}
+END_TEST
+
 START_TEST(incarnation_is_released)
 {
     static struct sender senders[3];
@@ -485,16 +507,18 @@ START_TEST(incarnation_is_released)
     tl_rendezvous_release_incarnation(table, 5);
     ck_assert_int_eq(tl_rendezvous_expire(table, 0), TL_TIME_NEVER);
     assert_got(&waits, TL_OK);
-    /* Whom its owner did not cancel is a receiver like any other. */
-    assert_got(&waits_gone, TL_OK);
+    assert_got(&waits_gone, TL_ABORTED);
+    ck_assert_uint_eq(stats_now().waiting_receivers, 0);
     acknowledge(&gone[0]);
     acknowledge(&gone[1]);
-    ck_assert_int_eq(senders[0].over_count + senders[1].over_count, 0);
     acknowledge(&waits_gone);
+    ck_assert_int_eq(senders[0].over_count + senders[1].over_count, 0);
     acknowledge(&waits);
     acknowledge(&other);
-    for (int i = 0; i < 3; i++)
-        assert_over(&senders[i], TL_OK);
+    assert_over(&senders[1], TL_OK);
+    assert_over(&senders[2], TL_OK);
+    ask(&waits, 6, 3, "a", 1);
+    assert_got(&waits, TL_OK);
 }
 END_TEST
 
@@ -550,6 +574,19 @@ START_TEST(abort_is_remembered)
     ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
     ask(&receiver, 5, 1, "a", 1);
     assert_waits(&receiver);
+}
+END_TEST
+
+START_TEST(abort_can_be_asked_for)
+{
+    struct tl_error error;
+    ck_assert_int_eq(tl_rendezvous_check_step(table, 1, NULL), TL_OK);
+    abort_step(1, "loss is not a number");
+    ck_assert_int_eq(tl_rendezvous_check_step(table, 1, &error), TL_DATA_LOSS);
+    ck_assert_str_eq(error.message, "loss is not a number");
+    ck_assert_int_eq(tl_rendezvous_check_step(table, 2, NULL), TL_OK);
+    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert_int_eq(tl_rendezvous_check_step(table, 1, NULL), TL_OK);
 }
 END_TEST
 
@@ -853,9 +890,11 @@ int main(void)
     tcase_add_test(reservation, nothing_is_reserved_for_a_stranger);
     tcase_add_test(reservation, orphans_expire_by_deadline);
     tcase_add_test(reservation, orphan_comes_back);
+    tcase_add_test(reservation, orphan_has_come_back_already);
     tcase_add_test(reservation, incarnation_is_released);
     tcase_add_test(step, abort_fails_all_of_the_step);
     tcase_add_test(step, abort_is_remembered);
+    tcase_add_test(step, abort_can_be_asked_for);
     tcase_add_test(step, oldest_abort_is_forgotten);
     tcase_add_test(step, aborts_need_not_be_remembered);
     tcase_add_test(step, end_of_step);

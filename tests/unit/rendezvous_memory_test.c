@@ -1,0 +1,390 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Rendezvous table without memory: every allocation of every operation fails once. The operation says so, everything is
+ * as it was before, and the same operation succeeds when there is memory again.
+ *
+ * The sources of the table are compiled here once more, with allocation functions that fail when they are told to; the
+ * library's own copy is not linked then.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+static long allocations_left = -1; /* until one fails; negative: none fails */
+static size_t largest_allocation;  /* larger ones fail; 0: they do not */
+static long failed_allocations;
+
+static int must_fail(size_t size)
+{
+    int is_too_large = largest_allocation > 0 && size > largest_allocation;
+    if (!is_too_large && (allocations_left < 0 || allocations_left-- > 0)) return 0;
+    failed_allocations++;
+    return 1;
+}
+
+static void *test_malloc(size_t size)
+{
+    return must_fail(size) ? NULL : malloc(size);
+}
+
+static void *test_calloc(size_t count, size_t size)
+{
+    return must_fail(count * size) ? NULL : calloc(count, size);
+}
+
+static char *test_strdup(const char *text)
+{
+    return must_fail(strlen(text) + 1) ? NULL : strdup(text);
+}
+
+#define malloc test_malloc
+#define calloc test_calloc
+#undef strdup
+#define strdup test_strdup
+#include "server/rendezvous.c"
+#include "server/rendezvous_published.c"
+#include "server/rendezvous_table.c"
+#undef malloc
+#undef calloc
+#undef strdup
+
+#include <check.h>
+#include <stdio.h>
+
+/* ------------------------------------------------------------------------------------------------------ helpers -- */
+
+static struct tl_rendezvous *table;
+static struct tl_tensor *tensor;
+static int released_count;
+
+struct told {
+    int count;
+    enum tl_status code;
+};
+
+struct sender {
+    struct tl_sender base;
+    struct told told;
+};
+
+struct receiver {
+    struct tl_receiver base;
+    struct told told;
+};
+
+static struct sender senders[2];
+static struct receiver receivers[2];
+
+static void on_over(struct tl_sender *base, const struct tl_error *status)
+{
+    struct told *told = &((struct sender *)base)->told;
+    told->count++;
+    told->code = status->code;
+}
+
+static void on_deliver(struct tl_receiver *base, const struct tl_error *status, const struct tl_offer *offer)
+{
+    struct told *told = &((struct receiver *)base)->told;
+    told->count++;
+    told->code = status->code;
+    if (offer) tl_tensor_put(offer->tensor);
+}
+
+static void on_release(void *data, void *context)
+{
+    (void)data, (void)context;
+    released_count++;
+}
+
+static enum tl_status send(struct sender *sender, const char *key)
+{
+    *sender = (struct sender){.base.over = on_over};
+    return tl_rendezvous_send(table, key, 1, tensor, &sender->base, NULL);
+}
+
+static void ask(struct receiver *receiver, uint64_t number, const char *key)
+{
+    *receiver = (struct receiver){.base = {.id = {1, number}, .key = key, .step = 1, .deliver = on_deliver}};
+    tl_rendezvous_receive(table, &receiver->base);
+}
+
+static struct tl_rendezvous_stats stats_now(void)
+{
+    struct tl_rendezvous_stats stats;
+    tl_rendezvous_get_stats(table, &stats);
+    return stats;
+}
+
+static void set_up(void)
+{
+    static char memory[8];
+    const struct tl_rendezvous_limits limits = {1000, 1000, 2};
+    const uint64_t dims[1] = {sizeof(memory)};
+    const struct tl_tensor_view view = {.size_bytes = sizeof(view),
+                                        .dtype = TL_U8,
+                                        .rank = 1,
+                                        .dims = dims,
+                                        .data = memory,
+                                        .capacity_bytes = sizeof(memory),
+                                        .release = on_release};
+    tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
+    released_count = 0;
+    ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, NULL), TL_OK);
+    ck_assert_int_eq(tl_rendezvous_create(&limits, &table, NULL), TL_OK);
+}
+
+static void tear_down(void)
+{
+    struct tl_error status;
+    tl_error_set(&status, TL_CANCELLED, "the test is over");
+    tl_rendezvous_close(table, &status);
+    tl_rendezvous_destroy(table);
+    tl_tensor_put(tensor);
+    ck_assert_int_eq(released_count, 1);
+}
+
+/* Lets the n-th allocation fail in what follows. */
+static void fail_allocation(long n)
+{
+    allocations_left = n;
+    failed_allocations = 0;
+}
+
+/* Lets none fail any more; true when one has failed. */
+static bool end_failing(void)
+{
+    allocations_left = -1;
+    largest_allocation = 0;
+    return failed_allocations > 0;
+}
+
+static void assert_nothing_is_kept(void)
+{
+    struct tl_rendezvous_stats stats = stats_now();
+    ck_assert_uint_eq(stats.held_tensors + stats.held_bytes + stats.waiting_receivers + stats.published_tensors, 0);
+    ck_assert_ptr_null(table->names);
+    ck_assert_ptr_null(table->places);
+    ck_assert_ptr_null(table->steps);
+    ck_assert_ptr_null(table->reservations);
+    ck_assert_ptr_null(table->waiters);
+}
+
+/* -------------------------------------------------------------------------------------------------------- tests -- */
+
+START_TEST(create)
+{
+    const struct tl_rendezvous_limits limits = {1, 1, 1};
+    struct tl_rendezvous *other = NULL;
+    struct tl_error error;
+    fail_allocation(0);
+    ck_assert_int_eq(tl_rendezvous_create(&limits, &other, &error), TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(error.code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_ptr_null(other);
+    ck_assert(end_failing());
+}
+END_TEST
+
+START_TEST(send_keeps_nothing)
+{
+    long n = 0;
+    for (;; n++) {
+        fail_allocation(n);
+        enum tl_status status = send(&senders[0], "key");
+        if (!end_failing()) break;
+        ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
+        ck_assert(!tl_rendezvous_unsend(table, &senders[0].base));
+        assert_nothing_is_kept();
+    }
+    ck_assert_int_ge(n, 4);
+    ck_assert(tl_rendezvous_unsend(table, &senders[0].base));
+    ck_assert_int_eq(senders[0].told.count, 0);
+    assert_nothing_is_kept();
+}
+END_TEST
+
+START_TEST(wait_keeps_nothing)
+{
+    long n = 0;
+    for (;; n++) {
+        fail_allocation(n);
+        ask(&receivers[0], 1, "key");
+        if (!end_failing()) break;
+        ck_assert_int_eq(receivers[0].told.count, 1);
+        ck_assert_int_eq(receivers[0].told.code, TL_RESOURCE_EXHAUSTED);
+        ck_assert(!tl_rendezvous_cancel(table, &receivers[0].base));
+        assert_nothing_is_kept();
+    }
+    ck_assert_int_ge(n, 4);
+    ck_assert(tl_rendezvous_cancel(table, &receivers[0].base));
+    assert_nothing_is_kept();
+}
+END_TEST
+
+START_TEST(value_that_cannot_be_reserved_stays)
+{
+    ck_assert_int_eq(send(&senders[0], "key"), TL_OK);
+    fail_allocation(0);
+    ask(&receivers[0], 1, "key");
+    ck_assert(end_failing());
+    ck_assert_int_eq(receivers[0].told.count, 1);
+    ck_assert_int_eq(receivers[0].told.code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_uint_eq(stats_now().held_tensors, 1);
+    ask(&receivers[0], 1, "key");
+    ck_assert_int_eq(receivers[0].told.code, TL_OK);
+    tl_rendezvous_acknowledge(table, &receivers[0].base.id);
+    ck_assert_int_eq(senders[0].told.code, TL_OK);
+    assert_nothing_is_kept();
+}
+END_TEST
+
+START_TEST(receiver_for_which_nothing_can_be_reserved_fails)
+{
+    ask(&receivers[0], 1, "key");
+    ask(&receivers[1], 2, "key");
+    /* A send allocates value, index of reservations; name, place and step are there already. */
+    fail_allocation(1);
+    ck_assert_int_eq(send(&senders[0], "key"), TL_OK);
+    ck_assert(end_failing());
+    ck_assert_int_eq(receivers[0].told.count, 1);
+    ck_assert_int_eq(receivers[0].told.code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(receivers[1].told.count, 1);
+    ck_assert_int_eq(receivers[1].told.code, TL_OK);
+    /* Given back when only one waits, who cannot have it: it stays. */
+    ask(&receivers[0], 3, "key");
+    fail_allocation(0);
+    tl_rendezvous_release(table, &receivers[1].base.id);
+    ck_assert(end_failing());
+    ck_assert_int_eq(receivers[0].told.code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(senders[0].told.count, 0);
+    ck_assert_uint_eq(stats_now().held_tensors, 1);
+    ck_assert_uint_eq(stats_now().waiting_receivers, 0);
+}
+END_TEST
+
+START_TEST(publish_keeps_the_old)
+{
+    uint64_t first = 0, second = 0;
+    long n = 0;
+    for (;; n++) {
+        fail_allocation(n);
+        enum tl_status status = tl_rendezvous_publish(table, "key", 1, tensor, &first, NULL);
+        if (!end_failing()) break;
+        ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
+        ck_assert_uint_eq(first, 0);
+        assert_nothing_is_kept();
+    }
+    ck_assert_int_ge(n, 2);
+    fail_allocation(0);
+    ck_assert_int_eq(tl_rendezvous_publish(table, "key", 2, tensor, &second, NULL), TL_RESOURCE_EXHAUSTED);
+    ck_assert(end_failing());
+    ck_assert_uint_eq(second, 0);
+    ck_assert_uint_eq(table->names->publication->number, first);
+    ck_assert_uint_eq(stats_now().published_tensors, 1);
+}
+END_TEST
+
+START_TEST(list_gives_nothing)
+{
+    struct tl_listing listing = {.count = 77};
+    ck_assert_int_eq(tl_rendezvous_publish(table, "a", 1, tensor, NULL, NULL), TL_OK);
+    ck_assert_int_eq(tl_rendezvous_publish(table, "b", 1, tensor, NULL, NULL), TL_OK);
+    long n = 0;
+    for (;; n++) {
+        fail_allocation(n);
+        enum tl_status status = tl_rendezvous_list(table, NULL, &listing, NULL);
+        if (!end_failing()) break;
+        ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
+        ck_assert_uint_eq(listing.count, 77);
+    }
+    ck_assert_int_eq(n, 3);
+    ck_assert_uint_eq(listing.count, 2);
+    tl_rendezvous_listing_fini(&listing);
+}
+END_TEST
+
+START_TEST(abort_is_not_remembered)
+{
+    struct tl_error status;
+    tl_error_set(&status, TL_DATA_LOSS, "lost");
+    long n = 0;
+    for (;; n++) {
+        ask(&receivers[0], 1, "key");
+        fail_allocation(n);
+        tl_rendezvous_abort_step(table, 1, &status);
+        bool has_failed = end_failing();
+        ck_assert_int_eq(receivers[0].told.count, 1);
+        ck_assert_int_eq(receivers[0].told.code, TL_DATA_LOSS);
+        if (!has_failed) break;
+        assert_nothing_is_kept();
+    }
+    ck_assert_int_ge(n, 1);
+    ck_assert_int_eq(send(&senders[0], "key"), TL_DATA_LOSS);
+    /* Also when nothing was known of the step. */
+    for (n = 0;; n++) {
+        fail_allocation(n);
+        tl_rendezvous_abort_step(table, 2, &status);
+        if (!end_failing()) break;
+        ck_assert_ptr_null(tl_table_step_find(table, 2));
+    }
+    ck_assert_int_ge(n, 2);
+}
+END_TEST
+
+START_TEST(index_that_cannot_grow)
+{
+    enum { COUNT = 3000 };
+    static struct receiver many[COUNT];
+    static char keys[COUNT][8];
+    unsigned waiting_count = 0, refused_count = 0;
+    table->limits.waiting_receivers = COUNT;
+    /* An index of 32 buckets of 16 bytes is made, a larger one is not. */
+    fail_allocation(-1);
+    largest_allocation = 1000;
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(keys[i], sizeof(keys[i]), "%u", i);
+        ask(&many[i], i, keys[i]);
+        waiting_count += many[i].told.count == 0;
+        refused_count += many[i].told.count == 1 && many[i].told.code == TL_RESOURCE_EXHAUSTED;
+    }
+    ck_assert_uint_eq(waiting_count + refused_count, COUNT);
+    ck_assert_uint_gt(waiting_count, 100);
+    ck_assert_uint_gt(refused_count, 100);
+    ck_assert_uint_eq(stats_now().waiting_receivers, waiting_count);
+    ck_assert_uint_eq(table->names->hh.tbl->num_buckets, 32);
+    ck_assert(end_failing());
+    /* With memory, all who were refused may wait. */
+    for (unsigned i = 0; i < COUNT; i++)
+        if (many[i].told.count > 0) ask(&many[i], i, keys[i]);
+    ck_assert_uint_eq(stats_now().waiting_receivers, COUNT);
+    /* Ending things needs none. */
+    fail_allocation(0);
+    for (unsigned i = 0; i < COUNT; i += 2)
+        ck_assert(tl_rendezvous_cancel(table, &many[i].base));
+    ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
+    ck_assert(!end_failing());
+    for (unsigned i = 0; i < COUNT; i++)
+        ck_assert_int_eq(many[i].told.count, i % 2);
+    assert_nothing_is_kept();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("rendezvous_memory");
+    TCase *tcase = tcase_create("memory");
+    tcase_add_checked_fixture(tcase, set_up, tear_down);
+    tcase_add_test(tcase, create);
+    tcase_add_test(tcase, send_keeps_nothing);
+    tcase_add_test(tcase, wait_keeps_nothing);
+    tcase_add_test(tcase, value_that_cannot_be_reserved_stays);
+    tcase_add_test(tcase, receiver_for_which_nothing_can_be_reserved_fails);
+    tcase_add_test(tcase, publish_keeps_the_old);
+    tcase_add_test(tcase, list_gives_nothing);
+    tcase_add_test(tcase, abort_is_not_remembered);
+    tcase_add_test(tcase, index_that_cannot_grow);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
