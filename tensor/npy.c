@@ -224,8 +224,8 @@ static enum tl_status check_data(const struct npy *npy, uint64_t len_bytes, cons
                             tl_dtype_name(npy->dtype), text);
     if (size_bytes != data_bytes)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                            "%s: %s of shape %s has %" PRIu64 " bytes, the file %" PRIu64 "; is the file complete?",
-                            where, tl_dtype_name(npy->dtype), text, size_bytes, data_bytes);
+                            "%s: %s of shape %s has %" PRIu64 " bytes, but %" PRIu64 " follow the header", where,
+                            tl_dtype_name(npy->dtype), text, size_bytes, data_bytes);
     return TL_OK;
 }
 

@@ -87,7 +87,8 @@ static enum tl_status load_json(const char *text, uint64_t len_bytes, const char
     if (status != TL_OK) return status;
     *ret_root = json_loadb(text, len_bytes, JSON_REJECT_DUPLICATES, &error);
     if (*ret_root) return TL_OK;
-    if (json_error_code(&error) == json_error_out_of_memory)
+    /* The parser says nothing at all when it has no memory. */
+    if (error.text[0] == '\0' || json_error_code(&error) == json_error_out_of_memory)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for the header", where);
     /* The parser quotes from the header and may cut the quotation anywhere. */
     bool is_utf8 = tl_text_is_utf8(error.text, strlen(error.text));

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Mapped files: what can be opened, what the check notices, and no memory. */
+#include <check.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/fakes/fault_alloc.h"
+#include "tests/fakes/temp_folder.h"
+
+#include "tensor/mapped_file.c"
+
+static struct tl_error error;
+static struct tl_mapped_file *file;
+
+static void setup(void)
+{
+    /* A time in the past: writing to the file now changes it for certain. */
+    const struct timespec times[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+    temp_folder_make();
+    temp_write(temp_path("f"), "hello", 5);
+    ck_assert_int_eq(utimensat(AT_FDCWD, temp_path("f"), times, 0), 0);
+    ck_assert_int_eq(tl_mapped_file_open(temp_path("f"), &file, &error), TL_OK);
+}
+
+static void teardown(void)
+{
+    tl_mapped_file_put(file);
+    temp_folder_remove();
+}
+
+START_TEST(opened)
+{
+    ck_assert_uint_eq(tl_mapped_file_size_bytes(file), 5);
+    ck_assert_mem_eq(tl_mapped_file_data(file), "hello", 5);
+    ck_assert_str_eq(tl_mapped_file_path(file), temp_path("f"));
+    ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, &error), TL_OK);
+    ck_assert_ptr_eq(tl_mapped_file_get(file), file);
+    tl_mapped_file_put(file);
+    ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, &error), TL_OK);
+    tl_mapped_file_put(NULL);
+}
+END_TEST
+
+START_TEST(empty)
+{
+    struct tl_mapped_file *nothing;
+    temp_write(temp_path("empty"), "", 0);
+    ck_assert_int_eq(tl_mapped_file_open(temp_path("empty"), &nothing, &error), TL_OK);
+    ck_assert_uint_eq(tl_mapped_file_size_bytes(nothing), 0);
+    ck_assert_int_eq(tl_mapped_file_check(nothing, NULL, 0, &error), TL_OK);
+    tl_mapped_file_put(nothing);
+}
+END_TEST
+
+static void refuse(const char *path, enum tl_status status)
+{
+    struct tl_mapped_file *none = NULL;
+    ck_assert_int_eq(tl_mapped_file_open(path, &none, &error), status);
+    ck_assert_ptr_nonnull(strstr(error.message, path));
+    ck_assert_ptr_null(none);
+}
+
+START_TEST(not_opened)
+{
+    refuse(temp_path("missing"), TL_NOT_FOUND);
+    refuse(temp_path("f/g"), TL_NOT_FOUND);
+    refuse(temp_folder, TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(mkfifo(temp_path("fifo"), 0600), 0);
+    refuse(temp_path("fifo"), TL_INVALID_ARGUMENT);
+    refuse("/dev/null", TL_INVALID_ARGUMENT);
+    if (geteuid() != 0) {
+        chmod(temp_path("f"), 0);
+        refuse(temp_path("f"), TL_PERMISSION_DENIED);
+    }
+}
+END_TEST
+
+static void check_fails(void)
+{
+    ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, &error), TL_DATA_LOSS);
+    ck_assert_ptr_nonnull(strstr(error.message, temp_path("f")));
+    ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, NULL), TL_DATA_LOSS);
+}
+
+START_TEST(shrunk)
+{
+    ck_assert_int_eq(truncate(temp_path("f"), 4), 0);
+    check_fails();
+}
+END_TEST
+
+START_TEST(grown)
+{
+    ck_assert_int_eq(truncate(temp_path("f"), 6), 0);
+    check_fails();
+}
+END_TEST
+
+START_TEST(changed_in_place)
+{
+    temp_write(temp_path("f"), "jello", 5);
+    check_fails();
+}
+END_TEST
+
+START_TEST(replaced_or_removed_by_name)
+{
+    temp_write(temp_path("g"), "other bytes", 11);
+    ck_assert_int_eq(rename(temp_path("g"), temp_path("f")), 0);
+    ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, &error), TL_OK);
+    ck_assert_int_eq(unlink(temp_path("f")), 0);
+    ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, &error), TL_OK);
+    ck_assert_mem_eq(tl_mapped_file_data(file), "hello", 5);
+}
+END_TEST
+
+/* The size and the time are as they were, and yet a page was lost in between. */
+START_TEST(read_failed)
+{
+    const struct timespec times[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+    signal(SIGBUS, SIG_DFL);
+    ck_assert_int_eq(tl_mapped_file_guard_process(&error), TL_OK);
+    ck_assert_int_eq(truncate(temp_path("f"), 0), 0);
+    ck_assert_int_eq(*(const volatile char *)tl_mapped_file_data(file), 0);
+    temp_write(temp_path("f"), "hello", 5);
+    ck_assert_int_eq(utimensat(AT_FDCWD, temp_path("f"), times, 0), 0);
+    check_fails();
+    ck_assert_ptr_nonnull(strstr(error.message, "could not be read"));
+}
+END_TEST
+
+START_TEST(no_memory)
+{
+    for (unsigned n = 1;; n++) {
+        struct tl_mapped_file *other = NULL;
+        fault_arm(n);
+        enum tl_status status = tl_mapped_file_open(temp_path("f"), &other, &error);
+        if (!fault_was_hit()) {
+            ck_assert_uint_gt(n, 2);
+            ck_assert_int_eq(status, TL_OK);
+            tl_mapped_file_put(other);
+            break;
+        }
+        ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
+        ck_assert_ptr_null(other);
+    }
+}
+END_TEST
+
+/* What was opened is closed again: the lowest free descriptor is the same. */
+START_TEST(no_descriptor_is_left)
+{
+    struct tl_mapped_file *other;
+    int before = dup(0);
+    close(before);
+    ck_assert_int_eq(tl_mapped_file_open(temp_path("f"), &other, &error), TL_OK);
+    tl_mapped_file_put(other);
+    refuse(temp_folder, TL_INVALID_ARGUMENT);
+    int after = dup(0);
+    close(after);
+    ck_assert_int_eq(after, before);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("mapped_file");
+    TCase *tcase = tcase_create("mapped_file");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, opened);
+    tcase_add_test(tcase, empty);
+    tcase_add_test(tcase, not_opened);
+    tcase_add_test(tcase, shrunk);
+    tcase_add_test(tcase, grown);
+    tcase_add_test(tcase, changed_in_place);
+    tcase_add_test(tcase, replaced_or_removed_by_name);
+    tcase_add_test(tcase, read_failed);
+    tcase_add_test(tcase, no_memory);
+    tcase_add_test(tcase, no_descriptor_is_left);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
