@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "control/credentials.h"
 
+#include <grpc/compression.h>
 #include <stddef.h>
 
 #include <tensorlane/version.h>
@@ -45,6 +46,9 @@ grpc_channel *tl_channel_create(const char *address, const struct tl_channel_opt
         integer_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
         integer_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
         integer_arg("grpc.http2.max_frame_size", 4 * 1024 * 1024),
+        /* gRPC unpacks a compressed message before it looks at its size: a small one could take all memory. */
+        integer_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
+        integer_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
     };
     grpc_channel_args channel_args = {.num_args = TL_ARRAY_COUNT(args), .args = args};
     grpc_channel_credentials *credentials = grpc_insecure_credentials_create();

@@ -67,9 +67,9 @@ static bool walk_skip(struct walk *walk, uint64_t count)
 static bool walk_next(struct walk *walk, struct field *ret_field)
 {
     uint64_t tag;
-    uint64_t value;
     while (walk_varint(walk, &tag)) {
-        bool is_ok;
+        uint64_t value = 0;
+        bool is_ok = false;
         switch (tag & 7) {
         case 0:
             is_ok = walk_varint(walk, &value);
@@ -78,16 +78,14 @@ static bool walk_next(struct walk *walk, struct field *ret_field)
             is_ok = walk_skip(walk, 8);
             break;
         case 2:
-            is_ok = walk_varint(walk, &value);
-            *ret_field = (struct field){.number = (unsigned)(tag >> 3), .bytes = walk->bytes};
-            ret_field->len_bytes = (size_t)value;
-            if (is_ok && walk_skip(walk, value)) return true;
-            return false;
+            if (!walk_varint(walk, &value)) return false;
+            *ret_field = (struct field){(unsigned)(tag >> 3), walk->bytes, (size_t)value};
+            return walk_skip(walk, value);
         case 5:
             is_ok = walk_skip(walk, 4);
             break;
         default:
-            return false;
+            break;
         }
         if (!is_ok) return false;
     }

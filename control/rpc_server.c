@@ -13,6 +13,7 @@
 #include "control/rpc_server.h"
 
 #include <errno.h>
+#include <grpc/compression.h>
 #include <grpc/grpc_security.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -194,6 +195,9 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
         integer_arg("grpc.http2.min_ping_interval_without_data_ms", 1000),
         integer_arg("grpc.server_handshake_timeout_ms", to_ms(options->handshake_timeout_ns)),
         integer_arg("grpc.http2.max_frame_size", 4 * 1024 * 1024),
+        /* gRPC unpacks a compressed message before it looks at its size: a small one could take all memory. */
+        integer_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
+        integer_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
     };
     grpc_channel_args channel_args = {.num_args = TL_ARRAY_COUNT(args), .args = args};
     server->server = grpc_server_create(&channel_args, NULL);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Receive and Publish of clients that have no link, over a real connection, with good and bad messages. */
 #include <check.h>
-#include <inttypes.h>
+#include <grpc/compression.h>
+#include <grpc/grpc_security.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
@@ -417,6 +418,39 @@ START_TEST(unknown_method_is_unimplemented)
     fake_worker_start(&worker);
     expect_refused("/tensorlane.v1.Transfer/Nothing", "", 0, TL_UNIMPLEMENTED, "no such method");
     expect_refused("/other.Service/Receive", "\x0a\x01k", 3, TL_UNIMPLEMENTED, "no such method");
+}
+END_TEST
+
+static void note_status(struct tl_stream *stream, const struct tl_error *status)
+{
+    *(struct tl_error *)tl_stream_owner(stream) = *status;
+}
+
+/* A message of a few KiB that would become 64 MiB. */
+START_TEST(compressed_messages_are_refused)
+{
+    static const struct tl_stream_events events = {.on_closed = note_status};
+    fake_worker_start(&worker);
+    raw_call_open(&call, worker.address, RECEIVE, TL_TIME_NEVER);
+    grpc_arg arg = {.type = GRPC_ARG_INTEGER, .key = (char *)GRPC_COMPRESSION_CHANNEL_DEFAULT_ALGORITHM};
+    arg.value.integer = GRPC_COMPRESS_GZIP;
+    const grpc_channel_args args = {.num_args = 1, .args = &arg};
+    grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
+    grpc_channel *channel = grpc_channel_create(worker.address, credentials, &args);
+    grpc_channel_credentials_release(credentials);
+    struct tl_error status = {.code = TL_OK};
+    struct tl_stream *stream;
+    ck_assert(tl_stream_call(call.loop, channel, PUBLISH, TL_TIME_NEVER, &events, &status, &stream, NULL) == TL_OK);
+    grpc_slice zeros = grpc_slice_malloc(64 << 20);
+    memset(GRPC_SLICE_START_PTR(zeros), 0, 64 << 20);
+    tl_stream_send(stream, grpc_raw_byte_buffer_create(&zeros, 1));
+    grpc_slice_unref(zeros);
+    tl_stream_read(stream);
+    while (status.code == TL_OK)
+        (void)tl_loop_run_once(call.loop, TL_TIME_NEVER);
+    ck_assert_msg(status.code == TL_UNIMPLEMENTED, "%s: %s", tl_status_name(status.code), status.message);
+    grpc_channel_destroy(channel);
+    raw_call_close(&call);
 }
 END_TEST
 
@@ -838,6 +872,7 @@ int main(void)
         receive_unreadable_once_all_was_sent,
         receive_without_request_times_out,
         unknown_method_is_unimplemented,
+        compressed_messages_are_refused,
         more_calls_than_allowed,
         publish_in_one_message,
         publish_in_many_messages,
