@@ -74,7 +74,10 @@ static enum tl_status wait_ready(struct tl_client *client, int64_t deadline_ns, 
     }
 }
 
-static enum tl_status connect_tcp(struct tl_client *client, int64_t deadline_ns, struct tl_error *ret_error)
+/* Finds out which address of the host takes connections. gRPC is given that one, and so does not ask a name service of
+ * its own, which may know other names than this machine does. */
+static enum tl_status connect_tcp(struct tl_client *client, int64_t deadline_ns,
+                                  char ret_target[TL_ENDPOINT_TARGET_BYTES], struct tl_error *ret_error)
 {
     struct tl_endpoint endpoint;
     struct addrinfo *found;
@@ -83,7 +86,7 @@ static enum tl_status connect_tcp(struct tl_client *client, int64_t deadline_ns,
     if (status == TL_OK) status = tl_endpoint_resolve(&endpoint, deadline_ns, &found, ret_error);
     if (status != TL_OK) return status;
     client->stage = TL_CALL_CONNECT;
-    status = tl_endpoint_dial(&endpoint, found, deadline_ns, ret_error);
+    status = tl_endpoint_dial(&endpoint, found, deadline_ns, ret_target, ret_error);
     freeaddrinfo(found);
     return status;
 }
@@ -93,7 +96,8 @@ enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_opt
 {
     *client = (struct tl_client){.options = options};
     int64_t deadline_ns = tl_clock_deadline_ns(options->connect_timeout_ns);
-    enum tl_status status = connect_tcp(client, deadline_ns, ret_error);
+    char target[TL_ENDPOINT_TARGET_BYTES];
+    enum tl_status status = connect_tcp(client, deadline_ns, target, ret_error);
     if (status == TL_OK) status = tl_loop_create(&client->loop, ret_error);
     if (status == TL_OK) status = tl_arena_init(&client->arena, ARENA_BYTES, ret_error);
     if (status != TL_OK) return status;
@@ -104,8 +108,9 @@ enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_opt
         .connect_timeout_ns = options->connect_timeout_ns,
         .max_message_bytes = MAX_RESPONSE_BYTES,
         .user_agent = options->user_agent,
+        .authority = options->address,
     };
-    client->channel = tl_channel_create(options->address, &channel_options);
+    client->channel = tl_channel_create(target, &channel_options);
     status = wait_ready(client, deadline_ns, ret_error);
     if (status == TL_OK) client->stage = TL_CALL_RPC;
     return status;

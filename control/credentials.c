@@ -31,6 +31,8 @@ grpc_channel *tl_channel_create(const char *address, const struct tl_channel_opt
 {
     grpc_arg user_agent = {.type = GRPC_ARG_STRING, .key = (char *)GRPC_ARG_PRIMARY_USER_AGENT_STRING};
     user_agent.value.string = (char *)(options->user_agent != NULL ? options->user_agent : "tensorlane/" TL_VERSION);
+    grpc_arg authority = {.type = GRPC_ARG_STRING, .key = (char *)GRPC_ARG_DEFAULT_AUTHORITY};
+    authority.value.string = (char *)options->authority;
     grpc_arg args[] = {
         user_agent,
         integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
@@ -49,8 +51,10 @@ grpc_channel *tl_channel_create(const char *address, const struct tl_channel_opt
         /* gRPC unpacks a compressed message before it looks at its size: a small one could take all memory. */
         integer_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
         integer_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
+        authority, /* the last, so that it can be left out */
     };
-    grpc_channel_args channel_args = {.num_args = TL_ARRAY_COUNT(args), .args = args};
+    size_t arg_count = TL_ARRAY_COUNT(args) - (options->authority == NULL ? 1 : 0);
+    grpc_channel_args channel_args = {.num_args = arg_count, .args = args};
     grpc_channel_credentials *credentials = grpc_insecure_credentials_create();
     grpc_channel *channel = grpc_channel_create(address, credentials, &channel_args);
     grpc_channel_credentials_release(credentials);

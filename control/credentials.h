@@ -18,10 +18,12 @@ struct tl_channel_options {
     int64_t connect_timeout_ns;   /* for one attempt */
     uint64_t max_message_bytes;   /* received */
     const char *user_agent;       /* NULL: the library's */
+    const char *authority;        /* "host:port" as its user calls the server; NULL: the address */
 };
 
-/* A channel of its own (one TCP connection, shared with no other) to "host:port". Never NULL; what is wrong with the
- * address shows in the calls. Destroyed with grpc_channel_destroy. */
+/* A channel of its own (one TCP connection, shared with no other) to "host:port", or to a target with a scheme
+ * ("ipv4:127.0.0.1:4000"). Never NULL; what is wrong with the address shows in the calls. Destroyed with
+ * grpc_channel_destroy. */
 grpc_channel *tl_channel_create(const char *address, const struct tl_channel_options *options);
 
 #endif

@@ -241,8 +241,27 @@ static enum tl_status dial_failed(const struct tl_endpoint *endpoint, int failur
     }
 }
 
+/* Writes the address as a target; the '%' in front of the scope of a link-local address is escaped there. False when it
+ * does not fit. */
+static bool format_target(const struct addrinfo *item, char target[TL_ENDPOINT_TARGET_BYTES])
+{
+    char host[TL_ENDPOINT_TARGET_BYTES];
+    char port[16];
+    if (getnameinfo(item->ai_addr, item->ai_addrlen, host, sizeof(host), port, sizeof(port),
+                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+        return false;
+    }
+    size_t address_bytes = strcspn(host, "%");
+    const char *scope = host[address_bytes] == '%' ? host + address_bytes + 1 : NULL;
+    int used = item->ai_family == AF_INET6
+                   ? snprintf(target, TL_ENDPOINT_TARGET_BYTES, "ipv6:[%.*s%s%s]:%s", (int)address_bytes, host,
+                              scope != NULL ? "%25" : "", scope != NULL ? scope : "", port)
+                   : snprintf(target, TL_ENDPOINT_TARGET_BYTES, "ipv4:%s:%s", host, port);
+    return used < TL_ENDPOINT_TARGET_BYTES;
+}
+
 enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct addrinfo *found, int64_t deadline_ns,
-                                struct tl_error *ret_error)
+                                char ret_target[TL_ENDPOINT_TARGET_BYTES], struct tl_error *ret_error)
 {
     int left = 0;
     for (const struct addrinfo *item = found; item != NULL; item = item->ai_next)
@@ -252,7 +271,8 @@ enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct
         int64_t share_ns = tl_clock_remaining_ns(deadline_ns);
         int64_t until_ns = share_ns == TL_TIME_NEVER ? TL_TIME_NEVER : tl_clock_deadline_ns(share_ns / left);
         int failure = dial_one(item, until_ns);
-        if (failure == 0) return TL_OK;
+        if (failure == 0 && format_target(item, ret_target)) return TL_OK;
+        if (failure == 0) failure = EAFNOSUPPORT;
         if (first_failure == 0) first_failure = failure;
     }
     return dial_failed(endpoint, first_failure, ret_error);

@@ -24,10 +24,13 @@ enum tl_status tl_endpoint_parse(const char *address, struct tl_endpoint *ret_en
 enum tl_status tl_endpoint_resolve(const struct tl_endpoint *endpoint, int64_t deadline_ns, struct addrinfo **ret_found,
                                    struct tl_error *ret_error) TL_MUST_USE;
 
-/* Opens a TCP connection to the first of the addresses that takes one, and closes it.
+/* Bytes of a numeric address as a target of gRPC's: "ipv4:127.0.0.1:4000". */
+#define TL_ENDPOINT_TARGET_BYTES 128
+
+/* Opens a TCP connection to the first of the addresses that takes one, closes it, and tells which one that was.
  * Errors: TL_UNAVAILABLE: none of them does until deadline_ns; the message tells of the first.
  * Blocks: until deadline_ns. */
 enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct addrinfo *found, int64_t deadline_ns,
-                                struct tl_error *ret_error) TL_MUST_USE;
+                                char ret_target[TL_ENDPOINT_TARGET_BYTES], struct tl_error *ret_error) TL_MUST_USE;
 
 #endif
