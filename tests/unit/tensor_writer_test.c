@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the writers of all formats share: targets, temporary names, destinations, commit, what is left behind. */
+#include <check.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "tests/fakes/fault_alloc.h"
+#include "tests/fakes/temp_folder.h"
+
+static int rename_error, renameat2_error;
+
+static int fake_rename(const char *from, const char *to)
+{
+    errno = rename_error;
+    return rename_error == 0 ? rename(from, to) : -1;
+}
+
+static int fake_renameat2(int from_fd, const char *from, int to_fd, const char *to, unsigned flags)
+{
+    errno = renameat2_error;
+    return renameat2_error == 0 ? renameat2(from_fd, from, to_fd, to, flags) : -1;
+}
+
+#define rename fake_rename
+#define renameat2 fake_renameat2
+#include "tensor/tensor_writer.c"
+
+static struct tl_error error;
+static struct tl_tensor_writer *writer;
+
+static const struct tl_tensor_slot slots[] = {
+    {.name = "a", .meta_data = {.dtype = TL_U8, .shape = {1, {4}}, .size_bytes = 4}},
+    {.name = "b", .meta_data = {.dtype = TL_U8, .shape = {1, {2}}, .size_bytes = 2}},
+};
+
+static void teardown(void)
+{
+    tl_tensor_writer_destroy(writer);
+    temp_folder_remove();
+}
+
+/* A file with both slots, or a folder with a file for each. */
+static enum tl_status start(const char *path, bool is_folder)
+{
+    struct tl_output_file *file = NULL;
+    struct tl_tensor_writer *started;
+    enum tl_status status = tl_tensor_writer_start(path, 2, is_folder, &started, &error);
+    if (status != TL_OK) return status;
+    for (size_t i = 0; i < 2 && status == TL_OK; i++) {
+        if (is_folder || i == 0)
+            status = tl_tensor_writer_add_file(started, is_folder ? slots[i].name : NULL, 6, &file, &error);
+        if (status == TL_OK)
+            status = tl_tensor_writer_add_tensor(started, i, &slots[i], file, is_folder ? 0 : i * 4, &error);
+    }
+    if (status != TL_OK) {
+        tl_tensor_writer_destroy(started);
+        return status;
+    }
+    writer = started;
+    return TL_OK;
+}
+
+static void fill(size_t index, const char *text)
+{
+    struct tl_tensor *tensor = tl_tensor_writer_destination(writer, index);
+    ck_assert(tl_tensor_is_writable(tensor));
+    memcpy(tl_tensor_data(tensor), text, strlen(text));
+    tl_tensor_put(tensor);
+}
+
+static void check_content(const char *path, const char *expected)
+{
+    char text[64] = "";
+    int fd = open(path, O_RDONLY);
+    ck_assert_int_ge(fd, 0);
+    ck_assert_int_eq(read(fd, text, sizeof(text)), (ssize_t)strlen(expected));
+    ck_assert_str_eq(text, expected);
+    close(fd);
+}
+
+static void destroy(void)
+{
+    tl_tensor_writer_destroy(writer);
+    writer = NULL;
+}
+
+START_TEST(file)
+{
+    ck_assert_int_eq(start(temp_path("out"), false), TL_OK);
+    fill(0, "abcd");
+    fill(1, "ef");
+    ck_assert_int_ne(access(temp_path("out"), F_OK), 0);
+    ck_assert_ptr_nonnull(strstr(tl_tensor_writer_temporary_path(writer), "/.out.tmp-"));
+    ck_assert_int_eq(access(tl_tensor_writer_temporary_path(writer), F_OK), 0);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    ck_assert_ptr_null(tl_tensor_writer_temporary_path(writer));
+    destroy();
+    check_content(temp_path("out"), "abcdef");
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 1);
+}
+END_TEST
+
+START_TEST(folder)
+{
+    ck_assert_int_eq(start(temp_path("out//"), true), TL_OK);
+    fill(0, "abcdef");
+    fill(1, "gh");
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    destroy();
+    check_content(temp_path("out/a"), "abcdef");
+    ck_assert_uint_eq(temp_entry_count(temp_path("out")), 2);
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 1);
+}
+END_TEST
+
+START_TEST(nothing_is_left_without_commit)
+{
+    ck_assert_int_eq(start(temp_path("out"), false), TL_OK);
+    destroy();
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
+    ck_assert_int_eq(start(temp_path("out"), true), TL_OK);
+    destroy();
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
+    tl_tensor_writer_destroy(NULL);
+}
+END_TEST
+
+START_TEST(file_is_replaced)
+{
+    temp_write(temp_path("out"), "old", 3);
+    ck_assert_int_eq(start(temp_path("out"), false), TL_OK);
+    fill(0, "abcd");
+    fill(1, "ef");
+    check_content(temp_path("out"), "old");
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    check_content(temp_path("out"), "abcdef");
+}
+END_TEST
+
+START_TEST(targets_refused)
+{
+    static const char *const no_names[] = {"", "/", ".", "..", "x/", "x/.", "x/.."};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(no_names); i++)
+        ck_assert_int_eq(start(no_names[i], false), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(start("/", true), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(start("", true), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(start(temp_folder, false), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(start("/dev/null", false), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(start(temp_folder, true), TL_ALREADY_EXISTS);
+    temp_write(temp_path("f"), "", 0);
+    ck_assert_int_eq(start(temp_path("f"), true), TL_ALREADY_EXISTS);
+    ck_assert_int_eq(symlink("nowhere", temp_path("link")), 0);
+    ck_assert_int_eq(start(temp_path("link"), true), TL_ALREADY_EXISTS);
+    ck_assert_int_eq(start(temp_path("none/out"), false), TL_NOT_FOUND);
+    ck_assert_int_eq(start(temp_path("none/out"), true), TL_NOT_FOUND);
+    ck_assert_int_eq(start(temp_path("f/out"), false), TL_NOT_FOUND);
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 2);
+}
+END_TEST
+
+START_TEST(relative_paths)
+{
+    ck_assert_int_eq(chdir(temp_folder), 0);
+    ck_assert_int_eq(start("out", false), TL_OK);
+    ck_assert_int_eq(strncmp(tl_tensor_writer_temporary_path(writer), "./.out.tmp-", 11), 0);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    ck_assert_int_eq(access("out", F_OK), 0);
+}
+END_TEST
+
+START_TEST(longest_name)
+{
+    char name[256];
+    memset(name, 'n', 255);
+    name[255] = '\0';
+    ck_assert_int_eq(start(temp_path(name), false), TL_OK);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    ck_assert_int_eq(access(temp_path(name), F_OK), 0);
+}
+END_TEST
+
+START_TEST(held_destination_refuses_commit)
+{
+    ck_assert_int_eq(start(temp_path("out"), false), TL_OK);
+    struct tl_tensor *held = tl_tensor_writer_destination(writer, 1);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_FAILED_PRECONDITION);
+    ck_assert_ptr_nonnull(strstr(error.message, "'b'"));
+    ck_assert_int_ne(access(temp_path("out"), F_OK), 0);
+    tl_tensor_put(held);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+}
+END_TEST
+
+START_TEST(destination_outlives_the_writer)
+{
+    ck_assert_int_eq(start(temp_path("out"), false), TL_OK);
+    struct tl_tensor *held = tl_tensor_writer_destination(writer, 0);
+    destroy();
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
+    memcpy(tl_tensor_data(held), "late", 4);
+    tl_tensor_put(held);
+}
+END_TEST
+
+START_TEST(rename_fails)
+{
+    ck_assert_int_eq(start(temp_path("out"), false), TL_OK);
+    rename_error = EACCES;
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_PERMISSION_DENIED);
+    ck_assert_ptr_nonnull(strstr(error.message, temp_path("out")));
+    destroy();
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
+}
+END_TEST
+
+START_TEST(file_is_lost_before_commit)
+{
+    ck_assert_int_eq(start(temp_path("out"), false), TL_OK);
+    ck_assert_int_eq(unlink(tl_tensor_writer_temporary_path(writer)), 0);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_NOT_FOUND);
+    destroy();
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
+}
+END_TEST
+
+/* With and without a kernel that can rename without replacing. */
+START_TEST(folder_has_appeared_meanwhile)
+{
+    renameat2_error = _i ? EINVAL : 0;
+    ck_assert_int_eq(start(temp_path("out"), true), TL_OK);
+    ck_assert_int_eq(mkdir(temp_path("out"), 0700), 0);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_ALREADY_EXISTS);
+    destroy();
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 1);
+    ck_assert_uint_eq(temp_entry_count(temp_path("out")), 0);
+}
+END_TEST
+
+START_TEST(folder_without_the_flag)
+{
+    renameat2_error = ENOSYS;
+    ck_assert_int_eq(start(temp_path("out"), true), TL_OK);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    ck_assert_uint_eq(temp_entry_count(temp_path("out")), 2);
+}
+END_TEST
+
+START_TEST(commit_twice)
+{
+    ck_assert_int_eq(start(temp_path("out"), false), TL_OK);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    enum tl_status status = tl_tensor_writer_commit(writer, &error);
+    ck_abort_msg("returned %d", (int)status);
+}
+END_TEST
+
+START_TEST(slots_checked)
+{
+    char long_name[514];
+    struct tl_tensor_slot slot = slots[0];
+    ck_assert_int_eq(tl_tensor_slot_check(&slot, &error), TL_OK);
+    slot.name = "";
+    ck_assert_int_eq(tl_tensor_slot_check(&slot, &error), TL_INVALID_ARGUMENT);
+    slot.name = "\xff";
+    ck_assert_int_eq(tl_tensor_slot_check(&slot, &error), TL_INVALID_ARGUMENT);
+    memset(long_name, 'x', 513);
+    long_name[513] = '\0';
+    slot.name = long_name;
+    ck_assert_int_eq(tl_tensor_slot_check(&slot, &error), TL_INVALID_ARGUMENT);
+    slot = (struct tl_tensor_slot){.name = "w", .meta_data.is_dead = true};
+    ck_assert_int_eq(tl_tensor_slot_check(&slot, &error), TL_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(error.message, "'w'"));
+    slot = slots[0];
+    slot.meta_data.size_bytes++;
+    ck_assert_int_eq(tl_tensor_slot_check(&slot, &error), TL_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(error.message, "'a'"));
+    slot.meta_data.shape.dims[0] = UINT64_MAX;
+    ck_assert_int_eq(tl_tensor_slot_check(&slot, &error), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(error.code, TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_tensor_slot_check(&slot, NULL), TL_INVALID_ARGUMENT);
+}
+END_TEST
+
+START_TEST(out_of_memory)
+{
+    for (unsigned n = 1;; n++) {
+        fault_arm(n);
+        enum tl_status status = start(temp_path("out"), _i != 0);
+        if (!fault_was_hit()) {
+            ck_assert_uint_gt(n, 7);
+            ck_assert_int_eq(status, TL_OK);
+            break;
+        }
+        ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
+        ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("tensor_writer");
+    TCase *tcase = tcase_create("tensor_writer");
+    tcase_add_checked_fixture(tcase, temp_folder_make, teardown);
+    tcase_add_test(tcase, file);
+    tcase_add_test(tcase, folder);
+    tcase_add_test(tcase, nothing_is_left_without_commit);
+    tcase_add_test(tcase, file_is_replaced);
+    tcase_add_test(tcase, targets_refused);
+    tcase_add_test(tcase, relative_paths);
+    tcase_add_test(tcase, longest_name);
+    tcase_add_test(tcase, held_destination_refuses_commit);
+    tcase_add_test(tcase, destination_outlives_the_writer);
+    tcase_add_test(tcase, rename_fails);
+    tcase_add_test(tcase, file_is_lost_before_commit);
+    tcase_add_loop_test(tcase, folder_has_appeared_meanwhile, 0, 2);
+    tcase_add_test(tcase, folder_without_the_flag);
+    tcase_add_test(tcase, slots_checked);
+    tcase_add_loop_test(tcase, out_of_memory, 0, 2);
+    suite_add_tcase(suite, tcase);
+    TCase *fatal = tcase_create("fatal");
+    tcase_add_unchecked_fixture(fatal, temp_folder_make, temp_folder_remove);
+    tcase_add_test_raise_signal(fatal, commit_twice, SIGABRT);
+    suite_add_tcase(suite, fatal);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
