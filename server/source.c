@@ -28,12 +28,14 @@ struct served {
     struct tl_serve *serve;
     struct tl_receiver receiver;
     bool is_answered;
+    bool is_reserved; /* the answer was a one-shot value, which this serve must acknowledge or give back */
 };
 
 static void deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer)
 {
     struct served *served = TL_CONTAINER_OF(receiver, struct served, receiver);
     served->is_answered = true;
+    served->is_reserved = status->code == TL_OK && offer->is_one_shot;
     served->serve->ops->reply(served->serve, status, offer);
 }
 
@@ -88,6 +90,8 @@ static void closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
     if (!served->is_answered) {
         bool is_cancelled = tl_rendezvous_cancel(worker->table, &served->receiver);
         TL_CHECK(is_cancelled);
+    } else if (!served->is_reserved) {
+        /* A published value or a status: nothing is kept for this request. */
     } else if (end == TL_SERVE_RECEIVED) {
         tl_rendezvous_acknowledge(worker->table, &serve->id);
     } else if (end == TL_SERVE_CANCELLED || worker->is_closing) {
