@@ -40,8 +40,8 @@ enum tl_dtype {
     TL_BF16 = 11,
     TL_F32 = 12,
     TL_F64 = 13,
-    TL_C64 = 14,  /* two float32: real, imaginary */
-    TL_C128 = 15, /* two float64 */
+    TL_C64 = 14,     /* two float32: real, imaginary */
+    TL_C128 = 15,    /* two float64 */
     TL_F8_E4M3 = 16, /* the finite variant, as PyTorch's float8_e4m3fn */
     TL_F8_E5M2 = 17,
     TL_F8_E4M3FNUZ = 18,
