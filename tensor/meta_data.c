@@ -166,7 +166,7 @@ static enum tl_status validate_strings(const struct tl_meta_data *meta_data, str
 
 enum tl_status tl_meta_data_validate(const struct tl_meta_data *meta_data, struct tl_error *ret_error)
 {
-    uint64_t size_bytes;
+    uint64_t size_bytes = 0;
     if (meta_data->is_dead) return validate_dead(meta_data, ret_error);
     if (meta_data->dtype == TL_STRING) return validate_strings(meta_data, ret_error);
     enum tl_status status = tl_shape_size_bytes(meta_data->dtype, &meta_data->shape, &size_bytes, ret_error);

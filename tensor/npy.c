@@ -242,7 +242,7 @@ static enum tl_status refuse_dtype(const struct npy_header *header, const char *
 static enum tl_status parse_file(const void *data, uint64_t len_bytes, const char *where, struct npy *ret_npy,
                                  struct tl_error *ret_error)
 {
-    struct cursor cursor;
+    struct cursor cursor = {0};
     struct npy_header header = {0};
     enum tl_status status = find_header(data, len_bytes, where, &cursor, ret_error);
     if (status != TL_OK) return status;
