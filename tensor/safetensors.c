@@ -296,7 +296,7 @@ static enum tl_status parse_file(const void *data, uint64_t len_bytes, const cha
 
 enum tl_status tl_safetensors_check(const void *data, uint64_t len_bytes, const char *where, struct tl_error *ret_error)
 {
-    struct header header;
+    struct header header = {0};
     enum tl_status status = parse_file(data, len_bytes, where, &header, ret_error);
     if (status == TL_OK) header_fini(&header);
     return status;
