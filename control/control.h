@@ -2,9 +2,9 @@
 /*
  * The control plane of one worker: gRPC server and clients. The one header that this folder shows to server/.
  *
- * Happy path: tl_control_create on a loop, with who we are and with the handlers that know the tensors; tl_control_start
- * listens; peers' links arrive through handlers->link_up, our own are made with tl_link_open (control/link.h);
- * tl_control_stop drains; tl_control_destroy.
+ * Happy path: tl_control_create on a loop, with who we are and with the handlers that know the tensors;
+ * tl_control_start listens; peers' links arrive through handlers->link_up, our own are made with tl_link_open
+ * (control/link.h); tl_control_stop drains; tl_control_destroy.
  *
  * Services: tensorlane.v1.Transfer and Cluster, grpc.health.v1.Health, grpc.reflection.v1 and v1alpha.
  *
@@ -49,8 +49,8 @@ struct tl_control_handlers {
     /* Its bytes are complete and checked; the callee takes a reference of its own. Called exactly once for each admit
      * that succeeded: with tensor NULL when the client broke off. */
     enum tl_status (*publish)(void *worker, const struct tl_identity *client, const char *key, uint64_t step,
-                              const struct tl_meta_data *meta_data, struct tl_tensor *tensor,
-                              uint64_t *ret_publication, struct tl_error *ret_error);
+                              const struct tl_meta_data *meta_data, struct tl_tensor *tensor, uint64_t *ret_publication,
+                              struct tl_error *ret_error);
     uint64_t (*withdraw)(void *worker, const struct tl_identity *client, const char *pattern);
     /* Ownership of *ret_listing: freed with tl_listing_fini. */
     enum tl_status (*list)(void *worker, const char *pattern, struct tl_listing *ret_listing,
@@ -95,8 +95,8 @@ enum tl_status tl_control_start(struct tl_control *control, const char *address,
 /* Tells health watchers and checks: a service by name, "" for the whole worker. */
 void tl_control_set_health(struct tl_control *control, const char *service, enum tl_health health);
 
-/* Stops listening and ends all links and calls: at once when they are idle, else when they have finished, at deadline_ns
- * at the latest. stopped is called once, when nothing of them is left. */
+/* Stops listening and ends all links and calls: at once when they are idle, else when they have finished, at
+ * deadline_ns at the latest. stopped is called once, when nothing of them is left. */
 void tl_control_stop(struct tl_control *control, int64_t deadline_ns, void (*stopped)(void *context), void *context);
 
 /* Stopped. NULL is accepted. */

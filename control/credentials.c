@@ -34,24 +34,18 @@ grpc_channel *tl_channel_create(const char *address, const struct tl_channel_opt
     grpc_arg authority = {.type = GRPC_ARG_STRING, .key = (char *)GRPC_ARG_DEFAULT_AUTHORITY};
     authority.value.string = (char *)options->authority;
     grpc_arg args[] = {
-        user_agent,
-        integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
+        user_agent, integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
         integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, to_ms(options->keepalive_ns)),
         integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, to_ms(options->keepalive_timeout_ns)),
-        integer_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0),
-        integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
-        integer_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
-        integer_arg(GRPC_ARG_ENABLE_RETRIES, 0),
-        integer_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
-        integer_arg(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
+        integer_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 0), integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
+        integer_arg(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1), integer_arg(GRPC_ARG_ENABLE_RETRIES, 0),
+        integer_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0), integer_arg(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
         integer_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, to_ms(options->connect_timeout_ns)),
-        integer_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
-        integer_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
+        integer_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100), integer_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
         integer_arg("grpc.http2.max_frame_size", 4 * 1024 * 1024),
         /* gRPC unpacks a compressed message before it looks at its size: a small one could take all memory. */
         integer_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
-        integer_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
-        authority, /* the last, so that it can be left out */
+        integer_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0), authority, /* the last, so that it can be left out */
     };
     size_t arg_count = TL_ARRAY_COUNT(args) - (options->authority == NULL ? 1 : 0);
     grpc_channel_args channel_args = {.num_args = arg_count, .args = args};

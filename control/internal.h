@@ -18,8 +18,8 @@ struct tl_control {
     struct tl_control_options options;
     struct tl_rpc_server *server; /* NULL: a client */
     struct tl_health_service *health;
-    struct tl_list links; /* all, of both sides */
-    struct tl_arena *arena; /* the message that is being handled */
+    struct tl_list links;             /* all, of both sides */
+    struct tl_arena *arena;           /* the message that is being handled */
     struct tl_frame_builder *builder; /* the frame that is being composed */
     struct tl_control_stats stats;
     struct tl_request_id foreign_id; /* of the latest Receive of a client without identity; number 0: none yet */

@@ -4,7 +4,8 @@
  * both directions (docs/protocol.md).
  *
  * Opened by either side; after the first frame of each side (Hello) it is up and symmetrical. A link that breaks ends
- * all its fetches with TL_UNAVAILABLE, for the worker to start again elsewhere, and all its serves with TL_SERVE_BROKEN.
+ * all its fetches with TL_UNAVAILABLE, for the worker to start again elsewhere, and all its serves with
+ * TL_SERVE_BROKEN.
  *
  * Thread: the loop's owner. No callback runs inside a call to these functions.
  */
@@ -22,17 +23,18 @@ struct tl_link;
 struct tl_link_events {
     /* Opened by us: the peer has answered and is whom we expected; tl_link_peer tells. */
     void (*up)(struct tl_link *link);
-    /* The end, exactly once; the link is freed when it returns. Its fetches have been ended before. Errors: TL_UNAVAILABLE: cannot be
-     * reached, or the connection broke. TL_DEADLINE_EXCEEDED: no answer within the connect time-out.
-     * TL_FAILED_PRECONDITION: another worker, or another protocol version, answers there. TL_OK: closed by either side. */
+    /* The end, exactly once; the link is freed when it returns. Its fetches have been ended before. Errors:
+     * TL_UNAVAILABLE: cannot be reached, or the connection broke. TL_DEADLINE_EXCEEDED: no answer within the connect
+     * time-out. TL_FAILED_PRECONDITION: another worker, or another protocol version, answers there. TL_OK: closed by
+     * either side. */
     void (*closed)(struct tl_link *link, const struct tl_error *reason);
 };
 
 /* Opens a link to "host:port". expected_name NULL: whoever answers. `again` are numbers of requests whose tensors have
  * arrived, told once more (NULL: none). */
 enum tl_status tl_link_open(struct tl_control *control, const char *address, const char *expected_name,
-                            const uint64_t *again, size_t again_count, const struct tl_link_events *events,
-                            void *owner, struct tl_link **ret_link, struct tl_error *ret_error) TL_MUST_USE;
+                            const uint64_t *again, size_t again_count, const struct tl_link_events *events, void *owner,
+                            struct tl_link **ret_link, struct tl_error *ret_error) TL_MUST_USE;
 
 void tl_link_set_events(struct tl_link *link, const struct tl_link_events *events, void *owner);
 void *tl_link_owner(const struct tl_link *link);
@@ -45,7 +47,8 @@ bool tl_link_is_ours(const struct tl_link *link);
 /* True when no fetch and no serve is open on it. */
 bool tl_link_is_idle(const struct tl_link *link);
 
-/* Asks for the tensor of the fetch; fetch->ops->done follows exactly once unless it is cancelled first. The link is up. */
+/* Asks for the tensor of the fetch; fetch->ops->done follows exactly once unless it is cancelled first. The link is up.
+ */
 void tl_link_fetch(struct tl_link *link, struct tl_fetch *fetch);
 /* Forgets a fetch and tells the peer that it will not be asked for again; done is not called. */
 void tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch);

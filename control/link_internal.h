@@ -99,8 +99,8 @@ struct link_serve {
     struct tl_offer offer; /* from READY to SENT; holds the tensor's reference until all is sent */
     uint64_t sent_bytes;
     uint64_t hashed_bytes;
-    bool is_announced;     /* the meta-data was sent */
-    void *hash_state;      /* XXH3; NULL unless wants_checksum */
+    bool is_announced; /* the meta-data was sent */
+    void *hash_state;  /* XXH3; NULL unless wants_checksum */
     struct tl_error *failure;
     UT_hash_handle hh;
     char key[]; /* NUL-terminated */

@@ -3,10 +3,10 @@
  * The receiving half of a link: what a frame of the peer says, and where its bytes go.
  *
  * Happy path: the head of the frame is unpacked; acknowledgements, cancels and requests are handed on; failures end
- * their fetches; the bytes of each chunk are copied once, from gRPC's memory to the destination of its fetch; a fetch whose bytes
- * are complete is verified, acknowledged if it was a one-shot tensor, and done.
- * Failure modes: bytes for a request that was given up are skipped and counted; bytes that do not fit what was announced
- * end that fetch; a frame that does not add up ends the link.
+ * their fetches; the bytes of each chunk are copied once, from gRPC's memory to the destination of its fetch; a fetch
+ * whose bytes are complete is verified, acknowledged if it was a one-shot tensor, and done. Failure modes: bytes for a
+ * request that was given up are skipped and counted; bytes that do not fit what was announced end that fetch; a frame
+ * that does not add up ends the link.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -159,9 +159,8 @@ static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chun
         entry->is_one_shot = chunk->is_one_shot != 0;
     }
     if (!entry->is_begun || chunk->offset != fetch->received_bytes) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                            "%s: %s sent bytes at offset %llu where %llu was next", fetch->key,
-                            entry->link->peer.name, (unsigned long long)chunk->offset,
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: %s sent bytes at offset %llu where %llu was next",
+                            fetch->key, entry->link->peer.name, (unsigned long long)chunk->offset,
                             (unsigned long long)fetch->received_bytes);
     }
     return TL_OK;
@@ -226,8 +225,8 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
     enum tl_status code = status != NULL && status->code >= 1 && status->code <= TL_UNAUTHENTICATED
                               ? (enum tl_status)status->code
                               : TL_UNKNOWN;
-    tl_error_set(&error, code, "%s", status != NULL && status->message[0] != '\0' ? status->message
-                                                                                   : "the peer gave no reason");
+    tl_error_set(&error, code, "%s",
+                 status != NULL && status->message[0] != '\0' ? status->message : "the peer gave no reason");
     struct tl_fetch *fetch = link_fetch_remove(entry);
     fetch->ops->done(fetch, &error);
 }
@@ -236,8 +235,10 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
 
 static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
-    for (size_t i = 0; i < frame->n_received; i++) link_serve_received(link, frame->received[i]);
-    for (size_t i = 0; i < frame->n_cancels; i++) link_serve_cancel(link, frame->cancels[i]);
+    for (size_t i = 0; i < frame->n_received; i++)
+        link_serve_received(link, frame->received[i]);
+    for (size_t i = 0; i < frame->n_cancels; i++)
+        link_serve_cancel(link, frame->cancels[i]);
     for (size_t i = 0; i < frame->n_requests && link->state != LINK_CLOSING; i++) {
         struct tl_error error;
         if (tl_wire_text(frame->requests[i]->key, 1, TL_MAX_KEY_BYTES, "key", &error) != TL_OK) {

@@ -4,8 +4,8 @@
  *
  * Whenever the stream can take a message, one frame is composed of all that waits: requests, cancels, acknowledgements,
  * failures, and pieces of tensors, as many as fit. A frame carries at most options.chunk_bytes of tensor bytes: one
- * piece of a large tensor, or hundreds of small ones. Tensors that are being sent take turns, frame by frame; how many are
- * begun is bounded by options.inflight_bytes.
+ * piece of a large tensor, or hundreds of small ones. Tensors that are being sent take turns, frame by frame; how many
+ * are begun is bounded by options.inflight_bytes.
  *
  * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only pieces of at
  * most COPY_BYTES are copied, because a reference costs more than they do.
@@ -85,8 +85,8 @@ static void add_requests(struct tl_link *link, struct tl_frame_builder *builder)
 {
     while (!tl_list_is_empty(&link->to_request) && builder->frame.n_requests < MAX_REQUESTS &&
            builder->head_bytes < HEAD_BUDGET_BYTES) {
-        struct link_fetch *entry = TL_CONTAINER_OF(tl_list_pop_front(&link->to_request), struct link_fetch,
-                                                   request_link);
+        struct link_fetch *entry =
+            TL_CONTAINER_OF(tl_list_pop_front(&link->to_request), struct link_fetch, request_link);
         Tensorlane__V1__Request *request = &builder->requests[builder->frame.n_requests++];
         tensorlane__v1__request__init(request);
         request->number = entry->number;
@@ -292,8 +292,7 @@ static void add_failures(struct tl_link *link, struct tl_frame_builder *builder)
     static const struct tl_error no_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
     while (!tl_list_is_empty(&link->failures) && builder->frame.n_failures < MAX_FAILURES &&
            builder->head_bytes < HEAD_BUDGET_BYTES) {
-        struct link_serve *entry =
-            TL_CONTAINER_OF(tl_list_pop_front(&link->failures), struct link_serve, place);
+        struct link_serve *entry = TL_CONTAINER_OF(tl_list_pop_front(&link->failures), struct link_serve, place);
         const struct tl_error *error = entry->failure != NULL ? entry->failure : &no_memory;
         size_t i = builder->frame.n_failures++;
         builder->failed[i] = entry;
@@ -476,16 +475,20 @@ void link_send_frames(struct tl_link *link)
     add_requests(link, builder);
     add_chunks(link, builder);
     add_failures(link, builder);
-    for (size_t i = 0; i < builder->frame.n_requests; i++) builder->request_pointers[i] = &builder->requests[i];
-    for (size_t i = 0; i < builder->frame.n_failures; i++) builder->failure_pointers[i] = &builder->failures[i];
-    for (size_t i = 0; i < builder->frame.n_chunks; i++) builder->chunk_pointers[i] = &builder->chunks[i];
+    for (size_t i = 0; i < builder->frame.n_requests; i++)
+        builder->request_pointers[i] = &builder->requests[i];
+    for (size_t i = 0; i < builder->frame.n_failures; i++)
+        builder->failure_pointers[i] = &builder->failures[i];
+    for (size_t i = 0; i < builder->frame.n_chunks; i++)
+        builder->chunk_pointers[i] = &builder->chunks[i];
     bool is_empty = builder->frame.n_requests + builder->frame.n_failures + builder->frame.n_chunks +
                         builder->frame.n_cancels + builder->frame.n_received ==
                     0;
     if (is_empty) return;
-    grpc_byte_buffer *message = tl_wire_write_with_data(&builder->frame.base, builder->slices, builder->slice_count,
-                                                        builder->data_bytes);
-    for (size_t i = 0; i < builder->slice_count; i++) grpc_slice_unref(builder->slices[i]);
+    grpc_byte_buffer *message =
+        tl_wire_write_with_data(&builder->frame.base, builder->slices, builder->slice_count, builder->data_bytes);
+    for (size_t i = 0; i < builder->slice_count; i++)
+        grpc_slice_unref(builder->slices[i]);
     if (message == NULL) {
         struct tl_error error;
         tl_error_set(&error, TL_UNAVAILABLE, "%s: no memory for a frame", link->control->options.self.name);

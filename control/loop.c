@@ -115,8 +115,7 @@ static unsigned handle_events(struct tl_loop *loop, int64_t deadline_ns)
 {
     unsigned count = 0;
     while (count < EVENTS_PER_ROUND) {
-        grpc_event event =
-            grpc_completion_queue_next(loop->cq, tl_deadline_to_gpr(count == 0 ? deadline_ns : 0), NULL);
+        grpc_event event = grpc_completion_queue_next(loop->cq, tl_deadline_to_gpr(count == 0 ? deadline_ns : 0), NULL);
         if (event.type != GRPC_OP_COMPLETE) break;
         struct tl_tag *tag = event.tag;
         TL_CHECK(tag->magic == TL_TAG_MAGIC);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The control loop: one owner at a time waits for gRPC's completion queue, letters and timers, and runs what they call for.
+ * The control loop: one owner at a time waits for gRPC's completion queue, letters and timers, and runs what they call
+ * for.
  *
  * Happy path: the owner calls tl_loop_run_once again and again; each call delivers letters, fires timers, waits for the
  * completion queue, handles a batch of its events and then runs what was deferred meanwhile, so that many small things

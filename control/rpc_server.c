@@ -6,9 +6,9 @@
  * times; a slot that was answered is armed again before the call is handed on. A server without an outstanding request
  * for unknown methods would leave such calls unanswered for ever.
  *
- * Order of the end: shutdown_and_notify (new calls are refused, slots come back unanswered), the deadline cancels the calls that are
- * left, and stopped is called when the notification, all slots and all streams are back. Only then may the server be
- * destroyed.
+ * Order of the end: shutdown_and_notify (new calls are refused, slots come back unanswered), the deadline cancels the
+ * calls that are left, and stopped is called when the notification, all slots and all streams are back. Only then may
+ * the server be destroyed.
  */
 #include "control/rpc_server.h"
 
@@ -39,8 +39,8 @@
 
 struct method {
     struct tl_rpc_server *server;
-    const char *name;       /* NULL: every method that was not added */
-    void *registration;     /* gRPC's */
+    const char *name;   /* NULL: every method that was not added */
+    void *registration; /* gRPC's */
     tl_accept_fn accept;
     void *context;
 };
@@ -97,8 +97,8 @@ static void slot_arm(struct slot *slot)
     grpc_call_error error;
     if (slot->method->name == NULL) {
         grpc_call_details_init(&slot->details);
-        error = grpc_server_request_call(server->server, &slot->call, &slot->details, &slot->metadata, cq, cq,
-                                         &slot->tag);
+        error =
+            grpc_server_request_call(server->server, &slot->call, &slot->details, &slot->metadata, cq, cq, &slot->tag);
     } else {
         error = grpc_server_request_registered_call(server->server, slot->method->registration, &slot->call,
                                                     &slot->deadline, &slot->metadata, NULL, cq, cq, &slot->tag);

@@ -19,9 +19,9 @@ struct tl_rpc_server;
 struct tl_rpc_server_options {
     int64_t keepalive_ns;
     int64_t keepalive_timeout_ns;
-    int64_t handshake_timeout_ns;  /* for a connection to say its first words */
-    uint64_t max_message_bytes;    /* received */
-    uint64_t max_calls;            /* open at a time over all connections; more are refused RESOURCE_EXHAUSTED */
+    int64_t handshake_timeout_ns; /* for a connection to say its first words */
+    uint64_t max_message_bytes;   /* received */
+    uint64_t max_calls;           /* open at a time over all connections; more are refused RESOURCE_EXHAUSTED */
 };
 
 /* A new call: set owner and events of the stream, read from it. */

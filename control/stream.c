@@ -32,13 +32,13 @@ struct tl_stream {
     void (*end_hook)(void *context); /* the server's count of open calls; NULL: none */
     void *end_hook_context;
 
-    unsigned pending;       /* batches outstanding */
-    bool is_end_known;      /* the close batch has completed */
-    bool is_reading;        /* the read batch is outstanding */
-    bool is_sending;        /* the send batch is outstanding */
-    bool has_sent_initial;  /* server: initial metadata is out or under way */
-    bool is_last_wanted;    /* finish or half_close was asked for */
-    bool is_last_started;   /* its batch is, or was, outstanding */
+    unsigned pending;      /* batches outstanding */
+    bool is_end_known;     /* the close batch has completed */
+    bool is_reading;       /* the read batch is outstanding */
+    bool is_sending;       /* the send batch is outstanding */
+    bool has_sent_initial; /* server: initial metadata is out or under way */
+    bool is_last_wanted;   /* finish or half_close was asked for */
+    bool is_last_started;  /* its batch is, or was, outstanding */
     struct tl_tag close_tag;
     struct tl_tag read_tag;
     struct tl_tag send_tag;
@@ -97,8 +97,8 @@ static void end_status(const struct tl_stream *stream, struct tl_error *ret_stat
         if (stream->is_cancelled) tl_error_set(ret_status, TL_CANCELLED, "the client went away");
         return;
     }
-    enum tl_status code = stream->status_code >= 0 && stream->status_code <= 16 ? (enum tl_status)stream->status_code
-                                                                                : TL_UNKNOWN;
+    enum tl_status code =
+        stream->status_code >= 0 && stream->status_code <= 16 ? (enum tl_status)stream->status_code : TL_UNKNOWN;
     ret_status->code = code;
     copy_details(&stream->status_details, ret_status->message, sizeof(ret_status->message));
 }
@@ -226,9 +226,8 @@ enum tl_status tl_stream_call(struct tl_loop *loop, grpc_channel *channel, const
         grpc_channel_create_call(channel, NULL, GRPC_PROPAGATE_DEFAULTS, tl_loop_cq(loop),
                                  grpc_slice_from_static_string(method), NULL, tl_deadline_to_gpr(deadline_ns), NULL);
     TL_CHECK(stream->call != NULL);
-    grpc_op ops[3] = {initial_metadata_op(),
-                      {.op = GRPC_OP_RECV_INITIAL_METADATA},
-                      {.op = GRPC_OP_RECV_STATUS_ON_CLIENT}};
+    grpc_op ops[3] = {
+        initial_metadata_op(), {.op = GRPC_OP_RECV_INITIAL_METADATA}, {.op = GRPC_OP_RECV_STATUS_ON_CLIENT}};
     ops[1].data.recv_initial_metadata.recv_initial_metadata = &stream->initial_metadata;
     ops[2].data.recv_status_on_client.trailing_metadata = &stream->trailing_metadata;
     ops[2].data.recv_status_on_client.status = &stream->status_code;

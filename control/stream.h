@@ -3,11 +3,12 @@
  * A stream: one gRPC call, of either side and any kind, as messages in both directions and one end.
  *
  *   client: tl_stream_call -> send*, half_close; read* -> on_message / on_half_closed; on_closed(status of the server)
- *   server: accept of a method (control/rpc_server.h) -> read* -> on_message / on_half_closed; send*, finish -> on_closed
+ *   server: accept of a method (control/rpc_server.h) -> read* -> on_message / on_half_closed; send*, finish ->
+ * on_closed
  *
  * One message may be in flight in each direction: send only while tl_stream_can_send, again after on_sent; on_message
- * comes once for each tl_stream_read. on_closed is the last callback and comes exactly once, when every operation of the call has
- * ended; the stream is freed when it returns. No callback runs inside a call to these functions.
+ * comes once for each tl_stream_read. on_closed is the last callback and comes exactly once, when every operation of
+ * the call has ended; the stream is freed when it returns. No callback runs inside a call to these functions.
  *
  * Thread: the loop's owner.
  */
@@ -28,7 +29,7 @@ struct tl_stream_events {
     /* The answer to a read when the peer has said that it sends no more. A read that is cut short by the end of the
      * call has no answer but on_closed. */
     void (*on_half_closed)(struct tl_stream *stream);
-    void (*on_sent)(struct tl_stream *stream);        /* the message has left; another one may be sent */
+    void (*on_sent)(struct tl_stream *stream); /* the message has left; another one may be sent */
     /* The end. Client: the status of the call. Server: TL_OK when the status was delivered to gRPC before the client
      * went away, TL_CANCELLED otherwise. */
     void (*on_closed)(struct tl_stream *stream, const struct tl_error *status);

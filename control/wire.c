@@ -3,8 +3,9 @@
  * Messages on the wire.
  *
  * Reading walks over the top-level fields of a message, copying them into a head buffer, until field 15 with wire type
- * 2: the data, which must reach exactly to the end. The head is then checked (check_head: lengths, nesting, UTF-8 and NUL of every string) before
- * protobuf-c sees it, because protobuf-c checks none of that; its allocations are bounded by the arena.
+ * 2: the data, which must reach exactly to the end. The head is then checked (check_head: lengths, nesting, UTF-8 and
+ * NUL of every string) before protobuf-c sees it, because protobuf-c checks none of that; its allocations are bounded
+ * by the arena.
  */
 #include "control/wire.h"
 
@@ -310,16 +311,14 @@ static void put_tensor(void *tensor)
 
 grpc_slice tl_wire_slice_of_tensor(struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes)
 {
-    TL_CHECK(offset_bytes <= tl_tensor_size_bytes(tensor) &&
-             len_bytes <= tl_tensor_size_bytes(tensor) - offset_bytes);
+    TL_CHECK(offset_bytes <= tl_tensor_size_bytes(tensor) && len_bytes <= tl_tensor_size_bytes(tensor) - offset_bytes);
     unsigned char *start = (unsigned char *)tl_tensor_data(tensor) + offset_bytes;
     return grpc_slice_new_with_user_data(start, (size_t)len_bytes, put_tensor, tl_tensor_get(tensor));
 }
 
 /* ------------------------------------------------------------------------------------------------------- fields -- */
 
-void tl_wire_from_meta_data(const struct tl_meta_data *meta_data, uint64_t *dims,
-                            Tensorlane__V1__MetaData *ret_message)
+void tl_wire_from_meta_data(const struct tl_meta_data *meta_data, uint64_t *dims, Tensorlane__V1__MetaData *ret_message)
 {
     tensorlane__v1__meta_data__init(ret_message);
     ret_message->dtype = (Tensorlane__V1__DType)meta_data->dtype;
@@ -338,9 +337,8 @@ enum tl_status tl_wire_to_meta_data(const Tensorlane__V1__MetaData *message, str
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a tensor of %zu dimensions; at most %d are possible",
                             message->n_dims, TL_MAX_RANK);
     }
-    struct tl_meta_data meta_data = {.dtype = (enum tl_dtype)message->dtype,
-                                     .is_dead = message->is_dead != 0,
-                                     .size_bytes = message->size_bytes};
+    struct tl_meta_data meta_data = {
+        .dtype = (enum tl_dtype)message->dtype, .is_dead = message->is_dead != 0, .size_bytes = message->size_bytes};
     meta_data.shape.rank = (unsigned)message->n_dims;
     if (message->n_dims > 0) memcpy(meta_data.shape.dims, message->dims, message->n_dims * sizeof(uint64_t));
     enum tl_status status = tl_meta_data_validate(&meta_data, ret_error);
@@ -354,8 +352,8 @@ enum tl_status tl_wire_text(const char *text, size_t min_bytes, size_t max_bytes
     size_t length = text != NULL ? strlen(text) : 0;
     if (length < min_bytes) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the %s is missing", what);
     if (length > max_bytes) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a %s of %zu bytes; at most %zu are possible", what,
-                            length, max_bytes);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a %s of %zu bytes; at most %zu are possible", what, length,
+                            max_bytes);
     }
     if (!tl_text_is_utf8(text != NULL ? text : "", length)) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the %s is not UTF-8", what);

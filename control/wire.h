@@ -40,9 +40,9 @@ void tl_arena_fini(struct tl_arena *arena); /* zeroed is accepted */
 /* The data of a received message, read front to back. */
 struct tl_wire_data {
     grpc_byte_buffer_reader reader;
-    const unsigned char *run;  /* bytes of the current slice that are left */
+    const unsigned char *run; /* bytes of the current slice that are left */
     size_t run_bytes;
-    uint64_t left_bytes;       /* in all */
+    uint64_t left_bytes; /* in all */
 };
 
 /* Reads a message: unpacks its head into the arena, *ret_message as descriptor says, and positions *ret_data at the

@@ -64,7 +64,8 @@ void tl_cq_destroy(struct tl_cq *cq)
 {
     if (cq == NULL) return;
     struct tl_completion completion;
-    while (tl_cq_poll(cq, &completion, 1) == 1) tl_tensor_put(completion.tensor);
+    while (tl_cq_poll(cq, &completion, 1) == 1)
+        tl_tensor_put(completion.tensor);
     detach(cq);
     close(cq->fd);
     pthread_cond_destroy(&cq->cond);

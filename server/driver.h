@@ -2,8 +2,8 @@
 /*
  * Who drives a worker's loop: a thread of ours, or the callers that wait.
  *
- * Without a thread (TL_PROGRESS_CALLER) whoever waits takes the loop for one round after another until what it waits for has
- * happened, and hands it to the next that waits.
+ * Without a thread (TL_PROGRESS_CALLER) whoever waits takes the loop for one round after another until what it waits
+ * for has happened, and hands it to the next that waits.
  *
  * With a thread (TL_PROGRESS_THREAD) the thread drives. But a caller that blocks in one call after another would pay
  * two thread switches for each; so after a few such calls in close succession the thread parks and lets the callers

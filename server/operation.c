@@ -310,8 +310,7 @@ static void recv_start(struct tl_op *op)
     struct tl_error error;
     op->state = OP_RUNNING;
     if (tl_peer_is_self(op->peer)) {
-        op->receiver =
-            (struct tl_receiver){.id = id, .key = op->key, .step = op->step, .deliver = self_deliver};
+        op->receiver = (struct tl_receiver){.id = id, .key = op->key, .step = op->step, .deliver = self_deliver};
         tl_rendezvous_receive(worker->table, &op->receiver);
     } else if (tl_rendezvous_check_step(worker->table, op->step, &error) != TL_OK) {
         recv_fail(op, &error);
@@ -557,7 +556,8 @@ static enum tl_status op_run(struct tl_op *op, struct tl_completion *ret_complet
     tl_wait_init(&wait, &worker->driver);
     op->wait = &wait;
     op_submit(op);
-    while (!tl_wait_for(&wait, TL_TIME_NEVER)) continue;
+    while (!tl_wait_for(&wait, TL_TIME_NEVER))
+        continue;
     tl_wait_fini(&wait);
     tl_worker_leave(worker);
     op_take(&op->item, ret_completion);

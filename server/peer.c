@@ -13,8 +13,8 @@
  * worker with the smaller name and drain the other. A link with a new incarnation replaces one with the old: the peer
  * has restarted, and what was reserved for its former self is offered again.
  *
- * The members come as events (add_member); the configuration is their only source so far. A connection is a set of paths,
- * each with its own state; gRPC is the only one so far.
+ * The members come as events (add_member); the configuration is their only source so far. A connection is a set of
+ * paths, each with its own state; gRPC is the only one so far.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,9 +35,9 @@
 
 /* How a peer is reached by one transport. */
 struct path {
-    const char *transport;    /* "grpc" */
-    struct tl_link *link;     /* in use: up; NULL: none */
-    struct tl_link *opening;  /* ours, not greeted yet; NULL: none */
+    const char *transport;   /* "grpc" */
+    struct tl_link *link;    /* in use: up; NULL: none */
+    struct tl_link *opening; /* ours, not greeted yet; NULL: none */
     enum tl_peer_state state;
     struct tl_error reason;   /* why it is down; code TL_OK otherwise */
     unsigned failure_count;   /* since it was up last */
@@ -101,7 +101,8 @@ static void wait_end(struct tl_peer_wait *wait)
 {
     const struct tl_worker *worker = wait->command.worker;
     tl_list_remove(&wait->link);
-    for (size_t i = 0; i < wait->count; i++) tl_peer_by_id(worker, wait->peers[i])->awaited--;
+    for (size_t i = 0; i < wait->count; i++)
+        tl_peer_by_id(worker, wait->peers[i])->awaited--;
 }
 
 static void check_waits(struct tl_worker *worker)
@@ -232,8 +233,8 @@ static bool is_preferred(const struct tl_peer *peer, const struct tl_link *curre
     return tl_link_is_ours(other) == is_ours_preferred;
 }
 
-/* Ends the link that another one replaces. One that was opened by the same side is dead: that side would not have opened
- * a second one otherwise. */
+/* Ends the link that another one replaces. One that was opened by the same side is dead: that side would not have
+ * opened a second one otherwise. */
 static void end_former(const struct tl_peer *peer, struct tl_link *former, const struct tl_link *link, bool is_restart)
 {
     if (!is_restart && tl_link_is_ours(former) != tl_link_is_ours(link)) {
@@ -475,7 +476,8 @@ enum tl_status tl_worker_find_peer(struct tl_worker *worker, const char *name, t
 
 size_t tl_worker_peers(struct tl_worker *worker, tl_peer_id *ret_peers, size_t capacity)
 {
-    for (size_t i = 0; i < worker->peer_count && i < capacity; i++) ret_peers[i] = worker->peers[i]->id;
+    for (size_t i = 0; i < worker->peer_count && i < capacity; i++)
+        ret_peers[i] = worker->peers[i]->id;
     return worker->peer_count;
 }
 
@@ -538,8 +540,10 @@ static void run_wait_start(struct tl_command *command)
     struct tl_peer_wait *wait = TL_CONTAINER_OF(command, struct tl_peer_wait, command);
     struct tl_worker *worker = command->worker;
     tl_list_push_back(&worker->peer_waits, &wait->link);
-    for (size_t i = 0; i < wait->count; i++) tl_peer_by_id(worker, wait->peers[i])->awaited++;
-    for (size_t i = 0; i < wait->count; i++) want(tl_peer_by_id(worker, wait->peers[i]));
+    for (size_t i = 0; i < wait->count; i++)
+        tl_peer_by_id(worker, wait->peers[i])->awaited++;
+    for (size_t i = 0; i < wait->count; i++)
+        want(tl_peer_by_id(worker, wait->peers[i]));
     check_waits(worker);
 }
 

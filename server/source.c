@@ -2,10 +2,10 @@
 /*
  * What peers and clients ask of this worker, between the control plane and the rendezvous table.
  *
- * Happy path: a request becomes a receiver in the table; the table's answer, now or later, is the reply; the end of the serve
- * acknowledges, releases or orphans what was reserved for it.
- * Failure modes: a worker that is closing refuses; a request that broke off frees its slot at once if it still waited,
- * else the value stays reserved for reservation_timeout_ns.
+ * Happy path: a request becomes a receiver in the table; the table's answer, now or later, is the reply; the end of the
+ * serve acknowledges, releases or orphans what was reserved for it. Failure modes: a worker that is closing refuses; a
+ * request that broke off frees its slot at once if it still waited, else the value stays reserved for
+ * reservation_timeout_ns.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -166,8 +166,8 @@ static void pushed_released(void *data, void *context)
     free(pushed);
 }
 
-static enum tl_status publish_pushed(struct tl_worker *worker, const char *key, uint64_t step,
-                                     struct tl_tensor *tensor, uint64_t *ret_publication, struct tl_error *ret_error)
+static enum tl_status publish_pushed(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
+                                     uint64_t *ret_publication, struct tl_error *ret_error)
 {
     struct pushed *pushed = malloc(sizeof(*pushed));
     if (pushed == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to publish %s", key);
@@ -186,8 +186,8 @@ static enum tl_status publish_pushed(struct tl_worker *worker, const char *key, 
 }
 
 static enum tl_status publish(void *context, const struct tl_identity *client, const char *key, uint64_t step,
-                              const struct tl_meta_data *meta_data, struct tl_tensor *tensor,
-                              uint64_t *ret_publication, struct tl_error *ret_error)
+                              const struct tl_meta_data *meta_data, struct tl_tensor *tensor, uint64_t *ret_publication,
+                              struct tl_error *ret_error)
 {
     struct tl_worker *worker = context;
     (void)client;

@@ -40,7 +40,8 @@ void tl_worker_run(struct tl_worker *worker, struct tl_command *command, void (*
     tl_worker_enter(worker);
     tl_wait_init(&command->wait, &worker->driver);
     tl_loop_post(worker->loop, &command->letter);
-    while (!tl_wait_for(&command->wait, TL_TIME_NEVER)) continue;
+    while (!tl_wait_for(&command->wait, TL_TIME_NEVER))
+        continue;
     tl_wait_fini(&command->wait);
     tl_worker_leave(worker);
 }
@@ -166,10 +167,10 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
     return status;
 }
 
-/* gRPC takes fresh memory for every piece it receives. Until a program has freed one large block, glibc returns such memory to the
- * kernel each time and has it zeroed again, which halves the rate of large tensors. Freeing one block as large as
- * glibc's own adaptation goes (32 MiB) makes it keep up to twice that; a program that has set these thresholds itself
- * keeps its own. */
+/* gRPC takes fresh memory for every piece it receives. Until a program has freed one large block, glibc returns such
+ * memory to the kernel each time and has it zeroed again, which halves the rate of large tensors. Freeing one block as
+ * large as glibc's own adaptation goes (32 MiB) makes it keep up to twice that; a program that has set these thresholds
+ * itself keeps its own. */
 static void teach_allocator(void)
 {
     void *volatile block = malloc((size_t)31 << 20);
@@ -235,7 +236,8 @@ static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
 static void stop_now(struct tl_worker *worker)
 {
     begin_stop(worker, tl_clock_now_ns());
-    while (!worker->is_stopped) tl_loop_run_once(worker->loop, TL_TIME_NEVER);
+    while (!worker->is_stopped)
+        tl_loop_run_once(worker->loop, TL_TIME_NEVER);
 }
 
 struct close_command {
@@ -263,7 +265,8 @@ void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns)
     struct close_command close = {.deadline_ns = tl_clock_deadline_ns(timeout_ns)};
     tl_wait_init(&close.stopped, &worker->driver);
     tl_worker_run(worker, &close.command, run_close);
-    while (!tl_wait_for(&close.stopped, TL_TIME_NEVER)) continue;
+    while (!tl_wait_for(&close.stopped, TL_TIME_NEVER))
+        continue;
     tl_wait_fini(&close.stopped);
     /* What is left are operations whose memory gRPC has not let go of yet, and threads on their way out. */
     while (__atomic_load_n(&worker->open_ops, __ATOMIC_ACQUIRE) > 0 ||
@@ -335,8 +338,7 @@ static void run_stats(struct tl_command *command)
     };
 }
 
-enum tl_status tl_worker_stats(struct tl_worker *worker, struct tl_worker_stats *ret_stats,
-                               struct tl_error *ret_error)
+enum tl_status tl_worker_stats(struct tl_worker *worker, struct tl_worker_stats *ret_stats, struct tl_error *ret_error)
 {
     if (ret_stats->size_bytes != sizeof(*ret_stats)) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "size_bytes must be sizeof(struct tl_worker_stats)");
@@ -421,8 +423,8 @@ static void run_step(struct tl_command *command)
     tl_ops_fail_receives(worker, &step->step, &ended);
 }
 
-enum tl_status tl_worker_abort_step(struct tl_worker *worker, uint64_t step, enum tl_status status,
-                                    const char *message, struct tl_error *ret_error)
+enum tl_status tl_worker_abort_step(struct tl_worker *worker, uint64_t step, enum tl_status status, const char *message,
+                                    struct tl_error *ret_error)
 {
     if (status <= TL_OK || status > TL_UNAUTHENTICATED) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a step is aborted with an error, not with status %d",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The worker as its files see it: worker.c (open, close, queries), peer.c (who is reachable and how), source.c (requests of
- * peers), operation.c (sends and receives of this process).
+ * The worker as its files see it: worker.c (open, close, queries), peer.c (who is reachable and how), source.c
+ * (requests of peers), operation.c (sends and receives of this process).
  *
  * Everything here belongs to the loop's owner, except what says otherwise. The public functions bring their work to
  * that thread as letters.
@@ -41,12 +41,12 @@ struct tl_worker {
     size_t peer_count;
     struct tl_list peer_waits; /* of struct tl_peer_wait (peer.c) */
 
-    struct tl_op *ops; /* by id: all that have not completed */
-    uint64_t next_op;  /* any thread, atomic */
-    uint64_t open_ops; /* submitted and not completed; any thread, atomic */
-    uint64_t next_request;  /* number of the latest request to a peer */
-    uint64_t blocked_calls; /* threads that wait inside the library; any thread, atomic */
-    struct tl_list serves; /* of struct served (source.c) */
+    struct tl_op *ops;            /* by id: all that have not completed */
+    uint64_t next_op;             /* any thread, atomic */
+    uint64_t open_ops;            /* submitted and not completed; any thread, atomic */
+    uint64_t next_request;        /* number of the latest request to a peer */
+    uint64_t blocked_calls;       /* threads that wait inside the library; any thread, atomic */
+    struct tl_list serves;        /* of struct served (source.c) */
     struct tl_timer expire_timer; /* for reservations whose receiver broke off */
     uint64_t pushed_bytes;        /* admitted or published by clients, not released; any thread, atomic */
 

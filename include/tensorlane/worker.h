@@ -186,12 +186,12 @@ struct tl_recv_options {
 };
 
 /* Offers a tensor to one receiver of (key, step), who may ask before or after. The memory is read, not copied: its
- * contents must not change until the completion. The operation completes when the receiver has acknowledged the whole tensor.
- * Errors of the call: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory.
- * Errors of the completion: TL_ALREADY_EXISTS: (key, step) is already offered here. TL_RESOURCE_EXHAUSTED: the
- * configured bytes are held. TL_DEADLINE_EXCEEDED: nobody received it in time. TL_CANCELLED: tl_cancel, close, or the
- * step ended. The status of tl_worker_abort_step.
- * Ownership: the worker takes a reference of its own, and the completion comes only after the last one is put. */
+ * contents must not change until the completion. The operation completes when the receiver has acknowledged the whole
+ * tensor. Errors of the call: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory. Errors of the completion:
+ * TL_ALREADY_EXISTS: (key, step) is already offered here. TL_RESOURCE_EXHAUSTED: the configured bytes are held.
+ * TL_DEADLINE_EXCEEDED: nobody received it in time. TL_CANCELLED: tl_cancel, close, or the step ended. The status of
+ * tl_worker_abort_step. Ownership: the worker takes a reference of its own, and the completion comes only after the
+ * last one is put. */
 TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
                               int64_t timeout_ns, struct tl_cq *cq, void *user_data, tl_op_id *ret_op,
                               struct tl_error *ret_error) TL_MUST_USE;
@@ -220,8 +220,9 @@ TL_API enum tl_status tl_recv_wait(struct tl_worker *worker, tl_peer_id peer, co
 TL_API enum tl_status tl_cancel(struct tl_worker *worker, tl_op_id op) TL_MUST_USE;
 
 /* Publishes a tensor under a key, with step as its version, replacing what was published under it; transfers that run
- * finish with the old bytes. The contents must not change until the tensor is replaced or withdrawn and its memory released.
- * Errors: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory. Ownership: the worker takes a reference. */
+ * finish with the old bytes. The contents must not change until the tensor is replaced or withdrawn and its memory
+ * released. Errors: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory. Ownership: the worker takes a
+ * reference. */
 TL_API enum tl_status tl_publish(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
                                  struct tl_error *ret_error) TL_MUST_USE;
 
@@ -252,15 +253,15 @@ struct tl_worker_stats {
     uint64_t bytes_copied_send; /* copied by the CPU on the sending side: small tensors only */
     uint64_t frames_sent;       /* messages between workers */
     uint64_t frames_received;
-    uint64_t requests_retried;   /* asked again after a broken connection */
-    uint64_t tensors_dropped;    /* sent, never received, dropped at the end of a step */
-    uint64_t waiting_receivers;  /* now: receives, local and remote, that wait for a tensor of this worker */
-    uint64_t held_tensors;       /* now: sent and not yet received */
-    uint64_t held_bytes;         /* now */
-    uint64_t published_tensors;  /* now */
-    uint64_t published_bytes;    /* now */
-    uint64_t open_operations;    /* now */
-    uint64_t protocol_errors;    /* connections ended because a peer broke the protocol */
+    uint64_t requests_retried;  /* asked again after a broken connection */
+    uint64_t tensors_dropped;   /* sent, never received, dropped at the end of a step */
+    uint64_t waiting_receivers; /* now: receives, local and remote, that wait for a tensor of this worker */
+    uint64_t held_tensors;      /* now: sent and not yet received */
+    uint64_t held_bytes;        /* now */
+    uint64_t published_tensors; /* now */
+    uint64_t published_bytes;   /* now */
+    uint64_t open_operations;   /* now */
+    uint64_t protocol_errors;   /* connections ended because a peer broke the protocol */
 };
 
 /* Errors: TL_INVALID_ARGUMENT: size_bytes. */
