@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Answers of servers when memory runs out: nothing is given, nothing is left behind. (What bad bytes do is tried over a
+ * connection, in tests/integration/client_test.c.) */
+#include <check.h>
+
+#include "fakes/fault_alloc.h"
+
+#include "control/description.c"
+#include "control/responses.c"
+
+static struct tl_arena arena;
+static struct tl_error error;
+
+static void setup(void)
+{
+    ck_assert(tl_arena_init(&arena, 65536, &error) == TL_OK);
+}
+
+static void teardown(void)
+{
+    tl_arena_fini(&arena);
+}
+
+static grpc_byte_buffer *identify_response(void)
+{
+    Tensorlane__V1__TransportState transport = TENSORLANE__V1__TRANSPORT_STATE__INIT;
+    Tensorlane__V1__TransportState *transports[] = {&transport};
+    Tensorlane__V1__PeerState peer = TENSORLANE__V1__PEER_STATE__INIT;
+    Tensorlane__V1__PeerState *peers[] = {&peer, &peer};
+    Tensorlane__V1__Counter counter = TENSORLANE__V1__COUNTER__INIT;
+    Tensorlane__V1__Counter *counters[] = {&counter};
+    Tensorlane__V1__IdentifyResponse response = TENSORLANE__V1__IDENTIFY_RESPONSE__INIT;
+    response.n_transports = 1;
+    response.transports = transports;
+    response.n_peers = 2;
+    response.peers = peers;
+    response.n_counters = 1;
+    response.counters = counters;
+    return tl_wire_write(&response.base);
+}
+
+START_TEST(description_without_memory)
+{
+    grpc_byte_buffer *buffer = identify_response();
+    unsigned number = 0;
+    bool was_hit = true;
+    while (was_hit) {
+        struct tl_description description = {.task = 99};
+        fault_arm(++number);
+        enum tl_status status = tl_identify_response_read(buffer, &arena, &description, &error);
+        was_hit = fault_was_hit();
+        ck_assert_int_eq(status, was_hit ? TL_RESOURCE_EXHAUSTED : TL_OK);
+        if (was_hit) {
+            ck_assert_uint_eq(description.task, 99);
+            ck_assert_int_eq(error.code, TL_RESOURCE_EXHAUSTED);
+        } else {
+            ck_assert_uint_eq(description.peer_count, 2);
+            ck_assert_str_eq(description.peers[1].reason, "");
+            tl_description_fini(&description);
+        }
+    }
+    /* 2 texts of its own, 3 arrays, 2 texts of the transport, 2 x 4 of the peers, 1 of the counter. */
+    ck_assert_uint_eq(number, 1 + 2 + 3 + 2 + 8 + 1);
+    grpc_byte_buffer_destroy(buffer);
+}
+END_TEST
+
+START_TEST(listing_without_memory)
+{
+    Tensorlane__V1__MetaData meta_data = TENSORLANE__V1__META_DATA__INIT;
+    meta_data.is_dead = 1;
+    Tensorlane__V1__ListEntry entry = TENSORLANE__V1__LIST_ENTRY__INIT;
+    entry.key = (char *)"k";
+    entry.meta_data = &meta_data;
+    Tensorlane__V1__ListEntry *entries[] = {&entry, &entry};
+    Tensorlane__V1__ListResponse response = TENSORLANE__V1__LIST_RESPONSE__INIT;
+    response.n_entries = 2;
+    response.entries = entries;
+    grpc_byte_buffer *buffer = tl_wire_write(&response.base);
+    unsigned number = 0;
+    bool was_hit = true;
+    while (was_hit) {
+        struct tl_listing_builder builder = {0};
+        fault_arm(++number);
+        enum tl_status status = tl_list_response_read(buffer, &arena, &builder, &error);
+        was_hit = fault_was_hit();
+        ck_assert_int_eq(status, was_hit ? TL_RESOURCE_EXHAUSTED : TL_OK);
+        ck_assert_uint_le(builder.listing.count, 2);
+        if (!was_hit) ck_assert_uint_eq(builder.listing.count, 2);
+        tl_listing_fini(&builder.listing);
+    }
+    /* The items, then a key each. */
+    ck_assert_uint_eq(number, 1 + 3);
+    grpc_byte_buffer_destroy(buffer);
+}
+END_TEST
+
+START_TEST(nothing_is_freed)
+{
+    struct tl_description description = {0};
+    struct tl_listing listing = {0};
+    tl_description_fini(&description);
+    tl_listing_fini(&listing);
+    ck_assert_ptr_null(description.peers);
+    ck_assert_ptr_null(listing.items);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("responses");
+    TCase *tcase = tcase_create("responses");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, description_without_memory);
+    tcase_add_test(tcase, listing_without_memory);
+    tcase_add_test(tcase, nothing_is_freed);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
