@@ -28,17 +28,15 @@ write_basic_package_version_file(${CMAKE_BINARY_DIR}/tensorlaneConfigVersion.cma
 install(FILES ${CMAKE_BINARY_DIR}/tensorlaneConfig.cmake ${CMAKE_BINARY_DIR}/tensorlaneConfigVersion.cmake
     DESTINATION ${package})
 
-install(FILES config/schema.json DESTINATION ${data} OPTIONAL)
-install(DIRECTORY config/examples DESTINATION ${data}/config OPTIONAL)
-install(DIRECTORY examples DESTINATION ${data} OPTIONAL FILES_MATCHING PATTERN "*.c" PATTERN "README*")
+install(FILES config/schema.json DESTINATION ${data}/config)
+install(DIRECTORY config/examples DESTINATION ${data}/config)
+install(DIRECTORY examples DESTINATION ${data} FILES_MATCHING PATTERN "*.c" PATTERN "README*")
 install(DIRECTORY proto/tensorlane proto/grpc DESTINATION ${data}/proto FILES_MATCHING PATTERN "*.proto")
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
-install(PROGRAMS deploy/slurm.sh DESTINATION ${data}/deploy OPTIONAL)
+install(PROGRAMS deploy/slurm.sh DESTINATION ${data}/deploy)
 
 set(unit_template "${CMAKE_SOURCE_DIR}/deploy/tensorlane@.service.in")
-if(EXISTS ${unit_template})
-    install(CODE "
-        set(bindir \${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR})
-        configure_file(\"${unit_template}\" \"${CMAKE_BINARY_DIR}/tensorlane@.service\" @ONLY)")
-    install(FILES "${CMAKE_BINARY_DIR}/tensorlane@.service" DESTINATION lib/systemd/system)
-endif()
+install(CODE "
+    set(bindir \${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_BINDIR})
+    configure_file(\"${unit_template}\" \"${CMAKE_BINARY_DIR}/tensorlane@.service\" @ONLY)")
+install(FILES "${CMAKE_BINARY_DIR}/tensorlane@.service" DESTINATION lib/systemd/system)

@@ -60,7 +60,7 @@ def judge(path, quote, header):
         if own in ("include", "examples"):
             return "only <tensorlane/...> and the system's headers belong here"
         return None if target == own or target in FOLDERS[own] else f"{own} may not include {target}"
-    if quote == '"':
+    if quote == '"' and not path.startswith("tests/bench/"):
         return "project headers are included by their path from the root"
     for pattern, allowed in FOREIGN.items():
         if fnmatch.fnmatch(header, pattern) and not is_among(path, allowed):
