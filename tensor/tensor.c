@@ -138,7 +138,7 @@ enum tl_status tl_tensor_create(enum tl_dtype dtype, unsigned rank, const uint64
                                 struct tl_error *ret_error)
 {
     struct tl_meta_data meta_data;
-    uint64_t count;
+    uint64_t count = 0;
     enum tl_status status = describe_plain(dtype, rank, dims, &meta_data, &count, ret_error);
     if (status != TL_OK) return status;
     return create_own(&meta_data, count, ret_tensor, ret_error);
@@ -147,7 +147,7 @@ enum tl_status tl_tensor_create(enum tl_dtype dtype, unsigned rank, const uint64
 enum tl_status tl_tensor_create_for(const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
                                     struct tl_error *ret_error)
 {
-    uint64_t count;
+    uint64_t count = 0;
     enum tl_status status = tl_meta_data_validate(meta_data, ret_error);
     if (status != TL_OK) return status;
     if (meta_data->is_dead) return tl_tensor_create_dead(ret_tensor, ret_error);
@@ -170,7 +170,7 @@ enum tl_status tl_tensor_create_strings(unsigned rank, const uint64_t *dims, con
 {
     struct tl_meta_data meta_data;
     struct tl_tensor *tensor;
-    uint64_t count;
+    uint64_t count = 0;
     enum tl_status status = describe(TL_STRING, rank, dims, &meta_data, ret_error);
     if (status != TL_OK) return status;
     status = tl_shape_element_count(&meta_data.shape, &count, ret_error);
@@ -230,7 +230,7 @@ enum tl_status tl_tensor_wrap(const struct tl_tensor_view *view, struct tl_tenso
                               struct tl_error *ret_error)
 {
     struct tl_meta_data meta_data;
-    uint64_t count;
+    uint64_t count = 0;
     if (view->size_bytes != sizeof(*view))
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "view->size_bytes is %zu, not %zu; set it to sizeof(struct tl_tensor_view)",

@@ -42,7 +42,7 @@ static void teardown(void)
 
 static struct tl_fault_range *add(int protection)
 {
-    struct tl_fault_range *range;
+    struct tl_fault_range *range = NULL;
     ck_assert_int_eq(tl_fault_range_add((const void *)bytes, 3 * page, protection, &range, &error), TL_OK);
     return range;
 }

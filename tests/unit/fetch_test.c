@@ -55,7 +55,7 @@ static void begin(const struct tl_meta_data *meta_data, uint64_t publication, ui
 
 static void receive(uint64_t len)
 {
-    void *address;
+    void *address = NULL;
     ck_assert_int_eq(tl_fetch_next(&fetch, len, &address, &error), TL_OK);
     if (len > 0) memcpy(address, bytes + fetch.received_bytes, len);
     tl_fetch_advance(&fetch, len);
@@ -124,7 +124,7 @@ END_TEST
 START_TEST(dead)
 {
     const struct tl_meta_data meta_data = {.is_dead = true};
-    void *address;
+    void *address = NULL;
     begin(&meta_data, 7, 0);
     ck_assert(tl_tensor_is_dead(fetch.destination));
     ck_assert(tl_fetch_is_complete(&fetch));

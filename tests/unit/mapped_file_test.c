@@ -47,7 +47,7 @@ END_TEST
 
 START_TEST(empty)
 {
-    struct tl_mapped_file *nothing;
+    struct tl_mapped_file *nothing = NULL;
     temp_write(temp_path("empty"), "", 0);
     ck_assert_int_eq(tl_mapped_file_open(temp_path("empty"), &nothing, &error), TL_OK);
     ck_assert_uint_eq(tl_mapped_file_size_bytes(nothing), 0);
@@ -154,7 +154,7 @@ END_TEST
 /* What was opened is closed again: the lowest free descriptor is the same. */
 START_TEST(no_descriptor_is_left)
 {
-    struct tl_mapped_file *other;
+    struct tl_mapped_file *other = NULL;
     int before = dup(0);
     close(before);
     ck_assert_int_eq(tl_mapped_file_open(temp_path("f"), &other, &error), TL_OK);

@@ -55,7 +55,7 @@ START_TEST(read_again)
     ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
     ck_assert_uint_eq(temp_entry_count(temp_path("out")), TL_ARRAY_COUNT(slots));
     for (size_t i = 0; i < TL_ARRAY_COUNT(slots); i++) {
-        struct tl_tensor_list list;
+        struct tl_tensor_list list = {0};
         snprintf(path, sizeof(path), "out/%s.npy", slots[i].name);
         enum tl_status status = tl_npy_read(temp_path(path), &list, &error);
         ck_assert_msg(status == TL_OK, "%s", error.message);

@@ -17,7 +17,7 @@ static const unsigned char three_bytes[] = {2, 0, 0, 0, 0, 0, 0, 0, 0, 0,   0,  
 
 START_TEST(serialized)
 {
-    uint64_t size_bytes;
+    uint64_t size_bytes = 0;
     unsigned char bytes[sizeof(three_bytes)];
     ck_assert_int_eq(tl_strings_size_bytes(three, 3, &size_bytes, &error), TL_OK);
     ck_assert_uint_eq(size_bytes, sizeof(three_bytes));
@@ -44,7 +44,7 @@ END_TEST
 START_TEST(found)
 {
     struct tl_string_index *index = tl_string_index_create(3);
-    struct tl_string string;
+    struct tl_string string = {0};
     ck_assert_int_eq(tl_string_index_build(index, three_bytes, sizeof(three_bytes), &error), TL_OK);
     for (uint64_t i = 0; i < 3; i++) {
         ck_assert_int_eq(tl_string_index_find(index, three_bytes, sizeof(three_bytes), i, &string, &error), TL_OK);
@@ -61,7 +61,7 @@ START_TEST(found_among_many)
     enum { COUNT = 1000 };
     static char texts[COUNT][8];
     static struct tl_string strings[COUNT];
-    uint64_t size_bytes;
+    uint64_t size_bytes = 0;
     for (int i = 0; i < COUNT; i++)
         strings[i] = (struct tl_string){texts[i], (uint64_t)snprintf(texts[i], sizeof(texts[i]), "%d", i)};
     ck_assert_int_eq(tl_strings_size_bytes(strings, COUNT, &size_bytes, &error), TL_OK);
@@ -70,7 +70,7 @@ START_TEST(found_among_many)
     struct tl_string_index *index = tl_string_index_create(COUNT);
     ck_assert_int_eq(tl_string_index_build(index, bytes, size_bytes, &error), TL_OK);
     for (uint64_t i = 0; i < COUNT; i++) {
-        struct tl_string string;
+        struct tl_string string = {0};
         ck_assert_int_eq(tl_string_index_find(index, bytes, size_bytes, i, &string, &error), TL_OK);
         ck_assert_uint_eq(string.len_bytes, strings[i].len_bytes);
         ck_assert_mem_eq(string.data, texts[i], string.len_bytes);
@@ -93,7 +93,7 @@ END_TEST
 START_TEST(damage_is_found)
 {
     struct tl_string_index *index = tl_string_index_create(3);
-    struct tl_string string;
+    struct tl_string string = {0};
     unsigned char bytes[sizeof(three_bytes) + 1] = {0};
     /* Too short for its table, ends too early, ends too late. */
     ck_assert_int_eq(tl_string_index_build(index, three_bytes, 23, &error), TL_DATA_LOSS);
@@ -113,7 +113,7 @@ END_TEST
 START_TEST(not_built)
 {
     struct tl_string_index *index = tl_string_index_create(3);
-    struct tl_string string;
+    struct tl_string string = {0};
     ck_assert_int_eq(tl_string_index_find(index, three_bytes, sizeof(three_bytes), 0, &string, &error), TL_DATA_LOSS);
     /* What was built before does not outlive a failure. */
     ck_assert_int_eq(tl_string_index_build(index, three_bytes, sizeof(three_bytes), &error), TL_OK);
@@ -127,7 +127,7 @@ END_TEST
 START_TEST(changed_meanwhile)
 {
     struct tl_string_index *index = tl_string_index_create(3);
-    struct tl_string string;
+    struct tl_string string = {0};
     unsigned char *bytes = malloc(sizeof(three_bytes));
     memcpy(bytes, three_bytes, sizeof(three_bytes));
     ck_assert_int_eq(tl_string_index_build(index, bytes, sizeof(three_bytes), &error), TL_OK);
@@ -142,7 +142,7 @@ END_TEST
 START_TEST(index_beyond_the_count)
 {
     struct tl_string_index *index = tl_string_index_create(3);
-    struct tl_string string;
+    struct tl_string string = {0};
     enum tl_status status = tl_string_index_find(index, three_bytes, sizeof(three_bytes), 3, &string, &error);
     ck_abort_msg("returned %d", (int)status);
 }

@@ -17,7 +17,7 @@ static const uint64_t dims_2x3[] = {2, 3};
 
 START_TEST(created)
 {
-    struct tl_tensor *tensor;
+    struct tl_tensor *tensor = NULL;
     ck_assert_int_eq(tl_tensor_create(TL_F32, 2, dims_2x3, &tensor, &error), TL_OK);
     ck_assert_int_eq(tl_tensor_dtype(tensor), TL_F32);
     ck_assert_uint_eq(tl_tensor_rank(tensor), 2);
@@ -35,7 +35,7 @@ END_TEST
 
 START_TEST(created_large)
 {
-    struct tl_tensor *tensor;
+    struct tl_tensor *tensor = NULL;
     const uint64_t len = (UINT64_C(5) << 20) + 3;
     ck_assert_int_eq(tl_tensor_create(TL_U8, 1, &len, &tensor, &error), TL_OK);
     memset(tl_tensor_data(tensor), 1, len);
@@ -45,7 +45,7 @@ END_TEST
 
 START_TEST(created_scalar_and_empty)
 {
-    struct tl_tensor *tensor;
+    struct tl_tensor *tensor = NULL;
     const uint64_t empty[] = {3, 0, INT64_MAX};
     ck_assert_int_eq(tl_tensor_create(TL_F64, 0, NULL, &tensor, &error), TL_OK);
     ck_assert_uint_eq(tl_tensor_size_bytes(tensor), 8);
@@ -80,7 +80,7 @@ END_TEST
 
 START_TEST(dead)
 {
-    struct tl_tensor *tensor;
+    struct tl_tensor *tensor = NULL;
     ck_assert_int_eq(tl_tensor_create_dead(&tensor, &error), TL_OK);
     ck_assert(tl_tensor_is_dead(tensor));
     ck_assert(!tl_tensor_is_writable(tensor));
@@ -101,7 +101,7 @@ START_TEST(created_for_meta_data)
         {.dtype = TL_BOOL, .shape = {2, {0, 4}}},
     };
     for (size_t i = 0; i < TL_ARRAY_COUNT(cases); i++) {
-        struct tl_tensor *tensor;
+        struct tl_tensor *tensor = NULL;
         ck_assert_int_eq(tl_tensor_create_for(&cases[i], &tensor, &error), TL_OK);
         ck_assert(tl_meta_data_is_equal(tl_tensor_meta_data(tensor), &cases[i]));
         tl_tensor_put(tensor);
@@ -143,7 +143,7 @@ static struct tl_tensor_view float_view(void)
 
 START_TEST(wrapped)
 {
-    struct tl_tensor *tensor;
+    struct tl_tensor *tensor = NULL;
     struct tl_tensor_view view = float_view();
     view.offset_bytes = 8;
     ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, &error), TL_OK);
@@ -163,7 +163,7 @@ END_TEST
 
 START_TEST(wrapped_read_only_without_release)
 {
-    struct tl_tensor *tensor;
+    struct tl_tensor *tensor = NULL;
     struct tl_tensor_view view = float_view();
     view.read_only = true;
     view.release = NULL;
@@ -175,7 +175,7 @@ END_TEST
 
 START_TEST(wrapped_nothing)
 {
-    struct tl_tensor *tensor;
+    struct tl_tensor *tensor = NULL;
     const uint64_t empty = 0;
     struct tl_tensor_view view = {
         .size_bytes = sizeof(view), .dtype = TL_U8, .rank = 1, .dims = &empty, .release = release};
@@ -198,7 +198,7 @@ START_TEST(strides_accepted)
         {0, {0}, {0}},
     };
     for (size_t i = 0; i < TL_ARRAY_COUNT(cases); i++) {
-        struct tl_tensor *tensor;
+        struct tl_tensor *tensor = NULL;
         struct tl_tensor_view view = float_view();
         view.rank = cases[i].rank;
         view.dims = cases[i].dims;
@@ -279,8 +279,8 @@ static const struct tl_string words[] = {{"ab", 2}, {NULL, 0}, {"c", 1}, {"def",
 
 START_TEST(strings)
 {
-    struct tl_tensor *tensor;
-    struct tl_string string;
+    struct tl_tensor *tensor = NULL;
+    struct tl_string string = {0};
     ck_assert_int_eq(tl_tensor_create_strings(2, dims_2x3, words, &tensor, &error), TL_OK);
     ck_assert_int_eq(tl_tensor_dtype(tensor), TL_STRING);
     ck_assert_uint_eq(tl_tensor_size_bytes(tensor), 6 * 8 + 7);
@@ -297,8 +297,8 @@ END_TEST
 
 START_TEST(string_scalar_and_empty)
 {
-    struct tl_tensor *tensor;
-    struct tl_string string;
+    struct tl_tensor *tensor = NULL;
+    struct tl_string string = {0};
     const uint64_t empty = 0;
     ck_assert_int_eq(tl_tensor_create_strings(0, NULL, words, &tensor, &error), TL_OK);
     ck_assert_int_eq(tl_tensor_string(tensor, 0, &string, &error), TL_OK);
@@ -314,7 +314,7 @@ END_TEST
 START_TEST(string_errors)
 {
     struct tl_tensor *tensor = NULL;
-    struct tl_string string;
+    struct tl_string string = {0};
     const uint64_t huge[] = {INT64_MAX, 2};
     const struct tl_string no_data = {NULL, 1};
     ck_assert_int_eq(tl_tensor_create_strings(17, huge, words, &tensor, &error), TL_INVALID_ARGUMENT);
@@ -334,8 +334,8 @@ START_TEST(received_strings_are_checked)
 {
     const struct tl_meta_data meta_data = {.dtype = TL_STRING, .shape = {1, {1}}, .size_bytes = 10};
     static const unsigned char good[] = {2, 0, 0, 0, 0, 0, 0, 0, 'h', 'i'};
-    struct tl_tensor *tensor;
-    struct tl_string string;
+    struct tl_tensor *tensor = NULL;
+    struct tl_string string = {0};
     ck_assert_int_eq(tl_tensor_create_for(&meta_data, &tensor, &error), TL_OK);
     memset(tl_tensor_data(tensor), 0xff, 10);
     ck_assert_int_eq(tl_tensor_string(tensor, 0, &string, &error), TL_DATA_LOSS);
@@ -352,7 +352,7 @@ END_TEST
 
 START_TEST(alias)
 {
-    struct tl_tensor *base, *tensor;
+    struct tl_tensor *base = NULL, *tensor = NULL;
     struct tl_tensor_view view = float_view();
     view.release_context = floats;
     ck_assert_int_eq(tl_tensor_wrap(&view, &base, &error), TL_OK);
@@ -371,8 +371,8 @@ END_TEST
 
 START_TEST(alias_of_strings_and_dead)
 {
-    struct tl_tensor *base, *tensor;
-    struct tl_string string;
+    struct tl_tensor *base = NULL, *tensor = NULL;
+    struct tl_string string = {0};
     ck_assert_int_eq(tl_tensor_create_strings(2, dims_2x3, words, &base, &error), TL_OK);
     ck_assert_int_eq(tl_tensor_create_alias(base, release, NULL, &tensor, &error), TL_OK);
     tl_tensor_put(base);
@@ -401,7 +401,7 @@ static enum tl_status guard(void *context, const void *data, uint64_t len_bytes,
 
 START_TEST(guarded)
 {
-    struct tl_tensor *tensor, *other;
+    struct tl_tensor *tensor = NULL, *other = NULL;
     struct tl_tensor_view view = float_view();
     ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, &error), TL_OK);
     ck_assert_int_eq(tl_tensor_check_readable(tensor, 4, 8, &error), TL_OK);
@@ -417,7 +417,7 @@ END_TEST
 
 START_TEST(readable_beyond_the_end)
 {
-    struct tl_tensor *tensor;
+    struct tl_tensor *tensor = NULL;
     ck_assert_int_eq(tl_tensor_create(TL_F32, 2, dims_2x3, &tensor, &error), TL_OK);
     enum tl_status status = tl_tensor_check_readable(tensor, 24, 1, &error);
     ck_abort_msg("returned %d", (int)status);
@@ -426,7 +426,7 @@ END_TEST
 
 START_TEST(shared)
 {
-    struct tl_tensor *tensor;
+    struct tl_tensor *tensor = NULL;
     ck_assert_int_eq(tl_tensor_create_dead(&tensor, &error), TL_OK);
     ck_assert(!tl_tensor_is_shared(tensor));
     tl_tensor_get(tensor);
@@ -448,7 +448,7 @@ static void *get_and_put(void *tensor)
 START_TEST(references_of_several_threads)
 {
     pthread_t threads[4];
-    struct tl_tensor *tensor;
+    struct tl_tensor *tensor = NULL;
     struct tl_tensor_view view = float_view();
     ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, &error), TL_OK);
     for (int i = 0; i < 4; i++)
@@ -510,7 +510,7 @@ END_TEST
 
 START_TEST(out_of_memory_for_an_alias)
 {
-    struct tl_tensor *base, *tensor = NULL;
+    struct tl_tensor *base = NULL, *tensor = NULL;
     ck_assert_int_eq(tl_tensor_create_strings(2, dims_2x3, words, &base, &error), TL_OK);
     fault_arm(1);
     ck_assert_int_eq(tl_tensor_create_alias(base, release, NULL, &tensor, &error), TL_RESOURCE_EXHAUSTED);
