@@ -349,14 +349,23 @@ static void announce(struct link_serve *entry, struct tl_frame_builder *builder,
     builder->head_bytes += 64 + 10 * (size_t)builder->meta_data[i].n_dims;
 }
 
+/* Hashes the next bytes, if asked to, and makes sure that they can be read: before they are hashed, and again after,
+ * because a file may shrink in between and be read as zeros. */
+static enum tl_status prepare_bytes(struct link_serve *entry, uint64_t count, struct tl_error *ret_error)
+{
+    struct tl_tensor *tensor = entry->offer.tensor;
+    enum tl_status status = tl_tensor_check_readable(tensor, entry->sent_bytes, count, ret_error);
+    if (status != TL_OK || entry->hash_state == NULL) return status;
+    const unsigned char *data = (const unsigned char *)tl_tensor_data(tensor) + entry->sent_bytes;
+    XXH3_64bits_update(entry->hash_state, data, (size_t)count);
+    entry->hashed_bytes += count;
+    return tl_tensor_check_readable(tensor, entry->sent_bytes, count, ret_error);
+}
+
 static void add_slice(struct link_serve *entry, struct tl_frame_builder *builder, uint64_t count)
 {
     struct tl_tensor *tensor = entry->offer.tensor;
     const unsigned char *data = (const unsigned char *)tl_tensor_data(tensor) + entry->sent_bytes;
-    if (entry->hash_state != NULL) {
-        XXH3_64bits_update(entry->hash_state, data, (size_t)count);
-        entry->hashed_bytes += count;
-    }
     if (count <= COPY_BYTES) {
         builder->slices[builder->slice_count++] = grpc_slice_from_copied_buffer((const char *)data, (size_t)count);
         entry->link->control->stats.bytes_copied_send += count;
@@ -373,7 +382,7 @@ static bool add_chunk(struct link_serve *entry, struct tl_frame_builder *builder
     uint64_t left = bytes_left(entry);
     uint64_t count = tl_min_u64(left, link->control->options.chunk_bytes - builder->data_bytes);
     struct tl_error error;
-    if (count > 0 && tl_tensor_check_readable(entry->offer.tensor, entry->sent_bytes, count, &error) != TL_OK) {
+    if (count > 0 && prepare_bytes(entry, count, &error) != TL_OK) {
         serve_fail(entry, &error);
         return false;
     }
