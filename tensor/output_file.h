@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * One file that is written in place through a mapping, all of its disk space allocated beforehand. Between siblings of
- * this folder.
+ * One file that is written in place through a mapping, after a look whether the disk has room for all of it. Between
+ * siblings of this folder.
  */
 #ifndef TENSOR_OUTPUT_FILE_H
 #define TENSOR_OUTPUT_FILE_H
