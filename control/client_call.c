@@ -105,7 +105,7 @@ enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_opt
     const struct tl_channel_options channel_options = {
         .keepalive_ns = TL_TIME_NEVER,
         .keepalive_timeout_ns = TL_TIME_NEVER,
-        .connect_timeout_ns = options->connect_timeout_ns,
+        .connect_timeout_ns = TL_TIME_NEVER, /* ours ends first, and knows why */
         .max_message_bytes = MAX_RESPONSE_BYTES,
         .user_agent = options->user_agent,
         .authority = options->address,

@@ -51,6 +51,11 @@ enum tl_status tl_endpoint_parse(const char *address, struct tl_endpoint *ret_en
                             "the address \"%s\" has more than one colon; write an IPv6 address as \"[::1]:4000\"",
                             address);
     }
+    if (host_bytes == 0) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "the address \"%s\" has no host; write \"0.0.0.0\" or \"[::]\" for all of this machine",
+                            address);
+    }
     if (host_bytes >= sizeof(ret_endpoint->host)) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the host of the address \"%s\" has %zu bytes; at most %zu",
                             address, host_bytes, sizeof(ret_endpoint->host) - 1);

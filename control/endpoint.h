@@ -13,8 +13,9 @@ struct tl_endpoint {
     char port[6];
 };
 
-/* Takes "host:port" apart; an IPv6 address stands in brackets, an empty host is every address of the machine.
- * Errors: TL_INVALID_ARGUMENT: there is no port or it is not in 0..65535, or the host is too long or has a colon. */
+/* Takes "host:port" apart; an IPv6 address stands in brackets.
+ * Errors: TL_INVALID_ARGUMENT: there is no port or it is not in 0..65535, or the host is empty, too long, or has a
+ * colon. */
 enum tl_status tl_endpoint_parse(const char *address, struct tl_endpoint *ret_endpoint,
                                  struct tl_error *ret_error) TL_MUST_USE;
 

@@ -243,7 +243,7 @@ static enum tl_status check_bindable(const char *address, struct tl_error *ret_e
     if (status != TL_OK) return status;
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
     struct addrinfo *found = NULL;
-    int failure = getaddrinfo(endpoint.host[0] != '\0' ? endpoint.host : NULL, endpoint.port, &hints, &found);
+    int failure = getaddrinfo(endpoint.host, endpoint.port, &hints, &found);
     if (failure != 0) {
         return tl_error_set(ret_error, TL_UNAVAILABLE, "cannot listen on %s: %s; check the name in the configuration",
                             address, gai_strerror(failure));

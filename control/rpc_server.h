@@ -35,7 +35,7 @@ enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char
                                         void *context, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Binds "host:port" (port 0: any) and starts. Errors: TL_ALREADY_EXISTS: the address is in use. TL_UNAVAILABLE: it
- * cannot be bound, naming it and why. */
+ * cannot be resolved or bound, naming it and why. TL_INVALID_ARGUMENT: it is no such address. */
 enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *address, uint16_t *ret_port,
                                    struct tl_error *ret_error) TL_MUST_USE;
 
