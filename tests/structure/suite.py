@@ -76,9 +76,11 @@ def run_tests(preset, *selection, prefix=()):
         for case in xml.etree.ElementTree.parse(results).getroot().iter("testcase"):
             outcome = {"run": "passed", "notrun": "skipped"}.get(case.get("status"), "failed")
             detail = case.findtext("system-out") or ""
-            skipped = case.find("skipped")
+            skipped, failure = case.find("skipped"), case.find("failure")
             if outcome == "skipped" and skipped is not None and "SKIP_RETURN_CODE" not in (skipped.get("message") or ""):
                 outcome, detail = "failed", skipped.get("message") or detail
+            if failure is not None:
+                detail += f"\n({failure.get('message') or 'failed'} after {float(case.get('time') or 0):.0f} s)"
             report(outcome, f"{preset}: {case.get('name')}", detail)
             if outcome == "passed":
                 for part, reason in SKIPPED_INSIDE.findall(detail):
