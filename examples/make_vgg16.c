@@ -132,6 +132,7 @@ int main(int argc, char **argv)
     int fd = open(temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return fail(temporary, errno) != 0;
     int code = write_checkpoint(fd, argv[1], seed);
+    if (code == 0 && fsync(fd) != 0) code = fail(argv[1], errno);
     close(fd);
     if (code == 0 && rename(temporary, argv[1]) != 0) code = fail(argv[1], errno);
     if (code != 0) unlink(temporary);

@@ -184,8 +184,8 @@ int tl_command_config(int argc, char **argv)
     if (first == argc) return tl_options_refuse(&options, "check, show or from-env?");
     const char *action = argv[first++];
     if (strcmp(action, "check") == 0) return check_files(&options, argc - first, argv + first);
+    bool is_show = strcmp(action, "show") == 0;
+    if (!is_show && strcmp(action, "from-env") != 0) return refuse_action(&options, action);
     if (first < argc) return tl_options_refuse(&options, "%s: too much", argv[first]);
-    if (strcmp(action, "show") == 0) return show_task(&show, &options);
-    if (strcmp(action, "from-env") == 0) return print_from_env();
-    return refuse_action(&options, action);
+    return is_show ? show_task(&show, &options) : print_from_env();
 }

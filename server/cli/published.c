@@ -15,14 +15,13 @@ enum tl_status tl_published_not_found(const struct tl_listing *listing, const ch
     const char *nearest = keys ? tl_text_nearest(pattern, keys, listing->count) : NULL;
     free(keys);
     if (listing->count == 0)
-        return tl_error_set(ret_error, TL_NOT_FOUND, "nothing published matches \"%s\": nothing is published at all",
+        return tl_error_set(ret_error, TL_NOT_FOUND, "nothing published matches '%s': nothing is published at all",
                             pattern);
     if (nearest)
-        return tl_error_set(ret_error, TL_NOT_FOUND, "nothing published matches \"%s\"; the nearest is \"%s\"", pattern,
+        return tl_error_set(ret_error, TL_NOT_FOUND, "nothing published matches '%s'; the nearest is '%s'", pattern,
                             nearest);
-    return tl_error_set(ret_error, TL_NOT_FOUND,
-                        "nothing published matches \"%s\"; there are %zu tensors, such as \"%s\"", pattern,
-                        listing->count, listing->items[0].key);
+    return tl_error_set(ret_error, TL_NOT_FOUND, "nothing published matches '%s'; there are %zu tensors, such as '%s'",
+                        pattern, listing->count, listing->items[0].key);
 }
 
 static bool matches_any(const char *key, const char *const *patterns, size_t count)

@@ -71,7 +71,7 @@ static enum tl_status check_storable(const struct tl_pull *pull, struct tl_error
         const struct tl_listed *item = &pull->listing.items[i];
         if (!item->meta_data.is_dead && tl_dtype_is_plain(item->meta_data.dtype)) continue;
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                            "tensor \"%s\" %s, which no file of tensors can hold; leave it out with --exclude '%s'",
+                            "tensor '%s' %s, which no file of tensors can hold; leave it out with --exclude '%s'",
                             item->key, item->meta_data.is_dead ? "is dead" : "consists of strings", item->key);
     }
     return TL_OK;

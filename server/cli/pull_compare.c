@@ -39,7 +39,7 @@ static enum tl_status compare_bytes(const struct tl_tensor *received, const stru
         /* Asked afterwards too: a file that was cut off reads as zeros. */
         enum tl_status status = tl_tensor_check_readable(expected, offset, len, ret_error);
         if (status != TL_OK) return status;
-        if (!is_equal) return tl_error_set(ret_error, TL_DATA_LOSS, "tensor \"%s\" differs from that of %s", key, path);
+        if (!is_equal) return tl_error_set(ret_error, TL_DATA_LOSS, "tensor '%s' differs from that of %s", key, path);
     }
     return TL_OK;
 }
@@ -49,10 +49,10 @@ static enum tl_status compare_item(const struct tl_pull *pull, const struct tl_p
 {
     const struct tl_tensor *expected = find(list, item->listed->key);
     if (!expected)
-        return tl_error_set(ret_error, TL_DATA_LOSS, "tensor \"%s\" was received but %s has none of this name",
+        return tl_error_set(ret_error, TL_DATA_LOSS, "tensor '%s' was received but %s has none of this name",
                             item->listed->key, pull->compare_path);
     if (!tl_meta_data_is_equal(tl_tensor_meta_data(item->destination), tl_tensor_meta_data(expected)))
-        return tl_error_set(ret_error, TL_DATA_LOSS, "tensor \"%s\" has another dtype or shape than that of %s",
+        return tl_error_set(ret_error, TL_DATA_LOSS, "tensor '%s' has another dtype or shape than that of %s",
                             item->listed->key, pull->compare_path);
     return compare_bytes(item->destination, expected, item->listed->key, pull->compare_path, ret_error);
 }

@@ -48,7 +48,7 @@ static enum tl_status submit(struct receiver *receiver, struct tl_error *ret_err
         enum tl_status status = tl_recv(receiver->worker, receiver->peer, item->listed->key, item->listed->step,
                                         &options, TL_TIMEOUT_NONE, receiver->cq, item, &op, ret_error);
         if (status != TL_OK) {
-            if (ret_error) tl_error_prefix(ret_error, "tensor \"%s\": ", item->listed->key);
+            if (ret_error) tl_error_prefix(ret_error, "tensor '%s': ", item->listed->key);
             return status;
         }
         receiver->next++;
@@ -76,7 +76,7 @@ static void take_completion(struct receiver *receiver, const struct tl_completio
     if (receiver->error.code != TL_OK) return;
     receiver->error = completion->status;
     pull->is_misfit = completion->status.code == TL_FAILED_PRECONDITION;
-    tl_error_prefix(&receiver->error, "tensor \"%s\": ", item->listed->key);
+    tl_error_prefix(&receiver->error, "tensor '%s': ", item->listed->key);
 }
 
 /* Nothing has moved for too long: says what is known of the worker. */

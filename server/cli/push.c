@@ -59,7 +59,7 @@ static enum tl_status push_all(struct push *push, struct tl_error *ret_error)
         if (status == TL_OK) {
             push->pushed_count++;
         } else if (ret_error) {
-            tl_error_prefix(ret_error, "tensor \"%s\" (%zu of %zu were published before it): ", item->key,
+            tl_error_prefix(ret_error, "tensor '%s' (%zu of %zu were published before it): ", item->key,
                             push->pushed_count, push->set.count);
         }
     }

@@ -21,7 +21,7 @@ static enum tl_status add_item(struct tl_tensor_set *set, const char *path, cons
     snprintf(key, len + 1, "%s%s", prefix, named->name);
     if (len == 0 || len > TL_MAX_KEY_BYTES || !tl_text_is_utf8(key, len)) {
         tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                     "%s: tensor \"%.64s%s\": its key of %zu bytes is not 1 to %d bytes of UTF-8; rename it", path, key,
+                     "%s: tensor '%.64s%s': its key of %zu bytes is not 1 to %d bytes of UTF-8; rename it", path, key,
                      len > 64 ? "..." : "", len, TL_MAX_KEY_BYTES);
         free(key);
         return TL_INVALID_ARGUMENT;
@@ -65,7 +65,7 @@ static enum tl_status check_unique(const struct tl_tensor_set *set, struct tl_er
     for (size_t i = 1; status == TL_OK && i < set->count; i++) {
         if (strcmp(sorted[i - 1]->key, sorted[i]->key) != 0) continue;
         status = tl_error_set(ret_error, TL_ALREADY_EXISTS,
-                              "tensor \"%s\" is in %s and in %s; publish one of them, or give it another name",
+                              "tensor '%s' is in %s and in %s; publish one of them, or give it another name",
                               sorted[i]->key, sorted[i - 1]->path, sorted[i]->path);
     }
     free(sorted);

@@ -271,10 +271,10 @@ static enum tl_status run_loop(struct up *up, struct tl_error *ret_error)
         poll(polled, up->count + 2, poll_timeout_ms(up));
         for (size_t i = 0; i < up->count; i++)
             if (polled[i + 2].revents) tl_up_child_read_log(&up->children[i]);
+        if (tl_clock_remaining_ns(up->due_ns) == 0) give_up(up);
         take_notifications(up);
         take_signals(up);
         if (up->phase == UP_STARTING && up->ready_count == up->count) all_ready(up);
-        if (tl_clock_remaining_ns(up->due_ns) == 0) give_up(up);
     }
     free(polled);
     return TL_OK;

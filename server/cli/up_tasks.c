@@ -41,7 +41,7 @@ static enum tl_status check_name(const struct tl_config *config, const char *nam
     if (strchr(name, ':')) {
         status = tl_config_find_name(config, name, &found, ret_error);
     } else {
-        status = tl_error_set(ret_error, TL_NOT_FOUND, "%s has no job \"%s\"; there is \"%s\"", config->source, name,
+        status = tl_error_set(ret_error, TL_NOT_FOUND, "%s has no job '%s'; there is '%s'", config->source, name,
                               nearest ? nearest : jobs[0]);
     }
     free(jobs);
@@ -56,7 +56,7 @@ static bool is_local(const struct tl_local_hosts *hosts, const struct tl_config_
     const char *reason = NULL;
     if (!task->address || tl_address_split(task->address, host, sizeof(host), &port, NULL) != TL_OK) return false;
     bool answer = tl_local_hosts_has(hosts, host, &reason);
-    if (reason) tl_output_error("up", "%s: host \"%s\" is taken for another machine: %s", task->name, host, reason);
+    if (reason) tl_output_error("up", "%s: host '%s' is taken for another machine: %s", task->name, host, reason);
     return answer;
 }
 

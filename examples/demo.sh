@@ -1,0 +1,111 @@
+#!/bin/bash
+# SPDX-License-Identifier: Apache-2.0
+# The demonstration: a parameter server hands a VGG16 checkpoint of 553 MB to whoever asks for it.
+#
+#   examples/demo.sh [CONFIG]      CONFIG: a cluster with /job:ps/task:0 and /job:worker/task:0 on this machine
+#
+# Writes the checkpoint into a temporary folder, starts both workers, pulls all tensors twice, compares each with the
+# checkpoint, shows the health of the cluster, and stops the workers. Whatever happens, also Ctrl-C, the workers are
+# stopped and the folder is removed.
+#
+# Environment: TENSORLANE, the program; TENSORLANE_BUILD, the build folder; TMPDIR, where 1.2 GB must be free.
+set -euo pipefail
+
+root=$(dirname "$(dirname "$(readlink -f "$0")")")
+build=${TENSORLANE_BUILD:-$root/build/release}
+tensorlane=${TENSORLANE:-$build/bin/tensorlane}
+config=${1:-$root/config/examples/demo.json}
+needed_kib=1200000
+ready_tenths=150
+workers=()
+
+die() {
+    printf 'demo: %s\n' "$*" >&2
+    exit 1
+}
+
+# Shows a command as a user would type it, and runs it.
+run() {
+    printf '\n$ tensorlane %s\n' "$*"
+    "$tensorlane" "$@"
+}
+
+clean_up() {
+    local pid
+    trap '' INT TERM HUP
+    for pid in "${workers[@]}"; do
+        kill -TERM "$pid" 2> /dev/null || true
+    done
+    for pid in "${workers[@]}"; do
+        wait "$pid" 2> /dev/null || true
+    done
+    rm -rf "$folder"
+}
+
+# start JOB [ARG...]: starts task 0 of the job in the background; its log goes to a file.
+start() {
+    local job=$1
+    shift
+    printf '\n$ tensorlane serve --config %s --job %s --task 0%s &\n' "$config" "$job" "${*:+ $*}"
+    "$tensorlane" serve --config "$config" --job "$job" --task 0 --parent $$ "$@" 2> "$folder/$job.log" &
+    workers+=($!)
+}
+
+# Waits until the worker started last has said that it is ready.
+await() {
+    local job=$1 pid=${workers[-1]} tenths
+    for ((tenths = 0; tenths < ready_tenths; tenths++)); do
+        if grep -q 'worker ready' "$folder/$job.log"; then
+            cat "$folder/$job.log"
+            return
+        fi
+        if ! kill -0 "$pid" 2> /dev/null; then
+            cat "$folder/$job.log" >&2
+            die "/job:$job/task:0 did not start; when its address is in use, stop what uses it or give another" \
+                "configuration: examples/demo.sh CONFIG"
+        fi
+        sleep 0.1
+    done
+    cat "$folder/$job.log" >&2
+    die "/job:$job/task:0 is not ready after $((ready_tenths / 10)) s"
+}
+
+[[ -x $tensorlane && -x $build/examples/make_vgg16 ]] || die "nothing is built in $build; run ./dev build"
+[[ -r $config ]] || die "cannot read $config"
+
+folder=$(mktemp -d "${TMPDIR:-/tmp}/tensorlane-demo.XXXXXX")
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+free_kib=$(df --output=avail -k "$folder" | tail -n 1)
+((free_kib >= needed_kib)) || die "$folder has $((free_kib / 1000)) MB free, $((needed_kib / 1000)) are needed; set TMPDIR"
+
+printf '== a checkpoint: the tensors of VGG16, random values\n'
+printf '\n$ make_vgg16 %s\n' "$folder/vgg16.safetensors"
+"$build/examples/make_vgg16" "$folder/vgg16.safetensors"
+
+printf '\n== two workers: a parameter server that publishes it, and another\n'
+start ps --publish "$folder/vgg16.safetensors"
+await ps
+start worker
+await worker
+
+printf '\n== the first pull, compared with the checkpoint tensor by tensor\n'
+pull=(pull --config "$config" --from /job:ps/task:0 -o "$folder/copy.safetensors"
+    --verify-against "$folder/vgg16.safetensors")
+run "${pull[@]}" --table
+rm "$folder/copy.safetensors"
+
+printf '\n== the second pull\n'
+run "${pull[@]}"
+
+printf '\n== the health of the cluster\n'
+run health --config "$config"
+
+printf '\n== stopping the workers\n'
+for index in "${!workers[@]}"; do
+    kill -TERM "${workers[index]}"
+    wait "${workers[index]}" || die "a worker did not stop well: exit status $?"
+done
+workers=()
+printf 'done: 32 tensors, 138357544 parameters, pulled twice and equal\n'

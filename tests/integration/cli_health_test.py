@@ -1,0 +1,319 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""tensorlane health: exit codes and messages of grpc_health_probe, and the stages of a cluster's check."""
+import concurrent.futures
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+
+import cli_support
+from cli_support import environment, free_ports, run_in_terminal, wait_until
+
+try:
+    import grpc
+    from grpc_health.v1 import health_pb2
+    from tensorlane.v1 import cluster_pb2
+except ImportError:
+    grpc = None
+
+
+class Silent:
+    """A port that accepts connections and says what it is told to, or nothing."""
+
+    def __init__(self, case, says=b""):
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.says, self.connections = says, []
+        threading.Thread(target=self._accept, daemon=True).start()
+        case.addCleanup(self._close)
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                self.connections.append(connection)
+                connection.sendall(self.says)
+
+    def _close(self):
+        for connection in [self.listener, *self.connections]:
+            connection.close()
+
+
+class HealthCase(cli_support.Case):
+    def foreign_server(self, **methods):
+        """A gRPC server of another kind; methods: "grpc.health.v1.Health/Check" -> handler of the message."""
+        if grpc is None:
+            self.skipTest("python3-grpcio or the generated modules are not there")
+        kinds = {"Check": (health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse),
+                 "Identify": (cluster_pb2.IdentifyRequest, cluster_pb2.IdentifyResponse)}
+        services = {"Check": "grpc.health.v1.Health", "Identify": "tensorlane.v1.Cluster"}
+        server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+        for name, handler in methods.items():
+            request, response = kinds[name]
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(services[name], {
+                name: grpc.unary_unary_rpc_method_handler(
+                    handler, request_deserializer=request.FromString,
+                    response_serializer=response.SerializeToString)}),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        self.addCleanup(server.stop, None)
+        return f"127.0.0.1:{port}"
+
+
+class Probe(HealthCase):
+    def test_serving(self):
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        address = cluster.address()
+        for arguments in ([address], ["-addr", address], ["--addr", address], [f"-addr={address}"],
+                          [f"--addr={address}"], ["-addr", address, "-service", "tensorlane.v1.Transfer"],
+                          ["-addr", address, "-connect-timeout", "5s", "-rpc-timeout=250ms"],
+                          ["-addr", address, "-user-agent", "probe/1"], ["-tls=false", "-addr", address]):
+            result = self.assert_run(0, "health", *arguments)
+            self.assertEqual((result.stdout, result.stderr), ("status: SERVING\n", ""))
+
+    def test_verbose(self):
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        result = self.assert_run(0, "health", "-v", "-addr", cluster.address())
+        self.assertEqual(result.stdout, "status: SERVING\n")
+        self.assertRegex(result.stderr, f'^asking {cluster.address()} for service "", .*\ntime elapsed: ')
+
+    def test_version(self):
+        self.assertRegex(self.assert_run(0, "health", "-version").stdout, r"^\d+\.\d+\.\d+\n$")
+
+    def test_usage(self):
+        for pattern, *arguments in (
+                ("whose health",), ("whose health", "-addr", ""), ("unknown flag -adr; did you mean --addr", "-adr", "x:1"),
+                ("one address at a time", "a:1", "b:2"), ("given twice", "-addr", "a:1", "b:2"),
+                ("not a duration above zero", "-connect-timeout", "0s", "a:1"),
+                ("not a duration above zero", "-rpc-timeout", "-1s", "a:1"),
+                ("not a duration above zero", "-rpc-timeout", "1", "a:1"),
+                ("lacks its HOST:PORT", "-addr"), ("belong to --config", "a:1", "--json"),
+                ("belong to --config", "a:1", "--watch"), ("not both", "a:1", "--config", "x"),
+                ("belongs to an address", "--config", "x", "-service", "y"),
+                ("without TLS only", "-tls", "a:1"), ("without TLS only", "-tls-ca-cert", "x", "a:1"),
+                ("without TLS only", "-tls-no-verify", "a:1"), ("without TLS only", "-tls-server-name=x", "a:1"),
+                ("sends no metadata", "-rpc-header", "a: b", "a:1"), ("does not compress", "-gzip", "a:1")):
+            self.assert_error(1, "^tensorlane health: .*" + pattern, "health", *arguments)
+
+    def test_not_connected(self):
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        result = self.assert_error(2, f'failed to connect service "{address}" within 1.00 s: .*refused', "health", address)
+        self.assertEqual(result.stdout, "")
+        self.assert_error(2, 'failed to connect service "nowhere.invalid:1" within ', "health", "nowhere.invalid:1",
+                          "-connect-timeout", "20s")
+
+    def test_no_grpc_at_all(self):
+        for says in (b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 100):
+            self.assert_error(2, "failed to connect service", "health", Silent(self, says).address)
+
+    def test_a_server_without_the_service(self):
+        address = self.foreign_server(Identify=lambda request, context: cluster_pb2.IdentifyResponse())
+        self.assert_error(3, "does not implement the grpc health protocol", "health", address)
+
+    def test_an_unknown_service(self):
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        self.assert_error(3, "health rpc failed: NOT_FOUND", "health", cluster.address(), "-service", "nothing.v1")
+
+    def test_too_slow(self):
+        release = threading.Event()
+        self.addCleanup(release.set)
+
+        def wait(_request, _context):
+            release.wait(cli_support.PATIENCE)
+            return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        self.assert_error(3, "timeout: health rpc did not complete within 300 ms", "health",
+                          self.foreign_server(Check=wait), "-rpc-timeout", "300ms")
+
+    def test_not_serving(self):
+        for status in (0, 2, 3, 77):
+            address = self.foreign_server(Check=lambda *_: health_pb2.HealthCheckResponse(status=status))
+            result = self.assert_error(4, "service unhealthy \\(responded with ", "health", address)
+            self.assertEqual(result.stdout, "")
+
+    def test_another_server(self):
+        asked = []
+
+        def check(request, context):
+            asked.append((request.service, dict(context.invocation_metadata())["user-agent"]))
+            return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        self.assert_run(0, "health", "-addr", self.foreign_server(Check=check), "-service", "a.b", "-user-agent", "probe/7")
+        self.assertEqual(asked[0][0], "a.b")
+        self.assertIn("probe/7", asked[0][1])
+
+    def test_standard_output_is_full(self):
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        with open("/dev/full", "w", encoding="ascii") as full:
+            self.assert_run(1, "health", cluster.address(), stdout=full)
+
+
+class Whole(HealthCase):
+    def check(self, code, path, *arguments):
+        """name -> what --json says of the worker."""
+        shown = json.loads(self.assert_run(code, "health", "--config", path, "--json", *arguments).stdout)
+        self.assertEqual(shown["healthy"], code == 0)
+        return {worker["name"]: worker for worker in shown["workers"]}
+
+    def test_healthy(self):
+        cluster = self.cluster(ps=1, worker=2)
+        workers = [cluster.start("ps"), cluster.start("worker", 0), cluster.start("worker", 1)]
+        found = self.check(0, cluster.path)
+        self.assertEqual(list(found), ["/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"])
+        for name, worker in zip(found, workers):
+            incarnation = worker.find("worker ready").split("incarnation=")[1].split()[0]
+            finding = found[name]
+            self.assertEqual((finding["healthy"], finding["stage"], finding["reason"], finding["remedy"],
+                              finding["incarnation"]), (True, "transports", "", "", incarnation))
+            self.assertIn({"name": "grpc", "available": True},
+                          [{key: transport[key] for key in ("name", "available")} for transport in finding["transports"]])
+            self.assertEqual({peer["name"] for peer in finding["peers"]} | {name}, set(found))
+        table = self.assert_run(0, "health", "--config", cluster.path).stdout.splitlines()
+        self.assertEqual(table[0].split()[:6], ["WORKER", "ADDRESS", "HEALTHY", "STAGE", "INCARNATION", "VERSION"])
+        self.assertRegex(table[1], rf"^/job:ps/task:0 +{cluster.address()} +yes +transports +\d+ +\d+\.\d+\.\d+$")
+        self.assertEqual(table[-1], "3 of 3 workers are healthy")
+
+    def test_pairs(self):
+        cluster = self.cluster(ps=1, worker=1)
+        cluster.start("ps")
+        cluster.start("worker")
+        output = self.assert_run(0, "health", "--config", cluster.path, "--pairs").stdout
+        self.assertRegex(output, r"(?m)^FROM +TO +STATE +TRANSPORT +REASON$")
+        self.assertRegex(output, r"(?m)^/job:ps/task:0 +/job:worker/task:0 +(idle|up|connecting) ")
+
+    def test_not_started(self):
+        cluster = self.cluster(ps=1, worker=1)
+        cluster.start("ps")
+        found = self.check(4, cluster.path)
+        self.assertTrue(found["/job:ps/task:0"]["healthy"])
+        finding = found["/job:worker/task:0"]
+        self.assertEqual((finding["healthy"], finding["stage"]), (False, "tcp"))
+        self.assertIn("refused", finding["reason"])
+        self.assertIn(f"tensorlane serve --config {cluster.path} --job worker --task 0", finding["remedy"])
+        result = self.assert_run(4, "health", "--config", cluster.path)
+        self.assertIn("1 of 2 workers are healthy", result.stdout)
+
+    def test_unresolvable(self):
+        path = self.write_json({"cluster": {"ps": ["nowhere.invalid:4000"]}})
+        finding = self.check(4, path, "-connect-timeout", "20s")["/job:ps/task:0"]
+        self.assertEqual(finding["stage"], "resolve")
+        self.assertIn("host name", finding["remedy"])
+
+    def test_no_grpc_at_all(self):
+        for says in (b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"):
+            path = self.write_json({"cluster": {"ps": [Silent(self, says).address]}})
+            finding = self.check(4, path, "-connect-timeout", "500ms")["/job:ps/task:0"]
+            self.assertEqual(finding["stage"], "grpc")
+            self.assertIn("another program listens", finding["remedy"])
+
+    def test_a_grpc_server_that_is_no_worker(self):
+        address = self.foreign_server(
+            Check=lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING))
+        finding = self.check(4, self.write_json({"cluster": {"ps": [address]}}))["/job:ps/task:0"]
+        self.assertEqual((finding["stage"], finding["reason"]),
+                         ("identity", "a gRPC server answers that is no tensorlane worker"))
+
+    def test_another_worker(self):
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        path = self.write_json({"cluster": {"worker": {"3": cluster.address()}}}, "other.json")
+        finding = self.check(4, path)["/job:worker/task:3"]
+        self.assertEqual((finding["stage"], finding["reason"]),
+                         ("identity", "the worker that answers is /job:ps/task:0"))
+        self.assertIn("/job:worker/task:3", finding["remedy"])
+
+    def test_a_worker_that_does_not_serve(self):
+        address = self.foreign_server(Identify=lambda *_: cluster_pb2.IdentifyResponse(
+            job="ps", task=0, incarnation=5, software_version="9.9.9", protocol_version=1, is_serving=False))
+        finding = self.check(4, self.write_json({"cluster": {"ps": [address]}}))["/job:ps/task:0"]
+        self.assertEqual((finding["stage"], finding["incarnation"], finding["version"]), ("serving", "5", "9.9.9"))
+
+    def test_a_worker_whose_health_service_disagrees(self):
+        address = self.foreign_server(
+            Identify=lambda *_: cluster_pb2.IdentifyResponse(job="ps", protocol_version=1, is_serving=True),
+            Check=lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING))
+        self.assertEqual(self.check(4, self.write_json({"cluster": {"ps": [address]}}))["/job:ps/task:0"]["stage"],
+                         "serving")
+
+    def test_a_worker_without_transports(self):
+        transports = [cluster_pb2.TransportState(name="grpc", is_available=False, reason="switched off")] if grpc else []
+        for given, reason in (([], "it has no transport at all"), (transports, "switched off")):
+            address = self.foreign_server(
+                Identify=lambda *_: cluster_pb2.IdentifyResponse(job="ps", protocol_version=1, is_serving=True,
+                                                                 transports=given),
+                Check=lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING))
+            finding = self.check(4, self.write_json({"cluster": {"ps": [address]}}))["/job:ps/task:0"]
+            self.assertEqual((finding["stage"], finding["reason"]), ("transports", reason))
+
+    def test_a_worker_that_hangs(self):
+        cluster = self.cluster(ps=1)
+        worker = cluster.start()
+        worker.send(signal.SIGSTOP)
+        finding = self.check(4, cluster.path, "-connect-timeout", "500ms", "-rpc-timeout", "500ms")["/job:ps/task:0"]
+        self.assertIn(finding["stage"], ("tcp", "grpc"))
+        self.assertNotEqual(finding["remedy"], "")
+
+    def test_hostile_answers_do_not_reach_the_terminal(self):
+        address = self.foreign_server(Identify=lambda *_: cluster_pb2.IdentifyResponse(
+            job="\x1b[2J\nps", software_version="\x07\u202e1", protocol_version=1))
+        path = self.write_json({"cluster": {"ps": [address]}})
+        result = self.assert_run(4, "health", "--config", path)
+        self.assertNotRegex(result.stdout + result.stderr, "[\x00-\x09\x0b-\x1f\u202e]")
+        code, output = run_in_terminal("health", "--config", path, env=environment(NO_COLOR="1"))
+        self.assertEqual(code, 4)
+        self.assertNotRegex(output.replace("\r\n", ""), "[\x00-\x1f\u202e]")
+
+    def test_many_workers_at_once(self):
+        """All of them hang; asked one after the other they would take longer than the test's patience."""
+        listener = socket.create_server(("0.0.0.0", 0), backlog=1024)
+        self.addCleanup(listener.close)
+        tasks = [f"127.1.{n + 1}.1:{listener.getsockname()[1]}" for n in range(100)]
+        found = self.check(4, self.write_json({"cluster": {"ps": tasks}}), "-connect-timeout", "2s")
+        self.assertEqual({finding["stage"] for finding in found.values()}, {"grpc"})
+
+    def test_configuration_that_is_wrong(self):
+        bad = self.folder / "bad.json"
+        bad.write_text("{")
+        result = self.assert_run(1, "health", "--config", bad, "--json")
+        shown = json.loads(result.stdout)
+        self.assertEqual((shown["healthy"], shown["stage"], shown["workers"]), (False, "config", []))
+        self.assertIn("bad.json", shown["reason"])
+        self.assert_error(1, "nowhere.json", "health", "--config", self.folder / "nowhere.json")
+
+    def test_watch(self):
+        cluster = self.cluster(ps=1)
+        watch = self.spawn("health", "--config", cluster.path, "--watch", "--interval", "100ms", "--json")
+        wait_until(lambda: any(not json.loads(line)["healthy"] for line in list(watch.lines)[:-1]), "an unhealthy round")
+        cluster.start()
+        wait_until(lambda: any(json.loads(line)["healthy"] for line in list(watch.lines)[:-1]), "a healthy round")
+        self.assertEqual(watch.stop(signal.SIGINT), -signal.SIGINT)
+
+    def test_watch_ends_with_its_reader(self):
+        cluster = self.cluster(ps=1)
+        read_end, write_end = os.pipe()
+        watch = subprocess.Popen([cli_support.PROGRAM, "health", "--config", cluster.path, "--watch", "--interval", "10ms"],
+                                 env=environment(), stdout=write_end, stderr=subprocess.DEVNULL)
+        os.close(write_end)
+        self.assertTrue(os.read(read_end, 4096))
+        os.close(read_end)
+        self.assertEqual(watch.wait(timeout=cli_support.PATIENCE), 1)
+
+    def test_table_fits_a_narrow_terminal(self):
+        cluster = self.cluster(ps=1, worker=1)
+        cluster.start("ps")
+        code, output = run_in_terminal("health", "--config", cluster.path, columns=130, env=environment(NO_COLOR="1"))
+        self.assertEqual(code, 4)
+        self.assertLessEqual(max(map(len, output.split("\r\n"))), 130)
+        code, output = run_in_terminal("health", "--config", cluster.path, columns=200)
+        self.assertIn("\x1b[32myes\x1b[0m", output)
+        self.assertIn("\x1b[31mno\x1b[0m", output)
+
+
+if __name__ == "__main__":
+    cli_support.main()

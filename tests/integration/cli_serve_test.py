@@ -1,0 +1,278 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""tensorlane serve: readiness, signals, the service manager, files that are published, everything that keeps it from
+starting."""
+import json
+import os
+import pathlib
+import resource
+import signal
+import socket
+import subprocess
+import time
+
+import cli_support
+from cli_support import environment, free_ports, some_tensors, write_safetensors
+
+
+class Ready(cli_support.Case):
+    def test_readiness_line(self):
+        cluster = self.cluster(ps=1)
+        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
+        worker = cluster.start("ps", 0, "--publish", model)
+        line = worker.find("worker ready")
+        self.assertIn("level=info msg=\"worker ready\" name=/job:ps/task:0", line)
+        self.assertIn(f"address={cluster.address()} port={cluster.port()} incarnation=", line)
+        self.assertIn(f"published={len(some_tensors())}", line)
+        self.assertEqual(worker.stop(), 0)
+        self.assertIn("worker stopped", worker.output)
+
+    def test_readiness_is_told_at_every_level(self):
+        worker = self.cluster(ps=1).start("ps", 0, "--log-level", "error")
+        self.assertEqual(worker.stop(), 0)
+        self.assertEqual(len(worker.lines), 1, worker.output)
+
+    def test_log_as_json(self):
+        worker = self.cluster(ps=1).start("ps", 0, "--log-format", "json")
+        line = json.loads(worker.find("worker ready"))
+        self.assertEqual((line["msg"], line["name"]), ("worker ready", "/job:ps/task:0"))
+        self.assertEqual(worker.stop(), 0)
+
+    def test_log_as_configured(self):
+        worker = self.cluster(ps=1, extra={"log": {"format": "json", "level": "error"}}).start()
+        self.assertEqual(worker.stop(), 0)
+        self.assertEqual(len(worker.lines), 1, worker.output)
+        json.loads(worker.lines[0])
+
+    def test_wrong_log_flags(self):
+        config = self.cluster(ps=1).path
+        start = ("serve", "--config", config, "--job", "ps")
+        self.assert_error(2, "there are error, warn, info and debug", *start, "--log-level", "loud")
+        self.assert_error(2, "there are key-value and json", *start, "--log-format", "xml")
+
+    def test_configuration_from_standard_input(self):
+        cluster = self.cluster(ps=1)
+        with open(cluster.path, encoding="ascii") as text:
+            worker = self.spawn("serve", "--config", "-", "--job", "ps", stdin=text)
+        worker.await_line("worker ready")
+        self.assertEqual(worker.stop(), 0)
+
+    def test_configuration_from_tf_config(self):
+        port, other = free_ports(2)
+        tf_config = {"cluster": {"ps": [f"127.0.0.1:{port}"], "worker": [f"127.0.0.1:{other}"]},
+                     "task": {"type": "worker", "index": 0}}
+        worker = self.spawn("serve", env=environment(TF_CONFIG=json.dumps(tf_config)))
+        self.assertIn("name=/job:worker/task:0", worker.await_line("worker ready"))
+        self.assertEqual(worker.stop(), 0)
+
+    def test_an_evaluator_is_not_in_the_cluster(self):
+        tf_config = {"cluster": {"ps": [f"127.0.0.1:{free_ports(1)[0]}"]}, "task": {"type": "evaluator", "index": 0}}
+        worker = self.spawn("serve", env=environment(TF_CONFIG=json.dumps(tf_config)))
+        self.assertIn("name=/job:evaluator/task:0", worker.await_line("worker ready"))
+        self.assertEqual(worker.stop(), 0)
+
+    def test_listening_elsewhere(self):
+        cluster = self.cluster(ps=1, extra={"publish": ["model.safetensors"]})
+        write_safetensors(self.folder / "model.safetensors", {"a": ("F32", (1,), b"abcd")})
+        elsewhere = f"127.0.0.1:{free_ports(1)[0]}"
+        worker = cluster.start("ps", 0, "--listen", elsewhere)
+        self.assertIn(f"address={cluster.address()} port={elsewhere.split(':')[1]}", worker.find("worker ready"))
+        self.assertIn("1 tensor,", self.assert_run(0, "ls", "--address", elsewhere).stdout)
+        self.assert_run(2, "health", cluster.address())
+
+    def test_listening_on_a_port_that_the_system_chooses(self):
+        worker = self.cluster(ps=1).start("ps", 0, "--listen", "127.0.0.1:0")
+        port = worker.find("worker ready").split(" port=")[1].split()[0]
+        self.assert_run(0, "health", f"127.0.0.1:{port}")
+
+    def test_configured_and_given_files(self):
+        cluster = self.cluster(ps=1, extra={"publish": ["one.safetensors"]})
+        write_safetensors(self.folder / "one.safetensors", {"a": ("F32", (1,), b"abcd")})
+        write_safetensors(self.folder / "two.safetensors", {"b": ("F32", (1,), b"abcd")})
+        worker = cluster.start("ps", 0, "--publish", "two.safetensors", cwd=self.folder)
+        self.assertIn("published=2", worker.find("worker ready"))
+
+    def test_low_limit_of_open_files(self):
+        def lower():
+            resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        worker = self.cluster(ps=1).start(preexec_fn=lower)
+        self.assertIn("limit=256", worker.find("limit of open files"))
+        self.assertEqual(worker.stop(), 0)
+
+    def test_soft_limit_of_open_files_is_raised(self):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if hard == resource.RLIM_INFINITY or hard <= 300:
+            self.skipTest("the hard limit of open files is not usable")
+        worker = self.cluster(ps=1).start(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard)))
+        limits = pathlib.Path(f"/proc/{worker.pid}/limits").read_text()
+        soft = next(line.split()[3] for line in limits.splitlines() if line.startswith("Max open files"))
+        self.assertEqual(soft, str(hard))
+
+
+class Signals(cli_support.Case):
+    def test_sigint_ends_it_too(self):
+        self.assertEqual(self.cluster(ps=1).start().stop(signal.SIGINT), 0)
+
+    def test_sighup_is_not_fatal(self):
+        worker = self.cluster(ps=1).start()
+        worker.send(signal.SIGHUP)
+        worker.await_line("SIGHUP is ignored")
+        self.assertEqual(worker.stop(), 0)
+
+    def test_second_signal_ends_at_once(self):
+        cluster = self.cluster(ps=1, extra={"timeouts": {"drain": "300s"}})
+        size = 1 << 28
+        model = write_safetensors(self.folder / "big.safetensors", {"zeros": ("U8", (size,), b"")}, {"zeros": size})
+        worker = cluster.start("ps", 0, "--publish", model)
+        gate = cli_support.Gate(self, cluster.port(), size // 8)
+        self.spawn("pull", "--address", gate.address, "-o", self.folder / "out.safetensors", "--timeout", "300s")
+        gate.await_held()
+        worker.send(signal.SIGTERM)
+        worker.await_line("worker stopping")
+        self.assertIsNone(worker.process.poll())
+        worker.send(signal.SIGTERM)
+        self.assertEqual(worker.wait(), 1)
+        self.assertIn("second signal", worker.output)
+
+    def test_running_transfers_may_finish(self):
+        cluster = self.cluster(ps=1, extra={"timeouts": {"drain": "300s"}})
+        size = 1 << 28
+        model = write_safetensors(self.folder / "big.safetensors", {"zeros": ("U8", (size,), b"")}, {"zeros": size})
+        worker = cluster.start("ps", 0, "--publish", model)
+        gate = cli_support.Gate(self, cluster.port(), size // 8)
+        puller = self.spawn("pull", "--address", gate.address, "-o", self.folder / "out.safetensors")
+        gate.await_held()
+        worker.send(signal.SIGTERM)
+        worker.await_line("worker stopping")
+        gate.open()
+        self.assertEqual(puller.wait(), 0, puller.output)
+        self.assertEqual(worker.wait(), 0)
+
+    def test_ends_with_its_parent(self):
+        cluster = self.cluster(ps=1)
+        script = '"$0" serve --config "$1" --job ps --parent $$ & wait'
+        shell = subprocess.Popen(["/bin/sh", "-c", script, cli_support.PROGRAM, cluster.path], env=environment(),
+                                 stderr=subprocess.PIPE, text=True)
+        with shell:
+            self.assertIn("worker ready", shell.stderr.readline())
+            shell.kill()
+            self.assertIn("worker stopped", shell.stderr.read())
+
+    def test_a_parent_that_is_none(self):
+        self.assert_error(1, "that started this one has ended", "serve", "--config", self.cluster(ps=1).path, "--job",
+                          "ps", "--parent", "1")
+
+
+class ServiceManager(cli_support.Case):
+    def listen(self, address):
+        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(manager.close)
+        manager.bind(address)
+        manager.settimeout(cli_support.PATIENCE)
+        return manager
+
+    def receive(self, manager, wanted):
+        while True:
+            text = manager.recv(4096).decode()
+            if wanted in text.splitlines():
+                return text
+
+    def test_notification(self):
+        path = str(self.folder / "notify")
+        manager = self.listen(path)
+        worker = self.cluster(ps=1).start(env=environment(NOTIFY_SOCKET=path))
+        self.assertIn("STATUS=/job:ps/task:0 serves 0 published tensors", self.receive(manager, "READY=1"))
+        worker.send(signal.SIGTERM)
+        self.assertIn("STATUS=", self.receive(manager, "STOPPING=1"))
+        self.assertEqual(worker.wait(), 0)
+
+    def test_abstract_name(self):
+        name = f"tensorlane-test-{os.getpid()}"
+        manager = self.listen("\0" + name)
+        self.cluster(ps=1).start(env=environment(NOTIFY_SOCKET="@" + name))
+        self.receive(manager, "READY=1")
+
+    def test_watchdog(self):
+        path = str(self.folder / "notify")
+        manager = self.listen(path)
+        self.cluster(ps=1).start(env=environment(NOTIFY_SOCKET=path, WATCHDOG_USEC=1000000))
+        for _ in range(3):
+            self.receive(manager, "WATCHDOG=1")
+
+    def test_watchdog_of_another_process(self):
+        path = str(self.folder / "notify")
+        manager = self.listen(path)
+        worker = self.cluster(ps=1).start(env=environment(NOTIFY_SOCKET=path, WATCHDOG_USEC=50000, WATCHDOG_PID=1))
+        self.receive(manager, "READY=1")
+        time.sleep(0.5)
+        worker.send(signal.SIGTERM)
+        self.assertNotIn("WATCHDOG=1", manager.recv(4096).decode())
+
+    def test_manager_that_is_not_there(self):
+        worker = self.cluster(ps=1).start(env=environment(NOTIFY_SOCKET=str(self.folder / "nobody")))
+        worker.await_line("service manager was not notified")
+        self.assertEqual(worker.stop(), 0)
+
+    def test_socket_names_that_cannot_be(self):
+        for name, reason in (("relative", "neither an absolute path"), ("/" + "a" * 200, "not 2 to 107 bytes")):
+            worker = self.cluster(ps=1).start(env=environment(NOTIFY_SOCKET=name))
+            self.assertIn(reason, worker.await_line("service manager was not notified"))
+            self.assertEqual(worker.stop(), 0)
+
+
+class Refused(cli_support.Case):
+    def refuse(self, pattern, *arguments, config=None, **options):
+        config = config or self.cluster(ps=1).path
+        return self.assert_error(1, "^tensorlane serve: .*" + pattern, "serve", "--config", config, "--job", "ps",
+                                 *arguments, **options)
+
+    def test_bad_configuration(self):
+        bad = self.folder / "bad.json"
+        bad.write_text('{"cluster": {"ps": ["127.0.0.1:99999"]}}')
+        self.refuse("bad.json:1:", config=bad)
+        self.refuse("nowhere.json", config=self.folder / "nowhere.json")
+        self.assert_error(1, "standard input:1:1: ", "serve", "--config", "-", "--job", "ps", input="x")
+
+    def test_no_configuration(self):
+        self.assert_error(1, "give --config FILE or set the environment variable TF_CONFIG", "serve")
+        self.assert_error(1, "TF_CONFIG", "serve", env=environment(TF_CONFIG="[]"))
+
+    def test_no_such_task(self):
+        config = self.cluster(ps=1).path
+        self.assert_error(1, "which task is this process\\?", "serve", "--config", config)
+        self.assert_error(1, "ps", "serve", "--config", config, "--job", "pss")
+        self.refuse("task", "--task", "7", config=config)
+
+    def test_port_in_use(self):
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        self.refuse(f"{cluster.address()}: another process uses the address", config=cluster.path)
+
+    def test_an_address_of_another_machine(self):
+        self.refuse("192.0.2.1", "--listen", "192.0.2.1:4000")
+
+    def test_files_that_cannot_be_published(self):
+        self.refuse("missing.safetensors", "--publish", self.folder / "missing.safetensors")
+        self.refuse("not a regular file", "--publish", self.folder)
+        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
+        whole = model.read_bytes()
+        for length in (0, 7, 20, len(whole) - 1):
+            cut = self.folder / "cut.safetensors"
+            cut.write_bytes(whole[:length])
+            self.refuse("cut.safetensors", "--publish", cut)
+
+    def test_one_name_in_two_files(self):
+        one = write_safetensors(self.folder / "one.safetensors", {"a": ("F32", (1,), b"abcd")})
+        two = write_safetensors(self.folder / "two.safetensors", {"a": ("F32", (1,), b"abcd")})
+        self.refuse("'a' is in .*one.safetensors and in .*two.safetensors", "--publish", one, "--publish", two)
+
+    def test_an_unreadable_file(self):
+        if os.geteuid() == 0:
+            self.skipTest("root may read everything")
+        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
+        model.chmod(0)
+        self.refuse("model.safetensors.*ermission", "--publish", model)
+
+
+if __name__ == "__main__":
+    cli_support.main()

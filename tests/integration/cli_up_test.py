@@ -1,0 +1,187 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""tensorlane up: all workers of this machine, their logs, how they end together."""
+import json
+import os
+import re
+import signal
+import socket
+
+import cli_support
+from cli_support import environment, free_ports, wait_until, write_safetensors
+
+
+def children_of(pid):
+    """Process ids of the children, oldest first."""
+    with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
+        return [int(child) for child in children.read().split()]
+
+
+def is_running(pid):
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as stat:
+            return stat.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+class Up(cli_support.Case):
+    def up(self, cluster, *arguments, **options):
+        launcher = self.spawn("up", "--config", cluster.path, *arguments, **options)
+        launcher.await_line("all ready")
+        return launcher
+
+    def test_all_are_ready(self):
+        write_safetensors(self.folder / "model.safetensors", {"a": ("F32", (1,), b"abcd")})
+        cluster = self.cluster(ps=1, worker=2, extra={"jobs": {"ps": {"publish": ["model.safetensors"]}}})
+        launcher = self.up(cluster)
+        self.assertRegex(launcher.output, f"{cluster.path}: 3 of 3 workers run here, all ready after ")
+        for name in ("/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"):
+            self.assertRegex(launcher.output, rf"(?m)^{name} \| ts=.* msg=\"worker ready\" name={name} ")
+        self.assert_run(0, "health", "--config", cluster.path)
+        self.assertIn("1 tensor,", self.assert_run(0, "ls", "--config", cluster.path, "--from", "ps:0").stdout)
+        self.assertEqual(launcher.stop(), 0)
+
+    def test_all_end_together(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            cluster = self.cluster(ps=1, worker=2)
+            launcher = self.up(cluster)
+            children = children_of(launcher.pid)
+            self.assertEqual(len(children), 3)
+            self.assertEqual(launcher.stop(number), 0)
+            self.assertEqual([child for child in children if is_running(child)], [])
+            self.assertEqual(launcher.output.count("worker stopped"), 3, launcher.output)
+
+    def test_ctrl_c_reaches_only_the_launcher(self):
+        launcher = self.up(self.cluster(ps=1, worker=1))
+        for child in children_of(launcher.pid):
+            self.assertNotEqual(os.getpgid(child), os.getpgid(launcher.pid))
+
+    def test_one_that_is_killed_ends_all(self):
+        launcher = self.up(self.cluster(ps=1, worker=1))
+        children = children_of(launcher.pid)
+        os.kill(children[1], signal.SIGKILL)
+        self.assertEqual(launcher.wait(), 1)
+        self.assertIn("tensorlane up: /job:worker/task:0 ended with signal 9 (Killed); stopping all", launcher.lines)
+        self.assertFalse(is_running(children[0]))
+
+    def test_one_that_ends_unasked_ends_all(self):
+        launcher = self.up(self.cluster(ps=1, worker=1))
+        os.kill(children_of(launcher.pid)[0], signal.SIGTERM)
+        self.assertEqual(launcher.wait(), 1)
+        self.assertIn("/job:ps/task:0 ended with exit status 0; stopping all", launcher.output)
+
+    def test_one_that_does_not_start(self):
+        cluster = self.cluster(ps=1, worker=1)
+        with socket.create_server(("127.0.0.1", cluster.port("worker"))):
+            launcher = self.spawn("up", "--config", cluster.path)
+            self.assertEqual(launcher.wait(), 1)
+        self.assertIn("/job:worker/task:0 ended with exit status 1", launcher.output)
+        self.assertRegex(launcher.output, r"/job:worker/task:0 \| tensorlane serve: .*another process uses the address")
+
+    def test_one_that_hangs_is_killed(self):
+        cluster = self.cluster(ps=1, worker=1, extra={"timeouts": {"drain": "100ms"}})
+        launcher = self.up(cluster)
+        child = children_of(launcher.pid)[0]
+        os.kill(child, signal.SIGSTOP)
+        self.assertEqual(launcher.stop(), 1)
+        self.assertIn("workers that did not stop in time were killed", launcher.output)
+        self.assertFalse(is_running(child))
+
+    def test_not_ready_in_time(self):
+        cluster = self.cluster(ps=1)
+        launcher = self.spawn("up", "--config", cluster.path, "--timeout", "1ns")
+        self.assertEqual(launcher.wait(), 1)
+        self.assertIn("/job:ps/task:0 is not ready in time; stopping all", launcher.output)
+
+    def test_the_launcher_is_killed(self):
+        launcher = self.up(self.cluster(ps=1, worker=1))
+        children = children_of(launcher.pid)
+        launcher.send(signal.SIGKILL)
+        wait_until(lambda: not any(map(is_running, children)), "the children have ended")
+
+    def test_only_some(self):
+        cluster = self.cluster(ps=1, worker=2)
+        for only, expected in ((["worker"], 2), (["worker:1"], 1), (["/job:ps/task:0", "worker:0"], 2)):
+            arguments = [part for name in only for part in ("--only", name)]
+            launcher = self.up(cluster, *arguments)
+            self.assertRegex(launcher.output, f": {expected} of 3 workers run here")
+            self.assertEqual(launcher.stop(), 0)
+
+    def test_only_those_that_are_not_there(self):
+        config = self.cluster(ps=1, worker=2).path
+        self.assert_error(1, "has no job 'wroker'; there is 'worker'", "up", "--config", config, "--only", "wroker")
+        self.assert_error(1, "worker", "up", "--config", config, "--only", "worker:9")
+
+    def test_only_tasks_of_this_machine(self):
+        port = free_ports(1)[0]
+        path = self.write_json({"cluster": {"ps": [f"127.0.0.1:{port}", "192.0.2.7:4000"]}})
+        launcher = self.spawn("up", "--config", path)
+        launcher.await_line("1 of 2 workers run here")
+        self.assertEqual(launcher.stop(), 0)
+        self.assert_error(1, "no host of the named tasks is this machine", "up", "--config", path, "--only", "ps:1")
+        path = self.write_json({"cluster": {"ps": ["192.0.2.7:4000"]}})
+        self.assert_error(1, "no host of its tasks is this machine", "up", "--config", path)
+
+    def test_hosts_by_name_and_version_6(self):
+        names = ["localhost"] + (["[::1]"] if self.has_version_6() else [])
+        ports = free_ports(len(names))
+        tasks = [f"{name}:{port}" for name, port in zip(names, ports)]
+        launcher = self.spawn("up", "--config", self.write_json({"cluster": {"ps": tasks}}))
+        launcher.await_line(f"{len(names)} of {len(names)} workers run here")
+        self.assertEqual(launcher.stop(), 0)
+
+    def has_version_6(self):
+        try:
+            with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+                probe.bind(("::1", 0))
+            return True
+        except OSError:
+            return False
+
+    def test_bad_configuration(self):
+        self.assert_error(1, "nowhere.json", "up", "--config", self.folder / "nowhere.json")
+        bad = self.folder / "bad.json"
+        bad.write_text("{}")
+        self.assert_error(1, "bad.json:1:1", "up", "--config", bad)
+
+    def test_from_tf_config(self):
+        port = free_ports(1)[0]
+        launcher = self.spawn("up", env=environment(TF_CONFIG=json.dumps({"cluster": {"ps": [f"127.0.0.1:{port}"]}})))
+        launcher.await_line("TF_CONFIG: 1 of 1 workers run here")
+        self.assertEqual(launcher.stop(), 0)
+
+    def test_flags_reach_the_workers(self):
+        launcher = self.up(self.cluster(ps=1), "--log-format", "json", "--log-level", "error")
+        self.assertRegex(launcher.output, r'(?m)^/job:ps/task:0 \| \{"ts":.*"msg":"worker ready"')
+        self.assertEqual(launcher.stop(), 0)
+        self.assertNotIn("worker stopped", launcher.output)
+
+    def test_it_is_itself_a_service(self):
+        path = str(self.folder / "notify")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(path)
+            manager.settimeout(cli_support.PATIENCE)
+            launcher = self.up(self.cluster(ps=1, worker=1), env=environment(NOTIFY_SOCKET=path))
+            self.assertEqual(manager.recv(4096), b"READY=1")
+            launcher.send(signal.SIGTERM)
+            self.assertEqual(manager.recv(4096), b"STOPPING=1")
+            self.assertEqual(launcher.wait(), 0)
+
+    def test_prefixes_are_coloured_on_a_terminal(self):
+        config = self.cluster(ps=1).path
+        code, output = cli_support.run_in_terminal("up", "--config", config, "--timeout", "1ns")
+        self.assertEqual(code, 1, output)
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            path = self.write_json({"cluster": {"ps": [f"127.0.0.1:{taken.getsockname()[1]}"]}})
+            code, output = cli_support.run_in_terminal("up", "--config", path)
+            self.assertEqual(code, 1)
+            self.assertTrue(re.search("\x1b\\[36m/job:ps/task:0 \\|\x1b\\[0m tensorlane serve: ", output), output)
+            output = cli_support.run_in_terminal("up", "--config", path, env=environment(NO_COLOR="1"))[1]
+            self.assertNotIn("\x1b", output)
+
+
+if __name__ == "__main__":
+    cli_support.main()

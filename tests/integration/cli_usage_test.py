@@ -1,0 +1,204 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""The command line itself: help, wrong usage, output that cannot be written, configurations."""
+import json
+import os
+import subprocess
+
+import cli_support
+from cli_support import environment, run, run_in_terminal
+
+COMMANDS = ["serve", "up", "ls", "pull", "push", "rm", "health", "config"]
+
+
+class Usage(cli_support.Case):
+    def test_help_lists_every_command(self):
+        for arguments in (["help"], ["--help"], ["-h"]):
+            result = self.assert_run(0, *arguments)
+            for command in [*COMMANDS, "version"]:
+                self.assertIn(f"\n  {command} ", result.stdout)
+            self.assertEqual(result.stderr, "")
+
+    def test_every_command_has_help(self):
+        for command in COMMANDS:
+            for arguments in ([command, "--help"], ["help", command], [command, "-h"]):
+                result = self.assert_run(0, *arguments)
+                self.assertIn(f"usage: tensorlane {command} ", result.stdout)
+                self.assertEqual(result.stderr, "")
+        self.assertIn("version", self.assert_run(0, "help", "version").stdout)
+
+    def test_every_flag_of_the_help_is_in_the_manual(self):
+        manual = (cli_support.SOURCE / "docs/cli.md").read_text()
+        for command in COMMANDS:
+            for line in self.assert_run(0, command, "--help").stdout.splitlines():
+                flag = next((word for word in line[:28].split() if word.startswith("-") and len(word) > 3), None)
+                if flag and line.startswith("  ") and flag.lstrip("-") != "help":
+                    self.assertIn(f"-{flag.lstrip('-')}", manual, f"{command} {flag}")
+
+    def test_version(self):
+        expected = f"tensorlane {self.header_version()}\n"
+        for arguments in (["version"], ["--version"], ["-V"]):
+            self.assertEqual(self.assert_run(0, *arguments).stdout, expected)
+        self.assert_error(2, "too much", "version", "x")
+
+    def header_version(self):
+        text = (cli_support.SOURCE / "include/tensorlane/version.h").read_text()
+        return text.split('#define TL_VERSION "')[1].split('"')[0]
+
+    def test_no_command(self):
+        result = self.assert_run(2)
+        self.assertEqual(result.stdout, "")
+        self.assertIn("usage: tensorlane COMMAND", result.stderr)
+
+    def test_unknown_command(self):
+        self.assert_error(2, "srve: no such command; did you mean serve\\?", "srve")
+        self.assert_error(2, "xyzzy: no such command; tensorlane help lists them", "xyzzy")
+        self.assert_error(2, "did you mean health", "help", "helth")
+
+    def test_wrong_flags(self):
+        self.assert_error(2, "unknown flag --outpt; did you mean --output", "pull", "--outpt", "x")
+        self.assert_error(2, "unknown flag -z", "pull", "-z")
+        self.assert_error(2, "unknown flag --zzzzzzzz", "ls", "--zzzzzzzz=1")
+        self.assert_error(2, "--output lacks its PATH", "pull", "--output")
+        self.assert_error(2, "-o lacks its PATH", "pull", "-o")
+        self.assert_error(2, "--timeout 5: not a duration", "ls", "--timeout", "5")
+        self.assert_error(2, "--timeout 0s: not a duration above zero", "ls", "--timeout", "0s")
+        self.assert_error(2, "--step -1: not a whole number", "push", "--step", "-1")
+        self.assert_error(2, "--step 18446744073709551616: not", "push", "--step", "18446744073709551616")
+        self.assert_error(2, "--task 4294967296: not", "serve", "--task", "4294967296")
+        self.assert_error(2, "--json=maybe: neither true nor false", "ls", "--json=maybe")
+
+    def test_what_is_missing(self):
+        self.assert_error(2, "where to\\? -o PATH", "pull", "--address", "127.0.0.1:1")
+        self.assert_error(2, "which worker\\?", "ls")
+        self.assert_error(2, "which worker\\? .*--to TASK", "push", "x.npy")
+        self.assert_error(2, "which files\\?", "push")
+        self.assert_error(2, "which tensors\\?", "rm")
+        self.assert_error(2, "which cluster\\?", "up")
+        self.assert_error(2, "check, show or from-env\\?", "config")
+        self.assert_error(2, "which file\\?", "config", "check")
+        self.assert_error(1, "whose health\\?", "health")
+
+    def test_what_does_not_fit_together(self):
+        config = self.cluster(ps=1).path
+        self.assert_error(2, "--address stands alone", "ls", "--address", "a:1", "--config", config)
+        self.assert_error(2, "--address: ", "ls", "--address", "::1:4000")
+        self.assert_error(2, "port 0", "ls", "--address", "localhost:0")
+        self.assert_error(2, "too much", "serve", "x")
+        self.assert_error(2, "too much", "up", "x", "--config", config)
+        self.assert_error(2, "must be one", "up", "--config", "-")
+        self.assert_error(2, "--listen: ", "serve", "--config", config, "--listen", "nowhere")
+        self.assert_error(2, "cannot go into a pipe", "pull", "--config", config, "-o", "-")
+        self.assert_error(2, "there are safetensors and npy", "pull", "--config", config, "-o", "x", "--format", "pt")
+        self.assert_error(2, "a folder; name a file", "pull", "--config", config, "-o", self.folder)
+        self.assert_error(2, "a folder; name a file", "pull", "--config", config, "-o", "x/", "--format=safetensors")
+
+    def test_a_task_is_named_when_there_are_several(self):
+        config = self.cluster(ps=1, worker=2).path
+        self.assert_error(2, "3 tasks; say which one, for example --from /job:ps/task:0", "ls", "--config", config)
+        self.assert_error(1, "ps", "ls", "--config", config, "--from", "/job:pss/task:0")
+
+    def test_hostile_arguments_do_not_reach_the_terminal(self):
+        result = self.assert_run(2, "\x1b[31mred\x07\u202e")
+        self.assertIn("\\x1B[31mred\\x07\\u{202E}", result.stderr)
+        self.assertNotIn("\x1b", result.stderr)
+
+    def test_standard_output_is_full(self):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            for arguments in (["help"], ["version"], ["pull", "--help"], ["health", "-version"]):
+                result = self.assert_run(1, *arguments, stdout=full)
+                self.assertIn("cannot write to standard output", result.stderr)
+
+    def test_standard_output_has_no_reader(self):
+        read_end, write_end = os.pipe()
+        os.close(read_end)
+        try:
+            self.assert_run(1, "help", stdout=write_end)
+        finally:
+            os.close(write_end)
+
+    def test_standard_output_is_closed(self):
+        result = subprocess.run(["/bin/sh", "-c", "exec \"$0\" help >&-", cli_support.PROGRAM], env=environment(),
+                                stderr=subprocess.PIPE, check=False, timeout=cli_support.PATIENCE)
+        self.assertEqual(result.returncode, 1)
+
+
+class Config(cli_support.Case):
+    def test_check(self):
+        config = self.cluster(ps=2, worker=1).path
+        self.assertEqual(self.assert_run(0, "config", "check", config).stdout, f"{config}: ok (3 tasks)\n")
+        self.assertEqual(self.assert_run(0, "config", "check", "-", input=config.read_text()).stdout,
+                         "standard input: ok (3 tasks)\n")
+
+    def test_check_tells_where(self):
+        bad = self.folder / "bad.json"
+        bad.write_text('{"cluster": {"ps": ["a:1"]},\n "protokol": "grpc"}')
+        self.assert_error(1, 'bad.json:2:2: .*protokol.*protocol', "config", "check", bad)
+        self.assert_error(1, "nowhere.json", "config", "check", self.folder / "nowhere.json")
+
+    def test_check_goes_on_after_a_bad_file(self):
+        bad = self.folder / "bad.json"
+        bad.write_text("{")
+        good = self.cluster(ps=1).path
+        result = self.assert_run(1, "config", "check", bad, good)
+        self.assertEqual(result.stdout, f"{good}: ok (1 task)\n")
+
+    def test_show(self):
+        config = self.cluster(ps=1, extra={"jobs": {"ps": {"limits": {"chunk": "2MiB"}}}}).path
+        result = self.assert_run(0, "config", "show", "--config", config, "--job", "ps", "--task", 0)
+        self.assertRegex(result.stdout, r"limits\.chunk +\"2MiB\" +.*cluster\.json:1 ")
+        self.assertRegex(result.stdout, r"protocol +\"auto\" +default")
+
+    def test_show_json(self):
+        config = self.cluster(ps=1, extra={"checksum": True})
+        shown = json.loads(self.assert_run(0, "config", "show", "-c", config.path, "-j", "ps", "--json").stdout)
+        self.assertEqual(shown["name"], "/job:ps/task:0")
+        self.assertEqual(shown["address"], config.address())
+        self.assertIs(shown["settings"]["checksum"]["value"], True)
+        self.assertIn("cluster.json:1", shown["settings"]["checksum"]["origin"])
+        self.assertEqual(shown["settings"]["limits.waiting"]["origin"], "default")
+
+    def test_show_without_a_task(self):
+        config = self.cluster(ps=1).path
+        self.assert_error(1, "which task\\?", "config", "show", "--config", config)
+        self.assert_error(1, "ps", "config", "show", "--config", config, "--job", "pss")
+        self.assert_error(2, "which configuration\\?", "config", "show", "--job", "ps")
+        self.assert_error(2, "too much", "config", "show", "x")
+
+    def test_from_env(self):
+        tf_config = json.dumps({"cluster": {"ps": ["a:1"], "worker": ["b:2", "c:3"]},
+                                "task": {"type": "worker", "index": 1}, "environment": "cloud"})
+        env = environment(TF_CONFIG=tf_config)
+        text = self.assert_run(0, "config", "from-env", env=env).stdout
+        self.assertEqual(json.loads(text)["cluster"]["ps"], ["a:1"])
+        self.assertEqual(self.assert_run(0, "config", "check", "-", input=text).stdout,
+                         "standard input: ok (3 tasks)\n")
+        shown = json.loads(self.assert_run(0, "config", "show", "--json", env=env).stdout)
+        self.assertEqual(shown["name"], "/job:worker/task:1")
+
+    def test_from_env_without_or_with_a_bad_one(self):
+        self.assert_error(1, "no TF_CONFIG", "config", "from-env")
+        self.assert_error(1, "TF_CONFIG", "config", "from-env", env=environment(TF_CONFIG="{"))
+
+    def test_unknown_action(self):
+        self.assert_error(2, "did you mean check\\?", "config", "chek", "x")
+        self.assert_error(2, "there are check, show and from-env", "config", "qqqqqq")
+
+    def test_tables_fit_the_terminal(self):
+        config = self.cluster(ps=1, extra={"publish": ["a" * 40 + f"{i}" for i in range(5)]}).path
+        code, output = run_in_terminal("config", "show", "-c", config, "-j", "ps", columns=70)
+        self.assertEqual(code, 0)
+        rows = output.replace("\x1b[1m", "").replace("\x1b[0m", "").split("\r\n")
+        self.assertLessEqual(max(map(len, rows[1:])), 70, output)
+
+    def test_colours_only_on_a_terminal_that_wants_them(self):
+        config = self.cluster(ps=1).path
+        arguments = ("config", "show", "-c", config, "-j", "ps")
+        self.assertIn("\x1b[1m", run_in_terminal(*arguments)[1])
+        self.assertNotIn("\x1b", run_in_terminal(*arguments, env=environment(NO_COLOR="1"))[1])
+        self.assertNotIn("\x1b", run_in_terminal(*arguments, env=environment(TERM="dumb"))[1])
+        self.assertNotIn("\x1b", run(*arguments).stdout)
+
+
+if __name__ == "__main__":
+    cli_support.main()
