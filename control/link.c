@@ -181,9 +181,10 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
     if (link->state != LINK_CLOSING) {
         link_receive_frame(link, message);
         link->is_read_paused = link_is_congested(link);
-        if (!link->is_read_paused) tl_stream_read(stream);
     }
     grpc_byte_buffer_destroy(message);
+    /* Also when closing: the peer may be in the middle of a message, and answers only after it. */
+    if (!link->is_read_paused) tl_stream_read(stream);
 }
 
 static const struct tl_stream_events stream_events = {
