@@ -110,6 +110,7 @@ static size_t numbers_to_send(const struct number_list *list)
 
 static void number_list_drop(struct number_list *list, size_t count)
 {
+    if (count == 0) return;
     memmove(list->items, list->items + count, (list->count - count) * sizeof(*list->items));
     list->count -= count;
 }
