@@ -7,7 +7,8 @@
  *
  * A send is a value in the rendezvous table, shown through an alias of the tensor: the alias tells when no transport
  * reads the memory any more, and only then the send completes. A receive from this worker itself is a receiver in the
- * table; one from a peer is a fetch, started again with the same request number when its connection breaks.
+ * table, which borrows the memory of the send (server/loan.h); one from a peer is a fetch, started again with the same
+ * request number when its connection breaks.
  * A deadline, a cancel, an aborted or ended step and the close of the worker end an operation wherever it is; the first
  * of all these wins.
  */
@@ -21,6 +22,7 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "server/completion_queue.h"
+#include "server/loan.h"
 #include "server/worker_internal.h"
 
 #define FIRST_RETRY_NS (10 * TL_NS_PER_MS)
@@ -57,8 +59,10 @@ struct tl_op {
     /* Send. */
     struct tl_sender sender;
     struct tl_tensor *alias; /* until it is in the table */
+    struct tl_tensor *base;  /* the caller's; valid as long as the alias */
     struct tl_letter released_letter;
-    bool is_released; /* nobody reads the memory any more */
+    bool is_released;     /* no transport reads the memory any more */
+    struct tl_loan *loan; /* to a receiver of this worker; NULL: none */
 
     /* Receive. */
     struct tl_peer *peer;
@@ -148,7 +152,7 @@ static void op_set_error(struct tl_op *op, const struct tl_error *error)
 
 static void send_maybe_complete(struct tl_op *op)
 {
-    if (op->state == OP_LINGERING && op->is_released) op_complete(op);
+    if (op->state == OP_LINGERING && op->is_released && op->loan == NULL) op_complete(op);
 }
 
 static void send_released(struct tl_letter *letter)
@@ -163,7 +167,27 @@ static void alias_released(void *data, void *context)
 {
     (void)data;
     struct tl_op *op = context;
-    tl_driver_post(&op->worker->driver, &op->released_letter);
+    struct tl_worker *worker = op->worker;
+    tl_worker_enter(worker);
+    tl_driver_post(&worker->driver, &op->released_letter);
+    tl_worker_leave(worker);
+}
+
+static void loan_returned(void *context)
+{
+    struct tl_op *op = context;
+    op->loan = NULL;
+    send_maybe_complete(op);
+}
+
+void tl_ops_forget_loans(struct tl_worker *worker)
+{
+    struct tl_op *op;
+    struct tl_op *next;
+    HASH_ITER(hh, worker->ops, op, next)
+    {
+        if (op->loan != NULL && tl_loan_forget(op->loan)) loan_returned(op);
+    }
 }
 
 static void send_over(struct tl_sender *sender, const struct tl_error *status)
@@ -269,6 +293,33 @@ static void retry(struct tl_timer *timer)
     tl_peer_fetch(op->peer, &op->request);
 }
 
+/* Puts the caller's destination, with a copy of the bytes, in the place of the value. */
+static enum tl_status self_copy(struct tl_op *op, struct tl_tensor **tensor, struct tl_error *ret_error)
+{
+    struct tl_tensor *source = *tensor;
+    enum tl_status status = check_destination(op, tl_tensor_meta_data(source), ret_error);
+    size_t size_bytes = (size_t)tl_tensor_size_bytes(source);
+    if (status == TL_OK) status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
+    if (status != TL_OK) return status;
+    if (size_bytes > 0) memcpy(tl_tensor_data(op->destination), tl_tensor_data(source), size_bytes);
+    *tensor = tl_tensor_get(op->destination);
+    tl_tensor_put(source);
+    return TL_OK;
+}
+
+/* Puts a loan of the sender's memory in the place of the value that is reserved for the request. */
+static enum tl_status self_borrow(struct tl_worker *worker, const struct tl_request_id *id, struct tl_tensor **tensor,
+                                  struct tl_error *ret_error)
+{
+    struct tl_sender *sender = tl_rendezvous_reserved_sender(worker->table, id);
+    TL_CHECK(sender != NULL);
+    struct tl_op *send = TL_CONTAINER_OF(sender, struct tl_op, sender);
+    struct tl_tensor *alias = *tensor;
+    enum tl_status status = tl_loan_create(worker, send->base, loan_returned, send, &send->loan, tensor, ret_error);
+    if (status == TL_OK) tl_tensor_put(alias);
+    return status;
+}
+
 /* A value of this worker itself: handed on by reference, or copied into the caller's destination. */
 static void self_deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer)
 {
@@ -282,21 +333,16 @@ static void self_deliver(struct tl_receiver *receiver, const struct tl_error *st
     struct tl_tensor *tensor = offer->tensor;
     struct tl_error error;
     enum tl_status problem = TL_OK;
-    if (op->destination != NULL) problem = check_destination(op, tl_tensor_meta_data(tensor), &error);
-    if (problem == TL_OK && op->destination != NULL) {
-        problem = tl_tensor_check_readable(tensor, 0, tl_tensor_size_bytes(tensor), &error);
+    if (op->destination != NULL) {
+        problem = self_copy(op, &tensor, &error);
+    } else if (offer->is_one_shot) {
+        problem = self_borrow(op->worker, &id, &tensor, &error);
     }
     if (problem != TL_OK) {
         tl_tensor_put(tensor);
         tl_rendezvous_release(table, &id);
         recv_fail(op, &error);
         return;
-    }
-    if (op->destination != NULL) {
-        size_t size_bytes = (size_t)tl_tensor_size_bytes(tensor);
-        if (size_bytes > 0) memcpy(tl_tensor_data(op->destination), tl_tensor_data(tensor), size_bytes);
-        tl_tensor_put(tensor);
-        tensor = tl_tensor_get(op->destination);
     }
     op->is_verified = op->wants_checksum;
     recv_succeed(op, tensor, offer->step, TL_PATH_SELF);
@@ -453,6 +499,7 @@ static enum tl_status send_create(struct tl_worker *worker, const char *key, uin
     op->released_letter.deliver = send_released;
     op->bytes = tl_tensor_size_bytes(tensor);
     op->result_step = step;
+    op->base = tensor;
     status = tl_tensor_create_alias(tensor, alias_released, op, &op->alias, ret_error);
     if (status != TL_OK) {
         op_free(op);

@@ -297,6 +297,15 @@ static void release(struct tl_rendezvous *table, struct tl_table_value *value, s
     }
 }
 
+struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    tl_table_lock(table);
+    struct tl_table_value *value = tl_table_value_find(table, id);
+    struct tl_sender *sender = value ? value->sender : NULL;
+    tl_table_unlock(table);
+    return sender;
+}
+
 void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_request_id *id)
 {
     struct tl_list errands;

@@ -117,6 +117,9 @@ void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *rece
  * called (on another thread, it may not have returned yet). */
 bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *receiver) TL_MUST_USE;
 
+/* Who sent the value that is reserved for the id; NULL: nothing is. */
+struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, const struct tl_request_id *id);
+
 /* The receiver with this id has the whole value: it is dropped. Ignored when nothing is reserved for the id. */
 void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_request_id *id);
 

@@ -253,9 +253,9 @@ static void run_close(struct tl_command *command)
     begin_stop(command->worker, close->deadline_ns);
 }
 
-static void run_nothing(struct tl_command *command)
+static void run_forget_loans(struct tl_command *command)
 {
-    (void)command;
+    tl_ops_forget_loans(command->worker);
 }
 
 void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns)
@@ -271,8 +271,8 @@ void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns)
     /* What is left are operations whose memory gRPC has not let go of yet, and threads on their way out. */
     while (__atomic_load_n(&worker->open_ops, __ATOMIC_ACQUIRE) > 0 ||
            __atomic_load_n(&worker->blocked_calls, __ATOMIC_ACQUIRE) > 0) {
-        struct tl_command nothing = {0};
-        tl_worker_run(worker, &nothing, run_nothing);
+        struct tl_command forget_loans = {0};
+        tl_worker_run(worker, &forget_loans, run_forget_loans);
         usleep(100);
     }
     tl_cq_detach_all(&worker->driver);

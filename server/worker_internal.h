@@ -128,5 +128,7 @@ void tl_source_init(struct tl_worker *worker);
 
 /* Ends every open operation, or with `step` those of one step, that receives from a peer. */
 void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const struct tl_error *status);
+/* Lets go of the sends whose memory nobody but this worker's own receivers holds: they keep it beyond the worker. */
+void tl_ops_forget_loans(struct tl_worker *worker);
 
 #endif
