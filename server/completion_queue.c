@@ -2,6 +2,10 @@
 /*
  * The completion queue: a list under a mutex, a condition for those who wait, and, once somebody has asked for it, a
  * descriptor that is readable while the list is not empty.
+ *
+ * The readers of a queue that a worker without a thread has attached to drive that worker. Attaching and detaching are
+ * rare and happen under one lock for all queues, so that a worker that closes and a queue that is destroyed at the same
+ * time do not miss each other.
  */
 #include "server/completion_queue.h"
 
@@ -16,15 +20,23 @@
 #include "base/clock.h"
 #include "base/error.h"
 
+/* Between two looks whether the readers have left the loop of a worker that closes. */
+#define DETACH_PAUSE_US 100
+
 struct tl_cq {
     pthread_mutex_t mutex;
     pthread_cond_t cond;
     struct tl_list items;
     int fd;
     bool is_fd_used;
-    struct tl_driver *driver;   /* of the worker that its readers drive; NULL: none */
+    /* Written under attach_mutex and mutex, read under either. */
+    struct tl_driver *driver; /* of the worker that its readers drive; NULL: none */
+    /* Under attach_mutex. */
     struct tl_list driver_link; /* in driver->queues */
+    unsigned driving;           /* readers in tl_driver_step */
 };
+
+static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
 
 enum tl_status tl_cq_create(struct tl_cq **ret_cq, struct tl_error *ret_error)
 {
@@ -47,17 +59,14 @@ enum tl_status tl_cq_create(struct tl_cq **ret_cq, struct tl_error *ret_error)
     return TL_OK;
 }
 
-static void detach(struct tl_cq *cq)
+static void set_driver(struct tl_cq *cq, struct tl_driver *driver)
 {
     pthread_mutex_lock(&cq->mutex);
-    struct tl_driver *driver = cq->driver;
-    if (driver != NULL) {
-        pthread_mutex_lock(&driver->mutex);
-        tl_list_remove(&cq->driver_link);
-        pthread_mutex_unlock(&driver->mutex);
-    }
-    cq->driver = NULL;
+    cq->driver = driver;
+    pthread_cond_broadcast(&cq->cond);
     pthread_mutex_unlock(&cq->mutex);
+    tl_list_remove(&cq->driver_link);
+    if (driver != NULL) tl_list_push_back(&driver->queues, &cq->driver_link);
 }
 
 void tl_cq_destroy(struct tl_cq *cq)
@@ -66,7 +75,9 @@ void tl_cq_destroy(struct tl_cq *cq)
     struct tl_completion completion;
     while (tl_cq_poll(cq, &completion, 1) == 1)
         tl_tensor_put(completion.tensor);
-    detach(cq);
+    pthread_mutex_lock(&attach_mutex);
+    set_driver(cq, NULL);
+    pthread_mutex_unlock(&attach_mutex);
     close(cq->fd);
     pthread_cond_destroy(&cq->cond);
     pthread_mutex_destroy(&cq->mutex);
@@ -76,15 +87,10 @@ void tl_cq_destroy(struct tl_cq *cq)
 enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_driver *driver, struct tl_error *ret_error)
 {
     if (driver->progress == TL_PROGRESS_THREAD) return TL_OK;
-    pthread_mutex_lock(&cq->mutex);
+    pthread_mutex_lock(&attach_mutex);
     bool is_free = cq->driver == NULL || cq->driver == driver;
-    if (cq->driver == NULL) {
-        cq->driver = driver;
-        pthread_mutex_lock(&driver->mutex);
-        tl_list_push_back(&driver->queues, &cq->driver_link);
-        pthread_mutex_unlock(&driver->mutex);
-    }
-    pthread_mutex_unlock(&cq->mutex);
+    if (cq->driver == NULL) set_driver(cq, driver);
+    pthread_mutex_unlock(&attach_mutex);
     if (is_free) return TL_OK;
     return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                         "the completion queue already drives another worker; use one queue for each");
@@ -92,9 +98,20 @@ enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_driver *driver, struct t
 
 void tl_cq_detach_all(struct tl_driver *driver)
 {
+    pthread_mutex_lock(&attach_mutex);
     while (!tl_list_is_empty(&driver->queues)) {
-        detach(TL_CONTAINER_OF(driver->queues.next, struct tl_cq, driver_link));
+        struct tl_cq *cq = TL_CONTAINER_OF(driver->queues.next, struct tl_cq, driver_link);
+        if (cq->driving == 0) {
+            set_driver(cq, NULL);
+            continue;
+        }
+        /* Its readers look again after each round. One may be on its way into a round still: so again and again. */
+        pthread_mutex_unlock(&attach_mutex);
+        tl_loop_wake(driver->loop);
+        usleep(DETACH_PAUSE_US);
+        pthread_mutex_lock(&attach_mutex);
     }
+    pthread_mutex_unlock(&attach_mutex);
 }
 
 static void fd_signal(int fd)
@@ -116,13 +133,15 @@ int tl_cq_fd(const struct tl_cq *const_cq)
     return cq->fd;
 }
 
-void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item)
+void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item, const struct tl_driver *driver)
 {
     pthread_mutex_lock(&cq->mutex);
     bool was_empty = tl_list_is_empty(&cq->items);
     tl_list_push_back(&cq->items, &item->link);
     if (was_empty && cq->is_fd_used) fd_signal(cq->fd);
     pthread_cond_signal(&cq->cond);
+    /* A reader may sleep in the loop of another worker. */
+    if (cq->driver != NULL && cq->driver != driver) tl_loop_wake(cq->driver->loop);
     pthread_mutex_unlock(&cq->mutex);
 }
 
@@ -160,33 +179,56 @@ size_t tl_cq_poll(struct tl_cq *cq, struct tl_completion *ret_completions, size_
     return fill(&items, ret_completions);
 }
 
-static struct tl_driver *cq_driver(struct tl_cq *cq)
+/* Whom the reader is to drive; NULL: nobody. Until drive_end the worker stays. */
+static struct tl_driver *drive_begin(struct tl_cq *cq)
 {
     pthread_mutex_lock(&cq->mutex);
     struct tl_driver *driver = cq->driver;
     pthread_mutex_unlock(&cq->mutex);
+    if (driver == NULL) return NULL;
+    pthread_mutex_lock(&attach_mutex);
+    driver = cq->driver;
+    if (driver != NULL) cq->driving++;
+    pthread_mutex_unlock(&attach_mutex);
     return driver;
+}
+
+static void drive_end(struct tl_cq *cq)
+{
+    pthread_mutex_lock(&attach_mutex);
+    cq->driving--;
+    pthread_mutex_unlock(&attach_mutex);
+}
+
+/* Sleeps until there is an item, or somebody to drive; false when the deadline came first. */
+static bool sleep_until(struct tl_cq *cq, int64_t deadline_ns)
+{
+    int failure = 0;
+    struct timespec until = {.tv_sec = deadline_ns / TL_NS_PER_SEC, .tv_nsec = deadline_ns % TL_NS_PER_SEC};
+    pthread_mutex_lock(&cq->mutex);
+    while (tl_list_is_empty(&cq->items) && cq->driver == NULL && failure == 0) {
+        failure = deadline_ns == TL_TIME_NEVER ? pthread_cond_wait(&cq->cond, &cq->mutex)
+                                               : pthread_cond_timedwait(&cq->cond, &cq->mutex, &until);
+    }
+    pthread_mutex_unlock(&cq->mutex);
+    return failure == 0;
 }
 
 size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, int64_t timeout_ns)
 {
     int64_t deadline_ns = tl_clock_deadline_ns(timeout_ns);
-    struct tl_driver *driver;
-    while ((driver = cq_driver(cq)) != NULL) {
+    bool is_in_time = capacity > 0;
+    for (;;) {
+        struct tl_driver *driver = drive_begin(cq);
+        uint64_t rounds = driver != NULL ? tl_driver_rounds(driver) : 0;
         size_t count = tl_cq_poll(cq, ret_completions, capacity);
-        if (count > 0) return count;
-        if (!tl_driver_step(driver, deadline_ns)) return tl_cq_poll(cq, ret_completions, capacity);
+        bool is_over = count > 0 || !is_in_time;
+        if (driver != NULL) {
+            if (!is_over) is_in_time = tl_driver_step(driver, rounds, deadline_ns);
+            drive_end(cq);
+        } else if (!is_over) {
+            is_in_time = sleep_until(cq, deadline_ns);
+        }
+        if (is_over) return count;
     }
-    struct tl_list items;
-    tl_list_init(&items);
-    pthread_mutex_lock(&cq->mutex);
-    int failure = 0;
-    struct timespec until = {.tv_sec = deadline_ns / TL_NS_PER_SEC, .tv_nsec = deadline_ns % TL_NS_PER_SEC};
-    while (tl_list_is_empty(&cq->items) && failure == 0) {
-        failure = deadline_ns == TL_TIME_NEVER ? pthread_cond_wait(&cq->cond, &cq->mutex)
-                                               : pthread_cond_timedwait(&cq->cond, &cq->mutex, &until);
-    }
-    take_items(cq, &items, capacity);
-    pthread_mutex_unlock(&cq->mutex);
-    return fill(&items, ret_completions);
 }

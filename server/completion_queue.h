@@ -19,10 +19,10 @@ struct tl_cq_item {
  * TL_FAILED_PRECONDITION: the queue already belongs to another such worker. */
 enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_driver *driver, struct tl_error *ret_error) TL_MUST_USE;
 
-/* The worker goes: readers of its queues no longer drive it. */
+/* The worker goes: readers of its queues no longer drive it; waits until none of them does. */
 void tl_cq_detach_all(struct tl_driver *driver);
 
-/* Puts an item in. Thread: any. */
-void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item);
+/* Puts an item in. Thread: the driver's. */
+void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item, const struct tl_driver *driver);
 
 #endif

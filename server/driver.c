@@ -55,6 +55,7 @@ static bool drive(struct tl_driver *driver, int64_t deadline_ns)
     bool did_work = tl_loop_run_once(driver->loop, deadline_ns);
     pthread_mutex_lock(&driver->mutex);
     driver->is_driven = false;
+    driver->round_count++;
     TL_LIST_FOREACH(&driver->waits, link)
     {
         struct tl_wait *wait = TL_CONTAINER_OF(link, struct tl_wait, link);
@@ -233,16 +234,27 @@ bool tl_wait_for(struct tl_wait *wait, int64_t deadline_ns)
     return is_done;
 }
 
-bool tl_driver_step(struct tl_driver *driver, int64_t deadline_ns)
+uint64_t tl_driver_rounds(struct tl_driver *driver)
+{
+    pthread_mutex_lock(&driver->mutex);
+    uint64_t rounds = driver->round_count;
+    pthread_mutex_unlock(&driver->mutex);
+    return rounds;
+}
+
+bool tl_driver_step(struct tl_driver *driver, uint64_t rounds, int64_t deadline_ns)
 {
     TL_CHECK(driver->progress == TL_PROGRESS_CALLER);
     struct tl_wait wait;
+    bool is_in_time = true;
     tl_wait_init(&wait, driver);
     wait.is_each_turn = true;
     pthread_mutex_lock(&driver->mutex);
     enter(driver, &wait);
-    bool is_in_time = is_loop_free(driver) ? take_turn(driver, deadline_ns)
-                                           : cond_wait_until(&wait.cond, &driver->mutex, deadline_ns);
+    if (driver->round_count == rounds) {
+        is_in_time = is_loop_free(driver) ? take_turn(driver, deadline_ns)
+                                          : cond_wait_until(&wait.cond, &driver->mutex, deadline_ns);
+    }
     leave(driver, &wait);
     pthread_mutex_unlock(&driver->mutex);
     tl_wait_fini(&wait);

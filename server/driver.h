@@ -32,6 +32,7 @@ struct tl_driver {
     struct tl_list waits;  /* of struct tl_wait: the threads that wait, in the order they came */
     struct tl_list queues; /* of struct tl_cq whose readers drive this; without a thread (completion_queue.c) */
     bool is_driven;        /* somebody is in tl_loop_run_once */
+    uint64_t round_count;  /* rounds that are over */
     bool is_stopping;
 
     /* With a thread. */
@@ -55,8 +56,12 @@ void tl_driver_fini(struct tl_driver *driver);
 /* Brings work that its poster does not wait for. Thread: any. */
 void tl_driver_post(struct tl_driver *driver, struct tl_letter *letter);
 
-/* Without a thread: one round by this thread, or the end of somebody else's; false when deadline_ns came first. */
-bool tl_driver_step(struct tl_driver *driver, int64_t deadline_ns);
+/* How many rounds are over; for tl_driver_step. Thread: any. */
+uint64_t tl_driver_rounds(struct tl_driver *driver);
+
+/* Without a thread: one round by this thread, or the end of somebody else's, unless one has ended since there were
+ * `rounds`; false when deadline_ns came first. Who looks for what rounds bring counts them before it looks. */
+bool tl_driver_step(struct tl_driver *driver, uint64_t rounds, int64_t deadline_ns);
 
 /* Something that one thread waits for. */
 struct tl_wait {

@@ -130,7 +130,7 @@ static void op_complete(struct tl_op *op)
     struct tl_wait *wait = op->wait;
     __atomic_fetch_sub(&worker->open_ops, 1, __ATOMIC_RELEASE);
     if (cq != NULL) {
-        tl_cq_push(cq, &op->item);
+        tl_cq_push(cq, &op->item, &worker->driver);
     } else {
         tl_wait_done(wait);
     }

@@ -301,7 +301,8 @@ enum tl_status tl_worker_progress(struct tl_worker *worker, int64_t timeout_ns)
 {
     if (worker->driver.progress != TL_PROGRESS_CALLER) return TL_FAILED_PRECONDITION;
     int64_t deadline_ns = timeout_ns <= 0 ? 0 : tl_clock_deadline_ns(timeout_ns);
-    return tl_driver_step(&worker->driver, deadline_ns) ? TL_OK : TL_DEADLINE_EXCEEDED;
+    uint64_t rounds = tl_driver_rounds(&worker->driver);
+    return tl_driver_step(&worker->driver, rounds, deadline_ns) ? TL_OK : TL_DEADLINE_EXCEEDED;
 }
 
 struct stats_command {
