@@ -8,6 +8,7 @@
 #include "control/loop.h"
 
 #include <grpc/grpc.h>
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -33,11 +34,19 @@ static void wake_complete(struct tl_tag *tag, bool is_ok)
     (void)is_ok;
 }
 
+/* gRPC is initialised once and never shut down: its shutdown runs behind the caller's back, waits up to 10 s for a poller
+ * of its own when a connection was closed in the middle of a write, and blocks the next initialisation meanwhile. */
+static void init_grpc(void)
+{
+    grpc_init();
+}
+
 enum tl_status tl_loop_create(struct tl_loop **ret_loop, struct tl_error *ret_error)
 {
     struct tl_loop *loop = calloc(1, sizeof(*loop));
     if (loop == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the control loop");
-    grpc_init();
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, init_grpc);
     loop->cq = grpc_completion_queue_create_for_next(NULL);
     loop->wake_channel = grpc_lame_client_channel_create("wake", GRPC_STATUS_UNAVAILABLE, "wake");
     loop->wake_call = grpc_channel_create_call(loop->wake_channel, NULL, GRPC_PROPAGATE_DEFAULTS, loop->cq,
@@ -66,7 +75,6 @@ void tl_loop_destroy(struct tl_loop *loop)
     grpc_completion_queue_destroy(loop->cq);
     tl_mailbox_fini(&loop->mailbox);
     tl_timers_fini(&loop->timers);
-    grpc_shutdown();
     free(loop);
 }
 
