@@ -222,7 +222,7 @@ static int dial_one(const struct addrinfo *item, int64_t deadline_ns)
     if (fd < 0) return errno;
     int failure = 0;
     if (connect(fd, item->ai_addr, item->ai_addrlen) != 0) {
-        failure = errno == EINPROGRESS ? wait_connected(fd, deadline_ns) : errno;
+        failure = errno == EINPROGRESS || errno == EINTR ? wait_connected(fd, deadline_ns) : errno;
     }
     close(fd);
     return failure;
