@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The notification protocol: one datagram of lines KEY=VALUE to a Unix socket whose path, or abstract name after '@',
- * is in the environment. A manager that has gone is an error that the caller logs; the worker goes on.
+ * is in the environment. A manager that has gone, or does not read for a while, is an error that the caller logs; the
+ * worker goes on. One that is only busy is waited for: the kernel queues few datagrams for a socket, and the workers of
+ * a large cluster become ready all at once.
  */
 #include "server/cli/sd_notify.h"
 
@@ -10,10 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "base/error.h"
+
+#define SEND_TIMEOUT_SEC 5
 
 static enum tl_status make_address(const char *name, struct sockaddr_un *ret_address, socklen_t *ret_len,
                                    struct tl_error *ret_error)
@@ -47,10 +52,13 @@ enum tl_status tl_sd_notify(const char *state, struct tl_error *ret_error)
     const char *name = getenv("NOTIFY_SOCKET");
     enum tl_status status = make_address(name, &address, &address_len, ret_error);
     if (status != TL_OK) return status;
-    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    const struct timeval timeout = {.tv_sec = SEND_TIMEOUT_SEC};
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0) return tl_error_set_errno(ret_error, errno, "cannot make a socket for NOTIFY_SOCKET=%s", name);
-    ssize_t sent =
-        sendto(fd, state, strlen(state), MSG_NOSIGNAL, (const struct sockaddr *)(const void *)&address, address_len);
+    ssize_t sent = setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
+    if (sent == 0)
+        sent = sendto(fd, state, strlen(state), MSG_NOSIGNAL, (const struct sockaddr *)(const void *)&address,
+                      address_len);
     int error_number = errno;
     close(fd);
     if (sent < 0) return tl_error_set_errno(ret_error, error_number, "cannot send to NOTIFY_SOCKET=%s", name);

@@ -11,7 +11,8 @@
 
 /* Sends a state ("READY=1\nSTATUS=...") to the socket that NOTIFY_SOCKET names; TL_OK when it names none.
  * Errors: TL_INVALID_ARGUMENT: NOTIFY_SOCKET is neither a path nor an abstract name, or too long. As
- * tl_error_set_errno for the socket. */
+ * tl_error_set_errno for the socket: EAGAIN when nobody reads it.
+ * Blocks: while the socket's queue is full, for a few seconds at most. */
 enum tl_status tl_sd_notify(const char *state, struct tl_error *ret_error) TL_MUST_USE;
 
 /* True when NOTIFY_SOCKET is set. */
