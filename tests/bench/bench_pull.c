@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * tl_bench pull PORT thread|caller [NAMES]: receives from the worker at the port as its standard input says.
+ *
+ * Prints "ready tensorlane VERSION". Then every line of input is a command that is answered with one line, the seconds
+ * it took:
+ *
+ *     MODE BYTES COUNT
+ *
+ * pull        COUNT published tensors of BYTES, one after the other, into one destination
+ * one_shot    the same with tensors that were sent
+ * burst       COUNT times 1,000 small published tensors, all asked for at once; the next 1,000 when all are there
+ * window      the same number of tensors, 1,000 of them outstanding all the time
+ * send_burst  burst with tensors that were sent
+ * model       COUNT times all tensors that the file NAMES lists, one key per line: the first time into new memory,
+ *             then into the same; BYTES is what they must have together
+ *
+ * thread and caller say who moves the data: a thread of the library, or whoever waits. What was received last is
+ * compared with what was sent, outside of the time.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/bench/bench.h"
+
+#define COMPLETION_COUNT 256
+#define KEY_BYTES (TL_MAX_KEY_BYTES + 1)
+
+/* One tensor out of many that are asked for at once. */
+struct place {
+    char key[KEY_BYTES];
+    struct tl_tensor *tensor; /* NULL: none yet */
+};
+
+struct places {
+    struct place *items;
+    size_t count;
+};
+
+struct client {
+    struct tl_worker *worker;
+    struct tl_cq *cq;
+    tl_peer_id peer;
+    const char *series; /* "thread" or "caller" */
+    struct tl_tensor *destinations[BENCH_COUNT(bench_sizes)];
+    uint64_t next_steps[BENCH_COUNT(bench_sizes)]; /* of the one-shot series */
+    struct places small;
+    struct places model;
+};
+
+typedef void (*mode_function)(struct client *client, uint64_t size_bytes, uint64_t count);
+
+static size_t size_index(uint64_t size_bytes)
+{
+    for (size_t i = 0; i < BENCH_COUNT(bench_sizes); i++)
+        if (bench_sizes[i] == size_bytes) return i;
+    bench_die("command", "no tensor has so many bytes");
+}
+
+/* ---------------------------------------------------------------------------------------------- one at a time -- */
+
+static void receive(struct client *client, const char *key, uint64_t step, struct tl_tensor *destination)
+{
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = destination};
+    struct tl_completion completion;
+    struct tl_error error;
+    bench_check(
+        tl_recv_wait(client->worker, client->peer, key, step, &options, TL_TIMEOUT_DEFAULT, &completion, &error), key,
+        &error);
+    tl_tensor_put(completion.tensor);
+}
+
+static void run_pull(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    char key[64];
+    struct tl_tensor *destination = client->destinations[size_index(size_bytes)];
+    snprintf(key, sizeof(key), "tensor/%" PRIu64, size_bytes);
+    for (uint64_t i = 0; i < count; i++)
+        receive(client, key, 0, destination);
+}
+
+static void run_one_shot(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    char key[64];
+    size_t index = size_index(size_bytes);
+    snprintf(key, sizeof(key), "one-shot/%s/%" PRIu64, client->series, size_bytes);
+    for (uint64_t i = 0; i < count; i++)
+        receive(client, key, client->next_steps[index]++, client->destinations[index]);
+}
+
+/* ------------------------------------------------------------------------------------------------ many at once -- */
+
+static void request(struct client *client, struct place *place, const char *key, uint64_t step)
+{
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = place->tensor};
+    struct tl_error error;
+    tl_op_id op;
+    bench_check(
+        tl_recv(client->worker, client->peer, key, step, &options, TL_TIMEOUT_DEFAULT, client->cq, place, &op, &error),
+        key, &error);
+}
+
+/* Waits for some; returns how many, and where they belong. */
+static size_t take_some(struct client *client, struct place **ret_places)
+{
+    struct tl_completion completions[COMPLETION_COUNT];
+    size_t count = tl_cq_wait(client->cq, completions, COMPLETION_COUNT, TL_TIMEOUT_NONE);
+    for (size_t i = 0; i < count; i++) {
+        struct place *place = completions[i].user_data;
+        bench_check(completions[i].status.code, place->key, &completions[i].status);
+        tl_tensor_put(place->tensor);
+        place->tensor = completions[i].tensor;
+        ret_places[i] = place;
+    }
+    return count;
+}
+
+static void take_all(struct client *client, size_t count)
+{
+    struct place *done[COMPLETION_COUNT];
+    while (count > 0)
+        count -= take_some(client, done);
+}
+
+static void run_burst(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    (void)size_bytes;
+    for (uint64_t i = 0; i < count; i++) {
+        for (size_t j = 0; j < client->small.count; j++)
+            request(client, &client->small.items[j], client->small.items[j].key, 0);
+        take_all(client, client->small.count);
+    }
+}
+
+static void run_window(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    struct place *done[COMPLETION_COUNT];
+    uint64_t total = count * client->small.count, started = client->small.count, finished = 0;
+    (void)size_bytes;
+    for (size_t j = 0; j < client->small.count; j++)
+        request(client, &client->small.items[j], client->small.items[j].key, 0);
+    while (finished < total) {
+        size_t done_count = take_some(client, done);
+        finished += done_count;
+        for (size_t j = 0; j < done_count && started < total; j++, started++)
+            request(client, done[j], done[j]->key, 0);
+    }
+}
+
+static void run_send_burst(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    char key[64];
+    size_t index = size_index(size_bytes);
+    snprintf(key, sizeof(key), "one-shot/%s/%" PRIu64, client->series, size_bytes);
+    for (uint64_t i = 0; i < count; i++) {
+        for (size_t j = 0; j < client->small.count; j++)
+            request(client, &client->small.items[j], key, client->next_steps[index]++);
+        take_all(client, client->small.count);
+    }
+}
+
+static void run_model(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    for (uint64_t i = 0; i < count; i++) {
+        uint64_t received_bytes = 0;
+        for (size_t j = 0; j < client->model.count; j++)
+            request(client, &client->model.items[j], client->model.items[j].key, 0);
+        take_all(client, client->model.count);
+        for (size_t j = 0; j < client->model.count; j++)
+            received_bytes += tl_tensor_size_bytes(client->model.items[j].tensor);
+        if (received_bytes != size_bytes) bench_die("model", "its tensors have a different number of bytes");
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- setup -- */
+
+static void open_client(struct client *client, const char *port, enum tl_progress progress)
+{
+    char config[256];
+    struct tl_error error;
+    snprintf(config, sizeof(config),
+             "{\"cluster\": {\"ps\": [\"127.0.0.1:%s\"]}, \"protocol\": \"grpc\", \"log\": {\"level\": \"warn\"}}",
+             port);
+    const struct tl_worker_options options = {
+        .size_bytes = sizeof(options), .config_json = config, .is_client = true, .progress = progress};
+    bench_check(tl_worker_open(&options, &client->worker, &error), "open", &error);
+    bench_check(tl_cq_create(&client->cq, &error), "create a completion queue", &error);
+    bench_check(tl_worker_find_peer(client->worker, "/job:ps/task:0", &client->peer, &error), "find the peer", &error);
+    client->series = bench_series[progress == TL_PROGRESS_CALLER];
+}
+
+static struct place *add_place(struct places *places)
+{
+    struct place *items = realloc(places->items, (places->count + 1) * sizeof(*items));
+    if (!items) bench_die("setup", "no memory");
+    places->items = items;
+    items[places->count] = (struct place){.tensor = NULL};
+    return &items[places->count++];
+}
+
+static void read_names(struct places *model, const char *path)
+{
+    char line[KEY_BYTES + 1];
+    FILE *file = fopen(path, "r");
+    if (!file) bench_die(path, "cannot be read");
+    while (fgets(line, sizeof(line), file)) {
+        struct place *place = add_place(model);
+        line[strcspn(line, "\n")] = '\0';
+        memcpy(place->key, line, sizeof(place->key));
+    }
+    fclose(file);
+}
+
+/* Destinations with memory that was touched already and does not have the contents yet. */
+static struct tl_tensor *create_destination(uint64_t size_bytes)
+{
+    struct tl_tensor *tensor;
+    struct tl_error error;
+    bench_check(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, &error), "create a tensor", &error);
+    memset(tl_tensor_data(tensor), 0xa5, size_bytes);
+    return tensor;
+}
+
+static void create_destinations(struct client *client)
+{
+    for (size_t i = 0; i < BENCH_COUNT(bench_sizes); i++)
+        client->destinations[i] = create_destination(bench_sizes[i]);
+    for (int i = 0; i < BENCH_OUTSTANDING_COUNT; i++) {
+        struct place *place = add_place(&client->small);
+        snprintf(place->key, sizeof(place->key), "small/%d", i);
+        place->tensor = create_destination(BENCH_SMALL_BYTES);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- commands -- */
+
+static mode_function find_mode(const char *name)
+{
+    static const struct {
+        const char *name;
+        mode_function run;
+    } modes[] = {{"pull", run_pull},     {"one_shot", run_one_shot},     {"burst", run_burst},
+                 {"window", run_window}, {"send_burst", run_send_burst}, {"model", run_model}};
+    for (size_t i = 0; i < BENCH_COUNT(modes); i++)
+        if (strcmp(modes[i].name, name) == 0) return modes[i].run;
+    bench_die(name, "no such mode");
+}
+
+/* What the mode has received, and what the next one is to overwrite. */
+static void check_contents(struct client *client, mode_function mode, uint64_t size_bytes)
+{
+    if (mode == run_model) return;
+    if (mode == run_pull || mode == run_one_shot) {
+        struct tl_tensor *destination = client->destinations[size_index(size_bytes)];
+        bench_check_contents(destination);
+        memset(tl_tensor_data(destination), 0xa5, size_bytes);
+        return;
+    }
+    for (size_t i = 0; i < client->small.count; i++) {
+        bench_check_contents(client->small.items[i].tensor);
+        memset(tl_tensor_data(client->small.items[i].tensor), 0xa5, BENCH_SMALL_BYTES);
+    }
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static void run_commands(struct client *client)
+{
+    char name[32];
+    uint64_t size_bytes, count;
+    while (scanf("%31s %" SCNu64 " %" SCNu64, name, &size_bytes, &count) == 3) {
+        mode_function mode = find_mode(name);
+        double start = now();
+        mode(client, size_bytes, count);
+        double passed = now() - start;
+        check_contents(client, mode, size_bytes);
+        printf("%.9f\n", passed);
+        fflush(stdout);
+    }
+}
+
+int bench_pull(const char *port, enum tl_progress progress, const char *names_path)
+{
+    struct client client = {0};
+    open_client(&client, port, progress);
+    if (names_path)
+        read_names(&client.model, names_path);
+    else
+        create_destinations(&client);
+    printf("ready tensorlane %s\n", tl_version());
+    fflush(stdout);
+    run_commands(&client);
+    tl_worker_close(client.worker, 0);
+    tl_cq_destroy(client.cq);
+    for (size_t i = 0; i < BENCH_COUNT(bench_sizes); i++)
+        tl_tensor_put(client.destinations[i]);
+    const struct places *groups[] = {&client.small, &client.model};
+    for (size_t i = 0; i < BENCH_COUNT(groups); i++) {
+        for (size_t j = 0; j < groups[i]->count; j++)
+            tl_tensor_put(groups[i]->items[j].tensor);
+        free(groups[i]->items);
+    }
+    return EXIT_SUCCESS;
+}

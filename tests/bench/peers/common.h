@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the server and the client of the gRPC C++ peer share. */
+#ifndef TESTS_BENCH_PEERS_COMMON_H
+#define TESTS_BENCH_PEERS_COMMON_H
+
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/support/byte_buffer.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace bench
+{
+
+constexpr size_t max_tensor_bytes = size_t{64} << 20;
+constexpr size_t chunk_bytes = size_t{1} << 20;
+constexpr int outstanding_count = 1000;
+constexpr const char raw_get_method[] = "/bench.Raw/Get";
+constexpr const char raw_stream_method[] = "/bench.Raw/Stream";
+
+/* A raw request is the 8 bytes of the size. */
+inline grpc::ByteBuffer encode_size(uint64_t size_bytes)
+{
+    grpc::Slice slice(&size_bytes, sizeof(size_bytes));
+    return grpc::ByteBuffer(&slice, 1);
+}
+
+inline uint64_t decode_size(const grpc::ByteBuffer &buffer)
+{
+    uint64_t size_bytes = 0;
+    grpc::Slice slice;
+    if (buffer.DumpToSingleSlice(&slice).ok() && slice.size() == sizeof(size_bytes))
+        memcpy(&size_bytes, slice.begin(), sizeof(size_bytes));
+    return size_bytes <= max_tensor_bytes ? size_bytes : 0;
+}
+
+/* What a user tunes who moves large messages: a window of 64 MiB from the start instead of one that is probed for. On
+ * the loopback interface larger frames, reads and write buffers did not add to it, zero-copy sending made it slower. */
+template <typename Arguments> void tune(Arguments set)
+{
+    set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
+    set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 20);
+}
+
+} // namespace bench
+
+#endif
