@@ -121,13 +121,34 @@ void tl_source_refuse_waiting(struct tl_worker *worker)
     }
 }
 
-void tl_source_init(struct tl_worker *worker)
+/* ------------------------------------------------------------------------------------------------------ pushing -- */
+
+/* Bytes admitted or published by clients and not released. Whoever received such a tensor by reference, and gRPC, may
+ * keep it longer than the worker lives; so the account lives as long as the last of them. */
+struct pushed_account {
+    uint64_t bytes;       /* any thread, atomic */
+    uint64_t owner_count; /* the worker and the tensors; any thread, atomic */
+};
+
+static void account_put(struct pushed_account *account)
+{
+    if (__atomic_sub_fetch(&account->owner_count, 1, __ATOMIC_ACQ_REL) == 0) free(account);
+}
+
+enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_error)
 {
     tl_list_init(&worker->serves);
     worker->expire_timer.fire = expire;
+    worker->pushed = calloc(1, sizeof(*worker->pushed));
+    if (worker->pushed == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
+    worker->pushed->owner_count = 1;
+    return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ pushing -- */
+void tl_source_fini(struct tl_worker *worker)
+{
+    if (worker->pushed != NULL) account_put(worker->pushed);
+}
 
 static enum tl_status admit(void *context, const struct tl_identity *client, const char *key,
                             const struct tl_meta_data *meta_data, struct tl_error *ret_error)
@@ -135,7 +156,7 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
     struct tl_worker *worker = context;
     (void)client;
     if (worker->is_closing) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s is shutting down", worker->self.name);
-    uint64_t pushed_bytes = __atomic_load_n(&worker->pushed_bytes, __ATOMIC_RELAXED);
+    uint64_t pushed_bytes = __atomic_load_n(&worker->pushed->bytes, __ATOMIC_RELAXED);
     struct tl_rendezvous_stats stats;
     tl_rendezvous_get_stats(worker->table, &stats);
     uint64_t total;
@@ -148,13 +169,13 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
                             worker->self.name, pushed_bytes + stats.held_bytes, meta_data->size_bytes, key,
                             worker->settings.held_bytes);
     }
-    __atomic_fetch_add(&worker->pushed_bytes, meta_data->size_bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&worker->pushed->bytes, meta_data->size_bytes, __ATOMIC_RELAXED);
     return TL_OK;
 }
 
-/* A pushed tensor's account, given back with its last reference. */
+/* A pushed tensor's part of the account, given back with its last reference. */
 struct pushed {
-    struct tl_worker *worker;
+    struct pushed_account *account;
     uint64_t size_bytes;
 };
 
@@ -162,7 +183,8 @@ static void pushed_released(void *data, void *context)
 {
     (void)data;
     struct pushed *pushed = context;
-    __atomic_fetch_sub(&pushed->worker->pushed_bytes, pushed->size_bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&pushed->account->bytes, pushed->size_bytes, __ATOMIC_RELAXED);
+    account_put(pushed->account);
     free(pushed);
 }
 
@@ -171,7 +193,7 @@ static enum tl_status publish_pushed(struct tl_worker *worker, const char *key, 
 {
     struct pushed *pushed = malloc(sizeof(*pushed));
     if (pushed == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to publish %s", key);
-    *pushed = (struct pushed){.worker = worker, .size_bytes = tl_tensor_size_bytes(tensor)};
+    *pushed = (struct pushed){.account = worker->pushed, .size_bytes = tl_tensor_size_bytes(tensor)};
     struct tl_tensor *alias;
     enum tl_status status = tl_tensor_create_alias(tensor, pushed_released, pushed, &alias, ret_error);
     if (status != TL_OK) {
@@ -179,7 +201,8 @@ static enum tl_status publish_pushed(struct tl_worker *worker, const char *key, 
         return status;
     }
     /* From here on the alias gives the account back, also when publishing fails. */
-    __atomic_fetch_add(&worker->pushed_bytes, pushed->size_bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&worker->pushed->owner_count, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&worker->pushed->bytes, pushed->size_bytes, __ATOMIC_RELAXED);
     status = tl_rendezvous_publish(worker->table, key, step, alias, ret_publication, ret_error);
     tl_tensor_put(alias);
     return status;
@@ -193,7 +216,7 @@ static enum tl_status publish(void *context, const struct tl_identity *client, c
     (void)client;
     enum tl_status status = TL_OK;
     if (tensor != NULL) status = publish_pushed(worker, key, step, tensor, ret_publication, ret_error);
-    __atomic_fetch_sub(&worker->pushed_bytes, meta_data->size_bytes, __ATOMIC_RELAXED);
+    __atomic_fetch_sub(&worker->pushed->bytes, meta_data->size_bytes, __ATOMIC_RELAXED);
     return status;
 }
 

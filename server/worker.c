@@ -110,13 +110,14 @@ static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *r
     for (size_t i = 0; worker->task != NULL && i < worker->settings.publish_count; i++) {
         struct tl_tensor_list list;
         enum tl_status status = tl_tensor_file_read(worker->settings.publish[i], &list, ret_error);
+        if (status != TL_OK) return status;
         for (size_t t = 0; status == TL_OK && t < list.count; t++) {
             uint64_t publication;
             status = tl_rendezvous_publish(worker->table, list.items[t].name, 0, list.items[t].tensor, &publication,
                                            ret_error);
         }
-        if (status != TL_OK) return status;
         tl_tensor_list_fini(&list);
+        if (status != TL_OK) return status;
     }
     return TL_OK;
 }
@@ -146,6 +147,7 @@ static void worker_free(struct tl_worker *worker)
     tl_rendezvous_destroy(worker->table);
     if (worker->loop != NULL) tl_timers_disarm(tl_loop_timers(worker->loop), &worker->expire_timer);
     tl_loop_destroy(worker->loop);
+    tl_source_fini(worker);
     tl_config_destroy(worker->config);
     free(worker);
 }
@@ -191,8 +193,8 @@ enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl
     worker->opened_ns = tl_clock_now_ns();
     worker->self.incarnation = tl_random_u64();
     tl_list_init(&worker->peer_waits);
-    tl_source_init(worker);
-    enum tl_status status = build(worker, options, ret_error);
+    enum tl_status status = tl_source_init(worker, ret_error);
+    if (status == TL_OK) status = build(worker, options, ret_error);
     if (status == TL_OK) status = start(worker, ret_error);
     if (status != TL_OK) {
         worker_free(worker);

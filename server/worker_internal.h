@@ -41,14 +41,14 @@ struct tl_worker {
     size_t peer_count;
     struct tl_list peer_waits; /* of struct tl_peer_wait (peer.c) */
 
-    struct tl_op *ops;            /* by id: all that have not completed */
-    uint64_t next_op;             /* any thread, atomic */
-    uint64_t open_ops;            /* submitted and not completed; any thread, atomic */
-    uint64_t next_request;        /* number of the latest request to a peer */
-    uint64_t blocked_calls;       /* threads that wait inside the library; any thread, atomic */
-    struct tl_list serves;        /* of struct served (source.c) */
-    struct tl_timer expire_timer; /* for reservations whose receiver broke off */
-    uint64_t pushed_bytes;        /* admitted or published by clients, not released; any thread, atomic */
+    struct tl_op *ops;             /* by id: all that have not completed */
+    uint64_t next_op;              /* any thread, atomic */
+    uint64_t open_ops;             /* submitted and not completed; any thread, atomic */
+    uint64_t next_request;         /* number of the latest request to a peer */
+    uint64_t blocked_calls;        /* threads that wait inside the library; any thread, atomic */
+    struct tl_list serves;         /* of struct served (source.c) */
+    struct tl_timer expire_timer;  /* for reservations whose receiver broke off */
+    struct pushed_account *pushed; /* what clients have pushed (source.c) */
 
     uint64_t requests_retried;
     struct tl_wait *stopped_wait; /* the closing thread */
@@ -121,8 +121,9 @@ void tl_peer_fetch_done(struct tl_peer_request *request, const struct tl_error *
 extern const struct tl_control_handlers tl_worker_handlers;
 /* Fails the requests of peers that still wait for a tensor. */
 void tl_source_refuse_waiting(struct tl_worker *worker);
-/* Publishes with an account of the bytes, and gives them back when nobody holds them any more. */
-void tl_source_init(struct tl_worker *worker);
+/* Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_error) TL_MUST_USE;
+void tl_source_fini(struct tl_worker *worker); /* after a failed init too */
 
 /* -------------------------------------------------------------------------------------------------- operations -- */
 
