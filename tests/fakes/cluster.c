@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "fakes/proxy.h"
 
 /* Below the ports that the kernel gives to connections. */
 #define FIRST_PORT 12000
@@ -68,6 +69,14 @@ void cluster_init(struct cluster *cluster, unsigned size, const char *settings)
     *cluster = (struct cluster){.size = size, .settings = settings};
     for (unsigned i = 0; i < size; i++)
         cluster->ports[i] = cluster_free_port();
+}
+
+void cluster_use_proxy(struct cluster *cluster, unsigned task, struct proxy *proxy)
+{
+    unsigned listen = cluster->ports[task];
+    proxy_start(proxy, listen);
+    cluster->ports[task] = proxy->port;
+    snprintf(cluster->task_settings[task], sizeof(cluster->task_settings[0]), "\"listen\": \"127.0.0.1:%u\"", listen);
 }
 
 void cluster_write_json(const struct cluster *cluster, char *ret_json)

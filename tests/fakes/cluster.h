@@ -32,6 +32,9 @@ struct cluster {
 unsigned cluster_free_port(void);
 
 void cluster_init(struct cluster *cluster, unsigned size, const char *settings);
+/* Puts a task behind a proxy that is started here. */
+struct proxy;
+void cluster_use_proxy(struct cluster *cluster, unsigned task, struct proxy *proxy);
 /* The configuration; ret_json has CLUSTER_JSON_BYTES. */
 #define CLUSTER_JSON_BYTES 8192
 void cluster_write_json(const struct cluster *cluster, char *ret_json);
