@@ -42,6 +42,14 @@ class Up(cli_support.Case):
         self.assertIn("1 tensor,", self.assert_run(0, "ls", "--config", cluster.path, "--from", "ps:0").stdout)
         self.assertEqual(launcher.stop(), 0)
 
+    def test_more_workers_than_a_socket_queues(self):
+        cluster = self.cluster(worker=24)
+        launcher = self.up(cluster)
+        self.assertRegex(launcher.output, ": 24 of 24 workers run here")
+        self.assertEqual(launcher.stop(), 0)
+        self.assertEqual(launcher.output.count("worker stopped"), 24)
+        self.assertNotIn("level=warn", launcher.output)
+
     def test_all_end_together(self):
         for number in (signal.SIGINT, signal.SIGTERM):
             cluster = self.cluster(ps=1, worker=2)
