@@ -204,8 +204,8 @@ static void all_ready(struct up *up)
     up->phase = UP_RUNNING;
     up->due_ns = TL_TIME_NEVER;
     tl_text_format_duration(tl_clock_now_ns() - up->start_ns, duration, sizeof(duration));
-    printf("%s: %zu of %zu workers run here, all ready after %s\n", up->config->source, up->count,
-           up->config->task_count, duration);
+    tl_output_put_escaped(stdout, up->config->source);
+    printf(": %zu of %zu workers run here, all ready after %s\n", up->count, up->config->task_count, duration);
     if (tl_output_finish("up", TL_EXIT_OK) != TL_EXIT_OK) stop(up, TL_EXIT_FAILED);
     if (tl_sd_notify("READY=1", NULL) != TL_OK) tl_output_error("up", "the service manager was not notified");
 }

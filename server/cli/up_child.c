@@ -132,7 +132,8 @@ static void print_line(const struct tl_up_child *child, const char *line, size_t
 {
     bool has_colours = tl_output_has_colours(stderr);
     if (has_colours) fprintf(stderr, "\033[%sm", child->colour);
-    fprintf(stderr, "%s |", child->task->name);
+    tl_output_put_escaped(stderr, child->task->name);
+    fputs(" |", stderr);
     if (has_colours) fputs("\033[0m", stderr);
     fputc(' ', stderr);
     fwrite(line, 1, len, stderr);
