@@ -4,12 +4,12 @@
 #define FAKES_PORTS_H
 
 #include <netinet/in.h>
+#include <stdbool.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A loopback port that was free a moment ago; 0 when there is none. The kernel hands such ports out in turn, so that
- * the next caller gets another one. */
-static inline unsigned tl_free_port(void)
+/* A loopback port that the kernel says is free; 0 when there is none. */
+static inline unsigned tl_some_port(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     socklen_t length = sizeof(address);
@@ -17,10 +17,28 @@ static inline unsigned tl_free_port(void)
     if (fd < 0) return 0;
     unsigned port = 0;
     if (bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0 &&
-        getsockname(fd, (struct sockaddr *)&address, &length) == 0) {
+        getsockname(fd, (struct sockaddr *)&address, &length) == 0)
         port = ntohs(address.sin_port);
-    }
     close(fd);
+    return port;
+}
+
+/* The same, never one of the last ones that this function gave: the kernel picks at random and may repeat itself.
+ * Thread: one. */
+static inline unsigned tl_free_port(void)
+{
+    enum { REMEMBERED = 256 };
+    static unsigned given[REMEMBERED];
+    static unsigned count;
+    unsigned port;
+    bool is_repeated;
+    do {
+        port = tl_some_port();
+        is_repeated = false;
+        for (unsigned i = 0; i < REMEMBERED; i++)
+            is_repeated |= port != 0 && given[i] == port;
+    } while (is_repeated);
+    given[count++ % REMEMBERED] = port;
     return port;
 }
 
