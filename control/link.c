@@ -232,8 +232,8 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
 }
 
 enum tl_status tl_link_open(struct tl_control *control, const char *address, const char *expected_name,
-                            const uint64_t *again, size_t again_count, const struct tl_link_events *events,
-                            void *owner, struct tl_link **ret_link, struct tl_error *ret_error)
+                            const uint64_t *again, size_t again_count, const struct tl_link_events *events, void *owner,
+                            struct tl_link **ret_link, struct tl_error *ret_error)
 {
     struct tl_link *link = link_create(control, ret_error);
     if (link == NULL) return TL_RESOURCE_EXHAUSTED;
@@ -246,8 +246,8 @@ enum tl_status tl_link_open(struct tl_control *control, const char *address, con
     link->channel = tl_channel_create(address, &channel_options);
     snprintf(link->peer.address, sizeof(link->peer.address), "%s", address);
     snprintf(link->expected_name, sizeof(link->expected_name), "%s", expected_name != NULL ? expected_name : "");
-    enum tl_status status = tl_stream_call(control->loop, link->channel, EXCHANGE_METHOD, TL_TIME_NEVER,
-                                           &stream_events, link, &link->stream, ret_error);
+    enum tl_status status = tl_stream_call(control->loop, link->channel, EXCHANGE_METHOD, TL_TIME_NEVER, &stream_events,
+                                           link, &link->stream, ret_error);
     if (status != TL_OK) {
         link_free(link);
         return status;
@@ -309,9 +309,8 @@ static enum tl_status check_hello(const struct tl_link *link, const Tensorlane__
                             TL_MAX_NAME_BYTES, hello->expected_name);
     }
     if (link->expected_name[0] != '\0' && strcmp(link->expected_name, hello->name) != 0) {
-        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
-                            "%s is %s, not %s; do both use the same configuration?", link->peer.address,
-                            hello->name[0] != '\0' ? hello->name : "a client", link->expected_name);
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s is %s, not %s; do both use the same configuration?",
+                            link->peer.address, hello->name[0] != '\0' ? hello->name : "a client", link->expected_name);
     }
     return TL_OK;
 }

@@ -34,8 +34,9 @@ static void wake_complete(struct tl_tag *tag, bool is_ok)
     (void)is_ok;
 }
 
-/* gRPC is initialised once and never shut down: its shutdown runs behind the caller's back, waits up to 10 s for a poller
- * of its own when a connection was closed in the middle of a write, and blocks the next initialisation meanwhile. */
+/* gRPC is initialised once and never shut down: its shutdown runs behind the caller's back, waits up to 10 s for a
+ * poller of its own when a connection was closed in the middle of a write, and blocks the next initialisation
+ * meanwhile. */
 static void init_grpc(void)
 {
     grpc_init();
