@@ -96,19 +96,37 @@ void link_protocol_error(struct tl_link *link, const char *format, ...)
     begin_close(link, &reason);
 }
 
+/* Asks the peer, who opened the link, to end it. Only its answer proves that all we have sent has arrived: a server
+ * that ends the call itself and exits may reset a connection that still carries the last bytes. */
+static void say_goodbye(struct tl_link *link)
+{
+    if (link->has_said_goodbye) return;
+    Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
+    frame.goodbye = 1;
+    grpc_byte_buffer *message = tl_wire_write(&frame.base);
+    struct tl_error reason;
+    if (message == NULL) {
+        tl_error_set(&reason, TL_UNAVAILABLE, "%s: no memory for a frame", link->control->options.self.name);
+        begin_close(link, &reason);
+        return;
+    }
+    link->has_said_goodbye = true;
+    link->control->stats.frames_sent++;
+    tl_stream_send(link->stream, message);
+}
+
 void link_maybe_drained(struct tl_link *link)
 {
     if (link->state != LINK_DRAINING || !tl_link_is_idle(link)) return;
     if (link->received.count > 0 || link->cancels.count > 0 || !tl_stream_can_send(link->stream)) return;
-    struct tl_error reason = {.code = TL_OK};
-    if (link->channel != NULL) {
-        link->state = LINK_CLOSING;
-        link->close_reason = reason;
-        link->has_close_reason = true;
-        tl_stream_half_close(link->stream);
-    } else {
-        begin_close(link, &reason);
+    if (link->channel == NULL) {
+        say_goodbye(link);
+        return;
     }
+    link->state = LINK_CLOSING;
+    link->close_reason = (struct tl_error){.code = TL_OK};
+    link->has_close_reason = true;
+    tl_stream_half_close(link->stream);
 }
 
 /* -------------------------------------------------------------------------------------------------------- end -- */

@@ -14,7 +14,7 @@
 #include <uthash.h>
 
 /*
- *   GREETING --Hello of the peer fits--> UP --tl_link_drain--> DRAINING --idle--> CLOSING
+ *   GREETING --Hello of the peer fits--> UP --tl_link_drain, goodbye--> DRAINING --idle--> CLOSING
  *      any state --broken, refused, tl_link_close--> CLOSING --stream ended--> (freed)
  */
 enum link_state {
@@ -44,6 +44,7 @@ struct tl_link {
     struct tl_timer greeting_timer;
     struct tl_error close_reason; /* code TL_OK: none was given, the stream's status tells */
     bool has_close_reason;
+    bool has_said_goodbye;       /* opened by the peer: it was asked to end the stream */
 
     struct tl_letter flush_letter;
     bool is_flush_deferred;

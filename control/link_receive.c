@@ -266,6 +266,7 @@ static void handle_frame(struct tl_link *link, const Tensorlane__V1__Frame *fram
     if (link->state != LINK_CLOSING && data->left_bytes > 0) {
         link_protocol_error(link, "%llu bytes that belong to no chunk", (unsigned long long)data->left_bytes);
     }
+    if (frame->goodbye && tl_link_is_ours(link)) tl_link_drain(link);
     link_maybe_drained(link);
 }
 
