@@ -102,6 +102,10 @@ void tl_control_stop(struct tl_control *control, int64_t deadline_ns, void (*sto
 /* Stopped. NULL is accepted. */
 void tl_control_destroy(struct tl_control *control);
 
+/* Sends what gRPC logs in this process to our log, in its format. For programs, not for libraries. Thread: any, before
+ * the first loop is created. */
+void tl_control_route_grpc_log(void);
+
 void tl_control_get_stats(const struct tl_control *control, struct tl_control_stats *ret_stats);
 
 #endif

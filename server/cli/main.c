@@ -18,6 +18,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "control/control.h"
 #include "server/cli/command.h"
 #include "server/cli/output.h"
 
@@ -118,6 +119,7 @@ int main(int argc, char **argv)
     setlocale(LC_CTYPE, "C.UTF-8");
     /* Commands tell their errors themselves; serve has a log and sets it up. */
     tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
+    tl_control_route_grpc_log();
     if (argc < 2) {
         print_commands(stderr);
         return TL_EXIT_USAGE;

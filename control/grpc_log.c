@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+/* gRPC's own log lines, as lines of ours: what it calls an error is a warning here, because it says so of every peer
+ * that misbehaves; everything else is for debugging. */
+#include <grpc/support/log.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "control/control.h"
+
+static void write_line(gpr_log_func_args *args)
+{
+    enum tl_log_level level = args->severity == GPR_LOG_SEVERITY_ERROR ? TL_LOG_WARN : TL_LOG_DEBUG;
+    const char *slash = strrchr(args->file, '/');
+    TL_LOG(level, "grpc", TL_STR("text", args->message), TL_STR("file", slash != NULL ? slash + 1 : args->file),
+           TL_I64("line", args->line));
+}
+
+void tl_control_route_grpc_log(void)
+{
+    gpr_set_log_function(write_line);
+}
