@@ -11,13 +11,13 @@ SKIPPED = 77
 
 def files(*suffixes):
     """Paths relative to ROOT of everything that is or could be committed, sorted."""
-    listing = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-                             capture_output=True, check=False)
-    if listing.returncode == 0:
-        names = listing.stdout.decode().split("\0")
-    else:  # an unpacked archive
+    try:
+        listing = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                                 capture_output=True, check=True).stdout
+        names = listing.decode().split("\0")
+    except (OSError, subprocess.CalledProcessError):  # an unpacked archive, or no git
         names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")
-                 if path.relative_to(ROOT).parts[0] not in ("build", ".git")]
+                 if path.relative_to(ROOT).parts[0] not in ("build", ".git") and "__pycache__" not in path.parts]
     return sorted(pathlib.Path(name) for name in names
                   if name and (ROOT / name).is_file() and (not suffixes or name.endswith(suffixes)))
 
