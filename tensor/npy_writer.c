@@ -10,6 +10,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/arith.h"
@@ -66,23 +67,45 @@ static size_t compose_header(const struct tl_meta_data *meta_data, unsigned char
     return total;
 }
 
+/* Creates the file of a tensor, of which nothing is written yet. */
 static enum tl_status add_slot(struct tl_tensor_writer *writer, size_t index, const struct tl_tensor_slot *slot,
-                               struct tl_error *ret_error)
+                               struct tl_output_file **ret_file, struct tl_error *ret_error)
 {
     unsigned char header[MAX_HEADER_BYTES];
     char name[FILE_NAME_BYTES];
     uint64_t len_bytes;
-    struct tl_output_file *file;
     size_t header_bytes = compose_header(&slot->meta_data, header);
     snprintf(name, sizeof(name), "%s.npy", slot->name);
     if (!tl_add_u64(header_bytes, slot->meta_data.size_bytes, &len_bytes))
         return tl_error_set(ret_error, TL_OUT_OF_RANGE, "tensor '%s' is too large for a file", slot->name);
-    enum tl_status status = tl_tensor_writer_add_file(writer, name, len_bytes, &file, ret_error);
+    enum tl_status status = tl_tensor_writer_add_file(writer, name, len_bytes, ret_file, ret_error);
     if (status == TL_ALREADY_EXISTS)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "tensor '%s' is there twice", slot->name);
     if (status != TL_OK) return status;
+    return tl_tensor_writer_add_tensor(writer, index, slot, *ret_file, header_bytes, ret_error);
+}
+
+static void write_header(const struct tl_tensor_slot *slot, struct tl_output_file *file)
+{
+    unsigned char header[MAX_HEADER_BYTES];
+    size_t header_bytes = compose_header(&slot->meta_data, header);
     memcpy(tl_output_file_data(file), header, header_bytes);
-    return tl_tensor_writer_add_tensor(writer, index, slot, file, header_bytes, ret_error);
+}
+
+/* All files are made, with their space, before any of it is given back: so the disk has room for all of them. */
+static enum tl_status fill_writer(struct tl_tensor_writer *writer, const struct tl_tensor_slot *slots, size_t count,
+                                  struct tl_error *ret_error)
+{
+    struct tl_output_file **files = calloc(count + 1, sizeof(files[0]));
+    if (!files) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu files", count);
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < count && status == TL_OK; i++)
+        status = add_slot(writer, i, &slots[i], &files[i], ret_error);
+    if (status == TL_OK) status = tl_tensor_writer_give_back_space(writer, ret_error);
+    for (size_t i = 0; i < count && status == TL_OK; i++)
+        write_header(&slots[i], files[i]);
+    free(files);
+    return status;
 }
 
 enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
@@ -95,8 +118,7 @@ enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slo
     if (status != TL_OK) return status;
     status = tl_tensor_writer_start(path, count, true, &writer, ret_error);
     if (status != TL_OK) return status;
-    for (size_t i = 0; i < count && status == TL_OK; i++)
-        status = add_slot(writer, i, &slots[i], ret_error);
+    status = fill_writer(writer, slots, count, ret_error);
     if (status != TL_OK) {
         tl_tensor_writer_destroy(writer);
         return status;

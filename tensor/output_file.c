@@ -3,10 +3,14 @@
  * A file that is written in place.
  *
  * Happy path: create it under a name that nobody has, allocate its disk space, map it, close the descriptor (a folder
- * of thousands of files must not need thousands of descriptors), let others write into the mapping, sync.
+ * of thousands of files must not need thousands of descriptors), give the space back when all files have theirs, let
+ * others write into the mapping, sync.
  *
- * Failure modes: a disk that is full shows when the space is allocated, before anything is written; afterwards a write
- * into the mapping can fail only with the disk itself, which the fault guard turns into a failed sync.
+ * The space is allocated only to see whether it is there: writing through a mapping into space that was allocated but
+ * never written costs two to three times as much as into a hole (ext4).
+ *
+ * Failure modes: a disk that is full shows when the space is allocated, before anything is written. When the disk
+ * becomes full later, or fails, the fault guard takes the write, and check and sync tell.
  */
 #include "tensor/output_file.h"
 
@@ -31,6 +35,7 @@ struct tl_output_file {
     char *path;
     void *data;
     uint64_t len_bytes;
+    bool is_allocated; /* and never written: space to give back */
     struct tl_fault_range *range;
 };
 
@@ -58,32 +63,24 @@ static int write_zeros(int fd, uint64_t len_bytes)
     return 0;
 }
 
-/* Gives allocated space back, leaving a file of the same size that is one hole. Returns an errno. */
-static int make_sparse(int fd, uint64_t len_bytes)
-{
-    return ftruncate(fd, 0) == 0 && ftruncate(fd, (off_t)len_bytes) == 0 ? 0 : errno;
-}
-
-/* Makes sure that the disk has room, and sizes the file. The space is allocated only to see whether it is there, then
- * given back: writing through a mapping into space that was allocated but never written costs two to three times as
- * much as into a hole (ext4). If the disk becomes full meanwhile, the fault guard and the sync tell. Returns an
- * errno. */
-static int allocate(int fd, uint64_t len_bytes)
+/* Makes sure that the disk has room, and sizes the file. Returns an errno. */
+static int allocate(struct tl_output_file *file, int fd)
 {
     struct rlimit limit;
+    uint64_t len_bytes = file->len_bytes;
     /* Going beyond the limit would raise a signal that ends the process. */
     if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < len_bytes)
         return EFBIG;
-    for (;;) {
-        if (fallocate(fd, 0, 0, (off_t)len_bytes) == 0) return make_sparse(fd, len_bytes);
-        if (errno == EINTR) continue;
-        return errno == EOPNOTSUPP || errno == ENOSYS ? write_zeros(fd, len_bytes) : errno;
-    }
+    do {
+        file->is_allocated = fallocate(fd, 0, 0, (off_t)len_bytes) == 0;
+    } while (!file->is_allocated && errno == EINTR);
+    if (file->is_allocated) return 0;
+    return errno == EOPNOTSUPP || errno == ENOSYS ? write_zeros(fd, len_bytes) : errno;
 }
 
 static enum tl_status allocate_and_map(struct tl_output_file *file, int fd, struct tl_error *ret_error)
 {
-    int error_number = allocate(fd, file->len_bytes);
+    int error_number = allocate(file, fd);
     if (error_number != 0)
         return tl_error_set_errno(ret_error, error_number, "cannot allocate %" PRIu64 " bytes of disk space for %s",
                                   file->len_bytes, file->path);
@@ -123,6 +120,19 @@ enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, struc
         return status;
     }
     *ret_file = file;
+    return TL_OK;
+}
+
+enum tl_status tl_output_file_give_back_space(struct tl_output_file *file, struct tl_error *ret_error)
+{
+    if (!file->is_allocated) return TL_OK;
+    int error_number = 0;
+    int fd = open(file->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    /* What is left is a file of the same size that is one hole. */
+    if (fd < 0 || ftruncate(fd, 0) != 0 || ftruncate(fd, (off_t)file->len_bytes) != 0) error_number = errno;
+    if (fd >= 0) close(fd);
+    if (error_number != 0) return tl_error_set_errno(ret_error, error_number, "cannot empty %s", file->path);
+    file->is_allocated = false;
     return TL_OK;
 }
 
@@ -166,14 +176,19 @@ static int sync_path(const char *path, int flags)
     return error_number;
 }
 
+enum tl_status tl_output_file_check(const struct tl_output_file *file, struct tl_error *ret_error)
+{
+    if (!tl_fault_range_is_damaged(file->range)) return TL_OK;
+    return tl_error_set(ret_error, TL_DATA_LOSS, "a part of %s could not be written; has its disk become full?",
+                        file->path);
+}
+
 enum tl_status tl_output_file_sync(const struct tl_output_file *file, struct tl_error *ret_error)
 {
     int error_number = msync(file->data, file->len_bytes, MS_SYNC) == 0 ? 0 : errno;
     if (error_number == 0) error_number = sync_path(file->path, O_NOFOLLOW);
     if (error_number != 0) return tl_error_set_errno(ret_error, error_number, "cannot sync %s", file->path);
-    if (tl_fault_range_is_damaged(file->range))
-        return tl_error_set(ret_error, TL_DATA_LOSS, "a part of %s could not be written", file->path);
-    return TL_OK;
+    return tl_output_file_check(file, ret_error);
 }
 
 enum tl_status tl_folder_sync(const char *path, struct tl_error *ret_error)

@@ -12,11 +12,16 @@
 
 struct tl_output_file;
 
-/* Creates a new file at path of len_bytes > 0, all zeros, and maps it. Starts with one reference.
+/* Creates a new file at path of len_bytes > 0, all zeros, and maps it. Its disk space is allocated and stays so until
+ * tl_output_file_give_back_space: other files find only what is left. Starts with one reference.
  * Errors: as tl_error_set_errno; TL_ALREADY_EXISTS: path exists. TL_RESOURCE_EXHAUSTED: the disk is full or a limit is
  * too low, with the bytes that were needed. Nothing is left behind. */
 enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, struct tl_output_file **ret_file,
                                      struct tl_error *ret_error) TL_MUST_USE;
+
+/* Gives the space back, to be allocated anew by writing. What has been written is lost: called before anything is.
+ * Errors: as tl_error_set_errno, naming the path. */
+enum tl_status tl_output_file_give_back_space(struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
 
 /* The last reference unmaps the file, which stays on disk. Thread: any. */
 struct tl_output_file *tl_output_file_get(struct tl_output_file *file);
@@ -26,8 +31,12 @@ void *tl_output_file_data(const struct tl_output_file *file);
 uint64_t tl_output_file_len_bytes(const struct tl_output_file *file);
 const char *tl_output_file_path(const struct tl_output_file *file);
 
+/* Whether everything that was written so far found room. Thread: any.
+ * Errors: TL_DATA_LOSS: a page could not be written through the mapping. */
+enum tl_status tl_output_file_check(const struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
+
 /* Makes the contents durable.
- * Errors: as tl_error_set_errno; TL_DATA_LOSS: a page could not be written through the mapping. Blocks: yes. */
+ * Errors: as tl_error_set_errno; of tl_output_file_check. Blocks: yes. */
 enum tl_status tl_output_file_sync(const struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Makes the names in a folder durable, where the file system can do that. Errors: as tl_error_set_errno. */

@@ -154,8 +154,8 @@ static enum tl_status fill_writer(struct tl_tensor_writer *writer, const struct 
     struct tl_output_file *file;
     uint64_t data_offset = sizeof(uint64_t) + layout->header_bytes;
     enum tl_status status = tl_tensor_writer_add_file(writer, NULL, data_offset + layout->data_bytes, &file, ret_error);
-    if (status != TL_OK) return status;
-    status = write_header(layout, file, ret_error);
+    if (status == TL_OK) status = tl_tensor_writer_give_back_space(writer, ret_error);
+    if (status == TL_OK) status = write_header(layout, file, ret_error);
     for (size_t i = 0; i < layout->count && status == TL_OK; i++) {
         const struct piece *piece = &layout->pieces[i];
         status = tl_tensor_writer_add_tensor(writer, piece->index, piece->slot, file, data_offset + piece->begin_bytes,

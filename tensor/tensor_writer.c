@@ -144,6 +144,14 @@ enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const 
     return TL_OK;
 }
 
+enum tl_status tl_tensor_writer_give_back_space(struct tl_tensor_writer *writer, struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < writer->file_count && status == TL_OK; i++)
+        status = tl_output_file_give_back_space(writer->files[i], ret_error);
+    return status;
+}
+
 static void release_mapping(void *data, void *context)
 {
     (void)data;
@@ -203,6 +211,14 @@ struct tl_tensor *tl_tensor_writer_destination(struct tl_tensor_writer *writer, 
 const char *tl_tensor_writer_temporary_path(const struct tl_tensor_writer *writer)
 {
     return writer->is_committed ? NULL : writer->temporary_path;
+}
+
+enum tl_status tl_tensor_writer_check(const struct tl_tensor_writer *writer, struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < writer->file_count && status == TL_OK; i++)
+        status = tl_output_file_check(writer->files[i], ret_error);
+    return status;
 }
 
 static int rename_temporary(const struct tl_tensor_writer *writer)

@@ -21,6 +21,11 @@ enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_fo
 enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const char *name, uint64_t len_bytes,
                                          struct tl_output_file **ret_file, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Gives back the space of all files, when all are added and nothing is written: all of them have found room.
+ * Errors: as tl_output_file_give_back_space. */
+enum tl_status tl_tensor_writer_give_back_space(struct tl_tensor_writer *writer,
+                                                struct tl_error *ret_error) TL_MUST_USE;
+
 /* Creates the destination of one tensor, at offset_bytes of the file.
  * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_tensor_writer_add_tensor(struct tl_tensor_writer *writer, size_t index,

@@ -97,7 +97,7 @@ static enum tl_status report_silence(struct receiver *receiver, struct tl_error 
                         info.reason.code != TL_OK ? ": " : "", info.reason.code != TL_OK ? info.reason.message : "");
 }
 
-/* Shows progress; fails when nothing has moved for too long or a signal came. */
+/* Shows progress; fails when nothing has moved for too long, a signal came, or the disk takes no more. */
 static enum tl_status look(struct receiver *receiver, size_t completed_count, struct tl_error *ret_error)
 {
     struct tl_worker_stats stats = {.size_bytes = sizeof(stats)};
@@ -108,6 +108,8 @@ static enum tl_status look(struct receiver *receiver, size_t completed_count, st
     if (completed_count > 0 || moved_bytes != receiver->moved_bytes) receiver->last_moved_ns = now_ns;
     receiver->moved_bytes = moved_bytes;
     tl_progress_bar_update(&receiver->bar, moved_bytes);
+    enum tl_status status = tl_tensor_writer_check(receiver->pull->writer, ret_error);
+    if (status != TL_OK) return status;
     if (now_ns - receiver->last_moved_ns < receiver->pull->target.timeout_ns) return TL_OK;
     return report_silence(receiver, ret_error);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files written in place: space beforehand, full disks, limits, file systems that cannot allocate, failing syncs. */
+/* Files written in place: space beforehand, given back, full disks, limits, file systems that cannot allocate, failing
+ * syncs. */
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -178,6 +179,50 @@ START_TEST(file_system_cannot_allocate_and_is_full)
 }
 END_TEST
 
+static int64_t blocks_on_disk(void)
+{
+    struct stat info;
+    ck_assert_int_eq(stat(temp_path("f"), &info), 0);
+    return info.st_blocks;
+}
+
+START_TEST(space_is_given_back)
+{
+    create(1000000);
+    ck_assert_int_ge(blocks_on_disk(), 1000000 / 512);
+    bool was_allocated = file->is_allocated; /* not everywhere */
+    ck_assert_int_eq(tl_output_file_give_back_space(file, &error), TL_OK);
+    if (was_allocated) ck_assert_int_lt(blocks_on_disk(), 100);
+    ck_assert_uint_eq(size_on_disk(), 1000000);
+    memcpy((char *)tl_output_file_data(file) + 500000, "hello", 6);
+    ck_assert_int_eq(tl_output_file_give_back_space(file, &error), TL_OK);
+    ck_assert_str_eq((char *)tl_output_file_data(file) + 500000, "hello");
+    ck_assert_int_eq(tl_output_file_sync(file, &error), TL_OK);
+    tl_output_file_put(file);
+}
+END_TEST
+
+START_TEST(space_that_is_zeros_stays)
+{
+    scripted_errors[0] = EOPNOTSUPP;
+    create(1000000);
+    ck_assert_int_eq(tl_output_file_give_back_space(file, &error), TL_OK);
+    ck_assert_int_ge(blocks_on_disk(), 1000000 / 512);
+    tl_output_file_put(file);
+}
+END_TEST
+
+START_TEST(space_of_a_file_that_is_gone)
+{
+    create(10);
+    file->is_allocated = true;
+    unlink(temp_path("f"));
+    ck_assert_int_eq(tl_output_file_give_back_space(file, &error), TL_NOT_FOUND);
+    ck_assert_ptr_nonnull(strstr(error.message, temp_path("f")));
+    tl_output_file_put(file);
+}
+END_TEST
+
 START_TEST(no_address_space)
 {
     mmap_error = ENOMEM;
@@ -206,8 +251,11 @@ START_TEST(page_could_not_be_written)
     signal(SIGBUS, SIG_DFL);
     create(10);
     ck_assert_int_eq(tl_fault_guard_install(&error), TL_OK);
+    ck_assert_int_eq(tl_output_file_check(file, &error), TL_OK);
     ck_assert_int_eq(truncate(temp_path("f"), 0), 0);
     *(volatile char *)tl_output_file_data(file) = 'x';
+    ck_assert_int_eq(tl_output_file_check(file, &error), TL_DATA_LOSS);
+    ck_assert_ptr_nonnull(strstr(error.message, temp_path("f")));
     ck_assert_int_eq(tl_output_file_sync(file, &error), TL_DATA_LOSS);
     tl_output_file_put(file);
 }
@@ -257,6 +305,9 @@ int main(void)
     tcase_add_test(tcase, allocation_is_interrupted);
     tcase_add_test(tcase, file_system_cannot_allocate);
     tcase_add_test(tcase, file_system_cannot_allocate_and_is_full);
+    tcase_add_test(tcase, space_is_given_back);
+    tcase_add_test(tcase, space_that_is_zeros_stays);
+    tcase_add_test(tcase, space_of_a_file_that_is_gone);
     tcase_add_test(tcase, no_address_space);
     tcase_add_test(tcase, sync_fails);
     tcase_add_test(tcase, page_could_not_be_written);

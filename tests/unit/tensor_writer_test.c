@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "tensor/mapped_file.h"
 #include "tests/fakes/fault_alloc.h"
 #include "tests/fakes/temp_folder.h"
 
@@ -218,6 +219,25 @@ START_TEST(rename_fails)
 }
 END_TEST
 
+START_TEST(page_could_not_be_written)
+{
+    signal(SIGBUS, SIG_DFL);
+    ck_assert_int_eq(start(temp_path("out"), true), TL_OK);
+    ck_assert_int_eq(tl_tensor_writer_give_back_space(writer, &error), TL_OK);
+    ck_assert_int_eq(tl_mapped_file_guard_process(&error), TL_OK);
+    ck_assert_int_eq(tl_tensor_writer_check(writer, &error), TL_OK);
+    char lost[300];
+    snprintf(lost, sizeof(lost), "%s/b", tl_tensor_writer_temporary_path(writer));
+    ck_assert_int_eq(truncate(lost, 0), 0);
+    fill(1, "x");
+    ck_assert_int_eq(tl_tensor_writer_check(writer, &error), TL_DATA_LOSS);
+    ck_assert_ptr_nonnull(strstr(error.message, lost));
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_DATA_LOSS);
+    destroy();
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
+}
+END_TEST
+
 START_TEST(file_is_lost_before_commit)
 {
     ck_assert_int_eq(start(temp_path("out"), false), TL_OK);
@@ -317,6 +337,7 @@ int main(void)
     tcase_add_test(tcase, held_destination_refuses_commit);
     tcase_add_test(tcase, destination_outlives_the_writer);
     tcase_add_test(tcase, rename_fails);
+    tcase_add_test(tcase, page_could_not_be_written);
     tcase_add_test(tcase, file_is_lost_before_commit);
     tcase_add_loop_test(tcase, folder_has_appeared_meanwhile, 0, 2);
     tcase_add_test(tcase, folder_without_the_flag);
