@@ -14,10 +14,11 @@ set -euo pipefail
 root=$(dirname "$(dirname "$(readlink -f "$0")")")
 build=${TENSORLANE_BUILD:-$root/build/release}
 tensorlane=${TENSORLANE:-$build/bin/tensorlane}
-config=${1:-$root/config/examples/demo.json}
+config=${1:-config/examples/demo.json} # as seen from the project's folder when none is given
 needed_kib=1200000
 ready_tenths=150
 workers=()
+(($#)) || cd "$root"
 
 die() {
     printf 'demo: %s\n' "$*" >&2
