@@ -42,7 +42,9 @@ grpc_channel *tl_channel_create(const char *address, const struct tl_channel_opt
         integer_arg(GRPC_ARG_ENABLE_HTTP_PROXY, 0), integer_arg(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
         integer_arg(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, to_ms(options->connect_timeout_ns)),
         integer_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100), integer_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
-        integer_arg("grpc.http2.max_frame_size", 4 * 1024 * 1024),
+        integer_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, TL_HTTP2_FRAME_BYTES),
+        integer_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, TL_HTTP2_WINDOW_BYTES),
+        integer_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
         /* gRPC unpacks a compressed message before it looks at its size: a small one could take all memory. */
         integer_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
         integer_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0), authority, /* the last, so that it can be left out */

@@ -194,7 +194,9 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
         integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         integer_arg("grpc.http2.min_ping_interval_without_data_ms", 1000),
         integer_arg("grpc.server_handshake_timeout_ms", to_ms(options->handshake_timeout_ns)),
-        integer_arg("grpc.http2.max_frame_size", 4 * 1024 * 1024),
+        integer_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, TL_HTTP2_FRAME_BYTES),
+        integer_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, TL_HTTP2_WINDOW_BYTES),
+        integer_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
         /* gRPC unpacks a compressed message before it looks at its size: a small one could take all memory. */
         integer_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
         integer_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
