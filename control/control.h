@@ -38,11 +38,6 @@ struct tl_control_handlers {
     /* A peer has opened a link and said who it is; set its events with tl_link_set_events now. */
     void (*link_up)(void *worker, struct tl_link *link);
 
-    /* The numbers of the latest requests to this peer whose tensors have arrived, to acknowledge them again on a new
-     * link; valid until the next call. */
-    void (*received_again)(void *worker, const struct tl_identity *peer, const uint64_t **ret_numbers,
-                           size_t *ret_count);
-
     /* A client wants to publish a tensor of this meta-data: errors refuse it before any memory is taken. */
     enum tl_status (*admit)(void *worker, const struct tl_identity *client, const char *key,
                             const struct tl_meta_data *meta_data, struct tl_error *ret_error);

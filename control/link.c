@@ -24,21 +24,10 @@
 #include "control/link_internal.h"
 
 #define EXCHANGE_METHOD "/tensorlane.v1.Transfer/Exchange"
+/* Numbers of received tensors in a greeting; more follow in frames. */
+#define MAX_HELLO_NUMBERS 1024
 
 static const struct tl_link_events no_events;
-
-bool number_list_push(struct number_list *list, uint64_t number)
-{
-    if (list->count == list->capacity) {
-        size_t capacity = list->capacity == 0 ? 64 : list->capacity * 2;
-        uint64_t *items = realloc(list->items, capacity * sizeof(*items));
-        if (items == NULL) return false;
-        list->items = items;
-        list->capacity = capacity;
-    }
-    list->items[list->count++] = number;
-    return true;
-}
 
 static void flush(struct tl_letter *letter)
 {
@@ -118,7 +107,8 @@ static void say_goodbye(struct tl_link *link)
 void link_maybe_drained(struct tl_link *link)
 {
     if (link->state != LINK_DRAINING || !tl_link_is_idle(link)) return;
-    if (link->received.count > 0 || link->cancels.count > 0 || !tl_stream_can_send(link->stream)) return;
+    if (link->received.count > link->told_count || link->cancels.count > 0) return;
+    if (!tl_stream_can_send(link->stream)) return;
     if (link->channel == NULL) {
         say_goodbye(link);
         return;
@@ -148,8 +138,8 @@ static void link_free(struct tl_link *link)
     tl_list_remove(&link->control_link);
     if (link->is_flush_deferred) tl_list_remove(&link->flush_letter.link);
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
-    free(link->cancels.items);
-    free(link->received.items);
+    tl_numbers_fini(&link->cancels);
+    tl_numbers_fini(&link->received);
     if (link->channel != NULL) grpc_channel_destroy(link->channel);
     free(link);
 }
@@ -166,6 +156,8 @@ static void stream_closed(struct tl_stream *stream, const struct tl_error *strea
     if (reason.code == TL_OK) tl_error_set(&unavailable, TL_UNAVAILABLE, "%s: link closed", link->peer.address);
     link_fetches_break(link, &unavailable);
     link_serves_break(link);
+    /* A call that ends in order has brought everything to the other side. */
+    if (stream_status->code == TL_OK) link_confirm(link, link->confirmed_count + link->told_count);
     if (link->events->closed != NULL) link->events->closed(link, &reason);
     link_free(link);
     tl_control_link_gone(control);
@@ -271,8 +263,11 @@ enum tl_status tl_link_open(struct tl_control *control, const char *address, con
         return status;
     }
     tl_link_set_events(link, events, owner);
-    grpc_byte_buffer *hello = link_hello(link, again, again_count);
+    size_t told_count = again_count < MAX_HELLO_NUMBERS ? again_count : MAX_HELLO_NUMBERS;
+    bool has_numbers = tl_numbers_push_all(&link->received, again, again_count);
+    grpc_byte_buffer *hello = has_numbers ? link_hello(link, told_count) : NULL;
     if (hello != NULL) {
+        link->told_count = told_count;
         tl_stream_send(link->stream, hello);
         tl_stream_read(link->stream);
     } else {
@@ -351,13 +346,12 @@ void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
         control->options.handlers->source.received(control->options.worker, &id);
     }
     if (link->channel != NULL) {
+        link_confirm(link, link->told_count);
+        if (link->received.count > 0) link_flush_later(link);
         if (link->events->up != NULL) link->events->up(link);
         return;
     }
-    const uint64_t *numbers;
-    size_t count;
-    control->options.handlers->received_again(control->options.worker, &link->peer, &numbers, &count);
-    grpc_byte_buffer *answer = link_hello(link, numbers, count);
+    grpc_byte_buffer *answer = link_hello(link, 0);
     if (answer == NULL) {
         tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory for the greeting");
         begin_close(link, &error);
@@ -399,6 +393,19 @@ bool tl_link_is_ours(const struct tl_link *link)
 bool tl_link_is_idle(const struct tl_link *link)
 {
     return link->fetches == NULL && link->serves == NULL && tl_list_is_empty(&link->to_fail);
+}
+
+bool tl_link_tell_received(struct tl_link *link, const uint64_t *numbers, size_t count)
+{
+    if (!tl_numbers_push_all(&link->received, numbers, count)) return false;
+    if (count > 0) link_flush_later(link);
+    return true;
+}
+
+size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numbers)
+{
+    *ret_numbers = tl_numbers_items(&link->received);
+    return link->received.count;
 }
 
 void tl_link_drain(struct tl_link *link)

@@ -30,8 +30,8 @@ struct tl_link_events {
     void (*closed)(struct tl_link *link, const struct tl_error *reason);
 };
 
-/* Opens a link to "host:port". expected_name NULL: whoever answers. `again` are numbers of requests whose tensors have
- * arrived, told once more (NULL: none). */
+/* Opens a link to "host:port". expected_name NULL: whoever answers. `again` are numbers of requests whose one-shot
+ * tensors have arrived, told once more (NULL: none). */
 enum tl_status tl_link_open(struct tl_control *control, const char *address, const char *expected_name,
                             const uint64_t *again, size_t again_count, const struct tl_link_events *events, void *owner,
                             struct tl_link **ret_link, struct tl_error *ret_error) TL_MUST_USE;
@@ -46,6 +46,13 @@ bool tl_link_is_up(const struct tl_link *link);
 bool tl_link_is_ours(const struct tl_link *link);
 /* True when no fetch and no serve is open on it. */
 bool tl_link_is_idle(const struct tl_link *link);
+
+/* Tells once more that the tensors of these requests have arrived, on a link that the peer has opened. False: no
+ * memory. */
+bool tl_link_tell_received(struct tl_link *link, const uint64_t *numbers, size_t count) TL_MUST_USE;
+/* How many one-shot tensors have arrived of which the peer may not have heard, and their numbers: for the next link,
+ * when this one is closed. Valid until the link is used again. */
+size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numbers);
 
 /* Asks for the tensor of the fetch; fetch->ops->done follows exactly once unless it is cancelled first. The link is up.
  */

@@ -4,6 +4,7 @@
 #ifndef CONTROL_LINK_INTERNAL_H
 #define CONTROL_LINK_INTERNAL_H
 
+#include "base/numbers.h"
 #include "base/timer.h"
 #include "control/internal.h"
 #include "control/link.h"
@@ -24,13 +25,6 @@ enum link_state {
     LINK_CLOSING,  /* waits for the end of the stream; nothing is sent or handled any more */
 };
 
-/* Numbers that wait to be sent. */
-struct number_list {
-    uint64_t *items;
-    size_t count;
-    size_t capacity;
-};
-
 struct tl_link {
     struct tl_control *control;
     struct tl_list control_link; /* in control->links */
@@ -44,16 +38,18 @@ struct tl_link {
     struct tl_timer greeting_timer;
     struct tl_error close_reason; /* code TL_OK: none was given, the stream's status tells */
     bool has_close_reason;
-    bool has_said_goodbye;       /* opened by the peer: it was asked to end the stream */
+    bool has_said_goodbye; /* opened by the peer: it was asked to end the stream */
 
     struct tl_letter flush_letter;
     bool is_flush_deferred;
 
-    struct link_fetch *fetches;  /* by number: all that were given to us and are not done */
-    struct tl_list to_request;   /* of link_fetch: not asked yet */
-    struct tl_list to_fail;      /* of tl_fetch: could not even be started */
-    struct number_list cancels;  /* to be told */
-    struct number_list received; /* to be told */
+    struct link_fetch *fetches; /* by number: all that were given to us and are not done */
+    struct tl_list to_request;  /* of link_fetch: not asked yet */
+    struct tl_list to_fail;     /* of tl_fetch: could not even be started */
+    struct tl_numbers cancels;  /* to be told */
+    struct tl_numbers received; /* one-shot tensors that have arrived: all that the peer may not have heard of */
+    size_t told_count;          /* of received, from the front: in frames already */
+    uint64_t confirmed_count;   /* dropped from the front of received, since the peer has heard of them */
 
     struct link_serve *serves; /* by number: all requests of the peer that are not over */
     struct tl_list failures;   /* of link_serve: a status is to be told */
@@ -70,6 +66,7 @@ struct link_fetch {
     struct tl_fetch *fetch;
     struct tl_link *link;
     struct tl_list request_link; /* in to_request */
+    uint64_t told_before;        /* how many of `received` were told before the peer was asked, confirmed ones too */
     bool is_begun;               /* meta-data has come on this link */
     bool is_one_shot;
     UT_hash_handle hh;
@@ -115,11 +112,11 @@ void link_protocol_error(struct tl_link *link, const char *format, ...) __attrib
 void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello);
 /* Ends a draining link that has become idle. */
 void link_maybe_drained(struct tl_link *link);
-bool number_list_push(struct number_list *list, uint64_t number);
 
 /* link_send.c */
 void link_send_frames(struct tl_link *link);
-grpc_byte_buffer *link_hello(struct tl_link *link, const uint64_t *again, size_t again_count);
+/* Our greeting, which tells of up to so many tensors that have arrived. NULL: no memory. */
+grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count);
 /* A request of the peer; the key is valid. */
 void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *request);
 void link_serve_cancel(struct tl_link *link, uint64_t number);
@@ -130,6 +127,8 @@ bool link_is_congested(const struct tl_link *link);
 
 /* link_receive.c */
 void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer);
+/* The peer has heard of the first `told` tensors that it was told of on this link. */
+void link_confirm(struct tl_link *link, uint64_t told);
 void link_fetches_break(struct tl_link *link, const struct tl_error *reason);
 /* Takes the fetch off the link and frees its state. */
 struct tl_fetch *link_fetch_remove(struct link_fetch *entry);

@@ -60,11 +60,20 @@ struct tl_fetch *link_fetch_remove(struct link_fetch *entry)
     return fetch;
 }
 
+void link_confirm(struct tl_link *link, uint64_t told)
+{
+    if (told <= link->confirmed_count) return;
+    size_t count = (size_t)(told - link->confirmed_count);
+    tl_numbers_drop(&link->received, count);
+    link->told_count -= count;
+    link->confirmed_count = told;
+}
+
 /* Tells the peer that the request is given up. When there is no memory to remember that, the link is ended instead. */
 static void tell_cancel(struct tl_link *link, uint64_t number)
 {
     if (link->state == LINK_CLOSING) return;
-    if (number_list_push(&link->cancels, number)) {
+    if (tl_numbers_push(&link->cancels, number)) {
         link_flush_later(link);
         return;
     }
@@ -123,7 +132,7 @@ static void fetch_complete(struct link_fetch *entry, const Tensorlane__V1__Chunk
         fetch_fail(entry, &result);
         return;
     }
-    if (entry->is_one_shot && !number_list_push(&link->received, entry->number)) {
+    if (entry->is_one_shot && !tl_numbers_push(&link->received, entry->number)) {
         tl_error_set(&result, TL_RESOURCE_EXHAUSTED, "no memory to acknowledge %s", entry->fetch->key);
         fetch_fail(entry, &result);
         return;
@@ -201,6 +210,7 @@ static void handle_chunk(struct tl_link *link, const Tensorlane__V1__Chunk *chun
         link->control->stats.late_chunks++;
         return;
     }
+    link_confirm(link, entry->told_before);
     struct tl_error error;
     enum tl_status status = begin(entry, chunk, &error);
     if (status != TL_OK) {
@@ -220,6 +230,7 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
 {
     struct link_fetch *entry = fetch_find(link, failure->number);
     if (entry == NULL || tl_list_is_linked(&entry->request_link)) return;
+    link_confirm(link, entry->told_before);
     struct tl_error error;
     const Tensorlane__V1__Status *status = failure->status;
     enum tl_status code = status != NULL && status->code >= 1 && status->code <= TL_UNAUTHENTICATED

@@ -63,7 +63,7 @@ void tl_frame_builder_destroy(struct tl_frame_builder *builder)
     free(builder);
 }
 
-grpc_byte_buffer *link_hello(struct tl_link *link, const uint64_t *again, size_t again_count)
+grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count)
 {
     const struct tl_identity *self = &link->control->options.self;
     Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
@@ -72,8 +72,8 @@ grpc_byte_buffer *link_hello(struct tl_link *link, const uint64_t *again, size_t
     hello.incarnation = self->incarnation;
     hello.software_version = (char *)TL_VERSION;
     hello.expected_name = link->expected_name;
-    hello.n_received = again_count;
-    hello.received = (uint64_t *)again;
+    hello.n_received = received_count;
+    hello.received = (uint64_t *)tl_numbers_items(&link->received);
     Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
     frame.hello = &hello;
     return tl_wire_write(&frame.base);
@@ -83,12 +83,15 @@ grpc_byte_buffer *link_hello(struct tl_link *link, const uint64_t *again, size_t
 
 static void add_requests(struct tl_link *link, struct tl_frame_builder *builder)
 {
+    /* An answer will tell that the peer has handled this frame, and with it these. */
+    uint64_t told_before = link->confirmed_count + link->told_count + builder->frame.n_received;
     while (!tl_list_is_empty(&link->to_request) && builder->frame.n_requests < MAX_REQUESTS &&
            builder->head_bytes < HEAD_BUDGET_BYTES) {
         struct link_fetch *entry =
             TL_CONTAINER_OF(tl_list_pop_front(&link->to_request), struct link_fetch, request_link);
         Tensorlane__V1__Request *request = &builder->requests[builder->frame.n_requests++];
         tensorlane__v1__request__init(request);
+        entry->told_before = told_before;
         request->number = entry->number;
         request->key = (char *)entry->fetch->key;
         request->step = entry->fetch->step;
@@ -99,20 +102,6 @@ static void add_requests(struct tl_link *link, struct tl_frame_builder *builder)
         }
         builder->head_bytes += strlen(request->key) + 64;
     }
-}
-
-/* Takes up to MAX_NUMBERS numbers from the front of the list: those that were in the frame are removed after it is
- * packed. */
-static size_t numbers_to_send(const struct number_list *list)
-{
-    return list->count < MAX_NUMBERS ? list->count : MAX_NUMBERS;
-}
-
-static void number_list_drop(struct number_list *list, size_t count)
-{
-    if (count == 0) return;
-    memmove(list->items, list->items + count, (list->count - count) * sizeof(*list->items));
-    list->count -= count;
 }
 
 /* ------------------------------------------------------------------------------------------------------- serves -- */
@@ -438,15 +427,15 @@ static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
 
 static bool is_anything_waiting(const struct tl_link *link)
 {
-    return !tl_list_is_empty(&link->to_request) || link->cancels.count > 0 || link->received.count > 0 ||
+    return !tl_list_is_empty(&link->to_request) || link->cancels.count > 0 || link->received.count > link->told_count ||
            !tl_list_is_empty(&link->failures) || !tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active);
 }
 
 /* What the frame said is said: ends the serves whose last word it was. */
 static void finish_frame(struct tl_link *link, struct tl_frame_builder *builder)
 {
-    number_list_drop(&link->cancels, builder->frame.n_cancels);
-    number_list_drop(&link->received, builder->frame.n_received);
+    tl_numbers_drop(&link->cancels, builder->frame.n_cancels);
+    link->told_count += builder->frame.n_received;
     for (size_t i = 0; i < builder->frame.n_failures; i++) {
         struct link_serve *entry = builder->failed[i];
         serve_end(entry, entry->offer.tensor == NULL ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED);
@@ -477,10 +466,10 @@ void link_send_frames(struct tl_link *link)
     builder->frame.requests = builder->request_pointers;
     builder->frame.failures = builder->failure_pointers;
     builder->frame.chunks = builder->chunk_pointers;
-    builder->frame.cancels = link->cancels.items;
-    builder->frame.n_cancels = numbers_to_send(&link->cancels);
-    builder->frame.received = link->received.items;
-    builder->frame.n_received = numbers_to_send(&link->received);
+    builder->frame.cancels = (uint64_t *)tl_numbers_items(&link->cancels);
+    builder->frame.n_cancels = tl_min_u64(link->cancels.count, MAX_NUMBERS);
+    builder->frame.received = (uint64_t *)tl_numbers_items(&link->received) + link->told_count;
+    builder->frame.n_received = tl_min_u64(link->received.count - link->told_count, MAX_NUMBERS);
     builder->head_bytes = 10 * (builder->frame.n_cancels + builder->frame.n_received);
     add_requests(link, builder);
     add_chunks(link, builder);

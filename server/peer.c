@@ -13,6 +13,9 @@
  * worker with the smaller name and drain the other. A link with a new incarnation replaces one with the old: the peer
  * has restarted, and what was reserved for its former self is offered again.
  *
+ * One-shot tensors that have arrived, but of which a lost link may not have told the peer, are told on the next link.
+ * For that a peer is wanted too, for as long as its values wait.
+ *
  * The members come as events (add_member); the configuration is their only source so far. A connection is a set of
  * paths, each with its own state; gRPC is the only one so far.
  */
@@ -25,13 +28,13 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/numbers.h"
 #include "base/random.h"
 #include "base/text.h"
 #include "server/worker_internal.h"
 
 #define FIRST_BACK_OFF_NS (20 * TL_NS_PER_MS)
 #define MAX_BACK_OFF_NS (1 * TL_NS_PER_SEC)
-#define RECEIVED_KEPT 256
 
 /* How a peer is reached by one transport. */
 struct path {
@@ -55,9 +58,8 @@ struct tl_peer {
     struct tl_list requests; /* of tl_peer_request: wait until it is up */
     unsigned awaited;        /* by so many tl_worker_wait_for_peers */
     bool is_eager;
-    uint64_t received[RECEIVED_KEPT]; /* the latest requests whose tensors arrived, a ring */
-    size_t received_count;
-    size_t received_next;
+    struct tl_numbers received; /* requests whose tensors have arrived, to be told on the next link */
+    int64_t received_until_ns;  /* the peer no longer waits to hear of them */
     struct path path;
 };
 
@@ -124,7 +126,8 @@ static void check_waits(struct tl_worker *worker)
 static bool is_wanted(const struct tl_peer *peer)
 {
     if (peer->worker->is_closing || peer->is_self) return false;
-    return !tl_list_is_empty(&peer->requests) || peer->awaited > 0 || peer->is_eager;
+    if (!tl_list_is_empty(&peer->requests) || peer->awaited > 0 || peer->is_eager) return true;
+    return peer->received.count > 0 && tl_clock_now_ns() < peer->received_until_ns;
 }
 
 static void set_state(struct tl_peer *peer, enum tl_peer_state state, const struct tl_error *reason)
@@ -171,10 +174,28 @@ static void back_off_over(struct tl_timer *timer)
     connect_now(peer);
 }
 
-static size_t received_numbers(const struct tl_peer *peer, const uint64_t **ret_numbers)
+/* Takes over what the peer may not have heard of when a link to it ends. */
+static void inherit_received(struct tl_peer *peer, const struct tl_link *link)
 {
-    *ret_numbers = peer->received;
-    return peer->received_count;
+    const uint64_t *numbers;
+    size_t count = tl_link_unconfirmed(link, &numbers);
+    uint64_t incarnation = tl_link_peer(link)->incarnation; /* 0: it never was up */
+    if (count == 0 || (incarnation != 0 && incarnation != peer->incarnation)) return;
+    if (!tl_numbers_push_all(&peer->received, numbers, count)) {
+        TL_LOG_AT_ERROR("no memory to acknowledge tensors again", TL_STR("peer", peer->name), TL_U64("tensors", count));
+    }
+    if (incarnation == 0) return;
+    peer->received_until_ns = tl_clock_deadline_ns(peer->worker->settings.reservation_timeout_ns);
+}
+
+/* Tells it on the link in use. */
+static void tell_received(struct tl_peer *peer)
+{
+    struct tl_numbers *received = &peer->received;
+    if (peer->path.link == NULL || received->count == 0) return;
+    if (tl_link_tell_received(peer->path.link, tl_numbers_items(received), received->count)) {
+        tl_numbers_drop(received, received->count);
+    }
 }
 
 static void connect_now(struct tl_peer *peer)
@@ -182,11 +203,11 @@ static void connect_now(struct tl_peer *peer)
     struct path *path = &peer->path;
     if (!is_wanted(peer) || path->link != NULL || path->opening != NULL) return;
     tl_timers_disarm(tl_loop_timers(peer->worker->loop), &path->back_off);
-    const uint64_t *numbers;
-    size_t count = received_numbers(peer, &numbers);
+    struct tl_numbers *received = &peer->received;
     struct tl_error error;
-    if (tl_link_open(peer->worker->control, peer->address, peer->name, numbers, count, &link_events, peer,
-                     &path->opening, &error) == TL_OK) {
+    if (tl_link_open(peer->worker->control, peer->address, peer->name, tl_numbers_items(received), received->count,
+                     &link_events, peer, &path->opening, &error) == TL_OK) {
+        tl_numbers_drop(received, received->count);
         set_state(peer, TL_PEER_CONNECTING, NULL);
     } else {
         set_state(peer, TL_PEER_DOWN, &error);
@@ -221,8 +242,7 @@ static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
         tl_rendezvous_release_incarnation(peer->worker->table, peer->incarnation);
     }
     peer->incarnation = incarnation;
-    peer->received_count = 0;
-    peer->received_next = 0;
+    tl_numbers_drop(&peer->received, peer->received.count);
 }
 
 /* Of two links to the same process, whether the second one is to be used. */
@@ -261,6 +281,7 @@ static void use_link(struct tl_peer *peer, struct tl_link *link)
     if (former != NULL) end_former(peer, former, link, is_restart);
     tl_timers_disarm(tl_loop_timers(peer->worker->loop), &path->back_off);
     if (path->state != TL_PEER_UP || is_restart) set_state(peer, TL_PEER_UP, NULL);
+    tell_received(peer);
     send_waiting(peer);
 }
 
@@ -275,14 +296,19 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
 {
     struct tl_peer *peer = tl_link_owner(link);
     struct path *path = &peer->path;
+    inherit_received(peer, link);
     if (link == path->opening) {
         path->opening = NULL;
+        tell_received(peer);
         if (path->link != NULL) return;
         set_state(peer, TL_PEER_DOWN, reason);
         if (is_wanted(peer)) retry_later(peer);
         return;
     }
-    if (link != path->link) return;
+    if (link != path->link) {
+        tell_received(peer);
+        return;
+    }
     path->link = NULL;
     set_state(peer, TL_PEER_IDLE, reason);
     want(peer);
@@ -319,15 +345,6 @@ void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link)
     use_link(peer, link);
 }
 
-void tl_peers_received(struct tl_worker *worker, const struct tl_identity *identity, const uint64_t **ret_numbers,
-                       size_t *ret_count)
-{
-    const struct tl_peer *peer = peer_by_name(worker, identity->name);
-    *ret_numbers = NULL;
-    *ret_count = 0;
-    if (peer != NULL && peer->incarnation == identity->incarnation) *ret_count = received_numbers(peer, ret_numbers);
-}
-
 /* ----------------------------------------------------------------------------------------------------- requests -- */
 
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
@@ -352,14 +369,9 @@ void tl_peer_cancel(struct tl_peer_request *request)
     }
 }
 
-void tl_peer_fetch_done(struct tl_peer_request *request, const struct tl_error *result)
+void tl_peer_fetch_done(struct tl_peer_request *request)
 {
-    struct tl_peer *peer = request->peer;
     request->link = NULL;
-    if (result->code != TL_OK) return;
-    peer->received[peer->received_next] = request->fetch.id.number;
-    peer->received_next = (peer->received_next + 1) % RECEIVED_KEPT;
-    if (peer->received_count < RECEIVED_KEPT) peer->received_count++;
 }
 
 /* ------------------------------------------------------------------------------------------------------ members -- */
@@ -407,6 +419,7 @@ void tl_peers_destroy(struct tl_worker *worker)
         struct tl_peer *peer = worker->peers[i];
         TL_CHECK(tl_list_is_empty(&peer->requests) && peer->path.link == NULL && peer->path.opening == NULL);
         tl_timers_disarm(tl_loop_timers(worker->loop), &peer->path.back_off);
+        tl_numbers_fini(&peer->received);
         free(peer);
     }
     free(worker->peers);

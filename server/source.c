@@ -326,16 +326,9 @@ static void link_up(void *context, struct tl_link *link)
     tl_peers_link_up(context, link);
 }
 
-static void received_again(void *context, const struct tl_identity *peer, const uint64_t **ret_numbers,
-                           size_t *ret_count)
-{
-    tl_peers_received(context, peer, ret_numbers, ret_count);
-}
-
 const struct tl_control_handlers tl_worker_handlers = {
     .source = {.request = request, .closed = closed, .received = received},
     .link_up = link_up,
-    .received_again = received_again,
     .admit = admit,
     .publish = publish,
     .withdraw = withdraw,

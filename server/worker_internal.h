@@ -88,9 +88,6 @@ void tl_peers_stop(struct tl_worker *worker);
 
 /* A link that a peer has opened and greeted on. */
 void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link);
-/* Numbers of requests to that peer whose tensors arrived last. */
-void tl_peers_received(struct tl_worker *worker, const struct tl_identity *identity, const uint64_t **ret_numbers,
-                       size_t *ret_count);
 enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description *description,
                                  struct tl_error *ret_error) TL_MUST_USE;
 
@@ -113,7 +110,7 @@ struct tl_peer_request {
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request);
 void tl_peer_cancel(struct tl_peer_request *request);
 /* To be told by fetch.ops->done, first thing. */
-void tl_peer_fetch_done(struct tl_peer_request *request, const struct tl_error *result);
+void tl_peer_fetch_done(struct tl_peer_request *request);
 
 /* ------------------------------------------------------------------------------------------------------ source -- */
 

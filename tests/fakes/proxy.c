@@ -228,6 +228,14 @@ void proxy_cut_near(struct proxy *proxy)
     pthread_mutex_unlock(&proxy->mutex);
 }
 
+void proxy_cut_broken(struct proxy *proxy)
+{
+    pthread_mutex_lock(&proxy->mutex);
+    for (unsigned i = 0; i < PROXY_MAX; i++)
+        if (proxy->pairs[i] != NULL && proxy->pairs[i]->fds[0] < 0) end_pair(proxy, i);
+    pthread_mutex_unlock(&proxy->mutex);
+}
+
 void proxy_refuse(struct proxy *proxy, bool is_refusing)
 {
     pthread_mutex_lock(&proxy->mutex);

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/* A queue of 64-bit numbers in one piece of memory: pushed at the back, dropped from the front, read anywhere. */
+#ifndef BASE_NUMBERS_H
+#define BASE_NUMBERS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Zeroed memory is an empty queue. */
+struct tl_numbers {
+    uint64_t *memory; /* [capacity] */
+    size_t capacity;
+    size_t begin; /* of the queue in memory */
+    size_t count;
+};
+
+/* The first number; valid until the next push. */
+static inline const uint64_t *tl_numbers_items(const struct tl_numbers *numbers)
+{
+    return numbers->memory + numbers->begin;
+}
+
+/* False: no memory, and nothing has changed. */
+bool tl_numbers_push(struct tl_numbers *numbers, uint64_t number);
+bool tl_numbers_push_all(struct tl_numbers *numbers, const uint64_t *items, size_t count);
+
+/* Drops the first `count` numbers, of which there must be as many. */
+void tl_numbers_drop(struct tl_numbers *numbers, size_t count);
+
+/* Frees the memory; the queue is empty. */
+void tl_numbers_fini(struct tl_numbers *numbers);
+
+#endif
