@@ -42,10 +42,10 @@ def report(outcome, name, detail=""):
         print(f"skipped {name}: {(detail.strip().splitlines() or ['no reason given'])[-1]}", flush=True)
 
 
-def build(preset):
-    """Configures and builds; what the compiler said when it failed is printed."""
+def build(preset, *targets):
+    """Configures and builds everything or the targets; what the compiler said when it failed is printed."""
     for command in (["cmake", "--preset", preset, "--log-level=WARNING", "-DTENSORLANE_BENCH=OFF"],
-                    ["cmake", "--build", "--preset", preset, "--", "--quiet"]):
+                    ["cmake", "--build", "--preset", preset, "--target", *(targets or ["all"]), "--", "--quiet"]):
         result = subprocess.run(command, cwd=source.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                 errors="replace", check=False)
         if result.returncode:
@@ -119,7 +119,7 @@ def clang():
 
 
 def fuzz():
-    if build("fuzz"):
+    if build("fuzz", "fuzzers"):
         run_fuzzers()
 
 
