@@ -156,8 +156,9 @@ static void stream_closed(struct tl_stream *stream, const struct tl_error *strea
     if (reason.code == TL_OK) tl_error_set(&unavailable, TL_UNAVAILABLE, "%s: link closed", link->peer.address);
     link_fetches_break(link, &unavailable);
     link_serves_break(link);
-    /* A call that ends in order has brought everything to the other side. */
-    if (stream_status->code == TL_OK) link_confirm(link, link->confirmed_count + link->told_count);
+    /* A call that ends in order has brought everything to the other side. That a status was sent proves nothing. */
+    bool is_in_order = link->channel != NULL ? stream_status->code == TL_OK : link->has_peer_ended;
+    if (is_in_order) link_confirm(link, link->confirmed_count + link->told_count);
     if (link->events->closed != NULL) link->events->closed(link, &reason);
     link_free(link);
     tl_control_link_gone(control);
@@ -168,6 +169,7 @@ static void stream_half_closed(struct tl_stream *stream)
     struct tl_link *link = tl_stream_owner(stream);
     if (link->channel != NULL || link->state == LINK_CLOSING) return;
     struct tl_error reason = {.code = TL_OK};
+    link->has_peer_ended = true;
     begin_close(link, &reason);
 }
 

@@ -39,6 +39,7 @@ struct tl_link {
     struct tl_error close_reason; /* code TL_OK: none was given, the stream's status tells */
     bool has_close_reason;
     bool has_said_goodbye; /* opened by the peer: it was asked to end the stream */
+    bool has_peer_ended;   /* opened by the peer: it has half-closed, with nothing open */
 
     struct tl_letter flush_letter;
     bool is_flush_deferred;
