@@ -121,7 +121,7 @@ static enum tl_status pack(const struct tl_description *description, grpc_byte_b
     response.task = description->task;
     response.incarnation = description->incarnation;
     response.software_version = wire_text(description->software_version);
-    response.protocol_version = description->protocol_version;
+    response.protocol_version = TL_PROTOCOL_VERSION;
     response.is_serving = description->is_serving;
     response.uptime_ns = description->uptime_ns;
     response.n_transports = description->transport_count;

@@ -6,8 +6,10 @@
  * not known yet is told as SERVICE_UNKNOWN until it is. A watcher that does not read is told only the latest health
  * once it does, never a queue of old ones.
  *
+ * When the server stops, every service becomes NOT_SERVING; a watcher is told so and ended with UNAVAILABLE.
+ *
  * Failure modes: Check of an unknown service is NOT_FOUND; watchers beyond MAX_WATCHERS are refused with
- * RESOURCE_EXHAUSTED; when the server stops, every watcher is told the last health and ended with UNAVAILABLE.
+ * RESOURCE_EXHAUSTED.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -191,6 +193,8 @@ void tl_health_service_set(struct tl_health_service *service, const char *name, 
 void tl_health_service_stop(struct tl_health_service *service)
 {
     service->is_stopping = true;
+    for (size_t i = 0; i < service->service_count; i++)
+        service->services[i].health = TL_HEALTH_NOT_SERVING;
     advance_all(service);
 }
 

@@ -3,8 +3,8 @@
  * Receive: one tensor for a client that has no link.
  *
  * Happy path: the request becomes a serve that the worker answers; the tensor leaves in messages of at most
- * options.chunk_bytes, one at a time, as slices of its own memory; the last one carries the checksum, if it was asked
- * for; then the status.
+ * options.chunk_bytes and MAX_PIECE_BYTES, one at a time, as slices of its own memory; the last one carries the
+ * checksum, if it was asked for; then the status.
  *
  * Failure modes: the status of the worker is that of the call. Bytes that stop being readable end the call with what
  * their guard says, also when that shows only after the last of them has left. A client that goes away ends the serve
@@ -21,6 +21,9 @@
 #include "control/requests.h"
 #include "control/service_call.h"
 #include "control/transfer_calls.h"
+
+/* gRPC's clients refuse messages of more than 4 MiB unless they are told otherwise. */
+#define MAX_PIECE_BYTES (2 * 1024 * 1024)
 
 /*
  *   READING --request--> WAITING --reply: offer--> SENDING --all sent--> ENDED --closed--> (freed)
@@ -92,7 +95,7 @@ static void send_piece(struct receive_call *receive)
 {
     struct tl_control *control = receive->call.control;
     uint64_t left = tl_tensor_size_bytes(receive->offer.tensor) - receive->sent_bytes;
-    uint64_t count = tl_min_u64(left, control->options.chunk_bytes);
+    uint64_t count = tl_min_u64(left, tl_min_u64(control->options.chunk_bytes, MAX_PIECE_BYTES));
     struct tl_error error;
     if (prepare_piece(receive, count, &error) != TL_OK) {
         receive_fail(receive, &error);
