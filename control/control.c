@@ -67,7 +67,6 @@ enum tl_status tl_control_start(struct tl_control *control, const char *address,
     const struct tl_rpc_server_options options = {
         .keepalive_ns = control->options.keepalive_ns,
         .keepalive_timeout_ns = control->options.keepalive_timeout_ns,
-        .handshake_timeout_ns = control->options.connect_timeout_ns,
         .max_message_bytes = tl_control_max_message_bytes(&control->options),
         .max_calls = control->options.max_calls,
     };

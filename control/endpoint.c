@@ -248,21 +248,40 @@ static enum tl_status dial_failed(const struct tl_endpoint *endpoint, int failur
 
 /* Writes the address as a target; the '%' in front of the scope of a link-local address is escaped there. False when it
  * does not fit. */
-static bool format_target(const struct addrinfo *item, char target[TL_ENDPOINT_TARGET_BYTES])
+static bool format_target(const struct sockaddr *address, socklen_t len_bytes, char target[TL_ENDPOINT_TARGET_BYTES])
 {
     char host[TL_ENDPOINT_TARGET_BYTES];
     char port[16];
-    if (getnameinfo(item->ai_addr, item->ai_addrlen, host, sizeof(host), port, sizeof(port),
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    if (getnameinfo(address, len_bytes, host, sizeof(host), port, sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
         return false;
     }
     size_t address_bytes = strcspn(host, "%");
     const char *scope = host[address_bytes] == '%' ? host + address_bytes + 1 : NULL;
-    int used = item->ai_family == AF_INET6
+    int used = address->sa_family == AF_INET6
                    ? snprintf(target, TL_ENDPOINT_TARGET_BYTES, "ipv6:[%.*s%s%s]:%s", (int)address_bytes, host,
                               scope != NULL ? "%25" : "", scope != NULL ? scope : "", port)
                    : snprintf(target, TL_ENDPOINT_TARGET_BYTES, "ipv4:%s:%s", host, port);
     return used < TL_ENDPOINT_TARGET_BYTES;
+}
+
+/* An IPv4 address that came in through a socket for both versions, as what it is. */
+static void unmap(struct sockaddr_storage *address, socklen_t *len_bytes)
+{
+    const struct sockaddr_in6 mapped = *(const struct sockaddr_in6 *)address;
+    if (address->ss_family != AF_INET6 || !IN6_IS_ADDR_V4MAPPED(&mapped.sin6_addr)) return;
+    struct sockaddr_in plain = {.sin_family = AF_INET, .sin_port = mapped.sin6_port};
+    memcpy(&plain.sin_addr, mapped.sin6_addr.s6_addr + 12, sizeof(plain.sin_addr));
+    memcpy(address, &plain, sizeof(plain));
+    *len_bytes = sizeof(plain);
+}
+
+bool tl_endpoint_peer(int fd, char ret_target[TL_ENDPOINT_TARGET_BYTES])
+{
+    struct sockaddr_storage address = {0};
+    socklen_t len_bytes = sizeof(address);
+    if (getpeername(fd, (struct sockaddr *)&address, &len_bytes) != 0) return false;
+    unmap(&address, &len_bytes);
+    return format_target((const struct sockaddr *)&address, len_bytes, ret_target);
 }
 
 enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct addrinfo *found, int64_t deadline_ns,
@@ -276,7 +295,7 @@ enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct
         int64_t share_ns = tl_clock_remaining_ns(deadline_ns);
         int64_t until_ns = share_ns == TL_TIME_NEVER ? TL_TIME_NEVER : tl_clock_deadline_ns(share_ns / left);
         int failure = dial_one(item, until_ns);
-        if (failure == 0 && format_target(item, ret_target)) return TL_OK;
+        if (failure == 0 && format_target(item->ai_addr, item->ai_addrlen, ret_target)) return TL_OK;
         if (failure == 0) failure = EAFNOSUPPORT;
         if (first_failure == 0) first_failure = failure;
     }

@@ -4,6 +4,7 @@
 #define CONTROL_ENDPOINT_H
 
 #include <netdb.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <tensorlane/status.h>
@@ -27,6 +28,9 @@ enum tl_status tl_endpoint_resolve(const struct tl_endpoint *endpoint, int64_t d
 
 /* Bytes of a numeric address as a target of gRPC's: "ipv4:127.0.0.1:4000". */
 #define TL_ENDPOINT_TARGET_BYTES 128
+
+/* Writes where the connection comes from as such a target. False when the descriptor is no connection. */
+bool tl_endpoint_peer(int fd, char ret_target[TL_ENDPOINT_TARGET_BYTES]);
 
 /* Opens a TCP connection to the first of the addresses that takes one, closes it, and tells which one that was.
  * Errors: TL_UNAVAILABLE: none of them does until deadline_ns; the message tells of the first.

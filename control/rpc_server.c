@@ -6,29 +6,28 @@
  * times; a slot that was answered is armed again before the call is handed on. A server without an outstanding request
  * for unknown methods would leave such calls unanswered for ever.
  *
- * Order of the end: shutdown_and_notify (new calls are refused, slots come back unanswered), the deadline cancels the
- * calls that are left, and stopped is called when the notification, all slots and all streams are back. Only then may
- * the server be destroyed.
+ * Connections come from a listener of ours (control/listener.h); gRPC is given those that were taken.
+ *
+ * Order of the end: the listener is closed, shutdown_and_notify (new calls are refused, slots come back unanswered),
+ * the deadline cancels the calls that are left, and stopped is called when the notification, all slots and all streams
+ * are back. Only then may the server be destroyed.
  */
 #include "control/rpc_server.h"
 
-#include <errno.h>
 #include <grpc/compression.h>
+#include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
-#include <netdb.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stddef.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "control/credentials.h"
-#include "control/endpoint.h"
+#include "control/listener.h"
 #include "control/stream_hook.h"
 #include "control/tag.h"
 
@@ -57,6 +56,8 @@ struct slot {
 struct tl_rpc_server {
     struct tl_loop *loop;
     grpc_server *server;
+    grpc_server_credentials *credentials;
+    struct tl_listener *listener; /* NULL: not started, or stopping */
     struct tl_rpc_server_options options;
     struct method methods[MAX_METHODS];
     size_t method_count;
@@ -185,15 +186,15 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
     tl_tag_init(&server->notify_tag, notify_complete);
     server->stop_timer.fire = stop_timer_fire;
     grpc_arg args[] = {
-        integer_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
         integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
         integer_arg(GRPC_ARG_MAX_METADATA_SIZE, MAX_METADATA_BYTES),
         integer_arg(GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_CALLS_PER_CONNECTION),
         integer_arg(GRPC_ARG_KEEPALIVE_TIME_MS, to_ms(options->keepalive_ns)),
         integer_arg(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, to_ms(options->keepalive_timeout_ns)),
+        /* Also without calls: a connection whose client has vanished would stay for ever. */
+        integer_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         integer_arg("grpc.http2.min_ping_interval_without_data_ms", 1000),
-        integer_arg("grpc.server_handshake_timeout_ms", to_ms(options->handshake_timeout_ns)),
         integer_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, TL_HTTP2_FRAME_BYTES),
         integer_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, TL_HTTP2_WINDOW_BYTES),
         integer_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
@@ -202,6 +203,7 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
         integer_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
     };
     grpc_channel_args channel_args = {.num_args = TL_ARRAY_COUNT(args), .args = args};
+    server->credentials = tl_credentials_for_server();
     server->server = grpc_server_create(&channel_args, NULL);
     grpc_server_register_completion_queue(server->server, tl_loop_cq(loop), NULL);
     *ret_server = server;
@@ -222,66 +224,23 @@ enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char
     return TL_OK;
 }
 
-/* Returns errno of binding the address, 0 when it can be bound. */
-static int try_bind(const struct addrinfo *item)
+/* On the listener's thread. */
+static void take_connection(void *context, int fd)
 {
-    int fd = socket(item->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0) return errno;
-    int on = 1;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    if (item->ai_family == AF_INET6) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on));
-    int failure = 0;
-    if (bind(fd, item->ai_addr, item->ai_addrlen) != 0 || listen(fd, 1) != 0) failure = errno;
-    close(fd);
-    return failure;
-}
-
-/* Tries to bind what the address stands for, to learn why gRPC would fail. Like gRPC it is content when one of several
- * addresses of a name can be bound, but not when another process has one of them. */
-static enum tl_status check_bindable(const char *address, struct tl_error *ret_error)
-{
-    struct tl_endpoint endpoint;
-    enum tl_status status = tl_endpoint_parse(address, &endpoint, ret_error);
-    if (status != TL_OK) return status;
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
-    struct addrinfo *found = NULL;
-    int failure = getaddrinfo(endpoint.host, endpoint.port, &hints, &found);
-    if (failure != 0) {
-        return tl_error_set(ret_error, TL_UNAVAILABLE, "cannot listen on %s: %s; check the name in the configuration",
-                            address, gai_strerror(failure));
-    }
-    int error_number = 0;
-    bool can_bind = false;
-    for (struct addrinfo *item = found; item != NULL && error_number != EADDRINUSE; item = item->ai_next) {
-        int bind_error = try_bind(item);
-        can_bind |= bind_error == 0;
-        if (bind_error == EADDRINUSE || error_number == 0) error_number = bind_error;
-    }
-    freeaddrinfo(found);
-    if (error_number == EADDRINUSE) {
-        return tl_error_set(ret_error, TL_ALREADY_EXISTS,
-                            "cannot listen on %s: another process uses the address; stop it or change the port",
-                            address);
-    }
-    if (!can_bind) {
-        return tl_error_set(ret_error, TL_UNAVAILABLE,
-                            "cannot listen on %s: %s; is it an address of this machine? \"listen\" in the "
-                            "configuration can differ from the address that peers dial",
-                            address, strerror(error_number));
-    }
-    return TL_OK;
+    struct tl_rpc_server *server = context;
+    /* What was sent and is not acknowledged in this time ends the connection, as unanswered pings do. */
+    int timeout_ms = to_ms(server->options.keepalive_timeout_ns);
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
+    grpc_server_add_channel_from_fd(server->server, fd, server->credentials);
 }
 
 enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *address, uint16_t *ret_port,
                                    struct tl_error *ret_error)
 {
     TL_CHECK(!server->is_started);
-    enum tl_status status = check_bindable(address, ret_error);
+    uint16_t port;
+    enum tl_status status = tl_listener_open(address, take_connection, server, &server->listener, &port, ret_error);
     if (status != TL_OK) return status;
-    grpc_server_credentials *credentials = tl_credentials_for_server();
-    int port = grpc_server_add_http2_port(server->server, address, credentials);
-    grpc_server_credentials_release(credentials);
-    if (port <= 0) return tl_error_set(ret_error, TL_UNAVAILABLE, "gRPC cannot listen on %s", address);
     status = tl_rpc_server_add_method(server, NULL, NULL, NULL, ret_error);
     if (status != TL_OK) return status;
     grpc_server_start(server->server);
@@ -294,7 +253,8 @@ enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *add
             slot_arm(slot);
         }
     }
-    *ret_port = (uint16_t)port;
+    tl_listener_start(server->listener);
+    *ret_port = port;
     return TL_OK;
 }
 
@@ -303,6 +263,8 @@ void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void 
 {
     TL_CHECK(server->is_started && !server->is_stopping);
     server->is_stopping = true;
+    tl_listener_close(server->listener);
+    server->listener = NULL;
     server->stopped = stopped;
     server->stopped_context = context;
     if (tl_timers_arm(tl_loop_timers(server->loop), &server->stop_timer, deadline_ns) != TL_OK) {
@@ -316,6 +278,8 @@ void tl_rpc_server_destroy(struct tl_rpc_server *server)
     if (server == NULL) return;
     TL_CHECK(!server->is_started || (server->is_notified && server->open_calls == 0));
     tl_timers_disarm(tl_loop_timers(server->loop), &server->stop_timer);
+    tl_listener_close(server->listener);
     grpc_server_destroy(server->server);
+    grpc_server_credentials_release(server->credentials);
     free(server);
 }

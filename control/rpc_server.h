@@ -17,9 +17,8 @@
 struct tl_rpc_server;
 
 struct tl_rpc_server_options {
-    int64_t keepalive_ns;
-    int64_t keepalive_timeout_ns;
-    int64_t handshake_timeout_ns; /* for a connection to say its first words */
+    int64_t keepalive_ns;         /* after which a connection is probed, whether it has calls or not */
+    int64_t keepalive_timeout_ns; /* for the client to answer, else the connection ends */
     uint64_t max_message_bytes;   /* received */
     uint64_t max_calls;           /* open at a time over all connections; more are refused RESOURCE_EXHAUSTED */
 };
@@ -35,7 +34,8 @@ enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char
                                         void *context, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Binds "host:port" (port 0: any) and starts. Errors: TL_ALREADY_EXISTS: the address is in use. TL_UNAVAILABLE: it
- * cannot be resolved or bound, naming it and why. TL_INVALID_ARGUMENT: it is no such address. */
+ * cannot be resolved or bound, naming it and why. TL_INVALID_ARGUMENT: it is no such address. TL_RESOURCE_EXHAUSTED: no
+ * memory, descriptor or thread. */
 enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *address, uint16_t *ret_port,
                                    struct tl_error *ret_error) TL_MUST_USE;
 

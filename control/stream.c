@@ -20,6 +20,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "control/endpoint.h"
 #include "control/stream_hook.h"
 #include "control/tag.h"
 
@@ -278,7 +279,14 @@ void tl_stream_set_end_hook(struct tl_stream *stream, void (*hook)(void *context
 const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer, size_t capacity)
 {
     char *address = grpc_call_get_peer(stream->call);
-    snprintf(buffer, capacity, "%s", address != NULL ? address : "");
+    char target[TL_ENDPOINT_TARGET_BYTES];
+    int fd;
+    /* All that gRPC knows of a connection that it was given. */
+    if (address != NULL && sscanf(address, "fd:%d", &fd) == 1) {
+        snprintf(buffer, capacity, "%s", tl_endpoint_peer(fd, target) ? target : "");
+    } else {
+        snprintf(buffer, capacity, "%s", address != NULL ? address : "");
+    }
     gpr_free(address);
     return buffer;
 }

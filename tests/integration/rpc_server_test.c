@@ -27,7 +27,6 @@ static struct tl_rpc_server *create(void)
 {
     const struct tl_rpc_server_options options = {.keepalive_ns = TL_TIME_NEVER,
                                                   .keepalive_timeout_ns = TL_TIME_NEVER,
-                                                  .handshake_timeout_ns = 20 * TL_NS_PER_SEC,
                                                   .max_message_bytes = 1 << 20,
                                                   .max_calls = 100};
     struct tl_rpc_server *created;

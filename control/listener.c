@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Listening sockets, and the thread that takes connections from them.
+ *
+ * Happy path: bind all addresses, start the thread, which sleeps until it is told to begin and then in poll; it takes
+ * all connections that are there and gives them away. An event ends it.
+ *
+ * Failure modes: a connection that has gone before it was taken is passed over. When one cannot be taken for lack of
+ * descriptors or memory, it stays in the kernel's queue and the thread tries again after a pause, saying so once; it
+ * says when the queue is empty again.
+ */
+#include "control/listener.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/log.h"
+#include "control/endpoint.h"
+
+#define MAX_SOCKETS 16
+/* Connections taken from one socket before the others have their turn. */
+#define MAX_TAKEN 64
+#define PAUSE_MS 100
+
+enum listener_state { LISTENER_OPEN, LISTENER_TAKING, LISTENER_ENDING };
+
+struct tl_listener {
+    tl_connection_fn take;
+    void *context;
+    struct pollfd waits[1 + MAX_SOCKETS]; /* the first is the event that tells of a new state */
+    size_t socket_count;
+    atomic_int state; /* enum listener_state */
+    bool is_short;    /* the thread's: it was said that connections wait */
+    bool has_thread;
+    pthread_t thread;
+};
+
+/* ------------------------------------------------------------------------------------------------------- taking -- */
+
+static void say_short(struct tl_listener *listener, int error_number)
+{
+    if (listener->is_short) return;
+    listener->is_short = true;
+    TL_LOG_AT_WARN("new connections wait; the limits of open files and memory say how many there may be",
+                   TL_STR("reason", strerror(error_number)));
+}
+
+static void give(struct tl_listener *listener, int fd)
+{
+    int on = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    listener->take(listener->context, fd);
+}
+
+/* Takes what is there. Returns 0 when it was all, EAGAIN when there may be more, else why the next one cannot be
+ * taken. */
+static int take_some(struct tl_listener *listener, int fd)
+{
+    for (unsigned n = 0; n < MAX_TAKEN; n++) {
+        int connection = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (connection >= 0) {
+            give(listener, connection);
+        } else if (errno == EAGAIN) {
+            return 0;
+        } else if (errno != EINTR && errno != ECONNABORTED && errno != EPROTO) {
+            return errno;
+        }
+    }
+    return EAGAIN;
+}
+
+/* Takes from every socket; true when the thread must pause. */
+static bool take_from_all(struct tl_listener *listener)
+{
+    bool is_all_taken = true;
+    bool must_pause = false;
+    for (size_t i = 1; i <= listener->socket_count; i++) {
+        int error_number = take_some(listener, listener->waits[i].fd);
+        if (error_number != 0) is_all_taken = false;
+        if (error_number == 0 || error_number == EAGAIN) continue;
+        say_short(listener, error_number);
+        must_pause = true;
+    }
+    if (listener->is_short && is_all_taken) {
+        listener->is_short = false;
+        TL_LOG_AT_INFO("new connections do not wait any more");
+    }
+    return must_pause;
+}
+
+static void *run(void *argument)
+{
+    struct tl_listener *listener = argument;
+    bool is_paused = false;
+    enum listener_state state;
+    while ((state = (enum listener_state)atomic_load(&listener->state)) != LISTENER_ENDING) {
+        bool is_taking = state == LISTENER_TAKING;
+        eventfd_t ignored;
+        (void)poll(listener->waits, is_taking && !is_paused ? 1 + listener->socket_count : 1,
+                   is_taking && is_paused ? PAUSE_MS : -1);
+        if (listener->waits[0].revents != 0) (void)eventfd_read(listener->waits[0].fd, &ignored);
+        is_paused = is_taking && take_from_all(listener);
+    }
+    return NULL;
+}
+
+static void change_state(struct tl_listener *listener, enum listener_state state)
+{
+    atomic_store(&listener->state, state);
+    (void)eventfd_write(listener->waits[0].fd, 1);
+}
+
+/* The thread takes no signals: they belong to the program. */
+static int start_thread(struct tl_listener *listener)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failure = pthread_create(&listener->thread, NULL, run, listener);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    listener->has_thread = failure == 0;
+    if (failure == 0) pthread_setname_np(listener->thread, "tl-listener");
+    return failure;
+}
+
+/* ------------------------------------------------------------------------------------------------------ binding -- */
+
+static uint16_t *port_of(struct sockaddr *address)
+{
+    return address->sa_family == AF_INET6 ? &((struct sockaddr_in6 *)address)->sin6_port
+                                          : &((struct sockaddr_in *)address)->sin_port;
+}
+
+static bool is_bound(const struct tl_listener *listener, const struct addrinfo *item)
+{
+    for (size_t i = 1; i <= listener->socket_count; i++) {
+        struct sockaddr_storage bound = {0};
+        socklen_t length = sizeof(bound);
+        if (getsockname(listener->waits[i].fd, (struct sockaddr *)&bound, &length) == 0 && length == item->ai_addrlen &&
+            memcmp(&bound, item->ai_addr, length) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Adds a socket that listens on the address; returns errno, 0 when it does. */
+static int listen_on(struct tl_listener *listener, const struct addrinfo *item)
+{
+    const int on = 1, off = 0;
+    int fd = socket(item->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return errno;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+    if (item->ai_family == AF_INET6) (void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+    if (bind(fd, item->ai_addr, item->ai_addrlen) != 0 || listen(fd, SOMAXCONN) != 0) {
+        int failure = errno;
+        close(fd);
+        return failure;
+    }
+    listener->waits[++listener->socket_count] = (struct pollfd){.fd = fd, .events = POLLIN};
+    return 0;
+}
+
+static uint16_t bound_port(const struct tl_listener *listener)
+{
+    struct sockaddr_storage bound = {0};
+    socklen_t length = sizeof(bound);
+    if (getsockname(listener->waits[1].fd, (struct sockaddr *)&bound, &length) != 0) return 0;
+    return ntohs(*port_of((struct sockaddr *)&bound));
+}
+
+/* Listens on each of the addresses. It is enough when one of them can be bound, but not when another process has one,
+ * unless any port will do. Returns errno of the first that failed, 0 when it is enough. */
+static int listen_on_all(struct tl_listener *listener, struct addrinfo *found)
+{
+    int first_failure = 0;
+    for (struct addrinfo *item = found; item != NULL && listener->socket_count < MAX_SOCKETS; item = item->ai_next) {
+        if (item->ai_family != AF_INET && item->ai_family != AF_INET6) continue;
+        uint16_t *port = port_of(item->ai_addr);
+        bool is_any_port = *port == 0;
+        if (is_any_port && listener->socket_count > 0) *port = htons(bound_port(listener));
+        if (is_bound(listener, item)) continue;
+        int failure = listen_on(listener, item);
+        if (failure == EADDRINUSE && !is_any_port) return failure;
+        if (first_failure == 0) first_failure = failure;
+    }
+    if (listener->socket_count > 0) return 0;
+    return first_failure != 0 ? first_failure : EADDRNOTAVAIL;
+}
+
+static enum tl_status bind_failed(const char *address, int error_number, struct tl_error *ret_error)
+{
+    if (error_number == EADDRINUSE) {
+        return tl_error_set(ret_error, TL_ALREADY_EXISTS,
+                            "cannot listen on %s: another process uses the address; stop it or change the port",
+                            address);
+    }
+    if (error_number == EMFILE || error_number == ENFILE) {
+        return tl_error_set_errno(ret_error, error_number, "cannot listen on %s", address);
+    }
+    return tl_error_set(
+        ret_error, TL_UNAVAILABLE,
+        "cannot listen on %s: %s; is it an address of this machine? \"listen\" in the configuration can "
+        "differ from the address that peers dial",
+        address, strerror(error_number));
+}
+
+static enum tl_status resolve_and_bind(struct tl_listener *listener, const char *address, struct tl_error *ret_error)
+{
+    struct tl_endpoint endpoint;
+    enum tl_status status = tl_endpoint_parse(address, &endpoint, ret_error);
+    if (status != TL_OK) return status;
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    struct addrinfo *found = NULL;
+    int failure = getaddrinfo(endpoint.host, endpoint.port, &hints, &found);
+    if (failure != 0) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "cannot listen on %s: %s; check the name in the configuration",
+                            address, gai_strerror(failure));
+    }
+    int error_number = listen_on_all(listener, found);
+    freeaddrinfo(found);
+    return error_number == 0 ? TL_OK : bind_failed(address, error_number, ret_error);
+}
+
+/* ------------------------------------------------------------------------------------------------------- public -- */
+
+enum tl_status tl_listener_open(const char *address, tl_connection_fn take, void *context,
+                                struct tl_listener **ret_listener, uint16_t *ret_port, struct tl_error *ret_error)
+{
+    enum tl_status status;
+    struct tl_listener *listener = calloc(1, sizeof(*listener));
+    if (listener == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to listen on %s", address);
+    listener->take = take;
+    listener->context = context;
+    atomic_init(&listener->state, LISTENER_OPEN);
+    listener->waits[0] = (struct pollfd){.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), .events = POLLIN};
+    if (listener->waits[0].fd < 0) {
+        status = tl_error_set_errno(ret_error, errno, "cannot listen on %s", address);
+        goto fail;
+    }
+    status = resolve_and_bind(listener, address, ret_error);
+    if (status != TL_OK) goto fail;
+    int failure = start_thread(listener);
+    if (failure != 0) {
+        status = tl_error_set_errno(ret_error, failure, "cannot start the thread that listens on %s", address);
+        goto fail;
+    }
+    *ret_port = bound_port(listener);
+    *ret_listener = listener;
+    return TL_OK;
+
+fail:
+    tl_listener_close(listener);
+    return status;
+}
+
+void tl_listener_start(struct tl_listener *listener)
+{
+    change_state(listener, LISTENER_TAKING);
+}
+
+void tl_listener_close(struct tl_listener *listener)
+{
+    if (listener == NULL) return;
+    if (listener->has_thread) {
+        change_state(listener, LISTENER_ENDING);
+        pthread_join(listener->thread, NULL);
+    }
+    for (size_t i = 0; i <= listener->socket_count; i++)
+        if (listener->waits[i].fd >= 0) close(listener->waits[i].fd);
+    free(listener);
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Listening sockets, and a thread that takes connections from them.
+ *
+ * gRPC has a listener of its own, which ends for ever with the first connection that it cannot take: too many open
+ * files for a moment, and the server never hears of a client again (CVE-2023-4785, gRPC 1.51). This one waits and goes
+ * on.
+ */
+#ifndef CONTROL_LISTENER_H
+#define CONTROL_LISTENER_H
+
+#include <stdint.h>
+
+#include <tensorlane/status.h>
+
+struct tl_listener;
+
+/* A connection was taken: a non-blocking TCP socket, which is the callee's. Thread: the listener's. */
+typedef void (*tl_connection_fn)(void *context, int fd);
+
+/* Binds every address that "host:port" stands for; port 0 is one that is free, the same for all. "[::]" stands for IPv4
+ * too. Clients can connect from now on, and wait until tl_listener_start.
+ * Errors: TL_INVALID_ARGUMENT: no such address. TL_ALREADY_EXISTS: another process uses one of them. TL_UNAVAILABLE: it
+ * cannot be resolved, or none of them can be bound, naming it and why. TL_RESOURCE_EXHAUSTED: no memory, descriptor or
+ * thread. Blocks: while the name is resolved. */
+enum tl_status tl_listener_open(const char *address, tl_connection_fn take, void *context,
+                                struct tl_listener **ret_listener, uint16_t *ret_port,
+                                struct tl_error *ret_error) TL_MUST_USE;
+
+/* Takes connections from now on. */
+void tl_listener_start(struct tl_listener *listener);
+
+/* Closes the sockets; when it returns nothing is taken any more. NULL is accepted. Blocks: while one is being taken. */
+void tl_listener_close(struct tl_listener *listener);
+
+#endif

@@ -1,0 +1,293 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Clients that talk nonsense, stall, die or come in thousands: the worker serves the next one, and what they held is
+given back."""
+import contextlib
+import os
+import random
+import resource
+import signal
+import socket
+import struct
+
+import cli_support
+from cli_support import PATIENCE, Gate, read_safetensors, some_tensors, wait_until, write_safetensors
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DATA, HEADERS, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
+ACKNOWLEDGED, END_STREAM, END_HEADERS = 1, 1, 4
+IDLE_CONNECTIONS = 10000
+
+
+def frame(kind, flags=0, stream=0, payload=b"", length=None):
+    """A frame of HTTP/2; length: what it says of itself when that is a lie."""
+    size = len(payload) if length is None else length
+    return struct.pack(">BHBBI", size >> 16, size & 0xffff, kind, flags, stream) + payload
+
+
+HELLO = PREFACE + frame(SETTINGS) + frame(SETTINGS, ACKNOWLEDGED)
+
+
+def literal(name, value):
+    """A header field of HPACK, without tables and without Huffman."""
+    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
+
+
+def call(stream, method, flags=END_HEADERS):
+    fields = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", method), (b":authority", b"x"),
+              (b"content-type", b"application/grpc"), (b"te", b"trailers"))
+    return frame(HEADERS, flags, stream, b"".join(literal(*field) for field in fields))
+
+
+EXCHANGE = call(1, b"/tensorlane.v1.Transfer/Exchange")
+# what a client says before it hangs on
+NONSENSE = {
+    "nothing": b"",
+    "another protocol": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
+    "SSH": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "a beginning": PREFACE[:9],
+    "no settings": PREFACE,
+    "settings of no whole number": PREFACE + frame(SETTINGS, payload=b"12345"),
+    "settings that are cut": PREFACE + frame(SETTINGS, payload=b"123", length=60),
+    "an unknown frame": HELLO + frame(0xee, 0xff, 7, b"x" * 100),
+    "a frame that is too long": HELLO + frame(DATA, stream=1, payload=b"x", length=(1 << 24) - 1),
+    "data of no call": HELLO + frame(DATA, stream=1, payload=b"x" * 100),
+    "headers that are none": HELLO + frame(HEADERS, END_HEADERS, 1, b"\xff" * 200),
+    "headers that never end": HELLO + frame(HEADERS, 0, 1, literal(b"a", b"b")) + frame(CONTINUATION, 0, 1) * 5000,
+    "more of no headers": HELLO + frame(CONTINUATION, END_HEADERS, 1, literal(b"a", b"b")),
+    "headers that are too long": HELLO + frame(HEADERS, END_HEADERS, 1, literal(b"a", b"b" * 127) * 2000),
+    "a call of the wrong side": HELLO + call(2, b"/tensorlane.v1.Transfer/Exchange"),
+    "a push": HELLO + frame(PUSH_PROMISE, END_HEADERS, 1, b"\0\0\0\2" + literal(b"a", b"b")),
+    "a window of nothing": HELLO + EXCHANGE + frame(WINDOW_UPDATE, stream=1, payload=bytes(4)),
+    "a window that overflows": HELLO + frame(WINDOW_UPDATE, payload=b"\x7f\xff\xff\xff") * 2,
+    "pings": HELLO + frame(PING, payload=bytes(8)) * 5000,
+    "its end": HELLO + frame(GOAWAY, payload=bytes(8)),
+    "a call and nothing else": HELLO + EXCHANGE,
+    "a call of no method": HELLO + call(1, b""),
+    "a message that is cut": HELLO + EXCHANGE + frame(DATA, stream=1, payload=struct.pack(">BI", 0, 1000) + b"x"),
+    "a message that is too long": HELLO + EXCHANGE + frame(DATA, stream=1, payload=struct.pack(">BI", 0, 2**32 - 1)),
+    "a compressed message": HELLO + EXCHANGE + frame(DATA, stream=1, payload=struct.pack(">BI", 1, 3) + b"abc"),
+    "a message that is none": HELLO + EXCHANGE + frame(DATA, stream=1, payload=struct.pack(">BI", 0, 3) + b"\xff" * 3),
+    "calls that are cancelled": HELLO + b"".join(
+        call(n, b"/tensorlane.v1.Transfer/Exchange") + frame(RST_STREAM, stream=n, payload=struct.pack(">I", 8))
+        for n in range(1, 2001, 2)),
+    "calls that are left": HELLO + b"".join(
+        call(n, b"/tensorlane.v1.Transfer/Receive") + call(n + 2, b"/grpc.health.v1.Health/Watch")
+        for n in range(1, 1001, 4)),
+}
+
+
+class ClientCase(cli_support.Case):
+    def setUp(self):
+        super().setUp()
+        self.clients = []
+        self.addCleanup(self.hang_up)
+
+    def serve(self, extra=None, **options):
+        """A worker that publishes a few tensors."""
+        self.tensors = some_tensors()
+        self.start(write_safetensors(self.folder / "model.safetensors", self.tensors), extra, **options)
+
+    def serve_big(self):
+        """A worker that publishes a tensor that takes a while."""
+        size = 1 << 27
+        self.tensors = {"zeros": ("U8", (size,), bytes(size))}
+        self.start(write_safetensors(self.folder / "model.safetensors", self.tensors, {"zeros": size}))
+
+    def start(self, model, extra=None, **options):
+        self.served = self.cluster(ps=1, extra=extra)
+        self.worker = self.served.start("ps", 0, "--publish", model, **options)
+        self.idle_descriptors = self.descriptors()
+
+    def descriptors(self):
+        return len(os.listdir(f"/proc/{self.worker.pid}/fd"))
+
+    def connect(self, says=b""):
+        client = socket.create_connection(("127.0.0.1", self.served.port()), timeout=PATIENCE)
+        self.clients.append(client)
+        with contextlib.suppress(ConnectionError):  # the worker may have heard enough before the end
+            client.sendall(says)
+        return client
+
+    def hang_up(self):
+        for client in self.clients:
+            client.close()
+        self.clients.clear()
+
+    def await_end(self, client):
+        """Waits until the worker hangs up."""
+        with contextlib.suppress(ConnectionError):
+            while client.recv(65536):
+                pass
+
+    def assert_is_healthy(self):
+        self.assert_run(0, "health", self.served.address(), "-connect-timeout", "20s", "-rpc-timeout", "20s")
+
+    def assert_serves(self):
+        self.assert_is_healthy()
+        self.assert_run(0, "pull", "--address", self.served.address(), "-o", self.folder / "out.safetensors")
+        self.assertEqual(read_safetensors(self.folder / "out.safetensors"), self.tensors)
+
+    def assert_all_is_given_back(self):
+        """Once the clients are gone."""
+        self.hang_up()
+        wait_until(lambda: self.descriptors() <= self.idle_descriptors, "the worker's connections are closed")
+        self.assertEqual(self.worker.stop(), 0)
+
+
+class RequestGate(Gate):
+    """A gate that holds what goes to the worker instead of what comes from there."""
+
+    def _pump(self, source, sink, is_counted):
+        super()._pump(source, sink, not is_counted)
+
+
+class Nonsense(ClientCase):
+    def test_each_and_then_a_client(self):
+        self.serve()
+        for what, says in NONSENSE.items():
+            with self.subTest(what):
+                self.connect(says)
+                self.assert_is_healthy()
+        self.assert_serves()
+        self.assert_all_is_given_back()
+
+    def test_random_bytes(self):
+        self.serve()
+        source = random.Random(7)
+        for n in range(300):
+            start = (b"", PREFACE, HELLO, HELLO + EXCHANGE)[n % 4]
+            self.connect(start + source.randbytes(source.randrange(3000)))
+        self.assert_serves()
+        self.assert_all_is_given_back()
+
+    def test_while_a_pull_runs(self):
+        self.serve_big()
+        gate = Gate(self, self.served.port(), 1 << 24)
+        puller = self.spawn("pull", "--address", gate.address, "-o", self.folder / "out.safetensors")
+        gate.await_held()
+        for says in NONSENSE.values():
+            self.connect(says)
+        self.assert_is_healthy()
+        gate.open()
+        self.assertEqual(puller.wait(), 0, puller.output)
+        self.assertEqual(read_safetensors(self.folder / "out.safetensors"), self.tensors)
+
+
+class Silence(ClientCase):
+    PROBED = {"timeouts": {"keepalive": "200ms", "keepalive_answer": "300ms", "connect": "60s"}}
+
+    def test_clients_that_do_not_introduce_themselves(self):
+        self.serve(self.PROBED)
+        for says in (b"", PREFACE[:9], PREFACE, PREFACE + frame(SETTINGS, length=6)):
+            self.await_end(self.connect(says))
+        self.assert_serves()
+        self.assert_all_is_given_back()
+
+    def test_a_link_without_greeting(self):
+        self.serve({"timeouts": {"connect": "500ms"}})
+        client = self.connect(HELLO + EXCHANGE)
+        received = b""
+        while b"connect time-out" not in received:  # the message of the status, which is sent as it is
+            piece = client.recv(65536)
+            self.assertTrue(piece, received)
+            received += piece
+        self.assert_serves()
+
+    def test_clients_whose_machine_is_gone(self):
+        """They do not answer the probes of the connection, whether they have calls or not."""
+        self.serve(self.PROBED)
+        for says in (HELLO, HELLO + call(1, b"/grpc.health.v1.Health/Watch")):
+            self.await_end(self.connect(says))
+        self.assert_serves()
+        self.assert_all_is_given_back()
+
+
+class Dead(ClientCase):
+    def start_pull(self, name):
+        """A pull that is held in the middle."""
+        gate = Gate(self, self.served.port(), 1 << 24)
+        puller = self.spawn("pull", "--address", gate.address, "-o", self.folder / name)
+        gate.await_held()
+        return gate, puller
+
+    def test_one_of_two(self):
+        self.serve_big()
+        (_, first), (gate, second) = self.start_pull("first.safetensors"), self.start_pull("second.safetensors")
+        first.send(signal.SIGKILL)
+        self.assertEqual(first.wait(), -signal.SIGKILL)
+        self.assert_is_healthy()
+        gate.open()
+        self.assertEqual(second.wait(), 0, second.output)
+        self.assertEqual(read_safetensors(self.folder / "second.safetensors"), self.tensors)
+        self.assertFalse((self.folder / "first.safetensors").exists())
+        self.assert_serves()
+
+    def test_all(self):
+        self.serve_big()
+        pulls = [self.start_pull(f"{n}.safetensors") for n in range(5)]
+        for _, puller in pulls:
+            puller.send(signal.SIGKILL)
+        for gate, puller in pulls:
+            puller.wait()
+            gate.open()
+        self.assert_serves()
+        self.assert_all_is_given_back()
+
+    def test_a_stalled_one_does_not_hold_up_others(self):
+        self.serve_big()
+        gate, stalled = self.start_pull("stalled.safetensors")
+        self.assert_serves()
+        self.assertIsNone(stalled.process.poll())
+        gate.open()
+        self.assertEqual(stalled.wait(), 0, stalled.output)
+
+    def test_a_push_that_breaks_off(self):
+        """What came is neither published nor held: there is room for it only once."""
+        self.serve({"limits": {"held": "160MiB"}})
+        size = 1 << 27
+        zeros = write_safetensors(self.folder / "big.safetensors", {"zeros": ("U8", (size,), b"")}, {"zeros": size})
+        gate = RequestGate(self, self.served.port(), size // 2)
+        pusher = self.spawn("push", zeros, "--address", gate.address)
+        gate.await_held()
+        self.assert_error(1, "cannot take the", "push", zeros, "--address", self.served.address())
+        pusher.send(signal.SIGKILL)
+        pusher.wait()
+        gate.open()
+        self.assert_serves()
+        wait_until(lambda: cli_support.run("push", zeros, "--address", self.served.address()).returncode == 0,
+                   "there is room again")
+
+
+class Thousands(ClientCase):
+    def test_idle_connections(self):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if hard != resource.RLIM_INFINITY and hard < IDLE_CONNECTIONS + 200:
+            self.skipTest(f"{IDLE_CONNECTIONS + 200} open files are needed and {hard} allowed (ulimit -Hn)")
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        self.serve()
+        for n in range(IDLE_CONNECTIONS):
+            self.connect(HELLO if n % 4 else b"")
+        wait_until(lambda: self.descriptors() >= IDLE_CONNECTIONS * 3 // 4, "the worker has taken the connections")
+        self.assert_serves()
+        self.hang_up()
+        self.assert_serves()
+        self.assert_all_is_given_back()
+
+    def test_more_than_the_limit_of_open_files(self):
+        """As long as there are no descriptors nobody can be served; when there are some again, everybody is."""
+        self.serve(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)))
+        for _ in range(300):
+            self.connect(HELLO)
+        wait_until(lambda: self.descriptors() >= 120, "the worker has no descriptors left")
+        self.hang_up()
+        wait_until(lambda: cli_support.run("health", self.served.address()).returncode == 0, "a healthy worker")
+        self.assert_serves()
+        self.assert_all_is_given_back()
+
+
+if __name__ == "__main__":
+    cli_support.main()
