@@ -7,7 +7,7 @@
  * piece of a large tensor, or hundreds of small ones. Tensors that are being sent take turns, frame by frame; how many
  * are begun is bounded by options.inflight_bytes.
  *
- * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only pieces of at
+ * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only tensors of at
  * most COPY_BYTES are copied, because a reference costs more than they do.
  */
 #include <stdlib.h>
@@ -356,7 +356,7 @@ static void add_slice(struct link_serve *entry, struct tl_frame_builder *builder
 {
     struct tl_tensor *tensor = entry->offer.tensor;
     const unsigned char *data = (const unsigned char *)tl_tensor_data(tensor) + entry->sent_bytes;
-    if (count <= COPY_BYTES) {
+    if (tl_tensor_size_bytes(tensor) <= COPY_BYTES) {
         builder->slices[builder->slice_count++] = grpc_slice_from_copied_buffer((const char *)data, (size_t)count);
         entry->link->control->stats.bytes_copied_send += count;
     } else {
