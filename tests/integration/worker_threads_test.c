@@ -1,0 +1,394 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Completion queues and threads: descriptors to poll, workers that their callers drive, many callers at once. */
+#include <check.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fakes/cluster.h"
+
+#define THREADS 6
+
+static struct cluster cluster;
+static struct tl_cq *cq;
+static struct tl_error error;
+
+static void open_with(enum tl_progress progress)
+{
+    cluster_init(&cluster, 2, NULL);
+    cluster_open(&cluster, 0);
+    cluster.progress = progress;
+    cluster_open(&cluster, 1);
+    cq = cluster_cq();
+}
+
+static void setup(void)
+{
+    open_with(TL_PROGRESS_THREAD);
+}
+
+/* Worker 1 is driven by its callers. */
+static void setup_caller(void)
+{
+    open_with(TL_PROGRESS_CALLER);
+}
+
+/* A worker that nobody drives does not answer to one that closes, which waits for it; so it goes first. */
+static void teardown(void)
+{
+    cluster_close(&cluster, 1);
+    cluster_close(&cluster, 0);
+    tl_cq_destroy(cq);
+}
+
+static void publish(const char *key, uint64_t size_bytes, unsigned seed)
+{
+    struct tl_tensor *tensor = cluster_tensor(size_bytes, seed);
+    cluster_publish(cluster.workers[0], key, 0, tensor);
+    tl_tensor_put(tensor);
+}
+
+/* --------------------------------------------------------------------------------------------------------- queues --
+ */
+
+static bool is_readable(int fd, int timeout_ms)
+{
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    return poll(&wait, 1, timeout_ms) == 1;
+}
+
+START_TEST(descriptor_is_readable_while_completions_wait)
+{
+    int fd = tl_cq_fd(cq);
+    ck_assert_int_eq(fd, tl_cq_fd(cq));
+    ck_assert(!is_readable(fd, 0));
+    publish("p", 100, 1);
+    for (int i = 0; i < 3; i++)
+        cluster_recv(cluster.workers[1], 0, "p", 0, cq);
+    struct tl_completion completions[4];
+    size_t got = 0;
+    while (got < 3) {
+        ck_assert(is_readable(fd, 20000));
+        size_t count = tl_cq_poll(cq, completions, 1);
+        ck_assert_uint_eq(count, 1);
+        tl_tensor_put(completions[0].tensor);
+        got += count;
+    }
+    ck_assert(!is_readable(fd, 0));
+    ck_assert_uint_eq(tl_cq_poll(cq, completions, 4), 0);
+}
+END_TEST
+
+START_TEST(descriptor_may_be_asked_for_late)
+{
+    publish("p", 100, 1);
+    cluster_recv(cluster.workers[1], 0, "p", 0, cq);
+    cluster_recv(cluster.workers[1], 0, "none", 0, cq);
+    CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).open_operations == 1);
+    ck_assert(is_readable(tl_cq_fd(cq), 20000));
+    cluster_expect(cq, TL_OK);
+    ck_assert(!is_readable(tl_cq_fd(cq), 0));
+}
+END_TEST
+
+START_TEST(queue_is_read_in_batches)
+{
+    struct tl_completion completions[8];
+    publish("p", 100, 1);
+    for (int i = 0; i < 20; i++)
+        cluster_recv(cluster.workers[1], 0, "p", 0, cq);
+    ck_assert_uint_eq(tl_cq_wait(cq, completions, 0, 0), 0);
+    for (size_t got = 0; got < 20;) {
+        size_t count = tl_cq_wait(cq, completions, 8, CLUSTER_LONG);
+        ck_assert(count >= 1 && count <= 8);
+        for (size_t i = 0; i < count; i++)
+            tl_tensor_put(completions[i].tensor);
+        got += count;
+    }
+    ck_assert_uint_eq(tl_cq_wait(cq, completions, 8, 0), 0);
+    ck_assert_uint_eq(tl_cq_wait(cq, completions, 8, CLUSTER_SECOND / 50), 0);
+    ck_assert_uint_eq(tl_cq_wait(cq, completions, 8, -5), 0);
+    tl_cq_destroy(NULL);
+}
+END_TEST
+
+START_TEST(one_queue_serves_several_workers)
+{
+    publish("p", 100, 1);
+    struct tl_tensor *tensor = cluster_tensor(100, 1);
+    cluster_publish(cluster.workers[1], "p", 0, tensor);
+    for (unsigned i = 0; i < 100; i++)
+        cluster_recv(cluster.workers[i % 2], 1 - i % 2, "p", 0, cq);
+    for (unsigned i = 0; i < 100; i++)
+        cluster_expect(cq, TL_OK);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------- without thread --
+ */
+
+START_TEST(caller_drives_by_waiting)
+{
+    publish("p", 100000, 1);
+    struct tl_tensor *tensor = cluster_recv_wait(cluster.workers[1], 0, "p", 0);
+    ck_assert(cluster_tensor_is(tensor, 100000, 1));
+    tl_tensor_put(tensor);
+    cluster_recv(cluster.workers[1], 0, "p", 0, cq);
+    cluster_expect(cq, TL_OK);
+    cluster_recv(cluster.workers[1], 0, "p", 0, cq);
+    struct tl_completion completion;
+    while (tl_cq_poll(cq, &completion, 1) == 0)
+        ck_assert_int_eq(tl_worker_progress(cluster.workers[1], CLUSTER_LONG), TL_OK);
+    tl_tensor_put(completion.tensor);
+    tl_peer_id peer = cluster_peer(cluster.workers[1], 0);
+    ck_assert_int_eq(tl_worker_wait_for_peers(cluster.workers[1], &peer, 1, 1, CLUSTER_LONG, &error), TL_OK);
+    ck_assert_uint_eq(cluster_stats(cluster.workers[1]).tensors_received, 3);
+}
+END_TEST
+
+START_TEST(progress_is_for_workers_without_thread)
+{
+    ck_assert_int_eq(tl_worker_progress(cluster.workers[0], 0), TL_FAILED_PRECONDITION);
+    while (tl_worker_progress(cluster.workers[1], 0) == TL_OK)
+        continue;
+    ck_assert_int_eq(tl_worker_progress(cluster.workers[1], 0), TL_DEADLINE_EXCEEDED);
+    ck_assert_int_eq(tl_worker_progress(cluster.workers[1], CLUSTER_SECOND / 50), TL_DEADLINE_EXCEEDED);
+}
+END_TEST
+
+START_TEST(deadlines_hold_without_a_thread)
+{
+    struct tl_completion completion;
+    ck_assert_int_eq(tl_recv_wait(cluster.workers[1], cluster_peer(cluster.workers[1], 0), "none", 0, NULL,
+                                  CLUSTER_SECOND / 50, &completion, &error),
+                     TL_DEADLINE_EXCEEDED);
+    ck_assert_int_eq(tl_recv(cluster.workers[1], cluster_peer(cluster.workers[1], 0), "none", 0, NULL,
+                             CLUSTER_SECOND / 50, cq, NULL, NULL, &error),
+                     TL_OK);
+    cluster_expect(cq, TL_DEADLINE_EXCEEDED);
+}
+END_TEST
+
+START_TEST(queue_drives_one_worker_only)
+{
+    struct cluster other;
+    cluster_init(&other, 1, NULL);
+    other.progress = TL_PROGRESS_CALLER;
+    cluster_open(&other, 0);
+    cluster_recv(cluster.workers[1], 1, "none", 0, cq);
+    struct tl_tensor *tensor = cluster_tensor(10, 1);
+    ck_assert_int_eq(tl_send(other.workers[0], "a", 0, tensor, 0, cq, NULL, NULL, &error), TL_FAILED_PRECONDITION);
+    ck_assert_int_eq(
+        tl_recv(other.workers[0], cluster_peer(other.workers[0], 0), "a", 0, NULL, 0, cq, NULL, NULL, &error),
+        TL_FAILED_PRECONDITION);
+    /* After the first one is gone it is free. */
+    cluster_close(&cluster, 1);
+    cluster_expect(cq, TL_CANCELLED);
+    cluster_send(other.workers[0], "a", 0, tensor, cq);
+    tl_tensor_put(cluster_recv_wait(other.workers[0], 0, "a", 0));
+    cluster_expect(cq, TL_OK);
+    tl_tensor_put(tensor);
+    cluster_close_all(&other);
+}
+END_TEST
+
+/* The reader sleeps in the loop of worker 1 when worker 0, which has a thread, completes something. */
+START_TEST(queue_of_both_kinds_wakes_its_reader)
+{
+    for (unsigned i = 0; i < 50; i++) {
+        cluster_recv(cluster.workers[1], 1, "none", i, cq);
+        cluster_recv(cluster.workers[0], 0, "soon", i, cq);
+        struct tl_tensor *tensor = cluster_tensor(10, 1);
+        struct tl_cq *send_cq = cluster_cq();
+        cluster_send(cluster.workers[0], "soon", i, tensor, send_cq);
+        tl_tensor_put(tensor);
+        cluster_expect(cq, TL_OK);
+        cluster_expect(send_cq, TL_OK);
+        tl_cq_destroy(send_cq);
+    }
+    cluster_close(&cluster, 1);
+    for (unsigned i = 0; i < 50; i++)
+        cluster_expect(cq, TL_CANCELLED);
+}
+END_TEST
+
+/* --------------------------------------------------------------------------------------------------- many threads --
+ */
+
+struct task {
+    pthread_t thread;
+    unsigned number;
+    unsigned done;
+};
+
+static void run_threads(void *(*run)(void *), struct task *tasks)
+{
+    for (unsigned i = 0; i < THREADS; i++) {
+        tasks[i] = (struct task){.number = i};
+        ck_assert_int_eq(pthread_create(&tasks[i].thread, NULL, run, &tasks[i]), 0);
+    }
+    for (unsigned i = 0; i < THREADS; i++)
+        pthread_join(tasks[i].thread, NULL);
+}
+
+#define EXCHANGES 100
+
+/* Moves one tensor. Whoever calls blocks in worker 1, which may have no thread. */
+static bool exchange_one(unsigned from, const char *key, uint64_t step, struct tl_tensor *tensor, struct tl_cq *own_cq,
+                         struct tl_completion *ret_received)
+{
+    tl_peer_id peer = cluster_peer(cluster.workers[1 - from], from);
+    struct tl_completion sent = {.status.code = TL_OK};
+    enum tl_status status;
+    if (from == 0) {
+        cluster_send(cluster.workers[0], key, step, tensor, own_cq);
+        status = tl_recv_wait(cluster.workers[1], peer, key, step, NULL, CLUSTER_LONG, ret_received, NULL);
+        return status == TL_OK && tl_cq_wait(own_cq, &sent, 1, CLUSTER_LONG) == 1 && sent.status.code == TL_OK;
+    }
+    cluster_recv(cluster.workers[0], 1, key, step, own_cq);
+    status = tl_send_wait(cluster.workers[1], key, step, tensor, CLUSTER_LONG, NULL);
+    return status == TL_OK && tl_cq_wait(own_cq, ret_received, 1, CLUSTER_LONG) == 1 &&
+           ret_received->status.code == TL_OK;
+}
+
+static void *exchange(void *context)
+{
+    struct task *task = context;
+    char key[16];
+    snprintf(key, sizeof(key), "k%u", task->number);
+    struct tl_tensor *tensor = cluster_tensor(1000 + task->number, task->number);
+    struct tl_cq *own_cq = cluster_cq();
+    for (uint64_t step = 0; step < EXCHANGES; step++) {
+        struct tl_completion received;
+        if (!exchange_one(task->number % 2, key, step, tensor, own_cq, &received)) break;
+        task->done += cluster_tensor_is(received.tensor, 1000 + task->number, task->number);
+        tl_tensor_put(received.tensor);
+    }
+    tl_tensor_put(tensor);
+    tl_cq_destroy(own_cq);
+    return NULL;
+}
+
+START_TEST(many_threads_exchange)
+{
+    struct task tasks[THREADS];
+    run_threads(exchange, tasks);
+    for (unsigned i = 0; i < THREADS; i++)
+        ck_assert_uint_eq(tasks[i].done, EXCHANGES);
+}
+END_TEST
+
+/* Every thread submits receives to one queue and reads whatever completes on it. */
+static void *share_queue(void *context)
+{
+    struct task *task = context;
+    for (unsigned i = 0; i < EXCHANGES; i++) {
+        struct tl_completion completion;
+        cluster_recv(cluster.workers[1], 0, "p", 0, cq);
+        if (tl_cq_wait(cq, &completion, 1, CLUSTER_LONG) != 1) break;
+        if (completion.status.code != TL_OK || !cluster_tensor_is(completion.tensor, 5000, 1)) break;
+        tl_tensor_put(completion.tensor);
+        task->done++;
+    }
+    return NULL;
+}
+
+START_TEST(many_threads_read_one_queue)
+{
+    struct task tasks[THREADS];
+    publish("p", 5000, 1);
+    run_threads(share_queue, tasks);
+    for (unsigned i = 0; i < THREADS; i++)
+        ck_assert_uint_eq(tasks[i].done, EXCHANGES);
+    ck_assert(cluster_is_quiet(cq));
+}
+END_TEST
+
+/* Every kind of call at once. */
+static void *mixture(void *context)
+{
+    struct task *task = context;
+    struct tl_worker *worker = cluster.workers[task->number % 2];
+    unsigned other = 1 - task->number % 2;
+    char key[16];
+    snprintf(key, sizeof(key), "m%u", task->number);
+    struct tl_tensor *tensor = cluster_tensor(20000, task->number);
+    struct tl_cq *own_cq = cluster_cq();
+    for (unsigned i = 0; i < EXCHANGES; i++) {
+        struct tl_completion completion;
+        uint64_t step = task->number * 1000 + i;
+        cluster_publish(worker, key, i, tensor);
+        (void)cluster_stats(worker);
+        (void)cluster_peer_info(worker, other);
+        tl_op_id op = cluster_recv(worker, other, "nobody sends this", step, own_cq);
+        if (tl_recv_wait(worker, cluster_peer(worker, 1 - other), key, i, NULL, CLUSTER_LONG, &completion, NULL) !=
+            TL_OK)
+            break;
+        tl_tensor_put(completion.tensor);
+        if (i % 3 == 0 && tl_worker_abort_step(worker, step, TL_ABORTED, "enough", NULL) != TL_OK) break;
+        if (i % 3 == 1 && tl_worker_end_step(worker, step, NULL, NULL) != TL_OK) break;
+        if (i % 3 == 2 && tl_cancel(worker, op) != TL_OK) break;
+        enum tl_status expected = i % 3 == 0 ? TL_ABORTED : TL_CANCELLED;
+        if (tl_cq_wait(own_cq, &completion, 1, CLUSTER_LONG) != 1 || completion.status.code != expected) break;
+        if (tl_withdraw(worker, key, NULL) != TL_OK) break;
+        task->done++;
+    }
+    tl_tensor_put(tensor);
+    tl_cq_destroy(own_cq);
+    return NULL;
+}
+
+START_TEST(many_threads_call_everything)
+{
+    struct task tasks[THREADS];
+    run_threads(mixture, tasks);
+    for (unsigned i = 0; i < THREADS; i++)
+        ck_assert_uint_eq(tasks[i].done, EXCHANGES);
+    /* The second call drives worker 1, which tells worker 0 of its cancels. */
+    CLUSTER_UNTIL(
+        cluster_stats(cluster.workers[0]).waiting_receivers + cluster_stats(cluster.workers[1]).waiting_receivers == 0);
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_uint_eq(cluster_stats(cluster.workers[i]).open_operations, 0);
+}
+END_TEST
+
+static TCase *threads_case(const char *name, void (*with)(void))
+{
+    TCase *threads = tcase_create(name);
+    tcase_add_checked_fixture(threads, with, teardown);
+    tcase_add_test(threads, many_threads_exchange);
+    tcase_add_test(threads, many_threads_read_one_queue);
+    tcase_add_test(threads, many_threads_call_everything);
+    return threads;
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("worker_threads");
+    TCase *queues = tcase_create("queues");
+    tcase_add_checked_fixture(queues, setup, teardown);
+    tcase_add_test(queues, descriptor_is_readable_while_completions_wait);
+    tcase_add_test(queues, descriptor_may_be_asked_for_late);
+    tcase_add_test(queues, queue_is_read_in_batches);
+    tcase_add_test(queues, one_queue_serves_several_workers);
+    suite_add_tcase(suite, queues);
+    TCase *caller = tcase_create("caller");
+    tcase_add_checked_fixture(caller, setup_caller, teardown);
+    tcase_add_test(caller, caller_drives_by_waiting);
+    tcase_add_test(caller, progress_is_for_workers_without_thread);
+    tcase_add_test(caller, deadlines_hold_without_a_thread);
+    tcase_add_test(caller, queue_drives_one_worker_only);
+    tcase_add_test(caller, queue_of_both_kinds_wakes_its_reader);
+    suite_add_tcase(suite, caller);
+    suite_add_tcase(suite, threads_case("threads", setup));
+    suite_add_tcase(suite, threads_case("threads without thread", setup_caller));
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
