@@ -14,8 +14,12 @@
 #include <tensorlane/worker.h>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/error.h"
 #include "control/link_internal.h"
+
+/* Tensors from this size on would not stay in the caches until they are used anyway. */
+#define UNCACHED_BYTES (4 * 1024 * 1024)
 
 /* ------------------------------------------------------------------------------------------------------ fetches -- */
 
@@ -175,6 +179,16 @@ static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chun
     return TL_OK;
 }
 
+/* What is verified is read again at once, so that it has to be in the caches. */
+static void copy(const struct tl_fetch *fetch, void *to, const void *from, size_t count)
+{
+    if (fetch->meta_data.size_bytes >= UNCACHED_BYTES && !fetch->wants_checksum) {
+        tl_copy_uncached(to, from, count);
+    } else {
+        memcpy(to, from, count);
+    }
+}
+
 /* Copies the chunk's bytes to the destination. On error what is left of them is skipped. */
 static enum tl_status place(struct link_fetch *entry, uint64_t count, struct tl_wire_data *data,
                             struct tl_error *ret_error)
@@ -190,7 +204,7 @@ static enum tl_status place(struct link_fetch *entry, uint64_t count, struct tl_
             skip(data, count);
             return status;
         }
-        memcpy(address, run, got);
+        copy(entry->fetch, address, run, got);
         tl_fetch_advance(entry->fetch, got);
         control->stats.bytes_received += got;
     }

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/copy.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+
+#define LINE_BYTES 64
+
+/* Whole cache lines; `to` is aligned to one. */
+static void copy_lines(char *to, const char *from, size_t line_count)
+{
+    for (size_t i = 0; i < line_count; i++, to += LINE_BYTES, from += LINE_BYTES) {
+        const __m128i *source = (const __m128i *)(const void *)from;
+        __m128i *target = (__m128i *)(void *)to;
+        __m128i a = _mm_loadu_si128(source);
+        __m128i b = _mm_loadu_si128(source + 1);
+        __m128i c = _mm_loadu_si128(source + 2);
+        __m128i d = _mm_loadu_si128(source + 3);
+        _mm_stream_si128(target, a);
+        _mm_stream_si128(target + 1, b);
+        _mm_stream_si128(target + 2, c);
+        _mm_stream_si128(target + 3, d);
+    }
+    _mm_sfence(); /* such stores are not ordered before those that tell of them */
+}
+
+void tl_copy_uncached(void *to, const void *from, size_t len_bytes)
+{
+    char *target = to;
+    const char *source = from;
+    size_t head_bytes = -(uintptr_t)target % LINE_BYTES;
+    if (len_bytes < head_bytes + LINE_BYTES) {
+        if (len_bytes > 0) memcpy(target, source, len_bytes);
+        return;
+    }
+    size_t line_count = (len_bytes - head_bytes) / LINE_BYTES;
+    size_t copied_bytes = head_bytes + line_count * LINE_BYTES;
+    memcpy(target, source, head_bytes);
+    copy_lines(target + head_bytes, source + head_bytes, line_count);
+    memcpy(target + copied_bytes, source + copied_bytes, len_bytes - copied_bytes);
+}
+
+#else
+
+void tl_copy_uncached(void *to, const void *from, size_t len_bytes)
+{
+    if (len_bytes > 0) memcpy(to, from, len_bytes);
+}
+
+#endif

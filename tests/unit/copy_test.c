@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Tests of copying past the caches: every alignment and length around a cache line, and nothing beside it. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/copy.h"
+
+#define GUARD 0xa5
+#define MARGIN 64
+
+static unsigned char *from, *to;
+static const size_t capacity = 64 * 1024;
+
+static void setup(void)
+{
+    from = aligned_alloc(64, capacity);
+    to = aligned_alloc(64, capacity);
+    ck_assert_ptr_nonnull(from);
+    ck_assert_ptr_nonnull(to);
+    for (size_t i = 0; i < capacity; i++)
+        from[i] = (unsigned char)(i * 31 + i / 256);
+}
+
+static void teardown(void)
+{
+    free(from);
+    free(to);
+}
+
+static void check_copy(size_t to_offset, size_t from_offset, size_t len)
+{
+    size_t span = MARGIN + to_offset + len + MARGIN;
+    unsigned char *target = to + MARGIN + to_offset;
+    memset(to, GUARD, span);
+    tl_copy_uncached(target, from + from_offset, len);
+    if (memcmp(target, from + from_offset, len) != 0)
+        ck_abort_msg("to %zu from %zu length %zu: not the same", to_offset, from_offset, len);
+    for (size_t i = 0; i < span; i++)
+        if ((to + i < target || to + i >= target + len) && to[i] != GUARD)
+            ck_abort_msg("to %zu from %zu length %zu: byte %zu was touched", to_offset, from_offset, len, i);
+}
+
+START_TEST(every_alignment_and_length)
+{
+    for (size_t to_offset = 0; to_offset < 64; to_offset++)
+        for (size_t len = 0; len <= 200; len++)
+            check_copy(to_offset, to_offset * 7 % 61, len);
+}
+END_TEST
+
+START_TEST(long_copies)
+{
+    static const size_t lengths[] = {4095, 4096, 4097, 60000};
+    for (size_t i = 0; i < sizeof(lengths) / sizeof(lengths[0]); i++)
+        for (size_t to_offset = 0; to_offset < 64; to_offset += 9)
+            check_copy(to_offset, to_offset + 1, lengths[i]);
+}
+END_TEST
+
+START_TEST(nothing_from_nowhere)
+{
+    tl_copy_uncached(NULL, NULL, 0);
+    check_copy(0, 0, 0);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("copy");
+    TCase *tcase = tcase_create("copy");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, every_alignment_and_length);
+    tcase_add_test(tcase, long_copies);
+    tcase_add_test(tcase, nothing_from_nowhere);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
