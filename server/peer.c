@@ -134,7 +134,8 @@ static void set_state(struct tl_peer *peer, enum tl_peer_state state, const stru
 {
     struct path *path = &peer->path;
     bool was_up = path->state == TL_PEER_UP;
-    bool is_news = reason != NULL && strcmp(path->reason.message, reason->message) != 0;
+    /* Not when only the words differ: they alternate with how far an attempt came. */
+    bool is_news = reason != NULL && (path->failure_count == 0 || path->reason.code != reason->code);
     path->state = state;
     if (reason != NULL) path->reason = *reason;
     if (state == TL_PEER_UP) {
