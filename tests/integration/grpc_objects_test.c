@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What gRPC still has of a worker that has closed: nothing. gRPC itself counts its servers, channels and connections;
+ * its own check at shutdown cannot run, because gRPC stays initialised. */
+#include <check.h>
+#include <grpc/grpc.h>
+#include <grpc/support/alloc.h>
+#include <string.h>
+
+#include "tests/fakes/cluster.h"
+
+static struct cluster cluster;
+
+/* Whether one of gRPC's lists, which is JSON, has an entry. */
+static bool has_entries(char *list, const char *entry)
+{
+    ck_assert_ptr_nonnull(list);
+    bool found = strstr(list, entry) != NULL;
+    gpr_free(list);
+    return found;
+}
+
+static bool has_servers(void)
+{
+    return has_entries(grpc_channelz_get_servers(0), "serverId");
+}
+
+static bool has_channels(void)
+{
+    return has_entries(grpc_channelz_get_top_channels(0), "channelId");
+}
+
+/* Two workers and a client that have moved a tensor; the workers are closed first, or the client. */
+START_TEST(nothing_is_left_of_workers)
+{
+    for (unsigned round = 0; round < 3; round++) {
+        cluster = (struct cluster){0};
+        cluster_init(&cluster, 2, NULL);
+        cluster_open_all(&cluster);
+        struct tl_worker *client = cluster_open_client(&cluster);
+        struct tl_tensor *tensor = cluster_tensor(100000, round);
+        cluster_publish(cluster.workers[0], "key", 1, tensor);
+        tl_tensor_put(cluster_recv_wait(cluster.workers[1], 0, "key", 1));
+        tl_tensor_put(cluster_recv_wait(client, 0, "key", 1));
+        tl_tensor_put(tensor);
+        ck_assert(has_servers());
+        ck_assert(has_channels());
+        if (round == 1) tl_worker_close(client, 0);
+        cluster_close_all(&cluster);
+        if (round != 1) tl_worker_close(client, 0);
+        CLUSTER_UNTIL(!has_servers() && !has_channels());
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("grpc_objects");
+    TCase *tcase = tcase_create("grpc_objects");
+    tcase_set_timeout(tcase, 100);
+    tcase_add_test(tcase, nothing_is_left_of_workers);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_set_fork_status(runner, CK_NOFORK);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
