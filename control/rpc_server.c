@@ -33,6 +33,7 @@
 
 #define SLOTS_PER_METHOD 8
 #define MAX_METHODS 24
+#define GRACE_WITHOUT_CALLS_NS (200 * TL_NS_PER_MS)
 #define MAX_METADATA_BYTES 16384
 #define MAX_CALLS_PER_CONNECTION 4096
 
@@ -68,7 +69,8 @@ struct tl_rpc_server {
     bool is_stopping;
     bool is_notified;
     struct tl_tag notify_tag;
-    struct tl_timer stop_timer;
+    int64_t stop_deadline_ns;
+    struct tl_timer stop_timer; /* stopping: the deadline, or the end of the grace without calls */
     void (*stopped)(void *context);
     void *stopped_context;
 };
@@ -83,10 +85,25 @@ static void maybe_stopped(struct tl_rpc_server *server)
     stopped(server->stopped_context);
 }
 
+/* Stopping: with calls until the deadline, without calls for a grace. Connections of clients that do not answer gRPC's
+ * goodbye - an idle client of some languages looks at its connection every few seconds only - would otherwise hold the
+ * stop up to the deadline. */
+static void arm_stop_timer(struct tl_rpc_server *server)
+{
+    if (!server->is_stopping || server->is_notified) return;
+    int64_t due_ns = server->stop_deadline_ns;
+    int64_t grace_ns = tl_clock_deadline_ns(GRACE_WITHOUT_CALLS_NS);
+    if (server->open_calls == 0 && grace_ns < due_ns) due_ns = grace_ns;
+    if (tl_timers_arm(tl_loop_timers(server->loop), &server->stop_timer, due_ns) != TL_OK) {
+        grpc_server_cancel_all_calls(server->server);
+    }
+}
+
 static void call_ended(void *context)
 {
     struct tl_rpc_server *server = context;
     server->open_calls--;
+    if (server->open_calls == 0) arm_stop_timer(server);
     maybe_stopped(server);
 }
 
@@ -196,8 +213,6 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
         integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
         integer_arg("grpc.http2.min_ping_interval_without_data_ms", 1000),
         integer_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, TL_HTTP2_FRAME_BYTES),
-        integer_arg(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, TL_HTTP2_WINDOW_BYTES),
-        integer_arg(GRPC_ARG_HTTP2_BDP_PROBE, 0),
         /* gRPC unpacks a compressed message before it looks at its size: a small one could take all memory. */
         integer_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
         integer_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
@@ -267,10 +282,9 @@ void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void 
     server->listener = NULL;
     server->stopped = stopped;
     server->stopped_context = context;
-    if (tl_timers_arm(tl_loop_timers(server->loop), &server->stop_timer, deadline_ns) != TL_OK) {
-        grpc_server_cancel_all_calls(server->server);
-    }
+    server->stop_deadline_ns = deadline_ns;
     grpc_server_shutdown_and_notify(server->server, tl_loop_cq(server->loop), &server->notify_tag);
+    arm_stop_timer(server);
 }
 
 void tl_rpc_server_destroy(struct tl_rpc_server *server)
