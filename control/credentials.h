@@ -12,13 +12,8 @@
 /* Credentials that a server proves itself with. Released with grpc_server_credentials_release. */
 grpc_server_credentials *tl_credentials_for_server(void);
 
-/* HTTP/2's limits of a connection, the same on both sides.
- *
- * The window - what a receiver takes before it has read it, per stream - is fixed: the one that gRPC finds by probing
- * grows on a fast connection until what is buffered no longer fits the processor's cache, which costs a third of the
- * rate, and until it is a large part of the receiver's memory. This one fills 10 Gbit/s over 6 ms. */
+/* Bytes of a frame that a side takes at most; the same on both sides. */
 #define TL_HTTP2_FRAME_BYTES (4 * 1024 * 1024)
-#define TL_HTTP2_WINDOW_BYTES (8 * 1024 * 1024)
 
 struct tl_channel_options {
     int64_t keepalive_ns;         /* quiet time after which the connection is probed; TL_TIME_NEVER: never */
