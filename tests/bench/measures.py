@@ -3,8 +3,9 @@
 
 A group is a set of variants that do the same work: each is one mode of one program. After a warm-up that also finds out
 how often a variant must repeat its work to run for long enough, the variants of a group run in turn, round after round,
-beginning with another one in every round, so that whatever else the machine does falls on all of them. A variant's
-number is the median of its rounds. A row compares one variant of ours with the fastest of the peer's; its ratio says
+beginning with another one in every round, so that whatever else the machine does falls on all of them. All programs are
+started anew after some rounds, because where a process finds its memory can make it faster or slower for as long as it
+lives. A variant's number is the median of all its rounds. A row compares one variant of ours with the fastest of the peer's; its ratio says
 how many times faster ours is.
 """
 import dataclasses
@@ -118,27 +119,37 @@ def calibrate(programs, group, variant, sample_sec):
         count = min(wanted, count * 8, MAX_REPEAT_COUNT)
 
 
-def measure(programs, group, round_count, sample_sec, say):
+class Samples:
+    """Of one variant: its seconds per tensor in every round, and what all rounds took of the processors."""
+
+    def __init__(self):
+        self.seconds = []
+        self.cpu_seconds = 0.0
+        self.tensor_count = 0
+
+    def as_dict(self):
+        return {"seconds_per_tensor": self.seconds, "cpu_seconds_per_tensor": self.cpu_seconds / self.tensor_count,
+                "tensor_count": self.tensor_count}
+
+
+def measure(programs, group, round_count, sample_sec, samples, say):
     """Runs a group. programs: name -> Program; variants of programs that are not there are left out.
-    Returns variant name -> its seconds per tensor in every round, and the CPU seconds per tensor over all rounds."""
+    samples: variant name -> Samples, to which those of these rounds are added."""
     running = [variant for variant in group.variants if variant.program in programs]
+    say(f"{group.title}: warming up")
     counts = {variant: calibrate(programs, group, variant, sample_sec) for variant in running}
-    seconds = {variant: [] for variant in running}
-    cpu = dict.fromkeys(running, 0.0)
     for round_index in range(round_count):
         say(f"{group.title}: round {round_index + 1} of {round_count}")
-        first = round_index % len(running)
+        first = (len(samples) and len(samples[running[0].name].seconds)) % len(running)
         for variant in running[first:] + running[:first]:
             program = programs[variant.program]
+            taken = samples.setdefault(variant.name, Samples())
+            tensor_count = counts[variant] * variant.tensors_per_repeat
             before = sum(map(cpu_seconds, program.pids))
             passed = program.client.ask(f"{variant.mode} {group.size_bytes} {counts[variant]}")
-            cpu[variant] += sum(map(cpu_seconds, program.pids)) - before
-            seconds[variant].append(passed / (counts[variant] * variant.tensors_per_repeat))
-    return {variant.name: {"seconds_per_tensor": seconds[variant],
-                           "cpu_seconds_per_tensor": cpu[variant] / (round_count * counts[variant] *
-                                                                     variant.tensors_per_repeat),
-                           "repeat_count": counts[variant]}
-            for variant in running}
+            taken.cpu_seconds += sum(map(cpu_seconds, program.pids)) - before
+            taken.seconds.append(passed / tensor_count)
+            taken.tensor_count += tensor_count
 
 
 # ------------------------------------------------------------------------------------------------------- comparing --
@@ -158,15 +169,14 @@ def compare(row, group, samples):
         peer_names = [name for name in peer_names if name in samples]
         if ours_name not in samples or not peer_names:
             continue
-        medians = {name: statistics.median(samples[name]["seconds_per_tensor"]) for name in [ours_name, *peer_names]}
+        medians = {name: statistics.median(samples[name].seconds) for name in [ours_name, *peer_names]}
         best = min(peer_names, key=medians.get)
-        ratios = [peer / ours for ours, peer in zip(samples[ours_name]["seconds_per_tensor"],
-                                                    samples[best]["seconds_per_tensor"])]
+        ratios = [peer / ours for ours, peer in zip(samples[ours_name].seconds, samples[best].seconds)]
         low, high = quartiles(ratios)
         ratio = medians[best] / medians[ours_name]
         yield {"measure": row.title, "progress": program, "size_bytes": group.size_bytes,
                "ours_seconds": medians[ours_name], "peer": row.peer_title, "peer_variant": best,
                "peer_seconds": medians[best], "ratio": ratio, "ratio_low": low, "ratio_high": high,
-               "ours_cpu_seconds": samples[ours_name]["cpu_seconds_per_tensor"],
-               "peer_cpu_seconds": samples[best]["cpu_seconds_per_tensor"],
+               "ours_cpu_seconds": samples[ours_name].cpu_seconds / samples[ours_name].tensor_count,
+               "peer_cpu_seconds": samples[best].cpu_seconds / samples[best].tensor_count,
                "target": row.target, "is_met": None if row.target is None else ratio >= row.target}

@@ -178,11 +178,11 @@ Written by `./dev bench --write-docs`; the raw numbers of a run are in `build/be
 
 Sender and receiver are two processes on one machine. Every program receives the same bytes; ours and the gRPC C++ peer
 check them. All variants of a group run in turn, round after round, each for about {sample} s, beginning with another one in every
-round. The peers:
+round; all programs are started anew {starts} times on the way. The peers:
 
 - **gRPC C++** of Debian. `unary_typed`: a protobuf message with a `bytes` field, synchronous client and server.
   `unary_raw`: the same call with `ByteBuffer`, sent without a copy, copied once into the destination. `unary_tuned`: that, with
-  a flow-control window of 64 MiB from the start instead of bandwidth probing. `unary_async_server`: `unary_raw` to a completion-queue
+  a fixed flow-control window of 4 MiB instead of bandwidth probing, the best of those tried. `unary_async_server`: `unary_raw` to a completion-queue
   server. `stream`, `stream_tuned`: one stream that stays open, a request per tensor, 1 MiB chunks sent without a copy and copied
   once into the destination. `burst_*`: 1,000 asynchronous calls on a completion queue, the next 1,000 when all are answered;
   `window_*`: always 1,000. The fastest variant is the peer.
@@ -193,7 +193,7 @@ round. The peers:
 
 def write_docs(results, path):
     settings = results["settings"]
-    text = [PREAMBLE.format(sample=settings["sample_seconds"])]
+    text = [PREAMBLE.format(sample=settings["sample_seconds"], starts=settings["starts"])]
     text.append("## Machine and versions\n")
     text += [f"- {key.replace('_', ' ')}: {mib(value) if key == 'memory_bytes' else value}"
              for key, value in {**results["machine"], **results["versions"]}.items()]

@@ -34,12 +34,12 @@ inline uint64_t decode_size(const grpc::ByteBuffer &buffer)
     return size_bytes <= max_tensor_bytes ? size_bytes : 0;
 }
 
-/* What a user tunes who moves large messages: a window of 64 MiB from the start instead of one that is probed for. On
+/* What a user tunes who moves large messages: a fixed window of 4 MiB instead of one that is probed for. On
  * the loopback interface larger frames, reads and write buffers did not add to it, zero-copy sending made it slower. */
 template <typename Arguments> void tune(Arguments set)
 {
     set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
-    set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 64 << 20);
+    set(GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, 4 << 20);
 }
 
 } // namespace bench
