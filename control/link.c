@@ -311,7 +311,8 @@ static enum tl_status check_hello(const struct tl_link *link, const Tensorlane__
     if (hello->protocol_version != TL_PROTOCOL_VERSION) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                             "%s (version %.32s) speaks protocol version %u, %s speaks %d; run the same release on both",
-                            hello->name, hello->software_version, hello->protocol_version, self, TL_PROTOCOL_VERSION);
+                            hello->name[0] != '\0' ? hello->name : "a client", hello->software_version,
+                            hello->protocol_version, self[0] != '\0' ? self : "this client", TL_PROTOCOL_VERSION);
     }
     if (hello->incarnation == 0) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s gave no incarnation", link->peer.address);

@@ -171,7 +171,11 @@ static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chun
         entry->is_begun = true;
         entry->is_one_shot = chunk->is_one_shot != 0;
     }
-    if (!entry->is_begun || chunk->offset != fetch->received_bytes) {
+    if (!entry->is_begun) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: %s sent bytes before the meta-data", fetch->key,
+                            entry->link->peer.name);
+    }
+    if (chunk->offset != fetch->received_bytes) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: %s sent bytes at offset %llu where %llu was next",
                             fetch->key, entry->link->peer.name, (unsigned long long)chunk->offset,
                             (unsigned long long)fetch->received_bytes);

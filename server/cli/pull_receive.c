@@ -57,6 +57,14 @@ static enum tl_status submit(struct receiver *receiver, struct tl_error *ret_err
     return TL_OK;
 }
 
+/* Says which tensor it is about, unless it does. */
+static void name_tensor(struct tl_error *error, const char *key)
+{
+    char name[TL_MAX_KEY_BYTES + 16];
+    snprintf(name, sizeof(name), "tensor '%s': ", key);
+    if (strncmp(error->message, name, strlen(name)) != 0) tl_error_prefix(error, "%s", name);
+}
+
 static void take_completion(struct receiver *receiver, const struct tl_completion *completion)
 {
     struct tl_pull *pull = receiver->pull;
@@ -76,7 +84,7 @@ static void take_completion(struct receiver *receiver, const struct tl_completio
     if (receiver->error.code != TL_OK) return;
     receiver->error = completion->status;
     pull->is_misfit = completion->status.code == TL_FAILED_PRECONDITION;
-    tl_error_prefix(&receiver->error, "tensor '%s': ", item->listed->key);
+    name_tensor(&receiver->error, item->listed->key);
 }
 
 /* Nothing has moved for too long: says what is known of the worker. */
