@@ -28,8 +28,8 @@
 /* Of a frame's head; what the peer accepts is TL_MAX_FRAME_HEAD_BYTES. */
 #define HEAD_BUDGET_BYTES (192 * 1024)
 #define COPY_BYTES 256
-/* Requests of one peer that are answered but not sent; beyond it the peer is not read. */
-#define MAX_UNSENT 65536
+/* Requests of one peer that are answered but not sent; beyond it a peer that has opened the link is not read. */
+#define MAX_UNSENT 16384
 /* Bytes hashed again in one turn before a resumed transfer goes on. */
 #define CATCH_UP_BYTES (4 * 1024 * 1024)
 
@@ -118,7 +118,9 @@ static bool is_unsent(enum serve_state state)
 
 bool link_is_congested(const struct tl_link *link)
 {
-    return link->unsent_count >= MAX_UNSENT;
+    /* Only on one side: if both stopped reading, neither could send, for ever. A peer whom we have called is trusted as
+     * far as the configuration is. */
+    return link->channel == NULL && link->unsent_count >= MAX_UNSENT;
 }
 
 /* Every change of state goes through here, so that what the link counts is always right. */
