@@ -64,8 +64,11 @@ static void begin_close(struct tl_link *link, const struct tl_error *reason)
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
     if (link->channel != NULL) {
         tl_stream_cancel(link->stream);
-    } else {
+    } else if (reason->code == TL_OK || tl_stream_can_send(link->stream)) {
         tl_stream_finish(link->stream, reason);
+    } else {
+        /* The peer may never read the message that is in flight, and what is reserved for it would stay so. */
+        tl_stream_abort(link->stream, reason);
     }
 }
 

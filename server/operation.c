@@ -233,8 +233,13 @@ static enum tl_status fetch_place(struct tl_fetch *fetch, const struct tl_meta_d
                                   struct tl_tensor **ret_destination, struct tl_error *ret_error)
 {
     struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, request.fetch);
-    if (op->destination == NULL) return tl_tensor_create_for(meta_data, ret_destination, ret_error);
-    enum tl_status status = check_destination(op, meta_data, ret_error);
+    enum tl_status status;
+    if (op->destination == NULL) {
+        status = tl_tensor_create_for(meta_data, ret_destination, ret_error);
+        if (status != TL_OK) tl_error_prefix(ret_error, "%s of %s: ", op->key, tl_peer_name(op->peer));
+        return status;
+    }
+    status = check_destination(op, meta_data, ret_error);
     if (status == TL_OK) *ret_destination = tl_tensor_get(op->destination);
     return status;
 }
