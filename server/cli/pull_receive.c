@@ -30,11 +30,12 @@ struct receiver {
     tl_peer_id peer;
     struct tl_cq *cq;
     struct tl_progress_bar bar;
-    size_t next;           /* item to ask for */
-    size_t open_count;     /* asked for and not completed */
-    uint64_t moved_bytes;  /* at the last look */
-    int64_t last_moved_ns; /* when something moved last */
-    struct tl_error error; /* of the first that failed */
+    size_t next;             /* item to ask for */
+    size_t open_count;       /* asked for and not completed */
+    uint64_t moved_bytes;    /* at the last look */
+    int64_t last_moved_ns;   /* when something moved last */
+    struct tl_error error;   /* of the first that failed */
+    struct tl_error trouble; /* the latest with the connection; message "": none so far */
 };
 
 static enum tl_status submit(struct receiver *receiver, struct tl_error *ret_error)
@@ -87,28 +88,37 @@ static void take_completion(struct receiver *receiver, const struct tl_completio
     name_tensor(&receiver->error, item->listed->key);
 }
 
+/* Remembers what was wrong with the connection last: a worker that breaks off again and again may be connected at the
+ * moment when it matters. */
+static void look_at_peer(struct receiver *receiver, struct tl_peer_info *ret_info)
+{
+    *ret_info = (struct tl_peer_info){.size_bytes = sizeof(*ret_info)};
+    enum tl_status status = tl_worker_peer_info(receiver->worker, receiver->peer, ret_info, NULL);
+    if (status == TL_OK && ret_info->reason.code != TL_OK) receiver->trouble = ret_info->reason;
+}
+
 /* Nothing has moved for too long: says what is known of the worker. */
-static enum tl_status report_silence(struct receiver *receiver, struct tl_error *ret_error)
+static enum tl_status report_silence(const struct receiver *receiver, const struct tl_peer_info *info,
+                                     struct tl_error *ret_error)
 {
     static const char *const states[] = {"idle", "being connected to", "connected", "out of reach"};
     char timeout[32], target[TL_TARGET_TEXT_BYTES];
     const struct tl_pull *pull = receiver->pull;
-    struct tl_peer_info info = {.size_bytes = sizeof(info)};
+    const char *state = (size_t)info->state < TL_ARRAY_COUNT(states) ? states[info->state] : "in an unknown state";
+    const char *join = info->reason.code != TL_OK ? ": " : receiver->trouble.code != TL_OK ? "; before that: " : "";
     tl_text_format_duration(pull->target.timeout_ns, timeout, sizeof(timeout));
     tl_target_describe(&pull->target, target, sizeof(target));
-    if (tl_worker_peer_info(receiver->worker, receiver->peer, &info, NULL) != TL_OK ||
-        (size_t)info.state >= TL_ARRAY_COUNT(states))
-        return tl_error_set(ret_error, TL_DEADLINE_EXCEEDED, "%s: nothing was received for %s", target, timeout);
     return tl_error_set(ret_error, TL_DEADLINE_EXCEEDED,
                         "%s: nothing was received for %s, with %zu of %zu tensors complete; the worker is %s%s%s",
-                        target, timeout, pull->received_count, pull->listing.count, states[info.state],
-                        info.reason.code != TL_OK ? ": " : "", info.reason.code != TL_OK ? info.reason.message : "");
+                        target, timeout, pull->received_count, pull->listing.count, state, join,
+                        receiver->trouble.message);
 }
 
 /* Shows progress; fails when nothing has moved for too long, a signal came, or the disk takes no more. */
 static enum tl_status look(struct receiver *receiver, size_t completed_count, struct tl_error *ret_error)
 {
     struct tl_worker_stats stats = {.size_bytes = sizeof(stats)};
+    struct tl_peer_info info;
     int64_t now_ns = tl_clock_now_ns();
     uint64_t moved_bytes = receiver->moved_bytes;
     if (tl_interrupt_is_set()) return tl_error_set(ret_error, TL_CANCELLED, "interrupted");
@@ -118,8 +128,9 @@ static enum tl_status look(struct receiver *receiver, size_t completed_count, st
     tl_progress_bar_update(&receiver->bar, moved_bytes);
     enum tl_status status = tl_tensor_writer_check(receiver->pull->writer, ret_error);
     if (status != TL_OK) return status;
+    look_at_peer(receiver, &info);
     if (now_ns - receiver->last_moved_ns < receiver->pull->target.timeout_ns) return TL_OK;
-    return report_silence(receiver, ret_error);
+    return report_silence(receiver, &info, ret_error);
 }
 
 static enum tl_status run_loop(struct receiver *receiver, struct tl_error *ret_error)
