@@ -33,8 +33,9 @@ def cpu_field(name):
 def describe_machine(build):
     """What the numbers depend on."""
     memory_kib = int(pathlib.Path("/proc/meminfo").read_text().split()[1])
-    cores = len([line for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("processor")])
-    machine = {"processor": cpu_field("model name"), "cores": cores, "memory_bytes": memory_kib * 1024,
+    processors = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    cores = sum(line.startswith("processor") for line in processors)
+    machine = {"processor": cpu_field("model name"), "cores": cores, "memory": mib(memory_kib * 1024),
                "hypervisor": "yes" if "hypervisor" in cpu_field("flags").split() else "no",
                "kernel": platform.release(), "transport": "TCP over the loopback interface"}
     cache = pathlib.Path(build, "CMakeCache.txt").read_text().splitlines()
@@ -153,19 +154,20 @@ def markdown(cells):
 
 
 EXPLAINED = {
-    "Comparison": """Ratio: how many times faster ours is, from the medians of {rounds} rounds; above 1 is faster. Middle half: the
-quartiles of the rounds' own ratios. A tensor is *published* (it stays, any number of receivers) or *sent* (one
-receiver). Progress: *thread*, a thread of the library moves the data, the default; *caller*, whoever waits moves it.
-Only ratios of one run mean anything: rates and times are those of a small virtual machine.""",
+    "Comparison": """Ratio: how many times faster ours is, from the medians of {rounds} rounds; above 1 is faster.
+Middle half: the quartiles of the rounds' own ratios. A tensor is *published* (it stays, any number of receivers) or
+*sent* (one receiver). Progress: *thread*, a thread of the library moves the data, the default; *caller*, whoever
+waits moves it. Only ratios of one run mean anything: rates and times are those of a small virtual machine.""",
     "Processor time": """User and kernel time of all threads of both processes, over all rounds.""",
-    "A whole model": """All 32 tensors of VGG16 are asked for at once from `tensorlane serve`, which has mapped the file. The first
-pull of a receiver connects and allocates, the second is into the same tensors. Medians of {repeats} receivers. Neither
-includes verification. `tensorlane pull` receives into the mapped output file; its time is the transfer's.""",
-    "Memory": """The highest peak among those receivers, and the server's after all of them. The payload is the tensors' bytes for
-a receiver, the file's for the server.""",
-    "Many workers on one machine": """`tensorlane up` with one job of so many tasks in gRPC-only mode. *lazy*: a worker connects when it is asked to;
-*eager*: each connects to all others. Medians of the workers, {settle} s after all were ready. Proportional:
-shared pages divided among those who share them.""",
+    "A whole model": """All 32 tensors of VGG16 are asked for at once from `tensorlane serve`, which has mapped the
+file. The first pull of a receiver connects and allocates, the second is into the same tensors. Medians of {repeats}
+receivers. Neither includes verification. `tensorlane pull` receives into the mapped output file; its time is the
+transfer's.""",
+    "Memory": """The highest peak among those receivers, and the server's after all of them. The payload is the tensors'
+bytes for a receiver, the file's for the server.""",
+    "Many workers on one machine": """`tensorlane up` with one job of so many tasks in gRPC-only mode. *lazy*: a worker
+connects when it is asked to; *eager*: each connects to all others. Medians of the workers, {settle} s after all were
+ready. Proportional: shared pages divided among those who share them.""",
 }
 
 PREAMBLE = """# Benchmarks
@@ -176,16 +178,17 @@ Written by `./dev bench --write-docs`; the raw numbers of a run are in `build/be
 
 ## How
 
-Sender and receiver are two processes on one machine. Every program receives the same bytes; ours and the gRPC C++ peer
-check them. All variants of a group run in turn, round after round, each for about {sample} s, beginning with another one in every
-round; all programs are started anew {starts} times on the way. The peers:
+Sender and receiver are two processes on one machine. Ours compares what it has received with what was sent, outside of
+the time; the gRPC C++ peer counts the bytes. All variants of a group run in turn, round after round, each for about
+{sample} s, beginning with another one in every round; there are {starts} starts of all programs. The peers:
 
-- **gRPC C++** of Debian. `unary_typed`: a protobuf message with a `bytes` field, synchronous client and server.
-  `unary_raw`: the same call with `ByteBuffer`, sent without a copy, copied once into the destination. `unary_tuned`: that, with
-  a fixed flow-control window of 4 MiB instead of bandwidth probing, the best of those tried. `unary_async_server`: `unary_raw` to a completion-queue
-  server. `stream`, `stream_tuned`: one stream that stays open, a request per tensor, 1 MiB chunks sent without a copy and copied
-  once into the destination. `burst_*`: 1,000 asynchronous calls on a completion queue, the next 1,000 when all are answered;
-  `window_*`: always 1,000. The fastest variant is the peer.
+- **gRPC C++** of Debian. `unary_typed`: a protobuf message with a `bytes` field, which is left where the message has
+  it; synchronous client and server. `unary_raw`: the same call with `ByteBuffer`, sent without a copy, copied once into
+  the destination. `unary_tuned`: that, without bandwidth probing, the best of the channel arguments that were tried.
+  `unary_async_server`: `unary_raw` to a completion-queue server. `stream`, `stream_tuned`: one stream that stays open,
+  a request per tensor, 1 MiB chunks sent without a copy and copied once into the destination. `burst_*`: 1,000
+  asynchronous calls on a completion queue, the next 1,000 when all are answered; `window_*`: always 1,000. The fastest
+  variant is the peer.
 - **TensorFlow** from PyPI: a variable of one task is read by another over TensorFlow's own gRPC server.
 - **PyTorch** from PyPI: `send` and `recv` of the gloo backend; the sender does not wait to be asked.
 """
@@ -195,7 +198,7 @@ def write_docs(results, path):
     settings = results["settings"]
     text = [PREAMBLE.format(sample=settings["sample_seconds"], starts=settings["starts"])]
     text.append("## Machine and versions\n")
-    text += [f"- {key.replace('_', ' ')}: {mib(value) if key == 'memory_bytes' else value}"
+    text += [f"- {key}: {value}"
              for key, value in {**results["machine"], **results["versions"]}.items()]
     text.append(f"- load when the run began and ended: {results['load'][0]:.2f}, {results['load'][1]:.2f}\n")
     text.append("## Commands\n\n```\n" + "\n".join(results["commands"]) + "\n```\n")
@@ -230,6 +233,7 @@ def plot(rows, path):
         if row["target"] is not None:
             axes.plot([row["target"]] * 2, [place - 0.45, place + 0.45], color="black", linewidth=2)
     axes.set_yticks(places, [f"{row['measure']} vs {row['peer']} ({row['progress']})" for row in rows], fontsize=7)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))

@@ -34,8 +34,8 @@ inline uint64_t decode_size(const grpc::ByteBuffer &buffer)
     return size_bytes <= max_tensor_bytes ? size_bytes : 0;
 }
 
-/* What a user tunes who moves large messages: a fixed window of 4 MiB instead of one that is probed for. On
- * the loopback interface larger frames, reads and write buffers did not add to it, zero-copy sending made it slower. */
+/* What a user tunes who moves large messages. Over the loopback interface the window that gRPC probes for is worse than
+ * none. Larger frames, reads and write buffers did not add to it, zero-copy sending made it slower. */
 template <typename Arguments> void tune(Arguments set)
 {
     set(GRPC_ARG_HTTP2_BDP_PROBE, 0);
