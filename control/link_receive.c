@@ -32,6 +32,7 @@ static struct link_fetch *fetch_find(struct tl_link *link, uint64_t number)
 
 void tl_link_fetch(struct tl_link *link, struct tl_fetch *fetch)
 {
+    fetch->is_final = false;
     struct link_fetch *entry = calloc(1, sizeof(*entry));
     bool is_added = entry != NULL;
     if (entry != NULL) {
@@ -259,6 +260,7 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
     tl_error_set(&error, code, "%s",
                  status != NULL && status->message[0] != '\0' ? status->message : "the peer gave no reason");
     struct tl_fetch *fetch = link_fetch_remove(entry);
+    fetch->is_final = failure->is_final != 0;
     fetch->ops->done(fetch, &error);
 }
 

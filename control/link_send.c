@@ -294,6 +294,7 @@ static void add_failures(struct tl_link *link, struct tl_frame_builder *builder)
         builder->statuses[i].message = (char *)error->message;
         builder->failures[i].number = entry->number;
         builder->failures[i].status = &builder->statuses[i];
+        builder->failures[i].is_final = entry->serve.is_final;
         builder->head_bytes += strlen(error->message) + 48;
     }
 }

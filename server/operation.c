@@ -274,7 +274,7 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, request.fetch);
     tl_peer_fetch_done(&op->request);
-    if (result->code == TL_UNAVAILABLE && !op->worker->is_closing) {
+    if (result->code == TL_UNAVAILABLE && !fetch->is_final && !op->worker->is_closing) {
         recv_retry_later(op);
         return;
     }

@@ -36,6 +36,7 @@ static void deliver(struct tl_receiver *receiver, const struct tl_error *status,
     struct served *served = TL_CONTAINER_OF(receiver, struct served, receiver);
     served->is_answered = true;
     served->is_reserved = status->code == TL_OK && offer->is_one_shot;
+    served->serve->is_final = true;
     served->serve->ops->reply(served->serve, status, offer);
 }
 

@@ -69,8 +69,8 @@ struct tl_fetch_ops {
     enum tl_status (*place)(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                             struct tl_tensor **ret_destination, struct tl_error *ret_error);
     /* The fetch is over; exactly once per start. TL_OK: all bytes are in the destination, checked as asked.
-     * TL_UNAVAILABLE: the connection broke, the fetch may be started again. The transport forgets the fetch before it
-     * calls, so the callee may start or free it. */
+     * TL_UNAVAILABLE, unless is_final: the connection broke, the fetch may be started again. The transport forgets the
+     * fetch before it calls, so the callee may start or free it. */
     void (*done)(struct tl_fetch *fetch, const struct tl_error *result);
 };
 
@@ -89,6 +89,7 @@ struct tl_fetch {
     uint64_t received_bytes; /* the first that many bytes of it are in the destination */
     void *hash_state;        /* XXH3 over them; NULL unless wants_checksum */
     bool is_verified;
+    bool is_final; /* in done: the status is the owner's answer, whatever its code */
 
     struct tl_list transport_link; /* the transport's, from start to done */
     void *transport_state;
@@ -132,6 +133,7 @@ struct tl_serve {
     const struct tl_identity *peer; /* valid as long as the serve */
     const char *key;                /* NUL-terminated, valid as long as the serve */
     uint64_t step;
+    bool is_final;      /* a status that is replied is the answer, whatever its code; TL_UNAVAILABLE else: ask again */
     void *source_state; /* the source's */
 };
 

@@ -202,7 +202,8 @@ TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_
  * Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer. TL_CANCELLED: tl_cancel or close.
  * TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape). TL_DATA_LOSS: the checksum does not
  * fit, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait at the peer, or no memory here. The
- * status of an aborted step, here or at the peer. TL_UNAVAILABLE is retried until the deadline, with the same request.
+ * status of an aborted step, here or at the peer. A connection that breaks is no error: the same request is made again
+ * until the deadline.
  * Ownership: of the destination a reference is held until the completion. */
 TL_API enum tl_status tl_recv(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
                               const struct tl_recv_options *options, int64_t timeout_ns, struct tl_cq *cq,

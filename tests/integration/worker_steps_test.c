@@ -117,6 +117,21 @@ START_TEST(abort_reaches_everybody_with_its_whole_message)
 }
 END_TEST
 
+/* UNAVAILABLE is what broken connections end with, too; as the status of a step it is no reason to ask again. */
+START_TEST(abort_with_any_status_is_final)
+{
+    for (int status = TL_CANCELLED; status <= TL_UNAUTHENTICATED; status++) {
+        uint64_t step = (uint64_t)status;
+        cluster_recv(cluster.workers[1], 0, "waits", step, cq);
+        wait_for_waiting(1);
+        ck_assert_int_eq(tl_worker_abort_step(cluster.workers[0], step, (enum tl_status)status, "why", &error), TL_OK);
+        ck_assert_str_eq(cluster_expect(cq, (enum tl_status)status).status.message, "why");
+        ck_assert_int_eq(recv_status(1, 0, "later", step, CLUSTER_LONG), status);
+    }
+    ck_assert_uint_eq(cluster_stats(cluster.workers[1]).requests_retried, 0);
+}
+END_TEST
+
 START_TEST(abort_refuses_what_is_no_error)
 {
     char too_long[TL_ERROR_MESSAGE_BYTES + 1];
@@ -440,6 +455,7 @@ int main(void)
     TCase *steps = tcase_create("steps");
     tcase_add_checked_fixture(steps, setup, teardown);
     tcase_add_test(steps, abort_reaches_everybody_with_its_whole_message);
+    tcase_add_test(steps, abort_with_any_status_is_final);
     tcase_add_test(steps, abort_refuses_what_is_no_error);
     tcase_add_test(steps, abort_does_not_touch_what_is_published);
     tcase_add_test(steps, abort_while_the_tensor_is_on_its_way);
