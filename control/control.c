@@ -32,7 +32,8 @@ static void links_deadline(struct tl_timer *timer)
 {
     struct tl_control *control = TL_CONTAINER_OF(timer, struct tl_control, stop_timer);
     struct tl_error reason;
-    tl_error_set(&reason, TL_CANCELLED, "%s has shut down", control->options.self.name);
+    const char *name = control->options.self.name;
+    tl_error_set(&reason, TL_CANCELLED, "%s has shut down", name[0] != '\0' ? name : "the client");
     tl_links_close(control, &reason);
 }
 
