@@ -166,7 +166,7 @@ static enum tl_status begin(struct link_fetch *entry, const Tensorlane__V1__Chun
         struct tl_meta_data meta_data;
         enum tl_status status = tl_wire_to_meta_data(chunk->meta_data, &meta_data, ret_error);
         if (status != TL_OK) {
-            tl_error_prefix(ret_error, "%s of %s: ", fetch->key, entry->link->peer.name);
+            tl_error_prefix(ret_error, "tensor '%s': ", fetch->key);
             return status;
         }
         status = tl_fetch_begin(fetch, &meta_data, chunk->publication, chunk->step, chunk->offset, ret_error);

@@ -236,7 +236,7 @@ static enum tl_status fetch_place(struct tl_fetch *fetch, const struct tl_meta_d
     enum tl_status status;
     if (op->destination == NULL) {
         status = tl_tensor_create_for(meta_data, ret_destination, ret_error);
-        if (status != TL_OK) tl_error_prefix(ret_error, "%s of %s: ", op->key, tl_peer_name(op->peer));
+        if (status != TL_OK) tl_error_prefix(ret_error, "tensor '%s': ", op->key);
         return status;
     }
     status = check_destination(op, meta_data, ret_error);
