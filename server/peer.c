@@ -10,8 +10,9 @@
  *
  * A peer is wanted while somebody waits for it: a fetch, tl_worker_wait_for_peers, or always with "connect": "eager".
  * A pair of workers uses one link. When both have opened one at the same time, both keep the one that was opened by the
- * worker with the smaller name and drain the other. A link with a new incarnation replaces one with the old: the peer
- * has restarted, and what was reserved for its former self is offered again.
+ * worker with the smaller name and drain the other. A peer that opens one while it should have one has lost that: it is
+ * replaced. So it is by a link with a new incarnation: the peer has restarted, and what was reserved for its former
+ * self is offered again.
  *
  * One-shot tensors that have arrived, but of which a lost link may not have told the peer, are told on the next link.
  * For that a peer is wanted too, for as long as its values wait.
@@ -35,15 +36,22 @@
 
 #define FIRST_BACK_OFF_NS (20 * TL_NS_PER_MS)
 #define MAX_BACK_OFF_NS (1 * TL_NS_PER_SEC)
+/* Links that end before they are that old, */
+#define SETTLED_NS (5 * TL_NS_PER_SEC)
+/* and more than so many of them in a row, are opened again only after longer and longer pauses, as if they had failed:
+ * two processes that claim one task end each other's links. */
+#define LOSSES_WITHOUT_PAUSE 3
 
 /* How a peer is reached by one transport. */
 struct path {
     const char *transport;   /* "grpc" */
     struct tl_link *link;    /* in use: up; NULL: none */
+    int64_t link_since_ns;   /* when it came into use */
     struct tl_link *opening; /* ours, not greeted yet; NULL: none */
     enum tl_peer_state state;
     struct tl_error reason;   /* why it is down; code TL_OK otherwise */
-    unsigned failure_count;   /* since it was up last */
+    unsigned failure_count;   /* attempts since it was up last */
+    unsigned loss_count;      /* links that ended before SETTLED_NS, in a row */
     struct tl_timer back_off; /* armed: another attempt will follow */
 };
 
@@ -158,11 +166,12 @@ static void set_state(struct tl_peer *peer, enum tl_peer_state state, const stru
 static void retry_later(struct tl_peer *peer)
 {
     struct path *path = &peer->path;
-    unsigned shift = path->failure_count < 6 ? path->failure_count : 6;
+    unsigned losses = path->loss_count > LOSSES_WITHOUT_PAUSE ? path->loss_count - LOSSES_WITHOUT_PAUSE : 0;
+    unsigned count = path->failure_count + losses;
+    unsigned shift = count < 6 ? count : 6;
     int64_t pause_ns = FIRST_BACK_OFF_NS << shift;
     if (pause_ns > MAX_BACK_OFF_NS) pause_ns = MAX_BACK_OFF_NS;
     pause_ns = pause_ns / 2 + (int64_t)(tl_random_u64() % (uint64_t)(pause_ns / 2));
-    path->failure_count++;
     int64_t due_ns = tl_clock_now_ns() + pause_ns;
     if (tl_timers_arm(tl_loop_timers(peer->worker->loop), &path->back_off, due_ns) != TL_OK) {
         TL_LOG_AT_ERROR("no memory to try a peer again", TL_STR("peer", peer->name));
@@ -213,6 +222,7 @@ static void connect_now(struct tl_peer *peer)
     } else {
         set_state(peer, TL_PEER_DOWN, &error);
         retry_later(peer);
+        path->failure_count++;
     }
 }
 
@@ -246,40 +256,61 @@ static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
     tl_numbers_drop(&peer->received, peer->received.count);
 }
 
-/* Of two links to the same process, whether the second one is to be used. */
+/* Of two links to the same process, one opened by each side, whether the second one is to be used. */
 static bool is_preferred(const struct tl_peer *peer, const struct tl_link *current, const struct tl_link *other)
 {
-    if (!tl_link_is_up(current) || tl_link_is_ours(current) == tl_link_is_ours(other)) return true;
+    if (!tl_link_is_up(current)) return true;
     bool is_ours_preferred = strcmp(peer->worker->self.name, peer->name) < 0;
     return tl_link_is_ours(other) == is_ours_preferred;
 }
 
-/* Ends the link that another one replaces. One that was opened by the same side is dead: that side would not have
- * opened a second one otherwise. */
-static void end_former(const struct tl_peer *peer, struct tl_link *former, const struct tl_link *link, bool is_restart)
+/* Of two links to the same process, whether the one in use is dead at the other side. That side opens another one only
+ * while it has none: so it is when it has opened both, and when it had the present one before the other was begun,
+ * whose greeting takes no longer than the connect time-out. */
+static bool is_dead(const struct tl_peer *peer, const struct tl_link *current, const struct tl_link *other)
 {
-    if (!is_restart && tl_link_is_ours(former) != tl_link_is_ours(link)) {
-        tl_link_drain(former);
+    if (tl_link_is_ours(current) == tl_link_is_ours(other)) return true;
+    int64_t age_ns = tl_clock_now_ns() - peer->path.link_since_ns;
+    return tl_link_is_ours(current) && age_ns > peer->worker->settings.connect_timeout_ns;
+}
+
+static void close_former(const struct tl_peer *peer, struct tl_link *former, const char *what)
+{
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s has %s", peer->name, what);
+    tl_link_close(former, &reason);
+}
+
+/* Keeps one of the link in use and another one, ends the other. */
+static void choose_link(struct tl_peer *peer, struct tl_link *link, bool is_restart)
+{
+    struct tl_link *former = peer->path.link;
+    bool is_former_dead = is_dead(peer, former, link);
+    if (!is_restart && !is_former_dead && !is_preferred(peer, former, link)) {
+        tl_link_drain(link);
         return;
     }
-    struct tl_error reason;
-    tl_error_set(&reason, TL_UNAVAILABLE, "%s has %s", peer->name, is_restart ? "restarted" : "connected again");
-    tl_link_close(former, &reason);
+    peer->path.link = link;
+    if (is_restart || is_former_dead) {
+        close_former(peer, former, is_restart ? "restarted" : "connected again");
+    } else {
+        tl_link_drain(former);
+    }
 }
 
 static void use_link(struct tl_peer *peer, struct tl_link *link)
 {
     struct path *path = &peer->path;
-    struct tl_link *former = path->link;
     uint64_t incarnation = tl_link_peer(link)->incarnation;
-    bool is_restart = former != NULL && peer->incarnation != incarnation;
+    bool is_restart = path->link != NULL && peer->incarnation != incarnation;
     note_incarnation(peer, incarnation);
-    if (former != NULL && !is_restart && !is_preferred(peer, former, link)) {
-        tl_link_drain(link);
-        return;
+    if (path->link != NULL) {
+        choose_link(peer, link, is_restart);
+    } else {
+        path->link = link;
     }
-    path->link = link;
-    if (former != NULL) end_former(peer, former, link, is_restart);
+    if (path->link != link) return;
+    path->link_since_ns = tl_clock_now_ns();
     tl_timers_disarm(tl_loop_timers(peer->worker->loop), &path->back_off);
     if (path->state != TL_PEER_UP || is_restart) set_state(peer, TL_PEER_UP, NULL);
     tell_received(peer);
@@ -304,6 +335,7 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
         if (path->link != NULL) return;
         set_state(peer, TL_PEER_DOWN, reason);
         if (is_wanted(peer)) retry_later(peer);
+        path->failure_count++;
         return;
     }
     if (link != path->link) {
@@ -311,8 +343,14 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
         return;
     }
     path->link = NULL;
-    set_state(peer, TL_PEER_IDLE, reason);
-    want(peer);
+    bool was_settled = tl_clock_now_ns() - path->link_since_ns >= SETTLED_NS;
+    path->loss_count = was_settled ? 0 : path->loss_count + 1;
+    set_state(peer, is_wanted(peer) ? TL_PEER_CONNECTING : TL_PEER_IDLE, reason);
+    if (path->loss_count <= LOSSES_WITHOUT_PAUSE) {
+        want(peer);
+    } else if (is_wanted(peer)) {
+        retry_later(peer);
+    }
 }
 
 static struct tl_peer *peer_by_name(const struct tl_worker *worker, const char *name)
@@ -334,7 +372,7 @@ void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link)
                        TL_STR("address", identity->address));
         return;
     }
-    if (peer->is_self && identity->incarnation != worker->self.incarnation) {
+    if (peer->is_self) {
         tl_error_set(&reason, TL_FAILED_PRECONDITION,
                      "%s is this worker itself; is the same task started twice? give each process its own task",
                      peer->name);

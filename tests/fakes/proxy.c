@@ -219,13 +219,23 @@ void proxy_cut(struct proxy *proxy)
     pthread_mutex_unlock(&proxy->mutex);
 }
 
-void proxy_cut_near(struct proxy *proxy)
+static void cut_side(struct proxy *proxy, int side)
 {
     pthread_mutex_lock(&proxy->mutex);
     for (unsigned i = 0; i < PROXY_MAX; i++)
-        if (proxy->pairs[i] != NULL) end_side(&proxy->pairs[i]->fds[0]);
+        if (proxy->pairs[i] != NULL) end_side(&proxy->pairs[i]->fds[side]);
     wake(proxy);
     pthread_mutex_unlock(&proxy->mutex);
+}
+
+void proxy_cut_near(struct proxy *proxy)
+{
+    cut_side(proxy, 0);
+}
+
+void proxy_cut_far(struct proxy *proxy)
+{
+    cut_side(proxy, 1);
 }
 
 void proxy_cut_broken(struct proxy *proxy)

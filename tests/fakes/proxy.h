@@ -55,6 +55,8 @@ void proxy_wait_limit(struct proxy *proxy, enum proxy_way way);
 void proxy_cut(struct proxy *proxy);
 /* Ends all connections on the side of who connected; the other side does not learn of it until proxy_cut. */
 void proxy_cut_near(struct proxy *proxy);
+/* The other way round: who connected does not learn of it. */
+void proxy_cut_far(struct proxy *proxy);
 /* Ends those connections that proxy_cut_near has half ended. */
 void proxy_cut_broken(struct proxy *proxy);
 /* Accepts and resets new connections, or lets them pass again. */
