@@ -35,6 +35,8 @@
 #define MAX_METHODS 24
 #define GRACE_WITHOUT_CALLS_NS (200 * TL_NS_PER_MS)
 #define MAX_METADATA_BYTES 16384
+/* Half of the shortest keepalive that can be configured: who probes that often is no attacker. */
+#define MIN_PING_INTERVAL_MS 50
 #define MAX_CALLS_PER_CONNECTION 4096
 
 struct method {
@@ -211,7 +213,7 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
         /* Also without calls: a connection whose client has vanished would stay for ever. */
         integer_arg(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
         integer_arg(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
-        integer_arg("grpc.http2.min_ping_interval_without_data_ms", 1000),
+        integer_arg("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
         integer_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, TL_HTTP2_FRAME_BYTES),
         /* gRPC unpacks a compressed message before it looks at its size: a small one could take all memory. */
         integer_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
