@@ -143,7 +143,6 @@ static void link_free(struct tl_link *link)
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
     tl_numbers_fini(&link->cancels);
     tl_numbers_fini(&link->received);
-    tl_numbers_fini(&link->refused);
     if (link->channel != NULL) grpc_channel_destroy(link->channel);
     free(link);
 }
@@ -184,17 +183,23 @@ static void stream_sent(struct tl_stream *stream)
     struct tl_link *link = tl_stream_owner(stream);
     if (link->state == LINK_GREETING || link->state == LINK_CLOSING) return;
     link_send_frames(link);
+    if (link->is_read_paused && !link_is_congested(link)) {
+        link->is_read_paused = false;
+        tl_stream_read(stream);
+    }
     link_maybe_drained(link);
 }
 
 static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
 {
     struct tl_link *link = tl_stream_owner(stream);
-    if (link->state != LINK_CLOSING) link_receive_frame(link, message);
+    if (link->state != LINK_CLOSING) {
+        link_receive_frame(link, message);
+        link->is_read_paused = link_is_congested(link);
+    }
     grpc_byte_buffer_destroy(message);
-    /* Always: when closing, because the peer may be in the middle of a message and answers only after it; with too much
-     * to send, because two sides that both wait for the other to read would wait for ever. */
-    tl_stream_read(stream);
+    /* Also when closing: the peer may be in the middle of a message, and answers only after it. */
+    if (!link->is_read_paused) tl_stream_read(stream);
 }
 
 static const struct tl_stream_events stream_events = {

@@ -58,7 +58,7 @@ struct tl_link {
     struct tl_list active;     /* of link_serve: being sent, in turn */
     uint64_t active_bytes;     /* left to send of the active ones */
     size_t unsent_count;       /* serves that are over as soon as enough was sent: ready, active and failed ones */
-    struct tl_numbers refused; /* requests that came when there were too many of them: to be told */
+    bool is_read_paused;       /* too many of them: the peer is not read until some are gone */
 };
 
 /* A fetch while it is on a link. */
@@ -123,6 +123,8 @@ void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *reque
 void link_serve_cancel(struct tl_link *link, uint64_t number);
 void link_serve_received(struct tl_link *link, uint64_t number);
 void link_serves_break(struct tl_link *link);
+/* True when the peer has asked for more than it takes off the stream. */
+bool link_is_congested(const struct tl_link *link);
 
 /* link_receive.c */
 void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer);

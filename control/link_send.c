@@ -22,19 +22,14 @@
 #include "control/link_internal.h"
 
 #define MAX_REQUESTS 256
-#define MAX_FAILURES 256
+#define MAX_FAILURES 64
 #define MAX_CHUNKS 256
 #define MAX_NUMBERS 1024
-/* How far requests, then chunks, then failures may fill a frame's head, so that none of them keeps the others out; what
- * the peer accepts is TL_MAX_FRAME_HEAD_BYTES. */
-#define REQUESTS_UNTIL_BYTES (128 * 1024)
-#define CHUNKS_UNTIL_BYTES (160 * 1024)
-#define FAILURES_UNTIL_BYTES (192 * 1024)
+/* Of a frame's head; what the peer accepts is TL_MAX_FRAME_HEAD_BYTES. */
+#define HEAD_BUDGET_BYTES (192 * 1024)
 #define COPY_BYTES 256
-/* Requests of one peer that are answered but not sent; more are refused, so that only their numbers are kept. */
-#define MAX_UNSENT 65536
-/* Refusals that the peer does not take either; beyond it the link is ended. */
-#define MAX_REFUSED (4 * 1024 * 1024)
+/* Requests of one peer that are answered but not sent; beyond it a peer that has opened the link is not read. */
+#define MAX_UNSENT 16384
 /* Bytes hashed again in one turn before a resumed transfer goes on. */
 #define CATCH_UP_BYTES (4 * 1024 * 1024)
 
@@ -46,9 +41,7 @@ struct tl_frame_builder {
     Tensorlane__V1__Failure failures[MAX_FAILURES];
     Tensorlane__V1__Status statuses[MAX_FAILURES];
     Tensorlane__V1__Failure *failure_pointers[MAX_FAILURES];
-    struct link_serve *failed[MAX_FAILURES]; /* whose status is in this frame */
-    size_t failed_count;
-    size_t refused_count; /* numbers in this frame from the front of link->refused */
+    struct link_serve *failed[MAX_FAILURES];
     Tensorlane__V1__Chunk chunks[MAX_CHUNKS];
     Tensorlane__V1__Chunk *chunk_pointers[MAX_CHUNKS];
     Tensorlane__V1__MetaData meta_data[MAX_CHUNKS];
@@ -93,7 +86,7 @@ static void add_requests(struct tl_link *link, struct tl_frame_builder *builder)
     /* An answer will tell that the peer has handled this frame, and with it these. */
     uint64_t told_before = link->confirmed_count + link->told_count + builder->frame.n_received;
     while (!tl_list_is_empty(&link->to_request) && builder->frame.n_requests < MAX_REQUESTS &&
-           builder->head_bytes < REQUESTS_UNTIL_BYTES) {
+           builder->head_bytes < HEAD_BUDGET_BYTES) {
         struct link_fetch *entry =
             TL_CONTAINER_OF(tl_list_pop_front(&link->to_request), struct link_fetch, request_link);
         Tensorlane__V1__Request *request = &builder->requests[builder->frame.n_requests++];
@@ -121,6 +114,13 @@ static uint64_t bytes_left(const struct link_serve *entry)
 static bool is_unsent(enum serve_state state)
 {
     return state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_FAILED;
+}
+
+bool link_is_congested(const struct tl_link *link)
+{
+    /* Only on one side: if both stopped reading, neither could send, for ever. A peer whom we have called is trusted as
+     * far as the configuration is. */
+    return link->channel == NULL && link->unsent_count >= MAX_UNSENT;
 }
 
 /* Every change of state goes through here, so that what the link counts is always right. */
@@ -226,28 +226,11 @@ static struct link_serve *serve_find(struct tl_link *link, uint64_t number)
     return entry;
 }
 
-/* The peer asks for more than it takes off the stream: it is told to ask again later. */
-static void refuse(struct tl_link *link, uint64_t number)
-{
-    if (link->refused.count < MAX_REFUSED && tl_numbers_push(&link->refused, number)) {
-        link_flush_later(link);
-        return;
-    }
-    struct tl_error error;
-    tl_error_set(&error, TL_UNAVAILABLE, "%s has more answers waiting than it can keep; ask for less at a time",
-                 link->control->options.self.name);
-    tl_link_close(link, &error);
-}
-
 void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *request)
 {
     struct tl_control *control = link->control;
     if (request->number == 0 || serve_find(link, request->number) != NULL) {
         link_protocol_error(link, "request number %llu is 0 or already in use", (unsigned long long)request->number);
-        return;
-    }
-    if (link->unsent_count >= MAX_UNSENT) {
-        refuse(link, request->number);
         return;
     }
     struct tl_error error;
@@ -296,38 +279,23 @@ void link_serves_break(struct tl_link *link)
 
 /* ----------------------------------------------------------------------------------------------------- failures -- */
 
-/* Adds one failure to the frame. */
-static void add_failure(struct tl_frame_builder *builder, uint64_t number, const struct tl_error *error, bool is_final)
-{
-    size_t i = builder->frame.n_failures++;
-    tensorlane__v1__failure__init(&builder->failures[i]);
-    tensorlane__v1__status__init(&builder->statuses[i]);
-    builder->statuses[i].code = (uint32_t)error->code;
-    builder->statuses[i].message = (char *)error->message;
-    builder->failures[i].number = number;
-    builder->failures[i].status = &builder->statuses[i];
-    builder->failures[i].is_final = is_final;
-    builder->head_bytes += strlen(error->message) + 48;
-}
-
-static bool has_room_for_failure(const struct tl_frame_builder *builder)
-{
-    return builder->frame.n_failures < MAX_FAILURES && builder->head_bytes < FAILURES_UNTIL_BYTES;
-}
-
 static void add_failures(struct tl_link *link, struct tl_frame_builder *builder)
 {
     static const struct tl_error no_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
-    static const struct tl_error refusal = {.code = TL_UNAVAILABLE,
-                                            .message = "too many answers wait to be sent over this connection"};
-    while (!tl_list_is_empty(&link->failures) && has_room_for_failure(builder)) {
+    while (!tl_list_is_empty(&link->failures) && builder->frame.n_failures < MAX_FAILURES &&
+           builder->head_bytes < HEAD_BUDGET_BYTES) {
         struct link_serve *entry = TL_CONTAINER_OF(tl_list_pop_front(&link->failures), struct link_serve, place);
-        builder->failed[builder->failed_count++] = entry;
         const struct tl_error *error = entry->failure != NULL ? entry->failure : &no_memory;
-        add_failure(builder, entry->number, error, entry->serve.is_final);
-    }
-    while (builder->refused_count < link->refused.count && has_room_for_failure(builder)) {
-        add_failure(builder, tl_numbers_items(&link->refused)[builder->refused_count++], &refusal, false);
+        size_t i = builder->frame.n_failures++;
+        builder->failed[i] = entry;
+        tensorlane__v1__failure__init(&builder->failures[i]);
+        tensorlane__v1__status__init(&builder->statuses[i]);
+        builder->statuses[i].code = (uint32_t)error->code;
+        builder->statuses[i].message = (char *)error->message;
+        builder->failures[i].number = entry->number;
+        builder->failures[i].status = &builder->statuses[i];
+        builder->failures[i].is_final = entry->serve.is_final;
+        builder->head_bytes += strlen(error->message) + 48;
     }
 }
 
@@ -439,7 +407,7 @@ static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
     struct tl_list waiting; /* those that must hash first */
     tl_list_init(&waiting);
     while (!tl_list_is_empty(&link->active) && builder->frame.n_chunks < MAX_CHUNKS &&
-           builder->head_bytes < CHUNKS_UNTIL_BYTES && builder->data_bytes < link->control->options.chunk_bytes) {
+           builder->head_bytes < HEAD_BUDGET_BYTES && builder->data_bytes < link->control->options.chunk_bytes) {
         struct link_serve *entry = TL_CONTAINER_OF(link->active.next, struct link_serve, place);
         if (!serve_catch_up(entry)) {
             if (entry->state != SERVE_ACTIVE) continue;
@@ -463,8 +431,7 @@ static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
 static bool is_anything_waiting(const struct tl_link *link)
 {
     return !tl_list_is_empty(&link->to_request) || link->cancels.count > 0 || link->received.count > link->told_count ||
-           link->refused.count > 0 || !tl_list_is_empty(&link->failures) || !tl_list_is_empty(&link->ready) ||
-           !tl_list_is_empty(&link->active);
+           !tl_list_is_empty(&link->failures) || !tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active);
 }
 
 /* What the frame said is said: ends the serves whose last word it was. */
@@ -472,8 +439,7 @@ static void finish_frame(struct tl_link *link, struct tl_frame_builder *builder)
 {
     tl_numbers_drop(&link->cancels, builder->frame.n_cancels);
     link->told_count += builder->frame.n_received;
-    tl_numbers_drop(&link->refused, builder->refused_count);
-    for (size_t i = 0; i < builder->failed_count; i++) {
+    for (size_t i = 0; i < builder->frame.n_failures; i++) {
         struct link_serve *entry = builder->failed[i];
         serve_end(entry, entry->offer.tensor == NULL ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED);
     }
@@ -497,8 +463,6 @@ void link_send_frames(struct tl_link *link)
     struct tl_frame_builder *builder = link->control->builder;
     tensorlane__v1__frame__init(&builder->frame);
     builder->head_bytes = 0;
-    builder->failed_count = 0;
-    builder->refused_count = 0;
     builder->complete_count = 0;
     builder->slice_count = 0;
     builder->data_bytes = 0;

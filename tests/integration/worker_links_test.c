@@ -133,57 +133,6 @@ START_TEST(nobody_else_is_the_worker_itself)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ too much -- */
-
-/* More than the answers that a worker keeps for one peer; and those that must come. */
-#define MANY 80000
-#define FIRST 500
-
-static void ask_for_many(unsigned from, unsigned to, struct tl_cq *cq)
-{
-    tl_peer_id peer = cluster_peer(cluster.workers[from], to);
-    for (unsigned i = 0; i < MANY; i++) {
-        ck_assert_int_eq(tl_recv(cluster.workers[from], peer, "big", 1, NULL, 2 * CLUSTER_LONG, cq, NULL, NULL, NULL),
-                         TL_OK);
-    }
-}
-
-/* Both sides ask for more than the other can send in a while. If they stopped reading then, neither could send, and the
- * connection would be of no use to anybody any more. */
-START_TEST(two_that_ask_too_much_of_each_other_go_on)
-{
-    cluster_init(&cluster, 2, NULL);
-    cluster_open_all(&cluster);
-    struct tl_cq *cqs[2] = {cluster_cq(), cluster_cq()};
-    struct tl_tensor *big = cluster_tensor(1 << 20, 1);
-    struct tl_tensor *small = cluster_tensor(100, 2);
-    for (unsigned i = 0; i < 2; i++) {
-        cluster_publish(cluster.workers[i], "big", 1, big);
-        cluster_publish(cluster.workers[i], "small", 2, small);
-    }
-    tl_tensor_put(big);
-    tl_tensor_put(small);
-    connect_from(0, 1);
-    for (unsigned i = 0; i < 2; i++)
-        ask_for_many(i, !i, cqs[i]);
-    /* More than leaves before all requests have come. */
-    for (unsigned n = 0; n < FIRST; n++) {
-        cluster_expect(cqs[0], TL_OK);
-        cluster_expect(cqs[1], TL_OK);
-    }
-    for (unsigned i = 0; i < 2; i++)
-        ck_assert_int_eq(tl_worker_end_step(cluster.workers[i], 1, NULL, NULL), TL_OK);
-    for (unsigned i = 0; i < 2; i++)
-        tl_tensor_put(cluster_recv_wait(cluster.workers[i], !i, "small", 2));
-    for (unsigned i = 0; i < 2; i++) {
-        for (unsigned n = FIRST; n < MANY; n++)
-            tl_tensor_put(cluster_next(cqs[i]).tensor);
-        tl_cq_destroy(cqs[i]);
-    }
-    cluster_close_all(&cluster);
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("worker_links");
@@ -196,9 +145,6 @@ int main(void)
     tcase_add_test(impostors, task_that_runs_twice_does_not_keep_its_peers_busy);
     tcase_add_test(impostors, nobody_else_is_the_worker_itself);
     suite_add_tcase(suite, impostors);
-    TCase *excess = tcase_create("too_much");
-    tcase_add_test(excess, two_that_ask_too_much_of_each_other_go_on);
-    suite_add_tcase(suite, excess);
     SRunner *runner = srunner_create(suite);
     srunner_set_fork_status(runner, CK_NOFORK);
     srunner_run_all(runner, CK_NORMAL);
