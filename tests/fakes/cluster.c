@@ -56,8 +56,10 @@ static bool can_bind(unsigned port)
 
 unsigned cluster_free_port(void)
 {
+    static unsigned next; /* in turn, so that none comes twice; from another place in each process */
+    if (next == 0) next = (unsigned)(tl_random_u64() % PORT_COUNT);
     for (;;) {
-        unsigned port = FIRST_PORT + (unsigned)(tl_random_u64() % PORT_COUNT);
+        unsigned port = FIRST_PORT + next++ % PORT_COUNT;
         if (can_bind(port)) return port;
     }
 }
