@@ -7,7 +7,7 @@
 #include "grpc/health/v1/health.pb-c.h"
 #include "tensorlane/v1/cluster.pb-c.h"
 
-static enum tl_status take_description(void *context, grpc_byte_buffer *message, struct tl_arena *arena,
+static enum tl_status take_description(void *context, grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                        struct tl_error *ret_error)
 {
     return tl_identify_response_read(message, arena, context, ret_error);
@@ -29,7 +29,7 @@ enum tl_status tl_client_identify(const struct tl_call_options *options, struct 
     return status;
 }
 
-static enum tl_status take_health(void *context, grpc_byte_buffer *message, struct tl_arena *arena,
+static enum tl_status take_health(void *context, grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                   struct tl_error *ret_error)
 {
     return tl_health_response_read(message, arena, context, ret_error);
@@ -48,7 +48,7 @@ enum tl_status tl_client_check_health(const struct tl_call_options *options, con
     return status;
 }
 
-static enum tl_status take_listing(void *context, grpc_byte_buffer *message, struct tl_arena *arena,
+static enum tl_status take_listing(void *context, grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                    struct tl_error *ret_error)
 {
     return tl_list_response_read(message, arena, context, ret_error);
@@ -70,7 +70,7 @@ enum tl_status tl_client_list(const struct tl_call_options *options, const char 
     return status;
 }
 
-static enum tl_status take_count(void *context, grpc_byte_buffer *message, struct tl_arena *arena,
+static enum tl_status take_count(void *context, grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                  struct tl_error *ret_error)
 {
     return tl_withdraw_response_read(message, arena, context, ret_error);

@@ -99,7 +99,7 @@ enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_opt
     char target[TL_ENDPOINT_TARGET_BYTES];
     enum tl_status status = connect_tcp(client, deadline_ns, target, ret_error);
     if (status == TL_OK) status = tl_loop_create(&client->loop, ret_error);
-    if (status == TL_OK) status = tl_arena_init(&client->arena, ARENA_BYTES, ret_error);
+    if (status == TL_OK) status = tl_wire_arena_init(&client->arena, ARENA_BYTES, ret_error);
     if (status != TL_OK) return status;
     client->stage = TL_CALL_HTTP2;
     const struct tl_channel_options channel_options = {
@@ -120,7 +120,7 @@ void tl_client_close(struct tl_client *client)
 {
     TL_CHECK(client->stream == NULL);
     if (client->channel != NULL) grpc_channel_destroy(client->channel);
-    tl_arena_fini(&client->arena);
+    tl_wire_arena_fini(&client->arena);
     tl_loop_destroy(client->loop);
     client->channel = NULL;
     client->loop = NULL;

@@ -18,7 +18,7 @@
 struct tl_client;
 
 /* Takes over what a response says; the message is borrowed. Errors: end the call with them. */
-typedef enum tl_status (*tl_response_fn)(void *context, grpc_byte_buffer *message, struct tl_arena *arena,
+typedef enum tl_status (*tl_response_fn)(void *context, grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                          struct tl_error *ret_error);
 
 struct tl_client_method {
@@ -33,7 +33,7 @@ struct tl_client {
     enum tl_call_stage stage;
     struct tl_loop *loop;
     grpc_channel *channel;
-    struct tl_arena arena; /* the response that is being handled */
+    struct tl_wire_arena arena; /* the response that is being handled */
     const struct tl_client_method *method;
     void *context;            /* of method->take */
     struct tl_stream *stream; /* NULL: not started, or ended */

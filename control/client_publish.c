@@ -125,7 +125,7 @@ static void piece_sent(struct tl_client *client)
     if (go_on(publish, &failure) != TL_OK) tl_client_fail(client, &failure);
 }
 
-static enum tl_status take_publication(void *context, grpc_byte_buffer *message, struct tl_arena *arena,
+static enum tl_status take_publication(void *context, grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                        struct tl_error *ret_error)
 {
     return tl_publish_response_read(message, arena, context, ret_error);

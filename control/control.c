@@ -53,7 +53,7 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
         tl_error_set(ret_error, status, "no memory for the control plane");
         goto fail;
     }
-    status = tl_arena_init(control->arena, ARENA_BYTES, ret_error);
+    status = tl_wire_arena_init(control->arena, ARENA_BYTES, ret_error);
     if (status != TL_OK) goto fail;
     *ret_control = control;
     return TL_OK;
@@ -142,7 +142,7 @@ void tl_control_destroy(struct tl_control *control)
     tl_timers_disarm(tl_loop_timers(control->loop), &control->stop_timer);
     tl_rpc_server_destroy(control->server);
     tl_health_service_destroy(control->health);
-    if (control->arena != NULL) tl_arena_fini(control->arena);
+    if (control->arena != NULL) tl_wire_arena_fini(control->arena);
     free(control->arena);
     tl_frame_builder_destroy(control->builder);
     free(control);

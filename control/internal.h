@@ -9,7 +9,7 @@
 
 #define TL_PROTOCOL_VERSION 1
 
-struct tl_arena;
+struct tl_wire_arena;
 struct tl_frame_builder;
 struct tl_health_service;
 
@@ -19,7 +19,7 @@ struct tl_control {
     struct tl_rpc_server *server; /* NULL: a client */
     struct tl_health_service *health;
     struct tl_list links;             /* all, of both sides */
-    struct tl_arena *arena;           /* the message that is being handled */
+    struct tl_wire_arena *arena;      /* the message that is being handled */
     struct tl_frame_builder *builder; /* the frame that is being composed */
     struct tl_control_stats stats;
     struct tl_request_id foreign_id; /* of the latest Receive of a client without identity; number 0: none yet */

@@ -187,8 +187,8 @@ static void compose(struct answer *answer, const reflection_request *request)
     }
 }
 
-enum tl_status tl_reflection_answer(grpc_byte_buffer *question, struct tl_arena *arena, grpc_byte_buffer **ret_answer,
-                                    struct tl_error *ret_error)
+enum tl_status tl_reflection_answer(grpc_byte_buffer *question, struct tl_wire_arena *arena,
+                                    grpc_byte_buffer **ret_answer, struct tl_error *ret_error)
 {
     reflection_request *request;
     enum tl_status status = tl_reflection_request_read(question, arena, &request, ret_error);

@@ -8,7 +8,8 @@
 
 /* Reads a message that has no data. */
 static enum tl_status read_plain(const ProtobufCMessageDescriptor *descriptor, grpc_byte_buffer *message,
-                                 struct tl_arena *arena, ProtobufCMessage **ret_message, struct tl_error *ret_error)
+                                 struct tl_wire_arena *arena, ProtobufCMessage **ret_message,
+                                 struct tl_error *ret_error)
 {
     struct tl_wire_data data;
     enum tl_status status = tl_wire_read(descriptor, message, arena, ret_message, &data, ret_error);
@@ -16,7 +17,7 @@ static enum tl_status read_plain(const ProtobufCMessageDescriptor *descriptor, g
     return status;
 }
 
-enum tl_status tl_receive_request_read(grpc_byte_buffer *message, struct tl_arena *arena,
+enum tl_status tl_receive_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                        struct tl_receive_request *ret_request, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
@@ -54,7 +55,7 @@ static enum tl_status read_publish_rest(const Tensorlane__V1__PublishRequest *me
                         "its own");
 }
 
-enum tl_status tl_publish_request_read(grpc_byte_buffer *message, struct tl_arena *arena, bool is_first,
+enum tl_status tl_publish_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, bool is_first,
                                        struct tl_publish_request *ret_request, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
@@ -74,8 +75,8 @@ enum tl_status tl_publish_request_read(grpc_byte_buffer *message, struct tl_aren
     return TL_OK;
 }
 
-enum tl_status tl_withdraw_request_read(grpc_byte_buffer *message, struct tl_arena *arena, const char **ret_pattern,
-                                        struct tl_error *ret_error)
+enum tl_status tl_withdraw_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
+                                        const char **ret_pattern, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
     enum tl_status status = read_plain(&tensorlane__v1__withdraw_request__descriptor, message, arena, &base, ret_error);
@@ -86,7 +87,7 @@ enum tl_status tl_withdraw_request_read(grpc_byte_buffer *message, struct tl_are
     return status;
 }
 
-enum tl_status tl_list_request_read(grpc_byte_buffer *message, struct tl_arena *arena, const char **ret_pattern,
+enum tl_status tl_list_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, const char **ret_pattern,
                                     struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
@@ -98,13 +99,14 @@ enum tl_status tl_list_request_read(grpc_byte_buffer *message, struct tl_arena *
     return status;
 }
 
-enum tl_status tl_identify_request_read(grpc_byte_buffer *message, struct tl_arena *arena, struct tl_error *ret_error)
+enum tl_status tl_identify_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
+                                        struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
     return read_plain(&tensorlane__v1__identify_request__descriptor, message, arena, &base, ret_error);
 }
 
-enum tl_status tl_health_request_read(grpc_byte_buffer *message, struct tl_arena *arena, const char **ret_service,
+enum tl_status tl_health_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, const char **ret_service,
                                       struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
@@ -136,7 +138,7 @@ static const char *reflection_text(const Grpc__Reflection__V1__ServerReflectionR
     }
 }
 
-enum tl_status tl_reflection_request_read(grpc_byte_buffer *message, struct tl_arena *arena,
+enum tl_status tl_reflection_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                           Grpc__Reflection__V1__ServerReflectionRequest **ret_request,
                                           struct tl_error *ret_error)
 {

@@ -25,7 +25,7 @@ struct tl_receive_request {
     bool wants_checksum;
 };
 
-enum tl_status tl_receive_request_read(grpc_byte_buffer *message, struct tl_arena *arena,
+enum tl_status tl_receive_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                        struct tl_receive_request *ret_request, struct tl_error *ret_error) TL_MUST_USE;
 
 struct tl_publish_request {
@@ -38,24 +38,24 @@ struct tl_publish_request {
 };
 
 /* Only the first message of a call has, and must have, key and meta-data. */
-enum tl_status tl_publish_request_read(grpc_byte_buffer *message, struct tl_arena *arena, bool is_first,
+enum tl_status tl_publish_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, bool is_first,
                                        struct tl_publish_request *ret_request, struct tl_error *ret_error) TL_MUST_USE;
 
-enum tl_status tl_withdraw_request_read(grpc_byte_buffer *message, struct tl_arena *arena, const char **ret_pattern,
-                                        struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_withdraw_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
+                                        const char **ret_pattern, struct tl_error *ret_error) TL_MUST_USE;
 
 /* The pattern may be empty. */
-enum tl_status tl_list_request_read(grpc_byte_buffer *message, struct tl_arena *arena, const char **ret_pattern,
+enum tl_status tl_list_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, const char **ret_pattern,
                                     struct tl_error *ret_error) TL_MUST_USE;
 
-enum tl_status tl_identify_request_read(grpc_byte_buffer *message, struct tl_arena *arena,
+enum tl_status tl_identify_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                         struct tl_error *ret_error) TL_MUST_USE;
 
-enum tl_status tl_health_request_read(grpc_byte_buffer *message, struct tl_arena *arena, const char **ret_service,
+enum tl_status tl_health_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, const char **ret_service,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
 /* The same for both versions of the protocol, whose messages are the same. */
-enum tl_status tl_reflection_request_read(grpc_byte_buffer *message, struct tl_arena *arena,
+enum tl_status tl_reflection_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                           Grpc__Reflection__V1__ServerReflectionRequest **ret_request,
                                           struct tl_error *ret_error) TL_MUST_USE;
 

@@ -28,7 +28,8 @@ static enum tl_status no_memory(const char *what, struct tl_error *ret_error)
 }
 
 static enum tl_status read_plain(const ProtobufCMessageDescriptor *descriptor, grpc_byte_buffer *message,
-                                 struct tl_arena *arena, ProtobufCMessage **ret_message, struct tl_error *ret_error)
+                                 struct tl_wire_arena *arena, ProtobufCMessage **ret_message,
+                                 struct tl_error *ret_error)
 {
     struct tl_wire_data data;
     enum tl_status status = tl_wire_read(descriptor, message, arena, ret_message, &data, ret_error);
@@ -36,7 +37,7 @@ static enum tl_status read_plain(const ProtobufCMessageDescriptor *descriptor, g
     return as_internal(status, ret_error);
 }
 
-enum tl_status tl_health_response_read(grpc_byte_buffer *message, struct tl_arena *arena, int *ret_health,
+enum tl_status tl_health_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, int *ret_health,
                                        struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
@@ -46,7 +47,7 @@ enum tl_status tl_health_response_read(grpc_byte_buffer *message, struct tl_aren
     return status;
 }
 
-enum tl_status tl_withdraw_response_read(grpc_byte_buffer *message, struct tl_arena *arena, uint64_t *ret_count,
+enum tl_status tl_withdraw_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, uint64_t *ret_count,
                                          struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
@@ -56,8 +57,8 @@ enum tl_status tl_withdraw_response_read(grpc_byte_buffer *message, struct tl_ar
     return status;
 }
 
-enum tl_status tl_publish_response_read(grpc_byte_buffer *message, struct tl_arena *arena, uint64_t *ret_publication,
-                                        struct tl_error *ret_error)
+enum tl_status tl_publish_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
+                                        uint64_t *ret_publication, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
     enum tl_status status = read_plain(&tensorlane__v1__publish_response__descriptor, message, arena, &base, ret_error);
@@ -137,7 +138,7 @@ static enum tl_status copy_counters(const Tensorlane__V1__IdentifyResponse *mess
     return status;
 }
 
-enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_arena *arena,
+enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                          struct tl_description *ret_description, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
@@ -206,7 +207,7 @@ static enum tl_status add_entry(struct tl_listing_builder *builder, const Tensor
     return TL_OK;
 }
 
-enum tl_status tl_list_response_read(grpc_byte_buffer *message, struct tl_arena *arena,
+enum tl_status tl_list_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                      struct tl_listing_builder *builder, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;

@@ -12,17 +12,17 @@
 #include "control/wire.h"
 
 /* The number that was answered, whatever it is. */
-enum tl_status tl_health_response_read(grpc_byte_buffer *message, struct tl_arena *arena, int *ret_health,
+enum tl_status tl_health_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, int *ret_health,
                                        struct tl_error *ret_error) TL_MUST_USE;
 
-enum tl_status tl_withdraw_response_read(grpc_byte_buffer *message, struct tl_arena *arena, uint64_t *ret_count,
+enum tl_status tl_withdraw_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, uint64_t *ret_count,
                                          struct tl_error *ret_error) TL_MUST_USE;
 
-enum tl_status tl_publish_response_read(grpc_byte_buffer *message, struct tl_arena *arena, uint64_t *ret_publication,
-                                        struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_publish_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
+                                        uint64_t *ret_publication, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Ownership of *ret_description: tl_description_fini. */
-enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_arena *arena,
+enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                          struct tl_description *ret_description,
                                          struct tl_error *ret_error) TL_MUST_USE;
 
@@ -37,7 +37,7 @@ struct tl_listing_builder {
 };
 
 /* Adds the entries of one message; on error what was there stays. */
-enum tl_status tl_list_response_read(grpc_byte_buffer *message, struct tl_arena *arena,
+enum tl_status tl_list_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                      struct tl_listing_builder *builder, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Sorts what was read by key and gives it away. */

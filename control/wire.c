@@ -30,7 +30,7 @@ enum wire_type { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_LENGTH = 2, WIRE_32 = 5 };
 
 static void *arena_alloc(void *context, size_t size)
 {
-    struct tl_arena *arena = context;
+    struct tl_wire_arena *arena = context;
     size_t at = (arena->used + 15) & ~(size_t)15;
     if (at > arena->capacity || size > arena->capacity - at) return NULL;
     arena->used = at + size;
@@ -43,24 +43,24 @@ static void arena_free(void *context, void *pointer)
     (void)pointer;
 }
 
-enum tl_status tl_arena_init(struct tl_arena *arena, size_t capacity, struct tl_error *ret_error)
+enum tl_status tl_wire_arena_init(struct tl_wire_arena *arena, size_t capacity, struct tl_error *ret_error)
 {
-    *arena = (struct tl_arena){.capacity = capacity};
+    *arena = (struct tl_wire_arena){.capacity = capacity};
     arena->memory = malloc(capacity);
     if (arena->memory == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for messages");
     arena->allocator = (ProtobufCAllocator){.alloc = arena_alloc, .free = arena_free, .allocator_data = arena};
     return TL_OK;
 }
 
-void tl_arena_reset(struct tl_arena *arena)
+void tl_wire_arena_reset(struct tl_wire_arena *arena)
 {
     arena->used = 0;
 }
 
-void tl_arena_fini(struct tl_arena *arena)
+void tl_wire_arena_fini(struct tl_wire_arena *arena)
 {
     free(arena->memory);
-    *arena = (struct tl_arena){0};
+    *arena = (struct tl_wire_arena){0};
 }
 
 /* -------------------------------------------------------------------------------------------------------- data -- */
@@ -232,7 +232,7 @@ static bool check_message(const ProtobufCMessageDescriptor *descriptor, const un
 }
 
 enum tl_status tl_wire_read(const ProtobufCMessageDescriptor *descriptor, grpc_byte_buffer *buffer,
-                            struct tl_arena *arena, ProtobufCMessage **ret_message, struct tl_wire_data *ret_data,
+                            struct tl_wire_arena *arena, ProtobufCMessage **ret_message, struct tl_wire_data *ret_data,
                             struct tl_error *ret_error)
 {
     struct tl_wire_data data = {0};
@@ -240,7 +240,7 @@ enum tl_status tl_wire_read(const ProtobufCMessageDescriptor *descriptor, grpc_b
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message that cannot be decompressed");
     }
     data.left_bytes = grpc_byte_buffer_length(data.reader.buffer_out);
-    tl_arena_reset(arena);
+    tl_wire_arena_reset(arena);
     size_t capacity = (size_t)tl_min_u64(data.left_bytes, TL_MAX_FRAME_HEAD_BYTES);
     struct head head = {.data = &data, .bytes = arena_alloc(arena, capacity), .capacity = capacity};
     ProtobufCMessage *message = NULL;

@@ -25,7 +25,7 @@
 #include "tensorlane/v1/transfer.pb-c.h"
 
 /* Memory for one unpacked message: a bump allocator with a hard limit, freed in one go. */
-struct tl_arena {
+struct tl_wire_arena {
     ProtobufCAllocator allocator; /* given to protobuf-c */
     unsigned char *memory;        /* [capacity] */
     size_t capacity;
@@ -33,9 +33,9 @@ struct tl_arena {
 };
 
 /* Errors: TL_RESOURCE_EXHAUSTED. Reset makes it empty again; what was unpacked into it is gone. */
-enum tl_status tl_arena_init(struct tl_arena *arena, size_t capacity, struct tl_error *ret_error) TL_MUST_USE;
-void tl_arena_reset(struct tl_arena *arena);
-void tl_arena_fini(struct tl_arena *arena); /* zeroed is accepted */
+enum tl_status tl_wire_arena_init(struct tl_wire_arena *arena, size_t capacity, struct tl_error *ret_error) TL_MUST_USE;
+void tl_wire_arena_reset(struct tl_wire_arena *arena);
+void tl_wire_arena_fini(struct tl_wire_arena *arena); /* zeroed is accepted */
 
 /* The data of a received message, read front to back. */
 struct tl_wire_data {
@@ -49,7 +49,7 @@ struct tl_wire_data {
  * data (left_bytes 0 when there is none). The buffer must live until tl_wire_data_fini.
  * Errors: TL_INVALID_ARGUMENT: not such a message, head too long, or data that is not the last field. */
 enum tl_status tl_wire_read(const ProtobufCMessageDescriptor *descriptor, grpc_byte_buffer *buffer,
-                            struct tl_arena *arena, ProtobufCMessage **ret_message, struct tl_wire_data *ret_data,
+                            struct tl_wire_arena *arena, ProtobufCMessage **ret_message, struct tl_wire_data *ret_data,
                             struct tl_error *ret_error) TL_MUST_USE;
 void tl_wire_data_fini(struct tl_wire_data *data);
 

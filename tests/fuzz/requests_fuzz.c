@@ -60,7 +60,7 @@ static void drain(struct tl_wire_data *data)
     tl_wire_data_fini(data);
 }
 
-static void read_receive(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_receive(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     struct tl_receive_request request;
     if (!is_ok(tl_receive_request_read(message, arena, &request, &error))) return;
@@ -68,7 +68,7 @@ static void read_receive(grpc_byte_buffer *message, struct tl_arena *arena)
     TL_CHECK(request.key[0] != '\0');
 }
 
-static void read_publish(grpc_byte_buffer *message, struct tl_arena *arena, bool is_first)
+static void read_publish(grpc_byte_buffer *message, struct tl_wire_arena *arena, bool is_first)
 {
     struct tl_publish_request request;
     if (!is_ok(tl_publish_request_read(message, arena, is_first, &request, &error))) return;
@@ -80,40 +80,40 @@ static void read_publish(grpc_byte_buffer *message, struct tl_arena *arena, bool
     drain(&request.data);
 }
 
-static void read_publish_first(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_publish_first(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     read_publish(message, arena, true);
 }
 
-static void read_publish_rest(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_publish_rest(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     read_publish(message, arena, false);
 }
 
-static void read_withdraw(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_withdraw(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     const char *pattern;
     if (is_ok(tl_withdraw_request_read(message, arena, &pattern, &error))) expect_text(pattern, TL_MAX_PATTERN_BYTES);
 }
 
-static void read_list(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_list(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     const char *pattern;
     if (is_ok(tl_list_request_read(message, arena, &pattern, &error))) expect_text(pattern, TL_MAX_PATTERN_BYTES);
 }
 
-static void read_identify(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_identify(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     (void)is_ok(tl_identify_request_read(message, arena, &error));
 }
 
-static void read_health(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_health(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     const char *service;
     if (is_ok(tl_health_request_read(message, arena, &service, &error))) expect_text(service, TL_MAX_SYMBOL_BYTES);
 }
 
-static void read_reflection(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_reflection(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     grpc_byte_buffer *answer;
     if (!is_ok(tl_reflection_answer(message, arena, &answer, &error))) return;
@@ -121,7 +121,7 @@ static void read_reflection(grpc_byte_buffer *message, struct tl_arena *arena)
     grpc_byte_buffer_destroy(answer);
 }
 
-static void read_frame(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_frame(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     ProtobufCMessage *base;
     struct tl_wire_data data;
@@ -139,25 +139,25 @@ static void read_frame(grpc_byte_buffer *message, struct tl_arena *arena)
     drain(&data);
 }
 
-static void read_health_response(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_health_response(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     int health;
     (void)is_ok(tl_health_response_read(message, arena, &health, &error));
 }
 
-static void read_withdraw_response(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_withdraw_response(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     uint64_t count;
     (void)is_ok(tl_withdraw_response_read(message, arena, &count, &error));
 }
 
-static void read_publish_response(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_publish_response(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     uint64_t publication;
     (void)is_ok(tl_publish_response_read(message, arena, &publication, &error));
 }
 
-static void read_identify_response(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_identify_response(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     struct tl_description description;
     if (!is_ok(tl_identify_response_read(message, arena, &description, &error))) return;
@@ -167,7 +167,7 @@ static void read_identify_response(grpc_byte_buffer *message, struct tl_arena *a
     tl_description_fini(&description);
 }
 
-static void read_list_response(grpc_byte_buffer *message, struct tl_arena *arena)
+static void read_list_response(grpc_byte_buffer *message, struct tl_wire_arena *arena)
 {
     struct tl_listing_builder builder = {0};
     struct tl_listing listing;
@@ -181,7 +181,7 @@ static void read_list_response(grpc_byte_buffer *message, struct tl_arena *arena
     tl_listing_fini(&listing);
 }
 
-static void (*const readers[])(grpc_byte_buffer *message, struct tl_arena *arena) = {
+static void (*const readers[])(grpc_byte_buffer *message, struct tl_wire_arena *arena) = {
     read_receive,           read_publish_first,    read_publish_rest,      read_withdraw,      read_list,
     read_identify,          read_health,           read_reflection,        read_frame,         read_health_response,
     read_withdraw_response, read_publish_response, read_identify_response, read_list_response,
@@ -189,8 +189,8 @@ static void (*const readers[])(grpc_byte_buffer *message, struct tl_arena *arena
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
 {
-    static struct tl_arena arena;
-    if (arena.memory == NULL) TL_CHECK(tl_arena_init(&arena, ARENA_BYTES, NULL) == TL_OK);
+    static struct tl_wire_arena arena;
+    if (arena.memory == NULL) TL_CHECK(tl_wire_arena_init(&arena, ARENA_BYTES, NULL) == TL_OK);
     if (len_bytes < 2) return 0;
     size_t message_bytes = len_bytes - 2;
     size_t cut = data[1] * message_bytes / 255;

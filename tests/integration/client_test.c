@@ -514,9 +514,9 @@ START_TEST(listings_are_bounded)
     }
     grpc_slice slice = grpc_slice_from_copied_buffer((const char *)bytes, used);
     grpc_byte_buffer *buffer = grpc_raw_byte_buffer_create(&slice, 1);
-    struct tl_arena arena;
+    struct tl_wire_arena arena;
     struct tl_listing_builder builder = {0};
-    ck_assert(tl_arena_init(&arena, 4 << 20, &error) == TL_OK);
+    ck_assert(tl_wire_arena_init(&arena, 4 << 20, &error) == TL_OK);
     enum tl_status status = TL_OK;
     while (status == TL_OK)
         status = tl_list_response_read(buffer, &arena, &builder, &error);
@@ -525,7 +525,7 @@ START_TEST(listings_are_bounded)
     ck_assert_uint_gt(builder.used_bytes, TL_MAX_LISTED_BYTES - 1000);
     ck_assert_uint_lt(builder.listing.count, TL_MAX_LISTED_COUNT);
     tl_listing_fini(&builder.listing);
-    tl_arena_fini(&arena);
+    tl_wire_arena_fini(&arena);
     grpc_byte_buffer_destroy(buffer);
     grpc_slice_unref(slice);
 }
@@ -540,10 +540,10 @@ START_TEST(listings_are_sorted)
                                 "a\x1a\x02\x18\x01";
     grpc_slice slice = grpc_slice_from_static_buffer(bytes, sizeof(bytes) - 1);
     grpc_byte_buffer *buffer = grpc_raw_byte_buffer_create(&slice, 1);
-    struct tl_arena arena;
+    struct tl_wire_arena arena;
     struct tl_listing_builder builder = {0};
     struct tl_listing listing;
-    ck_assert(tl_arena_init(&arena, 65536, &error) == TL_OK);
+    ck_assert(tl_wire_arena_init(&arena, 65536, &error) == TL_OK);
     ck_assert_msg(tl_list_response_read(buffer, &arena, &builder, &error) == TL_OK, "%s", error.message);
     tl_listing_builder_finish(&builder, &listing);
     ck_assert_uint_eq(listing.count, 3);
@@ -552,7 +552,7 @@ START_TEST(listings_are_sorted)
     ck_assert_str_eq(listing.items[2].key, "b");
     ck_assert(listing.items[2].meta_data.is_dead);
     tl_listing_fini(&listing);
-    tl_arena_fini(&arena);
+    tl_wire_arena_fini(&arena);
     grpc_byte_buffer_destroy(buffer);
 }
 END_TEST

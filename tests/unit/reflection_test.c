@@ -39,17 +39,17 @@ const struct tl_proto_file tl_proto_files[] = {
 };
 const size_t tl_proto_file_count = TL_ARRAY_COUNT(tl_proto_files);
 
-static struct tl_arena arena;
+static struct tl_wire_arena arena;
 static struct tl_error error;
 
 static void setup(void)
 {
-    ck_assert(tl_arena_init(&arena, 65536, &error) == TL_OK);
+    ck_assert(tl_wire_arena_init(&arena, 65536, &error) == TL_OK);
 }
 
 static void teardown(void)
 {
-    tl_arena_fini(&arena);
+    tl_wire_arena_fini(&arena);
 }
 
 static reflection_response *answer_of(reflection_request *request)

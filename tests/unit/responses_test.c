@@ -8,17 +8,17 @@
 #include "control/description.c"
 #include "control/responses.c"
 
-static struct tl_arena arena;
+static struct tl_wire_arena arena;
 static struct tl_error error;
 
 static void setup(void)
 {
-    ck_assert(tl_arena_init(&arena, 65536, &error) == TL_OK);
+    ck_assert(tl_wire_arena_init(&arena, 65536, &error) == TL_OK);
 }
 
 static void teardown(void)
 {
-    tl_arena_fini(&arena);
+    tl_wire_arena_fini(&arena);
 }
 
 static grpc_byte_buffer *identify_response(void)
