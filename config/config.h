@@ -23,7 +23,7 @@ enum tl_connect_policy { TL_CONNECT_LAZY = 0, TL_CONNECT_EAGER = 1 };
 /* The settings of one task, every value effective. Sizes in bytes, durations in nanoseconds. */
 struct tl_settings {
     enum tl_protocol protocol;      /* "protocol": "auto" or "grpc" */
-    enum tl_rdma_policy rdma;       /* "rdma": "prefer", "require", "off"; "require" is refused by this version */
+    enum tl_rdma_policy rdma;       /* "rdma": "prefer", "require", "off"; kept for a data plane that is to come */
     enum tl_connect_policy connect; /* "connect": "lazy" or "eager" */
     bool checksum;                  /* "checksum": verify every tensor that is received */
     const char *listen;             /* "listen": host:port to bind, NULL: the task's own address */

@@ -44,7 +44,7 @@ const struct tl_choice tl_protocol_choices[] = {
 
 static const struct tl_choice rdma_choices[] = {
     {"prefer", TL_RDMA_PREFER, NULL},
-    {"require", TL_RDMA_REQUIRE, "an RDMA data plane"},
+    {"require", TL_RDMA_REQUIRE, NULL},
     {"off", TL_RDMA_OFF, NULL},
     {NULL, 0, NULL},
 };

@@ -30,6 +30,14 @@ struct show {
 
 /* ------------------------------------------------------------------------------------------------------- check -- */
 
+/* A task asks for RDMA and nothing else, which this version cannot do. */
+static bool requires_rdma(const struct tl_config *config)
+{
+    for (size_t i = 0; i < config->task_count; i++)
+        if (config->tasks[i].settings.rdma == TL_RDMA_REQUIRE) return true;
+    return false;
+}
+
 static int check_files(const struct tl_options *options, int count, char **paths)
 {
     int code = TL_EXIT_OK;
@@ -43,7 +51,8 @@ static int check_files(const struct tl_options *options, int count, char **paths
             continue;
         }
         tl_output_put_escaped(stdout, strcmp(paths[i], "-") == 0 ? "standard input" : paths[i]);
-        printf(": ok (%zu task%s)\n", config->task_count, config->task_count == 1 ? "" : "s");
+        printf(": ok (%zu task%s)%s\n", config->task_count, config->task_count == 1 ? "" : "s",
+               requires_rdma(config) ? "; rdma is \"require\", but this version moves tensors over gRPC only" : "");
         tl_config_destroy(config);
     }
     return tl_output_finish("config", code);

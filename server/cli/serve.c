@@ -225,6 +225,9 @@ static int run(struct serve *serve, const struct tl_options *options)
     }
     int code = configure_log(serve, options);
     if (code >= 0) return code;
+    if (serve->config.task->settings.rdma == TL_RDMA_REQUIRE)
+        TL_LOG_AT_WARN("rdma is \"require\", but this version moves tensors over gRPC only",
+                       TL_STR("name", serve->config.task->name));
     raise_file_limit(serve->config.task->settings.connections);
     get_signals(&signals);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);

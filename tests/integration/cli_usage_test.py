@@ -130,6 +130,16 @@ class Config(cli_support.Case):
         self.assertEqual(self.assert_run(0, "config", "check", "-", input=config.read_text()).stdout,
                          "standard input: ok (3 tasks)\n")
 
+    def test_check_says_that_there_is_no_rdma(self):
+        config = self.cluster(ps=2, extra={"protocol": "grpc", "jobs": {"ps": {"tasks": {"1": {"rdma": "require"}}}}})
+        self.assertEqual(self.assert_run(0, "config", "check", config.path).stdout,
+                         f"{config.path}: ok (2 tasks); rdma is \"require\", but this version moves tensors over gRPC "
+                         "only\n")
+        shown = json.loads(self.assert_run(0, "config", "show", "-c", config.path, "-j", "ps", "-t", 1, "--json").stdout)
+        self.assertEqual(shown["settings"]["rdma"]["value"], "require")
+        config.start("ps", 1).await_line('level=warn msg="rdma is \\"require\\", but this version moves tensors over gRPC')
+        self.assertIsNone(config.start("ps", 0).find("rdma"))
+
     def test_check_tells_where(self):
         bad = self.folder / "bad.json"
         bad.write_text('{"cluster": {"ps": ["a:1"]},\n "protokol": "grpc"}')

@@ -155,9 +155,8 @@ START_TEST(the_top_level_is_checked)
     check_refused("{" CLUSTER ", \"protocol\": \"grpc+mpi\"}", TL_UNIMPLEMENTED,
                   "c.json:1:77: protocol: \"grpc+mpi\" needs the mpi transport, which this version does not have; use "
                   "one of \"auto\", \"grpc\"");
-    check_refused("{" CLUSTER ", \"rdma\": \"require\"}", TL_UNIMPLEMENTED,
-                  "c.json:1:73: rdma: \"require\" needs an RDMA data plane, which this version does not have; use one "
-                  "of \"prefer\", \"off\"");
+    check_refused("{" CLUSTER ", \"rdma\": \"required\"}", TL_INVALID_ARGUMENT,
+                  "c.json:1:73: rdma: \"required\" is no value of rdma; did you mean \"require\"?");
     check_refused("{" CLUSTER ", \"security\": {}}", TL_UNIMPLEMENTED,
                   "c.json:1:65: security: is reserved: a later version will define it; remove it");
     parse("{\"$schema\": \"schema.json\", " CLUSTER "}");
