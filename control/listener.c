@@ -17,7 +17,6 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -28,6 +27,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "base/thread.h"
 #include "control/endpoint.h"
 
 #define MAX_SOCKETS 16
@@ -121,19 +121,6 @@ static void change_state(struct tl_listener *listener, enum listener_state state
 {
     atomic_store(&listener->state, state);
     (void)eventfd_write(listener->waits[0].fd, 1);
-}
-
-/* The thread takes no signals: they belong to the program. */
-static int start_thread(struct tl_listener *listener)
-{
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    int failure = pthread_create(&listener->thread, NULL, run, listener);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    listener->has_thread = failure == 0;
-    if (failure == 0) pthread_setname_np(listener->thread, "tl-listener");
-    return failure;
 }
 
 /* ------------------------------------------------------------------------------------------------------ binding -- */
@@ -252,11 +239,9 @@ enum tl_status tl_listener_open(const char *address, tl_connection_fn take, void
     }
     status = resolve_and_bind(listener, address, ret_error);
     if (status != TL_OK) goto fail;
-    int failure = start_thread(listener);
-    if (failure != 0) {
-        status = tl_error_set_errno(ret_error, failure, "cannot start the thread that listens on %s", address);
-        goto fail;
-    }
+    status = tl_thread_start("tl-listener", run, listener, &listener->thread, ret_error);
+    if (status != TL_OK) goto fail;
+    listener->has_thread = true;
     *ret_port = bound_port(listener);
     *ret_listener = listener;
     return TL_OK;

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 
 /* Waits that come this close after each other are one streak, */
 #define STREAK_GAP_NS (500 * 1000)
@@ -115,14 +116,11 @@ enum tl_status tl_driver_init(struct tl_driver *driver, struct tl_loop *loop, en
     pthread_mutex_init(&driver->mutex, NULL);
     cond_init_monotonic(&driver->thread_cond);
     if (progress == TL_PROGRESS_CALLER) return TL_OK;
-    int failure = pthread_create(&driver->thread, NULL, run, driver);
-    if (failure == 0) {
-        pthread_setname_np(driver->thread, "tl-control");
-        return TL_OK;
-    }
+    enum tl_status status = tl_thread_start("tl-control", run, driver, &driver->thread, ret_error);
+    if (status == TL_OK) return TL_OK;
     pthread_cond_destroy(&driver->thread_cond);
     pthread_mutex_destroy(&driver->mutex);
-    return tl_error_set_errno(ret_error, failure, "cannot start the control thread");
+    return status;
 }
 
 void tl_driver_fini(struct tl_driver *driver)

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Threads of the library: named, and deaf to the signals that are the program's business. */
+#ifndef BASE_THREAD_H
+#define BASE_THREAD_H
+
+#include <pthread.h>
+
+#include <tensorlane/status.h>
+
+/* Starts a thread. name has at most 15 bytes. ret_thread NULL: detached, nobody joins it.
+ * Errors: TL_RESOURCE_EXHAUSTED: the system gives no thread. */
+enum tl_status tl_thread_start(const char *name, void *(*run)(void *argument), void *argument, pthread_t *ret_thread,
+                               struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/thread.h"
+
+#include <check.h>
+#include <semaphore.h>
+#include <signal.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+
+struct seen {
+    sigset_t blocked;
+    sem_t is_over;
+};
+
+static void *look(void *argument)
+{
+    struct seen *seen = argument;
+    pthread_sigmask(SIG_SETMASK, NULL, &seen->blocked);
+    sem_post(&seen->is_over);
+    return argument;
+}
+
+START_TEST(signals_of_the_program_are_not_taken)
+{
+    struct seen seen;
+    pthread_t thread;
+    void *result;
+    sigset_t before, after;
+    sem_init(&seen.is_over, 0, 0);
+    pthread_sigmask(SIG_SETMASK, NULL, &before);
+    ck_assert_int_eq(tl_thread_start("tl-test", look, &seen, &thread, NULL), TL_OK);
+    char name[16];
+    ck_assert_int_eq(pthread_getname_np(thread, name, sizeof(name)), 0);
+    ck_assert_str_eq(name, "tl-test");
+    ck_assert_int_eq(pthread_join(thread, &result), 0);
+    ck_assert_ptr_eq(result, &seen);
+    static const int left_to_the_program[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD, SIGUSR1, SIGALRM};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(left_to_the_program); i++)
+        ck_assert_int_eq(sigismember(&seen.blocked, left_to_the_program[i]), 1);
+    static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGABRT};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(faults); i++)
+        ck_assert_int_eq(sigismember(&seen.blocked, faults[i]), 0);
+    pthread_sigmask(SIG_SETMASK, NULL, &after);
+    for (int number = 1; number < SIGRTMIN; number++)
+        ck_assert_int_eq(sigismember(&before, number), sigismember(&after, number));
+    sem_destroy(&seen.is_over);
+}
+END_TEST
+
+START_TEST(detached_threads_run_too)
+{
+    struct seen seen;
+    sem_init(&seen.is_over, 0, 0);
+    ck_assert_int_eq(tl_thread_start("tl-test", look, &seen, NULL, NULL), TL_OK);
+    ck_assert_int_eq(sem_wait(&seen.is_over), 0);
+    sem_destroy(&seen.is_over);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("thread");
+    TCase *cases = tcase_create("thread");
+    tcase_add_test(cases, signals_of_the_program_are_not_taken);
+    tcase_add_test(cases, detached_threads_run_too);
+    suite_add_tcase(suite, cases);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
