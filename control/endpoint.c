@@ -23,6 +23,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/thread.h"
 
 /* ---------------------------------------------------------------------------------------------------- addresses -- */
 
@@ -132,17 +133,6 @@ static void *lookup_run(void *argument)
     return NULL;
 }
 
-static bool lookup_start(struct lookup *lookup)
-{
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_t thread;
-    int failure = pthread_create(&thread, &attributes, lookup_run, lookup);
-    pthread_attr_destroy(&attributes);
-    return failure == 0;
-}
-
 /* Waits for the end of the look-up; false when the deadline came first: the thread has it now. */
 static bool lookup_wait(struct lookup *lookup, int64_t deadline_ns)
 {
@@ -174,8 +164,12 @@ enum tl_status tl_endpoint_resolve(const struct tl_endpoint *endpoint, int64_t d
         *ret_found = found;
         return TL_OK;
     }
+    if (deadline_ns == TL_TIME_NEVER) {
+        int failure = look_up(endpoint, 0, ret_found);
+        return failure == 0 ? TL_OK : no_such_host(endpoint, failure, errno, ret_error);
+    }
     struct lookup *lookup = lookup_create(endpoint);
-    if (lookup == NULL || !lookup_start(lookup)) {
+    if (lookup == NULL || tl_thread_start("tl-lookup", lookup_run, lookup, NULL, ret_error) != TL_OK) {
         if (lookup != NULL) lookup_destroy(lookup);
         return tl_error_set(ret_error, TL_UNAVAILABLE, "the host \"%s\" cannot be resolved: no memory or thread for it",
                             endpoint->host);
@@ -273,6 +267,15 @@ static void unmap(struct sockaddr_storage *address, socklen_t *len_bytes)
     memcpy(&plain.sin_addr, mapped.sin6_addr.s6_addr + 12, sizeof(plain.sin_addr));
     memcpy(address, &plain, sizeof(plain));
     *len_bytes = sizeof(plain);
+}
+
+bool tl_endpoint_target(const struct tl_endpoint *endpoint, char ret_target[TL_ENDPOINT_TARGET_BYTES])
+{
+    struct addrinfo *found;
+    if (look_up(endpoint, AI_NUMERICHOST, &found) != 0) return false;
+    bool is_written = format_target(found->ai_addr, found->ai_addrlen, ret_target);
+    freeaddrinfo(found);
+    return is_written;
 }
 
 bool tl_endpoint_peer(int fd, char ret_target[TL_ENDPOINT_TARGET_BYTES])

@@ -22,12 +22,16 @@ enum tl_status tl_endpoint_parse(const char *address, struct tl_endpoint *ret_en
 
 /* Resolves the host. Ownership: freeaddrinfo.
  * Errors: TL_UNAVAILABLE: there is no such name, or no answer until deadline_ns.
- * Blocks: until deadline_ns; the look-up itself cannot be stopped and may go on in a thread of its own behind it. */
+ * Blocks: until deadline_ns; the look-up itself cannot be stopped, runs in a thread of its own and may go on behind it.
+ * TL_TIME_NEVER: in the caller's thread, for as long as the name service takes. */
 enum tl_status tl_endpoint_resolve(const struct tl_endpoint *endpoint, int64_t deadline_ns, struct addrinfo **ret_found,
                                    struct tl_error *ret_error) TL_MUST_USE;
 
 /* Bytes of a numeric address as a target of gRPC's: "ipv4:127.0.0.1:4000". */
 #define TL_ENDPOINT_TARGET_BYTES 128
+
+/* Writes the target of a host that is a numeric address already. False when it is a name. */
+bool tl_endpoint_target(const struct tl_endpoint *endpoint, char ret_target[TL_ENDPOINT_TARGET_BYTES]);
 
 /* Writes where the connection comes from as such a target. False when the descriptor is no connection. */
 bool tl_endpoint_peer(int fd, char ret_target[TL_ENDPOINT_TARGET_BYTES]);

@@ -2,11 +2,11 @@
 /*
  * The life of a link.
  *
- * Happy path: opened (by us: a channel of its own and a call; by the peer: an accepted call), Hello out, Hello in and
- * checked, up; frames flow; drained when idle, or closed.
+ * Happy path: opened (by us: the host's address, a channel of its own and a call; by the peer: an accepted call), Hello
+ * out, Hello in and checked, up; frames flow; drained when idle, or closed.
  * Failure modes: no Hello in time ends the link with DEADLINE_EXCEEDED; the wrong worker or version with
  * FAILED_PRECONDITION, told to the peer; a frame that breaks the protocol with INVALID_ARGUMENT, counted. Whatever the
- * end, it is handled in one place, stream_closed.
+ * end, it is handled in one place, link_ended.
  */
 #include "control/link.h"
 
@@ -62,7 +62,11 @@ static void begin_close(struct tl_link *link, const struct tl_error *reason)
     link->close_reason = *reason;
     link->has_close_reason = true;
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
-    if (link->channel != NULL) {
+    if (link->stream == NULL) {
+        if (link->lookup != NULL) tl_lookup_abandon(link->lookup);
+        link->lookup = NULL;
+        tl_loop_defer(link->control->loop, &link->end_letter);
+    } else if (link->is_ours) {
         tl_stream_cancel(link->stream);
     } else if (reason->code == TL_OK || tl_stream_can_send(link->stream)) {
         tl_stream_finish(link->stream, reason);
@@ -112,7 +116,7 @@ void link_maybe_drained(struct tl_link *link)
     if (link->state != LINK_DRAINING || !tl_link_is_idle(link)) return;
     if (link->received.count > link->told_count || link->cancels.count > 0) return;
     if (!tl_stream_can_send(link->stream)) return;
-    if (link->channel == NULL) {
+    if (!link->is_ours) {
         say_goodbye(link);
         return;
     }
@@ -130,6 +134,9 @@ static void close_status(const struct tl_link *link, const struct tl_error *stre
         *ret_status = link->close_reason;
     } else if (stream_status->code == TL_OK || stream_status->code == TL_CANCELLED) {
         tl_error_set(ret_status, TL_UNAVAILABLE, "%s closed the connection", link->peer.address);
+    } else if (stream_status->code == TL_DEADLINE_EXCEEDED) {
+        tl_error_set(ret_status, TL_UNAVAILABLE, "the connection to %s has reached its greatest age",
+                     link->peer.address);
     } else {
         *ret_status = *stream_status;
         tl_error_prefix(ret_status, "%s: ", link->peer.address);
@@ -147,9 +154,9 @@ static void link_free(struct tl_link *link)
     free(link);
 }
 
-static void stream_closed(struct tl_stream *stream, const struct tl_error *stream_status)
+/* The stream has ended, or a link without one. */
+static void link_ended(struct tl_link *link, const struct tl_error *stream_status)
 {
-    struct tl_link *link = tl_stream_owner(stream);
     struct tl_control *control = link->control;
     struct tl_error reason;
     close_status(link, stream_status, &reason);
@@ -160,17 +167,28 @@ static void stream_closed(struct tl_stream *stream, const struct tl_error *strea
     link_fetches_break(link, &unavailable);
     link_serves_break(link);
     /* A call that ends in order has brought everything to the other side. That a status was sent proves nothing. */
-    bool is_in_order = link->channel != NULL ? stream_status->code == TL_OK : link->has_peer_ended;
+    bool is_in_order = link->is_ours ? stream_status->code == TL_OK : link->has_peer_ended;
     if (is_in_order) link_confirm(link, link->confirmed_count + link->told_count);
     if (link->events->closed != NULL) link->events->closed(link, &reason);
     link_free(link);
     tl_control_link_gone(control);
 }
 
+static void stream_closed(struct tl_stream *stream, const struct tl_error *stream_status)
+{
+    link_ended(tl_stream_owner(stream), stream_status);
+}
+
+static void end_without_stream(struct tl_letter *letter)
+{
+    struct tl_link *link = TL_CONTAINER_OF(letter, struct tl_link, end_letter);
+    link_ended(link, &link->close_reason);
+}
+
 static void stream_half_closed(struct tl_stream *stream)
 {
     struct tl_link *link = tl_stream_owner(stream);
-    if (link->channel != NULL || link->state == LINK_CLOSING) return;
+    if (link->is_ours || link->state == LINK_CLOSING) return;
     struct tl_error reason = {.code = TL_OK};
     link->has_peer_ended = true;
     begin_close(link, &reason);
@@ -213,7 +231,8 @@ static void greeting_timeout(struct tl_timer *timer)
 {
     struct tl_link *link = TL_CONTAINER_OF(timer, struct tl_link, greeting_timer);
     struct tl_error reason;
-    tl_error_set(&reason, TL_DEADLINE_EXCEEDED, "%s did not answer within the connect time-out", link->peer.address);
+    tl_error_set(&reason, TL_DEADLINE_EXCEEDED, "%s %s within the connect time-out", link->peer.address,
+                 link->state == LINK_SEARCHING ? "was not found" : "did not answer");
     begin_close(link, &reason);
 }
 
@@ -227,6 +246,7 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     link->control = control;
     link->events = &no_events;
     link->state = LINK_GREETING;
+    link->end_letter.deliver = end_without_stream;
     link->flush_letter.deliver = flush;
     link->greeting_timer.fire = greeting_timeout;
     tl_list_init(&link->control_link);
@@ -246,39 +266,75 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     return link;
 }
 
+/* Starts the call of a link of ours, and greets. */
+static enum tl_status start_stream(struct tl_link *link, const char *target, struct tl_error *ret_error)
+{
+    struct tl_control *control = link->control;
+    const struct tl_channel_options channel_options = {
+        .keepalive_ns = control->options.keepalive_ns,
+        .keepalive_timeout_ns = control->options.keepalive_timeout_ns,
+        .connect_timeout_ns = control->options.connect_timeout_ns,
+        .max_message_bytes = tl_control_max_message_bytes(&control->options),
+        .authority = link->peer.address,
+    };
+    link->told_count = link->received.count < MAX_HELLO_NUMBERS ? link->received.count : MAX_HELLO_NUMBERS;
+    grpc_byte_buffer *hello = link_hello(link, link->told_count);
+    if (hello == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the greeting");
+    link->channel = tl_channel_create(target, &channel_options);
+    int64_t deadline_ns = tl_clock_deadline_ns(control->options.max_link_age_ns);
+    enum tl_status status = tl_stream_call(control->loop, link->channel, EXCHANGE_METHOD, deadline_ns, &stream_events,
+                                           link, &link->stream, ret_error);
+    if (status != TL_OK) {
+        grpc_byte_buffer_destroy(hello);
+        return status;
+    }
+    link->state = LINK_GREETING;
+    tl_stream_send(link->stream, hello);
+    tl_stream_read(link->stream);
+    return TL_OK;
+}
+
+static void address_found(void *owner, const char *target, const struct tl_error *failure)
+{
+    struct tl_link *link = owner;
+    link->lookup = NULL;
+    struct tl_error error = *failure;
+    if (error.code == TL_OK && start_stream(link, target, &error) == TL_OK) return;
+    begin_close(link, &error);
+}
+
+/* A host that is a name is looked up first. */
+static enum tl_status start(struct tl_link *link, struct tl_error *ret_error)
+{
+    struct tl_endpoint endpoint;
+    char target[TL_ENDPOINT_TARGET_BYTES];
+    enum tl_status status = tl_endpoint_parse(link->peer.address, &endpoint, ret_error);
+    if (status != TL_OK) return status;
+    if (tl_endpoint_target(&endpoint, target)) return start_stream(link, target, ret_error);
+    link->state = LINK_SEARCHING;
+    return tl_lookup_start(link->control->loop, &endpoint, link->greeting_timer.due_ns, address_found, link,
+                           &link->lookup, ret_error);
+}
+
 enum tl_status tl_link_open(struct tl_control *control, const char *address, const char *expected_name,
                             const uint64_t *again, size_t again_count, const struct tl_link_events *events, void *owner,
                             struct tl_link **ret_link, struct tl_error *ret_error)
 {
     struct tl_link *link = link_create(control, ret_error);
     if (link == NULL) return TL_RESOURCE_EXHAUSTED;
-    const struct tl_channel_options channel_options = {
-        .keepalive_ns = control->options.keepalive_ns,
-        .keepalive_timeout_ns = control->options.keepalive_timeout_ns,
-        .connect_timeout_ns = control->options.connect_timeout_ns,
-        .max_message_bytes = tl_control_max_message_bytes(&control->options),
-    };
-    link->channel = tl_channel_create(address, &channel_options);
+    link->is_ours = true;
     snprintf(link->peer.address, sizeof(link->peer.address), "%s", address);
     snprintf(link->expected_name, sizeof(link->expected_name), "%s", expected_name != NULL ? expected_name : "");
-    enum tl_status status = tl_stream_call(control->loop, link->channel, EXCHANGE_METHOD, TL_TIME_NEVER, &stream_events,
-                                           link, &link->stream, ret_error);
+    tl_link_set_events(link, events, owner);
+    enum tl_status status = TL_RESOURCE_EXHAUSTED;
+    if (tl_numbers_push_all(&link->received, again, again_count)) {
+        status = start(link, ret_error);
+    } else {
+        tl_error_set(ret_error, status, "no memory for the greeting");
+    }
     if (status != TL_OK) {
         link_free(link);
         return status;
-    }
-    tl_link_set_events(link, events, owner);
-    size_t told_count = again_count < MAX_HELLO_NUMBERS ? again_count : MAX_HELLO_NUMBERS;
-    bool has_numbers = tl_numbers_push_all(&link->received, again, again_count);
-    grpc_byte_buffer *hello = has_numbers ? link_hello(link, told_count) : NULL;
-    if (hello != NULL) {
-        link->told_count = told_count;
-        tl_stream_send(link->stream, hello);
-        tl_stream_read(link->stream);
-    } else {
-        struct tl_error reason;
-        tl_error_set(&reason, TL_RESOURCE_EXHAUSTED, "no memory for the greeting");
-        begin_close(link, &reason);
     }
     *ret_link = link;
     return TL_OK;
@@ -351,7 +407,7 @@ void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
         struct tl_request_id id = {.incarnation = hello->incarnation, .number = hello->received[i]};
         control->options.handlers->source.received(control->options.worker, &id);
     }
-    if (link->channel != NULL) {
+    if (link->is_ours) {
         link_confirm(link, link->told_count);
         if (link->received.count > 0) link_flush_later(link);
         if (link->events->up != NULL) link->events->up(link);
@@ -393,7 +449,7 @@ bool tl_link_is_up(const struct tl_link *link)
 
 bool tl_link_is_ours(const struct tl_link *link)
 {
-    return link->channel != NULL;
+    return link->is_ours;
 }
 
 bool tl_link_is_idle(const struct tl_link *link)
@@ -417,7 +473,7 @@ size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numb
 void tl_link_drain(struct tl_link *link)
 {
     struct tl_error reason;
-    if (link->state == LINK_GREETING) {
+    if (link->state == LINK_SEARCHING || link->state == LINK_GREETING) {
         tl_error_set(&reason, TL_CANCELLED, "closed before the peer answered");
         begin_close(link, &reason);
     }
@@ -445,6 +501,6 @@ void tl_links_close(struct tl_control *control, const struct tl_error *reason)
     {
         struct tl_link *link = TL_CONTAINER_OF(place, struct tl_link, control_link);
         begin_close(link, reason);
-        tl_stream_cancel(link->stream);
+        if (link->stream != NULL) tl_stream_cancel(link->stream);
     }
 }

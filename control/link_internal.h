@@ -8,6 +8,7 @@
 #include "base/timer.h"
 #include "control/internal.h"
 #include "control/link.h"
+#include "control/lookup.h"
 #include "control/stream.h"
 #include "control/wire.h"
 
@@ -15,21 +16,24 @@
 #include <uthash.h>
 
 /*
- *   GREETING --Hello of the peer fits--> UP --tl_link_drain, goodbye--> DRAINING --idle--> CLOSING
+ *   SEARCHING --found--> GREETING --Hello of the peer fits--> UP --tl_link_drain, goodbye--> DRAINING --idle--> CLOSING
  *      any state --broken, refused, tl_link_close--> CLOSING --stream ended--> (freed)
  */
 enum link_state {
-    LINK_GREETING, /* waits for the peer's Hello; woken by the stream or the greeting timer */
-    LINK_UP,       /* carries requests */
-    LINK_DRAINING, /* refuses new requests; waits for fetches and serves to end */
-    LINK_CLOSING,  /* waits for the end of the stream; nothing is sent or handled any more */
+    LINK_SEARCHING, /* ours: has no stream yet; waits for the address of the peer's host */
+    LINK_GREETING,  /* waits for the peer's Hello; woken by the stream or the greeting timer */
+    LINK_UP,        /* carries requests */
+    LINK_DRAINING,  /* refuses new requests; waits for fetches and serves to end */
+    LINK_CLOSING,   /* waits for the end of the stream; nothing is sent or handled any more */
 };
 
 struct tl_link {
     struct tl_control *control;
     struct tl_list control_link; /* in control->links */
-    struct tl_stream *stream;
-    grpc_channel *channel; /* NULL: opened by the peer */
+    bool is_ours;                /* opened by us, not by the peer */
+    struct tl_lookup *lookup;    /* NULL: not SEARCHING */
+    struct tl_stream *stream;    /* NULL: SEARCHING, or ended there */
+    grpc_channel *channel;       /* with the stream, of a link of ours */
     const struct tl_link_events *events;
     void *owner;
     enum link_state state;
@@ -41,6 +45,7 @@ struct tl_link {
     bool has_said_goodbye; /* opened by the peer: it was asked to end the stream */
     bool has_peer_ended;   /* opened by the peer: it has half-closed, with nothing open */
 
+    struct tl_letter end_letter; /* deferred: the end of a link without a stream */
     struct tl_letter flush_letter;
     bool is_flush_deferred;
 

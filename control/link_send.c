@@ -120,7 +120,7 @@ bool link_is_congested(const struct tl_link *link)
 {
     /* Only on one side: if both stopped reading, neither could send, for ever. A peer whom we have called is trusted as
      * far as the configuration is. */
-    return link->channel == NULL && link->unsent_count >= MAX_UNSENT;
+    return !link->is_ours && link->unsent_count >= MAX_UNSENT;
 }
 
 /* Every change of state goes through here, so that what the link counts is always right. */

@@ -65,6 +65,7 @@ enum tl_status tl_loop_create(struct tl_loop **ret_loop, struct tl_error *ret_er
 void tl_loop_destroy(struct tl_loop *loop)
 {
     if (loop == NULL) return;
+    (void)tl_mailbox_deliver(&loop->mailbox); /* abandoned look-ups, which free themselves */
     grpc_call_unref(loop->wake_call);
     grpc_channel_destroy(loop->wake_channel);
     grpc_completion_queue_shutdown(loop->cq);

@@ -87,6 +87,10 @@ static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker
     return TL_OK;
 }
 
+/* No call is without a deadline. A link that ends is replaced, and its requests go on where they were, so that this one
+ * costs nothing; it ends what keep-alive cannot see. */
+#define MAX_LINK_AGE_NS (24 * 3600 * TL_NS_PER_SEC)
+
 static enum tl_status create_control(struct tl_worker *worker, struct tl_error *ret_error)
 {
     const struct tl_settings *settings = &worker->settings;
@@ -96,6 +100,7 @@ static enum tl_status create_control(struct tl_worker *worker, struct tl_error *
         .inflight_bytes = settings->inflight_bytes,
         .max_calls = settings->connections,
         .connect_timeout_ns = settings->connect_timeout_ns,
+        .max_link_age_ns = MAX_LINK_AGE_NS,
         .request_timeout_ns = settings->request_timeout_ns,
         .keepalive_ns = settings->keepalive_ns,
         .keepalive_timeout_ns = settings->keepalive_timeout_ns,

@@ -284,6 +284,7 @@ void fake_worker_start(struct fake_worker *worker)
         .inflight_bytes = 64 << 20,
         .max_calls = worker->script.max_calls,
         .connect_timeout_ns = 10 * TL_NS_PER_SEC,
+        .max_link_age_ns = TL_TIME_NEVER,
         .request_timeout_ns = worker->script.request_timeout_ns,
         .keepalive_ns = 10 * TL_NS_PER_SEC,
         .keepalive_timeout_ns = 10 * TL_NS_PER_SEC,

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Look-ups.
+ *
+ * Happy path: the thread resolves and dials, writes down what it found and posts the look-up to its loop, which tells
+ * the owner and frees it.
+ * Failure modes: getaddrinfo cannot be stopped. A look-up that is abandoned is freed by whoever finds it last: the
+ * thread, or the loop when it was posted already. The thread touches the loop only under the mutex and only when the
+ * look-up is not abandoned, so that the loop may go before the thread does.
+ */
+#include "control/lookup.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread.h"
+
+struct tl_lookup {
+    struct tl_letter letter; /* to the loop, once is_found */
+    struct tl_loop *loop;
+    struct tl_endpoint endpoint;
+    int64_t deadline_ns;
+    tl_lookup_done_fn done;
+    void *owner;
+
+    pthread_mutex_t mutex; /* guards what follows */
+    bool is_abandoned;
+    bool is_found; /* the thread is over; the loop has the letter */
+    char target[TL_ENDPOINT_TARGET_BYTES];
+    struct tl_error error; /* code TL_OK: target is set */
+};
+
+static void lookup_free(struct tl_lookup *lookup)
+{
+    pthread_mutex_destroy(&lookup->mutex);
+    free(lookup);
+}
+
+static void *run(void *argument)
+{
+    struct tl_lookup *lookup = argument;
+    struct addrinfo *found;
+    struct tl_error error = {.code = TL_OK};
+    char target[TL_ENDPOINT_TARGET_BYTES] = "";
+    if (tl_endpoint_resolve(&lookup->endpoint, TL_TIME_NEVER, &found, &error) == TL_OK) {
+        if (tl_endpoint_dial(&lookup->endpoint, found, lookup->deadline_ns, target, &error) == TL_OK) {
+            error = (struct tl_error){.code = TL_OK};
+        }
+        freeaddrinfo(found);
+    }
+    pthread_mutex_lock(&lookup->mutex);
+    lookup->error = error;
+    memcpy(lookup->target, target, sizeof(target));
+    lookup->is_found = true;
+    bool is_abandoned = lookup->is_abandoned;
+    if (!is_abandoned) tl_loop_post(lookup->loop, &lookup->letter);
+    pthread_mutex_unlock(&lookup->mutex);
+    if (is_abandoned) lookup_free(lookup);
+    return NULL;
+}
+
+static void deliver(struct tl_letter *letter)
+{
+    struct tl_lookup *lookup = TL_CONTAINER_OF(letter, struct tl_lookup, letter);
+    /* Waits for the thread to leave the mutex. */
+    pthread_mutex_lock(&lookup->mutex);
+    bool is_abandoned = lookup->is_abandoned;
+    pthread_mutex_unlock(&lookup->mutex);
+    if (!is_abandoned) lookup->done(lookup->owner, lookup->target, &lookup->error);
+    lookup_free(lookup);
+}
+
+enum tl_status tl_lookup_start(struct tl_loop *loop, const struct tl_endpoint *endpoint, int64_t deadline_ns,
+                               tl_lookup_done_fn done, void *owner, struct tl_lookup **ret_lookup,
+                               struct tl_error *ret_error)
+{
+    struct tl_lookup *lookup = calloc(1, sizeof(*lookup));
+    if (lookup == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to look up a host");
+    lookup->letter.deliver = deliver;
+    lookup->loop = loop;
+    lookup->endpoint = *endpoint;
+    lookup->deadline_ns = deadline_ns;
+    lookup->done = done;
+    lookup->owner = owner;
+    pthread_mutex_init(&lookup->mutex, NULL);
+    enum tl_status status = tl_thread_start("tl-lookup", run, lookup, NULL, ret_error);
+    if (status != TL_OK) {
+        lookup_free(lookup);
+        return status;
+    }
+    *ret_lookup = lookup;
+    return TL_OK;
+}
+
+void tl_lookup_abandon(struct tl_lookup *lookup)
+{
+    pthread_mutex_lock(&lookup->mutex);
+    lookup->is_abandoned = true;
+    pthread_mutex_unlock(&lookup->mutex);
+}
