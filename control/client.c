@@ -3,9 +3,15 @@
 #include "control/client.h"
 
 #include "control/client_call.h"
+#include "control/internal.h"
 #include "control/responses.h"
 #include "grpc/health/v1/health.pb-c.h"
 #include "tensorlane/v1/cluster.pb-c.h"
+
+uint32_t tl_client_protocol_version(void)
+{
+    return TL_PROTOCOL_VERSION;
+}
 
 static enum tl_status take_description(void *context, grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                        struct tl_error *ret_error)

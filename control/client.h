@@ -71,6 +71,10 @@ struct tl_call_options {
     const char *user_agent;     /* NULL: the library's */
 };
 
+/* The version of tensorlane's protocol that these calls speak; a worker of another one says so when it is asked who it
+ * is. */
+uint32_t tl_client_protocol_version(void);
+
 /* Errors, for all of them: TL_UNAVAILABLE with *ret_stage below TL_CALL_RPC: not reached, the message tells which
  * address, what happened and what to check. TL_INVALID_ARGUMENT with TL_CALL_RESOLVE: the address is no "host:port".
  * TL_DEADLINE_EXCEEDED: within rpc_timeout_ns. TL_INTERNAL: the answer is none that such a server gives.

@@ -72,12 +72,13 @@ static bool print_json(const struct tl_target *target, const struct tl_listing *
     return tl_json_out_print(root, false);
 }
 
-static int list(const struct tl_target *target, const char *const *patterns, size_t pattern_count, bool is_json)
+static int list(struct tl_target *target, const char *const *patterns, size_t pattern_count, bool is_json)
 {
     const struct tl_call_options call = tl_target_call_options(target);
     struct tl_listing listing = {0};
     struct tl_error error;
-    enum tl_status status = tl_client_list(&call, "", &listing, NULL, &error);
+    enum tl_status status = tl_target_identify(target, &error);
+    if (status == TL_OK) status = tl_client_list(&call, "", &listing, NULL, &error);
     if (status == TL_OK) status = tl_published_select(&listing, patterns, pattern_count, NULL, 0, &error);
     bool is_printed = false;
     if (status != TL_OK) {

@@ -49,7 +49,7 @@ static void clear_attempt(struct tl_pull *pull)
 static enum tl_status choose(struct tl_pull *pull, struct tl_error *ret_error)
 {
     const struct tl_call_options call = tl_target_call_options(&pull->target);
-    enum tl_status status = tl_target_ask_name(&pull->target, ret_error);
+    enum tl_status status = tl_target_identify(&pull->target, ret_error);
     if (status != TL_OK) return status;
     status = tl_client_list(&call, "", &pull->listing, NULL, ret_error);
     if (status != TL_OK) return status;

@@ -5,7 +5,8 @@
  * A client worker asks for all of them, at most MAX_OUTSTANDING at a time, so that the connection is never idle and the
  * memory for requests is bounded. No single tensor has a deadline: a large pull may take as long as it takes. What has
  * a time limit is silence; when neither a byte nor a completion has come for the time-out, everything is given up and
- * the error tells what state the worker is in.
+ * the error tells what state the worker is in. A worker that has gone is waited for, one that refuses us is not: what
+ * is at its address now is another task or another release.
  */
 #include <stdio.h>
 #include <string.h>
@@ -129,6 +130,12 @@ static enum tl_status look(struct receiver *receiver, size_t completed_count, st
     enum tl_status status = tl_tensor_writer_check(receiver->pull->writer, ret_error);
     if (status != TL_OK) return status;
     look_at_peer(receiver, &info);
+    if (info.state != TL_PEER_UP && tl_target_is_hopeless(info.reason.code)) {
+        char target[TL_TARGET_TEXT_BYTES];
+        tl_error_copy(ret_error, &info.reason);
+        tl_error_prefix(ret_error, "%s: ", tl_target_describe(&receiver->pull->target, target, sizeof(target)));
+        return info.reason.code;
+    }
     if (now_ns - receiver->last_moved_ns < receiver->pull->target.timeout_ns) return TL_OK;
     return report_silence(receiver, &info, ret_error);
 }

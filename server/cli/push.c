@@ -99,6 +99,7 @@ static int run(struct push *push, char **paths, size_t path_count)
     enum tl_status status = tl_mapped_file_guard_process(&error);
     if (status == TL_OK)
         status = tl_tensor_set_read(&push->set, (const char *const *)paths, path_count, push->prefix, &error);
+    if (status == TL_OK) status = tl_target_identify(&push->target, &error);
     if (status == TL_OK) status = push_all(push, &error);
     int code = status == TL_OK ? TL_EXIT_OK : TL_EXIT_FAILED;
     if (status != TL_OK) tl_output_error("push", "%s", error.message);

@@ -25,14 +25,19 @@ static void report_unmatched(const struct tl_call_options *call, const char *pat
     tl_output_error("rm", "%s", error.message);
 }
 
-static int withdraw(const struct tl_target *target, char **patterns, size_t pattern_count, bool is_json)
+static int withdraw(struct tl_target *target, char **patterns, size_t pattern_count, bool is_json)
 {
     const struct tl_call_options call = tl_target_call_options(target);
     uint64_t total = 0;
     int code = TL_EXIT_OK;
+    struct tl_error error;
+    if (tl_target_identify(target, &error) != TL_OK) {
+        tl_output_error("rm", "%s", error.message);
+        pattern_count = 0;
+        code = TL_EXIT_FAILED;
+    }
     for (size_t i = 0; i < pattern_count; i++) {
         uint64_t count = 0;
-        struct tl_error error;
         if (tl_client_withdraw(&call, patterns[i], &count, NULL, &error) != TL_OK) {
             tl_output_error("rm", "%s", error.message);
             code = TL_EXIT_FAILED;

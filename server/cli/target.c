@@ -8,6 +8,7 @@
  */
 #include "server/cli/target.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -104,22 +105,51 @@ static bool split_name(const char *name, char *ret_job, size_t job_capacity, cha
     return true;
 }
 
-enum tl_status tl_target_ask_name(struct tl_target *target, struct tl_error *ret_error)
+/* What the process at the address says of itself fits what the user wants. */
+static enum tl_status check_identity(const struct tl_target *target, const struct tl_description *description,
+                                     const char *name, struct tl_error *ret_error)
+{
+    if (!description->job[0]) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "%s: this process is a client and no worker; name a worker's address", target->address);
+    }
+    if (target->name[0] && strcmp(target->name, name) != 0) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "%s is %s, not %s; correct the configuration, or start %s there", target->address, name,
+                            target->name, target->name);
+    }
+    if (description->protocol_version != tl_client_protocol_version()) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "%s at %s (version %.32s) speaks protocol version %" PRIu32 ", this program speaks %" PRIu32
+                            "; run the same release on both",
+                            name, target->address, description->software_version, description->protocol_version,
+                            tl_client_protocol_version());
+    }
+    return TL_OK;
+}
+
+enum tl_status tl_target_identify(struct tl_target *target, struct tl_error *ret_error)
 {
     const struct tl_call_options call = tl_target_call_options(target);
     struct tl_description description = {0};
-    if (target->name[0]) return TL_OK;
+    char name[TL_MAX_NAME_BYTES];
     enum tl_status status = tl_client_identify(&call, &description, NULL, ret_error);
-    if (status != TL_OK) return status;
-    if (description.job[0]) {
-        snprintf(target->name, sizeof(target->name), "/job:%s/task:%u", description.job, description.task);
-    } else {
-        status = tl_error_set(ret_error, TL_FAILED_PRECONDITION,
-                              "%s: this process is a client and no worker; nothing can be received from it",
-                              target->address);
+    if (status != TL_OK) {
+        if (status == TL_UNIMPLEMENTED && ret_error)
+            tl_error_prefix(ret_error, "%s: a gRPC server answers that is no tensorlane worker: ", target->address);
+        return status;
     }
+    snprintf(name, sizeof(name), "/job:%s/task:%" PRIu32, description.job, description.task);
+    status = check_identity(target, &description, name, ret_error);
+    if (status == TL_OK) snprintf(target->name, sizeof(target->name), "%s", name);
     tl_description_fini(&description);
     return status;
+}
+
+bool tl_target_is_hopeless(enum tl_status code)
+{
+    return code == TL_FAILED_PRECONDITION || code == TL_UNIMPLEMENTED || code == TL_PERMISSION_DENIED ||
+           code == TL_UNAUTHENTICATED;
 }
 
 /* A cluster of one task; NULL when there is no memory. Ownership: free. */
@@ -137,13 +167,11 @@ enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker 
                                      struct tl_error *ret_error)
 {
     struct tl_worker *worker = NULL;
-    enum tl_status status = tl_target_ask_name(target, ret_error);
-    if (status != TL_OK) return status;
     char *config = make_config(target);
     if (!config)
         return tl_error_set(ret_error, TL_INTERNAL, "%s: cannot describe a cluster of this worker", target->name);
     const struct tl_worker_options options = {.size_bytes = sizeof(options), .config_json = config, .is_client = true};
-    status = tl_worker_open(&options, &worker, ret_error);
+    enum tl_status status = tl_worker_open(&options, &worker, ret_error);
     free(config);
     if (status != TL_OK) return status;
     status = tl_worker_find_peer(worker, target->name, ret_peer, ret_error);

@@ -6,6 +6,7 @@
 #ifndef SERVER_CLI_TARGET_H
 #define SERVER_CLI_TARGET_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -21,7 +22,7 @@ struct tl_target {
     const char *given_address;
     int64_t timeout_ns;
     /* Known after tl_target_resolve. */
-    char name[TL_MAX_NAME_BYTES]; /* "" with --address, until tl_target_ask_name */
+    char name[TL_MAX_NAME_BYTES]; /* "" with --address, until tl_target_identify */
     char address[TL_MAX_ADDRESS_BYTES];
 };
 
@@ -49,14 +50,17 @@ int tl_target_resolve(struct tl_target *target, const struct tl_options *options
 /* How to call the target: the longest part of the time-out that finding and connecting may take is 10 s. */
 struct tl_call_options tl_target_call_options(const struct tl_target *target);
 
-/* Asks the target who it is when only its address is known.
- * Errors: of tl_client_identify. TL_FAILED_PRECONDITION: what answers is a client, of which nothing can be received. */
-enum tl_status tl_target_ask_name(struct tl_target *target, struct tl_error *ret_error) TL_MUST_USE;
+/* Asks the process at the target's address who it is, so that nothing is read from, or done to, another worker than the
+ * one that was meant. With --address its name is learnt.
+ * Errors: of tl_client_identify. TL_FAILED_PRECONDITION: it is another task, a client, or of another protocol version.
+ */
+enum tl_status tl_target_identify(struct tl_target *target, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Opens a client that is no member of a cluster and finds the target among its peers; asks the target who it is when
- * only its address is known.
- * Errors: of tl_client_identify, tl_worker_open and tl_worker_find_peer. TL_FAILED_PRECONDITION: what answers belongs
- * to no job. Ownership: *ret_worker until tl_worker_close. */
+/* What is wrong with the target will not pass by itself, so that waiting for it makes no sense. */
+bool tl_target_is_hopeless(enum tl_status code);
+
+/* Opens a client that is no member of a cluster and finds the target, whose name is known, among its peers.
+ * Errors: of tl_worker_open and tl_worker_find_peer. Ownership: *ret_worker until tl_worker_close. */
 enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker **ret_worker, tl_peer_id *ret_peer,
                                      struct tl_error *ret_error) TL_MUST_USE;
 

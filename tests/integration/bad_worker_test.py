@@ -9,7 +9,7 @@ import unittest
 
 import cli_support
 from foreign_support import XXH3, checksum, cluster_pb2, grpc, transfer_pb2
-from cli_support import PATIENCE, read_safetensors, run
+from cli_support import PATIENCE, read_safetensors, run, write_safetensors
 
 DATA = b"data"
 META = transfer_pb2.MetaData(dtype=transfer_pb2.U8, dims=[4], size_bytes=4)
@@ -96,6 +96,8 @@ GREETINGS = {
     "a name for terminals": ([hello(name="\x1b[2J")], r"is \\x1B\[2J, not /job:ps/task:0"),
     "no incarnation": ([hello(incarnation=0)], "gave no incarnation"),
 }
+# greetings that no waiting makes better
+HOPELESS = {what: GREETINGS[what] for what in ("another version", "another name", "no name", "no incarnation")}
 # what it lists -> (entries, what the pull says of it)
 LISTINGS = {
     "no meta-data": ([transfer_pb2.ListEntry(key="a")], "answered wrongly: a: the meta-data of the tensor is missing"),
@@ -115,8 +117,8 @@ LISTINGS = {
 class HostileWorker:
     """Calls itself /job:ps/task:0; lists, greets and answers as it is told."""
 
-    def __init__(self, case, answer=lambda n: [chunk(n, sum_of=DATA)], greeting=(hello(),), listing=(ENTRY,)):
-        self.answer, self.greeting, self.listing = answer, greeting, listing
+    def __init__(self, case, answer=lambda n: [chunk(n, sum_of=DATA)], greeting=(hello(),), listing=(ENTRY,), version=1):
+        self.answer, self.greeting, self.listing, self.version = answer, greeting, listing, version
         server = grpc.server(concurrent.futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         handlers = {"/tensorlane.v1.Cluster/Identify": grpc.unary_unary_rpc_method_handler(self.identify),
                     "/tensorlane.v1.Transfer/List": grpc.unary_stream_rpc_method_handler(self.list),
@@ -131,8 +133,8 @@ class HostileWorker:
         case.addCleanup(server.stop, None)
 
     def identify(self, _request, _context):
-        return cluster_pb2.IdentifyResponse(job="ps", incarnation=77, protocol_version=1,
-                                            is_serving=True).SerializeToString()
+        return cluster_pb2.IdentifyResponse(job="ps", incarnation=77, protocol_version=self.version,
+                                            software_version="9", is_serving=True).SerializeToString()
 
     def list(self, _request, _context):
         yield transfer_pb2.ListResponse(entries=self.listing).SerializeToString()
@@ -158,15 +160,15 @@ class HostileWorker:
 
 @unittest.skipIf(XXH3 is None, "libxxhash.so.0 is not there")
 class Hostile(cli_support.Case):
-    def pull(self, folder, worker, *flags):
+    def pull(self, folder, worker, timeout="1s"):
         folder.mkdir()
-        return run("pull", "--address", worker.address, "-o", folder / "out.safetensors", "--timeout", "1s", *flags)
+        return run("pull", "--address", worker.address, "-o", folder / "out.safetensors", "--timeout", timeout)
 
-    def check_all(self, cases, make_worker):
+    def check_all(self, cases, make_worker, timeout="1s"):
         """Pulls from each at the same time: many of them only end with the time-out."""
         def pull_one(place):
             what, script = place
-            return self.pull(self.folder / what, make_worker(script))
+            return self.pull(self.folder / what, make_worker(script), timeout)
         pool = concurrent.futures.ThreadPoolExecutor(8)
         results = pool.map(pull_one, [(what, script) for what, (script, _) in cases.items()])
         for (what, (_, pattern)), result in zip(cases.items(), results):
@@ -187,6 +189,27 @@ class Hostile(cli_support.Case):
 
     def test_greetings(self):
         self.check_all(GREETINGS, lambda script: HostileWorker(self, greeting=script))
+
+    def test_greetings_that_are_not_waited_for(self):
+        """The time-out is longer than the test's patience."""
+        self.check_all(HOPELESS, lambda script: HostileWorker(self, greeting=script), timeout="600s")
+
+    def test_another_version_by_itself(self):
+        """Nothing is asked of, or done to, a worker of another release."""
+        worker = HostileWorker(self, version=99)
+        model = write_safetensors(self.folder / "model.safetensors", {"a": ("U8", (4,), DATA)})
+        for command in (["ls"], ["rm", "*"], ["push", model], ["pull", "-o", self.folder / "out"]):
+            self.assert_error(1, f"^tensorlane {command[0]}: /job:ps/task:0 at {worker.address} \\(version 9\\) speaks "
+                                 "protocol version 99, this program speaks 1; run the same release on both\n$",
+                              *command, "--address", worker.address, "--timeout", "600s")
+
+    def test_no_worker(self):
+        server = grpc.server(concurrent.futures.ThreadPoolExecutor(1), options=[("grpc.so_reuseport", 0)])
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        self.addCleanup(server.stop, None)
+        self.assert_error(1, f"^tensorlane ls: {address}: a gRPC server answers that is no tensorlane worker: ", "ls",
+                          "--address", address)
 
     def test_listings(self):
         self.check_all(LISTINGS, lambda script: HostileWorker(self, listing=script))

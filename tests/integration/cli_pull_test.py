@@ -189,7 +189,8 @@ class Refused(PullCase):
         wrong = self.write_json({"cluster": {"worker": [cluster.address()]}}, "wrong.json")
         self.target = ("--config", wrong)
         self.assert_run(0, "push", self.model, "--address", cluster.address())
-        self.pull_error("/job:ps/task:0", "--timeout", "2s")
+        self.pull_error("127.0.0.1:[0-9]+ is /job:ps/task:0, not /job:worker/task:0; correct the configuration, or start "
+                        "/job:worker/task:0 there\n", "--timeout", "600s")
 
     def test_no_worker_at_all(self):
         with socket.create_server(("127.0.0.1", 0)) as other:

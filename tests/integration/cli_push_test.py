@@ -41,6 +41,18 @@ class PushCase(cli_support.Case):
         return result
 
 
+class AnotherWorker(PushCase):
+    def test_nothing_is_done_to_it(self):
+        """The configuration says that another task is at the address."""
+        self.assert_run(0, "push", self.model(), *self.to_ps)
+        wrong = self.write_json({"cluster": {"ps": {"3": self.cluster.address()}}}, "wrong.json")
+        for command in (["ls"], ["rm", "*"], ["push", self.folder / "model.safetensors", "--prefix", "more/"]):
+            self.assert_error(1, f"^tensorlane {command[0]}: {self.cluster.address()} is /job:ps/task:0, not "
+                                 "/job:ps/task:3; correct the configuration, or start /job:ps/task:3 there\n$",
+                              *command, "--config", wrong)
+        self.assertEqual(set(self.listed()), set(some_tensors()))
+
+
 class Push(PushCase):
     def test_and_pull(self):
         result = self.assert_run(0, "push", self.model(), *self.to_ps)
@@ -145,7 +157,7 @@ class PushRefused(PushCase):
 
     def test_nobody_there(self):
         model = self.model()
-        result = self.assert_error(1, "0 of .* were published before it.*refused", "push", model, "--address",
+        result = self.assert_error(1, "refused the connection", "push", model, "--address",
                                    f"127.0.0.1:{free_ports(1)[0]}")
         self.assertEqual(result.stdout, "")
         result = self.assert_run(1, "push", model, "--address", f"127.0.0.1:{free_ports(1)[0]}", "--json")
