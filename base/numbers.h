@@ -15,10 +15,10 @@ struct tl_numbers {
     size_t count;
 };
 
-/* The first number; valid until the next push. */
+/* The first number, NULL when there is none; valid until the next push. */
 static inline const uint64_t *tl_numbers_items(const struct tl_numbers *numbers)
 {
-    return numbers->memory + numbers->begin;
+    return numbers->count > 0 ? numbers->memory + numbers->begin : NULL;
 }
 
 /* False: no memory, and nothing has changed. */

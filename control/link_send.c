@@ -471,8 +471,10 @@ void link_send_frames(struct tl_link *link)
     builder->frame.chunks = builder->chunk_pointers;
     builder->frame.cancels = (uint64_t *)tl_numbers_items(&link->cancels);
     builder->frame.n_cancels = tl_min_u64(link->cancels.count, MAX_NUMBERS);
-    builder->frame.received = (uint64_t *)tl_numbers_items(&link->received) + link->told_count;
     builder->frame.n_received = tl_min_u64(link->received.count - link->told_count, MAX_NUMBERS);
+    if (builder->frame.n_received > 0) {
+        builder->frame.received = (uint64_t *)tl_numbers_items(&link->received) + link->told_count;
+    }
     builder->head_bytes = 10 * (builder->frame.n_cancels + builder->frame.n_received);
     add_requests(link, builder);
     add_chunks(link, builder);
