@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Memory that the data plane can reach: a pool of registered memory with an allocator inside, and registrations of
+ * memory that belongs to users.
+ *
+ * The pool consists of regions of pool_bytes each (more for a larger tensor), registered once, on the card's NUMA node,
+ * in huge pages where there are any; blocks are best fit and coalesce when they come back. Tensors whose bytes lie in
+ * it give their block back with their last reference.
+ *
+ * A user's memory is registered as the whole allocation it lies in, once for all tensors of it, and for as long as one
+ * of them lives or an operation uses it: registrations that outlive their memory would show the card pages that are
+ * somebody else's by then. Their number and bytes are bounded; of those that only idle tensors hold, the least recently
+ * used go first.
+ *
+ * Registering takes milliseconds and more; it is done by a slow worker, a thread of its own, never by a reactor.
+ */
+#ifndef DATAPLANE_MEMORY_H
+#define DATAPLANE_MEMORY_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/mailbox.h"
+#include "dataplane/provider.h"
+#include "tensor/tensor.h"
+
+struct tl_memory;
+
+struct tl_memory_options {
+    uint64_t pool_bytes;       /* of one region of the pool */
+    uint64_t max_pool_bytes;   /* of all of them */
+    uint64_t max_cached_bytes; /* of users' memory that is registered at a time */
+    uint64_t max_cached_count;
+};
+
+struct tl_memory_stats {
+    uint64_t pool_regions;
+    uint64_t pool_bytes;      /* registered */
+    uint64_t pool_used_bytes; /* in blocks that are out */
+    uint64_t registrations;   /* of users' memory, since create */
+    uint64_t cached_count;    /* now */
+    uint64_t cached_bytes;
+    uint64_t evictions;
+    uint64_t bounced_bytes; /* copied by the CPU into or out of the pool, since create */
+};
+
+/* Errors: TL_RESOURCE_EXHAUSTED: no memory, or the first pool region cannot be registered (the limit of locked memory,
+ * with its remedy). */
+enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_memory_options *options,
+                                struct tl_memory **ret_memory, struct tl_error *ret_error) TL_MUST_USE;
+/* No pin and no block is out; registrations that tensors still hold are dropped, and the tensors live on. NULL is
+ * accepted. Tensors of the pool keep what they need of it until they go. */
+void tl_memory_destroy(struct tl_memory *memory);
+
+/* ---------------------------------------------------------------------------------------------------------- pool -- */
+
+/* A tensor of this meta-data whose bytes lie in the pool: plain, string (as tl_tensor_create_for) or dead.
+ * Errors: as tl_meta_data_validate; TL_RESOURCE_EXHAUSTED: max_pool_bytes, or what the provider says. Thread: any.
+ * Blocks: when the pool grows. */
+enum tl_status tl_memory_tensor_create(struct tl_memory *memory, const struct tl_meta_data *meta_data,
+                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
+
+/* ---------------------------------------------------------------------------------------------------------- pins -- */
+
+/* A range of memory that operations may name, and the region it lies in; keeps the registration. */
+struct tl_pin {
+    struct tl_region *region; /* NULL: not pinned */
+    void *address;
+    uint64_t len_bytes;
+    void *entry; /* the cache's; NULL: in the pool */
+};
+
+/* Pins the bytes of a tensor if they are registered already; false when they are not. Thread: any. */
+bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_region_access access,
+                   struct tl_pin *ret_pin);
+/* Thread: any. A pin that is not pinned is accepted. */
+void tl_memory_unpin(struct tl_memory *memory, struct tl_pin *pin);
+
+/* A registration by the slow worker. Embedded in whoever waits; must stay valid until done was called. */
+struct tl_registration {
+    struct tl_tensor *tensor; /* borrowed: alive until done */
+    enum tl_region_access access;
+    struct tl_pin pin;       /* in done, with TL_OK */
+    struct tl_error error;   /* in done: TL_OK, or why not */
+    struct tl_letter letter; /* to the poster's mailbox: deliver is set by the caller and runs on its thread */
+    void (*post)(void *context, struct tl_letter *letter); /* brings the letter there. Thread: any */
+    void *context;
+    struct tl_list link; /* the slow worker's */
+};
+/* Registers the allocation behind the tensor and pins its bytes; the letter follows exactly once. Thread: any. */
+void tl_memory_register(struct tl_memory *memory, struct tl_registration *registration);
+
+/* Counts bytes that were copied by the CPU. Thread: any. */
+void tl_memory_count_bounce(struct tl_memory *memory, uint64_t len_bytes);
+/* Thread: any. */
+void tl_memory_get_stats(struct tl_memory *memory, struct tl_memory_stats *ret_stats);
+
+#endif

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The defaults of what a provider leaves out. */
+#include "dataplane/provider.h"
+
+#include "base/error.h"
+
+static enum tl_status not_supported(const struct tl_provider *provider, const char *what, struct tl_error *ret_error)
+{
+    return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s (%s) does not support %s", provider->name, provider->ops->name,
+                        what);
+}
+
+enum tl_status tl_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
+                                enum tl_region_access access, struct tl_region **ret_region, struct tl_error *ret_error)
+{
+    if (provider->ops->region_create == NULL) return not_supported(provider, "registered memory", ret_error);
+    return provider->ops->region_create(provider, address, len_bytes, access, ret_region, ret_error);
+}
+
+void tl_region_destroy(struct tl_region *region)
+{
+    if (region != NULL) region->provider->ops->region_destroy(region);
+}
+
+enum tl_status tl_queue_pair_create(struct tl_provider *provider, const struct tl_queue_pair_options *options,
+                                    const struct tl_queue_pair_events *events, void *owner,
+                                    struct tl_queue_pair **ret_pair, struct tl_error *ret_error)
+{
+    if (options->keys == TL_KEYS_WINDOW && !provider->limits.has_windows) {
+        return not_supported(provider, "memory windows; set \"rdma\": {\"keys\": \"region\"}", ret_error);
+    }
+    return provider->ops->create(provider, options, events, owner, ret_pair, ret_error);
+}
+
+enum tl_status tl_queue_pair_expose(struct tl_queue_pair *pair, struct tl_region *region, void *address,
+                                    uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+{
+    if (pair->ops->expose == NULL) return not_supported(pair->provider, "writes of its peer", ret_error);
+    return pair->ops->expose(pair, region, address, len_bytes, exposure, ret_error);
+}
+
+bool tl_provider_arm(struct tl_provider *provider)
+{
+    return provider->ops->arm == NULL || provider->ops->arm(provider);
+}
+
+void tl_provider_disarm(struct tl_provider *provider)
+{
+    if (provider->ops->disarm != NULL) provider->ops->disarm(provider);
+}
+
+void tl_queue_pair_ring(struct tl_queue_pair *pair)
+{
+    if (pair->ops->ring != NULL) pair->ops->ring(pair);
+}
