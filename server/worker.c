@@ -8,6 +8,7 @@
  * then the table fails what is left, every operation has completed, and the parts are freed.
  */
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -194,7 +195,8 @@ enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl
     }
     struct tl_worker *worker = calloc(1, sizeof(*worker));
     if (worker == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
-    teach_allocator();
+    static pthread_once_t taught = PTHREAD_ONCE_INIT;
+    pthread_once(&taught, teach_allocator);
     worker->opened_ns = tl_clock_now_ns();
     worker->self.incarnation = tl_random_u64();
     tl_list_init(&worker->peer_waits);
