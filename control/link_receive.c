@@ -146,6 +146,7 @@ static void fetch_complete(struct link_fetch *entry, const Tensorlane__V1__Chunk
     link->control->stats.tensors_received++;
     result.code = TL_OK;
     struct tl_fetch *fetch = link_fetch_remove(entry);
+    fetch->path = fetch->meta_data.dtype == TL_STRING ? TL_PATH_SERIALIZED : TL_PATH_GRPC;
     fetch->ops->done(fetch, &result);
 }
 

@@ -37,7 +37,7 @@ struct tl_region;
 #define TL_DESCRIPTOR_MAX_BYTES 48
 #define TL_INTRODUCTION_MAX_BYTES 192
 /* Slots of this size hold every control message. */
-#define TL_SLOT_BYTES 1024
+#define TL_SLOT_BYTES 1152
 
 /* Where a peer may write. Travels inside control messages. */
 struct tl_descriptor {

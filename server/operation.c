@@ -235,7 +235,9 @@ static enum tl_status fetch_place(struct tl_fetch *fetch, const struct tl_meta_d
     struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, request.fetch);
     enum tl_status status;
     if (op->destination == NULL) {
-        status = tl_tensor_create_for(meta_data, ret_destination, ret_error);
+        const struct tl_allocator *allocator = fetch->allocator;
+        status = allocator != NULL ? allocator->create(allocator->context, meta_data, ret_destination, ret_error)
+                                   : tl_tensor_create_for(meta_data, ret_destination, ret_error);
         if (status != TL_OK) tl_error_prefix(ret_error, "tensor '%s': ", op->key);
         return status;
     }
@@ -285,8 +287,7 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
     struct tl_tensor *tensor = fetch->destination;
     fetch->destination = NULL;
     op->is_verified = fetch->is_verified;
-    enum tl_path path = fetch->meta_data.dtype == TL_STRING ? TL_PATH_SERIALIZED : TL_PATH_GRPC;
-    recv_succeed(op, tensor, fetch->offer_step, path);
+    recv_succeed(op, tensor, fetch->offer_step, fetch->path);
 }
 
 static const struct tl_fetch_ops fetch_ops = {.place = fetch_place, .done = fetch_done};
@@ -668,6 +669,6 @@ enum tl_status tl_cancel(struct tl_worker *worker, tl_op_id op)
 
 const char *tl_path_name(enum tl_path path)
 {
-    static const char *const names[] = {"none", "self", "grpc", "serialized"};
+    static const char *const names[] = {"none", "self", "grpc", "serialized", "zero-copy", "bounce"};
     return (size_t)path < TL_ARRAY_COUNT(names) ? names[path] : "none";
 }

@@ -14,6 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <tensorlane/worker.h>
+
 #include "base/list.h"
 #include "tensor/tensor.h"
 
@@ -63,9 +65,19 @@ struct tl_listing {
 
 struct tl_fetch;
 
+/* Where a transport wants destinations to lie that it may choose. */
+struct tl_allocator {
+    /* A tensor of this meta-data with memory to receive into. Errors: TL_RESOURCE_EXHAUSTED. Thread: the transport's.
+     */
+    enum tl_status (*create)(void *context, const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                             struct tl_error *ret_error);
+    void *context;
+};
+
 struct tl_fetch_ops {
-    /* The meta-data is known: chooses where the bytes go, with a reference for the caller. Called again when a value
-     * of other meta-data takes the place of the one that was begun. Errors: end the fetch with them. */
+    /* The meta-data is known: chooses where the bytes go, with a reference for the caller: fetch->allocator makes new
+     * memory if there is one, else tl_tensor_create_for. Called again when a value of other meta-data takes the place
+     * of the one that was begun. Errors: end the fetch with them. Thread: the transport's. */
     enum tl_status (*place)(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                             struct tl_tensor **ret_destination, struct tl_error *ret_error);
     /* The fetch is over; exactly once per start. TL_OK: all bytes are in the destination, checked as asked.
@@ -91,7 +103,10 @@ struct tl_fetch {
     bool is_verified;
     bool is_final; /* in done: the status is the owner's answer, whatever its code */
 
-    struct tl_list transport_link; /* the transport's, from start to done */
+    enum tl_path path; /* how the bytes came; in done with TL_OK */
+
+    const struct tl_allocator *allocator; /* the transport's, from start to done; NULL: none */
+    struct tl_list transport_link;        /* the transport's, from start to done */
     void *transport_state;
 };
 

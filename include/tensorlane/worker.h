@@ -139,10 +139,12 @@ enum tl_path {
     TL_PATH_NONE = 0,       /* no bytes: failed, dead or zero-size */
     TL_PATH_SELF = 1,       /* within this worker, by reference */
     TL_PATH_GRPC = 2,       /* over gRPC, copied once at the receiver */
-    TL_PATH_SERIALIZED = 3, /* over gRPC, serialized (strings) */
+    TL_PATH_SERIALIZED = 3, /* serialized (strings), over gRPC or the data plane */
+    TL_PATH_ZERO_COPY = 4,  /* written by the data plane straight from the source tensor into the destination tensor */
+    TL_PATH_BOUNCE = 5,     /* by the data plane, copied through registered memory on at least one side */
 };
 
-/* "none", "self", "grpc", "serialized". Static. */
+/* "none", "self", "grpc", "serialized", "zero-copy", "bounce". Static. */
 TL_API const char *tl_path_name(enum tl_path path);
 
 struct tl_completion {
