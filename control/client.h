@@ -58,17 +58,38 @@ void tl_listing_fini(struct tl_listing *listing);
 
 /* How far a call came, for messages that help. */
 enum tl_call_stage {
-    TL_CALL_RESOLVE = 0, /* the name could not be resolved */
-    TL_CALL_CONNECT = 1, /* TCP: refused, unreachable, timed out */
-    TL_CALL_HTTP2 = 2,   /* connected, but what answers does not speak HTTP/2 */
-    TL_CALL_RPC = 3,     /* the call was made; its status is the result */
+    TL_CALL_OPTIONS = 0, /* the headers or what belongs to TLS cannot be used */
+    TL_CALL_RESOLVE = 1, /* the name could not be resolved */
+    TL_CALL_CONNECT = 2, /* TCP: refused, unreachable, timed out */
+    TL_CALL_HTTP2 = 3,   /* connected, but what answers does not speak HTTP/2, or TLS could not be agreed upon */
+    TL_CALL_RPC = 4,     /* the call was made; its status is the result */
+};
+
+/* Metadata of a call. */
+struct tl_call_header {
+    const char *name; /* lower case */
+    const char *value;
+};
+
+/* How a call is protected; texts are PEM. */
+struct tl_call_tls {
+    const char *root_certs;  /* whom to trust; NULL: whom the system does */
+    const char *cert_chain;  /* who we are; NULL: nobody */
+    const char *private_key; /* NULL exactly when cert_chain is */
+    const char *server_name; /* whom the certificate must be for; NULL: the address's host */
+    bool is_unverified;      /* any certificate will do, of anybody */
 };
 
 struct tl_call_options {
-    const char *address;        /* "host:port" */
-    int64_t connect_timeout_ns; /* for name, TCP and HTTP/2 together */
-    int64_t rpc_timeout_ns;     /* for the call, once connected */
-    const char *user_agent;     /* NULL: the library's */
+    const char *address;                  /* "host:port" */
+    int64_t connect_timeout_ns;           /* for name, TCP and HTTP/2 together */
+    int64_t rpc_timeout_ns;               /* for the call, once connected */
+    const char *user_agent;               /* NULL: the library's */
+    const struct tl_call_header *headers; /* [header_count] */
+    size_t header_count;
+    const struct tl_call_tls *tls; /* NULL: no TLS */
+    bool is_gzip; /* says that the request is compressed, compresses it where that makes it smaller, takes compressed
+                   * answers of at most 64 KiB */
 };
 
 /* The version of tensorlane's protocol that these calls speak; a worker of another one says so when it is asked who it
@@ -76,7 +97,8 @@ struct tl_call_options {
 uint32_t tl_client_protocol_version(void);
 
 /* Errors, for all of them: TL_UNAVAILABLE with *ret_stage below TL_CALL_RPC: not reached, the message tells which
- * address, what happened and what to check. TL_INVALID_ARGUMENT with TL_CALL_RESOLVE: the address is no "host:port".
+ * address, what happened and what to check. TL_INVALID_ARGUMENT with TL_CALL_RESOLVE: the address is no "host:port";
+ * with TL_CALL_OPTIONS: a header that gRPC does not take, or certificates or a key that TLS does not take.
  * TL_DEADLINE_EXCEEDED: within rpc_timeout_ns. TL_INTERNAL: the answer is none that such a server gives.
  * TL_RESOURCE_EXHAUSTED: no memory. Else the status of the call. ret_stage may be NULL and is set on success too. */
 enum tl_status tl_client_identify(const struct tl_call_options *options, struct tl_description *ret_description,

@@ -3,8 +3,8 @@
  * Calls of tools.
  *
  * Happy path: the name is resolved and the port dialled by us, so that a message can say what was wrong; then gRPC
- * connects; once its channel is ready, the call is made. All of it happens in a loop of its own, run by the caller's
- * thread.
+ * connects, with TLS when that is asked for; once its channel is ready, the call is made. All of it happens in a loop
+ * of its own, run by the caller's thread.
  *
  * Failure modes: whatever answers the connection but no HTTP/2 settings, with something else or with nothing, shows as
  * a channel that does not become ready. What a server answers is checked; an answer that cannot be ends the call with
@@ -12,6 +12,7 @@
  */
 #include "control/client_call.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -24,6 +25,8 @@
 
 #define ARENA_BYTES (4 * 1024 * 1024)
 #define MAX_RESPONSE_BYTES (4 * 1024 * 1024)
+/* Before it is unpacked, which can make it a thousand times larger. */
+#define MAX_GZIP_RESPONSE_BYTES (64 * 1024)
 
 /* ---------------------------------------------------------------------------------------------------- connecting -- */
 
@@ -37,6 +40,46 @@ static void look_out_complete(struct tl_tag *tag, bool is_ok)
 {
     (void)is_ok;
     TL_CONTAINER_OF(tag, struct look_out, tag)->is_over = true;
+}
+
+static void stream_closed(struct tl_stream *stream, const struct tl_error *status)
+{
+    struct tl_client *client = tl_stream_owner(stream);
+    client->status = *status;
+    client->stream = NULL;
+}
+
+/* What gRPC says of a failed connection, without the names of what it has tried. */
+static const char *cut_to_reason(const char *message)
+{
+    static const char *const before[] = {"Ssl handshake failed: ", "last error: "};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(before); i++) {
+        const char *found = strstr(message, before[i]);
+        if (found != NULL) return found + strlen(before[i]);
+    }
+    return message;
+}
+
+/* The state of a channel does not say why it is as it is, the end of a call does. */
+static enum tl_status no_tls(struct tl_client *client, int64_t deadline_ns, struct tl_error *ret_error)
+{
+    static const struct tl_stream_events events = {.on_closed = stream_closed};
+    enum tl_status status = tl_stream_call(client->loop, client->channel, "/grpc.health.v1.Health/Check", deadline_ns,
+                                           &events, client, &client->stream, ret_error);
+    if (status != TL_OK) return status;
+    while (client->stream != NULL)
+        (void)tl_loop_run_once(client->loop, TL_TIME_NEVER);
+    const char *message = client->status.message;
+    if (strncmp(message, "empty address list", 18) == 0) { /* gRPC could make no connection out of the address */
+        client->stage = TL_CALL_OPTIONS;
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "TLS does not take the certificates or the key that were given; is each file whole, and "
+                            "the key that of the certificate?");
+    }
+    return tl_error_set(ret_error, TL_UNAVAILABLE,
+                        "%s takes connections but TLS could not be agreed upon: %.600s; does it speak TLS, is its "
+                        "certificate for this name and of a trusted authority, and does it want one of ours?",
+                        client->options->address, cut_to_reason(message));
 }
 
 static enum tl_status no_http2(const struct tl_client *client, bool is_silent, struct tl_error *ret_error)
@@ -62,7 +105,8 @@ static enum tl_status wait_ready(struct tl_client *client, int64_t deadline_ns, 
         grpc_connectivity_state state = grpc_channel_check_connectivity_state(client->channel, 1);
         if (state == GRPC_CHANNEL_READY) return TL_OK;
         if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) {
-            return no_http2(client, false, ret_error);
+            return client->options->tls != NULL ? no_tls(client, deadline_ns, ret_error)
+                                                : no_http2(client, false, ret_error);
         }
         if (tl_clock_remaining_ns(deadline_ns) == 0) return no_http2(client, true, ret_error);
         struct look_out look_out = {.is_over = false};
@@ -91,13 +135,53 @@ static enum tl_status connect_tcp(struct tl_client *client, int64_t deadline_ns,
     return status;
 }
 
+/* Whether gRPC takes the metadata: it would end the process over what it does not. */
+static enum tl_status check_headers(const struct tl_call_options *options, struct tl_error *ret_error)
+{
+    for (size_t i = 0; i < options->header_count; i++) {
+        grpc_slice name = grpc_slice_from_static_string(options->headers[i].name);
+        grpc_slice value = grpc_slice_from_static_string(options->headers[i].value);
+        if (!grpc_header_key_is_legal(name) || strncmp(options->headers[i].name, "grpc-", 5) == 0) {
+            return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                                "the header \"%s\" has a name that gRPC does not take; use lower-case letters, digits, "
+                                "'-', '_' and '.', and nothing that begins with grpc-",
+                                options->headers[i].name);
+        }
+        if (!grpc_is_binary_header(name) && !grpc_header_nonbin_value_is_legal(value)) {
+            return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                                "the header \"%s\" has a value with more than printable ASCII; give it a name that "
+                                "ends in -bin",
+                                options->headers[i].name);
+        }
+    }
+    return TL_OK;
+}
+
+/* gRPC uses it as long as the call exists. */
+static enum tl_status copy_headers(struct tl_client *client, struct tl_error *ret_error)
+{
+    size_t count = client->options->header_count;
+    client->metadata = calloc(count + 1, sizeof(*client->metadata));
+    if (client->metadata == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu headers", count);
+    }
+    for (size_t i = 0; i < count; i++) {
+        client->metadata[i].key = grpc_slice_from_copied_string(client->options->headers[i].name);
+        client->metadata[i].value = grpc_slice_from_copied_string(client->options->headers[i].value);
+    }
+    return TL_OK;
+}
+
 enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_options *options,
                               struct tl_error *ret_error)
 {
     *client = (struct tl_client){.options = options};
     int64_t deadline_ns = tl_clock_deadline_ns(options->connect_timeout_ns);
     char target[TL_ENDPOINT_TARGET_BYTES];
-    enum tl_status status = connect_tcp(client, deadline_ns, target, ret_error);
+    const struct tl_call_tls *tls = options->tls;
+    enum tl_status status = check_headers(options, ret_error);
+    if (status == TL_OK) status = copy_headers(client, ret_error);
+    if (status == TL_OK) status = connect_tcp(client, deadline_ns, target, ret_error);
     if (status == TL_OK) status = tl_loop_create(&client->loop, ret_error);
     if (status == TL_OK) status = tl_wire_arena_init(&client->arena, ARENA_BYTES, ret_error);
     if (status != TL_OK) return status;
@@ -106,9 +190,11 @@ enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_opt
         .keepalive_ns = TL_TIME_NEVER,
         .keepalive_timeout_ns = TL_TIME_NEVER,
         .connect_timeout_ns = TL_TIME_NEVER, /* ours ends first, and knows why */
-        .max_message_bytes = MAX_RESPONSE_BYTES,
+        .max_message_bytes = options->is_gzip ? MAX_GZIP_RESPONSE_BYTES : MAX_RESPONSE_BYTES,
         .user_agent = options->user_agent,
-        .authority = options->address,
+        .authority = tls != NULL && tls->server_name != NULL ? tls->server_name : options->address,
+        .tls = tls,
+        .is_gzip = options->is_gzip,
     };
     client->channel = tl_channel_create(target, &channel_options);
     status = wait_ready(client, deadline_ns, ret_error);
@@ -120,6 +206,12 @@ void tl_client_close(struct tl_client *client)
 {
     TL_CHECK(client->stream == NULL);
     if (client->channel != NULL) grpc_channel_destroy(client->channel);
+    for (size_t i = 0; client->metadata != NULL && i < client->options->header_count; i++) {
+        grpc_slice_unref(client->metadata[i].key);
+        grpc_slice_unref(client->metadata[i].value);
+    }
+    free(client->metadata);
+    client->metadata = NULL;
     tl_wire_arena_fini(&client->arena);
     tl_loop_destroy(client->loop);
     client->channel = NULL;
@@ -161,13 +253,6 @@ static void stream_sent(struct tl_stream *stream)
     if (client->failure.code == TL_OK && client->method->sent != NULL) client->method->sent(client);
 }
 
-static void stream_closed(struct tl_stream *stream, const struct tl_error *status)
-{
-    struct tl_client *client = tl_stream_owner(stream);
-    client->status = *status;
-    client->stream = NULL;
-}
-
 static const struct tl_stream_events stream_events = {
     .on_message = stream_message,
     .on_sent = stream_sent,
@@ -180,8 +265,9 @@ enum tl_status tl_client_start(struct tl_client *client, const struct tl_client_
     if (request == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a request");
     client->method = method;
     client->context = context;
-    enum tl_status status = tl_stream_call(client->loop, client->channel, method->name, deadline_ns, &stream_events,
-                                           client, &client->stream, ret_error);
+    const struct tl_stream_headers headers = {.metadata = client->metadata, .count = client->options->header_count};
+    enum tl_status status = tl_stream_call_with(&headers, client->loop, client->channel, method->name, deadline_ns,
+                                                &stream_events, client, &client->stream, ret_error);
     if (status != TL_OK) {
         grpc_byte_buffer_destroy(request);
         return status;

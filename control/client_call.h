@@ -33,6 +33,7 @@ struct tl_client {
     enum tl_call_stage stage;
     struct tl_loop *loop;
     grpc_channel *channel;
+    grpc_metadata *metadata;    /* the options' headers */
     struct tl_wire_arena arena; /* the response that is being handled */
     const struct tl_client_method *method;
     void *context;            /* of method->take */

@@ -5,6 +5,7 @@
 
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <tensorlane/status.h>
@@ -15,13 +16,17 @@ grpc_server_credentials *tl_credentials_for_server(void);
 /* Bytes of a frame that a side takes at most; the same on both sides. */
 #define TL_HTTP2_FRAME_BYTES (4 * 1024 * 1024)
 
+struct tl_call_tls;
+
 struct tl_channel_options {
-    int64_t keepalive_ns;         /* quiet time after which the connection is probed; TL_TIME_NEVER: never */
-    int64_t keepalive_timeout_ns; /* time to answer the probe */
-    int64_t connect_timeout_ns;   /* for one attempt */
-    uint64_t max_message_bytes;   /* received */
-    const char *user_agent;       /* NULL: the library's */
-    const char *authority;        /* "host:port" as its user calls the server; NULL: the address */
+    int64_t keepalive_ns;          /* quiet time after which the connection is probed; TL_TIME_NEVER: never */
+    int64_t keepalive_timeout_ns;  /* time to answer the probe */
+    int64_t connect_timeout_ns;    /* for one attempt */
+    uint64_t max_message_bytes;    /* received */
+    const char *user_agent;        /* NULL: the library's */
+    const char *authority;         /* "host:port" as its user calls the server; NULL: the address */
+    const struct tl_call_tls *tls; /* NULL: none; else the certificate must be for the authority's host */
+    bool is_gzip;                  /* sends gzip, and takes it, whose size is limited before it is unpacked */
 };
 
 /* A channel of its own (one TCP connection, shared with no other) to "host:port", or to a target with a scheme

@@ -219,6 +219,14 @@ enum tl_status tl_stream_call(struct tl_loop *loop, grpc_channel *channel, const
                               const struct tl_stream_events *events, void *owner, struct tl_stream **ret_stream,
                               struct tl_error *ret_error)
 {
+    static const struct tl_stream_headers none;
+    return tl_stream_call_with(&none, loop, channel, method, deadline_ns, events, owner, ret_stream, ret_error);
+}
+
+enum tl_status tl_stream_call_with(const struct tl_stream_headers *headers, struct tl_loop *loop, grpc_channel *channel,
+                                   const char *method, int64_t deadline_ns, const struct tl_stream_events *events,
+                                   void *owner, struct tl_stream **ret_stream, struct tl_error *ret_error)
+{
     struct tl_stream *stream = stream_create(loop, events, owner);
     if (stream == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a call of %s", method);
     stream->is_client = true;
@@ -229,6 +237,8 @@ enum tl_status tl_stream_call(struct tl_loop *loop, grpc_channel *channel, const
     TL_CHECK(stream->call != NULL);
     grpc_op ops[3] = {
         initial_metadata_op(), {.op = GRPC_OP_RECV_INITIAL_METADATA}, {.op = GRPC_OP_RECV_STATUS_ON_CLIENT}};
+    ops[0].data.send_initial_metadata.metadata = headers->metadata;
+    ops[0].data.send_initial_metadata.count = headers->count;
     ops[1].data.recv_initial_metadata.recv_initial_metadata = &stream->initial_metadata;
     ops[2].data.recv_status_on_client.trailing_metadata = &stream->trailing_metadata;
     ops[2].data.recv_status_on_client.status = &stream->status_code;

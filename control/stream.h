@@ -41,6 +41,16 @@ enum tl_status tl_stream_call(struct tl_loop *loop, grpc_channel *channel, const
                               const struct tl_stream_events *events, void *owner, struct tl_stream **ret_stream,
                               struct tl_error *ret_error) TL_MUST_USE;
 
+struct tl_stream_headers {
+    grpc_metadata *metadata; /* [count]; keys and values must be legal for gRPC, which takes references */
+    size_t count;
+};
+
+/* The same, with metadata that is sent in front of the request. */
+enum tl_status tl_stream_call_with(const struct tl_stream_headers *headers, struct tl_loop *loop, grpc_channel *channel,
+                                   const char *method, int64_t deadline_ns, const struct tl_stream_events *events,
+                                   void *owner, struct tl_stream **ret_stream, struct tl_error *ret_error) TL_MUST_USE;
+
 /* Wraps a call that a server has accepted; takes over the call. */
 enum tl_status tl_stream_accept(struct tl_loop *loop, grpc_call *call, const struct tl_stream_events *events,
                                 void *owner, struct tl_stream **ret_stream, struct tl_error *ret_error) TL_MUST_USE;

@@ -20,9 +20,11 @@
 
 #define DEFAULT_INTERVAL_NS (2 * TL_NS_PER_SEC)
 
-static const char no_tls[] = "this version speaks gRPC without TLS only; leave the flag away";
-static const char no_headers[] = "this version sends no metadata of its own; leave the flag away";
-static const char no_gzip[] = "this version does not compress; leave the flag away";
+static const char no_alts[] =
+    "ALTS works on Google's machines only, and this program does not have it; use -tls, or nothing";
+static const char no_spiffe[] =
+    "this program does not speak with a SPIFFE agent; give it what the agent writes to files, "
+    "with -tls -tls-ca-cert -tls-client-cert -tls-client-key";
 
 /* Checks what goes together and runs the right half. */
 static int dispatch(struct tl_health_flags *flags, const struct tl_options *options, int argc, char **argv)
@@ -34,13 +36,16 @@ static int dispatch(struct tl_health_flags *flags, const struct tl_options *opti
         return tl_options_refuse(options, "either an address or --config, not both");
     if (flags->config_path) {
         if (flags->service[0]) return tl_options_refuse(options, "--service belongs to an address, not to --config");
+        if (tl_probe_flags_are_used(&flags->probe))
+            return tl_options_refuse(options, "--rpc-header, --gzip and --tls belong to an address, not to --config");
         return tl_health_cluster(flags);
     }
     if (flags->is_json || flags->is_watching || flags->has_pairs)
         return tl_options_refuse(options, "--json, --watch and --pairs belong to --config");
     if (!flags->address || !flags->address[0])
         return tl_options_refuse(options, "whose health? -addr HOST:PORT or --config FILE");
-    return tl_health_probe(flags);
+    int code = tl_probe_flags_check(&flags->probe, options);
+    return code >= 0 ? code : tl_health_probe(flags);
 }
 
 int tl_command_health(int argc, char **argv)
@@ -55,7 +60,7 @@ int tl_command_health(int argc, char **argv)
          "for connecting (1s; with -config 5s)"},
         {"rpc-timeout", 0, TL_OPTION_DURATION, &flags.rpc_timeout_ns, "DURATION",
          "for the answer (1s; with -config 5s)"},
-        {"user-agent", 0, TL_OPTION_TEXT, &flags.user_agent, "TEXT", "what to call ourselves"},
+        {"user-agent", 0, TL_OPTION_TEXT, &flags.user_agent, "TEXT", "what to call ourselves (grpc_health_probe)"},
         {"v", 0, TL_OPTION_FLAG, &flags.is_verbose, NULL, "tell each step on stderr"},
         {"version", 0, TL_OPTION_FLAG, &wants_version, NULL, "print the version"},
         {"config", 'c', TL_OPTION_TEXT, &flags.config_path, "FILE", "ask all workers of this cluster"},
@@ -63,16 +68,17 @@ int tl_command_health(int argc, char **argv)
         {"pairs", 0, TL_OPTION_FLAG, &flags.has_pairs, NULL, "with -config: also how every worker sees every other"},
         {"watch", 0, TL_OPTION_FLAG, &flags.is_watching, NULL, "with -config: again and again"},
         {"interval", 0, TL_OPTION_DURATION, &flags.interval_ns, "DURATION", "with -watch: time between two (2s)"},
-        {"rpc-header", 0, TL_OPTION_REFUSED, NULL, no_headers, ""},
-        {"gzip", 0, TL_OPTION_REFUSED, NULL, no_gzip, ""},
-        {"tls", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
-        {"tls-no-verify", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
-        {"tls-ca-cert", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
-        {"tls-client-cert", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
-        {"tls-client-key", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
-        {"tls-server-name", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
-        {"alts", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
-        {"spiffe", 0, TL_OPTION_REFUSED, NULL, no_tls, ""},
+        {"rpc-header", 0, TL_OPTION_TEXTS, &flags.probe.headers, "'NAME: VALUE'", "send this too; may be repeated"},
+        {"gzip", 0, TL_OPTION_FLAG, &flags.probe.is_gzip, NULL, "compress the request, take a compressed answer"},
+        {"tls", 0, TL_OPTION_FLAG, &flags.probe.has_tls, NULL, "use TLS"},
+        {"tls-ca-cert", 0, TL_OPTION_TEXT, &flags.probe.ca_path, "FILE", "whom to trust (whom the system does)"},
+        {"tls-client-cert", 0, TL_OPTION_TEXT, &flags.probe.cert_path, "FILE", "our certificate"},
+        {"tls-client-key", 0, TL_OPTION_TEXT, &flags.probe.key_path, "FILE", "its key"},
+        {"tls-server-name", 0, TL_OPTION_TEXT, &flags.probe.server_name, "NAME",
+         "whom the server's certificate must be for (the host)"},
+        {"tls-no-verify", 0, TL_OPTION_FLAG, &flags.probe.is_unverified, NULL, "take any certificate"},
+        {"alts", 0, TL_OPTION_REFUSED, NULL, no_alts, ""},
+        {"spiffe", 0, TL_OPTION_REFUSED, NULL, no_spiffe, ""},
     };
     const struct tl_options options = {
         .command = "health",
@@ -85,10 +91,11 @@ int tl_command_health(int argc, char **argv)
         .usage_exit = TL_HEALTH_EXIT_USAGE,
     };
     int code = tl_options_parse(&options, argc, argv, &first);
-    if (code >= 0) return code;
-    if (wants_version) {
+    if (code < 0 && wants_version) {
         printf("%s\n", tl_version());
-        return tl_output_finish("health", TL_HEALTH_EXIT_OK);
+        code = tl_output_finish("health", TL_HEALTH_EXIT_OK);
     }
-    return dispatch(&flags, &options, argc - first, argv + first);
+    if (code < 0) code = dispatch(&flags, &options, argc - first, argv + first);
+    tl_texts_fini(&flags.probe.headers);
+    return code;
 }

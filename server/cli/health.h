@@ -8,12 +8,14 @@
 
 #include "config/config.h"
 #include "control/client.h"
+#include "server/cli/probe_call.h"
 
 struct tl_health_flags {
     const char *address;
     const char *service;
     const char *user_agent;
     const char *config_path;
+    struct tl_probe_flags probe;
     int64_t connect_timeout_ns; /* 0: the default of what is asked */
     int64_t rpc_timeout_ns;
     int64_t interval_ns;

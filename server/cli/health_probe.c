@@ -34,16 +34,44 @@ static void tell_options(const struct tl_health_flags *flags, const struct tl_ca
             tl_text_format_duration(call->rpc_timeout_ns, rpc, sizeof(rpc)));
 }
 
+/* Not what the headers say: it may be a secret. */
+static void tell_extras(const struct tl_call_options *call)
+{
+    for (size_t i = 0; i < call->header_count; i++) {
+        fprintf(stderr, "with header ");
+        tl_output_put_escaped(stderr, call->headers[i].name);
+        fputc('\n', stderr);
+    }
+    if (call->is_gzip) fprintf(stderr, "with gzip\n");
+    if (!call->tls) return;
+    fprintf(stderr, "with TLS, %s, %s a certificate of ours, for the server ",
+            call->tls->is_unverified ? "whatever the server's certificate"
+            : call->tls->root_certs  ? "trusting the authorities given"
+                                     : "trusting the system's authorities",
+            call->tls->cert_chain ? "with" : "without");
+    tl_output_put_escaped(stderr, call->tls->server_name ? call->tls->server_name : call->address);
+    fputc('\n', stderr);
+}
+
 /* The call failed: says why, as grpc_health_probe does, and returns its exit code. */
 static int report_failure(const struct tl_call_options *call, enum tl_call_stage stage, const struct tl_error *error)
 {
     char timeout[32];
+    if (stage == TL_CALL_OPTIONS) {
+        tl_output_error("health", "%s", error->message);
+        return TL_HEALTH_EXIT_USAGE;
+    }
     if (stage < TL_CALL_RPC) {
         tl_output_error("health", "failed to connect service \"%s\" within %s: %s", call->address,
                         tl_text_format_duration(call->connect_timeout_ns, timeout, sizeof(timeout)), error->message);
         return TL_HEALTH_EXIT_CONNECT;
     }
-    if (error->code == TL_UNIMPLEMENTED) {
+    if (error->code == TL_UNIMPLEMENTED && call->is_gzip) {
+        tl_output_error("health",
+                        "health rpc failed: UNIMPLEMENTED: %s; a server that takes no compressed messages needs the "
+                        "probe without -gzip",
+                        error->message);
+    } else if (error->code == TL_UNIMPLEMENTED) {
         tl_output_error("health", "this server does not implement the grpc health protocol (grpc.health.v1.Health): %s",
                         error->message);
     } else if (error->code == TL_DEADLINE_EXCEEDED) {
@@ -55,29 +83,47 @@ static int report_failure(const struct tl_call_options *call, enum tl_call_stage
     return TL_HEALTH_EXIT_RPC;
 }
 
-int tl_health_probe(const struct tl_health_flags *flags)
+/* Asks and says what came of it. */
+static int probe(const struct tl_health_flags *flags, const struct tl_call_options *call)
 {
-    const struct tl_call_options call = {
-        .address = flags->address,
-        .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : DEFAULT_TIMEOUT_NS,
-        .rpc_timeout_ns = flags->rpc_timeout_ns > 0 ? flags->rpc_timeout_ns : DEFAULT_TIMEOUT_NS,
-        .user_agent = flags->user_agent,
-    };
-    enum tl_call_stage stage = TL_CALL_RESOLVE;
+    enum tl_call_stage stage = TL_CALL_OPTIONS;
     struct tl_error error;
     char duration[32];
     int health = TL_HEALTH_UNKNOWN;
-    if (flags->is_verbose) tell_options(flags, &call);
+    if (flags->is_verbose) {
+        tell_options(flags, call);
+        tell_extras(call);
+    }
     int64_t start_ns = tl_clock_now_ns();
-    enum tl_status status = tl_client_check_health(&call, flags->service, &health, &stage, &error);
+    enum tl_status status = tl_client_check_health(call, flags->service, &health, &stage, &error);
     if (flags->is_verbose)
         fprintf(stderr, "time elapsed: %s\n",
                 tl_text_format_duration(tl_clock_now_ns() - start_ns, duration, sizeof(duration)));
-    if (status != TL_OK) return report_failure(&call, stage, &error);
+    if (status != TL_OK) return report_failure(call, stage, &error);
     if (health != TL_HEALTH_SERVING) {
         tl_output_error("health", "service unhealthy (responded with \"%s\")", health_name(health));
         return TL_HEALTH_EXIT_UNHEALTHY;
     }
     printf("status: %s\n", health_name(health));
     return tl_output_finish("health", TL_HEALTH_EXIT_OK);
+}
+
+int tl_health_probe(const struct tl_health_flags *flags)
+{
+    struct tl_call_options options = {
+        .address = flags->address,
+        .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : DEFAULT_TIMEOUT_NS,
+        .rpc_timeout_ns = flags->rpc_timeout_ns > 0 ? flags->rpc_timeout_ns : DEFAULT_TIMEOUT_NS,
+        .user_agent = flags->user_agent ? flags->user_agent : "grpc_health_probe",
+    };
+    struct tl_probe_call call;
+    struct tl_error error;
+    int code = TL_HEALTH_EXIT_USAGE;
+    if (tl_probe_call_init(&call, &flags->probe, &options, &error) == TL_OK) {
+        code = probe(flags, &options);
+    } else {
+        tl_output_error("health", "%s", error.message);
+    }
+    tl_probe_call_fini(&call);
+    return code;
 }

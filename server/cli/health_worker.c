@@ -68,6 +68,7 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
         fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
         set_remedy(finding, "another program listens at %s; stop it or give this task another port", task->address);
         return;
+    case TL_CALL_OPTIONS:
     case TL_CALL_RPC:
         break;
     }

@@ -5,10 +5,12 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import threading
+import unittest
 
 import cli_support
 from cli_support import environment, free_ports, run_in_terminal, wait_until
@@ -44,24 +46,56 @@ class Silent:
 
 
 class HealthCase(cli_support.Case):
-    def foreign_server(self, **methods):
-        """A gRPC server of another kind; methods: "grpc.health.v1.Health/Check" -> handler of the message."""
+    def foreign_server(self, credentials=None, compression=None, **methods):
+        """A gRPC server of another kind; methods: name -> handler of the message."""
         if grpc is None:
             self.skipTest("python3-grpcio or the generated modules are not there")
         kinds = {"Check": (health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse),
                  "Identify": (cluster_pb2.IdentifyRequest, cluster_pb2.IdentifyResponse)}
         services = {"Check": "grpc.health.v1.Health", "Identify": "tensorlane.v1.Cluster"}
-        server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
+        server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)],
+                             compression=compression)
         for name, handler in methods.items():
             request, response = kinds[name]
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(services[name], {
                 name: grpc.unary_unary_rpc_method_handler(
                     handler, request_deserializer=request.FromString,
                     response_serializer=response.SerializeToString)}),))
-        port = server.add_insecure_port("127.0.0.1:0")
+        port = (server.add_secure_port("127.0.0.1:0", credentials) if credentials
+                else server.add_insecure_port("127.0.0.1:0"))
         server.start()
         self.addCleanup(server.stop, None)
         return f"127.0.0.1:{port}"
+
+
+class Wire:
+    """A port that leads to a server's and keeps what is sent there."""
+
+    def __init__(self, case, address):
+        self.host, self.port = address.rsplit(":", 1)
+        self.sent = b""
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+        case.addCleanup(self.listener.close)
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                server = socket.create_connection((self.host, int(self.port)))
+                threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
+                threading.Thread(target=self._pump, args=(server, client, False), daemon=True).start()
+
+    def _pump(self, source, sink, is_kept):
+        with contextlib.suppress(OSError):
+            while piece := source.recv(65536):
+                if is_kept:
+                    self.sent += piece
+                sink.sendall(piece)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
 
 
 class Probe(HealthCase):
@@ -72,7 +106,9 @@ class Probe(HealthCase):
         for arguments in ([address], ["-addr", address], ["--addr", address], [f"-addr={address}"],
                           [f"--addr={address}"], ["-addr", address, "-service", "tensorlane.v1.Transfer"],
                           ["-addr", address, "-connect-timeout", "5s", "-rpc-timeout=250ms"],
-                          ["-addr", address, "-user-agent", "probe/1"], ["-tls=false", "-addr", address]):
+                          ["-addr", address, "-user-agent", "probe/1"], ["-tls=false", "-addr", address],
+                          ["-alts=false", "-spiffe=false", "-gzip=false", "-addr", address],
+                          ["-rpc-header", "a: b", "-addr", address]):
             result = self.assert_run(0, "health", *arguments)
             self.assertEqual((result.stdout, result.stderr), ("status: SERVING\n", ""))
 
@@ -96,9 +132,28 @@ class Probe(HealthCase):
                 ("lacks its HOST:PORT", "-addr"), ("belong to --config", "a:1", "--json"),
                 ("belong to --config", "a:1", "--watch"), ("not both", "a:1", "--config", "x"),
                 ("belongs to an address", "--config", "x", "-service", "y"),
-                ("without TLS only", "-tls", "a:1"), ("without TLS only", "-tls-ca-cert", "x", "a:1"),
-                ("without TLS only", "-tls-no-verify", "a:1"), ("without TLS only", "-tls-server-name=x", "a:1"),
-                ("sends no metadata", "-rpc-header", "a: b", "a:1"), ("does not compress", "-gzip", "a:1")):
+                ("--gzip and --tls belong to an address", "--config", "x", "-tls"),
+                ("--gzip and --tls belong to an address", "--config", "x", "-rpc-header", "a: b"),
+                ("--gzip and --tls belong to an address", "--config", "x", "-gzip"),
+                ("-tls-ca-cert says nothing without -tls", "-tls-ca-cert", "x", "a:1"),
+                ("-tls-no-verify says nothing without -tls", "-tls-no-verify", "a:1"),
+                ("-tls-server-name says nothing without -tls", "-tls-server-name=x", "a:1"),
+                ("-tls-client-cert says nothing without -tls", "-tls-client-cert=x", "-tls-client-key=y", "a:1"),
+                ("belong together", "-tls", "-tls-client-cert=x", "a:1"),
+                ("belong together", "-tls", "-tls-client-key=x", "a:1"),
+                ("-tls-ca-cert would not be used", "-tls", "-tls-no-verify", "-tls-ca-cert=x", "a:1"),
+                ("-tls-server-name would not be used", "-tls", "-tls-no-verify", "-tls-server-name=x", "a:1"),
+                ("cannot read nowhere.pem", "-tls", "-tls-ca-cert", "nowhere.pem", "a:1"),
+                ("/dev/null has no CERTIFICATE in PEM", "-tls", "-tls-ca-cert", "/dev/null", "a:1"),
+                ("/dev/zero is no file of PEM", "-tls", "-tls-ca-cert", "/dev/zero", "a:1"),
+                ("--alts: ALTS works on Google's machines only", "-alts", "a:1"),
+                ("--spiffe: this program does not speak with a SPIFFE agent", "-spiffe", "a:1"),
+                ("-rpc-header 'a' has no colon", "-rpc-header", "a", "a:1"),
+                ('header "a b" has a name', "-rpc-header", "a b: c", "a:1"),
+                ('header "" has a name', "-rpc-header", ": c", "a:1"),
+                ('header "grpc-timeout" has a name', "-rpc-header", "grpc-timeout: 1S", "a:1"),
+                ('header "a" has a value with more than printable', "-rpc-header", "a: \u00e4", "a:1"),
+                ('header "a" has a value with more than printable', "-rpc-header", "a: b\nc", "a:1")):
             self.assert_error(1, "^tensorlane health: .*" + pattern, "health", *arguments)
 
     def test_not_connected(self):
@@ -146,12 +201,159 @@ class Probe(HealthCase):
         self.assert_run(0, "health", "-addr", self.foreign_server(Check=check), "-service", "a.b", "-user-agent", "probe/7")
         self.assertEqual(asked[0][0], "a.b")
         self.assertIn("probe/7", asked[0][1])
+        self.assert_run(0, "health", self.foreign_server(Check=check))
+        self.assertTrue(asked[1][1].startswith("grpc_health_probe "), asked[1][1])
+
+    def test_headers(self):
+        asked = []
+
+        def check(_request, context):
+            asked.extend(item for item in context.invocation_metadata() if item[0] != "user-agent")
+            return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        address = self.foreign_server(Check=check)
+        result = self.assert_run(0, "health", "-v", address, "-rpc-header", "Authorization:  Bearer a:b ", "-rpc-header",
+                                 "x-Twice: 1", "-rpc-header=x-twice:2", "-rpc-header", "empty:", "-rpc-header",
+                                 "name-bin: \u00e4")
+        self.assertEqual(sorted(asked), [("authorization", "Bearer a:b "), ("empty", ""),
+                                         ("name-bin", "\u00e4".encode()), ("x-twice", "1"), ("x-twice", "2")])
+        self.assertIn("with header authorization\n", result.stderr)
+        self.assertNotIn("Bearer", result.stderr)
+
+    def test_gzip(self):
+        """What travels is looked at, because servers do not tell."""
+        asked = []
+
+        def check(request, _context):
+            asked.append(request.service)
+            return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        wire = Wire(self, self.foreign_server(Check=check, compression=grpc.Compression.Gzip))
+        name = "a" * 4000
+        self.assert_run(0, "health", wire.address, "-service", name)
+        self.assertNotIn(b"\x1f\x8b\x08", wire.sent)
+        self.assertIn(name.encode(), wire.sent)
+        wire.sent = b""
+        self.assert_run(0, "health", wire.address, "-service", name, "-gzip")
+        self.assertIn(b"grpc-encoding", wire.sent)
+        self.assertIn(b"\x1f\x8b\x08", wire.sent)
+        self.assertNotIn(name.encode(), wire.sent)
+        self.assertEqual(asked, [name, name])
+
+    def test_gzip_that_is_not_taken(self):
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        self.assert_error(3, "health rpc failed: UNIMPLEMENTED: .*; a server that takes no compressed messages needs the "
+                             "probe without -gzip", "health", cluster.address(), "-gzip")
 
     def test_standard_output_is_full(self):
         cluster = self.cluster(ps=1)
         cluster.start()
         with open("/dev/full", "w", encoding="ascii") as full:
             self.assert_run(1, "health", cluster.address(), stdout=full)
+
+
+class Certificates:
+    """An authority and what it has signed, in files of a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=authority", "-keyout",
+                     self.key("ca"), "-out", self.path("ca"), "-addext", "basicConstraints=critical,CA:TRUE")
+
+    def openssl(self, *arguments):
+        subprocess.run(["openssl", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                       timeout=cli_support.PATIENCE)
+
+    def path(self, name):
+        return self.folder / f"{name}.pem"
+
+    def key(self, name):
+        return self.folder / f"{name}.key"
+
+    def sign(self, name, subject):
+        """subject: as in subjectAltName."""
+        request, extensions = self.folder / f"{name}.csr", self.folder / f"{name}.ext"
+        extensions.write_text(f"subjectAltName={subject}\n")
+        self.openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", self.key(name), "-out",
+                     request)
+        self.openssl("x509", "-req", "-in", request, "-CA", self.path("ca"), "-CAkey", self.key("ca"), "-CAcreateserial",
+                     "-days", "2", "-extfile", extensions, "-out", self.path(name))
+
+    def server(self, name, wants_client=False):
+        pair = (self.key(name).read_bytes(), self.path(name).read_bytes())
+        return grpc.ssl_server_credentials([pair], self.path("ca").read_bytes() if wants_client else None, wants_client)
+
+
+@unittest.skipIf(shutil.which("openssl") is None, "openssl is not there to make certificates")
+class Tls(HealthCase):
+    def setUp(self):
+        super().setUp()
+        if grpc is None:
+            self.skipTest("python3-grpcio or the generated modules are not there")
+        self.certificates = Certificates(self.folder)
+        self.certificates.sign("server", "DNS:probe.example,IP:127.0.0.1")
+        self.ca = ("-tls", "-tls-ca-cert", self.certificates.path("ca"))
+
+    def serve(self, name="server", wants_client=False):
+        def check(_request, context):
+            self.client = context.auth_context().get("x509_common_name")
+            return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        return self.foreign_server(Check=check, credentials=self.certificates.server(name, wants_client))
+
+    def refused(self, reason, *arguments):
+        self.assert_error(2, "failed to connect service .* takes connections but TLS could not be agreed upon: .*" + reason,
+                          "health", *arguments, "-connect-timeout", "20s")
+
+    def test_serving(self):
+        address = self.serve()
+        result = self.assert_run(0, "health", "-addr", address, *self.ca, "-v", "-connect-timeout", "20s")
+        self.assertEqual(result.stdout, "status: SERVING\n")
+        self.assertIn(f"with TLS, trusting the authorities given, without a certificate of ours, for the server {address}\n",
+                      result.stderr)
+
+    def test_without_the_authority(self):
+        address = self.serve()
+        self.refused("certificate verify failed", address, "-tls")
+        self.certificates.sign("nobody", "DNS:nobody")
+        self.refused("certificate verify failed", address, "-tls", "-tls-ca-cert", self.certificates.path("nobody"))
+        self.assert_run(0, "health", address, "-tls", "-tls-no-verify", "-connect-timeout", "20s")
+
+    def test_name_of_the_server(self):
+        self.certificates.sign("other", "DNS:other.example")
+        address = self.serve("other")
+        self.refused("not in peer certificate", address, *self.ca)
+        self.refused("not in peer certificate", address, *self.ca, "-tls-server-name", "probe.example")
+        self.assert_run(0, "health", address, *self.ca, "-tls-server-name", "other.example", "-connect-timeout", "20s")
+        self.assert_run(0, "health", address, "-tls", "-tls-no-verify", "-connect-timeout", "20s")
+
+    def test_server_that_wants_to_know_us(self):
+        self.certificates.sign("me", "DNS:me")
+        address = self.serve(wants_client=True)
+        mine = ("-tls-client-cert", self.certificates.path("me"), "-tls-client-key", self.certificates.key("me"))
+        self.refused("", address, *self.ca)
+        self.refused("", address, "-tls", "-tls-no-verify")
+        for flags in (self.ca, ("-tls", "-tls-no-verify")):
+            self.client = None
+            self.assert_run(0, "health", address, *flags, *mine, "-connect-timeout", "20s")
+            self.assertEqual(self.client, [b"me"])
+
+    def test_files_that_do_not_fit(self):
+        address = self.serve()
+        damaged = self.folder / "damaged.pem"
+        lines = self.certificates.path("ca").read_text().splitlines()
+        damaged.write_text("\n".join([lines[0], "%%%%" + lines[1][4:], *lines[2:]]))
+        key = ("-tls-client-cert", self.certificates.path("server"), "-tls-client-key", self.certificates.key("ca"))
+        for flags in (("-tls", "-tls-ca-cert", damaged), (*self.ca, *key)):
+            self.assert_error(1, "TLS does not take the certificates or the key", "health", address, *flags,
+                              "-connect-timeout", "20s")
+        self.assert_error(1, "has no CERTIFICATE in PEM", "health", address, "-tls", "-tls-ca-cert",
+                          self.certificates.key("ca"))
+
+    def test_one_side_only(self):
+        cluster = self.cluster(ps=1)
+        cluster.start()
+        self.refused("", cluster.address(), *self.ca)
+        self.assert_error(2, "does not speak gRPC \\(HTTP/2 without TLS\\)", "health", self.serve(), "-connect-timeout",
+                          "20s")
 
 
 class Whole(HealthCase):

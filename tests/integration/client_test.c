@@ -698,6 +698,22 @@ START_TEST(bad_addresses)
 }
 END_TEST
 
+START_TEST(bad_headers)
+{
+    static const struct tl_call_header bad[] = {
+        {"", "v"},   {"Upper", "v"},    {"two words", "v"}, {":path", "v"}, {"grpc-timeout", "v"},
+        {"a", "\n"}, {"a", "\xc3\xa4"}, {"\xc3\xa4", "v"},  {"a:b", "v"},
+    };
+    for (size_t i = 0; i < TL_ARRAY_COUNT(bad); i++) {
+        const struct tl_call_header headers[] = {{"good", "v"}, bad[i]};
+        struct tl_call_options options = options_for("no address");
+        options.headers = headers;
+        options.header_count = TL_ARRAY_COUNT(headers);
+        expect_unreached(&options, TL_INVALID_ARGUMENT, TL_CALL_OPTIONS, bad[i].name);
+    }
+}
+END_TEST
+
 START_TEST(every_kind_of_address_is_dialled)
 {
     fake_worker_init(&worker);
@@ -746,6 +762,7 @@ int main(void)
         names_that_do_not_exist,
         look_ups_have_a_deadline,
         bad_addresses,
+        bad_headers,
         every_kind_of_address_is_dialled,
     };
     Suite *suite = suite_create("client");
