@@ -222,7 +222,6 @@ static enum tl_status on_describe(void *context, struct tl_description *ret_desc
                                          .task = 3,
                                          .incarnation = 42,
                                          .software_version = copy("1.2.3"),
-                                         .protocol_version = TL_PROTOCOL_VERSION,
                                          .is_serving = true,
                                          .uptime_ns = 5};
     description.transports = calloc(1, sizeof(*description.transports));
