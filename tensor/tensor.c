@@ -30,6 +30,8 @@ struct tl_tensor {
     uint64_t element_count; /* 0 for a dead tensor */
     void *data;             /* first byte of the elements; NULL: no bytes */
     void *own_memory;       /* freed with the tensor; NULL: none */
+    void *allocation;       /* that data lies in; NULL: none */
+    uint64_t capacity_bytes;
     bool is_read_only;
     struct tl_tensor *base;          /* whose memory an alias shows, with a reference; NULL: no alias */
     struct tl_string_index *strings; /* of an alias its base's; NULL unless TL_STRING */
@@ -38,13 +40,25 @@ struct tl_tensor {
     void *release_context;
     tl_tensor_guard_fn guard; /* NULL: always readable */
     void *guard_context;
+    _Atomic(struct tl_tensor_attachment *) attachments; /* the latest first; an alias has none */
 };
 
 /* ---------------------------------------------------------------------------------------------------- life cycle -- */
 
+static void detach_all(struct tl_tensor *tensor)
+{
+    struct tl_tensor_attachment *attachment = atomic_load_explicit(&tensor->attachments, memory_order_acquire);
+    while (attachment) {
+        struct tl_tensor_attachment *next = attachment->next;
+        attachment->detach(attachment);
+        attachment = next;
+    }
+}
+
 static void destroy(struct tl_tensor *tensor)
 {
     if (!tensor->base) tl_string_index_destroy(tensor->strings);
+    detach_all(tensor);
     tl_tensor_put(tensor->base);
     if (tensor->release) tensor->release(tensor->release_data, tensor->release_context);
     free(tensor->own_memory);
@@ -81,6 +95,14 @@ static void *allocate_bytes(uint64_t size_bytes)
     return memory;
 }
 
+/* Memory that is all the tensor's. */
+static void set_bytes(struct tl_tensor *tensor, void *data)
+{
+    tensor->data = data;
+    tensor->allocation = data;
+    tensor->capacity_bytes = tensor->meta_data.size_bytes;
+}
+
 /* Creates a tensor of validated meta-data with memory of its own. */
 static enum tl_status create_own(const struct tl_meta_data *meta_data, uint64_t element_count,
                                  struct tl_tensor **ret_tensor, struct tl_error *ret_error)
@@ -90,7 +112,7 @@ static enum tl_status create_own(const struct tl_meta_data *meta_data, uint64_t 
     if (meta_data->size_bytes > 0) {
         tensor->own_memory = allocate_bytes(meta_data->size_bytes);
         if (!tensor->own_memory) goto fail;
-        tensor->data = tensor->own_memory;
+        set_bytes(tensor, tensor->own_memory);
     }
     if (meta_data->dtype == TL_STRING) {
         tensor->strings = tl_string_index_create(element_count);
@@ -154,6 +176,34 @@ enum tl_status tl_tensor_create_for(const struct tl_meta_data *meta_data, struct
     status = tl_shape_element_count(&meta_data->shape, &count, ret_error);
     if (status != TL_OK) return status;
     return create_own(meta_data, count, ret_tensor, ret_error);
+}
+
+enum tl_status tl_tensor_create_around(const struct tl_meta_data *meta_data, void *data, tl_release_fn release,
+                                       void *context, struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    uint64_t count = 0;
+    enum tl_status status = tl_meta_data_validate(meta_data, ret_error);
+    if (status != TL_OK) return status;
+    if (!meta_data->is_dead) {
+        status = tl_shape_element_count(&meta_data->shape, &count, ret_error);
+        if (status != TL_OK) return status;
+    }
+    TL_CHECK(data || meta_data->size_bytes == 0);
+    struct tl_tensor *tensor = create_empty(meta_data, count);
+    if (!tensor) return no_memory(ret_error, meta_data->size_bytes);
+    if (meta_data->dtype == TL_STRING) {
+        tensor->strings = tl_string_index_create(count);
+        if (!tensor->strings) {
+            destroy(tensor);
+            return no_memory(ret_error, meta_data->size_bytes);
+        }
+    }
+    if (meta_data->size_bytes > 0) set_bytes(tensor, data);
+    tensor->release = release;
+    tensor->release_data = data;
+    tensor->release_context = context;
+    *ret_tensor = tensor;
+    return TL_OK;
 }
 
 enum tl_status tl_tensor_create_dead(struct tl_tensor **ret_tensor, struct tl_error *ret_error)
@@ -241,7 +291,11 @@ enum tl_status tl_tensor_wrap(const struct tl_tensor_view *view, struct tl_tenso
     if (status != TL_OK) return status;
     struct tl_tensor *tensor = create_empty(&meta_data, count);
     if (!tensor) return no_memory(ret_error, 0);
-    if (view->data) tensor->data = (unsigned char *)view->data + view->offset_bytes;
+    if (view->data) {
+        tensor->data = (unsigned char *)view->data + view->offset_bytes;
+        tensor->allocation = view->data;
+        tensor->capacity_bytes = view->capacity_bytes;
+    }
     tensor->is_read_only = view->read_only;
     tensor->release = view->release;
     tensor->release_data = view->data;
@@ -256,6 +310,8 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
     struct tl_tensor *tensor = create_empty(&base->meta_data, base->element_count);
     if (!tensor) return no_memory(ret_error, 0);
     tensor->data = base->data;
+    tensor->allocation = base->allocation;
+    tensor->capacity_bytes = base->capacity_bytes;
     tensor->is_read_only = true;
     tensor->base = tl_tensor_get(base);
     tensor->strings = base->strings;
@@ -355,6 +411,34 @@ enum tl_status tl_tensor_check_strings(const struct tl_tensor *tensor, struct tl
 {
     if (tensor->meta_data.dtype != TL_STRING) return TL_OK;
     return tl_string_index_build(tensor->strings, tensor->data, tensor->meta_data.size_bytes, ret_error);
+}
+
+/* --------------------------------------------------------------------------------------------------- attachments -- */
+
+void tl_tensor_allocation(const struct tl_tensor *tensor, void **ret_data, uint64_t *ret_capacity_bytes)
+{
+    *ret_data = tensor->allocation;
+    *ret_capacity_bytes = tensor->capacity_bytes;
+}
+
+void tl_tensor_attach(struct tl_tensor *tensor, struct tl_tensor_attachment *attachment)
+{
+    while (tensor->base)
+        tensor = tensor->base;
+    attachment->next = atomic_load_explicit(&tensor->attachments, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(&tensor->attachments, &attachment->next, attachment,
+                                                  memory_order_acq_rel, memory_order_relaxed))
+        continue;
+}
+
+struct tl_tensor_attachment *tl_tensor_find_attachment(const struct tl_tensor *tensor, const void *owner)
+{
+    while (tensor->base)
+        tensor = tensor->base;
+    struct tl_tensor_attachment *attachment = atomic_load_explicit(&tensor->attachments, memory_order_acquire);
+    while (attachment && attachment->owner != owner)
+        attachment = attachment->next;
+    return attachment;
 }
 
 /* --------------------------------------------------------------------------------------------------------- guard -- */

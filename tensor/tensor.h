@@ -26,6 +26,14 @@ const struct tl_meta_data *tl_tensor_meta_data(const struct tl_tensor *tensor);
 enum tl_status tl_tensor_create_for(const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
                                     struct tl_error *ret_error) TL_MUST_USE;
 
+/* Creates a tensor of this meta-data around memory of size_bytes (data is ignored when there are none): plain, string
+ * (bytes undefined until tl_tensor_check_strings) or dead. release may be NULL; it is called with data when the last
+ * reference is put.
+ * Errors: as tl_meta_data_validate; TL_RESOURCE_EXHAUSTED: no memory; release is not called. */
+enum tl_status tl_tensor_create_around(const struct tl_meta_data *meta_data, void *data, tl_release_fn release,
+                                       void *context, struct tl_tensor **ret_tensor,
+                                       struct tl_error *ret_error) TL_MUST_USE;
+
 /* Checks the serialized form of a string tensor that came from outside: the lengths add up to the bytes.
  * Errors: TL_DATA_LOSS: they do not. TL_OK for every other dtype. */
 enum tl_status tl_tensor_check_strings(const struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;
@@ -42,6 +50,23 @@ bool tl_tensor_is_writable(const struct tl_tensor *tensor);
  * Errors: TL_RESOURCE_EXHAUSTED: no memory; release is not called. */
 enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
+
+/* The whole allocation that the tensor's bytes lie in: what was wrapped, or the tensor's own memory; of an alias that
+ * of its base. NULL and 0 when there is none. */
+void tl_tensor_allocation(const struct tl_tensor *tensor, void **ret_data, uint64_t *ret_capacity_bytes);
+
+/* Something that must know when the memory of a tensor goes, in memory of whoever attaches it. */
+struct tl_tensor_attachment {
+    const void *owner; /* whose it is; stays valid until detach, so that no other has the same address */
+    /* The last reference to the memory was put: called once, before the memory is released, the latest attachment
+     * first. Gives the attachment back to its owner. Thread: any. */
+    void (*detach)(struct tl_tensor_attachment *attachment);
+    struct tl_tensor_attachment *next; /* the tensor's */
+};
+/* Attaches to whose memory the tensor shows: itself, or its base. There is no way back but detach. Thread: any. */
+void tl_tensor_attach(struct tl_tensor *tensor, struct tl_tensor_attachment *attachment);
+/* The latest attachment of this owner; NULL when there is none. Thread: any. */
+struct tl_tensor_attachment *tl_tensor_find_attachment(const struct tl_tensor *tensor, const void *owner);
 
 /* Sets the guard; before the tensor is shared. */
 void tl_tensor_set_guard(struct tl_tensor *tensor, tl_tensor_guard_fn guard, void *context);

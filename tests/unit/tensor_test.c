@@ -388,6 +388,186 @@ START_TEST(alias_of_strings_and_dead)
 }
 END_TEST
 
+/* ---------------------------------------------------------------------------------------------------- attachments --
+ */
+
+START_TEST(created_around)
+{
+    const struct tl_meta_data plain = {.dtype = TL_F32, .shape = {2, {2, 3}}, .size_bytes = 24};
+    const struct tl_meta_data empty = {.dtype = TL_F32, .shape = {1, {0}}};
+    const struct tl_meta_data dead_one = {.is_dead = true};
+    struct tl_meta_data wrong = plain;
+    struct tl_tensor *tensor = NULL;
+    wrong.size_bytes = 23;
+    ck_assert_int_eq(tl_tensor_create_around(&wrong, floats, release, &error, &tensor, &error), TL_INVALID_ARGUMENT);
+    ck_assert_ptr_null(tensor);
+    ck_assert_uint_eq(released_count, 0);
+    ck_assert_int_eq(tl_tensor_create_around(&plain, floats, release, &error, &tensor, &error), TL_OK);
+    ck_assert_ptr_eq(tl_tensor_data(tensor), floats);
+    ck_assert_uint_eq(tl_tensor_element_count(tensor), 6);
+    ck_assert(tl_tensor_is_writable(tensor));
+    tl_tensor_put(tensor);
+    ck_assert_uint_eq(released_count, 1);
+    ck_assert_ptr_eq(released_data, floats);
+    ck_assert_ptr_eq(released_context, &error);
+    ck_assert_int_eq(tl_tensor_create_around(&empty, NULL, release, NULL, &tensor, &error), TL_OK);
+    tl_tensor_put(tensor);
+    ck_assert_uint_eq(released_count, 2);
+    ck_assert_int_eq(tl_tensor_create_around(&dead_one, NULL, NULL, NULL, &tensor, &error), TL_OK);
+    ck_assert(tl_tensor_is_dead(tensor));
+    ck_assert_uint_eq(tl_tensor_element_count(tensor), 0);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+START_TEST(strings_created_around)
+{
+    const struct tl_meta_data meta_data = {.dtype = TL_STRING, .shape = {1, {1}}, .size_bytes = 10};
+    unsigned char bytes[] = {3, 0, 0, 0, 0, 0, 0, 0, 'h', 'i'};
+    struct tl_tensor *tensor = NULL;
+    struct tl_string string = {0};
+    ck_assert_int_eq(tl_tensor_create_around(&meta_data, bytes, NULL, NULL, &tensor, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_check_strings(tensor, &error), TL_DATA_LOSS);
+    bytes[0] = 2;
+    ck_assert_int_eq(tl_tensor_check_strings(tensor, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_string(tensor, 0, &string, &error), TL_OK);
+    ck_assert_ptr_eq(string.data, bytes + 8);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+START_TEST(created_around_without_memory)
+{
+    const struct tl_meta_data meta_data = {.dtype = TL_STRING, .shape = {1, {1}}, .size_bytes = 10};
+    struct tl_tensor *tensor = NULL;
+    for (unsigned n = 1;; n++) {
+        fault_arm(n);
+        enum tl_status status = tl_tensor_create_around(&meta_data, floats, release, NULL, &tensor, &error);
+        if (!fault_was_hit()) {
+            ck_assert_int_eq(status, TL_OK);
+            ck_assert_uint_gt(n, 1);
+            break;
+        }
+        ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
+        ck_assert_ptr_null(tensor);
+        ck_assert_uint_eq(released_count, 0);
+    }
+    tl_tensor_put(tensor);
+    ck_assert_uint_eq(released_count, 1);
+}
+END_TEST
+
+START_TEST(allocations)
+{
+    struct tl_tensor *tensor = NULL, *other = NULL;
+    struct tl_tensor_view view = float_view();
+    uint64_t capacity_bytes = 0;
+    void *data = NULL;
+    view.offset_bytes = 4;
+    view.capacity_bytes = 28;
+    ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_create_alias(tensor, release, NULL, &other, &error), TL_OK);
+    tl_tensor_allocation(tensor, &data, &capacity_bytes);
+    ck_assert_ptr_eq(data, floats);
+    ck_assert_uint_eq(capacity_bytes, 28);
+    tl_tensor_allocation(other, &data, &capacity_bytes);
+    ck_assert_ptr_eq(data, floats);
+    ck_assert_uint_eq(capacity_bytes, 28);
+    tl_tensor_put(other);
+    tl_tensor_put(tensor);
+    ck_assert_int_eq(tl_tensor_create(TL_F32, 2, dims_2x3, &tensor, &error), TL_OK);
+    tl_tensor_allocation(tensor, &data, &capacity_bytes);
+    ck_assert_ptr_eq(data, tl_tensor_data(tensor));
+    ck_assert_uint_eq(capacity_bytes, 24);
+    tl_tensor_put(tensor);
+    ck_assert_int_eq(tl_tensor_create_dead(&tensor, &error), TL_OK);
+    tl_tensor_allocation(tensor, &data, &capacity_bytes);
+    ck_assert_ptr_null(data);
+    ck_assert_uint_eq(capacity_bytes, 0);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
+static struct tl_tensor_attachment *detached[4];
+static unsigned detached_count;
+
+static void detach(struct tl_tensor_attachment *attachment)
+{
+    ck_assert_uint_eq(released_count, 0);
+    detached[detached_count++] = attachment;
+}
+
+START_TEST(attachments)
+{
+    struct tl_tensor_attachment first = {.owner = &error, .detach = detach},
+                                second = {.owner = words, .detach = detach};
+    struct tl_tensor *tensor = NULL, *other = NULL, *another = NULL;
+    struct tl_tensor_view view = float_view();
+    ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, &error), TL_OK);
+    ck_assert_ptr_null(tl_tensor_find_attachment(tensor, &error));
+    ck_assert_int_eq(tl_tensor_create_alias(tensor, NULL, NULL, &other, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_create_alias(other, NULL, NULL, &another, &error), TL_OK);
+    tl_tensor_attach(tensor, &first);
+    tl_tensor_attach(another, &second);
+    ck_assert_ptr_eq(tl_tensor_find_attachment(tensor, &error), &first);
+    ck_assert_ptr_eq(tl_tensor_find_attachment(tensor, words), &second);
+    ck_assert_ptr_eq(tl_tensor_find_attachment(another, &error), &first);
+    ck_assert_ptr_null(tl_tensor_find_attachment(another, floats));
+    tl_tensor_put(tensor);
+    tl_tensor_put(other);
+    ck_assert_uint_eq(detached_count, 0);
+    tl_tensor_put(another);
+    ck_assert_uint_eq(detached_count, 2);
+    ck_assert_ptr_eq(detached[0], &second);
+    ck_assert_ptr_eq(detached[1], &first);
+    ck_assert_uint_eq(released_count, 1);
+}
+END_TEST
+
+enum { ATTACHING_THREADS = 4, ATTACHMENTS = 500 };
+static struct tl_tensor_attachment many[ATTACHING_THREADS][ATTACHMENTS];
+static unsigned many_detached;
+
+static void detach_one_of_many(struct tl_tensor_attachment *attachment)
+{
+    (void)attachment;
+    many_detached++;
+}
+
+struct attaching {
+    struct tl_tensor *tensor;
+    struct tl_tensor_attachment *attachments;
+};
+
+static void *attach_many(void *argument)
+{
+    struct attaching *attaching = argument;
+    for (int i = 0; i < ATTACHMENTS; i++) {
+        struct tl_tensor_attachment *attachment = &attaching->attachments[i];
+        *attachment = (struct tl_tensor_attachment){.owner = attachment, .detach = detach_one_of_many};
+        tl_tensor_attach(attaching->tensor, attachment);
+        ck_assert_ptr_eq(tl_tensor_find_attachment(attaching->tensor, attachment), attachment);
+    }
+    return NULL;
+}
+
+START_TEST(attachments_of_several_threads)
+{
+    pthread_t threads[ATTACHING_THREADS];
+    struct attaching attaching[ATTACHING_THREADS];
+    struct tl_tensor *tensor = NULL;
+    ck_assert_int_eq(tl_tensor_create_dead(&tensor, &error), TL_OK);
+    for (int i = 0; i < ATTACHING_THREADS; i++) {
+        attaching[i] = (struct attaching){tensor, many[i]};
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, attach_many, &attaching[i]), 0);
+    }
+    for (int i = 0; i < ATTACHING_THREADS; i++)
+        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+    tl_tensor_put(tensor);
+    ck_assert_uint_eq(many_detached, ATTACHING_THREADS * ATTACHMENTS);
+}
+END_TEST
+
 /* -------------------------------------------------------------------------------------------- guard and references --
  */
 
@@ -543,6 +723,12 @@ int main(void)
     tcase_add_test(tcase, received_strings_are_checked);
     tcase_add_test(tcase, alias);
     tcase_add_test(tcase, alias_of_strings_and_dead);
+    tcase_add_test(tcase, created_around);
+    tcase_add_test(tcase, strings_created_around);
+    tcase_add_test(tcase, created_around_without_memory);
+    tcase_add_test(tcase, allocations);
+    tcase_add_test(tcase, attachments);
+    tcase_add_test(tcase, attachments_of_several_threads);
     tcase_add_test(tcase, guarded);
     tcase_add_test_raise_signal(tcase, readable_beyond_the_end, SIGABRT);
     tcase_add_test(tcase, shared);
