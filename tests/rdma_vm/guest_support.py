@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests that need RDMA devices share: a script run in the guest, and how it ended."""
+import pathlib
+import subprocess
+import unittest
+
+RUN_GUEST = pathlib.Path(__file__).with_name("run_guest")
+ROOT = RUN_GUEST.parents[2]
+FAILED = 125
+
+# Shell functions for the scripts: both ends of a perftest program (the words in front) in this guest. The first end waits
+# at most a minute for the second, and the second asks for at most a minute whether the first listens.
+PERFTEST = """
+set -eu
+listens() { [[ $(ss -ltnH "sport = :18515") ]]; }
+# perftest SERVER_DEVICE ADDRESS DEVICE PROGRAM...; the report of the second end
+perftest() {
+    local server_device=$1 address=$2 device=$3
+    shift 3
+    timeout 60 "$@" -x 1 -d "$server_device" > /tmp/server 2>&1 &
+    for _ in {1..600}; do if listens; then break; fi; sleep 0.1; done
+    timeout 60 "$@" -x 1 -d "$device" "$address" > /tmp/client 2>&1 && wait $! || { cat /tmp/server /tmp/client; return 1; }
+    cat /tmp/client
+}
+"""
+
+
+class GuestTest(unittest.TestCase):
+    def run_guest(self, script, *options, timeout=120):
+        """Runs a script of bash in the guest; the result has returncode, stdout and stderr as text."""
+        return subprocess.run([RUN_GUEST, "--timeout", str(timeout), *options, "--", "bash", "-c", script], cwd=ROOT,
+                              stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False)
+
+    def assert_status(self, status, result):
+        self.assertEqual(status, result.returncode, f"{result.stdout}\n{result.stderr}")
+
+    def assert_failed(self, why, result):
+        """The guest failed, which is neither the command's failure nor a skip."""
+        self.assert_status(FAILED, result)
+        self.assertIn(why, result.stderr)
