@@ -32,11 +32,11 @@ struct tl_reactor_stats {
 /* The provider stays the caller's, and outlives the reactor. Errors: TL_RESOURCE_EXHAUSTED: no memory or descriptor. */
 enum tl_status tl_reactor_create(struct tl_provider *provider, const struct tl_reactor_options *options,
                                  struct tl_reactor **ret_reactor, struct tl_error *ret_error) TL_MUST_USE;
-/* Everything that belongs to it is gone. Letters that are left are delivered. NULL is accepted. */
+/* Everything that belongs to it is gone, and it is not busy. Letters that are left are delivered. NULL is accepted. */
 void tl_reactor_destroy(struct tl_reactor *reactor);
 
 /* One round; sleeps until deadline_ns (monotonic; 0: not at all) when there is nothing to do and it has spun enough.
- * True when something was done. */
+ * True when something was done, a wake included. */
 bool tl_reactor_run_once(struct tl_reactor *reactor, int64_t deadline_ns);
 
 /* Delivered on the owner's thread. Thread: any. */
@@ -51,7 +51,8 @@ struct tl_provider *tl_reactor_provider(struct tl_reactor *reactor);
 /* Counts what is under way (+1, -1): while the sum is not 0, the reactor spins before it sleeps. */
 void tl_reactor_busy(struct tl_reactor *reactor, int change);
 /* Readable when a sleeping owner would have something to do, after tl_reactor_prepare_sleep has returned true; for an
- * owner that sleeps on something else. tl_reactor_end_sleep follows. */
+ * owner that sleeps on something else. tl_reactor_end_sleep follows. False: there is something to do, of which events
+ * may have been handled already, or the provider has no descriptor; the owner runs a round instead of sleeping. */
 int tl_reactor_fd(const struct tl_reactor *reactor);
 bool tl_reactor_prepare_sleep(struct tl_reactor *reactor);
 void tl_reactor_end_sleep(struct tl_reactor *reactor);

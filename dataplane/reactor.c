@@ -1,0 +1,388 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The reactor.
+ *
+ * A round delivers letters, fires timers, polls the provider and runs what was deferred. A round that finds nothing
+ * waits, if it may: while work is under way it polls on until spin_ns have gone by without a result; then it sleeps on
+ * the provider's descriptor and its own eventfd until the deadline or the next timer.
+ *
+ * Polling is what a waiting reactor does all the time, so it costs neither a lock nor a system call: whoever posts or
+ * wakes leaves a bit in `attention`, and the clock is read once in many polls.
+ *
+ * No wake-up is lost. A letter: the mailbox says "asleep" only when no letter waits, and the next post writes the
+ * eventfd. A wake: it writes the eventfd each time, and the owner forgets that only where it is about to return. An
+ * event of the provider: armed first, then polled once more, so that it has either been seen by that poll or makes the
+ * descriptor readable.
+ *
+ * A provider without a descriptor cannot wake anybody: the reactor then sleeps for NAP_NS at most, and tells an owner
+ * that wants to sleep elsewhere not to.
+ *
+ * For such an owner a timerfd stands for the timers, and an epoll descriptor for all three.
+ */
+#include "dataplane/reactor.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+
+#define POLLS_PER_CLOCK 16
+/* A thousand naps a second are about a hundredth of a core. */
+#define NAP_NS TL_NS_PER_MS
+
+enum attention {
+    ATTENTION_LETTERS = 1,
+    ATTENTION_WAKE = 2,
+};
+
+struct tl_reactor {
+    struct tl_provider *provider;
+    int64_t spin_ns;
+    int wake_fd;  /* eventfd */
+    int timer_fd; /* for outside owners only */
+    int epoll_fd; /* likewise: wake_fd, timer_fd and the provider's */
+    struct tl_mailbox mailbox;
+    struct tl_timers timers;
+    struct tl_list deferred;
+    int64_t busy_count;
+    int64_t idle_since_ns;    /* when spinning began, 0: since then something was done */
+    unsigned rounds_to_clock; /* until a busy reactor looks at its timers again */
+    bool is_asleep_outside;   /* from prepare_sleep to end_sleep */
+    int64_t timer_fd_due_ns;  /* what timer_fd is set to; TL_TIME_NEVER: not */
+    atomic_uint attention;    /* enum attention */
+    _Atomic uint64_t rounds;  /* only the owner writes the counters */
+    _Atomic uint64_t sleeps;
+    _Atomic uint64_t events;
+};
+
+static void count(_Atomic uint64_t *counter, uint64_t change)
+{
+    uint64_t value = atomic_load_explicit(counter, memory_order_relaxed);
+    atomic_store_explicit(counter, value + change, memory_order_relaxed);
+}
+
+/* ----------------------------------------------------------------------------------------------- from any thread -- */
+
+static void write_wake_fd(struct tl_reactor *reactor)
+{
+    uint64_t one = 1;
+    ssize_t written;
+    do {
+        written = write(reactor->wake_fd, &one, sizeof(one));
+    } while (written < 0 && errno == EINTR);
+    /* EAGAIN: it counts to 2^64 already, and is readable. */
+    TL_CHECK(written == sizeof(one) || errno == EAGAIN);
+}
+
+void tl_reactor_post(struct tl_reactor *reactor, struct tl_letter *letter)
+{
+    bool must_wake = tl_mailbox_post(&reactor->mailbox, letter);
+    atomic_fetch_or_explicit(&reactor->attention, ATTENTION_LETTERS, memory_order_release);
+    if (must_wake) write_wake_fd(reactor);
+}
+
+void tl_reactor_wake(struct tl_reactor *reactor)
+{
+    atomic_fetch_or_explicit(&reactor->attention, ATTENTION_WAKE, memory_order_release);
+    write_wake_fd(reactor);
+}
+
+void tl_reactor_get_stats(const struct tl_reactor *reactor, struct tl_reactor_stats *ret_stats)
+{
+    *ret_stats = (struct tl_reactor_stats){
+        .rounds = atomic_load_explicit(&reactor->rounds, memory_order_relaxed),
+        .sleeps = atomic_load_explicit(&reactor->sleeps, memory_order_relaxed),
+        .events = atomic_load_explicit(&reactor->events, memory_order_relaxed),
+    };
+}
+
+/* ------------------------------------------------------------------------------------------------------- a round -- */
+
+static void drain(int fd)
+{
+    uint64_t value;
+    while (read(fd, &value, sizeof(value)) < 0 && errno == EINTR) {
+    }
+}
+
+static bool is_wanted(const struct tl_reactor *reactor)
+{
+    return atomic_load_explicit(&reactor->attention, memory_order_relaxed) != 0;
+}
+
+/* Returns how many letters there were; a wake counts, so that the owner returns. */
+static unsigned run_letters(struct tl_reactor *reactor)
+{
+    if (!is_wanted(reactor)) return 0;
+    unsigned attention = atomic_exchange_explicit(&reactor->attention, 0, memory_order_acquire);
+    unsigned done_count = tl_mailbox_deliver(&reactor->mailbox);
+    if (attention & ATTENTION_WAKE) {
+        drain(reactor->wake_fd);
+        done_count++;
+    }
+    return done_count;
+}
+
+static unsigned run_timers(struct tl_reactor *reactor)
+{
+    reactor->rounds_to_clock = POLLS_PER_CLOCK;
+    if (tl_timers_next_due_ns(&reactor->timers) == TL_TIME_NEVER) return 0;
+    return tl_timers_fire_due(&reactor->timers, tl_clock_now_ns());
+}
+
+static unsigned poll_provider(struct tl_reactor *reactor)
+{
+    unsigned events = reactor->provider->ops->poll(reactor->provider);
+    count(&reactor->rounds, 1);
+    if (events > 0) count(&reactor->events, events);
+    return events;
+}
+
+static bool run_deferred(struct tl_reactor *reactor)
+{
+    struct tl_list batch;
+    tl_list_init(&batch);
+    tl_list_splice_back(&batch, &reactor->deferred);
+    bool was_any = !tl_list_is_empty(&batch);
+    struct tl_list *link;
+    while ((link = tl_list_pop_front(&batch)) != NULL) {
+        struct tl_letter *letter = TL_CONTAINER_OF(link, struct tl_letter, link);
+        letter->deliver(letter);
+    }
+    return was_any;
+}
+
+/* What remains of a round once the provider was polled. An idle round looks at the timers, a busy one in sixteen. */
+static bool finish_round(struct tl_reactor *reactor, bool did_work)
+{
+    did_work |= run_letters(reactor) > 0;
+    if (!did_work || --reactor->rounds_to_clock == 0) did_work |= run_timers(reactor) > 0;
+    did_work |= run_deferred(reactor);
+    if (did_work) reactor->idle_since_ns = 0;
+    return did_work;
+}
+
+static bool run_round(struct tl_reactor *reactor)
+{
+    bool did_work = run_letters(reactor) > 0;
+    did_work |= poll_provider(reactor) > 0;
+    return finish_round(reactor, did_work);
+}
+
+/* ------------------------------------------------------------------------------------------- creating, destroying --
+ */
+
+static enum tl_status watch(struct tl_reactor *reactor, int fd, struct tl_error *ret_error)
+{
+    struct epoll_event event = {.events = EPOLLIN};
+    if (epoll_ctl(reactor->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0) return TL_OK;
+    return tl_error_set_errno(ret_error, errno, "the reactor of %s cannot watch a descriptor", reactor->provider->name);
+}
+
+static enum tl_status open_descriptors(struct tl_reactor *reactor, struct tl_error *ret_error)
+{
+    reactor->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (reactor->wake_fd >= 0) reactor->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (reactor->timer_fd >= 0) reactor->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (reactor->epoll_fd < 0) {
+        return tl_error_set_errno(ret_error, errno, "no descriptor for the reactor of %s", reactor->provider->name);
+    }
+    enum tl_status status = watch(reactor, reactor->wake_fd, ret_error);
+    if (status == TL_OK) status = watch(reactor, reactor->timer_fd, ret_error);
+    if (status == TL_OK && reactor->provider->fd >= 0) status = watch(reactor, reactor->provider->fd, ret_error);
+    return status;
+}
+
+enum tl_status tl_reactor_create(struct tl_provider *provider, const struct tl_reactor_options *options,
+                                 struct tl_reactor **ret_reactor, struct tl_error *ret_error)
+{
+    struct tl_reactor *reactor = calloc(1, sizeof(*reactor));
+    if (reactor == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the reactor of %s", provider->name);
+    }
+    reactor->provider = provider;
+    reactor->spin_ns = options->spin_ns;
+    reactor->wake_fd = -1;
+    reactor->timer_fd = -1;
+    reactor->epoll_fd = -1;
+    reactor->timer_fd_due_ns = TL_TIME_NEVER;
+    reactor->rounds_to_clock = POLLS_PER_CLOCK;
+    tl_mailbox_init(&reactor->mailbox);
+    tl_timers_init(&reactor->timers);
+    tl_list_init(&reactor->deferred);
+    enum tl_status status = open_descriptors(reactor, ret_error);
+    if (status != TL_OK) {
+        tl_reactor_destroy(reactor);
+        return status;
+    }
+    *ret_reactor = reactor;
+    return TL_OK;
+}
+
+void tl_reactor_destroy(struct tl_reactor *reactor)
+{
+    if (reactor == NULL) return;
+    while (tl_mailbox_deliver(&reactor->mailbox) > 0 || run_deferred(reactor)) {
+    }
+    TL_CHECK(reactor->busy_count == 0);
+    tl_mailbox_fini(&reactor->mailbox);
+    tl_timers_fini(&reactor->timers);
+    if (reactor->epoll_fd >= 0) close(reactor->epoll_fd);
+    if (reactor->timer_fd >= 0) close(reactor->timer_fd);
+    if (reactor->wake_fd >= 0) close(reactor->wake_fd);
+    free(reactor);
+}
+
+/* ------------------------------------------------------------------------------------------------------- waiting -- */
+
+/* Polls until there is a result, attention is wanted, until_ns has come, or it has gone on for spin_ns. Returns how
+ * many events there were. */
+static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
+{
+    if (reactor->busy_count == 0 || reactor->spin_ns <= 0) return 0;
+    int64_t now_ns = tl_clock_now_ns();
+    if (reactor->idle_since_ns == 0) reactor->idle_since_ns = now_ns;
+    while (now_ns < until_ns && now_ns - reactor->idle_since_ns < reactor->spin_ns) {
+        for (unsigned i = 0; i < POLLS_PER_CLOCK; i++) {
+            unsigned events = poll_provider(reactor);
+            if (events > 0 || is_wanted(reactor)) return events;
+        }
+        now_ns = tl_clock_now_ns();
+    }
+    return 0;
+}
+
+/* Makes whatever happens from now on end the sleep; false: something has happened, and ret_events of the provider were
+ * handled. */
+static bool begin_sleep(struct tl_reactor *reactor, unsigned *ret_events)
+{
+    *ret_events = 0;
+    if (is_wanted(reactor) || !tl_mailbox_prepare_sleep(&reactor->mailbox)) {
+        atomic_fetch_or_explicit(&reactor->attention, ATTENTION_LETTERS, memory_order_relaxed);
+        return false;
+    }
+    bool is_armed = tl_provider_arm(reactor->provider);
+    *ret_events = poll_provider(reactor);
+    if (is_armed && *ret_events == 0) return true;
+    tl_mailbox_end_sleep(&reactor->mailbox);
+    return false;
+}
+
+static void end_sleep(struct tl_reactor *reactor)
+{
+    tl_provider_disarm(reactor->provider);
+    tl_mailbox_end_sleep(&reactor->mailbox);
+    count(&reactor->sleeps, 1);
+}
+
+static void wait_for_descriptors(struct tl_reactor *reactor, int64_t timeout_ns)
+{
+    struct pollfd descriptors[] = {
+        {.fd = reactor->wake_fd, .events = POLLIN},
+        {.fd = reactor->provider->fd, .events = POLLIN}, /* a negative one is passed over */
+    };
+    if (reactor->provider->fd < 0 && timeout_ns > NAP_NS) timeout_ns = NAP_NS;
+    struct timespec timeout = {.tv_sec = timeout_ns / TL_NS_PER_SEC, .tv_nsec = timeout_ns % TL_NS_PER_SEC};
+    int ready = ppoll(descriptors, TL_ARRAY_COUNT(descriptors), timeout_ns == TL_TIME_NEVER ? NULL : &timeout, NULL);
+    TL_CHECK(ready >= 0 || errno == EINTR || errno == ENOMEM);
+    /* A wake is still known by its bit of attention; left here it would end the next sleep as well. */
+    if (ready > 0 && descriptors[0].revents != 0) drain(reactor->wake_fd);
+}
+
+/* Sleeps until until_ns or until something happens. Returns how many events there were before it could sleep. */
+static unsigned sleep_until(struct tl_reactor *reactor, int64_t until_ns)
+{
+    int64_t timeout_ns = tl_clock_remaining_ns(until_ns);
+    unsigned events;
+    if (timeout_ns == 0 || !begin_sleep(reactor, &events)) return timeout_ns == 0 ? 0 : events;
+    wait_for_descriptors(reactor, timeout_ns);
+    end_sleep(reactor);
+    return poll_provider(reactor);
+}
+
+bool tl_reactor_run_once(struct tl_reactor *reactor, int64_t deadline_ns)
+{
+    bool did_work = run_round(reactor);
+    if (did_work || deadline_ns == 0) return did_work;
+    int64_t due_ns = tl_timers_next_due_ns(&reactor->timers);
+    int64_t until_ns = due_ns < deadline_ns ? due_ns : deadline_ns;
+    unsigned events = spin(reactor, until_ns);
+    if (events == 0 && !is_wanted(reactor)) events = sleep_until(reactor, until_ns);
+    return finish_round(reactor, events > 0);
+}
+
+/* ------------------------------------------------------------------------------------------- owners of other kinds --
+ */
+
+int tl_reactor_fd(const struct tl_reactor *reactor)
+{
+    return reactor->epoll_fd;
+}
+
+/* Setting the timerfd is a system call: only when the time has changed. It stays readable until it is set again, which
+ * is wanted only when its timer has not been fired yet. */
+static void set_timer_fd(struct tl_reactor *reactor)
+{
+    int64_t due_ns = tl_timers_next_due_ns(&reactor->timers);
+    if (due_ns == reactor->timer_fd_due_ns) return;
+    struct itimerspec setting = {0}; /* zero: off */
+    if (due_ns != TL_TIME_NEVER) {
+        int64_t at_ns = due_ns > 0 ? due_ns : 1;
+        setting.it_value = (struct timespec){.tv_sec = at_ns / TL_NS_PER_SEC, .tv_nsec = at_ns % TL_NS_PER_SEC};
+    }
+    TL_CHECK(timerfd_settime(reactor->timer_fd, TFD_TIMER_ABSTIME, &setting, NULL) == 0);
+    reactor->timer_fd_due_ns = due_ns;
+}
+
+bool tl_reactor_prepare_sleep(struct tl_reactor *reactor)
+{
+    TL_CHECK(!reactor->is_asleep_outside);
+    unsigned events = 0;
+    if (reactor->provider->fd < 0 || !tl_list_is_empty(&reactor->deferred)) return false;
+    if (!begin_sleep(reactor, &events)) {
+        if (events > 0) reactor->idle_since_ns = 0;
+        return false;
+    }
+    set_timer_fd(reactor);
+    reactor->is_asleep_outside = true;
+    return true;
+}
+
+void tl_reactor_end_sleep(struct tl_reactor *reactor)
+{
+    if (!reactor->is_asleep_outside) return;
+    reactor->is_asleep_outside = false;
+    drain(reactor->wake_fd); /* a wake is still known by its bit of attention */
+    end_sleep(reactor);
+}
+
+void tl_reactor_defer(struct tl_reactor *reactor, struct tl_letter *letter)
+{
+    tl_list_push_back(&reactor->deferred, &letter->link);
+}
+
+struct tl_timers *tl_reactor_timers(struct tl_reactor *reactor)
+{
+    return &reactor->timers;
+}
+
+struct tl_provider *tl_reactor_provider(struct tl_reactor *reactor)
+{
+    return reactor->provider;
+}
+
+void tl_reactor_busy(struct tl_reactor *reactor, int change)
+{
+    reactor->busy_count += change;
+    TL_CHECK(reactor->busy_count >= 0);
+    if (change > 0) reactor->idle_since_ns = 0;
+}
