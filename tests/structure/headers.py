@@ -27,7 +27,7 @@ PUBLIC = {
 def compile_alone(header, command):
     """The compiler's complaints about a file that includes the header twice and nothing else."""
     line = f"<{header.relative_to('include')}>" if header.parts[0] == "include" else f'"{header}"'
-    result = subprocess.run([*command, *WARNINGS, "-I", source.ROOT, "-I", source.ROOT / "include",
+    result = subprocess.run([*command, *WARNINGS, "-I", source.ROOT, "-I", source.ROOT / "include", "-I", source.ROOT / "tests",
                              "-I", os.environ["TENSORLANE_BUILD"] + "/proto/c", "-"],
                             input=f"#include {line}\n#include {line}\n", capture_output=True, text=True, check=False)
     return result.stderr if result.returncode else ""

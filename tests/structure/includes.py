@@ -19,7 +19,7 @@ FOLDERS = {
     "server": ["base", "tensor", "config", "control", "dataplane"],
     "include": [],
     "examples": [],
-    "tests": ["base", "tensor", "config", "control", "dataplane", "server", "proto", "fakes"],
+    "tests": ["base", "tensor", "config", "control", "dataplane", "server", "proto", "fakes", "fuzz"],
 }
 
 # headers from elsewhere -> the only files that may include them
@@ -43,7 +43,7 @@ def folder_of(header):
     if header.endswith(".pb-c.h") or header == "proto_descriptors.h":
         return "proto"
     first = header.split("/")[0]
-    return first if "/" in header and first in [*FOLDERS, "fakes"] else None
+    return first if "/" in header and first in [*FOLDERS, "fakes", "fuzz"] else None
 
 
 def is_among(path, patterns):

@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A whole worker, and every method that it serves, on calls that are driven by hand (fake_stream.h).
+ *
+ * Input: one byte of options, then commands of one byte and what they need: calls of any method, messages as they come
+ * from the wire or nearly right ones, half-closes, ends and breaks of calls, time that is up, and what the worker's own
+ * process does meanwhile: publish, send, receive, end steps. A worker is opened and closed for each input.
+ *
+ * Every message that a call is answered with must be one that the method promises, and the pieces of a tensor must make
+ * one. When all calls have broken, nobody waits, nothing is held, and what clients have pushed is accounted for; when
+ * the worker is closed, every operation has completed exactly once.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <xxhash.h>
+
+#include <tensorlane/tensorlane.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/requests.h"
+#include "control/responses.h"
+#include "fuzz/fake_stream.h"
+#include "fuzz/link_frames.h"
+#include "server/worker_internal.h"
+
+#define HELD_BYTES 65536
+#define CHUNK_BYTES 4096
+#define TEXTS 12
+#define STEPS 4
+#define CONFIG                                                                                                         \
+    "{\"cluster\": {\"ps\": [\"127.0.0.1:1\"], \"worker\": [\"127.0.0.1:2\", \"127.0.0.1:3\"]},"                       \
+    " \"limits\": {\"chunk\": \"4KiB\", \"inflight\": \"8KiB\", \"held\": \"64KiB\", \"waiting\": 4}}"
+
+static const char *const texts[TEXTS] = {
+    "p0",
+    "p1",
+    "*",
+    "",
+    "w",
+    "tensorlane.v1.Transfer",
+    "tensorlane/v1/transfer.proto",
+    "[!a-o]*",
+    "missing",
+    "\xff",
+    "\xc3\xa4/w",
+    "tensorlane.v1.Frame",
+};
+
+/* What a client of Receive has so far. */
+struct received {
+    bool is_begun;
+    uint64_t size_bytes;
+    uint64_t received_bytes;
+    XXH3_state_t *hash_state;
+};
+
+static struct tl_wire_arena arena;
+static struct received received[FAKE_STREAMS];
+
+/* Of one input. */
+static struct tl_worker *worker;
+static struct tl_cq *cq;
+static uint64_t submitted_count;
+static uint64_t completed_count;
+
+/* ------------------------------------------------------------------------------------------------------- answers -- */
+
+static void expect_piece(struct received *client, grpc_byte_buffer *message)
+{
+    ProtobufCMessage *base;
+    struct tl_wire_data data;
+    TL_CHECK(tl_wire_read(&tensorlane__v1__receive_response__descriptor, message, &arena, &base, &data, NULL) == TL_OK);
+    const Tensorlane__V1__ReceiveResponse *piece = (const Tensorlane__V1__ReceiveResponse *)base;
+    TL_CHECK((piece->meta_data != NULL) == !client->is_begun && data.left_bytes <= CHUNK_BYTES);
+    if (!client->is_begun) {
+        struct tl_meta_data meta_data;
+        TL_CHECK(tl_wire_to_meta_data(piece->meta_data, &meta_data, NULL) == TL_OK);
+        client->is_begun = true;
+        client->size_bytes = meta_data.size_bytes;
+        XXH3_64bits_reset(client->hash_state);
+    }
+    TL_CHECK(piece->offset == client->received_bytes);
+    client->received_bytes += data.left_bytes;
+    TL_CHECK(client->received_bytes <= client->size_bytes);
+    while (data.left_bytes > 0) {
+        const void *run;
+        size_t count = tl_wire_data_next(&data, data.left_bytes, &run);
+        XXH3_64bits_update(client->hash_state, run, count);
+    }
+    tl_wire_data_fini(&data);
+    if (!piece->has_checksum) return;
+    TL_CHECK(client->received_bytes == client->size_bytes);
+    TL_CHECK(piece->checksum == XXH3_64bits_digest(client->hash_state));
+}
+
+static void on_send(unsigned slot, grpc_byte_buffer *message)
+{
+    struct tl_listing_builder builder = {0};
+    struct tl_listing listing;
+    struct tl_description description;
+    int health;
+    uint64_t number;
+    if (fake_stream_is_client(slot)) return;
+    const char *method = fake_stream_called(slot);
+    if (strcmp(method, "/tensorlane.v1.Transfer/Receive") == 0) {
+        expect_piece(&received[slot], message);
+    } else if (strcmp(method, "/tensorlane.v1.Transfer/List") == 0) {
+        TL_CHECK(tl_list_response_read(message, &arena, &builder, NULL) == TL_OK);
+        tl_listing_builder_finish(&builder, &listing);
+        tl_listing_fini(&listing);
+    } else if (strcmp(method, "/tensorlane.v1.Transfer/Publish") == 0) {
+        TL_CHECK(tl_publish_response_read(message, &arena, &number, NULL) == TL_OK && number != 0);
+    } else if (strcmp(method, "/tensorlane.v1.Transfer/Withdraw") == 0) {
+        TL_CHECK(tl_withdraw_response_read(message, &arena, &number, NULL) == TL_OK);
+    } else if (strcmp(method, "/tensorlane.v1.Cluster/Identify") == 0) {
+        TL_CHECK(tl_identify_response_read(message, &arena, &description, NULL) == TL_OK);
+        TL_CHECK(strcmp(description.job, "ps") == 0 && description.peer_count == 3);
+        tl_description_fini(&description);
+    } else if (strncmp(method, "/grpc.health.v1.Health/", 23) == 0) {
+        TL_CHECK(tl_health_response_read(message, &arena, &health, NULL) == TL_OK && health > 0);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------ nearly right ones --
+ */
+
+/* Any message of one text and two numbers, which most requests are: the field of the text, the text, the numbers. */
+static grpc_byte_buffer *compose_text(struct fuzz_input *input)
+{
+    static const char tags[] = {0x0a, 0x0a, 0x0a, 0x0a, 0x1a, 0x22, 0x2a, 0x32};
+    char message[256];
+    uint8_t choice = fuzz_take_u8(input);
+    const char *text = texts[fuzz_take_u8(input) % TEXTS];
+    size_t length = strlen(text);
+    size_t used = 0;
+    message[used++] = tags[choice & 7];
+    message[used++] = (char)length;
+    memcpy(message + used, text, length);
+    used += length;
+    if ((choice & 8) != 0) {
+        message[used++] = 0x10;
+        message[used++] = (char)(fuzz_take_u8(input) % STEPS);
+    }
+    if ((choice & 16) != 0) {
+        message[used++] = 0x18;
+        message[used++] = 1;
+    }
+    return fuzz_message(message, used);
+}
+
+static uint64_t checksum_of(const unsigned char *bytes, size_t count, uint8_t flags)
+{
+    return XXH3_64bits(bytes, count) + ((flags & 0x40) != 0 ? 1 : 0);
+}
+
+/* A message of Publish: the first one, or one of those behind it. */
+static grpc_byte_buffer *compose_publish(struct fuzz_input *input)
+{
+    static const Tensorlane__V1__DType dtypes[] = {TENSORLANE__V1__DTYPE__U8, TENSORLANE__V1__DTYPE__STRING,
+                                                   TENSORLANE__V1__DTYPE__F6_E2M3, TENSORLANE__V1__DTYPE__INVALID};
+    static unsigned char bytes[255 * 64];
+    Tensorlane__V1__PublishRequest request = TENSORLANE__V1__PUBLISH_REQUEST__INIT;
+    Tensorlane__V1__MetaData meta_data = TENSORLANE__V1__META_DATA__INIT;
+    uint8_t flags = fuzz_take_u8(input);
+    uint64_t size = (uint64_t)fuzz_take_u8(input) * 64;
+    uint64_t dim = size;
+    meta_data.dtype = dtypes[flags & 3];
+    if ((flags & 3) == 1) dim = size / 8;
+    if ((flags & 3) == 2) dim = size / 3 * 4;
+    meta_data.is_dead = (flags & 3) == 3;
+    meta_data.n_dims = (flags & 3) != 3;
+    meta_data.dims = &dim;
+    meta_data.size_bytes = size;
+    if ((flags & 4) != 0) {
+        request.key = (char *)texts[fuzz_take_u8(input) % TEXTS];
+        request.meta_data = &meta_data;
+    }
+    request.data.data = bytes;
+    request.data.len = (flags & 8) != 0 ? size : (size_t)fuzz_take_u8(input) * 64;
+    /* All zeros are strings without characters; others fit no string tensor. */
+    for (size_t i = 0; i < request.data.len; i++)
+        bytes[i] = (flags & 16) != 0 ? link_frames_byte(i) : 0;
+    request.has_checksum = (flags & 32) != 0;
+    request.checksum = checksum_of(bytes, request.data.len, flags);
+    grpc_byte_buffer *message = tl_wire_write(&request.base);
+    TL_CHECK(message != NULL);
+    return message;
+}
+
+/* ------------------------------------------------------------------------------------------------ the own process --
+ */
+
+static struct tl_tensor *make_tensor(uint64_t size_bytes)
+{
+    struct tl_tensor *tensor;
+    TL_CHECK(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, NULL) == TL_OK);
+    unsigned char *data = tl_tensor_data(tensor);
+    for (uint64_t i = 0; i < size_bytes; i++)
+        data[i] = link_frames_byte(i);
+    return tensor;
+}
+
+static const char *take_key(struct fuzz_input *input)
+{
+    return link_frames_keys[fuzz_take_u8(input) % LINK_FRAMES_MAX_KEYS];
+}
+
+static void publish_own(struct fuzz_input *input)
+{
+    struct tl_tensor *tensor = make_tensor((uint64_t)fuzz_take_u8(input) * 64);
+    TL_CHECK(tl_publish(worker, take_key(input), fuzz_take_u8(input) % STEPS, tensor, NULL) == TL_OK);
+    tl_tensor_put(tensor);
+}
+
+static void send_own(struct fuzz_input *input)
+{
+    struct tl_tensor *tensor = make_tensor((uint64_t)fuzz_take_u8(input) * 64);
+    const char *key = take_key(input);
+    enum tl_status status =
+        tl_send(worker, key, fuzz_take_u8(input) % STEPS, tensor, TL_TIMEOUT_DEFAULT, cq, NULL, NULL, NULL);
+    if (status == TL_OK) submitted_count++;
+    tl_tensor_put(tensor);
+}
+
+static void receive_own(struct fuzz_input *input)
+{
+    static const char *const names[] = {LINK_FRAMES_PEER, LINK_FRAMES_SELF};
+    uint8_t flags = fuzz_take_u8(input);
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .wants_checksum = (flags & 2) != 0};
+    tl_peer_id peer;
+    const char *key = take_key(input);
+    TL_CHECK(tl_worker_find_peer(worker, names[flags & 1], &peer, NULL) == TL_OK);
+    enum tl_status status =
+        tl_recv(worker, peer, key, fuzz_take_u8(input) % STEPS, &options, TL_TIMEOUT_DEFAULT, cq, NULL, NULL, NULL);
+    if (status == TL_OK) submitted_count++;
+}
+
+static void end_own(uint8_t byte)
+{
+    uint64_t step = byte % STEPS;
+    if ((byte & 0x80) != 0) {
+        TL_CHECK(tl_worker_abort_step(worker, step, (byte & 0x40) != 0 ? TL_UNAVAILABLE : TL_ABORTED, "enough", NULL) ==
+                 TL_OK);
+    } else if ((byte & 0x20) != 0) {
+        enum tl_status status = tl_withdraw(worker, link_frames_keys[byte % LINK_FRAMES_MAX_KEYS], NULL);
+        TL_CHECK(status == TL_OK || status == TL_NOT_FOUND);
+    } else {
+        TL_CHECK(tl_worker_end_step(worker, step, NULL, NULL) == TL_OK);
+    }
+}
+
+static void take_completions(void)
+{
+    struct tl_completion completion;
+    while (tl_cq_poll(cq, &completion, 1) == 1) {
+        completed_count++;
+        TL_CHECK(completion.status.code == TL_OK || completion.status.message[0] != '\0');
+        tl_tensor_put(completion.tensor);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ commands -- */
+
+static void open_call(size_t method)
+{
+    int slot = fake_stream_accept(method % fake_stream_method_count());
+    if (slot < 0) return;
+    XXH3_state_t *hash_state = received[slot].hash_state;
+    received[slot] = (struct received){.hash_state = hash_state};
+}
+
+static void give_command(uint8_t command, struct fuzz_input *input)
+{
+    unsigned slot = fuzz_take_u8(input) % FAKE_STREAMS;
+    if (command == 1) (void)fake_stream_give(slot, fuzz_take_message(input));
+    if (command == 2) (void)fake_stream_give(slot, compose_text(input));
+    if (command == 3) (void)fake_stream_give(slot, compose_publish(input));
+    if (command == 4) (void)fake_stream_give(slot, link_frames_compose(input, (slot & 4) != 0));
+}
+
+static void call_command(uint8_t command, struct fuzz_input *input)
+{
+    struct tl_error status;
+    unsigned slot = fuzz_take_u8(input) % FAKE_STREAMS;
+    tl_error_set(&status, TL_UNAVAILABLE, "the connection broke");
+    if (command == 5) (void)fake_stream_take(slot);
+    if (command == 6) (void)fake_stream_half_close(slot);
+    if (command == 7) (void)fake_stream_end(slot);
+    if (command == 8) (void)fake_stream_break(slot, &status);
+}
+
+static void take_all(void)
+{
+    for (unsigned slot = 0; slot < FAKE_STREAMS; slot++)
+        (void)fake_stream_take(slot);
+}
+
+static void run_command(struct fuzz_input *input)
+{
+    uint8_t command = fuzz_take_u8(input) & 15;
+    if (command == 0) open_call(fuzz_take_u8(input));
+    if (command >= 1 && command <= 4) give_command(command, input);
+    if (command >= 5 && command <= 8) call_command(command, input);
+    if (command == 9) (void)tl_timers_fire_due(tl_loop_timers(worker->loop), INT64_MAX - 1);
+    if (command == 10) publish_own(input);
+    if (command == 11) send_own(input);
+    if (command == 12) receive_own(input);
+    if (command == 13) end_own(fuzz_take_u8(input));
+    if (command >= 14) take_all();
+    (void)tl_loop_run_once(worker->loop, 0);
+    take_completions();
+}
+
+/* ----------------------------------------------------------------------------------------------------------- end -- */
+
+/* Without calls there is nothing left of what they wanted. */
+static void expect_nothing_held(void)
+{
+    struct tl_worker_stats stats = {.size_bytes = sizeof(stats)};
+    /* What was reserved for askers who could come back is free again; they do not. */
+    TL_CHECK(tl_rendezvous_expire(worker->table, INT64_MAX - 1) == TL_TIME_NEVER);
+    for (uint64_t step = 0; step < STEPS; step++)
+        TL_CHECK(tl_worker_end_step(worker, step, NULL, NULL) == TL_OK);
+    (void)tl_worker_handlers.withdraw(worker, NULL, "*");
+    take_completions();
+    TL_CHECK(tl_worker_stats(worker, &stats, NULL) == TL_OK);
+    TL_CHECK(stats.waiting_receivers == 0 && tl_list_is_empty(&worker->serves));
+    /* Everything that may be pushed can be pushed again. */
+    const struct tl_meta_data meta_data = {
+        .dtype = TL_U8, .shape = {.rank = 1, .dims = {HELD_BYTES}}, .size_bytes = HELD_BYTES};
+    const struct tl_identity nobody = {.source = TL_IDENTITY_NONE};
+    uint64_t publication;
+    TL_CHECK(tl_worker_handlers.admit(worker, &nobody, "k", &meta_data, NULL) == TL_OK);
+    TL_CHECK(tl_worker_handlers.publish(worker, &nobody, "k", 0, &meta_data, NULL, &publication, NULL) == TL_OK);
+}
+
+static void break_calls(void)
+{
+    struct tl_error status;
+    tl_error_set(&status, TL_UNAVAILABLE, "the connection broke");
+    for (unsigned slot = 0; slot < FAKE_STREAMS; slot++)
+        (void)fake_stream_break(slot, &status);
+}
+
+static void close_worker(void)
+{
+    fake_stream_ends_itself = true;
+    tl_worker_close(worker, 0);
+    fake_stream_ends_itself = false;
+    take_completions();
+    TL_CHECK(completed_count == submitted_count);
+    for (unsigned slot = 0; slot < FAKE_STREAMS; slot++)
+        TL_CHECK(!fake_stream_is_open(slot));
+    tl_cq_destroy(cq);
+}
+
+/* --------------------------------------------------------------------------------------------------------- start -- */
+
+static void open_worker(void)
+{
+    const struct tl_worker_options options = {
+        .size_bytes = sizeof(options), .config_json = CONFIG, .job = "ps", .task = 0, .progress = TL_PROGRESS_CALLER};
+    TL_CHECK(tl_worker_open(&options, &worker, NULL) == TL_OK);
+    TL_CHECK(tl_cq_create(&cq, NULL) == TL_OK);
+    submitted_count = 0;
+    completed_count = 0;
+}
+
+static void start(void)
+{
+    tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
+    TL_CHECK(tl_wire_arena_init(&arena, 4 << 20, NULL) == TL_OK);
+    /* gRPC's threads live as long as any loop: without this one they would be started for each worker. */
+    static struct tl_loop *keeper;
+    TL_CHECK(tl_loop_create(&keeper, NULL) == TL_OK);
+    for (unsigned slot = 0; slot < FAKE_STREAMS; slot++) {
+        received[slot].hash_state = XXH3_createState();
+        TL_CHECK(received[slot].hash_state != NULL);
+    }
+    fake_stream_on_send = on_send;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
+{
+    if (arena.memory == NULL) start();
+    struct fuzz_input input = {.data = data, .left = len_bytes};
+    bool is_closed_amid = (fuzz_take_u8(&input) & 1) != 0;
+    open_worker();
+    while (input.left > 0)
+        run_command(&input);
+    if (!is_closed_amid) {
+        break_calls();
+        expect_nothing_held();
+    }
+    close_worker();
+    return 0;
+}
