@@ -5,7 +5,7 @@
  * The receiver sends a REQUEST that carries where the bytes may be written and the meta-data it has seen last under the
  * key; the owner writes the tensor straight from its memory into the receiver's, with the request's handle as the
  * immediate. When the meta-data has changed the owner says so first (META_DATA_UPDATE) and the receiver asks again with
- * memory that fits (RE_REQUEST). Everything else is told in control messages (dataplane/wire.h, docs/protocol.md).
+ * memory that fits (RE_REQUEST). Everything else is told in control messages (dataplane/message.h, docs/protocol.md).
  *
  * An engine belongs to one reactor and one provider. A connection is one queue pair with one peer: a path. It does the
  * same for the worker above as a link of the control plane: fetches and serves (tensor/transfer.h), and an end that
