@@ -35,12 +35,12 @@ class Failure(Exception):
 
 
 def accelerator():
-    """QEMU's options and the kernel's. A /dev/kvm that opens is not enough: some machines have one that boots no kernel."""
+    """QEMU's options and the kernel's. A /dev/kvm that opens is not enough: on some machines it boots no kernel."""
     with open("/proc/cpuinfo", encoding="ascii", errors="replace") as info:
         has_extensions = re.search(r"^flags\s*:.*\b(vmx|svm)\b", info.read(), re.MULTILINE)
     if has_extensions and os.access("/dev/kvm", os.R_OK | os.W_OK):
         return ["-accel", "kvm", "-cpu", "host"], ""
-    # All emulated processors count the same ticks, which the kernel does not believe by itself: asking another clock is slow.
+    # All emulated processors count the same ticks. The kernel does not believe it unasked, and other clocks are slow.
     return ["-accel", "tcg,thread=multi", "-cpu", "max"], " tsc=reliable clocksource=tsc"
 
 

@@ -8,19 +8,23 @@ RUN_GUEST = pathlib.Path(__file__).with_name("run_guest")
 ROOT = RUN_GUEST.parents[2]
 FAILED = 125
 
-# Shell functions for the scripts: both ends of a perftest program (the words in front) in this guest. The first end waits
-# at most a minute for the second, and the second asks for at most a minute whether the first listens.
+# A shell function for the scripts: runs both ends of a perftest program in this guest, and prints the report of the
+# second, or of both when one fails. Neither takes more than a minute.
 PERFTEST = """
 set -eu
 listens() { [[ $(ss -ltnH "sport = :18515") ]]; }
-# perftest SERVER_DEVICE ADDRESS DEVICE PROGRAM...; the report of the second end
+# perftest SERVER_DEVICE ADDRESS DEVICE PROGRAM...
 perftest() {
     local server_device=$1 address=$2 device=$3
     shift 3
     timeout 60 "$@" -x 1 -d "$server_device" > /tmp/server 2>&1 &
     for _ in {1..600}; do if listens; then break; fi; sleep 0.1; done
-    timeout 60 "$@" -x 1 -d "$device" "$address" > /tmp/client 2>&1 && wait $! || { cat /tmp/server /tmp/client; return 1; }
-    cat /tmp/client
+    if timeout 60 "$@" -x 1 -d "$device" "$address" > /tmp/client 2>&1 && wait $!; then
+        cat /tmp/client
+    else
+        cat /tmp/server /tmp/client
+        return 1
+    fi
 }
 """
 

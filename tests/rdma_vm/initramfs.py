@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The guest's first file system: busybox, the init beside this file and the kernel modules that it loads.
 
-build() copies them into a temporary folder and packs that with cpio into the folder of the kernel. The archive's name has
-a digest of all that went in, so a changed init or another list of modules makes another archive. A module that the kernel
-lacks, and a machine without busybox-static, cpio or kmod, are an Unavailable that says so.
+build() copies them into a temporary folder and packs that with cpio into the folder of the kernel. The archive's name
+has a digest of all that went in, so a changed init or another list of modules makes another archive. A module that the
+kernel lacks, and a machine without busybox-static, cpio or kmod, are an Unavailable that says so.
 """
 import hashlib
 import pathlib
@@ -16,8 +16,8 @@ import kernel as kernels
 INIT = pathlib.Path(__file__).with_name("init")
 BUSYBOX = pathlib.Path("/bin/busybox")
 # rdma_rxe asks for crc32 by name only when a device is made, so modprobe does not know that it is needed.
-MODULES = ["virtio_pci", "9pnet_virtio", "9p", "virtio_net", "virtio_console", "overlay", "crc32_generic", "crc32-pclmul",
-           "ib_uverbs", "rdma_ucm", "rdma_rxe", "veth", "dummy", "sch_netem", "sch_tbf"]
+MODULES = ["virtio_pci", "9pnet_virtio", "9p", "virtio_net", "overlay", "crc32_generic", "crc32-pclmul", "ib_uverbs",
+           "rdma_ucm", "rdma_rxe", "veth", "dummy", "sch_netem", "sch_tbf"]
 
 
 def module_files(kernel):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Debian's kernel for the guest: a stock one, because it has soft-RoCE (rdma_rxe) as a module.
 
-fetch() looks for the newest linux-image-6.1.0-N-amd64 that apt offers, downloads it (which needs no root) and unpacks it
-into a folder of the cache named after its version; nothing is installed on this machine. Later calls find it there, also
-when apt has nothing to offer. The kernel is kept without its compression, which takes an emulated processor longer to undo
-than all the rest of the boot.
+fetch() looks for the newest linux-image-6.1.0-N-amd64 that apt offers, downloads it (which needs no root) and unpacks
+it into a folder of the cache named after its version; nothing is installed on this machine. Later calls find it there,
+also when apt has nothing to offer. The kernel is kept without its compression: to undo that takes an emulated processor
+as long as all the rest of the boot.
 
 What goes wrong is an Unavailable whose text says what to run: apt does not know such a package, or only ones older than
 OLDEST, whose rdma_rxe uses memory after it freed it; the download fails because the package lists are out of date (root
@@ -48,13 +48,12 @@ class Kernel:
 
 def run(*command, **options):
     """Runs a command of this machine's; an Unavailable with what it wrote when it fails."""
+    environment = {**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
     try:
         result = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                text=True, errors="replace", check=False,
-                                env={**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"},
-                                **options)
+                                text=True, errors="replace", check=False, env=environment, **options)
     except OSError as error:
-        raise Unavailable(f"{command[0]}: {error.strerror}; the packages that this needs are listed in ./dev") from error
+        raise Unavailable(f"{command[0]}: {error.strerror}; ./dev lists the packages that this needs") from error
     if result.returncode:
         raise Unavailable(f"{' '.join(map(str, command))}: exit status {result.returncode}\n{result.stdout.rstrip()}")
     return result.stdout
@@ -78,7 +77,8 @@ def newest_cached(cache):
 
 def newest_offered(cache):
     """What apt has to offer; None when it knows no such package."""
-    found = [match for match in map(PACKAGE.fullmatch, run("apt-cache", "pkgnames", "linux-image-6.1.0-").split()) if match]
+    names = run("apt-cache", "pkgnames", "linux-image-6.1.0-").split()
+    found = [match for match in map(PACKAGE.fullmatch, names) if match]
     if not found:
         return None
     newest = max(found, key=lambda match: int(match[2]))

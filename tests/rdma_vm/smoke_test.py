@@ -73,8 +73,8 @@ class SmokeTest(guest_support.GuestTest):
         self.assert_failed("has not booted within 0.1 s", self.run_guest("true", "--boot-timeout", "0.1"))
 
     def test_runner_is_killed(self):
-        with subprocess.Popen([guest_support.RUN_GUEST, "sleep", "1000"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                              cwd=guest_support.ROOT) as runner:
+        with subprocess.Popen([guest_support.RUN_GUEST, "sleep", "1000"], stdout=subprocess.DEVNULL,
+                              stderr=subprocess.DEVNULL, cwd=guest_support.ROOT) as runner:
             def qemu():
                 return [pid for pid in children(runner.pid)
                         if pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"qemu-system")]

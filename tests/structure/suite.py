@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that ./dev test does after the packages are there.
 
-    suite.py [STAGE...]      all stages, or those named: release asan tsan clang fuzz
+    suite.py [STAGE...]      all stages, or those named: release asan tsan clang fuzz vm
 
 release   builds, then every test: unit, integration, fuzz corpus, structure, package
 asan      builds with AddressSanitizer and UndefinedBehaviorSanitizer, then unit, integration, fuzz corpus
 tsan      builds with ThreadSanitizer, then the tests labelled threads
 clang     builds with clang, warnings are errors
 fuzz      builds with libFuzzer and runs every target for 10 s
+vm        builds as release does, then every test of tests/rdma_vm: programs run in a virtual machine with RDMA devices;
+          none of these may be skipped
 
 The last line is "N passed, N failed, N skipped" over all stages; the exit status is 0 when nothing failed. What was
 lacking is printed for each test that was skipped. A stage that cannot be built counts as one failed test.
@@ -28,6 +30,7 @@ import source
 
 JOBS = str(max(2, min(8, os.cpu_count() or 2)))
 FUZZ_SECONDS = 10
+VM_TEST_SECONDS = 900
 # What Python's unittest prints for one test of a file that is skipped.
 SKIPPED_INSIDE = re.compile(r"^(\w+) \([\w.]+\) \.\.\. skipped ['\"](.*)['\"]$", re.MULTILINE)
 
@@ -98,6 +101,19 @@ def run_fuzzers():
         report("failed" if result.returncode else "passed", f"fuzz: {target.name}", result.stdout + result.stderr)
 
 
+def run_vm_tests():
+    folder = source.ROOT / "build/release"
+    environment = {**os.environ, "TENSORLANE": str(folder / "bin/tensorlane"), "TENSORLANE_BUILD": str(folder),
+                   "TENSORLANE_SOURCE": str(source.ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    for test in sorted((source.ROOT / "tests/rdma_vm").glob("*_test.py")):
+        # timeout ends what the test has started, too
+        result = subprocess.run(["timeout", "--kill-after=30", str(VM_TEST_SECONDS), "/usr/bin/python3", test],
+                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+                                env=environment, check=False)
+        is_skipped = SKIPPED_INSIDE.search(result.stdout)
+        report("failed" if result.returncode or is_skipped else "passed", f"vm: {test.stem}", result.stdout)
+
+
 def release():
     if build("release"):
         run_tests("release")
@@ -123,7 +139,12 @@ def fuzz():
         run_fuzzers()
 
 
-STAGES = {"release": release, "asan": asan, "tsan": tsan, "clang": clang, "fuzz": fuzz}
+def vm():
+    if build("release"):
+        run_vm_tests()
+
+
+STAGES = {"release": release, "asan": asan, "tsan": tsan, "clang": clang, "fuzz": fuzz, "vm": vm}
 
 
 def main():
