@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The pool: regions, growth, giving up, exhaustion, pins, blocks that outlive it, and everything that can fail. */
+#include <check.h>
+#include <string.h>
+
+#include "fakes/region_provider.h"
+
+#include "tests/fakes/fault_alloc.h"
+
+#include "dataplane/blocks.c"
+#include "dataplane/pool.c"
+
+#define KIB UINT64_C(1024)
+#define MIB (1024 * KIB)
+
+static struct region_provider provider;
+static struct tl_pool *pool;
+static struct tl_error error;
+
+static void setup(void)
+{
+    region_provider_init(&provider);
+}
+
+static void teardown(void)
+{
+    tl_pool_close(pool);
+    ck_assert_uint_eq(provider.live_count, 0);
+}
+
+static void open_pool(uint64_t pool_bytes, uint64_t max_bytes)
+{
+    ck_assert_int_eq(tl_pool_create(&provider.base, pool_bytes, max_bytes, &pool, &error), TL_OK);
+}
+
+static struct tl_block *take(uint64_t len_bytes)
+{
+    struct tl_block *block = NULL;
+    ck_assert_int_eq(tl_pool_take(pool, len_bytes, &block, &error), TL_OK);
+    memset((void *)block->address, 0xab, len_bytes);
+    return block;
+}
+
+static void refuse(uint64_t len_bytes)
+{
+    struct tl_block *block = NULL;
+    ck_assert_int_eq(tl_pool_take(pool, len_bytes, &block, &error), TL_RESOURCE_EXHAUSTED);
+    ck_assert_ptr_null(block);
+}
+
+static void expect(uint64_t regions, uint64_t bytes, uint64_t used_bytes)
+{
+    struct tl_pool_stats stats;
+    tl_pool_get_stats(pool, &stats);
+    ck_assert_uint_eq(stats.regions, regions);
+    ck_assert_uint_eq(stats.bytes, bytes);
+    ck_assert_uint_eq(stats.used_bytes, used_bytes);
+    ck_assert_uint_eq(provider.live_count, regions);
+    ck_assert_uint_eq(provider.live_bytes, bytes);
+}
+
+START_TEST(alignment)
+{
+    open_pool(8 * MIB, 8 * MIB);
+    struct tl_block *small = take(1), *other = take(65), *large = take(MIB), *larger = take(MIB + 1);
+    ck_assert_uint_eq(small->address % 64, 0);
+    ck_assert_uint_eq(other->address % 64, 0);
+    ck_assert_uint_eq(large->address % 4096, 0);
+    ck_assert_uint_eq(larger->address % 4096, 0);
+    expect(1, 8 * MIB, 64 + 128 + MIB + MIB + 64);
+    tl_pool_give(other);
+    tl_pool_give(large);
+    tl_pool_give(small);
+    tl_pool_give(larger);
+    expect(1, 8 * MIB, 0);
+    tl_pool_give(take(8 * MIB));
+}
+END_TEST
+
+START_TEST(sizes_are_rounded)
+{
+    open_pool(1, 0);
+    expect(1, 4 * KIB, 0);
+    tl_pool_give(take(4 * KIB));
+    refuse(4 * KIB + 1);
+    tl_pool_close(pool);
+    open_pool(0, UINT64_MAX);
+    expect(1, 4 * KIB, 0);
+    tl_pool_give(take(5 * KIB));
+    expect(2, 12 * KIB, 0);
+}
+END_TEST
+
+START_TEST(growth)
+{
+    open_pool(64 * KIB, 300 * KIB);
+    struct tl_block *a = take(64 * KIB), *b = take(40 * KIB), *c = take(100 * KIB - 1);
+    expect(3, 228 * KIB, 204 * KIB);
+    /* What is left of the maximum, less than a whole region. */
+    struct tl_block *d = take(60 * KIB);
+    expect(4, 292 * KIB, 264 * KIB);
+    refuse(28 * KIB);
+    struct tl_block *e = take(24 * KIB);
+    expect(4, 292 * KIB, 288 * KIB);
+    tl_pool_give(a);
+    tl_pool_give(b);
+    tl_pool_give(c);
+    tl_pool_give(d);
+    tl_pool_give(e);
+    expect(4, 292 * KIB, 0);
+}
+END_TEST
+
+START_TEST(exhaustion)
+{
+    open_pool(64 * KIB, 128 * KIB);
+    struct tl_block *block = take(KIB);
+    refuse(129 * KIB);
+    ck_assert_ptr_nonnull(strstr(error.message, "rdma.pool"));
+    ck_assert_ptr_nonnull(strstr(error.message, "135168")); /* asked for, in pages */
+    ck_assert_ptr_nonnull(strstr(error.message, "131072"));
+    refuse(INT64_MAX);
+    struct tl_block *other = take(64 * KIB);
+    refuse(64 * KIB);
+    tl_pool_give(block);
+    tl_pool_give(take(64 * KIB));
+    tl_pool_give(other);
+    expect(2, 128 * KIB, 0);
+}
+END_TEST
+
+START_TEST(unused_regions_are_given_up)
+{
+    open_pool(64 * KIB, 256 * KIB);
+    struct tl_block *first = take(64 * KIB), *second = take(64 * KIB), *third = take(64 * KIB);
+    expect(3, 192 * KIB, 192 * KIB);
+    refuse(128 * KIB);
+    tl_pool_give(second);
+    /* One that is pinned stays. */
+    struct tl_region *pinned = tl_pool_pin(pool, (void *)second->address, 1);
+    ck_assert_ptr_nonnull(pinned);
+    refuse(128 * KIB);
+    expect(3, 192 * KIB, 128 * KIB);
+    tl_pool_unpin(pool, pinned);
+    struct tl_block *large = take(128 * KIB);
+    expect(3, 256 * KIB, 256 * KIB);
+    tl_pool_give(first);
+    tl_pool_give(large);
+    /* The first one stays. */
+    refuse(256 * KIB);
+    tl_pool_give(third);
+    refuse(256 * KIB);
+    expect(1, 64 * KIB, 0);
+    tl_pool_give(take(192 * KIB));
+    expect(2, 256 * KIB, 0);
+}
+END_TEST
+
+START_TEST(pins)
+{
+    open_pool(64 * KIB, 256 * KIB);
+    char outside;
+    struct tl_block *first = take(64 * KIB), *second = take(64 * KIB), *third = take(100 * KIB);
+    struct tl_block *blocks_[] = {first, second, third};
+    ck_assert_ptr_null(tl_pool_pin(pool, &outside, 1));
+    ck_assert_ptr_null(tl_pool_pin(pool, NULL, 0));
+    ck_assert_ptr_null(tl_pool_pin(pool, (void *)UINTPTR_MAX, 1));
+    for (size_t i = 0; i < 3; i++) {
+        char *start = (char *)blocks_[i]->address;
+        uint64_t len_bytes = blocks_[i]->len_bytes;
+        struct tl_region *region = tl_pool_pin(pool, start, len_bytes);
+        ck_assert_ptr_nonnull(region);
+        ck_assert_ptr_eq(region->address, start);
+        ck_assert_ptr_eq(tl_pool_pin(pool, start + len_bytes - 1, 1), region);
+        tl_pool_unpin(pool, region);
+        tl_pool_unpin(pool, region);
+        /* Regions may touch, but none covers more than itself. */
+        ck_assert_ptr_null(tl_pool_pin(pool, start, region->len_bytes + 1));
+        ck_assert_ptr_null(tl_pool_pin(pool, start + 1, UINT64_MAX));
+        tl_pool_give(blocks_[i]);
+    }
+}
+END_TEST
+
+START_TEST(blocks_outlive_the_pool)
+{
+    open_pool(64 * KIB, 192 * KIB);
+    struct tl_block *first = take(60 * KIB), *second = take(60 * KIB), *part = take(KIB);
+    take(KIB);
+    tl_pool_give(second);
+    tl_pool_close(pool);
+    ck_assert_uint_eq(provider.live_count, 0);
+    struct tl_pool *closed = pool;
+    pool = NULL;
+    memset((void *)first->address, 1, first->len_bytes);
+    tl_pool_give(first);
+    memset((void *)part->address, 1, part->len_bytes);
+    tl_pool_give(part);
+    /* The one that was forgotten above. */
+    struct tl_block *last = closed->regions[0]->first;
+    while (last->is_free)
+        last = last->after;
+    tl_pool_give(last);
+}
+END_TEST
+
+START_TEST(the_first_region_fails)
+{
+    provider.fail_countdown = 1;
+    ck_assert_int_eq(tl_pool_create(&provider.base, 64 * KIB, 64 * KIB, &pool, &error), TL_RESOURCE_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(error.message, "rdma.pool"));
+    ck_assert_ptr_nonnull(strstr(error.message, "locked memory is scarce"));
+    ck_assert_ptr_null(pool);
+    ck_assert_int_eq(tl_pool_create(&provider.base, UINT64_C(1) << 60, 0, &pool, NULL), TL_RESOURCE_EXHAUSTED);
+    ck_assert_ptr_null(pool);
+}
+END_TEST
+
+START_TEST(a_later_region_fails)
+{
+    open_pool(64 * KIB, 128 * KIB);
+    struct tl_block *block = take(64 * KIB);
+    provider.fail_countdown = 1;
+    refuse(KIB);
+    ck_assert_ptr_nonnull(strstr(error.message, "locked memory is scarce"));
+    expect(1, 64 * KIB, 64 * KIB);
+    tl_pool_give(take(KIB));
+    tl_pool_give(block);
+    expect(2, 128 * KIB, 0);
+}
+END_TEST
+
+START_TEST(no_memory)
+{
+    for (unsigned n = 1;; n++) {
+        fault_arm(n);
+        enum tl_status status = tl_pool_create(&provider.base, 64 * KIB, MIB, &pool, &error);
+        if (!fault_was_hit()) break;
+        ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
+        ck_assert_ptr_null(pool);
+        ck_assert_uint_eq(provider.live_count, 0);
+    }
+    /* From 8 regions on the list of regions grows, too. */
+    struct tl_block *blocks_[9];
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(blocks_); i++) {
+        for (unsigned n = 1;; n++) {
+            blocks_[i] = NULL;
+            fault_arm(n);
+            enum tl_status status = tl_pool_take(pool, 60 * KIB, &blocks_[i], &error);
+            if (!fault_was_hit()) {
+                ck_assert_int_eq(status, TL_OK);
+                break;
+            }
+            ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
+            ck_assert_ptr_null(blocks_[i]);
+            ck_assert_uint_eq(provider.live_count, pool->region_count);
+        }
+    }
+    expect(9, 9 * 64 * KIB, 9 * 60 * KIB);
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(blocks_); i++)
+        tl_pool_give(blocks_[i]);
+    expect(9, 9 * 64 * KIB, 0);
+}
+END_TEST
+
+/* Blocks keep what was written into them, whatever happens to others. */
+START_TEST(random_use)
+{
+    enum { SLOTS = 64, OPERATIONS = 4000 };
+    struct tl_block *slots[SLOTS] = {NULL};
+    uint64_t lens[SLOTS];
+    open_pool(256 * KIB, 2 * MIB);
+    srand(1);
+    for (int i = 0; i < OPERATIONS + SLOTS; i++) {
+        int slot = i < OPERATIONS ? rand() % SLOTS : i - OPERATIONS;
+        if (slots[slot]) {
+            const char *bytes = (const char *)slots[slot]->address;
+            ck_assert_int_eq(bytes[0], slot);
+            ck_assert_int_eq(memcmp(bytes, bytes + 1, lens[slot] - 1), 0);
+            tl_pool_give(slots[slot]);
+            slots[slot] = NULL;
+        } else if (i < OPERATIONS) {
+            lens[slot] = 1 + (uint64_t)rand() % (rand() % 8 == 0 ? 300 * KIB : 5 * KIB);
+            if (tl_pool_take(pool, lens[slot], &slots[slot], &error) == TL_OK)
+                memset((void *)slots[slot]->address, slot, lens[slot]);
+        }
+    }
+    struct tl_pool_stats stats;
+    tl_pool_get_stats(pool, &stats);
+    ck_assert_uint_eq(stats.used_bytes, 0);
+    ck_assert_uint_le(stats.bytes, 2 * MIB);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("pool");
+    TCase *tcase = tcase_create("pool");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, alignment);
+    tcase_add_test(tcase, sizes_are_rounded);
+    tcase_add_test(tcase, growth);
+    tcase_add_test(tcase, exhaustion);
+    tcase_add_test(tcase, unused_regions_are_given_up);
+    tcase_add_test(tcase, pins);
+    tcase_add_test(tcase, blocks_outlive_the_pool);
+    tcase_add_test(tcase, the_first_region_fails);
+    tcase_add_test(tcase, a_later_region_fails);
+    tcase_add_test(tcase, no_memory);
+    tcase_add_test(tcase, random_use);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
