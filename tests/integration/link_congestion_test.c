@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What waits on a link whose other side does not read, counted: links on streams that are driven by hand
+ * (fuzz/fake_stream.h), which hold no byte that the other side has not taken.
+ *
+ * A link that we have opened and one that was accepted, of the same control, are each other's peer. Each asks the other
+ * for more tensors than a worker lets wait; the frames are carried over in the order that is worst for one side.
+ */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/link_internal.h"
+#include "fuzz/fake_stream.h"
+
+#define SELF "/job:node/task:0"
+#define OPENED 0 /* slots of the streams */
+#define ACCEPTED 1
+#define ASKED 70000
+/* As in control/link_send.c: what may wait to be sent before an accepted link is not read, and what one more frame may
+ * bring. */
+#define MAX_UNSENT 16384
+#define MAX_REQUESTS 256
+#define CHUNK_BYTES 4096
+#define INFLIGHT_BYTES 65536
+#define LARGE_BYTES 20000
+#define SMALL_BYTES 1000
+
+static struct tl_loop *loop;
+static struct tl_control *control;
+static struct tl_link *links[2]; /* by slot; NULL: closed */
+static struct tl_tensor *offered;
+static struct tl_error error;
+static struct tl_fetch *fetches; /* [2 * ASKED] */
+static size_t done_count[2];
+static size_t serve_count;
+static size_t closed_count;
+static size_t max_unsent[2];
+static grpc_byte_buffer *carried[2]; /* a copy of the message in flight */
+static size_t sent_count[2];
+
+/* ------------------------------------------------------------------------------------------------------ the worker --
+ */
+
+static void on_request(void *context, struct tl_serve *serve)
+{
+    (void)context;
+    const struct tl_error ok = {.code = TL_OK};
+    const struct tl_offer offer = {.tensor = tl_tensor_get(offered), .publication = 1};
+    serve_count++;
+    serve->ops->reply(serve, &ok, &offer);
+}
+
+static void on_closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
+{
+    (void)context;
+    (void)serve;
+    (void)end;
+    closed_count++;
+}
+
+static void on_link_closed(struct tl_link *link, const struct tl_error *reason)
+{
+    (void)reason;
+    links[link == links[OPENED] ? OPENED : ACCEPTED] = NULL;
+}
+
+static const struct tl_link_events link_events = {.closed = on_link_closed};
+
+static void on_link_up(void *context, struct tl_link *link)
+{
+    (void)context;
+    links[ACCEPTED] = link;
+    tl_link_set_events(link, &link_events, NULL);
+}
+
+static enum tl_status on_place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
+                               struct tl_tensor **ret_destination, struct tl_error *ret_error)
+{
+    (void)fetch;
+    return tl_tensor_create_for(meta_data, ret_destination, ret_error);
+}
+
+static void on_done(struct tl_fetch *fetch, const struct tl_error *result)
+{
+    ck_assert_msg(result->code == TL_OK, "%s", result->message);
+    done_count[fetch < fetches + ASKED ? OPENED : ACCEPTED]++;
+    tl_fetch_fini(fetch);
+}
+
+static const struct tl_fetch_ops fetch_ops = {.place = on_place, .done = on_done};
+static const struct tl_control_handlers handlers = {
+    .source = {.request = on_request, .closed = on_closed},
+    .link_up = on_link_up,
+};
+
+/* -------------------------------------------------------------------------------------------------------- carrying --
+ */
+
+static void on_send(unsigned slot, grpc_byte_buffer *message)
+{
+    ck_assert_ptr_null(carried[slot]);
+    carried[slot] = grpc_byte_buffer_copy(message);
+    sent_count[slot]++;
+}
+
+static void run_loop(void)
+{
+    while (tl_loop_run_once(loop, 0))
+        continue;
+    for (unsigned slot = 0; slot < 2; slot++) {
+        if (links[slot] != NULL && links[slot]->unsent_count > max_unsent[slot]) {
+            max_unsent[slot] = links[slot]->unsent_count;
+        }
+    }
+}
+
+/* Carries the message that is in flight over, if the other side reads. */
+static bool carry(unsigned from)
+{
+    if (carried[from] == NULL || !fake_stream_is_reading(1 - from)) return false;
+    grpc_byte_buffer *message = carried[from];
+    carried[from] = NULL;
+    ck_assert(fake_stream_give(1 - from, message));
+    ck_assert(fake_stream_take(from));
+    run_loop();
+    return true;
+}
+
+/* Takes the message that is in flight instead of the other side. */
+static grpc_byte_buffer *take(unsigned from)
+{
+    grpc_byte_buffer *message = carried[from];
+    carried[from] = NULL;
+    ck_assert(fake_stream_take(from));
+    run_loop();
+    return message;
+}
+
+static struct tl_tensor *make_tensor(uint64_t size_bytes)
+{
+    struct tl_tensor *tensor;
+    ck_assert(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, &error) == TL_OK);
+    memset(tl_tensor_data(tensor), 1, size_bytes);
+    return tensor;
+}
+
+static void setup(void)
+{
+    const struct tl_control_options options = {
+        .self = {.source = TL_IDENTITY_CLAIMED, .name = SELF, .incarnation = 42},
+        .chunk_bytes = CHUNK_BYTES,
+        .inflight_bytes = INFLIGHT_BYTES,
+        .max_calls = FAKE_STREAMS,
+        .connect_timeout_ns = 3600 * TL_NS_PER_SEC,
+        .request_timeout_ns = 3600 * TL_NS_PER_SEC,
+        .handlers = &handlers,
+    };
+    uint16_t port;
+    tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
+    memset(done_count, 0, sizeof(done_count));
+    memset(max_unsent, 0, sizeof(max_unsent));
+    memset(sent_count, 0, sizeof(sent_count));
+    serve_count = closed_count = 0;
+    fake_stream_on_send = on_send;
+    ck_assert(tl_loop_create(&loop, &error) == TL_OK);
+    ck_assert(tl_control_create(loop, &options, &control, &error) == TL_OK);
+    ck_assert(tl_control_start(control, "127.0.0.1:0", &port, &error) == TL_OK);
+}
+
+static void teardown(void)
+{
+    const struct tl_error gone = {.code = TL_UNAVAILABLE, .message = "gone"};
+    for (unsigned slot = 0; slot < 2; slot++) {
+        (void)fake_stream_break(slot, &gone);
+        grpc_byte_buffer_destroy(carried[slot]);
+        carried[slot] = NULL;
+    }
+    run_loop();
+    ck_assert_uint_eq(closed_count, serve_count);
+    ck_assert(!tl_tensor_is_shared(offered));
+    tl_tensor_put(offered);
+    tl_control_destroy(control);
+    tl_loop_destroy(loop);
+    free(fetches);
+    fetches = NULL;
+}
+
+static void connect_to_itself(void)
+{
+    ck_assert(tl_link_open(control, "127.0.0.1:1", SELF, NULL, 0, &link_events, NULL, &links[OPENED], &error) == TL_OK);
+    ck_assert_int_eq(fake_stream_accept(fake_stream_method("/tensorlane.v1.Transfer/Exchange")), ACCEPTED);
+    while (carry(OPENED) || carry(ACCEPTED))
+        continue;
+    ck_assert(links[ACCEPTED] != NULL && tl_link_is_up(links[OPENED]) && tl_link_is_up(links[ACCEPTED]));
+}
+
+/* ------------------------------------------------------------------------------------------- both ask, nobody reads --
+ */
+
+static void ask_for_much(void)
+{
+    fetches = calloc(2 * ASKED, sizeof(*fetches));
+    ck_assert_ptr_nonnull(fetches);
+    for (size_t i = 0; i < 2 * ASKED; i++) {
+        tl_fetch_init(&fetches[i], &fetch_ops);
+        fetches[i].id = (struct tl_request_id){.incarnation = 42, .number = 1 + i % ASKED};
+        fetches[i].key = "k";
+        tl_link_fetch(links[i / ASKED], &fetches[i]);
+    }
+    run_loop();
+}
+
+/* Whichever side is favoured, both get all that they have asked for, and the accepting side never lets more wait than
+ * its bound: the rest of the requests stays where they come from. The opening side holds what the other has asked for,
+ * no more. */
+static void expect_both_served(unsigned favoured)
+{
+    while (carry(favoured) || carry(1 - favoured))
+        continue;
+    ck_assert_uint_eq(done_count[OPENED], ASKED);
+    ck_assert_uint_eq(done_count[ACCEPTED], ASKED);
+    ck_assert_uint_eq(closed_count, 2 * ASKED);
+    for (unsigned slot = 0; slot < 2; slot++) {
+        ck_assert(tl_link_is_idle(links[slot]) && links[slot]->unsent_count == 0 && links[slot]->active_bytes == 0);
+        ck_assert(fake_stream_is_reading(slot) && !fake_stream_is_sending(slot));
+    }
+    ck_assert_uint_lt(max_unsent[ACCEPTED], MAX_UNSENT + MAX_REQUESTS);
+    ck_assert_uint_le(max_unsent[OPENED], ASKED);
+}
+
+START_TEST(two_links_that_ask_much_of_each_other_go_on)
+{
+    offered = make_tensor(SMALL_BYTES);
+    connect_to_itself();
+    ask_for_much();
+    expect_both_served((unsigned)_i);
+}
+END_TEST
+
+START_TEST(accepted_link_is_not_read_while_too_much_waits)
+{
+    offered = make_tensor(SMALL_BYTES);
+    connect_to_itself();
+    ask_for_much();
+    /* The opening side says all it has, and takes nothing. */
+    while (carry(OPENED))
+        continue;
+    ck_assert(fake_stream_is_sending(OPENED) && !fake_stream_is_reading(ACCEPTED));
+    ck_assert_uint_ge(links[ACCEPTED]->unsent_count, MAX_UNSENT);
+    ck_assert_uint_lt(links[ACCEPTED]->unsent_count, MAX_UNSENT + MAX_REQUESTS);
+    ck_assert_uint_lt(serve_count, MAX_UNSENT + 2 * MAX_REQUESTS);
+    /* It reads at all times, also now. */
+    ck_assert(fake_stream_is_reading(OPENED));
+    expect_both_served(OPENED);
+}
+END_TEST
+
+/* ----------------------------------------------------------------------------------------------- limits.inflight -- */
+
+#define LARGE_COUNT 64
+
+static grpc_byte_buffer *pack_frame(Tensorlane__V1__Frame *frame)
+{
+    grpc_byte_buffer *message = tl_wire_write(&frame->base);
+    ck_assert_ptr_nonnull(message);
+    return message;
+}
+
+static void greet(void)
+{
+    Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
+    Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
+    hello.protocol_version = 1;
+    hello.name = "/job:node/task:1";
+    hello.incarnation = 77;
+    frame.hello = &hello;
+    (void)fake_stream_accept(fake_stream_method("/tensorlane.v1.Transfer/Exchange"));
+    ck_assert(fake_stream_give(0, pack_frame(&frame)));
+    run_loop();
+    grpc_byte_buffer_destroy(take(0));
+}
+
+static void request_large(unsigned first)
+{
+    Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
+    Tensorlane__V1__Request requests[LARGE_COUNT];
+    Tensorlane__V1__Request *pointers[LARGE_COUNT];
+    for (unsigned i = 0; i < LARGE_COUNT; i++) {
+        tensorlane__v1__request__init(&requests[i]);
+        requests[i].number = first + i;
+        requests[i].key = "k";
+        pointers[i] = &requests[i];
+    }
+    frame.requests = pointers;
+    frame.n_requests = LARGE_COUNT;
+    ck_assert(fake_stream_give(0, pack_frame(&frame)));
+    run_loop();
+}
+
+/* Bytes of tensors of which a part has come, but not all. */
+struct begun {
+    uint64_t received[2 * LARGE_COUNT + 1]; /* by number */
+    uint64_t complete;
+};
+
+static void note_frame(struct begun *begun, grpc_byte_buffer *message)
+{
+    struct tl_wire_arena arena;
+    ProtobufCMessage *base;
+    struct tl_wire_data data;
+    ck_assert(tl_wire_arena_init(&arena, 1 << 20, &error) == TL_OK);
+    ck_assert(tl_wire_read(&tensorlane__v1__frame__descriptor, message, &arena, &base, &data, &error) == TL_OK);
+    const Tensorlane__V1__Frame *frame = (const Tensorlane__V1__Frame *)base;
+    ck_assert_uint_le(data.left_bytes, CHUNK_BYTES);
+    for (size_t i = 0; i < frame->n_chunks; i++) {
+        const Tensorlane__V1__Chunk *chunk = frame->chunks[i];
+        ck_assert_uint_eq(chunk->offset, begun->received[chunk->number]);
+        begun->received[chunk->number] += chunk->len_bytes;
+        if (begun->received[chunk->number] == LARGE_BYTES) begun->complete++;
+    }
+    tl_wire_data_fini(&data);
+    tl_wire_arena_fini(&arena);
+    grpc_byte_buffer_destroy(message);
+}
+
+static uint64_t begun_bytes(const struct begun *begun)
+{
+    uint64_t bytes = 0;
+    for (unsigned i = 1; i <= 2 * LARGE_COUNT; i++) {
+        if (begun->received[i] > 0 && begun->received[i] < LARGE_BYTES) bytes += LARGE_BYTES - begun->received[i];
+    }
+    return bytes;
+}
+
+START_TEST(peer_that_does_not_read_has_one_frame_outstanding)
+{
+    offered = make_tensor(LARGE_BYTES);
+    greet();
+    request_large(1);
+    ck_assert_uint_eq(serve_count, LARGE_COUNT);
+    ck_assert_uint_eq(sent_count[0], 2); /* the greeting, and one that is not taken */
+    uint64_t sent_bytes = control->stats.bytes_sent;
+    ck_assert_uint_gt(sent_bytes, 0);
+    ck_assert_uint_le(sent_bytes, CHUNK_BYTES);
+    /* More requests and more time change nothing. */
+    request_large(LARGE_COUNT + 1);
+    ck_assert_uint_eq(serve_count, 2 * LARGE_COUNT);
+    ck_assert_uint_eq(sent_count[0], 2);
+    ck_assert_uint_eq(control->stats.bytes_sent, sent_bytes);
+    ck_assert_uint_le(links[ACCEPTED]->active_bytes, INFLIGHT_BYTES);
+}
+END_TEST
+
+START_TEST(no_more_is_begun_than_may_be_in_flight)
+{
+    struct begun begun = {.complete = 0};
+    uint64_t max_bytes = 0;
+    offered = make_tensor(LARGE_BYTES);
+    greet();
+    request_large(1);
+    request_large(LARGE_COUNT + 1);
+    while (carried[0] != NULL) {
+        uint64_t sent_before = control->stats.bytes_sent;
+        note_frame(&begun, take(0));
+        ck_assert_uint_le(control->stats.bytes_sent - sent_before, CHUNK_BYTES);
+        ck_assert_uint_le(links[ACCEPTED]->active_bytes, INFLIGHT_BYTES);
+        ck_assert_uint_le(begun_bytes(&begun), INFLIGHT_BYTES);
+        if (begun_bytes(&begun) > max_bytes) max_bytes = begun_bytes(&begun);
+    }
+    /* And what may be in flight is made use of. */
+    ck_assert_uint_gt(max_bytes, LARGE_BYTES);
+    ck_assert_uint_eq(begun.complete, 2 * LARGE_COUNT);
+    ck_assert_uint_eq(control->stats.bytes_sent, 2 * LARGE_COUNT * LARGE_BYTES);
+    ck_assert_uint_eq(closed_count, 2 * LARGE_COUNT);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("link_congestion");
+    TCase *both = tcase_create("both");
+    tcase_set_timeout(both, 100);
+    tcase_add_checked_fixture(both, setup, teardown);
+    tcase_add_loop_test(both, two_links_that_ask_much_of_each_other_go_on, 0, 2);
+    tcase_add_test(both, accepted_link_is_not_read_while_too_much_waits);
+    suite_add_tcase(suite, both);
+    TCase *inflight = tcase_create("inflight");
+    tcase_set_timeout(inflight, 100);
+    tcase_add_checked_fixture(inflight, setup, teardown);
+    tcase_add_test(inflight, peer_that_does_not_read_has_one_frame_outstanding);
+    tcase_add_test(inflight, no_more_is_begun_than_may_be_in_flight);
+    suite_add_tcase(suite, inflight);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
