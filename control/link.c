@@ -150,6 +150,7 @@ static void link_free(struct tl_link *link)
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
     tl_numbers_fini(&link->cancels);
     tl_numbers_fini(&link->received);
+    link_paths_drop(link);
     if (link->channel != NULL) grpc_channel_destroy(link->channel);
     free(link);
 }
@@ -253,6 +254,7 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     tl_list_init(&link->flush_letter.link);
     tl_list_init(&link->to_request);
     tl_list_init(&link->to_fail);
+    tl_list_init(&link->path_messages);
     tl_list_init(&link->failures);
     tl_list_init(&link->ready);
     tl_list_init(&link->active);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The link, as its three files see it: link.c (life, Hello), link_send.c (requests and tensors out), link_receive.c
- * (frames in). */
+/* The link, as its files see it: link.c (life, Hello), link_send.c (requests and tensors out), link_receive.c (frames
+ * in), link_paths.c (what is told about paths, out and in). */
 #ifndef CONTROL_LINK_INTERNAL_H
 #define CONTROL_LINK_INTERNAL_H
 
@@ -56,6 +56,9 @@ struct tl_link {
     struct tl_numbers received; /* one-shot tensors that have arrived: all that the peer may not have heard of */
     size_t told_count;          /* of received, from the front: in frames already */
     uint64_t confirmed_count;   /* dropped from the front of received, since the peer has heard of them */
+
+    struct tl_list path_messages; /* of link_path_message: to be told */
+    size_t path_message_count;
 
     struct link_serve *serves; /* by number: all requests of the peer that are not over */
     struct tl_list failures;   /* of link_serve: a status is to be told */
@@ -130,6 +133,24 @@ void link_serve_received(struct tl_link *link, uint64_t number);
 void link_serves_break(struct tl_link *link);
 /* True when the peer has asked for more than it takes off the stream. */
 bool link_is_congested(const struct tl_link *link);
+
+/* link_paths.c */
+/* Of one frame. */
+#define LINK_MAX_PATH_MESSAGES 8
+
+/* A message on its way out, and its room in a frame. */
+struct link_path_message {
+    struct tl_list place; /* in link->path_messages */
+    struct tl_path_message message;
+    Tensorlane__V1__PathMessage wire; /* points into message */
+};
+
+/* Puts what waits into a frame; ret_messages has LINK_MAX_PATH_MESSAGES. Returns how many. */
+size_t link_paths_add(struct tl_link *link, Tensorlane__V1__PathMessage **ret_messages);
+/* The frame with the first `count` has been sent. */
+void link_paths_sent(struct tl_link *link, size_t count);
+void link_paths_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame);
+void link_paths_drop(struct tl_link *link);
 
 /* link_receive.c */
 void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer);

@@ -290,6 +290,7 @@ static void handle_frame(struct tl_link *link, const Tensorlane__V1__Frame *fram
         return;
     }
     if (frame->hello != NULL) link_greeted(link, frame->hello);
+    link_paths_handle(link, frame);
     if (link->state == LINK_CLOSING) return;
     handle_control_fields(link, frame);
     for (size_t i = 0; i < frame->n_failures && link->state != LINK_CLOSING; i++) {

@@ -36,6 +36,7 @@
 struct tl_frame_builder {
     Tensorlane__V1__Frame frame;
     size_t head_bytes; /* estimate, never too low */
+    Tensorlane__V1__PathMessage *path_messages[LINK_MAX_PATH_MESSAGES];
     Tensorlane__V1__Request requests[MAX_REQUESTS];
     Tensorlane__V1__Request *request_pointers[MAX_REQUESTS];
     Tensorlane__V1__Failure failures[MAX_FAILURES];
@@ -430,13 +431,15 @@ static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
 
 static bool is_anything_waiting(const struct tl_link *link)
 {
-    return !tl_list_is_empty(&link->to_request) || link->cancels.count > 0 || link->received.count > link->told_count ||
-           !tl_list_is_empty(&link->failures) || !tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active);
+    return !tl_list_is_empty(&link->path_messages) || !tl_list_is_empty(&link->to_request) || link->cancels.count > 0 ||
+           link->received.count > link->told_count || !tl_list_is_empty(&link->failures) ||
+           !tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active);
 }
 
 /* What the frame said is said: ends the serves whose last word it was. */
 static void finish_frame(struct tl_link *link, struct tl_frame_builder *builder)
 {
+    link_paths_sent(link, builder->frame.n_paths);
     tl_numbers_drop(&link->cancels, builder->frame.n_cancels);
     link->told_count += builder->frame.n_received;
     for (size_t i = 0; i < builder->frame.n_failures; i++) {
@@ -475,7 +478,10 @@ void link_send_frames(struct tl_link *link)
     if (builder->frame.n_received > 0) {
         builder->frame.received = (uint64_t *)tl_numbers_items(&link->received) + link->told_count;
     }
-    builder->head_bytes = 10 * (builder->frame.n_cancels + builder->frame.n_received);
+    builder->frame.paths = builder->path_messages;
+    builder->frame.n_paths = link_paths_add(link, builder->path_messages);
+    builder->head_bytes = 10 * (builder->frame.n_cancels + builder->frame.n_received) +
+                          builder->frame.n_paths * sizeof(struct tl_path_message);
     add_requests(link, builder);
     add_chunks(link, builder);
     add_failures(link, builder);
@@ -485,8 +491,8 @@ void link_send_frames(struct tl_link *link)
         builder->failure_pointers[i] = &builder->failures[i];
     for (size_t i = 0; i < builder->frame.n_chunks; i++)
         builder->chunk_pointers[i] = &builder->chunks[i];
-    bool is_empty = builder->frame.n_requests + builder->frame.n_failures + builder->frame.n_chunks +
-                        builder->frame.n_cancels + builder->frame.n_received ==
+    bool is_empty = builder->frame.n_paths + builder->frame.n_requests + builder->frame.n_failures +
+                        builder->frame.n_chunks + builder->frame.n_cancels + builder->frame.n_received ==
                     0;
     if (is_empty) return;
     grpc_byte_buffer *message =
