@@ -24,7 +24,7 @@ import time
 import kernel as kernels
 
 HERE = pathlib.Path(__file__).resolve().parent
-CONSOLE_LINES = 40
+CONSOLE_LINES = 100  # a panic takes about 40
 SWITCH_OFF_SEC = 20
 # What a command finds elsewhere in the guest, or not at all.
 NOT_PASSED = {"TMPDIR", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK"}
