@@ -38,6 +38,11 @@ static void drop_progress(struct tl_fetch *fetch)
     fetch->is_verified = false;
 }
 
+void tl_fetch_restart(struct tl_fetch *fetch)
+{
+    drop_progress(fetch);
+}
+
 void tl_fetch_fini(struct tl_fetch *fetch)
 {
     drop_progress(fetch);

@@ -114,6 +114,8 @@ struct tl_fetch {
 void tl_fetch_init(struct tl_fetch *fetch, const struct tl_fetch_ops *ops);
 /* Puts the destination, frees the hash state. */
 void tl_fetch_fini(struct tl_fetch *fetch);
+/* Forgets what has arrived: for a transport that begins every value at its first byte. */
+void tl_fetch_restart(struct tl_fetch *fetch);
 
 /* The receiving half that all transports share: the owner has begun to send (or resumed) a value. Places it, or checks
  * that it continues what was begun at exactly fetch->received_bytes.

@@ -1,0 +1,738 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The life of a connection.
+ *
+ * Happy path: created with its queue pair and introduced over the control plane; connected with the peer's
+ * introduction; HELLO of the opener, HELLO of the other side; each writes the other's challenge into the other's probe,
+ * looks whether its own has been written right, and says PROBED: up. Requests and responses take turns at posting;
+ * credits flow back with every message. Drained with a GOODBYE, or closed.
+ *
+ * Failure modes: no greeting in time, a HELLO with the wrong token, version or incarnation, a probe with the wrong
+ * bytes, a message that cannot be, a peer that stays silent while something is expected of it, a queue pair that fails:
+ * each severs the queue pair with a reason. When it is drained, nothing can touch the memory of a request any more, and
+ * all of them are given back; that is the one place where a connection ends.
+ *
+ * Credits: a message or a write with an immediate uses one slot at the peer. Slots come back in two ways: by the count
+ * of consumed slots in every message, and by an answer to a request, which shows that everything up to the request was
+ * consumed; so a request and its write need no message more. The last slot is kept for CREDIT, which is sent when half
+ * of ours are consumed and not told.
+ */
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "dataplane/conn_internal.h"
+
+/* Posted at most by one turn: an expose and what it is for. */
+#define ROOM_OF_A_TURN 2
+#define PROBE_BYTES 64
+
+static const struct tl_conn_events no_events;
+
+/* -------------------------------------------------------------------------------------------------------- turns -- */
+
+void conn_pump_later(struct tl_conn *conn)
+{
+    if (conn->is_pump_deferred) return;
+    conn->is_pump_deferred = true;
+    tl_reactor_defer(conn->engine->reactor, &conn->pump_letter);
+}
+
+void conn_want_turn(struct tl_conn *conn, struct turn *turn)
+{
+    if (conn->state == CONN_CLOSING || tl_list_is_linked(&turn->place)) return;
+    tl_list_push_back(&conn->turns, &turn->place);
+    conn_pump_later(conn);
+}
+
+void conn_want_room(struct tl_conn *conn, struct turn *turn)
+{
+    if (conn->state == CONN_CLOSING || tl_list_is_linked(&turn->place)) return;
+    tl_list_push_back(&conn->revokes, &turn->place);
+    conn_pump_later(conn);
+}
+
+void conn_window_free(struct tl_conn *conn)
+{
+    struct tl_list *place = tl_list_pop_front(&conn->windows);
+    if (place != NULL) conn_want_turn(conn, TL_CONTAINER_OF(place, struct turn, place));
+}
+
+static uint32_t credits(const struct tl_conn *conn)
+{
+    return conn->peer_slot_count - (conn->slots_used - conn->slots_returned);
+}
+
+static uint32_t room(const struct tl_conn *conn)
+{
+    return conn->pair->ops->room(conn->pair);
+}
+
+static void take_turns(struct tl_conn *conn, struct tl_list *turns, bool needs_credit)
+{
+    while (!tl_list_is_empty(turns) && room(conn) >= ROOM_OF_A_TURN && conn->state != CONN_CLOSING) {
+        if (needs_credit && credits(conn) < 2) return;
+        struct turn *turn = TL_CONTAINER_OF(tl_list_pop_front(turns), struct turn, place);
+        if (turn->take(turn)) tl_list_push_back(turns, &turn->place);
+    }
+}
+
+static void maybe_tell_credits(struct tl_conn *conn)
+{
+    uint32_t untold = conn->consumed - conn->consumed_told;
+    bool is_wanted = untold >= conn->engine->options.slot_count / 2 || conn->is_credit_wanted;
+    if (!is_wanted || conn->state == CONN_CLOSING || credits(conn) < 1 || room(conn) < 1) return;
+    conn->is_credit_wanted = false;
+    struct tl_message *message = conn_compose(conn, TL_MESSAGE_CREDIT, 0);
+    message->is_ping = conn->is_ping_wanted;
+    conn->is_ping_wanted = false;
+    conn->engine->stats.credits_sent++;
+    conn_post_message(conn, message, NULL);
+}
+
+static void pump(struct tl_letter *letter)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(letter, struct tl_conn, pump_letter);
+    conn->is_pump_deferred = false;
+    if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
+        requests_begin(conn);
+        take_turns(conn, &conn->revokes, false);
+        take_turns(conn, &conn->turns, true);
+        maybe_tell_credits(conn);
+        if (conn->state != CONN_CLOSING) tl_queue_pair_ring(conn->pair);
+    }
+    requests_tell(conn);
+    conn_something_over(conn);
+}
+
+/* ------------------------------------------------------------------------------------------------------ posting -- */
+
+struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type, uint32_t handle)
+{
+    struct tl_message *message = &conn->engine->outgoing;
+    memset(message, 0, offsetof(struct tl_message, text_room));
+    message->type = type;
+    message->handle = handle;
+    return message;
+}
+
+void conn_post_message(struct tl_conn *conn, const struct tl_message *message, struct tl_work *work)
+{
+    struct tl_engine *engine = conn->engine;
+    engine->outgoing.consumed = conn->consumed;
+    conn->consumed_told = conn->consumed;
+    uint32_t len_bytes = tl_message_encode(message, engine->slot);
+    conn->slots_used++;
+    engine->stats.messages_sent++;
+    conn->pair->ops->message(conn->pair, engine->slot, len_bytes, work);
+}
+
+void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const void *source, uint64_t len_bytes,
+                     const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
+                     struct tl_work *work)
+{
+    conn->slots_used++;
+    conn->engine->stats.writes_posted++;
+    conn->engine->stats.bytes_sent += len_bytes;
+    conn->pair->ops->write(conn->pair, region, source, len_bytes, destination, offset_bytes, true, immediate, work);
+}
+
+bool conn_block_create(struct tl_conn *conn, uint64_t len_bytes, struct tl_tensor **ret_block, struct tl_pin *ret_pin)
+{
+    const struct tl_meta_data bytes = {
+        .dtype = TL_U8, .shape = {.rank = 1, .dims = {len_bytes}}, .size_bytes = len_bytes};
+    struct tl_memory *memory = conn->engine->memory;
+    if (tl_memory_tensor_create(memory, &bytes, ret_block, NULL) != TL_OK) return false;
+    bool is_pinned = tl_memory_pin(memory, *ret_block, TL_REGION_WRITE, ret_pin);
+    TL_CHECK(is_pinned);
+    return true;
+}
+
+void conn_block_destroy(struct tl_conn *conn, struct tl_tensor **block, struct tl_pin *pin)
+{
+    if (*block == NULL) return;
+    tl_memory_unpin(conn->engine->memory, pin);
+    tl_tensor_put(*block);
+    *block = NULL;
+}
+
+static void post_to_reactor(void *context, struct tl_letter *letter)
+{
+    tl_reactor_post(context, letter);
+}
+
+void conn_register(struct tl_conn *conn, struct tl_registration *registration, struct tl_tensor *tensor,
+                   enum tl_region_access access, void (*deliver)(struct tl_letter *letter))
+{
+    *registration = (struct tl_registration){.tensor = tensor,
+                                             .access = access,
+                                             .letter = {.deliver = deliver},
+                                             .post = post_to_reactor,
+                                             .context = conn->engine->reactor};
+    tl_list_init(&registration->link);
+    tl_list_init(&registration->letter.link);
+    conn->held_count++;
+    tl_memory_register(conn->engine->memory, registration);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- end -- */
+
+static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
+{
+    if (conn->state == CONN_CLOSING) return;
+    bool was_connected = conn->state != CONN_NEW;
+    conn->state = CONN_CLOSING;
+    conn->close_reason = *reason;
+    struct tl_timers *timers = tl_reactor_timers(conn->engine->reactor);
+    tl_timers_disarm(timers, &conn->greeting_timer);
+    tl_timers_disarm(timers, &conn->silence_timer);
+    if (was_connected) {
+        conn->pair->ops->sever(conn->pair, reason);
+    } else {
+        conn->is_drained = true;
+    }
+    conn_pump_later(conn);
+}
+
+static void conn_free(struct tl_conn *conn)
+{
+    struct tl_engine *engine = conn->engine;
+    struct tl_timers *timers = tl_reactor_timers(engine->reactor);
+    tl_timers_disarm(timers, &conn->greeting_timer);
+    tl_timers_disarm(timers, &conn->silence_timer);
+    if (conn->is_pump_deferred) tl_list_remove(&conn->pump_letter.link);
+    if (conn->pair != NULL) conn->pair->ops->destroy(conn->pair);
+    conn_block_destroy(conn, &conn->probe, &conn->probe_pin);
+    tl_meta_cache_destroy(conn->cache);
+    tl_list_remove(&conn->engine_link);
+    free(conn->requests);
+    free(conn->generations);
+    free(conn->free_indexes);
+    free(conn);
+}
+
+static void end(struct tl_letter *letter)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(letter, struct tl_conn, end_letter);
+    if (conn->events->closed != NULL) conn->events->closed(conn, &conn->close_reason);
+    conn_free(conn);
+}
+
+static bool is_idle(const struct tl_conn *conn)
+{
+    return requests_are_over(conn) && responses_are_over(conn);
+}
+
+void conn_something_over(struct tl_conn *conn)
+{
+    if (conn->state == CONN_DRAINING && is_idle(conn) && !conn->is_goodbye_sent) {
+        conn_want_turn(conn, &conn->goodbye_turn);
+    }
+    if (conn->state != CONN_CLOSING || !conn->is_drained || conn->is_end_deferred) return;
+    if (conn->held_count > 0 || !is_idle(conn)) return;
+    conn->is_end_deferred = true;
+    tl_reactor_defer(conn->engine->reactor, &conn->end_letter);
+}
+
+static void pair_broken(void *owner, const struct tl_error *reason)
+{
+    struct tl_conn *conn = owner;
+    if (conn->state == CONN_CLOSING) return;
+    if (conn->is_goodbye_sent) {
+        struct tl_error done = {.code = TL_OK};
+        begin_close(conn, &done);
+        return;
+    }
+    conn->engine->stats.connections_broken++;
+    struct tl_error end = *reason;
+    end.code = TL_UNAVAILABLE;
+    tl_error_prefix(&end, "%s: ", conn->peer.name);
+    begin_close(conn, &end);
+}
+
+static void pair_drained(void *owner)
+{
+    struct tl_conn *conn = owner;
+    TL_CHECK(conn->state == CONN_CLOSING);
+    conn->is_drained = true;
+    requests_break(conn);
+    responses_break(conn);
+    conn_pump_later(conn);
+}
+
+void conn_protocol_error(struct tl_conn *conn, const char *format, ...)
+{
+    char what[768];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof(what), format, args);
+    va_end(args);
+    conn->engine->stats.protocol_errors++;
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s broke the protocol of the data plane: %s", conn->peer.name, what);
+    TL_LOG_AT_WARN("data connection ended", TL_STR("peer", conn->peer.name), TL_STR("reason", reason.message));
+    begin_close(conn, &reason);
+}
+
+/* ------------------------------------------------------------------------------------------------------ silence -- */
+
+void conn_heard(struct tl_conn *conn)
+{
+    conn->heard_ns = tl_clock_now_ns();
+}
+
+static void arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns)
+{
+    if (tl_timers_arm(tl_reactor_timers(conn->engine->reactor), timer, tl_clock_deadline_ns(after_ns)) == TL_OK) return;
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "no memory to watch over %s", conn->peer.name);
+    begin_close(conn, &reason);
+}
+
+void conn_watch(struct tl_conn *conn)
+{
+    if (conn->silence_timer.heap_place != 0 || !conn_is_open(conn)) return;
+    conn_heard(conn);
+    arm(conn, &conn->silence_timer, conn->engine->options.silence_ns / 4);
+}
+
+static void silence_check(struct tl_timer *timer)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, silence_timer);
+    if (!conn_is_open(conn) || is_idle(conn)) return;
+    int64_t silence_ns = conn->engine->options.silence_ns;
+    int64_t silent_ns = tl_clock_now_ns() - conn->heard_ns;
+    if (silent_ns >= silence_ns) {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_UNAVAILABLE,
+                     "%s has been silent for %lld ms while its answer was awaited; it is dead, stopped or cut off",
+                     conn->peer.name, (long long)(silent_ns / TL_NS_PER_MS));
+        conn->engine->stats.connections_broken++;
+        begin_close(conn, &reason);
+        return;
+    }
+    if (silent_ns >= silence_ns / 4) {
+        conn->is_ping_wanted = true;
+        conn->is_credit_wanted = true;
+        conn_pump_later(conn);
+    }
+    arm(conn, &conn->silence_timer, silence_ns / 4);
+}
+
+/* ------------------------------------------------------------------------------------------------------ greeting -- */
+
+static void greeting_timeout(struct tl_timer *timer)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, greeting_timer);
+    struct tl_error reason;
+    const char *missing = !conn->has_greeted      ? "no greeting has come"
+                          : !conn->is_probe_right ? "no write of the peer has arrived"
+                                                  : "the peer has not seen our write";
+    tl_error_set(&reason, TL_DEADLINE_EXCEEDED,
+                 "%s: the data connection through %s was not up in time: %s; is this the right device, port and GID, "
+                 "and do the two have a route to each other?",
+                 conn->peer.name, conn->engine->provider->name, missing);
+    begin_close(conn, &reason);
+}
+
+static bool take_hello(struct turn *turn)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, hello_turn);
+    struct tl_error error;
+    memset(tl_tensor_data(conn->probe), 0, PROBE_BYTES);
+    if (tl_queue_pair_expose(conn->pair, conn->probe_pin.region, tl_tensor_data(conn->probe), PROBE_BYTES,
+                             &conn->probe_exposure, &error) != TL_OK) {
+        begin_close(conn, &error);
+        return false;
+    }
+    struct tl_message *message = conn_compose(conn, TL_MESSAGE_HELLO, 0);
+    message->version = TL_DATAPLANE_VERSION;
+    message->incarnation = conn->self_incarnation;
+    message->token = conn->peer_token;
+    message->challenge = conn->own_challenge;
+    message->destination = conn->probe_exposure.descriptor;
+    conn_post_message(conn, message, NULL);
+    return false;
+}
+
+/* Writes the peer's challenge into its probe. */
+static bool take_probe(struct turn *turn)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, probe_turn);
+    uint8_t *source = (uint8_t *)tl_tensor_data(conn->probe) + PROBE_BYTES;
+    memcpy(source, &conn->peer_challenge, sizeof(conn->peer_challenge));
+    conn_post_write(conn, conn->probe_pin.region, source, sizeof(conn->peer_challenge), &conn->peer_probe, 0,
+                    TL_IMMEDIATE_PROBE, NULL);
+    return false;
+}
+
+static bool take_probed(struct turn *turn)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, probed_turn);
+    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_PROBED, 0), NULL);
+    conn->pair->ops->revoke(conn->pair, &conn->probe_exposure, NULL);
+    return false;
+}
+
+static bool take_goodbye(struct turn *turn)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, goodbye_turn);
+    if (conn->is_goodbye_sent) return false;
+    conn->is_goodbye_sent = true;
+    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_GOODBYE, 0), NULL);
+    return false;
+}
+
+static void maybe_up(struct tl_conn *conn)
+{
+    if (conn->state != CONN_GREETING || !conn->is_probe_right || !conn->is_probed) return;
+    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &conn->greeting_timer);
+    conn->state = CONN_UP;
+    if (conn->events->up != NULL) conn->events->up(conn);
+    conn_pump_later(conn);
+}
+
+static void handle_hello(struct tl_conn *conn, const struct tl_message *message)
+{
+    if (conn->has_greeted) {
+        conn_protocol_error(conn, "a second greeting");
+        return;
+    }
+    if (message->version != TL_DATAPLANE_VERSION || message->token != conn->own_token ||
+        message->incarnation != conn->peer.incarnation) {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_FAILED_PRECONDITION,
+                     "%s: who greets on the data connection is not who was introduced; has the peer restarted?",
+                     conn->peer.name);
+        begin_close(conn, &reason);
+        return;
+    }
+    conn->has_greeted = true;
+    conn->peer_challenge = message->challenge;
+    conn->peer_probe = message->destination;
+    if (!conn->is_opener) conn_want_turn(conn, &conn->hello_turn);
+    conn_want_turn(conn, &conn->probe_turn);
+}
+
+static void handle_probe(struct tl_conn *conn)
+{
+    uint64_t seen;
+    memcpy(&seen, tl_tensor_data(conn->probe), sizeof(seen));
+    if (conn->state != CONN_GREETING || conn->is_probe_right) {
+        conn_protocol_error(conn, "a probe that was not asked for");
+    } else if (seen != conn->own_challenge) {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_UNAVAILABLE, "%s: its write through %s has brought the wrong bytes", conn->peer.name,
+                     conn->engine->provider->name);
+        begin_close(conn, &reason);
+    } else {
+        conn->is_probe_right = true;
+        conn_want_turn(conn, &conn->probed_turn);
+        maybe_up(conn);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- events -- */
+
+/* A slot of ours was used, and is posted again before what we post now leaves. */
+static void slot_used(struct tl_conn *conn)
+{
+    conn_heard(conn);
+    conn->consumed++;
+    conn_pump_later(conn);
+}
+
+/* The higher of what is known and what is told now; both lie behind what was used. */
+static void slots_returned(struct tl_conn *conn, uint32_t upto)
+{
+    if (conn->slots_used - upto < conn->slots_used - conn->slots_returned) conn->slots_returned = upto;
+}
+
+void conn_shows(struct tl_conn *conn, uint32_t slot)
+{
+    slots_returned(conn, slot);
+}
+
+static void credits_told(struct tl_conn *conn, uint32_t consumed)
+{
+    if (conn->slots_used - consumed > conn->peer_slot_count) {
+        conn_protocol_error(conn, "it has consumed %u messages of %u", consumed, conn->slots_used);
+        return;
+    }
+    slots_returned(conn, consumed);
+}
+
+static void dispatch(struct tl_conn *conn, const struct tl_message *message)
+{
+    switch (message->type) {
+    case TL_MESSAGE_HELLO:
+        handle_hello(conn, message);
+        return;
+    case TL_MESSAGE_PROBED:
+        conn->is_probed = true;
+        maybe_up(conn);
+        return;
+    case TL_MESSAGE_CREDIT:
+        if (message->is_ping) conn->is_credit_wanted = true;
+        return;
+    default:
+        break;
+    }
+    if (!conn_is_open(conn)) {
+        conn_protocol_error(conn, "%s before it was greeted", tl_message_name(message->type));
+        return;
+    }
+    switch (message->type) {
+    case TL_MESSAGE_META_DATA_UPDATE:
+    case TL_MESSAGE_DONE:
+    case TL_MESSAGE_ERROR_STATUS:
+    case TL_MESSAGE_CANCELLED:
+        requests_message(conn, message);
+        break;
+    case TL_MESSAGE_REQUEST:
+    case TL_MESSAGE_RE_REQUEST:
+    case TL_MESSAGE_CANCEL:
+        responses_message(conn, message);
+        break;
+    case TL_MESSAGE_GOODBYE: {
+        struct tl_error reason = {.code = TL_OK};
+        begin_close(conn, &reason);
+        break;
+    }
+    default:
+        break;
+    }
+}
+
+static void pair_message(void *owner, const void *data, uint32_t len_bytes)
+{
+    struct tl_conn *conn = owner;
+    struct tl_engine *engine = conn->engine;
+    if (conn->state == CONN_CLOSING) return;
+    /* Shared memory can change while it is looked at. */
+    uint8_t copy[TL_SLOT_BYTES];
+    uint32_t copy_bytes = len_bytes < sizeof(copy) ? len_bytes : (uint32_t)sizeof(copy);
+    memcpy(copy, data, copy_bytes);
+    slot_used(conn);
+    engine->stats.messages_received++;
+    struct tl_error error;
+    if (tl_message_decode(copy, len_bytes, &engine->incoming, &error) != TL_OK) {
+        conn_protocol_error(conn, "%s", error.message);
+        return;
+    }
+    credits_told(conn, engine->incoming.consumed);
+    if (conn->state != CONN_CLOSING) dispatch(conn, &engine->incoming);
+}
+
+static void pair_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
+{
+    struct tl_conn *conn = owner;
+    if (conn->state == CONN_CLOSING) return;
+    slot_used(conn);
+    if (immediate == TL_IMMEDIATE_PROBE) {
+        handle_probe(conn);
+        return;
+    }
+    conn->engine->stats.bytes_received += len_bytes;
+    if (!conn_is_open(conn)) {
+        conn_protocol_error(conn, "data before it was greeted");
+        return;
+    }
+    requests_immediate(conn, immediate, len_bytes);
+}
+
+static const struct tl_queue_pair_events pair_events = {
+    .message = pair_message, .immediate = pair_immediate, .broken = pair_broken, .drained = pair_drained};
+
+/* ----------------------------------------------------------------------------------------------------- creating -- */
+
+static enum tl_status create_tables(struct tl_conn *conn, struct tl_error *ret_error)
+{
+    uint32_t count = conn->engine->options.request_count;
+    conn->requests = calloc(count, sizeof(struct request *));
+    conn->generations = calloc(count, sizeof(*conn->generations));
+    conn->free_indexes = calloc(count, sizeof(*conn->free_indexes));
+    if (conn->requests == NULL || conn->generations == NULL || conn->free_indexes == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
+    }
+    conn->request_count = count;
+    for (uint32_t i = 0; i < count; i++)
+        conn->free_indexes[i] = (uint16_t)(count - 1 - i);
+    conn->free_count = count;
+    return tl_meta_cache_create(conn->engine->options.cache_count, &conn->cache, ret_error);
+}
+
+static void init_places(struct tl_conn *conn)
+{
+    struct tl_list *const lists[] = {&conn->engine_link,       &conn->turns,
+                                     &conn->revokes,           &conn->windows,
+                                     &conn->waiting,           &conn->finished,
+                                     &conn->refused,           &conn->pump_letter.link,
+                                     &conn->end_letter.link,   &conn->hello_turn.place,
+                                     &conn->probe_turn.place,  &conn->probed_turn.place,
+                                     &conn->goodbye_turn.place};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
+        tl_list_init(lists[i]);
+    conn->pump_letter.deliver = pump;
+    conn->end_letter.deliver = end;
+    conn->hello_turn.take = take_hello;
+    conn->probe_turn.take = take_probe;
+    conn->probed_turn.take = take_probed;
+    conn->goodbye_turn.take = take_goodbye;
+    conn->greeting_timer.fire = greeting_timeout;
+    conn->silence_timer.fire = silence_check;
+}
+
+enum tl_status tl_conn_create(struct tl_engine *engine, const struct tl_identity *peer, uint64_t self_incarnation,
+                              bool is_opener, const struct tl_conn_events *events, void *owner,
+                              struct tl_conn **ret_conn, struct tl_error *ret_error)
+{
+    struct tl_conn *conn = calloc(1, sizeof(*conn));
+    if (conn == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
+    conn->engine = engine;
+    conn->events = events != NULL ? events : &no_events;
+    conn->owner = owner;
+    conn->peer = *peer;
+    conn->self_incarnation = self_incarnation;
+    conn->is_opener = is_opener;
+    conn->own_token = tl_random_u64();
+    conn->own_challenge = tl_random_u64() | 1; /* not what the probe is cleared to */
+    init_places(conn);
+    tl_list_push_back(&engine->conns, &conn->engine_link);
+    enum tl_status status = create_tables(conn, ret_error);
+    if (status != TL_OK) goto fail;
+    if (!conn_block_create(conn, 2 * PROBE_BYTES, &conn->probe, &conn->probe_pin)) {
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no registered memory for a data connection");
+        goto fail;
+    }
+    const struct tl_queue_pair_options options = {.slot_count = engine->options.slot_count,
+                                                  .work_count = engine->options.work_count,
+                                                  .keys = engine->options.keys};
+    status = tl_queue_pair_create(engine->provider, &options, &pair_events, conn, &conn->pair, ret_error);
+    if (status != TL_OK) goto fail;
+    *ret_conn = conn;
+    return TL_OK;
+fail:
+    conn_free(conn);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------- introduction -- */
+
+#define INTRODUCTION_HEAD_BYTES 32
+
+static void put_number(uint8_t **place, uint64_t value, unsigned len_bytes)
+{
+    for (unsigned i = 0; i < len_bytes; i++)
+        *(*place)++ = (uint8_t)(value >> (8 * i));
+}
+
+static uint64_t get_number(const uint8_t **place, unsigned len_bytes)
+{
+    uint64_t value = 0;
+    for (unsigned i = 0; i < len_bytes; i++)
+        value |= (uint64_t) * (*place)++ << (8 * i);
+    return value;
+}
+
+uint32_t tl_conn_introduce(const struct tl_conn *conn, uint8_t *ret_bytes)
+{
+    struct tl_introduction pair;
+    conn->pair->ops->introduce(conn->pair, &pair);
+    uint8_t *place = ret_bytes;
+    put_number(&place, TL_DATAPLANE_VERSION, 4);
+    put_number(&place, conn->self_incarnation, 8);
+    put_number(&place, conn->own_token, 8);
+    put_number(&place, conn->engine->options.slot_count, 4);
+    put_number(&place, conn->request_count, 4);
+    put_number(&place, pair.len_bytes, 4);
+    _Static_assert(INTRODUCTION_HEAD_BYTES + TL_INTRODUCTION_MAX_BYTES <= TL_CONN_INTRODUCTION_BYTES, "fits");
+    memcpy(place, pair.bytes, pair.len_bytes);
+    return INTRODUCTION_HEAD_BYTES + pair.len_bytes;
+}
+
+static enum tl_status read_introduction(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
+                                        struct tl_introduction *ret_pair, struct tl_error *ret_error)
+{
+    const uint8_t *place = bytes;
+    if (len_bytes < INTRODUCTION_HEAD_BYTES) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of %u bytes", conn->peer.name,
+                            len_bytes);
+    }
+    uint64_t version = get_number(&place, 4);
+    if (version != TL_DATAPLANE_VERSION) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "%s speaks version %u of the data plane, this worker %d; run the same release on both",
+                            conn->peer.name, (unsigned)version, TL_DATAPLANE_VERSION);
+    }
+    uint64_t incarnation = get_number(&place, 8);
+    if (incarnation != conn->peer.incarnation) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s has restarted since it introduced itself",
+                            conn->peer.name);
+    }
+    conn->peer_token = get_number(&place, 8);
+    uint64_t slot_count = get_number(&place, 4);
+    uint64_t request_count = get_number(&place, 4);
+    uint64_t pair_bytes = get_number(&place, 4);
+    bool is_sane = slot_count >= 16 && slot_count <= 65536 && request_count > 0 && request_count <= TL_MAX_REQUESTS &&
+                   pair_bytes <= TL_INTRODUCTION_MAX_BYTES && pair_bytes == len_bytes - INTRODUCTION_HEAD_BYTES;
+    if (!is_sane) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of %u bytes that cannot be",
+                            conn->peer.name, len_bytes);
+    }
+    conn->peer_slot_count = (uint32_t)slot_count;
+    conn->peer_request_count = (uint32_t)request_count;
+    ret_pair->len_bytes = (uint32_t)pair_bytes;
+    memcpy(ret_pair->bytes, place, (size_t)pair_bytes);
+    return TL_OK;
+}
+
+enum tl_status tl_conn_connect(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
+                               struct tl_error *ret_error)
+{
+    TL_CHECK(conn->state == CONN_NEW);
+    struct tl_introduction pair;
+    enum tl_status status = read_introduction(conn, bytes, len_bytes, &pair, ret_error);
+    if (status == TL_OK) status = conn->pair->ops->connect(conn->pair, &pair, ret_error);
+    if (status != TL_OK) return status;
+    conn->state = CONN_GREETING;
+    arm(conn, &conn->greeting_timer, conn->engine->options.connect_ns);
+    if (conn->is_opener) conn_want_turn(conn, &conn->hello_turn);
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- public -- */
+
+void *tl_conn_owner(const struct tl_conn *conn)
+{
+    return conn->owner;
+}
+
+bool tl_conn_is_up(const struct tl_conn *conn)
+{
+    return conn->state == CONN_UP;
+}
+
+void tl_conn_drain(struct tl_conn *conn)
+{
+    struct tl_error reason;
+    if (conn->state == CONN_UP) {
+        conn->state = CONN_DRAINING;
+        conn_pump_later(conn);
+    } else if (conn->state != CONN_DRAINING) {
+        tl_error_set(&reason, TL_CANCELLED, "closed before the data connection was up");
+        begin_close(conn, &reason);
+    }
+}
+
+void tl_conn_close(struct tl_conn *conn, const struct tl_error *reason)
+{
+    begin_close(conn, reason);
+}

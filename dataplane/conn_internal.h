@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A connection as its files see it: conn.c (life, greeting, credits, turns), request.c (what we ask), response.c (what
+ * the peer asks).
+ *
+ * Three scarce things pass through here, each with one queue: slots at the peer and room in the queue pair, which turns
+ * wait for; windows, which requests wait for; handles, which fetches wait for.
+ */
+#ifndef DATAPLANE_CONN_INTERNAL_H
+#define DATAPLANE_CONN_INTERNAL_H
+
+#include "base/list.h"
+#include "base/timer.h"
+#include "dataplane/engine.h"
+#include "dataplane/message.h"
+#include "dataplane/meta_cache.h"
+
+#define HASH_NONFATAL_OOM 1
+#include <uthash.h>
+
+struct tl_engine {
+    struct tl_reactor *reactor;
+    struct tl_provider *provider;
+    struct tl_memory *memory;
+    struct tl_engine_options options;
+    const struct tl_source_ops *source;
+    void *source_context;
+    struct tl_allocator allocator; /* of destinations, in the pool */
+    uint64_t piece_bytes;          /* of one write */
+    struct tl_list conns;
+    struct tl_engine_stats stats;
+    struct tl_message incoming; /* the message that is being handled */
+    struct tl_message outgoing; /* the message that is being composed */
+    uint8_t slot[TL_SLOT_BYTES];
+};
+
+/* Something that wants to post one message or write. Waits in conn->turns for a slot at the peer and for room. */
+struct turn {
+    struct tl_list place;
+    /* Posts at most one message or write, and one expose before it; true when it wants another turn. */
+    bool (*take)(struct turn *turn);
+};
+
+/*
+ *   NEW --connect--> GREETING --verified both ways--> UP --drain--> DRAINING --idle--> CLOSING
+ *     any state --broken, refused, tl_conn_close--> CLOSING --drained, nothing held--> (freed)
+ */
+enum conn_state {
+    CONN_NEW,      /* waits for the peer's introduction */
+    CONN_GREETING, /* waits for the peer's HELLO, its probe, and its word that ours was right; or the timer */
+    CONN_UP,       /* carries requests */
+    CONN_DRAINING, /* takes no new ones; waits for those that are open */
+    CONN_CLOSING,  /* waits until no operation is posted and nothing is held */
+};
+
+struct tl_conn {
+    struct tl_engine *engine;
+    struct tl_list engine_link;
+    const struct tl_conn_events *events;
+    void *owner;
+    struct tl_identity peer;
+    uint64_t self_incarnation;
+    bool is_opener;
+    enum conn_state state;
+    struct tl_queue_pair *pair;
+    bool is_drained;
+    struct tl_error close_reason;
+    unsigned held_count; /* registrations that will come back to us */
+    struct tl_letter end_letter;
+    bool is_end_deferred;
+
+    /* Greeting. */
+    uint64_t own_token;  /* the peer must present it */
+    uint64_t peer_token; /* we present it */
+    uint64_t own_challenge;
+    uint64_t peer_challenge;
+    struct tl_descriptor peer_probe;
+    struct tl_tensor *probe; /* two numbers: written by the peer, and what we write to it */
+    struct tl_pin probe_pin;
+    struct tl_exposure probe_exposure;
+    struct turn hello_turn;
+    struct turn probe_turn;
+    struct turn probed_turn;
+    bool has_greeted;    /* the peer's HELLO was right */
+    bool is_probe_right; /* its write has arrived */
+    bool is_probed;      /* ours has */
+    struct tl_timer greeting_timer;
+
+    /* Credits, modulo 2^32. */
+    uint32_t slots_used;     /* of the peer, by us */
+    uint32_t slots_returned; /* of these, the peer has told or shown */
+    uint32_t consumed;       /* slots of ours that the peer has used and that are posted again */
+    uint32_t consumed_told;
+    uint32_t peer_slot_count;
+    bool is_credit_wanted; /* a CREDIT is to be sent */
+    bool is_ping_wanted;   /* and is to be answered by one */
+
+    struct tl_list turns;   /* of struct turn: want a slot and room */
+    struct tl_list revokes; /* of struct turn: want room only */
+    struct tl_list windows; /* of struct turn: want a window to become free */
+    struct tl_letter pump_letter;
+    bool is_pump_deferred;
+
+    struct tl_timer silence_timer;
+    int64_t heard_ns;
+
+    /* What we ask. */
+    struct request **requests; /* [request_count] by index */
+    uint16_t *generations;     /* [request_count] */
+    uint16_t *free_indexes;    /* [request_count], a stack */
+    uint32_t request_count;
+    uint32_t free_count;
+    struct tl_list waiting;  /* of tl_fetch: want a handle */
+    struct tl_list finished; /* of struct request: done is to be called */
+    struct tl_list refused;  /* of tl_fetch: no memory to begin; done is to be called */
+    struct tl_meta_cache *cache;
+
+    /* What the peer asks. */
+    struct response *responses; /* by handle */
+    uint32_t peer_request_count;
+    struct turn goodbye_turn;
+    bool is_goodbye_sent;
+};
+
+/* ---------------------------------------------------------------------------------------------------------- conn.c --
+ */
+
+static inline bool conn_is_open(const struct tl_conn *conn)
+{
+    return conn->state == CONN_UP || conn->state == CONN_DRAINING;
+}
+
+/* Wants a turn; once until it is taken. */
+void conn_want_turn(struct tl_conn *conn, struct turn *turn);
+/* Wants room only, for a revoke. */
+void conn_want_room(struct tl_conn *conn, struct turn *turn);
+/* A window has become free. */
+void conn_window_free(struct tl_conn *conn);
+/* Looks at turns and finished requests at the end of this round. */
+void conn_pump_later(struct tl_conn *conn);
+/* Clears the message to compose and gives it a type. */
+struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type, uint32_t handle);
+/* Posts the composed message. work may be NULL. */
+void conn_post_message(struct tl_conn *conn, const struct tl_message *message, struct tl_work *work);
+/* Posts a write with an immediate; counts its slot. */
+void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const void *source, uint64_t len_bytes,
+                     const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
+                     struct tl_work *work);
+/* The peer broke the protocol: counts it, ends the connection. */
+void conn_protocol_error(struct tl_conn *conn, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The peer or its card has shown that it lives. */
+void conn_heard(struct tl_conn *conn);
+/* An answer of the peer shows that it has consumed everything up to this slot. */
+void conn_shows(struct tl_conn *conn, uint32_t slot);
+/* Something is expected of the peer: watches for silence. */
+void conn_watch(struct tl_conn *conn);
+/* Something that was open is over: a draining or closing connection may go on. */
+void conn_something_over(struct tl_conn *conn);
+/* Registers the memory of a tensor by the slow worker; deliver is called on the reactor. */
+void conn_register(struct tl_conn *conn, struct tl_registration *registration, struct tl_tensor *tensor,
+                   enum tl_region_access access, void (*deliver)(struct tl_letter *letter));
+/* A block of the pool. False: there is none. */
+bool conn_block_create(struct tl_conn *conn, uint64_t len_bytes, struct tl_tensor **ret_block, struct tl_pin *ret_pin);
+void conn_block_destroy(struct tl_conn *conn, struct tl_tensor **block, struct tl_pin *pin);
+
+/* ------------------------------------------------------------------------------------------------------- request.c --
+ */
+
+/* Begins requests for waiting fetches, as far as there are handles. */
+void requests_begin(struct tl_conn *conn);
+/* Messages about requests of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED. */
+void requests_message(struct tl_conn *conn, const struct tl_message *message);
+void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);
+/* Tells those that are finished, and the fetches that could not begin. */
+void requests_tell(struct tl_conn *conn);
+/* The queue pair is drained: ends what is open. */
+void requests_break(struct tl_conn *conn);
+bool requests_are_over(const struct tl_conn *conn);
+
+/* ------------------------------------------------------------------------------------------------------ response.c --
+ */
+
+/* Messages of the peer's requests: REQUEST, RE_REQUEST, CANCEL. */
+void responses_message(struct tl_conn *conn, const struct tl_message *message);
+/* The queue pair is drained: ends what is open. */
+void responses_break(struct tl_conn *conn);
+bool responses_are_over(const struct tl_conn *conn);
+
+#endif

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The engine: what its connections share. */
+#include "dataplane/engine.h"
+
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "dataplane/conn_internal.h"
+
+static enum tl_status create_in_pool(void *context, const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                                     struct tl_error *ret_error)
+{
+    const struct tl_engine *engine = context;
+    return tl_memory_tensor_create(engine->memory, meta_data, ret_tensor, ret_error);
+}
+
+enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *memory,
+                                const struct tl_engine_options *options, const struct tl_source_ops *source,
+                                void *source_context, struct tl_engine **ret_engine, struct tl_error *ret_error)
+{
+    TL_CHECK(options->slot_count >= 16 && options->work_count >= 16);
+    TL_CHECK(options->request_count > 0 && options->request_count <= TL_MAX_REQUESTS);
+    struct tl_engine *engine = calloc(1, sizeof(*engine));
+    if (engine == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
+    engine->reactor = reactor;
+    engine->provider = tl_reactor_provider(reactor);
+    engine->memory = memory;
+    engine->options = *options;
+    engine->source = source;
+    engine->source_context = source_context;
+    engine->allocator = (struct tl_allocator){.create = create_in_pool, .context = engine};
+    uint64_t max_bytes = engine->provider->limits.max_write_bytes;
+    engine->piece_bytes =
+        options->piece_bytes > 0 && options->piece_bytes < max_bytes ? options->piece_bytes : max_bytes;
+    tl_list_init(&engine->conns);
+    *ret_engine = engine;
+    return TL_OK;
+}
+
+void tl_engine_destroy(struct tl_engine *engine)
+{
+    if (engine == NULL) return;
+    TL_CHECK(tl_list_is_empty(&engine->conns));
+    free(engine);
+}
+
+void tl_engine_get_stats(const struct tl_engine *engine, struct tl_engine_stats *ret_stats)
+{
+    *ret_stats = engine->stats;
+}
