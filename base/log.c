@@ -1,27 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The log. A line is built in a buffer of fixed size on the stack and given to stderr with one write, so that lines of
- * several threads and processes do not mix and nothing has to be allocated or locked.
+ * several threads and processes do not mix and nothing has to be allocated.
  *
  * A line that is too long is cut inside its last value, keeps its form, and says so with cut=true.
- * A stderr that is full, closed or whose reader has gone loses the line: errors are ignored and SIGPIPE is held back.
+ * A stderr that is full, closed, or whose reader has gone or does not read loses the line. Lost lines are counted; the
+ * next line that can be written comes behind one that tells how many.
  */
 #include "base/log.h"
 
 #include <errno.h>
 #include <inttypes.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #include "base/check.h"
+#include "base/stderr.h"
 #include "base/text.h"
 
-#define MAX_LINE_BYTES 8192
+#define MAX_LINE_BYTES TL_STDERR_PIECE_BYTES
 /* Kept free for what ends a line: a quote, the mark of a cut, a brace, the newline. */
 #define RESERVED_BYTES 32
 
@@ -34,6 +33,7 @@ static const char *const level_names[] = {
 
 static atomic_int current_level = TL_LOG_WARN;
 static atomic_int current_format = TL_LOG_KEY_VALUE;
+static atomic_uint_least64_t lost_count; /* lines that nobody has been told of */
 
 void tl_log_configure(enum tl_log_level level, enum tl_log_format format)
 {
@@ -185,47 +185,43 @@ static void put_start(struct line *line, enum tl_log_level level)
 
 /* ------------------------------------------------------------------------------------------------------- writing -- */
 
-static void write_all(const char *text, size_t len)
+static void build(struct line *line, enum tl_log_level level, const char *message, const struct tl_log_field *fields)
 {
-    while (len > 0) {
-        ssize_t written = write(STDERR_FILENO, text, len);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) return;
-        text += written;
-        len -= (size_t)written;
-    }
+    line->is_json = atomic_load_explicit(&current_format, memory_order_relaxed) == TL_LOG_JSON;
+    line->is_cut = false;
+    line->len = 0;
+    put_start(line, level);
+    put_string(line, line->is_json ? ",\"msg\":" : " msg=", message, true);
+    for (; fields->key && !line->is_cut; fields++)
+        put_field(line, fields);
+    if (line->is_cut) put_end(line, line->is_json ? ",\"cut\":true" : " cut=true");
+    put_end(line, line->is_json ? "}\n" : "\n");
 }
 
-/* Writes to stderr; a SIGPIPE that this causes is taken away before anybody sees it. */
-static void write_quietly(const char *text, size_t len)
+/* Tells of lost lines, whatever the level is. False: they are still to be told of. */
+static bool tell_lost(void)
 {
-    sigset_t pipe_only, pending, old_mask;
-    const struct timespec no_wait = {0};
-    sigemptyset(&pipe_only);
-    sigaddset(&pipe_only, SIGPIPE);
-    if (pthread_sigmask(SIG_BLOCK, &pipe_only, &old_mask) != 0) return;
-    bool was_pending = sigpending(&pending) == 0 && sigismember(&pending, SIGPIPE) == 1;
-    write_all(text, len);
-    if (!was_pending) {
-        while (sigtimedwait(&pipe_only, NULL, &no_wait) < 0 && errno == EINTR) {
-        }
-    }
-    pthread_sigmask(SIG_SETMASK, &old_mask, NULL);
+    uint64_t count = atomic_exchange_explicit(&lost_count, 0, memory_order_relaxed);
+    if (count == 0) return true;
+    struct line line;
+    const struct tl_log_field fields[] = {TL_U64("lines", count), {.key = NULL}};
+    build(&line, TL_LOG_WARN, "lines were lost here: standard error could not be written without waiting", fields);
+    if (tl_stderr_put(line.text, line.len)) return true;
+    atomic_fetch_add_explicit(&lost_count, count, memory_order_relaxed);
+    return false;
+}
+
+void tl_log_put(const char *text, size_t len_bytes)
+{
+    bool is_written = tell_lost() && tl_stderr_put(text, len_bytes);
+    if (!is_written) atomic_fetch_add_explicit(&lost_count, 1, memory_order_relaxed);
 }
 
 void tl_log_write(enum tl_log_level level, const char *message, const struct tl_log_field *fields)
 {
     int old_errno = errno;
     struct line line;
-    line.is_json = atomic_load_explicit(&current_format, memory_order_relaxed) == TL_LOG_JSON;
-    line.is_cut = false;
-    line.len = 0;
-    put_start(&line, level);
-    put_string(&line, line.is_json ? ",\"msg\":" : " msg=", message, true);
-    for (; fields->key && !line.is_cut; fields++)
-        put_field(&line, fields);
-    if (line.is_cut) put_end(&line, line.is_json ? ",\"cut\":true" : " cut=true");
-    put_end(&line, line.is_json ? "}\n" : "\n");
-    write_quietly(line.text, line.len);
+    build(&line, level, message, fields);
+    tl_log_put(line.text, line.len);
     errno = old_errno;
 }

@@ -5,9 +5,10 @@
  *     TL_LOG_AT_INFO("worker ready", TL_STR("address", address), TL_U64("incarnation", incarnation));
  *     -> ts=2026-01-02T03:04:05.678Z level=info msg="worker ready" address=127.0.0.1:4000 incarnation=77
  *
- * Values are escaped; control characters and invalid UTF-8 never reach the terminal. A line is one write(2); a full
- * disk or closed stderr loses the line, never the process. No secrets (keys, tokens, rkeys), no line per tensor at
- * info.
+ * Values are escaped; control characters and invalid UTF-8 never reach the terminal. A line is one write of at most
+ * 4096 bytes. A full disk, a closed stderr, or a pipe that nobody reads loses the line, never the process or its time;
+ * lost lines are counted, and the count is logged when writing works again. No secrets (keys, tokens, rkeys), no line
+ * per tensor at info.
  */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
@@ -53,6 +54,9 @@ bool tl_log_is_enabled(enum tl_log_level level);
 
 /* Writes one line; fields end with a NULL key. Thread: any. */
 void tl_log_write(enum tl_log_level level, const char *message, const struct tl_log_field *fields);
+
+/* Passes on a line of somebody else's, with its newline, in the same way. Thread: any. */
+void tl_log_put(const char *text, size_t len_bytes);
 
 /* Parses "error", "warn", "info", "debug". */
 bool tl_log_parse_level(const char *text, enum tl_log_level *ret_level);

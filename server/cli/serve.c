@@ -7,10 +7,12 @@
  * finish, end with 0. A second one: end at once with 1. SIGHUP: said in the log, nothing else.
  *
  * All signals are blocked before the worker is opened, so that its threads never take one; this thread fetches them.
+ * Standard error may be a pipe that nobody reads: the log gives up what cannot be written.
  * The watchdog is fed only after the worker has answered a call to its own port: a process that hangs is restarted.
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -179,9 +181,13 @@ static void wait_for_end(const struct serve *serve, const sigset_t *signals)
 static void end_at_once(int signal_number)
 {
     static const char message[] = "tensorlane serve: second signal, running transfers are cut off\n";
+    struct pollfd place = {.fd = STDERR_FILENO, .events = POLLOUT};
     (void)signal_number;
-    ssize_t ignored = write(STDERR_FILENO, message, strlen(message));
-    (void)ignored;
+    /* Not tl_stderr_put, which a signal handler may not call. */
+    if (poll(&place, 1, 0) > 0) {
+        ssize_t ignored = write(STDERR_FILENO, message, strlen(message));
+        (void)ignored;
+    }
     _exit(TL_EXIT_FAILED);
 }
 

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tensorlane serve: readiness, signals, the service manager, files that are published, everything that keeps it from
 starting."""
+import contextlib
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ import subprocess
 import time
 
 import cli_support
-from cli_support import environment, free_ports, some_tensors, write_safetensors
+from cli_support import environment, free_ports, run, some_tensors, wait_until, write_safetensors
 
 
 class Ready(cli_support.Case):
@@ -107,6 +108,82 @@ class Ready(cli_support.Case):
         limits = pathlib.Path(f"/proc/{worker.pid}/limits").read_text()
         soft = next(line.split()[3] for line in limits.splitlines() if line.startswith("Max open files"))
         self.assertEqual(soft, str(hard))
+
+
+class NobodyReads(cli_support.Case):
+    """Standard error is a pipe that is full and that nobody reads."""
+
+    def start(self, cluster, *arguments):
+        self.read_end, write_end = os.pipe()
+        self.addCleanup(os.close, self.read_end)
+        os.set_blocking(write_end, False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(write_end, b"." * 4096)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                os.write(write_end, b".")
+        os.set_blocking(write_end, True)
+        worker = subprocess.Popen([cli_support.PROGRAM, "serve", "--config", cluster.path, "--job", "ps", "--log-level",
+                                   "debug", *arguments], env=environment(), stdin=subprocess.DEVNULL,
+                                  stdout=subprocess.DEVNULL, stderr=write_end)
+        os.close(write_end)
+        self.addCleanup(worker.wait)
+        self.addCleanup(worker.kill)
+        wait_until(lambda: run("health", cluster.address()).returncode == 0, "serving")
+        return worker
+
+    def await_in_pipe(self, text):
+        read = b""
+        os.set_blocking(self.read_end, False)
+
+        def is_there():
+            nonlocal read
+            with contextlib.suppress(BlockingIOError):
+                read += os.read(self.read_end, 65536)
+            return text in read
+        wait_until(is_there, text)
+        return read.lstrip(b".").decode()
+
+    def test_it_serves_and_ends(self):
+        cluster = self.cluster(ps=1)
+        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
+        worker = self.start(cluster, "--publish", model)
+        self.assert_run(0, "pull", "--address", cluster.address(), "-o", self.folder / "out.safetensors")
+        worker.send_signal(signal.SIGHUP)
+        self.assert_run(0, "health", cluster.address())
+        worker.send_signal(signal.SIGTERM)
+        self.assertEqual(worker.wait(cli_support.PATIENCE), 0)
+
+    def test_second_signal(self):
+        cluster = self.cluster(ps=1, extra={"timeouts": {"drain": "300s"}})
+        size = 1 << 28
+        model = write_safetensors(self.folder / "big.safetensors", {"zeros": ("U8", (size,), b"")}, {"zeros": size})
+        worker = self.start(cluster, "--publish", model)
+        gate = cli_support.Gate(self, cluster.port(), size // 8)
+        self.spawn("pull", "--address", gate.address, "-o", self.folder / "out.safetensors", "--timeout", "300s")
+        gate.await_held()
+        worker.send_signal(signal.SIGTERM)
+        wait_until(lambda: run("health", cluster.address()).returncode != 0, "stopping")
+        worker.send_signal(signal.SIGTERM)
+        self.assertEqual(worker.wait(cli_support.PATIENCE), 1)
+
+    def test_what_was_lost_is_counted(self):
+        worker = self.start(self.cluster(ps=1))
+
+        def is_taken():
+            status = pathlib.Path(f"/proc/{worker.pid}/status").read_text()
+            pending = next(line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd:"))
+            return int(pending, 16) & 1 == 0
+        for _ in range(2):  # when the second is taken, the line about the first is lost
+            worker.send_signal(signal.SIGHUP)
+            wait_until(is_taken, "SIGHUP is taken")
+        self.await_in_pipe(b"....")
+        worker.send_signal(signal.SIGHUP)
+        text = self.await_in_pipe(b"SIGHUP is ignored")
+        self.assertRegex(text, r"^ts=\S+ level=warn msg=\"lines were lost here: .*\" lines=[1-9][0-9]*\nts=")
+        worker.send_signal(signal.SIGTERM)
+        self.assertEqual(worker.wait(cli_support.PATIENCE), 0)
 
 
 class Signals(cli_support.Case):

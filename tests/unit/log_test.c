@@ -4,11 +4,14 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <jansson.h>
+#include <poll.h>
 #include <pthread.h>
 #include <regex.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -134,7 +137,7 @@ END_TEST
 /* Values that grow by a byte, so that the cut falls on every place of an escape sequence. */
 START_TEST(json_is_cut_whole)
 {
-    static char value[9000];
+    static char value[5000];
     tl_log_configure(TL_LOG_DEBUG, TL_LOG_JSON);
     for (size_t shift = 0; shift < 16; shift++) {
         memset(value, 'a', shift);
@@ -144,8 +147,8 @@ START_TEST(json_is_cut_whole)
         ck_assert_int_eq(lseek(log_fd, 0, SEEK_SET), 0);
         TL_LOG_AT_INFO("long", TL_STR("value", value), TL_STR("after", "lost"));
         const char *line = written();
-        ck_assert_uint_le(strlen(line), 8192);
-        ck_assert_uint_ge(strlen(line), 8000);
+        ck_assert_uint_le(strlen(line), 4096);
+        ck_assert_uint_ge(strlen(line), 3904);
         ck_assert(tl_text_is_utf8(line, strlen(line)));
         json_t *root = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
         ck_assert_ptr_nonnull(root);
@@ -159,8 +162,8 @@ END_TEST
 /* Fields of every length just before the end: whole or not there. */
 START_TEST(fields_are_cut_whole)
 {
-    static char value[8192];
-    for (size_t len = 8000; len < 8160; len++) {
+    static char value[4096];
+    for (size_t len = 3904; len < 4064; len++) {
         memset(value, 'a', len);
         value[len] = '\0';
         ck_assert_int_eq(ftruncate(log_fd, 0), 0);
@@ -169,7 +172,7 @@ START_TEST(fields_are_cut_whole)
         TL_LOG_AT_INFO("long", TL_STR("value", value), TL_U64("number", 1234567), TL_STR("last", "x y"));
         const char *line = written();
         size_t line_len = strlen(line);
-        ck_assert_uint_le(line_len, 8192);
+        ck_assert_uint_le(line_len, 4096);
         ck_assert_int_eq(line[line_len - 1], '\n');
         if (len % 2) {
             json_t *root = json_loads(line, JSON_REJECT_DUPLICATES, NULL);
@@ -271,6 +274,129 @@ START_TEST(lines_do_not_mix)
 }
 END_TEST
 
+/* ----------------------------------------------------------------------------------- a reader that does not read -- */
+
+enum reader { PIPE, SOCKET, TERMINAL, READERS };
+
+/* Makes standard error one that reader_fd, which does not wait, can read. */
+static int make_reader(enum reader reader)
+{
+    int ends[2];
+    if (reader == PIPE) {
+        ck_assert_int_eq(pipe(ends), 0);
+        ck_assert_int_eq(fcntl(ends[1], F_SETPIPE_SZ, 4096), 4096);
+    } else if (reader == SOCKET) {
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, ends), 0);
+    } else {
+        struct termios raw;
+        ends[0] = posix_openpt(O_RDWR | O_NOCTTY);
+        ck_assert_int_ge(ends[0], 0);
+        ck_assert_int_eq(grantpt(ends[0]) | unlockpt(ends[0]), 0);
+        ends[1] = open(ptsname(ends[0]), O_RDWR | O_NOCTTY);
+        ck_assert_int_ge(ends[1], 0);
+        ck_assert_int_eq(tcgetattr(ends[1], &raw), 0);
+        cfmakeraw(&raw);
+        ck_assert_int_eq(tcsetattr(ends[1], TCSANOW, &raw), 0);
+    }
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[1]);
+    fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    return ends[0];
+}
+
+/* Leaves no room at all. */
+static void fill(void)
+{
+    if (isatty(STDERR_FILENO)) {
+        tcflow(STDERR_FILENO, TCOOFF);
+        return;
+    }
+    static const char dots[4096] = {[0 ... 4095] = '.'};
+    fcntl(STDERR_FILENO, F_SETFL, O_NONBLOCK);
+    for (size_t len = sizeof(dots); len > 0; len /= 2)
+        while (write(STDERR_FILENO, dots, len) > 0) {
+        }
+    fcntl(STDERR_FILENO, F_SETFL, 0);
+}
+
+/* Reads all that there is, or up to the text; returns it without the dots. */
+static const char *drain(int fd, const char *until)
+{
+    size_t len = 0;
+    struct pollfd ready = {.fd = fd, .events = POLLIN};
+    if (isatty(STDERR_FILENO)) tcflow(STDERR_FILENO, TCOON);
+    output[0] = '\0';
+    while (!(until && strstr(output, until)) && poll(&ready, 1, until ? -1 : 0) > 0) {
+        ssize_t count = read(fd, output + len, sizeof(output) - 1 - len);
+        if (count <= 0) break;
+        len += (size_t)count;
+        output[len] = '\0';
+    }
+    return output + strspn(output, ".");
+}
+
+START_TEST(nobody_reads)
+{
+    int fd = make_reader((enum reader)_i);
+    fill();
+    for (int i = 0; i < 3; i++)
+        TL_LOG_AT_ERROR("lost");
+    drain(fd, NULL);
+    TL_LOG_AT_ERROR("after");
+    TL_LOG_AT_ERROR("last");
+    regex_t regex;
+    ck_assert_int_eq(regcomp(&regex,
+                             "^ts=[^ ]* level=warn msg=\"lines were lost here: standard error could not be written "
+                             "without waiting\" lines=3\nts=[^ ]* level=error msg=\"after\"\nts=[^ ]* level=error "
+                             "msg=\"last\"\n$",
+                             REG_EXTENDED),
+                     0);
+    const char *text = drain(fd, "\"last\"\n");
+    ck_assert_msg(regexec(&regex, text, 0, NULL, 0) == 0, "%s", text);
+    regfree(&regex);
+    ck_assert_int_eq(fcntl(STDERR_FILENO, F_GETFL) & O_NONBLOCK, 0);
+}
+END_TEST
+
+START_TEST(nobody_reads_from_several_threads)
+{
+    static char nothing[] = "";
+    pthread_t threads[WRITERS];
+    int fd = make_reader((enum reader)_i);
+    fill();
+    for (int i = 0; i < WRITERS; i++)
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, write_lines, nothing), 0);
+    for (int i = 0; i < WRITERS; i++)
+        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+    drain(fd, NULL);
+    tl_log_configure(TL_LOG_ERROR, TL_LOG_JSON);
+    TL_LOG_AT_ERROR("after");
+    json_t *root = json_loads(drain(fd, "\"after\"}\n"), JSON_DISABLE_EOF_CHECK, NULL);
+    ck_assert_ptr_nonnull(root);
+    ck_assert_int_eq(json_integer_value(json_object_get(root, "lines")), WRITERS * LINES);
+    json_decref(root);
+}
+END_TEST
+
+START_TEST(a_line_that_is_cut_off_has_its_own_end)
+{
+    static char text[6000];
+    int fd = make_reader(PIPE);
+    memset(text, 'a', sizeof(text));
+    text[sizeof(text) - 1] = '\n';
+    tl_log_put(text, sizeof(text));
+    const char *start = drain(fd, NULL);
+    ck_assert_uint_eq(strspn(start, "a"), 4096);
+    ck_assert_str_eq(start + 4096, "");
+    TL_LOG_AT_ERROR("after");
+    start = drain(fd, "\"after\"\n");
+    ck_assert_msg(strncmp(start, "\nts=", 4) == 0, "%s", start);
+    ck_assert_ptr_nonnull(strstr(start, " lines=1\nts="));
+    tl_log_put("whole\n", 6);
+    ck_assert_str_eq(drain(fd, "\n"), "whole\n");
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("log");
@@ -288,6 +414,9 @@ int main(void)
     tcase_add_test(tcase, closed_pipe_loses_the_line);
     tcase_add_test(tcase, pending_sigpipe_stays);
     tcase_add_test(tcase, lines_do_not_mix);
+    tcase_add_loop_test(tcase, nobody_reads, 0, READERS);
+    tcase_add_loop_test(tcase, nobody_reads_from_several_threads, 0, READERS);
+    tcase_add_test(tcase, a_line_that_is_cut_off_has_its_own_end);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
