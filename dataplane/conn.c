@@ -144,21 +144,21 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
     conn->pair->ops->write(conn->pair, region, source, len_bytes, destination, offset_bytes, true, immediate, work);
 }
 
-bool conn_block_create(struct tl_conn *conn, uint64_t len_bytes, struct tl_tensor **ret_block, struct tl_pin *ret_pin)
+bool conn_block_create(struct tl_memory *memory, uint64_t len_bytes, struct tl_tensor **ret_block,
+                       struct tl_pin *ret_pin)
 {
     const struct tl_meta_data bytes = {
         .dtype = TL_U8, .shape = {.rank = 1, .dims = {len_bytes}}, .size_bytes = len_bytes};
-    struct tl_memory *memory = conn->engine->memory;
     if (tl_memory_tensor_create(memory, &bytes, ret_block, NULL) != TL_OK) return false;
     bool is_pinned = tl_memory_pin(memory, *ret_block, TL_REGION_WRITE, ret_pin);
     TL_CHECK(is_pinned);
     return true;
 }
 
-void conn_block_destroy(struct tl_conn *conn, struct tl_tensor **block, struct tl_pin *pin)
+void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin)
 {
     if (*block == NULL) return;
-    tl_memory_unpin(conn->engine->memory, pin);
+    tl_memory_unpin(memory, pin);
     tl_tensor_put(*block);
     *block = NULL;
 }
@@ -168,8 +168,8 @@ static void post_to_reactor(void *context, struct tl_letter *letter)
     tl_reactor_post(context, letter);
 }
 
-void conn_register(struct tl_conn *conn, struct tl_registration *registration, struct tl_tensor *tensor,
-                   enum tl_region_access access, void (*deliver)(struct tl_letter *letter))
+void conn_register(struct tl_conn *conn, struct tl_memory *memory, struct tl_registration *registration,
+                   struct tl_tensor *tensor, enum tl_region_access access, void (*deliver)(struct tl_letter *letter))
 {
     *registration = (struct tl_registration){.tensor = tensor,
                                              .access = access,
@@ -179,7 +179,7 @@ void conn_register(struct tl_conn *conn, struct tl_registration *registration, s
     tl_list_init(&registration->link);
     tl_list_init(&registration->letter.link);
     conn->held_count++;
-    tl_memory_register(conn->engine->memory, registration);
+    tl_memory_register(memory, registration);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- end -- */
@@ -209,7 +209,8 @@ static void conn_free(struct tl_conn *conn)
     tl_timers_disarm(timers, &conn->silence_timer);
     if (conn->is_pump_deferred) tl_list_remove(&conn->pump_letter.link);
     if (conn->pair != NULL) conn->pair->ops->destroy(conn->pair);
-    conn_block_destroy(conn, &conn->probe, &conn->probe_pin);
+    conn_block_destroy(conn->memory, &conn->probe, &conn->probe_pin);
+    if (conn->memory != engine->memory) tl_memory_destroy(conn->memory);
     tl_meta_cache_destroy(conn->cache);
     tl_list_remove(&conn->engine_link);
     free(conn->requests);
@@ -569,6 +570,26 @@ static enum tl_status create_tables(struct tl_conn *conn, struct tl_error *ret_e
     return tl_meta_cache_create(conn->engine->options.cache_count, &conn->cache, ret_error);
 }
 
+static enum tl_status create_in_pool(void *context, const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                                     struct tl_error *ret_error)
+{
+    return tl_memory_tensor_create(context, meta_data, ret_tensor, ret_error);
+}
+
+/* A key of a region lets its holder write all of the region; so each peer has one of its own. */
+static enum tl_status create_memory(struct tl_conn *conn, struct tl_error *ret_error)
+{
+    struct tl_engine *engine = conn->engine;
+    struct tl_memory *memory = engine->memory;
+    if (engine->options.keys == TL_KEYS_REGION) {
+        enum tl_status status = tl_memory_create(engine->provider, &engine->options.peer_memory, &memory, ret_error);
+        if (status != TL_OK) return status;
+    }
+    conn->memory = memory;
+    conn->allocator = (struct tl_allocator){.create = create_in_pool, .context = memory};
+    return TL_OK;
+}
+
 static void init_places(struct tl_conn *conn)
 {
     struct tl_list *const lists[] = {&conn->engine_link,       &conn->turns,
@@ -607,8 +628,9 @@ enum tl_status tl_conn_create(struct tl_engine *engine, const struct tl_identity
     init_places(conn);
     tl_list_push_back(&engine->conns, &conn->engine_link);
     enum tl_status status = create_tables(conn, ret_error);
+    if (status == TL_OK) status = create_memory(conn, ret_error);
     if (status != TL_OK) goto fail;
-    if (!conn_block_create(conn, 2 * PROBE_BYTES, &conn->probe, &conn->probe_pin)) {
+    if (!conn_block_create(conn->memory, 2 * PROBE_BYTES, &conn->probe, &conn->probe_pin)) {
         status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no registered memory for a data connection");
         goto fail;
     }

@@ -25,8 +25,7 @@ struct tl_engine {
     struct tl_engine_options options;
     const struct tl_source_ops *source;
     void *source_context;
-    struct tl_allocator allocator; /* of destinations, in the pool */
-    uint64_t piece_bytes;          /* of one write */
+    uint64_t piece_bytes; /* of one write */
     struct tl_list conns;
     struct tl_engine_stats stats;
     struct tl_message incoming; /* the message that is being handled */
@@ -63,6 +62,8 @@ struct tl_conn {
     bool is_opener;
     enum conn_state state;
     struct tl_queue_pair *pair;
+    struct tl_memory *memory;      /* where the peer may be let write: the engine's, or its own under TL_KEYS_REGION */
+    struct tl_allocator allocator; /* of destinations, there */
     bool is_drained;
     struct tl_error close_reason;
     unsigned held_count; /* registrations that will come back to us */
@@ -157,11 +158,12 @@ void conn_watch(struct tl_conn *conn);
 /* Something that was open is over: a draining or closing connection may go on. */
 void conn_something_over(struct tl_conn *conn);
 /* Registers the memory of a tensor by the slow worker; deliver is called on the reactor. */
-void conn_register(struct tl_conn *conn, struct tl_registration *registration, struct tl_tensor *tensor,
-                   enum tl_region_access access, void (*deliver)(struct tl_letter *letter));
-/* A block of the pool. False: there is none. */
-bool conn_block_create(struct tl_conn *conn, uint64_t len_bytes, struct tl_tensor **ret_block, struct tl_pin *ret_pin);
-void conn_block_destroy(struct tl_conn *conn, struct tl_tensor **block, struct tl_pin *pin);
+void conn_register(struct tl_conn *conn, struct tl_memory *memory, struct tl_registration *registration,
+                   struct tl_tensor *tensor, enum tl_region_access access, void (*deliver)(struct tl_letter *letter));
+/* A block of a pool. False: there is none. */
+bool conn_block_create(struct tl_memory *memory, uint64_t len_bytes, struct tl_tensor **ret_block,
+                       struct tl_pin *ret_pin);
+void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin);
 
 /* ------------------------------------------------------------------------------------------------------- request.c --
  */

@@ -8,13 +8,6 @@
 #include "base/error.h"
 #include "dataplane/conn_internal.h"
 
-static enum tl_status create_in_pool(void *context, const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
-                                     struct tl_error *ret_error)
-{
-    const struct tl_engine *engine = context;
-    return tl_memory_tensor_create(engine->memory, meta_data, ret_tensor, ret_error);
-}
-
 enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *memory,
                                 const struct tl_engine_options *options, const struct tl_source_ops *source,
                                 void *source_context, struct tl_engine **ret_engine, struct tl_error *ret_error)
@@ -29,7 +22,6 @@ enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *me
     engine->options = *options;
     engine->source = source;
     engine->source_context = source_context;
-    engine->allocator = (struct tl_allocator){.create = create_in_pool, .context = engine};
     uint64_t max_bytes = engine->provider->limits.max_write_bytes;
     engine->piece_bytes =
         options->piece_bytes > 0 && options->piece_bytes < max_bytes ? options->piece_bytes : max_bytes;

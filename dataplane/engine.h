@@ -28,11 +28,12 @@ struct tl_conn;
 
 struct tl_engine_options {
     enum tl_keys keys;
-    uint32_t slot_count;     /* messages and immediates under way to us from one peer; 16..4096 */
-    uint32_t work_count;     /* operations posted to one peer at a time; at least 16 */
-    uint32_t request_count;  /* open requests to one peer, and from it, at a time: at most 65535; others wait */
-    uint32_t cache_count;    /* keys whose meta-data is remembered, per peer */
-    uint64_t piece_bytes;    /* of one write; the provider's limit if that is smaller; 0: that */
+    uint32_t slot_count;    /* messages and immediates under way to us from one peer; 16..4096 */
+    uint32_t work_count;    /* operations posted to one peer at a time; at least 16 */
+    uint32_t request_count; /* open requests to one peer, and from it, at a time: at most 65535; others wait */
+    uint32_t cache_count;   /* keys whose meta-data is remembered, per peer */
+    uint64_t piece_bytes;   /* of one write; the provider's limit if that is smaller; 0: that */
+    struct tl_memory_options peer_memory; /* under TL_KEYS_REGION each peer has a pool of its own to write into */
     uint64_t register_bytes; /* memory of users of at least so many bytes is registered, smaller is copied through the
                                 pool */
     bool is_bounce_forced;   /* everything is copied through the pool, on both sides */

@@ -109,9 +109,9 @@ static void release_memory(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     if (request->proxy != NULL) {
-        conn_block_destroy(conn, &request->proxy, &request->pin);
+        conn_block_destroy(conn->memory, &request->proxy, &request->pin);
     } else {
-        tl_memory_unpin(conn->engine->memory, &request->pin);
+        tl_memory_unpin(conn->memory, &request->pin);
     }
     tl_tensor_put(request->kept);
     request->kept = NULL;
@@ -124,7 +124,7 @@ static void release_memory(struct request *request)
 static bool use_proxy(struct request *request)
 {
     uint64_t size_bytes = request->expected.meta_data.size_bytes;
-    return conn_block_create(request->conn, size_bytes, &request->proxy, &request->pin);
+    return conn_block_create(request->conn->memory, size_bytes, &request->proxy, &request->pin);
 }
 
 static void finish(struct request *request);
@@ -161,13 +161,13 @@ static void prepare_memory(struct request *request)
         } else {
             fail(request, &out_of_memory);
         }
-    } else if (tl_memory_pin(engine->memory, destination, TL_REGION_WRITE, &request->pin)) {
+    } else if (tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &request->pin)) {
         handle(request, EVENT_READY);
     } else if (is_small && use_proxy(request)) {
         handle(request, EVENT_READY);
     } else {
         request->is_registering = true;
-        conn_register(conn, &request->registration, destination, TL_REGION_WRITE, registered);
+        conn_register(conn, conn->memory, &request->registration, destination, TL_REGION_WRITE, registered);
     }
 }
 
@@ -586,7 +586,7 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     tl_list_init(&request->revoke.place);
     conn->requests[index] = request;
     fetch->transport_state = request;
-    fetch->allocator = &conn->engine->allocator;
+    fetch->allocator = &conn->allocator;
     tl_fetch_restart(fetch);
     request->has_meta_data = tl_meta_cache_find(conn->cache, fetch->key, &request->expected);
     if (!request->has_meta_data || request->expected.meta_data.size_bytes == 0) {

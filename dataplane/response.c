@@ -210,7 +210,7 @@ static void piece_done(struct tl_work *work, enum tl_status status)
     struct piece *piece = TL_CONTAINER_OF(work, struct piece, work);
     struct response *response = piece->response;
     struct tl_conn *conn = response->conn;
-    conn_block_destroy(conn, &piece->block, &piece->pin);
+    conn_block_destroy(conn->engine->memory, &piece->block, &piece->pin);
     if (piece == &response->first_piece) {
         response->is_first_piece_used = false;
     } else {
@@ -305,7 +305,7 @@ static void post_update(struct response *response)
 static bool bounce(struct response *response, struct piece *piece, const uint8_t *source, uint64_t len_bytes)
 {
     struct tl_conn *conn = response->conn;
-    if (!conn_block_create(conn, len_bytes, &piece->block, &piece->pin)) return false;
+    if (!conn_block_create(conn->engine->memory, len_bytes, &piece->block, &piece->pin)) return false;
     memcpy(tl_tensor_data(piece->block), source, (size_t)len_bytes);
     conn->engine->stats.bytes_bounced += len_bytes;
     tl_memory_count_bounce(conn->engine->memory, len_bytes);
@@ -435,7 +435,7 @@ static void prepare(struct response *response)
         handle(response, EVENT_READY);
     } else {
         response->is_registering = true;
-        conn_register(response->conn, &response->registration, tensor, TL_REGION_READ, registered);
+        conn_register(response->conn, engine->memory, &response->registration, tensor, TL_REGION_READ, registered);
     }
 }
 

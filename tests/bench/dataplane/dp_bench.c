@@ -1,0 +1,456 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the data-plane engine costs on a real provider, without a worker around it: one process serves published
+ * tensors, another one receives them, again and again, over one connection.
+ *
+ *   dp_bench --size BYTES --outstanding N --count N [--keys window|region] [--bounce] [--thread] [--spin-us N]
+ *
+ * Prints one JSON object: the median and other quantiles of the time from the fetch to its done, tensors and bytes per
+ * second, user-mode CPU seconds of both processes, and the counters of the engine over the measured part.
+ *
+ * With --thread a thread of its own drives the receiver's reactor, and the caller sleeps until it is told; without, the
+ * caller drives it. The server drives its reactor itself; both spin before they sleep.
+ */
+#include <getopt.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "dataplane/engine.h"
+#include "dataplane/verbs.h"
+
+#define SERVER_INCARNATION 11
+#define CLIENT_INCARNATION 22
+
+struct settings {
+    uint64_t size_bytes;
+    unsigned outstanding;
+    unsigned count;
+    unsigned warm_up;
+    enum tl_keys keys;
+    bool is_bounced;
+    bool has_thread;
+    int64_t spin_ns;
+};
+
+static struct settings settings = {
+    .size_bytes = 8, .outstanding = 1, .count = 2000, .warm_up = 200, .spin_ns = 200 * 1000};
+
+/* ---------------------------------------------------------------------------------------------------- both sides -- */
+
+struct side {
+    struct tl_provider *provider;
+    struct tl_memory *memory;
+    struct tl_reactor *reactor;
+    struct tl_engine *engine;
+    struct tl_conn *conn;
+    bool is_up;
+    bool is_closed;
+    struct tl_error reason;
+    struct tl_tensor *published; /* the server's */
+};
+
+static _Noreturn void die(const char *what, const struct tl_error *error)
+{
+    fprintf(stderr, "dp_bench: %s: %s\n", what, error->message);
+    exit(1);
+}
+
+static void up(struct tl_conn *conn)
+{
+    ((struct side *)tl_conn_owner(conn))->is_up = true;
+}
+
+static void closed(struct tl_conn *conn, const struct tl_error *reason)
+{
+    struct side *side = tl_conn_owner(conn);
+    side->is_closed = true;
+    side->reason = *reason;
+    side->conn = NULL;
+}
+
+static const struct tl_conn_events conn_events = {.up = up, .closed = closed};
+
+static void source_request(void *context, struct tl_serve *serve)
+{
+    struct side *side = context;
+    struct tl_error ok = {.code = TL_OK};
+    struct tl_offer offer = {.tensor = tl_tensor_get(side->published), .publication = 1};
+    serve->is_final = true;
+    serve->ops->reply(serve, &ok, &offer);
+}
+
+static void source_closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
+{
+    (void)context;
+    (void)serve;
+    (void)end;
+}
+
+static const struct tl_source_ops source = {.request = source_request, .closed = source_closed};
+
+static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnation, bool is_opener)
+{
+    struct tl_error error;
+    struct tl_verbs_options verbs;
+    tl_verbs_options_init(&verbs);
+    verbs.keys = settings.keys;
+    verbs.gid_index = 1;
+    if (tl_verbs_open(&verbs, 0, &side->provider, &error) != TL_OK) die("device", &error);
+    const struct tl_memory_options memory = {.pool_bytes = 64 << 20,
+                                             .max_pool_bytes = UINT64_C(1) << 30,
+                                             .max_cached_bytes = UINT64_C(1) << 30,
+                                             .max_cached_count = 4096};
+    if (tl_memory_create(side->provider, &memory, &side->memory, &error) != TL_OK) die("memory", &error);
+    const struct tl_reactor_options reactor = {.spin_ns = settings.spin_ns};
+    if (tl_reactor_create(side->provider, &reactor, &side->reactor, &error) != TL_OK) die("reactor", &error);
+    const struct tl_engine_options options = {.keys = settings.keys,
+                                              .peer_memory = memory,
+                                              .slot_count = 256,
+                                              .work_count = 256,
+                                              .request_count = 1024,
+                                              .cache_count = 1024,
+                                              .piece_bytes = 4 << 20,
+                                              .register_bytes = 64 << 10,
+                                              .is_bounce_forced = settings.is_bounced,
+                                              .silence_ns = 5 * TL_NS_PER_SEC,
+                                              .connect_ns = 10 * TL_NS_PER_SEC,
+                                              .cancel_ns = 5 * TL_NS_PER_SEC};
+    if (tl_engine_create(side->reactor, side->memory, &options, &source, side, &side->engine, &error) != TL_OK) {
+        die("engine", &error);
+    }
+    struct tl_identity peer = {.source = TL_IDENTITY_CLAIMED, .incarnation = peer_incarnation};
+    snprintf(peer.name, sizeof(peer.name), "%s", is_opener ? "the server" : "the client");
+    if (tl_conn_create(side->engine, &peer, self, is_opener, &conn_events, side, &side->conn, &error) != TL_OK) {
+        die("connection", &error);
+    }
+}
+
+static void side_close(struct side *side)
+{
+    while (!side->is_closed)
+        (void)tl_reactor_run_once(side->reactor, TL_TIME_NEVER);
+    tl_engine_destroy(side->engine);
+    tl_tensor_put(side->published);
+    tl_memory_destroy(side->memory);
+    tl_reactor_destroy(side->reactor);
+    side->provider->ops->close(side->provider);
+}
+
+static void put_introduction(const struct side *side, int fd)
+{
+    uint8_t bytes[TL_CONN_INTRODUCTION_BYTES];
+    uint32_t len_bytes = tl_conn_introduce(side->conn, bytes);
+    TL_CHECK(write(fd, bytes, len_bytes) == (ssize_t)len_bytes);
+}
+
+static void connect_with_next(struct side *side, int fd)
+{
+    uint8_t bytes[TL_CONN_INTRODUCTION_BYTES];
+    ssize_t len_bytes = read(fd, bytes, sizeof(bytes));
+    struct tl_error error;
+    if (len_bytes <= 0) exit(1);
+    if (tl_conn_connect(side->conn, bytes, (uint32_t)len_bytes, &error) != TL_OK) die("connect", &error);
+}
+
+static struct tl_tensor *make_tensor(struct tl_memory *memory)
+{
+    const struct tl_meta_data meta_data = {
+        .dtype = TL_U8, .shape = {.rank = 1, .dims = {settings.size_bytes}}, .size_bytes = settings.size_bytes};
+    struct tl_tensor *tensor;
+    struct tl_error error;
+    if (tl_memory_tensor_create(memory, &meta_data, &tensor, &error) != TL_OK) die("tensor", &error);
+    memset(tl_tensor_data(tensor), 0x5a, (size_t)settings.size_bytes);
+    return tensor;
+}
+
+static double user_seconds(int who)
+{
+    struct rusage usage;
+    getrusage(who, &usage);
+    return (double)usage.ru_utime.tv_sec + (double)usage.ru_utime.tv_usec / 1e6;
+}
+
+static int serve(int fd)
+{
+    struct side side = {.is_up = false};
+    side_open(&side, SERVER_INCARNATION, CLIENT_INCARNATION, false);
+    side.published = make_tensor(side.memory);
+    connect_with_next(&side, fd);
+    put_introduction(&side, fd);
+    while (!side.is_closed)
+        (void)tl_reactor_run_once(side.reactor, TL_TIME_NEVER);
+    int status = side.reason.code == TL_OK ? 0 : 1;
+    if (status != 0) fprintf(stderr, "dp_bench: server: %s\n", side.reason.message);
+    side_close(&side);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------- client -- */
+
+struct asked {
+    struct tl_fetch fetch;
+    struct tl_tensor *destination;
+    struct tl_letter letter;
+    int64_t begun_ns;
+};
+
+struct client {
+    struct side side;
+    struct asked *asked; /* [outstanding] */
+    uint64_t *times_ns;  /* [count] */
+    unsigned begun;
+    unsigned done;
+    unsigned goal;
+    uint64_t next_number;
+    unsigned paths[TL_PATH_BOUNCE + 1];
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    bool is_over;
+    atomic_int phase;
+};
+
+static struct client client;
+
+static void begin(struct asked *asked)
+{
+    client.begun++;
+    asked->begun_ns = tl_clock_now_ns();
+    asked->fetch.id = (struct tl_request_id){.incarnation = CLIENT_INCARNATION, .number = ++client.next_number};
+    tl_conn_fetch(client.side.conn, &asked->fetch);
+}
+
+static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
+                            struct tl_tensor **ret_destination, struct tl_error *ret_error)
+{
+    (void)meta_data;
+    (void)ret_error;
+    *ret_destination = tl_tensor_get(TL_CONTAINER_OF(fetch, struct asked, fetch)->destination);
+    return TL_OK;
+}
+
+static void tell_caller(void)
+{
+    pthread_mutex_lock(&client.mutex);
+    client.is_over = true;
+    pthread_cond_signal(&client.changed);
+    pthread_mutex_unlock(&client.mutex);
+}
+
+static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
+{
+    struct asked *asked = TL_CONTAINER_OF(fetch, struct asked, fetch);
+    if (result->code != TL_OK) die("fetch", result);
+    client.times_ns[client.done++] = (uint64_t)(tl_clock_now_ns() - asked->begun_ns);
+    client.paths[fetch->path]++;
+    if (settings.has_thread && settings.outstanding == 1) {
+        tell_caller();
+    } else if (client.begun < client.goal) {
+        begin(asked);
+    } else if (settings.has_thread && client.done == client.goal) {
+        tell_caller();
+    }
+}
+
+static const struct tl_fetch_ops fetch_ops = {.place = place, .done = fetch_done};
+
+static void *drive(void *context)
+{
+    (void)context;
+    while (atomic_load(&client.phase) == 0)
+        (void)tl_reactor_run_once(client.side.reactor, TL_TIME_NEVER);
+    return NULL;
+}
+
+static void begin_posted(struct tl_letter *letter)
+{
+    begin(TL_CONTAINER_OF(letter, struct asked, letter));
+}
+
+/* One round trip through another thread, as a caller that sleeps sees it. */
+static void run_through_thread(void)
+{
+    while (client.done < client.goal) {
+        struct asked *asked = &client.asked[0];
+        int64_t begun_ns = tl_clock_now_ns();
+        client.is_over = false;
+        unsigned first = settings.outstanding < client.goal ? settings.outstanding : client.goal;
+        for (unsigned i = 0; i < first; i++)
+            tl_reactor_post(client.side.reactor, &client.asked[i].letter);
+        pthread_mutex_lock(&client.mutex);
+        while (!client.is_over)
+            pthread_cond_wait(&client.changed, &client.mutex);
+        pthread_mutex_unlock(&client.mutex);
+        (void)asked;
+        if (settings.outstanding == 1) client.times_ns[client.done - 1] = (uint64_t)(tl_clock_now_ns() - begun_ns);
+    }
+}
+
+static void run_part(unsigned count)
+{
+    client.goal = count;
+    client.begun = 0;
+    client.done = 0;
+    if (settings.has_thread) {
+        run_through_thread();
+        return;
+    }
+    for (unsigned i = 0; i < settings.outstanding && client.begun < client.goal; i++)
+        begin(&client.asked[i]);
+    while (client.done < client.goal && !client.side.is_closed)
+        (void)tl_reactor_run_once(client.side.reactor, TL_TIME_NEVER);
+    if (client.side.is_closed) die("connection", &client.side.reason);
+}
+
+static int by_number(const void *a, const void *b)
+{
+    uint64_t left = *(const uint64_t *)a;
+    uint64_t right = *(const uint64_t *)b;
+    return left < right ? -1 : left > right;
+}
+
+static double quantile_us(double part)
+{
+    size_t index = (size_t)(part * (double)(settings.count - 1));
+    return (double)client.times_ns[index] / 1e3;
+}
+
+static void report(double seconds, double client_cpu, const struct tl_engine_stats *before,
+                   const struct tl_engine_stats *after)
+{
+    qsort(client.times_ns, settings.count, sizeof(*client.times_ns), by_number);
+    printf("{\"size\": %" PRIu64 ", \"outstanding\": %u, \"count\": %u, \"keys\": \"%s\", \"bounce\": %s, "
+           "\"thread\": %s, \"p50_us\": %.3f, \"p10_us\": %.3f, \"p90_us\": %.3f, \"p99_us\": %.3f, "
+           "\"tensors_per_sec\": %.1f, \"bytes_per_sec\": %.1f, \"receiver_user_sec\": %.4f, \"seconds\": %.4f, "
+           "\"messages\": %.4f, \"copied_bytes\": %" PRIu64
+           ", \"zero_copy\": %u, \"bounced\": %u, \"device\": \"%s\"}\n",
+           settings.size_bytes, settings.outstanding, settings.count,
+           settings.keys == TL_KEYS_WINDOW ? "window" : "region", settings.is_bounced ? "true" : "false",
+           settings.has_thread ? "true" : "false", quantile_us(0.5), quantile_us(0.1), quantile_us(0.9),
+           quantile_us(0.99), settings.count / seconds, settings.count / seconds * (double)settings.size_bytes,
+           client_cpu, seconds, (double)(after->messages_sent - before->messages_sent) / settings.count,
+           after->bytes_bounced - before->bytes_bounced, client.paths[TL_PATH_ZERO_COPY], client.paths[TL_PATH_BOUNCE],
+           client.side.provider->name);
+}
+
+static void receive(int fd)
+{
+    struct side *side = &client.side;
+    side_open(side, CLIENT_INCARNATION, SERVER_INCARNATION, true);
+    put_introduction(side, fd);
+    connect_with_next(side, fd);
+    while (!side->is_up && !side->is_closed)
+        (void)tl_reactor_run_once(side->reactor, TL_TIME_NEVER);
+    if (side->is_closed) die("connection", &side->reason);
+    client.asked = calloc(settings.outstanding, sizeof(*client.asked));
+    unsigned most = settings.count > settings.warm_up ? settings.count : settings.warm_up;
+    client.times_ns = calloc(most + 1, sizeof(*client.times_ns));
+    TL_CHECK(client.asked != NULL && client.times_ns != NULL);
+    for (unsigned i = 0; i < settings.outstanding; i++) {
+        tl_fetch_init(&client.asked[i].fetch, &fetch_ops);
+        client.asked[i].fetch.key = "weights";
+        client.asked[i].destination = make_tensor(side->memory);
+        client.asked[i].letter.deliver = begin_posted;
+    }
+    pthread_mutex_init(&client.mutex, NULL);
+    pthread_cond_init(&client.changed, NULL);
+    if (settings.has_thread) TL_CHECK(pthread_create(&client.thread, NULL, drive, NULL) == 0);
+    run_part(settings.warm_up);
+    memset(client.paths, 0, sizeof(client.paths));
+    struct tl_engine_stats before, after;
+    tl_engine_get_stats(side->engine, &before);
+    double cpu = user_seconds(RUSAGE_SELF);
+    int64_t begun_ns = tl_clock_now_ns();
+    run_part(settings.count);
+    double seconds = (double)(tl_clock_now_ns() - begun_ns) / 1e9;
+    cpu = user_seconds(RUSAGE_SELF) - cpu;
+    tl_engine_get_stats(side->engine, &after);
+    report(seconds, cpu, &before, &after);
+    if (settings.has_thread) {
+        atomic_store(&client.phase, 1);
+        tl_reactor_wake(side->reactor);
+        pthread_join(client.thread, NULL);
+    }
+    for (unsigned i = 0; i < settings.outstanding; i++) {
+        tl_fetch_fini(&client.asked[i].fetch);
+        tl_tensor_put(client.asked[i].destination);
+    }
+    tl_conn_drain(side->conn);
+    side_close(side);
+    free(client.asked);
+    free(client.times_ns);
+}
+
+/* --------------------------------------------------------------------------------------------------------- main -- */
+
+static void read_options(int argc, char **argv)
+{
+    static const struct option options[] = {{"size", required_argument, NULL, 's'},
+                                            {"outstanding", required_argument, NULL, 'o'},
+                                            {"count", required_argument, NULL, 'n'},
+                                            {"warm-up", required_argument, NULL, 'w'},
+                                            {"keys", required_argument, NULL, 'k'},
+                                            {"bounce", no_argument, NULL, 'b'},
+                                            {"thread", no_argument, NULL, 't'},
+                                            {"spin-us", required_argument, NULL, 'p'},
+                                            {NULL, 0, NULL, 0}};
+    int option;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (option) {
+        case 's':
+            settings.size_bytes = strtoull(optarg, NULL, 10);
+            break;
+        case 'o':
+            settings.outstanding = (unsigned)strtoul(optarg, NULL, 10);
+            break;
+        case 'n':
+            settings.count = (unsigned)strtoul(optarg, NULL, 10);
+            break;
+        case 'w':
+            settings.warm_up = (unsigned)strtoul(optarg, NULL, 10);
+            break;
+        case 'k':
+            settings.keys = strcmp(optarg, "region") == 0 ? TL_KEYS_REGION : TL_KEYS_WINDOW;
+            break;
+        case 'b':
+            settings.is_bounced = true;
+            break;
+        case 't':
+            settings.has_thread = true;
+            break;
+        case 'p':
+            settings.spin_ns = strtoll(optarg, NULL, 10) * 1000;
+            break;
+        default:
+            exit(1);
+        }
+    }
+}
+
+int main(int argc, char **argv)
+{
+    read_options(argc, argv);
+    int fds[2];
+    TL_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        close(fds[0]);
+        exit(serve(fds[1]));
+    }
+    close(fds[1]);
+    receive(fds[0]);
+    int status;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
