@@ -132,19 +132,17 @@ void tl_json_out_put_incarnation(struct tl_json_out *object, const char *key, ui
     put(object, key, json_string(digits));
 }
 
-char *tl_json_out_text(struct tl_json_out *json)
+char *tl_json_out_text(struct tl_json_out *json, bool is_one_line)
 {
-    char *text = is_incomplete ? NULL : json_dumps(as_jansson(json), JSON_INDENT(2) | REAL_DIGITS);
+    size_t layout = is_one_line ? JSON_COMPACT : JSON_INDENT(2);
+    char *text = is_incomplete ? NULL : json_dumps(as_jansson(json), layout | REAL_DIGITS);
     tl_json_out_destroy(json);
     return text;
 }
 
 bool tl_json_out_print(struct tl_json_out *json, bool is_one_line)
 {
-    char *text = is_incomplete
-                     ? NULL
-                     : json_dumps(as_jansson(json), (is_one_line ? JSON_COMPACT : JSON_INDENT(2)) | REAL_DIGITS);
-    tl_json_out_destroy(json);
+    char *text = tl_json_out_text(json, is_one_line);
     if (!text) return false;
     puts(text);
     free(text);

@@ -47,6 +47,6 @@ void tl_json_out_put_incarnation(struct tl_json_out *object, const char *key, ui
 bool tl_json_out_print(struct tl_json_out *json, bool is_one_line);
 
 /* The same as text. Ownership: free. NULL: no memory. */
-char *tl_json_out_text(struct tl_json_out *json);
+char *tl_json_out_text(struct tl_json_out *json, bool is_one_line);
 
 #endif

@@ -137,7 +137,7 @@ static enum tl_status apply_flags(const struct tl_serve_flags *flags, struct tl_
         for (size_t i = 0; i < flags->publish.count; i++)
             tl_json_out_append_text(publish, flags->publish.items[i]);
     }
-    config->json = tl_json_out_text(root);
+    config->json = tl_json_out_text(root, false);
     if (!config->json)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for a copy of it", config->config->source);
     return TL_OK;

@@ -160,7 +160,7 @@ static char *make_config(const struct tl_target *target)
     struct tl_json_out *config = tl_json_out_object();
     struct tl_json_out *cluster = tl_json_out_put_object(config, "cluster");
     tl_json_out_put_text(tl_json_out_put_object(cluster, job), task, target->address);
-    return tl_json_out_text(config);
+    return tl_json_out_text(config, false);
 }
 
 enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker **ret_worker, tl_peer_id *ret_peer,

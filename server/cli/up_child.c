@@ -18,6 +18,8 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
+#include "server/cli/json_out.h"
 #include "server/cli/output.h"
 
 #define MAX_ARGUMENTS 16
@@ -121,6 +123,8 @@ enum tl_status tl_up_child_start(struct tl_up_child *child, const struct tl_up_l
     free(environment);
     if (error_number != 0) return tl_error_set_errno(ret_error, error_number, "cannot start %s", child->task->name);
     fcntl(fds[0], F_SETFL, O_NONBLOCK);
+    child->has_json_log =
+        launch->log_format ? strcmp(launch->log_format, "json") == 0 : child->task->settings.log_format == TL_LOG_JSON;
     child->pid = pid;
     child->log_fd = fds[0];
     return TL_OK;
@@ -128,16 +132,55 @@ enum tl_status tl_up_child_start(struct tl_up_child *child, const struct tl_up_l
 
 /* --------------------------------------------------------------------------------------------------------- log -- */
 
-static void print_line(const struct tl_up_child *child, const char *line, size_t len)
+/* "NAME | line" for people. */
+static void compose_text(FILE *stream, const struct tl_up_child *child, const char *line, size_t len)
 {
     bool has_colours = tl_output_has_colours(stderr);
-    if (has_colours) fprintf(stderr, "\033[%sm", child->colour);
-    tl_output_put_escaped(stderr, child->task->name);
-    fputs(" |", stderr);
-    if (has_colours) fputs("\033[0m", stderr);
-    fputc(' ', stderr);
-    fwrite(line, 1, len, stderr);
-    fputc('\n', stderr);
+    if (has_colours) fprintf(stream, "\033[%sm", child->colour);
+    tl_output_put_escaped(stream, child->task->name);
+    fputs(" |", stream);
+    if (has_colours) fputs("\033[0m", stream);
+    fputc(' ', stream);
+    fwrite(line, 1, len, stream);
+    fputc('\n', stream);
+}
+
+/* An object with the member "task" in front. What a worker writes without its log - an error before there is one, words
+ * of a library - becomes the msg of one, so that every line is an object. A task's name needs no escapes. */
+static void compose_json(FILE *stream, const struct tl_up_child *child, const char *line, size_t len)
+{
+    if (len > 2 && line[0] == '{' && line[len - 1] == '}') {
+        fprintf(stream, "{\"task\":\"%s\",", child->task->name);
+        fwrite(line + 1, 1, len - 1, stream);
+        fputc('\n', stream);
+        return;
+    }
+    char *text = strndup(line, len);
+    char *escaped = text ? tl_output_escape(text) : NULL;
+    struct tl_json_out *object = tl_json_out_object();
+    tl_json_out_put_text(object, "task", child->task->name);
+    tl_json_out_put_text(object, "msg", escaped ? escaped : "no memory for a line");
+    char *json = tl_json_out_text(object, true);
+    if (json) fprintf(stream, "%s\n", json);
+    free(json);
+    free(escaped);
+    free(text);
+}
+
+/* A standard error that nobody reads must not keep the workers from being stopped, so the log's way is taken. */
+static void print_line(const struct tl_up_child *child, const char *line, size_t len)
+{
+    char *text = NULL;
+    size_t text_len = 0;
+    FILE *stream = open_memstream(&text, &text_len);
+    if (!stream) return;
+    if (child->has_json_log) {
+        compose_json(stream, child, line, len);
+    } else {
+        compose_text(stream, child, line, len);
+    }
+    if (fclose(stream) == 0) tl_log_put(text, text_len);
+    free(text);
 }
 
 /* Prints the complete lines of the buffer, or all of it. */
@@ -155,7 +198,6 @@ static void print_lines(struct tl_up_child *child, bool is_all)
     }
     memmove(child->line, child->line + start, child->line_len - start);
     child->line_len -= start;
-    fflush(stderr);
 }
 
 void tl_up_child_read_log(struct tl_up_child *child)

@@ -16,6 +16,7 @@ struct tl_up_child {
     const char *colour; /* of its prefix */
     pid_t pid;          /* 0: not started */
     int log_fd;         /* where its log comes from, -1: closed */
+    bool has_json_log;
     bool is_ready;
     bool is_ended;
     int wait_status;
@@ -35,8 +36,8 @@ struct tl_up_launch {
 enum tl_status tl_up_child_start(struct tl_up_child *child, const struct tl_up_launch *launch,
                                  struct tl_error *ret_error) TL_MUST_USE;
 
-/* Reads what there is of its log and prints the complete lines to stderr, each after the task's name; closes log_fd at
- * the end. */
+/* Reads what there is of its log and prints the complete lines to stderr, each after the task's name, or as a JSON
+ * object with the name in it when the log is JSON; closes log_fd at the end. */
 void tl_up_child_read_log(struct tl_up_child *child);
 
 /* "exit status 1", "signal 9 (Killed)"; returns buffer. */

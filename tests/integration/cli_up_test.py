@@ -1,11 +1,13 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """tensorlane up: all workers of this machine, their logs, how they end together."""
+import fcntl
 import json
 import os
 import re
 import signal
 import socket
+import subprocess
 
 import cli_support
 from cli_support import environment, free_ports, wait_until, write_safetensors
@@ -41,6 +43,62 @@ class Up(cli_support.Case):
         self.assert_run(0, "health", "--config", cluster.path)
         self.assertIn("1 tensor,", self.assert_run(0, "ls", "--config", cluster.path, "--from", "ps:0").stdout)
         self.assertEqual(launcher.stop(), 0)
+
+    def test_json(self):
+        """Every line of stderr is an object that tells the task; that all are ready is told on stdout."""
+        cluster = self.cluster(ps=1, worker=2, extra={"jobs": {"ps": {"log": {"format": "key-value"}}}})
+        with open(self.folder / "log", "w+", encoding="utf-8") as log:
+            launcher = subprocess.Popen([cli_support.PROGRAM, "up", "--config", cluster.path, "--log-format", "json"],
+                                        env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log)
+            self.addCleanup(launcher.stdout.close)
+            self.addCleanup(launcher.wait)
+            self.addCleanup(launcher.kill)
+            self.assertIn(b"all ready", launcher.stdout.readline())
+            launcher.send_signal(signal.SIGTERM)
+            self.assertEqual(launcher.wait(cli_support.PATIENCE), 0)
+            log.seek(0)
+            lines = [json.loads(line) for line in log]
+        names = {"/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"}
+        for message in ("worker ready", "worker stopped"):
+            told = [line for line in lines if line["msg"] == message]
+            self.assertEqual({line["task"] for line in told}, names)
+            self.assertTrue(all(line["task"] == line["name"] for line in told))
+        self.assertEqual({next(iter(line)) for line in lines}, {"task"})
+
+    def test_json_of_one_task(self):
+        cluster = self.cluster(ps=1, worker=1, extra={"jobs": {"ps": {"log": {"format": "json"}}}})
+        launcher = self.up(cluster)
+        self.assertEqual(launcher.stop(), 0)
+        ready = json.loads(launcher.find('{"task":"/job:ps/task:0"'))
+        self.assertEqual((ready["msg"], ready["name"]), ("worker ready", "/job:ps/task:0"))
+        self.assertRegex(launcher.output, r"(?m)^/job:worker/task:0 \| ts=.* msg=\"worker ready\"")
+
+    def test_json_when_a_worker_says_something_else(self):
+        cluster = self.cluster(ps=1)
+        with socket.create_server(("127.0.0.1", cluster.port())):
+            launcher = self.spawn("up", "--config", cluster.path, "--log-format", "json")
+            self.assertEqual(launcher.wait(), 1)
+        said = json.loads(launcher.find("another process uses the address"))
+        self.assertEqual(said["task"], "/job:ps/task:0")
+        self.assertRegex(said["msg"], "^tensorlane serve: ")
+
+    def test_nobody_reads_the_log(self):
+        """The pipe takes a page only; the workers and their end do not wait for it."""
+        cluster = self.cluster(ps=1, worker=2)
+        read_end, write_end = os.pipe()
+        self.addCleanup(os.close, read_end)
+        fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(write_end, b"." * 4096)
+        launcher = subprocess.Popen([cli_support.PROGRAM, "up", "--config", cluster.path, "--log-level", "debug"],
+                                    env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=write_end)
+        os.close(write_end)
+        self.addCleanup(launcher.stdout.close)
+        self.addCleanup(launcher.wait)
+        self.addCleanup(launcher.kill)
+        self.assertIn(b"all ready", launcher.stdout.readline())
+        self.assert_run(0, "health", "--config", cluster.path)
+        launcher.send_signal(signal.SIGTERM)
+        self.assertEqual(launcher.wait(cli_support.PATIENCE), 0)
 
     def test_more_workers_than_a_socket_queues(self):
         cluster = self.cluster(worker=24)
@@ -161,7 +219,7 @@ class Up(cli_support.Case):
 
     def test_flags_reach_the_workers(self):
         launcher = self.up(self.cluster(ps=1), "--log-format", "json", "--log-level", "error")
-        self.assertRegex(launcher.output, r'(?m)^/job:ps/task:0 \| \{"ts":.*"msg":"worker ready"')
+        self.assertRegex(launcher.output, r'(?m)^\{"task":"/job:ps/task:0","ts":.*"msg":"worker ready"')
         self.assertEqual(launcher.stop(), 0)
         self.assertNotIn("worker stopped", launcher.output)
 

@@ -10,7 +10,7 @@
 /* The text of json, read again. */
 static json_t *reread(struct tl_json_out *json)
 {
-    char *text = tl_json_out_text(json);
+    char *text = tl_json_out_text(json, false);
     ck_assert_ptr_nonnull(text);
     json_t *read = json_loads(text, 0, NULL);
     free(text);
@@ -109,7 +109,7 @@ START_TEST(what_could_not_be_added_is_told)
 {
     tl_json_out_put_text(NULL, "key", "text");
     struct tl_json_out *root = tl_json_out_object();
-    ck_assert_ptr_null(tl_json_out_text(root));
+    ck_assert_ptr_null(tl_json_out_text(root, false));
     ck_assert(!tl_json_out_print(tl_json_out_object(), true));
 }
 END_TEST
