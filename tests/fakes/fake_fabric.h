@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Inside of the fake provider: fake_provider.c is the table of operations and the poll, fake_fabric.c carries
+ * operations, fake_faults.c says what goes wrong. One mutex guards everything of a fabric; callbacks run without it.
+ *
+ * Life of a queue pair:
+ *
+ *   CREATED --connect--> CONNECTED --a fault, the peer, sever--> BROKEN --its operations are cancelled, and the owner
+ * was |                                                           ^      told--> DRAINED --the owner was told-->
+ * destroy
+ *      +---------------------- sever, device gone ----------------+
+ */
+#ifndef TESTS_FAKES_FAKE_FABRIC_H
+#define TESTS_FAKES_FAKE_FABRIC_H
+
+#include <pthread.h>
+
+#include "base/list.h"
+#include "fakes/fake_provider.h"
+
+enum { FAKE_MAX_RULES = 32 };
+
+struct rule_state {
+    struct fake_rule rule;
+    uint64_t match_count;
+};
+
+struct fake_fabric {
+    struct fake_fabric_options options;
+    pthread_mutex_t mutex;
+    struct tl_list providers; /* of struct fake_provider */
+    struct tl_list pairs;     /* of struct fake_pair: all, in the order of their creation */
+    struct tl_list late;      /* of struct fake_operation: cancelled, but on their way */
+    uint64_t next_number;     /* of queue pairs and keys */
+    uint64_t random;
+    struct rule_state rules[FAKE_MAX_RULES];
+    unsigned rule_count;
+    unsigned chances[FAKE_FAULT_COUNT]; /* in a million */
+    struct fake_write *writes;
+    size_t write_count;
+    size_t write_capacity;
+    uint64_t turn; /* step_any without a seed */
+};
+
+struct fake_provider {
+    struct tl_provider base;
+    struct fake_fabric *fabric;
+    struct tl_list link;
+    struct tl_list events;  /* of struct fake_event: for the next polls */
+    struct tl_list regions; /* of struct fake_region */
+    struct fake_counters counters;
+    unsigned network;
+    bool is_armed;
+    bool is_gone;
+    bool is_polling;
+};
+
+struct fake_region {
+    struct tl_region base;
+    struct tl_list link;
+    uint64_t key;
+    unsigned use_count; /* operations and exposures that name it */
+};
+
+/* Memory that one queue pair lets its peer write. Under TL_KEYS_REGION it only counts the exposure. */
+struct fake_window {
+    struct tl_list link;
+    uint64_t key;
+    struct fake_region *region;
+    uint8_t *address;
+    uint64_t len_bytes;
+    bool is_bound; /* from the step of its bind to that of its revoke */
+};
+
+enum fake_pair_state { PAIR_CREATED, PAIR_CONNECTED, PAIR_BROKEN, PAIR_DRAINED };
+
+struct fake_pair {
+    struct tl_queue_pair base;
+    struct tl_list link;
+    uint64_t number;
+    uint64_t peer_number; /* 0: not connected */
+    struct tl_queue_pair_options options;
+    const struct tl_queue_pair_events *events;
+    void *owner;
+    enum fake_pair_state state;
+    bool is_break_queued; /* the event is on its way */
+    bool is_break_told;   /* the owner knows */
+    bool is_drain_told;
+    struct tl_error reason;
+    struct tl_list operations; /* of struct fake_operation: posted, not carried */
+    struct tl_list windows;
+    unsigned rung_count; /* of operations: those that may leave */
+    unsigned out_count;  /* posted, and not done */
+    unsigned slots_free;
+};
+
+/* Wire form of what an exposure says. */
+struct fake_address {
+    uint64_t magic;
+    uint64_t key;
+    uint64_t address;
+    uint64_t len_bytes;
+};
+#define FAKE_ADDRESS_MAGIC UINT64_C(0x66616b6561646472)
+
+/* Wire form of an introduction. */
+struct fake_introduction {
+    uint64_t magic;
+    uint64_t number;
+    uint64_t network;
+};
+#define FAKE_INTRODUCTION_MAGIC UINT64_C(0x66616b65706169)
+
+struct fake_operation {
+    struct tl_list link;
+    enum fake_kind kind;
+    struct tl_work *work;       /* NULL: nobody waits */
+    enum fake_fault fault;      /* FAKE_FAULT_COUNT: none */
+    unsigned fault_count;       /* steps or tries that are left of it */
+    unsigned rnr_count;         /* tries without a slot */
+    uint8_t *copy;              /* message; or the bytes of a write that is late */
+    struct fake_region *region; /* of the source, or NULL */
+    const void *source;
+    uint64_t len_bytes;
+    struct tl_descriptor destination;
+    uint64_t offset_bytes;
+    bool has_immediate;
+    uint32_t immediate;
+    size_t write_place;         /* in fabric->writes */
+    struct fake_window *window; /* of bind and revoke */
+    uint64_t target;            /* number of the queue pair that a late one is for */
+};
+
+enum fake_event_kind { EVENT_MESSAGE, EVENT_IMMEDIATE, EVENT_DONE, EVENT_BROKEN, EVENT_DRAINED };
+
+struct fake_event {
+    struct tl_list link;
+    enum fake_event_kind kind;
+    struct fake_pair *pair;
+    uint8_t *data; /* of a message, of exactly len_bytes */
+    uint64_t len_bytes;
+    uint32_t immediate;
+    struct fake_operation *operation; /* that is done */
+    enum tl_status status;
+};
+
+/* ------------------------------------------------------------------------------ fake_fabric.c; the mutex is held -- */
+
+struct fake_provider *fake_provider_of(const struct fake_pair *pair);
+struct fake_pair *fake_find_pair(struct fake_fabric *fabric, uint64_t number);
+void fake_push_event(struct fake_event *event);
+void fake_signal(struct fake_provider *provider);
+void fake_break(struct fake_pair *pair, const struct tl_error *reason);
+void fake_break_all(struct fake_provider *provider, const char *why);
+void fake_operation_free(struct fake_operation *operation);
+bool fake_parse_address(const struct tl_descriptor *descriptor, struct fake_address *ret_address);
+/* What a poll carries. True when anything moved. */
+bool fake_carry_all(struct fake_provider *provider);
+bool fake_carry_some(struct fake_provider *provider);
+void *fake_alloc(size_t len_bytes); /* zeroed, never NULL */
+
+/* ------------------------------------------------------------------------------ fake_faults.c; the mutex is held -- */
+
+uint64_t fake_random(struct fake_fabric *fabric, uint64_t below);
+void fake_choose_fault(struct fake_pair *pair, struct fake_operation *operation);
+bool fake_call_fails(struct fake_fabric *fabric, enum fake_fault fault, const struct tl_provider *provider,
+                     const struct tl_queue_pair *pair);
+
+#endif

@@ -1,0 +1,721 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The table of operations of the fake provider, its poll, and what it counts.
+ *
+ * A post only queues an operation; fake_fabric.c carries it and queues events; poll hands those to their owners, one by
+ * one and without the mutex, so that callbacks may post, ring, break and destroy.
+ */
+#include "fakes/fake_provider.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "fakes/fake_fabric.h"
+
+static const struct tl_provider_ops fake_ops;
+
+static void lock(struct fake_fabric *fabric)
+{
+    TL_CHECK(pthread_mutex_lock(&fabric->mutex) == 0);
+}
+
+static void unlock(struct fake_fabric *fabric)
+{
+    TL_CHECK(pthread_mutex_unlock(&fabric->mutex) == 0);
+}
+
+static struct fake_provider *as_provider(struct tl_provider *provider)
+{
+    TL_CHECK(provider->ops == &fake_ops);
+    return TL_CONTAINER_OF(provider, struct fake_provider, base);
+}
+
+static struct fake_pair *as_pair(const struct tl_queue_pair *pair)
+{
+    TL_CHECK(pair->ops == &fake_ops);
+    return TL_CONTAINER_OF(pair, struct fake_pair, base);
+}
+
+static struct fake_fabric *fabric_of(const struct fake_pair *pair)
+{
+    return fake_provider_of(pair)->fabric;
+}
+
+/* ------------------------------------------------------------------------------------------- fabric and providers --
+ */
+
+struct fake_fabric *fake_fabric_create(const struct fake_fabric_options *options)
+{
+    struct fake_fabric *fabric = fake_alloc(sizeof(*fabric));
+    if (options != NULL) fabric->options = *options;
+    if (fabric->options.rnr_tries == 0) fabric->options.rnr_tries = 7;
+    if (fabric->options.poll_batch == 0) fabric->options.poll_batch = 16;
+    fabric->random = fabric->options.seed;
+    fabric->next_number = 1;
+    TL_CHECK(pthread_mutex_init(&fabric->mutex, NULL) == 0);
+    tl_list_init(&fabric->providers);
+    tl_list_init(&fabric->pairs);
+    tl_list_init(&fabric->late);
+    return fabric;
+}
+
+void fake_fabric_destroy(struct fake_fabric *fabric)
+{
+    if (fabric == NULL) return;
+    TL_CHECK(tl_list_is_empty(&fabric->providers) && tl_list_is_empty(&fabric->pairs));
+    while (fake_fabric_land_late(fabric)) {
+    }
+    TL_CHECK(pthread_mutex_destroy(&fabric->mutex) == 0);
+    free(fabric->writes);
+    free(fabric);
+}
+
+struct tl_provider *fake_provider_open(struct fake_fabric *fabric, const char *name,
+                                       const struct fake_provider_options *options)
+{
+    static const struct fake_provider_options defaults;
+    if (options == NULL) options = &defaults;
+    struct fake_provider *provider = fake_alloc(sizeof(*provider));
+    provider->base.ops = &fake_ops;
+    provider->base.limits = (struct tl_provider_limits){
+        .max_write_bytes = options->max_write_bytes != 0 ? options->max_write_bytes : UINT64_C(1) << 30,
+        .max_queue_pairs = options->max_queue_pairs != 0 ? options->max_queue_pairs : 64,
+        .has_windows = !options->has_no_windows,
+        .needs_regions = !options->needs_no_regions,
+        .numa_node = -1,
+    };
+    provider->base.fd = options->has_no_fd ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    TL_CHECK(options->has_no_fd || provider->base.fd >= 0);
+    snprintf(provider->base.name, sizeof(provider->base.name), "%s", name);
+    snprintf(provider->base.reason, sizeof(provider->base.reason), "the only one of this test");
+    provider->fabric = fabric;
+    provider->network = options->network;
+    tl_list_init(&provider->events);
+    tl_list_init(&provider->regions);
+    lock(fabric);
+    tl_list_push_back(&fabric->providers, &provider->link);
+    unlock(fabric);
+    return &provider->base;
+}
+
+static void provider_close(struct tl_provider *base)
+{
+    struct fake_provider *provider = as_provider(base);
+    struct fake_fabric *fabric = provider->fabric;
+    lock(fabric);
+    TL_CHECK(!provider->is_polling);
+    TL_CHECK(tl_list_is_empty(&provider->events));
+    TL_CHECK(provider->counters.queue_pairs == 0 && provider->counters.regions_out == 0);
+    tl_list_remove(&provider->link);
+    unlock(fabric);
+    if (base->fd >= 0) close(base->fd);
+    free(provider);
+}
+
+struct tl_queue_pair *fake_provider_pair(struct tl_provider *base, unsigned place)
+{
+    struct fake_provider *provider = as_provider(base);
+    struct tl_queue_pair *found = NULL;
+    lock(provider->fabric);
+    TL_LIST_FOREACH(&provider->fabric->pairs, link)
+    {
+        struct fake_pair *pair = TL_CONTAINER_OF(link, struct fake_pair, link);
+        if (fake_provider_of(pair) != provider || place-- > 0) continue;
+        found = &pair->base;
+        break;
+    }
+    unlock(provider->fabric);
+    return found;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- poll -- */
+
+static struct fake_event *take_event(struct fake_provider *provider)
+{
+    lock(provider->fabric);
+    struct tl_list *link = tl_list_pop_front(&provider->events);
+    unlock(provider->fabric);
+    return link == NULL ? NULL : TL_CONTAINER_OF(link, struct fake_event, link);
+}
+
+static void window_free(struct fake_provider *provider, struct fake_window *window)
+{
+    tl_list_remove(&window->link);
+    window->region->use_count--;
+    provider->counters.exposures_out--;
+    free(window);
+}
+
+static void tell_arrival(struct fake_provider *provider, struct fake_event *event)
+{
+    struct fake_pair *pair = event->pair;
+    if (event->kind == EVENT_MESSAGE) {
+        pair->events->message(pair->owner, event->data, (uint32_t)event->len_bytes);
+    } else {
+        pair->events->immediate(pair->owner, event->immediate, event->len_bytes);
+    }
+    lock(provider->fabric);
+    pair->slots_free++;
+    provider->counters.slots_out--;
+    unlock(provider->fabric);
+}
+
+static void tell_done(struct fake_provider *provider, struct fake_event *event)
+{
+    struct fake_operation *operation = event->operation;
+    struct tl_work *work = operation->work;
+    lock(provider->fabric);
+    event->pair->out_count--;
+    provider->counters.operations_out--;
+    if (event->status == TL_OK) provider->counters.done++;
+    if (event->status != TL_OK) provider->counters.cancelled++;
+    if (operation->region != NULL) operation->region->use_count--;
+    /* A revoke that was cancelled revokes nothing: the exposure ends with the queue pair. */
+    if (operation->kind == FAKE_REVOKE && event->status == TL_OK) window_free(provider, operation->window);
+    unlock(provider->fabric);
+    fake_operation_free(operation);
+    if (work != NULL) work->done(work, event->status);
+}
+
+static void tell_broken(struct fake_provider *provider, struct fake_event *event)
+{
+    lock(provider->fabric);
+    event->pair->is_break_told = true;
+    struct tl_error reason = event->pair->reason;
+    unlock(provider->fabric);
+    event->pair->events->broken(event->pair->owner, &reason);
+}
+
+static void tell_drained(struct fake_provider *provider, struct fake_event *event)
+{
+    struct fake_pair *pair = event->pair;
+    lock(provider->fabric);
+    TL_LIST_FOREACH_SAFE(&pair->windows, link)
+    window_free(provider, TL_CONTAINER_OF(link, struct fake_window, link));
+    pair->is_drain_told = true;
+    unlock(provider->fabric);
+    pair->events->drained(pair->owner);
+}
+
+static void tell(struct fake_provider *provider, struct fake_event *event)
+{
+    switch (event->kind) {
+    case EVENT_MESSAGE:
+    case EVENT_IMMEDIATE:
+        tell_arrival(provider, event);
+        break;
+    case EVENT_DONE:
+        tell_done(provider, event);
+        break;
+    case EVENT_BROKEN:
+        tell_broken(provider, event);
+        break;
+    case EVENT_DRAINED:
+        tell_drained(provider, event);
+        break;
+    }
+    free(event->data);
+    free(event);
+}
+
+static unsigned provider_poll(struct tl_provider *base)
+{
+    struct fake_provider *provider = as_provider(base);
+    TL_CHECK(!provider->is_polling);
+    provider->is_polling = true;
+    bool did_move = false;
+    if (!provider->fabric->options.is_manual) {
+        lock(provider->fabric);
+        did_move = fake_carry_some(provider);
+        unlock(provider->fabric);
+    }
+    unsigned count = 0;
+    struct fake_event *event;
+    while (count < provider->fabric->options.poll_batch && (event = take_event(provider)) != NULL) {
+        tell(provider, event);
+        count++;
+    }
+    provider->is_polling = false;
+    /* Something moved, and more may: not idle, even when it is others that will hear of it. */
+    return count == 0 && did_move ? 1 : count;
+}
+
+static bool provider_arm(struct tl_provider *base)
+{
+    struct fake_provider *provider = as_provider(base);
+    lock(provider->fabric);
+    provider->is_armed = true;
+    bool did_move = !provider->fabric->options.is_manual && fake_carry_all(provider);
+    bool may_sleep = !did_move && tl_list_is_empty(&provider->events);
+    unlock(provider->fabric);
+    return may_sleep;
+}
+
+static void provider_disarm(struct tl_provider *base)
+{
+    struct fake_provider *provider = as_provider(base);
+    lock(provider->fabric);
+    provider->is_armed = false;
+    uint64_t value;
+    ssize_t len = base->fd >= 0 ? read(base->fd, &value, sizeof(value)) : 0;
+    (void)len; /* nothing to read when something else ended the sleep */
+    unlock(provider->fabric);
+}
+
+/* ------------------------------------------------------------------------------------------------------- regions -- */
+
+static enum tl_status provider_region_create(struct tl_provider *base, void *address, uint64_t len_bytes,
+                                             enum tl_region_access access, struct tl_region **ret_region,
+                                             struct tl_error *ret_error)
+{
+    struct fake_provider *provider = as_provider(base);
+    if (address == NULL || len_bytes == 0) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: no memory to register", base->name);
+    }
+    lock(provider->fabric);
+    bool is_gone = provider->is_gone;
+    bool fails = fake_call_fails(provider->fabric, FAKE_REGION_FAILURE, base, NULL);
+    if (!is_gone && !fails) {
+        struct fake_region *region = fake_alloc(sizeof(*region));
+        region->base =
+            (struct tl_region){.provider = base, .address = address, .len_bytes = len_bytes, .access = access};
+        region->key = provider->fabric->next_number++;
+        tl_list_push_back(&provider->regions, &region->link);
+        provider->counters.regions++;
+        provider->counters.regions_out++;
+        *ret_region = &region->base;
+    }
+    unlock(provider->fabric);
+    if (is_gone) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the device is gone", base->name);
+    if (fails) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot register memory", base->name);
+    return TL_OK;
+}
+
+static void region_destroy(struct tl_region *base)
+{
+    struct fake_region *region = TL_CONTAINER_OF(base, struct fake_region, base);
+    struct fake_provider *provider = as_provider(base->provider);
+    lock(provider->fabric);
+    TL_CHECK(region->use_count == 0);
+    tl_list_remove(&region->link);
+    provider->counters.regions_out--;
+    unlock(provider->fabric);
+    free(region);
+}
+
+/* --------------------------------------------------------------------------------------------------- queue pairs -- */
+
+static struct fake_pair *new_pair(struct fake_provider *provider, const struct tl_queue_pair_options *options,
+                                  const struct tl_queue_pair_events *events, void *owner)
+{
+    struct fake_pair *pair = fake_alloc(sizeof(*pair));
+    pair->base = (struct tl_queue_pair){.ops = &fake_ops, .provider = &provider->base};
+    pair->options = *options;
+    pair->events = events;
+    pair->owner = owner;
+    pair->slots_free = options->slot_count;
+    pair->number = provider->fabric->next_number++;
+    tl_list_init(&pair->operations);
+    tl_list_init(&pair->windows);
+    tl_list_push_back(&provider->fabric->pairs, &pair->link);
+    provider->counters.queue_pairs++;
+    return pair;
+}
+
+static enum tl_status pair_create(struct tl_provider *base, const struct tl_queue_pair_options *options,
+                                  const struct tl_queue_pair_events *events, void *owner,
+                                  struct tl_queue_pair **ret_pair, struct tl_error *ret_error)
+{
+    struct fake_provider *provider = as_provider(base);
+    TL_CHECK(events->message && events->immediate && events->broken && events->drained);
+    if (options->keys == TL_KEYS_WINDOW && !base->limits.has_windows) {
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s: no memory windows", base->name);
+    }
+    enum tl_status status = TL_OK;
+    lock(provider->fabric);
+    if (provider->is_gone) {
+        status = tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the device is gone", base->name);
+    } else if (fake_call_fails(provider->fabric, FAKE_CREATE_FAILURE, base, NULL) ||
+               provider->counters.queue_pairs >= base->limits.max_queue_pairs) {
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no queue pair is left", base->name);
+    } else {
+        *ret_pair = &new_pair(provider, options, events, owner)->base;
+    }
+    unlock(provider->fabric);
+    return status;
+}
+
+static void pair_introduce(const struct tl_queue_pair *base, struct tl_introduction *ret_introduction)
+{
+    const struct fake_pair *pair = as_pair(base);
+    struct fake_introduction introduction = {
+        .magic = FAKE_INTRODUCTION_MAGIC, .number = pair->number, .network = fake_provider_of(pair)->network};
+    *ret_introduction = (struct tl_introduction){.len_bytes = sizeof(introduction)};
+    memcpy(ret_introduction->bytes, &introduction, sizeof(introduction));
+}
+
+static enum tl_status connect_locked(struct fake_pair *pair, const struct fake_introduction *peer,
+                                     struct tl_error *ret_error)
+{
+    struct fake_provider *provider = fake_provider_of(pair);
+    const char *name = provider->base.name;
+    if (peer->network != provider->network || peer->number == pair->number) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s: the peer is in network %llu, not in %u", name,
+                            (unsigned long long)peer->network, provider->network);
+    }
+    if (provider->is_gone || fake_call_fails(provider->fabric, FAKE_CONNECT_FAILURE, &provider->base, &pair->base)) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the device refuses to connect", name);
+    }
+    if (pair->state == PAIR_BROKEN || pair->state == PAIR_DRAINED) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: broken already: %s", name, pair->reason.message);
+    }
+    TL_CHECK(pair->state == PAIR_CREATED);
+    pair->state = PAIR_CONNECTED;
+    pair->peer_number = peer->number;
+    const struct fake_pair *other = fake_find_pair(provider->fabric, peer->number);
+    if (other != NULL) fake_signal(fake_provider_of(other)); /* what it has posted may leave */
+    return TL_OK;
+}
+
+static enum tl_status pair_connect(struct tl_queue_pair *base, const struct tl_introduction *peer,
+                                   struct tl_error *ret_error)
+{
+    struct fake_pair *pair = as_pair(base);
+    struct fake_introduction introduction;
+    if (peer->len_bytes == sizeof(introduction)) memcpy(&introduction, peer->bytes, sizeof(introduction));
+    if (peer->len_bytes != sizeof(introduction) || introduction.magic != FAKE_INTRODUCTION_MAGIC) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: not an introduction", base->provider->name);
+    }
+    lock(fabric_of(pair));
+    enum tl_status status = connect_locked(pair, &introduction, ret_error);
+    unlock(fabric_of(pair));
+    return status;
+}
+
+static void pair_sever(struct tl_queue_pair *base, const struct tl_error *reason)
+{
+    struct fake_pair *pair = as_pair(base);
+    lock(fabric_of(pair));
+    fake_break(pair, reason);
+    unlock(fabric_of(pair));
+}
+
+/* What a queue pair that never connected was still to be told. */
+static void forget_events(struct fake_pair *pair)
+{
+    TL_LIST_FOREACH_SAFE(&fake_provider_of(pair)->events, link)
+    {
+        struct fake_event *event = TL_CONTAINER_OF(link, struct fake_event, link);
+        if (event->pair != pair) continue;
+        TL_CHECK(event->kind == EVENT_BROKEN || event->kind == EVENT_DRAINED);
+        tl_list_remove(link);
+        free(event);
+    }
+}
+
+static void pair_destroy(struct tl_queue_pair *base)
+{
+    struct fake_pair *pair = as_pair(base);
+    struct fake_provider *provider = fake_provider_of(pair);
+    lock(provider->fabric);
+    TL_CHECK(pair->is_drain_told || pair->peer_number == 0);
+    TL_CHECK(pair->out_count == 0 && tl_list_is_empty(&pair->operations) && tl_list_is_empty(&pair->windows));
+    forget_events(pair);
+    tl_list_remove(&pair->link);
+    provider->counters.queue_pairs--;
+    unlock(provider->fabric);
+    free(pair);
+}
+
+/* ------------------------------------------------------------------------------------------------------- posting -- */
+
+static uint32_t room_locked(const struct fake_pair *pair)
+{
+    if (pair->peer_number == 0 || pair->is_break_told) return 0;
+    return pair->options.work_count - pair->out_count;
+}
+
+static uint32_t pair_room(const struct tl_queue_pair *base)
+{
+    const struct fake_pair *pair = as_pair(base);
+    lock(fabric_of(pair));
+    uint32_t room = room_locked(pair);
+    unlock(fabric_of(pair));
+    return room;
+}
+
+static struct fake_operation *new_operation(enum fake_kind kind, struct tl_work *work)
+{
+    struct fake_operation *operation = fake_alloc(sizeof(*operation));
+    TL_CHECK(work == NULL || (work->magic == TL_WORK_MAGIC && work->done != NULL));
+    operation->kind = kind;
+    operation->work = work;
+    return operation;
+}
+
+static void post(struct fake_pair *pair, struct fake_operation *operation)
+{
+    TL_CHECK(room_locked(pair) > 0);
+    TL_LIST_FOREACH(&pair->operations, link)
+    TL_CHECK(operation->work == NULL || TL_CONTAINER_OF(link, struct fake_operation, link)->work != operation->work);
+    fake_choose_fault(pair, operation);
+    tl_list_push_back(&pair->operations, &operation->link);
+    pair->out_count++;
+    fake_provider_of(pair)->counters.operations_out++;
+    if (operation->region != NULL) operation->region->use_count++;
+    if (operation->fault != FAKE_POST_FAILURE) return;
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s: the card refuses what is posted", pair->base.provider->name);
+    fake_break(pair, &reason);
+}
+
+static void pair_message(struct tl_queue_pair *base, const void *data, uint32_t len_bytes, struct tl_work *work)
+{
+    struct fake_pair *pair = as_pair(base);
+    TL_CHECK(len_bytes <= TL_SLOT_BYTES);
+    struct fake_operation *operation = new_operation(FAKE_MESSAGE, work);
+    operation->copy = fake_alloc(len_bytes);
+    if (len_bytes > 0) memcpy(operation->copy, data, len_bytes);
+    operation->len_bytes = len_bytes;
+    lock(fabric_of(pair));
+    post(pair, operation);
+    unlock(fabric_of(pair));
+}
+
+static void record_write(struct fake_pair *pair, struct fake_operation *operation)
+{
+    struct fake_fabric *fabric = fabric_of(pair);
+    if (fabric->write_count == fabric->write_capacity) {
+        fabric->write_capacity = fabric->write_capacity == 0 ? 64 : fabric->write_capacity * 2;
+        fabric->writes = realloc(fabric->writes, fabric->write_capacity * sizeof(*fabric->writes));
+        TL_CHECK(fabric->writes != NULL);
+    }
+    struct fake_address address = {0};
+    bool is_known = fake_parse_address(&operation->destination, &address);
+    operation->write_place = fabric->write_count++;
+    fabric->writes[operation->write_place] = (struct fake_write){
+        .provider = pair->base.provider,
+        .source = operation->source,
+        .destination = is_known ? (void *)(uintptr_t)(address.address + operation->offset_bytes) : NULL,
+        .len_bytes = operation->len_bytes,
+        .has_immediate = operation->has_immediate,
+        .immediate = operation->immediate,
+    };
+}
+
+/* A source that does not lie in its region, or in one of another provider. */
+static void check_source(const struct fake_pair *pair, const struct tl_region *region, const void *source,
+                         uint64_t len_bytes)
+{
+    TL_CHECK(len_bytes <= pair->base.provider->limits.max_write_bytes);
+    if (len_bytes == 0) return;
+    TL_CHECK(source != NULL);
+    TL_CHECK(region != NULL || !pair->base.provider->limits.needs_regions);
+    if (region == NULL) return;
+    TL_CHECK(region->provider == pair->base.provider);
+    uintptr_t begin = (uintptr_t)region->address;
+    uintptr_t at = (uintptr_t)source;
+    TL_CHECK(at >= begin && len_bytes <= region->len_bytes && at - begin <= region->len_bytes - len_bytes);
+}
+
+static void pair_write(struct tl_queue_pair *base, const struct tl_region *region, const void *source,
+                       uint64_t len_bytes, const struct tl_descriptor *destination, uint64_t offset_bytes,
+                       bool has_immediate, uint32_t immediate, struct tl_work *work)
+{
+    struct fake_pair *pair = as_pair(base);
+    check_source(pair, region, source, len_bytes);
+    struct fake_operation *operation = new_operation(FAKE_WRITE, work);
+    /* The count of its users is all that changes in a region. */
+    if (region != NULL) operation->region = TL_CONTAINER_OF((void *)(uintptr_t)region, struct fake_region, base);
+    operation->source = source;
+    operation->len_bytes = len_bytes;
+    if (destination != NULL) operation->destination = *destination;
+    operation->offset_bytes = offset_bytes;
+    operation->has_immediate = has_immediate;
+    operation->immediate = immediate;
+    lock(fabric_of(pair));
+    record_write(pair, operation);
+    post(pair, operation);
+    unlock(fabric_of(pair));
+}
+
+static void pair_ring(struct tl_queue_pair *base)
+{
+    struct fake_pair *pair = as_pair(base);
+    lock(fabric_of(pair));
+    pair->rung_count = 0;
+    TL_LIST_FOREACH(&pair->operations, link)
+    pair->rung_count++;
+    fake_provider_of(pair)->counters.rings++;
+    unlock(fabric_of(pair));
+}
+
+/* ------------------------------------------------------------------------------------------------------ exposures --
+ */
+
+static struct fake_window *new_window(struct fake_pair *pair, struct tl_region *region, void *address,
+                                      uint64_t len_bytes)
+{
+    struct fake_provider *provider = fake_provider_of(pair);
+    struct fake_window *window = fake_alloc(sizeof(*window));
+    window->region = TL_CONTAINER_OF(region, struct fake_region, base);
+    window->region->use_count++;
+    window->address = address;
+    window->len_bytes = len_bytes;
+    window->key = pair->options.keys == TL_KEYS_WINDOW ? provider->fabric->next_number++ : window->region->key;
+    tl_list_push_back(&pair->windows, &window->link);
+    provider->counters.exposures++;
+    provider->counters.exposures_out++;
+    return window;
+}
+
+static void fill_exposure(const struct fake_window *window, struct tl_exposure *exposure)
+{
+    struct fake_address address = {.magic = FAKE_ADDRESS_MAGIC,
+                                   .key = window->key,
+                                   .address = (uintptr_t)window->address,
+                                   .len_bytes = window->len_bytes};
+    *exposure = (struct tl_exposure){.region = &window->region->base,
+                                     .address = window->address,
+                                     .len_bytes = window->len_bytes,
+                                     .descriptor = {.len_bytes = sizeof(address)},
+                                     .provider_state = (void *)(uintptr_t)window};
+    memcpy(exposure->descriptor.bytes, &address, sizeof(address));
+}
+
+static enum tl_status pair_expose(struct tl_queue_pair *base, struct tl_region *region, void *address,
+                                  uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+{
+    struct fake_pair *pair = as_pair(base);
+    uintptr_t begin = (uintptr_t)region->address;
+    uintptr_t at = (uintptr_t)address;
+    TL_CHECK(region->provider == base->provider && region->access == TL_REGION_WRITE && len_bytes > 0);
+    TL_CHECK(at >= begin && len_bytes <= region->len_bytes && at - begin <= region->len_bytes - len_bytes);
+    lock(fabric_of(pair));
+    TL_CHECK(room_locked(pair) > 0);
+    bool fails = fake_call_fails(fabric_of(pair), FAKE_EXPOSE_FAILURE, base->provider, base);
+    if (!fails) {
+        struct fake_window *window = new_window(pair, region, address, len_bytes);
+        fill_exposure(window, exposure);
+        struct fake_operation *bind = NULL;
+        if (pair->options.keys == TL_KEYS_WINDOW) {
+            bind = new_operation(FAKE_BIND, NULL);
+            bind->window = window;
+            post(pair, bind);
+        }
+    }
+    unlock(fabric_of(pair));
+    if (fails) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no window is left", base->provider->name);
+    return TL_OK;
+}
+
+static void pair_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, struct tl_work *work)
+{
+    struct fake_pair *pair = as_pair(base);
+    TL_CHECK(exposure->region != NULL && exposure->provider_state != NULL);
+    struct fake_operation *operation = new_operation(FAKE_REVOKE, work);
+    operation->window = exposure->provider_state;
+    exposure->provider_state = NULL; /* a second time is an error */
+    lock(fabric_of(pair));
+    fake_provider_of(pair)->counters.revokes++;
+    post(pair, operation);
+    unlock(fabric_of(pair));
+}
+
+static const struct tl_provider_ops fake_ops = {
+    .name = "fake",
+    .close = provider_close,
+    .poll = provider_poll,
+    .arm = provider_arm,
+    .disarm = provider_disarm,
+    .region_create = provider_region_create,
+    .region_destroy = region_destroy,
+    .create = pair_create,
+    .introduce = pair_introduce,
+    .connect = pair_connect,
+    .sever = pair_sever,
+    .destroy = pair_destroy,
+    .room = pair_room,
+    .message = pair_message,
+    .write = pair_write,
+    .expose = pair_expose,
+    .revoke = pair_revoke,
+    .ring = pair_ring,
+};
+
+/* ----------------------------------------------------------------------------------------------- what has happened --
+ */
+
+void fake_provider_get_counters(struct tl_provider *base, struct fake_counters *ret_counters)
+{
+    struct fake_provider *provider = as_provider(base);
+    lock(provider->fabric);
+    *ret_counters = provider->counters;
+    unlock(provider->fabric);
+}
+
+static const char *what_is_under_way(const struct fake_fabric *fabric)
+{
+    if (!tl_list_is_empty(&fabric->late)) return "a late operation";
+    TL_LIST_FOREACH(&fabric->providers, link)
+    {
+        const struct fake_provider *provider = TL_CONTAINER_OF(link, struct fake_provider, link);
+        if (provider->counters.operations_out > 0) return "an operation";
+        if (provider->counters.exposures_out > 0) return "an exposure";
+        if (provider->counters.slots_out > 0) return "a slot";
+        if (!tl_list_is_empty(&provider->events)) return "an event";
+    }
+    return NULL;
+}
+
+static const char *what_is_left(const struct fake_fabric *fabric)
+{
+    if (!tl_list_is_empty(&fabric->pairs)) return "a queue pair";
+    TL_LIST_FOREACH(&fabric->providers, link)
+    {
+        if (TL_CONTAINER_OF(link, struct fake_provider, link)->counters.regions_out > 0) return "a region";
+    }
+    return NULL;
+}
+
+static bool is_none_out(struct fake_fabric *fabric, bool is_all, const char **ret_why)
+{
+    lock(fabric);
+    const char *why = what_is_under_way(fabric);
+    if (why == NULL && is_all) why = what_is_left(fabric);
+    unlock(fabric);
+    if (ret_why != NULL && why != NULL) *ret_why = why;
+    return why == NULL;
+}
+
+bool fake_fabric_is_quiet(struct fake_fabric *fabric, const char **ret_why)
+{
+    return is_none_out(fabric, false, ret_why);
+}
+
+bool fake_fabric_is_clean(struct fake_fabric *fabric, const char **ret_why)
+{
+    return is_none_out(fabric, true, ret_why);
+}
+
+size_t fake_fabric_write_count(struct fake_fabric *fabric)
+{
+    lock(fabric);
+    size_t count = fabric->write_count;
+    unlock(fabric);
+    return count;
+}
+
+struct fake_write fake_fabric_write_at(struct fake_fabric *fabric, size_t place)
+{
+    lock(fabric);
+    TL_CHECK(place < fabric->write_count);
+    struct fake_write write = fabric->writes[place];
+    unlock(fabric);
+    return write;
+}
