@@ -41,6 +41,13 @@ static void run(struct raw_call *call)
 
 void raw_call_open(struct raw_call *call, const char *address, const char *method, int64_t timeout_ns)
 {
+    const struct tl_stream_headers none = {.count = 0};
+    raw_call_open_with(call, &none, address, method, timeout_ns);
+}
+
+void raw_call_open_with(struct raw_call *call, const struct tl_stream_headers *headers, const char *address,
+                        const char *method, int64_t timeout_ns)
+{
     const struct tl_channel_options options = {.keepalive_ns = TL_TIME_NEVER,
                                                .keepalive_timeout_ns = TL_TIME_NEVER,
                                                .connect_timeout_ns = 20 * TL_NS_PER_SEC,
@@ -49,8 +56,8 @@ void raw_call_open(struct raw_call *call, const char *address, const char *metho
     memset(call, 0, sizeof(*call));
     TL_CHECK(tl_loop_create(&call->loop, &error) == TL_OK);
     call->channel = tl_channel_create(address, &options);
-    TL_CHECK(tl_stream_call(call->loop, call->channel, method, tl_clock_deadline_ns(timeout_ns), &events, call,
-                            &call->stream, &error) == TL_OK);
+    TL_CHECK(tl_stream_call_with(headers, call->loop, call->channel, method, tl_clock_deadline_ns(timeout_ns), &events,
+                                 call, &call->stream, &error) == TL_OK);
 }
 
 static void send_buffer(struct raw_call *call, grpc_byte_buffer *buffer)

@@ -19,6 +19,9 @@ struct raw_call {
 
 /* A call with the given time (TL_TIME_NEVER: none), over a connection of its own. */
 void raw_call_open(struct raw_call *call, const char *address, const char *method, int64_t timeout_ns);
+/* The same, with metadata of the caller in front. */
+void raw_call_open_with(struct raw_call *call, const struct tl_stream_headers *headers, const char *address,
+                        const char *method, int64_t timeout_ns);
 
 /* Sends and waits until it has left, or the call has ended. */
 void raw_call_send(struct raw_call *call, const void *bytes, size_t len_bytes);
