@@ -48,8 +48,10 @@ struct tl_memory_stats {
  * with its remedy). */
 enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_memory_options *options,
                                 struct tl_memory **ret_memory, struct tl_error *ret_error) TL_MUST_USE;
-/* No pin and no block is out; registrations that tensors still hold are dropped, and the tensors live on. NULL is
- * accepted. Tensors of the pool keep what they need of it until they go. */
+/* No pin is out, not even in a letter that waits for delivery, and nobody calls anything else. Requests that the slow
+ * worker has not finished fail with TL_CANCELLED; their letters are posted before this returns. Registrations that
+ * tensors still hold are dropped, and the tensors live on; those of the pool keep what they need of it until they go.
+ * NULL is accepted. */
 void tl_memory_destroy(struct tl_memory *memory);
 
 /* ---------------------------------------------------------------------------------------------------------- pool -- */
@@ -70,7 +72,8 @@ struct tl_pin {
     void *entry; /* the cache's; NULL: in the pool */
 };
 
-/* Pins the bytes of a tensor if they are registered already; false when they are not. Thread: any. */
+/* Pins the bytes of a tensor if they are registered already; false when they are not. True, with nothing pinned, for a
+ * tensor without bytes. Thread: any. */
 bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_region_access access,
                    struct tl_pin *ret_pin);
 /* Thread: any. A pin that is not pinned is accepted. */

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Memory of the data plane: the pool first, then registrations of users' memory, and the slow worker that makes these.
+ *
+ * The slow worker takes one request at a time from the list, in order, and posts its letter. Destroy lets it finish the
+ * one it is at, whose pin is given back at once, and cancels the others: each letter is posted exactly once.
+ */
+#include "dataplane/memory.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/thread.h"
+#include "dataplane/pool.h"
+#include "dataplane/registrations.h"
+
+struct tl_memory {
+    struct tl_pool *pool;
+    struct tl_registrations *registrations;
+    _Atomic uint64_t bounced_bytes;
+
+    pthread_t slow_worker;
+    bool has_slow_worker;
+    pthread_mutex_t mutex; /* of what follows */
+    pthread_cond_t wake;   /* something waits, or the slow worker is to stop */
+    struct tl_list waiting;
+    bool is_stopping;
+};
+
+/* --------------------------------------------------------------------------------------------------- slow worker -- */
+
+/* The next request; NULL: stop. */
+static struct tl_registration *take_waiting(struct tl_memory *memory)
+{
+    struct tl_list *node = NULL;
+    pthread_mutex_lock(&memory->mutex);
+    while (!memory->is_stopping && tl_list_is_empty(&memory->waiting))
+        pthread_cond_wait(&memory->wake, &memory->mutex);
+    if (!memory->is_stopping) node = tl_list_pop_front(&memory->waiting);
+    pthread_mutex_unlock(&memory->mutex);
+    return node ? TL_CONTAINER_OF(node, struct tl_registration, link) : NULL;
+}
+
+static bool is_stopping(struct tl_memory *memory)
+{
+    pthread_mutex_lock(&memory->mutex);
+    bool stopping = memory->is_stopping;
+    pthread_mutex_unlock(&memory->mutex);
+    return stopping;
+}
+
+/* An error that nobody has put there. */
+static void set_cancelled(struct tl_registration *registration)
+{
+    (void)tl_error_set(&registration->error, TL_CANCELLED, "the data plane was stopped");
+}
+
+static void set_pin(struct tl_pin *pin, const struct tl_tensor *tensor, struct tl_region *region, void *entry)
+{
+    struct tl_pin set = {region, tl_tensor_data(tensor), tl_tensor_size_bytes(tensor), entry};
+    uint64_t offset_bytes = (uintptr_t)set.address - (uintptr_t)region->address;
+    TL_CHECK(offset_bytes <= region->len_bytes && set.len_bytes <= region->len_bytes - offset_bytes);
+    *pin = set;
+}
+
+static void carry_out(struct tl_memory *memory, struct tl_registration *registration)
+{
+    struct tl_registered *registered;
+    struct tl_error error;
+    if (!tl_memory_pin(memory, registration->tensor, registration->access, &registration->pin)) {
+        enum tl_status status = tl_registrations_add(memory->registrations, registration->tensor, registration->access,
+                                                     &registered, &error);
+        if (status != TL_OK) {
+            registration->error = error;
+            return;
+        }
+        set_pin(&registration->pin, registration->tensor, tl_registered_region(registered), registered);
+    }
+    if (!is_stopping(memory)) return;
+    tl_memory_unpin(memory, &registration->pin);
+    set_cancelled(registration);
+}
+
+static void *run_slow_worker(void *argument)
+{
+    struct tl_memory *memory = argument;
+    struct tl_registration *registration;
+    while ((registration = take_waiting(memory)) != NULL) {
+        carry_out(memory, registration);
+        registration->post(registration->context, &registration->letter);
+    }
+    return NULL;
+}
+
+void tl_memory_register(struct tl_memory *memory, struct tl_registration *registration)
+{
+    registration->pin = (struct tl_pin){0};
+    registration->error.code = TL_OK;
+    registration->error.message[0] = '\0';
+    pthread_mutex_lock(&memory->mutex);
+    TL_CHECK(!memory->is_stopping);
+    tl_list_push_back(&memory->waiting, &registration->link);
+    pthread_cond_signal(&memory->wake);
+    pthread_mutex_unlock(&memory->mutex);
+}
+
+/* Ends the slow worker and cancels what waits. */
+static void stop_slow_worker(struct tl_memory *memory)
+{
+    struct tl_list *node;
+    pthread_mutex_lock(&memory->mutex);
+    memory->is_stopping = true;
+    pthread_cond_signal(&memory->wake);
+    pthread_mutex_unlock(&memory->mutex);
+    if (memory->has_slow_worker) TL_CHECK(pthread_join(memory->slow_worker, NULL) == 0);
+    while ((node = tl_list_pop_front(&memory->waiting)) != NULL) {
+        struct tl_registration *registration = TL_CONTAINER_OF(node, struct tl_registration, link);
+        set_cancelled(registration);
+        registration->post(registration->context, &registration->letter);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- life cycle -- */
+
+enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_memory_options *options,
+                                struct tl_memory **ret_memory, struct tl_error *ret_error)
+{
+    struct tl_memory *memory = calloc(1, sizeof(*memory));
+    if (!memory) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane's memory");
+    pthread_mutex_init(&memory->mutex, NULL);
+    pthread_cond_init(&memory->wake, NULL);
+    tl_list_init(&memory->waiting);
+    enum tl_status status = tl_registrations_create(provider, options->max_cached_bytes, options->max_cached_count,
+                                                    &memory->registrations, ret_error);
+    if (status != TL_OK) goto fail;
+    status = tl_pool_create(provider, options->pool_bytes, options->max_pool_bytes, &memory->pool, ret_error);
+    if (status != TL_OK) goto fail;
+    status = tl_thread_start("tl-slow", run_slow_worker, memory, &memory->slow_worker, ret_error);
+    if (status != TL_OK) goto fail;
+    memory->has_slow_worker = true;
+    *ret_memory = memory;
+    return TL_OK;
+
+fail:
+    tl_memory_destroy(memory);
+    return status;
+}
+
+void tl_memory_destroy(struct tl_memory *memory)
+{
+    if (!memory) return;
+    stop_slow_worker(memory);
+    tl_registrations_close(memory->registrations);
+    tl_pool_close(memory->pool);
+    pthread_cond_destroy(&memory->wake);
+    pthread_mutex_destroy(&memory->mutex);
+    free(memory);
+}
+
+/* ------------------------------------------------------------------------------------------------ pool and pins -- */
+
+static void give_block(void *data, void *block)
+{
+    (void)data;
+    tl_pool_give(block);
+}
+
+enum tl_status tl_memory_tensor_create(struct tl_memory *memory, const struct tl_meta_data *meta_data,
+                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_block *block = NULL;
+    enum tl_status status = tl_meta_data_validate(meta_data, ret_error);
+    if (status != TL_OK) return status;
+    if (meta_data->size_bytes == 0) return tl_tensor_create_around(meta_data, NULL, NULL, NULL, ret_tensor, ret_error);
+    status = tl_pool_take(memory->pool, meta_data->size_bytes, &block, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_tensor_create_around(meta_data, (void *)block->address, give_block, block, ret_tensor, ret_error);
+    if (status != TL_OK) tl_pool_give(block);
+    return status;
+}
+
+bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_region_access access,
+                   struct tl_pin *ret_pin)
+{
+    if (tl_tensor_size_bytes(tensor) == 0) {
+        *ret_pin = (struct tl_pin){0};
+        return true;
+    }
+    struct tl_region *region = tl_pool_pin(memory->pool, tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
+    if (region) {
+        set_pin(ret_pin, tensor, region, NULL);
+        return true;
+    }
+    struct tl_registered *registered = tl_registrations_pin(memory->registrations, tensor, access);
+    if (!registered) return false;
+    set_pin(ret_pin, tensor, tl_registered_region(registered), registered);
+    return true;
+}
+
+void tl_memory_unpin(struct tl_memory *memory, struct tl_pin *pin)
+{
+    if (!pin->region) return;
+    if (pin->entry)
+        tl_registrations_unpin(memory->registrations, pin->entry);
+    else
+        tl_pool_unpin(memory->pool, pin->region);
+    *pin = (struct tl_pin){0};
+}
+
+/* ----------------------------------------------------------------------------------------------------- counters -- */
+
+void tl_memory_count_bounce(struct tl_memory *memory, uint64_t len_bytes)
+{
+    atomic_fetch_add_explicit(&memory->bounced_bytes, len_bytes, memory_order_relaxed);
+}
+
+void tl_memory_get_stats(struct tl_memory *memory, struct tl_memory_stats *ret_stats)
+{
+    struct tl_pool_stats pool;
+    struct tl_registrations_stats registrations;
+    tl_pool_get_stats(memory->pool, &pool);
+    tl_registrations_get_stats(memory->registrations, &registrations);
+    *ret_stats = (struct tl_memory_stats){
+        .pool_regions = pool.regions,
+        .pool_bytes = pool.bytes,
+        .pool_used_bytes = pool.used_bytes,
+        .registrations = registrations.added_count,
+        .cached_count = registrations.count,
+        .cached_bytes = registrations.bytes,
+        .evictions = registrations.evictions,
+        .bounced_bytes = atomic_load_explicit(&memory->bounced_bytes, memory_order_relaxed),
+    };
+}
