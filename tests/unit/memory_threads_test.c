@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Memory of the data plane under several threads: each makes tensors of the pool and of shared allocations, pins and
+ * registers them, and lets them die in any order, some only while the memory is destroyed. Whatever the order: blocks
+ * keep their bytes, a pin names a region that lives and covers it, each request is answered once, and the provider can
+ * go as soon as destroy returns. ThreadSanitizer finds the rest.
+ */
+#include <check.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "fakes/region_provider.h"
+
+#include "dataplane/memory.h"
+
+#define KIB UINT64_C(1024)
+
+enum { THREADS = 4, ROUNDS = 12, OPERATIONS = 400, SLOTS = 8, ALLOCATIONS = 6, ALLOCATION_BYTES = 4096 };
+
+static const struct tl_memory_options options = {.pool_bytes = 32 * KIB,
+                                                 .max_pool_bytes = 160 * KIB,
+                                                 .max_cached_bytes = 5 * ALLOCATION_BYTES,
+                                                 .max_cached_count = 4};
+
+static struct region_provider provider;
+static struct tl_memory *memory;
+static char allocations[ALLOCATIONS][ALLOCATION_BYTES];
+static pthread_barrier_t barrier;
+static atomic_ulong asked, answered, registered, pinned, failures;
+
+struct slot {
+    struct tl_tensor *tensor; /* NULL: free */
+    struct tl_pin pin;
+    unsigned char mark; /* what the bytes of a tensor of the pool are; 0: of an allocation */
+};
+
+struct actor {
+    uint64_t random_state;
+    struct slot slots[SLOTS];
+    struct tl_registration registration;
+    sem_t is_answered;
+};
+
+static struct actor actors[THREADS];
+
+/* SplitMix64. */
+static unsigned below(struct actor *actor, unsigned limit)
+{
+    uint64_t z = (actor->random_state += 0x9E3779B97F4A7C15u);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return (unsigned)((z ^ (z >> 31)) % limit);
+}
+
+static void make_in_pool(struct actor *actor, struct slot *slot)
+{
+    uint64_t len_bytes = 1 + below(actor, below(actor, 8) == 0 ? 50000 : 3000);
+    struct tl_meta_data meta_data = {.dtype = TL_U8, .shape = {1, {len_bytes}}, .size_bytes = len_bytes};
+    struct tl_error error;
+    if (tl_memory_tensor_create(memory, &meta_data, &slot->tensor, &error) != TL_OK) {
+        ck_assert_int_eq(error.code, TL_RESOURCE_EXHAUSTED);
+        return;
+    }
+    slot->mark = (unsigned char)(1 + below(actor, 255));
+    memset(tl_tensor_data(slot->tensor), slot->mark, len_bytes);
+}
+
+static void make_around_user_memory(struct actor *actor, struct slot *slot)
+{
+    uint64_t len_bytes = 1 + below(actor, 1000);
+    struct tl_tensor_view view = {.size_bytes = sizeof(view),
+                                  .dtype = TL_U8,
+                                  .rank = 1,
+                                  .dims = &len_bytes,
+                                  .data = allocations[below(actor, ALLOCATIONS)],
+                                  .offset_bytes = below(actor, 3000),
+                                  .capacity_bytes = ALLOCATION_BYTES};
+    ck_assert_int_eq(tl_tensor_wrap(&view, &slot->tensor, NULL), TL_OK);
+    slot->mark = 0;
+}
+
+static void post(void *context, struct tl_letter *letter)
+{
+    struct actor *actor = context;
+    ck_assert_ptr_eq(letter, &actor->registration.letter);
+    atomic_fetch_add(&answered, 1);
+    sem_post(&actor->is_answered);
+}
+
+/* Pins the tensor, through the slow worker where that is needed. */
+static void pin(struct actor *actor, struct slot *slot)
+{
+    enum tl_region_access access = below(actor, 2) ? TL_REGION_WRITE : TL_REGION_READ;
+    if (tl_memory_pin(memory, slot->tensor, access, &slot->pin)) {
+        atomic_fetch_add(&pinned, 1);
+    } else {
+        actor->registration =
+            (struct tl_registration){.tensor = slot->tensor, .access = access, .post = post, .context = actor};
+        atomic_fetch_add(&asked, 1);
+        tl_memory_register(memory, &actor->registration);
+        while (sem_wait(&actor->is_answered) != 0)
+            continue;
+        slot->pin = actor->registration.pin;
+        if (actor->registration.error.code == TL_OK) atomic_fetch_add(&registered, 1);
+        if (actor->registration.error.code != TL_OK) atomic_fetch_add(&failures, 1);
+        ck_assert((slot->pin.region != NULL) == (actor->registration.error.code == TL_OK));
+    }
+    if (!slot->pin.region) return;
+    const struct tl_region *region = slot->pin.region;
+    ck_assert(region->access == TL_REGION_WRITE || access == TL_REGION_READ);
+    ck_assert(slot->pin.address == tl_tensor_data(slot->tensor));
+    ck_assert((char *)region->address <= (char *)slot->pin.address);
+    ck_assert((char *)slot->pin.address + slot->pin.len_bytes <= (char *)region->address + region->len_bytes);
+}
+
+static void drop(struct slot *slot)
+{
+    const unsigned char *bytes = tl_tensor_data(slot->tensor);
+    if (slot->mark != 0) {
+        ck_assert_uint_eq(bytes[0], slot->mark);
+        ck_assert_int_eq(memcmp(bytes, bytes + 1, tl_tensor_size_bytes(slot->tensor) - 1), 0);
+    }
+    tl_tensor_put(slot->tensor);
+    slot->tensor = NULL;
+}
+
+static void do_one(struct actor *actor)
+{
+    struct slot *slot = &actor->slots[below(actor, SLOTS)];
+    if (!slot->tensor) {
+        if (below(actor, 2))
+            make_in_pool(actor, slot);
+        else
+            make_around_user_memory(actor, slot);
+    } else if (slot->pin.region) {
+        /* Now and then a pin outlives its tensor. */
+        bool dies_first = below(actor, 8) == 0;
+        if (dies_first) drop(slot);
+        tl_memory_unpin(memory, &slot->pin);
+    } else if (below(actor, 2)) {
+        pin(actor, slot);
+    } else {
+        drop(slot);
+    }
+}
+
+/* What is alive at the end dies while the main thread destroys the memory. */
+static void *act(void *argument)
+{
+    struct actor *actor = argument;
+    for (int i = 0; i < OPERATIONS; i++)
+        do_one(actor);
+    for (int i = 0; i < SLOTS; i++)
+        tl_memory_unpin(memory, &actor->slots[i].pin);
+    pthread_barrier_wait(&barrier);
+    for (int i = 0; i < SLOTS; i++)
+        if (actor->slots[i].tensor) drop(&actor->slots[i]);
+    return NULL;
+}
+
+static void run_round(uint64_t seed)
+{
+    pthread_t threads[THREADS];
+    struct tl_memory_stats stats;
+    struct tl_error error;
+    ck_assert_int_eq(tl_memory_create(&provider.base, &options, &memory, &error), TL_OK);
+    for (unsigned i = 0; i < THREADS; i++) {
+        actors[i].random_state = seed * THREADS + i;
+        ck_assert_int_eq(pthread_create(&threads[i], NULL, act, &actors[i]), 0);
+    }
+    pthread_barrier_wait(&barrier);
+    tl_memory_get_stats(memory, &stats);
+    ck_assert_uint_le(stats.cached_count, options.max_cached_count);
+    ck_assert_uint_le(stats.cached_bytes, options.max_cached_bytes);
+    ck_assert_uint_le(stats.pool_bytes, options.max_pool_bytes);
+    tl_memory_destroy(memory);
+    ck_assert_uint_eq(provider.live_count, 0);
+    for (unsigned i = 0; i < THREADS; i++)
+        ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
+}
+
+START_TEST(everything_at_once)
+{
+    region_provider_init(&provider);
+    pthread_barrier_init(&barrier, NULL, THREADS + 1);
+    for (unsigned i = 0; i < THREADS; i++)
+        sem_init(&actors[i].is_answered, 0, 0);
+    for (uint64_t round = 0; round < ROUNDS; round++) {
+        provider.fail_countdown = (unsigned)round * 3;
+        run_round(round);
+    }
+    ck_assert_uint_eq(asked, answered);
+    ck_assert_uint_eq(asked, registered + failures);
+    ck_assert_uint_gt(registered, 0);
+    ck_assert_uint_gt(pinned, 0);
+    pthread_barrier_destroy(&barrier);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("memory threads");
+    TCase *tcase = tcase_create("memory threads");
+    tcase_set_timeout(tcase, 100);
+    tcase_add_test(tcase, everything_at_once);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
