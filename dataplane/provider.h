@@ -138,7 +138,7 @@ struct tl_provider_ops {
                               struct tl_error *ret_error);
     /* Begins the end: broken (with the reason) and drained follow from poll. Harmless when it is broken already. */
     void (*sever)(struct tl_queue_pair *pair, const struct tl_error *reason);
-    /* After drained, or when connect was never called. */
+    /* After drained, or when connect was never called, or has failed. */
     void (*destroy)(struct tl_queue_pair *pair);
 
     /* How many more operations may be posted now. message, write and revoke need one each; expose one more. */
