@@ -74,6 +74,7 @@ class Wire:
     def __init__(self, case, address):
         self.host, self.port = address.rsplit(":", 1)
         self.sent = b""
+        self.ended = threading.Event()  # the server has ended a connection
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -93,6 +94,8 @@ class Wire:
                 if is_kept:
                     self.sent += piece
                 sink.sendall(piece)
+        if not is_kept:
+            self.ended.set()
         for end in (source, sink):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -249,6 +252,32 @@ class Probe(HealthCase):
         cluster.start()
         with open("/dev/full", "w", encoding="ascii") as full:
             self.assert_run(1, "health", cluster.address(), stdout=full)
+
+
+class Idle(HealthCase):
+    def test_a_client_that_is_idle_connects_anew(self):
+        """Python's client does not answer probes between its calls."""
+        if grpc is None:
+            self.skipTest("python3-grpcio or the generated modules are not there")
+        cluster = self.cluster(ps=1, extra={"timeouts": {"keepalive": "200ms", "keepalive_answer": "200ms"}})
+        cluster.start()
+        wire = Wire(self, cluster.address())
+        channel = grpc.insecure_channel(wire.address)
+        self.addCleanup(channel.close)
+        check = channel.unary_unary("/grpc.health.v1.Health/Check",
+                                    request_serializer=health_pb2.HealthCheckRequest.SerializeToString,
+                                    response_deserializer=health_pb2.HealthCheckResponse.FromString)
+        check(health_pb2.HealthCheckRequest(), timeout=cli_support.PATIENCE)
+        self.assertTrue(wire.ended.wait(cli_support.PATIENCE), "the worker keeps the connection")
+
+        def is_answered():
+            try:
+                check(health_pb2.HealthCheckRequest(), timeout=cli_support.PATIENCE)
+            except grpc.RpcError as error:
+                self.assertEqual(error.code(), grpc.StatusCode.UNAVAILABLE)
+                return False
+            return True
+        wait_until(is_answered, "an answer")
 
 
 class Certificates:
