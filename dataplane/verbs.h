@@ -31,7 +31,7 @@ struct tl_verbs_options {
      * "=name" never does. NULL or empty: all. */
     const char *devices;
     int port;      /* 1..255; 0: any */
-    int gid_index; /* 0..65535, entry of the port's table; -1: the one that is the address */
+    int gid_index; /* 0..255, entry of the port's table; -1: the one that is the address */
     /* Of the worker, numeric: "10.0.0.1", "fd00::1", "fe80::1%eth0". The device, the port and the GID follow from it:
      * with neither devices nor gid_index a GID must equal it, otherwise those that do come first. NULL: none. */
     const char *address;

@@ -38,6 +38,8 @@
 
 #define VERBS_MAX_PAIRS 4096
 #define VERBS_BATCH 32
+/* An address vector has 8 bits for the place of its GID. */
+#define VERBS_MAX_GID_INDEX 255
 
 /* -------------------------------------------------------------------------------------------- options and memlock --
  */
@@ -217,6 +219,7 @@ static inline struct verbs_id verbs_id_unpack(uint64_t id)
 
 struct verbs_window {
     struct ibv_mw *mw;
+    uint32_t rkey;             /* of the last bind, which may not have been rung yet: mw->rkey is what the card knows */
     struct verbs_window *next; /* in its list; an exposed one is in none */
 };
 
@@ -226,6 +229,11 @@ struct verbs_record {
     struct tl_work *work;        /* NULL: nobody waits */
     struct verbs_window *window; /* free again when this is over; NULL: none */
     bool is_empty;               /* there is no work request */
+};
+
+struct verbs_slot {
+    struct ibv_recv_wr request;
+    struct ibv_sge piece;
 };
 
 /*
@@ -244,13 +252,14 @@ enum verbs_state {
 struct verbs_pair {
     struct tl_queue_pair base;
     struct verbs_device *device;
-    const struct tl_queue_pair_events *events;
+    struct tl_queue_pair_events events;
     void *owner;
     struct ibv_qp *qp; /* NULL: taken from the card already */
     enum verbs_state state;
+    bool has_place, has_reserved; /* in the device's table; in the completion queue */
     uint32_t place;
     uint32_t generation;
-    uint32_t number;
+    uint32_t number; /* the card's */
     uint32_t psn;
     uint32_t gid_index;
     enum tl_keys keys;
@@ -266,12 +275,12 @@ struct verbs_pair {
     uint64_t memory_bytes;
     struct ibv_mr *memory_mr;
     uint32_t slot_count;
+    struct verbs_slot *slots; /* [slot_count] */
     uint32_t slots_posted;
-    uint32_t *slots_idle; /* [slot_count] to be posted again */
+    struct ibv_recv_wr *slots_idle, **slots_idle_end; /* to be posted, linked */
     uint32_t slots_idle_count;
 
-    struct verbs_window *windows;      /* all of them, in blocks */
-    struct verbs_window_block *blocks; /* memory of the windows */
+    struct verbs_window_block *blocks; /* all windows */
     struct verbs_window *windows_idle;
 };
 
@@ -294,7 +303,7 @@ enum tl_status verbs_pair_connect(struct tl_queue_pair *pair, const struct tl_in
 void verbs_pair_sever(struct tl_queue_pair *pair, const struct tl_error *reason);
 void verbs_pair_destroy(struct tl_queue_pair *pair);
 
-/* Nothing when it is broken already. */
+/* Does nothing when it is broken already. */
 void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason);
 /* The same; the reason is "UNAVAILABLE: queue pair N of DEVICE: ...". */
 void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -307,9 +316,15 @@ unsigned verbs_pair_attend(struct verbs_pair *pair);
 /* Tells the owner, if that is due. */
 unsigned verbs_pair_tell_broken(struct verbs_pair *pair);
 
+/* Memory of the slots, idle; registered. Errors: TL_RESOURCE_EXHAUSTED. */
+enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
+void verbs_slots_fini(struct verbs_pair *pair);
 /* Posts the idle slots; breaks the queue pair when that fails. */
 void verbs_slots_post(struct verbs_pair *pair);
-static inline uint8_t *verbs_slot(const struct verbs_pair *pair, uint32_t index)
+/* A request of a slot is back. */
+void verbs_slots_return(struct verbs_pair *pair, uint32_t index);
+/* First those that messages arrive in, then those of the records. */
+static inline uint8_t *verbs_slot_memory(const struct verbs_pair *pair, uint32_t index)
 {
     return pair->memory + (size_t)index * TL_SLOT_BYTES;
 }
@@ -324,11 +339,13 @@ void verbs_post_ring(struct tl_queue_pair *pair);
 struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *work);
 /* Ends the work before `end`. Returns how many. */
 unsigned verbs_post_retire(struct verbs_pair *pair, uint64_t end, enum tl_status status);
-/* Ends what was posted and needs no card, as far as nothing at the card is before it. */
+/* Ends what was posted and needs no card, as far as nothing at the card is before it. Returns how many. */
 unsigned verbs_post_retire_empty(struct verbs_pair *pair);
+/* Ends everything, cancelled; nothing is at the card any more. Returns how many. */
+unsigned verbs_post_cancel_rest(struct verbs_pair *pair);
 
 /* Errors: TL_RESOURCE_EXHAUSTED. */
-enum tl_status verbs_windows_prepare(struct verbs_pair *pair, uint32_t count, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status verbs_windows_prepare(struct verbs_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
 /* Gives all of them back to the card, bound or not. */
 void verbs_windows_release(struct verbs_pair *pair);
 void verbs_window_put(struct verbs_pair *pair, struct verbs_window *window);
@@ -337,8 +354,7 @@ enum tl_status verbs_window_expose(struct tl_queue_pair *pair, struct tl_region 
                                    struct tl_error *ret_error) TL_MUST_USE;
 void verbs_window_revoke(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
 
-/* Handles one completion; returns how many events came of it. */
-unsigned verbs_complete(struct verbs_device *device, const struct ibv_wc *completion);
+void verbs_complete(struct verbs_device *device, const struct ibv_wc *completion);
 /* What a completion's status means, for a person. Static. */
 const char *verbs_complete_words(enum ibv_wc_status status);
 

@@ -278,7 +278,7 @@ static bool add_port(struct listing *listing, const struct port_view *view, cons
 {
     bool has_any = false;
     for (size_t i = 0; i < count; i++) {
-        if (entries[i].port_num != view->number) continue;
+        if (entries[i].port_num != view->number || entries[i].gid_index > VERBS_MAX_GID_INDEX) continue;
         has_any = true;
         if (!add_gid(listing, view, &entries[i])) return false;
     }

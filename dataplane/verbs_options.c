@@ -42,7 +42,7 @@ static enum tl_status check_numbers(const struct tl_verbs_options *options, stru
         int64_t value, min, max;
     } ranges[] = {
         {"port", options->port, 0, 255},
-        {"gid_index", options->gid_index, -1, UINT16_MAX},
+        {"gid_index", options->gid_index, -1, VERBS_MAX_GID_INDEX},
         {"service_level", options->service_level, 0, 7},
         {"traffic_class", options->traffic_class, 0, 255},
         {"timeout", options->timeout, 0, 31},

@@ -50,7 +50,7 @@ END_TEST
 START_TEST(numbers_have_ranges)
 {
     EXPECT_RANGE(port, "port", 0, 255);
-    EXPECT_RANGE(gid_index, "gid_index", -1, 65535);
+    EXPECT_RANGE(gid_index, "gid_index", -1, 255);
     EXPECT_RANGE(service_level, "service_level", 0, 7);
     EXPECT_RANGE(traffic_class, "traffic_class", 0, 255);
     EXPECT_RANGE(timeout, "timeout", 0, 31);
