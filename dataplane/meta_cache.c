@@ -34,6 +34,12 @@ enum tl_status tl_meta_cache_create(uint32_t capacity, struct tl_meta_cache **re
     return TL_OK;
 }
 
+static void use(struct tl_meta_cache *cache, struct entry *entry)
+{
+    tl_list_remove(&entry->place);
+    tl_list_push_back(&cache->used, &entry->place);
+}
+
 static void forget(struct tl_meta_cache *cache, struct entry *entry)
 {
     HASH_DEL(cache->entries, entry);
@@ -56,8 +62,7 @@ bool tl_meta_cache_find(struct tl_meta_cache *cache, const char *key, struct tl_
     struct entry *entry;
     HASH_FIND_STR(cache->entries, key, entry);
     if (entry == NULL) return false;
-    tl_list_remove(&entry->place);
-    tl_list_push_back(&cache->used, &entry->place);
+    use(cache, entry);
     *ret_cached = entry->cached;
     return true;
 }
@@ -68,6 +73,7 @@ void tl_meta_cache_put(struct tl_meta_cache *cache, const char *key, const struc
     HASH_FIND_STR(cache->entries, key, entry);
     if (entry != NULL) {
         entry->cached = *cached;
+        use(cache, entry);
         return;
     }
     if (cache->capacity == 0) return;
