@@ -65,7 +65,7 @@ struct tl_message {
 uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer);
 
 /* Reads a message. Everything is checked: lengths, flags, UTF-8, meta-data, status codes.
- * Errors: TL_INVALID_ARGUMENT: what is wrong with it. */
+ * Errors: TL_INVALID_ARGUMENT: what is wrong with it. TL_OUT_OF_RANGE: a shape whose bytes cannot be counted. */
 enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struct tl_message *ret_message,
                                  struct tl_error *ret_error) TL_MUST_USE;
 

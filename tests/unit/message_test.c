@@ -1,0 +1,487 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Control messages: every type there and back, its bytes on the wire, every truncation, every flag, hostile values. */
+#include "dataplane/message.h"
+
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+
+static uint8_t buffer[TL_SLOT_BYTES];
+static struct tl_message message;
+static struct tl_message decoded;
+static struct tl_error error;
+
+static const enum tl_message_type types[] = {
+    TL_MESSAGE_HELLO,      TL_MESSAGE_PROBED, TL_MESSAGE_REQUEST,      TL_MESSAGE_META_DATA_UPDATE,
+    TL_MESSAGE_RE_REQUEST, TL_MESSAGE_DONE,   TL_MESSAGE_ERROR_STATUS, TL_MESSAGE_CANCEL,
+    TL_MESSAGE_CANCELLED,  TL_MESSAGE_CREDIT, TL_MESSAGE_GOODBYE,
+};
+#define TYPE_COUNT ((int)(sizeof(types) / sizeof(types[0])))
+
+static const struct tl_meta_data matrix = {.dtype = TL_F32, .shape = {.rank = 2, .dims = {3, 5}}, .size_bytes = 60};
+
+/* A message that says everything its type can say. */
+static void compose(enum tl_message_type type)
+{
+    message = (struct tl_message){
+        .type = type,
+        .consumed = 0x01020304,
+        .handle = 0xfffefdfc,
+        .version = 0x11121314,
+        .incarnation = UINT64_C(0x2122232425262728),
+        .token = UINT64_C(0x3132333435363738),
+        .challenge = UINT64_C(0x4142434445464748),
+        .number = UINT64_C(0x5152535455565758),
+        .step = UINT64_C(0x6162636465666768),
+        .expected_step = UINT64_MAX,
+        .checksum = UINT64_C(0x7172737475767778),
+        .meta_data = matrix,
+        .destination = {.len_bytes = 5, .bytes = "abcd"},
+        .code = TL_ABORTED,
+        .text = "step 7 was given up",
+        .key = "layer/weights",
+    };
+    message.has_meta_data =
+        type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE;
+    message.has_checksum = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_DONE;
+    message.is_final = type == TL_MESSAGE_ERROR_STATUS;
+    message.is_ping = type == TL_MESSAGE_CREDIT;
+    message.is_published = type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE;
+}
+
+static uint32_t encode(void)
+{
+    memset(buffer, 0xee, sizeof(buffer));
+    uint32_t len_bytes = tl_message_encode(&message, buffer);
+    ck_assert_uint_le(len_bytes, TL_SLOT_BYTES);
+    if (len_bytes < TL_SLOT_BYTES) ck_assert_uint_eq(buffer[len_bytes], 0xee);
+    return len_bytes;
+}
+
+/* In memory of exactly that size, so that a read beyond it is seen. */
+static enum tl_status decode(uint32_t len_bytes)
+{
+    uint8_t *copy = malloc(len_bytes > 0 ? len_bytes : 1);
+    ck_assert_ptr_nonnull(copy);
+    memcpy(copy, buffer, len_bytes);
+    memset(&decoded, 0xdd, sizeof(decoded));
+    error = (struct tl_error){.code = TL_OK};
+    enum tl_status status = tl_message_decode(copy, len_bytes, &decoded, &error);
+    free(copy);
+    ck_assert_int_eq(status, error.code);
+    if (status != TL_OK) {
+        ck_assert_int_eq(status, TL_INVALID_ARGUMENT);
+        ck_assert_uint_gt(strlen(error.message), 0);
+    }
+    return status;
+}
+
+static void set_len(uint32_t len_bytes)
+{
+    buffer[2] = (uint8_t)len_bytes;
+    buffer[3] = (uint8_t)(len_bytes >> 8);
+}
+
+static void expect_refused(uint32_t len_bytes)
+{
+    ck_assert_int_eq(decode(len_bytes), TL_INVALID_ARGUMENT);
+}
+
+/* ------------------------------------------------------------------------------------------------- there and back --
+ */
+
+static void expect_same_body(void)
+{
+    enum tl_message_type type = message.type;
+    if (type == TL_MESSAGE_HELLO) {
+        ck_assert_uint_eq(decoded.version, message.version);
+        ck_assert_uint_eq(decoded.incarnation, message.incarnation);
+        ck_assert_uint_eq(decoded.token, message.token);
+        ck_assert_uint_eq(decoded.challenge, message.challenge);
+    }
+    if (type == TL_MESSAGE_REQUEST) {
+        ck_assert_uint_eq(decoded.number, message.number);
+        ck_assert_uint_eq(decoded.expected_step, message.expected_step);
+        ck_assert_str_eq(decoded.key, message.key);
+        ck_assert_ptr_eq(decoded.key, decoded.text_room);
+    }
+    if (type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE) {
+        ck_assert_uint_eq(decoded.step, message.step);
+        if (message.has_meta_data) ck_assert(tl_meta_data_is_equal(&decoded.meta_data, &message.meta_data));
+    }
+    if (type == TL_MESSAGE_DONE && message.has_checksum) ck_assert_uint_eq(decoded.checksum, message.checksum);
+    if (type == TL_MESSAGE_HELLO || type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST) {
+        ck_assert_uint_eq(decoded.destination.len_bytes, message.destination.len_bytes);
+        ck_assert_mem_eq(decoded.destination.bytes, message.destination.bytes, message.destination.len_bytes);
+    }
+    if (type == TL_MESSAGE_ERROR_STATUS) {
+        ck_assert_int_eq(decoded.code, message.code);
+        ck_assert_str_eq(decoded.text, message.text);
+        ck_assert_ptr_eq(decoded.text, decoded.text_room);
+    }
+}
+
+static void expect_round_trip(void)
+{
+    uint32_t len_bytes = encode();
+    ck_assert_msg(decode(len_bytes) == TL_OK, "%s: %s", tl_message_name(message.type), error.message);
+    ck_assert_int_eq(decoded.type, message.type);
+    ck_assert_uint_eq(decoded.consumed, message.consumed);
+    ck_assert_uint_eq(decoded.handle, message.handle);
+    ck_assert_int_eq(decoded.has_meta_data, message.has_meta_data);
+    ck_assert_int_eq(decoded.has_checksum, message.has_checksum);
+    ck_assert_int_eq(decoded.is_final, message.is_final);
+    ck_assert_int_eq(decoded.is_ping, message.is_ping);
+    ck_assert_int_eq(decoded.is_published, message.is_published);
+    expect_same_body();
+}
+
+START_TEST(round_trip)
+{
+    compose(types[_i]);
+    expect_round_trip();
+    message.has_meta_data = false;
+    expect_round_trip();
+    message.has_checksum = false;
+    expect_round_trip();
+    message.is_final = false;
+    message.is_ping = false;
+    message.is_published = false;
+    expect_round_trip();
+    message.consumed = UINT32_MAX;
+    message.handle = 0;
+    message.destination.len_bytes = 0;
+    expect_round_trip();
+}
+END_TEST
+
+START_TEST(names)
+{
+    for (int i = 0; i < TYPE_COUNT; i++)
+        ck_assert_str_ne(tl_message_name(types[i]), "?");
+    ck_assert_str_eq(tl_message_name(TL_MESSAGE_RE_REQUEST), "RE_REQUEST");
+    ck_assert_str_eq(tl_message_name((enum tl_message_type)0), "?");
+    ck_assert_str_eq(tl_message_name((enum tl_message_type)(TL_MESSAGE_GOODBYE + 1)), "?");
+    ck_assert_str_eq(tl_message_name((enum tl_message_type)255), "?");
+}
+END_TEST
+
+/* The bytes themselves: a second implementation depends on them. */
+START_TEST(wire_form)
+{
+    static const uint8_t expected[] = {
+        6,    1 | 2 | 16, 55,   0,                            /* type, flags, length */
+        0x04, 0x03,       0x02, 0x01,                         /* consumed */
+        0xfc, 0xfd,       0xfe, 0xff,                         /* handle */
+        0x68, 0x67,       0x66, 0x65, 0x64, 0x63, 0x62, 0x61, /* step */
+        0x78, 0x77,       0x76, 0x75, 0x74, 0x73, 0x72, 0x71, /* checksum */
+        12,   0,          2,                                  /* dtype, is_dead, rank */
+        3,    0,          0,    0,    0,    0,    0,    0,    /* dims */
+        5,    0,          0,    0,    0,    0,    0,    0,    /* */
+        60,   0,          0,    0,    0,    0,    0,    0,    /* size */
+    };
+    compose(TL_MESSAGE_DONE);
+    ck_assert_uint_eq(encode(), sizeof(expected));
+    ck_assert_mem_eq(buffer, expected, sizeof(expected));
+}
+END_TEST
+
+START_TEST(greatest_messages_fit)
+{
+    char key[TL_MESSAGE_KEY_BYTES + 1];
+    char text[TL_ERROR_MESSAGE_BYTES];
+    memset(key, 'k', sizeof(key));
+    key[TL_MESSAGE_KEY_BYTES] = '\0';
+    memset(text, 't', sizeof(text));
+    text[sizeof(text) - 1] = '\0';
+    compose(TL_MESSAGE_REQUEST);
+    message.key = key;
+    message.meta_data = (struct tl_meta_data){.dtype = TL_U8, .shape = {.rank = TL_MAX_RANK}, .size_bytes = 1};
+    for (unsigned i = 0; i < TL_MAX_RANK; i++)
+        message.meta_data.shape.dims[i] = 1;
+    message.destination.len_bytes = TL_DESCRIPTOR_MAX_BYTES;
+    expect_round_trip();
+    compose(TL_MESSAGE_ERROR_STATUS);
+    message.text = text;
+    expect_round_trip();
+}
+END_TEST
+
+START_TEST(meta_data_of_every_kind)
+{
+    const struct tl_meta_data kinds[] = {
+        {.is_dead = true},
+        {.dtype = TL_F64, .size_bytes = 8},
+        {.dtype = TL_U8, .shape = {.rank = 3, .dims = {7, 0, 9}}},
+        {.dtype = TL_STRING, .shape = {.rank = 1, .dims = {2}}, .size_bytes = 21},
+        {.dtype = TL_U8, .shape = {.rank = 1, .dims = {INT64_MAX}}, .size_bytes = INT64_MAX},
+        {.dtype = TL_U4, .shape = {.rank = 1, .dims = {3}}, .size_bytes = 2},
+    };
+    for (size_t i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++) {
+        compose(TL_MESSAGE_META_DATA_UPDATE);
+        message.meta_data = kinds[i];
+        expect_round_trip();
+    }
+}
+END_TEST
+
+/* Flags that a type does not have are neither sent nor accepted. */
+START_TEST(flags)
+{
+    static const unsigned allowed[] = {0, 0, 1 | 2, 1 | 16, 0, 1 | 2 | 16, 4, 0, 0, 8, 0};
+    compose(types[_i]);
+    message.has_meta_data = message.has_checksum = message.is_final = message.is_ping = message.is_published = true;
+    uint32_t len_bytes = encode();
+    ck_assert_uint_eq(buffer[1], allowed[_i]);
+    for (unsigned bit = 0; bit < 8; bit++) {
+        if ((allowed[_i] & 1u << bit) != 0) continue;
+        buffer[1] = (uint8_t)(allowed[_i] | 1u << bit);
+        expect_refused(len_bytes);
+    }
+}
+END_TEST
+
+/* -------------------------------------------------------------------------------------------------------- lengths --
+ */
+
+START_TEST(truncated)
+{
+    compose(types[_i]);
+    uint32_t len_bytes = encode();
+    for (uint32_t cut = 0; cut < len_bytes; cut++) {
+        encode();
+        expect_refused(cut); /* says more than it has */
+        set_len(cut);
+        expect_refused(cut);
+    }
+}
+END_TEST
+
+START_TEST(too_long)
+{
+    compose(types[_i]);
+    uint32_t len_bytes = encode();
+    expect_refused(len_bytes + 1);
+    buffer[len_bytes] = 0;
+    set_len(len_bytes + 1);
+    expect_refused(len_bytes + 1);
+    set_len(len_bytes - 1);
+    expect_refused(len_bytes);
+    set_len(UINT16_MAX);
+    expect_refused(len_bytes);
+}
+END_TEST
+
+/* --------------------------------------------------------------------------------------------------- hostile values --
+ */
+
+START_TEST(unknown_types)
+{
+    for (unsigned type = 0; type < 256; type++) {
+        if (type >= TL_MESSAGE_HELLO && type <= TL_MESSAGE_GOODBYE) continue;
+        compose(TL_MESSAGE_CANCEL);
+        uint32_t len_bytes = encode();
+        buffer[0] = (uint8_t)type;
+        expect_refused(len_bytes);
+    }
+}
+END_TEST
+
+#define KEY_PLACE (12 + 24) /* the length of a REQUEST's key */
+
+START_TEST(keys)
+{
+    compose(TL_MESSAGE_REQUEST);
+    message.key = "";
+    expect_refused(encode());
+    message.key = "\xff";
+    expect_refused(encode());
+    message.key = "a\xc3";
+    expect_refused(encode());
+    message.key = "nul";
+    uint32_t len_bytes = encode();
+    buffer[KEY_PLACE + 3] = '\0';
+    expect_refused(len_bytes);
+    encode();
+    buffer[KEY_PLACE] = 0xff; /* reaches into what follows, and beyond */
+    buffer[KEY_PLACE + 1] = 0xff;
+    expect_refused(len_bytes);
+}
+END_TEST
+
+/* One byte more than a key may have, with everything else right. */
+START_TEST(key_too_long)
+{
+    char key[TL_MESSAGE_KEY_BYTES + 2];
+    memset(key, 'k', sizeof(key));
+    key[TL_MESSAGE_KEY_BYTES + 1] = '\0';
+    compose(TL_MESSAGE_REQUEST);
+    message.key = key;
+    expect_refused(encode());
+    ck_assert_ptr_nonnull(strstr(error.message, "REQUEST"));
+}
+END_TEST
+
+START_TEST(destinations)
+{
+    compose(TL_MESSAGE_RE_REQUEST);
+    message.destination.len_bytes = TL_DESCRIPTOR_MAX_BYTES;
+    uint32_t len_bytes = encode();
+    buffer[12] = TL_DESCRIPTOR_MAX_BYTES + 1;
+    set_len(len_bytes + 1);
+    expect_refused(len_bytes + 1);
+    buffer[12] = 255;
+    expect_refused(len_bytes + 1);
+}
+END_TEST
+
+static void expect_meta_data_refused(struct tl_meta_data meta_data)
+{
+    compose(TL_MESSAGE_META_DATA_UPDATE);
+    message.meta_data = meta_data;
+    expect_refused(encode());
+}
+
+START_TEST(meta_data)
+{
+    expect_meta_data_refused((struct tl_meta_data){.dtype = TL_DTYPE_INVALID});
+    expect_meta_data_refused((struct tl_meta_data){.dtype = TL_DTYPE_COUNT});
+    expect_meta_data_refused((struct tl_meta_data){.dtype = (enum tl_dtype)255});
+    expect_meta_data_refused((struct tl_meta_data){.dtype = TL_F32, .is_dead = true, .size_bytes = 4});
+    expect_meta_data_refused((struct tl_meta_data){.dtype = TL_F32, .size_bytes = 5});
+    expect_meta_data_refused(
+        (struct tl_meta_data){.dtype = TL_STRING, .shape = {.rank = 1, .dims = {2}}, .size_bytes = 15});
+    compose(TL_MESSAGE_META_DATA_UPDATE);
+    uint32_t len_bytes = encode();
+    buffer[20 + 1] = 2; /* neither dead nor not */
+    expect_refused(len_bytes);
+    encode();
+    buffer[20 + 2] = TL_MAX_RANK + 1;
+    expect_refused(len_bytes);
+    encode();
+    buffer[20 + 2] = 255;
+    expect_refused(len_bytes);
+}
+END_TEST
+
+START_TEST(shapes_that_overflow)
+{
+    compose(TL_MESSAGE_META_DATA_UPDATE);
+    message.meta_data = (struct tl_meta_data){
+        .dtype = TL_F64, .shape = {.rank = 3, .dims = {UINT32_MAX, UINT32_MAX, UINT32_MAX}}, .size_bytes = 8};
+    uint32_t len_bytes = encode();
+    ck_assert_int_eq(tl_message_decode(buffer, len_bytes, &decoded, &error), TL_OUT_OF_RANGE);
+    ck_assert_int_eq(error.code, TL_OUT_OF_RANGE);
+    message.meta_data.shape.dims[0] = UINT64_MAX;
+    len_bytes = encode();
+    ck_assert_int_eq(tl_message_decode(buffer, len_bytes, &decoded, NULL), TL_OUT_OF_RANGE);
+}
+END_TEST
+
+START_TEST(status_codes)
+{
+    const struct {
+        uint32_t sent;
+        enum tl_status read;
+    } cases[] = {{TL_OK, TL_UNKNOWN},
+                 {TL_CANCELLED, TL_CANCELLED},
+                 {TL_UNAUTHENTICATED, TL_UNAUTHENTICATED},
+                 {TL_UNAUTHENTICATED + 1, TL_UNKNOWN},
+                 {UINT32_MAX, TL_UNKNOWN}};
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        compose(TL_MESSAGE_ERROR_STATUS);
+        message.code = (enum tl_status)cases[i].sent;
+        ck_assert_int_eq(decode(encode()), TL_OK);
+        ck_assert_int_eq(decoded.code, cases[i].read);
+    }
+}
+END_TEST
+
+START_TEST(status_texts)
+{
+    char text[TL_ERROR_MESSAGE_BYTES + 1];
+    memset(text, 't', sizeof(text));
+    text[TL_ERROR_MESSAGE_BYTES] = '\0';
+    compose(TL_MESSAGE_ERROR_STATUS);
+    message.text = text; /* longer than a status can be: cut */
+    ck_assert_int_eq(decode(encode()), TL_OK);
+    ck_assert_uint_eq(strlen(decoded.text), TL_ERROR_MESSAGE_BYTES - 1);
+    message.text = "";
+    ck_assert_int_eq(decode(encode()), TL_OK);
+    ck_assert_str_eq(decoded.text, "");
+    message.text = "\xf0\x9f";
+    expect_refused(encode());
+    memset(text, 't', sizeof(text));
+    message.text = text;
+    uint32_t len_bytes = encode();
+    buffer[len_bytes] = 't'; /* one byte more than a status can have */
+    buffer[16] = (uint8_t)TL_ERROR_MESSAGE_BYTES;
+    buffer[17] = TL_ERROR_MESSAGE_BYTES >> 8;
+    set_len(len_bytes + 1);
+    expect_refused(len_bytes + 1);
+}
+END_TEST
+
+/* What is not in the message reads as nothing, whatever was in the memory before. */
+START_TEST(nothing_of_the_former_message_is_left)
+{
+    compose(TL_MESSAGE_CANCEL);
+    ck_assert_int_eq(decode(encode()), TL_OK);
+    ck_assert(!decoded.has_meta_data && !decoded.has_checksum && !decoded.is_final && !decoded.is_published);
+    ck_assert_uint_eq(decoded.step, 0);
+    ck_assert_uint_eq(decoded.number, 0);
+    ck_assert_uint_eq(decoded.destination.len_bytes, 0);
+    ck_assert_ptr_null(decoded.key);
+    ck_assert_ptr_null(decoded.text);
+    ck_assert_int_eq(decoded.code, TL_OK);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------ immediates --
+ */
+
+START_TEST(handles)
+{
+    ck_assert_uint_eq(tl_handle_index(tl_handle(65534, 3)), 65534);
+    ck_assert_uint_eq(tl_handle(7, 0), 7);
+    ck_assert_uint_eq(tl_handle(7, 1u << TL_HANDLE_GENERATION_BITS), tl_handle(7, 0));
+    ck_assert_uint_ne(tl_handle(7, 1), tl_handle(7, 2));
+    for (uint32_t generation = 0; generation < 1u << TL_HANDLE_GENERATION_BITS; generation++) {
+        uint32_t handle = tl_handle(TL_MAX_REQUESTS - 1, generation);
+        ck_assert_uint_eq(handle & ~TL_HANDLE_MASK, 0);
+        ck_assert_uint_ne(handle | TL_IMMEDIATE_BOUNCED | TL_IMMEDIATE_TOLD, TL_IMMEDIATE_PROBE);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("message");
+    TCase *tcase = tcase_create("message");
+    tcase_add_loop_test(tcase, round_trip, 0, TYPE_COUNT);
+    tcase_add_loop_test(tcase, flags, 0, TYPE_COUNT);
+    tcase_add_loop_test(tcase, truncated, 0, TYPE_COUNT);
+    tcase_add_loop_test(tcase, too_long, 0, TYPE_COUNT);
+    tcase_add_test(tcase, names);
+    tcase_add_test(tcase, wire_form);
+    tcase_add_test(tcase, greatest_messages_fit);
+    tcase_add_test(tcase, meta_data_of_every_kind);
+    tcase_add_test(tcase, unknown_types);
+    tcase_add_test(tcase, keys);
+    tcase_add_test(tcase, key_too_long);
+    tcase_add_test(tcase, destinations);
+    tcase_add_test(tcase, meta_data);
+    tcase_add_test(tcase, shapes_that_overflow);
+    tcase_add_test(tcase, status_codes);
+    tcase_add_test(tcase, status_texts);
+    tcase_add_test(tcase, nothing_of_the_former_message_is_left);
+    tcase_add_test(tcase, handles);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed_count = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed_count != 0;
+}
