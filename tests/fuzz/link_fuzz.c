@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "control/control.h"
 #include "control/link_internal.h"
 #include "fuzz/fake_stream.h"
@@ -32,6 +33,7 @@
 #define MAX_PLACED_BYTES 65536
 #define OFFERS 5 /* the first keys of link_frames_keys; the next one is refused, the others wait */
 #define TOLD 3
+#define MAX_PATHS 64
 
 /* A request of the peer that the source knows. */
 struct served {
@@ -311,7 +313,21 @@ static void on_up(struct tl_link *up)
     TL_CHECK(tl_link_is_up(up) && tl_link_peer(up)->incarnation != 0);
 }
 
-static const struct tl_link_events link_events = {.up = on_up, .closed = on_link_closed};
+/* Answers an offer, as a data plane would; nothing else is answered. */
+static void on_path_message(struct tl_link *told, const struct tl_path_message *message)
+{
+    TL_CHECK(told == link && message->transport[0] != '\0');
+    TL_CHECK(tl_text_is_utf8(message->transport, strlen(message->transport)));
+    TL_CHECK(tl_text_is_utf8(message->reason, strlen(message->reason)));
+    TL_CHECK(message->len_bytes <= sizeof(message->bytes));
+    if (message->kind != TL_PATH_MESSAGE_OFFER) return;
+    struct tl_path_message answer = *message;
+    answer.kind = message->attempt % 2 == 0 ? TL_PATH_MESSAGE_ANSWER : TL_PATH_MESSAGE_REFUSAL;
+    tl_link_tell_path(told, &answer);
+}
+
+static const struct tl_link_events link_events = {
+    .up = on_up, .closed = on_link_closed, .path_message = on_path_message};
 
 static void on_link_up(void *context, struct tl_link *up)
 {
@@ -361,6 +377,7 @@ static void expect_consistent(void)
     TL_CHECK(link->active_bytes == active_bytes && (active_bytes <= INFLIGHT_BYTES || counts[SERVE_ACTIVE] == 1));
     TL_CHECK(list_length(&link->ready) == counts[SERVE_READY] && list_length(&link->active) == counts[SERVE_ACTIVE]);
     TL_CHECK(list_length(&link->failures) == counts[SERVE_FAILED]);
+    TL_CHECK(list_length(&link->path_messages) == link->path_message_count && link->path_message_count <= MAX_PATHS);
     TL_CHECK(link->told_count <= link->received.count && link->received.count <= told_count);
     TL_CHECK(link->cancels.count <= told_count);
 }
@@ -443,6 +460,7 @@ static void quiesce(void)
     if (link == NULL || !tl_link_is_up(link)) return;
     TL_CHECK(tl_list_is_empty(&link->to_request) && tl_list_is_empty(&link->failures));
     TL_CHECK(tl_list_is_empty(&link->ready) && tl_list_is_empty(&link->active));
+    TL_CHECK(tl_list_is_empty(&link->path_messages));
     TL_CHECK(link->cancels.count == 0 && link->received.count == link->told_count);
     TL_CHECK(fake_stream_is_reading(0) || has_half_closed);
 }

@@ -134,6 +134,17 @@ def link_seeds():
     yield "closed", UP + frame(requests("p2")) + FETCH + b"\0" + CLOSE + whole + TAKE + END
     yield "closed_ours", UP_OURS + FETCH + b"\0" + CLOSE + END
     yield "told", UP + TELL + TAKE + FETCH + b"\0" + TAKE + whole
+    offer = pb.PathMessage(transport="verbs", kind=pb.PathMessage.OFFER, attempt=2, introduction=b"i" * 40)
+    refusal = pb.PathMessage(transport="verbs", kind=pb.PathMessage.REFUSAL, attempt=1, reason="no device", is_final=True)
+    yield "path_offered", UP + frame(pb.Frame(paths=[offer])) + TAKE
+    yield "path_offered_with_request", UP_OURS + frame(pb.Frame(
+        paths=[offer, refusal], requests=requests("p1").requests)) + TAKE * 3
+    yield "path_offered_too_often", UP + frame(pb.Frame(paths=[offer] * 100)) + TAKE * 3
+    yield "path_offered_while_closing", UP + CLOSE + frame(pb.Frame(paths=[offer])) + END
+    yield "path_unknown_kind", UP + frame(pb.Frame(paths=[pb.PathMessage(transport="verbs", kind=9)]))
+    yield "path_no_transport", UP + frame(pb.Frame(paths=[pb.PathMessage(kind=pb.PathMessage.OFFER)]))
+    yield "path_long_introduction", UP + frame(pb.Frame(paths=[pb.PathMessage(
+        transport="verbs", kind=pb.PathMessage.OFFER, introduction=b"i" * 1025)]))
     yield "data_of_no_chunk", UP + frame(pb.Frame(data=b"data"))
     yield "chunk_beyond_data", UP + frame(pb.Frame(chunks=[pb.Chunk(number=1, len_bytes=9)], data=b"data"))
     yield "garbage", UP + frame(b"\xff" * 9)
