@@ -327,7 +327,7 @@ static void expect_nothing_held(void)
     (void)tl_worker_handlers.withdraw(worker, NULL, "*");
     take_completions();
     TL_CHECK(tl_worker_stats(worker, &stats, NULL) == TL_OK);
-    TL_CHECK(stats.waiting_receivers == 0 && tl_list_is_empty(&worker->serves));
+    TL_CHECK(stats.waiting_receivers == 0);
     /* Everything that may be pushed can be pushed again. */
     const struct tl_meta_data meta_data = {
         .dtype = TL_U8, .shape = {.rank = 1, .dims = {HELD_BYTES}}, .size_bytes = HELD_BYTES};
