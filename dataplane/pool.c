@@ -20,6 +20,24 @@
 #include "base/error.h"
 #include "dataplane/pages.h"
 
+/* Under AddressSanitizer free memory of the pool is as forbidden as that of malloc: a late write is found. */
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+#define HAS_ADDRESS_SANITIZER 1
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#define HAS_ADDRESS_SANITIZER 1
+#endif
+#ifdef HAS_ADDRESS_SANITIZER
+#include <sanitizer/asan_interface.h>
+#define FORBID(address, len_bytes) ASAN_POISON_MEMORY_REGION((void *)(address), len_bytes)
+#define ALLOW(address, len_bytes) ASAN_UNPOISON_MEMORY_REGION((void *)(address), len_bytes)
+#else
+#define FORBID(address, len_bytes) ((void)0)
+#define ALLOW(address, len_bytes) ((void)0)
+#endif
+
 struct pool_region {
     struct tl_pool *pool;
     void *address;
@@ -84,7 +102,10 @@ static void destroy_region(struct pool_region *region)
 {
     if (!region) return;
     tl_region_destroy(region->region);
-    if (region->address) tl_pages_unmap(region->address, region->len_bytes);
+    if (region->address) {
+        ALLOW(region->address, region->len_bytes);
+        tl_pages_unmap(region->address, region->len_bytes);
+    }
     free(region);
 }
 
@@ -126,6 +147,7 @@ static bool add_region(struct tl_pool *pool, struct pool_region *region)
     *at = region;
     pool->region_count++;
     pool->bytes += region->len_bytes;
+    FORBID(region->address, region->len_bytes);
     return true;
 }
 
@@ -292,17 +314,19 @@ enum tl_status tl_pool_take(struct tl_pool *pool, uint64_t len_bytes, struct tl_
     struct tl_block *block = NULL;
     uint64_t alignment = len_bytes < TL_POOL_PAGED_BYTES ? TL_POOL_ALIGNMENT_BYTES : TL_PAGE_BYTES;
     TL_CHECK(len_bytes > 0 && len_bytes <= INT64_MAX);
-    len_bytes = round_to(len_bytes, TL_POOL_ALIGNMENT_BYTES);
-    enum tl_status status = try_take(pool, len_bytes, alignment, &block, ret_error);
+    uint64_t block_bytes = round_to(len_bytes, TL_POOL_ALIGNMENT_BYTES);
+    enum tl_status status = try_take(pool, block_bytes, alignment, &block, ret_error);
     if (status == TL_OK && !block) {
         pthread_mutex_lock(&pool->growing);
         /* Another thread may have grown the pool meanwhile. */
-        status = try_take(pool, len_bytes, alignment, &block, ret_error);
-        if (status == TL_OK && !block) status = grow(pool, len_bytes, alignment, &block, ret_error);
+        status = try_take(pool, block_bytes, alignment, &block, ret_error);
+        if (status == TL_OK && !block) status = grow(pool, block_bytes, alignment, &block, ret_error);
         pthread_mutex_unlock(&pool->growing);
     }
-    if (status == TL_OK) *ret_block = block;
-    return status;
+    if (status != TL_OK) return status;
+    ALLOW(block->address, len_bytes);
+    *ret_block = block;
+    return TL_OK;
 }
 
 void tl_pool_give(struct tl_block *block)
@@ -310,6 +334,7 @@ void tl_pool_give(struct tl_block *block)
     struct pool_region *region = block->owner;
     struct tl_pool *pool = region->pool;
     pthread_mutex_lock(&pool->mutex);
+    FORBID(block->address, block->len_bytes);
     tl_blocks_give(&pool->blocks, block);
     if (pool->is_closed) drop_if_free(pool, region);
     bool is_last = pool->is_closed && pool->region_count == 0;

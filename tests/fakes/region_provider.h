@@ -25,6 +25,7 @@ struct region_provider {
     void *last_address;
     uint64_t last_len_bytes;
     void (*hook)(struct region_provider *provider); /* called in every creation; NULL: nothing */
+    void (*destroy_hook)(struct region_provider *provider);
 };
 
 static enum tl_status region_provider_create(struct tl_provider *base, void *address, uint64_t len_bytes,
@@ -54,6 +55,7 @@ static enum tl_status region_provider_create(struct tl_provider *base, void *add
 static void region_provider_destroy(struct tl_region *region)
 {
     struct region_provider *provider = TL_CONTAINER_OF(region->provider, struct region_provider, base);
+    if (provider->destroy_hook) provider->destroy_hook(provider);
     pthread_mutex_lock(&provider->mutex);
     ck_assert_uint_gt(provider->live_count, 0);
     provider->live_count--;

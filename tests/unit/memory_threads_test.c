@@ -9,6 +9,7 @@
 #include <semaphore.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
 #include "fakes/region_provider.h"
 
@@ -198,12 +199,61 @@ START_TEST(everything_at_once)
 }
 END_TEST
 
+/* ----------------------------------------------------------------------------------------------- a death at the end --
+ */
+
+static sem_t is_dying, is_ending;
+
+/* Holds whoever destroys the first region until the memory is being destroyed, and a little longer. */
+static void hold_until_the_end(struct region_provider *of)
+{
+    of->destroy_hook = NULL;
+    sem_post(&is_dying);
+    while (sem_wait(&is_ending) != 0)
+        continue;
+    nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
+}
+
+static void *put(void *tensor)
+{
+    tl_tensor_put(tensor);
+    return NULL;
+}
+
+START_TEST(destroy_waits_for_a_tensor_that_dies)
+{
+    pthread_t thread;
+    struct actor *actor = &actors[0];
+    struct slot *slot = &actor->slots[0];
+    region_provider_init(&provider);
+    sem_init(&actor->is_answered, 0, 0);
+    sem_init(&is_dying, 0, 0);
+    sem_init(&is_ending, 0, 0);
+    ck_assert_int_eq(tl_memory_create(&provider.base, &options, &memory, NULL), TL_OK);
+    make_around_user_memory(actor, slot);
+    pin(actor, slot);
+    tl_memory_unpin(memory, &slot->pin);
+    provider.destroy_hook = hold_until_the_end;
+    ck_assert_int_eq(pthread_create(&thread, NULL, put, slot->tensor), 0);
+    while (sem_wait(&is_dying) != 0)
+        continue;
+    sem_post(&is_ending);
+    tl_memory_destroy(memory);
+    /* The provider may be closed now. */
+    pthread_mutex_lock(&provider.mutex);
+    ck_assert_uint_eq(provider.live_count, 0);
+    pthread_mutex_unlock(&provider.mutex);
+    ck_assert_int_eq(pthread_join(thread, NULL), 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("memory threads");
     TCase *tcase = tcase_create("memory threads");
     tcase_set_timeout(tcase, 100);
     tcase_add_test(tcase, everything_at_once);
+    tcase_add_test(tcase, destroy_waits_for_a_tensor_that_dies);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
