@@ -30,8 +30,7 @@
 #define FIRST_CQ_ENTRIES 1024
 #define POLLS_BETWEEN_EVENTS 1024
 
-/* ----------------------------------------------------------------------------------------------- completion queue --
- */
+/* ---------------------------------------------------------------------------------------------- completion queue -- */
 
 enum tl_status verbs_device_reserve(struct verbs_device *device, uint32_t count, struct tl_error *ret_error)
 {
@@ -136,8 +135,7 @@ static void device_disarm(struct tl_provider *provider)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- failures --
- */
+/* ------------------------------------------------------------------------------------------------------ failures -- */
 
 void verbs_device_break_all(struct verbs_device *device, bool is_lost, const struct tl_error *reason)
 {
@@ -198,8 +196,7 @@ bool verbs_device_has_link(const struct verbs_device *device, char *ret_why, siz
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------------- open and close --
- */
+/* ------------------------------------------------------------------------------------------------ open and close -- */
 
 static void device_close(struct tl_provider *provider)
 {

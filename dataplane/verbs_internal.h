@@ -41,8 +41,7 @@
 /* An address vector has 8 bits for the place of its GID. */
 #define VERBS_MAX_GID_INDEX 255
 
-/* -------------------------------------------------------------------------------------------- options and memlock --
- */
+/* ------------------------------------------------------------------------------------------- options and memlock -- */
 
 #define VERBS_FILTER_ENTRIES 32
 
@@ -193,8 +192,7 @@ enum tl_status verbs_region_create(struct tl_provider *provider, void *address, 
                                    struct tl_error *ret_error) TL_MUST_USE;
 void verbs_region_destroy(struct tl_region *region);
 
-/* ---------------------------------------------------------------------------------------------------- queue pairs --
- */
+/* --------------------------------------------------------------------------------------------------- queue pairs -- */
 
 /* What a work request is, in its id. */
 enum verbs_kind { VERBS_SEND = 0, VERBS_RECEIVE = 1 };

@@ -165,8 +165,7 @@ static void describe_port(const struct port_view *view, struct tl_verbs_candidat
              view->port.link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand");
 }
 
-/* ------------------------------------------------------------------------------------------------------- judgement --
- */
+/* ----------------------------------------------------------------------------------------------------- judgement -- */
 
 /* What is wrong with the port, into candidate->reason; true: nothing. */
 static bool judge_port(const struct listing *listing, const struct port_view *view,
@@ -270,8 +269,7 @@ static bool add_bare_port(struct listing *listing, const struct port_view *view)
     return true;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- asking --
- */
+/* -------------------------------------------------------------------------------------------------------- asking -- */
 
 static bool add_port(struct listing *listing, const struct port_view *view, const struct ibv_gid_entry *entries,
                      size_t count)
@@ -353,8 +351,7 @@ static enum tl_status no_device(int error_number, struct tl_error *ret_error)
                         error_number != 0 ? strerror(error_number) : "no provider fits");
 }
 
-/* ----------------------------------------------------------------------------------------------------------- order --
- */
+/* --------------------------------------------------------------------------------------------------------- order -- */
 
 static int compare_ranks(const void *a, const void *b)
 {

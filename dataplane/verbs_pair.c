@@ -41,8 +41,7 @@ static uint8_t min_u8(uint8_t a, uint8_t b)
     return a < b ? a : b;
 }
 
-/* --------------------------------------------------------------------------------------------------------- create --
- */
+/* -------------------------------------------------------------------------------------------------------- create -- */
 
 /* A place in the device's table; false: all are taken. */
 static bool take_place(struct verbs_device *device, struct verbs_pair *pair)
@@ -187,8 +186,7 @@ void verbs_pair_destroy(struct tl_queue_pair *base)
     free(pair);
 }
 
-/* -------------------------------------------------------------------------------------------------------- connect --
- */
+/* ------------------------------------------------------------------------------------------------------- connect -- */
 
 static void describe(const struct verbs_pair *pair, struct verbs_introduction *ret_ours)
 {
@@ -282,7 +280,10 @@ enum tl_status verbs_pair_connect(struct tl_queue_pair *base, const struct tl_in
         return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: a queue pair connects once", base->provider->name);
     }
     verbs_slots_post(pair);
-    if (verbs_pair_is_broken(pair)) return tl_error_copy(ret_error, &pair->reason);
+    if (verbs_pair_is_broken(pair)) {
+        verbs_pair_take_from_card(pair);
+        return tl_error_copy(ret_error, &pair->reason);
+    }
     int error = make_ready(pair, &ours, &theirs);
     if (error != 0) {
         verbs_pair_take_from_card(pair);
@@ -296,8 +297,7 @@ enum tl_status verbs_pair_connect(struct tl_queue_pair *base, const struct tl_in
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------------ end --
- */
+/* ----------------------------------------------------------------------------------------------------------- end -- */
 
 void verbs_pair_needs_attention(struct verbs_pair *pair)
 {

@@ -105,8 +105,7 @@ void verbs_post_write(struct tl_queue_pair *base, const struct tl_region *region
     if (has_immediate) record->request.imm_data = htobe32(immediate);
 }
 
-/* ------------------------------------------------------------------------------------------------------- doorbell --
- */
+/* ------------------------------------------------------------------------------------------------------ doorbell -- */
 
 /* Links the requests that have not left yet; the last one asks for a completion, and so does every fourth part of the
  * ring. NULL: there is none. */
@@ -159,8 +158,7 @@ void verbs_post_ring(struct tl_queue_pair *base)
     if (record_at(pair, pair->retired)->is_empty) verbs_pair_needs_attention(pair);
 }
 
-/* ------------------------------------------------------------------------------------------------------------ end --
- */
+/* ----------------------------------------------------------------------------------------------------------- end -- */
 
 unsigned verbs_post_retire(struct verbs_pair *pair, uint64_t end, enum tl_status status)
 {
