@@ -4,7 +4,8 @@
  *
  * Happy path: the meta-data is known from last time: the destination is made, REQUEST goes out with where to write it,
  * the writes arrive and are counted by their immediates, the exposure is revoked, done. Meta-data that is unknown or
- * has changed costs one META_DATA_UPDATE and one RE_REQUEST. A value without bytes comes as a DONE.
+ * has changed costs one META_DATA_UPDATE and one RE_REQUEST. A value without bytes comes as a DONE, and leaves what is
+ * known of the key as it is.
  *
  * Failure modes: memory that cannot be registered is copied through the pool, and the other way round; with neither the
  * fetch fails. A cancelled request keeps its memory until the peer says CANCELLED; a peer that does not say it in time
@@ -482,7 +483,8 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
     handle(request, EVENT_META_DATA);
 }
 
-/* A value that has no bytes: dead, or of zero size. */
+/* A value that has no bytes: dead, or of zero size. It is not remembered: it needs no memory, and the next value that
+ * does is more likely to be like the last one that did. */
 static void handle_empty(struct request *request, const struct tl_message *message)
 {
     if (message->meta_data.size_bytes > 0 || request->received_bytes > 0) {
@@ -494,9 +496,10 @@ static void handle_empty(struct request *request, const struct tl_message *messa
         request->expected = (struct tl_meta_cached){
             .meta_data = message->meta_data, .step = message->step, .is_published = message->is_published};
         request->has_meta_data = true;
-        remember(request);
         if (!place(request, &error)) set_result(request, &error);
     }
+    request->has_checksum = message->has_checksum;
+    request->checksum = message->checksum;
     handle(request, EVENT_COMPLETE);
 }
 
@@ -690,6 +693,8 @@ static void tell(struct request *request)
 void requests_tell(struct tl_conn *conn)
 {
     struct tl_list *place;
+    /* Each leaves a handle for a fetch that waits. */
+    if (!tl_list_is_empty(&conn->finished) && !tl_list_is_empty(&conn->waiting)) conn_pump_later(conn);
     while ((place = tl_list_pop_front(&conn->finished)) != NULL)
         tell(TL_CONTAINER_OF(place, struct request, place));
     while ((place = tl_list_pop_front(&conn->refused)) != NULL) {

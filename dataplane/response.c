@@ -282,7 +282,8 @@ static void post_done(struct response *response)
     if (tl_tensor_size_bytes(offer->tensor) == 0) {
         message->has_meta_data = true;
         message->meta_data = *tl_tensor_meta_data(offer->tensor);
-    } else if (response->wants_checksum) {
+    }
+    if (response->wants_checksum) {
         message->has_checksum = true;
         message->checksum = XXH3_64bits(tl_tensor_data(offer->tensor), (size_t)tl_tensor_size_bytes(offer->tensor));
     }

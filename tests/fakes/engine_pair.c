@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Two engines over a fake fabric: life, rounds, asking, tensors. Their sources are in engine_source.c. */
+#include "fakes/engine_pair.h"
+
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "dataplane/conn_internal.h"
+#include "fakes/engine_source.h"
+
+/* So many rounds without anything to do, and nothing more will happen: operations may be tried again and again. */
+#define IDLE_ROUNDS 40
+#define BARRIER_BYTES 64
+
+/* ---------------------------------------------------------------------------------------------------------- life -- */
+
+void engine_pair_defaults(struct engine_pair_options *ret_options)
+{
+    *ret_options = (struct engine_pair_options){
+        .engine = {.keys = TL_KEYS_WINDOW,
+                   .slot_count = 64,
+                   .work_count = 64,
+                   .request_count = 64,
+                   .cache_count = 64,
+                   .register_bytes = 64 * 1024,
+                   .silence_ns = TL_NS_PER_SEC,
+                   .connect_ns = 5 * TL_NS_PER_SEC,
+                   .cancel_ns = TL_NS_PER_SEC},
+        .memory = {.pool_bytes = 4 << 20,
+                   .max_pool_bytes = 16 << 20,
+                   .max_cached_bytes = 64 << 20,
+                   .max_cached_count = 64},
+    };
+}
+
+static void init_engine(struct engine_side *side)
+{
+    static const struct tl_meta_data bytes = {
+        .dtype = TL_U8, .shape = {.rank = 1, .dims = {BARRIER_BYTES}}, .size_bytes = BARRIER_BYTES};
+    const struct engine_pair_options *options = &side->pair->options;
+    static const struct tl_reactor_options reactor_options = {.spin_ns = 0};
+    TL_CHECK(tl_reactor_create(side->provider, &reactor_options, &side->reactor, NULL) == TL_OK);
+    TL_CHECK(tl_memory_create(side->provider, &options->memory, &side->memory, NULL) == TL_OK);
+    TL_CHECK(tl_memory_tensor_create(side->memory, &bytes, &side->barrier, NULL) == TL_OK);
+    TL_CHECK(tl_engine_create(side->reactor, side->memory, &options->engine, &engine_source_ops, side, &side->engine,
+                              NULL) == TL_OK);
+}
+
+void engine_pair_init(struct engine_pair *pair, const struct engine_pair_options *options)
+{
+    static const char *const names[] = {"/job:left/task:0", "/job:right/task:0"};
+    *pair = (struct engine_pair){.left = &pair->sides[0], .right = &pair->sides[1]};
+    if (options != NULL) pair->options = *options;
+    if (options == NULL) engine_pair_defaults(&pair->options);
+    pair->fabric = fake_fabric_create(&pair->options.fabric);
+    for (unsigned i = 0; i < 2; i++) {
+        struct engine_side *side = &pair->sides[i];
+        side->pair = pair;
+        side->self.incarnation = 100 + i;
+        snprintf(side->self.name, sizeof(side->self.name), "%s", names[i]);
+        side->provider = fake_provider_open(pair->fabric, i == 0 ? "left" : "right", &pair->options.provider);
+        tl_list_init(&side->values);
+        tl_list_init(&side->serves);
+        if (i == 0 || !pair->options.is_right_raw) init_engine(side);
+    }
+}
+
+static void on_up(struct tl_conn *conn)
+{
+    struct engine_side *side = tl_conn_owner(conn);
+    TL_CHECK(conn == side->conn && tl_conn_is_up(conn));
+    side->up_count++;
+}
+
+static void on_closed(struct tl_conn *conn, const struct tl_error *reason)
+{
+    struct engine_side *side = tl_conn_owner(conn);
+    TL_CHECK(conn == side->conn && !tl_conn_is_up(conn));
+    TL_CHECK(reason->code == TL_OK || reason->message[0] != '\0');
+    TL_CHECK(side->open_serve_count == 0 && side->open_ask_count == 0);
+    side->closed_count++;
+    side->reason = *reason;
+    side->conn = NULL;
+}
+
+static const struct tl_conn_events events = {.up = on_up, .closed = on_closed};
+
+static struct engine_side *other(struct engine_side *side)
+{
+    return side == side->pair->left ? side->pair->right : side->pair->left;
+}
+
+void engine_side_create_conn(struct engine_side *side)
+{
+    TL_CHECK(side->conn == NULL);
+    TL_CHECK(tl_conn_create(side->engine, &other(side)->self, side->self.incarnation, side == side->pair->left, &events,
+                            side, &side->conn, NULL) == TL_OK);
+}
+
+void engine_pair_connect(struct engine_pair *pair)
+{
+    uint8_t left[TL_CONN_INTRODUCTION_BYTES];
+    uint8_t right[TL_CONN_INTRODUCTION_BYTES];
+    engine_side_create_conn(pair->left);
+    engine_side_create_conn(pair->right);
+    uint32_t left_bytes = tl_conn_introduce(pair->left->conn, left);
+    uint32_t right_bytes = tl_conn_introduce(pair->right->conn, right);
+    TL_CHECK(tl_conn_connect(pair->right->conn, left, left_bytes, NULL) == TL_OK);
+    TL_CHECK(tl_conn_connect(pair->left->conn, right, right_bytes, NULL) == TL_OK);
+}
+
+void engine_pair_open(struct engine_pair *pair, const struct engine_pair_options *options)
+{
+    engine_pair_init(pair, options);
+    engine_pair_connect(pair);
+    engine_pair_run(pair);
+    TL_CHECK(pair->left->up_count == 1 && pair->right->up_count == 1);
+}
+
+static void fini_side(struct engine_side *side)
+{
+    TL_CHECK(side->conn == NULL && side->open_serve_count == 0 && side->open_ask_count == 0);
+    engine_source_fini(side);
+    if (side->engine == NULL) return;
+    tl_tensor_put(side->barrier);
+    TL_CHECK(engine_side_memory(side).pool_used_bytes == 0);
+    tl_engine_destroy(side->engine);
+    tl_memory_destroy(side->memory);
+    tl_reactor_destroy(side->reactor);
+}
+
+void engine_pair_close(struct engine_pair *pair)
+{
+    struct tl_error reason;
+    tl_error_set(&reason, TL_CANCELLED, "the test is over");
+    fake_fabric_clear_rules(pair->fabric);
+    for (unsigned i = 0; i < 2; i++) {
+        pair->sides[i].is_silent = false;
+        if (pair->sides[i].conn != NULL) tl_conn_close(pair->sides[i].conn, &reason);
+    }
+    engine_pair_run(pair);
+    fini_side(pair->left);
+    fini_side(pair->right);
+    const char *why = "";
+    while (fake_fabric_land_late(pair->fabric)) {
+    }
+    if (!fake_fabric_is_clean(pair->fabric, &why)) fprintf(stderr, "left in the fabric: %s\n", why);
+    TL_CHECK(fake_fabric_is_clean(pair->fabric, NULL));
+    for (unsigned i = 0; i < 2; i++)
+        pair->sides[i].provider->ops->close(pair->sides[i].provider);
+    fake_fabric_destroy(pair->fabric);
+}
+
+/* -------------------------------------------------------------------------------------------------------- rounds -- */
+
+static void barrier_reached(void *context, struct tl_letter *letter)
+{
+    (void)letter;
+    TL_CHECK(sem_post(context) == 0);
+}
+
+void engine_side_settle(struct engine_side *side)
+{
+    sem_t reached;
+    TL_CHECK(sem_init(&reached, 0, 0) == 0);
+    struct tl_registration barrier = {
+        .tensor = side->barrier, .access = TL_REGION_WRITE, .post = barrier_reached, .context = &reached};
+    tl_list_init(&barrier.link);
+    tl_list_init(&barrier.letter.link);
+    tl_memory_register(side->memory, &barrier);
+    while (sem_wait(&reached) != 0) {
+    }
+    TL_CHECK(barrier.error.code == TL_OK);
+    tl_memory_unpin(side->memory, &barrier.pin);
+    TL_CHECK(sem_destroy(&reached) == 0);
+}
+
+bool engine_side_round(struct engine_side *side)
+{
+    if (side->is_silent) return false;
+    if (side->engine == NULL) return side->provider->ops->poll(side->provider) > 0;
+    return tl_reactor_run_once(side->reactor, 0);
+}
+
+static bool round_of(struct engine_side *side)
+{
+    if (side->is_silent) return false;
+    bool is_registering = side->conn != NULL && side->conn->held_count > 0;
+    if (is_registering) engine_side_settle(side);
+    return engine_side_round(side) || is_registering;
+}
+
+void engine_pair_run(struct engine_pair *pair)
+{
+    for (unsigned idle = 0; idle < IDLE_ROUNDS; idle++) {
+        bool did_work = round_of(pair->left);
+        did_work |= round_of(pair->right);
+        if (did_work) idle = 0;
+    }
+}
+
+struct tl_engine_stats engine_side_stats(const struct engine_side *side)
+{
+    struct tl_engine_stats stats;
+    tl_engine_get_stats(side->engine, &stats);
+    return stats;
+}
+
+struct tl_memory_stats engine_side_memory(const struct engine_side *side)
+{
+    struct tl_memory_stats stats;
+    tl_memory_get_stats(side->memory, &stats);
+    return stats;
+}
+
+/* -------------------------------------------------------------------------------------------------------- asking -- */
+
+static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
+                            struct tl_tensor **ret_destination, struct tl_error *ret_error)
+{
+    struct engine_ask *ask = TL_CONTAINER_OF(fetch, struct engine_ask, fetch);
+    TL_CHECK(ask->is_open && fetch->destination == NULL);
+    ask->place_count++;
+    if (ask->destination != NULL) {
+        if (!tl_meta_data_is_equal(meta_data, tl_tensor_meta_data(ask->destination))) {
+            return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s does not fit", ask->key);
+        }
+        *ret_destination = tl_tensor_get(ask->destination);
+        return TL_OK;
+    }
+    if (ask->is_unregistered) return tl_tensor_create_for(meta_data, ret_destination, ret_error);
+    TL_CHECK(fetch->allocator != NULL);
+    return fetch->allocator->create(fetch->allocator->context, meta_data, ret_destination, ret_error);
+}
+
+static void done(struct tl_fetch *fetch, const struct tl_error *result)
+{
+    struct engine_ask *ask = TL_CONTAINER_OF(fetch, struct engine_ask, fetch);
+    TL_CHECK(ask->is_open && fetch->transport_state == NULL && fetch->allocator == NULL);
+    TL_CHECK(!tl_list_is_linked(&fetch->transport_link));
+    if (result->code == TL_OK) {
+        TL_CHECK(tl_fetch_is_complete(fetch) && fetch->is_verified == fetch->wants_checksum);
+    } else {
+        TL_CHECK(result->message[0] != '\0' || fetch->is_final);
+    }
+    ask->is_open = false;
+    ask->done_count++;
+    ask->result = *result;
+    ask->side->open_ask_count--;
+}
+
+static const struct tl_fetch_ops fetch_ops = {.place = place, .done = done};
+
+void engine_ask_start(struct engine_side *side, struct engine_ask *ask, const char *key, uint64_t step)
+{
+    TL_CHECK(!ask->is_open);
+    if (ask->fetch.ops == NULL) {
+        tl_fetch_init(&ask->fetch, &fetch_ops);
+        ask->fetch.id = (struct tl_request_id){.incarnation = side->self.incarnation, .number = ++side->last_number};
+        ask->side = side;
+        snprintf(ask->key, sizeof(ask->key), "%s", key);
+        ask->fetch.key = ask->key;
+        ask->fetch.step = step;
+        ask->fetch.wants_checksum = ask->wants_checksum;
+    }
+    ask->is_open = true;
+    side->open_ask_count++;
+    tl_conn_fetch(side->conn, &ask->fetch);
+}
+
+void engine_ask_cancel(struct engine_ask *ask)
+{
+    if (ask->is_open) tl_conn_cancel(ask->side->conn, &ask->fetch);
+}
+
+void engine_ask_fini(struct engine_ask *ask)
+{
+    TL_CHECK(!ask->is_open && ask->done_count > 0);
+    tl_fetch_fini(&ask->fetch);
+    tl_tensor_put(ask->destination);
+    *ask = (struct engine_ask){.is_open = false};
+}
+
+/* ------------------------------------------------------------------------------------------------------- tensors -- */
+
+static uint8_t byte_at(uint64_t place, uint64_t seed)
+{
+    return (uint8_t)((place * 31 + (place >> 8) * 7 + seed * 131) ^ (seed >> 3));
+}
+
+static struct tl_tensor *fill(struct tl_tensor *tensor, uint64_t seed)
+{
+    uint8_t *data = tl_tensor_data(tensor);
+    for (uint64_t i = 0; i < tl_tensor_size_bytes(tensor); i++)
+        data[i] = byte_at(i, seed);
+    return tensor;
+}
+
+struct tl_tensor *engine_bytes(uint64_t size_bytes, uint64_t seed)
+{
+    struct tl_tensor *tensor;
+    TL_CHECK(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, NULL) == TL_OK);
+    return fill(tensor, seed);
+}
+
+struct tl_tensor *engine_pool_bytes(struct engine_side *side, uint64_t size_bytes, uint64_t seed)
+{
+    const struct tl_meta_data meta_data = {
+        .dtype = TL_U8, .shape = {.rank = 1, .dims = {size_bytes}}, .size_bytes = size_bytes};
+    struct tl_tensor *tensor;
+    TL_CHECK(tl_memory_tensor_create(side->memory, &meta_data, &tensor, NULL) == TL_OK);
+    return fill(tensor, seed);
+}
+
+bool engine_is_bytes(const struct tl_tensor *tensor, uint64_t size_bytes, uint64_t seed)
+{
+    const uint8_t *data = tl_tensor_data(tensor);
+    if (tl_tensor_size_bytes(tensor) != size_bytes) return false;
+    for (uint64_t i = 0; i < size_bytes; i++) {
+        if (data[i] != byte_at(i, seed)) return false;
+    }
+    return true;
+}

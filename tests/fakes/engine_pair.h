@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Two engines of the data plane over one fake fabric, driven by hand in one thread, with a scripted source on each
+ * side.
+ *
+ *     struct engine_pair pair;
+ *     engine_pair_open(&pair, NULL);          two engines, one connection, up
+ *     engine_side_send(right, "key", 1, tensor);
+ *     engine_ask_start(left, &ask, "key", 1);
+ *     engine_pair_run(&pair);                 until nothing moves any more
+ *     ... look at ask, the counters, the fabric
+ *     engine_ask_fini(&ask);
+ *     engine_pair_close(&pair);               ends the connection; everything must have been given back
+ *
+ * The rules of both sides are checked all the time: a fetch is done once and a serve closed once, both before their
+ * connection is; a one-shot value that was offered belongs to its asker until the serve has ended, goes when it was
+ * received, waits for the same asker when the connection broke, and is there for others when the asker gave up.
+ *
+ * The clock does not move unless the test moves it (fake_clock.h). Only registrations of users' memory involve another
+ * thread, memory's slow worker; engine_pair_run waits for it, so that a run is the same each time.
+ */
+#ifndef TESTS_FAKES_ENGINE_PAIR_H
+#define TESTS_FAKES_ENGINE_PAIR_H
+
+#include "dataplane/engine.h"
+#include "fakes/fake_provider.h"
+
+struct engine_pair;
+
+struct engine_side {
+    struct engine_pair *pair;
+    struct tl_identity self;
+    struct tl_provider *provider;
+    struct tl_reactor *reactor;
+    struct tl_memory *memory; /* NULL, like the engine: this side is played by the test */
+    struct tl_engine *engine;
+    struct tl_conn *conn; /* NULL: none, or closed */
+    unsigned up_count;
+    unsigned closed_count;
+    struct tl_error reason;     /* of the latest end */
+    unsigned open_serve_count;  /* requests that the source knows and that are not closed */
+    unsigned open_ask_count;    /* fetches that are not done */
+    unsigned ended_counts[3];   /* serves, by enum tl_serve_end */
+    enum tl_serve_end last_end; /* of the latest serve that was closed */
+    bool is_silent;             /* it is not driven: the process was stopped */
+    struct tl_list values;
+    struct tl_list serves;
+    struct tl_tensor *barrier;
+    uint64_t last_number;
+};
+
+struct engine_pair_options {
+    struct fake_fabric_options fabric;
+    struct fake_provider_options provider; /* of both */
+    struct tl_engine_options engine;       /* of both */
+    struct tl_memory_options memory;
+    bool is_right_raw; /* the right side has no engine */
+};
+
+struct engine_pair {
+    struct engine_pair_options options;
+    struct fake_fabric *fabric;
+    struct engine_side sides[2];
+    struct engine_side *left;  /* the opener */
+    struct engine_side *right; /* the other one */
+};
+
+/* What engine_pair_open takes for NULL; to be changed and passed. */
+void engine_pair_defaults(struct engine_pair_options *ret_options);
+/* The two engines, without a connection. */
+void engine_pair_init(struct engine_pair *pair, const struct engine_pair_options *options);
+/* A connection of each side, introduced to each other and connecting. */
+void engine_pair_connect(struct engine_pair *pair);
+/* Both of the above; the connection is up. */
+void engine_pair_open(struct engine_pair *pair, const struct engine_pair_options *options);
+/* Ends connections that are left, checks that nothing is, destroys. All asks are finished. */
+void engine_pair_close(struct engine_pair *pair);
+
+/* The connection of one side, not introduced. */
+void engine_side_create_conn(struct engine_side *side);
+/* One round of a reactor, if the side is not silent. True when something was done. */
+bool engine_side_round(struct engine_side *side);
+/* Rounds of both sides until nothing happens any more. */
+void engine_pair_run(struct engine_pair *pair);
+/* What the slow worker has been asked for is done, and its letters are on their way. */
+void engine_side_settle(struct engine_side *side);
+
+/* -------------------------------------------------------------------------------------------------------- source -- */
+
+/* The reference of the tensor becomes the source's. Requests that wait for it are answered. */
+void engine_side_send(struct engine_side *side, const char *key, uint64_t step, struct tl_tensor *tensor);
+/* Takes the place of what was published under the key before. step: its version. */
+void engine_side_publish(struct engine_side *side, const char *key, uint64_t step, struct tl_tensor *tensor);
+/* Requests for the key are answered with a status from now on. */
+void engine_side_refuse(struct engine_side *side, const char *key, enum tl_status code, const char *text,
+                        bool is_final);
+/* One-shot values that nobody has received. */
+unsigned engine_side_values(const struct engine_side *side);
+struct tl_engine_stats engine_side_stats(const struct engine_side *side);
+struct tl_memory_stats engine_side_memory(const struct engine_side *side);
+
+/* -------------------------------------------------------------------------------------------------------- asking -- */
+
+/* A fetch. Zero it, set what is not to be as usual, start it. */
+struct engine_ask {
+    struct tl_fetch fetch;
+    struct engine_side *side;
+    char key[TL_MAX_KEY_BYTES + 1];
+    struct tl_tensor *destination; /* the user's; NULL: the engine's choice. Only a fitting value is taken */
+    bool is_unregistered;          /* destinations are made outside of the pool */
+    bool wants_checksum;
+    bool is_open;
+    unsigned place_count;
+    unsigned done_count;
+    struct tl_error result; /* in done */
+};
+
+void engine_ask_start(struct engine_side *side, struct engine_ask *ask, const char *key, uint64_t step);
+void engine_ask_cancel(struct engine_ask *ask);
+/* It is done. Puts the destination. */
+void engine_ask_fini(struct engine_ask *ask);
+
+/* ------------------------------------------------------------------------------------------------------- tensors -- */
+
+/* A tensor of bytes that follow from the seed, in memory of its own. */
+struct tl_tensor *engine_bytes(uint64_t size_bytes, uint64_t seed);
+/* The same in the pool of the side: registered. */
+struct tl_tensor *engine_pool_bytes(struct engine_side *side, uint64_t size_bytes, uint64_t seed);
+bool engine_is_bytes(const struct tl_tensor *tensor, uint64_t size_bytes, uint64_t seed);
+
+#endif
