@@ -415,6 +415,10 @@ static void handle_hello(struct tl_conn *conn, const struct tl_message *message)
         begin_close(conn, &reason);
         return;
     }
+    if (message->destination.len_bytes == 0) {
+        conn_protocol_error(conn, "a greeting with a probe that is nowhere");
+        return;
+    }
     conn->has_greeted = true;
     conn->peer_challenge = message->challenge;
     conn->peer_probe = message->destination;
@@ -524,7 +528,7 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
     slot_used(conn);
     engine->stats.messages_received++;
     struct tl_error error;
-    if (tl_message_decode(copy, len_bytes, &engine->incoming, &error) != TL_OK) {
+    if (tl_message_decode(copy, copy_bytes, &engine->incoming, &error) != TL_OK) {
         conn_protocol_error(conn, "%s", error.message);
         return;
     }

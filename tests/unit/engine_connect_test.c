@@ -1,0 +1,519 @@
+// SPDX-License-Identifier: Apache-2.0
+/* How a connection comes up, and all the ways in which it does not. */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "fakes/engine_pair.h"
+#include "fakes/fake_clock.h"
+#include "fakes/raw_peer.h"
+
+static struct engine_pair pair;
+static struct engine_pair_options options;
+static struct raw_peer raw;
+static struct tl_error error;
+
+static void setup(void)
+{
+    engine_pair_defaults(&options);
+}
+
+static void open_raw(void)
+{
+    options.is_right_raw = true;
+    engine_pair_init(&pair, &options);
+    raw_peer_open(&raw, &pair);
+    raw_peer_run(&raw);
+    ck_assert_ptr_nonnull(raw_peer_heard(&raw, TL_MESSAGE_HELLO));
+}
+
+static void close_raw(void)
+{
+    raw_peer_close(&raw);
+    engine_pair_close(&pair);
+}
+
+/* The engine has ended the connection before it was up. */
+static void expect_refused(enum tl_status code, const char *words)
+{
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->up_count, 0);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    ck_assert_msg(pair.left->reason.code == code, "%d: %s", pair.left->reason.code, pair.left->reason.message);
+    ck_assert_msg(strstr(pair.left->reason.message, words) != NULL, "%s", pair.left->reason.message);
+    ck_assert_msg(strstr(pair.left->reason.message, "/job:right/task:0") != NULL, "%s", pair.left->reason.message);
+    close_raw();
+}
+
+/* ------------------------------------------------------------------------------------------------------- success -- */
+
+START_TEST(up_after_a_write_both_ways)
+{
+    for (int keys = TL_KEYS_WINDOW; keys <= TL_KEYS_REGION; keys++) {
+        options.engine.keys = keys;
+        engine_pair_open(&pair, &options);
+        ck_assert(tl_conn_is_up(pair.left->conn) && tl_conn_is_up(pair.right->conn));
+        ck_assert_uint_eq(fake_fabric_write_count(pair.fabric), 2);
+        for (unsigned i = 0; i < 2; i++) {
+            struct fake_write write = fake_fabric_write_at(pair.fabric, i);
+            ck_assert(write.has_landed && write.immediate == TL_IMMEDIATE_PROBE && write.len_bytes == 8);
+        }
+        /* Nobody can write any more what was exposed for the probes. */
+        const char *why = "";
+        ck_assert_msg(fake_fabric_is_quiet(pair.fabric, &why), "%s", why);
+        engine_pair_close(&pair);
+    }
+}
+END_TEST
+
+START_TEST(up_with_a_peer_by_hand)
+{
+    open_raw();
+    raw_peer_greet(&raw);
+    ck_assert(tl_conn_is_up(pair.left->conn));
+    ck_assert_uint_eq(raw.memory[0] | raw.memory[1] << 8, 777);
+    close_raw();
+}
+END_TEST
+
+/* Not up before our own write was confirmed, and not before the peer's has come. */
+START_TEST(both_halves_are_needed)
+{
+    open_raw();
+    struct tl_message hello = raw_peer_hello(&raw);
+    raw_peer_send(&raw, &hello);
+    struct tl_message probed = raw_peer_message(&raw, TL_MESSAGE_PROBED, 0);
+    raw_peer_send(&raw, &probed);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->up_count, 0);
+    const struct tl_message *theirs = raw_peer_heard(&raw, TL_MESSAGE_HELLO);
+    memcpy(raw.memory, &theirs->challenge, 8);
+    raw_peer_write(&raw, &theirs->destination, 0, 8, TL_IMMEDIATE_PROBE);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->up_count, 1);
+    close_raw();
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------ greetings --
+ */
+
+START_TEST(hello_with_another_token)
+{
+    open_raw();
+    struct tl_message hello = raw_peer_hello(&raw);
+    hello.token ^= 1;
+    raw_peer_send(&raw, &hello);
+    expect_refused(TL_FAILED_PRECONDITION, "introduced");
+}
+END_TEST
+
+START_TEST(hello_of_another_version)
+{
+    open_raw();
+    struct tl_message hello = raw_peer_hello(&raw);
+    hello.version++;
+    raw_peer_send(&raw, &hello);
+    expect_refused(TL_FAILED_PRECONDITION, "introduced");
+}
+END_TEST
+
+START_TEST(hello_of_another_incarnation)
+{
+    open_raw();
+    struct tl_message hello = raw_peer_hello(&raw);
+    hello.incarnation++;
+    raw_peer_send(&raw, &hello);
+    expect_refused(TL_FAILED_PRECONDITION, "restarted");
+}
+END_TEST
+
+START_TEST(hello_twice)
+{
+    open_raw();
+    struct tl_message hello = raw_peer_hello(&raw);
+    raw_peer_send(&raw, &hello);
+    raw_peer_send(&raw, &hello);
+    expect_refused(TL_UNAVAILABLE, "second greeting");
+}
+END_TEST
+
+START_TEST(hello_without_a_destination)
+{
+    open_raw();
+    struct tl_message hello = raw_peer_hello(&raw);
+    hello.destination.len_bytes = 0;
+    raw_peer_send(&raw, &hello);
+    expect_refused(TL_UNAVAILABLE, "nowhere");
+}
+END_TEST
+
+START_TEST(hello_with_a_destination_of_somebody_else)
+{
+    open_raw();
+    struct tl_message hello = raw_peer_hello(&raw);
+    hello.destination.bytes[9] ^= 0xff;
+    raw_peer_send(&raw, &hello);
+    expect_refused(TL_UNAVAILABLE, "access");
+}
+END_TEST
+
+START_TEST(probe_with_wrong_bytes)
+{
+    open_raw();
+    struct tl_message hello = raw_peer_hello(&raw);
+    raw_peer_send(&raw, &hello);
+    raw_peer_write(&raw, &raw_peer_heard(&raw, TL_MESSAGE_HELLO)->destination, 0, 8, TL_IMMEDIATE_PROBE);
+    expect_refused(TL_UNAVAILABLE, "wrong bytes");
+}
+END_TEST
+
+START_TEST(probe_twice)
+{
+    open_raw();
+    raw_peer_greet(&raw);
+    raw_peer_write(&raw, NULL, 0, 0, TL_IMMEDIATE_PROBE);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    ck_assert_int_eq(pair.left->reason.code, TL_UNAVAILABLE);
+    close_raw();
+}
+END_TEST
+
+/* Everything but a greeting, before there was one. */
+START_TEST(not_greeted)
+{
+    enum tl_message_type type = (enum tl_message_type)_i;
+    open_raw();
+    struct tl_message message = raw_peer_message(&raw, type, 1);
+    raw_peer_send(&raw, &message);
+    raw_peer_run(&raw);
+    bool is_harmless = type == TL_MESSAGE_PROBED || type == TL_MESSAGE_CREDIT;
+    if (is_harmless) {
+        ck_assert_uint_eq(pair.left->closed_count, 0);
+        ck_assert_uint_eq(pair.left->up_count, 0);
+        close_raw();
+    } else {
+        expect_refused(TL_UNAVAILABLE, "before it was greeted");
+    }
+}
+END_TEST
+
+START_TEST(data_before_the_greeting)
+{
+    open_raw();
+    raw_peer_write(&raw, NULL, 0, 0, 5);
+    expect_refused(TL_UNAVAILABLE, "before it was greeted");
+}
+END_TEST
+
+START_TEST(no_message_at_all)
+{
+    open_raw();
+    raw_peer_send_bytes(&raw, "nonsense", 8);
+    expect_refused(TL_UNAVAILABLE, "broke the protocol");
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------- in time -- */
+
+START_TEST(nothing_comes)
+{
+    open_raw();
+    fake_clock_advance(options.engine.connect_ns - 1);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->closed_count, 0);
+    fake_clock_advance(1);
+    expect_refused(TL_DEADLINE_EXCEEDED, "no greeting has come");
+}
+END_TEST
+
+START_TEST(only_a_greeting_comes)
+{
+    open_raw();
+    struct tl_message hello = raw_peer_hello(&raw);
+    raw_peer_send(&raw, &hello);
+    raw_peer_run(&raw);
+    fake_clock_advance(options.engine.connect_ns);
+    expect_refused(TL_DEADLINE_EXCEEDED, "no write of the peer has arrived");
+}
+END_TEST
+
+START_TEST(our_write_is_not_confirmed)
+{
+    open_raw();
+    struct tl_message hello = raw_peer_hello(&raw);
+    raw_peer_send(&raw, &hello);
+    const struct tl_message *theirs = raw_peer_heard(&raw, TL_MESSAGE_HELLO);
+    memcpy(raw.memory, &theirs->challenge, 8);
+    raw_peer_write(&raw, &theirs->destination, 0, 8, TL_IMMEDIATE_PROBE);
+    raw_peer_run(&raw);
+    fake_clock_advance(options.engine.connect_ns);
+    expect_refused(TL_DEADLINE_EXCEEDED, "the peer has not seen our write");
+}
+END_TEST
+
+/* The side that does not say hello first waits as long. */
+START_TEST(opener_says_nothing)
+{
+    uint8_t left[TL_CONN_INTRODUCTION_BYTES];
+    engine_pair_init(&pair, &options);
+    engine_side_create_conn(pair.left);
+    engine_side_create_conn(pair.right);
+    uint32_t left_bytes = tl_conn_introduce(pair.left->conn, left);
+    ck_assert_int_eq(tl_conn_connect(pair.right->conn, left, left_bytes, NULL), TL_OK);
+    engine_pair_run(&pair);
+    fake_clock_advance(options.engine.connect_ns);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(pair.right->closed_count, 1);
+    ck_assert_int_eq(pair.right->reason.code, TL_DEADLINE_EXCEEDED);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* -------------------------------------------------------------------------------------------------- introductions --
+ */
+
+static uint8_t bytes[TL_CONN_INTRODUCTION_BYTES + 1];
+static uint32_t len_bytes;
+
+static void introduce(void)
+{
+    engine_pair_init(&pair, &options);
+    engine_side_create_conn(pair.left);
+    engine_side_create_conn(pair.right);
+    len_bytes = tl_conn_introduce(pair.left->conn, bytes);
+    ck_assert_uint_le(len_bytes, TL_CONN_INTRODUCTION_BYTES);
+}
+
+static void expect_introduction_refused(enum tl_status code)
+{
+    ck_assert_int_eq(tl_conn_connect(pair.right->conn, bytes, len_bytes, &error), code);
+    ck_assert_int_eq(error.code, code);
+    ck_assert_uint_gt(strlen(error.message), 0);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(pair.right->closed_count, 0); /* it is closed by tl_conn_close, which follows */
+    engine_pair_close(&pair);
+    ck_assert_uint_eq(pair.right->closed_count, 1);
+}
+
+START_TEST(introduction_truncated)
+{
+    introduce();
+    uint32_t whole_bytes = len_bytes;
+    engine_pair_close(&pair);
+    for (uint32_t cut = 0; cut < whole_bytes; cut++) {
+        introduce();
+        len_bytes = cut;
+        expect_introduction_refused(TL_INVALID_ARGUMENT);
+    }
+    introduce();
+    len_bytes++;
+    expect_introduction_refused(TL_INVALID_ARGUMENT);
+}
+END_TEST
+
+START_TEST(introduction_of_another_version)
+{
+    introduce();
+    bytes[0]++;
+    expect_introduction_refused(TL_FAILED_PRECONDITION);
+}
+END_TEST
+
+START_TEST(introduction_of_another_incarnation)
+{
+    introduce();
+    bytes[4]++;
+    expect_introduction_refused(TL_FAILED_PRECONDITION);
+}
+END_TEST
+
+/* Numbers that cannot be: slots, requests, the length of what is the provider's. */
+START_TEST(introduction_with_impossible_numbers)
+{
+    static const struct {
+        unsigned place;
+        uint32_t value;
+    } cases[] = {{20, 0},     {20, 15},         {20, 65537}, {20, UINT32_MAX}, {24, 0},
+                 {24, 65536}, {24, UINT32_MAX}, {28, 0},     {28, 193},        {28, UINT32_MAX}};
+    introduce();
+    memcpy(bytes + cases[_i].place, &cases[_i].value, 4);
+    expect_introduction_refused(TL_INVALID_ARGUMENT);
+}
+END_TEST
+
+START_TEST(introduction_that_the_provider_refuses)
+{
+    introduce();
+    bytes[32] ^= 1;
+    expect_introduction_refused(TL_INVALID_ARGUMENT);
+}
+END_TEST
+
+START_TEST(card_refuses_to_connect)
+{
+    introduce();
+    fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_CONNECT_FAILURE});
+    expect_introduction_refused(TL_UNAVAILABLE);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------- creating --
+ */
+
+static void expect_create_fails(enum tl_status code)
+{
+    struct tl_conn *conn = NULL;
+    ck_assert_int_eq(tl_conn_create(pair.left->engine, &pair.right->self, 1, true, NULL, NULL, &conn, &error), code);
+    ck_assert_int_eq(error.code, code);
+    ck_assert_ptr_null(conn);
+    engine_pair_close(&pair);
+}
+
+START_TEST(no_queue_pair_left)
+{
+    engine_pair_init(&pair, &options);
+    fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_CREATE_FAILURE});
+    expect_create_fails(TL_RESOURCE_EXHAUSTED);
+}
+END_TEST
+
+START_TEST(no_windows)
+{
+    options.provider.has_no_windows = true;
+    engine_pair_init(&pair, &options);
+    expect_create_fails(TL_UNIMPLEMENTED);
+    options.engine.keys = TL_KEYS_REGION;
+    engine_pair_open(&pair, &options);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(no_window_for_the_probe)
+{
+    engine_pair_init(&pair, &options);
+    fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_EXPOSE_FAILURE, .times = FAKE_ALWAYS});
+    engine_pair_connect(&pair);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    ck_assert_int_eq(pair.left->reason.code, TL_RESOURCE_EXHAUSTED);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------- closing -- */
+
+START_TEST(closed_before_it_connects)
+{
+    engine_pair_init(&pair, &options);
+    engine_side_create_conn(pair.left);
+    engine_side_create_conn(pair.right);
+    tl_error_set(&error, TL_CANCELLED, "not wanted");
+    tl_conn_close(pair.left->conn, &error);
+    ck_assert_uint_eq(pair.left->closed_count, 0); /* no callback inside of a call */
+    tl_conn_drain(pair.right->conn);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    ck_assert_str_eq(pair.left->reason.message, "not wanted");
+    ck_assert_uint_eq(pair.right->closed_count, 1);
+    ck_assert_int_eq(pair.right->reason.code, TL_CANCELLED);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(closed_while_it_connects)
+{
+    for (unsigned rounds = 0; rounds < 8; rounds++) {
+        engine_pair_init(&pair, &options);
+        engine_pair_connect(&pair);
+        for (unsigned i = 0; i < rounds; i++)
+            (void)engine_side_round(&pair.sides[i % 2]);
+        tl_error_set(&error, TL_CANCELLED, "not wanted");
+        tl_conn_close(pair.left->conn, &error);
+        tl_conn_close(pair.left->conn, &error);
+        engine_pair_run(&pair);
+        ck_assert_uint_eq(pair.left->closed_count, 1);
+        ck_assert_str_eq(pair.left->reason.message, "not wanted");
+        fake_clock_advance(options.engine.connect_ns);
+        engine_pair_run(&pair);
+        if (pair.right->up_count == 0) ck_assert_uint_eq(pair.right->closed_count, 1);
+        engine_pair_close(&pair);
+    }
+}
+END_TEST
+
+/* The card goes before, while and after it connects. */
+START_TEST(device_gone)
+{
+    for (unsigned rounds = 0; rounds < 12; rounds++) {
+        engine_pair_init(&pair, &options);
+        engine_side_create_conn(pair.left);
+        if (rounds == 0) fake_provider_remove(pair.left->provider);
+        engine_pair_run(&pair);
+        if (rounds > 0) {
+            struct tl_error reason;
+            tl_error_set(&reason, TL_CANCELLED, "again");
+            tl_conn_close(pair.left->conn, &reason);
+            engine_pair_run(&pair);
+            engine_pair_connect(&pair);
+            for (unsigned i = 1; i < rounds; i++)
+                (void)engine_side_round(&pair.sides[i % 2]);
+            fake_provider_remove(pair.left->provider);
+            engine_pair_run(&pair);
+        }
+        ck_assert_ptr_null(pair.left->conn);
+        ck_assert_int_eq(pair.left->reason.code, TL_UNAVAILABLE);
+        engine_pair_close(&pair);
+    }
+}
+END_TEST
+
+static void add_tests(TCase *tcase)
+{
+    tcase_add_test(tcase, up_after_a_write_both_ways);
+    tcase_add_test(tcase, up_with_a_peer_by_hand);
+    tcase_add_test(tcase, both_halves_are_needed);
+    tcase_add_test(tcase, hello_with_another_token);
+    tcase_add_test(tcase, hello_of_another_version);
+    tcase_add_test(tcase, hello_of_another_incarnation);
+    tcase_add_test(tcase, hello_twice);
+    tcase_add_test(tcase, hello_without_a_destination);
+    tcase_add_test(tcase, hello_with_a_destination_of_somebody_else);
+    tcase_add_test(tcase, probe_with_wrong_bytes);
+    tcase_add_test(tcase, probe_twice);
+    tcase_add_loop_test(tcase, not_greeted, TL_MESSAGE_PROBED, TL_MESSAGE_GOODBYE + 1);
+    tcase_add_test(tcase, data_before_the_greeting);
+    tcase_add_test(tcase, no_message_at_all);
+    tcase_add_test(tcase, nothing_comes);
+    tcase_add_test(tcase, only_a_greeting_comes);
+    tcase_add_test(tcase, our_write_is_not_confirmed);
+    tcase_add_test(tcase, opener_says_nothing);
+    tcase_add_test(tcase, introduction_truncated);
+    tcase_add_test(tcase, introduction_of_another_version);
+    tcase_add_test(tcase, introduction_of_another_incarnation);
+    tcase_add_loop_test(tcase, introduction_with_impossible_numbers, 0, 10);
+    tcase_add_test(tcase, introduction_that_the_provider_refuses);
+    tcase_add_test(tcase, card_refuses_to_connect);
+    tcase_add_test(tcase, no_queue_pair_left);
+    tcase_add_test(tcase, no_windows);
+    tcase_add_test(tcase, no_window_for_the_probe);
+    tcase_add_test(tcase, closed_before_it_connects);
+    tcase_add_test(tcase, closed_while_it_connects);
+    tcase_add_test(tcase, device_gone);
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_connect");
+    TCase *tcase = tcase_create("engine_connect");
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    add_tests(tcase);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed_count = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed_count != 0;
+}
