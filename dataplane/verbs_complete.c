@@ -61,13 +61,20 @@ static void break_for(struct verbs_pair *pair, const struct ibv_wc *completion)
                              ibv_wc_status_str(completion->status), completion->vendor_err);
 }
 
+/* What the card says makes no sense: it will not be waited for. */
+static void distrust(struct verbs_pair *pair, const char *why)
+{
+    verbs_pair_break_because(pair, "%s", why);
+    verbs_pair_take_from_card(pair);
+}
+
 static void complete_send(struct verbs_pair *pair, uint32_t index, const struct ibv_wc *completion)
 {
     bool is_bad = completion->status != IBV_WC_SUCCESS;
     uint32_t first = (uint32_t)(pair->retired % pair->work_count);
     uint64_t sequence = pair->retired + (index + pair->work_count - first) % pair->work_count;
     if (index >= pair->work_count || sequence >= pair->posted) {
-        verbs_pair_break_because(pair, "the card completed a request that it does not have");
+        distrust(pair, "the card completed a request that it does not have");
         return;
     }
     if (!verbs_pair_is_broken(pair)) {
@@ -96,7 +103,7 @@ static void deliver(struct verbs_pair *pair, uint32_t index, const struct ibv_wc
 static void complete_receive(struct verbs_pair *pair, uint32_t index, const struct ibv_wc *completion)
 {
     if (index >= pair->slot_count || pair->slots_posted == 0) {
-        verbs_pair_break_because(pair, "the card completed a slot that it does not have");
+        distrust(pair, "the card completed a slot that it does not have");
         return;
     }
     pair->slots_posted--;

@@ -25,20 +25,18 @@ static unsigned access_flags(const struct verbs_device *device, enum tl_region_a
 static enum tl_status refuse(const struct verbs_device *device, uint64_t len_bytes, int error_number,
                              struct tl_error *ret_error)
 {
-    if (error_number == ENOMEM && tl_verbs_check_memlock(len_bytes, NULL) == TL_OK) {
-        /* The limit counts what other regions have locked already, which only the kernel knows. */
-        enum tl_status status = verbs_memlock_error(len_bytes, "registered memory", ret_error);
-        tl_error_prefix(ret_error, "%s: the card's table or the memory is full, or: ", device->base.name);
-        return status;
+    /* The limit counts what other regions have locked already, so any limit may be the reason. */
+    if (error_number == ENOMEM && tl_verbs_check_memlock(UINT64_MAX, NULL) != TL_OK) {
+        return verbs_memlock_error(len_bytes, "registered memory", ret_error);
     }
-    if (error_number == ENOMEM) return verbs_memlock_error(len_bytes, "registered memory", ret_error);
     if (error_number == EFAULT || error_number == EINVAL || error_number == EOPNOTSUPP) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%s: this memory cannot be registered (%s): not mapped, or a read-only mapping of a file, "
                             "or of a device",
                             device->base.name, strerror(error_number));
     }
-    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot register %llu bytes: %s", device->base.name,
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                        "%s: cannot register %llu bytes, the card's table or the memory is full: %s", device->base.name,
                         (unsigned long long)len_bytes, strerror(error_number));
 }
 

@@ -8,7 +8,7 @@ import unittest
 import guest_support
 
 BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / "build/release")
-PROGRAMS = ["verbs_device_test", "verbs_provider_test", "verbs_failure_test"]
+PROGRAMS = ["verbs_device_test", "verbs_provider_test", "verbs_failure_test", "verbs_card_test"]
 
 
 class VerbsTest(guest_support.GuestTest):
