@@ -382,12 +382,21 @@ static bool take_probed(struct turn *turn)
     return false;
 }
 
+/* The peer has it: nothing else is to be said. */
+static void goodbye_done(struct tl_work *work, enum tl_status status)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(work, struct tl_conn, goodbye_work);
+    struct tl_error reason = {.code = TL_OK};
+    if (status == TL_OK) begin_close(conn, &reason);
+}
+
 static bool take_goodbye(struct turn *turn)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, goodbye_turn);
     if (conn->is_goodbye_sent) return false;
     conn->is_goodbye_sent = true;
-    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_GOODBYE, 0), NULL);
+    conn->goodbye_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = goodbye_done};
+    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_GOODBYE, 0), &conn->goodbye_work);
     return false;
 }
 

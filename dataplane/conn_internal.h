@@ -120,6 +120,7 @@ struct tl_conn {
     struct response *responses; /* by handle */
     uint32_t peer_request_count;
     struct turn goodbye_turn;
+    struct tl_work goodbye_work;
     bool is_goodbye_sent;
 };
 
