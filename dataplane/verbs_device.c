@@ -87,6 +87,7 @@ static unsigned device_poll(struct tl_provider *provider)
     if (device->has_events || ++device->polls_since_events >= POLLS_BETWEEN_EVENTS) {
         events += verbs_events_handle(device);
     }
+    if (!tl_list_is_empty(&device->flushing)) verbs_pair_give_up(device);
     if (!tl_list_is_empty(&device->attention)) events += attend_pairs(device);
     unsigned count = device->stash_count;
     if (count > 0) {
@@ -348,6 +349,7 @@ static enum tl_status open_candidate(const struct tl_verbs_options *options, con
     snprintf(device->base.reason, sizeof(device->base.reason), "GID %d %s: %.160s", candidate->gid_index,
              candidate->gid, candidate->reason);
     tl_list_init(&device->attention);
+    tl_list_init(&device->flushing);
     device->port = (uint8_t)candidate->port;
     device->gid_index = (uint32_t)candidate->gid_index;
     device->service_level = (uint8_t)options->service_level;

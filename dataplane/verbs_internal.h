@@ -149,7 +149,8 @@ struct verbs_device {
     struct verbs_place *places; /* [base.limits.max_queue_pairs] */
     uint32_t pair_count;
     uint32_t next_place;
-    struct tl_list attention; /* of queue pairs that poll has to look at */
+    struct tl_list attention; /* queue pairs that poll has to look at */
+    struct tl_list flushing;  /* queue pairs whose work the card has to hand back, the first broken first */
 
     struct ibv_wc stash[VERBS_BATCH]; /* found while arming */
     unsigned stash_count;
@@ -262,7 +263,8 @@ struct verbs_pair {
     uint32_t gid_index;
     enum tl_keys keys;
     struct tl_error reason; /* from BROKEN */
-    struct tl_list attention;
+    int64_t flushing_since_ns;
+    struct tl_list attention, flushing;
 
     uint32_t work_count;
     struct verbs_record *records; /* [work_count] */
@@ -311,6 +313,8 @@ void verbs_pair_needs_attention(struct verbs_pair *pair);
 /* Does what is due: tells that it is broken, retires what needs no card, posts slots, drains. Returns how many events.
  * The queue pair may be gone afterwards. */
 unsigned verbs_pair_attend(struct verbs_pair *pair);
+/* Takes from the card those that it has not handed back for too long. */
+void verbs_pair_give_up(struct verbs_device *device);
 /* Tells the owner, if that is due. */
 unsigned verbs_pair_tell_broken(struct verbs_pair *pair);
 

@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/random.h"
@@ -28,6 +29,8 @@
 #define RNR_TIMER 12
 #define RNR_RETRY_COUNT 6
 #define MAX_READ_DEPTH 16
+/* Until a card must have handed back what was posted on a broken queue pair. */
+#define FLUSH_PATIENCE_NS TL_NS_PER_SEC
 #define HOP_LIMIT 255
 #define MASK_24_BITS UINT32_C(0xffffff)
 
@@ -159,6 +162,7 @@ enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_q
     pair->work_count = options->work_count;
     pair->psn = (uint32_t)tl_random_u64() & MASK_24_BITS;
     tl_list_init(&pair->attention);
+    tl_list_init(&pair->flushing);
     status = fill(pair, ret_error);
     if (status != TL_OK) {
         verbs_pair_destroy(&pair->base);
@@ -174,6 +178,7 @@ void verbs_pair_destroy(struct tl_queue_pair *base)
     struct verbs_device *device = pair->device;
     TL_CHECK(pair->state != VERBS_CONNECTED && pair->slots_posted == 0 && pair->retired == pair->tail);
     tl_list_remove(&pair->attention);
+    tl_list_remove(&pair->flushing);
     verbs_windows_release(pair);
     verbs_pair_take_from_card(pair);
     verbs_slots_fini(pair);
@@ -348,8 +353,25 @@ unsigned verbs_pair_tell_broken(struct verbs_pair *pair)
 {
     if (pair->state != VERBS_BROKEN) return 0;
     pair->state = VERBS_FLUSHING;
+    pair->flushing_since_ns = tl_clock_now_ns();
+    tl_list_push_back(&pair->device->flushing, &pair->flushing);
     pair->events.broken(pair->owner, &pair->reason);
     return 1;
+}
+
+void verbs_pair_give_up(struct verbs_device *device)
+{
+    int64_t now_ns = tl_clock_now_ns();
+    TL_LIST_FOREACH(&device->flushing, node)
+    {
+        struct verbs_pair *pair = TL_CONTAINER_OF(node, struct verbs_pair, flushing);
+        if (now_ns - pair->flushing_since_ns < FLUSH_PATIENCE_NS) return;
+        if (pair->qp == NULL) continue;
+        TL_LOG_AT_WARN("the card does not hand back the work of a broken queue pair, which is taken from it",
+                       TL_STR("device", device->base.name), TL_U64("number", pair->number));
+        verbs_pair_take_from_card(pair);
+        verbs_pair_needs_attention(pair);
+    }
 }
 
 unsigned verbs_pair_attend(struct verbs_pair *pair)
@@ -363,6 +385,7 @@ unsigned verbs_pair_attend(struct verbs_pair *pair)
     count += verbs_post_cancel_rest(pair);
     verbs_windows_release(pair);
     pair->state = VERBS_DRAINED;
+    tl_list_remove(&pair->flushing);
     pair->events.drained(pair->owner);
     return count + 1;
 }

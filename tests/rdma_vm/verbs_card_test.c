@@ -240,6 +240,36 @@ END_TEST
 
 /* ---------------------------------------------------------------------------------------------------- the device -- */
 
+/* The flushed requests never come back. */
+static int lose(struct ibv_cq *cq, int capacity, struct ibv_wc *ret_completions)
+{
+    int count = real.poll_cq(cq, capacity, ret_completions), kept = 0;
+    for (int i = 0; i < count; i++) {
+        if (ret_completions[i].status == IBV_WC_SUCCESS) ret_completions[kept++] = ret_completions[i];
+    }
+    return kept;
+}
+
+START_TEST(completions_are_lost)
+{
+    struct tl_exposure exposure = {0};
+    struct job job = new_job(&a);
+    set_up(16, 16, TL_KEYS_WINDOW);
+    make_memory(8 * MIB);
+    expose_memory(&b, target_region, target, 8 * MIB, &exposure);
+    let_expose_happen(&b);
+    functions()->poll_cq = lose;
+    write_to(&exposure, 0, 8 * MIB, 0, false, &job);
+    tl_queue_pair_ring(a.pair);
+    sever_pair(&a);
+    PUMP_UNTIL(a.drained);
+    ck_assert_uint_eq(job.done, 1);
+    ck_assert_int_eq(job.status, TL_CANCELLED);
+    restore();
+    tear_down();
+}
+END_TEST
+
 /* Nothing can be made any more, and all there was has ended. */
 static void expect_dead(struct job *job, const char *part)
 {
@@ -325,6 +355,7 @@ int main(void)
     tcase_add_test(tests, windows_refused);
     tcase_add_loop_test(tests, every_status_breaks_with_words, 0, TL_ARRAY_COUNT(statuses));
     tcase_add_loop_test(tests, completions_of_nothing, 0, 3);
+    tcase_add_test(tests, completions_are_lost);
     tcase_add_test(tests, completions_cannot_be_read);
     tcase_add_test(tests, no_notice);
     tcase_add_test(tests, device_is_removed);
