@@ -42,7 +42,8 @@ enum request_event {
     EVENT_SENT,      /* what it waited to send is posted */
     EVENT_META_DATA, /* the value is another than expected */
     EVENT_COMPLETE,  /* all of it has come */
-    EVENT_FAILED,    /* the owner's status, or ours */
+    EVENT_STATUS,    /* the owner's status */
+    EVENT_FAILED,    /* ours */
     EVENT_CANCEL,    /* the worker gives up */
     EVENT_CANCELLED, /* the peer says that it will not write */
     EVENT_REVOKED,
@@ -62,6 +63,7 @@ struct request {
     bool is_registering;
     bool is_cancelled; /* while it registers: to be given up as soon as that is over */
     bool is_revoke_posted;
+    bool is_place_told; /* the peer knows where to write what is expected */
 
     bool has_meta_data; /* expected; of the cache, then of META_DATA_UPDATE */
     struct tl_meta_cached expected;
@@ -234,6 +236,7 @@ static bool take_turn(struct turn *turn)
     if (request->pin.address != NULL) message->destination = request->exposure.descriptor;
     conn_post_message(conn, message, NULL);
     request->is_asked = true;
+    request->is_place_told = request->pin.address != NULL;
     request->sent_slot = conn->slots_used;
     handle(request, EVENT_SENT);
     return false;
@@ -383,6 +386,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [EVENT_SENT] = NEVER,
         [EVENT_META_DATA] = NEVER,
         [EVENT_COMPLETE] = NEVER,
+        [EVENT_STATUS] = NEVER,
         [EVENT_FAILED] = {REQUEST_CANCELLING, cancel_unasked},
         [EVENT_CANCEL] = {REQUEST_PREPARING, cancel_preparing},
         [EVENT_CANCELLED] = NEVER,
@@ -393,6 +397,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [EVENT_SENT] = {REQUEST_ASKED, sent},
         [EVENT_META_DATA] = NEVER,
         [EVENT_COMPLETE] = NEVER,
+        [EVENT_STATUS] = NEVER,
         [EVENT_FAILED] = {REQUEST_CANCELLING, cancel_unasked},
         [EVENT_CANCEL] = {REQUEST_CANCELLING, cancel_unasked},
         [EVENT_CANCELLED] = NEVER,
@@ -403,7 +408,8 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [EVENT_SENT] = NEVER,
         [EVENT_META_DATA] = {REQUEST_RENEWING, start_revoke},
         [EVENT_COMPLETE] = {REQUEST_REVOKING, start_revoke},
-        [EVENT_FAILED] = {REQUEST_REVOKING, start_revoke},
+        [EVENT_STATUS] = {REQUEST_REVOKING, start_revoke},
+        [EVENT_FAILED] = NEVER,
         [EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
         [EVENT_CANCELLED] = NEVER,
         [EVENT_REVOKED] = NEVER,
@@ -413,6 +419,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [EVENT_SENT] = NEVER,
         [EVENT_META_DATA] = NEVER,
         [EVENT_COMPLETE] = NEVER,
+        [EVENT_STATUS] = NEVER,
         [EVENT_FAILED] = NEVER,
         [EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
         [EVENT_CANCELLED] = NEVER,
@@ -423,7 +430,8 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [EVENT_SENT] = NEVER,
         [EVENT_META_DATA] = {REQUEST_CANCELLING, NULL},
         [EVENT_COMPLETE] = {REQUEST_REVOKING, start_revoke},
-        [EVENT_FAILED] = {REQUEST_REVOKING, start_revoke},
+        [EVENT_STATUS] = {REQUEST_REVOKING, start_revoke},
+        [EVENT_FAILED] = NEVER,
         [EVENT_CANCEL] = {REQUEST_CANCELLING, NULL},
         [EVENT_CANCELLED] = {REQUEST_REVOKING, give_up},
         [EVENT_REVOKED] = {REQUEST_CANCELLING, NULL},
@@ -433,7 +441,8 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [EVENT_SENT] = NEVER,
         [EVENT_META_DATA] = NEVER,
         [EVENT_COMPLETE] = NEVER,
-        [EVENT_FAILED] = {REQUEST_REVOKING, NULL},
+        [EVENT_STATUS] = NEVER,
+        [EVENT_FAILED] = NEVER,
         [EVENT_CANCEL] = {REQUEST_REVOKING, NULL},
         [EVENT_CANCELLED] = {REQUEST_REVOKING, NULL},
         [EVENT_REVOKED] = {REQUEST_FINISHED, finish},
@@ -474,7 +483,12 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
         conn_protocol_error(conn, "a META_DATA_UPDATE of %s without bytes", request->fetch->key);
         return;
     }
+    if (request->received_bytes > 0) {
+        conn_protocol_error(conn, "a META_DATA_UPDATE of %s in the middle of its bytes", request->fetch->key);
+        return;
+    }
     if (request->state == REQUEST_ASKED) {
+        request->is_place_told = false;
         request->expected = (struct tl_meta_cached){
             .meta_data = message->meta_data, .step = message->step, .is_published = message->is_published};
         request->has_meta_data = true;
@@ -491,7 +505,9 @@ static void handle_empty(struct request *request, const struct tl_message *messa
         conn_protocol_error(request->conn, "a DONE of %s, of which bytes are missing", request->fetch->key);
         return;
     }
-    if (request->state == REQUEST_ASKED) {
+    /* One that was given up has its value all the same if it comes first. */
+    bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
+    if (is_wanted && request->result == NULL) {
         struct tl_error error;
         request->expected = (struct tl_meta_cached){
             .meta_data = message->meta_data, .step = message->step, .is_published = message->is_published};
@@ -540,7 +556,7 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
         tl_error_set(&error, message->code, "%s", message->text);
         request->fetch->is_final = message->is_final;
         set_result(request, &error);
-        handle(request, EVENT_FAILED);
+        handle(request, EVENT_STATUS);
         break;
     }
     default:
@@ -554,9 +570,10 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
     struct request *request = find(conn, immediate & TL_HANDLE_MASK);
     if (request == NULL) return;
     conn_shows(conn, request->sent_slot);
-    bool is_awaited = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
+    bool is_awaited =
+        request->is_place_told && (request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING);
     uint64_t left_bytes = request->expected.meta_data.size_bytes - request->received_bytes;
-    if (!is_awaited || request->pin.address == NULL || len_bytes == 0 || len_bytes > left_bytes) {
+    if (!is_awaited || len_bytes == 0 || len_bytes > left_bytes) {
         conn_protocol_error(conn, "%" PRIu64 " bytes of %s, of which %" PRIu64 " are expected", len_bytes,
                             request->fetch->key, is_awaited ? left_bytes : 0);
         return;

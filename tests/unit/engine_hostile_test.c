@@ -1,0 +1,541 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A peer that does not keep to the protocol: whatever it says, in whatever state a request is, that request or the
+ * connection ends with a status, the process goes on, and all memory comes back.
+ */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "fakes/engine_pair.h"
+#include "fakes/fake_clock.h"
+#include "fakes/raw_peer.h"
+
+#define SIZE_BYTES 3000
+
+static struct engine_pair pair;
+static struct engine_pair_options options;
+static struct raw_peer raw;
+static struct engine_ask ask;
+static const struct tl_message *request; /* what the engine has asked last */
+
+static void setup(void)
+{
+    engine_pair_defaults(&options);
+    options.is_right_raw = true;
+}
+
+static void open_raw(void)
+{
+    engine_pair_init(&pair, &options);
+    raw_peer_open(&raw, &pair);
+    raw_peer_greet(&raw);
+    ask = (struct engine_ask){.is_open = false};
+}
+
+static void close_raw(void)
+{
+    raw_peer_close(&raw);
+    engine_pair_close(&pair);
+}
+
+static void send_type(enum tl_message_type type, uint32_t handle)
+{
+    struct tl_message message = raw_peer_message(&raw, type, handle);
+    raw_peer_send(&raw, &message);
+}
+
+static struct tl_message with_meta_data(enum tl_message_type type, uint64_t size_bytes)
+{
+    struct tl_message message = raw_peer_message(&raw, type, request->handle);
+    message.has_meta_data = true;
+    message.meta_data =
+        (struct tl_meta_data){.dtype = TL_U8, .shape = {.rank = 1, .dims = {size_bytes}}, .size_bytes = size_bytes};
+    return message;
+}
+
+static void update(uint64_t size_bytes)
+{
+    struct tl_message message = with_meta_data(TL_MESSAGE_META_DATA_UPDATE, size_bytes);
+    raw_peer_send(&raw, &message);
+}
+
+static void write_piece(uint64_t offset_bytes, uint64_t len_bytes, uint32_t flags)
+{
+    raw_peer_write(&raw, &request->destination, offset_bytes, len_bytes, request->handle | flags);
+}
+
+/* ---------------------------------------------------------------------------------------------- states of a request --
+ */
+
+/* Where our request is when the peer says something. */
+enum stage {
+    STAGE_NONE,       /* there is none */
+    STAGE_ASKED,      /* without a destination */
+    STAGE_RENEWING,   /* its memory is being registered */
+    STAGE_RE_ASKED,   /* with a destination */
+    STAGE_HALF,       /* half of it has come */
+    STAGE_TOLD,       /* all of it has come, a DONE is to follow */
+    STAGE_CANCELLING, /* with a destination */
+    STAGE_CANCELLING_UNPLACED,
+    STAGES,
+};
+
+static void start(const char *key)
+{
+    engine_ask_start(pair.left, &ask, key, 1);
+    raw_peer_run(&raw);
+    request = raw_peer_heard(&raw, TL_MESSAGE_REQUEST);
+    ck_assert_ptr_nonnull(request);
+}
+
+/* The engine's rounds without waiting for its slow worker. */
+static void run_without_letters(void)
+{
+    for (unsigned i = 0; i < 20; i++) {
+        (void)engine_side_round(pair.left);
+        (void)engine_side_round(pair.right);
+    }
+}
+
+static void renew(void)
+{
+    static struct tl_message merged;
+    update(SIZE_BYTES);
+    raw_peer_run(&raw);
+    const struct tl_message *again = raw_peer_heard(&raw, TL_MESSAGE_RE_REQUEST);
+    ck_assert_ptr_nonnull(again);
+    merged = *again;
+    request = &merged;
+}
+
+static void reach(enum stage stage)
+{
+    ask.is_unregistered = stage == STAGE_RENEWING;
+    if (stage != STAGE_NONE) start("key");
+    switch (stage) {
+    case STAGE_RENEWING:
+        /* The letter of the slow worker is left undelivered. */
+        update(1 << 20);
+        (void)engine_side_round(pair.right);
+        for (unsigned i = 0; i < 4 && ask.place_count == 0; i++)
+            (void)engine_side_round(pair.left);
+        ck_assert_uint_eq(ask.place_count, 1);
+        break;
+    case STAGE_RE_ASKED:
+    case STAGE_HALF:
+    case STAGE_TOLD:
+    case STAGE_CANCELLING:
+        renew();
+        break;
+    default:
+        break;
+    }
+    if (stage == STAGE_HALF) write_piece(0, SIZE_BYTES / 2, 0);
+    if (stage == STAGE_TOLD) write_piece(0, SIZE_BYTES, TL_IMMEDIATE_TOLD);
+    if (stage == STAGE_CANCELLING || stage == STAGE_CANCELLING_UNPLACED) engine_ask_cancel(&ask);
+    if (stage != STAGE_RENEWING) raw_peer_run(&raw);
+    ck_assert_uint_eq(ask.done_count, 0);
+}
+
+/* ------------------------------------------------------------------------------------- every message, in every state
+ * --
+ */
+
+struct word {
+    enum tl_message_type type;
+    uint64_t size_bytes; /* of its meta-data; UINT64_MAX: without */
+    uint64_t write_bytes;
+    uint32_t flags;
+};
+
+static const struct word words[] = {
+    {TL_MESSAGE_HELLO, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_PROBED, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_REQUEST, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_META_DATA_UPDATE, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_META_DATA_UPDATE, 0, 0, 0},
+    {TL_MESSAGE_META_DATA_UPDATE, 10, 0, 0},
+    {TL_MESSAGE_META_DATA_UPDATE, SIZE_BYTES / 2, 0, 0},
+    {TL_MESSAGE_META_DATA_UPDATE, SIZE_BYTES, 0, 0},
+    {TL_MESSAGE_META_DATA_UPDATE, INT64_MAX, 0, 0},
+    {TL_MESSAGE_RE_REQUEST, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_DONE, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_DONE, 0, 0, 0},
+    {TL_MESSAGE_DONE, SIZE_BYTES, 0, 0},
+    {TL_MESSAGE_ERROR_STATUS, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_CANCEL, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_CANCELLED, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_CREDIT, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_GOODBYE, UINT64_MAX, 0, 0},
+    {(enum tl_message_type)0, 0, 0, 0}, /* an immediate without bytes */
+    {(enum tl_message_type)0, 0, 0, TL_IMMEDIATE_TOLD},
+    {(enum tl_message_type)0, 0, 10, 0},
+    {(enum tl_message_type)0, 0, 10, TL_IMMEDIATE_TOLD | TL_IMMEDIATE_BOUNCED},
+    {(enum tl_message_type)0, 0, SIZE_BYTES / 2, 0},
+    {(enum tl_message_type)0, 0, SIZE_BYTES, 0},
+    {(enum tl_message_type)0, 0, SIZE_BYTES, TL_IMMEDIATE_TOLD},
+};
+#define WORD_COUNT ((int)(sizeof(words) / sizeof(words[0])))
+
+static void say(const struct word *word)
+{
+    static const struct tl_message nothing;
+    if (request == NULL) request = &nothing;
+    if (word->type == 0) {
+        write_piece(0, word->write_bytes, word->flags);
+        return;
+    }
+    struct tl_message message = raw_peer_message(&raw, word->type, request->handle);
+    if (word->size_bytes != UINT64_MAX) message = with_meta_data(word->type, word->size_bytes);
+    message.number = 1;
+    message.destination = raw.exposure.descriptor;
+    message.code = TL_ABORTED;
+    message.text = "because";
+    raw_peer_send(&raw, &message);
+}
+
+/* Two words after each other: what the first one does to the request is the state that the second one meets. */
+START_TEST(every_word_in_every_state)
+{
+    for (int stage = 0; stage < STAGES; stage++) {
+        for (int second = 0; second < WORD_COUNT; second++) {
+            open_raw();
+            request = NULL;
+            reach((enum stage)stage);
+            say(&words[_i]);
+            if (stage == STAGE_RENEWING) run_without_letters();
+            say(&words[second]);
+            if (stage == STAGE_RENEWING) run_without_letters();
+            raw_peer_run(&raw);
+            /* The rest of what was asked: a word that the engine has let pass must not have left it half way. */
+            fake_clock_advance(2 * options.engine.cancel_ns);
+            raw_peer_run(&raw);
+            fake_clock_advance(2 * options.engine.silence_ns);
+            raw_peer_run(&raw);
+            if (stage != STAGE_NONE) {
+                struct tl_error reason;
+                tl_error_set(&reason, TL_UNAVAILABLE, "over");
+                if (pair.left->conn != NULL) tl_conn_close(pair.left->conn, &reason);
+                raw_peer_run(&raw);
+                ck_assert_uint_eq(ask.done_count, 1);
+                engine_ask_fini(&ask);
+            }
+            close_raw();
+        }
+    }
+}
+END_TEST
+
+/* ----------------------------------------------------------------------------------------------------- what it asks --
+ */
+
+static void expect_protocol_error(void)
+{
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    ck_assert_int_eq(pair.left->reason.code, TL_UNAVAILABLE);
+    ck_assert_uint_eq(engine_side_stats(pair.left).protocol_errors, 1);
+    ck_assert_uint_eq(pair.left->open_serve_count, 0);
+    close_raw();
+}
+
+static struct tl_message ask_for(uint32_t handle)
+{
+    struct tl_message message = raw_peer_message(&raw, TL_MESSAGE_REQUEST, handle);
+    message.number = 1;
+    message.step = 1;
+    return message;
+}
+
+START_TEST(request_with_an_open_handle)
+{
+    open_raw();
+    struct tl_message message = ask_for(5);
+    raw_peer_send(&raw, &message);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->open_serve_count, 1);
+    message.number = 2;
+    raw_peer_send(&raw, &message);
+    expect_protocol_error();
+}
+END_TEST
+
+START_TEST(request_with_an_impossible_handle)
+{
+    const uint32_t handles[] = {UINT16_MAX, TL_IMMEDIATE_TOLD | 5, TL_IMMEDIATE_BOUNCED | 5, UINT32_MAX};
+    open_raw();
+    struct tl_message message = ask_for(handles[_i]);
+    raw_peer_send(&raw, &message);
+    expect_protocol_error();
+}
+END_TEST
+
+START_TEST(request_without_a_number)
+{
+    open_raw();
+    struct tl_message message = ask_for(5);
+    message.number = 0;
+    raw_peer_send(&raw, &message);
+    expect_protocol_error();
+}
+END_TEST
+
+/* More than could ever be open: bounded memory. */
+START_TEST(too_many_requests)
+{
+    options.engine.request_count = 4;
+    options.engine.slot_count = 16;
+    open_raw();
+    unsigned sent = 0;
+    while (pair.left->closed_count == 0 && sent < 1000) {
+        struct tl_message message = ask_for(++sent);
+        message.number = sent;
+        raw_peer_send(&raw, &message);
+        raw_peer_run(&raw);
+    }
+    ck_assert_uint_eq(sent, 2 * 4 + 16 + 1);
+    expect_protocol_error();
+}
+END_TEST
+
+START_TEST(re_request_of_nothing)
+{
+    open_raw();
+    struct tl_message message = raw_peer_message(&raw, TL_MESSAGE_RE_REQUEST, 5);
+    message.destination = raw.exposure.descriptor;
+    raw_peer_send(&raw, &message);
+    expect_protocol_error();
+}
+END_TEST
+
+START_TEST(re_request_that_was_not_asked_for)
+{
+    open_raw();
+    struct tl_message message = ask_for(5);
+    raw_peer_send(&raw, &message);
+    message = raw_peer_message(&raw, TL_MESSAGE_RE_REQUEST, 5);
+    message.destination = raw.exposure.descriptor;
+    raw_peer_send(&raw, &message);
+    expect_protocol_error();
+}
+END_TEST
+
+START_TEST(re_request_to_nowhere)
+{
+    open_raw();
+    engine_side_send(pair.left, "key", 1, engine_pool_bytes(pair.left, 100, 1));
+    struct tl_message message = ask_for(5);
+    raw_peer_send(&raw, &message);
+    raw_peer_run(&raw);
+    ck_assert_ptr_nonnull(raw_peer_heard(&raw, TL_MESSAGE_META_DATA_UPDATE));
+    send_type(TL_MESSAGE_RE_REQUEST, 5);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(engine_side_values(pair.left), 1); /* kept for the asker */
+    expect_protocol_error();
+}
+END_TEST
+
+/* A destination that is too small, or somebody else's, breaks the connection and nothing else. */
+START_TEST(destination_that_cannot_be_written)
+{
+    open_raw();
+    engine_side_send(pair.left, "key", 1, engine_pool_bytes(pair.left, 5000, 1));
+    struct tl_message message = ask_for(5);
+    message.has_meta_data = true;
+    message.meta_data = (struct tl_meta_data){.dtype = TL_U8, .shape = {.rank = 1, .dims = {5000}}, .size_bytes = 5000};
+    message.expected_step = 1;
+    message.destination = raw.exposure.descriptor;
+    if (_i == 0) message.destination.bytes[8] ^= 0xff;
+    if (_i == 1) message.destination.len_bytes = 1;
+    if (_i == 2) memset(message.destination.bytes, 0xff, sizeof(message.destination.bytes));
+    raw_peer_send(&raw, &message);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    ck_assert_int_eq(pair.left->reason.code, TL_UNAVAILABLE);
+    ck_assert_int_eq(pair.left->last_end, TL_SERVE_BROKEN);
+    ck_assert_uint_eq(engine_side_values(pair.left), 1);
+    close_raw();
+}
+END_TEST
+
+START_TEST(cancel_of_nothing_is_answered)
+{
+    open_raw();
+    send_type(TL_MESSAGE_CANCEL, 77);
+    raw_peer_run(&raw);
+    const struct tl_message *answer = raw_peer_heard(&raw, TL_MESSAGE_CANCELLED);
+    ck_assert_ptr_nonnull(answer);
+    ck_assert_uint_eq(answer->handle, 77);
+    ck_assert_uint_eq(pair.left->closed_count, 0);
+    close_raw();
+}
+END_TEST
+
+/* -------------------------------------------------------------------------------------------------- credits and data
+ * --
+ */
+
+START_TEST(more_consumed_than_was_sent)
+{
+    open_raw();
+    struct tl_message message = raw_peer_message(&raw, TL_MESSAGE_CREDIT, 0);
+    message.consumed += 1000;
+    raw_peer_send(&raw, &message);
+    expect_protocol_error();
+}
+END_TEST
+
+/* A count that goes back is old, not wrong. */
+START_TEST(consumed_goes_back)
+{
+    open_raw();
+    struct tl_message message = raw_peer_message(&raw, TL_MESSAGE_CREDIT, 0);
+    raw_peer_send(&raw, &message);
+    message.consumed--;
+    raw_peer_send(&raw, &message);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->closed_count, 0);
+    close_raw();
+}
+END_TEST
+
+START_TEST(more_bytes_than_announced)
+{
+    open_raw();
+    start("key");
+    renew();
+    write_piece(0, SIZE_BYTES - 1, 0);
+    write_piece(0, 2, 0);
+    raw_peer_run(&raw);
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    engine_ask_fini(&ask);
+    expect_protocol_error();
+}
+END_TEST
+
+/* Under windows the card itself refuses what lies outside. */
+START_TEST(write_beyond_the_destination)
+{
+    open_raw();
+    start("key");
+    renew();
+    write_piece(1, SIZE_BYTES, 0);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    engine_ask_fini(&ask);
+    close_raw();
+}
+END_TEST
+
+/* Answers to a handle whose generation is over are counted and dropped. */
+START_TEST(stale_handles)
+{
+    open_raw();
+    uint32_t first_handle = 0;
+    for (unsigned i = 0; i < 3; i++) {
+        start("key");
+        if (i == 0) first_handle = request->handle;
+        ck_assert_uint_eq(tl_handle_index(request->handle), tl_handle_index(first_handle));
+        if (i > 0) ck_assert_uint_ne(request->handle, first_handle);
+        struct tl_message empty = with_meta_data(TL_MESSAGE_DONE, 0);
+        raw_peer_send(&raw, &empty);
+        raw_peer_run(&raw);
+        ck_assert_int_eq(ask.result.code, TL_OK);
+        engine_ask_fini(&ask);
+    }
+    start("key");
+    uint64_t late = engine_side_stats(pair.left).late_answers;
+    raw_peer_write(&raw, NULL, 0, 0, first_handle);
+    send_type(TL_MESSAGE_DONE, first_handle);
+    send_type(TL_MESSAGE_CANCELLED, first_handle);
+    send_type(TL_MESSAGE_ERROR_STATUS, first_handle);
+    send_type(TL_MESSAGE_META_DATA_UPDATE, 65534); /* an index that was never used */
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(engine_side_stats(pair.left).late_answers, late + 5);
+    ck_assert_uint_eq(pair.left->closed_count, 0);
+    ck_assert_uint_eq(ask.done_count, 0);
+    struct tl_message empty = with_meta_data(TL_MESSAGE_DONE, 0);
+    raw_peer_send(&raw, &empty);
+    raw_peer_run(&raw);
+    engine_ask_fini(&ask);
+    close_raw();
+}
+END_TEST
+
+/* The generation wraps; the handle that is open then is the right one all the same. */
+START_TEST(generations_wrap)
+{
+    open_raw();
+    for (unsigned i = 0; i < (1u << TL_HANDLE_GENERATION_BITS) + 3; i++) {
+        start("key");
+        ck_assert_uint_eq(request->handle & ~TL_HANDLE_MASK, 0);
+        struct tl_message empty = with_meta_data(TL_MESSAGE_DONE, 0);
+        raw_peer_send(&raw, &empty);
+        for (unsigned round = 0; ask.done_count == 0 && round < 100; round++)
+            raw_peer_run(&raw);
+        ck_assert_int_eq(ask.result.code, TL_OK);
+        engine_ask_fini(&ask);
+    }
+    close_raw();
+}
+END_TEST
+
+/* Noise in every slot. */
+START_TEST(noise)
+{
+    uint64_t random = (uint64_t)_i + 1;
+    open_raw();
+    for (unsigned i = 0; i < 20 && pair.left->closed_count == 0; i++) {
+        uint8_t bytes[TL_SLOT_BYTES];
+        for (unsigned k = 0; k < sizeof(bytes); k++) {
+            random = random * UINT64_C(6364136223846793005) + 1442695040888963407;
+            bytes[k] = (uint8_t)(random >> 56);
+        }
+        uint32_t len_bytes = 12 + bytes[100];
+        bytes[0] = (uint8_t)(bytes[0] % 12);
+        bytes[1] &= 3;
+        bytes[2] = (uint8_t)len_bytes;
+        bytes[3] = (uint8_t)(len_bytes >> 8);
+        memcpy(bytes + 4, &raw.consumed, 4);
+        raw_peer_send_bytes(&raw, bytes, len_bytes);
+        raw_peer_run(&raw);
+    }
+    close_raw();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_hostile");
+    TCase *tcase = tcase_create("engine_hostile");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_loop_test(tcase, every_word_in_every_state, 0, WORD_COUNT);
+    tcase_add_test(tcase, request_with_an_open_handle);
+    tcase_add_loop_test(tcase, request_with_an_impossible_handle, 0, 4);
+    tcase_add_test(tcase, request_without_a_number);
+    tcase_add_test(tcase, too_many_requests);
+    tcase_add_test(tcase, re_request_of_nothing);
+    tcase_add_test(tcase, re_request_that_was_not_asked_for);
+    tcase_add_test(tcase, re_request_to_nowhere);
+    tcase_add_loop_test(tcase, destination_that_cannot_be_written, 0, 3);
+    tcase_add_test(tcase, cancel_of_nothing_is_answered);
+    tcase_add_test(tcase, more_consumed_than_was_sent);
+    tcase_add_test(tcase, consumed_goes_back);
+    tcase_add_test(tcase, more_bytes_than_announced);
+    tcase_add_test(tcase, write_beyond_the_destination);
+    tcase_add_test(tcase, stale_handles);
+    tcase_add_test(tcase, generations_wrap);
+    tcase_add_loop_test(tcase, noise, 0, 50);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed_count = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed_count != 0;
+}
