@@ -208,6 +208,7 @@ static void conn_free(struct tl_conn *conn)
     tl_timers_disarm(timers, &conn->greeting_timer);
     tl_timers_disarm(timers, &conn->silence_timer);
     if (conn->is_pump_deferred) tl_list_remove(&conn->pump_letter.link);
+    if (conn->is_busy) tl_reactor_busy(engine->reactor, -1);
     if (conn->pair != NULL) conn->pair->ops->destroy(conn->pair);
     conn_block_destroy(conn->memory, &conn->probe, &conn->probe_pin);
     if (conn->memory != engine->memory) tl_memory_destroy(conn->memory);
@@ -405,6 +406,9 @@ static void maybe_up(struct tl_conn *conn)
     if (conn->state != CONN_GREETING || !conn->is_probe_right || !conn->is_probed) return;
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &conn->greeting_timer);
     conn->state = CONN_UP;
+    /* Whoever has spoken will soon do so again: the reactor spins a while after each event before it sleeps. */
+    conn->is_busy = true;
+    tl_reactor_busy(conn->engine->reactor, 1);
     if (conn->events->up != NULL) conn->events->up(conn);
     conn_pump_later(conn);
 }

@@ -64,6 +64,7 @@ struct tl_conn {
     struct tl_queue_pair *pair;
     struct tl_memory *memory;      /* where the peer may be let write: the engine's, or its own under TL_KEYS_REGION */
     struct tl_allocator allocator; /* of destinations, there */
+    bool is_busy; /* it has been up: counted by the reactor */
     bool is_drained;
     struct tl_error close_reason;
     unsigned held_count; /* registrations that will come back to us */
