@@ -200,7 +200,6 @@ static int serve(int fd)
 
 struct asked {
     struct tl_fetch fetch;
-    struct tl_tensor *destination;
     struct tl_letter letter;
     int64_t begun_ns;
 };
@@ -234,10 +233,7 @@ static void begin(struct asked *asked)
 static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                             struct tl_tensor **ret_destination, struct tl_error *ret_error)
 {
-    (void)meta_data;
-    (void)ret_error;
-    *ret_destination = tl_tensor_get(TL_CONTAINER_OF(fetch, struct asked, fetch)->destination);
-    return TL_OK;
+    return fetch->allocator->create(fetch->allocator->context, meta_data, ret_destination, ret_error);
 }
 
 static void tell_caller(void)
@@ -360,7 +356,6 @@ static void receive(int fd)
     for (unsigned i = 0; i < settings.outstanding; i++) {
         tl_fetch_init(&client.asked[i].fetch, &fetch_ops);
         client.asked[i].fetch.key = "weights";
-        client.asked[i].destination = make_tensor(side->memory);
         client.asked[i].letter.deliver = begin_posted;
     }
     pthread_mutex_init(&client.mutex, NULL);
@@ -384,7 +379,6 @@ static void receive(int fd)
     }
     for (unsigned i = 0; i < settings.outstanding; i++) {
         tl_fetch_fini(&client.asked[i].fetch);
-        tl_tensor_put(client.asked[i].destination);
     }
     tl_conn_drain(side->conn);
     side_close(side);
