@@ -2,10 +2,10 @@
 /*
  * The cluster's configuration: one JSON file, or TF_CONFIG, becomes one plain struct.
  *
- * A setting is looked up in this order, later ones win: default, top level of the file, the job's entry under "jobs",
- * the task's entry under "jobs"/JOB/"tasks". Everything is checked when the file is read; an error names file, line,
- * column, JSON path, what is wrong, and the nearest valid name where a name is wrong. docs/config.md is the manual,
- * config/schema.json the same for machines.
+ * A setting is looked up in this order, later ones win: default, the environment (tl_config_apply_environment), top
+ * level of the file, the job's entry under "jobs", the task's entry under "jobs"/JOB/"tasks". Everything is checked
+ * when the file is read; an error names file, line, column, JSON path, what is wrong, and the nearest valid name where
+ * a name is wrong. docs/config.md is the manual, config/schema.json the same for machines.
  */
 #ifndef CONFIG_CONFIG_H
 #define CONFIG_CONFIG_H
@@ -16,14 +16,42 @@
 
 #include <tensorlane/status.h>
 
-enum tl_protocol { TL_PROTOCOL_AUTO = 0, TL_PROTOCOL_GRPC = 1 };
+enum tl_protocol { TL_PROTOCOL_AUTO = 0, TL_PROTOCOL_GRPC = 1, TL_PROTOCOL_GRPC_VERBS = 2 };
 enum tl_rdma_policy { TL_RDMA_PREFER = 0, TL_RDMA_REQUIRE = 1, TL_RDMA_OFF = 2 };
 enum tl_connect_policy { TL_CONNECT_LAZY = 0, TL_CONNECT_EAGER = 1 };
+enum tl_verbs_keys { TL_VERBS_KEYS_WINDOW = 0, TL_VERBS_KEYS_REGION = 1 };
+
+/* A number that follows from the machine: "auto". */
+#define TL_SETTING_AUTO UINT64_MAX
+
+/* How the RDMA data plane works: "verbs". */
+struct tl_verbs_settings {
+    const char *devices;     /* {"devices": "mlx5_0:1,^mlx5_1"}: which may be used; NULL: any */
+    uint64_t port;           /* {"port": 1}: of the device; TL_SETTING_AUTO: any */
+    uint64_t gid_index;      /* {"gid_index": 3}: place in the port's table; TL_SETTING_AUTO: by the task's address */
+    uint64_t mtu_bytes;      /* {"mtu": 4096}: of a packet at most; TL_SETTING_AUTO: what the port does */
+    uint64_t service_level;  /* {"service_level": 0} */
+    uint64_t traffic_class;  /* {"traffic_class": 0} */
+    uint64_t timeout;        /* {"timeout": 14}: 4.096 us * 2^timeout until a packet is sent again; 0: for ever */
+    uint64_t retry_count;    /* {"retry_count": 6} */
+    uint64_t queue_depth;    /* {"queue_depth": 1024}: operations that may be posted to one peer at a time */
+    uint64_t pkey_index;     /* {"pkey_index": 0}: place in the port's table of partition keys */
+    enum tl_verbs_keys keys; /* {"keys": "window"}: how narrow the memory is that a peer can write to */
+    uint64_t pool_bytes;     /* {"pool": "64MiB"}: registered memory is taken in pieces of this */
+    uint64_t max_pool_bytes; /* {"max_pool": "auto"}: all pieces; TL_SETTING_AUTO: half of the machine's memory */
+    uint64_t cached_bytes;   /* {"cached": "auto"}: users' memory that is registered; TL_SETTING_AUTO: the same */
+    uint64_t register_bytes; /* {"register": "256KiB"}: users' memory of so much is registered, smaller is copied */
+    uint64_t piece_bytes;    /* {"piece": "auto"}: of one write at most; TL_SETTING_AUTO: what the device does */
+    int64_t spin_ns;         /* {"spin": "50us"}: polling without result before sleeping */
+    uint64_t slot_count;     /* {"slots": 256}: messages under way from one peer */
+    int64_t silence_ns;      /* {"silence": "800ms"}: a peer that says nothing for so long while it should is dead */
+    bool is_bounce_forced;   /* {"bounce": false}: everything is copied through the pool, for measurements */
+};
 
 /* The settings of one task, every value effective. Sizes in bytes, durations in nanoseconds. */
 struct tl_settings {
-    enum tl_protocol protocol;      /* "protocol": "auto" or "grpc" */
-    enum tl_rdma_policy rdma;       /* "rdma": "prefer", "require", "off"; kept for a data plane that is to come */
+    enum tl_protocol protocol;      /* "protocol": "auto", "grpc" or "grpc+verbs" */
+    enum tl_rdma_policy rdma;       /* "rdma": "prefer", "require", "off"; without meaning for "grpc" */
     enum tl_connect_policy connect; /* "connect": "lazy" or "eager" */
     bool checksum;                  /* "checksum": verify every tensor that is received */
     const char *listen;             /* "listen": host:port to bind, NULL: the task's own address */
@@ -42,6 +70,8 @@ struct tl_settings {
     int64_t keepalive_timeout_ns;   /* {"keepalive_answer": "5s"}: and the time it then has to answer */
     int64_t reservation_timeout_ns; /* {"reservation": "30s"}: how long a value waits for a receiver that broke off */
     int64_t drain_timeout_ns;       /* {"drain": "10s"}: for running transfers when the worker stops */
+
+    struct tl_verbs_settings verbs; /* "verbs" */
 
     int log_level;  /* "log": {"level": "info"}; enum tl_log_level */
     int log_format; /* {"format": "key-value" or "json"}; enum tl_log_format */
@@ -86,6 +116,21 @@ enum tl_status tl_config_tf_to_json(const char *text, size_t len_bytes, char **r
 
 void tl_config_destroy(struct tl_config *config); /* NULL is accepted */
 
+/* The variables of a process. */
+struct tl_config_environment {
+    const char *const *variables;                     /* "NAME=VALUE", ended by NULL, as environ is */
+    void (*warn)(void *context, const char *message); /* NULL: warnings are dropped */
+    void *context;
+};
+
+/* Gives settings that the configuration leaves at their defaults the values of TensorFlow's variables RDMA_*, in both
+ * the documented and the implemented spelling; docs/config.md has the table. An empty variable counts as none. Warns of
+ * every RDMA_* that is none of them, with the nearest. Nothing has changed after an error.
+ * Errors: TL_INVALID_ARGUMENT: a value out of range, or two spellings that contradict each other; the message names the
+ * variable. TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_config_apply_environment(struct tl_config *config, const struct tl_config_environment *environment,
+                                           struct tl_error *ret_error) TL_MUST_USE;
+
 /* The task with this job and index, or this name ("/job:ps/task:0" or "ps:0"). Errors: TL_NOT_FOUND: naming the
  * nearest. */
 enum tl_status tl_config_find_task(const struct tl_config *config, const char *job, uint32_t index,
@@ -97,7 +142,7 @@ enum tl_status tl_config_find_name(const struct tl_config *config, const char *n
 struct tl_config_value {
     const char *path;   /* "limits.chunk" */
     const char *value;  /* as JSON: "\"1MiB\"", "65536", "true", "[...]" */
-    const char *origin; /* "default", or "FILE:LINE (jobs.ps.limits.chunk)" */
+    const char *origin; /* "default", "environment (RDMA_TIMEOUT)", or "FILE:LINE (jobs.ps.limits.chunk)" */
 };
 
 /* All values of a task of this configuration, or of its self, in the order of struct tl_settings; returns how many

@@ -10,12 +10,14 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "base/text.h"
 #include "config/address.h"
+#include "config/device_list.h"
 #include "config/quote.h"
 
 /* Whole numbers up to here are exact as double. */
@@ -63,15 +65,38 @@ enum tl_status tl_choice_read(const struct tl_choice *choices, const struct tl_j
 
 /* ------------------------------------------------------------------------------------------------------ numbers -- */
 
-static enum tl_status check_bounds(const struct tl_setting *setting, const struct tl_json_value *value, uint64_t number,
-                                   struct tl_error *ret_error)
+/* Says which powers of two are in the range. */
+static enum tl_status refuse_power(const struct tl_setting *setting, uint64_t number, struct tl_error *ret_error)
+{
+    char list[128] = "";
+    size_t len = 0;
+    for (uint64_t power = setting->min; power <= setting->max && len < sizeof(list); power *= 2) {
+        const char *separator = power == setting->min ? "" : power * 2 > setting->max ? " or " : ", ";
+        len += (size_t)snprintf(list + len, sizeof(list) - len, "%s%" PRIu64, separator, power);
+    }
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%" PRIu64 " is not %s", number, list);
+}
+
+enum tl_status tl_setting_check_number(const struct tl_setting *setting, uint64_t number, struct tl_error *ret_error)
 {
     char min[TL_SETTING_NUMBER_BYTES], max[TL_SETTING_NUMBER_BYTES], given[TL_SETTING_NUMBER_BYTES];
-    if (number >= setting->min && number <= setting->max) return TL_OK;
-    return tl_json_fail(value, TL_INVALID_ARGUMENT, ret_error, "%s is out of range; it may be %s to %s",
+    bool is_in_range = number >= setting->min && number <= setting->max;
+    if (setting->is_power_of_two && (!is_in_range || (number & (number - 1)) != 0)) {
+        return refuse_power(setting, number, ret_error);
+    }
+    if (is_in_range) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is out of range; it may be %s to %s",
                         tl_setting_format_number(setting->kind, number, given),
                         tl_setting_format_number(setting->kind, setting->min, min),
                         tl_setting_format_number(setting->kind, setting->max, max));
+}
+
+static enum tl_status check_bounds(const struct tl_setting *setting, const struct tl_json_value *value, uint64_t number,
+                                   struct tl_error *ret_error)
+{
+    struct tl_error reason;
+    enum tl_status status = tl_setting_check_number(setting, number, &reason);
+    return status == TL_OK ? TL_OK : tl_json_fail(value, status, ret_error, "%s", reason.message);
 }
 
 /* A JSON number that is whole and not negative. */
@@ -100,8 +125,10 @@ static enum tl_status read_count(const struct tl_setting *setting, const struct 
                                  struct tl_error *ret_error)
 {
     if (!json_is_number(value->json)) {
-        return tl_json_fail(value, TL_INVALID_ARGUMENT, ret_error, "must be a whole number such as %" PRIu64 ", not %s",
-                            setting->default_value, tl_json_type_name(value->json));
+        return tl_json_fail(value, TL_INVALID_ARGUMENT, ret_error,
+                            "must be a whole number such as %" PRIu64 "%s, not %s",
+                            setting->has_auto ? setting->min : setting->default_value,
+                            setting->has_auto ? ", or \"auto\"" : "", tl_json_type_name(value->json));
     }
     return read_whole(value, "a whole number such as 1024", ret, ret_error);
 }
@@ -145,7 +172,11 @@ static enum tl_status read_duration(const struct tl_json_value *value, uint64_t 
 static enum tl_status read_number(const struct tl_setting *setting, const struct tl_json_value *value,
                                   struct tl_settings *settings, struct tl_error *ret_error)
 {
-    uint64_t number;
+    uint64_t number = TL_SETTING_AUTO;
+    if (setting->has_auto && json_is_string(value->json) && strcmp(json_string_value(value->json), "auto") == 0) {
+        memcpy(field(settings, setting), &number, sizeof(number));
+        return TL_OK;
+    }
     enum tl_status status = setting->kind == TL_SETTING_COUNT  ? read_count(setting, value, &number, ret_error)
                             : setting->kind == TL_SETTING_SIZE ? read_size(value, &number, ret_error)
                                                                : read_duration(value, &number, ret_error);
@@ -228,6 +259,24 @@ static enum tl_status read_files(const struct tl_json_value *value, struct tl_ar
     return TL_OK;
 }
 
+static enum tl_status read_devices(const struct tl_json_value *value, struct tl_arena *arena, const char **ret_devices,
+                                   struct tl_error *ret_error)
+{
+    struct tl_error reason;
+    char *devices = NULL;
+    enum tl_status status = tl_json_expect(value, JSON_STRING, "a list such as \"mlx5_0:1,^mlx5_1\"", ret_error);
+    if (status != TL_OK) return status;
+    const char *text = json_string_value(value->json);
+    status = tl_device_list_check(text, &reason);
+    if (status != TL_OK) return tl_json_fail(value, status, ret_error, "%s", reason.message);
+    if (text[0] != '\0') {
+        devices = tl_arena_format(arena, "%s", text);
+        if (!devices) return tl_json_no_memory(value->doc->source, ret_error);
+    }
+    *ret_devices = devices;
+    return TL_OK;
+}
+
 static enum tl_status read_bool(const struct tl_json_value *value, bool *ret_bool, struct tl_error *ret_error)
 {
     if (!json_is_boolean(value->json)) {
@@ -251,6 +300,8 @@ enum tl_status tl_setting_read(const struct tl_setting *setting, const struct tl
         return read_address(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_FILES:
         return read_files(value, arena, folder, settings, ret_error);
+    case TL_SETTING_DEVICES:
+        return read_devices(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_SIZE:
     case TL_SETTING_COUNT:
     case TL_SETTING_DURATION:
@@ -263,7 +314,7 @@ void tl_setting_set_default(const struct tl_setting *setting, struct tl_settings
 {
     int choice = (int)setting->default_value;
     bool flag = setting->default_value != 0;
-    const char *address = NULL;
+    const char *text = NULL;
     switch (setting->kind) {
     case TL_SETTING_CHOICE:
         memcpy(field(settings, setting), &choice, sizeof(choice));
@@ -272,7 +323,8 @@ void tl_setting_set_default(const struct tl_setting *setting, struct tl_settings
         memcpy(field(settings, setting), &flag, sizeof(flag));
         break;
     case TL_SETTING_ADDRESS:
-        memcpy(field(settings, setting), &address, sizeof(address));
+    case TL_SETTING_DEVICES:
+        memcpy(field(settings, setting), &text, sizeof(text));
         break;
     case TL_SETTING_FILES:
         settings->publish = NULL;

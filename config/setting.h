@@ -3,6 +3,7 @@
 #ifndef CONFIG_SETTING_H
 #define CONFIG_SETTING_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -17,6 +18,7 @@ enum tl_setting_kind {
     TL_SETTING_BOOL,     /* bool */
     TL_SETTING_ADDRESS,  /* const char *, NULL: none */
     TL_SETTING_FILES,    /* publish and publish_count */
+    TL_SETTING_DEVICES,  /* const char *, NULL: no list, "" in JSON */
     TL_SETTING_SIZE,     /* uint64_t; a number of bytes or text with a unit */
     TL_SETTING_COUNT,    /* uint64_t; a number */
     TL_SETTING_DURATION, /* int64_t nanoseconds; text with a unit */
@@ -39,6 +41,8 @@ struct tl_setting {
     size_t offset; /* in struct tl_settings */
     uint64_t min;  /* of sizes, counts and durations */
     uint64_t max;
+    bool has_auto;                   /* of sizes and counts: "auto" is TL_SETTING_AUTO */
+    bool is_power_of_two;            /* of counts: nothing else is in the range */
     uint64_t default_value;          /* of everything that is a number in struct tl_settings */
     const struct tl_choice *choices; /* of TL_SETTING_CHOICE */
 };
@@ -49,6 +53,10 @@ struct tl_setting {
 enum tl_status tl_setting_read(const struct tl_setting *setting, const struct tl_json_value *value,
                                struct tl_arena *arena, const char *folder, struct tl_settings *settings,
                                struct tl_error *ret_error) TL_MUST_USE;
+
+/* Whether the number is in the setting's range. Errors: TL_INVALID_ARGUMENT: no; the message tells the range. */
+enum tl_status tl_setting_check_number(const struct tl_setting *setting, uint64_t number,
+                                       struct tl_error *ret_error) TL_MUST_USE;
 
 /* Gives the field its default. */
 void tl_setting_set_default(const struct tl_setting *setting, struct tl_settings *settings);

@@ -102,7 +102,7 @@ const char *tl_setting_format(const struct tl_setting *setting, const struct tl_
     char number_text[TL_SETTING_NUMBER_BYTES];
     const void *from = const_field(settings, setting);
     uint64_t number = 0;
-    const char *address = NULL;
+    const char *text = NULL;
     int choice = 0;
     bool flag = false;
     switch (setting->kind) {
@@ -113,17 +113,20 @@ const char *tl_setting_format(const struct tl_setting *setting, const struct tl_
         memcpy(&flag, from, sizeof(flag));
         return flag ? "true" : "false";
     case TL_SETTING_ADDRESS:
-        memcpy(&address, from, sizeof(address));
-        return address ? tl_json_text(address, arena) : "null";
+        memcpy(&text, from, sizeof(text));
+        return text ? tl_json_text(text, arena) : "null";
+    case TL_SETTING_DEVICES:
+        memcpy(&text, from, sizeof(text));
+        return text ? tl_json_text(text, arena) : "\"\"";
     case TL_SETTING_FILES:
         return format_files(settings, arena);
     case TL_SETTING_COUNT:
-        memcpy(&number, from, sizeof(number));
-        return tl_arena_format(arena, "%" PRIu64, number);
     case TL_SETTING_SIZE:
     case TL_SETTING_DURATION:
         break;
     }
     memcpy(&number, from, sizeof(number));
+    if (setting->has_auto && number == TL_SETTING_AUTO) return "\"auto\"";
+    if (setting->kind == TL_SETTING_COUNT) return tl_arena_format(arena, "%" PRIu64, number);
     return tl_arena_format(arena, "\"%s\"", tl_setting_format_number(setting->kind, number, number_text));
 }

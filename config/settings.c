@@ -21,6 +21,7 @@
 #define MIB (KIB * 1024)
 #define GIB (MIB * 1024)
 #define TIB (GIB * 1024)
+#define US UINT64_C(1000)
 #define MS ((uint64_t)TL_NS_PER_MS)
 #define SEC ((uint64_t)TL_NS_PER_SEC)
 #define HOUR (3600 * SEC)
@@ -35,7 +36,7 @@
 const struct tl_choice tl_protocol_choices[] = {
     {"auto", TL_PROTOCOL_AUTO, NULL},
     {"grpc", TL_PROTOCOL_GRPC, NULL},
-    {"grpc+verbs", -1, "the verbs transport"},
+    {"grpc+verbs", TL_PROTOCOL_GRPC_VERBS, NULL},
     {"grpc+gdr", -1, "the gdr transport"},
     {"grpc+local", -1, "the local transport"},
     {"grpc+mpi", -1, "the mpi transport"},
@@ -52,6 +53,12 @@ static const struct tl_choice rdma_choices[] = {
 static const struct tl_choice connect_choices[] = {
     {"lazy", TL_CONNECT_LAZY, NULL},
     {"eager", TL_CONNECT_EAGER, NULL},
+    {NULL, 0, NULL},
+};
+
+static const struct tl_choice keys_choices[] = {
+    {"window", TL_VERBS_KEYS_WINDOW, NULL},
+    {"region", TL_VERBS_KEYS_REGION, NULL},
     {NULL, 0, NULL},
 };
 
@@ -77,6 +84,8 @@ static const struct tl_choice log_format_choices[] = {
 #define SIZE(min, max, first) NUMBER(TL_SETTING_SIZE, min, max, first)
 #define COUNT(min, max, first) NUMBER(TL_SETTING_COUNT, min, max, first)
 #define DURATION(min, max, first) NUMBER(TL_SETTING_DURATION, min, max, first)
+#define AUTO_SIZE(min, max) NUMBER(TL_SETTING_SIZE, min, max, TL_SETTING_AUTO), .has_auto = true
+#define AUTO_COUNT(min, max) NUMBER(TL_SETTING_COUNT, min, max, TL_SETTING_AUTO), .has_auto = true
 
 /* clang-format off */
 const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
@@ -97,6 +106,26 @@ const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
     {IN("timeouts", "keepalive_answer"), AT(keepalive_timeout_ns), DURATION(100 * MS, 24 * HOUR, 5 * SEC)},
     {IN("timeouts", "reservation"), AT(reservation_timeout_ns), DURATION(1 * MS, 24 * HOUR, 30 * SEC)},
     {IN("timeouts", "drain"), AT(drain_timeout_ns), DURATION(0, 24 * HOUR, 10 * SEC)},
+    {IN("verbs", "devices"), AT(verbs.devices), .kind = TL_SETTING_DEVICES},
+    {IN("verbs", "port"), AT(verbs.port), AUTO_COUNT(1, 255)},
+    {IN("verbs", "gid_index"), AT(verbs.gid_index), AUTO_COUNT(0, 255)},
+    {IN("verbs", "mtu"), AT(verbs.mtu_bytes), AUTO_COUNT(256, 4096), .is_power_of_two = true},
+    {IN("verbs", "service_level"), AT(verbs.service_level), COUNT(0, 7, 0)},
+    {IN("verbs", "traffic_class"), AT(verbs.traffic_class), COUNT(0, 255, 0)},
+    {IN("verbs", "timeout"), AT(verbs.timeout), COUNT(0, 31, 14)},
+    {IN("verbs", "retry_count"), AT(verbs.retry_count), COUNT(0, 7, 6)},
+    {IN("verbs", "queue_depth"), AT(verbs.queue_depth), COUNT(16, 65536, 1024)},
+    {IN("verbs", "pkey_index"), AT(verbs.pkey_index), COUNT(0, 65535, 0)},
+    {IN("verbs", "keys"), AT(verbs.keys), CHOICE(keys_choices, TL_VERBS_KEYS_WINDOW)},
+    {IN("verbs", "pool"), AT(verbs.pool_bytes), SIZE(1 * MIB, 1 * TIB, 64 * MIB)},
+    {IN("verbs", "max_pool"), AT(verbs.max_pool_bytes), AUTO_SIZE(1 * MIB, 1024 * TIB)},
+    {IN("verbs", "cached"), AT(verbs.cached_bytes), AUTO_SIZE(0, 1024 * TIB)},
+    {IN("verbs", "register"), AT(verbs.register_bytes), SIZE(0, 1 * TIB, 256 * KIB)},
+    {IN("verbs", "piece"), AT(verbs.piece_bytes), AUTO_SIZE(4 * KIB, 2 * GIB)},
+    {IN("verbs", "spin"), AT(verbs.spin_ns), DURATION(0, 1 * SEC, 50 * US)},
+    {IN("verbs", "slots"), AT(verbs.slot_count), COUNT(16, 4096, 256)},
+    {IN("verbs", "silence"), AT(verbs.silence_ns), DURATION(50 * MS, 1 * HOUR, 800 * MS)},
+    {IN("verbs", "bounce"), AT(verbs.is_bounce_forced), .kind = TL_SETTING_BOOL},
     {IN("log", "level"), AT(log_level), CHOICE(log_level_choices, TL_LOG_INFO)},
     {IN("log", "format"), AT(log_format), CHOICE(log_format_choices, TL_LOG_KEY_VALUE)},
 };
@@ -105,6 +134,7 @@ const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
 /* What may stand on a level beside settings. */
 static const char *const structure[][4] = {
     [TL_LEVEL_DEFAULT] = {NULL},
+    [TL_LEVEL_ENVIRONMENT] = {NULL},
     [TL_LEVEL_TOP] = {"cluster", "jobs", "$schema", NULL},
     [TL_LEVEL_JOB] = {"tasks", NULL},
     [TL_LEVEL_TASK] = {NULL},
@@ -258,19 +288,31 @@ enum tl_status tl_settings_read(const struct tl_json_value *object, enum tl_sett
     return TL_OK;
 }
 
+/* The error for two settings that contradict each other, at the one that was set last. The defaults agree, so that one
+ * of them was set in the file. */
+static enum tl_status refuse_order(const struct tl_settings_layer *layer, size_t small_offset, size_t large_offset,
+                                   struct tl_json_doc *doc, struct tl_error *ret_error)
+{
+    size_t small = tl_settings_find(small_offset), large = tl_settings_find(large_offset);
+    const struct tl_setting_origin *small_origin = &layer->origins[small], *large_origin = &layer->origins[large];
+    const struct tl_setting_origin *last = small_origin->level > large_origin->level ? small_origin : large_origin;
+    const char *small_name = tl_settings_table[small].name, *large_name = tl_settings_table[large].name;
+    struct tl_json_value value = {.doc = doc, .node = last->node};
+    return tl_json_fail(&value, TL_INVALID_ARGUMENT, ret_error, "%s is %s and %s is %s; %s must be at least %s",
+                        large_name, large_origin->value, small_name, small_origin->value, large_name, small_name);
+}
+
+#define OFFSET(member) offsetof(struct tl_settings, member)
+
 enum tl_status tl_settings_check(const struct tl_settings_layer *layer, struct tl_json_doc *doc,
                                  struct tl_error *ret_error)
 {
     const struct tl_settings *settings = &layer->settings;
-    if (settings->inflight_bytes >= settings->chunk_bytes) return TL_OK;
-    /* The defaults agree, so that one of the two was set in the file. */
-    const struct tl_setting_origin *chunk =
-        &layer->origins[tl_settings_find(offsetof(struct tl_settings, chunk_bytes))];
-    const struct tl_setting_origin *inflight =
-        &layer->origins[tl_settings_find(offsetof(struct tl_settings, inflight_bytes))];
-    const struct tl_setting_origin *last = chunk->level > inflight->level ? chunk : inflight;
-    struct tl_json_value value = {.doc = doc, .node = last->node};
-    return tl_json_fail(&value, TL_INVALID_ARGUMENT, ret_error,
-                        "inflight is %s and chunk is %s; inflight must be at least chunk", inflight->value,
-                        chunk->value);
+    if (settings->inflight_bytes < settings->chunk_bytes) {
+        return refuse_order(layer, OFFSET(chunk_bytes), OFFSET(inflight_bytes), doc, ret_error);
+    }
+    if (settings->verbs.max_pool_bytes < settings->verbs.pool_bytes) {
+        return refuse_order(layer, OFFSET(verbs.pool_bytes), OFFSET(verbs.max_pool_bytes), doc, ret_error);
+    }
+    return TL_OK;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * All settings of a task, and the layers that they come from: default, top level, job, task.
+ * All settings of a task, and the layers that they come from: default, environment, top level, job, task.
  *
  * A layer starts as a copy of the one below and is then changed by one object of the file; with every value goes where
  * it was set. Tasks without settings of their own share the layer of their job, jobs that of the top level.
@@ -17,16 +17,16 @@
 #include "config/json_doc.h"
 #include "config/setting.h"
 
-#define TL_SETTING_COUNT_ALL 19
+#define TL_SETTING_COUNT_ALL 39
 
-enum tl_settings_level { TL_LEVEL_DEFAULT, TL_LEVEL_TOP, TL_LEVEL_JOB, TL_LEVEL_TASK };
+enum tl_settings_level { TL_LEVEL_DEFAULT, TL_LEVEL_ENVIRONMENT, TL_LEVEL_TOP, TL_LEVEL_JOB, TL_LEVEL_TASK };
 
 /* Where a value was set. */
 struct tl_setting_origin {
     const char *value;  /* as JSON */
-    const char *origin; /* "default", or "FILE:LINE (PATH)" */
+    const char *origin; /* "default", "environment (NAME)" or "FILE:LINE (PATH)" */
     enum tl_settings_level level;
-    uint32_t node; /* of the value in the document, while that is open; TL_JSON_NONE for a default */
+    uint32_t node; /* of the value in the document, while that is open; TL_JSON_NONE when it is not from there */
 };
 
 struct tl_settings_layer {

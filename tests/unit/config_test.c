@@ -119,13 +119,13 @@ START_TEST(values_come_in_order_and_up_to_the_capacity)
     struct tl_config_value values[64] = {0};
     parse("{" CLUSTER "}");
     size_t count = tl_config_values(config, &config->tasks[0], NULL, 0);
-    ck_assert_uint_eq(count, 19);
+    ck_assert_uint_eq(count, 39);
     ck_assert_uint_eq(tl_config_values(config, &config->tasks[0], values, 2), count);
     ck_assert_str_eq(values[0].path, "protocol");
     ck_assert_str_eq(values[1].path, "rdma");
     ck_assert_ptr_null(values[2].path);
     ck_assert_uint_eq(tl_config_values(config, &config->tasks[0], values, 64), count);
-    ck_assert_str_eq(values[18].path, "log.format");
+    ck_assert_str_eq(values[38].path, "log.format");
     tl_config_destroy(config);
 }
 END_TEST
@@ -154,7 +154,7 @@ START_TEST(the_top_level_is_checked)
                   "such as \"worker\": [\"host:4000\"]");
     check_refused("{" CLUSTER ", \"protocol\": \"grpc+mpi\"}", TL_UNIMPLEMENTED,
                   "c.json:1:77: protocol: \"grpc+mpi\" needs the mpi transport, which this version does not have; use "
-                  "one of \"auto\", \"grpc\"");
+                  "one of \"auto\", \"grpc\", \"grpc+verbs\"");
     check_refused("{" CLUSTER ", \"rdma\": \"required\"}", TL_INVALID_ARGUMENT,
                   "c.json:1:73: rdma: \"required\" is no value of rdma; did you mean \"require\"?");
     check_refused("{" CLUSTER ", \"security\": {}}", TL_UNIMPLEMENTED,

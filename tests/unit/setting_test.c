@@ -23,6 +23,15 @@ static const struct tl_setting count = {AT(connections), .kind = TL_SETTING_COUN
 static const struct tl_setting duration = {AT(drain_timeout_ns), .kind = TL_SETTING_DURATION, .min = 1000000,
                                            .max = 3600000000000, .default_value = 2000000000};
 
+static const struct tl_setting devices = {AT(verbs.devices), .kind = TL_SETTING_DEVICES};
+static const struct tl_setting auto_count = {AT(verbs.port),   .kind = TL_SETTING_COUNT,        .min = 1, .max = 255,
+                                             .has_auto = true, .default_value = TL_SETTING_AUTO};
+static const struct tl_setting auto_size = {AT(verbs.piece_bytes), .kind = TL_SETTING_SIZE,
+                                            .min = 4096,           .max = 1 << 20,
+                                            .has_auto = true,      .default_value = TL_SETTING_AUTO};
+static const struct tl_setting power = {AT(verbs.mtu_bytes), .kind = TL_SETTING_COUNT, .min = 256,
+                                        .max = 4096,         .is_power_of_two = true,  .default_value = 1024};
+
 static struct tl_json_doc doc;
 static struct tl_arena *arena;
 static struct tl_settings settings;
@@ -204,6 +213,46 @@ START_TEST(counts)
 }
 END_TEST
 
+START_TEST(numbers_that_follow_from_the_machine)
+{
+    check_read(&auto_count, "\"auto\"", "\"auto\"");
+    check_read(&auto_count, "1", "1");
+    check_read(&auto_size, "\"auto\"", "\"auto\"");
+    check_read(&auto_size, "\"4KiB\"", "\"4KiB\"");
+    ck_assert_int_eq(read_setting(&auto_count, "\"auto\"", NULL), TL_OK);
+    ck_assert_uint_eq(settings.verbs.port, TL_SETTING_AUTO);
+    close_setting();
+    check_refused(&auto_count, "\"any\"", "x: must be a whole number such as 1, or \"auto\", not a string");
+    check_refused(&auto_count, "0", "x: 0 is out of range; it may be 1 to 255");
+    check_refused(&auto_count, "9223372036854775807", "is out of range");
+    check_refused(&auto_size, "\"Auto\"", "x: \"Auto\" is no size");
+    check_refused(&count, "\"auto\"", "x: must be a whole number such as 16, not a string");
+}
+END_TEST
+
+START_TEST(powers_of_two)
+{
+    check_read(&power, "256", "256");
+    check_read(&power, "4096", "4096");
+    check_refused(&power, "1000", "x: 1000 is not 256, 512, 1024, 2048 or 4096");
+    check_refused(&power, "128", "x: 128 is not 256, 512, 1024, 2048 or 4096");
+    check_refused(&power, "8192", "x: 8192 is not 256, 512, 1024, 2048 or 4096");
+}
+END_TEST
+
+START_TEST(lists_of_devices)
+{
+    check_read(&devices, "\"\"", "\"\"");
+    check_read(&devices, "\"mlx5_0:1,^mlx5_1\"", "\"mlx5_0:1,^mlx5_1\"");
+    check_refused(&devices, "\"mlx5_0, mlx5_1\"", "x: \" mlx5_1\" does not name a device; entries are like");
+    check_refused(&devices, "[\"mlx5_0\"]", "x: must be a list such as \"mlx5_0:1,^mlx5_1\", not a list");
+    check_refused(&devices, "\"a:0\"", "x: \"a:0\": a port is a number of 1 to 255");
+    ck_assert_int_eq(read_setting(&devices, "\"\"", NULL), TL_OK);
+    ck_assert_ptr_null(settings.verbs.devices);
+    close_setting();
+}
+END_TEST
+
 START_TEST(durations)
 {
     check_read(&duration, "\"250ms\"", "\"250ms\"");
@@ -230,8 +279,9 @@ START_TEST(defaults)
         const struct tl_setting *setting;
         const char *written;
     } cases[] = {
-        {&word, "\"eager\""}, {&flag, "false"}, {&address, "null"},    {&files, "[]"},
-        {&size, "\"4KiB\""},  {&count, "16"},   {&duration, "\"2s\""},
+        {&word, "\"eager\""},      {&flag, "false"},         {&address, "null"},    {&files, "[]"},
+        {&size, "\"4KiB\""},       {&count, "16"},           {&duration, "\"2s\""}, {&devices, "\"\""},
+        {&auto_count, "\"auto\""}, {&auto_size, "\"auto\""}, {&power, "1024"},
     };
     arena = tl_arena_create();
     for (size_t i = 0; i < TL_ARRAY_COUNT(cases); i++) {
@@ -290,6 +340,9 @@ int main(void)
     tcase_add_test(tcase, files_are_bounded);
     tcase_add_test(tcase, sizes);
     tcase_add_test(tcase, counts);
+    tcase_add_test(tcase, numbers_that_follow_from_the_machine);
+    tcase_add_test(tcase, powers_of_two);
+    tcase_add_test(tcase, lists_of_devices);
     tcase_add_test(tcase, durations);
     tcase_add_test(tcase, defaults);
     tcase_add_test(tcase, numbers_are_written_exactly);

@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "config/settings.h"
+#include "dataplane/verbs.h"
 
 static struct tl_json_doc doc;
 static struct tl_arena *arena;
@@ -68,6 +69,26 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(settings->keepalive_timeout_ns, 5 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->reservation_timeout_ns, 30 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->drain_timeout_ns, 10 * TL_NS_PER_SEC);
+    ck_assert_ptr_null(settings->verbs.devices);
+    ck_assert_uint_eq(settings->verbs.port, TL_SETTING_AUTO);
+    ck_assert_uint_eq(settings->verbs.gid_index, TL_SETTING_AUTO);
+    ck_assert_uint_eq(settings->verbs.mtu_bytes, TL_SETTING_AUTO);
+    ck_assert_uint_eq(settings->verbs.service_level, 0);
+    ck_assert_uint_eq(settings->verbs.traffic_class, 0);
+    ck_assert_uint_eq(settings->verbs.timeout, TL_VERBS_DEFAULT_TIMEOUT);
+    ck_assert_uint_eq(settings->verbs.retry_count, TL_VERBS_DEFAULT_RETRY_COUNT);
+    ck_assert_uint_eq(settings->verbs.queue_depth, TL_VERBS_DEFAULT_QUEUE_DEPTH);
+    ck_assert_uint_eq(settings->verbs.pkey_index, 0);
+    ck_assert_int_eq(settings->verbs.keys, TL_VERBS_KEYS_WINDOW);
+    ck_assert_uint_eq(settings->verbs.pool_bytes, 64 << 20);
+    ck_assert_uint_eq(settings->verbs.max_pool_bytes, TL_SETTING_AUTO);
+    ck_assert_uint_eq(settings->verbs.cached_bytes, TL_SETTING_AUTO);
+    ck_assert_uint_eq(settings->verbs.register_bytes, 256 << 10);
+    ck_assert_uint_eq(settings->verbs.piece_bytes, TL_SETTING_AUTO);
+    ck_assert_int_eq(settings->verbs.spin_ns, 50000);
+    ck_assert_uint_eq(settings->verbs.slot_count, 256);
+    ck_assert_int_eq(settings->verbs.silence_ns, 800 * TL_NS_PER_MS);
+    ck_assert(!settings->verbs.is_bounce_forced);
     ck_assert_int_eq(settings->log_level, TL_LOG_INFO);
     ck_assert_int_eq(settings->log_format, TL_LOG_KEY_VALUE);
     ck_assert_int_eq(tl_settings_check(defaults, &doc, &error), TL_OK);
@@ -88,8 +109,10 @@ START_TEST(the_table_is_sound)
         ck_assert_uint_eq(tl_settings_find(setting->offset), i);
         if (i > 0) ck_assert_uint_gt(setting->offset, tl_settings_table[i - 1].offset);
         ck_assert_int_eq(setting->kind == TL_SETTING_CHOICE, setting->choices != NULL);
-        if (is_number) ck_assert_uint_le(setting->min, setting->default_value);
-        if (is_number) ck_assert_uint_le(setting->default_value, setting->max);
+        bool is_auto = setting->has_auto && setting->default_value == TL_SETTING_AUTO;
+        if (is_number && !is_auto) ck_assert_uint_le(setting->min, setting->default_value);
+        if (is_number && !is_auto) ck_assert_uint_le(setting->default_value, setting->max);
+        if (is_number) ck_assert_uint_lt(setting->max, TL_SETTING_AUTO);
     }
 }
 END_TEST
@@ -107,7 +130,10 @@ static void check_schema_bounds(const struct tl_setting *setting, json_t *entry)
 {
     char min[TL_SETTING_NUMBER_BYTES], max[TL_SETTING_NUMBER_BYTES], range[2 * TL_SETTING_NUMBER_BYTES + 8];
     const char *description = json_string_value(json_object_get(entry, "description"));
-    json_t *number = setting->kind == TL_SETTING_SIZE ? json_array_get(json_object_get(entry, "anyOf"), 0) : entry;
+    json_t *kinds = json_object_get(entry, "anyOf");
+    json_t *number = kinds ? json_array_get(kinds, 0) : entry,
+           *last = json_array_get(kinds, json_array_size(kinds) - 1);
+    ck_assert_int_eq(setting->has_auto, json_object_get(last, "const") != NULL);
     tl_setting_format_number(setting->kind, setting->min, min);
     tl_setting_format_number(setting->kind, setting->max, max);
     snprintf(range, sizeof(range), ", %s to %s", setting->min > 0 ? min : "0", max);
@@ -209,13 +235,56 @@ START_TEST(every_setting_can_be_set)
         "3},\n"
         "\"timeouts\": {\"connect\": \"1ms\", \"request\": \"2s\", \"keepalive\": \"3s\", \"keepalive_answer\": "
         "\"4s\",\n"
-        "\"reservation\": \"5s\", \"drain\": \"0\"}, \"log\": {\"level\": \"debug\", \"format\": \"json\"}}";
+        "\"reservation\": \"5s\", \"drain\": \"0\"}, \"log\": {\"level\": \"debug\", \"format\": \"json\"},\n"
+        "\"verbs\": {\"devices\": \"a:1,^b\", \"port\": 2, \"gid_index\": 0, \"mtu\": 512, \"service_level\": 7,\n"
+        "\"traffic_class\": 106, \"timeout\": 0, \"retry_count\": 7, \"queue_depth\": 16, \"pkey_index\": 3,\n"
+        "\"keys\": \"region\", \"pool\": \"1MiB\", \"max_pool\": \"2MiB\", \"cached\": 0, \"register\": 1,\n"
+        "\"piece\": \"4KiB\", \"spin\": \"0\", \"slots\": 16, \"silence\": \"1s\", \"bounce\": true}}";
     static const char *const written[TL_SETTING_COUNT_ALL] = {
-        "\"grpc\"", "\"off\"", "\"eager\"", "true",      "\"0.0.0.0:1\"", "[\"m\"]", "\"4KiB\"",
-        "\"8KiB\"", "\"1GB\"", "2",         "3",         "\"1ms\"",       "\"2s\"",  "\"3s\"",
-        "\"4s\"",   "\"5s\"",  "\"0s\"",    "\"debug\"", "\"json\"",
+        "\"grpc\"",
+        "\"off\"",
+        "\"eager\"",
+        "true",
+        "\"0.0.0.0:1\"",
+        "[\"m\"]",
+        "\"4KiB\"",
+        "\"8KiB\"",
+        "\"1GB\"",
+        "2",
+        "3",
+        "\"1ms\"",
+        "\"2s\"",
+        "\"3s\"",
+        "\"4s\"",
+        "\"5s\"",
+        "\"0s\"",
+        /* verbs */
+        "\"a:1,^b\"",
+        "2",
+        "0",
+        "512",
+        "7",
+        "106",
+        "0",
+        "7",
+        "16",
+        "3",
+        "\"region\"",
+        "\"1MiB\"",
+        "\"2MiB\"",
+        "\"0B\"",
+        "\"1B\"",
+        "\"4KiB\"",
+        "\"0s\"",
+        "16",
+        "\"1s\"",
+        "true",
+        /* log */
+        "\"debug\"",
+        "\"json\"",
     };
-    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5};
+    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 6, 6, 6,
+                                                         6, 6, 7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 9, 9, 9, 9, 9, 5, 5};
     const struct tl_settings_layer *layer;
     open_text(text);
     ck_assert_int_eq(read_level(TL_LEVEL_TASK, &layer), TL_OK);
@@ -228,6 +297,27 @@ START_TEST(every_setting_can_be_set)
     }
     ck_assert_uint_eq(layer->settings.inflight_bytes, 8192);
     ck_assert_int_eq(layer->settings.reservation_timeout_ns, 5 * TL_NS_PER_SEC);
+    ck_assert_str_eq(layer->settings.verbs.devices, "a:1,^b");
+    ck_assert_uint_eq(layer->settings.verbs.gid_index, 0);
+    ck_assert_uint_eq(layer->settings.verbs.mtu_bytes, 512);
+    ck_assert_int_eq(layer->settings.verbs.keys, TL_VERBS_KEYS_REGION);
+    ck_assert(layer->settings.verbs.is_bounce_forced);
+    close_text();
+}
+END_TEST
+
+START_TEST(a_pool_fits_into_all_pools)
+{
+    const struct tl_settings_layer *layer;
+    open_text("{\"verbs\": {\"pool\": \"2MiB\", \"max_pool\": \"1MiB\"}}");
+    ck_assert_int_eq(read_level(TL_LEVEL_TOP, &layer), TL_OK);
+    ck_assert_int_eq(tl_settings_check(layer, &doc, &error), TL_INVALID_ARGUMENT);
+    ck_assert_str_eq(error.message, "f:1:40: verbs.max_pool: max_pool is \"1MiB\" and pool is \"2MiB\"; max_pool must "
+                                    "be at least pool");
+    close_text();
+    open_text("{\"verbs\": {\"pool\": \"2MiB\", \"max_pool\": \"2MiB\"}}");
+    ck_assert_int_eq(read_level(TL_LEVEL_TOP, &layer), TL_OK);
+    ck_assert_int_eq(tl_settings_check(layer, &doc, &error), TL_OK);
     close_text();
 }
 END_TEST
@@ -255,10 +345,11 @@ START_TEST(unknown_names_are_refused)
                   "f:1:2: limit: there is no setting \"limit\"; did you mean \"limits\"?");
     check_refused(TL_LEVEL_TOP, "{\"timeouts\": {\"keep_alive\": \"1s\"}}", TL_INVALID_ARGUMENT,
                   "f:1:15: timeouts.keep_alive: there is no setting \"keep_alive\"; did you mean \"keepalive\"?");
-    check_refused(TL_LEVEL_TOP, "{\"chunk\": 1}", TL_INVALID_ARGUMENT,
-                  "f:1:2: chunk: there is no setting \"chunk\"; use one of \"protocol\", \"rdma\", \"connect\", "
-                  "\"checksum\", \"listen\", \"publish\", \"limits\", \"timeouts\", \"log\", \"cluster\", \"jobs\", "
-                  "\"$schema\"");
+    check_refused(
+        TL_LEVEL_TOP, "{\"chunk\": 1}", TL_INVALID_ARGUMENT,
+        "f:1:2: chunk: there is no setting \"chunk\"; use one of \"protocol\", \"rdma\", \"connect\", "
+        "\"checksum\", \"listen\", \"publish\", \"limits\", \"timeouts\", \"verbs\", \"log\", \"cluster\", \"jobs\", "
+        "...");
     check_refused(TL_LEVEL_TASK, "{\"log\": {\"levle\": 1}}", TL_INVALID_ARGUMENT,
                   "f:1:10: log.levle: there is no setting \"levle\"; did you mean \"level\"?");
 }
@@ -351,6 +442,7 @@ int main(void)
     tcase_add_test(tcase, groups_are_objects);
     tcase_add_test(tcase, security_is_reserved);
     tcase_add_test(tcase, inflight_must_hold_a_chunk);
+    tcase_add_test(tcase, a_pool_fits_into_all_pools);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);

@@ -111,7 +111,7 @@ START_TEST(the_evaluator_need_not_be_in_the_cluster)
     ck_assert(config->self < config->tasks || config->self >= config->tasks + config->task_count);
     ck_assert_int_eq(config->self->settings.protocol, TL_PROTOCOL_GRPC);
     ck_assert_uint_eq(config->self->settings.chunk_bytes, 1 << 20);
-    ck_assert_uint_eq(tl_config_values(config, config->self, values, 64), 19);
+    ck_assert_uint_eq(tl_config_values(config, config->self, values, 64), 39);
     ck_assert_str_eq(values[4].path, "listen");
     ck_assert_str_eq(values[4].value, "null");
     const struct tl_config_task *task;
@@ -135,9 +135,9 @@ START_TEST(rpc_layer_is_the_protocol)
         ck_assert_str_eq(values[0].origin, i == 2 ? "TF_CONFIG:1 (rpc_layer)" : "default of TF_CONFIG");
         tl_config_destroy(config);
     }
-    check_refused_as("{" CLUSTER ", \"rpc_layer\": \"grpc+verbs\"}", TL_UNIMPLEMENTED,
-                     "TF_CONFIG:1:72: rpc_layer: \"grpc+verbs\" needs the verbs transport, which this version does not "
-                     "have; use one of \"auto\", \"grpc\"");
+    check_refused_as("{" CLUSTER ", \"rpc_layer\": \"grpc+gdr\"}", TL_UNIMPLEMENTED,
+                     "TF_CONFIG:1:72: rpc_layer: \"grpc+gdr\" needs the gdr transport, which this version does not "
+                     "have; use one of \"auto\", \"grpc\", \"grpc+verbs\"");
     check_refused("{" CLUSTER ", \"rpc_layer\": \"grcp\"}",
                   "TF_CONFIG:1:72: rpc_layer: \"grcp\" is no value of rpc_layer; did you mean \"grpc\"?");
     check_refused("{" CLUSTER ", \"rpc_layer\": 5}", "TF_CONFIG:1:72: rpc_layer: must be a string, not a number");
