@@ -15,6 +15,7 @@
 #include "server/cli/options.h"
 #include "server/cli/output.h"
 #include "server/cli/table.h"
+#include "server/cli/task_config.h"
 
 #define CONFIG_DESCRIPTION                                                                                             \
     "check     reads each FILE (- is standard input) and says what is wrong with it\n"                                 \
@@ -22,19 +23,19 @@
     "from-env  prints the environment variable TF_CONFIG as a configuration file"
 
 struct show {
-    const char *config_path;
-    const char *job;
-    uint32_t task;
+    struct tl_task_flags flags;
     bool is_json;
 };
 
 /* ------------------------------------------------------------------------------------------------------- check -- */
 
-/* A task asks for RDMA and nothing else, which this version cannot do. */
-static bool requires_rdma(const struct tl_config *config)
+/* A task asks for RDMA and nothing else, and for a protocol without it. */
+static bool requires_rdma_in_vain(const struct tl_config *config)
 {
-    for (size_t i = 0; i < config->task_count; i++)
-        if (config->tasks[i].settings.rdma == TL_RDMA_REQUIRE) return true;
+    for (size_t i = 0; i < config->task_count; i++) {
+        const struct tl_settings *settings = &config->tasks[i].settings;
+        if (settings->rdma == TL_RDMA_REQUIRE && settings->protocol == TL_PROTOCOL_GRPC) return true;
+    }
     return false;
 }
 
@@ -52,7 +53,8 @@ static int check_files(const struct tl_options *options, int count, char **paths
         }
         tl_output_put_escaped(stdout, strcmp(paths[i], "-") == 0 ? "standard input" : paths[i]);
         printf(": ok (%zu task%s)%s\n", config->task_count, config->task_count == 1 ? "" : "s",
-               requires_rdma(config) ? "; rdma is \"require\", but this version moves tensors over gRPC only" : "");
+               requires_rdma_in_vain(config) ? "; rdma is \"require\", which means nothing with protocol \"grpc\""
+                                             : "");
         tl_config_destroy(config);
     }
     return tl_output_finish("config", code);
@@ -94,17 +96,6 @@ static bool print_values_table(const struct tl_config_task *task, const struct t
     return is_printed;
 }
 
-static enum tl_status find_task(const struct show *show, const struct tl_config *config,
-                                const struct tl_config_task **ret_task, struct tl_error *ret_error)
-{
-    if (show->job) return tl_config_find_task(config, show->job, show->task, ret_task, ret_error);
-    if (!config->self)
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "which task? --job and --task; %s has %zu, such as %s",
-                            config->source, config->task_count, config->tasks[0].name);
-    *ret_task = config->self;
-    return TL_OK;
-}
-
 static bool print_values(const struct show *show, const struct tl_config *config, const struct tl_config_task *task)
 {
     size_t count = tl_config_values(config, task, NULL, 0);
@@ -121,13 +112,10 @@ static int show_task(const struct show *show, const struct tl_options *options)
     struct tl_config *config = NULL;
     const struct tl_config_task *task = NULL;
     struct tl_error error;
-    const char *text = getenv("TF_CONFIG");
     int code = TL_EXIT_OK;
-    if (!show->config_path && !text) return tl_options_refuse(options, "which configuration? --config FILE");
-    enum tl_status status = show->config_path ? tl_config_read(show->config_path, &config, &error)
-                                              : tl_config_parse_tf(text, strlen(text), &config, &error);
-    if (status == TL_OK) status = find_task(show, config, &task, &error);
-    if (status != TL_OK) {
+    if (!show->flags.config_path && !getenv("TF_CONFIG"))
+        return tl_options_refuse(options, "which configuration? --config FILE");
+    if (tl_task_config_read(&show->flags, "config", &config, &task, &error) != TL_OK) {
         tl_output_error("config", "%s", error.message);
         code = TL_EXIT_FAILED;
     } else if (!print_values(show, config, task)) {
@@ -175,9 +163,9 @@ int tl_command_config(int argc, char **argv)
     struct show show = {0};
     int first;
     const struct tl_option items[] = {
-        {"config", 'c', TL_OPTION_TEXT, &show.config_path, "FILE", "show: the file; without it TF_CONFIG"},
-        {"job", 'j', TL_OPTION_TEXT, &show.job, "JOB", "show: of which job"},
-        {"task", 't', TL_OPTION_U32, &show.task, "N", "show: which task of it (0)"},
+        {"config", 'c', TL_OPTION_TEXT, &show.flags.config_path, "FILE", "show: the file; without it TF_CONFIG"},
+        {"job", 'j', TL_OPTION_TEXT, &show.flags.job, "JOB", "show: of which job"},
+        {"task", 't', TL_OPTION_U32, &show.flags.task, "N", "show: which task of it (0)"},
         {"json", 0, TL_OPTION_FLAG, &show.is_json, NULL, "show: print one JSON object"},
     };
     const struct tl_options options = {

@@ -231,10 +231,11 @@ static int run(struct serve *serve, const struct tl_options *options)
     }
     int code = configure_log(serve, options);
     if (code >= 0) return code;
-    if (serve->config.task->settings.rdma == TL_RDMA_REQUIRE)
-        TL_LOG_AT_WARN("rdma is \"require\", but this version moves tensors over gRPC only",
+    const struct tl_settings *settings = &serve->config.task->settings;
+    if (settings->rdma == TL_RDMA_REQUIRE && settings->protocol == TL_PROTOCOL_GRPC)
+        TL_LOG_AT_WARN("rdma is \"require\", which means nothing with protocol \"grpc\"",
                        TL_STR("name", serve->config.task->name));
-    raise_file_limit(serve->config.task->settings.connections);
+    raise_file_limit(settings->connections);
     get_signals(&signals);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
     if (serve->parent_pid > 0 && !follow_parent((pid_t)serve->parent_pid)) {

@@ -39,6 +39,19 @@ static enum tl_status parse_tf(const char *text, struct tl_config **ret_config, 
     return tl_config_parse_tf(text, strlen(text), ret_config, ret_error);
 }
 
+static enum tl_status parse_with_environment(const char *text, struct tl_config **ret_config,
+                                             struct tl_error *ret_error)
+{
+    static const char *const variables[] = {"RDMA_DEVICE=a", "RDMA_SL=1", NULL};
+    const struct tl_config_environment environment = {.variables = variables};
+    struct tl_config *config = NULL;
+    enum tl_status status = parse_ours(text, &config, ret_error);
+    if (status == TL_OK) status = tl_config_apply_environment(config, &environment, ret_error);
+    if (status == TL_OK) *ret_config = config;
+    if (status != TL_OK) tl_config_destroy(config);
+    return status;
+}
+
 /* Parses with ever more allocations until it gives the expected code; before that it must be out of memory. */
 static void walk(parse_fn parse, const char *text, enum tl_status expected)
 {
@@ -76,6 +89,12 @@ static void walk(parse_fn parse, const char *text, enum tl_status expected)
 START_TEST(ours)
 {
     walk(parse_ours, OURS "}", TL_OK);
+}
+END_TEST
+
+START_TEST(ours_with_an_environment)
+{
+    walk(parse_with_environment, OURS "}", TL_OK);
 }
 END_TEST
 
@@ -123,6 +142,7 @@ int main(void)
     Suite *suite = suite_create("config_fault");
     TCase *tcase = tcase_create("config_fault");
     tcase_add_test(tcase, ours);
+    tcase_add_test(tcase, ours_with_an_environment);
     tcase_add_test(tcase, ours_that_is_refused);
     tcase_add_test(tcase, tensorflows);
     tcase_add_test(tcase, rewriting);
