@@ -384,8 +384,10 @@ static enum tl_status none_usable(const struct tl_verbs_candidate *candidates, s
     for (size_t i = 0; i < count && used < sizeof(text) - 1; i++) {
         const struct tl_verbs_candidate *each = &candidates[i];
         if (each->order >= 0) continue;
-        int len = snprintf(text + used, sizeof(text) - used, "; %s:%u %s: %s", each->device, each->port, each->gid,
-                           each->reason);
+        char port[16] = "";
+        if (each->port != 0) snprintf(port, sizeof(port), ":%u", each->port);
+        int len = snprintf(text + used, sizeof(text) - used, "; %s%s%s%s: %s", each->device, port,
+                           each->gid[0] != '\0' ? " " : "", each->gid, each->reason);
         used += len > 0 ? (size_t)len : 0;
     }
     text[used < sizeof(text) ? used : sizeof(text) - 1] = '\0';

@@ -287,8 +287,11 @@ static bool add_unusable(struct listing *listing, struct ibv_device *device, con
 {
     struct tl_verbs_candidate *candidate = listing_add(listing, device);
     if (candidate == NULL) return false;
-    snprintf(candidate->reason, sizeof(candidate->reason), "cannot %s /dev/infiniband/%s: %s%s", what, device->dev_name,
-             strerror(error_number),
+    char path[IBV_SYSFS_NAME_MAX + 32];
+    snprintf(path, sizeof(path), "/dev/infiniband/%s", device->dev_name);
+    /* rdma-core looks elsewhere when a node cannot be opened, and forgets why. */
+    if (access(path, R_OK | W_OK) != 0) error_number = errno;
+    snprintf(candidate->reason, sizeof(candidate->reason), "cannot %s %s: %s%s", what, path, strerror(error_number),
              error_number == ENOENT ? "; a container needs --device=/dev/infiniband"
              : error_number == EACCES || error_number == EPERM
                  ? "; the user needs read and write access to the nodes in /dev/infiniband"
@@ -328,19 +331,27 @@ static bool add_device(struct listing *listing, struct ibv_device *device)
     return is_ok;
 }
 
+/* True when the folder has an entry whose name begins so. */
+static bool folder_has(const char *path, const char *prefix)
+{
+    bool has_any = false;
+    DIR *folder = opendir(path);
+    if (folder == NULL) return false;
+    for (struct dirent *entry; (entry = readdir(folder)) != NULL;)
+        has_any |= entry->d_name[0] != '.' && strncmp(entry->d_name, prefix, strlen(prefix)) == 0;
+    closedir(folder);
+    return has_any;
+}
+
 static enum tl_status no_device(int error_number, struct tl_error *ret_error)
 {
-    DIR *folder = opendir("/sys/class/infiniband");
-    bool has_any = false;
-    for (struct dirent *entry; folder != NULL && (entry = readdir(folder)) != NULL;)
-        has_any |= entry->d_name[0] != '.';
-    if (folder != NULL) closedir(folder);
+    bool has_any = folder_has("/sys/class/infiniband", "");
     if (!has_any) {
         return tl_error_set(ret_error, TL_NOT_FOUND,
                             "no RDMA device: the kernel knows none; load the driver of the card, or make a soft-RoCE "
                             "device with \"rdma link add rxe0 type rxe netdev eth0\"");
     }
-    if (access("/dev/infiniband", F_OK) != 0) {
+    if (!folder_has("/dev/infiniband", "uverbs")) {
         return tl_error_set(ret_error, TL_NOT_FOUND,
                             "no RDMA device: the nodes in /dev/infiniband are missing; load the module ib_uverbs, in a "
                             "container pass --device=/dev/infiniband");

@@ -3,11 +3,14 @@
 #include "tests/rdma_vm/verbs_sides.h"
 
 #include <dirent.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -77,6 +80,7 @@ static void expect_not_found(struct tl_verbs_options options, unsigned order, co
     ck_assert_int_eq(tl_verbs_open(&options, order, &provider, &error), TL_NOT_FOUND);
     ck_assert_ptr_null(provider);
     ck_assert_msg(strstr(error.message, part) != NULL, "no '%s' in '%s'", part, error.message);
+    printf("%s\n", error.message);
 }
 
 START_TEST(what_cannot_be_opened_says_why)
@@ -96,6 +100,23 @@ START_TEST(what_cannot_be_opened_says_why)
     options.port = 0;
     options.gid_index = 200;
     expect_not_found(options, 0, "GID index 200 is asked for");
+}
+END_TEST
+
+START_TEST(nodes_that_are_missing)
+{
+    ck_assert_int_eq(unshare(CLONE_NEWNS), 0);
+    ck_assert_int_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+    ck_assert_int_eq(mount("none", "/dev/infiniband", "tmpfs", 0, NULL), 0);
+    expect_not_found(options_for(address_a()), 0, "/dev/infiniband");
+}
+END_TEST
+
+START_TEST(nodes_that_may_not_be_opened)
+{
+    ck_assert_int_eq(chmod("/dev/infiniband/uverbs0", 0600), 0);
+    ck_assert_int_eq(setuid(65534), 0);
+    expect_not_found(options_for(address_a()), 0, "read and write access to the nodes in /dev/infiniband");
 }
 END_TEST
 
@@ -284,6 +305,8 @@ int main(void)
     tcase_add_test(tests, candidates_follow_from_the_address);
     tcase_add_test(tests, candidates_of_a_named_device);
     tcase_add_test(tests, what_cannot_be_opened_says_why);
+    tcase_add_test(tests, nodes_that_are_missing);
+    tcase_add_test(tests, nodes_that_may_not_be_opened);
     tcase_add_test(tests, opened_device_tells_its_limits);
     tcase_add_test(tests, memlock_is_named_when_registering);
     tcase_add_test(tests, memory_that_cannot_be_registered);
