@@ -327,7 +327,8 @@ static bool post_piece(struct response *response)
     struct tl_conn *conn = response->conn;
     const struct tl_tensor *tensor = response->offer.tensor;
     uint64_t left_bytes = tl_tensor_size_bytes(tensor) - response->posted_bytes;
-    uint64_t piece_bytes = response->is_bounced ? BOUNCE_PIECE_BYTES : conn->engine->piece_bytes;
+    uint64_t piece_bytes = conn->engine->piece_bytes;
+    if (response->is_bounced && piece_bytes > BOUNCE_PIECE_BYTES) piece_bytes = BOUNCE_PIECE_BYTES;
     uint64_t len_bytes = left_bytes < piece_bytes ? left_bytes : piece_bytes;
     const uint8_t *source = (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
     if (response->is_bounced && response->pieces_out >= MAX_BOUNCES) return false; /* the next one that is done */
@@ -643,10 +644,8 @@ void responses_break(struct tl_conn *conn)
     struct response *next;
     HASH_ITER(hh, conn->responses, response, next)
     {
-        if (response->is_registering) continue;
-        bool is_told = response->state == RESPONSE_TELLING && response->is_told;
-        bool is_received = !response->is_flushed && (is_told || is_all_written(response));
-        response_close(response, is_received ? TL_SERVE_RECEIVED : TL_SERVE_BROKEN);
+        /* What the peer has for certain was closed when its last work was done. */
+        if (!response->is_registering) response_close(response, TL_SERVE_BROKEN);
     }
     TL_LIST_FOREACH_SAFE(&conn->turns, place)
     {
