@@ -10,12 +10,13 @@
  * Failure modes: no greeting in time, a HELLO with the wrong token, version or incarnation, a probe with the wrong
  * bytes, a message that cannot be, a peer that stays silent while something is expected of it, a queue pair that fails:
  * each severs the queue pair with a reason. When it is drained, nothing can touch the memory of a request any more, and
- * all of them are given back; that is the one place where a connection ends.
+ * all of them are given back; that is the one place where a connection ends. Until then data and statuses that had
+ * arrived still count: the peer has seen them arrive, and would not send them again.
  *
  * Credits: a message or a write with an immediate uses one slot at the peer. Slots come back in two ways: by the count
  * of consumed slots in every message, and by an answer to a request, which shows that everything up to the request was
- * consumed; so a request and its write need no message more. The last slot is kept for CREDIT, which is sent when half
- * of ours are consumed and not told.
+ * consumed; so a request and its write need no message more. The last slot is kept for a CREDIT that gives back half of
+ * ours: if both sides have used all slots of each other, one of them has told that much meanwhile.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -59,10 +60,17 @@ void conn_want_room(struct tl_conn *conn, struct turn *turn)
     conn_pump_later(conn);
 }
 
-void conn_window_free(struct tl_conn *conn)
+void conn_room_free(struct tl_conn *conn)
 {
-    struct tl_list *place = tl_list_pop_front(&conn->windows);
-    if (place != NULL) conn_want_turn(conn, TL_CONTAINER_OF(place, struct turn, place));
+    if (!tl_list_is_empty(&conn->turns) || !tl_list_is_empty(&conn->revokes)) conn_pump_later(conn);
+}
+
+static void room_done(struct tl_work *work, enum tl_status status)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(work, struct tl_conn, room_work);
+    (void)status;
+    conn->is_room_work_out = false;
+    conn_room_free(conn);
 }
 
 static uint32_t credits(const struct tl_conn *conn)
@@ -86,9 +94,10 @@ static void take_turns(struct tl_conn *conn, struct tl_list *turns, bool needs_c
 
 static void maybe_tell_credits(struct tl_conn *conn)
 {
-    uint32_t untold = conn->consumed - conn->consumed_told;
-    bool is_wanted = untold >= conn->engine->options.slot_count / 2 || conn->is_credit_wanted;
-    if (!is_wanted || conn->state == CONN_CLOSING || credits(conn) < 1 || room(conn) < 1) return;
+    bool is_half = conn->consumed - conn->consumed_told >= conn->engine->options.slot_count / 2;
+    uint32_t needed = is_half ? 1 : 2;
+    if (!is_half && !conn->is_credit_wanted) return;
+    if (conn->state == CONN_CLOSING || credits(conn) < needed || room(conn) < 1) return;
     conn->is_credit_wanted = false;
     struct tl_message *message = conn_compose(conn, TL_MESSAGE_CREDIT, 0);
     message->is_ping = conn->is_ping_wanted;
@@ -131,6 +140,11 @@ void conn_post_message(struct tl_conn *conn, const struct tl_message *message, s
     uint32_t len_bytes = tl_message_encode(message, engine->slot);
     conn->slots_used++;
     engine->stats.messages_sent++;
+    /* Somebody must notice when there is room again. */
+    if (work == NULL && !conn->is_room_work_out && room(conn) < 2 * ROOM_OF_A_TURN) {
+        conn->is_room_work_out = true;
+        work = &conn->room_work;
+    }
     conn->pair->ops->message(conn->pair, engine->slot, len_bytes, work);
 }
 
@@ -220,16 +234,21 @@ static void conn_free(struct tl_conn *conn)
     free(conn);
 }
 
-static void end(struct tl_letter *letter)
-{
-    struct tl_conn *conn = TL_CONTAINER_OF(letter, struct tl_conn, end_letter);
-    if (conn->events->closed != NULL) conn->events->closed(conn, &conn->close_reason);
-    conn_free(conn);
-}
-
 static bool is_idle(const struct tl_conn *conn)
 {
     return requests_are_over(conn) && responses_are_over(conn);
+}
+
+static void end(struct tl_letter *letter)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(letter, struct tl_conn, end_letter);
+    conn->is_end_deferred = false;
+    if (!is_idle(conn)) { /* a fetch has come since, and is refused first */
+        conn_pump_later(conn);
+        return;
+    }
+    if (conn->events->closed != NULL) conn->events->closed(conn, &conn->close_reason);
+    conn_free(conn);
 }
 
 void conn_something_over(struct tl_conn *conn)
@@ -276,6 +295,7 @@ void conn_protocol_error(struct tl_conn *conn, const char *format, ...)
     va_start(args, format);
     vsnprintf(what, sizeof(what), format, args);
     va_end(args);
+    if (conn->state == CONN_CLOSING) return;
     conn->engine->stats.protocol_errors++;
     struct tl_error reason;
     tl_error_set(&reason, TL_UNAVAILABLE, "%s broke the protocol of the data plane: %s", conn->peer.name, what);
@@ -529,11 +549,16 @@ static void dispatch(struct tl_conn *conn, const struct tl_message *message)
     }
 }
 
+/* What had arrived before we closed: the peer knows that it has, and takes its tensor for received. */
+static void last_word(struct tl_conn *conn, const struct tl_message *message)
+{
+    if (message->type == TL_MESSAGE_DONE || message->type == TL_MESSAGE_ERROR_STATUS) requests_message(conn, message);
+}
+
 static void pair_message(void *owner, const void *data, uint32_t len_bytes)
 {
     struct tl_conn *conn = owner;
     struct tl_engine *engine = conn->engine;
-    if (conn->state == CONN_CLOSING) return;
     /* Shared memory can change while it is looked at. */
     uint8_t copy[TL_SLOT_BYTES];
     uint32_t copy_bytes = len_bytes < sizeof(copy) ? len_bytes : (uint32_t)sizeof(copy);
@@ -545,6 +570,10 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
         conn_protocol_error(conn, "%s", error.message);
         return;
     }
+    if (conn->state == CONN_CLOSING) {
+        last_word(conn, &engine->incoming);
+        return;
+    }
     credits_told(conn, engine->incoming.consumed);
     if (conn->state != CONN_CLOSING) dispatch(conn, &engine->incoming);
 }
@@ -552,14 +581,13 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
 static void pair_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
 {
     struct tl_conn *conn = owner;
-    if (conn->state == CONN_CLOSING) return;
     slot_used(conn);
     if (immediate == TL_IMMEDIATE_PROBE) {
-        handle_probe(conn);
+        if (conn->state != CONN_CLOSING) handle_probe(conn);
         return;
     }
     conn->engine->stats.bytes_received += len_bytes;
-    if (!conn_is_open(conn)) {
+    if (!conn_is_open(conn) && conn->state != CONN_CLOSING) {
         conn_protocol_error(conn, "data before it was greeted");
         return;
     }
@@ -610,12 +638,11 @@ static enum tl_status create_memory(struct tl_conn *conn, struct tl_error *ret_e
 static void init_places(struct tl_conn *conn)
 {
     struct tl_list *const lists[] = {&conn->engine_link,       &conn->turns,
-                                     &conn->revokes,           &conn->windows,
-                                     &conn->waiting,           &conn->finished,
-                                     &conn->refused,           &conn->pump_letter.link,
-                                     &conn->end_letter.link,   &conn->hello_turn.place,
-                                     &conn->probe_turn.place,  &conn->probed_turn.place,
-                                     &conn->goodbye_turn.place};
+                                     &conn->revokes,           &conn->waiting,
+                                     &conn->finished,          &conn->refused,
+                                     &conn->pump_letter.link,  &conn->end_letter.link,
+                                     &conn->hello_turn.place,  &conn->probe_turn.place,
+                                     &conn->probed_turn.place, &conn->goodbye_turn.place};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);
     conn->pump_letter.deliver = pump;
@@ -624,6 +651,7 @@ static void init_places(struct tl_conn *conn)
     conn->probe_turn.take = take_probe;
     conn->probed_turn.take = take_probed;
     conn->goodbye_turn.take = take_goodbye;
+    conn->room_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = room_done};
     conn->greeting_timer.fire = greeting_timeout;
     conn->silence_timer.fire = silence_check;
 }

@@ -27,6 +27,8 @@ struct tl_engine {
     void *source_context;
     uint64_t piece_bytes; /* of one write */
     struct tl_list conns;
+    struct tl_list windows;   /* of struct turn of requests: want a window to become free */
+    uint64_t exposures_count; /* of requests, now */
     struct tl_engine_stats stats;
     struct tl_message incoming; /* the message that is being handled */
     struct tl_message outgoing; /* the message that is being composed */
@@ -64,7 +66,7 @@ struct tl_conn {
     struct tl_queue_pair *pair;
     struct tl_memory *memory;      /* where the peer may be let write: the engine's, or its own under TL_KEYS_REGION */
     struct tl_allocator allocator; /* of destinations, there */
-    bool is_busy; /* it has been up: counted by the reactor */
+    bool is_busy;                  /* it has been up: counted by the reactor */
     bool is_drained;
     struct tl_error close_reason;
     unsigned held_count; /* registrations that will come back to us */
@@ -99,7 +101,8 @@ struct tl_conn {
 
     struct tl_list turns;   /* of struct turn: want a slot and room */
     struct tl_list revokes; /* of struct turn: want room only */
-    struct tl_list windows; /* of struct turn: want a window to become free */
+    struct tl_work room_work;
+    bool is_room_work_out; /* posted; its end tells that there is room */
     struct tl_letter pump_letter;
     bool is_pump_deferred;
 
@@ -137,8 +140,8 @@ static inline bool conn_is_open(const struct tl_conn *conn)
 void conn_want_turn(struct tl_conn *conn, struct turn *turn);
 /* Wants room only, for a revoke. */
 void conn_want_room(struct tl_conn *conn, struct turn *turn);
-/* A window has become free. */
-void conn_window_free(struct tl_conn *conn);
+/* Something posted is over: who waits for room may go on. */
+void conn_room_free(struct tl_conn *conn);
 /* Looks at turns and finished requests at the end of this round. */
 void conn_pump_later(struct tl_conn *conn);
 /* Clears the message to compose and gives it a type. */

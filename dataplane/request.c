@@ -198,10 +198,41 @@ static bool take_cancel(struct request *request)
     return false;
 }
 
-static bool expose(struct request *request, struct tl_error *ret_error)
+/* Perhaps there is a window for the one that has waited for one longest. */
+static void try_next_window(struct tl_engine *engine)
 {
-    return tl_queue_pair_expose(request->conn->pair, request->pin.region, request->pin.address,
-                                request->expected.meta_data.size_bytes, &request->exposure, ret_error) == TL_OK;
+    struct tl_list *place = tl_list_pop_front(&engine->windows);
+    if (place == NULL) return;
+    struct turn *turn = TL_CONTAINER_OF(place, struct turn, place);
+    conn_want_turn(TL_CONTAINER_OF(turn, struct request, turn)->conn, turn);
+}
+
+static void exposure_over(struct request *request)
+{
+    struct tl_engine *engine = request->conn->engine;
+    if (request->exposure.region == NULL) return;
+    request->exposure.region = NULL;
+    engine->exposures_count--;
+    try_next_window(engine);
+}
+
+/* False: there is no window now, or never. */
+static bool expose(struct request *request)
+{
+    struct tl_engine *engine = request->conn->engine;
+    struct tl_error error;
+    if (tl_queue_pair_expose(request->conn->pair, request->pin.region, request->pin.address,
+                             request->expected.meta_data.size_bytes, &request->exposure, &error) == TL_OK) {
+        engine->exposures_count++;
+        try_next_window(engine);
+        return true;
+    }
+    if (error.code == TL_RESOURCE_EXHAUSTED && engine->exposures_count > 0) {
+        tl_list_push_front(&engine->windows, &request->turn.place);
+    } else {
+        fail(request, &error);
+    }
+    return false;
 }
 
 static bool take_turn(struct turn *turn)
@@ -210,15 +241,7 @@ static bool take_turn(struct turn *turn)
     struct tl_conn *conn = request->conn;
     const struct tl_fetch *fetch = request->fetch;
     if (request->state == REQUEST_CANCELLING) return take_cancel(request);
-    struct tl_error error;
-    if (request->pin.address != NULL && !expose(request, &error)) {
-        if (error.code == TL_RESOURCE_EXHAUSTED) {
-            tl_list_push_back(&conn->windows, &turn->place);
-        } else {
-            fail(request, &error);
-        }
-        return false;
-    }
+    if (request->pin.address != NULL && !expose(request)) return false;
     struct tl_message *message;
     if (!request->is_asked) {
         message = conn_compose(conn, TL_MESSAGE_REQUEST, request->handle);
@@ -247,6 +270,13 @@ static void want_turn(struct request *request)
     conn_want_turn(request->conn, &request->turn);
 }
 
+/* It wants no turn, and leaves the window that it may have been woken for to the next one. */
+static void leave_queue(struct request *request)
+{
+    tl_list_remove(&request->turn.place);
+    try_next_window(request->conn->engine);
+}
+
 static void sent(struct request *request)
 {
     conn_watch(request->conn);
@@ -260,8 +290,8 @@ static void revoke_done(struct tl_work *work, enum tl_status status)
     request->is_revoke_posted = false;
     /* Flushed: only when the queue pair is drained is it certain that nobody writes any more. */
     if (status != TL_OK) return;
-    request->exposure.region = NULL;
-    conn_window_free(request->conn);
+    conn_room_free(request->conn);
+    exposure_over(request);
     handle(request, EVENT_REVOKED);
 }
 
@@ -278,7 +308,7 @@ static bool take_revoke(struct turn *turn)
 static void start_revoke(struct request *request)
 {
     struct tl_conn *conn = request->conn;
-    tl_list_remove(&request->turn.place);
+    leave_queue(request);
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer);
     if (request->exposure.region == NULL) {
         handle(request, EVENT_REVOKED);
@@ -301,6 +331,7 @@ static void cancel_timeout(struct tl_timer *timer)
     struct request *request = TL_CONTAINER_OF(timer, struct request, cancel_timer);
     struct tl_conn *conn = request->conn;
     struct tl_error reason;
+    if (conn->state == CONN_CLOSING) return;
     tl_error_set(&reason, TL_UNAVAILABLE, "%s has not answered the cancel of %s in time", conn->peer.name,
                  request->fetch->key);
     conn->engine->stats.connections_broken++;
@@ -310,7 +341,7 @@ static void cancel_timeout(struct tl_timer *timer)
 static void start_cancel(struct request *request)
 {
     struct tl_conn *conn = request->conn;
-    tl_list_remove(&request->turn.place);
+    leave_queue(request);
     want_turn(request);
     int64_t due_ns = tl_clock_deadline_ns(conn->engine->options.cancel_ns);
     if (tl_timers_arm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer, due_ns) != TL_OK) {
@@ -318,11 +349,16 @@ static void start_cancel(struct request *request)
     }
 }
 
-static void give_up(struct request *request)
+static void set_given_up(struct request *request)
 {
     struct tl_error error;
     tl_error_set(&error, TL_CANCELLED, "%s was given up", request->fetch->key);
     set_result(request, &error);
+}
+
+static void give_up(struct request *request)
+{
+    set_given_up(request);
     request->state = REQUEST_REVOKING;
     start_revoke(request);
 }
@@ -340,6 +376,7 @@ static void cancel_unasked(struct request *request)
 
 static void cancel_preparing(struct request *request)
 {
+    set_given_up(request);
     request->is_cancelled = true;
 }
 
@@ -740,8 +777,9 @@ void requests_break(struct tl_conn *conn)
     for (uint32_t i = 0; i < conn->request_count; i++) {
         struct request *request = conn->requests[i];
         if (request == NULL || request->state == REQUEST_FINISHED) continue;
+        if (request->state == REQUEST_CANCELLING) set_given_up(request);
         if (request->state != REQUEST_REVOKING) set_result(request, &error);
-        request->exposure.region = NULL;
+        exposure_over(request);
         if (!request->is_registering) finish(request);
     }
 }

@@ -202,6 +202,7 @@ static void message_done(struct tl_work *work, enum tl_status status)
     struct response *response = TL_CONTAINER_OF(work, struct response, message_work);
     response->is_message_out = false;
     response->is_flushed |= status != TL_OK;
+    conn_room_free(response->conn);
     handle(response, EVENT_WORK_DONE);
 }
 
@@ -219,6 +220,7 @@ static void piece_done(struct tl_work *work, enum tl_status status)
     response->pieces_out--;
     response->is_flushed |= status != TL_OK;
     if (status == TL_OK) conn_heard(conn);
+    conn_room_free(conn);
     handle(response, EVENT_WORK_DONE);
 }
 

@@ -96,6 +96,8 @@ void engine_side_refuse(struct engine_side *side, const char *key, enum tl_statu
                         bool is_final);
 /* One-shot values that nobody has received. */
 unsigned engine_side_values(const struct engine_side *side);
+/* This one-shot value is still there. */
+bool engine_side_has(const struct engine_side *side, const char *key, uint64_t step);
 struct tl_engine_stats engine_side_stats(const struct engine_side *side);
 struct tl_memory_stats engine_side_memory(const struct engine_side *side);
 

@@ -191,6 +191,16 @@ unsigned engine_side_values(const struct engine_side *side)
     return count;
 }
 
+bool engine_side_has(const struct engine_side *side, const char *key, uint64_t step)
+{
+    TL_LIST_FOREACH(&side->values, link)
+    {
+        const struct value *value = TL_CONTAINER_OF(link, struct value, link);
+        if (value->is_one_shot && value->step == step && strcmp(value->key, key) == 0) return true;
+    }
+    return false;
+}
+
 void engine_source_fini(struct engine_side *side)
 {
     TL_LIST_FOREACH_SAFE(&side->values, link)
