@@ -3,6 +3,7 @@
  * that what is read needs one check at the end. */
 #include "dataplane/message.h"
 
+#include <endian.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -66,11 +67,13 @@ struct writer {
     uint32_t len_bytes;
 };
 
-static void put(struct writer *writer, uint64_t value, unsigned len_bytes)
+/* Always inlined: of constant length, a number is one store. */
+static inline __attribute__((always_inline)) void put(struct writer *writer, uint64_t value, unsigned len_bytes)
 {
     TL_CHECK(writer->len_bytes + len_bytes <= TL_SLOT_BYTES);
-    for (unsigned i = 0; i < len_bytes; i++)
-        writer->bytes[writer->len_bytes++] = (uint8_t)(value >> (8 * i));
+    uint64_t little = htole64(value);
+    memcpy(writer->bytes + writer->len_bytes, &little, len_bytes);
+    writer->len_bytes += len_bytes;
 }
 
 static void put_bytes(struct writer *writer, const void *bytes, uint32_t len_bytes)
@@ -155,13 +158,12 @@ static const uint8_t *take_bytes(struct reader *reader, uint64_t len_bytes)
     return bytes;
 }
 
-static uint64_t take(struct reader *reader, unsigned len_bytes)
+static inline __attribute__((always_inline)) uint64_t take(struct reader *reader, unsigned len_bytes)
 {
     const uint8_t *bytes = take_bytes(reader, len_bytes);
-    uint64_t value = 0;
-    for (unsigned i = 0; bytes != NULL && i < len_bytes; i++)
-        value |= (uint64_t)bytes[i] << (8 * i);
-    return value;
+    uint64_t little = 0;
+    if (bytes != NULL) memcpy(&little, bytes, len_bytes);
+    return le64toh(little);
 }
 
 /* Text of at most capacity - 1 bytes into room; false when it is longer, or no text. */
