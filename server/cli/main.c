@@ -39,6 +39,7 @@ static const struct command commands[] = {
     {"push", "publish files on a running worker", tl_command_push},
     {"rm", "end publications of a worker", tl_command_rm},
     {"health", "ask a server, or a whole cluster, how it is", tl_command_health},
+    {"devices", "list the RDMA devices of this machine", tl_command_devices},
     {"config", "check and show configurations", tl_command_config},
     {"version", "print the version", run_version},
     {"help", "explain a command", run_help},

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * `tensorlane devices`: what RDMA devices this machine has, and which one a task would use and why.
+ *
+ * With a task its settings and its address decide, as they do when the worker starts; without one all devices are
+ * listed in the order in which they would be taken. Failure mode: no device that can be used is exit code 3, with the
+ * reason and what to do.
+ */
+#include "server/cli/devices.h"
+
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "server/cli/command.h"
+#include "server/cli/options.h"
+#include "server/cli/output.h"
+#include "server/cli/task_config.h"
+#include "server/verbs_settings.h"
+
+/* Without a task: what most of them have. */
+#define DEFAULT_POOL_BYTES (UINT64_C(64) << 20)
+
+/* Looks at the devices with these options. Returns the exit code. */
+static int report_devices(const struct tl_verbs_options *options, struct tl_devices_report *report, bool is_json)
+{
+    struct tl_verbs_candidate *candidates = NULL;
+    uint64_t pool_bytes = report->task ? report->task->settings.verbs.pool_bytes : DEFAULT_POOL_BYTES;
+    report->list_error.code = tl_verbs_list(options, &candidates, &report->count, &report->list_error);
+    report->lock_error.code = tl_verbs_check_memlock(pool_bytes, &report->lock_error);
+    report->candidates = candidates;
+    bool has_list = report->list_error.code == TL_OK;
+    int code = report->count > 0 && candidates[0].order == 0         ? TL_EXIT_OK
+               : has_list || report->list_error.code == TL_NOT_FOUND ? TL_EXIT_NO_DEVICE
+                                                                     : TL_EXIT_FAILED;
+    if (!has_list) tl_output_error("devices", "%s", report->list_error.message);
+    if (!(is_json ? tl_devices_print_json(report) : !has_list || tl_devices_print_table(report))) {
+        tl_output_error("devices", "no memory for the output");
+        code = TL_EXIT_FAILED;
+    }
+    free(candidates);
+    return tl_output_finish("devices", code);
+}
+
+static int run(const struct tl_task_flags *flags, bool is_json)
+{
+    struct tl_config *config = NULL;
+    struct tl_devices_report report = {.task = NULL};
+    struct tl_verbs_options options;
+    struct tl_error error;
+    char host[TL_VERBS_HOST_BYTES];
+    tl_verbs_options_init(&options);
+    if (flags->config_path || getenv("TF_CONFIG")) {
+        enum tl_status status = tl_task_config_read(flags, "devices", &config, &report.task, &error);
+        if (status == TL_OK) {
+            const struct tl_config_task *task = report.task;
+            report.refusal = tl_verbs_settings_refusal(&task->settings);
+            status = tl_verbs_settings_read(&task->settings, task->address, host, &options, &error);
+        }
+        if (status != TL_OK) {
+            tl_output_error("devices", "%s", error.message);
+            tl_config_destroy(config);
+            return TL_EXIT_FAILED;
+        }
+    }
+    int code = report_devices(&options, &report, is_json);
+    tl_config_destroy(config);
+    return code;
+}
+
+int tl_command_devices(int argc, char **argv)
+{
+    struct tl_task_flags flags = {0};
+    bool is_json = false;
+    int first;
+    const struct tl_option items[] = {
+        TL_TASK_OPTIONS(&flags),
+        {"json", 0, TL_OPTION_FLAG, &is_json, NULL, "print one JSON object"},
+    };
+    const struct tl_options options = {
+        .command = "devices",
+        .usage = "[--json]\n--config FILE --job JOB --task N [--json]",
+        .description = "Lists the RDMA devices of this machine, and tells which one a task would use and why.\n"
+                       "Exit codes: 0 there is one that can be used, 1 failed, 2 usage, 3 there is none.",
+        .items = items,
+        .count = TL_ARRAY_COUNT(items),
+        .usage_exit = TL_EXIT_USAGE,
+    };
+    int code = tl_options_parse(&options, argc, argv, &first);
+    if (code >= 0) return code;
+    if (first < argc) return tl_options_refuse(&options, "%s: too much", argv[first]);
+    if ((flags.job || flags.task > 0) && !flags.config_path && !getenv("TF_CONFIG"))
+        return tl_options_refuse(&options, "a task of which cluster? --config FILE");
+    return run(&flags, is_json);
+}

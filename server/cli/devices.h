@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What `tensorlane devices` has found out, and how it is told. */
+#ifndef SERVER_CLI_DEVICES_H
+#define SERVER_CLI_DEVICES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include <tensorlane/status.h>
+
+#include "config/config.h"
+#include "dataplane/verbs.h"
+
+struct tl_devices_report {
+    const struct tl_config_task *task;           /* NULL: none was named */
+    const struct tl_verbs_candidate *candidates; /* [count], as tl_verbs_list gives them */
+    size_t count;
+    const char *refusal;        /* why the task's settings want none; NULL: they do */
+    struct tl_error list_error; /* TL_OK, or why there is no candidate at all */
+    struct tl_error lock_error; /* TL_OK, or what is wrong with the limit of locked memory */
+};
+
+/* The candidate that a worker would take; NULL: none. */
+const struct tl_verbs_candidate *tl_devices_chosen(const struct tl_devices_report *report);
+
+/* Print to standard output. False: no memory. */
+bool tl_devices_print_table(const struct tl_devices_report *report);
+bool tl_devices_print_json(const struct tl_devices_report *report);
+
+#endif

@@ -1,0 +1,59 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""`tensorlane devices` in the guest: what it says of real devices, what a task would use, and why not."""
+import json
+import os
+import pathlib
+import unittest
+
+import guest_support
+
+BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / "build/release")
+CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.99:4000"]}, "rdma": "require",
+           "jobs": {"ps": {"tasks": {"1": {"verbs": {"devices": "rxe0"}}}}}}
+
+SCRIPT = f"""
+set -u
+export LC_ALL=C.UTF-8
+devices() {{ {BUILD}/bin/tensorlane devices "$@"; echo "exit $?"; }}
+cat > /tmp/c.json <<'END'
+{json.dumps(CLUSTER)}
+END
+show() {{ echo "== $1"; shift; "$@" 2>&1; }}
+show table devices
+show json devices --json
+show task devices -c /tmp/c.json -j ps
+show named devices -c /tmp/c.json -j ps -t 1
+show wrong_gid env RDMA_GID_INDEX=200 {BUILD}/bin/tensorlane devices -c /tmp/c.json -j ps
+show excluded env RDMA_DEVICE=^rxe {BUILD}/bin/tensorlane devices -c /tmp/c.json -j ps
+ip link set "$(rdma -j link show rxe0/1 | sed 's/.*"netdev":"\\([^"]*\\)".*/\\1/')" down
+show down devices
+show memlock setpriv --bounding-set -ipc_lock bash -c 'ulimit -l 64; {BUILD}/bin/tensorlane devices --json'
+exit 0
+"""
+
+
+class DevicesTest(guest_support.GuestTest):
+    def test_devices(self):
+        result = self.run_guest(SCRIPT, "--show", str(BUILD))
+        self.assert_status(0, result)
+        parts = dict(part.split("\n", 1) for part in result.stdout.split("== ")[1:])
+        self.assertRegex(parts["table"], r"ORDER +DEVICE +PORT +GID +ADDRESS +TYPE")
+        self.assertRegex(parts["table"], r" 1  rxe0 +1 +\d+  10\.10\.0\.1 +RoCE v2 ")
+        self.assertIn("exit 0", parts["table"])
+        shown = json.loads(parts["json"].rsplit("exit 0", 1)[0])
+        self.assertEqual((shown["chosen"]["device"], shown["chosen"]["state"], shown["chosen"]["windows"]),
+                         ("rxe0", "active", True))
+        self.assertIn("/job:ps/task:0 would use rxe0 port 1 with GID ", parts["task"])
+        self.assertIn("its GID is the worker's address, RoCE v2", parts["task"])
+        self.assertIn("/job:ps/task:1 would use rxe0 port 1", parts["named"])
+        self.assertIn("would use none, and would not start: rdma is \"require\"", parts["wrong_gid"])
+        self.assertIn("GID index 200 is asked for", parts["wrong_gid"])
+        self.assertIn("excluded by devices \"^rxe\"", parts["excluded"])
+        self.assertIn("the port is down", parts["down"])
+        self.assertIn("exit 3", parts["down"])
+        self.assertIn("ulimit -l unlimited", json.loads(parts["memlock"])["memlock"]["reason"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What `tensorlane devices` says of devices that this machine need not have. */
+#include "server/cli/devices.h"
+
+#include <check.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+
+static const struct tl_verbs_candidate candidates[] = {
+    {.order = 0,
+     .reason = "its GID is the worker's address, RoCE v2",
+     .device = "mlx5_0",
+     .port = 1,
+     .gid_index = 3,
+     .gid = "10.0.0.1",
+     .gid_type = "RoCE v2",
+     .interface = "eth0",
+     .state = "active",
+     .link_layer = "Ethernet",
+     .mtu_bytes = 1024,
+     .max_mtu_bytes = 4096,
+     .speed_mbps = 103124,
+     .numa_node = 1,
+     .has_windows = true},
+    {.order = 1,
+     .reason = "later",
+     .device = "mlx5_0",
+     .port = 1,
+     .gid_index = 2,
+     .gid = "10.0.0.1",
+     .gid_type = "RoCE v1",
+     .interface = "eth0",
+     .state = "active",
+     .link_layer = "Ethernet",
+     .mtu_bytes = 1024,
+     .max_mtu_bytes = 4096,
+     .numa_node = -1},
+    {.order = -1,
+     .reason = "cannot open /dev/infiniband/uverbs1: Permission denied",
+     .device = "mlx5_\x1b",
+     .port = 0,
+     .gid_index = -1,
+     .numa_node = -1},
+};
+
+static char output[8192];
+
+/* Runs a printer with standard output in a file, and reads that. */
+static void capture(bool (*print)(const struct tl_devices_report *report), const struct tl_devices_report *report)
+{
+    FILE *file = tmpfile();
+    ck_assert_ptr_nonnull(file);
+    fflush(stdout);
+    int saved = dup(STDOUT_FILENO);
+    dup2(fileno(file), STDOUT_FILENO);
+    bool is_printed = print(report);
+    fflush(stdout);
+    dup2(saved, STDOUT_FILENO);
+    close(saved);
+    rewind(file);
+    output[fread(output, 1, sizeof(output) - 1, file)] = '\0';
+    fclose(file);
+    ck_assert(is_printed);
+}
+
+static void check_has(const char *text)
+{
+    ck_assert_msg(strstr(output, text) != NULL, "no \"%s\" in:\n%s", text, output);
+}
+
+START_TEST(table)
+{
+    const struct tl_devices_report report = {.candidates = candidates, .count = TL_ARRAY_COUNT(candidates)};
+    capture(tl_devices_print_table, &report);
+    check_has("    1  mlx5_0");
+    check_has("1    3  10.0.0.1  RoCE v2  eth0");
+    check_has("active  Ethernet  1024  103.124     1  yes      its GID is the worker's address, RoCE v2\n");
+    check_has("    2  mlx5_0");
+    check_has("    -  mlx5_\\x1B     -    -  -");
+    check_has("cannot open /dev/infiniband/uverbs1: Permission denied\n");
+    check_has("a worker takes the first whose GID is its own address");
+}
+END_TEST
+
+START_TEST(verdicts)
+{
+    struct tl_config_task task = {.name = "/job:ps/task:0"};
+    struct tl_devices_report report = {.candidates = candidates, .count = 3, .task = &task};
+    capture(tl_devices_print_table, &report);
+    check_has("\n/job:ps/task:0 would use mlx5_0 port 1 with GID 3\n");
+    report.refusal = "rdma is off";
+    capture(tl_devices_print_table, &report);
+    check_has("\n/job:ps/task:0 would use none: rdma is off\n");
+    report = (struct tl_devices_report){.candidates = candidates + 2, .count = 1, .task = &task};
+    capture(tl_devices_print_table, &report);
+    check_has("\n/job:ps/task:0 would use none: its tensors travel over gRPC\n");
+    task.settings.rdma = TL_RDMA_REQUIRE;
+    report.lock_error = (struct tl_error){.code = TL_RESOURCE_EXHAUSTED, .message = "64 MiB are needed"};
+    capture(tl_devices_print_table, &report);
+    check_has("\n/job:ps/task:0 would use none, and would not start: rdma is \"require\"\n");
+    check_has("\nlocked memory: 64 MiB are needed\n");
+    report.task = NULL;
+    capture(tl_devices_print_table, &report);
+    check_has("\nnone can be used\n");
+}
+END_TEST
+
+static json_t *capture_json(const struct tl_devices_report *report)
+{
+    capture(tl_devices_print_json, report);
+    json_t *root = json_loads(output, 0, NULL);
+    ck_assert_msg(root != NULL, "%s", output);
+    return root;
+}
+
+static const char *text_of(json_t *object, const char *key)
+{
+    return json_string_value(json_object_get(object, key));
+}
+
+START_TEST(json)
+{
+    struct tl_config_task task = {.name = "/job:ps/task:0"};
+    struct tl_devices_report report = {.candidates = candidates, .count = 3, .task = &task};
+    json_t *root = capture_json(&report), *devices = json_object_get(root, "devices");
+    ck_assert_str_eq(text_of(root, "name"), "/job:ps/task:0");
+    ck_assert_str_eq(text_of(root, "rdma"), "prefer");
+    ck_assert_uint_eq(json_array_size(devices), 3);
+    ck_assert(json_equal(json_array_get(devices, 0), json_object_get(root, "chosen")));
+    ck_assert_str_eq(text_of(root, "reason"), candidates[0].reason);
+    json_t *first = json_array_get(devices, 0), *last = json_array_get(devices, 2);
+    ck_assert_int_eq(json_integer_value(json_object_get(first, "order")), 1);
+    ck_assert_int_eq(json_integer_value(json_object_get(first, "gid_index")), 3);
+    ck_assert_int_eq(json_integer_value(json_object_get(first, "mtu")), 1024);
+    ck_assert_int_eq(json_integer_value(json_object_get(first, "speed_mbps")), 103124);
+    ck_assert_int_eq(json_integer_value(json_object_get(first, "numa_node")), 1);
+    ck_assert(json_is_true(json_object_get(first, "windows")));
+    ck_assert(json_is_null(json_object_get(last, "order")) && json_is_null(json_object_get(last, "port")));
+    ck_assert(json_is_false(json_object_get(last, "usable")));
+    ck_assert(json_is_true(json_object_get(json_object_get(root, "memlock"), "ok")));
+    json_decref(root);
+
+    report.refusal = "rdma is off";
+    report.lock_error = (struct tl_error){.code = TL_RESOURCE_EXHAUSTED, .message = "too little"};
+    root = capture_json(&report);
+    ck_assert(json_is_null(json_object_get(root, "chosen")));
+    ck_assert_str_eq(text_of(root, "reason"), "rdma is off");
+    ck_assert_str_eq(text_of(json_object_get(root, "memlock"), "reason"), "too little");
+    json_decref(root);
+
+    report = (struct tl_devices_report){.list_error = {.code = TL_NOT_FOUND, .message = "no RDMA device"}};
+    root = capture_json(&report);
+    ck_assert_str_eq(text_of(root, "reason"), "no RDMA device");
+    ck_assert_ptr_null(json_object_get(root, "name"));
+    json_decref(root);
+    report = (struct tl_devices_report){.candidates = candidates + 2, .count = 1};
+    root = capture_json(&report);
+    ck_assert_str_eq(text_of(root, "reason"), "none of the devices can be used");
+    json_decref(root);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("devices_report");
+    TCase *tcase = tcase_create("devices_report");
+    tcase_add_test(tcase, table);
+    tcase_add_test(tcase, verdicts);
+    tcase_add_test(tcase, json);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
