@@ -144,6 +144,12 @@ static unsigned run_letters_and_timers(struct tl_loop *loop)
     return count;
 }
 
+bool tl_loop_run_letters(struct tl_loop *loop)
+{
+    bool did_work = run_letters_and_timers(loop) > 0;
+    return run_deferred(loop) || did_work;
+}
+
 bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns)
 {
     bool did_work = run_letters_and_timers(loop) > 0;

@@ -30,6 +30,9 @@ void tl_loop_destroy(struct tl_loop *loop);
  * was done. */
 bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns);
 
+/* The part of a round that does not look at gRPC: letters, timers, and what was deferred. True when there was any. */
+bool tl_loop_run_letters(struct tl_loop *loop);
+
 /* Thread: any. The letter is delivered on the owner's thread. */
 void tl_loop_post(struct tl_loop *loop, struct tl_letter *letter);
 

@@ -53,7 +53,7 @@ static bool drive(struct tl_driver *driver, int64_t deadline_ns)
 {
     driver->is_driven = true;
     pthread_mutex_unlock(&driver->mutex);
-    bool did_work = tl_loop_run_once(driver->loop, deadline_ns);
+    bool did_work = tl_turn_run(&driver->turn, deadline_ns);
     pthread_mutex_lock(&driver->mutex);
     driver->is_driven = false;
     driver->round_count++;
@@ -107,17 +107,21 @@ static void *run(void *context)
     return NULL;
 }
 
-enum tl_status tl_driver_init(struct tl_driver *driver, struct tl_loop *loop, enum tl_progress progress,
+enum tl_status tl_driver_init(struct tl_driver *driver, struct tl_loop *loop, const struct tl_home *home,
+                              const struct tl_turn_reactor *reactor, enum tl_progress progress,
                               struct tl_error *ret_error)
 {
     *driver = (struct tl_driver){.loop = loop, .progress = progress};
+    enum tl_status status = tl_turn_init(&driver->turn, loop, home, reactor, ret_error);
+    if (status != TL_OK) return status;
     tl_list_init(&driver->waits);
     tl_list_init(&driver->queues);
     pthread_mutex_init(&driver->mutex, NULL);
     cond_init_monotonic(&driver->thread_cond);
     if (progress == TL_PROGRESS_CALLER) return TL_OK;
-    enum tl_status status = tl_thread_start("tl-control", run, driver, &driver->thread, ret_error);
+    status = tl_thread_start("tl-control", run, driver, &driver->thread, ret_error);
     if (status == TL_OK) return TL_OK;
+    tl_turn_fini(&driver->turn);
     pthread_cond_destroy(&driver->thread_cond);
     pthread_mutex_destroy(&driver->mutex);
     return status;
@@ -134,6 +138,7 @@ void tl_driver_fini(struct tl_driver *driver)
         pthread_join(driver->thread, NULL);
     }
     TL_CHECK(!driver->is_driven && tl_list_is_empty(&driver->waits));
+    tl_turn_fini(&driver->turn);
     pthread_cond_destroy(&driver->thread_cond);
     pthread_mutex_destroy(&driver->mutex);
 }

@@ -22,16 +22,17 @@
 #include <tensorlane/worker.h>
 
 #include "base/list.h"
-#include "control/loop.h"
+#include "server/turn.h"
 
 struct tl_driver {
     struct tl_loop *loop;
+    struct tl_turn turn;
     enum tl_progress progress;
     pthread_t thread;
     pthread_mutex_t mutex;
     struct tl_list waits;  /* of struct tl_wait: the threads that wait, in the order they came */
     struct tl_list queues; /* of struct tl_cq whose readers drive this; without a thread (completion_queue.c) */
-    bool is_driven;        /* somebody is in tl_loop_run_once */
+    bool is_driven;        /* somebody is in tl_turn_run */
     uint64_t round_count;  /* rounds that are over */
     bool is_stopping;
 
@@ -46,8 +47,10 @@ struct tl_driver {
     int64_t last_left_ns;  /* when the latest wait ended */
 };
 
-/* Starts the thread, if there is to be one. Errors: TL_RESOURCE_EXHAUSTED: no thread. */
-enum tl_status tl_driver_init(struct tl_driver *driver, struct tl_loop *loop, enum tl_progress progress,
+/* Starts the thread, if there is to be one. home: of the loop's owner. A reactor is driven with the loop; NULL: none
+ * is. Errors: TL_RESOURCE_EXHAUSTED: no thread or descriptor. */
+enum tl_status tl_driver_init(struct tl_driver *driver, struct tl_loop *loop, const struct tl_home *home,
+                              const struct tl_turn_reactor *reactor, enum tl_progress progress,
                               struct tl_error *ret_error) TL_MUST_USE;
 
 /* Ends the thread; nobody may wait. */
@@ -55,6 +58,13 @@ void tl_driver_fini(struct tl_driver *driver);
 
 /* Brings work that its poster does not wait for. Thread: any. */
 void tl_driver_post(struct tl_driver *driver, struct tl_letter *letter);
+
+/* Counts requests that travel on the data plane (+1, -1): while there are any, who drives a reactor polls it. Thread:
+ * the loop's owner. */
+static inline void tl_driver_busy(struct tl_driver *driver, int change)
+{
+    driver->turn.busy_count += change;
+}
 
 /* How many rounds are over; for tl_driver_step. Thread: any. */
 uint64_t tl_driver_rounds(struct tl_driver *driver);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The worker as its files see it: worker.c (open, close, queries), peer.c (who is reachable and how), source.c
- * (requests of peers), operation.c (sends and receives of this process).
+ * The worker as its files see it: worker*.c (open, close, queries), peer*.c and data_path.c (who is reachable and how),
+ * source.c and serving.c (requests of peers), operation*.c (sends and receives of this process), plane*.c and session.c
+ * (the data plane).
  *
  * Everything here belongs to the loop's owner, except what says otherwise. The public functions bring their work to
  * that thread as letters.
@@ -16,13 +17,18 @@
 #include "config/config.h"
 #include "control/control.h"
 #include "server/driver.h"
+#include "server/home.h"
 #include "server/rendezvous.h"
+#include "server/serving.h"
 
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
 
 struct tl_op;
 struct tl_peer;
+struct tl_plane;
+struct tl_plane_source;
+struct tl_session;
 
 struct tl_worker {
     struct tl_config *config;
@@ -32,8 +38,12 @@ struct tl_worker {
     uint16_t port;
     int64_t opened_ns;
     struct tl_loop *loop;
+    struct tl_home home; /* of the loop's owner */
     struct tl_driver driver;
     struct tl_control *control;
+    struct tl_plane *plane;   /* NULL: none */
+    const char *plane_reason; /* why there is none; lives for ever */
+    bool is_plane_required;   /* "rdma": "require": nothing travels another way */
     struct tl_rendezvous *table;
     bool is_closing;
 
@@ -41,19 +51,26 @@ struct tl_worker {
     size_t peer_count;
     struct tl_list peer_waits; /* of struct tl_peer_wait (peer.c) */
 
-    struct tl_op *ops;             /* by id: all that have not completed */
-    uint64_t next_op;              /* any thread, atomic */
-    uint64_t open_ops;             /* submitted and not completed; any thread, atomic */
-    uint64_t next_request;         /* number of the latest request to a peer */
-    uint64_t blocked_calls;        /* threads that wait inside the library; any thread, atomic */
-    struct tl_list serves;         /* of struct served (source.c) */
-    struct tl_timer expire_timer;  /* for reservations whose receiver broke off */
+    struct tl_op *ops;            /* by id: all that have not completed */
+    uint64_t next_op;             /* any thread, atomic */
+    uint64_t open_ops;            /* submitted and not completed; any thread, atomic */
+    uint64_t next_request;        /* number of the latest request to a peer */
+    uint64_t blocked_calls;       /* threads that wait inside the library; any thread, atomic */
+    struct tl_serving serving;    /* requests over links */
+    struct tl_timer expire_timer; /* for reservations whose receiver broke off */
+    struct tl_letter expire_letter;
+    bool is_expire_asked;          /* expire_letter is on its way; any thread, atomic */
     struct pushed_account *pushed; /* what clients have pushed (source.c) */
 
     uint64_t requests_retried;
     struct tl_wait *stopped_wait; /* the closing thread */
+    int64_t stop_deadline_ns;
     bool is_stopped;
 };
+
+/* tl_worker_open with a data plane from elsewhere; plane NULL: the card that the settings lead to. */
+enum tl_status tl_worker_open_with(const struct tl_worker_options *options, const struct tl_plane_source *plane,
+                                   struct tl_worker **ret_worker, struct tl_error *ret_error) TL_MUST_USE;
 
 /* A piece of work for the loop's owner, waited for by the thread that brought it. */
 struct tl_command {
@@ -98,29 +115,53 @@ const char *tl_peer_name(const struct tl_peer *peer);
 /* "up", or the state and why it is not up. */
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity);
 
-/* A fetch on its way to a peer: waits there until the peer is up, then is on its link. */
+/* A fetch on its way to a peer: waits there until the peer is up, then is on its link or on a session of the data
+ * plane. Letters take it from the loop to the reactor and back. */
 struct tl_peer_request {
     struct tl_fetch fetch;
     struct tl_peer *peer;
-    struct tl_list place; /* in the peer's list of those that wait */
-    struct tl_link *link; /* that carries it; NULL: it waits, or is not started */
+    struct tl_list place;           /* in the peer's list of those that wait */
+    struct tl_link *link;           /* that carries it; NULL: none */
+    bool is_refused;                /* done_letter is deferred: it cannot travel */
+    const char *path_reason;        /* why it travels over the link; lives for ever */
+    struct tl_session *session;     /* that carries it; NULL: none */
+    const struct tl_fetch_ops *ops; /* the worker's, while session has put its own into the fetch */
+    struct tl_letter start_letter;
+    struct tl_letter cancel_letter;
+    struct tl_letter done_letter;
+    const struct tl_error *result; /* of done_letter; kept, NULL: TL_OK */
+    bool is_cancel_out;            /* cancel_letter is at the reactor, or on its way */
+    bool is_done;                  /* done_letter has come */
+    bool is_on_conn;               /* the reactor's */
 };
 
 /* Asks the peer as soon as it is up; fetch.ops->done follows once, unless cancelled. */
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request);
-void tl_peer_cancel(struct tl_peer_request *request);
+/* True: it is given up, done will not be called. False: done follows, once the memory cannot be written any more. */
+bool tl_peer_cancel(struct tl_peer_request *request) TL_MUST_USE;
 /* To be told by fetch.ops->done, first thing. */
 void tl_peer_fetch_done(struct tl_peer_request *request);
+/* The tensor of this request has arrived over a path that has ended: the peer may not have heard. */
+void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t number);
+
+/* A link of somebody who is no member. */
+void tl_guest_welcome(struct tl_worker *worker, struct tl_link *link);
 
 /* ------------------------------------------------------------------------------------------------------ source -- */
 
 /* The worker's half of tl_control_handlers. */
 extern const struct tl_control_handlers tl_worker_handlers;
-/* Fails the requests of peers that still wait for a tensor. */
-void tl_source_refuse_waiting(struct tl_worker *worker);
+/* Frees what was reserved for receivers that did not come back, now and when it is time. Thread: any. */
+void tl_source_expire(struct tl_worker *worker);
 /* Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_error) TL_MUST_USE;
 void tl_source_fini(struct tl_worker *worker); /* after a failed init too */
+
+/* The counters of all transports. */
+void tl_worker_count(struct tl_worker *worker, struct tl_worker_stats *ret_stats);
+/* The handler of tl_control_handlers. */
+enum tl_status tl_worker_describe(void *context, struct tl_description *ret_description,
+                                  struct tl_error *ret_error) TL_MUST_USE;
 
 /* -------------------------------------------------------------------------------------------------- operations -- */
 

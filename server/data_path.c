@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/data_path.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "server/reason.h"
+#include "server/session.h"
+#include "server/worker_internal.h"
+
+#define FIRST_PAUSE_NS (100 * TL_NS_PER_MS)
+#define MAX_PAUSE_NS (5 * TL_NS_PER_SEC)
+
+static const struct tl_session_events session_events;
+
+/* ----------------------------------------------------------------------------------------------------- messages -- */
+
+/* What this worker calls its own transport. */
+static const char *transport_of(const struct tl_worker *worker)
+{
+    return worker->plane != NULL ? worker->plane->provider->ops->name : "verbs";
+}
+
+static void tell(struct tl_data_path *path, enum tl_path_message_kind kind, const uint8_t *bytes, uint32_t len_bytes)
+{
+    struct tl_path_message message = {.kind = kind, .attempt = path->attempt, .len_bytes = len_bytes};
+    snprintf(message.transport, sizeof(message.transport), "%s", transport_of(path->worker));
+    memcpy(message.bytes, bytes, len_bytes);
+    tl_link_tell_path(path->link, &message);
+}
+
+static void tell_refusal(struct tl_link *link, const char *transport, uint64_t attempt, bool is_final,
+                         const char *reason)
+{
+    struct tl_path_message message = {.kind = TL_PATH_MESSAGE_REFUSAL, .attempt = attempt, .is_final = is_final};
+    snprintf(message.transport, sizeof(message.transport), "%s", transport);
+    snprintf(message.reason, sizeof(message.reason), "%s", reason);
+    tl_link_tell_path(link, &message);
+}
+
+/* -------------------------------------------------------------------------------------------------------- state -- */
+
+static void log_change(struct tl_data_path *path)
+{
+    if (path->logged == path->reason || path->name[0] == '\0') return;
+    const struct tl_plane *plane = path->worker->plane;
+    path->logged = path->reason;
+    if (path->state == TL_DATA_PATH_UP) {
+        TL_LOG_AT_INFO("data path up", TL_STR("peer", path->name), TL_STR("transport", transport_of(path->worker)),
+                       TL_STR("device", plane->provider->name));
+    } else if (plane == NULL) {
+        TL_LOG_AT_DEBUG("no data path", TL_STR("peer", path->name), TL_STR("reason", path->reason));
+    } else if (!path->worker->is_closing) {
+        TL_LOG_AT_WARN("no data path", TL_STR("peer", path->name),
+                       TL_STR("instead", path->worker->is_plane_required ? "nothing" : "grpc"),
+                       TL_STR("reason", path->reason));
+    }
+}
+
+__attribute__((format(printf, 2, 3))) static void set_reason(struct tl_data_path *path, const char *format, ...)
+{
+    char text[TL_ERROR_MESSAGE_BYTES];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof(text), format, args);
+    va_end(args);
+    path->reason = tl_reason(text);
+}
+
+static void arm(struct tl_data_path *path, int64_t after_ns)
+{
+    int64_t due_ns = tl_clock_deadline_ns(after_ns);
+    if (tl_timers_arm(tl_loop_timers(path->worker->loop), &path->timer, due_ns) != TL_OK) {
+        TL_LOG_AT_ERROR("no memory to watch a data path", TL_STR("peer", path->name));
+    }
+}
+
+static void disarm(struct tl_data_path *path)
+{
+    tl_timers_disarm(tl_loop_timers(path->worker->loop), &path->timer);
+}
+
+/* The session is the path's no more. */
+static void let_go(struct tl_data_path *path)
+{
+    const uint64_t *numbers;
+    size_t count = tl_session_unconfirmed(path->session, &numbers);
+    if (count > 0 && path->events->unconfirmed != NULL) {
+        path->events->unconfirmed(path->owner, tl_session_peer(path->session)->incarnation, numbers, count);
+    }
+    path->session = NULL;
+}
+
+static void abandon(struct tl_data_path *path, const struct tl_error *reason)
+{
+    struct tl_session *session = path->session;
+    if (session == NULL) return;
+    let_go(path);
+    tl_session_abandon(session, reason);
+}
+
+static void pause_before_offer(struct tl_data_path *path)
+{
+    unsigned shift = path->failure_count < 6 ? path->failure_count : 6;
+    int64_t pause_ns = FIRST_PAUSE_NS << shift;
+    if (pause_ns > MAX_PAUSE_NS) pause_ns = MAX_PAUSE_NS;
+    path->state = TL_DATA_PATH_BACK_OFF;
+    path->failure_count++;
+    arm(path, pause_ns / 2 + (int64_t)(tl_random_u64() % (uint64_t)(pause_ns / 2)));
+}
+
+/* The attempt, or the connection, is over; path->reason says why. */
+static void failed(struct tl_data_path *path, bool is_final)
+{
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s", path->reason);
+    abandon(path, &reason);
+    disarm(path);
+    path->is_first = false;
+    if (is_final || path->worker->is_closing) {
+        path->state = TL_DATA_PATH_REFUSED;
+    } else if (tl_link_is_ours(path->link)) {
+        pause_before_offer(path);
+    } else {
+        path->state = TL_DATA_PATH_EXPECTING;
+    }
+    log_change(path);
+    path->events->changed(path->owner);
+}
+
+static void offer(struct tl_data_path *path)
+{
+    struct tl_worker *worker = path->worker;
+    struct tl_error error;
+    path->attempt = tl_random_u64();
+    path->state = TL_DATA_PATH_CREATING;
+    if (path->is_first) set_reason(path, "the data path is being set up");
+    arm(path, worker->plane->options.attempt_ns);
+    if (tl_session_open(worker->plane, tl_link_peer(path->link), NULL, 0, &session_events, path, &path->session,
+                        &error) != TL_OK) {
+        set_reason(path, "%s", error.message);
+        failed(path, false);
+    }
+}
+
+static void timer_fired(struct tl_timer *timer)
+{
+    struct tl_data_path *path = TL_CONTAINER_OF(timer, struct tl_data_path, timer);
+    if (path->state == TL_DATA_PATH_BACK_OFF) {
+        offer(path);
+    } else if (path->state == TL_DATA_PATH_EXPECTING) {
+        set_reason(path, "%s has offered no data path in time", path->name);
+        failed(path, false);
+    } else {
+        set_reason(path, "the data path to %s was not set up in time", path->name);
+        tell_refusal(path->link, transport_of(path->worker), path->attempt, false, "not set up in time");
+        failed(path, false);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ session -- */
+
+static void introduced(void *owner, const uint8_t *bytes, uint32_t len_bytes)
+{
+    struct tl_data_path *path = owner;
+    bool is_ours = tl_link_is_ours(path->link);
+    tell(path, is_ours ? TL_PATH_MESSAGE_OFFER : TL_PATH_MESSAGE_ANSWER, bytes, len_bytes);
+    path->state = is_ours ? TL_DATA_PATH_OFFERED : TL_DATA_PATH_CONNECTING;
+}
+
+static void session_up(void *owner)
+{
+    struct tl_data_path *path = owner;
+    disarm(path);
+    path->state = TL_DATA_PATH_UP;
+    path->failure_count = 0;
+    path->reason = tl_reason("");
+    log_change(path);
+    path->events->changed(path->owner);
+}
+
+static void session_closed(void *owner, const struct tl_error *reason)
+{
+    struct tl_data_path *path = owner;
+    bool was_up = path->state == TL_DATA_PATH_UP;
+    let_go(path);
+    if (reason->code == TL_OK) {
+        set_reason(path, "%s has closed the data path", path->name);
+    } else {
+        set_reason(path, "%s%s", was_up ? "the data path broke: " : "", reason->message);
+    }
+    /* The peer's half may not notice for long. */
+    tell_refusal(path->link, transport_of(path->worker), path->attempt, false, reason->message);
+    failed(path, false);
+}
+
+static const struct tl_session_events session_events = {
+    .introduced = introduced, .up = session_up, .closed = session_closed};
+
+/* ------------------------------------------------------------------------------------------------- what is heard -- */
+
+static void hear_offer(struct tl_data_path *path, const struct tl_path_message *message)
+{
+    struct tl_worker *worker = path->worker;
+    struct tl_link *link = path->link;
+    struct tl_error error;
+    const char *transport = message->transport;
+    if (worker->plane == NULL) {
+        tell_refusal(link, transport, message->attempt, true, worker->plane_reason);
+    } else if (strcmp(transport, transport_of(worker)) != 0) {
+        tl_error_set(&error, TL_UNIMPLEMENTED, "%s has no transport %s", worker->self.name, transport);
+        tell_refusal(link, transport, message->attempt, true, error.message);
+    } else if (worker->is_closing) {
+        tell_refusal(link, transport, message->attempt, false, "it is shutting down");
+    } else if (tl_link_is_ours(link) || message->attempt == 0) {
+        tell_refusal(link, transport, message->attempt, false, "offers come from the side that opened the link");
+    } else {
+        tl_error_set(&error, TL_UNAVAILABLE, "%s has offered another data path", tl_link_peer(link)->name);
+        abandon(path, &error);
+        path->attempt = message->attempt;
+        path->state = TL_DATA_PATH_CREATING;
+        arm(path, worker->plane->options.attempt_ns);
+        if (tl_session_open(worker->plane, tl_link_peer(link), message->bytes, message->len_bytes, &session_events,
+                            path, &path->session, &error) == TL_OK) {
+            return;
+        }
+        set_reason(path, "%s", error.message);
+        tell_refusal(link, transport, message->attempt, false, error.message);
+        failed(path, false);
+    }
+}
+
+static void hear_answer(struct tl_data_path *path, const struct tl_path_message *message)
+{
+    if (path->state != TL_DATA_PATH_OFFERED || message->attempt != path->attempt) return;
+    struct tl_error error;
+    path->state = TL_DATA_PATH_CONNECTING;
+    if (tl_session_connect(path->session, message->bytes, message->len_bytes, &error) == TL_OK) return;
+    set_reason(path, "%s", error.message);
+    tell_refusal(path->link, message->transport, path->attempt, false, error.message);
+    failed(path, false);
+}
+
+static void hear_refusal(struct tl_data_path *path, const struct tl_path_message *message)
+{
+    bool is_of_all = message->attempt == 0;
+    bool is_of_this = message->attempt == path->attempt && path->session != NULL;
+    if (path->worker->plane == NULL || (!is_of_all && !is_of_this)) return;
+    const char *reason = message->reason[0] != '\0' ? message->reason : "it gives no reason";
+    bool was_up = path->state == TL_DATA_PATH_UP;
+    set_reason(path,
+               is_of_all ? "%s has no data plane: %s"
+               : was_up  ? "%s has given up the data path: %s"
+                         : "%s refuses the data path: %s",
+               path->name, reason);
+    failed(path, is_of_all || message->is_final);
+}
+
+void tl_data_path_hear(struct tl_data_path *path, struct tl_link *link, const struct tl_path_message *message)
+{
+    /* One that is not in use is about to end. */
+    if (link != path->link) return;
+    bool is_own_transport = strcmp(message->transport, transport_of(path->worker)) == 0;
+    if (message->kind == TL_PATH_MESSAGE_OFFER) {
+        hear_offer(path, message);
+    } else if (is_own_transport && message->kind == TL_PATH_MESSAGE_ANSWER) {
+        hear_answer(path, message);
+    } else if (is_own_transport) {
+        hear_refusal(path, message);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- links -- */
+
+void tl_data_path_init(struct tl_data_path *path, struct tl_worker *worker, const char *name,
+                       const struct tl_data_path_events *events, void *owner)
+{
+    *path = (struct tl_data_path){.worker = worker, .name = name, .events = events, .owner = owner};
+    path->timer.fire = timer_fired;
+    path->reason = tl_reason("the peer is not connected");
+}
+
+void tl_data_path_end(struct tl_data_path *path)
+{
+    if (path->link == NULL) return;
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "the link to %s has ended", path->name);
+    abandon(path, &reason);
+    disarm(path);
+    path->link = NULL;
+    path->state = TL_DATA_PATH_OFF;
+    path->reason = tl_reason("the peer is not connected");
+}
+
+void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link)
+{
+    struct tl_worker *worker = path->worker;
+    if (path->link == link) return;
+    tl_data_path_end(path);
+    path->link = link;
+    path->is_first = true;
+    path->failure_count = 0;
+    if (worker->plane == NULL || worker->is_closing) {
+        path->state = TL_DATA_PATH_REFUSED;
+        path->reason = worker->plane == NULL ? worker->plane_reason : tl_reason("this worker is shutting down");
+        if (tl_link_is_ours(link)) tell_refusal(link, transport_of(worker), 0, true, path->reason);
+        log_change(path);
+    } else if (tl_link_is_ours(link)) {
+        offer(path);
+    } else {
+        path->state = TL_DATA_PATH_EXPECTING;
+        set_reason(path, "the data path is being set up");
+        arm(path, worker->plane->options.attempt_ns);
+    }
+}
+
+enum tl_data_path_use tl_data_path_use(const struct tl_data_path *path)
+{
+    switch (path->state) {
+    case TL_DATA_PATH_UP:
+        return TL_DATA_PATH_TAKE;
+    case TL_DATA_PATH_EXPECTING:
+        return path->is_first ? TL_DATA_PATH_AWAIT : TL_DATA_PATH_AVOID;
+    case TL_DATA_PATH_CREATING:
+    case TL_DATA_PATH_OFFERED:
+    case TL_DATA_PATH_CONNECTING:
+        return path->is_first || path->worker->is_plane_required ? TL_DATA_PATH_AWAIT : TL_DATA_PATH_AVOID;
+    case TL_DATA_PATH_OFF:
+    case TL_DATA_PATH_BACK_OFF:
+    case TL_DATA_PATH_REFUSED:
+        break;
+    }
+    return TL_DATA_PATH_AVOID;
+}

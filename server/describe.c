@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a worker says of itself when it is asked who it is and how. */
+#include <stdlib.h>
+#include <string.h>
+
+#include <tensorlane/version.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "server/plane.h"
+#include "server/worker_internal.h"
+
+struct named_value {
+    const char *name;
+    uint64_t value;
+};
+
+static enum tl_status add_counters(struct tl_description *description, const struct named_value *values, size_t count,
+                                   struct tl_error *ret_error)
+{
+    size_t total = description->counter_count + count;
+    struct tl_counter *counters = realloc(description->counters, total * sizeof(*counters));
+    if (counters == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for counters");
+    description->counters = counters;
+    for (size_t i = 0; i < count; i++) {
+        struct tl_counter *counter = &counters[description->counter_count];
+        counter->value = values[i].value;
+        counter->name = strdup(values[i].name);
+        if (counter->name == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for counters");
+        description->counter_count++;
+    }
+    return TL_OK;
+}
+
+static enum tl_status describe_plane(struct tl_worker *worker, struct tl_description *description,
+                                     struct tl_error *ret_error)
+{
+    if (worker->plane == NULL) return TL_OK;
+    struct tl_engine_stats engine;
+    struct tl_memory_stats memory;
+    struct tl_reactor_stats reactor;
+    tl_plane_get_stats(worker->plane, &engine, &memory);
+    tl_reactor_get_stats(worker->plane->reactor, &reactor);
+    const struct named_value values[] = {
+        {"data_tensors_sent", engine.tensors_sent},
+        {"data_tensors_received", engine.tensors_received},
+        {"data_bytes_sent", engine.bytes_sent},
+        {"data_bytes_received", engine.bytes_received},
+        {"data_bytes_bounced", engine.bytes_bounced},
+        {"data_messages_sent", engine.messages_sent},
+        {"data_messages_received", engine.messages_received},
+        {"data_writes_posted", engine.writes_posted},
+        {"data_meta_data_updates", engine.meta_data_updates},
+        {"data_credits_sent", engine.credits_sent},
+        {"data_late_answers", engine.late_answers},
+        {"data_protocol_errors", engine.protocol_errors},
+        {"data_connections_broken", engine.connections_broken},
+        {"data_pool_bytes", memory.pool_bytes},
+        {"data_pool_used_bytes", memory.pool_used_bytes},
+        {"data_registrations", memory.registrations},
+        {"data_registered_bytes", memory.cached_bytes},
+        {"data_registrations_evicted", memory.evictions},
+        {"data_reactor_rounds", reactor.rounds},
+        {"data_reactor_sleeps", reactor.sleeps},
+    };
+    return add_counters(description, values, TL_ARRAY_COUNT(values), ret_error);
+}
+
+static enum tl_status describe_counters(struct tl_worker *worker, struct tl_description *description,
+                                        struct tl_error *ret_error)
+{
+    struct tl_control_stats control;
+    struct tl_worker_stats stats;
+    tl_control_get_stats(worker->control, &control);
+    tl_worker_count(worker, &stats);
+    const struct named_value values[] = {
+        {"tensors_sent", stats.tensors_sent},
+        {"tensors_received", stats.tensors_received},
+        {"bytes_sent", stats.bytes_sent},
+        {"bytes_received", stats.bytes_received},
+        {"bytes_copied_send", stats.bytes_copied_send},
+        {"frames_sent", stats.frames_sent},
+        {"frames_received", stats.frames_received},
+        {"protocol_errors", stats.protocol_errors},
+        {"late_chunks", control.late_chunks},
+        {"requests_retried", stats.requests_retried},
+        {"tensors_dropped", stats.tensors_dropped},
+        {"waiting_receivers", stats.waiting_receivers},
+        {"held_tensors", stats.held_tensors},
+        {"held_bytes", stats.held_bytes},
+        {"published_tensors", stats.published_tensors},
+        {"published_bytes", stats.published_bytes},
+        {"open_operations", stats.open_operations},
+    };
+    enum tl_status status = add_counters(description, values, TL_ARRAY_COUNT(values), ret_error);
+    if (status == TL_OK) status = describe_plane(worker, description, ret_error);
+    return status;
+}
+
+static enum tl_status add_transport(struct tl_description *description, const char *name, bool is_available,
+                                    const char *reason, struct tl_error *ret_error)
+{
+    struct tl_transport_state *state = &description->transports[description->transport_count++];
+    state->name = strdup(name);
+    state->is_available = is_available;
+    state->reason = strdup(reason);
+    if (state->name != NULL && state->reason != NULL) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for transports");
+}
+
+static enum tl_status describe_transports(const struct tl_worker *worker, struct tl_description *description,
+                                          struct tl_error *ret_error)
+{
+    enum { TRANSPORTS = 3 };
+    const struct tl_plane *plane = worker->plane;
+    description->transports = calloc(TRANSPORTS, sizeof(*description->transports));
+    if (description->transports == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for transports");
+    }
+    const char *grpc = plane == NULL ? "in use for all peers" : "in use where there is no data path";
+    enum tl_status status = add_transport(description, "grpc", true, grpc, ret_error);
+    if (status != TL_OK) return status;
+    status = add_transport(description, plane != NULL ? plane->provider->ops->name : "verbs", plane != NULL,
+                           plane != NULL ? plane->describes_device : worker->plane_reason, ret_error);
+    if (status != TL_OK) return status;
+    return add_transport(description, "local", false, "this version has no shared-memory data plane", ret_error);
+}
+
+enum tl_status tl_worker_describe(void *context, struct tl_description *ret_description, struct tl_error *ret_error)
+{
+    struct tl_worker *worker = context;
+    ret_description->job = strdup(worker->task != NULL ? worker->task->job : "");
+    ret_description->task = worker->task != NULL ? worker->task->index : 0;
+    ret_description->incarnation = worker->self.incarnation;
+    ret_description->software_version = strdup(tl_version());
+    ret_description->is_serving = !worker->is_closing;
+    ret_description->uptime_ns = (uint64_t)(tl_clock_now_ns() - worker->opened_ns);
+    if (ret_description->job == NULL || ret_description->software_version == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a description");
+    }
+    enum tl_status status = describe_transports(worker, ret_description, ret_error);
+    if (status == TL_OK) status = tl_peers_describe(worker, ret_description, ret_error);
+    if (status == TL_OK) status = describe_counters(worker, ret_description, ret_error);
+    return status;
+}

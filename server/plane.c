@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The data plane's life. Closing: the reactor refuses requests that wait; sessions drain, and are closed at the
+ * deadline; when the last one is gone nothing of the plane moves any more, and the rest is taken apart in the reverse
+ * order of building.
+ */
+#include "server/plane.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "server/session.h"
+#include "server/worker_internal.h"
+
+/* ------------------------------------------------------------------------------------------------------ reactor -- */
+
+static void post(const struct tl_home *home, struct tl_letter *letter)
+{
+    const struct tl_plane *plane = TL_CONTAINER_OF(home, struct tl_plane, home);
+    tl_reactor_post(plane->reactor, letter);
+}
+
+static void *run(void *context)
+{
+    struct tl_plane *plane = context;
+    const struct tl_home *former = tl_home_enter(&plane->home);
+    while (!__atomic_load_n(&plane->is_stopping, __ATOMIC_ACQUIRE))
+        (void)tl_reactor_run_once(plane->reactor, TL_TIME_NEVER);
+    tl_home_leave(former);
+    return NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------ opening -- */
+
+static enum tl_status build(struct tl_plane *plane, const struct tl_plane_source *source, bool has_thread,
+                            struct tl_error *ret_error)
+{
+    const struct tl_worker *worker = plane->worker;
+    const char *address = worker->task != NULL ? worker->task->address : NULL;
+    enum tl_status status = source->open(source->context, &worker->settings, address, &plane->provider, ret_error);
+    if (status != TL_OK) return status;
+    tl_plane_options_of(&worker->settings, &plane->options);
+    if (source->adjust != NULL) source->adjust(source->context, &plane->options);
+    if (plane->options.engine.keys == TL_KEYS_WINDOW && !plane->provider->limits.has_windows) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "%s has no memory windows; set \"verbs\": {\"keys\": \"region\"} if peers may write all "
+                            "memory that is made for them",
+                            plane->provider->name);
+    }
+    if (asprintf(&plane->describes_device, "%s%s%s", plane->provider->name,
+                 plane->provider->reason[0] != '\0' ? ": " : "", plane->provider->reason) < 0) {
+        plane->describes_device = NULL;
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
+    }
+    status = tl_memory_create(plane->provider, &plane->options.memory, &plane->memory, ret_error);
+    if (status == TL_OK) {
+        status = tl_reactor_create(plane->provider, &plane->options.reactor, &plane->reactor, ret_error);
+    }
+    if (status == TL_OK) {
+        status = tl_engine_create(plane->reactor, plane->memory, &plane->options.engine, &tl_serving_ops,
+                                  &plane->serving, &plane->engine, ret_error);
+    }
+    if (status == TL_OK && has_thread) {
+        status = tl_thread_start("tl-reactor", run, plane, &plane->thread, ret_error);
+        plane->has_thread = status == TL_OK;
+    }
+    return status;
+}
+
+static void drain_over(struct tl_timer *timer);
+static void refuse_waiting(struct tl_letter *letter);
+
+enum tl_status tl_plane_create(struct tl_worker *worker, const struct tl_plane_source *source, bool has_thread,
+                               struct tl_plane **ret_plane, struct tl_error *ret_error)
+{
+    struct tl_plane *plane = calloc(1, sizeof(*plane));
+    if (plane == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
+    plane->worker = worker;
+    plane->home.post = post;
+    plane->drain_timer.fire = drain_over;
+    plane->refuse_letter.deliver = refuse_waiting;
+    tl_list_init(&plane->sessions);
+    tl_serving_init(&plane->serving, worker, &plane->home);
+    enum tl_status status = build(plane, source, has_thread, ret_error);
+    if (status != TL_OK) {
+        tl_plane_destroy(plane);
+        return status;
+    }
+    TL_LOG_AT_INFO("data plane ready", TL_STR("transport", plane->provider->ops->name),
+                   TL_STR("device", plane->provider->name), TL_STR("reason", plane->provider->reason));
+    *ret_plane = plane;
+    return TL_OK;
+}
+
+void tl_plane_destroy(struct tl_plane *plane)
+{
+    if (plane == NULL) return;
+    TL_CHECK(tl_list_is_empty(&plane->sessions));
+    if (plane->has_thread) {
+        __atomic_store_n(&plane->is_stopping, true, __ATOMIC_RELEASE);
+        tl_reactor_wake(plane->reactor);
+        pthread_join(plane->thread, NULL);
+    }
+    const struct tl_home *former = tl_home_enter(&plane->home);
+    tl_engine_destroy(plane->engine);
+    tl_reactor_destroy(plane->reactor);
+    tl_home_leave(former);
+    tl_memory_destroy(plane->memory);
+    if (plane->provider != NULL) plane->provider->ops->close(plane->provider);
+    free(plane->describes_device);
+    free(plane);
+}
+
+/* ---------------------------------------------------------------------------------------------------- asking it -- */
+
+struct stats_query {
+    struct tl_letter letter;
+    const struct tl_plane *plane;
+    struct tl_engine_stats *stats;
+    pthread_mutex_t mutex;
+    pthread_cond_t answered;
+    bool is_answered;
+};
+
+static void answer_stats(struct tl_letter *letter)
+{
+    struct stats_query *query = TL_CONTAINER_OF(letter, struct stats_query, letter);
+    tl_engine_get_stats(query->plane->engine, query->stats);
+    pthread_mutex_lock(&query->mutex);
+    query->is_answered = true;
+    pthread_cond_signal(&query->answered);
+    pthread_mutex_unlock(&query->mutex);
+}
+
+void tl_plane_get_stats(struct tl_plane *plane, struct tl_engine_stats *ret_engine, struct tl_memory_stats *ret_memory)
+{
+    tl_memory_get_stats(plane->memory, ret_memory);
+    if (!plane->has_thread) {
+        tl_engine_get_stats(plane->engine, ret_engine);
+        return;
+    }
+    struct stats_query query = {.letter.deliver = answer_stats, .plane = plane, .stats = ret_engine};
+    pthread_mutex_init(&query.mutex, NULL);
+    pthread_cond_init(&query.answered, NULL);
+    tl_plane_post(plane, &query.letter);
+    pthread_mutex_lock(&query.mutex);
+    while (!query.is_answered)
+        pthread_cond_wait(&query.answered, &query.mutex);
+    pthread_mutex_unlock(&query.mutex);
+    pthread_cond_destroy(&query.answered);
+    pthread_mutex_destroy(&query.mutex);
+}
+
+enum tl_status tl_plane_copy(struct tl_plane *plane, struct tl_tensor *tensor, struct tl_tensor **ret_copy,
+                             struct tl_error *ret_error)
+{
+    size_t size_bytes = (size_t)tl_tensor_size_bytes(tensor);
+    struct tl_tensor *copy;
+    enum tl_status status = tl_memory_tensor_create(plane->memory, tl_tensor_meta_data(tensor), &copy, ret_error);
+    if (status != TL_OK) return status;
+    /* Asked before and after: a file that shrinks meanwhile is read as zeros. */
+    status = tl_tensor_check_readable(tensor, 0, size_bytes, ret_error);
+    if (status == TL_OK && size_bytes > 0) memcpy(tl_tensor_data(copy), tl_tensor_data(tensor), size_bytes);
+    if (status == TL_OK) status = tl_tensor_check_readable(tensor, 0, size_bytes, ret_error);
+    if (status != TL_OK) {
+        tl_tensor_put(copy);
+        return status;
+    }
+    *ret_copy = copy;
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ closing -- */
+
+static void maybe_drained(struct tl_plane *plane)
+{
+    if (!plane->is_refused || !tl_list_is_empty(&plane->sessions) || plane->drained == NULL) return;
+    tl_timers_disarm(tl_loop_timers(plane->worker->loop), &plane->drain_timer);
+    void (*drained)(void *context) = plane->drained;
+    plane->drained = NULL;
+    drained(plane->drained_context);
+}
+
+void tl_plane_session_gone(struct tl_plane *plane)
+{
+    maybe_drained(plane);
+}
+
+static void refused(struct tl_letter *letter)
+{
+    struct tl_plane *plane = TL_CONTAINER_OF(letter, struct tl_plane, refuse_letter);
+    plane->is_refused = true;
+    maybe_drained(plane);
+}
+
+/* On the reactor's thread; the letter goes back. */
+static void refuse_waiting(struct tl_letter *letter)
+{
+    struct tl_plane *plane = TL_CONTAINER_OF(letter, struct tl_plane, refuse_letter);
+    tl_serving_close(&plane->serving);
+    letter->deliver = refused;
+    plane->worker->home.post(&plane->worker->home, letter);
+}
+
+static void drain_over(struct tl_timer *timer)
+{
+    struct tl_plane *plane = TL_CONTAINER_OF(timer, struct tl_plane, drain_timer);
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s has shut down", plane->worker->self.name);
+    tl_sessions_close(plane, &reason);
+}
+
+void tl_plane_drain(struct tl_plane *plane, int64_t deadline_ns, void (*drained)(void *context), void *context)
+{
+    TL_CHECK(!plane->is_draining);
+    plane->is_draining = true;
+    plane->drained = drained;
+    plane->drained_context = context;
+    tl_plane_post(plane, &plane->refuse_letter);
+    tl_sessions_drain(plane);
+    if (tl_timers_arm(tl_loop_timers(plane->worker->loop), &plane->drain_timer, deadline_ns) != TL_OK) {
+        drain_over(&plane->drain_timer);
+    }
+}

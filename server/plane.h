@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The data plane of one worker: provider, registered memory, reactor and engine, and who drives them.
+ *
+ * Happy path: the settings say which provider to open and how; memory is registered; the reactor gets a thread of its
+ * own (TL_PROGRESS_THREAD) or is driven with the loop by whoever waits (server/turn.h); connections to peers are
+ * sessions (server/session.h); requests of peers find the table through a serving of the reactor's own. Failure modes:
+ * without a card that can be used there is no plane, and a reason, which the worker keeps; with "rdma": "require" the
+ * worker does not open then.
+ *
+ * Thread: the loop's owner, unless a function says otherwise. What belongs to the reactor is reached by letters only.
+ */
+#ifndef SERVER_PLANE_H
+#define SERVER_PLANE_H
+
+#include <pthread.h>
+
+#include "config/config.h"
+#include "dataplane/engine.h"
+#include "server/serving.h"
+
+struct tl_worker;
+
+/* How the parts are made. */
+struct tl_plane_options {
+    struct tl_memory_options memory;
+    struct tl_reactor_options reactor;
+    struct tl_engine_options engine;
+    int64_t attempt_ns; /* for one attempt to set up a path to a peer */
+};
+
+/* Where the provider comes from. */
+struct tl_plane_source {
+    /* Opens the provider; address is the worker's own ("host:port", NULL: it has none). Errors: why there is none. */
+    enum tl_status (*open)(void *context, const struct tl_settings *settings, const char *address,
+                           struct tl_provider **ret_provider, struct tl_error *ret_error);
+    /* May change what the settings have led to; NULL: nothing. */
+    void (*adjust)(void *context, struct tl_plane_options *options);
+    void *context;
+};
+
+/* Opens the first RDMA card that can be used. */
+extern const struct tl_plane_source tl_plane_verbs;
+
+/* What the settings say of the data plane. */
+void tl_plane_options_of(const struct tl_settings *settings, struct tl_plane_options *ret_options);
+
+struct tl_plane {
+    struct tl_worker *worker;
+    struct tl_home home; /* of the reactor's owner */
+    struct tl_plane_options options;
+    struct tl_provider *provider;
+    struct tl_memory *memory;
+    struct tl_reactor *reactor;
+    struct tl_engine *engine;
+    struct tl_serving serving; /* the reactor's */
+    char *describes_device;    /* "mlx5_0:1: why this one" */
+    pthread_t thread;
+    bool has_thread;
+    bool is_stopping; /* the thread; any thread, atomic */
+
+    struct tl_list sessions; /* of struct tl_session: all that are not freed */
+    struct tl_letter refuse_letter;
+    struct tl_timer drain_timer;
+    bool is_refused; /* refuse_letter has come back */
+    bool is_draining;
+    void (*drained)(void *context);
+    void *drained_context;
+};
+
+/* Opens the provider and builds the rest. Errors: why there is no data plane, for people: those of the provider, of
+ * tl_memory_create, tl_reactor_create and tl_engine_create, and TL_RESOURCE_EXHAUSTED: no thread. */
+enum tl_status tl_plane_create(struct tl_worker *worker, const struct tl_plane_source *source, bool has_thread,
+                               struct tl_plane **ret_plane, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Brings a letter to the reactor. Thread: any. */
+static inline void tl_plane_post(struct tl_plane *plane, struct tl_letter *letter)
+{
+    plane->home.post(&plane->home, letter);
+}
+
+/* Counters as they are now; waits for the reactor's owner to read them. Blocks: for one round of his. */
+void tl_plane_get_stats(struct tl_plane *plane, struct tl_engine_stats *ret_engine, struct tl_memory_stats *ret_memory);
+
+/* Copies a tensor into memory that is registered. Errors: as tl_memory_tensor_create, and of the tensor's guard. */
+enum tl_status tl_plane_copy(struct tl_plane *plane, struct tl_tensor *tensor, struct tl_tensor **ret_copy,
+                             struct tl_error *ret_error) TL_MUST_USE;
+
+/* Refuses requests of peers, lets those that run finish until deadline_ns, ends all sessions; drained is called once,
+ * when none is left. */
+void tl_plane_drain(struct tl_plane *plane, int64_t deadline_ns, void (*drained)(void *context), void *context);
+/* A session has been freed. */
+void tl_plane_session_gone(struct tl_plane *plane);
+
+/* No session is left. NULL is accepted. Thread: any, when nobody drives any more. */
+void tl_plane_destroy(struct tl_plane *plane);
+
+#endif

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/turn.h"
+
+#include <errno.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread.h"
+
+/* Rounds between two looks at gRPC while the data plane is busy. */
+#define ROUNDS_PER_GRPC 16
+/* What cannot wake anybody is polled that often. */
+#define NAP_NS TL_NS_PER_MS
+
+enum watched { WATCHED_STOP, WATCHED_REACTOR };
+
+/* ------------------------------------------------------------------------------------------------------- helper -- */
+
+static void *watch(void *context)
+{
+    const struct tl_turn *turn = context;
+    for (;;) {
+        struct epoll_event event;
+        int count = epoll_wait(turn->epoll_fd, &event, 1, -1);
+        TL_CHECK(count >= 0 || errno == EINTR);
+        if (count <= 0) continue;
+        if (event.data.u32 == WATCHED_STOP) return NULL;
+        tl_loop_wake(turn->loop);
+    }
+}
+
+static bool add(const struct tl_turn *turn, int fd, enum watched watched, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.u32 = watched};
+    return epoll_ctl(turn->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+/* The helper wakes the loop once, as soon as the reactor would have something to do. */
+static void arm_helper(const struct tl_turn *turn)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u32 = WATCHED_REACTOR};
+    TL_CHECK(epoll_ctl(turn->epoll_fd, EPOLL_CTL_MOD, tl_reactor_fd(turn->reactor), &event) == 0);
+}
+
+static enum tl_status start_helper(struct tl_turn *turn, struct tl_error *ret_error)
+{
+    turn->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (turn->epoll_fd >= 0) turn->stop_fd = eventfd(0, EFD_CLOEXEC);
+    if (turn->stop_fd < 0 || !add(turn, turn->stop_fd, WATCHED_STOP, EPOLLIN) ||
+        !add(turn, tl_reactor_fd(turn->reactor), WATCHED_REACTOR, EPOLLONESHOT)) {
+        return tl_error_set_errno(ret_error, errno, "no descriptor to wait for the data plane");
+    }
+    return tl_thread_start("tl-waker", watch, turn, &turn->helper, ret_error);
+}
+
+static void close_descriptors(struct tl_turn *turn)
+{
+    if (turn->epoll_fd >= 0) close(turn->epoll_fd);
+    if (turn->stop_fd >= 0) close(turn->stop_fd);
+}
+
+enum tl_status tl_turn_init(struct tl_turn *turn, struct tl_loop *loop, const struct tl_home *loop_home,
+                            const struct tl_turn_reactor *reactor, struct tl_error *ret_error)
+{
+    *turn = (struct tl_turn){.loop = loop, .loop_home = loop_home, .epoll_fd = -1, .stop_fd = -1};
+    if (reactor == NULL) return TL_OK;
+    turn->reactor = reactor->reactor;
+    turn->reactor_home = reactor->home;
+    turn->spin_ns = reactor->spin_ns;
+    enum tl_status status = start_helper(turn, ret_error);
+    if (status != TL_OK) close_descriptors(turn);
+    return status;
+}
+
+void tl_turn_fini(struct tl_turn *turn)
+{
+    if (turn->reactor == NULL) return;
+    uint64_t one = 1;
+    TL_CHECK(write(turn->stop_fd, &one, sizeof(one)) == sizeof(one));
+    pthread_join(turn->helper, NULL);
+    close_descriptors(turn);
+}
+
+/* ------------------------------------------------------------------------------------------------------- rounds -- */
+
+static bool run_loop(const struct tl_turn *turn, int64_t deadline_ns)
+{
+    const struct tl_home *former = tl_home_enter(turn->loop_home);
+    bool did_work = tl_loop_run_once(turn->loop, deadline_ns);
+    tl_home_leave(former);
+    return did_work;
+}
+
+static bool run_both(struct tl_turn *turn)
+{
+    const struct tl_home *former = tl_home_enter(turn->reactor_home);
+    bool did_work = tl_reactor_run_once(turn->reactor, 0);
+    tl_home_leave(former);
+    if (turn->busy_count == 0 || turn->rounds_to_grpc == 0) {
+        turn->rounds_to_grpc = ROUNDS_PER_GRPC;
+        return run_loop(turn, 0) || did_work;
+    }
+    turn->rounds_to_grpc--;
+    former = tl_home_enter(turn->loop_home);
+    did_work |= tl_loop_run_letters(turn->loop);
+    tl_home_leave(former);
+    return did_work;
+}
+
+/* Sleeps in the loop. */
+static bool sleep_until(struct tl_turn *turn, int64_t deadline_ns)
+{
+    const struct tl_home *former = tl_home_enter(turn->reactor_home);
+    bool may_sleep = tl_reactor_prepare_sleep(turn->reactor);
+    tl_home_leave(former);
+    if (!may_sleep) {
+        bool can_never = tl_reactor_provider(turn->reactor)->fd < 0;
+        int64_t nap_ns = can_never ? tl_clock_deadline_ns(NAP_NS) : 0;
+        return run_loop(turn, nap_ns < deadline_ns ? nap_ns : deadline_ns);
+    }
+    arm_helper(turn);
+    bool did_work = run_loop(turn, deadline_ns);
+    former = tl_home_enter(turn->reactor_home);
+    tl_reactor_end_sleep(turn->reactor);
+    tl_home_leave(former);
+    return did_work;
+}
+
+bool tl_turn_run(struct tl_turn *turn, int64_t deadline_ns)
+{
+    if (turn->reactor == NULL) return run_loop(turn, deadline_ns);
+    if (run_both(turn)) return true;
+    if (deadline_ns == 0) return false;
+    int64_t now_ns = tl_clock_now_ns();
+    int64_t spin_until_ns = turn->busy_count > 0 ? now_ns + turn->spin_ns : now_ns;
+    while (now_ns < spin_until_ns && now_ns < deadline_ns) {
+        if (run_both(turn)) return true;
+        now_ns = tl_clock_now_ns();
+    }
+    return now_ns < deadline_ns && sleep_until(turn, deadline_ns);
+}

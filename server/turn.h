@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A turn: one round of a worker's loop and, where no thread of its own drives it, of its reactor, by one thread.
+ *
+ * While requests travel on the data plane the reactor is polled all the time and gRPC once in many rounds, because a
+ * look at its queue costs more than a round trip. When nothing happens for a while the owner sleeps in the loop; a
+ * helper thread waits for what would wake the reactor, and wakes the loop. Nothing is lost in between: the reactor is
+ * armed before the helper is told to look, and the helper before the owner sleeps.
+ */
+#ifndef SERVER_TURN_H
+#define SERVER_TURN_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "control/loop.h"
+#include "dataplane/reactor.h"
+#include "server/home.h"
+
+/* A reactor that has no thread of its own. */
+struct tl_turn_reactor {
+    struct tl_reactor *reactor;
+    const struct tl_home *home;
+    int64_t spin_ns; /* how long a busy owner polls without a result before it sleeps */
+};
+
+struct tl_turn {
+    struct tl_loop *loop;
+    const struct tl_home *loop_home;
+
+    struct tl_reactor *reactor; /* NULL: driven elsewhere, or there is none */
+    const struct tl_home *reactor_home;
+    int64_t spin_ns;
+    int64_t busy_count;      /* requests that travel on the data plane */
+    unsigned rounds_to_grpc; /* until gRPC is looked at again */
+    int epoll_fd;            /* what the helper waits on */
+    int stop_fd;             /* eventfd: the helper ends */
+    pthread_t helper;
+};
+
+/* reactor NULL: none is driven. Errors: TL_RESOURCE_EXHAUSTED: no descriptor or no thread. */
+enum tl_status tl_turn_init(struct tl_turn *turn, struct tl_loop *loop, const struct tl_home *loop_home,
+                            const struct tl_turn_reactor *reactor, struct tl_error *ret_error) TL_MUST_USE;
+void tl_turn_fini(struct tl_turn *turn);
+
+/* Runs one round, sleeping until deadline_ns (0: not at all) when there is nothing to do. True when something was done.
+ * Thread: one at a time. */
+bool tl_turn_run(struct tl_turn *turn, int64_t deadline_ns);
+
+#endif

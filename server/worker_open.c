@@ -1,0 +1,364 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The worker's life: everything is opened in order and closed in the reverse order.
+ *
+ * Open: configuration -> who we are -> loop -> table -> data plane -> control plane -> peers -> files published ->
+ * listen -> driver. Nothing of the loop runs before the driver starts, so a failure anywhere before it undoes what
+ * there is without any waiting. Close: new work is refused, receives end, requests that wait are refused, running
+ * transfers get until the deadline, those of the data plane first, since its paths live on links; then the table fails
+ * what is left, every operation has completed, and the parts are freed.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "server/completion_queue.h"
+#include "server/plane.h"
+#include "server/reason.h"
+#include "server/worker_internal.h"
+#include "tensor/tensor_file.h"
+
+#define ABORTED_STEPS_KEPT 1024
+
+/* ------------------------------------------------------------------------------------------------------ opening -- */
+
+static enum tl_status read_config(const struct tl_worker_options *options, struct tl_config **ret_config,
+                                  struct tl_error *ret_error)
+{
+    if (options->config_path != NULL) return tl_config_read(options->config_path, ret_config, ret_error);
+    if (options->config_json != NULL) {
+        return tl_config_parse(options->config_json, strlen(options->config_json), "config_json", NULL, ret_config,
+                               ret_error);
+    }
+    const char *text = getenv("TF_CONFIG");
+    if (text == NULL) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "no configuration: give a file or text, or set the environment variable TF_CONFIG");
+    }
+    return tl_config_parse_tf(text, strlen(text), ret_config, ret_error);
+}
+
+/* Decides which task this process is, and its settings. */
+static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker_options *options,
+                                struct tl_error *ret_error)
+{
+    const struct tl_config *config = worker->config;
+    if (options->is_client) {
+        worker->settings = config->tasks[0].settings;
+        return TL_OK;
+    }
+    if (options->job != NULL) {
+        enum tl_status status = tl_config_find_task(config, options->job, options->task, &worker->task, ret_error);
+        if (status != TL_OK) return status;
+    } else if (config->self != NULL) {
+        worker->task = config->self;
+    } else {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%s does not say which task this process is; give job and task", config->source);
+    }
+    worker->settings = worker->task->settings;
+    snprintf(worker->self.name, sizeof(worker->self.name), "%s", worker->task->name);
+    return TL_OK;
+}
+
+/* No call is without a deadline. A link that ends is replaced, and its requests go on where they were, so that this one
+ * costs nothing; it ends what keep-alive cannot see. */
+#define MAX_LINK_AGE_NS (24 * 3600 * TL_NS_PER_SEC)
+
+static enum tl_status create_control(struct tl_worker *worker, struct tl_error *ret_error)
+{
+    const struct tl_settings *settings = &worker->settings;
+    const struct tl_control_options options = {
+        .self = worker->self,
+        .chunk_bytes = settings->chunk_bytes,
+        .inflight_bytes = settings->inflight_bytes,
+        .max_calls = settings->connections,
+        .connect_timeout_ns = settings->connect_timeout_ns,
+        .max_link_age_ns = MAX_LINK_AGE_NS,
+        .request_timeout_ns = settings->request_timeout_ns,
+        .keepalive_ns = settings->keepalive_ns,
+        .keepalive_timeout_ns = settings->keepalive_timeout_ns,
+        .handlers = &tl_worker_handlers,
+        .worker = worker,
+    };
+    return tl_control_create(worker->loop, &options, &worker->control, ret_error);
+}
+
+/* With a data plane a file is read once into memory that a card can read; where that fails its mapping is served, whose
+ * bytes are copied each time. */
+static enum tl_status publish_tensor(struct tl_worker *worker, const char *path, const char *name,
+                                     struct tl_tensor *tensor, struct tl_error *ret_error)
+{
+    struct tl_tensor *copy = NULL;
+    struct tl_error error;
+    if (worker->plane != NULL && tl_plane_copy(worker->plane, tensor, &copy, &error) != TL_OK) {
+        TL_LOG_AT_WARN("a tensor is served from its file, which the data plane copies each time", TL_STR("file", path),
+                       TL_STR("tensor", name), TL_STR("reason", error.message));
+    }
+    uint64_t publication;
+    enum tl_status status =
+        tl_rendezvous_publish(worker->table, name, 0, copy != NULL ? copy : tensor, &publication, ret_error);
+    tl_tensor_put(copy);
+    return status;
+}
+
+static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *ret_error)
+{
+    for (size_t i = 0; worker->task != NULL && i < worker->settings.publish_count; i++) {
+        const char *path = worker->settings.publish[i];
+        struct tl_tensor_list list;
+        enum tl_status status = tl_tensor_file_read(path, &list, ret_error);
+        if (status != TL_OK) return status;
+        for (size_t t = 0; status == TL_OK && t < list.count; t++)
+            status = publish_tensor(worker, path, list.items[t].name, list.items[t].tensor, ret_error);
+        tl_tensor_list_fini(&list);
+        if (status != TL_OK) return status;
+    }
+    return TL_OK;
+}
+
+/* Says why there will be no data plane; NULL: there is to be one. */
+static const char *unwanted_plane(const struct tl_settings *settings)
+{
+    if (settings->protocol == TL_PROTOCOL_GRPC) return "the protocol is grpc";
+    if (settings->rdma == TL_RDMA_OFF) return "rdma is off";
+    return NULL;
+}
+
+static enum tl_status create_plane(struct tl_worker *worker, const struct tl_plane_source *source,
+                                   enum tl_progress progress, struct tl_error *ret_error)
+{
+    worker->plane_reason = unwanted_plane(&worker->settings);
+    worker->home.is_only = true;
+    if (worker->plane_reason != NULL) return TL_OK;
+    struct tl_error error;
+    worker->is_plane_required = worker->settings.rdma == TL_RDMA_REQUIRE;
+    enum tl_status status = tl_plane_create(worker, source, progress == TL_PROGRESS_THREAD, &worker->plane, &error);
+    if (status == TL_OK) {
+        worker->home.is_only = false;
+        return TL_OK;
+    }
+    if (worker->is_plane_required) {
+        tl_error_prefix(&error, "rdma is \"require\" and there is no data plane: ");
+        return tl_error_copy(ret_error, &error);
+    }
+    worker->plane_reason = tl_reason(error.message);
+    /* A machine without a card is no news, unless somebody has asked for it. */
+    bool is_news = worker->settings.protocol != TL_PROTOCOL_AUTO || status != TL_NOT_FOUND;
+    TL_LOG(is_news ? TL_LOG_WARN : TL_LOG_DEBUG, "no data plane, tensors travel over gRPC",
+           TL_STR("worker", worker->self.name), TL_STR("reason", error.message));
+    return TL_OK;
+}
+
+static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error)
+{
+    if (worker->task == NULL || worker->task->address == NULL) return TL_OK;
+    const char *listen = worker->settings.listen != NULL ? worker->settings.listen : worker->task->address;
+    enum tl_status status = tl_control_start(worker->control, listen, &worker->port, ret_error);
+    if (status != TL_OK) return status;
+    tl_control_set_health(worker->control, "", TL_HEALTH_SERVING);
+    tl_control_set_health(worker->control, "tensorlane.v1.Transfer", TL_HEALTH_SERVING);
+    tl_control_set_health(worker->control, "tensorlane.v1.Cluster", TL_HEALTH_SERVING);
+    return TL_OK;
+}
+
+/* Frees what was opened; the driver does not run and nothing is in flight. */
+static void worker_free(struct tl_worker *worker)
+{
+    if (worker->table != NULL) {
+        struct tl_error closed;
+        tl_error_set(&closed, TL_CANCELLED, "the worker was closed");
+        tl_rendezvous_close(worker->table, &closed);
+    }
+    tl_plane_destroy(worker->plane);
+    if (worker->peers != NULL) tl_peers_destroy(worker);
+    tl_control_destroy(worker->control);
+    tl_rendezvous_destroy(worker->table);
+    if (worker->loop != NULL) tl_timers_disarm(tl_loop_timers(worker->loop), &worker->expire_timer);
+    tl_loop_destroy(worker->loop);
+    tl_source_fini(worker);
+    tl_config_destroy(worker->config);
+    free(worker);
+}
+
+static void post_home(const struct tl_home *home, struct tl_letter *letter)
+{
+    struct tl_worker *worker = (struct tl_worker *)TL_CONTAINER_OF(home, struct tl_worker, home);
+    tl_driver_post(&worker->driver, letter);
+}
+
+static enum tl_status build(struct tl_worker *worker, const struct tl_worker_options *options,
+                            const struct tl_plane_source *plane, struct tl_error *ret_error)
+{
+    enum tl_status status = read_config(options, &worker->config, ret_error);
+    if (status == TL_OK) status = find_self(worker, options, ret_error);
+    if (status == TL_OK) status = tl_loop_create(&worker->loop, ret_error);
+    if (status != TL_OK) return status;
+    const struct tl_rendezvous_limits limits = {.waiting_receivers = worker->settings.waiting_receivers,
+                                                .held_bytes = worker->settings.held_bytes,
+                                                .aborted_steps = ABORTED_STEPS_KEPT};
+    status = tl_rendezvous_create(&limits, &worker->table, ret_error);
+    if (status == TL_OK) status = create_plane(worker, plane, options->progress, ret_error);
+    if (status == TL_OK) status = create_control(worker, ret_error);
+    if (status == TL_OK) status = tl_peers_create(worker, ret_error);
+    if (status == TL_OK) status = publish_files(worker, ret_error);
+    return status;
+}
+
+/* gRPC takes fresh memory for every piece it receives. Until a program has freed one large block, glibc returns such
+ * memory to the kernel each time and has it zeroed again, which halves the rate of large tensors. Freeing one block as
+ * large as glibc's own adaptation goes (32 MiB) makes it keep up to twice that; a program that has set these thresholds
+ * itself keeps its own. */
+static void teach_allocator(void)
+{
+    void *volatile block = malloc((size_t)31 << 20);
+    free(block);
+}
+
+static void stop_now(struct tl_worker *worker);
+
+/* A reactor without a thread of its own is driven with the loop. */
+static enum tl_status start_driver(struct tl_worker *worker, enum tl_progress progress, struct tl_error *ret_error)
+{
+    const struct tl_plane *plane = worker->plane;
+    struct tl_turn_reactor reactor;
+    bool is_driven = plane != NULL && !plane->has_thread;
+    if (is_driven) {
+        reactor = (struct tl_turn_reactor){
+            .reactor = plane->reactor, .home = &plane->home, .spin_ns = plane->options.reactor.spin_ns};
+    }
+    return tl_driver_init(&worker->driver, worker->loop, &worker->home, is_driven ? &reactor : NULL, progress,
+                          ret_error);
+}
+
+enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl_worker **ret_worker,
+                              struct tl_error *ret_error)
+{
+    return tl_worker_open_with(options, NULL, ret_worker, ret_error);
+}
+
+enum tl_status tl_worker_open_with(const struct tl_worker_options *options, const struct tl_plane_source *plane,
+                                   struct tl_worker **ret_worker, struct tl_error *ret_error)
+{
+    if (options->size_bytes != sizeof(*options)) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "size_bytes must be sizeof(struct tl_worker_options)");
+    }
+    struct tl_worker *worker = calloc(1, sizeof(*worker));
+    if (worker == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
+    static pthread_once_t taught = PTHREAD_ONCE_INIT;
+    pthread_once(&taught, teach_allocator);
+    worker->opened_ns = tl_clock_now_ns();
+    worker->self.incarnation = tl_random_u64();
+    worker->home.post = post_home;
+    tl_list_init(&worker->peer_waits);
+    enum tl_status status = tl_source_init(worker, ret_error);
+    if (status == TL_OK) status = build(worker, options, plane != NULL ? plane : &tl_plane_verbs, ret_error);
+    if (status == TL_OK) status = start(worker, ret_error);
+    if (status != TL_OK) {
+        worker_free(worker);
+        return status;
+    }
+    tl_peers_start(worker);
+    status = start_driver(worker, options->progress, ret_error);
+    if (status != TL_OK) {
+        stop_now(worker);
+        worker_free(worker);
+        return status;
+    }
+    *ret_worker = worker;
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------ closing -- */
+
+static void control_stopped(void *context)
+{
+    struct tl_worker *worker = context;
+    worker->is_stopped = true;
+    struct tl_error closed;
+    tl_error_set(&closed, TL_CANCELLED, "the worker was closed");
+    tl_rendezvous_close(worker->table, &closed);
+    if (worker->stopped_wait != NULL) tl_wait_done(worker->stopped_wait);
+}
+
+static void stop_control(void *context)
+{
+    struct tl_worker *worker = context;
+    tl_control_stop(worker->control, worker->stop_deadline_ns, control_stopped, worker);
+}
+
+static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
+{
+    struct tl_error closed;
+    tl_error_set(&closed, TL_CANCELLED, "the worker was closed");
+    worker->is_closing = true;
+    worker->stop_deadline_ns = deadline_ns;
+    tl_peers_stop(worker);
+    tl_ops_fail_receives(worker, NULL, &closed);
+    tl_serving_close(&worker->serving);
+    if (worker->plane == NULL) {
+        stop_control(worker);
+        return;
+    }
+    tl_control_set_health(worker->control, "", TL_HEALTH_NOT_SERVING);
+    tl_plane_drain(worker->plane, deadline_ns, stop_control, worker);
+}
+
+/* Without a driver: what was started before it could not be. */
+static void stop_now(struct tl_worker *worker)
+{
+    const struct tl_home *former = tl_home_enter(&worker->home);
+    begin_stop(worker, tl_clock_now_ns());
+    while (!worker->is_stopped) {
+        if (worker->plane != NULL && !worker->plane->has_thread) (void)tl_reactor_run_once(worker->plane->reactor, 0);
+        tl_loop_run_once(worker->loop, worker->plane != NULL ? tl_clock_deadline_ns(TL_NS_PER_MS) : TL_TIME_NEVER);
+    }
+    tl_home_leave(former);
+}
+
+struct close_command {
+    struct tl_command command;
+    int64_t deadline_ns;
+    struct tl_wait stopped;
+};
+
+static void run_close(struct tl_command *command)
+{
+    struct close_command *close = TL_CONTAINER_OF(command, struct close_command, command);
+    command->worker->stopped_wait = &close->stopped;
+    begin_stop(command->worker, close->deadline_ns);
+}
+
+static void run_forget_loans(struct tl_command *command)
+{
+    tl_ops_forget_loans(command->worker);
+}
+
+void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns)
+{
+    if (worker == NULL) return;
+    if (timeout_ns == TL_TIMEOUT_DEFAULT) timeout_ns = worker->settings.drain_timeout_ns;
+    struct close_command close = {.deadline_ns = tl_clock_deadline_ns(timeout_ns)};
+    tl_wait_init(&close.stopped, &worker->driver);
+    tl_worker_run(worker, &close.command, run_close);
+    while (!tl_wait_for(&close.stopped, TL_TIME_NEVER))
+        continue;
+    tl_wait_fini(&close.stopped);
+    /* What is left are operations whose memory gRPC has not let go of yet, and threads on their way out. */
+    while (__atomic_load_n(&worker->open_ops, __ATOMIC_ACQUIRE) > 0 ||
+           __atomic_load_n(&worker->blocked_calls, __ATOMIC_ACQUIRE) > 0) {
+        struct tl_command forget_loans = {0};
+        tl_worker_run(worker, &forget_loans, run_forget_loans);
+        usleep(100);
+    }
+    tl_cq_detach_all(&worker->driver);
+    tl_driver_fini(&worker->driver);
+    worker_free(worker);
+}
