@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <check.h>
+#include <stdio.h>
+
+#include "fakes/fake_plane.h"
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "server/worker_internal.h"
+
+#define PATIENCE_NS (60 * TL_NS_PER_SEC)
+
+static enum tl_status open_card(void *context, const struct tl_settings *settings, const char *address,
+                                struct tl_provider **ret_provider, struct tl_error *ret_error)
+{
+    struct fake_card *card = context;
+    (void)settings;
+    (void)address;
+    if (card->is_missing) return tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA device: the slot is empty");
+    char name[32];
+    snprintf(name, sizeof(name), "card%td", card - card->plane->cards);
+    card->provider = fake_provider_open(card->plane->fabric, name, NULL);
+    *ret_provider = card->provider;
+    return TL_OK;
+}
+
+static void adjust(void *context, struct tl_plane_options *options)
+{
+    const struct fake_plane *plane = ((struct fake_card *)context)->plane;
+    options->memory.pool_bytes = 4 << 20;
+    options->memory.max_pool_bytes = 64 << 20;
+    options->engine.register_bytes = 64 << 10;
+    options->engine.silence_ns = plane->silence_ns > 0 ? plane->silence_ns : PATIENCE_NS;
+    options->engine.cancel_ns = plane->cancel_ns > 0 ? plane->cancel_ns : PATIENCE_NS;
+    options->engine.connect_ns = plane->attempt_ns > 0 ? plane->attempt_ns : PATIENCE_NS;
+    options->attempt_ns = options->engine.connect_ns;
+}
+
+void fake_plane_init(struct fake_plane *plane, struct cluster *cluster)
+{
+    *plane = (struct fake_plane){.fabric = fake_fabric_create(NULL), .cluster = cluster};
+    for (unsigned i = 0; i <= CLUSTER_MAX; i++) {
+        struct fake_card *card = &plane->cards[i];
+        card->plane = plane;
+        card->source = (struct tl_plane_source){.open = open_card, .adjust = adjust, .context = card};
+    }
+}
+
+void fake_plane_fini(struct fake_plane *plane)
+{
+    const char *why = NULL;
+    ck_assert_msg(fake_fabric_is_clean(plane->fabric, &why), "%s", why);
+    fake_fabric_destroy(plane->fabric);
+}
+
+static enum tl_status open_worker(struct fake_plane *plane, const struct tl_worker_options *options,
+                                  struct fake_card *card, struct tl_worker **ret_worker, struct tl_error *ret_error)
+{
+    char json[CLUSTER_JSON_BYTES];
+    struct tl_worker_options with_json = *options;
+    cluster_write_json(plane->cluster, json);
+    with_json.size_bytes = sizeof(with_json);
+    with_json.config_json = json;
+    return tl_worker_open_with(&with_json, &card->source, ret_worker, ret_error);
+}
+
+enum tl_status fake_plane_try(struct fake_plane *plane, unsigned task, enum tl_progress progress,
+                              struct tl_error *ret_error)
+{
+    const struct tl_worker_options options = {.job = "node", .task = task, .progress = progress};
+    TL_CHECK(plane->cluster->workers[task] == NULL);
+    return open_worker(plane, &options, &plane->cards[task], &plane->cluster->workers[task], ret_error);
+}
+
+struct tl_worker *fake_plane_open(struct fake_plane *plane, unsigned task, enum tl_progress progress)
+{
+    struct tl_error error;
+    enum tl_status status = fake_plane_try(plane, task, progress, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    return plane->cluster->workers[task];
+}
+
+struct tl_worker *fake_plane_open_client(struct fake_plane *plane)
+{
+    const struct tl_worker_options options = {.is_client = true};
+    struct tl_worker *worker = NULL;
+    struct tl_error error;
+    enum tl_status status = open_worker(plane, &options, &plane->cards[CLUSTER_MAX], &worker, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    return worker;
+}

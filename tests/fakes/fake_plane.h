@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Workers of a cluster whose data plane is a fake provider, all on one fabric.
+ *
+ * fake_plane_init before the first worker; each task that is opened with fake_plane_open has a card of its own, which
+ * is closed with its worker; fake_plane_fini after the last one checks that nothing is left in the fabric.
+ */
+#ifndef FAKES_FAKE_PLANE_H
+#define FAKES_FAKE_PLANE_H
+
+#include "fakes/cluster.h"
+#include "fakes/fake_provider.h"
+#include "server/plane.h"
+
+struct fake_plane {
+    struct fake_fabric *fabric;
+    struct cluster *cluster;
+    struct fake_card {
+        struct fake_plane *plane;
+        struct tl_plane_source source;
+        struct tl_provider *provider; /* of the latest worker of the task; gone when that is closed */
+        bool is_missing;              /* there is no card */
+    } cards[CLUSTER_MAX + 1];         /* by task, then that of clients */
+    int64_t silence_ns;               /* of every engine; 0: a long time */
+    int64_t cancel_ns;                /* the same */
+    int64_t attempt_ns;               /* the same */
+};
+
+void fake_plane_init(struct fake_plane *plane, struct cluster *cluster);
+void fake_plane_fini(struct fake_plane *plane);
+
+/* Opens a task with a card; its progress is `progress`. */
+struct tl_worker *fake_plane_open(struct fake_plane *plane, unsigned task, enum tl_progress progress);
+/* The same, which may fail. */
+enum tl_status fake_plane_try(struct fake_plane *plane, unsigned task, enum tl_progress progress,
+                              struct tl_error *ret_error);
+/* A worker that is no member, with a card; closed by the caller. */
+struct tl_worker *fake_plane_open_client(struct fake_plane *plane);
+
+#endif
