@@ -1,0 +1,423 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The end of a connection: a card or a peer that fails at every operation, silence, draining, closing. All that was
+ * open ends exactly once, and what was not received is received over the next connection, once.
+ */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "fakes/engine_pair.h"
+#include "fakes/fake_clock.h"
+
+#define COUNT 24 /* of asks each way */
+
+static struct engine_pair pair;
+static struct engine_pair_options options;
+static struct engine_side *asker;
+static struct engine_side *owner;
+static struct engine_ask ask;
+static struct engine_ask asks[2][COUNT];
+
+static void setup(void)
+{
+    engine_pair_defaults(&options);
+    options.engine.register_bytes = 1000;
+}
+
+static void open_pair(void)
+{
+    engine_pair_open(&pair, &options);
+    asker = pair.left;
+    owner = pair.right;
+    ask = (struct engine_ask){.is_open = false};
+}
+
+static void start_many(void)
+{
+    char key[16];
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(key, sizeof(key), "key%u", i % 5);
+        for (unsigned s = 0; s < 2; s++) {
+            bool is_pooled = i % 3 != 0;
+            struct engine_side *side = &pair.sides[s];
+            asks[s][i] = (struct engine_ask){.is_unregistered = i % 4 == 0};
+            if (i % 7 == 6) continue; /* asked before it is sent */
+            engine_side_send(side, key, i,
+                             is_pooled ? engine_pool_bytes(side, 500 + 600 * (i % 5), i)
+                                       : engine_bytes(500 + 600 * (i % 5), i));
+        }
+    }
+    for (unsigned i = 0; i < COUNT; i++) {
+        snprintf(key, sizeof(key), "key%u", i % 5);
+        for (unsigned s = 0; s < 2; s++)
+            engine_ask_start(&pair.sides[s], &asks[s][i], key, i);
+    }
+}
+
+/* All ends at the first try, or after another connection. */
+static void finish_many(unsigned unconfirmed_count)
+{
+    char key[16];
+    for (unsigned attempt = 0; attempt < 2; attempt++) {
+        engine_pair_run(&pair);
+        ck_assert((pair.left->conn == NULL) == (pair.right->conn == NULL));
+        if (pair.left->conn == NULL) engine_pair_connect(&pair);
+        engine_pair_run(&pair);
+        ck_assert(tl_conn_is_up(pair.left->conn) && tl_conn_is_up(pair.right->conn));
+        for (unsigned i = 0; i < 2 * COUNT; i++) {
+            struct engine_ask *one = &asks[i % 2][i / 2];
+            if (one->is_open || one->result.code == TL_OK) continue;
+            ck_assert_int_eq(one->result.code, TL_UNAVAILABLE);
+            ck_assert(!one->fetch.is_final);
+            engine_ask_start(&pair.sides[i % 2], one, NULL, 0);
+        }
+        for (unsigned i = 6; attempt == 0 && i < COUNT; i += 7) {
+            snprintf(key, sizeof(key), "key%u", i % 5);
+            for (unsigned s = 0; s < 2; s++)
+                engine_side_send(&pair.sides[s], key, i, engine_pool_bytes(&pair.sides[s], 500 + 600 * (i % 5), i));
+        }
+        engine_pair_run(&pair);
+    }
+    for (unsigned i = 0; i < 2 * COUNT; i++) {
+        struct engine_ask *one = &asks[i % 2][i / 2];
+        ck_assert_msg(one->result.code == TL_OK, "%s", one->result.message);
+        ck_assert(engine_is_bytes(one->fetch.destination, 500 + 600 * (i / 2 % 5), i / 2));
+        engine_ask_fini(one);
+    }
+    ck_assert_uint_le(engine_side_values(pair.left) + engine_side_values(pair.right), unconfirmed_count);
+}
+
+/* ------------------------------------------------------------------------------------------------ every operation --
+ */
+
+static const enum fake_fault faults[] = {FAKE_DROP,  FAKE_LOSE_ACK,     FAKE_LATE,      FAKE_RNR,
+                                         FAKE_BREAK, FAKE_POST_FAILURE, FAKE_CQ_OVERRUN};
+#define FAULT_COUNT ((int)(sizeof(faults) / sizeof(faults[0])))
+
+/* False: nothing has failed. */
+static bool break_at(enum fake_fault fault, unsigned number, unsigned side)
+{
+    open_pair();
+    fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = fault,
+                                                          .provider = pair.sides[side].provider,
+                                                          .kinds = FAKE_MESSAGE | FAKE_WRITE,
+                                                          .from = number});
+    start_many();
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < 12; i++) { /* what is stuck is noticed by silence, and by the other side after that */
+        fake_clock_advance(options.engine.silence_ns / 4);
+        engine_pair_run(&pair);
+    }
+    bool has_broken = pair.left->closed_count + pair.right->closed_count > 0;
+    if (has_broken) ck_assert_uint_eq(engine_side_stats(pair.left).protocol_errors, 0);
+    fake_fabric_clear_rules(pair.fabric);
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "the other side has closed");
+    for (unsigned s = 0; s < 2; s++) {
+        /* A side that posts nothing does not notice; the control plane tells it. */
+        if (pair.sides[s].conn != NULL && pair.sides[1 - s].conn == NULL) tl_conn_close(pair.sides[s].conn, &reason);
+    }
+    /* An owner that never hears that its write has arrived keeps the value for its asker. */
+    finish_many(fault == FAKE_LOSE_ACK || fault == FAKE_LATE ? 1 : 0);
+    engine_pair_close(&pair);
+    return has_broken;
+}
+
+START_TEST(every_operation)
+{
+    unsigned number = 1;
+    for (unsigned side = 0; break_at(faults[_i], number, side) && number < 60; side = 1 - side) {
+        options.fabric.is_flushed_first = number / 2 % 2;
+        number += number < 25 ? 1 : 8;
+    }
+    ck_assert_uint_gt(number, 40);
+}
+END_TEST
+
+START_TEST(closed_at_every_round)
+{
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "not wanted any more");
+    for (unsigned rounds = 0; rounds < 30; rounds++) {
+        open_pair();
+        start_many();
+        for (unsigned i = 0; i < rounds; i++)
+            (void)engine_side_round(&pair.sides[i % 2]);
+        tl_conn_close(pair.sides[rounds % 2].conn, &reason);
+        engine_pair_run(&pair);
+        for (unsigned s = 0; s < 2; s++) {
+            if (pair.sides[s].conn != NULL) tl_conn_close(pair.sides[s].conn, &reason);
+        }
+        engine_pair_run(&pair);
+        ck_assert_uint_eq(pair.left->open_ask_count + pair.right->open_ask_count, 0);
+        finish_many(0);
+        engine_pair_close(&pair);
+    }
+}
+END_TEST
+
+/* One-shots that were offered are kept for their asker; those that came count as received. */
+START_TEST(serves_are_told_how_they_ended)
+{
+    open_pair();
+    engine_side_send(owner, "first", 1, engine_pool_bytes(owner, 100, 1));
+    engine_ask_start(asker, &ask, "first", 1);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(owner->last_end, TL_SERVE_RECEIVED);
+    engine_ask_fini(&ask);
+    fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_BREAK, .kinds = FAKE_WRITE});
+    engine_side_send(owner, "second", 1, engine_pool_bytes(owner, 100, 1));
+    engine_ask_start(asker, &ask, "second", 1);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(owner->last_end, TL_SERVE_BROKEN);
+    ck_assert_uint_eq(engine_side_values(owner), 1);
+    ck_assert_uint_eq(owner->closed_count, 1);
+    ck_assert_uint_eq(engine_side_stats(owner).connections_broken, 1);
+    fake_clock_advance(options.engine.silence_ns * 2);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* The device goes; another connection cannot be made, and that is said. */
+START_TEST(device_gone)
+{
+    struct tl_conn *conn = NULL;
+    open_pair();
+    start_many();
+    for (int i = 0; i < _i; i++)
+        (void)engine_side_round(&pair.sides[i % 2]);
+    fake_provider_remove(pair.left->provider);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    ck_assert_int_eq(pair.left->reason.code, TL_UNAVAILABLE);
+    ck_assert_int_ne(tl_conn_create(pair.left->engine, &pair.right->self, 1, true, NULL, NULL, &conn, NULL), TL_OK);
+    for (unsigned i = 0; i < 8; i++) {
+        fake_clock_advance(options.engine.silence_ns / 4);
+        engine_pair_run(&pair);
+    }
+    ck_assert_uint_eq(pair.left->open_ask_count + pair.right->open_ask_count, 0);
+    for (unsigned i = 0; i < 2 * COUNT; i++)
+        engine_ask_fini(&asks[i % 2][i / 2]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------- silence -- */
+
+/* A process that was stopped: its card answers, it does not. */
+START_TEST(peer_is_silent)
+{
+    open_pair();
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    owner->is_silent = true;
+    int64_t waited_ns = 0;
+    while (ask.is_open && waited_ns < 3 * options.engine.silence_ns) {
+        fake_clock_advance(options.engine.silence_ns / 20);
+        waited_ns += options.engine.silence_ns / 20;
+        engine_pair_run(&pair);
+    }
+    ck_assert_int_ge(waited_ns, options.engine.silence_ns);
+    ck_assert_int_le(waited_ns, options.engine.silence_ns * 5 / 4 + options.engine.silence_ns / 10);
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    ck_assert_ptr_nonnull(strstr(asker->reason.message, "silent"));
+    ck_assert_ptr_nonnull(strstr(asker->reason.message, owner->self.name));
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* The one who is asked finds out as well that the asker is gone. */
+START_TEST(asker_is_silent)
+{
+    open_pair();
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    asker->is_silent = true;
+    for (unsigned i = 0; i < 8; i++) {
+        fake_clock_advance(options.engine.silence_ns / 4);
+        engine_pair_run(&pair);
+    }
+    ck_assert_uint_eq(owner->closed_count, 1);
+    ck_assert_int_eq(owner->last_end, TL_SERVE_BROKEN);
+    asker->is_silent = false;
+    engine_pair_run(&pair);
+    fake_clock_advance(2 * options.engine.silence_ns);
+    engine_pair_run(&pair);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* A value that takes its time is no reason to hang up: pings are answered. */
+START_TEST(pings_keep_it)
+{
+    open_pair();
+    engine_ask_start(asker, &ask, "key", 1);
+    for (unsigned i = 0; i < 200; i++) {
+        engine_pair_run(&pair);
+        fake_clock_advance(options.engine.silence_ns / 4);
+    }
+    ck_assert_uint_eq(asker->closed_count + owner->closed_count, 0);
+    ck_assert_uint_gt(engine_side_stats(asker).credits_sent, 20);
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, 100, 1));
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_OK);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(idle_connections_say_nothing)
+{
+    open_pair();
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, 100, 1));
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    engine_ask_fini(&ask);
+    fake_clock_advance(options.engine.silence_ns);
+    engine_pair_run(&pair);
+    uint64_t sent = engine_side_stats(asker).messages_sent + engine_side_stats(owner).messages_sent;
+    for (unsigned i = 0; i < 100; i++) {
+        fake_clock_advance(60 * TL_NS_PER_SEC);
+        engine_pair_run(&pair);
+    }
+    ck_assert_uint_eq(engine_side_stats(asker).messages_sent + engine_side_stats(owner).messages_sent, sent);
+    ck_assert(tl_conn_is_up(asker->conn));
+    /* And a request after the pause is not taken for a silent peer. */
+    engine_ask_start(asker, &ask, "key", 2);
+    engine_pair_run(&pair);
+    fake_clock_advance(options.engine.silence_ns / 2);
+    engine_pair_run(&pair);
+    ck_assert(ask.is_open);
+    engine_ask_cancel(&ask);
+    engine_pair_run(&pair);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------ draining -- */
+
+START_TEST(drained_when_idle)
+{
+    for (unsigned who = 1; who < 4; who++) {
+        open_pair();
+        for (unsigned s = 0; s < 2; s++) {
+            if ((who & 1u << s) != 0) tl_conn_drain(pair.sides[s].conn);
+        }
+        engine_pair_run(&pair);
+        for (unsigned s = 0; s < 2; s++) {
+            ck_assert_uint_eq(pair.sides[s].closed_count, 1);
+            ck_assert_int_eq(pair.sides[s].reason.code, TL_OK);
+            ck_assert_uint_eq(engine_side_stats(&pair.sides[s]).connections_broken, 0);
+        }
+        engine_pair_close(&pair);
+    }
+}
+END_TEST
+
+START_TEST(drained_when_the_last_one_is_done)
+{
+    struct engine_ask late = {.is_open = false};
+    struct engine_ask foreign = {.is_open = false};
+    open_pair();
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    tl_conn_drain(asker->conn);
+    tl_conn_drain(asker->conn);
+    engine_ask_start(asker, &late, "key", 2);
+    engine_ask_start(owner, &foreign, "key", 3);
+    engine_side_send(asker, "key", 3, engine_pool_bytes(asker, 100, 3));
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(asker->closed_count, 0);
+    ck_assert_int_eq(late.result.code, TL_UNAVAILABLE);
+    ck_assert_int_eq(foreign.result.code, TL_UNAVAILABLE);
+    ck_assert(!late.fetch.is_final && !foreign.fetch.is_final);
+    ck_assert_uint_eq(engine_side_values(asker), 1);
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, 100, 1));
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_OK);
+    ck_assert_uint_eq(asker->closed_count + owner->closed_count, 2);
+    ck_assert_int_eq(asker->reason.code, TL_OK);
+    ck_assert_int_eq(owner->reason.code, TL_OK);
+    engine_ask_fini(&ask);
+    engine_ask_fini(&late);
+    engine_ask_fini(&foreign);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Requests that were on the way when the other side said goodbye can be asked again. */
+START_TEST(asked_while_the_peer_says_goodbye)
+{
+    for (unsigned rounds = 0; rounds < 8; rounds++) {
+        open_pair();
+        tl_conn_drain(owner->conn);
+        for (unsigned i = 0; i < rounds; i++)
+            (void)engine_side_round(i % 2 == 0 ? owner : asker);
+        if (asker->conn != NULL) engine_ask_start(asker, &ask, "key", 1);
+        engine_pair_run(&pair);
+        if (ask.done_count > 0) {
+            ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+            ck_assert(!ask.fetch.is_final);
+            engine_ask_fini(&ask);
+        }
+        ck_assert_uint_eq(asker->closed_count + owner->closed_count, 2);
+        engine_pair_close(&pair);
+    }
+}
+END_TEST
+
+/* At every moment of the end a fetch is answered. */
+START_TEST(asked_while_it_closes)
+{
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "not wanted any more");
+    for (unsigned rounds = 0; rounds < 8; rounds++) {
+        open_pair();
+        tl_conn_close(asker->conn, &reason);
+        for (unsigned i = 0; i < rounds; i++)
+            (void)engine_side_round(asker);
+        if (asker->conn != NULL) engine_ask_start(asker, &ask, "key", 1);
+        if (asker->conn != NULL && rounds % 2 == 1) engine_ask_cancel(&ask);
+        engine_pair_run(&pair);
+        ck_assert_uint_eq(asker->closed_count, 1);
+        ck_assert_uint_eq(asker->open_ask_count, 0);
+        if (ask.done_count > 0) engine_ask_fini(&ask);
+        engine_pair_close(&pair);
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_break");
+    TCase *tcase = tcase_create("engine_break");
+    tcase_set_timeout(tcase, 100);
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_loop_test(tcase, every_operation, 0, FAULT_COUNT);
+    tcase_add_test(tcase, closed_at_every_round);
+    tcase_add_test(tcase, serves_are_told_how_they_ended);
+    tcase_add_loop_test(tcase, device_gone, 0, 12);
+    tcase_add_test(tcase, peer_is_silent);
+    tcase_add_test(tcase, asker_is_silent);
+    tcase_add_test(tcase, pings_keep_it);
+    tcase_add_test(tcase, idle_connections_say_nothing);
+    tcase_add_test(tcase, drained_when_idle);
+    tcase_add_test(tcase, drained_when_the_last_one_is_done);
+    tcase_add_test(tcase, asked_while_the_peer_says_goodbye);
+    tcase_add_test(tcase, asked_while_it_closes);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed_count = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed_count != 0;
+}
