@@ -14,7 +14,7 @@
 
 #include "tensor/transfer.h"
 
-/* What a worker says of itself. Strings are never NULL after a successful call. */
+/* What a worker says of itself. Strings are never NULL after a successful call; who fills one may leave them NULL. */
 struct tl_transport_state {
     char *name;
     bool is_available;
@@ -27,6 +27,23 @@ struct tl_peer_description {
     char *transport;
     char *reason;
     uint64_t incarnation;
+    uint64_t latency_ns;       /* there and back; 0: not measured */
+    uint64_t bytes_per_second; /* 0: not measured */
+};
+
+/* What a data plane works with; texts that are not known are "", numbers 0. */
+struct tl_data_plane_description {
+    char *memlock; /* what is wrong with the limit of locked memory; "": nothing */
+    char *device;  /* "": there is none, and why is the transport's reason */
+    uint32_t port;
+    uint32_t gid_index;
+    char *gid;
+    char *gid_type;
+    char *interface;
+    char *port_state;
+    char *link_layer;
+    uint32_t mtu_bytes;
+    char *keys; /* "window", "region" */
 };
 
 struct tl_counter {
@@ -48,6 +65,7 @@ struct tl_description {
     size_t peer_count;
     struct tl_counter *counters; /* [counter_count] */
     size_t counter_count;
+    struct tl_data_plane_description *data_plane; /* NULL: the worker wants none, or does not tell */
 };
 
 /* Frees everything in it and zeroes it. A zeroed one is accepted. */

@@ -87,6 +87,8 @@ static void pack_peers(struct packing *packing, const struct tl_description *des
         to->transport = wire_text(from->transport);
         to->reason = wire_text(from->reason);
         to->incarnation = from->incarnation;
+        to->latency_ns = from->latency_ns;
+        to->bytes_per_second = from->bytes_per_second;
     }
 }
 
@@ -100,6 +102,22 @@ static void pack_counters(struct packing *packing, const struct tl_description *
     }
 }
 
+static void pack_data_plane(const struct tl_data_plane_description *from, Tensorlane__V1__DataPlane *to)
+{
+    tensorlane__v1__data_plane__init(to);
+    to->memlock = wire_text(from->memlock);
+    to->device = wire_text(from->device);
+    to->port = from->port;
+    to->gid_index = from->gid_index;
+    to->gid = wire_text(from->gid);
+    to->gid_type = wire_text(from->gid_type);
+    to->interface = wire_text(from->interface);
+    to->port_state = wire_text(from->port_state);
+    to->link_layer = wire_text(from->link_layer);
+    to->mtu_bytes = from->mtu_bytes;
+    to->keys = wire_text(from->keys);
+}
+
 static void leave_out_reasons(struct packing *packing, size_t peer_count)
 {
     for (size_t i = 0; i < peer_count; i++)
@@ -110,6 +128,7 @@ static enum tl_status pack(const struct tl_description *description, grpc_byte_b
                            struct tl_error *ret_error)
 {
     struct packing packing;
+    Tensorlane__V1__DataPlane data_plane;
     if (!packing_init(&packing, description)) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the description of the worker");
     }
@@ -130,6 +149,10 @@ static enum tl_status pack(const struct tl_description *description, grpc_byte_b
     response.peers = packing.peer_pointers;
     response.n_counters = description->counter_count;
     response.counters = packing.counter_pointers;
+    if (description->data_plane != NULL) {
+        pack_data_plane(description->data_plane, &data_plane);
+        response.data_plane = &data_plane;
+    }
     if (protobuf_c_message_get_packed_size(&response.base) > TL_MAX_FRAME_HEAD_BYTES) {
         leave_out_reasons(&packing, description->peer_count);
     }

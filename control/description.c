@@ -5,6 +5,20 @@
 
 #include "control/control.h"
 
+static void fini_data_plane(struct tl_data_plane_description *plane)
+{
+    if (plane == NULL) return;
+    free(plane->memlock);
+    free(plane->device);
+    free(plane->gid);
+    free(plane->gid_type);
+    free(plane->interface);
+    free(plane->port_state);
+    free(plane->link_layer);
+    free(plane->keys);
+    free(plane);
+}
+
 void tl_description_fini(struct tl_description *description)
 {
     free(description->job);
@@ -24,6 +38,7 @@ void tl_description_fini(struct tl_description *description)
     for (size_t i = 0; i < description->counter_count; i++)
         free(description->counters[i].name);
     free(description->counters);
+    fini_data_plane(description->data_plane);
     memset(description, 0, sizeof(*description));
 }
 

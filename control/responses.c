@@ -7,6 +7,7 @@
 
 #include <tensorlane/worker.h>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "grpc/health/v1/health.pb-c.h"
 #include "tensorlane/v1/cluster.pb-c.h"
@@ -102,6 +103,8 @@ static enum tl_status copy_peer(const Tensorlane__V1__PeerState *from, struct tl
                                 struct tl_error *ret_error)
 {
     to->incarnation = from->incarnation;
+    to->latency_ns = from->latency_ns;
+    to->bytes_per_second = from->bytes_per_second;
     enum tl_status status = copy_text(from->name, "name of a peer", &to->name, ret_error);
     if (status == TL_OK) status = copy_text(from->state, "state of a peer", &to->state, ret_error);
     if (status == TL_OK) status = copy_text(from->transport, "transport of a peer", &to->transport, ret_error);
@@ -138,6 +141,36 @@ static enum tl_status copy_counters(const Tensorlane__V1__IdentifyResponse *mess
     return status;
 }
 
+static enum tl_status copy_data_plane(const Tensorlane__V1__IdentifyResponse *message,
+                                      struct tl_description *description, struct tl_error *ret_error)
+{
+    const Tensorlane__V1__DataPlane *from = message->data_plane;
+    if (from == NULL) return TL_OK;
+    struct tl_data_plane_description *to = calloc(1, sizeof(*to));
+    if (to == NULL) return no_memory("data plane", ret_error);
+    description->data_plane = to;
+    to->port = from->port;
+    to->gid_index = from->gid_index;
+    to->mtu_bytes = from->mtu_bytes;
+    const struct {
+        const char *text, *what;
+        char **copy;
+    } texts[] = {
+        {from->memlock, "limit of locked memory", &to->memlock},
+        {from->device, "device", &to->device},
+        {from->gid, "GID", &to->gid},
+        {from->gid_type, "type of a GID", &to->gid_type},
+        {from->interface, "interface", &to->interface},
+        {from->port_state, "state of a port", &to->port_state},
+        {from->link_layer, "link layer", &to->link_layer},
+        {from->keys, "mode of keys", &to->keys},
+    };
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < TL_ARRAY_COUNT(texts) && status == TL_OK; i++)
+        status = copy_text(texts[i].text, texts[i].what, texts[i].copy, ret_error);
+    return status;
+}
+
 enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                          struct tl_description *ret_description, struct tl_error *ret_error)
 {
@@ -160,6 +193,7 @@ enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wi
     if (status == TL_OK) status = copy_transports(response, &description, ret_error);
     if (status == TL_OK) status = copy_peers(response, &description, ret_error);
     if (status == TL_OK) status = copy_counters(response, &description, ret_error);
+    if (status == TL_OK) status = copy_data_plane(response, &description, ret_error);
     if (status != TL_OK) {
         tl_description_fini(&description);
         return status;

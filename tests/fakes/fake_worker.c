@@ -204,6 +204,8 @@ static void describe_peers(const struct fake_script *script, struct tl_descripti
         peer->state = copy("up");
         peer->transport = copy("grpc");
         peer->incarnation = i + 1;
+        peer->latency_ns = 1500;
+        peer->bytes_per_second = 7;
         if (script->peer_reason != NULL) {
             peer->reason = copy(script->peer_reason);
         } else {
@@ -212,6 +214,23 @@ static void describe_peers(const struct fake_script *script, struct tl_descripti
             memset(peer->reason, 'r', script->peer_reason_bytes);
         }
     }
+}
+
+static void describe_data_plane(struct tl_description *description)
+{
+    struct tl_data_plane_description *plane = calloc(1, sizeof(*plane));
+    TL_CHECK(plane != NULL);
+    plane->memlock = copy("too little");
+    plane->device = copy("mlx5_0");
+    plane->port = 2;
+    plane->gid_index = 3;
+    plane->gid = copy("10.0.0.1");
+    plane->gid_type = copy("RoCE v2");
+    plane->interface = copy("bad \xff name");
+    plane->port_state = copy("active");
+    plane->link_layer = copy("Ethernet");
+    plane->mtu_bytes = 4096;
+    description->data_plane = plane;
 }
 
 static enum tl_status on_describe(void *context, struct tl_description *ret_description, struct tl_error *ret_error)
@@ -232,6 +251,7 @@ static enum tl_status on_describe(void *context, struct tl_description *ret_desc
     description.counter_count = 1;
     description.counters[0] = (struct tl_counter){copy("bytes_sent"), UINT64_MAX};
     describe_peers(&worker->script, &description);
+    if (worker->script.has_data_plane) describe_data_plane(&description);
     *ret_description = description;
     return TL_OK;
 }

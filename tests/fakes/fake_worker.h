@@ -36,6 +36,7 @@ struct fake_script {
     size_t peer_count; /* in the description */
     size_t peer_reason_bytes;
     const char *peer_reason; /* NULL: letters */
+    bool has_data_plane;     /* in the description */
     uint64_t chunk_bytes;
     int64_t request_timeout_ns;
     uint64_t max_calls;

@@ -222,9 +222,35 @@ START_TEST(identify_tells_everything)
     ck_assert_str_eq(response->peers[1]->transport, "grpc");
     ck_assert_str_eq(response->peers[1]->reason, "links are fine");
     ck_assert_uint_eq(response->peers[1]->incarnation, 2);
+    ck_assert_uint_eq(response->peers[1]->latency_ns, 1500);
+    ck_assert_uint_eq(response->peers[1]->bytes_per_second, 7);
+    ck_assert_ptr_null(response->data_plane);
     ck_assert_uint_eq(response->n_counters, 1);
     ck_assert_str_eq(response->counters[0]->name, "bytes_sent");
     ck_assert_uint_eq(response->counters[0]->value, UINT64_MAX);
+    tensorlane__v1__identify_response__free_unpacked(response, NULL);
+}
+END_TEST
+
+START_TEST(identify_tells_of_the_data_plane)
+{
+    worker.script.has_data_plane = true;
+    fake_worker_start(&worker);
+    Tensorlane__V1__IdentifyResponse *response = identify();
+    const Tensorlane__V1__DataPlane *plane = response->data_plane;
+    ck_assert_ptr_nonnull(plane);
+    ck_assert_str_eq(plane->memlock, "too little");
+    ck_assert_str_eq(plane->device, "mlx5_0");
+    ck_assert_uint_eq(plane->port, 2);
+    ck_assert_uint_eq(plane->gid_index, 3);
+    ck_assert_str_eq(plane->gid, "10.0.0.1");
+    ck_assert_str_eq(plane->gid_type, "RoCE v2");
+    ck_assert_str_eq(plane->port_state, "active");
+    ck_assert_str_eq(plane->link_layer, "Ethernet");
+    ck_assert_uint_eq(plane->mtu_bytes, 4096);
+    /* One that is no text, one that was not filled. */
+    ck_assert_str_eq(plane->interface, "");
+    ck_assert_str_eq(plane->keys, "");
     tensorlane__v1__identify_response__free_unpacked(response, NULL);
 }
 END_TEST
@@ -740,6 +766,7 @@ int main(void)
         withdraw_tells_how_many,
         patterns_are_checked,
         identify_tells_everything,
+        identify_tells_of_the_data_plane,
         identify_leaves_out_what_is_no_text,
         identify_of_a_large_cluster,
         identify_passes_the_status_on,

@@ -29,7 +29,10 @@ static grpc_byte_buffer *identify_response(void)
     Tensorlane__V1__PeerState *peers[] = {&peer, &peer};
     Tensorlane__V1__Counter counter = TENSORLANE__V1__COUNTER__INIT;
     Tensorlane__V1__Counter *counters[] = {&counter};
+    Tensorlane__V1__DataPlane data_plane = TENSORLANE__V1__DATA_PLANE__INIT;
+    data_plane.device = (char *)"mlx5_0";
     Tensorlane__V1__IdentifyResponse response = TENSORLANE__V1__IDENTIFY_RESPONSE__INIT;
+    response.data_plane = &data_plane;
     response.n_transports = 1;
     response.transports = transports;
     response.n_peers = 2;
@@ -56,11 +59,14 @@ START_TEST(description_without_memory)
         } else {
             ck_assert_uint_eq(description.peer_count, 2);
             ck_assert_str_eq(description.peers[1].reason, "");
+            ck_assert_str_eq(description.data_plane->device, "mlx5_0");
+            ck_assert_str_eq(description.data_plane->keys, "");
             tl_description_fini(&description);
         }
     }
-    /* 2 texts of its own, 3 arrays, 2 texts of the transport, 2 x 4 of the peers, 1 of the counter. */
-    ck_assert_uint_eq(number, 1 + 2 + 3 + 2 + 8 + 1);
+    /* 2 texts of its own, 3 arrays, 2 texts of the transport, 2 x 4 of the peers, 1 of the counter, the data plane and
+     * its 8 texts. */
+    ck_assert_uint_eq(number, 1 + 2 + 3 + 2 + 8 + 1 + 9);
     grpc_byte_buffer_destroy(buffer);
 }
 END_TEST
