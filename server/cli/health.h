@@ -23,6 +23,7 @@ struct tl_health_flags {
     bool is_json;
     bool is_watching;
     bool has_pairs;
+    bool is_local; /* all workers are on this machine, whatever their addresses say */
 };
 
 /* Asks grpc.health.v1.Health of one address. Returns an enum tl_health_exit. */
@@ -31,7 +32,7 @@ int tl_health_probe(const struct tl_health_flags *flags);
 /* Asks all workers of a cluster, once or again and again. Returns an enum tl_health_exit. */
 int tl_health_cluster(const struct tl_health_flags *flags);
 
-/* How far the check of a worker came: the first stage that failed, or the last when all is well. */
+/* The stages of a check. Those after TRANSPORTS are of the data plane, for workers whose settings want one. */
 enum tl_health_stage {
     TL_HEALTH_STAGE_CONFIG,
     TL_HEALTH_STAGE_RESOLVE,
@@ -40,6 +41,10 @@ enum tl_health_stage {
     TL_HEALTH_STAGE_IDENTITY,
     TL_HEALTH_STAGE_SERVING,
     TL_HEALTH_STAGE_TRANSPORTS,
+    TL_HEALTH_STAGE_MEMLOCK,
+    TL_HEALTH_STAGE_DEVICE,
+    TL_HEALTH_STAGE_PORT,
+    TL_HEALTH_STAGE_PATHS,
 };
 
 const char *tl_health_stage_name(enum tl_health_stage stage);
@@ -48,16 +53,26 @@ const char *tl_health_stage_name(enum tl_health_stage stage);
 struct tl_health_finding {
     const struct tl_config_task *task;
     bool is_healthy;
-    enum tl_health_stage stage;
-    char reason[TL_ERROR_MESSAGE_BYTES]; /* "" when healthy */
-    char remedy[TL_ERROR_MESSAGE_BYTES]; /* "" when healthy */
+    enum tl_health_stage stage;          /* the first that failed, or the last that was passed */
+    enum tl_health_stage verified;       /* the last that was passed */
+    char reason[TL_ERROR_MESSAGE_BYTES]; /* why it is not healthy, or does less than it might; "" when all is well */
+    char remedy[TL_ERROR_MESSAGE_BYTES]; /* "" when there is no reason */
     bool has_description;                /* it is a tensorlane worker and said this of itself */
     struct tl_description description;   /* tl_description_fini */
 };
 
-/* Checks one worker, stage by stage. finding->task is set, the rest zero. Blocks for at most both time-outs twice.
- * Thread: any. */
-void tl_health_check_worker(const struct tl_health_flags *flags, const char *config_source,
+/* Checks one worker, stage by stage. finding->task is set, the rest zero. Blocks for at most both time-outs twice, and
+ * for the devices of this machine. Thread: any. */
+void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl_config *config,
                             struct tl_health_finding *finding);
+
+/* The stages of the data plane, from what the worker says of itself and, for a worker of this machine, from what can be
+ * seen here. The worker has passed TRANSPORTS. Without a data plane a worker is healthy unless "rdma" is "require".
+ * Thread: any. Blocks: for the devices of this machine. */
+void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding);
+
+/* What this machine lacks for a data plane with the task's settings, at the stage that it returns;
+ * TL_HEALTH_STAGE_PATHS with TL_OK: nothing. Blocks: opens every device. Thread: any. */
+enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task, struct tl_error *ret_error);
 
 #endif

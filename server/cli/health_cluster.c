@@ -21,6 +21,7 @@
 #include "server/cli/json_out.h"
 #include "server/cli/output.h"
 #include "server/cli/table.h"
+#include "server/cli/task_config.h"
 
 #define MAX_THREADS 64
 
@@ -40,7 +41,7 @@ static void *ask_workers(void *context)
         size_t index = atomic_fetch_add(&round->next, 1);
         if (index >= round->config->task_count) return NULL;
         round->findings[index].task = &round->config->tasks[index];
-        tl_health_check_worker(round->flags, round->config->source, &round->findings[index]);
+        tl_health_check_worker(round->flags, round->config, &round->findings[index]);
     }
 }
 
@@ -68,6 +69,23 @@ static void fini_round(struct round *round)
 
 /* -------------------------------------------------------------------------------------------------------- JSON -- */
 
+static void put_data_plane(struct tl_json_out *worker, const struct tl_data_plane_description *plane)
+{
+    struct tl_json_out *object = tl_json_out_put_object(worker, "data_plane");
+    tl_json_out_put_text(object, "memlock", plane->memlock);
+    tl_json_out_put_text(object, "device", plane->device);
+    tl_json_out_put_u64(object, "port", plane->port);
+    tl_json_out_put_u64(object, "gid_index", plane->gid_index);
+    tl_json_out_put_text(object, "gid", plane->gid);
+    tl_json_out_put_text(object, "gid_type", plane->gid_type);
+    tl_json_out_put_text(object, "interface", plane->interface);
+    tl_json_out_put_text(object, "port_state", plane->port_state);
+    tl_json_out_put_text(object, "link_layer", plane->link_layer);
+    tl_json_out_put_u64(object, "mtu", plane->mtu_bytes);
+    tl_json_out_put_text(object, "keys", plane->keys);
+    tl_json_out_put_bool(object, "isolated", strcmp(plane->keys, "region") != 0);
+}
+
 static void put_description(struct tl_json_out *worker, const struct tl_description *description)
 {
     tl_json_out_put_incarnation(worker, "incarnation", description->incarnation);
@@ -88,7 +106,12 @@ static void put_description(struct tl_json_out *worker, const struct tl_descript
         tl_json_out_put_text(peer, "transport", description->peers[i].transport);
         tl_json_out_put_text(peer, "reason", description->peers[i].reason);
         tl_json_out_put_incarnation(peer, "incarnation", description->peers[i].incarnation);
+        if (description->peers[i].latency_ns > 0)
+            tl_json_out_put_u64(peer, "latency_ns", description->peers[i].latency_ns);
+        if (description->peers[i].bytes_per_second > 0)
+            tl_json_out_put_u64(peer, "bytes_per_second", description->peers[i].bytes_per_second);
     }
+    if (description->data_plane) put_data_plane(worker, description->data_plane);
     struct tl_json_out *counters = tl_json_out_put_object(worker, "counters");
     for (size_t i = 0; i < description->counter_count; i++)
         tl_json_out_put_u64(counters, description->counters[i].name, description->counters[i].value);
@@ -106,6 +129,7 @@ static bool print_json(const struct round *round)
         tl_json_out_put_text(worker, "address", finding->task->address);
         tl_json_out_put_bool(worker, "healthy", finding->is_healthy);
         tl_json_out_put_text(worker, "stage", tl_health_stage_name(finding->stage));
+        tl_json_out_put_text(worker, "verified", tl_health_stage_name(finding->verified));
         tl_json_out_put_text(worker, "reason", finding->reason);
         tl_json_out_put_text(worker, "remedy", finding->remedy);
         if (finding->has_description) put_description(worker, &finding->description);
@@ -114,6 +138,16 @@ static bool print_json(const struct round *round)
 }
 
 /* ------------------------------------------------------------------------------------------------------- table -- */
+
+/* "mlx5_0:1" */
+static void add_device(struct tl_table *table, const struct tl_data_plane_description *plane)
+{
+    if (plane && plane->device[0] != '\0') {
+        tl_table_add(table, "%s:%" PRIu32, plane->device, plane->port);
+    } else {
+        tl_table_add(table, "-");
+    }
+}
 
 static bool print_workers(const struct round *round)
 {
@@ -124,6 +158,7 @@ static bool print_workers(const struct round *round)
         {.title = "STAGE"},
         {.title = "INCARNATION", .is_right = true},
         {.title = "VERSION"},
+        {.title = "DEVICE"},
         {.title = "REASON", .wraps = true},
         {.title = "REMEDY", .wraps = true},
     };
@@ -143,12 +178,29 @@ static bool print_workers(const struct round *round)
             tl_table_add(table, "-");
             tl_table_add(table, "-");
         }
+        add_device(table, finding->description.data_plane);
         tl_table_add(table, "%s", finding->reason);
         tl_table_add(table, "%s", finding->remedy);
     }
     bool is_printed = tl_table_print(table, stdout);
     tl_table_destroy(table);
     return is_printed;
+}
+
+/* What was measured between two workers, "-" where nothing was. */
+static void add_measures(struct tl_table *table, const struct tl_peer_description *peer)
+{
+    char size[32];
+    if (peer->latency_ns > 0) {
+        tl_table_add(table, "%.1f us", (double)peer->latency_ns / 1e3);
+    } else {
+        tl_table_add(table, "-");
+    }
+    if (peer->bytes_per_second > 0) {
+        tl_table_add(table, "%s/s", tl_text_format_size(peer->bytes_per_second, size, sizeof(size)));
+    } else {
+        tl_table_add(table, "-");
+    }
 }
 
 /* How every worker sees every other. */
@@ -159,6 +211,8 @@ static bool print_pairs(const struct round *round)
         {.title = "TO"},
         {.title = "STATE"},
         {.title = "TRANSPORT"},
+        {.title = "LATENCY", .is_right = true},
+        {.title = "RATE", .is_right = true},
         {.title = "REASON", .wraps = true},
     };
     struct tl_table *table = tl_table_create(columns, TL_ARRAY_COUNT(columns));
@@ -171,6 +225,7 @@ static bool print_pairs(const struct round *round)
             tl_table_add(table, "%s", peer->name);
             tl_table_add(table, "%s", peer->state);
             tl_table_add(table, "%s", peer->transport[0] ? peer->transport : "-");
+            add_measures(table, peer);
             tl_table_add(table, "%s", peer->reason);
         }
     }
@@ -243,7 +298,12 @@ int tl_health_cluster(const struct tl_health_flags *flags)
     struct tl_config *config = NULL;
     struct tl_error error;
     int code;
-    if (tl_config_read(flags->config_path, &config, &error) != TL_OK) return report_config(flags, &error);
+    enum tl_status status = tl_config_read(flags->config_path, &config, &error);
+    if (status == TL_OK) status = tl_task_config_apply_environment(config, "health", &error);
+    if (status != TL_OK) {
+        tl_config_destroy(config);
+        return report_config(flags, &error);
+    }
     for (;;) {
         code = run_and_print(flags, config);
         /* A reader that has gone ends the watch. */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The check of one worker, in stages that build upon each other: the name resolves, the port answers, what answers
- * speaks gRPC, it says it is the job and task that the configuration says, it serves, and at least one transport works.
- * The first that fails is the finding; it comes with what to do about it.
+ * speaks gRPC, it says it is the job and task that the configuration says, it serves, and at least one transport works;
+ * then those of the data plane. The first that fails is the finding; it comes with what to do about it.
  */
 #include <inttypes.h>
 #include <stdarg.h>
@@ -13,6 +13,8 @@
 #include "base/clock.h"
 #include "control/control.h"
 #include "server/cli/health.h"
+#include "server/cli/local_host.h"
+#include "server/verbs_settings.h"
 
 #define DEFAULT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
 
@@ -26,6 +28,10 @@ const char *tl_health_stage_name(enum tl_health_stage stage)
         [TL_HEALTH_STAGE_IDENTITY] = "identity",
         [TL_HEALTH_STAGE_SERVING] = "serving",
         [TL_HEALTH_STAGE_TRANSPORTS] = "transports",
+        [TL_HEALTH_STAGE_MEMLOCK] = "memlock",
+        [TL_HEALTH_STAGE_DEVICE] = "device",
+        [TL_HEALTH_STAGE_PORT] = "port",
+        [TL_HEALTH_STAGE_PATHS] = "paths",
     };
     return names[stage];
 }
@@ -33,6 +39,7 @@ const char *tl_health_stage_name(enum tl_health_stage stage)
 static void fail(struct tl_health_finding *finding, enum tl_health_stage stage, const char *reason)
 {
     finding->stage = stage;
+    finding->verified = stage - 1;
     snprintf(finding->reason, sizeof(finding->reason), "%s", reason);
 }
 
@@ -47,9 +54,34 @@ static void set_remedy(struct tl_health_finding *finding, const char *format, ..
     va_end(arguments);
 }
 
+/* A worker that requires a data plane does not start without one. */
+static void add_refusal_to_start(struct tl_health_finding *finding)
+{
+    struct tl_error error;
+    const struct tl_settings *settings = &finding->task->settings;
+    if (settings->rdma != TL_RDMA_REQUIRE || tl_verbs_settings_refusal(settings)) return;
+    if (tl_health_look_at_machine(finding->task, &error) == TL_HEALTH_STAGE_PATHS) return;
+    size_t len = strlen(finding->remedy);
+    snprintf(finding->remedy + len, sizeof(finding->remedy) - len, "; rdma is \"require\", and it would not start: %s",
+             error.message);
+}
+
+/* Whether the worker's address is one of this machine. */
+static bool is_on_this_machine(const struct tl_config_task *task)
+{
+    char host[256];
+    uint16_t port;
+    const char *reason;
+    struct tl_local_hosts *hosts = tl_local_hosts_create();
+    bool is_local = hosts && tl_address_split(task->address, host, sizeof(host), &port, NULL) == TL_OK &&
+                    tl_local_hosts_has(hosts, host, &reason);
+    tl_local_hosts_destroy(hosts);
+    return is_local;
+}
+
 /* Nobody said who it is: finds the stage at which it failed. */
 static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_stage stage, const struct tl_error *error,
-                              const char *source)
+                              const char *source, bool is_local)
 {
     const struct tl_config_task *task = finding->task;
     switch (stage) {
@@ -63,6 +95,7 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
                    "start it there: tensorlane serve --config %s --job %s --task %" PRIu32
                    "; if it runs, check host, port and firewall",
                    source, task->job, task->index);
+        if (is_local) add_refusal_to_start(finding);
         return;
     case TL_CALL_HTTP2:
         fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
@@ -131,9 +164,10 @@ static bool judge_transports(struct tl_health_finding *finding)
     return false;
 }
 
-void tl_health_check_worker(const struct tl_health_flags *flags, const char *config_source,
+void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl_config *config,
                             struct tl_health_finding *finding)
 {
+    const bool is_local = flags->is_local || is_on_this_machine(finding->task);
     const struct tl_call_options call = {
         .address = finding->task->address,
         .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : DEFAULT_TIMEOUT_NS,
@@ -143,13 +177,12 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const char *con
     enum tl_call_stage stage = TL_CALL_RESOLVE;
     struct tl_error error;
     if (tl_client_identify(&call, &finding->description, &stage, &error) != TL_OK) {
-        judge_failed_call(finding, stage, &error, config_source);
+        judge_failed_call(finding, stage, &error, config->source, is_local);
         return;
     }
     finding->has_description = true;
-    if (!judge_identity(finding, config_source)) return;
+    if (!judge_identity(finding, config->source)) return;
     if (!judge_serving(finding, &call)) return;
     if (!judge_transports(finding)) return;
-    finding->stage = TL_HEALTH_STAGE_TRANSPORTS;
-    finding->is_healthy = true;
+    tl_health_judge_data_plane(config, is_local, finding);
 }

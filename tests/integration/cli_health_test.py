@@ -393,21 +393,22 @@ class Whole(HealthCase):
         return {worker["name"]: worker for worker in shown["workers"]}
 
     def test_healthy(self):
-        cluster = self.cluster(ps=1, worker=2)
+        cluster = self.cluster(ps=1, worker=2, extra={"protocol": "grpc"})
         workers = [cluster.start("ps"), cluster.start("worker", 0), cluster.start("worker", 1)]
         found = self.check(0, cluster.path)
         self.assertEqual(list(found), ["/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"])
         for name, worker in zip(found, workers):
             incarnation = worker.find("worker ready").split("incarnation=")[1].split()[0]
             finding = found[name]
-            self.assertEqual((finding["healthy"], finding["stage"], finding["reason"], finding["remedy"],
-                              finding["incarnation"]), (True, "transports", "", "", incarnation))
+            self.assertEqual((finding["healthy"], finding["stage"], finding["verified"], finding["reason"],
+                              finding["remedy"], finding["incarnation"]),
+                             (True, "transports", "transports", "", "", incarnation))
             self.assertIn({"name": "grpc", "available": True},
                           [{key: transport[key] for key in ("name", "available")} for transport in finding["transports"]])
             self.assertEqual({peer["name"] for peer in finding["peers"]} | {name}, set(found))
         table = self.assert_run(0, "health", "--config", cluster.path).stdout.splitlines()
         self.assertEqual(table[0].split()[:6], ["WORKER", "ADDRESS", "HEALTHY", "STAGE", "INCARNATION", "VERSION"])
-        self.assertRegex(table[1], rf"^/job:ps/task:0 +{cluster.address()} +yes +transports +\d+ +\d+\.\d+\.\d+$")
+        self.assertRegex(table[1], rf"^/job:ps/task:0 +{cluster.address()} +yes +transports +\d+ +\d+\.\d+\.\d+ +-$")
         self.assertEqual(table[-1], "3 of 3 workers are healthy")
 
     def test_pairs(self):
@@ -415,7 +416,7 @@ class Whole(HealthCase):
         cluster.start("ps")
         cluster.start("worker")
         output = self.assert_run(0, "health", "--config", cluster.path, "--pairs").stdout
-        self.assertRegex(output, r"(?m)^FROM +TO +STATE +TRANSPORT +REASON$")
+        self.assertRegex(output, r"(?m)^FROM +TO +STATE +TRANSPORT +LATENCY +RATE +REASON$")
         self.assertRegex(output, r"(?m)^/job:ps/task:0 +/job:worker/task:0 +(idle|up|connecting) ")
 
     def test_not_started(self):
@@ -544,6 +545,138 @@ class Whole(HealthCase):
         code, output = run_in_terminal("health", "--config", cluster.path, columns=200)
         self.assertIn("\x1b[32myes\x1b[0m", output)
         self.assertIn("\x1b[31mno\x1b[0m", output)
+
+
+
+class DataPlane(HealthCase):
+    """What workers say of their data planes, told by servers that say anything."""
+
+    def find(self, code, settings=None, says=None, peer_settings=None, arguments=(), verbs=None):
+        """The finding for a worker that is asked to have these settings and says this of itself."""
+        transports = [cluster_pb2.TransportState(name="grpc", is_available=True)] if grpc else []
+        if verbs is not None and grpc:
+            transports.append(cluster_pb2.TransportState(name="verbs", is_available=verbs == "", reason=verbs))
+        address = self.foreign_server(
+            Identify=lambda *_: cluster_pb2.IdentifyResponse(job="ps", protocol_version=1, is_serving=True,
+                                                             transports=transports, **says or {}),
+            Check=lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING))
+        path = self.write_json({"cluster": {"ps": [address], "worker": ["127.0.0.1:1", "127.0.0.1:2"]},
+                                "jobs": {"ps": settings or {}, "worker": peer_settings or {}}})
+        shown = json.loads(self.assert_run(4, "health", "--config", path, "--json", *arguments).stdout)
+        finding = shown["workers"][0]
+        self.assertEqual(finding["healthy"], code == 0, finding)
+        return finding
+
+    def assert_finding(self, finding, stage, verified, reason="", remedy=""):
+        self.assertEqual((finding["stage"], finding["verified"]), (stage, verified), finding)
+        self.assertIn(reason, finding["reason"])
+        self.assertIn(remedy, finding["remedy"])
+        if not reason:
+            self.assertEqual((finding["reason"], finding["remedy"]), ("", ""))
+
+    @staticmethod
+    def plane(**values):
+        return {"data_plane": cluster_pb2.DataPlane(**values)} if grpc else {}
+
+    @staticmethod
+    def peers(*peers, **values):
+        if not grpc:
+            return {}
+        return {**DataPlane.plane(**values), "peers": [
+            cluster_pb2.PeerState(name=f"/job:worker/task:{n}", state=state, transport=transport, reason=reason,
+                                  latency_ns=1500, bytes_per_second=2000000000)
+            for n, (state, transport, reason) in enumerate(peers)]}
+
+    def test_not_wanted(self):
+        for settings in ({"rdma": "off"}, {"protocol": "grpc", "rdma": "require"}):
+            self.assert_finding(self.find(0, settings, verbs="no card"), "transports", "transports")
+
+    def test_no_device(self):
+        reason = "no RDMA device: nothing there; load the driver"
+        self.assert_finding(self.find(0, verbs=reason), "device", "transports", "no RDMA device: nothing there",
+                            "load the driver")
+        self.assert_finding(self.find(4, {"rdma": "require"}, verbs=reason), "device", "transports", "no RDMA device")
+        self.assert_finding(self.find(0, verbs="the card sulks"), "device", "transports", "the card sulks",
+                            "tensorlane devices --config ")
+
+    def test_says_nothing(self):
+        """What this machine lacks is the reason, since the worker is on it."""
+        finding = self.find(0)
+        self.assertEqual(finding["stage"], "device")
+        self.assertNotEqual(finding["reason"], "")
+        self.assertNotIn("says nothing", finding["reason"])
+
+    def test_memlock(self):
+        says = self.plane(memlock="64 MiB are needed; ulimit -l unlimited")
+        self.assert_finding(self.find(4, {"rdma": "require"}, says, verbs="cannot lock"), "memlock", "transports",
+                            "64 MiB are needed", "ulimit -l unlimited")
+
+    def test_port(self):
+        says = self.plane(device="mlx5_0", port=2, port_state="down")
+        self.assert_finding(self.find(0, {}, says, verbs=""), "port", "device", "port 2 of mlx5_0 is down", "cable")
+        self.assert_finding(self.find(4, {"rdma": "require"}, says, verbs=""), "port", "device", "is down")
+
+    def test_all_is_well(self):
+        values = {"device": "mlx5_0", "port": 1, "gid_index": 3, "gid": "10.0.0.1", "gid_type": "RoCE v2",
+                  "interface": "eth0", "port_state": "active", "link_layer": "Ethernet", "mtu_bytes": 4096,
+                  "keys": "window"}
+        says = self.peers(("up", "verbs", ""), ("idle", "", ""), **values)
+        finding = self.find(0, {"rdma": "require"}, says, verbs="")
+        self.assert_finding(finding, "paths", "paths")
+        self.assertEqual(finding["data_plane"], {
+            "memlock": "", "device": "mlx5_0", "port": 1, "gid_index": 3, "gid": "10.0.0.1", "gid_type": "RoCE v2",
+            "interface": "eth0", "port_state": "active", "link_layer": "Ethernet", "mtu": 4096, "keys": "window",
+            "isolated": True})
+        self.assertEqual((finding["peers"][0]["latency_ns"], finding["peers"][0]["bytes_per_second"]),
+                         (1500, 2000000000))
+        result = self.assert_run(4, "health", "--config", self.folder / "cluster.json", "--pairs").stdout
+        self.assertRegex(result, r"/job:ps/task:0 +\S+ +yes +paths +\d+ +\S* +mlx5_0:1")
+        self.assertRegex(result, r"/job:ps/task:0 +/job:worker/task:0 +up +verbs +1\.5 us +2\.0\d* GB/s")
+
+    def test_nobody_connected(self):
+        says = self.peers(("idle", "", ""), ("down", "", "refused"), port_state="active")
+        self.assert_finding(self.find(0, {"rdma": "require"}, says, verbs=""), "port", "port")
+
+    def test_a_pair_that_is_not_on_verbs(self):
+        says = self.peers(("up", "grpc", "no card there"), ("up", "verbs", ""), port_state="active")
+        self.assert_finding(self.find(0, {}, says, verbs=""), "paths", "port",
+                            "over grpc to /job:worker/task:0: no card there", "--pairs")
+        self.assert_finding(self.find(4, {"rdma": "require"}, says, verbs=""), "paths", "port", "over grpc to")
+        both = self.peers(("up", "grpc", "no card there"), ("up", "grpc", ""), port_state="active")
+        self.assert_finding(self.find(4, {"rdma": "require"}, both, verbs=""), "paths", "port",
+                            "over grpc to /job:worker/task:0, and to 1 more: no card there")
+        # Peers that are configured without RDMA have no path to miss.
+        self.assert_finding(self.find(0, {"rdma": "require"}, both, peer_settings={"rdma": "off"}, verbs=""), "port",
+                            "port")
+
+    def test_isolation(self):
+        says = self.peers(("up", "verbs", ""), device="d", port_state="active", keys="region")
+        finding = self.find(0, {}, says, verbs="")
+        self.assert_finding(finding, "paths", "paths", "peers are not isolated: the card has no memory windows of type 2",
+                            "another card")
+        self.assertFalse(finding["data_plane"]["isolated"])
+        self.assert_finding(self.find(0, {"verbs": {"keys": "region"}}, says, verbs=""), "paths", "paths",
+                            "peers are not isolated: verbs.keys is \"region\"", "set verbs.keys to \"window\"")
+
+    def test_a_worker_that_would_not_start(self):
+        path = self.write_json({"cluster": {"ps": ["127.0.0.1:1"]}, "rdma": "require"})
+        shown = json.loads(self.assert_run(4, "health", "--config", path, "--json").stdout)
+        self.assertEqual(shown["workers"][0]["stage"], "tcp")
+        self.assertIn("rdma is \"require\", and it would not start: ", shown["workers"][0]["remedy"])
+
+    def test_local(self):
+        self.assert_error(1, "--local belong to --config", "health", "127.0.0.1:1", "--local")
+        path = self.write_json({"cluster": {"ps": ["192.0.2.1:1"]}, "rdma": "require"})
+        remedies = [json.loads(self.assert_run(4, "health", "--config", path, "--json", "-connect-timeout", "200ms",
+                                               *arguments).stdout)["workers"][0]["remedy"]
+                    for arguments in ((), ("--local",))]
+        self.assertNotIn("would not start", remedies[0])
+        self.assertIn("would not start", remedies[1])
+
+    def test_environment(self):
+        path = self.write_json({"cluster": {"ps": ["127.0.0.1:1"]}})
+        self.assert_error(1, "environment variable RDMA_SL: 9 is out of range", "health", "--config", path,
+                          env=environment(RDMA_SL="9"))
 
 
 if __name__ == "__main__":

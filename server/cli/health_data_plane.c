@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The stages of the data plane: locked memory, device, port, paths to the other workers.
+ *
+ * Happy path: the worker says that verbs works, on which device, and that every peer it is connected to is reached that
+ * way: a path counts only once a write in both directions has been verified. Failure modes: what is missing stops the
+ * check with its reason; that makes a worker unhealthy where rdma is "require", and otherwise is told of a healthy one,
+ * since its tensors travel over gRPC. A worker that does not say why is looked at from here when it is on this machine.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "server/cli/health.h"
+#include "server/verbs_settings.h"
+
+#define VERBS "verbs"
+
+/* Splits "what is wrong; what to do"; without a remedy of its own the message gets the other one. */
+static void set_reason(struct tl_health_finding *finding, enum tl_health_stage stage, const char *message,
+                       const char *other_remedy)
+{
+    const char *semicolon = strstr(message, "; ");
+    int len = (int)(semicolon ? semicolon - message : (ptrdiff_t)strlen(message));
+    finding->stage = stage;
+    snprintf(finding->reason, sizeof(finding->reason), "%.*s", len, message);
+    snprintf(finding->remedy, sizeof(finding->remedy), "%s", semicolon ? semicolon + 2 : other_remedy);
+}
+
+static void pass(struct tl_health_finding *finding, enum tl_health_stage stage)
+{
+    finding->stage = stage;
+    finding->verified = stage;
+}
+
+/* ------------------------------------------------------------------------------------------------- this machine -- */
+
+/* Why none of the candidates can be used. */
+static enum tl_health_stage judge_candidates(const struct tl_verbs_candidate *candidates, size_t count,
+                                             struct tl_error *ret_error)
+{
+    const struct tl_verbs_candidate *first = &candidates[0];
+    if (count == 0) {
+        tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA device has a port");
+        return TL_HEALTH_STAGE_DEVICE;
+    }
+    if (first->order == 0) return TL_HEALTH_STAGE_PATHS;
+    bool is_down = first->port != 0 && strcmp(first->state, "active") != 0;
+    tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA device can be used: %s port %" PRIu32 ": %s", first->device,
+                 first->port, first->reason);
+    return is_down ? TL_HEALTH_STAGE_PORT : TL_HEALTH_STAGE_DEVICE;
+}
+
+enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task, struct tl_error *ret_error)
+{
+    struct tl_verbs_options options;
+    struct tl_verbs_candidate *candidates;
+    size_t count;
+    char host[TL_VERBS_HOST_BYTES];
+    enum tl_status status = tl_verbs_settings_read(&task->settings, task->address, host, &options, ret_error);
+    if (status == TL_OK) status = tl_verbs_list(&options, &candidates, &count, ret_error);
+    if (status != TL_OK) return TL_HEALTH_STAGE_DEVICE;
+    enum tl_health_stage stage = judge_candidates(candidates, count, ret_error);
+    free(candidates);
+    if (stage != TL_HEALTH_STAGE_PATHS) return stage;
+    /* Without a device the limit of locked memory is not what stands in the way. */
+    status = tl_verbs_check_memlock(task->settings.verbs.pool_bytes, ret_error);
+    return status == TL_OK ? TL_HEALTH_STAGE_PATHS : TL_HEALTH_STAGE_MEMLOCK;
+}
+
+/* --------------------------------------------------------------------------------------------------- the worker -- */
+
+static const struct tl_transport_state *find_verbs(const struct tl_description *description)
+{
+    for (size_t i = 0; i < description->transport_count; i++)
+        if (strcmp(description->transports[i].name, VERBS) == 0) return &description->transports[i];
+    return NULL;
+}
+
+/* The worker has no data plane. */
+static void judge_lack(const struct tl_config *config, bool is_local, const struct tl_transport_state *verbs,
+                       struct tl_health_finding *finding)
+{
+    const struct tl_data_plane_description *plane = finding->description.data_plane;
+    const struct tl_config_task *task = finding->task;
+    char remedy[TL_ERROR_MESSAGE_BYTES];
+    struct tl_error error;
+    snprintf(remedy, sizeof(remedy),
+             "run there: tensorlane devices --config %s --job %s --task %" PRIu32 "; start the worker anew afterwards",
+             config->source, task->job, task->index);
+    if (plane && plane->memlock[0] != '\0') {
+        set_reason(finding, TL_HEALTH_STAGE_MEMLOCK, plane->memlock, remedy);
+    } else if (verbs && verbs->reason[0] != '\0') {
+        set_reason(finding, TL_HEALTH_STAGE_DEVICE, verbs->reason, remedy);
+        if (is_local) finding->stage = tl_health_look_at_machine(task, &error);
+        /* All is there by now: it was the start that failed. */
+        if (finding->stage == TL_HEALTH_STAGE_PATHS) finding->stage = TL_HEALTH_STAGE_DEVICE;
+    } else {
+        enum tl_health_stage stage = is_local ? tl_health_look_at_machine(task, &error) : TL_HEALTH_STAGE_PATHS;
+        if (stage == TL_HEALTH_STAGE_PATHS) {
+            set_reason(finding, TL_HEALTH_STAGE_DEVICE, "the worker says nothing of RDMA", remedy);
+        } else {
+            set_reason(finding, stage, error.message, remedy);
+        }
+    }
+    finding->verified = finding->stage == TL_HEALTH_STAGE_PORT ? TL_HEALTH_STAGE_DEVICE : TL_HEALTH_STAGE_TRANSPORTS;
+}
+
+/* False: the port is not active. */
+static bool judge_port(struct tl_health_finding *finding)
+{
+    const struct tl_data_plane_description *plane = finding->description.data_plane;
+    char message[TL_ERROR_MESSAGE_BYTES];
+    pass(finding, TL_HEALTH_STAGE_DEVICE);
+    if (!plane || plane->port_state[0] == '\0') return true;
+    if (strcmp(plane->port_state, "active") == 0) {
+        pass(finding, TL_HEALTH_STAGE_PORT);
+        return true;
+    }
+    snprintf(message, sizeof(message), "port %" PRIu32 " of %s is %s", plane->port, plane->device, plane->port_state);
+    set_reason(finding, TL_HEALTH_STAGE_PORT, message, "look at the cable, the switch and \"ip link\"");
+    return false;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- paths --
+ */
+
+/* The peer is a worker that wants a data plane, and is connected. */
+static bool should_have_path(const struct tl_config *config, const struct tl_config_task *self,
+                             const struct tl_peer_description *peer)
+{
+    const struct tl_config_task *task;
+    if (strcmp(peer->state, "up") != 0 || tl_config_find_name(config, peer->name, &task, NULL) != TL_OK) return false;
+    return task != self && !tl_verbs_settings_refusal(&task->settings);
+}
+
+/* False: a peer is reached over something else. */
+static bool judge_paths(const struct tl_config *config, struct tl_health_finding *finding)
+{
+    const struct tl_description *description = &finding->description;
+    const struct tl_peer_description *first = NULL;
+    size_t verified_count = 0, other_count = 0;
+    char message[TL_ERROR_MESSAGE_BYTES], more[64] = "";
+    for (size_t i = 0; i < description->peer_count; i++) {
+        const struct tl_peer_description *peer = &description->peers[i];
+        if (!should_have_path(config, finding->task, peer)) continue;
+        bool is_verified = strcmp(peer->transport, VERBS) == 0;
+        verified_count += is_verified;
+        other_count += !is_verified;
+        if (!is_verified && !first) first = peer;
+    }
+    if (!first) {
+        if (verified_count > 0) pass(finding, TL_HEALTH_STAGE_PATHS);
+        return true;
+    }
+    if (other_count > 1) snprintf(more, sizeof(more), ", and to %zu more", other_count - 1);
+    snprintf(message, sizeof(message), "over %s to %.128s%s: %.512s", first->transport, first->name, more,
+             first->reason[0] != '\0' ? first->reason : "no reason is known");
+    set_reason(finding, TL_HEALTH_STAGE_PATHS, message, "see its row, --pairs, and the logs of both");
+    return false;
+}
+
+/* A healthy worker whose peers can write what they should not. */
+static void note_isolation(struct tl_health_finding *finding)
+{
+    const struct tl_data_plane_description *plane = finding->description.data_plane;
+    if (!plane || strcmp(plane->keys, "region") != 0) return;
+    bool is_chosen = finding->task->settings.verbs.keys == TL_VERBS_KEYS_REGION;
+    snprintf(finding->reason, sizeof(finding->reason), "peers are not isolated: %s",
+             is_chosen ? "verbs.keys is \"region\"" : "the card has no memory windows of type 2");
+    snprintf(finding->remedy, sizeof(finding->remedy), "%s",
+             is_chosen ? "where peers are not trusted, set verbs.keys to \"window\""
+                       : "where peers are not trusted, use another card, or set rdma to \"off\"");
+}
+
+void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding)
+{
+    const struct tl_settings *settings = &finding->task->settings;
+    const struct tl_transport_state *verbs = find_verbs(&finding->description);
+    pass(finding, TL_HEALTH_STAGE_TRANSPORTS);
+    finding->is_healthy = true;
+    if (tl_verbs_settings_refusal(settings)) return;
+    bool is_complete = false;
+    if (!verbs || !verbs->is_available) {
+        judge_lack(config, is_local, verbs, finding);
+    } else {
+        is_complete = judge_port(finding) && judge_paths(config, finding);
+    }
+    finding->is_healthy = is_complete || settings->rdma != TL_RDMA_REQUIRE;
+    if (is_complete) note_isolation(finding);
+}
