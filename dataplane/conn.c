@@ -111,8 +111,9 @@ static void pump(struct tl_letter *letter)
     struct tl_conn *conn = TL_CONTAINER_OF(letter, struct tl_conn, pump_letter);
     conn->is_pump_deferred = false;
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
-        requests_begin(conn);
         take_turns(conn, &conn->revokes, false);
+        requests_tell(conn); /* who is told may ask again, with this doorbell */
+        requests_begin(conn);
         take_turns(conn, &conn->turns, true);
         maybe_tell_credits(conn);
         if (conn->state != CONN_CLOSING) tl_queue_pair_ring(conn->pair);
@@ -182,18 +183,22 @@ static void post_to_reactor(void *context, struct tl_letter *letter)
     tl_reactor_post(context, letter);
 }
 
-void conn_register(struct tl_conn *conn, struct tl_memory *memory, struct tl_registration *registration,
-                   struct tl_tensor *tensor, enum tl_region_access access, void (*deliver)(struct tl_letter *letter))
+bool conn_register(struct tl_conn *conn, struct tl_memory *memory, void *owner, struct tl_tensor *tensor,
+                   enum tl_region_access access, void (*deliver)(struct tl_letter *letter))
 {
-    *registration = (struct tl_registration){.tensor = tensor,
-                                             .access = access,
-                                             .letter = {.deliver = deliver},
-                                             .post = post_to_reactor,
-                                             .context = conn->engine->reactor};
-    tl_list_init(&registration->link);
-    tl_list_init(&registration->letter.link);
+    struct registering *registering = malloc(sizeof(*registering));
+    if (registering == NULL) return false;
+    registering->owner = owner;
+    registering->registration = (struct tl_registration){.tensor = tensor,
+                                                         .access = access,
+                                                         .letter = {.deliver = deliver},
+                                                         .post = post_to_reactor,
+                                                         .context = conn->engine->reactor};
+    tl_list_init(&registering->registration.link);
+    tl_list_init(&registering->registration.letter.link);
     conn->held_count++;
-    tl_memory_register(memory, registration);
+    tl_memory_register(memory, &registering->registration);
+    return true;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- end -- */

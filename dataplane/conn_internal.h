@@ -9,6 +9,7 @@
 #ifndef DATAPLANE_CONN_INTERNAL_H
 #define DATAPLANE_CONN_INTERNAL_H
 
+#include "base/check.h"
 #include "base/list.h"
 #include "base/timer.h"
 #include "dataplane/engine.h"
@@ -162,9 +163,18 @@ void conn_shows(struct tl_conn *conn, uint32_t slot);
 void conn_watch(struct tl_conn *conn);
 /* Something that was open is over: a draining or closing connection may go on. */
 void conn_something_over(struct tl_conn *conn);
-/* Registers the memory of a tensor by the slow worker; deliver is called on the reactor. */
-void conn_register(struct tl_conn *conn, struct tl_memory *memory, struct tl_registration *registration,
-                   struct tl_tensor *tensor, enum tl_region_access access, void (*deliver)(struct tl_letter *letter));
+/* Registers the memory of a tensor by the slow worker; deliver is called on the reactor and takes over the
+ * registration, which it frees. False: no memory for that. */
+struct registering {
+    struct tl_registration registration;
+    void *owner;
+};
+bool conn_register(struct tl_conn *conn, struct tl_memory *memory, void *owner, struct tl_tensor *tensor,
+                   enum tl_region_access access, void (*deliver)(struct tl_letter *letter));
+static inline struct registering *conn_registered(struct tl_letter *letter)
+{
+    return TL_CONTAINER_OF(letter, struct registering, registration.letter);
+}
 /* A block of a pool. False: there is none. */
 bool conn_block_create(struct tl_memory *memory, uint64_t len_bytes, struct tl_tensor **ret_block,
                        struct tl_pin *ret_pin);

@@ -134,8 +134,9 @@ static void finish(struct request *request);
 
 static void registered(struct tl_letter *letter)
 {
-    struct tl_registration *registration = TL_CONTAINER_OF(letter, struct tl_registration, letter);
-    struct request *request = TL_CONTAINER_OF(registration, struct request, registration);
+    struct registering *registering = conn_registered(letter);
+    const struct tl_registration *registration = &registering->registration;
+    struct request *request = registering->owner;
     struct tl_conn *conn = request->conn;
     conn->held_count--;
     request->is_registering = false;
@@ -147,6 +148,7 @@ static void registered(struct tl_letter *letter)
     } else {
         fail(request, &registration->error);
     }
+    free(registering);
 }
 
 /* Decides where the bytes go until they are in the destination. */
@@ -169,8 +171,8 @@ static void prepare_memory(struct request *request)
     } else if (is_small && use_proxy(request)) {
         handle(request, EVENT_READY);
     } else {
-        request->is_registering = true;
-        conn_register(conn, conn->memory, &request->registration, destination, TL_REGION_WRITE, registered);
+        request->is_registering = conn_register(conn, conn->memory, request, destination, TL_REGION_WRITE, registered);
+        if (!request->is_registering) fail(request, &out_of_memory);
     }
 }
 
@@ -628,8 +630,9 @@ static char given_up;
 
 static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
 {
-    struct request *request = calloc(1, sizeof(*request));
+    struct request *request = malloc(sizeof(*request)); /* calloc would pass by the cache of the thread */
     if (request == NULL) return false;
+    memset(request, 0, sizeof(*request));
     uint32_t index = conn->free_indexes[--conn->free_count];
     request->conn = conn;
     request->fetch = fetch;
@@ -731,7 +734,9 @@ static void request_free(struct request *request)
 static void tell(struct request *request)
 {
     struct tl_fetch *fetch = request->fetch;
-    struct tl_error result = {.code = TL_OK};
+    struct tl_error result;
+    result.code = TL_OK;
+    result.message[0] = '\0';
     if (request->result != NULL) {
         result = *request->result;
     } else if (complete(request, &result) == TL_OK) {

@@ -81,7 +81,6 @@ struct response {
     struct tl_offer offer; /* holds the tensor's reference */
     bool is_update_wanted; /* PARKED: META_DATA_UPDATE has not been posted */
     bool is_registering;
-    struct tl_registration registration;
     struct tl_pin pin;
     bool is_bounced;
     uint64_t posted_bytes;
@@ -404,8 +403,9 @@ static void written(struct response *response)
 
 static void registered(struct tl_letter *letter)
 {
-    struct tl_registration *registration = TL_CONTAINER_OF(letter, struct tl_registration, letter);
-    struct response *response = TL_CONTAINER_OF(registration, struct response, registration);
+    struct registering *registering = conn_registered(letter);
+    const struct tl_registration *registration = &registering->registration;
+    struct response *response = registering->owner;
     struct tl_conn *conn = response->conn;
     conn->held_count--;
     response->is_registering = false;
@@ -414,6 +414,7 @@ static void registered(struct tl_letter *letter)
     } else {
         response->is_bounced = true;
     }
+    free(registering);
     if (conn->is_drained) {
         response_close(response, TL_SERVE_BROKEN);
     } else {
@@ -438,8 +439,10 @@ static void prepare(struct response *response)
         response->is_bounced = true;
         handle(response, EVENT_READY);
     } else {
-        response->is_registering = true;
-        conn_register(response->conn, engine->memory, &response->registration, tensor, TL_REGION_READ, registered);
+        response->is_registering =
+            conn_register(response->conn, engine->memory, response, tensor, TL_REGION_READ, registered);
+        response->is_bounced = !response->is_registering;
+        if (response->is_bounced) handle(response, EVENT_READY);
     }
 }
 
@@ -569,8 +572,9 @@ static struct response *find(struct tl_conn *conn, uint32_t handle_)
 static struct response *response_create(struct tl_conn *conn, const struct tl_message *message)
 {
     size_t key_bytes = strlen(message->key);
-    struct response *response = calloc(1, sizeof(*response) + key_bytes + 1);
+    struct response *response = malloc(sizeof(*response) + key_bytes + 1); /* calloc would pass by the thread's cache */
     if (response == NULL) return NULL;
+    memset(response, 0, sizeof(*response));
     response->conn = conn;
     response->handle = message->handle;
     response->turn.take = take_turn;
