@@ -99,11 +99,16 @@ static struct engine_side *other(struct engine_side *side)
     return side == side->pair->left ? side->pair->right : side->pair->left;
 }
 
-void engine_side_create_conn(struct engine_side *side)
+enum tl_status engine_side_try_create_conn(struct engine_side *side, struct tl_error *ret_error)
 {
     TL_CHECK(side->conn == NULL);
-    TL_CHECK(tl_conn_create(side->engine, &other(side)->self, side->self.incarnation, side == side->pair->left, &events,
-                            side, &side->conn, NULL) == TL_OK);
+    return tl_conn_create(side->engine, &other(side)->self, side->self.incarnation, side == side->pair->left, &events,
+                          side, &side->conn, ret_error);
+}
+
+void engine_side_create_conn(struct engine_side *side)
+{
+    TL_CHECK(engine_side_try_create_conn(side, NULL) == TL_OK);
 }
 
 void engine_pair_connect(struct engine_pair *pair)

@@ -76,7 +76,9 @@ void engine_pair_open(struct engine_pair *pair, const struct engine_pair_options
 /* Ends connections that are left, checks that nothing is, destroys. All asks are finished. */
 void engine_pair_close(struct engine_pair *pair);
 
-/* The connection of one side, not introduced. */
+/* The connection of one side, not introduced. Errors: those of tl_conn_create. */
+enum tl_status engine_side_try_create_conn(struct engine_side *side, struct tl_error *ret_error);
+/* The same, which must succeed. */
 void engine_side_create_conn(struct engine_side *side);
 /* One round of a reactor, if the side is not silent. True when something was done. */
 bool engine_side_round(struct engine_side *side);
