@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What TensorFlow's verbs transport got wrong, one test for each defect that two engines over the fake provider can
+ * stage; they are numbered as where they were collected.
+ */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "dataplane/message.h"
+#include "fakes/engine_pair.h"
+#include "fakes/fake_clock.h"
+
+static struct engine_pair pair;
+static struct engine_pair_options options;
+static struct engine_side *asker;
+static struct engine_side *owner;
+static struct engine_ask ask;
+
+static void setup(void)
+{
+    engine_pair_defaults(&options);
+}
+
+static void open_pair(void)
+{
+    engine_pair_open(&pair, &options);
+    asker = pair.left;
+    owner = pair.right;
+    ask = (struct engine_ask){.is_open = false};
+}
+
+static void fetch(const char *key, uint64_t step)
+{
+    engine_ask_start(asker, &ask, key, step);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 1);
+}
+
+static void expect_transfer(const char *key, uint64_t step, struct tl_tensor *tensor)
+{
+    uint64_t size_bytes = tl_tensor_size_bytes(tensor);
+    engine_side_send(owner, key, step, tensor);
+    fetch(key, step);
+    ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+    ck_assert(engine_is_bytes(ask.fetch.destination, size_bytes, step));
+    engine_ask_fini(&ask);
+}
+
+/* A completion with an error ends that connection; another one between the same two goes on. */
+START_TEST(v01_bad_completion_ends_one_connection)
+{
+    struct tl_conn *first[2];
+    open_pair();
+    for (unsigned i = 0; i < 2; i++) {
+        first[i] = pair.sides[i].conn;
+        pair.sides[i].conn = NULL;
+    }
+    engine_pair_connect(&pair);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(pair.left->up_count, 2);
+    fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_BREAK, .provider = owner->provider});
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, 100, 1));
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(owner->closed_count, 1);
+    fake_clock_advance(2 * options.engine.silence_ns);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    for (unsigned i = 0; i < 2; i++)
+        pair.sides[i].conn = first[i];
+    engine_ask_start(asker, &ask, NULL, 0); /* again, over the other one */
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_OK);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v02_restarted_peer_is_not_who_was_introduced)
+{
+    uint8_t bytes[TL_CONN_INTRODUCTION_BYTES];
+    struct tl_error error;
+    engine_pair_init(&pair, &options);
+    engine_side_create_conn(pair.left);
+    pair.right->self.incarnation++; /* it has restarted since the left side heard of it */
+    engine_side_create_conn(pair.right);
+    uint32_t len_bytes = tl_conn_introduce(pair.right->conn, bytes);
+    ck_assert_int_eq(tl_conn_connect(pair.left->conn, bytes, len_bytes, &error), TL_FAILED_PRECONDITION);
+    ck_assert_ptr_nonnull(strstr(error.message, "restarted"));
+    tl_conn_close(pair.left->conn, &error);
+    tl_conn_close(pair.right->conn, &error);
+    engine_pair_run(&pair);
+    engine_pair_connect(&pair);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(pair.left->up_count, 1);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v03_introduction_of_a_stranger)
+{
+    uint8_t bytes[TL_CONN_INTRODUCTION_BYTES];
+    struct tl_error error;
+    for (unsigned i = 0; i < 256; i++) {
+        engine_pair_init(&pair, &options);
+        engine_side_create_conn(pair.left);
+        memset(bytes, (int)i, sizeof(bytes));
+        ck_assert_int_ne(tl_conn_connect(pair.left->conn, bytes, 1 + i / 2, &error), TL_OK);
+        engine_pair_close(&pair);
+    }
+}
+END_TEST
+
+START_TEST(v04_status_of_an_aborted_step_reaches_the_peer)
+{
+    open_pair();
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    engine_side_refuse(owner, "key", TL_ABORTED, "step 1 was aborted: out of luck", true);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_ABORTED);
+    ck_assert_str_eq(ask.result.message, "step 1 was aborted: out of luck");
+    ck_assert(ask.fetch.is_final);
+    ck_assert_uint_eq(asker->closed_count + owner->closed_count, 0);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v05_more_work_than_the_queues_hold)
+{
+    enum { COUNT = 400 };
+    static struct engine_ask asks[COUNT];
+    options.engine.work_count = options.engine.slot_count = 16;
+    options.engine.request_count = COUNT;
+    open_pair();
+    for (unsigned i = 0; i < COUNT; i++) {
+        engine_side_send(owner, "key", i, engine_pool_bytes(owner, 64, i));
+        engine_ask_start(asker, &asks[i], "key", i);
+    }
+    engine_pair_run(&pair);
+    struct fake_counters counters;
+    fake_provider_get_counters(asker->provider, &counters);
+    ck_assert_uint_eq(counters.rnr_tries, 0);
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert_int_eq(asks[i].result.code, TL_OK);
+        engine_ask_fini(&asks[i]);
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v06_longest_key_and_longest_status)
+{
+    char key[TL_MAX_KEY_BYTES + 1];
+    char text[TL_ERROR_MESSAGE_BYTES];
+    memset(key, 'k', sizeof(key));
+    key[TL_MAX_KEY_BYTES] = '\0';
+    memset(text, 't', sizeof(text));
+    text[sizeof(text) - 1] = '\0';
+    open_pair();
+    expect_transfer(key, 1, engine_pool_bytes(owner, 100, 1));
+    expect_transfer(key, 2, engine_pool_bytes(owner, 100, 2));
+    engine_side_refuse(owner, key, TL_INTERNAL, text, true);
+    fetch(key, 3);
+    ck_assert_str_eq(ask.result.message, text);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v07_shapes_of_any_rank_and_dimension)
+{
+    static const struct {
+        unsigned rank;
+        uint64_t dims[TL_MAX_RANK];
+    } shapes[] = {{0, {0}},
+                  {7, {2, 1, 2, 1, 2, 1, 2}},
+                  {4, {1, 70000, 1, 1}},
+                  {TL_MAX_RANK, {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 3, 1}},
+                  {3, {UINT64_C(1) << 40, 0, 5}}};
+    open_pair();
+    for (unsigned i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
+        for (uint64_t step = 0; step < 2; step++) {
+            struct tl_tensor *tensor;
+            ck_assert_int_eq(tl_tensor_create(TL_U16, shapes[i].rank, shapes[i].dims, &tensor, NULL), TL_OK);
+            if (tl_tensor_size_bytes(tensor) > 0) memset(tl_tensor_data(tensor), 7, tl_tensor_size_bytes(tensor));
+            engine_side_send(owner, "key", 10 * i + step, tensor);
+            fetch("key", 10 * i + step);
+            ck_assert_int_eq(ask.result.code, TL_OK);
+            ck_assert_uint_eq(tl_tensor_rank(ask.fetch.destination), shapes[i].rank);
+            for (unsigned d = 0; d < shapes[i].rank; d++)
+                ck_assert_uint_eq(tl_tensor_dims(ask.fetch.destination)[d], shapes[i].dims[d]);
+            engine_ask_fini(&ask);
+        }
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* The bytes of a message depend on what it says, not on what was in the memory before. */
+START_TEST(v08_no_byte_that_nobody_wrote)
+{
+    uint8_t buffers[2][TL_SLOT_BYTES];
+    struct tl_message message;
+    for (int type = TL_MESSAGE_HELLO; type <= TL_MESSAGE_GOODBYE; type++) {
+        uint32_t len_bytes[2];
+        for (unsigned i = 0; i < 2; i++) {
+            memset(&message, 0, sizeof(message));
+            memset(message.text_room, i == 0 ? 0xaa : 0x55, sizeof(message.text_room));
+            memset(buffers[i], i == 0 ? 0xaa : 0x55, sizeof(buffers[i]));
+            memset(message.destination.bytes, i == 0 ? 0xaa : 0x55, sizeof(message.destination.bytes));
+            memset(message.meta_data.shape.dims, i == 0 ? 0xaa : 0x55, sizeof(message.meta_data.shape.dims));
+            message.type = (enum tl_message_type)type;
+            message.has_meta_data = true;
+            message.key = "key";
+            message.text = "text";
+            len_bytes[i] = tl_message_encode(&message, buffers[i]);
+        }
+        ck_assert_uint_eq(len_bytes[0], len_bytes[1]);
+        ck_assert_mem_eq(buffers[0], buffers[1], len_bytes[0]);
+    }
+}
+END_TEST
+
+static void transfer_strings(uint64_t step, const char *text)
+{
+    const uint64_t dims[] = {1};
+    const struct tl_string part = {text, strlen(text)};
+    struct tl_string got;
+    struct tl_tensor *tensor;
+    ck_assert_int_eq(tl_tensor_create_strings(1, dims, &part, &tensor, NULL), TL_OK);
+    engine_side_send(owner, "key", step, tensor);
+    fetch("key", step);
+    ck_assert_int_eq(ask.result.code, TL_OK);
+    ck_assert_int_eq(tl_tensor_string(ask.fetch.destination, 0, &got, NULL), TL_OK);
+    ck_assert_uint_eq(got.len_bytes, part.len_bytes);
+    ck_assert_mem_eq(got.data, text, got.len_bytes);
+    engine_ask_fini(&ask);
+}
+
+static void expect_same_memory(const struct tl_memory_stats before[2], const unsigned regions[2])
+{
+    for (unsigned i = 0; i < 2; i++) {
+        struct fake_counters counters;
+        struct tl_memory_stats now = engine_side_memory(&pair.sides[i]);
+        fake_provider_get_counters(pair.sides[i].provider, &counters);
+        ck_assert_uint_eq(now.pool_used_bytes, before[i].pool_used_bytes);
+        ck_assert_uint_eq(now.cached_count, before[i].cached_count);
+        ck_assert_uint_eq(counters.regions_out, regions[i]);
+        ck_assert_uint_eq(counters.exposures_out, 0);
+    }
+}
+
+static void remember_memory(struct tl_memory_stats ret_stats[2], unsigned ret_regions[2])
+{
+    for (unsigned i = 0; i < 2; i++) {
+        struct fake_counters counters;
+        fake_provider_get_counters(pair.sides[i].provider, &counters);
+        ret_stats[i] = engine_side_memory(&pair.sides[i]);
+        ret_regions[i] = counters.regions_out;
+    }
+}
+
+START_TEST(v09_strings_leave_nothing_behind)
+{
+    struct tl_memory_stats before[2];
+    unsigned regions[2];
+    open_pair();
+    transfer_strings(0, "first");
+    remember_memory(before, regions);
+    for (uint64_t step = 1; step < 100; step++)
+        transfer_strings(step, "steady");
+    expect_same_memory(before, regions);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v10_receiver_gives_memory_back)
+{
+    struct tl_memory_stats before[2];
+    unsigned regions[2];
+    open_pair();
+    expect_transfer("key", 0, engine_pool_bytes(owner, 100, 0));
+    remember_memory(before, regions);
+    for (uint64_t step = 1; step < 50; step++)
+        expect_transfer("key", step, engine_pool_bytes(owner, 100 + step, step));
+    expect_same_memory(before, regions);
+    engine_side_refuse(owner, "refused", TL_ABORTED, "no", true);
+    for (uint64_t step = 1; step < 50; step++) {
+        fetch("refused", step);
+        engine_ask_fini(&ask);
+    }
+    expect_same_memory(before, regions);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v11_steps_do_not_share_meta_data)
+{
+    enum { COUNT = 30 };
+    static struct engine_ask asks[COUNT];
+    open_pair();
+    expect_transfer("key", 1000, engine_pool_bytes(owner, 100, 1000));
+    for (unsigned i = 0; i < COUNT; i++)
+        engine_ask_start(asker, &asks[i], "key", i);
+    engine_pair_run(&pair);
+    for (unsigned i = COUNT; i-- > 0;) {
+        struct tl_tensor *tensor = engine_pool_bytes(owner, 100 + i % 3, i);
+        if (i % 5 == 4) {
+            tl_tensor_put(tensor);
+            ck_assert_int_eq(tl_tensor_create_dead(&tensor, NULL), TL_OK);
+        }
+        engine_side_send(owner, "key", i, tensor);
+    }
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert_int_eq(asks[i].result.code, TL_OK);
+        ck_assert_int_eq(tl_tensor_is_dead(asks[i].fetch.destination), i % 5 == 4);
+        if (i % 5 != 4) ck_assert(engine_is_bytes(asks[i].fetch.destination, 100 + i % 3, i));
+        engine_ask_fini(&asks[i]);
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v12_dead_and_alive_in_turn_cost_no_round_trip)
+{
+    open_pair();
+    expect_transfer("key", 0, engine_pool_bytes(owner, 100, 0));
+    uint64_t updates = engine_side_stats(asker).meta_data_updates;
+    for (uint64_t step = 1; step < 20; step += 2) {
+        struct tl_tensor *dead;
+        ck_assert_int_eq(tl_tensor_create_dead(&dead, NULL), TL_OK);
+        engine_side_send(owner, "key", step, dead);
+        fetch("key", step);
+        ck_assert(tl_tensor_is_dead(ask.fetch.destination));
+        engine_ask_fini(&ask);
+        expect_transfer("key", step + 1, engine_pool_bytes(owner, 100, step + 1));
+    }
+    ck_assert_uint_eq(engine_side_stats(asker).meta_data_updates, updates);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v13_tensor_larger_than_one_write)
+{
+    options.provider.max_write_bytes = 4096;
+    open_pair();
+    expect_transfer("key", 1, engine_pool_bytes(owner, 1000001, 1));
+    expect_transfer("key", 2, engine_bytes(1000001, 2));
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* An index is used again only when it is over, and its late answers are recognised: engine_hostile_test. */
+START_TEST(v14_open_requests_keep_their_index)
+{
+    enum { COUNT = 20 };
+    static struct engine_ask asks[COUNT];
+    options.engine.request_count = 2;
+    open_pair();
+    engine_ask_start(asker, &ask, "never", 1); /* open all the time */
+    for (unsigned i = 0; i < COUNT; i++) {
+        engine_side_send(owner, "key", i, engine_pool_bytes(owner, 100, i));
+        engine_ask_start(asker, &asks[i], "key", i);
+    }
+    engine_pair_run(&pair);
+    ck_assert(ask.is_open);
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert(engine_is_bytes(asks[i].fetch.destination, 100, i));
+        engine_ask_fini(&asks[i]);
+    }
+    engine_side_send(owner, "never", 1, engine_pool_bytes(owner, 300, 7));
+    engine_pair_run(&pair);
+    ck_assert(engine_is_bytes(ask.fetch.destination, 300, 7));
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v15_unregistered_source_is_sent)
+{
+    open_pair();
+    expect_transfer("small", 1, engine_bytes(1000, 1));
+    expect_transfer("large", 2, engine_bytes(1000000, 2));
+    ck_assert_uint_eq(engine_side_memory(owner).registrations, 1);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v16_registration_that_fails_is_noticed)
+{
+    open_pair();
+    fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_REGION_FAILURE, .times = FAKE_ALWAYS});
+    ask.is_unregistered = true;
+    expect_transfer("large", 1, engine_bytes(1000000, 1));
+    ck_assert_uint_eq(engine_side_stats(owner).bytes_bounced, 1000000);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v17_nobody_waits_for_ever)
+{
+    open_pair();
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    engine_ask_cancel(&ask);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_CANCELLED);
+    engine_ask_fini(&ask);
+    engine_ask_start(asker, &ask, "key", 2);
+    engine_pair_run(&pair);
+    owner->is_silent = true;
+    for (unsigned i = 0; i < 8; i++) {
+        fake_clock_advance(options.engine.silence_ns / 4);
+        engine_pair_run(&pair);
+    }
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v18_not_up_before_it_is)
+{
+    engine_pair_init(&pair, &options);
+    fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_DROP, .kinds = FAKE_WRITE});
+    engine_pair_connect(&pair);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(pair.left->up_count + pair.right->up_count, 0);
+    fake_clock_advance(options.engine.connect_ns);
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_uint_eq(pair.sides[i].up_count, 0);
+        ck_assert_int_eq(pair.sides[i].reason.code, TL_DEADLINE_EXCEEDED);
+    }
+    engine_pair_close(&pair);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_defects");
+    TCase *tcase = tcase_create("engine_defects");
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, v01_bad_completion_ends_one_connection);
+    tcase_add_test(tcase, v02_restarted_peer_is_not_who_was_introduced);
+    tcase_add_test(tcase, v03_introduction_of_a_stranger);
+    tcase_add_test(tcase, v04_status_of_an_aborted_step_reaches_the_peer);
+    tcase_add_test(tcase, v05_more_work_than_the_queues_hold);
+    tcase_add_test(tcase, v06_longest_key_and_longest_status);
+    tcase_add_test(tcase, v07_shapes_of_any_rank_and_dimension);
+    tcase_add_test(tcase, v08_no_byte_that_nobody_wrote);
+    tcase_add_test(tcase, v09_strings_leave_nothing_behind);
+    tcase_add_test(tcase, v10_receiver_gives_memory_back);
+    tcase_add_test(tcase, v11_steps_do_not_share_meta_data);
+    tcase_add_test(tcase, v12_dead_and_alive_in_turn_cost_no_round_trip);
+    tcase_add_test(tcase, v13_tensor_larger_than_one_write);
+    tcase_add_test(tcase, v14_open_requests_keep_their_index);
+    tcase_add_test(tcase, v15_unregistered_source_is_sent);
+    tcase_add_test(tcase, v16_registration_that_fails_is_noticed);
+    tcase_add_test(tcase, v17_nobody_waits_for_ever);
+    tcase_add_test(tcase, v18_not_up_before_it_is);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed_count = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed_count != 0;
+}
