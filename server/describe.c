@@ -140,6 +140,7 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a description");
     }
     enum tl_status status = describe_transports(worker, ret_description, ret_error);
+    if (status == TL_OK) status = tl_plane_describe(worker, ret_description, ret_error);
     if (status == TL_OK) status = tl_peers_describe(worker, ret_description, ret_error);
     if (status == TL_OK) status = describe_counters(worker, ret_description, ret_error);
     return status;

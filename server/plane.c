@@ -46,6 +46,7 @@ static enum tl_status build(struct tl_plane *plane, const struct tl_plane_source
     enum tl_status status = source->open(source->context, &worker->settings, address, &plane->provider, ret_error);
     if (status != TL_OK) return status;
     tl_plane_options_of(&worker->settings, &plane->options);
+    if (source->look != NULL) source->look(source->context, &worker->settings, address, &plane->card);
     if (source->adjust != NULL) source->adjust(source->context, &plane->options);
     if (plane->options.engine.keys == TL_KEYS_WINDOW && !plane->provider->limits.has_windows) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION,

@@ -16,7 +16,9 @@
 #include <pthread.h>
 
 #include "config/config.h"
+#include "control/client.h"
 #include "dataplane/engine.h"
+#include "dataplane/verbs.h"
 #include "server/serving.h"
 
 struct tl_worker;
@@ -34,6 +36,9 @@ struct tl_plane_source {
     /* Opens the provider; address is the worker's own ("host:port", NULL: it has none). Errors: why there is none. */
     enum tl_status (*open)(void *context, const struct tl_settings *settings, const char *address,
                            struct tl_provider **ret_provider, struct tl_error *ret_error);
+    /* Tells what card has been opened; NULL, or what it leaves as it is: not known. Blocks. */
+    void (*look)(void *context, const struct tl_settings *settings, const char *address,
+                 struct tl_verbs_candidate *ret_card);
     /* May change what the settings have led to; NULL: nothing. */
     void (*adjust)(void *context, struct tl_plane_options *options);
     void *context;
@@ -53,8 +58,9 @@ struct tl_plane {
     struct tl_memory *memory;
     struct tl_reactor *reactor;
     struct tl_engine *engine;
-    struct tl_serving serving; /* the reactor's */
-    char *describes_device;    /* "mlx5_0:1: why this one" */
+    struct tl_serving serving;      /* the reactor's */
+    char *describes_device;         /* "mlx5_0:1: why this one" */
+    struct tl_verbs_candidate card; /* as it was when it was opened; no device: not known */
     pthread_t thread;
     bool has_thread;
     bool is_stopping; /* the thread; any thread, atomic */
@@ -81,6 +87,11 @@ static inline void tl_plane_post(struct tl_plane *plane, struct tl_letter *lette
 
 /* Counters as they are now; waits for the reactor's owner to read them. Blocks: for one round of his. */
 void tl_plane_get_stats(struct tl_plane *plane, struct tl_engine_stats *ret_engine, struct tl_memory_stats *ret_memory);
+
+/* Tells in the description what the worker's data plane works with, or what it lacks; nothing where none is wanted. The
+ * transports have been described. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_plane_describe(const struct tl_worker *worker, struct tl_description *description,
+                                 struct tl_error *ret_error) TL_MUST_USE;
 
 /* Copies a tensor into memory that is registered. Errors: as tl_memory_tensor_create, and of the tensor's guard. */
 enum tl_status tl_plane_copy(struct tl_plane *plane, struct tl_tensor *tensor, struct tl_tensor **ret_copy,

@@ -22,6 +22,7 @@
 #include "server/completion_queue.h"
 #include "server/plane.h"
 #include "server/reason.h"
+#include "server/verbs_settings.h"
 #include "server/worker_internal.h"
 #include "tensor/tensor_file.h"
 
@@ -29,7 +30,7 @@
 
 /* ------------------------------------------------------------------------------------------------------ opening -- */
 
-static enum tl_status read_config(const struct tl_worker_options *options, struct tl_config **ret_config,
+static enum tl_status read_source(const struct tl_worker_options *options, struct tl_config **ret_config,
                                   struct tl_error *ret_error)
 {
     if (options->config_path != NULL) return tl_config_read(options->config_path, ret_config, ret_error);
@@ -43,6 +44,30 @@ static enum tl_status read_config(const struct tl_worker_options *options, struc
                             "no configuration: give a file or text, or set the environment variable TF_CONFIG");
     }
     return tl_config_parse_tf(text, strlen(text), ret_config, ret_error);
+}
+
+static void warn_of_variable(void *context, const char *message)
+{
+    (void)context;
+    TL_LOG_AT_WARN("a variable is not used", TL_STR("reason", message));
+}
+
+/* The configuration, with the variables of this process. */
+static enum tl_status read_config(const struct tl_worker_options *options, struct tl_config **ret_config,
+                                  struct tl_error *ret_error)
+{
+    const struct tl_config_environment environment = {.variables = (const char *const *)environ,
+                                                      .warn = warn_of_variable};
+    struct tl_config *config;
+    enum tl_status status = read_source(options, &config, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_config_apply_environment(config, &environment, ret_error);
+    if (status != TL_OK) {
+        tl_config_destroy(config);
+        return status;
+    }
+    *ret_config = config;
+    return TL_OK;
 }
 
 /* Decides which task this process is, and its settings. */
@@ -124,18 +149,10 @@ static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *r
     return TL_OK;
 }
 
-/* Says why there will be no data plane; NULL: there is to be one. */
-static const char *unwanted_plane(const struct tl_settings *settings)
-{
-    if (settings->protocol == TL_PROTOCOL_GRPC) return "the protocol is grpc";
-    if (settings->rdma == TL_RDMA_OFF) return "rdma is off";
-    return NULL;
-}
-
 static enum tl_status create_plane(struct tl_worker *worker, const struct tl_plane_source *source,
                                    enum tl_progress progress, struct tl_error *ret_error)
 {
-    worker->plane_reason = unwanted_plane(&worker->settings);
+    worker->plane_reason = tl_verbs_settings_refusal(&worker->settings);
     worker->home.is_only = true;
     if (worker->plane_reason != NULL) return TL_OK;
     struct tl_error error;

@@ -66,6 +66,16 @@ class Ready(cli_support.Case):
         self.assertIn("name=/job:worker/task:0", worker.await_line("worker ready"))
         self.assertEqual(worker.stop(), 0)
 
+    def test_variables_of_tensorflow(self):
+        cluster = self.cluster(ps=1)
+        worker = self.spawn("serve", "-c", cluster.path, "-j", "ps",
+                            env=environment(RDMA_QP_TIMEOT="14", RDMA_QP_TIMEOUT="14"))
+        worker.await_line("worker ready")
+        self.assertIn('reason="environment variable \\"RDMA_QP_TIMEOT\\" means nothing here; did you mean '
+                      '\\"RDMA_QP_TIMEOUT\\"?"', worker.find("level=warn"))
+        self.assert_error(1, "environment variables RDMA_QP_TIMEOUT and RDMA_TIMEOUT are 14 and 15", "serve", "-c",
+                          cluster.path, "-j", "ps", env=environment(RDMA_QP_TIMEOUT="14", RDMA_TIMEOUT="15"))
+
     def test_an_evaluator_is_not_in_the_cluster(self):
         tf_config = {"cluster": {"ps": [f"127.0.0.1:{free_ports(1)[0]}"]}, "task": {"type": "evaluator", "index": 0}}
         worker = self.spawn("serve", env=environment(TF_CONFIG=json.dumps(tf_config)))

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a worker says of its data plane when a tool asks it, and what the variables of its environment do. */
+#include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "control/client.h"
+#include "dataplane/verbs_internal.h"
+#include "fakes/cluster.h"
+#include "fakes/fake_plane.h"
+
+static struct cluster cluster;
+static struct fake_plane plane;
+static struct tl_description description;
+static struct tl_error error;
+static uint64_t seen_service_level;
+
+static void prepare(const char *settings)
+{
+    cluster_init(&cluster, 2, settings);
+    fake_plane_init(&plane, &cluster);
+}
+
+static void teardown(void)
+{
+    tl_description_fini(&description);
+    cluster_close_all(&cluster);
+    fake_plane_fini(&plane);
+}
+
+/* A card that no kernel knows, so that the state of its port cannot be told. */
+static void look(void *context, const struct tl_settings *settings, const char *address,
+                 struct tl_verbs_candidate *ret_card)
+{
+    (void)context;
+    ck_assert_ptr_nonnull(address);
+    seen_service_level = settings->verbs.service_level;
+    *ret_card = (struct tl_verbs_candidate){.device = "no_such_card",
+                                            .port = 2,
+                                            .gid_index = 3,
+                                            .gid = "10.0.0.1",
+                                            .gid_type = "RoCE v2",
+                                            .interface = "eth9",
+                                            .state = "active",
+                                            .link_layer = "Ethernet",
+                                            .mtu_bytes = 4096};
+}
+
+static enum tl_status open_without_memory(void *context, const struct tl_settings *settings, const char *address,
+                                          struct tl_provider **ret_provider, struct tl_error *ret_error)
+{
+    (void)context;
+    (void)settings;
+    (void)address;
+    (void)ret_provider;
+    return verbs_memlock_error(1 << 20, "the data plane", ret_error);
+}
+
+static void identify(void)
+{
+    char address[64];
+    snprintf(address, sizeof(address), "127.0.0.1:%u", cluster.ports[0]);
+    const struct tl_call_options options = {
+        .address = address, .connect_timeout_ns = CLUSTER_LONG, .rpc_timeout_ns = CLUSTER_LONG};
+    fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
+    enum tl_status status = tl_client_identify(&options, &description, NULL, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+}
+
+static const struct tl_transport_state *transport(const char *name)
+{
+    for (size_t i = 0; i < description.transport_count; i++) {
+        if (strcmp(description.transports[i].name, name) == 0) return &description.transports[i];
+    }
+    ck_abort_msg("no transport %s", name);
+    return NULL;
+}
+
+START_TEST(a_card)
+{
+    prepare("\"verbs\": {\"mtu\": 1024}");
+    plane.cards[0].source.look = look;
+    identify();
+    const struct tl_data_plane_description *told = description.data_plane;
+    ck_assert_ptr_nonnull(told);
+    ck_assert_str_eq(told->device, "no_such_card");
+    ck_assert_uint_eq(told->port, 2);
+    ck_assert_uint_eq(told->gid_index, 3);
+    ck_assert_str_eq(told->gid, "10.0.0.1");
+    ck_assert_str_eq(told->gid_type, "RoCE v2");
+    ck_assert_str_eq(told->interface, "eth9");
+    ck_assert_str_eq(told->link_layer, "Ethernet");
+    ck_assert_str_eq(told->keys, "window");
+    ck_assert_str_eq(told->memlock, "");
+    /* What was seen at the start would be no news of the port; the MTU is the smaller one. */
+    ck_assert_str_eq(told->port_state, "");
+    ck_assert_uint_eq(told->mtu_bytes, 1024);
+    teardown();
+}
+END_TEST
+
+START_TEST(a_card_that_nothing_is_known_of)
+{
+    prepare("\"verbs\": {\"keys\": \"region\"}");
+    identify();
+    ck_assert_ptr_nonnull(description.data_plane);
+    ck_assert_str_eq(description.data_plane->device, plane.cards[0].provider->name);
+    ck_assert_str_eq(description.data_plane->keys, "region");
+    ck_assert_uint_eq(description.data_plane->mtu_bytes, 0);
+    teardown();
+}
+END_TEST
+
+START_TEST(no_card)
+{
+    prepare(NULL);
+    plane.cards[0].is_missing = true;
+    identify();
+    ck_assert_ptr_nonnull(description.data_plane);
+    ck_assert_str_eq(description.data_plane->device, "");
+    ck_assert_str_eq(description.data_plane->memlock, "");
+    ck_assert_str_eq(description.data_plane->keys, "");
+    ck_assert(!transport("verbs")->is_available);
+    ck_assert_str_eq(transport("verbs")->reason, "no RDMA device: the slot is empty");
+    teardown();
+}
+END_TEST
+
+START_TEST(too_little_locked_memory)
+{
+    prepare(NULL);
+    plane.cards[0].source.open = open_without_memory;
+    identify();
+    ck_assert_ptr_nonnull(strstr(description.data_plane->memlock, "ulimit -l unlimited"));
+    ck_assert_str_eq(description.data_plane->memlock, transport("verbs")->reason);
+    teardown();
+}
+END_TEST
+
+START_TEST(none_is_wanted)
+{
+    prepare("\"rdma\": \"off\"");
+    identify();
+    ck_assert_ptr_null(description.data_plane);
+    teardown();
+}
+END_TEST
+
+START_TEST(variables_reach_the_card)
+{
+    prepare(NULL);
+    plane.cards[0].source.look = look;
+    setenv("RDMA_SL", "5", 1);
+    identify();
+    ck_assert_uint_eq(seen_service_level, 5);
+    teardown();
+}
+END_TEST
+
+START_TEST(wrong_variables_are_refused)
+{
+    prepare(NULL);
+    setenv("RDMA_SL", "9", 1);
+    ck_assert_int_eq(fake_plane_try(&plane, 0, TL_PROGRESS_THREAD, &error), TL_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(error.message, "environment variable RDMA_SL: 9 is out of range"));
+    teardown();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("describe_plane");
+    TCase *tcase = tcase_create("describe_plane");
+    tcase_set_timeout(tcase, 100);
+    tcase_add_test(tcase, a_card);
+    tcase_add_test(tcase, a_card_that_nothing_is_known_of);
+    tcase_add_test(tcase, no_card);
+    tcase_add_test(tcase, too_little_locked_memory);
+    tcase_add_test(tcase, none_is_wanted);
+    tcase_add_test(tcase, variables_reach_the_card);
+    tcase_add_test(tcase, wrong_variables_are_refused);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
