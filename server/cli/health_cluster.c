@@ -139,13 +139,15 @@ static bool print_json(const struct round *round)
 
 /* ------------------------------------------------------------------------------------------------------- table -- */
 
-/* "mlx5_0:1" */
+/* "mlx5_0:1", without the port where that is not known. */
 static void add_device(struct tl_table *table, const struct tl_data_plane_description *plane)
 {
-    if (plane && plane->device[0] != '\0') {
-        tl_table_add(table, "%s:%" PRIu32, plane->device, plane->port);
-    } else {
+    if (!plane || plane->device[0] == '\0') {
         tl_table_add(table, "-");
+    } else if (plane->port == 0) {
+        tl_table_add(table, "%s", plane->device);
+    } else {
+        tl_table_add(table, "%s:%" PRIu32, plane->device, plane->port);
     }
 }
 

@@ -168,12 +168,8 @@ static void note_isolation(struct tl_health_finding *finding)
 {
     const struct tl_data_plane_description *plane = finding->description.data_plane;
     if (!plane || strcmp(plane->keys, "region") != 0) return;
-    bool is_chosen = finding->task->settings.verbs.keys == TL_VERBS_KEYS_REGION;
-    snprintf(finding->reason, sizeof(finding->reason), "peers are not isolated: %s",
-             is_chosen ? "verbs.keys is \"region\"" : "the card has no memory windows of type 2");
-    snprintf(finding->remedy, sizeof(finding->remedy), "%s",
-             is_chosen ? "where peers are not trusted, set verbs.keys to \"window\""
-                       : "where peers are not trusted, use another card, or set rdma to \"off\"");
+    snprintf(finding->reason, sizeof(finding->reason), "peers are not isolated: verbs.keys is \"region\"");
+    snprintf(finding->remedy, sizeof(finding->remedy), "where peers are not trusted, set verbs.keys to \"window\"");
 }
 
 void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding)
