@@ -159,6 +159,14 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
     conn->pair->ops->write(conn->pair, region, source, len_bytes, destination, offset_bytes, true, immediate, work);
 }
 
+bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor)
+{
+    void *data;
+    uint64_t capacity_bytes;
+    tl_tensor_allocation(tensor, &data, &capacity_bytes);
+    return capacity_bytes < conn->engine->options.register_bytes;
+}
+
 bool conn_block_create(struct tl_memory *memory, uint64_t len_bytes, struct tl_tensor **ret_block,
                        struct tl_pin *ret_pin)
 {

@@ -175,6 +175,9 @@ static inline struct registering *conn_registered(struct tl_letter *letter)
 {
     return TL_CONTAINER_OF(letter, struct registering, registration.letter);
 }
+/* Whether the memory that the tensor lies in is not worth registering: a small tensor in a large allocation shares its
+ * registration with all others there. */
+bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor);
 /* A block of a pool. False: there is none. */
 bool conn_block_create(struct tl_memory *memory, uint64_t len_bytes, struct tl_tensor **ret_block,
                        struct tl_pin *ret_pin);

@@ -34,8 +34,8 @@ struct tl_engine_options {
     uint32_t cache_count;   /* keys whose meta-data is remembered, per peer */
     uint64_t piece_bytes;   /* of one write; the provider's limit if that is smaller; 0: that */
     struct tl_memory_options peer_memory; /* under TL_KEYS_REGION each peer has a pool of its own to write into */
-    uint64_t register_bytes; /* memory of users of at least so many bytes is registered, smaller is copied through the
-                                pool */
+    uint64_t register_bytes; /* users' allocations of at least so many bytes are registered; tensors in smaller ones are
+                                copied through the pool */
     bool is_bounce_forced;   /* everything is copied through the pool, on both sides */
     int64_t silence_ns;      /* a peer from which nothing has come for so long while something is expected is dead */
     int64_t connect_ns;      /* from connect until up */

@@ -157,8 +157,7 @@ static void prepare_memory(struct request *request)
     struct tl_conn *conn = request->conn;
     struct tl_engine *engine = conn->engine;
     struct tl_tensor *destination = request->fetch->destination;
-    uint64_t size_bytes = tl_tensor_size_bytes(destination);
-    bool is_small = size_bytes < engine->options.register_bytes;
+    bool is_small = conn_is_small(conn, destination);
     request->kept = tl_tensor_get(destination);
     if (engine->options.is_bounce_forced) {
         if (use_proxy(request)) {

@@ -432,7 +432,7 @@ static void prepare(struct response *response)
     bool is_direct =
         !engine->options.is_bounce_forced && (!engine->provider->limits.needs_regions ||
                                               tl_memory_pin(engine->memory, tensor, TL_REGION_READ, &response->pin));
-    bool is_small = tl_tensor_size_bytes(tensor) < engine->options.register_bytes;
+    bool is_small = conn_is_small(response->conn, tensor);
     if (is_direct) {
         handle(response, EVENT_READY);
     } else if (engine->options.is_bounce_forced || is_small) {
