@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * make_vgg16 PATH [SEED]: writes a checkpoint with the tensors of VGG16, filled with random numbers.
+ * make_vgg16 [--divide N] PATH [SEED]: writes a checkpoint with the tensors of VGG16, filled with random numbers.
  *
  * Names, shapes and order are those of torchvision's vgg16().state_dict(): 32 float32 tensors, 138,357,544 parameters,
- * 553 MB. The same seed gives the same file. The file is safetensors: a little-endian 64-bit length, a JSON header of
- * that length, the bytes of all tensors without gaps.
+ * 553 MB. With --divide every dimension but those of the 3 x 3 kernels and the 3 colours is divided by N (2, 4 or 8):
+ * the same names and ranks in a smaller file. The same seed gives the same file. The file is safetensors: a
+ * little-endian 64-bit length, a JSON header of that length, the bytes of all tensors without gaps.
  *
  * The disk space is taken first, so that a full disk is an error and not a signal; the numbers are then written
  * straight into the mapped file, which gets its name when it is complete.
@@ -37,6 +38,14 @@ static const struct layer layers[] = {
     {"classifier.6", 2, {1000, 4096}},
 };
 
+/* What all larger dimensions are divided by; all of them are multiples of 8. */
+static uint64_t divisor = 1;
+
+static uint64_t scaled(uint64_t dim)
+{
+    return dim > 3 ? dim / divisor : dim;
+}
+
 /* Appends one tensor to the header; *offset is where its bytes begin and end. */
 static int put_tensor(char *header, int len, const char *layer, const char *kind, unsigned rank, const uint64_t *dims,
                       uint64_t *offset)
@@ -45,8 +54,8 @@ static int put_tensor(char *header, int len, const char *layer, const char *kind
     len += snprintf(header + len, (size_t)(HEADER_CAPACITY - len), "%c\"%s.%s\":{\"dtype\":\"F32\",\"shape\":[",
                     len == 0 ? '{' : ',', layer, kind);
     for (unsigned i = 0; i < rank; i++) {
-        len += snprintf(header + len, (size_t)(HEADER_CAPACITY - len), "%s%" PRIu64, i > 0 ? "," : "", dims[i]);
-        bytes *= dims[i];
+        len += snprintf(header + len, (size_t)(HEADER_CAPACITY - len), "%s%" PRIu64, i > 0 ? "," : "", scaled(dims[i]));
+        bytes *= scaled(dims[i]);
     }
     len += snprintf(header + len, (size_t)(HEADER_CAPACITY - len), "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}",
                     *offset, *offset + bytes);
@@ -116,13 +125,25 @@ static int write_checkpoint(int fd, const char *path, uint64_t seed)
     return 0;
 }
 
+/* Takes --divide N out of the arguments; whether it is right, or not there. */
+static int take_divisor(int *argc, char ***argv)
+{
+    if (*argc < 2 || strcmp((*argv)[1], "--divide") != 0) return 1;
+    if (*argc < 3 || strlen((*argv)[2]) != 1 || !strchr("1248", (*argv)[2][0])) return 0;
+    divisor = (uint64_t)((*argv)[2][0] - '0');
+    *argc -= 2;
+    *argv += 2;
+    return 1;
+}
+
 int main(int argc, char **argv)
 {
     char temporary[4096];
+    int is_right = take_divisor(&argc, &argv);
     char *end = NULL;
     uint64_t seed = argc == 3 ? strtoull(argv[2], &end, 10) : 16;
-    if (argc < 2 || argc > 3 || (end && (*end || end == argv[2])) || argv[1][0] == '-') {
-        fprintf(stderr, "usage: make_vgg16 PATH [SEED]\n");
+    if (!is_right || argc < 2 || argc > 3 || (end && (*end || end == argv[2])) || argv[1][0] == '-') {
+        fprintf(stderr, "usage: make_vgg16 [--divide 1|2|4|8] PATH [SEED]\n");
         return 2;
     }
     if (snprintf(temporary, sizeof(temporary), "%s.%d.tmp", argv[1], (int)getpid()) >= (int)sizeof(temporary)) {

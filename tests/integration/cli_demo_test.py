@@ -90,6 +90,7 @@ class Demo(cli_support.Case):
 
     def test_the_shipped_configuration(self):
         self.assertIn("(2 tasks)", self.assert_run(0, "config", "check", SOURCE / "config/examples/demo.json").stdout)
+        self.assertIn("(2 tasks)", self.assert_run(0, "config", "check", SOURCE / "config/examples/demo-rdma.json").stdout)
 
 
 class Generator(cli_support.Case):
@@ -129,11 +130,24 @@ class Generator(cli_support.Case):
         self.assertEqual(list(header)[-1], "classifier.6.bias")
         self.assertNotEqual(some[0], some[1])
         self.assertTrue(all(-0.05 <= value <= 0.05 for part in some for value in part))
+
+    def test_scaled(self):
+        path = self.folder / "small.safetensors"
+        self.assertIn(": 32 tensors, 8650186 parameters, ", self.generate(0, "--divide", 4, path).stdout)
+        with open(path, "rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            header = json.loads(file.read(length))
+        self.assertEqual(path.stat().st_size, 8 + length + 4 * 8650186)
+        self.assertEqual(header["features.0.weight"]["shape"], [16, 3, 3, 3])
+        self.assertEqual(header["classifier.0.weight"]["shape"], [1024, 6272])
+        for divisor in ("3", "", "16", "-"):
+            self.assertIn("usage: ", self.generate(2, "--divide", divisor, path).stderr)
+        self.generate(2, "--divide")
         self.assertEqual(self.files(), ["vgg16.safetensors"])
 
     def test_usage(self):
         for arguments in ([], ["a", "b", "c"], ["a", "7x"], ["a", ""], ["--help"]):
-            self.assertIn("usage: make_vgg16 PATH [SEED]", self.generate(2, *arguments).stderr)
+            self.assertIn("usage: make_vgg16 [--divide 1|2|4|8] PATH [SEED]", self.generate(2, *arguments).stderr)
         self.assertIn("No such file", self.generate(1, self.folder / "no/vgg16.safetensors").stderr)
         self.assertEqual(self.files(), [])
 
