@@ -130,6 +130,7 @@ class Generator(cli_support.Case):
         self.assertEqual(list(header)[-1], "classifier.6.bias")
         self.assertNotEqual(some[0], some[1])
         self.assertTrue(all(-0.05 <= value <= 0.05 for part in some for value in part))
+        self.assertEqual(self.files(), ["vgg16.safetensors"])
 
     def test_scaled(self):
         path = self.folder / "small.safetensors"
@@ -143,7 +144,6 @@ class Generator(cli_support.Case):
         for divisor in ("3", "", "16", "-"):
             self.assertIn("usage: ", self.generate(2, "--divide", divisor, path).stderr)
         self.generate(2, "--divide")
-        self.assertEqual(self.files(), ["vgg16.safetensors"])
 
     def test_usage(self):
         for arguments in ([], ["a", "b", "c"], ["a", "7x"], ["a", ""], ["--help"]):
