@@ -18,16 +18,26 @@
 #include "server/verbs_settings.h"
 
 #define VERBS "verbs"
+/* How the list of those that cannot be used begins. */
+#define NO_PORT "no RDMA port can be used"
 
-/* Splits "what is wrong; what to do"; without a remedy of its own the message gets the other one. */
-static void set_reason(struct tl_health_finding *finding, enum tl_health_stage stage, const char *message,
-                       const char *other_remedy)
+static void set_reason(struct tl_health_finding *finding, enum tl_health_stage stage, const char *reason,
+                       const char *remedy)
+{
+    finding->stage = stage;
+    snprintf(finding->reason, sizeof(finding->reason), "%s", reason);
+    snprintf(finding->remedy, sizeof(finding->remedy), "%s", remedy);
+}
+
+/* The same from "what is wrong; what to do", unless that is a list of devices, each with its reason; without a remedy
+ * of its own the message gets the other one. */
+static void split_reason(struct tl_health_finding *finding, enum tl_health_stage stage, const char *message,
+                         const char *other_remedy)
 {
     const char *semicolon = strstr(message, "; ");
-    int len = (int)(semicolon ? semicolon - message : (ptrdiff_t)strlen(message));
-    finding->stage = stage;
-    snprintf(finding->reason, sizeof(finding->reason), "%.*s", len, message);
-    snprintf(finding->remedy, sizeof(finding->remedy), "%s", semicolon ? semicolon + 2 : other_remedy);
+    bool is_list = strncmp(message, NO_PORT, strlen(NO_PORT)) == 0;
+    set_reason(finding, stage, message, semicolon && !is_list ? semicolon + 2 : other_remedy);
+    if (semicolon && !is_list) finding->reason[semicolon - message] = '\0';
 }
 
 static void pass(struct tl_health_finding *finding, enum tl_health_stage stage)
@@ -49,8 +59,8 @@ static enum tl_health_stage judge_candidates(const struct tl_verbs_candidate *ca
     }
     if (first->order == 0) return TL_HEALTH_STAGE_PATHS;
     bool is_down = first->port != 0 && strcmp(first->state, "active") != 0;
-    tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA device can be used: %s port %" PRIu32 ": %s", first->device,
-                 first->port, first->reason);
+    tl_error_set(ret_error, TL_NOT_FOUND, NO_PORT ": %s port %" PRIu32 ": %s", first->device, first->port,
+                 first->reason);
     return is_down ? TL_HEALTH_STAGE_PORT : TL_HEALTH_STAGE_DEVICE;
 }
 
@@ -92,9 +102,9 @@ static void judge_lack(const struct tl_config *config, bool is_local, const stru
              "run there: tensorlane devices --config %s --job %s --task %" PRIu32 "; start the worker anew afterwards",
              config->source, task->job, task->index);
     if (plane && plane->memlock[0] != '\0') {
-        set_reason(finding, TL_HEALTH_STAGE_MEMLOCK, plane->memlock, remedy);
+        split_reason(finding, TL_HEALTH_STAGE_MEMLOCK, plane->memlock, remedy);
     } else if (verbs && verbs->reason[0] != '\0') {
-        set_reason(finding, TL_HEALTH_STAGE_DEVICE, verbs->reason, remedy);
+        split_reason(finding, TL_HEALTH_STAGE_DEVICE, verbs->reason, remedy);
         if (is_local) finding->stage = tl_health_look_at_machine(task, &error);
         /* All is there by now: it was the start that failed. */
         if (finding->stage == TL_HEALTH_STAGE_PATHS) finding->stage = TL_HEALTH_STAGE_DEVICE;
@@ -103,7 +113,7 @@ static void judge_lack(const struct tl_config *config, bool is_local, const stru
         if (stage == TL_HEALTH_STAGE_PATHS) {
             set_reason(finding, TL_HEALTH_STAGE_DEVICE, "the worker says nothing of RDMA", remedy);
         } else {
-            set_reason(finding, stage, error.message, remedy);
+            split_reason(finding, stage, error.message, remedy);
         }
     }
     finding->verified = finding->stage == TL_HEALTH_STAGE_PORT ? TL_HEALTH_STAGE_DEVICE : TL_HEALTH_STAGE_TRANSPORTS;

@@ -596,6 +596,8 @@ class DataPlane(HealthCase):
         self.assert_finding(self.find(0, verbs=reason), "device", "transports", "no RDMA device: nothing there",
                             "load the driver")
         self.assert_finding(self.find(4, {"rdma": "require"}, verbs=reason), "device", "transports", "no RDMA device")
+        reason = "no RDMA port can be used; a:1 10.0.0.1: excluded; b:1 10.0.0.2: down"
+        self.assert_finding(self.find(0, verbs=reason), "device", "transports", reason, "tensorlane devices --config ")
         self.assert_finding(self.find(0, verbs="the card sulks"), "device", "transports", "the card sulks",
                             "tensorlane devices --config ")
 
@@ -638,9 +640,9 @@ class DataPlane(HealthCase):
         self.assert_finding(self.find(0, {"rdma": "require"}, says, verbs=""), "port", "port")
 
     def test_a_pair_that_is_not_on_verbs(self):
-        says = self.peers(("up", "grpc", "no card there"), ("up", "verbs", ""), port_state="active")
+        says = self.peers(("up", "grpc", "no card there; none here"), ("up", "verbs", ""), port_state="active")
         self.assert_finding(self.find(0, {}, says, verbs=""), "paths", "port",
-                            "over grpc to /job:worker/task:0: no card there", "--pairs")
+                            "over grpc to /job:worker/task:0: no card there; none here", "--pairs")
         self.assert_finding(self.find(4, {"rdma": "require"}, says, verbs=""), "paths", "port", "over grpc to")
         both = self.peers(("up", "grpc", "no card there"), ("up", "grpc", ""), port_state="active")
         self.assert_finding(self.find(4, {"rdma": "require"}, both, verbs=""), "paths", "port",

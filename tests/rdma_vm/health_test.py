@@ -1,0 +1,90 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""`tensorlane health` in the guest: the stages of the data plane of real workers, and what stops them."""
+import json
+import os
+import pathlib
+import unittest
+
+import guest_support
+
+BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / "build/release")
+CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000"], "worker": ["10.10.0.1:4001"]}, "protocol": "grpc+verbs",
+           "connect": "eager"}
+# name -> settings of all, and of the worker
+CASES = {
+    "good": ({"rdma": "require"}, {}),
+    "region": ({"rdma": "require", "verbs": {"keys": "region"}}, {}),
+    "mixed": ({}, {"verbs": {"gid_index": 200}}),
+    "not_started": ({"rdma": "require"}, {"verbs": {"devices": "^rxe"}}),
+}
+
+SCRIPT = f"""
+set -u
+export LC_ALL=C.UTF-8
+T={BUILD}/bin/tensorlane
+# try NAME STAGE TASK...: starts the tasks, waits until one of them is at the stage, and shows the cluster
+try() {{
+    local config=/tmp/$1.json name=$1 stage=$2 pids=() task
+    shift 2
+    for task; do
+        $T serve -c $config -j $task > /tmp/$name.$task.log 2>&1 &
+        pids+=($!)
+    done
+    for _ in {{1..50}}; do
+        $T health -c $config --json > /tmp/shown
+        if grep -q '"stage": "'$stage'"' /tmp/shown; then break; fi
+        sleep 0.1
+    done
+    echo "== $name"
+    cat /tmp/shown
+    kill "${{pids[@]}}"
+    wait "${{pids[@]}}"
+}}
+""" + "".join(f"cat > /tmp/{name}.json <<'END'\n{json.dumps({**CLUSTER, **all_, 'jobs': {'worker': own}})}\nEND\n"
+              for name, (all_, own) in CASES.items()) + """
+try good paths ps worker
+try region paths ps worker
+try mixed paths ps worker
+try not_started port ps
+exit 0
+"""
+
+
+class HealthTest(guest_support.GuestTest):
+    def assert_finding(self, finding, is_healthy, stage, verified):
+        self.assertEqual((is_healthy, stage, verified), (finding["healthy"], finding["stage"], finding["verified"]),
+                         finding)
+
+    def test_health(self):
+        result = self.run_guest(SCRIPT, "--show", str(BUILD))
+        self.assert_status(0, result)
+        shown = {}
+        for part in result.stdout.split("== ")[1:]:
+            name, text = part.split("\n", 1)
+            shown[name] = json.loads(text)["workers"]
+        for finding in shown["good"]:
+            self.assert_finding(finding, True, "paths", "paths")
+            self.assertEqual("", finding["reason"])
+            told = finding["data_plane"]
+            self.assertEqual(("rxe0", 1, "10.10.0.1", "RoCE v2", "active", "Ethernet", "window", True),
+                             tuple(told[key] for key in ("device", "port", "gid", "gid_type", "port_state",
+                                                         "link_layer", "keys", "isolated")))
+            self.assertIn(told["mtu"], (1024, 2048, 4096))
+        for finding in shown["region"]:
+            self.assert_finding(finding, True, "paths", "paths")
+            self.assertIn("peers are not isolated", finding["reason"])
+        self.assert_finding(shown["mixed"][0], True, "paths", "port")
+        self.assertIn("over grpc to /job:worker/task:0", shown["mixed"][0]["reason"])
+        self.assert_finding(shown["mixed"][1], True, "device", "transports")
+        self.assertIn("GID index 200 is asked for", shown["mixed"][1]["reason"])
+        self.assertIn("tensorlane devices --config", shown["mixed"][1]["remedy"])
+        self.assertNotIn("isolated", shown["mixed"][1]["data_plane"])
+        self.assert_finding(shown["not_started"][0], True, "port", "port")
+        self.assert_finding(shown["not_started"][1], False, "tcp", "resolve")
+        self.assertIn("it would not start", shown["not_started"][1]["remedy"])
+        self.assertIn("excluded by devices", shown["not_started"][1]["remedy"])
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
