@@ -12,7 +12,7 @@
 #include "fakes/engine_pair.h"
 #include "fakes/fake_clock.h"
 
-#define SIZE_BYTES 20000
+#define SIZE_BYTES 5000
 #define CANARY 0x5a
 
 static struct engine_pair pair;
@@ -119,8 +119,10 @@ static void expect_memory_untouched(void)
 {
     if (canary == NULL) return;
     const uint8_t *data = tl_tensor_data(canary);
-    for (uint64_t i = 0; i < tl_tensor_size_bytes(canary); i++)
-        ck_assert_uint_eq(data[i], CANARY);
+    uint64_t kept = 0;
+    while (kept < tl_tensor_size_bytes(canary) && data[kept] == CANARY)
+        kept++;
+    ck_assert_uint_eq(kept, tl_tensor_size_bytes(canary));
     tl_tensor_put(canary);
 }
 
@@ -165,7 +167,7 @@ START_TEST(every_moment)
         options.engine.keys = (enum tl_keys)keys;
         for (unsigned is_delayed = 0; is_delayed < 2; is_delayed++) {
             unsigned rounds = 0;
-            while (cancel_after((enum kind)_i, rounds, is_delayed) && rounds < 60)
+            while (cancel_after((enum kind)_i, rounds, is_delayed) && rounds < 30)
                 rounds++;
             ck_assert_uint_gt(rounds, 3);
         }
