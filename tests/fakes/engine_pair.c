@@ -173,21 +173,29 @@ static void barrier_reached(void *context, struct tl_letter *letter)
     TL_CHECK(sem_post(context) == 0);
 }
 
-void engine_side_settle(struct engine_side *side)
+/* Waits for a registration that is none: the slow worker takes one after the other. */
+static void pass_slow_worker(struct tl_memory *memory, struct tl_tensor *registered)
 {
     sem_t reached;
-    if (side->conn == NULL || side->conn->held_count == 0) return;
     TL_CHECK(sem_init(&reached, 0, 0) == 0);
     struct tl_registration barrier = {
-        .tensor = side->barrier, .access = TL_REGION_WRITE, .post = barrier_reached, .context = &reached};
+        .tensor = registered, .access = TL_REGION_WRITE, .post = barrier_reached, .context = &reached};
     tl_list_init(&barrier.link);
     tl_list_init(&barrier.letter.link);
-    tl_memory_register(side->memory, &barrier);
+    tl_memory_register(memory, &barrier);
     while (sem_wait(&reached) != 0) {
     }
     TL_CHECK(barrier.error.code == TL_OK);
-    tl_memory_unpin(side->memory, &barrier.pin);
+    tl_memory_unpin(memory, &barrier.pin);
     TL_CHECK(sem_destroy(&reached) == 0);
+}
+
+void engine_side_settle(struct engine_side *side)
+{
+    const struct tl_conn *conn = side->conn;
+    if (conn == NULL || conn->held_count == 0) return;
+    pass_slow_worker(side->memory, side->barrier);
+    if (conn->memory != side->memory) pass_slow_worker(conn->memory, conn->probe);
 }
 
 bool engine_side_round(struct engine_side *side)
