@@ -140,6 +140,7 @@ static void offer(struct tl_data_path *path)
     struct tl_error error;
     path->attempt = tl_random_u64();
     path->state = TL_DATA_PATH_CREATING;
+    path->is_left = false;
     if (path->is_first) set_reason(path, "the data path is being set up");
     arm(path, worker->plane->options.attempt_ns);
     if (tl_session_open(worker->plane, tl_link_peer(path->link), NULL, 0, &session_events, path, &path->session,
@@ -190,7 +191,8 @@ static void session_closed(void *owner, const struct tl_error *reason)
     struct tl_data_path *path = owner;
     bool was_up = path->state == TL_DATA_PATH_UP;
     let_go(path);
-    if (reason->code == TL_OK) {
+    path->is_left = reason->code == TL_OK;
+    if (path->is_left) {
         set_reason(path, "%s has closed the data path", path->name);
     } else {
         set_reason(path, "%s%s", was_up ? "the data path broke: " : "", reason->message);
@@ -217,7 +219,7 @@ static void hear_offer(struct tl_data_path *path, const struct tl_path_message *
         tl_error_set(&error, TL_UNIMPLEMENTED, "%s has no transport %s", worker->self.name, transport);
         tell_refusal(link, transport, message->attempt, true, error.message);
     } else if (worker->is_closing) {
-        tell_refusal(link, transport, message->attempt, false, "it is shutting down");
+        /* The link is about to end, and with it the attempt: a refusal would only fail what can still wait. */
     } else if (tl_link_is_ours(link) || message->attempt == 0) {
         tell_refusal(link, transport, message->attempt, false, "offers come from the side that opened the link");
     } else {
@@ -225,6 +227,7 @@ static void hear_offer(struct tl_data_path *path, const struct tl_path_message *
         abandon(path, &error);
         path->attempt = message->attempt;
         path->state = TL_DATA_PATH_CREATING;
+        path->is_left = false;
         arm(path, worker->plane->options.attempt_ns);
         if (tl_session_open(worker->plane, tl_link_peer(link), message->bytes, message->len_bytes, &session_events,
                             path, &path->session, &error) == TL_OK) {
@@ -305,6 +308,7 @@ void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link)
     tl_data_path_end(path);
     path->link = link;
     path->is_first = true;
+    path->is_left = false;
     path->failure_count = 0;
     if (worker->plane == NULL || worker->is_closing) {
         path->state = TL_DATA_PATH_REFUSED;
@@ -322,17 +326,20 @@ void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link)
 
 enum tl_data_path_use tl_data_path_use(const struct tl_data_path *path)
 {
+    /* A peer that restarts is no reason to fail, where there is no other way. */
+    bool can_wait = path->is_left && path->worker->is_plane_required;
     switch (path->state) {
     case TL_DATA_PATH_UP:
         return TL_DATA_PATH_TAKE;
     case TL_DATA_PATH_EXPECTING:
-        return path->is_first ? TL_DATA_PATH_AWAIT : TL_DATA_PATH_AVOID;
+        return path->is_first || can_wait ? TL_DATA_PATH_AWAIT : TL_DATA_PATH_AVOID;
+    case TL_DATA_PATH_BACK_OFF:
+        return can_wait ? TL_DATA_PATH_AWAIT : TL_DATA_PATH_AVOID;
     case TL_DATA_PATH_CREATING:
     case TL_DATA_PATH_OFFERED:
     case TL_DATA_PATH_CONNECTING:
         return path->is_first || path->worker->is_plane_required ? TL_DATA_PATH_AWAIT : TL_DATA_PATH_AVOID;
     case TL_DATA_PATH_OFF:
-    case TL_DATA_PATH_BACK_OFF:
     case TL_DATA_PATH_REFUSED:
         break;
     }

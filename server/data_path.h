@@ -55,6 +55,7 @@ struct tl_data_path {
     struct tl_session *session; /* from CREATING to UP, of our side; NULL: none */
     uint64_t attempt;           /* of the latest offer, ours or the peer's */
     bool is_first;              /* no attempt on this link has ended yet */
+    bool is_left;               /* the peer has closed it in order: it restarts, or will be offered one again */
     unsigned failure_count;     /* attempts in a row */
     struct tl_timer timer;      /* end of the attempt, or of the pause */
     const char *reason;         /* why it cannot be used; "" when UP; lives for ever */
