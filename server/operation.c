@@ -78,6 +78,12 @@ void tl_op_set_error(struct tl_op *op, const struct tl_error *error)
     op->error = tl_error_keep(error);
 }
 
+void tl_op_drop_error(struct tl_op *op)
+{
+    tl_error_drop(op->error);
+    op->error = NULL;
+}
+
 /* ------------------------------------------------------------------------------------------------------- ending -- */
 
 /* Ends an operation that waits, with an error. False when it is past that: it will complete by itself. */

@@ -99,7 +99,8 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, request.fetch);
     tl_peer_fetch_done(&op->request);
-    if (op->state == OP_CANCELLING) {
+    /* What has arrived all the same is delivered: its sender has been told so. */
+    if (op->state == OP_CANCELLING && result->code != TL_OK) {
         tl_op_complete(op);
         return;
     }
@@ -113,6 +114,7 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
     }
     struct tl_tensor *tensor = fetch->destination;
     fetch->destination = NULL;
+    tl_op_drop_error(op);
     op->is_verified = fetch->is_verified;
     recv_succeed(op, tensor, fetch->offer_step, fetch->path);
 }
