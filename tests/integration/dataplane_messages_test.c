@@ -359,6 +359,24 @@ START_TEST(a_reason_that_is_too_long_ends_the_link)
 }
 END_TEST
 
+START_TEST(a_peer_that_does_not_take_its_refusals_ends_the_link)
+{
+    setup_worker();
+    connect_as("/job:node/task:1");
+    Frame frame = TENSORLANE__V1__FRAME__INIT;
+    Message message = offer_message();
+    Message *messages[80];
+    for (size_t i = 0; i < 80; i++)
+        messages[i] = &message;
+    message.transport = (char *)"pigeon";
+    frame.n_paths = 80;
+    frame.paths = messages;
+    raw_call_send_message(&call, &frame.base);
+    expect_protocol_error("does not take the answers");
+    teardown_worker();
+}
+END_TEST
+
 int main(void)
 {
     Suite *all = suite_create("dataplane_messages");
@@ -374,6 +392,7 @@ int main(void)
     tcase_add_test(bad, an_introduction_that_is_too_long_ends_the_link);
     tcase_add_loop_test(bad, a_transport_that_is_too_long_or_empty_ends_the_link, 0, 2);
     tcase_add_test(bad, a_reason_that_is_too_long_ends_the_link);
+    tcase_add_test(bad, a_peer_that_does_not_take_its_refusals_ends_the_link);
     suite_add_tcase(all, bad);
     SRunner *runner = srunner_create(all);
     srunner_run_all(runner, CK_ENV);
