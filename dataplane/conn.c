@@ -3,15 +3,14 @@
  * The life of a connection.
  *
  * Happy path: created with its queue pair and introduced over the control plane; connected with the peer's
- * introduction; HELLO of the opener, HELLO of the other side; each writes the other's challenge into the other's probe,
- * looks whether its own has been written right, and says PROBED: up. Requests and responses take turns at posting;
- * credits flow back with every message. Drained with a GOODBYE, or closed.
+ * introduction; greeted (greeting.c): up. Requests and responses take turns at posting; credits flow back with every
+ * message. Drained with a GOODBYE, or closed.
  *
- * Failure modes: no greeting in time, a HELLO with the wrong token, version or incarnation, a probe with the wrong
- * bytes, a message that cannot be, a peer that stays silent while something is expected of it, a queue pair that fails:
- * each severs the queue pair with a reason. When it is drained, nothing can touch the memory of a request any more, and
- * all of them are given back; that is the one place where a connection ends. Until then data and statuses that had
- * arrived still count: the peer has seen them arrive, and would not send them again.
+ * Failure modes: a greeting that is wrong or late, a message that cannot be, a peer that stays silent while something
+ * is expected of it, a queue pair that fails: each severs the queue pair with a reason. When it is drained, nothing can
+ * touch the memory of a request any more, and all of them are given back; that is the one place where a connection
+ * ends. Until then data and statuses that had arrived still count: the peer has seen them arrive, and would not send
+ * them again.
  *
  * Credits: a message or a write with an immediate uses one slot at the peer. Slots come back in two ways: by the count
  * of consumed slots in every message, and by an answer to a request, which shows that everything up to the request was
@@ -28,12 +27,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/random.h"
 #include "dataplane/conn_internal.h"
 
 /* Posted at most by one turn: an expose and what it is for. */
 #define ROOM_OF_A_TURN 2
-#define PROBE_BYTES 64
 
 static const struct tl_conn_events no_events;
 
@@ -323,7 +320,7 @@ void conn_heard(struct tl_conn *conn)
     conn->heard_ns = tl_clock_now_ns();
 }
 
-static void arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns)
+void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns)
 {
     if (tl_timers_arm(tl_reactor_timers(conn->engine->reactor), timer, tl_clock_deadline_ns(after_ns)) == TL_OK) return;
     struct tl_error reason;
@@ -335,7 +332,7 @@ void conn_watch(struct tl_conn *conn)
 {
     if (conn->silence_timer.heap_place != 0 || !conn_is_open(conn)) return;
     conn_heard(conn);
-    arm(conn, &conn->silence_timer, conn->engine->options.silence_ns / 4);
+    conn_arm(conn, &conn->silence_timer, conn->engine->options.silence_ns / 4);
 }
 
 static void silence_check(struct tl_timer *timer)
@@ -358,63 +355,10 @@ static void silence_check(struct tl_timer *timer)
         conn->is_credit_wanted = true;
         conn_pump_later(conn);
     }
-    arm(conn, &conn->silence_timer, silence_ns / 4);
+    conn_arm(conn, &conn->silence_timer, silence_ns / 4);
 }
 
-/* ------------------------------------------------------------------------------------------------------ greeting -- */
-
-static void greeting_timeout(struct tl_timer *timer)
-{
-    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, greeting_timer);
-    struct tl_error reason;
-    const char *missing = !conn->has_greeted      ? "no greeting has come"
-                          : !conn->is_probe_right ? "no write of the peer has arrived"
-                                                  : "the peer has not seen our write";
-    tl_error_set(&reason, TL_DEADLINE_EXCEEDED,
-                 "%s: the data connection through %s was not up in time: %s; is this the right device, port and GID, "
-                 "and do the two have a route to each other?",
-                 conn->peer.name, conn->engine->provider->name, missing);
-    begin_close(conn, &reason);
-}
-
-static bool take_hello(struct turn *turn)
-{
-    struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, hello_turn);
-    struct tl_error error;
-    memset(tl_tensor_data(conn->probe), 0, PROBE_BYTES);
-    if (tl_queue_pair_expose(conn->pair, conn->probe_pin.region, tl_tensor_data(conn->probe), PROBE_BYTES,
-                             &conn->probe_exposure, &error) != TL_OK) {
-        begin_close(conn, &error);
-        return false;
-    }
-    struct tl_message *message = conn_compose(conn, TL_MESSAGE_HELLO, 0);
-    message->version = TL_DATAPLANE_VERSION;
-    message->incarnation = conn->self_incarnation;
-    message->token = conn->peer_token;
-    message->challenge = conn->own_challenge;
-    message->destination = conn->probe_exposure.descriptor;
-    conn_post_message(conn, message, NULL);
-    return false;
-}
-
-/* Writes the peer's challenge into its probe. */
-static bool take_probe(struct turn *turn)
-{
-    struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, probe_turn);
-    uint8_t *source = (uint8_t *)tl_tensor_data(conn->probe) + PROBE_BYTES;
-    memcpy(source, &conn->peer_challenge, sizeof(conn->peer_challenge));
-    conn_post_write(conn, conn->probe_pin.region, source, sizeof(conn->peer_challenge), &conn->peer_probe, 0,
-                    TL_IMMEDIATE_PROBE, NULL);
-    return false;
-}
-
-static bool take_probed(struct turn *turn)
-{
-    struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, probed_turn);
-    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_PROBED, 0), NULL);
-    conn->pair->ops->revoke(conn->pair, &conn->probe_exposure, NULL);
-    return false;
-}
+/* ------------------------------------------------------------------------------------------------------ goodbye -- */
 
 /* The peer has it: nothing else is to be said. */
 static void goodbye_done(struct tl_work *work, enum tl_status status)
@@ -432,62 +376,6 @@ static bool take_goodbye(struct turn *turn)
     conn->goodbye_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = goodbye_done};
     conn_post_message(conn, conn_compose(conn, TL_MESSAGE_GOODBYE, 0), &conn->goodbye_work);
     return false;
-}
-
-static void maybe_up(struct tl_conn *conn)
-{
-    if (conn->state != CONN_GREETING || !conn->is_probe_right || !conn->is_probed) return;
-    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &conn->greeting_timer);
-    conn->state = CONN_UP;
-    /* Whoever has spoken will soon do so again: the reactor spins a while after each event before it sleeps. */
-    conn->is_busy = true;
-    tl_reactor_busy(conn->engine->reactor, 1);
-    if (conn->events->up != NULL) conn->events->up(conn);
-    conn_pump_later(conn);
-}
-
-static void handle_hello(struct tl_conn *conn, const struct tl_message *message)
-{
-    if (conn->has_greeted) {
-        conn_protocol_error(conn, "a second greeting");
-        return;
-    }
-    if (message->version != TL_DATAPLANE_VERSION || message->token != conn->own_token ||
-        message->incarnation != conn->peer.incarnation) {
-        struct tl_error reason;
-        tl_error_set(&reason, TL_FAILED_PRECONDITION,
-                     "%s: who greets on the data connection is not who was introduced; has the peer restarted?",
-                     conn->peer.name);
-        begin_close(conn, &reason);
-        return;
-    }
-    if (message->destination.len_bytes == 0) {
-        conn_protocol_error(conn, "a greeting with a probe that is nowhere");
-        return;
-    }
-    conn->has_greeted = true;
-    conn->peer_challenge = message->challenge;
-    conn->peer_probe = message->destination;
-    if (!conn->is_opener) conn_want_turn(conn, &conn->hello_turn);
-    conn_want_turn(conn, &conn->probe_turn);
-}
-
-static void handle_probe(struct tl_conn *conn)
-{
-    uint64_t seen;
-    memcpy(&seen, tl_tensor_data(conn->probe), sizeof(seen));
-    if (conn->state != CONN_GREETING || conn->is_probe_right) {
-        conn_protocol_error(conn, "a probe that was not asked for");
-    } else if (seen != conn->own_challenge) {
-        struct tl_error reason;
-        tl_error_set(&reason, TL_UNAVAILABLE, "%s: its write through %s has brought the wrong bytes", conn->peer.name,
-                     conn->engine->provider->name);
-        begin_close(conn, &reason);
-    } else {
-        conn->is_probe_right = true;
-        conn_want_turn(conn, &conn->probed_turn);
-        maybe_up(conn);
-    }
 }
 
 /* ------------------------------------------------------------------------------------------------------- events -- */
@@ -524,11 +412,10 @@ static void dispatch(struct tl_conn *conn, const struct tl_message *message)
 {
     switch (message->type) {
     case TL_MESSAGE_HELLO:
-        handle_hello(conn, message);
+        greeting_hello(conn, message);
         return;
     case TL_MESSAGE_PROBED:
-        conn->is_probed = true;
-        maybe_up(conn);
+        greeting_probed(conn);
         return;
     case TL_MESSAGE_CREDIT:
         if (message->is_ping) conn->is_credit_wanted = true;
@@ -596,7 +483,7 @@ static void pair_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
     struct tl_conn *conn = owner;
     slot_used(conn);
     if (immediate == TL_IMMEDIATE_PROBE) {
-        if (conn->state != CONN_CLOSING) handle_probe(conn);
+        if (conn->state != CONN_CLOSING) greeting_probe(conn);
         return;
     }
     conn->engine->stats.bytes_received += len_bytes;
@@ -650,22 +537,15 @@ static enum tl_status create_memory(struct tl_conn *conn, struct tl_error *ret_e
 
 static void init_places(struct tl_conn *conn)
 {
-    struct tl_list *const lists[] = {&conn->engine_link,       &conn->turns,
-                                     &conn->revokes,           &conn->waiting,
-                                     &conn->finished,          &conn->refused,
-                                     &conn->pump_letter.link,  &conn->end_letter.link,
-                                     &conn->hello_turn.place,  &conn->probe_turn.place,
-                                     &conn->probed_turn.place, &conn->goodbye_turn.place};
+    struct tl_list *const lists[] = {&conn->engine_link,      &conn->turns,           &conn->revokes,
+                                     &conn->waiting,          &conn->finished,        &conn->refused,
+                                     &conn->pump_letter.link, &conn->end_letter.link, &conn->goodbye_turn.place};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);
     conn->pump_letter.deliver = pump;
     conn->end_letter.deliver = end;
-    conn->hello_turn.take = take_hello;
-    conn->probe_turn.take = take_probe;
-    conn->probed_turn.take = take_probed;
     conn->goodbye_turn.take = take_goodbye;
     conn->room_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = room_done};
-    conn->greeting_timer.fire = greeting_timeout;
     conn->silence_timer.fire = silence_check;
 }
 
@@ -681,17 +561,13 @@ enum tl_status tl_conn_create(struct tl_engine *engine, const struct tl_identity
     conn->peer = *peer;
     conn->self_incarnation = self_incarnation;
     conn->is_opener = is_opener;
-    conn->own_token = tl_random_u64();
-    conn->own_challenge = tl_random_u64() | 1; /* not what the probe is cleared to */
     init_places(conn);
     tl_list_push_back(&engine->conns, &conn->engine_link);
     enum tl_status status = create_tables(conn, ret_error);
     if (status == TL_OK) status = create_memory(conn, ret_error);
     if (status != TL_OK) goto fail;
-    if (!conn_block_create(conn->memory, 2 * PROBE_BYTES, &conn->probe, &conn->probe_pin)) {
-        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no registered memory for a data connection");
-        goto fail;
-    }
+    status = greeting_init(conn, ret_error);
+    if (status != TL_OK) goto fail;
     const struct tl_queue_pair_options options = {.slot_count = engine->options.slot_count,
                                                   .work_count = engine->options.work_count,
                                                   .keys = engine->options.keys};
@@ -704,87 +580,16 @@ fail:
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------- introduction -- */
-
-#define INTRODUCTION_HEAD_BYTES 32
-
-static void put_number(uint8_t **place, uint64_t value, unsigned len_bytes)
-{
-    for (unsigned i = 0; i < len_bytes; i++)
-        *(*place)++ = (uint8_t)(value >> (8 * i));
-}
-
-static uint64_t get_number(const uint8_t **place, unsigned len_bytes)
-{
-    uint64_t value = 0;
-    for (unsigned i = 0; i < len_bytes; i++)
-        value |= (uint64_t) * (*place)++ << (8 * i);
-    return value;
-}
-
-uint32_t tl_conn_introduce(const struct tl_conn *conn, uint8_t *ret_bytes)
-{
-    struct tl_introduction pair;
-    conn->pair->ops->introduce(conn->pair, &pair);
-    uint8_t *place = ret_bytes;
-    put_number(&place, TL_DATAPLANE_VERSION, 4);
-    put_number(&place, conn->self_incarnation, 8);
-    put_number(&place, conn->own_token, 8);
-    put_number(&place, conn->engine->options.slot_count, 4);
-    put_number(&place, conn->request_count, 4);
-    put_number(&place, pair.len_bytes, 4);
-    _Static_assert(INTRODUCTION_HEAD_BYTES + TL_INTRODUCTION_MAX_BYTES <= TL_CONN_INTRODUCTION_BYTES, "fits");
-    memcpy(place, pair.bytes, pair.len_bytes);
-    return INTRODUCTION_HEAD_BYTES + pair.len_bytes;
-}
-
-static enum tl_status read_introduction(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
-                                        struct tl_introduction *ret_pair, struct tl_error *ret_error)
-{
-    const uint8_t *place = bytes;
-    if (len_bytes < INTRODUCTION_HEAD_BYTES) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of %u bytes", conn->peer.name,
-                            len_bytes);
-    }
-    uint64_t version = get_number(&place, 4);
-    if (version != TL_DATAPLANE_VERSION) {
-        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
-                            "%s speaks version %u of the data plane, this worker %d; run the same release on both",
-                            conn->peer.name, (unsigned)version, TL_DATAPLANE_VERSION);
-    }
-    uint64_t incarnation = get_number(&place, 8);
-    if (incarnation != conn->peer.incarnation) {
-        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s has restarted since it introduced itself",
-                            conn->peer.name);
-    }
-    conn->peer_token = get_number(&place, 8);
-    uint64_t slot_count = get_number(&place, 4);
-    uint64_t request_count = get_number(&place, 4);
-    uint64_t pair_bytes = get_number(&place, 4);
-    bool is_sane = slot_count >= 16 && slot_count <= 65536 && request_count > 0 && request_count <= TL_MAX_REQUESTS &&
-                   pair_bytes <= TL_INTRODUCTION_MAX_BYTES && pair_bytes == len_bytes - INTRODUCTION_HEAD_BYTES;
-    if (!is_sane) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of %u bytes that cannot be",
-                            conn->peer.name, len_bytes);
-    }
-    conn->peer_slot_count = (uint32_t)slot_count;
-    conn->peer_request_count = (uint32_t)request_count;
-    ret_pair->len_bytes = (uint32_t)pair_bytes;
-    memcpy(ret_pair->bytes, place, (size_t)pair_bytes);
-    return TL_OK;
-}
-
 enum tl_status tl_conn_connect(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
                                struct tl_error *ret_error)
 {
     TL_CHECK(conn->state == CONN_NEW);
     struct tl_introduction pair;
-    enum tl_status status = read_introduction(conn, bytes, len_bytes, &pair, ret_error);
+    enum tl_status status = greeting_introduced(conn, bytes, len_bytes, &pair, ret_error);
     if (status == TL_OK) status = conn->pair->ops->connect(conn->pair, &pair, ret_error);
     if (status != TL_OK) return status;
     conn->state = CONN_GREETING;
-    arm(conn, &conn->greeting_timer, conn->engine->options.connect_ns);
-    if (conn->is_opener) conn_want_turn(conn, &conn->hello_turn);
+    greeting_start(conn);
     return TL_OK;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A connection as its files see it: conn.c (life, greeting, credits, turns), request.c (what we ask), response.c (what
- * the peer asks).
+ * A connection as its files see it: conn.c (life, credits, turns), greeting.c (how it comes up), request.c (what we
+ * ask), response.c (what the peer asks).
  *
  * Three scarce things pass through here, each with one queue: slots at the peer and room in the queue pair, which turns
  * wait for; windows, which requests wait for; handles, which fetches wait for.
@@ -182,6 +182,25 @@ bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor);
 bool conn_block_create(struct tl_memory *memory, uint64_t len_bytes, struct tl_tensor **ret_block,
                        struct tl_pin *ret_pin);
 void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin);
+
+/* Arms a timer of the connection; without memory for that the connection ends. */
+void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns);
+
+/* ------------------------------------------------------------------------------------------------------ greeting.c --
+ */
+
+/* Errors: TL_RESOURCE_EXHAUSTED: no registered memory for the probe. */
+enum tl_status greeting_init(struct tl_conn *conn, struct tl_error *ret_error) TL_MUST_USE;
+/* Takes over what the peer has told of itself. Errors: as tl_conn_connect. */
+enum tl_status greeting_introduced(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
+                                   struct tl_introduction *ret_pair, struct tl_error *ret_error) TL_MUST_USE;
+/* The queue pair is connected: says HELLO, or waits for it. */
+void greeting_start(struct tl_conn *conn);
+void greeting_hello(struct tl_conn *conn, const struct tl_message *message);
+/* The peer has written into our probe. */
+void greeting_probe(struct tl_conn *conn);
+/* The peer says that our write was right. */
+void greeting_probed(struct tl_conn *conn);
 
 /* ------------------------------------------------------------------------------------------------------- request.c --
  */

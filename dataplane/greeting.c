@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * How two sides of a connection get to know each other: what each tells of itself over the control plane, and the
+ * greeting on the queue pair.
+ *
+ * Happy path: the opener's HELLO, with the token that the other's introduction carried; the other's HELLO; each writes
+ * the other's challenge into the other's probe and looks whether its own has been written right; PROBED from both: up.
+ * Failure modes: an introduction of another version or incarnation; no greeting in time, and how far it came; a HELLO
+ * from somebody else; a write that brings the wrong bytes. Each ends the connection with its reason.
+ */
+#include <inttypes.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/random.h"
+#include "dataplane/conn_internal.h"
+
+#define PROBE_BYTES 64
+
+/* ---------------------------------------------------------------------------------------------------------- greeting
+ * -- */
+
+static void greeting_timeout(struct tl_timer *timer)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, greeting_timer);
+    struct tl_error reason;
+    const char *missing = !conn->has_greeted      ? "no greeting has come"
+                          : !conn->is_probe_right ? "no write of the peer has arrived"
+                                                  : "the peer has not seen our write";
+    tl_error_set(&reason, TL_DEADLINE_EXCEEDED,
+                 "%s: the data connection through %s was not up in time: %s; is this the right device, port and GID, "
+                 "and do the two have a route to each other?",
+                 conn->peer.name, conn->engine->provider->name, missing);
+    tl_conn_close(conn, &reason);
+}
+
+static bool take_hello(struct turn *turn)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, hello_turn);
+    struct tl_error error;
+    memset(tl_tensor_data(conn->probe), 0, PROBE_BYTES);
+    if (tl_queue_pair_expose(conn->pair, conn->probe_pin.region, tl_tensor_data(conn->probe), PROBE_BYTES,
+                             &conn->probe_exposure, &error) != TL_OK) {
+        tl_conn_close(conn, &error);
+        return false;
+    }
+    struct tl_message *message = conn_compose(conn, TL_MESSAGE_HELLO, 0);
+    message->version = TL_DATAPLANE_VERSION;
+    message->incarnation = conn->self_incarnation;
+    message->token = conn->peer_token;
+    message->challenge = conn->own_challenge;
+    message->destination = conn->probe_exposure.descriptor;
+    conn_post_message(conn, message, NULL);
+    return false;
+}
+
+/* Writes the peer's challenge into its probe. */
+static bool take_probe(struct turn *turn)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, probe_turn);
+    uint8_t *source = (uint8_t *)tl_tensor_data(conn->probe) + PROBE_BYTES;
+    memcpy(source, &conn->peer_challenge, sizeof(conn->peer_challenge));
+    conn_post_write(conn, conn->probe_pin.region, source, sizeof(conn->peer_challenge), &conn->peer_probe, 0,
+                    TL_IMMEDIATE_PROBE, NULL);
+    return false;
+}
+
+static bool take_probed(struct turn *turn)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, probed_turn);
+    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_PROBED, 0), NULL);
+    conn->pair->ops->revoke(conn->pair, &conn->probe_exposure, NULL);
+    return false;
+}
+
+static void maybe_up(struct tl_conn *conn)
+{
+    if (conn->state != CONN_GREETING || !conn->is_probe_right || !conn->is_probed) return;
+    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &conn->greeting_timer);
+    conn->state = CONN_UP;
+    /* Whoever has spoken will soon do so again: the reactor spins a while after each event before it sleeps. */
+    conn->is_busy = true;
+    tl_reactor_busy(conn->engine->reactor, 1);
+    if (conn->events->up != NULL) conn->events->up(conn);
+    conn_pump_later(conn);
+}
+
+void greeting_hello(struct tl_conn *conn, const struct tl_message *message)
+{
+    if (conn->has_greeted) {
+        conn_protocol_error(conn, "a second greeting");
+        return;
+    }
+    if (message->version != TL_DATAPLANE_VERSION || message->token != conn->own_token ||
+        message->incarnation != conn->peer.incarnation) {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_FAILED_PRECONDITION,
+                     "%s: who greets on the data connection is not who was introduced; has the peer restarted?",
+                     conn->peer.name);
+        tl_conn_close(conn, &reason);
+        return;
+    }
+    if (message->destination.len_bytes == 0) {
+        conn_protocol_error(conn, "a greeting with a probe that is nowhere");
+        return;
+    }
+    conn->has_greeted = true;
+    conn->peer_challenge = message->challenge;
+    conn->peer_probe = message->destination;
+    if (!conn->is_opener) conn_want_turn(conn, &conn->hello_turn);
+    conn_want_turn(conn, &conn->probe_turn);
+}
+
+void greeting_probe(struct tl_conn *conn)
+{
+    uint64_t seen;
+    memcpy(&seen, tl_tensor_data(conn->probe), sizeof(seen));
+    if (conn->state != CONN_GREETING || conn->is_probe_right) {
+        conn_protocol_error(conn, "a probe that was not asked for");
+    } else if (seen != conn->own_challenge) {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_UNAVAILABLE, "%s: its write through %s has brought the wrong bytes", conn->peer.name,
+                     conn->engine->provider->name);
+        tl_conn_close(conn, &reason);
+    } else {
+        conn->is_probe_right = true;
+        conn_want_turn(conn, &conn->probed_turn);
+        maybe_up(conn);
+    }
+}
+
+void greeting_probed(struct tl_conn *conn)
+{
+    conn->is_probed = true;
+    maybe_up(conn);
+}
+
+enum tl_status greeting_init(struct tl_conn *conn, struct tl_error *ret_error)
+{
+    struct tl_list *const places[] = {&conn->hello_turn.place, &conn->probe_turn.place, &conn->probed_turn.place};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(places); i++)
+        tl_list_init(places[i]);
+    conn->hello_turn.take = take_hello;
+    conn->probe_turn.take = take_probe;
+    conn->probed_turn.take = take_probed;
+    conn->greeting_timer.fire = greeting_timeout;
+    conn->own_token = tl_random_u64();
+    conn->own_challenge = tl_random_u64() | 1; /* not what the probe is cleared to */
+    if (conn_block_create(conn->memory, 2 * PROBE_BYTES, &conn->probe, &conn->probe_pin)) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no registered memory for a data connection");
+}
+
+void greeting_start(struct tl_conn *conn)
+{
+    conn_arm(conn, &conn->greeting_timer, conn->engine->options.connect_ns);
+    if (conn->is_opener) conn_want_turn(conn, &conn->hello_turn);
+}
+
+/* ------------------------------------------------------------------------------------------------- introduction -- */
+
+#define INTRODUCTION_HEAD_BYTES 32
+
+static void put_number(uint8_t **place, uint64_t value, unsigned len_bytes)
+{
+    for (unsigned i = 0; i < len_bytes; i++)
+        *(*place)++ = (uint8_t)(value >> (8 * i));
+}
+
+static uint64_t get_number(const uint8_t **place, unsigned len_bytes)
+{
+    uint64_t value = 0;
+    for (unsigned i = 0; i < len_bytes; i++)
+        value |= (uint64_t) * (*place)++ << (8 * i);
+    return value;
+}
+
+uint32_t tl_conn_introduce(const struct tl_conn *conn, uint8_t *ret_bytes)
+{
+    struct tl_introduction pair;
+    conn->pair->ops->introduce(conn->pair, &pair);
+    uint8_t *place = ret_bytes;
+    put_number(&place, TL_DATAPLANE_VERSION, 4);
+    put_number(&place, conn->self_incarnation, 8);
+    put_number(&place, conn->own_token, 8);
+    put_number(&place, conn->engine->options.slot_count, 4);
+    put_number(&place, conn->request_count, 4);
+    put_number(&place, pair.len_bytes, 4);
+    _Static_assert(INTRODUCTION_HEAD_BYTES + TL_INTRODUCTION_MAX_BYTES <= TL_CONN_INTRODUCTION_BYTES, "fits");
+    memcpy(place, pair.bytes, pair.len_bytes);
+    return INTRODUCTION_HEAD_BYTES + pair.len_bytes;
+}
+
+enum tl_status greeting_introduced(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
+                                   struct tl_introduction *ret_pair, struct tl_error *ret_error)
+{
+    const uint8_t *place = bytes;
+    if (len_bytes < INTRODUCTION_HEAD_BYTES) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of %u bytes", conn->peer.name,
+                            len_bytes);
+    }
+    uint64_t version = get_number(&place, 4);
+    if (version != TL_DATAPLANE_VERSION) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "%s speaks version %u of the data plane, this worker %d; run the same release on both",
+                            conn->peer.name, (unsigned)version, TL_DATAPLANE_VERSION);
+    }
+    uint64_t incarnation = get_number(&place, 8);
+    if (incarnation != conn->peer.incarnation) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s has restarted since it introduced itself",
+                            conn->peer.name);
+    }
+    conn->peer_token = get_number(&place, 8);
+    uint64_t slot_count = get_number(&place, 4);
+    uint64_t request_count = get_number(&place, 4);
+    uint64_t pair_bytes = get_number(&place, 4);
+    bool is_sane = slot_count >= 16 && slot_count <= 65536 && request_count > 0 && request_count <= TL_MAX_REQUESTS &&
+                   pair_bytes <= TL_INTRODUCTION_MAX_BYTES && pair_bytes == len_bytes - INTRODUCTION_HEAD_BYTES;
+    if (!is_sane) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of %u bytes that cannot be",
+                            conn->peer.name, len_bytes);
+    }
+    conn->peer_slot_count = (uint32_t)slot_count;
+    conn->peer_request_count = (uint32_t)request_count;
+    ret_pair->len_bytes = (uint32_t)pair_bytes;
+    memcpy(ret_pair->bytes, place, (size_t)pair_bytes);
+    return TL_OK;
+}
