@@ -12,6 +12,10 @@
 #include <endian.h>
 #include <string.h>
 
+/* Of writes: how much may be under way before one of them tells that it is over. Less than what the slowest network
+ * carries before the peer is taken for dead. */
+#define SIGNAL_BYTES (1u << 20)
+
 static struct verbs_record *record_at(const struct verbs_pair *pair, uint64_t sequence)
 {
     return &pair->records[sequence % pair->work_count];
@@ -108,11 +112,12 @@ void verbs_post_write(struct tl_queue_pair *base, const struct tl_region *region
 /* ------------------------------------------------------------------------------------------------------ doorbell -- */
 
 /* Links the requests that have not left yet; the last one asks for a completion, and so does every fourth part of the
- * ring. NULL: there is none. */
+ * ring and whatever makes SIGNAL_BYTES full. NULL: there is none. */
 static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
 {
     struct ibv_send_wr *first = NULL, *last = NULL;
     uint32_t interval = pair->work_count / 4, since_signal = 0;
+    uint64_t bytes_since_signal = 0;
     for (uint64_t sequence = pair->posted; sequence < pair->tail; sequence++) {
         struct verbs_record *record = record_at(pair, sequence);
         if (record->is_empty) continue;
@@ -123,9 +128,11 @@ static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
         }
         last = &record->request;
         last->next = NULL;
-        if (++since_signal < interval) continue;
+        bytes_since_signal += record->piece.length;
+        if (++since_signal < interval && bytes_since_signal < SIGNAL_BYTES) continue;
         last->send_flags |= IBV_SEND_SIGNALED;
         since_signal = 0;
+        bytes_since_signal = 0;
     }
     if (last != NULL) last->send_flags |= IBV_SEND_SIGNALED;
     return first;
