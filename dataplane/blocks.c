@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 
+#include "base/alloc.h"
 #include "base/check.h"
 
 /* ----------------------------------------------------------------------------------------------- the free blocks -- */
@@ -101,7 +102,7 @@ static struct tl_block *lower_bound(const struct tl_blocks *blocks, uint64_t len
 
 static struct tl_block *create_block(struct tl_blocks *blocks, uintptr_t address, uint64_t len_bytes, void *owner)
 {
-    struct tl_block *block = calloc(1, sizeof(*block));
+    struct tl_block *block = tl_alloc_zeroed(sizeof(*block));
     if (!block) return NULL;
     /* SplitMix64 of a counter. */
     uint64_t z = ++blocks->added_count * 0x9E3779B97F4A7C15u;

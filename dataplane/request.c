@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/alloc.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -629,9 +630,8 @@ static char given_up;
 
 static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
 {
-    struct request *request = malloc(sizeof(*request)); /* calloc would pass by the cache of the thread */
+    struct request *request = tl_alloc_zeroed(sizeof(*request));
     if (request == NULL) return false;
-    memset(request, 0, sizeof(*request));
     uint32_t index = conn->free_indexes[--conn->free_count];
     request->conn = conn;
     request->fetch = fetch;

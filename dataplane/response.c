@@ -19,6 +19,7 @@
 
 #include <xxhash.h>
 
+#include "base/alloc.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "dataplane/conn_internal.h"
@@ -572,9 +573,8 @@ static struct response *find(struct tl_conn *conn, uint32_t handle_)
 static struct response *response_create(struct tl_conn *conn, const struct tl_message *message)
 {
     size_t key_bytes = strlen(message->key);
-    struct response *response = malloc(sizeof(*response) + key_bytes + 1); /* calloc would pass by the thread's cache */
+    struct response *response = tl_alloc_zeroed(sizeof(*response) + key_bytes + 1);
     if (response == NULL) return NULL;
-    memset(response, 0, sizeof(*response));
     response->conn = conn;
     response->handle = message->handle;
     response->turn.take = take_turn;

@@ -14,6 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/alloc.h"
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
@@ -74,7 +75,7 @@ static enum tl_status no_memory(struct tl_error *ret_error, uint64_t size_bytes)
 /* A tensor with one reference and no bytes yet; NULL when there is no memory. */
 static struct tl_tensor *create_empty(const struct tl_meta_data *meta_data, uint64_t element_count)
 {
-    struct tl_tensor *tensor = calloc(1, sizeof(*tensor));
+    struct tl_tensor *tensor = tl_alloc_zeroed(sizeof(*tensor));
     if (!tensor) return NULL;
     tensor->magic = TENSOR_MAGIC;
     atomic_init(&tensor->reference_count, 1);
