@@ -40,6 +40,10 @@ void tl_plane_options_of(const struct tl_settings *settings, struct tl_plane_opt
                    .cache_count = CACHE_COUNT,
                    .piece_bytes = or_auto(verbs->piece_bytes, 0),
                    .register_bytes = verbs->register_bytes,
+                   /* Under keys of regions: what the peer can write to. */
+                   .peer_memory = {.pool_bytes = verbs->pool_bytes,
+                                   .max_pool_bytes =
+                                       or_auto(verbs->max_pool_bytes, tl_verbs_settings_half_of_memory())},
                    .is_bounce_forced = verbs->is_bounce_forced,
                    .silence_ns = verbs->silence_ns,
                    .connect_ns = connect_ns,
