@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What TensorFlow's verbs transport got wrong, one test for each defect that two engines over the fake provider can
- * stage; they are numbered as where they were collected.
+ * stage; they are numbered as where they were collected. For each test tests/defects/ has a patch that puts the defect
+ * into this code; tests/defects/run shows that the test then fails.
  */
 #include <check.h>
 #include <stdio.h>
@@ -114,6 +115,35 @@ START_TEST(v03_introduction_of_a_stranger)
 }
 END_TEST
 
+static void put_number(uint8_t *place, uint32_t value)
+{
+    for (unsigned i = 0; i < 4; i++)
+        place[i] = (uint8_t)(value >> (8 * i));
+}
+
+/* A right introduction of which one of the numbers is changed: how much there is of it, or of what is in it. */
+START_TEST(v03_introduction_whose_lengths_lie)
+{
+    enum { INNER_LENGTH = 28 };
+    uint8_t bytes[TL_CONN_INTRODUCTION_BYTES] = {0};
+    struct tl_error error;
+    const uint32_t lies[] = {0, 1, TL_INTRODUCTION_MAX_BYTES, TL_INTRODUCTION_MAX_BYTES + 1, UINT32_MAX};
+    engine_pair_init(&pair, &options);
+    engine_side_create_conn(pair.left);
+    engine_side_create_conn(pair.right);
+    uint32_t len_bytes = tl_conn_introduce(pair.right->conn, bytes);
+    for (uint32_t shorter = 0; shorter < len_bytes; shorter++)
+        ck_assert_int_eq(tl_conn_connect(pair.left->conn, bytes, shorter, &error), TL_INVALID_ARGUMENT);
+    for (unsigned i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        put_number(bytes + INNER_LENGTH, lies[i]);
+        ck_assert_int_eq(tl_conn_connect(pair.left->conn, bytes, len_bytes, &error), TL_INVALID_ARGUMENT);
+    }
+    put_number(bytes + INNER_LENGTH, len_bytes - INNER_LENGTH - 4);
+    ck_assert_int_eq(tl_conn_connect(pair.left->conn, bytes, len_bytes, &error), TL_OK);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 START_TEST(v04_status_of_an_aborted_step_reaches_the_peer)
 {
     open_pair();
@@ -169,6 +199,44 @@ START_TEST(v06_longest_key_and_longest_status)
     ck_assert_str_eq(ask.result.message, text);
     engine_ask_fini(&ask);
     engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(v06_text_longer_than_a_slot)
+{
+    static uint8_t bytes[TL_SLOT_BYTES];
+    static struct tl_message decoded;
+    static char text[2 * TL_SLOT_BYTES];
+    memset(text, 't', sizeof(text) - 1);
+    const struct tl_message message = {.type = TL_MESSAGE_ERROR_STATUS, .code = TL_INTERNAL, .text = text};
+    uint32_t len_bytes = tl_message_encode(&message, bytes);
+    ck_assert_uint_le(len_bytes, sizeof(bytes));
+    ck_assert_int_eq(tl_message_decode(bytes, len_bytes, &decoded, NULL), TL_OK);
+    ck_assert_uint_eq(strlen(decoded.text), TL_ERROR_MESSAGE_BYTES - 1);
+}
+END_TEST
+
+/* What lies behind the message is not read, what lies behind the room for a key is not written. */
+START_TEST(v06_key_length_that_lies)
+{
+    enum { KEY_LENGTH = 36, BEHIND = UINT16_MAX };
+    static uint8_t bytes[TL_SLOT_BYTES + BEHIND];
+    static struct {
+        struct tl_message message;
+        uint8_t behind[BEHIND];
+    } decoded;
+    static const uint8_t untouched[BEHIND];
+    const struct tl_message message = {.type = TL_MESSAGE_REQUEST, .number = 1, .key = "key"};
+    const uint32_t lies[] = {5, TL_MAX_KEY_BYTES, TL_MAX_KEY_BYTES + 1, TL_SLOT_BYTES, UINT16_MAX};
+    for (unsigned i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
+        memset(bytes, 'k', sizeof(bytes));
+        uint32_t len_bytes = tl_message_encode(&message, bytes);
+        ck_assert_uint_eq(bytes[KEY_LENGTH], 3);
+        bytes[KEY_LENGTH] = (uint8_t)lies[i];
+        bytes[KEY_LENGTH + 1] = (uint8_t)(lies[i] >> 8);
+        ck_assert_int_eq(tl_message_decode(bytes, len_bytes, &decoded.message, NULL), TL_INVALID_ARGUMENT);
+        ck_assert_mem_eq(decoded.behind, untouched, sizeof(untouched));
+    }
 }
 END_TEST
 
@@ -299,6 +367,24 @@ START_TEST(v10_receiver_gives_memory_back)
 }
 END_TEST
 
+START_TEST(v10_receiver_gives_memory_back_when_refused)
+{
+    struct tl_memory_stats before[2];
+    unsigned regions[2];
+    open_pair();
+    expect_transfer("key", 0, engine_pool_bytes(owner, 100, 0));
+    remember_memory(before, regions);
+    engine_side_refuse(owner, "key", TL_ABORTED, "no", true);
+    for (uint64_t step = 1; step < 50; step++) {
+        fetch("key", step);
+        ck_assert_int_eq(ask.result.code, TL_ABORTED);
+        engine_ask_fini(&ask);
+    }
+    expect_same_memory(before, regions);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 START_TEST(v11_steps_do_not_share_meta_data)
 {
     enum { COUNT = 30 };
@@ -403,6 +489,28 @@ START_TEST(v16_registration_that_fails_is_noticed)
 }
 END_TEST
 
+START_TEST(v16_evicted_registration_is_found_no_more)
+{
+    enum { ROUNDS = 6 };
+    struct tl_tensor *tensors[2];
+    options.memory.max_cached_count = 1;
+    open_pair();
+    for (uint64_t i = 0; i < 2; i++)
+        tensors[i] = engine_bytes(1000000, i);
+    for (uint64_t step = 0; step < ROUNDS; step++) {
+        engine_side_send(owner, "key", step, tl_tensor_get(tensors[step % 2]));
+        fetch("key", step);
+        ck_assert_int_eq(ask.result.code, TL_OK);
+        ck_assert(engine_is_bytes(ask.fetch.destination, 1000000, step % 2));
+        engine_ask_fini(&ask);
+        ck_assert_uint_eq(engine_side_memory(owner).registrations, step + 1);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        tl_tensor_put(tensors[i]);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 START_TEST(v17_nobody_waits_for_ever)
 {
     open_pair();
@@ -442,30 +550,42 @@ START_TEST(v18_not_up_before_it_is)
 }
 END_TEST
 
+/* Each is a case of its own, which CK_RUN_CASE selects. */
+static void add(Suite *suite, const char *name, const TTest *test)
+{
+    TCase *tcase = tcase_create(name);
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, test);
+    suite_add_tcase(suite, tcase);
+}
+#define ADD(suite, test) add(suite, #test, test)
+
 int main(void)
 {
     Suite *suite = suite_create("engine_defects");
-    TCase *tcase = tcase_create("engine_defects");
-    tcase_add_checked_fixture(tcase, setup, NULL);
-    tcase_add_test(tcase, v01_bad_completion_ends_one_connection);
-    tcase_add_test(tcase, v02_restarted_peer_is_not_who_was_introduced);
-    tcase_add_test(tcase, v03_introduction_of_a_stranger);
-    tcase_add_test(tcase, v04_status_of_an_aborted_step_reaches_the_peer);
-    tcase_add_test(tcase, v05_more_work_than_the_queues_hold);
-    tcase_add_test(tcase, v06_longest_key_and_longest_status);
-    tcase_add_test(tcase, v07_shapes_of_any_rank_and_dimension);
-    tcase_add_test(tcase, v08_no_byte_that_nobody_wrote);
-    tcase_add_test(tcase, v09_strings_leave_nothing_behind);
-    tcase_add_test(tcase, v10_receiver_gives_memory_back);
-    tcase_add_test(tcase, v11_steps_do_not_share_meta_data);
-    tcase_add_test(tcase, v12_dead_and_alive_in_turn_cost_no_round_trip);
-    tcase_add_test(tcase, v13_tensor_larger_than_one_write);
-    tcase_add_test(tcase, v14_open_requests_keep_their_index);
-    tcase_add_test(tcase, v15_unregistered_source_is_sent);
-    tcase_add_test(tcase, v16_registration_that_fails_is_noticed);
-    tcase_add_test(tcase, v17_nobody_waits_for_ever);
-    tcase_add_test(tcase, v18_not_up_before_it_is);
-    suite_add_tcase(suite, tcase);
+    ADD(suite, v01_bad_completion_ends_one_connection);
+    ADD(suite, v02_restarted_peer_is_not_who_was_introduced);
+    ADD(suite, v03_introduction_of_a_stranger);
+    ADD(suite, v03_introduction_whose_lengths_lie);
+    ADD(suite, v04_status_of_an_aborted_step_reaches_the_peer);
+    ADD(suite, v05_more_work_than_the_queues_hold);
+    ADD(suite, v06_longest_key_and_longest_status);
+    ADD(suite, v06_text_longer_than_a_slot);
+    ADD(suite, v06_key_length_that_lies);
+    ADD(suite, v07_shapes_of_any_rank_and_dimension);
+    ADD(suite, v08_no_byte_that_nobody_wrote);
+    ADD(suite, v09_strings_leave_nothing_behind);
+    ADD(suite, v10_receiver_gives_memory_back);
+    ADD(suite, v10_receiver_gives_memory_back_when_refused);
+    ADD(suite, v11_steps_do_not_share_meta_data);
+    ADD(suite, v12_dead_and_alive_in_turn_cost_no_round_trip);
+    ADD(suite, v13_tensor_larger_than_one_write);
+    ADD(suite, v14_open_requests_keep_their_index);
+    ADD(suite, v15_unregistered_source_is_sent);
+    ADD(suite, v16_registration_that_fails_is_noticed);
+    ADD(suite, v16_evicted_registration_is_found_no_more);
+    ADD(suite, v17_nobody_waits_for_ever);
+    ADD(suite, v18_not_up_before_it_is);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
     int failed_count = srunner_ntests_failed(runner);
