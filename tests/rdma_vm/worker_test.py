@@ -1,0 +1,42 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Workers on real verbs: scenarios of one device, and of a wire that fails, each in one guest. What they are is in
+worker_device.py and worker_wire.py, which run inside."""
+import os
+import pathlib
+import re
+import unittest
+
+import guest_support
+
+BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / "build/release")
+
+
+class WorkerTest(guest_support.GuestTest):
+    def run_scenarios(self, name, topology, count):
+        """Runs a program of scenarios; all of them must have run and passed, none may be skipped."""
+        os.environ["TENSORLANE_BUILD"] = str(BUILD)
+        result = self.run_guest(f"python3 -B tests/rdma_vm/{name}", "--topology", topology, "--show", str(BUILD),
+                                timeout=450)
+        self.assert_status(0, result)
+        self.assertRegex(result.stderr, rf"\nRan {count} tests in .*\n\nOK\n", result.stderr)
+
+    def test_one_device(self):
+        self.run_scenarios("worker_device.py", "dummy", 12)
+
+    def test_wire(self):
+        self.run_scenarios("worker_wire.py", "veth", 20)
+
+    def test_demo(self):
+        script = "examples/demo.sh --divide 4 config/examples/demo-rdma.json"
+        result = self.run_guest(script, "--show", str(BUILD), timeout=180)
+        self.assert_status(0, result)
+        self.assertEqual(2, len(re.findall("paths: zero-copy 32$", result.stdout, re.MULTILINE)), result.stdout)
+        self.assertEqual(32, len(re.findall(r"^(?:features|classifier)\.\S+ +\[.* zero-copy +", result.stdout,
+                                            re.MULTILINE)))
+        self.assertIn("2 of 2 workers are healthy", result.stdout)
+        self.assertIn("done: 32 tensors, 8650186 parameters, pulled twice and equal\n", result.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)

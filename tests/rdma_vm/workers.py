@@ -1,0 +1,318 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Workers for the scenarios that run inside the guest: the public API through the shared library, and `serve`.
+
+    with Worker(config, "worker", 0) as here, Server(config, "ps", 0) as ps:
+        got = here.receive(here.peer("/job:ps/task:0"), "weights")
+
+What fails raises; a completion that failed does not: its status and message are there to be looked at.
+"""
+import ctypes
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import tempfile
+import time
+
+BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or pathlib.Path(__file__).parents[2] / "build/release")
+PROGRAM = BUILD / "bin/tensorlane"
+SECOND = 10**9
+PATIENCE_SEC = 60
+U8 = 2
+# Small tensors in memory that nobody has registered are copied through memory that is.
+OVER_VERBS = ("zero-copy", "bounce")
+PATHS = ("none", "self", "grpc", "serialized", "zero-copy", "bounce")
+STATUSES = ("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+            "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
+            "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED")
+
+
+class Error(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_int), ("message", ctypes.c_char * 1024)]
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("size_bytes", ctypes.c_size_t), ("config_path", ctypes.c_char_p), ("config_json", ctypes.c_char_p),
+                ("job", ctypes.c_char_p), ("task", ctypes.c_uint32), ("is_client", ctypes.c_bool),
+                ("progress", ctypes.c_int)]
+
+
+class Completion(ctypes.Structure):
+    _fields_ = [("size_bytes", ctypes.c_size_t), ("op", ctypes.c_uint64), ("kind", ctypes.c_int),
+                ("user_data", ctypes.c_void_p), ("error", Error), ("tensor", ctypes.c_void_p),
+                ("step", ctypes.c_uint64), ("path_number", ctypes.c_int), ("path_reason", ctypes.c_char_p),
+                ("bytes", ctypes.c_uint64), ("duration_ns", ctypes.c_int64), ("is_verified", ctypes.c_bool)]
+
+
+class Receiving(ctypes.Structure):
+    _fields_ = [("size_bytes", ctypes.c_size_t), ("destination", ctypes.c_void_p), ("wants_checksum", ctypes.c_bool)]
+
+
+class String(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("len_bytes", ctypes.c_uint64)]
+
+
+def load():
+    library = ctypes.CDLL(str(BUILD / "lib/libtensorlane.so"))
+    pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
+    for name, result, arguments in (
+            ("tl_worker_close", None, (pointer, ctypes.c_int64)),
+            ("tl_cq_destroy", None, (pointer,)),
+            ("tl_cq_wait", ctypes.c_size_t, (pointer, pointer, ctypes.c_size_t, ctypes.c_int64)),
+            ("tl_worker_find_peer", ctypes.c_int, (pointer, text, pointer, pointer)),
+            ("tl_worker_wait_for_peers", ctypes.c_int, (pointer, pointer, ctypes.c_size_t, ctypes.c_size_t,
+                                                        ctypes.c_int64, pointer)),
+            ("tl_send", ctypes.c_int, (pointer, text, number, pointer, ctypes.c_int64, pointer, pointer, pointer,
+                                       pointer)),
+            ("tl_recv", ctypes.c_int, (pointer, number, text, number, pointer, ctypes.c_int64, pointer, pointer,
+                                       pointer, pointer)),
+            ("tl_publish", ctypes.c_int, (pointer, text, number, pointer, pointer)),
+            ("tl_cancel", ctypes.c_int, (pointer, number)),
+            ("tl_tensor_create", ctypes.c_int, (ctypes.c_int, ctypes.c_uint, pointer, pointer, pointer)),
+            ("tl_tensor_create_dead", ctypes.c_int, (pointer, pointer)),
+            ("tl_tensor_create_strings", ctypes.c_int, (ctypes.c_uint, pointer, pointer, pointer, pointer)),
+            ("tl_tensor_string", ctypes.c_int, (pointer, number, pointer, pointer)),
+            ("tl_tensor_put", None, (pointer,)),
+            ("tl_tensor_data", pointer, (pointer,)),
+            ("tl_tensor_dims", ctypes.POINTER(number), (pointer,)),
+            ("tl_tensor_rank", ctypes.c_uint, (pointer,)),
+            ("tl_tensor_is_dead", ctypes.c_bool, (pointer,)),
+            ("tl_tensor_size_bytes", number, (pointer,))):
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+LIBRARY = load()
+
+
+class Failed(Exception):
+    """A call of the library that failed; status is the name of its code."""
+    def __init__(self, error):
+        self.status = STATUSES[error.code]
+        super().__init__(f"{self.status}: {error.message.decode()}")
+
+
+def call(name, *arguments):
+    """Calls a function of the library whose last argument is the error."""
+    error = Error()
+    if getattr(LIBRARY, name)(*arguments, ctypes.byref(error)) != 0:
+        raise Failed(error)
+
+
+class Tensor:
+    """A tensor of bytes, of strings, or dead; one reference, put with the object."""
+    def __init__(self, content=b"", dims=None, handle=None):
+        self.handle = ctypes.c_void_p(handle)
+        if handle is not None:
+            return
+        if content is None:
+            call("tl_tensor_create_dead", ctypes.byref(self.handle))
+        elif isinstance(content, bytes):
+            dims = dims or (len(content),)
+            call("tl_tensor_create", U8, len(dims), (ctypes.c_uint64 * len(dims))(*dims), ctypes.byref(self.handle))
+            self.fill(content)
+        else:
+            copies = [ctypes.create_string_buffer(text, len(text)) for text in content]
+            call("tl_tensor_create_strings", 1, (ctypes.c_uint64 * 1)(len(content)),
+                 (String * len(content))(*(String(ctypes.addressof(text), len(text)) for text in copies)),
+                 ctypes.byref(self.handle))
+
+    def __del__(self):
+        if self.handle:
+            LIBRARY.tl_tensor_put(self.handle)
+
+    def fill(self, content):
+        ctypes.memmove(LIBRARY.tl_tensor_data(self.handle), content, len(content))
+
+    @property
+    def bytes(self):
+        return ctypes.string_at(LIBRARY.tl_tensor_data(self.handle), LIBRARY.tl_tensor_size_bytes(self.handle))
+
+    @property
+    def first(self):
+        """The first byte."""
+        return ctypes.c_uint8.from_address(LIBRARY.tl_tensor_data(self.handle)).value
+
+    @property
+    def dims(self):
+        return tuple(LIBRARY.tl_tensor_dims(self.handle)[:LIBRARY.tl_tensor_rank(self.handle)])
+
+    @property
+    def is_dead(self):
+        return LIBRARY.tl_tensor_is_dead(self.handle)
+
+    def strings(self):
+        found = []
+        for index in range(self.dims[0]):
+            one = String()
+            call("tl_tensor_string", self.handle, index, ctypes.byref(one))
+            found.append(ctypes.string_at(one.data, one.len_bytes) if one.data else b"")
+        return found
+
+
+class Done:
+    """One completion."""
+    def __init__(self, completion):
+        self.op = completion.op
+        self.status = STATUSES[completion.error.code]
+        self.message = completion.error.message.decode()
+        self.tensor = Tensor(handle=completion.tensor) if completion.tensor else None
+        self.step = completion.step
+        self.path = PATHS[completion.path_number]
+        self.reason = completion.path_reason.decode()
+        self.is_verified = completion.is_verified
+
+    def __repr__(self):
+        return f"{self.status} {self.message!r} {self.path} {self.reason!r}"
+
+
+class Worker:
+    """A worker in this process; its log goes to standard error."""
+    def __init__(self, config, job, task=0):
+        self.handle, self.queue = ctypes.c_void_p(), ctypes.c_void_p()
+        options = Options(size_bytes=ctypes.sizeof(Options), config_json=json.dumps(config).encode(), job=job.encode(),
+                          task=task)
+        call("tl_worker_open", ctypes.byref(options), ctypes.byref(self.handle))
+        call("tl_cq_create", ctypes.byref(self.queue))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        LIBRARY.tl_worker_close(self.handle, 0)
+        LIBRARY.tl_cq_destroy(self.queue)
+
+    def peer(self, name):
+        found = ctypes.c_uint64()
+        call("tl_worker_find_peer", self.handle, name.encode(), ctypes.byref(found))
+        return found.value
+
+    def wait_for_peers(self):
+        call("tl_worker_wait_for_peers", self.handle, None, 0, 0, PATIENCE_SEC * SECOND)
+
+    def send(self, key, tensor, step=0, timeout_sec=PATIENCE_SEC):
+        op = ctypes.c_uint64()
+        call("tl_send", self.handle, key.encode(), step, tensor.handle, timeout_sec * SECOND, self.queue, None,
+             ctypes.byref(op))
+        return op.value
+
+    def ask(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC):
+        """Begins to receive; see wait."""
+        op = ctypes.c_uint64()
+        options = Receiving(ctypes.sizeof(Receiving), destination.handle if destination else None, True)
+        call("tl_recv", self.handle, peer, key.encode(), step, ctypes.byref(options), int(timeout_sec * SECOND),
+             self.queue, None, ctypes.byref(op))
+        return op.value
+
+    def publish(self, key, tensor, step=0):
+        call("tl_publish", self.handle, key.encode(), step, tensor.handle)
+
+    def cancel(self, op):
+        """Whether it was still open."""
+        return LIBRARY.tl_cancel(self.handle, op) == 0
+
+    def wait(self, count, timeout_sec=2 * PATIENCE_SEC):
+        """The next completions, as op -> Done."""
+        found, end = {}, time.monotonic() + timeout_sec
+        many = (Completion * 64)()
+        while len(found) < count:
+            got = LIBRARY.tl_cq_wait(self.queue, many, min(64, count - len(found)), SECOND)
+            for completion in many[:got]:
+                done = Done(completion)
+                assert done.op not in found, "completed twice"
+                found[done.op] = done
+            if time.monotonic() > end:
+                raise AssertionError(f"{count - len(found)} of {count} operations do not complete")
+        return found
+
+    def is_quiet(self, timeout_sec):
+        """Whether nothing completes for so long."""
+        return LIBRARY.tl_cq_wait(self.queue, ctypes.byref(Completion()), 1, int(timeout_sec * SECOND)) == 0
+
+    def receive(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC):
+        op = self.ask(peer, key, step, destination, timeout_sec)
+        return self.wait(1)[op]
+
+
+class Server:
+    """`tensorlane serve` as a process of its own."""
+    def __init__(self, config, job, task=0, publish=(), wrap=()):
+        self.folder = tempfile.TemporaryDirectory()
+        self.config = pathlib.Path(self.folder.name, "config.json")
+        self.config.write_text(json.dumps(config), "utf-8")
+        self.command = [*wrap, PROGRAM, "serve", "--config", self.config, "--job", job, "--task", str(task),
+                        *(argument for path in publish for argument in ("--publish", path))]
+        self.log = pathlib.Path(self.folder.name, "log")
+        self.start()
+
+    def start(self, is_awaited=True):
+        with open(self.log, "ab") as log:
+            before = log.tell()
+            self.process = subprocess.Popen(self.command, stderr=log, stdin=subprocess.DEVNULL)
+        if is_awaited:
+            self.await_log("worker ready", before)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGCONT)
+            self.stop()
+        self.folder.cleanup()
+
+    def text(self, begin=0):
+        return self.log.read_bytes()[begin:].decode()
+
+    def await_log(self, what, begin=0):
+        end = time.monotonic() + PATIENCE_SEC
+        while what not in self.text(begin):
+            if time.monotonic() > end or ("worker ready" in what and self.process.poll() is not None):
+                raise AssertionError(f"never logged: {what}\n{self.text()}")
+            time.sleep(0.05)
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self):
+        """Ends it as a user does; its exit status."""
+        self.process.terminate()
+        try:
+            return self.process.wait(PATIENCE_SEC)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+
+
+def run(*command):
+    """Runs a command that must succeed; what it writes."""
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_SEC).stdout
+
+
+def pull(config, task, output, *arguments):
+    """`tensorlane pull --json` as the object that it prints, whether it succeeds or not."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(config, file)
+        file.flush()
+        result = subprocess.run([PROGRAM, "pull", "--config", file.name, "--from", task, "-o", output, "--json",
+                                 *arguments], stdout=subprocess.PIPE, text=True, check=False, timeout=2 * PATIENCE_SEC)
+    return json.loads(result.stdout)
+
+
+def make_checkpoint(path, divisor=4):
+    run(BUILD / "examples/make_vgg16", "--divide", str(divisor), path)
+    return path
+
+
+def wait_until(condition, what, timeout_sec=PATIENCE_SEC, pause_sec=0.05):
+    end = time.monotonic() + timeout_sec
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"never happened: {what}")
+        time.sleep(pause_sec)
