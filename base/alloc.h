@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Zeroed memory like calloc's, freed with free; NULL: there is none. glibc's calloc passes by the cache that each thread
- * has for small blocks, and costs ten times as much. */
+/* Zeroed memory like calloc's, freed with free; NULL: there is none. glibc's calloc passes by the cache that each
+ * thread has for small blocks, and costs ten times as much. */
 static inline void *tl_alloc_zeroed(size_t size_bytes)
 {
     void *memory = malloc(size_bytes);
