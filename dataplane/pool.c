@@ -124,7 +124,7 @@ static enum tl_status create_region(struct tl_pool *pool, uint64_t len_bytes, st
     return TL_OK;
 
 fail:
-    tl_error_prefix(ret_error, "a region of %" PRIu64 " bytes for the pool (rdma.pool): ", len_bytes);
+    tl_error_prefix(ret_error, "a region of %" PRIu64 " bytes for the pool (verbs.pool): ", len_bytes);
     destroy_region(region);
     return status;
 }
@@ -286,7 +286,7 @@ static enum tl_status plan_region(struct tl_pool *pool, uint64_t need_bytes, uin
     tl_pool_get_stats(pool, &stats);
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                         "%" PRIu64 " bytes do not fit into the pool, which has %" PRIu64 " bytes, %" PRIu64
-                        " of them in use, and may have %" PRIu64 "; raise its maximum (rdma.pool)",
+                        " of them in use, and may have %" PRIu64 "; raise its maximum (verbs.max_pool)",
                         need_bytes, stats.bytes, stats.used_bytes, pool->max_bytes);
 }
 

@@ -324,7 +324,7 @@ static enum tl_status make_room(struct tl_registrations *registrations, uint64_t
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                         "an allocation of %" PRIu64 " bytes cannot be registered: %" PRIu64 " bytes in %" PRIu64
                         " registrations are in use, and there may be %" PRIu64 " bytes in %" PRIu64
-                        "; raise the limits (rdma.registrations)",
+                        "; raise the limits (verbs.cached)",
                         len_bytes, stats.bytes, stats.count, registrations->max_bytes, registrations->max_count);
 }
 

@@ -342,7 +342,7 @@ static bool post_piece(struct response *response)
     if (piece == NULL) return fail(response, &out_of_memory);
     if (response->is_bounced && !bounce(response, piece, source, len_bytes)) {
         piece_destroy(response, piece);
-        tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%s: no registered memory to send it through; raise verbs.pool",
+        tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%s: no registered memory to send it through; raise verbs.max_pool",
                      response->key);
         return response->pieces_out > 0 ? false : fail(response, &error);
     }

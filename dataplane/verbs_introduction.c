@@ -137,20 +137,20 @@ enum tl_status verbs_introduction_match(const struct verbs_introduction *ours, c
 {
     if (ours->link_layer != theirs->link_layer) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
-                            "our port is %s, the peer's is %s: choose ports of one network with rdma devices",
+                            "our port is %s, the peer's is %s: choose ports of one network with verbs.devices",
                             link_layer_name(ours->link_layer), link_layer_name(theirs->link_layer));
     }
     if (ours->link_layer != IBV_LINK_LAYER_ETHERNET) return TL_OK;
     if (ours->gid_type != theirs->gid_type) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
-                            "our GID is of %s, the peer's of %s: choose GIDs of the same kind with rdma gid_index",
+                            "our GID is of %s, the peer's of %s: choose GIDs of the same kind with verbs.gid_index",
                             roce_name(ours->gid_type), roce_name(theirs->gid_type));
     }
     bool is_v4 = verbs_gid_is_v4(ours->gid), peer_is_v4 = verbs_gid_is_v4(theirs->gid);
     if (is_v4 != peer_is_v4 && ours->gid_type == IBV_GID_TYPE_ROCE_V2) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
-                            "our GID is an %s address, the peer's an %s one: choose GIDs of the same family with rdma "
-                            "gid_index",
+                            "our GID is an %s address, the peer's an %s one: choose GIDs of the same family with "
+                            "verbs.gid_index",
                             is_v4 ? "IPv4" : "IPv6", peer_is_v4 ? "IPv4" : "IPv6");
     }
     return TL_OK;

@@ -21,6 +21,10 @@ static uint64_t or_auto(uint64_t value, uint64_t automatic)
     return value != TL_SETTING_AUTO ? value : automatic;
 }
 
+/* A ping waits behind the writes that are posted already, and completed writes are signs of life: a piece must take
+ * less than `silence` on a slow network. Larger ones are no faster. */
+#define AUTOMATIC_PIECE_BYTES (1024 * 1024)
+
 void tl_plane_options_of(const struct tl_settings *settings, struct tl_plane_options *ret_options)
 {
     const struct tl_verbs_settings *verbs = &settings->verbs;
@@ -38,7 +42,7 @@ void tl_plane_options_of(const struct tl_settings *settings, struct tl_plane_opt
                    .work_count = (uint32_t)verbs->queue_depth,
                    .request_count = REQUEST_COUNT,
                    .cache_count = CACHE_COUNT,
-                   .piece_bytes = or_auto(verbs->piece_bytes, 0),
+                   .piece_bytes = or_auto(verbs->piece_bytes, AUTOMATIC_PIECE_BYTES),
                    .register_bytes = verbs->register_bytes,
                    /* Under keys of regions: what the peer can write to. */
                    .peer_memory = {.pool_bytes = verbs->pool_bytes,

@@ -184,7 +184,7 @@ START_TEST(refused_tensors)
     meta_data.size_bytes = 1 << 20;
     meta_data.shape.dims[0] = 1 << 20;
     ck_assert_int_eq(tl_memory_tensor_create(memory, &meta_data, &tensor, &error), TL_RESOURCE_EXHAUSTED);
-    ck_assert_ptr_nonnull(strstr(error.message, "rdma.pool"));
+    ck_assert_ptr_nonnull(strstr(error.message, "verbs.max_pool"));
     ck_assert_ptr_null(tensor);
     ck_assert_uint_eq(stats().pool_used_bytes, 0);
 }

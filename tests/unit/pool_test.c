@@ -130,7 +130,7 @@ START_TEST(exhaustion)
     open_pool(64 * KIB, 128 * KIB);
     struct tl_block *block = take(KIB);
     refuse(129 * KIB);
-    ck_assert_ptr_nonnull(strstr(error.message, "rdma.pool"));
+    ck_assert_ptr_nonnull(strstr(error.message, "verbs.max_pool"));
     ck_assert_ptr_nonnull(strstr(error.message, "135168")); /* asked for, in pages */
     ck_assert_ptr_nonnull(strstr(error.message, "131072"));
     refuse(INT64_MAX);
@@ -222,7 +222,7 @@ START_TEST(the_first_region_fails)
 {
     provider.fail_countdown = 1;
     ck_assert_int_eq(tl_pool_create(&provider.base, 64 * KIB, 64 * KIB, &pool, &error), TL_RESOURCE_EXHAUSTED);
-    ck_assert_ptr_nonnull(strstr(error.message, "rdma.pool"));
+    ck_assert_ptr_nonnull(strstr(error.message, "verbs.pool"));
     ck_assert_ptr_nonnull(strstr(error.message, "locked memory is scarce"));
     ck_assert_ptr_null(pool);
     ck_assert_int_eq(tl_pool_create(&provider.base, UINT64_C(1) << 60, 0, &pool, NULL), TL_RESOURCE_EXHAUSTED);
