@@ -10,6 +10,7 @@
 
 struct seen {
     sigset_t blocked;
+    sem_t may_end; /* the thread is there until then */
     sem_t is_over;
 };
 
@@ -17,6 +18,8 @@ static void *look(void *argument)
 {
     struct seen *seen = argument;
     pthread_sigmask(SIG_SETMASK, NULL, &seen->blocked);
+    while (sem_wait(&seen->may_end) != 0) {
+    }
     sem_post(&seen->is_over);
     return argument;
 }
@@ -27,12 +30,14 @@ START_TEST(signals_of_the_program_are_not_taken)
     pthread_t thread;
     void *result;
     sigset_t before, after;
+    sem_init(&seen.may_end, 0, 0);
     sem_init(&seen.is_over, 0, 0);
     pthread_sigmask(SIG_SETMASK, NULL, &before);
     ck_assert_int_eq(tl_thread_start("tl-test", look, &seen, &thread, NULL), TL_OK);
     char name[16];
     ck_assert_int_eq(pthread_getname_np(thread, name, sizeof(name)), 0);
     ck_assert_str_eq(name, "tl-test");
+    sem_post(&seen.may_end);
     ck_assert_int_eq(pthread_join(thread, &result), 0);
     ck_assert_ptr_eq(result, &seen);
     static const int left_to_the_program[] = {SIGTERM, SIGINT, SIGHUP, SIGCHLD, SIGUSR1, SIGALRM};
@@ -44,6 +49,7 @@ START_TEST(signals_of_the_program_are_not_taken)
     pthread_sigmask(SIG_SETMASK, NULL, &after);
     for (int number = 1; number < SIGRTMIN; number++)
         ck_assert_int_eq(sigismember(&before, number), sigismember(&after, number));
+    sem_destroy(&seen.may_end);
     sem_destroy(&seen.is_over);
 }
 END_TEST
@@ -51,9 +57,11 @@ END_TEST
 START_TEST(detached_threads_run_too)
 {
     struct seen seen;
+    sem_init(&seen.may_end, 0, 1);
     sem_init(&seen.is_over, 0, 0);
     ck_assert_int_eq(tl_thread_start("tl-test", look, &seen, NULL, NULL), TL_OK);
     ck_assert_int_eq(sem_wait(&seen.is_over), 0);
+    sem_destroy(&seen.may_end);
     sem_destroy(&seen.is_over);
 }
 END_TEST
