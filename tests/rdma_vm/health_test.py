@@ -23,7 +23,7 @@ SCRIPT = f"""
 set -u
 export LC_ALL=C.UTF-8
 T={BUILD}/bin/tensorlane
-# try NAME STAGE TASK...: starts the tasks, waits until one of them is at the stage, and shows the cluster
+# try NAME STAGE TASK...: starts the tasks, waits until one of them is at the stage and no path is on its way, and shows the cluster
 try() {{
     local config=/tmp/$1.json name=$1 stage=$2 pids=() task
     shift 2
@@ -33,7 +33,7 @@ try() {{
     done
     for _ in {{1..50}}; do
         $T health -c $config --json > /tmp/shown
-        if grep -q '"stage": "'$stage'"' /tmp/shown; then break; fi
+        if grep -q '"stage": "'$stage'"' /tmp/shown && ! grep -q 'being set up' /tmp/shown; then break; fi
         sleep 0.1
     done
     echo "== $name"
