@@ -23,7 +23,8 @@ SCRIPT = f"""
 set -u
 export LC_ALL=C.UTF-8
 T={BUILD}/bin/tensorlane
-# try NAME STAGE TASK...: starts the tasks, waits until one of them is at the stage and no path is on its way, and shows the cluster
+# try NAME STAGE TASK...: starts the tasks, waits until one of them is at the stage and no path is on its way, and
+# shows the cluster
 try() {{
     local config=/tmp/$1.json name=$1 stage=$2 pids=() task
     shift 2
