@@ -123,6 +123,7 @@ struct tl_conn {
 
     /* What the peer asks. */
     struct response *responses; /* by handle */
+    uint32_t notice_count;      /* CANCELLED that wait for their turn */
     uint32_t peer_request_count;
     struct turn goodbye_turn;
     struct tl_work goodbye_work;

@@ -126,17 +126,29 @@ static void response_close(struct response *response, enum tl_serve_end end)
     conn_pump_later(conn);
 }
 
+/* What a peer may have open: responses live a little longer than the requests they answer. */
+static uint32_t most_responses(const struct tl_conn *conn)
+{
+    return 2 * conn->engine->options.request_count + conn->engine->options.slot_count;
+}
+
 static bool take_notice(struct turn *turn)
 {
     struct notice *notice = TL_CONTAINER_OF(turn, struct notice, turn);
     struct tl_conn *conn = notice->conn;
     conn_post_message(conn, conn_compose(conn, TL_MESSAGE_CANCELLED, notice->handle), NULL);
+    conn->notice_count--;
     free(notice);
     return false;
 }
 
 static void tell_cancelled(struct tl_conn *conn, uint32_t handle_)
 {
+    /* Who cancels what it has not asked for, and gives no slots back, is not answered without end. */
+    if (conn->notice_count >= most_responses(conn)) {
+        conn_protocol_error(conn, "more CANCELs than requests");
+        return;
+    }
     struct notice *notice = calloc(1, sizeof(*notice));
     if (notice == NULL) {
         tl_conn_close(conn, &out_of_memory);
@@ -147,8 +159,12 @@ static void tell_cancelled(struct tl_conn *conn, uint32_t handle_)
     notice->conn = conn;
     notice->handle = handle_;
     conn_want_turn(conn, &notice->turn);
+    conn->notice_count++;
     /* A connection that is closing takes no turns. */
-    if (!tl_list_is_linked(&notice->turn.place)) free(notice);
+    if (!tl_list_is_linked(&notice->turn.place)) {
+        conn->notice_count--;
+        free(notice);
+    }
 }
 
 static bool is_all_written(const struct response *response)
@@ -599,10 +615,9 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
 static void handle_request(struct tl_conn *conn, const struct tl_message *message)
 {
     const struct tl_engine *engine = conn->engine;
-    /* Responses live a little longer than the requests they answer. */
-    uint32_t most = 2 * engine->options.request_count + engine->options.slot_count;
     if (tl_handle_index(message->handle) >= TL_MAX_REQUESTS || (message->handle & ~TL_HANDLE_MASK) != 0 ||
-        message->number == 0 || HASH_COUNT(conn->responses) >= most || find(conn, message->handle) != NULL) {
+        message->number == 0 || HASH_COUNT(conn->responses) >= most_responses(conn) ||
+        find(conn, message->handle) != NULL) {
         conn_protocol_error(conn, "a REQUEST with the handle %#x", message->handle);
         return;
     }
@@ -658,6 +673,7 @@ void responses_break(struct tl_conn *conn)
         struct turn *turn = TL_CONTAINER_OF(place, struct turn, place);
         if (turn->take != take_notice) continue;
         tl_list_remove(place);
+        conn->notice_count--;
         free(TL_CONTAINER_OF(turn, struct notice, turn));
     }
 }
