@@ -402,6 +402,22 @@ START_TEST(consumed_goes_back)
 }
 END_TEST
 
+/* Never tells that it has taken an answer off, so that ours wait for slots. */
+START_TEST(cancels_without_end)
+{
+    open_raw();
+    uint32_t consumed = raw.consumed;
+    for (unsigned i = 0; i < 100000 && !raw.is_broken; i++) {
+        struct tl_message message = raw_peer_message(&raw, TL_MESSAGE_CANCEL, 5);
+        message.consumed = consumed;
+        raw_peer_send(&raw, &message);
+        raw_peer_run(&raw);
+    }
+    ck_assert(raw.is_broken);
+    close_raw();
+}
+END_TEST
+
 START_TEST(more_bytes_than_announced)
 {
     open_raw();
@@ -525,6 +541,7 @@ int main(void)
     tcase_add_test(tcase, re_request_to_nowhere);
     tcase_add_loop_test(tcase, destination_that_cannot_be_written, 0, 3);
     tcase_add_test(tcase, cancel_of_nothing_is_answered);
+    tcase_add_test(tcase, cancels_without_end);
     tcase_add_test(tcase, more_consumed_than_was_sent);
     tcase_add_test(tcase, consumed_goes_back);
     tcase_add_test(tcase, more_bytes_than_announced);
