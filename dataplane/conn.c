@@ -156,56 +156,6 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
     conn->pair->ops->write(conn->pair, region, source, len_bytes, destination, offset_bytes, true, immediate, work);
 }
 
-bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor)
-{
-    void *data;
-    uint64_t capacity_bytes;
-    tl_tensor_allocation(tensor, &data, &capacity_bytes);
-    return capacity_bytes < conn->engine->options.register_bytes;
-}
-
-bool conn_block_create(struct tl_memory *memory, uint64_t len_bytes, struct tl_tensor **ret_block,
-                       struct tl_pin *ret_pin)
-{
-    const struct tl_meta_data bytes = {
-        .dtype = TL_U8, .shape = {.rank = 1, .dims = {len_bytes}}, .size_bytes = len_bytes};
-    if (tl_memory_tensor_create(memory, &bytes, ret_block, NULL) != TL_OK) return false;
-    bool is_pinned = tl_memory_pin(memory, *ret_block, TL_REGION_WRITE, ret_pin);
-    TL_CHECK(is_pinned);
-    return true;
-}
-
-void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin)
-{
-    if (*block == NULL) return;
-    tl_memory_unpin(memory, pin);
-    tl_tensor_put(*block);
-    *block = NULL;
-}
-
-static void post_to_reactor(void *context, struct tl_letter *letter)
-{
-    tl_reactor_post(context, letter);
-}
-
-bool conn_register(struct tl_conn *conn, struct tl_memory *memory, void *owner, struct tl_tensor *tensor,
-                   enum tl_region_access access, void (*deliver)(struct tl_letter *letter))
-{
-    struct registering *registering = malloc(sizeof(*registering));
-    if (registering == NULL) return false;
-    registering->owner = owner;
-    registering->registration = (struct tl_registration){.tensor = tensor,
-                                                         .access = access,
-                                                         .letter = {.deliver = deliver},
-                                                         .post = post_to_reactor,
-                                                         .context = conn->engine->reactor};
-    tl_list_init(&registering->registration.link);
-    tl_list_init(&registering->registration.letter.link);
-    conn->held_count++;
-    tl_memory_register(memory, &registering->registration);
-    return true;
-}
-
 /* ---------------------------------------------------------------------------------------------------------- end -- */
 
 static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
@@ -515,26 +465,6 @@ static enum tl_status create_tables(struct tl_conn *conn, struct tl_error *ret_e
     return tl_meta_cache_create(conn->engine->options.cache_count, &conn->cache, ret_error);
 }
 
-static enum tl_status create_in_pool(void *context, const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
-                                     struct tl_error *ret_error)
-{
-    return tl_memory_tensor_create(context, meta_data, ret_tensor, ret_error);
-}
-
-/* A key of a region lets its holder write all of the region; so each peer has one of its own. */
-static enum tl_status create_memory(struct tl_conn *conn, struct tl_error *ret_error)
-{
-    struct tl_engine *engine = conn->engine;
-    struct tl_memory *memory = engine->memory;
-    if (engine->options.keys == TL_KEYS_REGION) {
-        enum tl_status status = tl_memory_create(engine->provider, &engine->options.peer_memory, &memory, ret_error);
-        if (status != TL_OK) return status;
-    }
-    conn->memory = memory;
-    conn->allocator = (struct tl_allocator){.create = create_in_pool, .context = memory};
-    return TL_OK;
-}
-
 static void init_places(struct tl_conn *conn)
 {
     struct tl_list *const lists[] = {&conn->engine_link,      &conn->turns,           &conn->revokes,
@@ -564,7 +494,7 @@ enum tl_status tl_conn_create(struct tl_engine *engine, const struct tl_identity
     init_places(conn);
     tl_list_push_back(&engine->conns, &conn->engine_link);
     enum tl_status status = create_tables(conn, ret_error);
-    if (status == TL_OK) status = create_memory(conn, ret_error);
+    if (status == TL_OK) status = conn_memory_create(conn, ret_error);
     if (status != TL_OK) goto fail;
     status = greeting_init(conn, ret_error);
     if (status != TL_OK) goto fail;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A connection as its files see it: conn.c (life, credits, turns), greeting.c (how it comes up), request.c (what we
- * ask), response.c (what the peer asks).
+ * A connection as its files see it: conn.c (life, credits, turns), conn_memory.c (memory), greeting.c (how it comes
+ * up), request.c (what we ask), response.c (what the peer asks).
  *
- * Three scarce things pass through here, each with one queue: slots at the peer and room in the queue pair, which turns
- * wait for; windows, which requests wait for; handles, which fetches wait for.
+ * Four scarce things pass through here, each with one queue: slots at the peer and room in the queue pair, which turns
+ * wait for; windows, which requests wait for; handles, which fetches wait for; room in a pool, which requests and
+ * responses wait for.
  */
 #ifndef DATAPLANE_CONN_INTERNAL_H
 #define DATAPLANE_CONN_INTERNAL_H
@@ -67,10 +68,12 @@ struct tl_conn {
     struct tl_queue_pair *pair;
     struct tl_memory *memory;      /* where the peer may be let write: the engine's, or its own under TL_KEYS_REGION */
     struct tl_allocator allocator; /* of destinations, there */
+    struct tl_room *placing_room;  /* of the request that chooses its destination now; NULL: it has waited for none */
+    uint64_t placing_bytes;        /* ... and there was no room for so many; 0: that is not what it failed for */
     bool is_busy;                  /* it has been up: counted by the reactor */
     bool is_drained;
     struct tl_error close_reason;
-    unsigned held_count; /* registrations that will come back to us */
+    unsigned held_count; /* registrations that will come back to us, and waits for room */
     struct tl_letter end_letter;
     bool is_end_deferred;
 
@@ -164,6 +167,20 @@ void conn_shows(struct tl_conn *conn, uint32_t slot);
 void conn_watch(struct tl_conn *conn);
 /* Something that was open is over: a draining or closing connection may go on. */
 void conn_something_over(struct tl_conn *conn);
+/* Arms a timer of the connection; without memory for that the connection ends. */
+void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns);
+
+/* ----------------------------------------------------------------------------------------------------- conn_memory.c
+ * --
+ */
+
+/* Sets conn->memory and conn->allocator. Errors: TL_RESOURCE_EXHAUSTED: those of tl_memory_create. */
+enum tl_status conn_memory_create(struct tl_conn *conn, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Whether the memory that the tensor lies in is not worth registering: a small tensor in a large allocation shares its
+ * registration with all others there. */
+bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor);
+
 /* Registers the memory of a tensor by the slow worker; deliver is called on the reactor and takes over the
  * registration, which it frees. False: no memory for that. */
 struct registering {
@@ -176,16 +193,29 @@ static inline struct registering *conn_registered(struct tl_letter *letter)
 {
     return TL_CONTAINER_OF(letter, struct registering, registration.letter);
 }
-/* Whether the memory that the tensor lies in is not worth registering: a small tensor in a large allocation shares its
- * registration with all others there. */
-bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor);
-/* A block of a pool. False: there is none. */
-bool conn_block_create(struct tl_memory *memory, uint64_t len_bytes, struct tl_tensor **ret_block,
-                       struct tl_pin *ret_pin);
-void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin);
 
-/* Arms a timer of the connection; without memory for that the connection ends. */
-void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns);
+/* A wait for room in a pool; deliver is called on the reactor and takes over what comes back, which it drops. NULL: it
+ * need not wait, for the reason in ret_error. */
+struct room_wait {
+    struct tl_room room;
+    struct tl_conn *conn;
+    struct tl_memory *memory;
+    void *owner;
+};
+struct room_wait *conn_await_room(struct tl_conn *conn, struct tl_memory *memory, uint64_t len_bytes, void *owner,
+                                  void (*deliver)(struct tl_letter *letter), struct tl_error *ret_error);
+/* What came in a letter. */
+struct room_wait *conn_room_came(struct tl_letter *letter);
+/* Waits no more, and sets *wait to NULL; harmless when it is NULL. When the letter is on its way, *wait stays. */
+void conn_leave_room(struct room_wait **wait);
+/* Gives back what is left of it, frees it and sets *wait to NULL; harmless when it is NULL. */
+void conn_drop_room(struct room_wait **wait);
+
+/* A block of a pool: of the room (NULL: of what is free now). Errors: as tl_memory_tensor_take. */
+enum tl_status conn_block_create(struct tl_memory *memory, struct room_wait *room, uint64_t len_bytes,
+                                 struct tl_tensor **ret_block, struct tl_pin *ret_pin,
+                                 struct tl_error *ret_error) TL_MUST_USE;
+void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin);
 
 /* ------------------------------------------------------------------------------------------------------ greeting.c --
  */

@@ -108,7 +108,7 @@ bool tl_conn_is_up(const struct tl_conn *conn);
  * fetch has made elsewhere is dropped. fetch->allocator is set while the engine has it. */
 void tl_conn_fetch(struct tl_conn *conn, struct tl_fetch *fetch);
 /* Gives the fetch up: done follows, with TL_CANCELLED unless the tensor has arrived meanwhile, once no write of the
- * peer can land in the destination any more. */
+ * peer can land in the destination any more. TL_RESOURCE_EXHAUSTED: it was still waiting for room in the pool. */
 void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch);
 
 /* Closes it once it is idle; new requests of the peer are refused with TL_UNAVAILABLE meanwhile. */

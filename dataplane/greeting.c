@@ -147,8 +147,14 @@ enum tl_status greeting_init(struct tl_conn *conn, struct tl_error *ret_error)
     conn->greeting_timer.fire = greeting_timeout;
     conn->own_token = tl_random_u64();
     conn->own_challenge = tl_random_u64() | 1; /* not what the probe is cleared to */
-    if (conn_block_create(conn->memory, 2 * PROBE_BYTES, &conn->probe, &conn->probe_pin)) return TL_OK;
-    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no registered memory for a data connection");
+    const struct tl_meta_data two_numbers = {
+        .dtype = TL_U8, .shape = {.rank = 1, .dims = {2 * PROBE_BYTES}}, .size_bytes = 2 * PROBE_BYTES};
+    /* It does not wait behind requests, whose connection would end meanwhile. */
+    enum tl_status status = tl_memory_tensor_create(conn->memory, &two_numbers, &conn->probe, ret_error);
+    if (status != TL_OK) return status;
+    bool is_pinned = tl_memory_pin(conn->memory, conn->probe, TL_REGION_WRITE, &conn->probe_pin);
+    TL_CHECK(is_pinned);
+    return TL_OK;
 }
 
 void greeting_start(struct tl_conn *conn)

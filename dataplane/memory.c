@@ -2,8 +2,9 @@
 /*
  * Memory of the data plane: the pool first, then registrations of users' memory, and the slow worker that makes these.
  *
- * The slow worker takes one request at a time from the list, in order, and posts its letter. Destroy lets it finish the
- * one it is at, whose pin is given back at once, and cancels the others: each letter is posted exactly once.
+ * The slow worker takes one request at a time from the list, in order, and posts its letter; before each it serves
+ * those who wait for room in the pool. Destroy lets it finish the one it is at, whose pin is given back at once, and
+ * cancels the others: each letter is posted exactly once.
  */
 #include "dataplane/memory.h"
 
@@ -12,10 +13,14 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/thread.h"
-#include "dataplane/pool.h"
 #include "dataplane/registrations.h"
+
+/* How often the log says that the pool is full. */
+#define FULL_LOG_NS (60 * TL_NS_PER_SEC)
 
 struct tl_memory {
     struct tl_pool *pool;
@@ -27,21 +32,28 @@ struct tl_memory {
     pthread_mutex_t mutex; /* of what follows */
     pthread_cond_t wake;   /* something waits, or the slow worker is to stop */
     struct tl_list waiting;
+    bool is_room_wanted; /* the pool may be able to serve somebody */
     bool is_stopping;
+
+    int64_t next_full_log_ns; /* the slow worker's */
 };
 
 /* --------------------------------------------------------------------------------------------------- slow worker -- */
 
-/* The next request; NULL: stop. */
-static struct tl_registration *take_waiting(struct tl_memory *memory)
+/* Waits for something to do: ret_registration NULL: no registration. False: stop. */
+static bool await_work(struct tl_memory *memory, bool *ret_is_room_wanted, struct tl_registration **ret_registration)
 {
     struct tl_list *node = NULL;
     pthread_mutex_lock(&memory->mutex);
-    while (!memory->is_stopping && tl_list_is_empty(&memory->waiting))
+    while (!memory->is_stopping && !memory->is_room_wanted && tl_list_is_empty(&memory->waiting))
         pthread_cond_wait(&memory->wake, &memory->mutex);
-    if (!memory->is_stopping) node = tl_list_pop_front(&memory->waiting);
+    bool goes_on = !memory->is_stopping;
+    if (goes_on) node = tl_list_pop_front(&memory->waiting);
+    *ret_is_room_wanted = memory->is_room_wanted;
+    memory->is_room_wanted = false;
     pthread_mutex_unlock(&memory->mutex);
-    return node ? TL_CONTAINER_OF(node, struct tl_registration, link) : NULL;
+    *ret_registration = node ? TL_CONTAINER_OF(node, struct tl_registration, link) : NULL;
+    return goes_on;
 }
 
 static bool is_stopping(struct tl_memory *memory)
@@ -84,11 +96,53 @@ static void carry_out(struct tl_memory *memory, struct tl_registration *registra
     set_cancelled(registration);
 }
 
+/* Under a lock of the pool. */
+static void room_wanted(void *context)
+{
+    struct tl_memory *memory = context;
+    pthread_mutex_lock(&memory->mutex);
+    memory->is_room_wanted = true;
+    pthread_cond_signal(&memory->wake);
+    pthread_mutex_unlock(&memory->mutex);
+}
+
+static bool evict(void *context)
+{
+    const struct tl_memory *memory = context;
+    return tl_registrations_evict(memory->registrations);
+}
+
+/* Those that still wait do so until memory comes back. */
+static void log_full(struct tl_memory *memory)
+{
+    struct tl_memory_stats stats;
+    int64_t now_ns = tl_clock_now_ns();
+    tl_memory_get_stats(memory, &stats);
+    if (stats.pool_waiting == 0 || now_ns < memory->next_full_log_ns) return;
+    memory->next_full_log_ns = now_ns + FULL_LOG_NS;
+    TL_LOG_AT_WARN("requests wait for registered memory", TL_U64("waiting", stats.pool_waiting),
+                   TL_U64("pool_bytes", stats.pool_bytes), TL_U64("used_bytes", stats.pool_used_bytes),
+                   TL_STR("remedy", "release received tensors sooner, or raise verbs.max_pool"));
+}
+
+static void serve_rooms(struct tl_memory *memory)
+{
+    struct tl_pool_wait *wait;
+    while ((wait = tl_pool_serve(memory->pool)) != NULL) {
+        struct tl_room *room = TL_CONTAINER_OF(wait, struct tl_room, wait);
+        room->post(room->context, &room->letter);
+    }
+    log_full(memory);
+}
+
 static void *run_slow_worker(void *argument)
 {
     struct tl_memory *memory = argument;
     struct tl_registration *registration;
-    while ((registration = take_waiting(memory)) != NULL) {
+    bool is_room_wanted;
+    while (await_work(memory, &is_room_wanted, &registration)) {
+        if (is_room_wanted) serve_rooms(memory);
+        if (registration == NULL) continue;
         carry_out(memory, registration);
         registration->post(registration->context, &registration->letter);
     }
@@ -136,7 +190,8 @@ enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_me
     enum tl_status status = tl_registrations_create(provider, options->max_cached_bytes, options->max_cached_count,
                                                     &memory->registrations, ret_error);
     if (status != TL_OK) goto fail;
-    status = tl_pool_create(provider, options->pool_bytes, options->max_pool_bytes, &memory->pool, ret_error);
+    const struct tl_pool_hooks hooks = {.wanted = room_wanted, .evict = evict, .context = memory};
+    status = tl_pool_create(provider, options->pool_bytes, options->max_pool_bytes, &hooks, &memory->pool, ret_error);
     if (status != TL_OK) goto fail;
     status = tl_thread_start("tl-slow", run_slow_worker, memory, &memory->slow_worker, ret_error);
     if (status != TL_OK) goto fail;
@@ -168,6 +223,16 @@ static void give_block(void *data, void *block)
     tl_pool_give(block);
 }
 
+/* A tensor around the block, which it takes over or gives back. */
+static enum tl_status create_around(const struct tl_meta_data *meta_data, struct tl_block *block,
+                                    struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    enum tl_status status =
+        tl_tensor_create_around(meta_data, (void *)block->address, give_block, block, ret_tensor, ret_error);
+    if (status != TL_OK) tl_pool_give(block);
+    return status;
+}
+
 enum tl_status tl_memory_tensor_create(struct tl_memory *memory, const struct tl_meta_data *meta_data,
                                        struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
@@ -176,10 +241,45 @@ enum tl_status tl_memory_tensor_create(struct tl_memory *memory, const struct tl
     if (status != TL_OK) return status;
     if (meta_data->size_bytes == 0) return tl_tensor_create_around(meta_data, NULL, NULL, NULL, ret_tensor, ret_error);
     status = tl_pool_take(memory->pool, meta_data->size_bytes, &block, ret_error);
+    return status == TL_OK ? create_around(meta_data, block, ret_tensor, ret_error) : status;
+}
+
+enum tl_status tl_memory_tensor_take(struct tl_memory *memory, const struct tl_meta_data *meta_data,
+                                     struct tl_room *room, struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_block *block = NULL;
+    enum tl_status status = tl_meta_data_validate(meta_data, ret_error);
     if (status != TL_OK) return status;
-    status = tl_tensor_create_around(meta_data, (void *)block->address, give_block, block, ret_tensor, ret_error);
-    if (status != TL_OK) tl_pool_give(block);
-    return status;
+    if (meta_data->size_bytes == 0) return tl_tensor_create_around(meta_data, NULL, NULL, NULL, ret_tensor, ret_error);
+    if (room != NULL && meta_data->size_bytes <= room->wait.len_bytes) {
+        block = room->wait.block;
+        room->wait.block = NULL;
+    } else {
+        status = tl_pool_take_now(memory->pool, meta_data->size_bytes, &block, ret_error);
+    }
+    if (status != TL_OK) return status;
+    if (block == NULL) return tl_error_set(ret_error, TL_UNAVAILABLE, "no room in the pool now");
+    return create_around(meta_data, block, ret_tensor, ret_error);
+}
+
+enum tl_status tl_memory_await(struct tl_memory *memory, struct tl_room *room, uint64_t len_bytes,
+                               struct tl_error *ret_error)
+{
+    room->wait.len_bytes = len_bytes;
+    tl_list_init(&room->wait.link);
+    return tl_pool_wait(memory->pool, &room->wait, ret_error);
+}
+
+bool tl_memory_withdraw(struct tl_memory *memory, struct tl_room *room)
+{
+    return tl_pool_withdraw(memory->pool, &room->wait);
+}
+
+void tl_room_drop(struct tl_room *room)
+{
+    if (room->wait.block == NULL) return;
+    tl_pool_give(room->wait.block);
+    room->wait.block = NULL;
 }
 
 bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_region_access access,
@@ -227,6 +327,8 @@ void tl_memory_get_stats(struct tl_memory *memory, struct tl_memory_stats *ret_s
         .pool_regions = pool.regions,
         .pool_bytes = pool.bytes,
         .pool_used_bytes = pool.used_bytes,
+        .pool_waits = pool.waits,
+        .pool_waiting = pool.waiting,
         .registrations = registrations.added_count,
         .cached_count = registrations.count,
         .cached_bytes = registrations.bytes,

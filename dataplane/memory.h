@@ -12,7 +12,9 @@
  * somebody else's by then. Their number and bytes are bounded; of those that only idle tensors hold, the least recently
  * used go first.
  *
- * Registering takes milliseconds and more; it is done by a slow worker, a thread of its own, never by a reactor.
+ * Registering takes milliseconds and more; it is done by a slow worker, a thread of its own, never by a reactor. So
+ * does growing the pool: a reactor takes what is free, or waits for its turn, first come first served. Registrations
+ * that nobody uses make room when the pool cannot grow for the limit of locked memory.
  */
 #ifndef DATAPLANE_MEMORY_H
 #define DATAPLANE_MEMORY_H
@@ -21,6 +23,7 @@
 #include <stdint.h>
 
 #include "base/mailbox.h"
+#include "dataplane/pool.h"
 #include "dataplane/provider.h"
 #include "tensor/tensor.h"
 
@@ -37,6 +40,8 @@ struct tl_memory_stats {
     uint64_t pool_regions;
     uint64_t pool_bytes;      /* registered */
     uint64_t pool_used_bytes; /* in blocks that are out */
+    uint64_t pool_waits;      /* of requests that found no room in it, since create */
+    uint64_t pool_waiting;    /* now */
     uint64_t registrations;   /* of users' memory, since create */
     uint64_t cached_count;    /* now */
     uint64_t cached_bytes;
@@ -48,7 +53,8 @@ struct tl_memory_stats {
  * with its remedy). */
 enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_memory_options *options,
                                 struct tl_memory **ret_memory, struct tl_error *ret_error) TL_MUST_USE;
-/* No pin is out, not even in a letter that waits for delivery, and nobody calls anything else. Requests that the slow
+/* No pin is out and nobody waits for room, not even in a letter that waits for delivery, and nobody calls anything
+ * else. Requests that the slow
  * worker has not finished fail with TL_CANCELLED; their letters are posted before this returns. Registrations that
  * tensors still hold are dropped, and the tensors live on; those of the pool keep what they need of it until they go.
  * NULL is accepted. */
@@ -61,6 +67,28 @@ void tl_memory_destroy(struct tl_memory *memory);
  * Blocks: when the pool grows. */
 enum tl_status tl_memory_tensor_create(struct tl_memory *memory, const struct tl_meta_data *meta_data,
                                        struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
+
+/* A wait for room in the pool. Embedded in whoever waits; must stay valid until its letter was delivered or it was
+ * withdrawn. */
+struct tl_room {
+    struct tl_pool_wait wait; /* wait.error, in the letter: TL_OK: there is room, or why not */
+    struct tl_letter letter;  /* to the poster's mailbox: deliver is set by the caller and runs on its thread */
+    void (*post)(void *context, struct tl_letter *letter); /* brings the letter there. Thread: any */
+    void *context;
+};
+/* The same without blocking: takes the room (and leaves nothing of it), or what is free when nobody waits (room NULL).
+ * Errors: moreover TL_UNAVAILABLE: nothing is free now. Thread: any. */
+enum tl_status tl_memory_tensor_take(struct tl_memory *memory, const struct tl_meta_data *meta_data,
+                                     struct tl_room *room, struct tl_tensor **ret_tensor,
+                                     struct tl_error *ret_error) TL_MUST_USE;
+/* Waits for room for a tensor of len_bytes (not 0); the letter follows exactly once. Errors, without a letter:
+ * TL_RESOURCE_EXHAUSTED: that much never fits, or too many wait. Thread: any. */
+enum tl_status tl_memory_await(struct tl_memory *memory, struct tl_room *room, uint64_t len_bytes,
+                               struct tl_error *ret_error) TL_MUST_USE;
+/* True: it waits no more, and no letter comes. False: the letter is on its way. Thread: any. */
+bool tl_memory_withdraw(struct tl_memory *memory, struct tl_room *room) TL_MUST_USE;
+/* Gives room back that was not taken; harmless when there is none. Thread: any. */
+void tl_room_drop(struct tl_room *room);
 
 /* ---------------------------------------------------------------------------------------------------------- pins -- */
 

@@ -295,8 +295,7 @@ struct tl_region *tl_registered_region(const struct tl_registered *registered)
 
 /* --------------------------------------------------------------------------------------------------- registering -- */
 
-/* Destroys the least recently used idle registration; false: there is none. */
-static bool evict_one(struct tl_registrations *registrations)
+bool tl_registrations_evict(struct tl_registrations *registrations)
 {
     struct tl_list doomed;
     tl_list_init(&doomed);
@@ -320,7 +319,7 @@ static enum tl_status make_room(struct tl_registrations *registrations, uint64_t
         tl_registrations_get_stats(registrations, &stats);
         if (len_bytes > registrations->max_bytes) break;
         if (stats.count < registrations->max_count && stats.bytes <= registrations->max_bytes - len_bytes) return TL_OK;
-    } while (evict_one(registrations));
+    } while (tl_registrations_evict(registrations));
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                         "an allocation of %" PRIu64 " bytes cannot be registered: %" PRIu64 " bytes in %" PRIu64
                         " registrations are in use, and there may be %" PRIu64 " bytes in %" PRIu64
@@ -360,7 +359,7 @@ static enum tl_status register_anew(struct tl_registrations *registrations, stru
         do {
             status = tl_region_create(registrations->provider, (void *)key->address, key->len_bytes, access,
                                       &registered->region, ret_error);
-        } while (status == TL_RESOURCE_EXHAUSTED && evict_one(registrations));
+        } while (status == TL_RESOURCE_EXHAUSTED && tl_registrations_evict(registrations));
     }
     if (status != TL_OK) {
         free(registered);

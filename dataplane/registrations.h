@@ -51,6 +51,9 @@ enum tl_status tl_registrations_add(struct tl_registrations *registrations, stru
                                     enum tl_region_access access, struct tl_registered **ret_registered,
                                     struct tl_error *ret_error) TL_MUST_USE;
 
+/* Destroys the least recently used registration that is not pinned; false: there is none. Thread: any. Blocks. */
+bool tl_registrations_evict(struct tl_registrations *registrations);
+
 /* Of a pinned one. */
 struct tl_region *tl_registered_region(const struct tl_registered *registered);
 

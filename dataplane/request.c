@@ -7,10 +7,11 @@
  * has changed costs one META_DATA_UPDATE and one RE_REQUEST. A value without bytes comes as a DONE, and leaves what is
  * known of the key as it is.
  *
- * Failure modes: memory that cannot be registered is copied through the pool, and the other way round; with neither the
- * fetch fails. A cancelled request keeps its memory until the peer says CANCELLED; a peer that does not say it in time
- * costs the connection. When the connection ends, fetches end with UNAVAILABLE once the queue pair is drained: nothing
- * can write their memory any more. Answers to handles that are over are counted and dropped.
+ * Failure modes: memory that cannot be registered is copied through the pool. When the pool is full the request waits
+ * for room, before the peer hears of it; what never fits fails. A cancelled request keeps its memory until the peer
+ * says CANCELLED; a peer that does not say it in time costs the connection. When the connection ends, fetches end with
+ * UNAVAILABLE once the queue pair is drained: nothing can write their memory any more. Answers to handles that are over
+ * are counted and dropped.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@
  *       \---revoked--- RENEWING <---META_DATA_UPDATE---/
  */
 enum request_state {
-    REQUEST_PREPARING,  /* waits for the slow worker to register the destination */
+    REQUEST_PREPARING,  /* waits for the slow worker to register the destination, or for room in the pool */
     REQUEST_QUEUED,     /* waits for its turn (and a window) to send REQUEST or RE_REQUEST */
     REQUEST_ASKED,      /* waits for the peer's answer */
     REQUEST_RENEWING,   /* other memory is needed; waits until nobody can write the former */
@@ -62,13 +63,13 @@ struct request {
     struct tl_work revoke_work;
     bool is_asked; /* REQUEST has been posted: the peer knows the handle */
     bool is_registering;
-    bool is_cancelled; /* while it registers: to be given up as soon as that is over */
+    bool is_cancelled; /* while it registers or waits for room: to be given up as soon as that is over */
     bool is_revoke_posted;
     bool is_place_told; /* the peer knows where to write what is expected */
 
     bool has_meta_data; /* expected; of the cache, then of META_DATA_UPDATE */
     struct tl_meta_cached expected;
-    struct tl_registration registration;
+    struct room_wait *room;  /* it waits for that; NULL: it does not */
     struct tl_tensor *kept;  /* the destination, while it may be exposed; one reference */
     struct tl_pin pin;       /* of the destination, or of the proxy */
     struct tl_tensor *proxy; /* in the pool, copied from at the end; NULL: the peer writes the destination itself */
@@ -125,13 +126,28 @@ static void release_memory(struct request *request)
     request->is_told = false;
 }
 
-static bool use_proxy(struct request *request)
+static void finish(struct request *request);
+static void room_came(struct tl_letter *letter);
+
+/* Waits for room in the pool. False: it never comes, for the reason in ret_error. */
+static bool await_room(struct request *request, uint64_t len_bytes, struct tl_error *ret_error)
 {
-    uint64_t size_bytes = request->expected.meta_data.size_bytes;
-    return conn_block_create(request->conn->memory, size_bytes, &request->proxy, &request->pin);
+    struct tl_conn *conn = request->conn;
+    request->room = conn_await_room(conn, conn->memory, len_bytes, request, room_came, ret_error);
+    return request->room != NULL;
 }
 
-static void finish(struct request *request);
+/* The peer will write to the pool, in the room or in what is free (room NULL); else it waits for room. False: neither.
+ */
+static bool use_proxy(struct request *request, struct room_wait *room, struct tl_error *ret_error)
+{
+    uint64_t size_bytes = request->expected.meta_data.size_bytes;
+    enum tl_status status =
+        conn_block_create(request->conn->memory, room, size_bytes, &request->proxy, &request->pin, ret_error);
+    if (status == TL_UNAVAILABLE) return await_room(request, size_bytes, ret_error);
+    if (status == TL_OK) handle(request, EVENT_READY);
+    return status == TL_OK;
+}
 
 static void registered(struct tl_letter *letter)
 {
@@ -139,51 +155,63 @@ static void registered(struct tl_letter *letter)
     const struct tl_registration *registration = &registering->registration;
     struct request *request = registering->owner;
     struct tl_conn *conn = request->conn;
+    struct tl_error error;
     conn->held_count--;
     request->is_registering = false;
     if (registration->error.code == TL_OK) request->pin = registration->pin;
     if (conn->is_drained) {
         finish(request);
-    } else if (registration->error.code == TL_OK || use_proxy(request)) {
+    } else if (registration->error.code == TL_OK || request->is_cancelled) {
         handle(request, EVENT_READY);
-    } else {
+    } else if (!use_proxy(request, NULL, &error)) {
         fail(request, &registration->error);
     }
     free(registering);
+}
+
+static void register_destination(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    request->is_registering = conn_register(conn, conn->memory, request, request->kept, TL_REGION_WRITE, registered);
+    if (!request->is_registering) fail(request, &out_of_memory);
 }
 
 /* Decides where the bytes go until they are in the destination. */
 static void prepare_memory(struct request *request)
 {
     struct tl_conn *conn = request->conn;
-    struct tl_engine *engine = conn->engine;
     struct tl_tensor *destination = request->fetch->destination;
-    bool is_small = conn_is_small(conn, destination);
+    struct tl_error error;
     request->kept = tl_tensor_get(destination);
-    if (engine->options.is_bounce_forced) {
-        if (use_proxy(request)) {
-            handle(request, EVENT_READY);
-        } else {
-            fail(request, &out_of_memory);
-        }
+    if (conn->engine->options.is_bounce_forced) {
+        if (!use_proxy(request, NULL, &error)) fail(request, &error);
     } else if (tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &request->pin)) {
         handle(request, EVENT_READY);
-    } else if (is_small && use_proxy(request)) {
-        handle(request, EVENT_READY);
-    } else {
-        request->is_registering = conn_register(conn, conn->memory, request, destination, TL_REGION_WRITE, registered);
-        if (!request->is_registering) fail(request, &out_of_memory);
+    } else if (!conn_is_small(conn, destination) || !use_proxy(request, NULL, &error)) {
+        register_destination(request);
     }
 }
 
-/* Makes the destination for the expected meta-data. False: not possible, with the reason. */
-static bool place(struct request *request, struct tl_error *ret_error)
+enum placing {
+    PLACING_DONE,
+    PLACING_WAITS, /* room_came follows */
+    PLACING_FAILED,
+};
+
+/* Makes the destination for the expected meta-data, in the room if it is the engine's to choose. PLACING_FAILED: not
+ * possible, with the reason. */
+static enum placing place(struct request *request, struct tl_room *room, struct tl_error *ret_error)
 {
+    struct tl_conn *conn = request->conn;
     struct tl_fetch *fetch = request->fetch;
     const struct tl_meta_cached *expected = &request->expected;
     /* The number only tells values apart when a transfer is resumed, which this transport never does. */
     uint64_t step = expected->is_published ? expected->step : fetch->step;
-    return tl_fetch_begin(fetch, &expected->meta_data, 1, step, 0, ret_error) == TL_OK;
+    conn->placing_room = room;
+    conn->placing_bytes = 0;
+    if (tl_fetch_begin(fetch, &expected->meta_data, 1, step, 0, ret_error) == TL_OK) return PLACING_DONE;
+    if (conn->placing_bytes == 0) return PLACING_FAILED;
+    return await_room(request, conn->placing_bytes, ret_error) ? PLACING_WAITS : PLACING_FAILED;
 }
 
 /* ------------------------------------------------------------------------------------------------------- asking -- */
@@ -376,10 +404,29 @@ static void cancel_unasked(struct request *request)
     }
 }
 
+static void set_given_up_waiting(struct request *request)
+{
+    struct tl_memory_stats stats;
+    struct tl_error error;
+    tl_memory_get_stats(request->conn->memory, &stats);
+    tl_error_set(&error, TL_RESOURCE_EXHAUSTED,
+                 "it waited for %" PRIu64 " bytes of the pool, of which %" PRIu64 " of %" PRIu64
+                 " are in use; release received tensors sooner, or raise its maximum (verbs.max_pool)",
+                 request->room->room.wait.len_bytes, stats.pool_used_bytes, stats.pool_bytes);
+    set_result(request, &error);
+}
+
 static void cancel_preparing(struct request *request)
 {
-    set_given_up(request);
+    bool is_waiting = request->room != NULL;
+    if (is_waiting) {
+        set_given_up_waiting(request);
+    } else {
+        set_given_up(request);
+    }
     request->is_cancelled = true;
+    conn_leave_room(&request->room);
+    if (is_waiting && request->room == NULL) handle(request, EVENT_READY);
 }
 
 static void ready(struct request *request)
@@ -391,19 +438,47 @@ static void ready(struct request *request)
     }
 }
 
+/* In the room (NULL: in what is free). */
+static void place_and_prepare(struct request *request, struct tl_room *room)
+{
+    struct tl_error error;
+    switch (place(request, room, &error)) {
+    case PLACING_DONE:
+        prepare_memory(request);
+        break;
+    case PLACING_WAITS:
+        break;
+    case PLACING_FAILED:
+        fail(request, &error); /* the peer may keep the value until it hears from us */
+        break;
+    }
+}
+
 /* The memory of the first attempt was exposed in vain. */
 static void prepare_again(struct request *request)
 {
-    struct tl_error error;
     release_memory(request);
-    if (place(request, &error)) {
-        prepare_memory(request);
-        return;
+    place_and_prepare(request, NULL);
+}
+
+static void room_came(struct tl_letter *letter)
+{
+    struct room_wait *room = conn_room_came(letter);
+    struct request *request = room->owner;
+    struct tl_error error;
+    request->room = NULL;
+    if (request->conn->is_drained) {
+        finish(request);
+    } else if (request->is_cancelled) {
+        handle(request, EVENT_READY);
+    } else if (room->room.wait.error.code != TL_OK) {
+        fail(request, &room->room.wait.error);
+    } else if (request->kept == NULL) {
+        place_and_prepare(request, &room->room);
+    } else if (!use_proxy(request, room, &error)) {
+        fail(request, &error);
     }
-    /* The peer keeps the value until it hears from us. */
-    set_result(request, &error);
-    request->state = REQUEST_CANCELLING;
-    start_cancel(request);
+    conn_drop_room(&room);
 }
 
 /* One table for all that may happen. A NULL action: nothing to do. `next` is where it goes before the action runs;
@@ -551,7 +626,7 @@ static void handle_empty(struct request *request, const struct tl_message *messa
         request->expected = (struct tl_meta_cached){
             .meta_data = message->meta_data, .step = message->step, .is_published = message->is_published};
         request->has_meta_data = true;
-        if (!place(request, &error)) set_result(request, &error);
+        if (place(request, NULL, &error) != PLACING_DONE) set_result(request, &error);
     }
     request->has_checksum = message->has_checksum;
     request->checksum = message->checksum;
@@ -645,17 +720,25 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     tl_list_init(&request->revoke.place);
     conn->requests[index] = request;
     fetch->transport_state = request;
-    fetch->allocator = &conn->allocator;
+    /* Nobody waits for room who has some: of what is copied through the pool, nothing else lies there. */
+    fetch->allocator = conn->engine->options.is_bounce_forced ? NULL : &conn->allocator;
     tl_fetch_restart(fetch);
     request->has_meta_data = tl_meta_cache_find(conn->cache, fetch->key, &request->expected);
     if (!request->has_meta_data || request->expected.meta_data.size_bytes == 0) {
         handle(request, EVENT_READY);
-    } else if (place(request, NULL)) {
+        return true;
+    }
+    switch (place(request, NULL, NULL)) {
+    case PLACING_DONE:
         prepare_memory(request);
-    } else {
+        break;
+    case PLACING_WAITS:
+        break;
+    case PLACING_FAILED:
         /* What came last time does not fit the caller's destination; what comes now may. */
         request->has_meta_data = false;
         handle(request, EVENT_READY);
+        break;
     }
     return true;
 }
@@ -784,7 +867,8 @@ void requests_break(struct tl_conn *conn)
         if (request->state == REQUEST_CANCELLING) set_given_up(request);
         if (request->state != REQUEST_REVOKING) set_result(request, &error);
         exposure_over(request);
-        if (!request->is_registering) finish(request);
+        conn_leave_room(&request->room);
+        if (!request->is_registering && request->room == NULL) finish(request);
     }
 }
 

@@ -9,9 +9,9 @@
  * are told with a DONE.
  *
  * Failure modes: a status is told whole. Memory that is not registered is registered if it is large, else copied
- * through the pool; so is what cannot be registered. A cancelled response writes nothing more, and says CANCELLED when
- * what was posted is done. When the connection ends, serves end as broken once the queue pair is drained: the source
- * keeps what was reserved for the asker, who may come back.
+ * through the pool, for whose room it waits; so is what cannot be registered. A cancelled response writes nothing more,
+ * and says CANCELLED when what was posted is done. When the connection ends, serves end as broken once the queue pair
+ * is drained: the source keeps what was reserved for the asker, who may come back.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -38,7 +38,7 @@ enum response_state {
     RESPONSE_WAITING,   /* for the source's reply */
     RESPONSE_PARKED,    /* META_DATA_UPDATE is queued or sent; waits for RE_REQUEST */
     RESPONSE_PREPARING, /* for the slow worker to register the source tensor */
-    RESPONSE_WRITING,   /* for its turns, and for what it has posted */
+    RESPONSE_WRITING,   /* for its turns, for what it has posted, or for room in the pool */
     RESPONSE_TELLING,   /* for its turn to send its only message, and for that to be done */
     RESPONSE_STOPPING,  /* cancelled: for what is under way */
     RESPONSE_STATES,
@@ -84,6 +84,8 @@ struct response {
     bool is_registering;
     struct tl_pin pin;
     bool is_bounced;
+    struct room_wait *room;    /* the next piece waits for that; NULL: it does not */
+    struct room_wait *granted; /* it has come; NULL: none */
     uint64_t posted_bytes;
     unsigned pieces_out;
     struct piece first_piece; /* the rest is allocated */
@@ -118,6 +120,7 @@ static void response_close(struct response *response, enum tl_serve_end end)
     struct tl_engine *engine = conn->engine;
     HASH_DEL(conn->responses, response);
     tl_list_remove(&response->turn.place);
+    conn_drop_room(&response->granted);
     tl_memory_unpin(engine->memory, &response->pin);
     tl_tensor_put(response->offer.tensor);
     if (!response->is_refused) engine->source->closed(engine->source_context, &response->serve, end);
@@ -176,7 +179,7 @@ static bool is_all_written(const struct response *response)
 
 static bool is_anything_out(const struct response *response)
 {
-    return response->pieces_out > 0 || response->is_message_out || response->is_registering;
+    return response->pieces_out > 0 || response->is_message_out || response->is_registering || response->room != NULL;
 }
 
 /* Something is over: perhaps that was all. A queue pair that has flushed anything is about to be drained, and what is
@@ -208,6 +211,7 @@ static void told(struct response *response)
 static void stop(struct response *response)
 {
     tl_list_remove(&response->turn.place);
+    conn_leave_room(&response->room);
     maybe_stopped(response);
 }
 
@@ -320,15 +324,27 @@ static void post_update(struct response *response)
     response->is_update_wanted = false;
 }
 
-/* Copies the piece into the pool. False: not now, or the source cannot be read. */
-static bool bounce(struct response *response, struct piece *piece, const uint8_t *source, uint64_t len_bytes)
+static void room_came(struct tl_letter *letter);
+
+/* Copies the piece into the pool. Errors: TL_UNAVAILABLE: not now: it will have another turn. TL_RESOURCE_EXHAUSTED:
+ * never. */
+static enum tl_status bounce(struct response *response, struct piece *piece, const uint8_t *source, uint64_t len_bytes,
+                             struct tl_error *ret_error)
 {
     struct tl_conn *conn = response->conn;
-    if (!conn_block_create(conn->engine->memory, len_bytes, &piece->block, &piece->pin)) return false;
+    struct tl_memory *memory = conn->engine->memory;
+    enum tl_status status =
+        conn_block_create(memory, response->granted, len_bytes, &piece->block, &piece->pin, ret_error);
+    conn_drop_room(&response->granted);
+    if (status == TL_UNAVAILABLE && response->pieces_out == 0) {
+        response->room = conn_await_room(conn, memory, len_bytes, response, room_came, ret_error);
+        return response->room != NULL ? TL_UNAVAILABLE : TL_RESOURCE_EXHAUSTED;
+    }
+    if (status != TL_OK) return status;
     memcpy(tl_tensor_data(piece->block), source, (size_t)len_bytes);
     conn->engine->stats.bytes_bounced += len_bytes;
     tl_memory_count_bounce(conn->engine->memory, len_bytes);
-    return true;
+    return TL_OK;
 }
 
 /* What is left cannot be sent: the status takes its place. */
@@ -356,11 +372,12 @@ static bool post_piece(struct response *response)
     }
     struct piece *piece = piece_create(response);
     if (piece == NULL) return fail(response, &out_of_memory);
-    if (response->is_bounced && !bounce(response, piece, source, len_bytes)) {
+    enum tl_status status = response->is_bounced ? bounce(response, piece, source, len_bytes, &error) : TL_OK;
+    if (status != TL_OK) {
         piece_destroy(response, piece);
-        tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%s: no registered memory to send it through; raise verbs.max_pool",
-                     response->key);
-        return response->pieces_out > 0 ? false : fail(response, &error);
+        if (status == TL_UNAVAILABLE || response->pieces_out > 0) return false;
+        tl_error_prefix(&error, "%s cannot be sent through the pool: ", response->key);
+        return fail(response, &error);
     }
     const struct tl_region *region = response->is_bounced ? piece->pin.region : response->pin.region;
     uint32_t immediate = response->handle | (response->is_bounced ? TL_IMMEDIATE_BOUNCED : 0) |
@@ -417,6 +434,23 @@ static void written(struct response *response)
 }
 
 /* ------------------------------------------------------------------------------------------------------- memory -- */
+
+static void room_came(struct tl_letter *letter)
+{
+    struct room_wait *room = conn_room_came(letter);
+    struct response *response = room->owner;
+    const struct tl_error *error = &room->room.wait.error;
+    response->room = NULL;
+    response->granted = room;
+    if (response->conn->is_drained) {
+        response_close(response, TL_SERVE_BROKEN);
+    } else if (response->state == RESPONSE_STOPPING) {
+        maybe_stopped(response);
+    } else {
+        if (error->code != TL_OK) (void)fail(response, error);
+        want_turn(response);
+    }
+}
 
 static void registered(struct tl_letter *letter)
 {
@@ -666,7 +700,8 @@ void responses_break(struct tl_conn *conn)
     HASH_ITER(hh, conn->responses, response, next)
     {
         /* What the peer has for certain was closed when its last work was done. */
-        if (!response->is_registering) response_close(response, TL_SERVE_BROKEN);
+        conn_leave_room(&response->room);
+        if (!response->is_registering && response->room == NULL) response_close(response, TL_SERVE_BROKEN);
     }
     TL_LIST_FOREACH_SAFE(&conn->turns, place)
     {

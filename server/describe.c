@@ -58,6 +58,8 @@ static enum tl_status describe_plane(struct tl_worker *worker, struct tl_descrip
         {"data_connections_broken", engine.connections_broken},
         {"data_pool_bytes", memory.pool_bytes},
         {"data_pool_used_bytes", memory.pool_used_bytes},
+        {"data_pool_waits", memory.pool_waits},
+        {"data_pool_waiting", memory.pool_waiting},
         {"data_registrations", memory.registrations},
         {"data_registered_bytes", memory.cached_bytes},
         {"data_registrations_evicted", memory.evictions},

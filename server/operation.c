@@ -78,6 +78,14 @@ void tl_op_set_error(struct tl_op *op, const struct tl_error *error)
     op->error = tl_error_keep(error);
 }
 
+void tl_op_explain_error(struct tl_op *op, const struct tl_error *why)
+{
+    struct tl_error error;
+    tl_error_set(&error, op->error->code, "%s; %s", op->error->message, why->message);
+    tl_op_drop_error(op);
+    op->error = tl_error_keep(&error);
+}
+
 void tl_op_drop_error(struct tl_op *op)
 {
     tl_error_drop(op->error);

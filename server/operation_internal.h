@@ -82,6 +82,8 @@ enum tl_status tl_op_create(struct tl_worker *worker, enum tl_op_kind kind, cons
 void tl_op_free(struct tl_op *op);
 /* Sets the result; the first error wins. */
 void tl_op_set_error(struct tl_op *op, const struct tl_error *error);
+/* Adds the reason to the error that is set. */
+void tl_op_explain_error(struct tl_op *op, const struct tl_error *why);
 /* It has succeeded all the same. */
 void tl_op_drop_error(struct tl_op *op);
 /* Everything is over: tells who submitted it. The operation may be gone afterwards. */

@@ -101,6 +101,7 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
     tl_peer_fetch_done(&op->request);
     /* What has arrived all the same is delivered: its sender has been told so. */
     if (op->state == OP_CANCELLING && result->code != TL_OK) {
+        if (result->code == TL_RESOURCE_EXHAUSTED) tl_op_explain_error(op, result);
         tl_op_complete(op);
         return;
     }

@@ -110,9 +110,10 @@ void tl_plane_destroy(struct tl_plane *plane)
     }
     const struct tl_home *former = tl_home_enter(&plane->home);
     tl_engine_destroy(plane->engine);
+    /* Its slow worker may still be in the call that has brought the last letter to the reactor. */
+    tl_memory_destroy(plane->memory);
     tl_reactor_destroy(plane->reactor);
     tl_home_leave(former);
-    tl_memory_destroy(plane->memory);
     if (plane->provider != NULL) plane->provider->ops->close(plane->provider);
     free(plane->describes_device);
     free(plane);

@@ -173,7 +173,8 @@ static void barrier_reached(void *context, struct tl_letter *letter)
     TL_CHECK(sem_post(context) == 0);
 }
 
-/* Waits for a registration that is none: the slow worker takes one after the other. */
+/* Waits for a registration that is none: the slow worker takes one after the other, and serves who waits for room
+ * before each. */
 static void pass_slow_worker(struct tl_memory *memory, struct tl_tensor *registered)
 {
     sem_t reached;
@@ -208,9 +209,8 @@ bool engine_side_round(struct engine_side *side)
 static bool round_of(struct engine_side *side)
 {
     if (side->is_silent) return false;
-    bool is_registering = side->conn != NULL && side->conn->held_count > 0;
-    if (is_registering) engine_side_settle(side);
-    return engine_side_round(side) || is_registering;
+    engine_side_settle(side);
+    return engine_side_round(side);
 }
 
 void engine_pair_run(struct engine_pair *pair)
@@ -252,7 +252,7 @@ static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *m
         return TL_OK;
     }
     if (ask->is_unregistered) return tl_tensor_create_for(meta_data, ret_destination, ret_error);
-    TL_CHECK(fetch->allocator != NULL);
+    if (fetch->allocator == NULL) return tl_tensor_create_for(meta_data, ret_destination, ret_error);
     return fetch->allocator->create(fetch->allocator->context, meta_data, ret_destination, ret_error);
 }
 

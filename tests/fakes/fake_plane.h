@@ -24,6 +24,7 @@ struct fake_plane {
     int64_t silence_ns;               /* of every engine; 0: a long time */
     int64_t cancel_ns;                /* the same */
     int64_t attempt_ns;               /* the same */
+    uint64_t pool_bytes;              /* all that the pool may have; 0: plenty */
 };
 
 void fake_plane_init(struct fake_plane *plane, struct cluster *cluster);

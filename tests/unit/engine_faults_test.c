@@ -18,6 +18,7 @@
 #include "base/timer.c"
 #undef place
 #include "dataplane/conn.c"
+#include "dataplane/conn_memory.c"
 #include "dataplane/engine.c"
 #include "dataplane/meta_cache.c"
 #include "dataplane/request.c"
@@ -32,6 +33,7 @@
 #define handle(...) response_handle(__VA_ARGS__)
 #define out_of_memory response_out_of_memory
 #define registered response_registered
+#define room_came response_room_came
 #define take_turn response_take_turn
 #define transition response_transition
 #define transitions response_transitions
@@ -45,6 +47,7 @@
 #undef handle
 #undef out_of_memory
 #undef registered
+#undef room_came
 #undef take_turn
 #undef transition
 #undef transitions

@@ -344,30 +344,6 @@ START_TEST(no_memory_at_the_asker)
 }
 END_TEST
 
-START_TEST(no_memory_at_the_owner)
-{
-    options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;
-    open_pair();
-    add_rule(FAKE_REGION_FAILURE, owner, FAKE_ALWAYS);
-    struct tl_tensor *all[64];
-    unsigned count = 0;
-    struct tl_tensor *block = NULL;
-    const struct tl_meta_data bytes = {
-        .dtype = TL_U8, .shape = {.rank = 1, .dims = {128 << 10}}, .size_bytes = 128 << 10};
-    while (count < 64 && tl_memory_tensor_create(owner->memory, &bytes, &block, NULL) == TL_OK)
-        all[count++] = block;
-    ck_assert_uint_lt(count, 64);
-    engine_side_send(owner, "key", 1, engine_bytes(1 << 20, 1));
-    fetch(1);
-    ck_assert_int_eq(ask.result.code, TL_RESOURCE_EXHAUSTED);
-    engine_ask_fini(&ask);
-    while (count > 0)
-        tl_tensor_put(all[--count]);
-    expect_fetch(2, engine_bytes(1 << 20, 2), TL_PATH_BOUNCE);
-    engine_pair_close(&pair);
-}
-END_TEST
-
 START_TEST(providers_that_need_no_regions)
 {
     options.provider.needs_no_regions = true;
@@ -416,7 +392,6 @@ int main(void)
     tcase_add_test(tcase, everything_is_copied_if_forced);
     tcase_add_loop_test(tcase, registering_fails, 0, 4);
     tcase_add_loop_test(tcase, no_memory_at_the_asker, 0, 2);
-    tcase_add_test(tcase, no_memory_at_the_owner);
     tcase_add_test(tcase, providers_that_need_no_regions);
     tcase_add_test(tcase, destination_that_does_not_fit);
     suite_add_tcase(suite, tcase);

@@ -226,6 +226,110 @@ START_TEST(tensors_outlive_the_memory)
 }
 END_TEST
 
+/* ---------------------------------------------------------------------------------------------------------- room -- */
+
+struct waiter {
+    struct tl_room room;
+    unsigned done_count;
+};
+
+static void came(struct tl_letter *letter)
+{
+    TL_CONTAINER_OF(letter, struct waiter, room.letter)->done_count++;
+}
+
+static enum tl_status await(struct waiter *waiter, uint64_t len_bytes)
+{
+    *waiter = (struct waiter){.room = {.letter = {.deliver = came}, .post = post, .context = &mailbox}};
+    return tl_memory_await(memory, &waiter->room, len_bytes, &error);
+}
+
+static void wait_for_room(struct waiter *waiter)
+{
+    while (waiter->done_count == 0) {
+        sem_wait(&posted);
+        tl_mailbox_deliver(&mailbox);
+    }
+    ck_assert_uint_eq(waiter->done_count, 1);
+}
+
+static const struct tl_meta_data bytes_65536 = {.dtype = TL_U8, .shape = {1, {65536}}, .size_bytes = 65536};
+
+/* Two regions there may be: the second is made for who waits; then only what comes back helps. */
+START_TEST(room)
+{
+    struct waiter waiter;
+    struct tl_tensor *first = create(&bytes_65536), *second = NULL, *third = NULL;
+    ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_1000, NULL, &second, &error), TL_UNAVAILABLE);
+    ck_assert_int_eq(await(&waiter, 65536), TL_OK);
+    wait_for_room(&waiter);
+    ck_assert_int_eq(waiter.room.wait.error.code, TL_OK);
+    ck_assert_uint_eq(stats().pool_regions, 2);
+    ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_65536, &waiter.room, &second, &error), TL_OK);
+    memset(tl_tensor_data(second), 1, 65536);
+    tl_room_drop(&waiter.room); /* nothing is left of it */
+    ck_assert_int_eq(await(&waiter, 1000), TL_OK);
+    ck_assert_uint_eq(stats().pool_waiting, 1);
+    tl_tensor_put(first);
+    wait_for_room(&waiter);
+    ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_1000, &waiter.room, &third, &error), TL_OK);
+    ck_assert_uint_eq(stats().pool_waiting, 0);
+    ck_assert_uint_eq(stats().pool_waits, 2);
+    tl_tensor_put(second);
+    tl_tensor_put(third);
+    ck_assert_uint_eq(stats().pool_used_bytes, 0);
+}
+END_TEST
+
+START_TEST(room_that_is_not_taken)
+{
+    struct waiter waiter;
+    ck_assert_int_eq(await(&waiter, 200 * KIB), TL_RESOURCE_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(error.message, "verbs.max_pool"));
+    struct tl_tensor *first = create(&bytes_65536), *second = create(&bytes_65536);
+    ck_assert_int_eq(await(&waiter, 1000), TL_OK);
+    ck_assert(tl_memory_withdraw(memory, &waiter.room));
+    tl_room_drop(&waiter.room);
+    ck_assert_int_eq(await(&waiter, 1000), TL_OK);
+    tl_tensor_put(first);
+    wait_for_room(&waiter);
+    ck_assert(!tl_memory_withdraw(memory, &waiter.room));
+    ck_assert_uint_eq(stats().pool_used_bytes, 65536 + 1024);
+    tl_room_drop(&waiter.room);
+    ck_assert_uint_eq(stats().pool_used_bytes, 65536);
+    tl_tensor_put(second);
+}
+END_TEST
+
+/* The limit of locked memory is reached by registrations that nobody uses: they go, and the pool grows. */
+START_TEST(idle_registrations_make_room_for_the_pool)
+{
+    struct waiter waiter;
+    struct request requests[2];
+    struct tl_tensor *of_users[] = {wrap(users[0]), wrap(users[1])}, *first = create(&bytes_65536), *second = NULL;
+    for (size_t i = 0; i < 2; i++) {
+        ask(&requests[i], of_users[i]);
+        ck_assert_int_eq(wait_for(&requests[i]), TL_OK);
+    }
+    tl_memory_unpin(memory, &requests[0].registration.pin);
+    provider.locked_limit_bytes = provider.live_bytes + 64 * KIB - sizeof(users[0]);
+    if (_i == 0) {
+        second = create(&bytes_65536);
+    } else {
+        ck_assert_int_eq(await(&waiter, 65536), TL_OK);
+        wait_for_room(&waiter);
+        ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_65536, &waiter.room, &second, &error), TL_OK);
+    }
+    ck_assert_uint_eq(stats().evictions, 1);
+    ck_assert_uint_eq(stats().cached_count, 1); /* the one that is in use */
+    tl_memory_unpin(memory, &requests[1].registration.pin);
+    tl_tensor_put(first);
+    tl_tensor_put(second);
+    tl_tensor_put(of_users[0]);
+    tl_tensor_put(of_users[1]);
+}
+END_TEST
+
 /* -------------------------------------------------------------------------------------------------- slow worker -- */
 
 START_TEST(registered)
@@ -417,6 +521,9 @@ int main(void)
     tcase_add_test(tcase, refused_tensors);
     tcase_add_test(tcase, no_memory_for_a_tensor);
     tcase_add_test(tcase, tensors_outlive_the_memory);
+    tcase_add_test(tcase, room);
+    tcase_add_test(tcase, room_that_is_not_taken);
+    tcase_add_loop_test(tcase, idle_registrations_make_room_for_the_pool, 0, 2);
     tcase_add_test(tcase, registered);
     tcase_add_test(tcase, memory_of_the_pool_is_not_registered_again);
     tcase_add_test(tcase, failed);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory of the data plane under several threads: each makes tensors of the pool and of shared allocations, pins and
- * registers them, and lets them die in any order, some only while the memory is destroyed. Whatever the order: blocks
- * keep their bytes, a pin names a region that lives and covers it, each request is answered once, and the provider can
- * go as soon as destroy returns. ThreadSanitizer finds the rest.
+ * Memory of the data plane under several threads: each makes tensors of the pool, some after a wait for room, and of
+ * shared allocations, pins and registers them, and lets them die in any order, some only while the memory is destroyed.
+ * Whatever the order: blocks keep their bytes, a pin names a region that lives and covers it, each request is answered
+ * once, and the provider can go as soon as destroy returns. ThreadSanitizer finds the rest.
  */
 #include <check.h>
 #include <semaphore.h>
@@ -28,7 +28,7 @@ static struct region_provider provider;
 static struct tl_memory *memory;
 static char allocations[ALLOCATIONS][ALLOCATION_BYTES];
 static pthread_barrier_t barrier;
-static atomic_ulong asked, answered, registered, pinned, failures;
+static atomic_ulong asked, answered, registered, pinned, failures, waited, granted;
 
 struct slot {
     struct tl_tensor *tensor; /* NULL: free */
@@ -40,6 +40,7 @@ struct actor {
     uint64_t random_state;
     struct slot slots[SLOTS];
     struct tl_registration registration;
+    struct tl_room room;
     sem_t is_answered;
 };
 
@@ -54,13 +55,52 @@ static unsigned below(struct actor *actor, unsigned limit)
     return (unsigned)((z ^ (z >> 31)) % limit);
 }
 
+static void post(void *context, struct tl_letter *letter)
+{
+    struct actor *actor = context;
+    if (letter == &actor->registration.letter) {
+        atomic_fetch_add(&answered, 1);
+    } else {
+        ck_assert_ptr_eq(letter, &actor->room.letter);
+    }
+    sem_post(&actor->is_answered);
+}
+
+/* Waits for room, for a moment: the others may wait as well, with all blocks in their hands. */
+static enum tl_status make_after_a_wait(struct actor *actor, const struct tl_meta_data *meta_data,
+                                        struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    actor->room = (struct tl_room){.post = post, .context = actor};
+    enum tl_status status = tl_memory_await(memory, &actor->room, meta_data->size_bytes, ret_error);
+    if (status != TL_OK) return status;
+    atomic_fetch_add(&waited, 1);
+    for (unsigned i = below(actor, 100); i > 0; i--)
+        sched_yield();
+    if (tl_memory_withdraw(memory, &actor->room)) return TL_RESOURCE_EXHAUSTED;
+    while (sem_wait(&actor->is_answered) != 0)
+        continue;
+    *ret_error = actor->room.wait.error;
+    if (ret_error->code != TL_OK) return ret_error->code;
+    atomic_fetch_add(&granted, 1);
+    return tl_memory_tensor_take(memory, meta_data, &actor->room, ret_tensor, ret_error);
+}
+
+static enum tl_status make(struct actor *actor, const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                           struct tl_error *ret_error)
+{
+    if (below(actor, 2)) return tl_memory_tensor_create(memory, meta_data, ret_tensor, ret_error);
+    enum tl_status status = tl_memory_tensor_take(memory, meta_data, NULL, ret_tensor, ret_error);
+    return status == TL_UNAVAILABLE ? make_after_a_wait(actor, meta_data, ret_tensor, ret_error) : status;
+}
+
 static void make_in_pool(struct actor *actor, struct slot *slot)
 {
     uint64_t len_bytes = 1 + below(actor, below(actor, 8) == 0 ? 50000 : 3000);
     struct tl_meta_data meta_data = {.dtype = TL_U8, .shape = {1, {len_bytes}}, .size_bytes = len_bytes};
     struct tl_error error;
-    if (tl_memory_tensor_create(memory, &meta_data, &slot->tensor, &error) != TL_OK) {
-        ck_assert_int_eq(error.code, TL_RESOURCE_EXHAUSTED);
+    enum tl_status status = make(actor, &meta_data, &slot->tensor, &error);
+    if (status != TL_OK) {
+        ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
         return;
     }
     slot->mark = (unsigned char)(1 + below(actor, 255));
@@ -79,14 +119,6 @@ static void make_around_user_memory(struct actor *actor, struct slot *slot)
                                   .capacity_bytes = ALLOCATION_BYTES};
     ck_assert_int_eq(tl_tensor_wrap(&view, &slot->tensor, NULL), TL_OK);
     slot->mark = 0;
-}
-
-static void post(void *context, struct tl_letter *letter)
-{
-    struct actor *actor = context;
-    ck_assert_ptr_eq(letter, &actor->registration.letter);
-    atomic_fetch_add(&answered, 1);
-    sem_post(&actor->is_answered);
 }
 
 /* Pins the tensor, through the slow worker where that is needed. */
@@ -195,6 +227,8 @@ START_TEST(everything_at_once)
     ck_assert_uint_eq(asked, registered + failures);
     ck_assert_uint_gt(registered, 0);
     ck_assert_uint_gt(pinned, 0);
+    ck_assert_uint_gt(granted, 0);
+    ck_assert_uint_gt(waited, granted);
     pthread_barrier_destroy(&barrier);
 }
 END_TEST

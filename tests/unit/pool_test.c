@@ -9,6 +9,7 @@
 
 #include "dataplane/blocks.c"
 #include "dataplane/pool.c"
+#include "dataplane/pool_grow.c"
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
@@ -16,6 +17,14 @@
 static struct region_provider provider;
 static struct tl_pool *pool;
 static struct tl_error error;
+
+static void wanted(void *context)
+{
+    (void)context;
+    ck_abort_msg("nobody waits");
+}
+
+static const struct tl_pool_hooks hooks = {.wanted = wanted};
 
 static void setup(void)
 {
@@ -30,7 +39,7 @@ static void teardown(void)
 
 static void open_pool(uint64_t pool_bytes, uint64_t max_bytes)
 {
-    ck_assert_int_eq(tl_pool_create(&provider.base, pool_bytes, max_bytes, &pool, &error), TL_OK);
+    ck_assert_int_eq(tl_pool_create(&provider.base, pool_bytes, max_bytes, &hooks, &pool, &error), TL_OK);
 }
 
 static struct tl_block *take(uint64_t len_bytes)
@@ -221,11 +230,11 @@ END_TEST
 START_TEST(the_first_region_fails)
 {
     provider.fail_countdown = 1;
-    ck_assert_int_eq(tl_pool_create(&provider.base, 64 * KIB, 64 * KIB, &pool, &error), TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(tl_pool_create(&provider.base, 64 * KIB, 64 * KIB, &hooks, &pool, &error), TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_nonnull(strstr(error.message, "verbs.pool"));
     ck_assert_ptr_nonnull(strstr(error.message, "locked memory is scarce"));
     ck_assert_ptr_null(pool);
-    ck_assert_int_eq(tl_pool_create(&provider.base, UINT64_C(1) << 60, 0, &pool, NULL), TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(tl_pool_create(&provider.base, UINT64_C(1) << 60, 0, &hooks, &pool, NULL), TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_null(pool);
 }
 END_TEST
@@ -248,7 +257,7 @@ START_TEST(no_memory)
 {
     for (unsigned n = 1;; n++) {
         fault_arm(n);
-        enum tl_status status = tl_pool_create(&provider.base, 64 * KIB, MIB, &pool, &error);
+        enum tl_status status = tl_pool_create(&provider.base, 64 * KIB, MIB, &hooks, &pool, &error);
         if (!fault_was_hit()) break;
         ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
         ck_assert_ptr_null(pool);

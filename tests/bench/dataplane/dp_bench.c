@@ -233,6 +233,7 @@ static void begin(struct asked *asked)
 static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                             struct tl_tensor **ret_destination, struct tl_error *ret_error)
 {
+    if (fetch->allocator == NULL) return tl_tensor_create_for(meta_data, ret_destination, ret_error);
     return fetch->allocator->create(fetch->allocator->context, meta_data, ret_destination, ret_error);
 }
 

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The memory of a connection: where destinations lie, blocks of the pool that bytes are copied through, and what the
+ * slow worker is asked for: registrations, and room in a pool that is full.
+ *
+ * Each thing asked of the slow worker comes back as one letter to the reactor, and is counted in held_count until then;
+ * the connection does not end before. A wait for room may be left.
+ */
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "dataplane/conn_internal.h"
+
+bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor)
+{
+    void *data;
+    uint64_t capacity_bytes;
+    tl_tensor_allocation(tensor, &data, &capacity_bytes);
+    return capacity_bytes < conn->engine->options.register_bytes;
+}
+
+/* -------------------------------------------------------------------------------------------------------- blocks -- */
+
+enum tl_status conn_block_create(struct tl_memory *memory, struct room_wait *room, uint64_t len_bytes,
+                                 struct tl_tensor **ret_block, struct tl_pin *ret_pin, struct tl_error *ret_error)
+{
+    const struct tl_meta_data bytes = {
+        .dtype = TL_U8, .shape = {.rank = 1, .dims = {len_bytes}}, .size_bytes = len_bytes};
+    enum tl_status status =
+        tl_memory_tensor_take(memory, &bytes, room != NULL ? &room->room : NULL, ret_block, ret_error);
+    if (status != TL_OK) return status;
+    bool is_pinned = tl_memory_pin(memory, *ret_block, TL_REGION_WRITE, ret_pin);
+    TL_CHECK(is_pinned);
+    return TL_OK;
+}
+
+void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin)
+{
+    if (*block == NULL) return;
+    tl_memory_unpin(memory, pin);
+    tl_tensor_put(*block);
+    *block = NULL;
+}
+
+/* -------------------------------------------------------------------------------------------------- slow worker -- */
+
+static void post_to_reactor(void *context, struct tl_letter *letter)
+{
+    tl_reactor_post(context, letter);
+}
+
+bool conn_register(struct tl_conn *conn, struct tl_memory *memory, void *owner, struct tl_tensor *tensor,
+                   enum tl_region_access access, void (*deliver)(struct tl_letter *letter))
+{
+    struct registering *registering = malloc(sizeof(*registering));
+    if (registering == NULL) return false;
+    registering->owner = owner;
+    registering->registration = (struct tl_registration){.tensor = tensor,
+                                                         .access = access,
+                                                         .letter = {.deliver = deliver},
+                                                         .post = post_to_reactor,
+                                                         .context = conn->engine->reactor};
+    tl_list_init(&registering->registration.link);
+    tl_list_init(&registering->registration.letter.link);
+    conn->held_count++;
+    tl_memory_register(memory, &registering->registration);
+    return true;
+}
+
+struct room_wait *conn_await_room(struct tl_conn *conn, struct tl_memory *memory, uint64_t len_bytes, void *owner,
+                                  void (*deliver)(struct tl_letter *letter), struct tl_error *ret_error)
+{
+    struct room_wait *wait = malloc(sizeof(*wait));
+    if (wait == NULL) {
+        (void)tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to wait for room in the pool");
+        return NULL;
+    }
+    wait->conn = conn;
+    wait->memory = memory;
+    wait->owner = owner;
+    wait->room.letter.deliver = deliver;
+    wait->room.post = post_to_reactor;
+    wait->room.context = conn->engine->reactor;
+    tl_list_init(&wait->room.letter.link);
+    if (tl_memory_await(memory, &wait->room, len_bytes, ret_error) != TL_OK) {
+        free(wait);
+        return NULL;
+    }
+    conn->held_count++;
+    return wait;
+}
+
+struct room_wait *conn_room_came(struct tl_letter *letter)
+{
+    struct room_wait *wait = TL_CONTAINER_OF(letter, struct room_wait, room.letter);
+    wait->conn->held_count--;
+    return wait;
+}
+
+void conn_leave_room(struct room_wait **wait)
+{
+    if (*wait == NULL || !tl_memory_withdraw((*wait)->memory, &(*wait)->room)) return;
+    (*wait)->conn->held_count--;
+    free(*wait);
+    *wait = NULL;
+}
+
+void conn_drop_room(struct room_wait **wait)
+{
+    if (*wait == NULL) return;
+    tl_room_drop(&(*wait)->room);
+    free(*wait);
+    *wait = NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------- destinations -- */
+
+static enum tl_status create_in_pool(void *context, const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                                     struct tl_error *ret_error)
+{
+    struct tl_conn *conn = context;
+    enum tl_status status = tl_memory_tensor_take(conn->memory, meta_data, conn->placing_room, ret_tensor, ret_error);
+    if (status == TL_UNAVAILABLE) conn->placing_bytes = meta_data->size_bytes;
+    return status;
+}
+
+enum tl_status conn_memory_create(struct tl_conn *conn, struct tl_error *ret_error)
+{
+    struct tl_engine *engine = conn->engine;
+    struct tl_memory *memory = engine->memory;
+    /* A key of a region lets its holder write all of the region; so each peer has one of its own. */
+    if (engine->options.keys == TL_KEYS_REGION) {
+        enum tl_status status = tl_memory_create(engine->provider, &engine->options.peer_memory, &memory, ret_error);
+        if (status != TL_OK) return status;
+    }
+    conn->memory = memory;
+    conn->allocator = (struct tl_allocator){.create = create_in_pool, .context = conn};
+    return TL_OK;
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Two workers with a data plane whose registered memory runs out. Task 0 sends, with threads of its own; task 1
+ * receives, once with threads and once driven by its caller (the loop's index).
+ */
+#include <check.h>
+#include <string.h>
+
+#include "fakes/cluster.h"
+#include "fakes/fake_plane.h"
+
+#define LARGE (1 << 20)
+
+static struct cluster cluster;
+static struct fake_plane plane;
+static struct tl_worker *sender;
+static struct tl_worker *receiver;
+static struct tl_cq *cq;
+static struct tl_cq *sent;
+static struct tl_error error;
+
+static void open_both(int progress)
+{
+    cluster_init(&cluster, 2, "\"rdma\": \"require\"");
+    fake_plane_init(&plane, &cluster);
+    plane.pool_bytes = 4 * LARGE; /* with what else is there, room for three tensors */
+    cq = cluster_cq();
+    sent = cluster_cq();
+    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
+    receiver = fake_plane_open(&plane, 1, progress);
+}
+
+static void teardown(void)
+{
+    cluster_close(&cluster, 1);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+    tl_cq_destroy(sent);
+    fake_plane_fini(&plane);
+}
+
+static void send_tensor(uint64_t step)
+{
+    struct tl_tensor *tensor = cluster_tensor(LARGE, (unsigned)step);
+    cluster_send(sender, "w", step, tensor, sent);
+    tl_tensor_put(tensor);
+}
+
+static struct tl_tensor *expect_one(void)
+{
+    struct tl_completion got = cluster_next(cq);
+    ck_assert_msg(got.status.code == TL_OK, "%s", got.status.message);
+    ck_assert_int_eq(got.path, TL_PATH_ZERO_COPY);
+    ck_assert(cluster_tensor_is(got.tensor, LARGE, (unsigned)got.step));
+    return got.tensor;
+}
+
+/* Eight receives share a pool for less than four results: the others wait until results are released. */
+START_TEST(receives_wait_until_results_are_released)
+{
+    enum { COUNT = 8 };
+    open_both(_i);
+    for (uint64_t step = 0; step < COUNT; step++) {
+        send_tensor(step);
+        cluster_recv(receiver, 0, "w", step, cq);
+    }
+    for (uint64_t step = 0; step < COUNT; step++)
+        tl_tensor_put(expect_one());
+    for (unsigned i = 0; i < COUNT; i++)
+        cluster_expect(sent, TL_OK);
+    teardown();
+}
+END_TEST
+
+/* A receive that ran out of time says what it waited for, and leaves the value to the next one. */
+START_TEST(a_deadline_tells_of_the_full_pool)
+{
+    struct tl_tensor *results[3];
+    struct tl_completion got;
+    open_both(_i);
+    for (uint64_t step = 0; step < 3; step++) {
+        send_tensor(step);
+        cluster_recv(receiver, 0, "w", step, cq);
+        results[step] = expect_one();
+        cluster_expect(sent, TL_OK);
+    }
+    send_tensor(3);
+    enum tl_status status =
+        tl_recv_wait(receiver, cluster_peer(receiver, 0), "w", 3, NULL, CLUSTER_SECOND / 4, &got, &error);
+    ck_assert_int_eq(status, TL_DEADLINE_EXCEEDED);
+    ck_assert_msg(strstr(error.message, "it waited for 1048576 bytes of the pool") != NULL, "%s", error.message);
+    ck_assert_ptr_nonnull(strstr(error.message, "verbs.max_pool"));
+    tl_tensor_put(results[0]);
+    cluster_recv(receiver, 0, "w", 3, cq);
+    tl_tensor_put(expect_one());
+    cluster_expect(sent, TL_OK);
+    tl_tensor_put(results[1]);
+    tl_tensor_put(results[2]);
+    teardown();
+}
+END_TEST
+
+/* A worker that closes does not wait for the pool. */
+START_TEST(a_worker_closes_while_its_receives_wait)
+{
+    struct tl_tensor *results[3];
+    open_both(_i);
+    for (uint64_t step = 0; step < 3; step++) {
+        send_tensor(step);
+        cluster_recv(receiver, 0, "w", step, cq);
+        results[step] = expect_one();
+    }
+    send_tensor(3);
+    cluster_recv(receiver, 0, "w", 3, cq);
+    cluster_close(&cluster, 1);
+    struct tl_completion got = cluster_next(cq);
+    ck_assert_int_ne(got.status.code, TL_OK);
+    for (unsigned i = 0; i < 3; i++)
+        tl_tensor_put(results[i]);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(cq);
+    tl_cq_destroy(sent);
+    fake_plane_fini(&plane);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("dataplane_memory");
+    TCase *tcase = tcase_create("dataplane_memory");
+    tcase_set_timeout(tcase, 100);
+    tcase_add_loop_test(tcase, receives_wait_until_results_are_released, 0, 2);
+    tcase_add_loop_test(tcase, a_deadline_tells_of_the_full_pool, 0, 2);
+    tcase_add_loop_test(tcase, a_worker_closes_while_its_receives_wait, 0, 2);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
