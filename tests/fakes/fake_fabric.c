@@ -169,6 +169,7 @@ static bool land(struct fake_pair *target, const struct fake_operation *operatio
         if (__builtin_add_overflow(address.address, operation->offset_bytes, &start)) return false;
         if (!is_writable(target, &address, start, operation->len_bytes)) return false;
         memcpy((void *)(uintptr_t)start, bytes, operation->len_bytes);
+        if (operation->fault == FAKE_CORRUPT) *(uint8_t *)(uintptr_t)start ^= 1;
     }
     provider->fabric->writes[operation->write_place].has_landed = true;
     return true;

@@ -95,6 +95,7 @@ enum fake_fault {
     FAKE_LOSE_ACK,     /* it is carried, but never completes: waits as above */
     FAKE_LATE,         /* as FAKE_DROP, but once it has been cancelled it arrives, if the peer is not drained by then */
     FAKE_RNR,          /* the peer seems to have no slot, `count` times; 0: always */
+    FAKE_CORRUPT,      /* of a write: the first byte arrives wrong */
     FAKE_BREAK,        /* it fails: the queue pair breaks, and its peer is not told */
     FAKE_POST_FAILURE, /* the card refuses it: the queue pair breaks at once */
     FAKE_CQ_OVERRUN,   /* carrying it breaks all queue pairs of its provider */

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The probe of a provider.
+ *
+ *   reader                        writer
+ *   exposes its memory, message ----->
+ *                    <----- write with an immediate
+ *   compares the bytes
+ *
+ * The message tells the writer that the memory is exposed, as in a real transfer, so that both kinds of operations have
+ * been seen to work. Failure modes: a call that is refused, a queue pair that breaks, nothing that comes in time, bytes
+ * that differ. Then as after success both queue pairs are severed and drained before the memory goes.
+ */
+#include "dataplane/probe.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/random.h"
+
+/* More than one packet. */
+#define PROBE_BYTES 8192
+#define PAGE_BYTES 4096
+#define IMMEDIATE UINT32_C(0x50524f42)
+/* Enough for one message and one write each way. */
+#define QUEUE_DEPTH 16
+#define PAUSE_NS 50000
+
+struct end {
+    struct probe *probe;
+    struct tl_queue_pair *pair; /* NULL: not created */
+    bool is_connected;
+    bool is_drained;
+};
+
+struct probe {
+    struct tl_provider *provider;
+    struct end reader, writer;
+    uint8_t *memory; /* PROBE_BYTES to be written, then as many to write */
+    struct tl_region *region;
+    struct tl_exposure exposure;
+    struct tl_work written;
+    bool has_message;
+    bool has_immediate;
+    bool is_written;         /* the card says so */
+    struct tl_error failure; /* TL_OK: none */
+};
+
+static void fail(struct probe *probe, const struct tl_error *reason)
+{
+    if (probe->failure.code == TL_OK) probe->failure = *reason;
+}
+
+/* ------------------------------------------------------------------------------------------------------- events -- */
+
+static void write_done(struct tl_work *work, enum tl_status status)
+{
+    struct probe *probe = TL_CONTAINER_OF(work, struct probe, written);
+    probe->is_written = status == TL_OK;
+}
+
+/* At the writer: the memory is exposed. */
+static void message_came(void *owner, const void *data, uint32_t len_bytes)
+{
+    const struct end *end = owner;
+    struct probe *probe = end->probe;
+    const struct tl_descriptor *descriptor = &probe->exposure.descriptor;
+    struct tl_error reason;
+    if (end != &probe->writer || probe->has_message || len_bytes != descriptor->len_bytes ||
+        memcmp(data, descriptor->bytes, len_bytes) != 0) {
+        tl_error_set(&reason, TL_DATA_LOSS, "a message has come that was not sent");
+        fail(probe, &reason);
+        return;
+    }
+    probe->has_message = true;
+    struct tl_queue_pair *pair = probe->writer.pair;
+    pair->ops->write(pair, probe->region, probe->memory + PROBE_BYTES, PROBE_BYTES, descriptor, 0, true, IMMEDIATE,
+                     &probe->written);
+    tl_queue_pair_ring(pair);
+}
+
+/* At the reader: the bytes are there. */
+static void immediate_came(void *owner, uint32_t immediate, uint64_t len_bytes)
+{
+    const struct end *end = owner;
+    struct probe *probe = end->probe;
+    struct tl_error reason;
+    if (end == &probe->reader && immediate == IMMEDIATE && len_bytes == PROBE_BYTES &&
+        memcmp(probe->memory, probe->memory + PROBE_BYTES, PROBE_BYTES) == 0) {
+        probe->has_immediate = true;
+        return;
+    }
+    tl_error_set(&reason, TL_DATA_LOSS, "it has brought the wrong bytes");
+    fail(probe, &reason);
+}
+
+static void pair_broken(void *owner, const struct tl_error *reason)
+{
+    const struct end *end = owner;
+    fail(end->probe, reason);
+}
+
+static void pair_drained(void *owner)
+{
+    struct end *end = owner;
+    end->is_drained = true;
+}
+
+static const struct tl_queue_pair_events events = {
+    .message = message_came, .immediate = immediate_came, .broken = pair_broken, .drained = pair_drained};
+
+/* ------------------------------------------------------------------------------------------------------- course -- */
+
+static enum tl_status make_memory(struct probe *probe, struct tl_error *ret_error)
+{
+    probe->memory = aligned_alloc(PAGE_BYTES, 2 * PROBE_BYTES);
+    if (probe->memory == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for it");
+    memset(probe->memory, 0, PROBE_BYTES);
+    for (size_t i = PROBE_BYTES; i < 2 * (size_t)PROBE_BYTES; i += sizeof(uint64_t)) {
+        uint64_t number = tl_random_u64();
+        memcpy(probe->memory + i, &number, sizeof(number));
+    }
+    return tl_region_create(probe->provider, probe->memory, 2 * (uint64_t)PROBE_BYTES, TL_REGION_WRITE, &probe->region,
+                            ret_error);
+}
+
+static enum tl_status make_pair(struct probe *probe, enum tl_keys keys, struct end *end, struct tl_error *ret_error)
+{
+    const struct tl_queue_pair_options options = {.slot_count = QUEUE_DEPTH, .work_count = QUEUE_DEPTH, .keys = keys};
+    end->probe = probe;
+    return tl_queue_pair_create(probe->provider, &options, &events, end, &end->pair, ret_error);
+}
+
+static enum tl_status connect_to(struct end *end, const struct end *other, struct tl_error *ret_error)
+{
+    struct tl_introduction introduction;
+    other->pair->ops->introduce(other->pair, &introduction);
+    enum tl_status status = end->pair->ops->connect(end->pair, &introduction, ret_error);
+    end->is_connected = status == TL_OK;
+    return status;
+}
+
+static enum tl_status start(struct probe *probe, enum tl_keys keys, struct tl_error *ret_error)
+{
+    struct tl_queue_pair *pair;
+    if (keys == TL_KEYS_WINDOW && !probe->provider->limits.has_windows) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "it has no memory windows; set \"verbs\": {\"keys\": \"region\"} if peers may write all "
+                            "memory that is made for them");
+    }
+    enum tl_status status = make_memory(probe, ret_error);
+    if (status == TL_OK) status = make_pair(probe, keys, &probe->reader, ret_error);
+    if (status == TL_OK) status = make_pair(probe, keys, &probe->writer, ret_error);
+    if (status == TL_OK) status = connect_to(&probe->writer, &probe->reader, ret_error);
+    if (status == TL_OK) status = connect_to(&probe->reader, &probe->writer, ret_error);
+    if (status != TL_OK) return status;
+    pair = probe->reader.pair;
+    status = tl_queue_pair_expose(pair, probe->region, probe->memory, PROBE_BYTES, &probe->exposure, ret_error);
+    if (status != TL_OK) return status;
+    pair->ops->message(pair, probe->exposure.descriptor.bytes, probe->exposure.descriptor.len_bytes, NULL);
+    tl_queue_pair_ring(pair);
+    return TL_OK;
+}
+
+static void poll_once(const struct probe *probe)
+{
+    static const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    if (probe->provider->ops->poll(probe->provider) == 0) nanosleep(&pause, NULL);
+}
+
+static void wait_for_write(struct probe *probe, int64_t timeout_ns)
+{
+    int64_t deadline_ns = tl_clock_deadline_ns(timeout_ns);
+    struct tl_error reason;
+    while (probe->failure.code == TL_OK && !(probe->is_written && probe->has_immediate)) {
+        if (tl_clock_now_ns() >= deadline_ns) {
+            tl_error_set(&reason, TL_DEADLINE_EXCEEDED, "%s within %lld ms",
+                         !probe->has_message     ? "no message has arrived"
+                         : !probe->has_immediate ? "it has not arrived"
+                                                 : "the card has not confirmed it",
+                         (long long)(timeout_ns / TL_NS_PER_MS));
+            fail(probe, &reason);
+            return;
+        }
+        poll_once(probe);
+    }
+}
+
+static void sever(const struct end *end)
+{
+    static const struct tl_error over = {TL_CANCELLED, "the probe is over"};
+    if (end->is_connected) end->pair->ops->sever(end->pair, &over);
+}
+
+static void finish(struct probe *probe)
+{
+    struct end *const ends[] = {&probe->reader, &probe->writer};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(ends); i++)
+        sever(ends[i]);
+    for (size_t i = 0; i < TL_ARRAY_COUNT(ends); i++) {
+        while (ends[i]->is_connected && !ends[i]->is_drained)
+            poll_once(probe);
+    }
+    for (size_t i = 0; i < TL_ARRAY_COUNT(ends); i++) {
+        if (ends[i]->pair != NULL) ends[i]->pair->ops->destroy(ends[i]->pair);
+    }
+    tl_region_destroy(probe->region);
+    free(probe->memory);
+}
+
+enum tl_status tl_provider_probe(struct tl_provider *provider, enum tl_keys keys, int64_t timeout_ns,
+                                 struct tl_error *ret_error)
+{
+    struct probe probe = {.provider = provider, .written = {.magic = TL_WORK_MAGIC, .done = write_done}};
+    struct tl_error reason;
+    if (start(&probe, keys, &reason) == TL_OK) {
+        wait_for_write(&probe, timeout_ns);
+    } else {
+        fail(&probe, &reason);
+    }
+    reason = probe.failure;
+    finish(&probe);
+    if (reason.code == TL_OK) return TL_OK;
+    /* Who asks knows of which provider. */
+    size_t name_len = strlen(provider->name);
+    bool is_named =
+        strncmp(reason.message, provider->name, name_len) == 0 && strncmp(reason.message + name_len, ": ", 2) == 0;
+    return tl_error_set(ret_error, reason.code, "a probe write failed: %.900s",
+                        reason.message + (is_named ? name_len + 2 : 0));
+}
