@@ -43,7 +43,9 @@ struct tl_data_plane_description {
     char *port_state;
     char *link_layer;
     uint32_t mtu_bytes;
-    char *keys; /* "window", "region" */
+    char *keys;        /* "window", "region" */
+    char *reason;      /* why this device, port and GID */
+    char *passed_over; /* those that came before it and have failed, each with its reason; "": none */
 };
 
 struct tl_counter {

@@ -116,6 +116,8 @@ static void pack_data_plane(const struct tl_data_plane_description *from, Tensor
     to->link_layer = wire_text(from->link_layer);
     to->mtu_bytes = from->mtu_bytes;
     to->keys = wire_text(from->keys);
+    to->reason = wire_text(from->reason);
+    to->passed_over = wire_text(from->passed_over);
 }
 
 static void leave_out_reasons(struct packing *packing, size_t peer_count)

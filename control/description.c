@@ -16,6 +16,8 @@ static void fini_data_plane(struct tl_data_plane_description *plane)
     free(plane->port_state);
     free(plane->link_layer);
     free(plane->keys);
+    free(plane->reason);
+    free(plane->passed_over);
     free(plane);
 }
 

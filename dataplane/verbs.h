@@ -4,7 +4,7 @@
  *
  * A candidate is one device, port and entry of the port's GID table. tl_verbs_list tells of every one that this machine
  * has whether it can be used and in which order, and why not; tl_verbs_open opens the n-th of those that can. Who
- * probes a candidate and sees no write arrive opens the next.
+ * probes a candidate (dataplane/probe.h) and sees no write arrive opens the next.
  *
  * Nothing that a card or a peer does ends the process: it breaks queue pairs, with a reason in plain words. A card that
  * fails as a whole breaks all of them; the provider then refuses new ones, and has to be closed and opened again.
@@ -77,8 +77,12 @@ struct tl_verbs_candidate {
 enum tl_status tl_verbs_list(const struct tl_verbs_options *options, struct tl_verbs_candidate **ret_candidates,
                              size_t *ret_count, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Why none of the candidates can be used: always TL_NOT_FOUND. Thread: any. */
+enum tl_status tl_verbs_explain(const struct tl_verbs_options *options, const struct tl_verbs_candidate *candidates,
+                                size_t count, struct tl_error *ret_error);
+
 /* Opens the candidate whose order is `order`. ret_provider's reason tells why it.
- * Errors: as tl_verbs_list; TL_NOT_FOUND: so many cannot be used, and why the others cannot; TL_RESOURCE_EXHAUSTED: the
+ * Errors: as tl_verbs_list; TL_NOT_FOUND: so many cannot be used, and why; TL_RESOURCE_EXHAUSTED: the
  * limit of locked memory, with its remedy, or the card has no more; TL_INVALID_ARGUMENT: queue_depth is more than the
  * card's; TL_UNAVAILABLE: the device does not work. Thread: any. Blocks: opens every device. */
 enum tl_status tl_verbs_open(const struct tl_verbs_options *options, unsigned order, struct tl_provider **ret_provider,

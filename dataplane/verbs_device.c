@@ -376,27 +376,6 @@ static enum tl_status open_candidate(const struct tl_verbs_options *options, con
     return TL_OK;
 }
 
-static enum tl_status none_usable(const struct tl_verbs_candidate *candidates, size_t count, unsigned order,
-                                  struct tl_error *ret_error)
-{
-    char text[TL_ERROR_MESSAGE_BYTES];
-    size_t used = 0;
-    for (size_t i = 0; i < count && used < sizeof(text) - 1; i++) {
-        const struct tl_verbs_candidate *each = &candidates[i];
-        if (each->order >= 0) continue;
-        char port[16] = "";
-        if (each->port != 0) snprintf(port, sizeof(port), ":%u", each->port);
-        int len = snprintf(text + used, sizeof(text) - used, "; %s%s%s%s: %s", each->device, port,
-                           each->gid[0] != '\0' ? " " : "", each->gid, each->reason);
-        used += len > 0 ? (size_t)len : 0;
-    }
-    text[used < sizeof(text) ? used : sizeof(text) - 1] = '\0';
-    if (order > 0) {
-        return tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA port is left after the first %u%s", order, text);
-    }
-    return tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA port can be used%s", text);
-}
-
 enum tl_status tl_verbs_open(const struct tl_verbs_options *options, unsigned order, struct tl_provider **ret_provider,
                              struct tl_error *ret_error)
 {
@@ -406,8 +385,10 @@ enum tl_status tl_verbs_open(const struct tl_verbs_options *options, unsigned or
     if (status != TL_OK) return status;
     if (order < count && candidates[order].order >= 0) {
         status = open_candidate(options, &candidates[order], ret_provider, ret_error);
+    } else if (order > 0) {
+        status = tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA port is left after the first %u", order);
     } else {
-        status = none_usable(candidates, count, order, ret_error);
+        status = tl_verbs_explain(options, candidates, count, ret_error);
     }
     free(candidates);
     return status;

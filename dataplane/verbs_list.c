@@ -428,3 +428,25 @@ enum tl_status tl_verbs_list(const struct tl_verbs_options *options, struct tl_v
     *ret_count = listing.count;
     return TL_OK;
 }
+
+enum tl_status tl_verbs_explain(const struct tl_verbs_options *options, const struct tl_verbs_candidate *candidates,
+                                size_t count, struct tl_error *ret_error)
+{
+    char text[TL_ERROR_MESSAGE_BYTES], remedy[128] = "";
+    size_t used = 0;
+    for (size_t i = 0; i < count && used < sizeof(text) - 1; i++) {
+        const struct tl_verbs_candidate *each = &candidates[i];
+        char port[16] = "";
+        if (each->port != 0) snprintf(port, sizeof(port), ":%u", each->port);
+        int len = snprintf(text + used, sizeof(text) - used, "; %s%s%s%s: %s", each->device, port,
+                           each->gid[0] != '\0' ? " " : "", each->gid, each->reason);
+        used += len > 0 ? (size_t)len : 0;
+    }
+    text[used < sizeof(text) ? used : sizeof(text) - 1] = '\0';
+    if (options->gid_index >= 0) {
+        snprintf(remedy, sizeof(remedy),
+                 " with verbs.gid_index %d: give one that \"tensorlane devices\" lists, or leave it out",
+                 options->gid_index);
+    }
+    return tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA port can be used%s%s", remedy, text);
+}

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "server/plane.h"
+#include "server/plane_choice.h"
 #include "server/verbs_settings.h"
 #include "server/worker_internal.h"
 
@@ -33,12 +34,6 @@ static const char *read_port_state(const struct tl_verbs_candidate *card)
     return state < TL_ARRAY_COUNT(port_states) ? port_states[state] : "";
 }
 
-/* The reason if it is about locked memory, else "". */
-static const char *memlock_reason(const char *reason)
-{
-    return reason != NULL && strstr(reason, "locked memory") != NULL ? reason : "";
-}
-
 enum tl_status tl_plane_describe(const struct tl_worker *worker, struct tl_description *description,
                                  struct tl_error *ret_error)
 {
@@ -47,11 +42,12 @@ enum tl_status tl_plane_describe(const struct tl_worker *worker, struct tl_descr
     if (plane == NULL && tl_verbs_settings_refusal(&worker->settings) != NULL) return TL_OK;
     const struct tl_verbs_candidate *card = plane != NULL ? &plane->card : &no_card;
     bool is_known = card->device[0] != '\0';
+    bool lacks_memlock = plane == NULL && tl_plane_is_about_memlock(worker->plane_reason);
     const char *keys = plane == NULL ? "" : plane->options.engine.keys == TL_KEYS_REGION ? "region" : "window";
     struct tl_data_plane_description *to = calloc(1, sizeof(*to));
     description->data_plane = to;
     if (to != NULL) {
-        to->memlock = strdup(plane == NULL ? memlock_reason(worker->plane_reason) : "");
+        to->memlock = strdup(lacks_memlock ? worker->plane_reason : "");
         to->device = strdup(is_known || plane == NULL ? card->device : plane->provider->name);
         to->port = card->port;
         to->gid_index = is_known && card->gid_index > 0 ? (uint32_t)card->gid_index : 0;
@@ -62,10 +58,12 @@ enum tl_status tl_plane_describe(const struct tl_worker *worker, struct tl_descr
         to->link_layer = strdup(card->link_layer);
         to->mtu_bytes = (uint32_t)tl_min_u64(card->mtu_bytes, worker->settings.verbs.mtu_bytes);
         to->keys = strdup(keys);
+        to->reason = strdup(plane != NULL ? plane->provider->reason : "");
+        to->passed_over = strdup(plane != NULL ? plane->passed_over : "");
     }
     bool is_complete = to != NULL && to->memlock != NULL && to->device != NULL && to->gid != NULL &&
                        to->gid_type != NULL && to->interface != NULL && to->port_state != NULL &&
-                       to->link_layer != NULL && to->keys != NULL;
+                       to->link_layer != NULL && to->keys != NULL && to->reason != NULL && to->passed_over != NULL;
     if (is_complete) return TL_OK;
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the description of the data plane");
 }

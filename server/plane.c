@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "server/plane_choice.h"
 #include "server/session.h"
 #include "server/worker_internal.h"
 
@@ -38,27 +39,67 @@ static void *run(void *context)
 
 /* ------------------------------------------------------------------------------------------------------ opening -- */
 
-static enum tl_status build(struct tl_plane *plane, const struct tl_plane_source *source, bool has_thread,
-                            struct tl_error *ret_error)
+struct opening {
+    struct tl_plane *plane;
+    const struct tl_plane_source *source;
+    const char *address;
+};
+
+static enum tl_status open_candidate(void *context, unsigned order, struct tl_provider **ret_provider,
+                                     struct tl_error *ret_error)
+{
+    const struct opening *opening = context;
+    const struct tl_plane_source *source = opening->source;
+    return source->open(source->context, &opening->plane->worker->settings, opening->address, order, ret_provider,
+                        ret_error);
+}
+
+static void candidate_failed(void *context, unsigned order, const char *name, const char *why)
+{
+    (void)context;
+    (void)order;
+    TL_LOG_AT_WARN("a card is passed over", TL_STR("device", name), TL_STR("reason", why));
+}
+
+/* Finds the card. */
+static enum tl_status choose(struct tl_plane *plane, const struct tl_plane_source *source, struct tl_error *ret_error)
 {
     const struct tl_worker *worker = plane->worker;
     const char *address = worker->task != NULL ? worker->task->address : NULL;
-    enum tl_status status = source->open(source->context, &worker->settings, address, &plane->provider, ret_error);
+    struct opening opening = {plane, source, address};
+    struct tl_verbs_candidate *items;
+    struct tl_plane_candidates candidates = {
+        .keys = plane->options.engine.keys, .open = open_candidate, .failed = candidate_failed, .context = &opening};
+    struct tl_plane_choice choice;
+    enum tl_status status =
+        source->list(source->context, &worker->settings, address, &items, &candidates.count, ret_error);
     if (status != TL_OK) return status;
-    tl_plane_options_of(&worker->settings, &plane->options);
-    if (source->look != NULL) source->look(source->context, &worker->settings, address, &plane->card);
+    candidates.items = items;
+    status = tl_plane_choose(&candidates, &choice, ret_error);
+    if (status == TL_OK) {
+        plane->provider = choice.provider;
+        plane->card = items[choice.order];
+        plane->passed_over = strdup(choice.passed_over);
+        bool has_reason = plane->provider->reason[0] != '\0';
+        if (asprintf(&plane->describes_device, "%s%s%s%s%s", plane->provider->name, has_reason ? ": " : "",
+                     plane->provider->reason, choice.order > 0 ? "; passed over: " : "", choice.passed_over) < 0) {
+            plane->describes_device = NULL;
+        }
+        if (plane->passed_over == NULL || plane->describes_device == NULL) {
+            status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
+        }
+    }
+    free(items);
+    return status;
+}
+
+static enum tl_status build(struct tl_plane *plane, const struct tl_plane_source *source, bool has_thread,
+                            struct tl_error *ret_error)
+{
+    tl_plane_options_of(&plane->worker->settings, &plane->options);
     if (source->adjust != NULL) source->adjust(source->context, &plane->options);
-    if (plane->options.engine.keys == TL_KEYS_WINDOW && !plane->provider->limits.has_windows) {
-        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
-                            "%s has no memory windows; set \"verbs\": {\"keys\": \"region\"} if peers may write all "
-                            "memory that is made for them",
-                            plane->provider->name);
-    }
-    if (asprintf(&plane->describes_device, "%s%s%s", plane->provider->name,
-                 plane->provider->reason[0] != '\0' ? ": " : "", plane->provider->reason) < 0) {
-        plane->describes_device = NULL;
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
-    }
+    enum tl_status status = choose(plane, source, ret_error);
+    if (status != TL_OK) return status;
     status = tl_memory_create(plane->provider, &plane->options.memory, &plane->memory, ret_error);
     if (status == TL_OK) {
         status = tl_reactor_create(plane->provider, &plane->options.reactor, &plane->reactor, ret_error);
@@ -116,6 +157,7 @@ void tl_plane_destroy(struct tl_plane *plane)
     tl_home_leave(former);
     if (plane->provider != NULL) plane->provider->ops->close(plane->provider);
     free(plane->describes_device);
+    free(plane->passed_over);
     free(plane);
 }
 

@@ -2,7 +2,8 @@
 /*
  * The data plane of one worker: provider, registered memory, reactor and engine, and who drives them.
  *
- * Happy path: the settings say which provider to open and how; memory is registered; the reactor gets a thread of its
+ * Happy path: the settings say which cards there are to choose from; the first through which a write has been verified
+ * is taken (server/plane_choice.h); memory is registered; the reactor gets a thread of its
  * own (TL_PROGRESS_THREAD) or is driven with the loop by whoever waits (server/turn.h); connections to peers are
  * sessions (server/session.h); requests of peers find the table through a serving of the reactor's own. Failure modes:
  * without a card that can be used there is no plane, and a reason, which the worker keeps; with "rdma": "require" the
@@ -33,18 +34,20 @@ struct tl_plane_options {
 
 /* Where the provider comes from. */
 struct tl_plane_source {
-    /* Opens the provider; address is the worker's own ("host:port", NULL: it has none). Errors: why there is none. */
-    enum tl_status (*open)(void *context, const struct tl_settings *settings, const char *address,
+    /* Lists what may be opened, in order, at least one; of a device without a name nothing is known. address is the
+     * worker's own ("host:port", NULL: it has none). Ownership: freed by the caller with free(). Errors: why there is
+     * none. Blocks. */
+    enum tl_status (*list)(void *context, const struct tl_settings *settings, const char *address,
+                           struct tl_verbs_candidate **ret_candidates, size_t *ret_count, struct tl_error *ret_error);
+    /* Opens the one at this place of the list. Errors: why it cannot be used. */
+    enum tl_status (*open)(void *context, const struct tl_settings *settings, const char *address, unsigned order,
                            struct tl_provider **ret_provider, struct tl_error *ret_error);
-    /* Tells what card has been opened; NULL, or what it leaves as it is: not known. Blocks. */
-    void (*look)(void *context, const struct tl_settings *settings, const char *address,
-                 struct tl_verbs_candidate *ret_card);
     /* May change what the settings have led to; NULL: nothing. */
     void (*adjust)(void *context, struct tl_plane_options *options);
     void *context;
 };
 
-/* Opens the first RDMA card that can be used. */
+/* The RDMA cards of this machine. */
 extern const struct tl_plane_source tl_plane_verbs;
 
 /* What the settings say of the data plane. */
@@ -60,6 +63,7 @@ struct tl_plane {
     struct tl_engine *engine;
     struct tl_serving serving;      /* the reactor's */
     char *describes_device;         /* "mlx5_0:1: why this one" */
+    char *passed_over;              /* cards that came before it, and why each has failed; "": none */
     struct tl_verbs_candidate card; /* as it was when it was opened; no device: not known */
     pthread_t thread;
     bool has_thread;
@@ -74,7 +78,7 @@ struct tl_plane {
     void *drained_context;
 };
 
-/* Opens the provider and builds the rest. Errors: why there is no data plane, for people: those of the provider, of
+/* Opens the provider and builds the rest. Errors: why there is no data plane, for people: those of tl_plane_choose, of
  * tl_memory_create, tl_reactor_create and tl_engine_create, and TL_RESOURCE_EXHAUSTED: no thread. */
 enum tl_status tl_plane_create(struct tl_worker *worker, const struct tl_plane_source *source, bool has_thread,
                                struct tl_plane **ret_plane, struct tl_error *ret_error) TL_MUST_USE;

@@ -5,6 +5,7 @@
 #include "base/arith.h"
 #include "base/clock.h"
 #include "server/plane.h"
+#include "server/plane_choice.h"
 #include "server/verbs_settings.h"
 
 #define MAX_CACHED_COUNT 4096
@@ -58,8 +59,9 @@ void tl_plane_options_of(const struct tl_settings *settings, struct tl_plane_opt
 
 /* --------------------------------------------------------------------------------------------------------- verbs -- */
 
-static enum tl_status open_verbs(void *context, const struct tl_settings *settings, const char *address,
-                                 struct tl_provider **ret_provider, struct tl_error *ret_error)
+static enum tl_status list_verbs(void *context, const struct tl_settings *settings, const char *address,
+                                 struct tl_verbs_candidate **ret_candidates, size_t *ret_count,
+                                 struct tl_error *ret_error)
 {
     (void)context;
     char host[TL_VERBS_HOST_BYTES];
@@ -72,23 +74,28 @@ static enum tl_status open_verbs(void *context, const struct tl_settings *settin
     if (status != TL_OK) return status;
     free(candidates);
     status = tl_verbs_settings_read(settings, address, host, &options, ret_error);
+    if (status == TL_OK) status = tl_verbs_list(&options, &candidates, &count, ret_error);
     if (status != TL_OK) return status;
-    return tl_verbs_open(&options, 0, ret_provider, ret_error);
+    size_t usable_count = tl_plane_count_usable(candidates, count);
+    if (usable_count == 0) {
+        status = tl_verbs_explain(&options, candidates, count, ret_error);
+        free(candidates);
+        return status;
+    }
+    *ret_candidates = candidates;
+    *ret_count = usable_count;
+    return TL_OK;
 }
 
-/* The card that open_verbs has opened. */
-static void look_at_verbs(void *context, const struct tl_settings *settings, const char *address,
-                          struct tl_verbs_candidate *ret_card)
+static enum tl_status open_verbs(void *context, const struct tl_settings *settings, const char *address, unsigned order,
+                                 struct tl_provider **ret_provider, struct tl_error *ret_error)
 {
     (void)context;
     char host[TL_VERBS_HOST_BYTES];
     struct tl_verbs_options options;
-    struct tl_verbs_candidate *candidates;
-    size_t count;
-    if (tl_verbs_settings_read(settings, address, host, &options, NULL) != TL_OK) return;
-    if (tl_verbs_list(&options, &candidates, &count, NULL) != TL_OK) return;
-    if (count > 0 && candidates[0].order == 0) *ret_card = candidates[0];
-    free(candidates);
+    enum tl_status status = tl_verbs_settings_read(settings, address, host, &options, ret_error);
+    if (status != TL_OK) return status;
+    return tl_verbs_open(&options, order, ret_provider, ret_error);
 }
 
-const struct tl_plane_source tl_plane_verbs = {.open = open_verbs, .look = look_at_verbs};
+const struct tl_plane_source tl_plane_verbs = {.list = list_verbs, .open = open_verbs};

@@ -3,11 +3,13 @@
  * `tensorlane devices`: what RDMA devices this machine has, and which one a task would use and why.
  *
  * With a task its settings and its address decide, as they do when the worker starts; without one all devices are
- * listed in the order in which they would be taken. Failure mode: no device that can be used is exit code 3, with the
+ * listed in the order in which they would be taken. They are tried in that order, until a write through one has been
+ * verified. Failure mode: no device that can be used is exit code 3, with the
  * reason and what to do.
  */
 #include "server/cli/devices.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/check.h"
@@ -15,10 +17,37 @@
 #include "server/cli/options.h"
 #include "server/cli/output.h"
 #include "server/cli/task_config.h"
+#include "server/plane_choice.h"
 #include "server/verbs_settings.h"
 
 /* Without a task: what most of them have. */
 #define DEFAULT_POOL_BYTES (UINT64_C(64) << 20)
+
+/* Notes in the list why a candidate cannot be used after all. */
+static void note_failure(void *context, unsigned order, const char *name, const char *why)
+{
+    struct tl_verbs_candidate *candidates = context;
+    (void)name;
+    snprintf(candidates[order].reason, sizeof(candidates[order].reason), "%s", why);
+}
+
+/* Does what a worker does when it starts. */
+static void choose(const struct tl_verbs_options *options, struct tl_verbs_candidate *candidates,
+                   struct tl_devices_report *report)
+{
+    unsigned order;
+    struct tl_error error;
+    size_t usable_count = tl_plane_count_usable(candidates, report->count);
+    if (usable_count == 0 || report->refusal || report->lock_error.code != TL_OK) return;
+    if (tl_plane_choose_verbs(options, candidates, report->count, note_failure, candidates, &order, &error) == TL_OK) {
+        report->failed_count = order;
+        report->is_verified = true;
+    } else if (tl_plane_is_about_memlock(error.message)) {
+        report->lock_error = error;
+    } else {
+        report->failed_count = usable_count;
+    }
+}
 
 /* Looks at the devices with these options. Returns the exit code. */
 static int report_devices(const struct tl_verbs_options *options, struct tl_devices_report *report, bool is_json)
@@ -29,9 +58,10 @@ static int report_devices(const struct tl_verbs_options *options, struct tl_devi
     report->lock_error.code = tl_verbs_check_memlock(pool_bytes, &report->lock_error);
     report->candidates = candidates;
     bool has_list = report->list_error.code == TL_OK;
-    int code = report->count > 0 && candidates[0].order == 0         ? TL_EXIT_OK
-               : has_list || report->list_error.code == TL_NOT_FOUND ? TL_EXIT_NO_DEVICE
-                                                                     : TL_EXIT_FAILED;
+    if (has_list) choose(options, candidates, report);
+    int code = report->failed_count < tl_plane_count_usable(candidates, report->count) ? TL_EXIT_OK
+               : has_list || report->list_error.code == TL_NOT_FOUND                   ? TL_EXIT_NO_DEVICE
+                                                                                       : TL_EXIT_FAILED;
     if (!has_list) tl_output_error("devices", "%s", report->list_error.message);
     if (!(is_json ? tl_devices_print_json(report) : !has_list || tl_devices_print_table(report))) {
         tl_output_error("devices", "no memory for the output");

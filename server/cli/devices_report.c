@@ -11,9 +11,9 @@
 
 const struct tl_verbs_candidate *tl_devices_chosen(const struct tl_devices_report *report)
 {
-    for (size_t i = 0; !report->refusal && i < report->count; i++)
-        if (report->candidates[i].order == 0) return &report->candidates[i];
-    return NULL;
+    bool has_any = !report->refusal && report->failed_count < report->count;
+    const struct tl_verbs_candidate *next = has_any ? &report->candidates[report->failed_count] : NULL;
+    return next && next->order >= 0 ? next : NULL;
 }
 
 static const char *rdma_word(const struct tl_config_task *task)
@@ -38,11 +38,21 @@ static void add_number(struct tl_table *table, int64_t number, bool is_known)
     }
 }
 
-static void add_row(struct tl_table *table, const struct tl_verbs_candidate *candidate)
+/* What a write through a candidate has shown. */
+enum verdict { NOT_TRIED, FAILED, VERIFIED };
+
+static enum verdict verdict_of(const struct tl_devices_report *report, size_t place)
+{
+    if (place < report->failed_count) return FAILED;
+    return place == report->failed_count && report->is_verified ? VERIFIED : NOT_TRIED;
+}
+
+static void add_row(struct tl_table *table, const struct tl_verbs_candidate *candidate, enum verdict verdict)
 {
     bool is_asked = candidate->port != 0;
+    bool is_usable = candidate->order >= 0 && verdict != FAILED;
     add_number(table, candidate->order + 1, candidate->order >= 0);
-    tl_table_paint(table, candidate->order >= 0 ? TL_COLOUR_GREEN : TL_COLOUR_RED);
+    tl_table_paint(table, is_usable ? TL_COLOUR_GREEN : TL_COLOUR_RED);
     tl_table_add(table, "%s", candidate->device);
     add_number(table, candidate->port, is_asked);
     add_number(table, candidate->gid_index, candidate->gid_index >= 0);
@@ -59,7 +69,7 @@ static void add_row(struct tl_table *table, const struct tl_verbs_candidate *can
     }
     add_number(table, candidate->numa_node, candidate->numa_node >= 0);
     tl_table_add(table, "%s", !is_asked ? "-" : candidate->has_windows ? "yes" : "no");
-    tl_table_add(table, "%s", candidate->reason);
+    tl_table_add(table, "%s%s", candidate->reason, verdict == VERIFIED ? "; a write through it was verified" : "");
 }
 
 /* What the table means for the task. */
@@ -111,7 +121,7 @@ bool tl_devices_print_table(const struct tl_devices_report *report)
     struct tl_table *table = tl_table_create(columns, TL_ARRAY_COUNT(columns));
     if (!table) return false;
     for (size_t i = 0; i < report->count; i++)
-        add_row(table, &report->candidates[i]);
+        add_row(table, &report->candidates[i], verdict_of(report, i));
     bool is_printed = report->count == 0 || tl_table_print(table, stdout);
     tl_table_destroy(table);
     if (is_printed) print_verdict(report);
@@ -129,10 +139,11 @@ static void put_optional(struct tl_json_out *object, const char *key, int64_t va
     }
 }
 
-static void put_candidate(struct tl_json_out *object, const struct tl_verbs_candidate *candidate)
+static void put_candidate(struct tl_json_out *object, const struct tl_verbs_candidate *candidate, enum verdict verdict)
 {
     put_optional(object, "order", candidate->order + 1, candidate->order >= 0);
-    tl_json_out_put_bool(object, "usable", candidate->order >= 0);
+    tl_json_out_put_bool(object, "usable", candidate->order >= 0 && verdict != FAILED);
+    tl_json_out_put_json(object, "verified", verdict == NOT_TRIED ? "null" : verdict == FAILED ? "false" : "true");
     tl_json_out_put_text(object, "reason", candidate->reason);
     tl_json_out_put_text(object, "device", candidate->device);
     put_optional(object, "port", candidate->port, candidate->port != 0);
@@ -159,9 +170,9 @@ bool tl_devices_print_json(const struct tl_devices_report *report)
     }
     struct tl_json_out *devices = tl_json_out_put_array(root, "devices");
     for (size_t i = 0; i < report->count; i++)
-        put_candidate(tl_json_out_append_object(devices), &report->candidates[i]);
+        put_candidate(tl_json_out_append_object(devices), &report->candidates[i], verdict_of(report, i));
     if (chosen) {
-        put_candidate(tl_json_out_put_object(root, "chosen"), chosen);
+        put_candidate(tl_json_out_put_object(root, "chosen"), chosen, verdict_of(report, report->failed_count));
         tl_json_out_put_text(root, "reason", chosen->reason);
     } else {
         tl_json_out_put_json(root, "chosen", "null");

@@ -83,6 +83,8 @@ static void put_data_plane(struct tl_json_out *worker, const struct tl_data_plan
     tl_json_out_put_text(object, "link_layer", plane->link_layer);
     tl_json_out_put_u64(object, "mtu", plane->mtu_bytes);
     tl_json_out_put_text(object, "keys", plane->keys);
+    tl_json_out_put_text(object, "reason", plane->reason);
+    tl_json_out_put_text(object, "passed_over", plane->passed_over);
     if (plane->keys[0] != '\0') tl_json_out_put_bool(object, "isolated", strcmp(plane->keys, "region") != 0);
 }
 

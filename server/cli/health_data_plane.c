@@ -15,11 +15,10 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "server/cli/health.h"
+#include "server/plane_choice.h"
 #include "server/verbs_settings.h"
 
 #define VERBS "verbs"
-/* How the list of those that cannot be used begins. */
-#define NO_PORT "no RDMA port can be used"
 
 static void set_reason(struct tl_health_finding *finding, enum tl_health_stage stage, const char *reason,
                        const char *remedy)
@@ -35,7 +34,7 @@ static void split_reason(struct tl_health_finding *finding, enum tl_health_stage
                          const char *other_remedy)
 {
     const char *semicolon = strstr(message, "; ");
-    bool is_list = strncmp(message, NO_PORT, strlen(NO_PORT)) == 0;
+    bool is_list = strncmp(message, TL_NO_PORT, strlen(TL_NO_PORT)) == 0;
     set_reason(finding, stage, message, semicolon && !is_list ? semicolon + 2 : other_remedy);
     if (semicolon && !is_list) finding->reason[semicolon - message] = '\0';
 }
@@ -59,9 +58,23 @@ static enum tl_health_stage judge_candidates(const struct tl_verbs_candidate *ca
     }
     if (first->order == 0) return TL_HEALTH_STAGE_PATHS;
     bool is_down = first->port != 0 && strcmp(first->state, "active") != 0;
-    tl_error_set(ret_error, TL_NOT_FOUND, NO_PORT ": %s port %" PRIu32 ": %s", first->device, first->port,
+    tl_error_set(ret_error, TL_NOT_FOUND, TL_NO_PORT ": %s port %" PRIu32 ": %s", first->device, first->port,
                  first->reason);
     return is_down ? TL_HEALTH_STAGE_PORT : TL_HEALTH_STAGE_DEVICE;
+}
+
+/* The same for those that can be used, as far as they say: a write shows whether they do. */
+static enum tl_health_stage try_candidates(const struct tl_verbs_options *options, uint64_t pool_bytes,
+                                           const struct tl_verbs_candidate *candidates, size_t count,
+                                           struct tl_error *ret_error)
+{
+    unsigned order;
+    /* Without a device the limit of locked memory is not what stands in the way. */
+    if (tl_verbs_check_memlock(pool_bytes, ret_error) != TL_OK) return TL_HEALTH_STAGE_MEMLOCK;
+    if (tl_plane_choose_verbs(options, candidates, count, NULL, NULL, &order, ret_error) == TL_OK) {
+        return TL_HEALTH_STAGE_PATHS;
+    }
+    return tl_plane_is_about_memlock(ret_error->message) ? TL_HEALTH_STAGE_MEMLOCK : TL_HEALTH_STAGE_DEVICE;
 }
 
 enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task, struct tl_error *ret_error)
@@ -74,11 +87,11 @@ enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task
     if (status == TL_OK) status = tl_verbs_list(&options, &candidates, &count, ret_error);
     if (status != TL_OK) return TL_HEALTH_STAGE_DEVICE;
     enum tl_health_stage stage = judge_candidates(candidates, count, ret_error);
+    if (stage == TL_HEALTH_STAGE_PATHS) {
+        stage = try_candidates(&options, task->settings.verbs.pool_bytes, candidates, count, ret_error);
+    }
     free(candidates);
-    if (stage != TL_HEALTH_STAGE_PATHS) return stage;
-    /* Without a device the limit of locked memory is not what stands in the way. */
-    status = tl_verbs_check_memlock(task->settings.verbs.pool_bytes, ret_error);
-    return status == TL_OK ? TL_HEALTH_STAGE_PATHS : TL_HEALTH_STAGE_MEMLOCK;
+    return stage;
 }
 
 /* --------------------------------------------------------------------------------------------------- the worker -- */
@@ -173,13 +186,24 @@ static bool judge_paths(const struct tl_config *config, struct tl_health_finding
     return false;
 }
 
-/* A healthy worker whose peers can write what they should not. */
-static void note_isolation(struct tl_health_finding *finding)
+/* A healthy worker that uses another card than its first choice, or whose peers can write what they should not. */
+static void note_shortcomings(struct tl_health_finding *finding)
 {
     const struct tl_data_plane_description *plane = finding->description.data_plane;
-    if (!plane || strcmp(plane->keys, "region") != 0) return;
-    snprintf(finding->reason, sizeof(finding->reason), "peers are not isolated: verbs.keys is \"region\"");
-    snprintf(finding->remedy, sizeof(finding->remedy), "where peers are not trusted, set verbs.keys to \"window\"");
+    if (!plane) return;
+    bool is_second = plane->passed_over[0] != '\0', is_open = strcmp(plane->keys, "region") == 0;
+    char passed_over[TL_ERROR_MESSAGE_BYTES] = "";
+    if (is_second) {
+        snprintf(passed_over, sizeof(passed_over), "%.64s port %" PRIu32 " is not the first choice: %.800s",
+                 plane->device, plane->port, plane->passed_over);
+    }
+    snprintf(finding->reason, sizeof(finding->reason), "%s%s%s",
+             is_open ? "peers are not isolated: verbs.keys is \"region\"" : "", is_open && is_second ? "; " : "",
+             passed_over);
+    snprintf(finding->remedy, sizeof(finding->remedy), "%s%s%s",
+             is_open ? "where peers are not trusted, set verbs.keys to \"window\"" : "",
+             is_open && is_second ? "; " : "",
+             is_second ? "repair what was passed over, or choose with verbs.devices and verbs.gid_index" : "");
 }
 
 void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding)
@@ -196,5 +220,5 @@ void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, s
         is_complete = judge_port(finding) && judge_paths(config, finding);
     }
     finding->is_healthy = is_complete || settings->rdma != TL_RDMA_REQUIRE;
-    if (is_complete) note_isolation(finding);
+    if (is_complete) note_shortcomings(finding);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <check.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "fakes/fake_plane.h"
 
@@ -11,16 +12,34 @@
 
 #define PATIENCE_NS (60 * TL_NS_PER_SEC)
 
-static enum tl_status open_card(void *context, const struct tl_settings *settings, const char *address,
+static enum tl_status list_cards(void *context, const struct tl_settings *settings, const char *address,
+                                 struct tl_verbs_candidate **ret_candidates, size_t *ret_count,
+                                 struct tl_error *ret_error)
+{
+    const struct fake_card *card = context;
+    (void)settings;
+    (void)address;
+    if (card->is_missing) return tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA device: the slot is empty");
+    *ret_count = 1 + card->spare_count;
+    *ret_candidates = calloc(*ret_count, sizeof(**ret_candidates));
+    TL_CHECK(*ret_candidates != NULL);
+    return TL_OK;
+}
+
+static enum tl_status open_card(void *context, const struct tl_settings *settings, const char *address, unsigned order,
                                 struct tl_provider **ret_provider, struct tl_error *ret_error)
 {
     struct fake_card *card = context;
     (void)settings;
     (void)address;
-    if (card->is_missing) return tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA device: the slot is empty");
-    char name[32];
-    snprintf(name, sizeof(name), "card%td", card - card->plane->cards);
+    (void)ret_error;
+    char name[32], spare[16] = "";
+    if (order > 0) snprintf(spare, sizeof(spare), "-%u", order);
+    snprintf(name, sizeof(name), "card%td%s", card - card->plane->cards, spare);
     card->provider = fake_provider_open(card->plane->fabric, name, NULL);
+    struct fake_rule fault = card->faults[order];
+    fault.provider = card->provider;
+    if (fault.kinds != 0) fake_fabric_add_rule(card->plane->fabric, &fault);
     *ret_provider = card->provider;
     return TL_OK;
 }
@@ -43,7 +62,8 @@ void fake_plane_init(struct fake_plane *plane, struct cluster *cluster)
     for (unsigned i = 0; i <= CLUSTER_MAX; i++) {
         struct fake_card *card = &plane->cards[i];
         card->plane = plane;
-        card->source = (struct tl_plane_source){.open = open_card, .adjust = adjust, .context = card};
+        card->source =
+            (struct tl_plane_source){.list = list_cards, .open = open_card, .adjust = adjust, .context = card};
     }
 }
 

@@ -20,6 +20,8 @@ struct fake_plane {
         struct tl_plane_source source;
         struct tl_provider *provider; /* of the latest worker of the task; gone when that is closed */
         bool is_missing;              /* there is no card */
+        unsigned spare_count;         /* so many more may be opened when the first cannot be used */
+        struct fake_rule faults[3];   /* of each in its order, from its opening on; kinds 0: none */
     } cards[CLUSTER_MAX + 1];         /* by task, then that of clients */
     int64_t silence_ns;               /* of every engine; 0: a long time */
     int64_t cancel_ns;                /* the same */

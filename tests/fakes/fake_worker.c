@@ -230,6 +230,8 @@ static void describe_data_plane(struct tl_description *description)
     plane->port_state = copy("active");
     plane->link_layer = copy("Ethernet");
     plane->mtu_bytes = 4096;
+    plane->reason = copy("its GID fits");
+    plane->passed_over = copy("mlx5_1:1: broken");
     description->data_plane = plane;
 }
 

@@ -621,14 +621,14 @@ class DataPlane(HealthCase):
     def test_all_is_well(self):
         values = {"device": "mlx5_0", "port": 1, "gid_index": 3, "gid": "10.0.0.1", "gid_type": "RoCE v2",
                   "interface": "eth0", "port_state": "active", "link_layer": "Ethernet", "mtu_bytes": 4096,
-                  "keys": "window"}
+                  "keys": "window", "reason": "its GID is the worker's address"}
         says = self.peers(("up", "verbs", ""), ("idle", "", ""), **values)
         finding = self.find(0, {"rdma": "require"}, says, verbs="")
         self.assert_finding(finding, "paths", "paths")
         self.assertEqual(finding["data_plane"], {
             "memlock": "", "device": "mlx5_0", "port": 1, "gid_index": 3, "gid": "10.0.0.1", "gid_type": "RoCE v2",
             "interface": "eth0", "port_state": "active", "link_layer": "Ethernet", "mtu": 4096, "keys": "window",
-            "isolated": True})
+            "reason": "its GID is the worker's address", "passed_over": "", "isolated": True})
         self.assertEqual((finding["peers"][0]["latency_ns"], finding["peers"][0]["bytes_per_second"]),
                          (1500, 2000000000))
         result = self.assert_run(4, "health", "--config", self.folder / "cluster.json", "--pairs").stdout
@@ -657,6 +657,17 @@ class DataPlane(HealthCase):
         self.assert_finding(finding, "paths", "paths", "peers are not isolated: verbs.keys is \"region\"",
                             "set verbs.keys to \"window\"")
         self.assertFalse(finding["data_plane"]["isolated"])
+
+    def test_a_second_choice(self):
+        for keys in ("window", "region"):
+            says = self.peers(("up", "verbs", ""), device="mlx5_1", port=1, port_state="active", keys=keys,
+                              passed_over="mlx5_0:1 GID 3 10.0.0.1: a probe write failed: nothing came")
+            finding = self.find(0, {"rdma": "require"}, says, verbs="")
+            self.assert_finding(finding, "paths", "paths",
+                                "mlx5_1 port 1 is not the first choice: mlx5_0:1 GID 3 10.0.0.1: a probe write failed: "
+                                "nothing came", "repair what was passed over")
+            self.assertEqual(keys == "region", "peers are not isolated" in finding["reason"])
+            self.assertEqual(keys == "region", "set verbs.keys" in finding["remedy"])
 
     def test_a_worker_that_would_not_start(self):
         path = self.write_json({"cluster": {"ps": ["127.0.0.1:1"]}, "rdma": "require"})

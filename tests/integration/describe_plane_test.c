@@ -29,30 +29,41 @@ static void teardown(void)
     fake_plane_fini(&plane);
 }
 
-/* A card that no kernel knows, so that the state of its port cannot be told. */
-static void look(void *context, const struct tl_settings *settings, const char *address,
-                 struct tl_verbs_candidate *ret_card)
+/* Cards that no kernel knows, so that the state of their port cannot be told. */
+static enum tl_status list(void *context, const struct tl_settings *settings, const char *address,
+                           struct tl_verbs_candidate **ret_candidates, size_t *ret_count, struct tl_error *ret_error)
 {
-    (void)context;
+    const struct fake_card *card = context;
+    (void)ret_error;
     ck_assert_ptr_nonnull(address);
     seen_service_level = settings->verbs.service_level;
-    *ret_card = (struct tl_verbs_candidate){.device = "no_such_card",
-                                            .port = 2,
-                                            .gid_index = 3,
-                                            .gid = "10.0.0.1",
-                                            .gid_type = "RoCE v2",
-                                            .interface = "eth9",
-                                            .state = "active",
-                                            .link_layer = "Ethernet",
-                                            .mtu_bytes = 4096};
+    *ret_count = 1 + card->spare_count;
+    *ret_candidates = calloc(*ret_count, sizeof(**ret_candidates));
+    ck_assert_ptr_nonnull(*ret_candidates);
+    const struct tl_verbs_candidate known = {.device = "no_such_card",
+                                             .port = 2,
+                                             .gid_index = 3,
+                                             .gid = "10.0.0.1",
+                                             .gid_type = "RoCE v2",
+                                             .interface = "eth9",
+                                             .state = "active",
+                                             .link_layer = "Ethernet",
+                                             .mtu_bytes = 4096};
+    for (size_t i = 0; i < *ret_count; i++) {
+        (*ret_candidates)[i] = known;
+        (*ret_candidates)[i].order = (int)i;
+        (*ret_candidates)[i].gid_index = 3 - (int)i;
+    }
+    return TL_OK;
 }
 
 static enum tl_status open_without_memory(void *context, const struct tl_settings *settings, const char *address,
-                                          struct tl_provider **ret_provider, struct tl_error *ret_error)
+                                          unsigned order, struct tl_provider **ret_provider, struct tl_error *ret_error)
 {
     (void)context;
     (void)settings;
     (void)address;
+    ck_assert_uint_eq(order, 0);
     (void)ret_provider;
     return verbs_memlock_error(1 << 20, "the data plane", ret_error);
 }
@@ -80,7 +91,7 @@ static const struct tl_transport_state *transport(const char *name)
 START_TEST(a_card)
 {
     prepare("\"verbs\": {\"mtu\": 1024}");
-    plane.cards[0].source.look = look;
+    plane.cards[0].source.list = list;
     identify();
     const struct tl_data_plane_description *told = description.data_plane;
     ck_assert_ptr_nonnull(told);
@@ -93,6 +104,8 @@ START_TEST(a_card)
     ck_assert_str_eq(told->link_layer, "Ethernet");
     ck_assert_str_eq(told->keys, "window");
     ck_assert_str_eq(told->memlock, "");
+    ck_assert_str_eq(told->reason, "the only one of this test");
+    ck_assert_str_eq(told->passed_over, "");
     /* What was seen at the start would be no news of the port; the MTU is the smaller one. */
     ck_assert_str_eq(told->port_state, "");
     ck_assert_uint_eq(told->mtu_bytes, 1024);
@@ -127,9 +140,68 @@ START_TEST(no_card)
 }
 END_TEST
 
+/* Cards say of themselves that they work; the first two move no bytes, or wrong ones. */
+START_TEST(a_card_that_was_not_the_first)
+{
+    prepare(_i == 0 ? "\"rdma\": \"require\"" : "\"verbs\": {\"keys\": \"region\"}");
+    struct fake_card *card = &plane.cards[0];
+    card->source.list = list;
+    card->spare_count = 2;
+    card->faults[0] = (struct fake_rule){.fault = FAKE_BREAK, .kinds = FAKE_WRITE, .times = FAKE_ALWAYS};
+    card->faults[1] = (struct fake_rule){.fault = FAKE_CORRUPT, .kinds = FAKE_WRITE, .times = FAKE_ALWAYS};
+    identify();
+    ck_assert_str_eq(card->provider->name, "card0-2");
+    ck_assert_uint_eq(description.data_plane->gid_index, 1);
+    const char *told = description.data_plane->passed_over;
+    ck_assert_ptr_eq(strstr(told, "no_such_card:2 GID 3 10.0.0.1: a probe write failed: queue pair "), told);
+    ck_assert_ptr_nonnull(strstr(told,
+                                 "; no_such_card:2 GID 2 10.0.0.1: a probe write failed: it has brought the wrong "
+                                 "bytes"));
+    ck_assert(transport("fake")->is_available);
+    ck_assert_ptr_nonnull(
+        strstr(transport("fake")->reason, "card0-2: the only one of this test; passed over: no_such"));
+    teardown();
+}
+END_TEST
+
+START_TEST(no_card_that_works)
+{
+    prepare(NULL);
+    struct fake_card *card = &plane.cards[0];
+    card->source.list = list;
+    card->spare_count = (unsigned)_i;
+    for (unsigned i = 0; i < 2; i++)
+        card->faults[i] = (struct fake_rule){.fault = FAKE_BREAK, .kinds = FAKE_MESSAGE, .times = FAKE_ALWAYS};
+    identify();
+    const char *reason = transport("verbs")->reason;
+    ck_assert(!transport("verbs")->is_available);
+    ck_assert_str_eq(description.data_plane->device, "");
+    ck_assert_str_eq(description.data_plane->passed_over, "");
+    /* A list when there are several. */
+    ck_assert((strstr(reason, "no RDMA port can be used; no_such_card:2 GID 3 ") == reason) == (_i == 1));
+    ck_assert((strstr(reason, "; no_such_card:2 GID 2 ") != NULL) == (_i == 1));
+    ck_assert((strstr(reason, "no_such_card:2 GID 3 10.0.0.1: a probe write failed: ") == reason) == (_i == 0));
+    teardown();
+}
+END_TEST
+
+START_TEST(a_card_that_does_not_work_where_one_is_required)
+{
+    prepare("\"rdma\": \"require\"");
+    plane.cards[0].faults[0] = (struct fake_rule){.fault = FAKE_CORRUPT, .kinds = FAKE_WRITE, .times = FAKE_ALWAYS};
+    ck_assert_int_eq(fake_plane_try(&plane, 0, TL_PROGRESS_THREAD, &error), TL_DATA_LOSS);
+    ck_assert_str_eq(error.message,
+                     "rdma is \"require\" and there is no data plane: candidate 1: a probe write failed: it "
+                     "has brought the wrong bytes");
+    teardown();
+}
+END_TEST
+
+/* The next card would lack it, too. */
 START_TEST(too_little_locked_memory)
 {
     prepare(NULL);
+    plane.cards[0].spare_count = 1;
     plane.cards[0].source.open = open_without_memory;
     identify();
     ck_assert_ptr_nonnull(strstr(description.data_plane->memlock, "ulimit -l unlimited"));
@@ -150,7 +222,7 @@ END_TEST
 START_TEST(variables_reach_the_card)
 {
     prepare(NULL);
-    plane.cards[0].source.look = look;
+    plane.cards[0].source.list = list;
     setenv("RDMA_SL", "5", 1);
     identify();
     ck_assert_uint_eq(seen_service_level, 5);
@@ -176,6 +248,9 @@ int main(void)
     tcase_add_test(tcase, a_card);
     tcase_add_test(tcase, a_card_that_nothing_is_known_of);
     tcase_add_test(tcase, no_card);
+    tcase_add_loop_test(tcase, a_card_that_was_not_the_first, 0, 2);
+    tcase_add_loop_test(tcase, no_card_that_works, 0, 2);
+    tcase_add_test(tcase, a_card_that_does_not_work_where_one_is_required);
     tcase_add_test(tcase, too_little_locked_memory);
     tcase_add_test(tcase, none_is_wanted);
     tcase_add_test(tcase, variables_reach_the_card);

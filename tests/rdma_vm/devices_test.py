@@ -12,12 +12,18 @@ BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / 
 CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.99:4000"]}, "rdma": "require",
            "jobs": {"ps": {"tasks": {"1": {"verbs": {"devices": "rxe0"}}}}}}
 
+# The only GID of rxe1 is one without a route, which its table does not show.
+SECOND = {"cluster": {"ps": ["127.0.0.1:4000"]}, "verbs": {"devices": "rxe1,rxe0"}}
+
 SCRIPT = f"""
 set -u
 export LC_ALL=C.UTF-8
 devices() {{ {BUILD}/bin/tensorlane devices "$@"; echo "exit $?"; }}
 cat > /tmp/c.json <<'END'
 {json.dumps(CLUSTER)}
+END
+cat > /tmp/second.json <<'END'
+{json.dumps(SECOND)}
 END
 show() {{ echo "== $1"; shift; "$@" 2>&1; }}
 show table devices
@@ -28,6 +34,16 @@ show wrong_gid env RDMA_GID_INDEX=200 {BUILD}/bin/tensorlane devices -c /tmp/c.j
 show excluded env RDMA_DEVICE=^rxe {BUILD}/bin/tensorlane devices -c /tmp/c.json -j ps
 ip link set "$(rdma -j link show rxe0/1 | sed 's/.*"netdev":"\\([^"]*\\)".*/\\1/')" down
 show down devices
+ip link add d1 type dummy
+ip link set d1 mtu 4200
+sysctl -qw net.ipv6.conf.d1.disable_ipv6=1
+ip link set d1 up
+rdma link add rxe1 type rxe netdev d1
+ip link set d0 up
+show passed_over devices -c /tmp/second.json -j ps
+show second_json devices -c /tmp/second.json -j ps --json
+sed -i s/rxe1,rxe0/rxe1/ /tmp/second.json
+show first_only devices -c /tmp/second.json -j ps
 show memlock setpriv --bounding-set -ipc_lock bash -c 'ulimit -l 64; {BUILD}/bin/tensorlane devices --json'
 exit 0
 """
@@ -52,6 +68,19 @@ class DevicesTest(guest_support.GuestTest):
         self.assertIn("excluded by devices \"^rxe\"", parts["excluded"])
         self.assertIn("the port is down", parts["down"])
         self.assertIn("exit 3", parts["down"])
+        row = r" {}  {} +1 +\d+  {} .*  {}\n"
+        for name in ("passed_over", "first_only"):
+            self.assertRegex(parts[name], row.format(1, "rxe1", r"fe80\S+", "a probe write failed: the card cannot reach .*"))
+        self.assertRegex(parts["passed_over"], row.format(2, "rxe0", r"10\.10\.0\.1", "RoCE v2 of a device in devices; a "
+                                                          "write through it was verified"))
+        self.assertIn("/job:ps/task:0 would use rxe0 port 1", parts["passed_over"])
+        self.assertIn("exit 0", parts["passed_over"])
+        shown = json.loads(parts["second_json"].rsplit("exit 0", 1)[0])
+        self.assertEqual(("rxe0", True), (shown["chosen"]["device"], shown["chosen"]["verified"]))
+        self.assertEqual([("rxe1", False, False), ("rxe0", True, True), ("rxe0", True, None)],
+                         [(each["device"], each["usable"], each["verified"]) for each in shown["devices"]])
+        self.assertIn("/job:ps/task:0 would use none: its tensors travel over gRPC", parts["first_only"])
+        self.assertIn("exit 3", parts["first_only"])
         self.assertIn("ulimit -l unlimited", json.loads(parts["memlock"])["memlock"]["reason"])
 
 

@@ -11,11 +11,14 @@ import guest_support
 BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / "build/release")
 CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000"], "worker": ["10.10.0.1:4001"]}, "protocol": "grpc+verbs",
            "connect": "eager"}
+LOCAL = {"cluster": {"ps": ["127.0.0.1:4000"], "worker": ["127.0.0.1:4001"]}}
 # name -> settings of all, and of the worker
 CASES = {
     "good": ({"rdma": "require"}, {}),
     "region": ({"rdma": "require", "verbs": {"keys": "region"}}, {}),
     "mixed": ({}, {"verbs": {"gid_index": 200}}),
+    "second": ({"rdma": "require", **LOCAL, "verbs": {"devices": "rxe1,rxe0"}}, {}),
+    "none_works": ({**LOCAL, "verbs": {"devices": "rxe1"}}, {}),
     "not_started": ({"rdma": "require"}, {"verbs": {"devices": "^rxe"}}),
 }
 
@@ -23,8 +26,8 @@ SCRIPT = f"""
 set -u
 export LC_ALL=C.UTF-8
 T={BUILD}/bin/tensorlane
-# try NAME STAGE TASK...: starts the tasks, waits until one of them is at the stage and no path is on its way, and
-# shows the cluster
+# try NAME STAGE TASK...: starts the tasks, waits until one of them is at the stage and no path is on its way or tried
+# again, and shows the cluster
 try() {{
     local config=/tmp/$1.json name=$1 stage=$2 pids=() task
     shift 2
@@ -34,7 +37,7 @@ try() {{
     done
     for _ in {{1..50}}; do
         $T health -c $config --json > /tmp/shown
-        if grep -q '"stage": "'$stage'"' /tmp/shown && ! grep -q 'being set up' /tmp/shown; then break; fi
+        if grep -q '"stage": "'$stage'"' /tmp/shown && ! grep -qE 'being set up|in time' /tmp/shown; then break; fi
         sleep 0.1
     done
     echo "== $name"
@@ -47,6 +50,15 @@ try() {{
 try good paths ps worker
 try region paths ps worker
 try mixed paths ps worker
+# Its only GID is one without a route, which its table does not show.
+ip link add d1 type dummy
+ip link set d1 mtu 4200
+sysctl -qw net.ipv6.conf.d1.disable_ipv6=1
+ip link set d1 up
+rdma link add rxe1 type rxe netdev d1
+try second paths ps worker
+grep "a card is passed over" /tmp/second.ps.log >&2
+try none_works device ps worker
 try not_started port ps
 exit 0
 """
@@ -81,6 +93,18 @@ class HealthTest(guest_support.GuestTest):
         self.assertIn("GID index 200 is asked for", shown["mixed"][1]["reason"])
         self.assertIn("tensorlane devices --config", shown["mixed"][1]["remedy"])
         self.assertNotIn("isolated", shown["mixed"][1]["data_plane"])
+        passed_over = r"^rxe1:1 GID 0 fe80:\S+: a probe write failed: the card cannot reach "
+        for finding in shown["second"]:
+            self.assert_finding(finding, True, "paths", "paths")
+            self.assertIn("rxe0 port 1 is not the first choice: rxe1:1 GID 0 fe80:", finding["reason"])
+            self.assertEqual("rxe0", finding["data_plane"]["device"])
+            self.assertRegex(finding["data_plane"]["passed_over"], passed_over)
+        self.assertRegex(result.stderr, r'level=warn msg="a card is passed over" device="rxe1:1 GID 0 fe80:\S+" reason="a '
+                                        "probe write failed: the card cannot reach ")
+        for finding in shown["none_works"]:
+            self.assert_finding(finding, True, "device", "transports")
+            self.assertRegex(finding["reason"], passed_over)
+            self.assertIn("look at routes", finding["remedy"])
         self.assert_finding(shown["not_started"][0], True, "port", "port")
         self.assert_finding(shown["not_started"][1], False, "tcp", "resolve")
         self.assertIn("it would not start", shown["not_started"][1]["remedy"])

@@ -110,6 +110,27 @@ START_TEST(verdicts)
 }
 END_TEST
 
+/* The first candidate failed, and a write through the second was verified. */
+START_TEST(a_second_choice)
+{
+    struct tl_config_task task = {.name = "/job:ps/task:0"};
+    const struct tl_devices_report report = {
+        .candidates = candidates, .count = 3, .failed_count = 1, .is_verified = true, .task = &task};
+    capture(tl_devices_print_table, &report);
+    check_has("RoCE v2\n");
+    check_has("later; a write through it was verified\n");
+    check_has("\n/job:ps/task:0 would use mlx5_0 port 1 with GID 2\n");
+}
+END_TEST
+
+START_TEST(none_that_works)
+{
+    const struct tl_devices_report report = {.candidates = candidates, .count = 3, .failed_count = 2};
+    capture(tl_devices_print_table, &report);
+    check_has("\nnone can be used\n");
+}
+END_TEST
+
 static json_t *capture_json(const struct tl_devices_report *report)
 {
     capture(tl_devices_print_json, report);
@@ -140,11 +161,23 @@ START_TEST(json)
     ck_assert_int_eq(json_integer_value(json_object_get(first, "speed_mbps")), 103124);
     ck_assert_int_eq(json_integer_value(json_object_get(first, "numa_node")), 1);
     ck_assert(json_is_true(json_object_get(first, "windows")));
+    ck_assert(json_is_null(json_object_get(first, "verified")));
     ck_assert(json_is_null(json_object_get(last, "order")) && json_is_null(json_object_get(last, "port")));
     ck_assert(json_is_false(json_object_get(last, "usable")));
     ck_assert(json_is_true(json_object_get(json_object_get(root, "memlock"), "ok")));
     json_decref(root);
 
+    report.failed_count = 1;
+    report.is_verified = true;
+    root = capture_json(&report);
+    ck_assert(json_is_false(json_object_get(json_array_get(json_object_get(root, "devices"), 0), "verified")));
+    ck_assert(json_is_false(json_object_get(json_array_get(json_object_get(root, "devices"), 0), "usable")));
+    ck_assert(json_is_true(json_object_get(json_object_get(root, "chosen"), "verified")));
+    ck_assert_int_eq(json_integer_value(json_object_get(json_object_get(root, "chosen"), "order")), 2);
+    json_decref(root);
+
+    report.failed_count = 0;
+    report.is_verified = false;
     report.refusal = "rdma is off";
     report.lock_error = (struct tl_error){.code = TL_RESOURCE_EXHAUSTED, .message = "too little"};
     root = capture_json(&report);
@@ -171,6 +204,8 @@ int main(void)
     TCase *tcase = tcase_create("devices_report");
     tcase_add_test(tcase, table);
     tcase_add_test(tcase, verdicts);
+    tcase_add_test(tcase, a_second_choice);
+    tcase_add_test(tcase, none_that_works);
     tcase_add_test(tcase, json);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
