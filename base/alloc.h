@@ -11,6 +11,7 @@
 static inline void *tl_alloc_zeroed(size_t size_bytes)
 {
     void *memory = malloc(size_bytes);
+    __asm__("" : "+r"(memory)); /* else the compiler makes a calloc of this */
     if (memory != NULL) memset(memory, 0, size_bytes);
     return memory;
 }

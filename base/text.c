@@ -43,6 +43,10 @@ size_t tl_text_utf8_char_len(const char *text, size_t len_bytes)
 bool tl_text_is_utf8(const char *text, size_t len_bytes)
 {
     for (size_t place = 0; place < len_bytes;) {
+        if ((signed char)text[place] > 0) { /* ASCII */
+            place++;
+            continue;
+        }
         size_t len = tl_text_utf8_char_len(text + place, len_bytes - place);
         if (len == 0 || text[place] == '\0') return false;
         place += len;

@@ -188,6 +188,7 @@ static void conn_free(struct tl_conn *conn)
     if (conn->memory != engine->memory) tl_memory_destroy(conn->memory);
     tl_meta_cache_destroy(conn->cache);
     tl_list_remove(&conn->engine_link);
+    free(conn->responses);
     free(conn->requests);
     free(conn->generations);
     free(conn->free_indexes);
@@ -265,11 +266,6 @@ void conn_protocol_error(struct tl_conn *conn, const char *format, ...)
 
 /* ------------------------------------------------------------------------------------------------------ silence -- */
 
-void conn_heard(struct tl_conn *conn)
-{
-    conn->heard_ns = tl_clock_now_ns();
-}
-
 void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns)
 {
     if (tl_timers_arm(tl_reactor_timers(conn->engine->reactor), timer, tl_clock_deadline_ns(after_ns)) == TL_OK) return;
@@ -281,7 +277,8 @@ void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns)
 void conn_watch(struct tl_conn *conn)
 {
     if (conn->silence_timer.heap_place != 0 || !conn_is_open(conn)) return;
-    conn_heard(conn);
+    conn->has_heard = false;
+    conn->heard_ns = tl_clock_now_ns();
     conn_arm(conn, &conn->silence_timer, conn->engine->options.silence_ns / 4);
 }
 
@@ -290,7 +287,10 @@ static void silence_check(struct tl_timer *timer)
     struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, silence_timer);
     if (!conn_is_open(conn) || is_idle(conn)) return;
     int64_t silence_ns = conn->engine->options.silence_ns;
-    int64_t silent_ns = tl_clock_now_ns() - conn->heard_ns;
+    int64_t now_ns = tl_clock_now_ns();
+    if (conn->has_heard) conn->heard_ns = now_ns;
+    conn->has_heard = false;
+    int64_t silent_ns = now_ns - conn->heard_ns;
     if (silent_ns >= silence_ns) {
         struct tl_error reason;
         tl_error_set(&reason, TL_UNAVAILABLE,
@@ -455,7 +455,11 @@ static enum tl_status create_tables(struct tl_conn *conn, struct tl_error *ret_e
     conn->requests = calloc(count, sizeof(struct request *));
     conn->generations = calloc(count, sizeof(*conn->generations));
     conn->free_indexes = calloc(count, sizeof(*conn->free_indexes));
-    if (conn->requests == NULL || conn->generations == NULL || conn->free_indexes == NULL) {
+    conn->response_places = 1;
+    while (conn->response_places < count)
+        conn->response_places *= 2;
+    conn->responses = calloc(conn->response_places, sizeof(struct response *));
+    if (conn->requests == NULL || conn->generations == NULL || conn->free_indexes == NULL || conn->responses == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
     }
     conn->request_count = count;

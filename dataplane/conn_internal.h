@@ -17,9 +17,6 @@
 #include "dataplane/message.h"
 #include "dataplane/meta_cache.h"
 
-#define HASH_NONFATAL_OOM 1
-#include <uthash.h>
-
 struct tl_engine {
     struct tl_reactor *reactor;
     struct tl_provider *provider;
@@ -111,7 +108,8 @@ struct tl_conn {
     bool is_pump_deferred;
 
     struct tl_timer silence_timer;
-    int64_t heard_ns;
+    int64_t heard_ns; /* as the silence timer has seen it */
+    bool has_heard;   /* since the silence timer looked */
 
     /* What we ask. */
     struct request **requests; /* [request_count] by index */
@@ -125,8 +123,10 @@ struct tl_conn {
     struct tl_meta_cache *cache;
 
     /* What the peer asks. */
-    struct response *responses; /* by handle */
-    uint32_t notice_count;      /* CANCELLED that wait for their turn */
+    struct response **responses; /* [response_places]: lists of those whose handles have the same index there */
+    uint32_t response_places;    /* a power of two */
+    uint32_t response_count;
+    uint32_t notice_count; /* CANCELLED that wait for their turn */
     uint32_t peer_request_count;
     struct turn goodbye_turn;
     struct tl_work goodbye_work;
@@ -160,7 +160,10 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
 /* The peer broke the protocol: counts it, ends the connection. */
 void conn_protocol_error(struct tl_conn *conn, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The peer or its card has shown that it lives. */
-void conn_heard(struct tl_conn *conn);
+static inline void conn_heard(struct tl_conn *conn)
+{
+    conn->has_heard = true;
+}
 /* An answer of the peer shows that it has consumed everything up to this slot. */
 void conn_shows(struct tl_conn *conn, uint32_t slot);
 /* Something is expected of the peer: watches for silence. */

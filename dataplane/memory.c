@@ -289,7 +289,7 @@ bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_r
         *ret_pin = (struct tl_pin){0};
         return true;
     }
-    struct tl_region *region = tl_pool_pin(memory->pool, tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
+    struct tl_region *region = tl_pool_find(memory->pool, tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
     if (region) {
         set_pin(ret_pin, tensor, region, NULL);
         return true;
@@ -303,10 +303,7 @@ bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_r
 void tl_memory_unpin(struct tl_memory *memory, struct tl_pin *pin)
 {
     if (!pin->region) return;
-    if (pin->entry)
-        tl_registrations_unpin(memory->registrations, pin->entry);
-    else
-        tl_pool_unpin(memory->pool, pin->region);
+    if (pin->entry) tl_registrations_unpin(memory->registrations, pin->entry);
     *pin = (struct tl_pin){0};
 }
 

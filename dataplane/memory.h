@@ -92,7 +92,8 @@ void tl_room_drop(struct tl_room *room);
 
 /* ---------------------------------------------------------------------------------------------------------- pins -- */
 
-/* A range of memory that operations may name, and the region it lies in; keeps the registration. */
+/* A range of memory that operations may name, and the region it lies in; keeps a registration. Whoever holds a pin
+ * holds the tensor as well: one in the pool keeps its region by being there. */
 struct tl_pin {
     struct tl_region *region; /* NULL: not pinned */
     void *address;

@@ -145,7 +145,7 @@ struct reader {
     bool is_short;
 };
 
-static const uint8_t *take_bytes(struct reader *reader, uint64_t len_bytes)
+static inline __attribute__((always_inline)) const uint8_t *take_bytes(struct reader *reader, uint64_t len_bytes)
 {
     if (len_bytes > reader->left_bytes) {
         reader->is_short = true;

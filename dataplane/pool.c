@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The pool of registered memory: its life, blocks and pins. How it grows, and who waits for that, is in pool_grow.c.
+ * The pool of registered memory: its life and its blocks. How it grows, and who waits for that, is in pool_grow.c.
  *
  * Failure modes: a peer that writes where it should not reaches bytes of tensors, never the allocator, whose records
  * lie elsewhere.
@@ -24,6 +24,50 @@ static struct pool_region *find_region(const struct tl_pool *pool, const void *a
     uint64_t offset_bytes = (uintptr_t)address - (uintptr_t)region->address;
     bool is_inside = offset_bytes <= region->len_bytes && len_bytes <= region->len_bytes - offset_bytes;
     return is_inside ? region : NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------- spares -- */
+
+/* NULL: there is none of this size. Under mutex, like what follows. */
+static struct tl_block *take_spare(struct tl_pool *pool, uint64_t block_bytes)
+{
+    if (block_bytes > SPARE_MAX_BYTES) return NULL;
+    size_t size = block_bytes / TL_POOL_ALIGNMENT_BYTES - 1;
+    struct tl_block *block = pool->spares[size];
+    if (!block) return NULL;
+    pool->spares[size] = block->right;
+    pool->spare_counts[size]--;
+    pool->spare_bytes -= block_bytes;
+    return block;
+}
+
+/* Not when somebody waits for room. */
+static bool keep_spare(struct tl_pool *pool, struct tl_block *block)
+{
+    if (pool->is_closed || block->len_bytes > SPARE_MAX_BYTES || !tl_list_is_empty(&pool->waiting)) return false;
+    size_t size = block->len_bytes / TL_POOL_ALIGNMENT_BYTES - 1;
+    if (pool->spare_counts[size] == MAX_SPARES) return false;
+    block->right = pool->spares[size];
+    pool->spares[size] = block;
+    pool->spare_counts[size]++;
+    pool->spare_bytes += block->len_bytes;
+    return true;
+}
+
+bool pool_give_spares(struct tl_pool *pool)
+{
+    if (pool->spare_bytes == 0) return false;
+    for (size_t size = 0; size < SPARE_SIZES; size++) {
+        struct tl_block *next;
+        for (struct tl_block *block = pool->spares[size]; block; block = next) {
+            next = block->right;
+            (void)tl_blocks_give(&pool->blocks, block);
+        }
+        pool->spares[size] = NULL;
+        pool->spare_counts[size] = 0;
+    }
+    pool->spare_bytes = 0;
+    return true;
 }
 
 /* ---------------------------------------------------------------------------------------------------- life cycle -- */
@@ -79,9 +123,9 @@ void tl_pool_close(struct tl_pool *pool)
     pthread_mutex_lock(&pool->mutex);
     TL_CHECK(tl_list_is_empty(&pool->waiting));
     pool->is_closed = true;
+    (void)pool_give_spares(pool);
     for (size_t i = pool->region_count; i-- > 0;) {
         struct pool_region *region = pool->regions[i];
-        TL_CHECK(region->pin_count == 0);
         tl_region_destroy(region->region);
         region->region = NULL;
         drop_if_free(pool, region);
@@ -96,7 +140,13 @@ void tl_pool_close(struct tl_pool *pool)
 enum tl_status pool_take_fitting(struct tl_pool *pool, struct pool_need need, struct tl_block **ret_block,
                                  struct tl_error *ret_error)
 {
-    struct tl_block *block = tl_blocks_find(&pool->blocks, need.len_bytes, need.alignment);
+    struct tl_block *block = take_spare(pool, need.len_bytes);
+    if (block) {
+        *ret_block = block;
+        return TL_OK;
+    }
+    block = tl_blocks_find(&pool->blocks, need.len_bytes, need.alignment);
+    if (!block && pool_give_spares(pool)) block = tl_blocks_find(&pool->blocks, need.len_bytes, need.alignment);
     if (!block) return TL_OK;
     block = tl_blocks_take(&pool->blocks, block, need.len_bytes, need.alignment);
     if (!block) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the records of the pool");
@@ -147,7 +197,7 @@ void tl_pool_give(struct tl_block *block)
     struct tl_pool *pool = region->pool;
     pthread_mutex_lock(&pool->mutex);
     FORBID(block->address, block->len_bytes);
-    tl_blocks_give(&pool->blocks, block);
+    if (!keep_spare(pool, block)) (void)tl_blocks_give(&pool->blocks, block);
     if (!tl_list_is_empty(&pool->waiting)) pool->hooks.wanted(pool->hooks.context);
     if (pool->is_closed) drop_if_free(pool, region);
     bool is_last = pool->is_closed && pool->region_count == 0;
@@ -155,24 +205,12 @@ void tl_pool_give(struct tl_block *block)
     if (is_last) destroy_pool(pool);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- pins -- */
-
-struct tl_region *tl_pool_pin(struct tl_pool *pool, const void *address, uint64_t len_bytes)
+struct tl_region *tl_pool_find(struct tl_pool *pool, const void *address, uint64_t len_bytes)
 {
     pthread_mutex_lock(&pool->mutex);
     struct pool_region *region = find_region(pool, address, len_bytes);
-    if (region) region->pin_count++;
     pthread_mutex_unlock(&pool->mutex);
     return region ? region->region : NULL;
-}
-
-void tl_pool_unpin(struct tl_pool *pool, const struct tl_region *region)
-{
-    pthread_mutex_lock(&pool->mutex);
-    struct pool_region *found = find_region(pool, region->address, region->len_bytes);
-    TL_CHECK(found && found->region == region && found->pin_count > 0);
-    found->pin_count--;
-    pthread_mutex_unlock(&pool->mutex);
 }
 
 void tl_pool_get_stats(struct tl_pool *pool, struct tl_pool_stats *ret_stats)
@@ -180,7 +218,7 @@ void tl_pool_get_stats(struct tl_pool *pool, struct tl_pool_stats *ret_stats)
     pthread_mutex_lock(&pool->mutex);
     *ret_stats = (struct tl_pool_stats){.regions = pool->region_count,
                                         .bytes = pool->bytes,
-                                        .used_bytes = pool->blocks.used_bytes,
+                                        .used_bytes = pool->blocks.used_bytes - pool->spare_bytes,
                                         .waits = pool->waits_count,
                                         .waiting = pool->waiting_count};
     pthread_mutex_unlock(&pool->mutex);

@@ -4,7 +4,7 @@
  *
  * A region is anonymous memory on the card's NUMA node, in huge pages where there are any. The first is made with the
  * pool; when nothing fits, another follows (larger for a larger block), up to the maximum. One that is not the first,
- * wholly free and not pinned, is given up when the maximum would be exceeded without that.
+ * wholly free is given up when the maximum would be exceeded without that.
  *
  * Nobody who may not wait makes regions: tl_pool_take_now takes what is there, and who finds nothing waits in a queue,
  * first come first served, until a block has come back or another thread has made a region (tl_pool_serve).
@@ -62,7 +62,7 @@ struct tl_pool_wait {
 enum tl_status tl_pool_create(struct tl_provider *provider, uint64_t pool_bytes, uint64_t max_bytes,
                               const struct tl_pool_hooks *hooks, struct tl_pool **ret_pool,
                               struct tl_error *ret_error) TL_MUST_USE;
-/* Deregisters everything; nothing is pinned, nobody waits, and nobody calls anything but tl_pool_give any more. The
+/* Deregisters everything; no operation names its regions, nobody waits, and nobody calls anything but tl_pool_give any more. The
  * memory goes with the last block. NULL is accepted. */
 void tl_pool_close(struct tl_pool *pool);
 
@@ -84,9 +84,9 @@ bool tl_pool_withdraw(struct tl_pool *pool, struct tl_pool_wait *wait) TL_MUST_U
  * nobody waits, or only blocks that come back can end the wait. Blocks: when the pool grows. */
 struct tl_pool_wait *tl_pool_serve(struct tl_pool *pool) TL_MUST_USE;
 
-/* The region that these bytes lie in, which stays until unpinned; NULL: they do not lie in the pool. */
-struct tl_region *tl_pool_pin(struct tl_pool *pool, const void *address, uint64_t len_bytes);
-void tl_pool_unpin(struct tl_pool *pool, const struct tl_region *region);
+/* The region that these bytes lie in, which stays as long as the block that they lie in is out; NULL: they do not lie in
+ * the pool. */
+struct tl_region *tl_pool_find(struct tl_pool *pool, const void *address, uint64_t len_bytes);
 
 void tl_pool_get_stats(struct tl_pool *pool, struct tl_pool_stats *ret_stats);
 

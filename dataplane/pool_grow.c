@@ -105,9 +105,10 @@ static struct pool_region *pick_unused(struct tl_pool *pool)
 {
     struct pool_region *picked = NULL;
     pthread_mutex_lock(&pool->mutex);
+    (void)pool_give_spares(pool);
     for (size_t i = pool->region_count; i-- > 0 && !picked;) {
         struct pool_region *region = pool->regions[i];
-        if (!region->is_lasting && region->pin_count == 0 && tl_block_is_whole_range(region->first)) picked = region;
+        if (!region->is_lasting && tl_block_is_whole_range(region->first)) picked = region;
     }
     if (picked) pool_region_remove(pool, picked);
     pthread_mutex_unlock(&pool->mutex);
@@ -186,7 +187,7 @@ static enum tl_status check_wait(const struct tl_pool *pool, uint64_t len_bytes,
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                             "%" PRIu64 " requests wait for memory of the pool already, of which %" PRIu64
                             " bytes are in use; raise its maximum (verbs.max_pool), which is %" PRIu64,
-                            pool->waiting_count, pool->blocks.used_bytes, pool->max_bytes);
+                            pool->waiting_count, pool->blocks.used_bytes - pool->spare_bytes, pool->max_bytes);
     }
     return TL_OK;
 }

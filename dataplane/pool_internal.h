@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The pool as its two files see it: pool.c (blocks and pins, the fast path) and pool_grow.c (regions come and go, and
+ * The pool as its two files see it: pool.c (blocks, the fast path) and pool_grow.c (regions come and go, and
  * those who wait are served).
  *
  * Two locks: `mutex` guards the blocks, the list of regions and the queue, and is held for moments; `growing` is held,
@@ -34,14 +34,19 @@
 #define ALLOW(address, len_bytes) ((void)0)
 #endif
 
+/* Blocks up to this size that come back are kept as they are for the next who wants one of that size, this many of each
+ * size: small tensors come and go with every request. */
+#define SPARE_MAX_BYTES UINT64_C(4096)
+#define SPARE_SIZES (SPARE_MAX_BYTES / TL_POOL_ALIGNMENT_BYTES)
+#define MAX_SPARES 64
+
 struct pool_region {
     struct tl_pool *pool;
     void *address;
     uint64_t len_bytes;
     struct tl_region *region; /* NULL: closed */
     struct tl_block *first;   /* the first of its blocks: the lowest address */
-    uint64_t pin_count;
-    bool is_lasting; /* the first of the pool */
+    bool is_lasting;          /* the first of the pool */
 };
 
 struct tl_pool {
@@ -52,6 +57,9 @@ struct tl_pool {
     pthread_mutex_t growing;
     pthread_mutex_t mutex;
     struct tl_blocks blocks;
+    struct tl_block *spares[SPARE_SIZES]; /* by size, linked by `right`; out, as far as blocks knows */
+    unsigned spare_counts[SPARE_SIZES];
+    uint64_t spare_bytes;
     struct tl_list waiting; /* of struct tl_pool_wait: the longest first */
     uint64_t waiting_count;
     uint64_t waits_count;
@@ -86,6 +94,9 @@ static inline struct pool_need pool_need_of(uint64_t len_bytes)
  * memory for the records. */
 enum tl_status pool_take_fitting(struct tl_pool *pool, struct pool_need need, struct tl_block **ret_block,
                                  struct tl_error *ret_error) TL_MUST_USE;
+
+/* The blocks that are kept become free room like any other; false: there were none. Under mutex. */
+bool pool_give_spares(struct tl_pool *pool);
 
 /* How many regions start at or below the address. Under mutex. */
 size_t pool_count_up_to(const struct tl_pool *pool, uintptr_t address);

@@ -151,12 +151,13 @@ struct tl_provider_ops {
     void (*write)(struct tl_queue_pair *pair, const struct tl_region *region, const void *source, uint64_t len_bytes,
                   const struct tl_descriptor *destination, uint64_t offset_bytes, bool has_immediate,
                   uint32_t immediate, struct tl_work *work);
-    /* Lets the peer write address..len_bytes, which lie in region; fills exposure->descriptor. Takes effect before
-     * anything posted later. Errors: TL_RESOURCE_EXHAUSTED: no window left. */
+    /* Lets the peer write address..len_bytes (not 0), which lie in region; fills exposure->descriptor. Takes effect
+     * before anything posted later. Errors: TL_RESOURCE_EXHAUSTED: no window left. */
     enum tl_status (*expose)(struct tl_queue_pair *pair, struct tl_region *region, void *address, uint64_t len_bytes,
                              struct tl_exposure *exposure, struct tl_error *ret_error);
-    /* Ends it: once work is done (NULL: nobody waits), no write through the descriptor can land. A write of the peer
-     * that comes later breaks the queue pair. Under TL_KEYS_REGION it ends nothing; done follows all the same. */
+    /* Ends it, once: when work is done (NULL: nobody waits), no write through the descriptor can land. A write of the
+     * peer that comes later breaks the queue pair. Under TL_KEYS_REGION there is nothing to end: the exposure is
+     * forgotten, which needs no room, and work is NULL. */
     void (*revoke)(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
     /* What was posted leaves now. */
     void (*ring)(struct tl_queue_pair *pair);

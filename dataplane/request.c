@@ -74,6 +74,7 @@ struct request {
     struct tl_pin pin;       /* of the destination, or of the proxy */
     struct tl_tensor *proxy; /* in the pool, copied from at the end; NULL: the peer writes the destination itself */
     struct tl_exposure exposure;
+    bool is_exposed; /* until it is certain that nobody writes through the exposure any more */
     uint64_t received_bytes;
     bool is_source_bounced;
     bool is_told; /* a DONE follows the data */
@@ -240,8 +241,8 @@ static void try_next_window(struct tl_engine *engine)
 static void exposure_over(struct request *request)
 {
     struct tl_engine *engine = request->conn->engine;
-    if (request->exposure.region == NULL) return;
-    request->exposure.region = NULL;
+    if (!request->is_exposed) return;
+    request->is_exposed = false;
     engine->exposures_count--;
     try_next_window(engine);
 }
@@ -253,6 +254,7 @@ static bool expose(struct request *request)
     struct tl_error error;
     if (tl_queue_pair_expose(request->conn->pair, request->pin.region, request->pin.address,
                              request->expected.meta_data.size_bytes, &request->exposure, &error) == TL_OK) {
+        request->is_exposed = true;
         engine->exposures_count++;
         try_next_window(engine);
         return true;
@@ -340,7 +342,11 @@ static void start_revoke(struct request *request)
     struct tl_conn *conn = request->conn;
     leave_queue(request);
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer);
-    if (request->exposure.region == NULL) {
+    if (!request->is_exposed) {
+        handle(request, EVENT_REVOKED);
+    } else if (conn->engine->options.keys == TL_KEYS_REGION) {
+        conn->pair->ops->revoke(conn->pair, &request->exposure, NULL);
+        exposure_over(request);
         handle(request, EVENT_REVOKED);
     } else if (!request->is_revoke_posted) {
         conn_want_room(conn, &request->revoke);

@@ -97,7 +97,7 @@ struct response {
     bool is_flushed; /* something posted did not arrive for certain */
     struct tl_error *status;
 
-    UT_hash_handle hh;
+    struct response *next; /* in its list of conn->responses */
     char key[];
 };
 
@@ -114,11 +114,23 @@ static void handle(struct response *response, enum response_event event);
 
 /* ---------------------------------------------------------------------------------------------------------- end -- */
 
+/* What points at the response with this handle, or ends the list that it would be in. */
+static struct response **find_place(struct tl_conn *conn, uint32_t handle_)
+{
+    struct response **place = &conn->responses[tl_handle_index(handle_) & (conn->response_places - 1)];
+    while (*place != NULL && (*place)->handle != handle_)
+        place = &(*place)->next;
+    return place;
+}
+
 static void response_close(struct response *response, enum tl_serve_end end)
 {
     struct tl_conn *conn = response->conn;
     struct tl_engine *engine = conn->engine;
-    HASH_DEL(conn->responses, response);
+    struct response **place = find_place(conn, response->handle);
+    TL_CHECK(*place == response);
+    *place = response->next;
+    conn->response_count--;
     tl_list_remove(&response->turn.place);
     conn_drop_room(&response->granted);
     tl_memory_unpin(engine->memory, &response->pin);
@@ -613,13 +625,6 @@ static const struct tl_serve_ops serve_ops = {.reply = reply};
 
 /* ------------------------------------------------------------------------------------------------ from the peer -- */
 
-static struct response *find(struct tl_conn *conn, uint32_t handle_)
-{
-    struct response *response;
-    HASH_FIND(hh, conn->responses, &handle_, sizeof(handle_), response);
-    return response;
-}
-
 static struct response *response_create(struct tl_conn *conn, const struct tl_message *message)
 {
     size_t key_bytes = strlen(message->key);
@@ -640,18 +645,15 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
                                         .peer = &conn->peer,
                                         .key = response->key,
                                         .step = message->step};
-    HASH_ADD(hh, conn->responses, handle, sizeof(response->handle), response);
-    if (response->hh.tbl != NULL) return response;
-    free(response);
-    return NULL;
+    return response;
 }
 
 static void handle_request(struct tl_conn *conn, const struct tl_message *message)
 {
     const struct tl_engine *engine = conn->engine;
+    struct response **place = find_place(conn, message->handle);
     if (tl_handle_index(message->handle) >= TL_MAX_REQUESTS || (message->handle & ~TL_HANDLE_MASK) != 0 ||
-        message->number == 0 || HASH_COUNT(conn->responses) >= most_responses(conn) ||
-        find(conn, message->handle) != NULL) {
+        message->number == 0 || conn->response_count >= most_responses(conn) || *place != NULL) {
         conn_protocol_error(conn, "a REQUEST with the handle %#x", message->handle);
         return;
     }
@@ -660,6 +662,8 @@ static void handle_request(struct tl_conn *conn, const struct tl_message *messag
         tl_conn_close(conn, &out_of_memory);
         return;
     }
+    *place = response;
+    conn->response_count++;
     conn_watch(conn);
     if (conn->state == CONN_DRAINING) {
         struct tl_error error;
@@ -678,7 +682,7 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
         handle_request(conn, message);
         return;
     }
-    struct response *response = find(conn, message->handle);
+    struct response *response = *find_place(conn, message->handle);
     if (message->type == TL_MESSAGE_CANCEL) {
         if (response != NULL) {
             handle(response, EVENT_CANCEL);
@@ -695,13 +699,14 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
 
 void responses_break(struct tl_conn *conn)
 {
-    struct response *response;
-    struct response *next;
-    HASH_ITER(hh, conn->responses, response, next)
-    {
-        /* What the peer has for certain was closed when its last work was done. */
-        conn_leave_room(&response->room);
-        if (!response->is_registering && response->room == NULL) response_close(response, TL_SERVE_BROKEN);
+    for (uint32_t i = 0; i < conn->response_places; i++) {
+        struct response *next;
+        for (struct response *response = conn->responses[i]; response != NULL; response = next) {
+            next = response->next;
+            /* What the peer has for certain was closed when its last work was done. */
+            conn_leave_room(&response->room);
+            if (!response->is_registering && response->room == NULL) response_close(response, TL_SERVE_BROKEN);
+        }
     }
     TL_LIST_FOREACH_SAFE(&conn->turns, place)
     {
@@ -715,5 +720,5 @@ void responses_break(struct tl_conn *conn)
 
 bool responses_are_over(const struct tl_conn *conn)
 {
-    return conn->responses == NULL;
+    return conn->response_count == 0;
 }

@@ -21,8 +21,9 @@
  *     ...|  at the card      |  wait for ring()    |  room
  *
  * Records that need no work request (what ends nothing, what came after the queue pair broke) take their place in it
- * all the same, so that every `done` comes in the order of posting. Only the last request of a doorbell and every
- * fourth part of the ring ask for a completion; a completion retires all that was posted before.
+ * all the same, so that every `done` comes in the order of posting. Of the requests of a doorbell only the last one
+ * that somebody waits for asks for a completion, and so does every fourth part of the ring; a completion retires all
+ * that was posted before. What was posted after the last of these is over when the queue pair is.
  *
  * A work request's id names the queue pair's place, its generation, and the record or slot, so that a completion of a
  * queue pair that is gone touches nothing.
@@ -269,12 +270,15 @@ struct verbs_pair {
     uint32_t work_count;
     struct verbs_record *records; /* [work_count] */
     uint64_t retired, posted, tail;
+    uint64_t signalled; /* behind the last record that asks for a completion; those from here to posted ask for none */
+    uint64_t bytes_since_signal;
     uint32_t max_inline_bytes;
 
     uint8_t *memory; /* slots of messages that arrive [slot_count], then of those that leave [work_count] */
     uint64_t memory_bytes;
     struct ibv_mr *memory_mr;
-    uint32_t slot_count;
+    uint32_t slot_count; /* that the owner has asked for, and some that may be idle */
+    uint32_t slots_may_idle;
     struct verbs_slot *slots; /* [slot_count] */
     uint32_t slots_posted;
     struct ibv_recv_wr *slots_idle, **slots_idle_end; /* to be posted, linked */
@@ -321,7 +325,7 @@ unsigned verbs_pair_tell_broken(struct verbs_pair *pair);
 /* Memory of the slots, idle; registered. Errors: TL_RESOURCE_EXHAUSTED. */
 enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
 void verbs_slots_fini(struct verbs_pair *pair);
-/* Posts the idle slots; breaks the queue pair when that fails. */
+/* Posts the idle slots if they are more than may be; breaks the queue pair when that fails. */
 void verbs_slots_post(struct verbs_pair *pair);
 /* A request of a slot is back. */
 void verbs_slots_return(struct verbs_pair *pair, uint32_t index);

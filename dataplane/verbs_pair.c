@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/arith.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
@@ -32,6 +33,8 @@
 /* Until a card must have handed back what was posted on a broken queue pair. */
 #define FLUSH_PATIENCE_NS TL_NS_PER_SEC
 #define HOP_LIMIT 255
+/* Slots are posted that many at a time. */
+#define MAX_IDLE_SLOTS 64
 #define MASK_24_BITS UINT32_C(0xffffff)
 
 static uint8_t clamp_depth(int depth)
@@ -158,7 +161,10 @@ enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_q
     pair->events = *events;
     pair->owner = owner;
     pair->keys = options->keys;
-    pair->slot_count = options->slot_count;
+    /* The card has room for as many slots as options may ask for, and perhaps for more. */
+    uint32_t room_count = (uint32_t)device->attributes.max_qp_wr - options->slot_count;
+    pair->slots_may_idle = (uint32_t)tl_min_u64(tl_min_u64(options->slot_count / 4, MAX_IDLE_SLOTS), room_count);
+    pair->slot_count = options->slot_count + pair->slots_may_idle;
     pair->work_count = options->work_count;
     pair->psn = (uint32_t)tl_random_u64() & MASK_24_BITS;
     tl_list_init(&pair->attention);
@@ -380,7 +386,7 @@ unsigned verbs_pair_attend(struct verbs_pair *pair)
     if (pair->state == VERBS_CONNECTED || pair->state == VERBS_FLUSHING) count += verbs_post_retire_empty(pair);
     if (pair->state == VERBS_CONNECTED) verbs_slots_post(pair);
     if (pair->state != VERBS_FLUSHING) return count;
-    bool is_at_card = pair->qp != NULL && (pair->slots_posted > 0 || pair->retired < pair->posted);
+    bool is_at_card = pair->qp != NULL && (pair->slots_posted > 0 || pair->retired < pair->signalled);
     if (is_at_card) return count;
     count += verbs_post_cancel_rest(pair);
     verbs_windows_release(pair);

@@ -111,30 +111,32 @@ void verbs_post_write(struct tl_queue_pair *base, const struct tl_region *region
 
 /* ------------------------------------------------------------------------------------------------------ doorbell -- */
 
-/* Links the requests that have not left yet; the last one asks for a completion, and so does every fourth part of the
- * ring and whatever makes SIGNAL_BYTES full. NULL: there is none. */
+static void ask_completion(struct verbs_pair *pair, uint64_t sequence)
+{
+    record_at(pair, sequence)->request.send_flags |= IBV_SEND_SIGNALED;
+    pair->signalled = sequence + 1;
+    pair->bytes_since_signal = 0;
+}
+
+/* Links the requests that have not left yet. The last one that somebody waits for asks for a completion, and so does
+ * every fourth part of the ring and whatever makes SIGNAL_BYTES full. NULL: there is none. */
 static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
 {
-    struct ibv_send_wr *first = NULL, *last = NULL;
-    uint32_t interval = pair->work_count / 4, since_signal = 0;
-    uint64_t bytes_since_signal = 0;
+    struct ibv_send_wr *first = NULL, **place = &first;
+    uint64_t interval = pair->work_count / 4, awaited_end = 0;
     for (uint64_t sequence = pair->posted; sequence < pair->tail; sequence++) {
         struct verbs_record *record = record_at(pair, sequence);
         if (record->is_empty) continue;
-        if (last != NULL) {
-            last->next = &record->request;
-        } else {
-            first = &record->request;
+        if (record->work != NULL) awaited_end = sequence + 1;
+        *place = &record->request;
+        place = &record->request.next;
+        pair->bytes_since_signal += record->piece.length;
+        if (sequence + 1 - pair->signalled >= interval || pair->bytes_since_signal >= SIGNAL_BYTES) {
+            ask_completion(pair, sequence);
         }
-        last = &record->request;
-        last->next = NULL;
-        bytes_since_signal += record->piece.length;
-        if (++since_signal < interval && bytes_since_signal < SIGNAL_BYTES) continue;
-        last->send_flags |= IBV_SEND_SIGNALED;
-        since_signal = 0;
-        bytes_since_signal = 0;
     }
-    if (last != NULL) last->send_flags |= IBV_SEND_SIGNALED;
+    *place = NULL;
+    if (awaited_end > pair->signalled) ask_completion(pair, awaited_end - 1);
     return first;
 }
 

@@ -2,8 +2,9 @@
 /*
  * Slots: the registered memory of one queue pair in which messages arrive, and from which they leave.
  *
- * Each slot that messages arrive in has one receive request, made once; idle ones are linked and posted together, at
- * the end of a poll and before any doorbell, so that a peer that is told of a free slot finds it posted.
+ * Each slot that messages arrive in has one receive request, made once. There are more of them than the owner counts
+ * on, so that some may be idle: these are linked and posted together. Whether they are too many is looked at after a
+ * poll and before any doorbell, so that a peer that is told of a free slot finds it posted.
  */
 #include "dataplane/verbs_internal.h"
 
@@ -54,7 +55,7 @@ void verbs_slots_fini(struct verbs_pair *pair)
 void verbs_slots_post(struct verbs_pair *pair)
 {
     struct ibv_recv_wr *refused = NULL;
-    if (pair->slots_idle == NULL || verbs_pair_is_broken(pair) || pair->qp == NULL) return;
+    if (pair->slots_idle_count <= pair->slots_may_idle || verbs_pair_is_broken(pair) || pair->qp == NULL) return;
     int error = ibv_post_recv(pair->qp, pair->slots_idle, &refused);
     uint32_t refused_count = 0;
     for (; error != 0 && refused != NULL; refused = refused->next)

@@ -126,6 +126,10 @@ void verbs_window_revoke(struct tl_queue_pair *base, struct tl_exposure *exposur
     TL_CHECK(exposure->region != NULL);
     exposure->region = NULL;
     exposure->provider_state = NULL;
+    if (pair->keys == TL_KEYS_REGION) {
+        TL_CHECK(work == NULL);
+        return;
+    }
     struct verbs_record *record = verbs_post_record(pair, work);
     if (window == NULL || verbs_pair_is_broken(pair)) return;
     record->is_empty = false;

@@ -618,12 +618,19 @@ static void pair_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure
 {
     struct fake_pair *pair = as_pair(base);
     TL_CHECK(exposure->region != NULL && exposure->provider_state != NULL);
-    struct fake_operation *operation = new_operation(FAKE_REVOKE, work);
-    operation->window = exposure->provider_state;
+    struct fake_window *window = exposure->provider_state;
     exposure->provider_state = NULL; /* a second time is an error */
+    exposure->region = NULL;
     lock(fabric_of(pair));
     fake_provider_of(pair)->counters.revokes++;
-    post(pair, operation);
+    if (pair->options.keys == TL_KEYS_REGION) {
+        TL_CHECK(work == NULL);
+        window_free(fake_provider_of(pair), window);
+    } else {
+        struct fake_operation *operation = new_operation(FAKE_REVOKE, work);
+        operation->window = window;
+        post(pair, operation);
+    }
     unlock(fabric_of(pair));
 }
 

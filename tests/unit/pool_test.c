@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The pool: regions, growth, giving up, exhaustion, pins, blocks that outlive it, and everything that can fail. */
+/* The pool: regions, growth, giving up, exhaustion, blocks that outlive it, and everything that can fail. */
 #include <check.h>
 #include <string.h>
 
@@ -159,12 +159,6 @@ START_TEST(unused_regions_are_given_up)
     expect(3, 192 * KIB, 192 * KIB);
     refuse(128 * KIB);
     tl_pool_give(second);
-    /* One that is pinned stays. */
-    struct tl_region *pinned = tl_pool_pin(pool, (void *)second->address, 1);
-    ck_assert_ptr_nonnull(pinned);
-    refuse(128 * KIB);
-    expect(3, 192 * KIB, 128 * KIB);
-    tl_pool_unpin(pool, pinned);
     struct tl_block *large = take(128 * KIB);
     expect(3, 256 * KIB, 256 * KIB);
     tl_pool_give(first);
@@ -179,27 +173,55 @@ START_TEST(unused_regions_are_given_up)
 }
 END_TEST
 
-START_TEST(pins)
+/* A small one comes back to the next who wants one of its size, and is room like any other when nothing else fits. */
+START_TEST(small_blocks_are_kept)
+{
+    open_pool(64 * KIB, 64 * KIB);
+    struct tl_block *small = take(100), *other = take(100);
+    tl_pool_give(small);
+    expect(1, 64 * KIB, 128);
+    struct tl_block *larger = take(129);
+    ck_assert_ptr_ne(larger, small);
+    ck_assert_ptr_eq(take(128), small);
+    expect(1, 64 * KIB, 128 + 128 + 192);
+    tl_pool_give(other);
+    struct tl_block *many[100];
+    for (size_t i = 0; i < 100; i++)
+        many[i] = take(64);
+    for (size_t i = 0; i < 100; i++)
+        tl_pool_give(many[i]);
+    ck_assert_uint_eq(pool->spare_bytes, MAX_SPARES * 64 + 128);
+    struct tl_block *rest = take(64 * KIB - 128 - 192 - 128 - 64);
+    ck_assert_uint_eq(pool->spare_bytes, 0);
+    tl_pool_give(rest);
+    tl_pool_give(small);
+    expect(1, 64 * KIB, 192);
+    ck_assert_uint_gt(pool->spare_bytes, 0);
+    tl_pool_close(pool);
+    pool = NULL;
+    tl_pool_give(larger);
+}
+END_TEST
+
+START_TEST(regions_of_addresses)
 {
     open_pool(64 * KIB, 256 * KIB);
     char outside;
     struct tl_block *first = take(64 * KIB), *second = take(64 * KIB), *third = take(100 * KIB);
     struct tl_block *blocks_[] = {first, second, third};
-    ck_assert_ptr_null(tl_pool_pin(pool, &outside, 1));
-    ck_assert_ptr_null(tl_pool_pin(pool, NULL, 0));
-    ck_assert_ptr_null(tl_pool_pin(pool, (void *)UINTPTR_MAX, 1));
+    ck_assert_ptr_null(tl_pool_find(pool, &outside, 1));
+    ck_assert_ptr_null(tl_pool_find(pool, NULL, 0));
+    ck_assert_ptr_null(tl_pool_find(pool, (void *)UINTPTR_MAX, 1));
     for (size_t i = 0; i < 3; i++) {
         char *start = (char *)blocks_[i]->address;
         uint64_t len_bytes = blocks_[i]->len_bytes;
-        struct tl_region *region = tl_pool_pin(pool, start, len_bytes);
+        struct tl_region *region = tl_pool_find(pool, start, len_bytes);
         ck_assert_ptr_nonnull(region);
         ck_assert_ptr_eq(region->address, start);
-        ck_assert_ptr_eq(tl_pool_pin(pool, start + len_bytes - 1, 1), region);
-        tl_pool_unpin(pool, region);
-        tl_pool_unpin(pool, region);
+        ck_assert_ptr_eq(tl_pool_find(pool, start + len_bytes - 1, 1), region);
         /* Regions may touch, but none covers more than itself. */
-        ck_assert_ptr_null(tl_pool_pin(pool, start, region->len_bytes + 1));
-        ck_assert_ptr_null(tl_pool_pin(pool, start + 1, UINT64_MAX));
+        ck_assert_ptr_null(tl_pool_find(pool, start, region->len_bytes + 1));
+        ck_assert_ptr_null(tl_pool_find(pool, start + 1, UINT64_MAX));
         tl_pool_give(blocks_[i]);
     }
 }
@@ -329,7 +351,8 @@ int main(void)
     tcase_add_test(tcase, growth);
     tcase_add_test(tcase, exhaustion);
     tcase_add_test(tcase, unused_regions_are_given_up);
-    tcase_add_test(tcase, pins);
+    tcase_add_test(tcase, small_blocks_are_kept);
+    tcase_add_test(tcase, regions_of_addresses);
     tcase_add_test(tcase, blocks_outlive_the_pool);
     tcase_add_test(tcase, the_first_region_fails);
     tcase_add_test(tcase, a_later_region_fails);
