@@ -224,7 +224,7 @@ START_TEST(slots_exhausted)
     while (!a.drained)
         a.provider->ops->poll(a.provider);
     expect_reason(&a, "no slot posted");
-    PUMP_UNTIL(b.messages == 4);
+    PUMP_UNTIL(b.messages == 5); /* one may be idle at other times */
     tear_down();
 }
 END_TEST
