@@ -466,6 +466,13 @@ bool tl_link_tell_received(struct tl_link *link, const uint64_t *numbers, size_t
     return true;
 }
 
+bool tl_link_tell_given_up(struct tl_link *link, const uint64_t *numbers, size_t count)
+{
+    if (!tl_numbers_push_all(&link->cancels, numbers, count)) return false;
+    if (count > 0) link_flush_later(link);
+    return true;
+}
+
 size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numbers)
 {
     *ret_numbers = tl_numbers_items(&link->received);

@@ -73,6 +73,8 @@ bool tl_link_is_idle(const struct tl_link *link);
 /* Tells once more that the tensors of these requests have arrived, on a link that the peer has opened. False: no
  * memory. */
 bool tl_link_tell_received(struct tl_link *link, const uint64_t *numbers, size_t count) TL_MUST_USE;
+/* Tells that these requests, asked on another connection, are over without their tensors. False: no memory. */
+bool tl_link_tell_given_up(struct tl_link *link, const uint64_t *numbers, size_t count) TL_MUST_USE;
 /* How many one-shot tensors have arrived of which the peer may not have heard, and their numbers: for the next link,
  * when this one is closed. Valid until the link is used again. */
 size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numbers);

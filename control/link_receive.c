@@ -110,6 +110,7 @@ void link_fetches_break(struct tl_link *link, const struct tl_error *reason)
     struct link_fetch *next;
     HASH_ITER(hh, link->fetches, entry, next)
     {
+        if (!tl_list_is_linked(&entry->request_link)) entry->fetch->is_unsettled = true;
         tl_list_push_back(&broken, &link_fetch_remove(entry)->transport_link);
     }
     struct tl_list *place;

@@ -93,6 +93,7 @@ static void add_requests(struct tl_link *link, struct tl_frame_builder *builder)
         Tensorlane__V1__Request *request = &builder->requests[builder->frame.n_requests++];
         tensorlane__v1__request__init(request);
         entry->told_before = told_before;
+        entry->fetch->is_unsettled = false; /* it has its end here, or the link breaks */
         request->number = entry->number;
         request->key = (char *)entry->fetch->key;
         request->step = entry->fetch->step;
@@ -253,7 +254,13 @@ void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *reque
 void link_serve_cancel(struct tl_link *link, uint64_t number)
 {
     struct link_serve *entry = serve_find(link, number);
-    if (entry != NULL) serve_end(entry, TL_SERVE_CANCELLED);
+    if (entry != NULL) {
+        serve_end(entry, TL_SERVE_CANCELLED);
+        return;
+    }
+    struct tl_control *control = link->control;
+    struct tl_request_id id = {.incarnation = link->peer.incarnation, .number = number};
+    control->options.handlers->source.given_up(control->options.worker, &id);
 }
 
 void link_serve_received(struct tl_link *link, uint64_t number)

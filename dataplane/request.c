@@ -291,6 +291,7 @@ static bool take_turn(struct turn *turn)
     if (request->pin.address != NULL) message->destination = request->exposure.descriptor;
     conn_post_message(conn, message, NULL);
     request->is_asked = true;
+    request->fetch->is_unsettled = false; /* the last word comes, or the connection breaks */
     request->is_place_told = request->pin.address != NULL;
     request->sent_slot = conn->slots_used;
     handle(request, EVENT_SENT);
@@ -872,6 +873,7 @@ void requests_break(struct tl_conn *conn)
         if (request == NULL || request->state == REQUEST_FINISHED) continue;
         if (request->state == REQUEST_CANCELLING) set_given_up(request);
         if (request->state != REQUEST_REVOKING) set_result(request, &error);
+        if (request->state != REQUEST_REVOKING && request->is_asked) request->fetch->is_unsettled = true;
         exposure_over(request);
         conn_leave_room(&request->room);
         if (!request->is_registering && request->room == NULL) finish(request);

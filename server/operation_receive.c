@@ -78,10 +78,17 @@ static void recv_succeed(struct tl_op *op, struct tl_tensor *tensor, uint64_t st
     tl_op_complete(op);
 }
 
+/* Its error is set: the value that may be kept for it is somebody else's. */
+static void recv_fail(struct tl_op *op)
+{
+    tl_peer_give_up(&op->request);
+    tl_op_complete(op);
+}
+
 void tl_op_receive_fail(struct tl_op *op, const struct tl_error *error)
 {
     tl_op_set_error(op, error);
-    tl_op_complete(op);
+    recv_fail(op);
 }
 
 static void recv_retry_later(struct tl_op *op)
@@ -102,7 +109,7 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
     /* What has arrived all the same is delivered: its sender has been told so. */
     if (op->state == OP_CANCELLING && result->code != TL_OK) {
         if (result->code == TL_RESOURCE_EXHAUSTED) tl_op_explain_error(op, result);
-        tl_op_complete(op);
+        recv_fail(op);
         return;
     }
     if (result->code == TL_UNAVAILABLE && !fetch->is_final && !op->worker->is_closing) {

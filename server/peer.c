@@ -183,6 +183,7 @@ void tl_peers_destroy(struct tl_worker *worker)
         TL_CHECK(tl_list_is_empty(&peer->requests) && peer->path.link == NULL && peer->path.opening == NULL);
         tl_timers_disarm(tl_loop_timers(worker->loop), &peer->path.back_off);
         tl_numbers_fini(&peer->received);
+        tl_numbers_fini(&peer->given_up);
         free(peer);
     }
     free(worker->peers);

@@ -32,6 +32,7 @@ struct tl_peer {
     unsigned awaited;        /* by so many tl_worker_wait_for_peers */
     bool is_eager;
     struct tl_numbers received; /* requests whose tensors have arrived, to be told on the next link */
+    struct tl_numbers given_up; /* requests that broke and will not be asked again, to be told likewise */
     int64_t received_until_ns;  /* the peer no longer waits to hear of them */
     struct link_path path;
     struct tl_data_path data; /* over path.link */
@@ -49,7 +50,7 @@ const char *tl_peer_state_name(enum tl_peer_state state);
 void tl_peer_link_init(struct tl_peer *peer);
 /* Somebody waits for the peer: connects, unless a back-off is under way. */
 void tl_peer_want(struct tl_peer *peer);
-/* Tells on the link in use which tensors have arrived. */
+/* Tells on the link in use which tensors have arrived, and which are not wanted any more. */
 void tl_peer_tell_received(struct tl_peer *peer);
 /* Takes note of tensors that have arrived without the peer having heard of it. */
 void tl_peer_remember_received(struct tl_peer *peer, const uint64_t *numbers, size_t count);

@@ -48,7 +48,7 @@ static bool is_wanted(const struct tl_peer *peer)
 {
     if (peer->worker->is_closing || peer->is_self) return false;
     if (!tl_list_is_empty(&peer->requests) || peer->awaited > 0 || peer->is_eager) return true;
-    return peer->received.count > 0 && tl_clock_now_ns() < peer->received_until_ns;
+    return peer->received.count + peer->given_up.count > 0 && tl_clock_now_ns() < peer->received_until_ns;
 }
 
 static void set_state(struct tl_peer *peer, enum tl_peer_state state, const struct tl_error *reason)
@@ -117,13 +117,30 @@ static void inherit_received(struct tl_peer *peer, const struct tl_link *link)
     if (incarnation == 0) peer->received_until_ns = until_ns;
 }
 
+void tl_peer_give_up(struct tl_peer_request *request)
+{
+    struct tl_peer *peer = request->peer;
+    if (peer == NULL || !request->fetch.is_unsettled) return;
+    request->fetch.is_unsettled = false;
+    /* Without memory for that the value waits until its owner's patience ends. */
+    if (!tl_numbers_push(&peer->given_up, request->fetch.id.number)) return;
+    peer->received_until_ns = tl_clock_deadline_ns(peer->worker->settings.reservation_timeout_ns);
+    tl_peer_tell_received(peer);
+    if (peer->given_up.count > 0) tl_peer_want(peer);
+}
+
 /* Tells it on the link in use. */
 void tl_peer_tell_received(struct tl_peer *peer)
 {
+    struct tl_link *link = peer->path.link;
     struct tl_numbers *received = &peer->received;
-    if (peer->path.link == NULL || received->count == 0) return;
-    if (tl_link_tell_received(peer->path.link, tl_numbers_items(received), received->count)) {
+    struct tl_numbers *given_up = &peer->given_up;
+    if (link == NULL) return;
+    if (tl_link_tell_received(link, tl_numbers_items(received), received->count)) {
         tl_numbers_drop(received, received->count);
+    }
+    if (tl_link_tell_given_up(link, tl_numbers_items(given_up), given_up->count)) {
+        tl_numbers_drop(given_up, given_up->count);
     }
 }
 
@@ -163,6 +180,7 @@ static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
     }
     peer->incarnation = incarnation;
     tl_numbers_drop(&peer->received, peer->received.count);
+    tl_numbers_drop(&peer->given_up, peer->given_up.count);
 }
 
 /* Of two links to the same process, one opened by each side, whether the second one is to be used. */

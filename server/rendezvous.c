@@ -34,6 +34,7 @@ static const struct tl_error no_memory = {.code = TL_RESOURCE_EXHAUSTED,
                                           .message = "no memory to reserve the tensor for its receiver"};
 static const struct tl_error given_up = {.code = TL_CANCELLED,
                                          .message = "the step has ended and the receiver has given up"};
+static const struct tl_error not_wanted = {.code = TL_CANCELLED, .message = "the receiver has given up"};
 static const struct tl_error gone = {.code = TL_ABORTED, .message = "the process that asked is gone"};
 
 /* ----------------------------------------------------------------------------------------------------- lifetime -- */
@@ -321,6 +322,18 @@ void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_
     struct tl_list errands;
     tl_list_init(&errands);
     tl_table_lock(table);
+    struct tl_table_value *value = tl_table_value_find(table, id);
+    if (value) release(table, value, &errands);
+    tl_table_unlock_and_run(table, &errands);
+}
+
+void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    struct tl_list errands;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    struct tl_table_waiter *waiter = tl_table_waiter_find(table, id);
+    if (waiter) tl_table_waiter_conclude(table, waiter, &not_wanted, &errands);
     struct tl_table_value *value = tl_table_value_find(table, id);
     if (value) release(table, value, &errands);
     tl_table_unlock_and_run(table, &errands);

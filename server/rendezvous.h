@@ -125,6 +125,8 @@ void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_requ
 
 /* The receiver with this id has given up: the value is offered again. Ignored when nothing is reserved for the id. */
 void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_id *id);
+/* The same, whether the receiver still waits (it is told TL_CANCELLED) or has been given the value. */
+void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_id *id);
 
 /* A receiver with this id that was given the reserved value has broken off; it may come back until deadline_ns
  * (monotonic). Asking again with the id takes the deadline away; who has asked again before this call (over a new

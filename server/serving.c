@@ -135,7 +135,14 @@ static void received(void *context, const struct tl_request_id *id)
     tl_rendezvous_acknowledge(serving->worker->table, id);
 }
 
-const struct tl_source_ops tl_serving_ops = {.request = request, .closed = closed, .received = received};
+static void given_up(void *context, const struct tl_request_id *id)
+{
+    struct tl_serving *serving = context;
+    tl_rendezvous_give_up(serving->worker->table, id);
+}
+
+const struct tl_source_ops tl_serving_ops = {
+    .request = request, .closed = closed, .received = received, .given_up = given_up};
 
 void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const struct tl_home *home)
 {

@@ -64,6 +64,12 @@ static void received(void *context, const struct tl_request_id *id)
     tl_serving_ops.received(&worker->serving, id);
 }
 
+static void given_up(void *context, const struct tl_request_id *id)
+{
+    struct tl_worker *worker = context;
+    tl_serving_ops.given_up(&worker->serving, id);
+}
+
 /* ------------------------------------------------------------------------------------------------------ pushing -- */
 
 /* Bytes admitted or published by clients and not released. Whoever received such a tensor by reference, and gRPC, may
@@ -184,7 +190,7 @@ static void link_up(void *context, struct tl_link *link)
 }
 
 const struct tl_control_handlers tl_worker_handlers = {
-    .source = {.request = request, .closed = closed, .received = received},
+    .source = {.request = request, .closed = closed, .received = received, .given_up = given_up},
     .link_up = link_up,
     .admit = admit,
     .publish = publish,

@@ -141,6 +141,8 @@ void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request);
 bool tl_peer_cancel(struct tl_peer_request *request) TL_MUST_USE;
 /* To be told by fetch.ops->done, first thing. */
 void tl_peer_fetch_done(struct tl_peer_request *request);
+/* The request is over without its tensor: tells the peer, if it may still keep a value for it. */
+void tl_peer_give_up(struct tl_peer_request *request);
 /* The tensor of this request has arrived over a path that has ended: the peer may not have heard. */
 void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t number);
 

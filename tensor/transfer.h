@@ -101,7 +101,9 @@ struct tl_fetch {
     uint64_t received_bytes; /* the first that many bytes of it are in the destination */
     void *hash_state;        /* XXH3 over them; NULL unless wants_checksum */
     bool is_verified;
-    bool is_final; /* in done: the status is the owner's answer, whatever its code */
+    bool is_final;     /* in done: the status is the owner's answer, whatever its code */
+    bool is_unsettled; /* it was asked for on a connection that broke, and no last word has come since: the owner may
+                          keep a value for it */
 
     enum tl_path path; /* how the bytes came; in done with TL_OK */
 
@@ -169,6 +171,8 @@ struct tl_source_ops {
     void (*closed)(void *source, struct tl_serve *serve, enum tl_serve_end end);
     /* The asker says (again) that it has received a tensor whose serve is long gone. */
     void (*received)(void *source, const struct tl_request_id *id);
+    /* The asker says that it will never ask again for what it asked for on another connection. */
+    void (*given_up)(void *source, const struct tl_request_id *id);
 };
 
 #endif

@@ -259,7 +259,7 @@ static enum tl_status on_describe(void *context, struct tl_description *ret_desc
 }
 
 static const struct tl_control_handlers handlers = {
-    .source = {.request = on_request, .closed = on_closed, .received = on_received},
+    .source = {.request = on_request, .closed = on_closed, .received = on_received, .given_up = on_received},
     .link_up = on_link_up,
     .admit = on_admit,
     .publish = on_publish,

@@ -494,7 +494,7 @@ static void end_input(void)
 /* -------------------------------------------------------------------------------------------------------- start -- */
 
 static const struct tl_control_handlers handlers = {
-    .source = {.request = on_request, .closed = on_closed, .received = on_received},
+    .source = {.request = on_request, .closed = on_closed, .received = on_received, .given_up = on_received},
     .link_up = on_link_up,
 };
 

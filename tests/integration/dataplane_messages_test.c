@@ -103,7 +103,10 @@ static void server_received(void *context, const struct tl_request_id *id)
 }
 
 static const struct tl_control_handlers handlers = {
-    .source = {.request = server_request, .closed = server_closed, .received = server_received},
+    .source = {.request = server_request,
+               .closed = server_closed,
+               .received = server_received,
+               .given_up = server_received},
     .link_up = server_link_up,
 };
 

@@ -352,6 +352,33 @@ START_TEST(a_cancel_that_is_not_answered_costs_the_connection)
 }
 END_TEST
 
+/* The value was on its way when the receive ran out of time, and its connection with it. */
+START_TEST(a_deadline_in_the_middle_leaves_the_value_to_others)
+{
+    prepare("\"rdma\": \"require\", \"timeouts\": {\"reservation\": \"1h\"}");
+    plane.cancel_ns = 100 * TL_NS_PER_MS;
+    open_both(_i);
+    expect_transfer(1, TL_PATH_ZERO_COPY);
+    const struct fake_rule rule = {.fault = FAKE_DROP, .kinds = FAKE_WRITE, .provider = plane.cards[0].provider};
+    fake_fabric_add_rule(plane.fabric, &rule);
+    send_tensor("w", 1, LARGE, 3);
+    struct tl_completion got;
+    enum tl_status status =
+        tl_recv_wait(receiver, cluster_peer(receiver, 0), "w", 1, NULL, CLUSTER_SECOND / 4, &got, &error);
+    ck_assert_int_eq(status, TL_DEADLINE_EXCEEDED);
+    struct tl_worker *other = fake_plane_open(&plane, 2, TL_PROGRESS_THREAD);
+    cluster_recv(other, 0, "w", 1, cq);
+    struct tl_completion received;
+    CLUSTER_UNTIL(driven(receiver) && tl_cq_poll(cq, &received, 1) == 1);
+    ck_assert_msg(received.status.code == TL_OK, "%s", received.status.message);
+    ck_assert(cluster_tensor_is(received.tensor, LARGE, 3));
+    tl_tensor_put(received.tensor);
+    cluster_expect(sent, TL_OK);
+    ck_assert(cluster_is_quiet(sent));
+    teardown();
+}
+END_TEST
+
 START_TEST(a_step_that_is_aborted_here_ends_its_receives)
 {
     prepare("\"rdma\": \"require\"");
@@ -480,8 +507,8 @@ END_TEST
 
 START_TEST(a_connection_that_breaks_fails_where_rdma_is_required)
 {
-    /* The value stays reserved for the request that has failed, as for any that breaks off. */
-    prepare("\"rdma\": \"require\", \"timeouts\": {\"reservation\": \"100ms\"}");
+    /* The value was given to the request that has failed; others have it at once all the same. */
+    prepare("\"rdma\": \"require\", \"timeouts\": {\"reservation\": \"1h\"}");
     open_both(_i);
     expect_transfer(1, TL_PATH_ZERO_COPY);
     const struct fake_rule rules[] = {
@@ -641,6 +668,7 @@ int main(void)
         {"endings", a_receive_is_cancelled, 2},
         {"endings", a_deadline_ends_a_receive, 2},
         {"endings", a_cancel_that_is_not_answered_costs_the_connection, 2},
+        {"endings", a_deadline_in_the_middle_leaves_the_value_to_others, 2},
         {"endings", a_step_that_is_aborted_here_ends_its_receives, 2},
         {"endings", a_step_that_is_aborted_there_ends_its_receives, 2},
         {"endings", the_receiver_closes_while_it_waits, 2},

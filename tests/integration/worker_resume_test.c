@@ -40,6 +40,12 @@ static void setup_impatient(void)
     open_with("\"timeouts\": {\"reservation\": \"300ms\"}");
 }
 
+/* A long one. */
+static void setup_patient(void)
+{
+    open_with("\"timeouts\": {\"reservation\": \"1h\"}");
+}
+
 static void teardown(void)
 {
     proxy_limit(&proxy, PROXY_UP, UINT64_MAX);
@@ -201,6 +207,29 @@ START_TEST(reservation_of_a_receiver_that_stays_away_ends)
 }
 END_TEST
 
+/* One that is given up while its connection is broken is told as soon as there is another. */
+START_TEST(receiver_that_gives_up_while_cut_off_says_so_later)
+{
+    send_tensor("big", 1, BIG_BYTES, 5);
+    proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 4);
+    tl_op_id op = cluster_recv(cluster.workers[1], 0, "big", 1, recv_cq);
+    proxy_wait_limit(&proxy, PROXY_DOWN);
+    proxy_refuse(&proxy, true);
+    proxy_cut(&proxy);
+    CLUSTER_UNTIL(cluster_peer_info(cluster.workers[1], 0).state != TL_PEER_UP);
+    ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
+    cluster_expect(recv_cq, TL_CANCELLED);
+    cluster_recv(cluster.workers[0], 0, "big", 1, send_cq);
+    proxy_limit(&proxy, PROXY_DOWN, UINT64_MAX);
+    proxy_refuse(&proxy, false);
+    struct tl_completion local = cluster_next(send_cq);
+    ck_assert_int_eq(local.kind, TL_OP_RECV);
+    ck_assert_int_eq(local.status.code, TL_OK);
+    tl_tensor_put(local.tensor);
+    cluster_expect(send_cq, TL_OK);
+}
+END_TEST
+
 /* ------------------------------------------------------------------------------------------ lost acknowledgements --
  */
 
@@ -302,6 +331,11 @@ int main(void)
     tcase_add_test(impatient, wait_belongs_to_the_connection_that_asked_last);
     tcase_add_test(impatient, reservation_of_a_receiver_that_stays_away_ends);
     suite_add_tcase(suite, impatient);
+    TCase *patient = tcase_create("patient");
+    tcase_add_checked_fixture(patient, setup_patient, teardown);
+    tcase_set_timeout(patient, 60);
+    tcase_add_test(patient, receiver_that_gives_up_while_cut_off_says_so_later);
+    suite_add_tcase(suite, patient);
     SRunner *runner = srunner_create(suite);
     srunner_set_fork_status(runner, CK_NOFORK);
     srunner_run_all(runner, CK_NORMAL);

@@ -407,6 +407,33 @@ START_TEST(released_value_is_offered_again)
 }
 END_TEST
 
+/* A receiver that says from elsewhere that it has given up, while it waits and when it has been given the value. */
+START_TEST(given_up_from_elsewhere)
+{
+    static struct sender sender;
+    static struct receiver waits, has, next;
+    ask(&waits, 5, 1, "key", 1);
+    assert_waits(&waits);
+    tl_rendezvous_give_up(table, &waits.base.id);
+    assert_got(&waits, TL_CANCELLED);
+    send_ok(&sender, "key", 1);
+    tl_rendezvous_give_up(table, &waits.base.id);
+    ask(&has, 5, 2, "key", 1);
+    assert_got(&has, TL_OK);
+    tl_rendezvous_orphan(table, &has.base.id, 100);
+    ask(&next, 6, 1, "key", 1);
+    assert_waits(&next);
+    tl_rendezvous_give_up(table, &has.base.id);
+    assert_got(&next, TL_OK);
+    ck_assert_int_eq(tl_rendezvous_expire(table, 0), TL_TIME_NEVER);
+    /* It has nothing any more that it could acknowledge. */
+    acknowledge(&has);
+    ck_assert_int_eq(sender.over_count, 0);
+    acknowledge(&next);
+    assert_over(&sender, TL_OK);
+}
+END_TEST
+
 START_TEST(nothing_is_reserved_for_a_stranger)
 {
     static struct sender sender;
@@ -887,6 +914,7 @@ int main(void)
     tcase_add_test(reservation, same_request_for_another_tensor);
     tcase_add_test(reservation, waiting_request_is_superseded);
     tcase_add_test(reservation, released_value_is_offered_again);
+    tcase_add_test(reservation, given_up_from_elsewhere);
     tcase_add_test(reservation, nothing_is_reserved_for_a_stranger);
     tcase_add_test(reservation, orphans_expire_by_deadline);
     tcase_add_test(reservation, orphan_comes_back);
