@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Workers on real verbs: scenarios of one device, and of a wire that fails, each in one guest. What they are is in
-worker_device.py and worker_wire.py, which run inside."""
+worker_device.py, worker_wire.py and worker_memory.py, which run inside."""
 import os
 import pathlib
 import re
@@ -26,6 +26,9 @@ class WorkerTest(guest_support.GuestTest):
 
     def test_wire(self):
         self.run_scenarios("worker_wire.py", "veth", 20)
+
+    def test_memory(self):
+        self.run_scenarios("worker_memory.py", "veth", 10)
 
     def test_demo(self):
         script = "examples/demo.sh --divide 4 config/examples/demo-rdma.json"

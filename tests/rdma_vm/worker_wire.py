@@ -41,20 +41,6 @@ def read_checkpoint(path):
             for name, entry in json.loads(content[8:8 + length]).items()}
 
 
-@contextlib.contextmanager
-def logged():
-    """What this process writes to standard error meanwhile, as a function."""
-    with tempfile.TemporaryFile() as file:
-        before = os.dup(2)
-        os.dup2(file.fileno(), 2)
-        try:
-            yield lambda: os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace")
-        finally:
-            os.dup2(before, 2)
-            os.close(before)
-            os.write(2, os.pread(file.fileno(), 1 << 20, 0))
-
-
 class Prefer(unittest.TestCase):
     """What fails goes on over gRPC. Every packet that is sent again may break a path here: rxe then binds a window
     anew, which fails since it is bound."""
@@ -200,7 +186,7 @@ class Prefer(unittest.TestCase):
 
     def test_peer_stopped(self):
         self.start_bystander()
-        with logged() as log:
+        with workers.logged() as log:
             self.ps.signal(signal.SIGSTOP)
             asked = self.ask_all()
             reason = rf'level=warn msg="no data path" peer={PEER}.* reason="[^"]+"'

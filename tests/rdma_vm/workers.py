@@ -6,6 +6,7 @@
 
 What fails raises; a completion that failed does not: its status and message are there to be looked at.
 """
+import contextlib
 import ctypes
 import json
 import os
@@ -124,16 +125,25 @@ class Tensor:
             LIBRARY.tl_tensor_put(self.handle)
 
     def fill(self, content):
-        ctypes.memmove(LIBRARY.tl_tensor_data(self.handle), content, len(content))
+        ctypes.memmove(self.address, content, len(content))
 
     @property
     def bytes(self):
-        return ctypes.string_at(LIBRARY.tl_tensor_data(self.handle), LIBRARY.tl_tensor_size_bytes(self.handle))
+        return ctypes.string_at(self.address, LIBRARY.tl_tensor_size_bytes(self.handle))
+
+    @property
+    def address(self):
+        return LIBRARY.tl_tensor_data(self.handle)
 
     @property
     def first(self):
         """The first byte."""
-        return ctypes.c_uint8.from_address(LIBRARY.tl_tensor_data(self.handle)).value
+        return ctypes.c_uint8.from_address(self.address).value
+
+    @property
+    def last(self):
+        """The last byte."""
+        return ctypes.c_uint8.from_address(self.address + LIBRARY.tl_tensor_size_bytes(self.handle) - 1).value
 
     @property
     def dims(self):
@@ -288,6 +298,20 @@ class Server:
         except subprocess.TimeoutExpired:
             self.kill()
             raise
+
+
+@contextlib.contextmanager
+def logged():
+    """What this process writes to standard error meanwhile, as a function."""
+    with tempfile.TemporaryFile() as file:
+        before = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: os.pread(file.fileno(), 1 << 20, 0).decode(errors="replace")
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            os.write(2, os.pread(file.fileno(), 1 << 20, 0))
 
 
 def run(*command):

@@ -29,7 +29,7 @@ FOREIGN = {
     "grpcpp/*": ["tests/bench/*"],
     "protobuf-c/*": ["control/*", "tests/*"],
     "google/protobuf*": ["tests/bench/*"],
-    "infiniband/*": ["dataplane/verbs*"],
+    "infiniband/*": ["dataplane/verbs*", "tests/rdma_vm/*"],
     "rdma/*": ["dataplane/verbs*"],
     "cuda*": ["dataplane/gpu*"],
     "jansson.h": ["config/*", "tensor/safetensors*", "server/cli/json*", "tests/*"],

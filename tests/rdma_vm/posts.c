@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Stands between workers and the card: a library to be loaded before libtensorlane, with RTLD_GLOBAL. libibverbs
+ * reaches the card through a table of functions in each device's context; when a device is opened, the one that posts
+ * to queue pairs is exchanged.
+ *
+ * It notes what is posted, until that is taken with posts_take. And it turns one write after another into the write of
+ * a peer that lies: see posts_redirect. What a program does with both is in posts.py.
+ *
+ * Failure modes: what does not fit into the notes is counted, and posts_take says so.
+ */
+#include <dlfcn.h>
+#include <infiniband/verbs.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#define MAX_POSTS 65536
+#define MAX_DEVICES 64
+
+/* One work request; posts.py has the same. */
+struct post {
+    uint32_t opcode; /* enum ibv_wr_opcode */
+    uint32_t queue_pair;
+    uint64_t local; /* of a write: where it reads; of a bind: what it exposes */
+    uint64_t remote;
+    uint64_t len_bytes;
+    uint32_t key;        /* of a write: the peer's; of a bind: the new one */
+    uint32_t region_key; /* of a bind: of the region behind it */
+};
+
+/* Of the next write that reads at `from`. */
+struct redirection {
+    uint64_t from, to;
+    uint32_t key;
+    bool is_set;
+};
+
+typedef int post_send_fn(struct ibv_qp *qp, struct ibv_send_wr *request, struct ibv_send_wr **ret_refused);
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all of these */
+static struct post posts[MAX_POSTS];
+static size_t post_count, lost_count;
+static bool is_noting;
+static struct redirection redirection;
+static struct {
+    struct ibv_context *context;
+    post_send_fn *post_send;
+} devices[MAX_DEVICES];
+
+/* For the Python that loads this. */
+void posts_begin(void);
+long posts_take(struct post *ret_posts, size_t capacity);
+void posts_redirect(uint64_t from, uint64_t to, uint32_t key);
+bool posts_is_redirected(void);
+
+static bool is_write(const struct ibv_send_wr *request)
+{
+    return request->opcode == IBV_WR_RDMA_WRITE || request->opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+}
+
+static void note(const struct ibv_qp *qp, const struct ibv_send_wr *request)
+{
+    struct post post = {.opcode = request->opcode, .queue_pair = qp->qp_num};
+    if (is_write(request)) {
+        if (request->num_sge > 0) {
+            post.local = request->sg_list->addr;
+            post.len_bytes = request->sg_list->length;
+        }
+        post.remote = request->wr.rdma.remote_addr;
+        post.key = request->wr.rdma.rkey;
+    } else if (request->opcode == IBV_WR_BIND_MW) {
+        post.local = request->bind_mw.bind_info.addr;
+        post.len_bytes = request->bind_mw.bind_info.length;
+        post.key = request->bind_mw.rkey;
+        post.region_key = request->bind_mw.bind_info.mr->rkey;
+    }
+    if (!is_noting) return;
+    if (post_count < MAX_POSTS) {
+        posts[post_count++] = post;
+    } else {
+        lost_count++;
+    }
+}
+
+static void redirect(struct ibv_send_wr *request)
+{
+    if (!redirection.is_set || !is_write(request) || request->num_sge == 0) return;
+    if (request->sg_list->addr != redirection.from) return;
+    redirection.is_set = false;
+    request->wr.rdma.remote_addr = redirection.to;
+    request->wr.rdma.rkey = redirection.key;
+}
+
+static int post_send(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_send_wr **ret_refused)
+{
+    post_send_fn *real = NULL;
+    pthread_mutex_lock(&mutex);
+    for (size_t i = 0; i < MAX_DEVICES && real == NULL; i++) {
+        if (devices[i].context == qp->context) real = devices[i].post_send;
+    }
+    for (struct ibv_send_wr *request = first; request != NULL; request = request->next) {
+        redirect(request);
+        note(qp, request);
+    }
+    pthread_mutex_unlock(&mutex);
+    if (real == NULL) abort();
+    return real(qp, first, ret_refused);
+}
+
+/* The function that ours stands in front of. */
+static void *real_function(const char *name)
+{
+    void *library = dlopen("libibverbs.so.1", RTLD_LAZY);
+    void *function = library != NULL ? dlsym(library, name) : NULL;
+    if (function == NULL) abort();
+    return function;
+}
+
+struct ibv_context *ibv_open_device(struct ibv_device *device)
+{
+    struct ibv_context *(*real)(struct ibv_device *);
+    *(void **)&real = real_function("ibv_open_device");
+    struct ibv_context *context = real(device);
+    if (context == NULL) return NULL;
+    pthread_mutex_lock(&mutex);
+    size_t i = 0;
+    while (devices[i].context != NULL && i < MAX_DEVICES - 1)
+        i++;
+    devices[i].context = context;
+    devices[i].post_send = context->ops.post_send;
+    context->ops.post_send = post_send;
+    pthread_mutex_unlock(&mutex);
+    return context;
+}
+
+/* Another device may get the context's address: this one is forgotten first. */
+int ibv_close_device(struct ibv_context *context)
+{
+    int (*real)(struct ibv_context *);
+    *(void **)&real = real_function("ibv_close_device");
+    pthread_mutex_lock(&mutex);
+    for (size_t i = 0; i < MAX_DEVICES; i++) {
+        if (devices[i].context == context) devices[i].context = NULL;
+    }
+    pthread_mutex_unlock(&mutex);
+    return real(context);
+}
+
+/* From now on, what is posted is noted. */
+void posts_begin(void)
+{
+    pthread_mutex_lock(&mutex);
+    is_noting = true;
+    post_count = lost_count = 0;
+    pthread_mutex_unlock(&mutex);
+}
+
+/* Moves the notes out, in the order of posting. Returns how many; -1: some were lost, or there is no room for them. */
+long posts_take(struct post *ret_posts, size_t capacity)
+{
+    pthread_mutex_lock(&mutex);
+    long count = lost_count == 0 && post_count <= capacity ? (long)post_count : -1;
+    for (long i = 0; i < count; i++)
+        ret_posts[i] = posts[i];
+    post_count = lost_count = 0;
+    pthread_mutex_unlock(&mutex);
+    return count;
+}
+
+/* The next write that reads at `from` goes `to`, with this key. */
+void posts_redirect(uint64_t from, uint64_t to, uint32_t key)
+{
+    pthread_mutex_lock(&mutex);
+    redirection = (struct redirection){from, to, key, true};
+    pthread_mutex_unlock(&mutex);
+}
+
+/* Whether that write has been posted. */
+bool posts_is_redirected(void)
+{
+    pthread_mutex_lock(&mutex);
+    bool is_redirected = !redirection.is_set;
+    pthread_mutex_unlock(&mutex);
+    return is_redirected;
+}

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the workers of this process post to their cards; see posts.c. To be imported before workers.
+
+    posts.begin()
+    ...
+    for post in posts.writes(posts.take()):
+
+An address or a key is a number.
+"""
+import collections
+import ctypes
+import os
+import pathlib
+
+BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or pathlib.Path(__file__).parents[2] / "build/release")
+LIBRARY = ctypes.CDLL(str(BUILD / "tests/rdma_vm/libposts.so"), ctypes.RTLD_GLOBAL)
+LIBRARY.posts_redirect.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
+LIBRARY.posts_take.restype, LIBRARY.posts_take.argtypes = ctypes.c_long, (ctypes.c_void_p, ctypes.c_size_t)
+LIBRARY.posts_is_redirected.restype = ctypes.c_bool
+CAPACITY = 65536
+# As rdma-core numbers them.
+WRITE, WRITE_WITH_IMMEDIATE, BIND = 0, 1, 8
+
+Post = collections.namedtuple("Post", "opcode queue_pair local remote bytes key region_key")
+
+
+class Record(ctypes.Structure):
+    _fields_ = [("opcode", ctypes.c_uint32), ("queue_pair", ctypes.c_uint32), ("local", ctypes.c_uint64),
+                ("remote", ctypes.c_uint64), ("bytes", ctypes.c_uint64), ("key", ctypes.c_uint32),
+                ("region_key", ctypes.c_uint32)]
+
+
+def begin():
+    """What was posted before is forgotten."""
+    LIBRARY.posts_begin()
+
+
+def take():
+    """All that was posted since begin or the last take, in order."""
+    records = (Record * CAPACITY)()
+    count = LIBRARY.posts_take(records, CAPACITY)
+    assert count >= 0, "more was posted than can be noted"
+    return [Post(*(getattr(record, name) for name in Post._fields)) for record in records[:count]]
+
+
+def writes(found, source=None):
+    """The writes of bytes, or those that read from the tensor, in the order of what they read."""
+    begin_, end = (source.address, source.address + len(source.bytes)) if source else (0, 1 << 64)
+    return sorted((post for post in found if post.opcode in (WRITE, WRITE_WITH_IMMEDIATE) and post.bytes > 0
+                   and begin_ <= post.local < end), key=lambda post: post.local)
+
+
+def redirect(source, address, key):
+    """The next write that reads the beginning of the tensor goes to the address, with the key."""
+    LIBRARY.posts_redirect(source.address, address, key & 0xffffffff)
+
+
+def is_redirected():
+    """Whether that write has been posted."""
+    return LIBRARY.posts_is_redirected()

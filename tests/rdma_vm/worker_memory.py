@@ -1,0 +1,294 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Inside the guest with two devices and a wire between them: what peers write, where, and until when. Run by
+worker_test.py.
+
+All workers are in this process, /job:worker/task:0 at 10.9.0.1 and the others at 10.9.0.2, so that what they post can
+be looked at, and turned into what a peer would post that lies.
+"""
+import contextlib
+import ctypes
+import random
+import re
+import unittest
+
+import posts  # before workers
+import workers
+from workers import OVER_VERBS, Tensor, Worker
+
+PEER = "/job:ps/task:0"
+LIAR = "/job:ps/task:1"
+MIB = 1 << 20
+# Of what is cancelled. The slow wire needs longer for the second than a peer may take to answer a cancel.
+LONG_BYTES = 6 * MIB
+LONGER_BYTES = 16 * MIB
+SLOW = "tbf rate 90mbit burst 64kb limit 4mb"
+CANCELS = 2
+SIZES = (600001, 3 * MIB + 5)
+LIE_BYTES = MIB
+REFUSED = "a key that it may not use|the key was revoked, or never given"
+KEPT = b"\x22" * LIE_BYTES
+GUESSES = 3
+
+
+def cluster(keys, **verbs):
+    return {"cluster": {"ps": ["10.9.0.2:4000", "10.9.0.2:4002"], "worker": ["10.9.0.1:4001"]},
+            "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "1s"},
+            "verbs": {"keys": keys, "piece": "128KiB", "silence": "3s", "pool": "64MiB", "timeout": 19} | verbs}
+
+
+@contextlib.contextmanager
+def slow_wire():
+    for device in ("va", "vb"):
+        workers.run("tc", "qdisc", "add", "dev", device, "root", *SLOW.split())
+    try:
+        yield
+    finally:
+        for device in ("va", "vb"):
+            workers.run("tc", "qdisc", "del", "dev", device, "root")
+
+
+def lost(log, peer):
+    """Why the data paths to the peer were lost, according to the log."""
+    return re.findall(rf'level=warn msg="no data path" peer={peer}.* reason="([^"]+)"', log())
+
+
+class Cancelled(unittest.TestCase):
+    """Receives are given up while their bytes come, and their memory is used again the moment they are over: memory of
+    the user's under keys of windows, of the pool that the peer can write to under keys of regions."""
+    def start(self, keys, size, **verbs):
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        config = cluster(keys, **verbs)
+        self.there = stack.enter_context(Worker(config, "ps"))
+        self.here = stack.enter_context(Worker(config, "worker"))
+        self.log = stack.enter_context(workers.logged())
+        self.peer = self.here.peer(PEER)
+        self.size = size
+        self.source = Tensor(b"\x77" * self.size)
+        self.destination = Tensor(bytes(self.size)) if keys == "window" else None
+        self.there.publish("long", self.source)
+        self.there.publish("other", Tensor(b"\x22" * self.size))
+        self.assertEqual("zero-copy", self.here.receive(self.peer, "long", 0, self.destination).path)
+        self.use_again()
+        stack.enter_context(slow_wire())
+
+    def ask(self):
+        """Begins to receive; what it is, and where its first and its last byte go to."""
+        posts.begin()
+        op = self.here.ask(self.peer, "long", 0, self.destination)
+        written = []
+        workers.wait_until(lambda: written.extend(posts.writes(posts.take(), self.source))
+                           or written, "the peer writes", pause_sec=0.001)
+        begin = written[0].remote
+        return op, ctypes.c_uint8.from_address(begin), ctypes.c_uint8.from_address(begin + self.size - 1)
+
+    def use_again(self):
+        """Others write there now, and nobody else does."""
+        content = b"\x22" * self.size
+        other = self.destination
+        if other:
+            other.fill(content)
+        else:
+            found = []
+            workers.wait_until(lambda: found.append(self.here.receive(self.peer, "other"))
+                               or found[-1].status != "UNAVAILABLE", "the path is back")
+            self.assertEqual(("OK", "zero-copy"), (found[-1].status, found[-1].path), found)
+            other = found[-1].tensor
+        self.assertEqual(content, other.bytes)
+        self.assertTrue(self.here.is_quiet(0.5))
+        self.assertEqual(content, other.bytes, "something was written later")
+
+    def cancel_many(self):
+        for _ in range(CANCELS):
+            op, first, last = self.ask()
+            workers.wait_until(lambda: first.value == 0x77, "the write begins", pause_sec=0.001)
+            self.assertNotEqual(0x77, last.value, "the write is over")
+            self.here.cancel(op)
+            done, = self.here.wait(1).values()
+            self.assertEqual("CANCELLED", done.status, done)
+            self.use_again()
+
+    def peer_stops(self, keys):
+        """The peer stops after what it has posted, and the path stays."""
+        self.start(keys, LONG_BYTES, queue_depth=16)
+        self.cancel_many()
+        self.assertEqual([], lost(self.log, PEER))
+
+    def path_is_stopped(self, keys):
+        """The peer has posted all of it: after a while the path is taken down, with the writes in flight."""
+        self.start(keys, LONGER_BYTES)
+        self.cancel_many()
+        self.assertEqual(CANCELS, len(lost(self.log, PEER)))
+
+    def test_peer_stops_window(self):
+        self.peer_stops("window")
+
+    def test_peer_stops_region(self):
+        self.peer_stops("region")
+
+    def test_path_is_stopped_window(self):
+        self.path_is_stopped("window")
+
+    def test_path_is_stopped_region(self):
+        self.path_is_stopped("region")
+
+
+class Posted(unittest.TestCase):
+    """On the zero-copy path bytes go from the sender's memory to the receiver's, and nowhere else."""
+    def assert_direct(self, here, peer, source, destination, keys):
+        """Receives what source holds, under the name of its size."""
+        size = len(source.bytes)
+        posts.begin()
+        got = here.receive(peer, str(size), 0, destination)
+        found = posts.take()
+        self.assertEqual(("OK", "zero-copy", source.bytes), (got.status, got.path, got.tensor.bytes), got)
+        place = 0
+        for post in posts.writes(found):
+            self.assertEqual((source.address + place, got.tensor.address + place), (post.local, post.remote))
+            place += post.bytes
+        self.assertEqual(size, place)
+        exposed = [(post.local, post.bytes) for post in found if post.opcode == posts.BIND]
+        self.assertEqual([(got.tensor.address, size)] * (keys == "window"), exposed)
+        if destination:
+            self.assertEqual(destination.address, got.tensor.address)
+
+    def exchange(self, keys, with_destination):
+        """Tensors large enough to lie in memory of their own; small ones of users are copied."""
+        config = cluster(keys)
+        with Worker(config, "ps") as there, Worker(config, "worker") as here:
+            peer = here.peer(PEER)
+            there.publish("warm", Tensor(b"the path is verified by writes"))
+            here.receive(peer, "warm")
+            for size in SIZES:
+                source = Tensor(random.randbytes(size))
+                there.publish(str(size), source)
+                for _ in range(2):
+                    destination = Tensor(bytes(size)) if with_destination else None
+                    self.assert_direct(here, peer, source, destination, keys)
+
+    def test_into_memory_of_the_library(self):
+        for keys in ("window", "region"):
+            with self.subTest(keys):
+                self.exchange(keys, False)
+
+    def test_into_memory_of_the_user(self):
+        self.exchange("window", True)
+
+
+class Refused(unittest.TestCase):
+    """A peer writes with keys that are not its own, or no longer. Its own path breaks, and nothing else happens."""
+    def start(self, keys):
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        config = cluster(keys, piece="1MiB")
+        self.there = stack.enter_context(Worker(config, "ps"))
+        self.liar = stack.enter_context(Worker(config, "ps", 1))
+        self.here = stack.enter_context(Worker(config, "worker"))
+        self.log = stack.enter_context(workers.logged())
+        self.lie = Tensor(b"\xee" * LIE_BYTES)
+        self.large = Tensor(random.randbytes(4 * MIB))
+        self.liar.publish("x", self.lie)
+        self.there.publish("large", self.large)
+        self.early = {}
+        self.receive(LIAR, "x")
+
+    def wait(self, op):
+        while op not in self.early:
+            self.early |= self.here.wait(1)
+        return self.early.pop(op)
+
+    def receive(self, name, key, step=0, destination=None):
+        """What came, when there is a path, and what was posted for it."""
+        found = []
+
+        def has_come():
+            posts.begin()
+            found.append(self.wait(self.here.ask(self.here.peer(name), key, step, destination)))
+            return found[-1].status != "UNAVAILABLE"
+        workers.wait_until(has_come, f"a path to {name}")
+        self.assertEqual("OK", found[-1].status, found[-1])
+        self.assertIn(found[-1].path, OVER_VERBS, found[-1])
+        return found[-1], posts.take()
+
+    def writers(self):
+        """The queue pairs over which the bystander's bytes come."""
+        return {post.queue_pair for post in posts.writes(self.receive(PEER, "large")[1], self.large)}
+
+    def send_lie(self, address, key):
+        """The liar's next answer goes to the address with the key, while the bystander's bytes come."""
+        before, lost_before = self.writers(), len(lost(self.log, LIAR))
+        asked = [self.here.ask(self.here.peer(PEER), "large") for _ in range(4)]
+        posts.redirect(self.lie, address, key)
+        lie = self.here.ask(self.here.peer(LIAR), "x")
+        workers.wait_until(posts.is_redirected, "the liar writes")
+        workers.wait_until(lambda: any(re.search(REFUSED, reason) for reason in lost(self.log, LIAR)[lost_before:]),
+                           "the lie is refused")
+        for op in asked:
+            done = self.wait(op)
+            self.assertEqual(("OK", self.large.bytes), (done.status, done.tensor.bytes), done)
+            self.assertIn(done.path, OVER_VERBS, done)
+        self.assertEqual(before, self.writers(), "the bystander's path has changed")
+        self.assertEqual([], lost(self.log, PEER))
+        done = self.wait(lie)
+        self.assertIn(done.status, ("OK", "UNAVAILABLE"), done)
+        if done.status == "OK":
+            self.assertEqual(self.lie.bytes, done.tensor.bytes)
+        self.receive(LIAR, "x")
+
+    def park(self, name, worker, destination):
+        """A request that waits at the worker, with its destination open; the request, the key and its region's."""
+        worker.publish("later", Tensor(b"\x01" * LIE_BYTES), 1)
+        self.receive(name, "later", 1, destination)
+        posts.begin()
+        op = self.here.ask(self.here.peer(name), "later", 2, destination)
+        bound = []
+        workers.wait_until(lambda: bound.extend(post for post in posts.take() if post.opcode == posts.BIND) or bound,
+                           "the destination is exposed")
+        self.assertEqual((destination.address, LIE_BYTES), (bound[0].local, bound[0].bytes))
+        return op, bound[0].key, bound[0].region_key
+
+    def test_stale_keys(self):
+        self.start("window")
+        destination = Tensor(bytes(LIE_BYTES))
+        _, found = self.receive(LIAR, "x", 0, destination)
+        written = posts.writes(found, self.lie)[0]
+        self.assertEqual(destination.address, written.remote)
+        destination.fill(KEPT)
+        self.send_lie(written.remote, written.key)
+        self.assertEqual(KEPT, destination.bytes)
+
+    def test_keys_of_others(self):
+        """Windows that are open, for another peer; the key of the memory behind them; guesses."""
+        self.start("window")
+        destination = Tensor(KEPT)
+        op, key, region_key = self.park(PEER, self.there, destination)
+        destination.fill(KEPT)
+        for guess in (key, region_key, key + 1, *(random.getrandbits(32) for _ in range(GUESSES))):
+            self.send_lie(destination.address, guess)
+            self.assertEqual(KEPT, destination.bytes)
+        self.there.publish("later", Tensor(b"\x02" * LIE_BYTES), 2)
+        self.assertEqual(("OK", b"\x02" * LIE_BYTES), (self.wait(op).status, destination.bytes))
+
+    def test_guessed_keys_of_regions(self):
+        self.start("region")
+        got, found = self.receive(PEER, "large")
+        key = posts.writes(found, self.large)[0].key
+        for guess in (key ^ 0x80, *(random.getrandbits(32) for _ in range(GUESSES))):
+            self.send_lie(got.tensor.address, guess)
+            self.assertEqual(self.large.bytes, got.tensor.bytes)
+
+    def test_own_key(self):
+        """With a key that is the liar's own, and open, it does write: the others are refused for their keys."""
+        self.start("window")
+        destination = Tensor(KEPT)
+        op, key, _ = self.park(LIAR, self.liar, destination)
+        posts.redirect(self.lie, destination.address, key)
+        self.assertEqual("DATA_LOSS", self.wait(self.here.ask(self.here.peer(LIAR), "x", 0, Tensor(KEPT))).status)
+        self.assertEqual(self.lie.bytes, destination.bytes)
+        self.liar.publish("later", Tensor(b"\x02" * LIE_BYTES), 2)
+        self.assertEqual("OK", self.wait(op).status)
+
+
+if __name__ == "__main__":
+    unittest.main(verbosity=2)
