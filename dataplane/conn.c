@@ -294,7 +294,8 @@ static void silence_check(struct tl_timer *timer)
     if (silent_ns >= silence_ns) {
         struct tl_error reason;
         tl_error_set(&reason, TL_UNAVAILABLE,
-                     "%s has been silent for %lld ms while its answer was awaited; it is dead, stopped or cut off",
+                     "%s has been silent for %lld ms while its answer was awaited; it is dead, stopped or cut off, or "
+                     "nobody drives it",
                      conn->peer.name, (long long)(silent_ns / TL_NS_PER_MS));
         conn->engine->stats.connections_broken++;
         begin_close(conn, &reason);

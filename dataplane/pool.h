@@ -62,8 +62,8 @@ struct tl_pool_wait {
 enum tl_status tl_pool_create(struct tl_provider *provider, uint64_t pool_bytes, uint64_t max_bytes,
                               const struct tl_pool_hooks *hooks, struct tl_pool **ret_pool,
                               struct tl_error *ret_error) TL_MUST_USE;
-/* Deregisters everything; no operation names its regions, nobody waits, and nobody calls anything but tl_pool_give any more. The
- * memory goes with the last block. NULL is accepted. */
+/* Deregisters everything; no operation names its regions, nobody waits, and nobody calls anything but tl_pool_give any
+ * more. The memory goes with the last block. NULL is accepted. */
 void tl_pool_close(struct tl_pool *pool);
 
 /* Takes a block of at least len_bytes (not 0) if one is free and nobody waits; *ret_block is NULL otherwise.
@@ -84,8 +84,8 @@ bool tl_pool_withdraw(struct tl_pool *pool, struct tl_pool_wait *wait) TL_MUST_U
  * nobody waits, or only blocks that come back can end the wait. Blocks: when the pool grows. */
 struct tl_pool_wait *tl_pool_serve(struct tl_pool *pool) TL_MUST_USE;
 
-/* The region that these bytes lie in, which stays as long as the block that they lie in is out; NULL: they do not lie in
- * the pool. */
+/* The region that these bytes lie in, which stays as long as the block that they lie in is out; NULL: they do not lie
+ * in the pool. */
 struct tl_region *tl_pool_find(struct tl_pool *pool, const void *address, uint64_t len_bytes);
 
 void tl_pool_get_stats(struct tl_pool *pool, struct tl_pool_stats *ret_stats);

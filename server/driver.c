@@ -107,23 +107,51 @@ static void *run(void *context)
     return NULL;
 }
 
+/* Rounds of one beat at most: a beat is to answer what has come, not to take the loop from its users. */
+#define BEAT_ROUNDS 16
+
+/* The helper's: nobody has driven since it looked last. */
+static void beat(void *context)
+{
+    struct tl_driver *driver = context;
+    pthread_mutex_lock(&driver->mutex);
+    if (!driver->is_driven && driver->round_count == driver->beat_round) {
+        tl_turn_want_grpc(&driver->turn);
+        bool did_work = true;
+        for (unsigned i = 0; i < BEAT_ROUNDS && did_work && !driver->is_driven; i++)
+            did_work = drive(driver, 0);
+        hand_on(driver);
+    }
+    driver->beat_round = driver->round_count;
+    pthread_mutex_unlock(&driver->mutex);
+}
+
+static void fini(struct tl_driver *driver)
+{
+    pthread_cond_destroy(&driver->thread_cond);
+    pthread_mutex_destroy(&driver->mutex);
+}
+
 enum tl_status tl_driver_init(struct tl_driver *driver, struct tl_loop *loop, const struct tl_home *home,
                               const struct tl_turn_reactor *reactor, enum tl_progress progress,
                               struct tl_error *ret_error)
 {
     *driver = (struct tl_driver){.loop = loop, .progress = progress};
-    enum tl_status status = tl_turn_init(&driver->turn, loop, home, reactor, ret_error);
-    if (status != TL_OK) return status;
     tl_list_init(&driver->waits);
     tl_list_init(&driver->queues);
     pthread_mutex_init(&driver->mutex, NULL);
     cond_init_monotonic(&driver->thread_cond);
+    const struct tl_turn_beat beats = {.look = beat, .context = driver};
+    enum tl_status status = tl_turn_init(&driver->turn, loop, home, reactor, &beats, ret_error);
+    if (status != TL_OK) {
+        fini(driver);
+        return status;
+    }
     if (progress == TL_PROGRESS_CALLER) return TL_OK;
     status = tl_thread_start("tl-control", run, driver, &driver->thread, ret_error);
     if (status == TL_OK) return TL_OK;
     tl_turn_fini(&driver->turn);
-    pthread_cond_destroy(&driver->thread_cond);
-    pthread_mutex_destroy(&driver->mutex);
+    fini(driver);
     return status;
 }
 
@@ -137,10 +165,9 @@ void tl_driver_fini(struct tl_driver *driver)
         tl_loop_wake(driver->loop);
         pthread_join(driver->thread, NULL);
     }
-    TL_CHECK(!driver->is_driven && tl_list_is_empty(&driver->waits));
     tl_turn_fini(&driver->turn);
-    pthread_cond_destroy(&driver->thread_cond);
-    pthread_mutex_destroy(&driver->mutex);
+    TL_CHECK(!driver->is_driven && tl_list_is_empty(&driver->waits));
+    fini(driver);
 }
 
 void tl_driver_post(struct tl_driver *driver, struct tl_letter *letter)

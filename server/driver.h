@@ -3,7 +3,8 @@
  * Who drives a worker's loop: a thread of ours, or the callers that wait.
  *
  * Without a thread (TL_PROGRESS_CALLER) whoever waits takes the loop for one round after another until what it waits
- * for has happened, and hands it to the next that waits.
+ * for has happened, and hands it to the next that waits. A reactor that is driven with it is looked after by its helper
+ * thread while nobody does (server/turn.h).
  *
  * With a thread (TL_PROGRESS_THREAD) the thread drives. But a caller that blocks in one call after another would pay
  * two thread switches for each; so after a few such calls in close succession the thread parks and lets the callers
@@ -34,6 +35,7 @@ struct tl_driver {
     struct tl_list queues; /* of struct tl_cq whose readers drive this; without a thread (completion_queue.c) */
     bool is_driven;        /* somebody is in tl_turn_run */
     uint64_t round_count;  /* rounds that are over */
+    uint64_t beat_round;   /* round_count when the helper looked last */
     bool is_stopping;
 
     /* With a thread. */

@@ -2,10 +2,12 @@
 #include "server/turn.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -25,8 +27,9 @@ static void *watch(void *context)
     const struct tl_turn *turn = context;
     for (;;) {
         struct epoll_event event;
-        int count = epoll_wait(turn->epoll_fd, &event, 1, -1);
+        int count = epoll_wait(turn->epoll_fd, &event, 1, turn->beat_ms);
         TL_CHECK(count >= 0 || errno == EINTR);
+        if (count == 0) turn->beat.look(turn->beat.context);
         if (count <= 0) continue;
         if (event.data.u32 == WATCHED_STOP) return NULL;
         tl_loop_wake(turn->loop);
@@ -64,13 +67,16 @@ static void close_descriptors(struct tl_turn *turn)
 }
 
 enum tl_status tl_turn_init(struct tl_turn *turn, struct tl_loop *loop, const struct tl_home *loop_home,
-                            const struct tl_turn_reactor *reactor, struct tl_error *ret_error)
+                            const struct tl_turn_reactor *reactor, const struct tl_turn_beat *beat,
+                            struct tl_error *ret_error)
 {
     *turn = (struct tl_turn){.loop = loop, .loop_home = loop_home, .epoll_fd = -1, .stop_fd = -1};
     if (reactor == NULL) return TL_OK;
     turn->reactor = reactor->reactor;
     turn->reactor_home = reactor->home;
     turn->spin_ns = reactor->spin_ns;
+    turn->beat = *beat;
+    turn->beat_ms = (int)tl_min_u64((uint64_t)reactor->beat_ns / TL_NS_PER_MS + 1, INT_MAX);
     enum tl_status status = start_helper(turn, ret_error);
     if (status != TL_OK) close_descriptors(turn);
     return status;

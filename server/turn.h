@@ -6,6 +6,9 @@
  * look at its queue costs more than a round trip. When nothing happens for a while the owner sleeps in the loop; a
  * helper thread waits for what would wake the reactor, and wakes the loop. Nothing is lost in between: the reactor is
  * armed before the helper is told to look, and the helper before the owner sleeps.
+ *
+ * A reactor that nobody drives would answer no ping, and its peers would take the process for dead. So the helper asks
+ * now and then that somebody take a turn (tl_turn_beat).
  */
 #ifndef SERVER_TURN_H
 #define SERVER_TURN_H
@@ -23,6 +26,13 @@ struct tl_turn_reactor {
     struct tl_reactor *reactor;
     const struct tl_home *home;
     int64_t spin_ns; /* how long a busy owner polls without a result before it sleeps */
+    int64_t beat_ns; /* how often the helper looks whether anybody drives */
+};
+
+/* Called by the helper. */
+struct tl_turn_beat {
+    void (*look)(void *context);
+    void *context;
 };
 
 struct tl_turn {
@@ -36,13 +46,22 @@ struct tl_turn {
     unsigned rounds_to_grpc; /* until gRPC is looked at again */
     int epoll_fd;            /* what the helper waits on */
     int stop_fd;             /* eventfd: the helper ends */
+    int beat_ms;
+    struct tl_turn_beat beat;
     pthread_t helper;
 };
 
-/* reactor NULL: none is driven. Errors: TL_RESOURCE_EXHAUSTED: no descriptor or no thread. */
+/* reactor NULL: none is driven; beat is for nothing then. Errors: TL_RESOURCE_EXHAUSTED: no descriptor or no thread. */
 enum tl_status tl_turn_init(struct tl_turn *turn, struct tl_loop *loop, const struct tl_home *loop_home,
-                            const struct tl_turn_reactor *reactor, struct tl_error *ret_error) TL_MUST_USE;
+                            const struct tl_turn_reactor *reactor, const struct tl_turn_beat *beat,
+                            struct tl_error *ret_error) TL_MUST_USE;
 void tl_turn_fini(struct tl_turn *turn);
+
+/* The next round looks at gRPC, however busy the data plane is. Thread: as tl_turn_run. */
+static inline void tl_turn_want_grpc(struct tl_turn *turn)
+{
+    turn->rounds_to_grpc = 0;
+}
 
 /* Runs one round, sleeping until deadline_ns (0: not at all) when there is nothing to do. True when something was done.
  * Thread: one at a time. */

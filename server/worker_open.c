@@ -241,6 +241,9 @@ static void teach_allocator(void)
 
 static void stop_now(struct tl_worker *worker);
 
+/* Peers ask four times in that time whether we live. */
+#define BEATS_PER_SILENCE 8
+
 /* A reactor without a thread of its own is driven with the loop. */
 static enum tl_status start_driver(struct tl_worker *worker, enum tl_progress progress, struct tl_error *ret_error)
 {
@@ -248,8 +251,10 @@ static enum tl_status start_driver(struct tl_worker *worker, enum tl_progress pr
     struct tl_turn_reactor reactor;
     bool is_driven = plane != NULL && !plane->has_thread;
     if (is_driven) {
-        reactor = (struct tl_turn_reactor){
-            .reactor = plane->reactor, .home = &plane->home, .spin_ns = plane->options.reactor.spin_ns};
+        reactor = (struct tl_turn_reactor){.reactor = plane->reactor,
+                                           .home = &plane->home,
+                                           .spin_ns = plane->options.reactor.spin_ns,
+                                           .beat_ns = plane->options.engine.silence_ns / BEATS_PER_SILENCE};
     }
     return tl_driver_init(&worker->driver, worker->loop, &worker->home, is_driven ? &reactor : NULL, progress,
                           ret_error);

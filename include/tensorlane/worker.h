@@ -42,7 +42,11 @@ struct tl_worker;
 
 enum tl_progress {
     TL_PROGRESS_THREAD = 0, /* a thread of the library moves everything */
-    TL_PROGRESS_CALLER = 1, /* no thread: blocking calls, tl_cq_wait and tl_worker_progress move everything */
+    /* No thread: blocking calls, tl_cq_wait and tl_worker_progress move everything. While nobody calls, peers are not
+     * answered; over gRPC alone they take such a worker for lost after timeouts.keepalive and keepalive_answer. A
+     * worker with a data plane is looked after: a thread takes a turn eight times per verbs.silence, so that peers keep
+     * their paths to it; release callbacks may run there. */
+    TL_PROGRESS_CALLER = 1,
 };
 
 /* How to open a worker. Set size_bytes to sizeof(struct tl_worker_options), everything unused to zero. */
