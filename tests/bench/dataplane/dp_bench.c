@@ -11,9 +11,11 @@
  * With --thread a thread of its own drives the receiver's reactor, and the caller sleeps until it is told; without, the
  * caller drives it. The server drives its reactor itself; both spin before they sleep.
  */
+#include <errno.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -214,9 +216,7 @@ struct client {
     uint64_t next_number;
     unsigned paths[TL_PATH_BOUNCE + 1];
     pthread_t thread;
-    pthread_mutex_t mutex;
-    pthread_cond_t changed;
-    bool is_over;
+    sem_t over; /* what the caller waits for */
     atomic_int phase;
 };
 
@@ -237,14 +237,6 @@ static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *m
     return fetch->allocator->create(fetch->allocator->context, meta_data, ret_destination, ret_error);
 }
 
-static void tell_caller(void)
-{
-    pthread_mutex_lock(&client.mutex);
-    client.is_over = true;
-    pthread_cond_signal(&client.changed);
-    pthread_mutex_unlock(&client.mutex);
-}
-
 static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     struct asked *asked = TL_CONTAINER_OF(fetch, struct asked, fetch);
@@ -252,11 +244,11 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
     client.times_ns[client.done++] = (uint64_t)(tl_clock_now_ns() - asked->begun_ns);
     client.paths[fetch->path]++;
     if (settings.has_thread && settings.outstanding == 1) {
-        tell_caller();
+        sem_post(&client.over);
     } else if (client.begun < client.goal) {
         begin(asked);
     } else if (settings.has_thread && client.done == client.goal) {
-        tell_caller();
+        sem_post(&client.over);
     }
 }
 
@@ -279,17 +271,12 @@ static void begin_posted(struct tl_letter *letter)
 static void run_through_thread(void)
 {
     while (client.done < client.goal) {
-        struct asked *asked = &client.asked[0];
         int64_t begun_ns = tl_clock_now_ns();
-        client.is_over = false;
         unsigned first = settings.outstanding < client.goal ? settings.outstanding : client.goal;
         for (unsigned i = 0; i < first; i++)
             tl_reactor_post(client.side.reactor, &client.asked[i].letter);
-        pthread_mutex_lock(&client.mutex);
-        while (!client.is_over)
-            pthread_cond_wait(&client.changed, &client.mutex);
-        pthread_mutex_unlock(&client.mutex);
-        (void)asked;
+        while (sem_wait(&client.over) != 0)
+            TL_CHECK(errno == EINTR);
         if (settings.outstanding == 1) client.times_ns[client.done - 1] = (uint64_t)(tl_clock_now_ns() - begun_ns);
     }
 }
@@ -359,8 +346,7 @@ static void receive(int fd)
         client.asked[i].fetch.key = "weights";
         client.asked[i].letter.deliver = begin_posted;
     }
-    pthread_mutex_init(&client.mutex, NULL);
-    pthread_cond_init(&client.changed, NULL);
+    sem_init(&client.over, 0, 0);
     if (settings.has_thread) TL_CHECK(pthread_create(&client.thread, NULL, drive, NULL) == 0);
     run_part(settings.warm_up);
     memset(client.paths, 0, sizeof(client.paths));
