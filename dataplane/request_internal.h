@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A request as its files see it: request_states.c (one table for all that may happen), request_memory.c (where the
+ * bytes go), request_turns.c (what it posts), request.c (what the peer says; how it begins and ends).
+ */
+#ifndef DATAPLANE_REQUEST_INTERNAL_H
+#define DATAPLANE_REQUEST_INTERNAL_H
+
+#include "dataplane/conn_internal.h"
+
+/*
+ *   PREPARING --memory is there--> QUEUED --posted--> ASKED --all has come--> REVOKING --revoked--> (told, freed)
+ *       ^                                               |  \---cancel--> CANCELLING --last word--> REVOKING
+ *       \---revoked--- RENEWING <---META_DATA_UPDATE---/
+ */
+enum request_state {
+    REQUEST_NEVER,      /* no state */
+    REQUEST_PREPARING,  /* waits for the slow worker to register the destination, or for room in the pool */
+    REQUEST_QUEUED,     /* waits for its turn (and a window) to send REQUEST or RE_REQUEST */
+    REQUEST_ASKED,      /* waits for the peer's answer */
+    REQUEST_RENEWING,   /* other memory is needed; waits until nobody can write the former */
+    REQUEST_CANCELLING, /* CANCEL is queued or sent; waits for the peer's last word */
+    REQUEST_REVOKING,   /* has its result; waits until nobody can write its memory */
+    REQUEST_FINISHED,   /* waits to be told, in conn->finished */
+};
+
+enum request_event {
+    EVENT_READY,     /* the destination's memory can be exposed, or none is needed */
+    EVENT_SENT,      /* what it waited to send is posted */
+    EVENT_META_DATA, /* the value is another than expected */
+    EVENT_COMPLETE,  /* all of it has come */
+    EVENT_STATUS,    /* the owner's status */
+    EVENT_FAILED,    /* ours */
+    EVENT_CANCEL,    /* the worker gives up */
+    EVENT_CANCELLED, /* the peer says that it will not write */
+    EVENT_REVOKED,
+    REQUEST_EVENTS,
+};
+
+struct request {
+    struct tl_conn *conn;
+    struct tl_fetch *fetch;
+    struct tl_list place; /* in conn->finished */
+    enum request_state state;
+    uint32_t handle;
+    struct turn turn;   /* REQUEST, RE_REQUEST or CANCEL */
+    struct turn revoke; /* of the exposure */
+    struct tl_work revoke_work;
+    bool is_asked; /* REQUEST has been posted: the peer knows the handle */
+    bool is_registering;
+    bool is_cancelled; /* while it registers or waits for room: to be given up as soon as that is over */
+    bool is_revoke_posted;
+    bool is_place_told; /* the peer knows where to write what is expected */
+
+    bool has_meta_data; /* expected; of the cache, then of META_DATA_UPDATE */
+    struct tl_meta_cached expected;
+    struct room_wait *room;  /* it waits for that; NULL: it does not */
+    struct tl_tensor *kept;  /* the destination, while it may be exposed; one reference */
+    struct tl_pin pin;       /* of the destination, or of the proxy */
+    struct tl_tensor *proxy; /* in the pool, copied from at the end; NULL: the peer writes the destination itself */
+    struct tl_exposure exposure;
+    bool is_exposed; /* until it is certain that nobody writes through the exposure any more */
+    uint64_t received_bytes;
+    bool is_source_bounced;
+    bool is_told; /* a DONE follows the data */
+    struct tl_timer cancel_timer;
+    bool has_checksum;
+    uint64_t checksum;
+    uint32_t sent_slot;      /* how many slots were used up to the latest that was sent */
+    struct tl_error *result; /* NULL: TL_OK */
+};
+
+extern const struct tl_error request_out_of_memory;
+
+/* --------------------------------------------------------------------------------------------- request_states.c -- */
+
+/* What may not happen in its state is a fault of the peer's, and ends the connection. */
+void request_handle(struct request *request, enum request_event event);
+/* The first real error wins. */
+void request_set_result(struct request *request, const struct tl_error *error);
+void request_set_given_up(struct request *request);
+/* Sets the result and handles EVENT_FAILED. */
+void request_fail(struct request *request, const struct tl_error *error);
+/* The peer has not answered CANCEL in time. */
+void request_cancel_timeout(struct tl_timer *timer);
+
+/* --------------------------------------------------------------------------------------------- request_memory.c -- */
+
+enum placing {
+    PLACING_DONE,
+    PLACING_WAITS, /* room_came follows */
+    PLACING_FAILED,
+};
+
+/* Makes the destination for the expected meta-data, in the room if it is the engine's to choose. PLACING_FAILED: not
+ * possible, with the reason. */
+enum placing request_place(struct request *request, struct tl_room *room, struct tl_error *ret_error);
+/* Decides where the bytes go until they are in the destination; EVENT_READY or EVENT_FAILED follows. */
+void request_prepare_memory(struct request *request);
+/* Both, in the room (NULL: in what is free). */
+void request_place_and_prepare(struct request *request, struct tl_room *room);
+void request_release_memory(struct request *request);
+
+/* ---------------------------------------------------------------------------------------------- request_turns.c -- */
+
+void request_turns_init(struct request *request);
+/* Wants to send REQUEST, RE_REQUEST or CANCEL, as its state says; EVENT_SENT follows the first two. */
+void request_want_turn(struct request *request);
+/* It wants no turn, and leaves the window that it may have been woken for to the next one. */
+void request_leave_queue(struct request *request);
+/* Sees to it that nobody can write the memory; EVENT_REVOKED follows. */
+void request_start_revoke(struct request *request);
+/* Nobody can. */
+void request_exposure_over(struct request *request);
+
+/* ---------------------------------------------------------------------------------------------------- request.c -- */
+
+/* It is over, and is told at the end of the round. */
+void request_finish(struct request *request);
+
+#endif

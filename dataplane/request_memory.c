@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Where the bytes of a request go: into the destination itself, or into a proxy in the pool from which they are copied.
+ *
+ * Failure modes: memory that cannot be registered is copied through the pool, and the other way round; when the pool is
+ * full the request waits for room, before the peer hears of it; what never fits fails.
+ */
+#include "dataplane/request_internal.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+
+static void room_came(struct tl_letter *letter);
+
+void request_release_memory(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    if (request->proxy != NULL) {
+        conn_block_destroy(conn->memory, &request->proxy, &request->pin);
+    } else {
+        tl_memory_unpin(conn->memory, &request->pin);
+    }
+    tl_tensor_put(request->kept);
+    request->kept = NULL;
+    request->pin = (struct tl_pin){.region = NULL};
+    request->received_bytes = 0;
+    request->is_source_bounced = false;
+    request->is_told = false;
+}
+
+/* Waits for room in the pool. False: it never comes, for the reason in ret_error. */
+static bool await_room(struct request *request, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    struct tl_conn *conn = request->conn;
+    request->room = conn_await_room(conn, conn->memory, len_bytes, request, room_came, ret_error);
+    return request->room != NULL;
+}
+
+/* The peer will write to the pool, in the room or in what is free (room NULL); else it waits for room. False: neither.
+ */
+static bool use_proxy(struct request *request, struct room_wait *room, struct tl_error *ret_error)
+{
+    uint64_t size_bytes = request->expected.meta_data.size_bytes;
+    enum tl_status status =
+        conn_block_create(request->conn->memory, room, size_bytes, &request->proxy, &request->pin, ret_error);
+    if (status == TL_UNAVAILABLE) return await_room(request, size_bytes, ret_error);
+    if (status == TL_OK) request_handle(request, EVENT_READY);
+    return status == TL_OK;
+}
+
+static void registered(struct tl_letter *letter)
+{
+    struct registering *registering = conn_registered(letter);
+    const struct tl_registration *registration = &registering->registration;
+    struct request *request = registering->owner;
+    struct tl_conn *conn = request->conn;
+    struct tl_error error;
+    conn->held_count--;
+    request->is_registering = false;
+    if (registration->error.code == TL_OK) request->pin = registration->pin;
+    if (conn->is_drained) {
+        request_finish(request);
+    } else if (registration->error.code == TL_OK || request->is_cancelled) {
+        request_handle(request, EVENT_READY);
+    } else if (!use_proxy(request, NULL, &error)) {
+        request_fail(request, &registration->error);
+    }
+    free(registering);
+}
+
+static void register_destination(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    request->is_registering = conn_register(conn, conn->memory, request, request->kept, TL_REGION_WRITE, registered);
+    if (!request->is_registering) request_fail(request, &request_out_of_memory);
+}
+
+void request_prepare_memory(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    struct tl_tensor *destination = request->fetch->destination;
+    struct tl_error error;
+    request->kept = tl_tensor_get(destination);
+    if (conn->engine->options.is_bounce_forced) {
+        if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
+    } else if (tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &request->pin)) {
+        request_handle(request, EVENT_READY);
+    } else if (!conn_is_small(conn, destination) || !use_proxy(request, NULL, &error)) {
+        register_destination(request);
+    }
+}
+
+enum placing request_place(struct request *request, struct tl_room *room, struct tl_error *ret_error)
+{
+    struct tl_conn *conn = request->conn;
+    struct tl_fetch *fetch = request->fetch;
+    const struct tl_meta_cached *expected = &request->expected;
+    /* The number only tells values apart when a transfer is resumed, which this transport never does. */
+    uint64_t step = expected->is_published ? expected->step : fetch->step;
+    conn->placing_room = room;
+    conn->placing_bytes = 0;
+    if (tl_fetch_begin(fetch, &expected->meta_data, 1, step, 0, ret_error) == TL_OK) return PLACING_DONE;
+    if (conn->placing_bytes == 0) return PLACING_FAILED;
+    return await_room(request, conn->placing_bytes, ret_error) ? PLACING_WAITS : PLACING_FAILED;
+}
+
+void request_place_and_prepare(struct request *request, struct tl_room *room)
+{
+    struct tl_error error;
+    switch (request_place(request, room, &error)) {
+    case PLACING_DONE:
+        request_prepare_memory(request);
+        break;
+    case PLACING_WAITS:
+        break;
+    case PLACING_FAILED:
+        request_fail(request, &error); /* the peer may keep the value until it hears from us */
+        break;
+    }
+}
+
+static void room_came(struct tl_letter *letter)
+{
+    struct room_wait *room = conn_room_came(letter);
+    struct request *request = room->owner;
+    struct tl_error error;
+    request->room = NULL;
+    if (request->conn->is_drained) {
+        request_finish(request);
+    } else if (request->is_cancelled) {
+        request_handle(request, EVENT_READY);
+    } else if (room->room.wait.error.code != TL_OK) {
+        request_fail(request, &room->room.wait.error);
+    } else if (request->kept == NULL) {
+        request_place_and_prepare(request, &room->room);
+    } else if (!use_proxy(request, room, &error)) {
+        request_fail(request, &error);
+    }
+    conn_drop_room(&room);
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a request posts: REQUEST or RE_REQUEST with the exposure of its memory, CANCEL, and the end of the exposure.
+ *
+ * A request that finds no window waits in engine->windows until another one gives its window back.
+ */
+#include "dataplane/request_internal.h"
+
+#include "base/error.h"
+
+/* ------------------------------------------------------------------------------------------------------- windows -- */
+
+/* Perhaps there is a window for the one that has waited for one longest. */
+static void try_next_window(struct tl_engine *engine)
+{
+    struct tl_list *place = tl_list_pop_front(&engine->windows);
+    if (place == NULL) return;
+    struct turn *turn = TL_CONTAINER_OF(place, struct turn, place);
+    conn_want_turn(TL_CONTAINER_OF(turn, struct request, turn)->conn, turn);
+}
+
+void request_exposure_over(struct request *request)
+{
+    struct tl_engine *engine = request->conn->engine;
+    if (!request->is_exposed) return;
+    request->is_exposed = false;
+    engine->exposures_count--;
+    try_next_window(engine);
+}
+
+/* False: there is no window now, or never. */
+static bool expose(struct request *request)
+{
+    struct tl_engine *engine = request->conn->engine;
+    struct tl_error error;
+    if (tl_queue_pair_expose(request->conn->pair, request->pin.region, request->pin.address,
+                             request->expected.meta_data.size_bytes, &request->exposure, &error) == TL_OK) {
+        request->is_exposed = true;
+        engine->exposures_count++;
+        try_next_window(engine);
+        return true;
+    }
+    if (error.code == TL_RESOURCE_EXHAUSTED && engine->exposures_count > 0) {
+        tl_list_push_front(&engine->windows, &request->turn.place);
+    } else {
+        request_fail(request, &error);
+    }
+    return false;
+}
+
+/* -------------------------------------------------------------------------------------------------------- asking -- */
+
+static bool take_cancel(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_CANCEL, request->handle), NULL);
+    return false;
+}
+
+static bool take_turn(struct turn *turn)
+{
+    struct request *request = TL_CONTAINER_OF(turn, struct request, turn);
+    struct tl_conn *conn = request->conn;
+    const struct tl_fetch *fetch = request->fetch;
+    if (request->state == REQUEST_CANCELLING) return take_cancel(request);
+    if (request->pin.address != NULL && !expose(request)) return false;
+    struct tl_message *message;
+    if (!request->is_asked) {
+        message = conn_compose(conn, TL_MESSAGE_REQUEST, request->handle);
+        message->number = fetch->id.number;
+        message->step = fetch->step;
+        message->expected_step =
+            request->has_meta_data && request->expected.is_published ? request->expected.step : fetch->step;
+        message->key = fetch->key;
+        message->has_checksum = fetch->wants_checksum;
+        message->has_meta_data = request->has_meta_data;
+        message->meta_data = request->expected.meta_data;
+    } else {
+        message = conn_compose(conn, TL_MESSAGE_RE_REQUEST, request->handle);
+    }
+    if (request->pin.address != NULL) message->destination = request->exposure.descriptor;
+    conn_post_message(conn, message, NULL);
+    request->is_asked = true;
+    request->fetch->is_unsettled = false; /* the last word comes, or the connection breaks */
+    request->is_place_told = request->pin.address != NULL;
+    request->sent_slot = conn->slots_used;
+    request_handle(request, EVENT_SENT);
+    return false;
+}
+
+void request_want_turn(struct request *request)
+{
+    conn_want_turn(request->conn, &request->turn);
+}
+
+void request_leave_queue(struct request *request)
+{
+    tl_list_remove(&request->turn.place);
+    try_next_window(request->conn->engine);
+}
+
+/* ------------------------------------------------------------------------------------------------------ revoking -- */
+
+static void revoke_done(struct tl_work *work, enum tl_status status)
+{
+    struct request *request = TL_CONTAINER_OF(work, struct request, revoke_work);
+    request->is_revoke_posted = false;
+    /* Flushed: only when the queue pair is drained is it certain that nobody writes any more. */
+    if (status != TL_OK) return;
+    conn_room_free(request->conn);
+    request_exposure_over(request);
+    request_handle(request, EVENT_REVOKED);
+}
+
+static bool take_revoke(struct turn *turn)
+{
+    struct request *request = TL_CONTAINER_OF(turn, struct request, revoke);
+    struct tl_conn *conn = request->conn;
+    request->is_revoke_posted = true;
+    conn->pair->ops->revoke(conn->pair, &request->exposure, &request->revoke_work);
+    return false;
+}
+
+void request_start_revoke(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    request_leave_queue(request);
+    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer);
+    if (!request->is_exposed) {
+        request_handle(request, EVENT_REVOKED);
+    } else if (conn->engine->options.keys == TL_KEYS_REGION) {
+        conn->pair->ops->revoke(conn->pair, &request->exposure, NULL);
+        request_exposure_over(request);
+        request_handle(request, EVENT_REVOKED);
+    } else if (!request->is_revoke_posted) {
+        conn_want_room(conn, &request->revoke);
+    }
+}
+
+void request_turns_init(struct request *request)
+{
+    request->turn.take = take_turn;
+    request->revoke.take = take_revoke;
+    request->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
+    tl_list_init(&request->turn.place);
+    tl_list_init(&request->revoke.place);
+}

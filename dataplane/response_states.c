@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What happens to a response, and what follows from it. */
+#include "dataplane/response_internal.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+
+const struct tl_error response_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory for a request"};
+
+/* -------------------------------------------------------------------------------------------------------- status -- */
+
+void response_set_status(struct response *response, const struct tl_error *status)
+{
+    if (response->status != NULL) return;
+    response->status = malloc(sizeof(*response->status));
+    if (response->status != NULL) {
+        *response->status = *status;
+    } else {
+        response->status = (struct tl_error *)&response_out_of_memory;
+    }
+}
+
+bool response_fail(struct response *response, const struct tl_error *error)
+{
+    response_set_status(response, error);
+    response->state = RESPONSE_TELLING;
+    return true;
+}
+
+/* ------------------------------------------------------------------------------------------------------- actions -- */
+
+static bool is_all_written(const struct response *response)
+{
+    bool has_bytes = response->offer.tensor != NULL;
+    return has_bytes && response->posted_bytes == tl_tensor_size_bytes(response->offer.tensor) &&
+           (!response->is_done_wanted || response->is_told);
+}
+
+static bool is_anything_out(const struct response *response)
+{
+    return response->pieces_out > 0 || response->is_message_out || response->is_registering || response->room != NULL;
+}
+
+/* Something is over: perhaps that was all. A queue pair that has flushed anything is about to be drained, and what is
+ * open then ends as broken. */
+static void maybe_over(struct response *response)
+{
+    if (is_anything_out(response) || response->is_flushed) return;
+    if (!is_all_written(response)) return;
+    response->conn->engine->stats.tensors_sent++;
+    response_close(response, TL_SERVE_RECEIVED);
+}
+
+void response_maybe_stopped(struct response *response)
+{
+    if (is_anything_out(response) || response->is_flushed) return;
+    struct tl_conn *conn = response->conn;
+    uint32_t handle_ = response->handle;
+    response_close(response, is_all_written(response) ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED);
+    response_tell_cancelled(conn, handle_);
+}
+
+static void told(struct response *response)
+{
+    if (is_anything_out(response) || !response->is_told || response->is_flushed) return;
+    if (response->status == NULL) response->conn->engine->stats.tensors_sent++;
+    response_close(response, TL_SERVE_RECEIVED);
+}
+
+static void stop(struct response *response)
+{
+    tl_list_remove(&response->turn.place);
+    conn_leave_room(&response->room);
+    response_maybe_stopped(response);
+}
+
+static void want_update(struct response *response)
+{
+    response->is_update_wanted = true;
+    response_want_turn(response);
+}
+
+static void written(struct response *response)
+{
+    if (!is_all_written(response)) {
+        response_want_turn(response);
+        return;
+    }
+    maybe_over(response);
+}
+
+/* ----------------------------------------------------------------------------------------------------- the table -- */
+
+/* One table for all that may happen. A NULL action: nothing to do. `next` is where it goes before the action runs;
+ * RESPONSE_NEVER, what the table leaves out: what the peer may not say then. */
+struct transition {
+    enum response_state next;
+    void (*action)(struct response *response);
+};
+
+/* clang-format off */
+static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
+    [RESPONSE_WAITING] = {
+        [EVENT_STATUS] = {RESPONSE_TELLING, response_want_turn},
+        [EVENT_EMPTY] = {RESPONSE_TELLING, response_want_turn},
+        [EVENT_FITS] = {RESPONSE_PREPARING, response_prepare},
+        [EVENT_DIFFERS] = {RESPONSE_PARKED, want_update},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+    },
+    [RESPONSE_PARKED] = {
+        [EVENT_RE_REQUEST] = {RESPONSE_PREPARING, response_prepare},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+    },
+    [RESPONSE_PREPARING] = {
+        [EVENT_READY] = {RESPONSE_WRITING, response_want_turn},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+    },
+    [RESPONSE_WRITING] = {
+        [EVENT_WORK_DONE] = {RESPONSE_WRITING, written},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+    },
+    [RESPONSE_TELLING] = {
+        [EVENT_WORK_DONE] = {RESPONSE_TELLING, told},
+        [EVENT_CANCEL] = {RESPONSE_TELLING, NULL}, /* what it tells is the last word */
+    },
+    [RESPONSE_STOPPING] = {
+        [EVENT_RE_REQUEST] = {RESPONSE_STOPPING, NULL},
+        [EVENT_READY] = {RESPONSE_STOPPING, response_maybe_stopped},
+        [EVENT_WORK_DONE] = {RESPONSE_STOPPING, response_maybe_stopped},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, NULL},
+    },
+};
+/* clang-format on */
+
+void response_handle(struct response *response, enum response_event event)
+{
+    const struct transition *transition = &transitions[response->state][event];
+    if (transition->next == RESPONSE_NEVER) {
+        conn_protocol_error(response->conn, "a message that does not fit the state of its request (%d, %d)",
+                            (int)response->state, (int)event);
+        return;
+    }
+    response->state = transition->next;
+    if (transition->action != NULL) transition->action(response);
+}
