@@ -18,6 +18,9 @@
 #include "base/check.h"
 #include "base/error.h"
 
+/* Writes of so many bytes are large. */
+#define HOLLOW_BYTES (1 << 20)
+
 enum outcome { HELD, TRIED, CARRIED };
 enum arrival { ARRIVED, NO_SLOT, NO_ACCESS };
 
@@ -168,7 +171,8 @@ static bool land(struct fake_pair *target, const struct fake_operation *operatio
         if (!fake_parse_address(&operation->destination, &address)) return false;
         if (__builtin_add_overflow(address.address, operation->offset_bytes, &start)) return false;
         if (!is_writable(target, &address, start, operation->len_bytes)) return false;
-        memcpy((void *)(uintptr_t)start, bytes, operation->len_bytes);
+        bool is_moved = !provider->fabric->options.is_hollow || operation->len_bytes < HOLLOW_BYTES;
+        if (is_moved) memcpy((void *)(uintptr_t)start, bytes, operation->len_bytes);
         if (operation->fault == FAKE_CORRUPT) *(uint8_t *)(uintptr_t)start ^= 1;
     }
     provider->fabric->writes[operation->write_place].has_landed = true;

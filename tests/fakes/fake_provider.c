@@ -64,6 +64,11 @@ struct fake_fabric *fake_fabric_create(const struct fake_fabric_options *options
     return fabric;
 }
 
+void fake_fabric_set_manual(struct fake_fabric *fabric, bool is_manual)
+{
+    fabric->options.is_manual = is_manual;
+}
+
 void fake_fabric_destroy(struct fake_fabric *fabric)
 {
     if (fabric == NULL) return;

@@ -40,6 +40,7 @@ struct fake_fabric;
 
 struct fake_fabric_options {
     bool is_manual; /* nothing moves but by the functions below; false: a poll carries what its provider posted */
+    bool is_hollow; /* large writes move no bytes: for tensors that are larger than memory */
     bool is_flushed_first; /* a queue pair that breaks tells its owner after the cancelled operations, not before */
     uint64_t seed;         /* of every choice; 0: no choice, queue pairs take turns in the order of their creation */
     unsigned rnr_tries;    /* 0: 7 */
@@ -69,6 +70,8 @@ struct tl_queue_pair *fake_provider_pair(struct tl_provider *provider, unsigned 
 /* ---------------------------------------------------------------------------------------------------------- steps --
  */
 
+/* From now on. */
+void fake_fabric_set_manual(struct fake_fabric *fabric, bool is_manual);
 /* Carries, or tries again to carry, the first operation of the queue pair. False: there is nothing to carry, or it is
  * held (dropped, or the peer has not connected). */
 bool fake_fabric_step(struct fake_fabric *fabric, struct tl_queue_pair *pair);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/error.h"
 #include "dataplane/message.h"
@@ -442,6 +443,60 @@ START_TEST(v13_tensor_larger_than_one_write)
 }
 END_TEST
 
+/* A tensor that is longer than 32 bits can tell, in writes of at most this length. No byte of it is touched. */
+static void expect_huge_transfer(uint64_t max_write_bytes)
+{
+    const uint64_t size_bytes = (UINT64_C(5) << 30) + 1;
+    struct tl_tensor *tensors[2];
+    void *memory[2];
+    options.fabric.is_hollow = true;
+    options.provider.max_write_bytes = max_write_bytes;
+    options.memory.max_cached_bytes = 2 * size_bytes;
+    open_pair();
+    for (unsigned i = 0; i < 2; i++) {
+        memory[i] = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        ck_assert_ptr_ne(memory[i], MAP_FAILED);
+        const struct tl_tensor_view view = {.size_bytes = sizeof(view),
+                                            .dtype = TL_U8,
+                                            .rank = 1,
+                                            .dims = &size_bytes,
+                                            .data = memory[i],
+                                            .capacity_bytes = size_bytes};
+        ck_assert_int_eq(tl_tensor_wrap(&view, &tensors[i], NULL), TL_OK);
+    }
+    engine_side_send(owner, "key", 1, tensors[0]);
+    ask.destination = tensors[1];
+    fetch("key", 1);
+    ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+    ck_assert_uint_eq(engine_side_stats(asker).bytes_received, size_bytes);
+    uint64_t arrived_bytes = 0;
+    for (size_t i = 0; i < fake_fabric_write_count(pair.fabric); i++) {
+        struct fake_write write = fake_fabric_write_at(pair.fabric, i);
+        if (write.immediate == TL_IMMEDIATE_PROBE) continue;
+        ck_assert_ptr_eq(write.source, (char *)memory[0] + arrived_bytes);
+        ck_assert_ptr_eq(write.destination, (char *)memory[1] + arrived_bytes);
+        arrived_bytes += write.len_bytes;
+    }
+    ck_assert_uint_eq(arrived_bytes, size_bytes);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+    for (unsigned i = 0; i < 2; i++)
+        ck_assert_int_eq(munmap(memory[i], size_bytes), 0);
+}
+
+START_TEST(v13_tensor_beyond_32_bits)
+{
+    expect_huge_transfer(UINT64_C(1) << 30);
+}
+END_TEST
+
+/* The card has no limit. */
+START_TEST(v13_write_beyond_32_bits)
+{
+    expect_huge_transfer(INT64_MAX);
+}
+END_TEST
+
 /* An index is used again only when it is over, and its late answers are recognised: engine_hostile_test. */
 START_TEST(v14_open_requests_keep_their_index)
 {
@@ -580,6 +635,8 @@ int main(void)
     ADD(suite, v11_steps_do_not_share_meta_data);
     ADD(suite, v12_dead_and_alive_in_turn_cost_no_round_trip);
     ADD(suite, v13_tensor_larger_than_one_write);
+    ADD(suite, v13_tensor_beyond_32_bits);
+    ADD(suite, v13_write_beyond_32_bits);
     ADD(suite, v14_open_requests_keep_their_index);
     ADD(suite, v15_unregistered_source_is_sent);
     ADD(suite, v16_registration_that_fails_is_noticed);

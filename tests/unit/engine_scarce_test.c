@@ -144,8 +144,19 @@ START_TEST(room_comes_back_by_itself)
 }
 END_TEST
 
-/* Both sides have filled all slots of the other one but the last, and then ask whether the other one lives: were the
- * last slots used for that, nobody could ever say anything again. */
+static uint32_t credits_of(const struct engine_side *side)
+{
+    return side->conn->peer_slot_count - (side->conn->slots_used - side->conn->slots_returned);
+}
+
+static void round_of_both(void)
+{
+    for (unsigned i = 0; i < 8; i++)
+        (void)engine_side_round(&pair.sides[i % 2]);
+}
+
+/* Both sides have filled all slots of the other one but the last, nothing of it has arrived, and then ask whether the
+ * other one lives: were the last slots used for that, nobody could ever say anything again. */
 START_TEST(pings_that_cross)
 {
     options.engine.slot_count = 16;
@@ -156,15 +167,15 @@ START_TEST(pings_that_cross)
         for (unsigned s = 0; s < 2; s++)
             engine_ask_start(&pair.sides[s], &asks[s][i], "key", i);
     }
-    for (unsigned s = 0; s < 2; s++) {
-        fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_DELAY,
-                                                              .provider = pair.sides[s].provider,
-                                                              .kinds = FAKE_MESSAGE,
-                                                              .count = 20});
-    }
-    for (unsigned i = 0; i < 6; i++)
-        (void)engine_side_round(&pair.sides[i % 2]);
+    fake_fabric_set_manual(pair.fabric, true);
+    round_of_both();
     fake_clock_advance(options.engine.silence_ns / 4);
+    round_of_both();
+    for (unsigned s = 0; s < 2; s++) {
+        ck_assert(pair.sides[s].conn->is_ping_wanted);
+        ck_assert_uint_eq(credits_of(&pair.sides[s]), 1);
+    }
+    fake_fabric_set_manual(pair.fabric, false);
     engine_pair_run(&pair);
     for (unsigned i = 0; i < 100; i++) {
         for (unsigned s = 0; s < 2; s++)
@@ -172,6 +183,7 @@ START_TEST(pings_that_cross)
     }
     engine_pair_run(&pair);
     for (unsigned i = 0; i < 200; i++) {
+        ck_assert_uint_eq(asks[i % 2][i / 2].done_count, 1);
         ck_assert_int_eq(asks[i % 2][i / 2].result.code, TL_OK);
         engine_ask_fini(&asks[i % 2][i / 2]);
     }
