@@ -6,7 +6,7 @@
  *   dp_bench --size BYTES --outstanding N --count N [--keys window|region] [--bounce] [--thread] [--spin-us N]
  *
  * Prints one JSON object: the median and other quantiles of the time from the fetch to its done, tensors and bytes per
- * second, user-mode CPU seconds of both processes, and the counters of the engine over the measured part.
+ * second, CPU seconds of the receiver, and the counters of the engine over the measured part.
  *
  * With --thread a thread of its own drives the receiver's reactor, and the caller sleeps until it is told; without, the
  * caller drives it. The server drives its reactor itself; both spin before they sleep.
@@ -176,11 +176,17 @@ static struct tl_tensor *make_tensor(struct tl_memory *memory)
     return tensor;
 }
 
-static double user_seconds(int who)
+struct cpu {
+    double user_sec;
+    double system_sec;
+};
+
+static struct cpu cpu_used(void)
 {
     struct rusage usage;
-    getrusage(who, &usage);
-    return (double)usage.ru_utime.tv_sec + (double)usage.ru_utime.tv_usec / 1e6;
+    getrusage(RUSAGE_SELF, &usage);
+    return (struct cpu){(double)usage.ru_utime.tv_sec + (double)usage.ru_utime.tv_usec / 1e6,
+                        (double)usage.ru_stime.tv_sec + (double)usage.ru_stime.tv_usec / 1e6};
 }
 
 static int serve(int fd)
@@ -310,20 +316,20 @@ static double quantile_us(double part)
     return (double)client.times_ns[index] / 1e3;
 }
 
-static void report(double seconds, double client_cpu, const struct tl_engine_stats *before,
+static void report(double seconds, struct cpu cpu, const struct tl_engine_stats *before,
                    const struct tl_engine_stats *after)
 {
     qsort(client.times_ns, settings.count, sizeof(*client.times_ns), by_number);
     printf("{\"size\": %" PRIu64 ", \"outstanding\": %u, \"count\": %u, \"keys\": \"%s\", \"bounce\": %s, "
            "\"thread\": %s, \"p50_us\": %.3f, \"p10_us\": %.3f, \"p90_us\": %.3f, \"p99_us\": %.3f, "
-           "\"tensors_per_sec\": %.1f, \"bytes_per_sec\": %.1f, \"receiver_user_sec\": %.4f, \"seconds\": %.4f, "
+           "\"tensors_per_sec\": %.1f, \"bytes_per_sec\": %.1f, \"receiver_user_sec\": %.4f, \"receiver_system_sec\": %.4f, \"seconds\": %.4f, "
            "\"messages\": %.4f, \"copied_bytes\": %" PRIu64
            ", \"zero_copy\": %u, \"bounced\": %u, \"device\": \"%s\"}\n",
            settings.size_bytes, settings.outstanding, settings.count,
            settings.keys == TL_KEYS_WINDOW ? "window" : "region", settings.is_bounced ? "true" : "false",
            settings.has_thread ? "true" : "false", quantile_us(0.5), quantile_us(0.1), quantile_us(0.9),
            quantile_us(0.99), settings.count / seconds, settings.count / seconds * (double)settings.size_bytes,
-           client_cpu, seconds, (double)(after->messages_sent - before->messages_sent) / settings.count,
+           cpu.user_sec, cpu.system_sec, seconds, (double)(after->messages_sent - before->messages_sent) / settings.count,
            after->bytes_bounced - before->bytes_bounced, client.paths[TL_PATH_ZERO_COPY], client.paths[TL_PATH_BOUNCE],
            client.side.provider->name);
 }
@@ -352,11 +358,13 @@ static void receive(int fd)
     memset(client.paths, 0, sizeof(client.paths));
     struct tl_engine_stats before, after;
     tl_engine_get_stats(side->engine, &before);
-    double cpu = user_seconds(RUSAGE_SELF);
+    struct cpu before_cpu = cpu_used();
     int64_t begun_ns = tl_clock_now_ns();
     run_part(settings.count);
     double seconds = (double)(tl_clock_now_ns() - begun_ns) / 1e9;
-    cpu = user_seconds(RUSAGE_SELF) - cpu;
+    struct cpu cpu = cpu_used();
+    cpu.user_sec -= before_cpu.user_sec;
+    cpu.system_sec -= before_cpu.system_sec;
     tl_engine_get_stats(side->engine, &after);
     report(seconds, cpu, &before, &after);
     if (settings.has_thread) {
