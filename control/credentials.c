@@ -2,9 +2,7 @@
 #include "control/credentials.h"
 
 #include <grpc/compression.h>
-#include <stdbool.h>
 #include <stddef.h>
-#include <string.h>
 
 #include <tensorlane/version.h>
 
@@ -28,23 +26,6 @@ static grpc_arg integer_arg(const char *key, int value)
     grpc_arg arg = {.type = GRPC_ARG_INTEGER, .key = (char *)key};
     arg.value.integer = value;
     return arg;
-}
-
-/* Whether the address is one that no packet leaves this machine for.
- *
- * gRPC's window - what a side takes before it has read it - is 64 KiB, and up to 1 MiB of the message that is being
- * read. Over a network that is too little, so gRPC probes for what fits between the two sides. Over the loopback
- * interface, where a round trip takes microseconds, it is enough, and what probing finds is how much the receiver can
- * be made to hold: tens of MiB, which fall out of the caches before they are read. */
-static bool is_loopback(const char *address)
-{
-    static const char *const schemes[] = {"ipv4:", "ipv6:"};
-    static const char *const hosts[] = {"127.", "[::1]:", "localhost:"};
-    for (size_t i = 0; i < TL_ARRAY_COUNT(schemes); i++)
-        if (strncmp(address, schemes[i], strlen(schemes[i])) == 0) address += strlen(schemes[i]);
-    for (size_t i = 0; i < TL_ARRAY_COUNT(hosts); i++)
-        if (strncmp(address, hosts[i], strlen(hosts[i])) == 0) return true;
-    return false;
 }
 
 /* Credentials that take any certificate. gRPC has this only in a newer interface than the one for all else. */
@@ -98,7 +79,6 @@ grpc_channel *tl_channel_create(const char *address, const struct tl_channel_opt
         integer_arg(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
         integer_arg(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000),
         integer_arg(GRPC_ARG_HTTP2_MAX_FRAME_SIZE, TL_HTTP2_FRAME_BYTES),
-        integer_arg(GRPC_ARG_HTTP2_BDP_PROBE, !is_loopback(address)),
         integer_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, algorithms),
         integer_arg(GRPC_COMPRESSION_CHANNEL_DEFAULT_ALGORITHM,
                     options->is_gzip ? GRPC_COMPRESS_GZIP : GRPC_COMPRESS_NONE),

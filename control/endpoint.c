@@ -278,6 +278,14 @@ bool tl_endpoint_target(const struct tl_endpoint *endpoint, char ret_target[TL_E
     return is_written;
 }
 
+bool tl_endpoint_is_loopback(const char *target)
+{
+    static const char *const prefixes[] = {"ipv4:127.", "ipv6:[::1]:"};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(prefixes); i++)
+        if (strncmp(target, prefixes[i], strlen(prefixes[i])) == 0) return true;
+    return false;
+}
+
 bool tl_endpoint_peer(int fd, char ret_target[TL_ENDPOINT_TARGET_BYTES])
 {
     struct sockaddr_storage address = {0};

@@ -36,6 +36,9 @@ bool tl_endpoint_target(const struct tl_endpoint *endpoint, char ret_target[TL_E
 /* Writes where the connection comes from as such a target. False when the descriptor is no connection. */
 bool tl_endpoint_peer(int fd, char ret_target[TL_ENDPOINT_TARGET_BYTES]);
 
+/* Whether no packet to such a target leaves this machine by an interface of its own. */
+bool tl_endpoint_is_loopback(const char *target);
+
 /* Opens a TCP connection to the first of the addresses that takes one, closes it, and tells which one that was.
  * Errors: TL_UNAVAILABLE: none of them does until deadline_ns; the message tells of the first.
  * Blocks: until deadline_ns. */

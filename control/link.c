@@ -280,6 +280,7 @@ static enum tl_status start_stream(struct tl_link *link, const char *target, str
         .authority = link->peer.address,
     };
     link->told_count = link->received.count < MAX_HELLO_NUMBERS ? link->received.count : MAX_HELLO_NUMBERS;
+    link_window_init(link, target);
     grpc_byte_buffer *hello = link_hello(link, link->told_count);
     if (hello == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the greeting");
     link->channel = tl_channel_create(target, &channel_options);
@@ -352,7 +353,7 @@ static void accept_link(void *context, struct tl_stream *stream)
         return;
     }
     link->stream = stream;
-    tl_stream_peer_address(stream, link->peer.address, sizeof(link->peer.address));
+    link_window_init(link, tl_stream_peer_address(stream, link->peer.address, sizeof(link->peer.address)));
     tl_stream_set_owner(stream, link);
     tl_stream_set_events(stream, &stream_events);
     tl_stream_read(stream);
@@ -404,6 +405,7 @@ void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
     link->peer.source = TL_IDENTITY_CLAIMED;
     link->peer.incarnation = hello->incarnation;
     snprintf(link->peer.name, sizeof(link->peer.name), "%s", hello->name);
+    link->window.peers_bytes = hello->window_bytes;
     link->state = LINK_UP;
     for (size_t i = 0; i < hello->n_received; i++) {
         struct tl_request_id id = {.incarnation = hello->incarnation, .number = hello->received[i]};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The link, as its files see it: link.c (life, Hello), link_send.c (requests and tensors out), link_receive.c (frames
- * in), link_paths.c (what is told about paths, out and in). */
+ * in), link_window.c (how far each side is ahead of the other), link_paths.c (what is told about paths, out and in). */
 #ifndef CONTROL_LINK_INTERNAL_H
 #define CONTROL_LINK_INTERNAL_H
 
@@ -25,6 +25,16 @@ enum link_state {
     LINK_UP,        /* carries requests */
     LINK_DRAINING,  /* refuses new requests; waits for fetches and serves to end */
     LINK_CLOSING,   /* waits for the end of the stream; nothing is sent or handled any more */
+};
+
+/* How far each side is ahead of the other: bytes of Frame.data since the link began. */
+struct link_window {
+    uint64_t ours_bytes;      /* the peer may be so far ahead; 0: as far as HTTP/2 lets it */
+    uint64_t taken_bytes;     /* of the peer's */
+    uint64_t told_bytes;      /* of taken_bytes, that the peer was told */
+    uint64_t peers_bytes;     /* we may be so far ahead; 0: as far as HTTP/2 lets us */
+    uint64_t sent_bytes;      /* of ours */
+    uint64_t confirmed_bytes; /* of sent_bytes, that the peer has taken */
 };
 
 struct tl_link {
@@ -56,6 +66,8 @@ struct tl_link {
     struct tl_numbers received; /* one-shot tensors that have arrived: all that the peer may not have heard of */
     size_t told_count;          /* of received, from the front: in frames already */
     uint64_t confirmed_count;   /* dropped from the front of received, since the peer has heard of them */
+
+    struct link_window window;
 
     struct tl_list path_messages; /* of link_path_message: to be told */
     size_t path_message_count;
@@ -133,6 +145,22 @@ void link_serve_received(struct tl_link *link, uint64_t number);
 void link_serves_break(struct tl_link *link);
 /* True when the peer has asked for more than it takes off the stream. */
 bool link_is_congested(const struct tl_link *link);
+
+/* link_window.c */
+/* target: where the peer is. Before our greeting is made. */
+void link_window_init(struct tl_link *link, const char *target);
+/* True when no tensor's bytes may be sent until the peer has taken more. */
+bool link_window_is_full(const struct tl_link *link);
+/* True when the peer waits, or soon will, to hear what was taken. */
+bool link_window_must_tell(const struct tl_link *link);
+/* The next frame's taken_bytes. */
+uint64_t link_window_news(const struct tl_link *link);
+/* A frame with the news and so much data was sent. */
+void link_window_sent(struct tl_link *link, uint64_t data_bytes);
+/* A frame with so much data was handled. */
+void link_window_took(struct tl_link *link, uint64_t data_bytes);
+/* A frame's taken_bytes. */
+void link_window_heard(struct tl_link *link, uint64_t taken_bytes);
 
 /* link_paths.c */
 /* Of one frame. */

@@ -270,6 +270,8 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
 
 static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
+    link_window_heard(link, frame->taken_bytes);
+    if (link->state == LINK_CLOSING) return;
     for (size_t i = 0; i < frame->n_received; i++)
         link_serve_received(link, frame->received[i]);
     for (size_t i = 0; i < frame->n_cancels; i++)
@@ -318,6 +320,8 @@ void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer)
         link_protocol_error(link, "%s", error.message);
         return;
     }
+    uint64_t data_bytes = data.left_bytes;
     handle_frame(link, (const Tensorlane__V1__Frame *)message, &data);
+    link_window_took(link, data_bytes);
     tl_wire_data_fini(&data);
 }

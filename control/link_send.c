@@ -5,7 +5,7 @@
  * Whenever the stream can take a message, one frame is composed of all that waits: requests, cancels, acknowledgements,
  * failures, and pieces of tensors, as many as fit. A frame carries at most options.chunk_bytes of tensor bytes: one
  * piece of a large tensor, or hundreds of small ones. Tensors that are being sent take turns, frame by frame; how many
- * are begun is bounded by options.inflight_bytes.
+ * are begun is bounded by options.inflight_bytes. No tensor's bytes are sent while the peer has too much to take.
  *
  * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only tensors of at
  * most COPY_BYTES are copied, because a reference costs more than they do.
@@ -73,6 +73,7 @@ grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count)
     hello.incarnation = self->incarnation;
     hello.software_version = (char *)TL_VERSION;
     hello.expected_name = link->expected_name;
+    hello.window_bytes = link->window.ours_bytes;
     hello.n_received = received_count;
     hello.received = (uint64_t *)tl_numbers_items(&link->received);
     Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
@@ -440,7 +441,8 @@ static bool is_anything_waiting(const struct tl_link *link)
 {
     return !tl_list_is_empty(&link->path_messages) || !tl_list_is_empty(&link->to_request) || link->cancels.count > 0 ||
            link->received.count > link->told_count || !tl_list_is_empty(&link->failures) ||
-           !tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active);
+           link_window_must_tell(link) ||
+           ((!tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active)) && !link_window_is_full(link));
 }
 
 /* What the frame said is said: ends the serves whose last word it was. */
@@ -485,12 +487,13 @@ void link_send_frames(struct tl_link *link)
     if (builder->frame.n_received > 0) {
         builder->frame.received = (uint64_t *)tl_numbers_items(&link->received) + link->told_count;
     }
+    builder->frame.taken_bytes = link_window_news(link);
     builder->frame.paths = builder->path_messages;
     builder->frame.n_paths = link_paths_add(link, builder->path_messages);
-    builder->head_bytes = 10 * (builder->frame.n_cancels + builder->frame.n_received) +
+    builder->head_bytes = 10 * (1 + builder->frame.n_cancels + builder->frame.n_received) +
                           builder->frame.n_paths * sizeof(struct tl_path_message);
     add_requests(link, builder);
-    add_chunks(link, builder);
+    if (!link_window_is_full(link)) add_chunks(link, builder);
     add_failures(link, builder);
     for (size_t i = 0; i < builder->frame.n_requests; i++)
         builder->request_pointers[i] = &builder->requests[i];
@@ -501,7 +504,7 @@ void link_send_frames(struct tl_link *link)
     bool is_empty = builder->frame.n_paths + builder->frame.n_requests + builder->frame.n_failures +
                         builder->frame.n_chunks + builder->frame.n_cancels + builder->frame.n_received ==
                     0;
-    if (is_empty) return;
+    if (is_empty && !link_window_must_tell(link)) return;
     grpc_byte_buffer *message =
         tl_wire_write_with_data(&builder->frame.base, builder->slices, builder->slice_count, builder->data_bytes);
     for (size_t i = 0; i < builder->slice_count; i++)
@@ -514,5 +517,6 @@ void link_send_frames(struct tl_link *link)
     }
     link->control->stats.frames_sent++;
     tl_stream_send(link->stream, message);
+    link_window_sent(link, builder->data_bytes);
     finish_frame(link, builder);
 }

@@ -38,6 +38,8 @@ def describe_machine(build):
     machine = {"processor": cpu_field("model name"), "cores": cores, "memory": mib(memory_kib * 1024),
                "hypervisor": "yes" if "hypervisor" in cpu_field("flags").split() else "no",
                "kernel": platform.release(), "transport": "TCP over the loopback interface"}
+    congestion = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")
+    machine["congestion control"] = congestion.read_text().strip() if congestion.exists() else "unknown"
     cache = pathlib.Path(build, "CMakeCache.txt").read_text().splitlines()
     build_type = next((line.partition("=")[2] for line in cache if line.startswith("CMAKE_BUILD_TYPE:")), "unknown")
     versions = {"tensorlane": first_line(build / "bin" / "tensorlane", "--version"), "build": build_type,
@@ -188,7 +190,7 @@ the time; the gRPC C++ peer counts the bytes. All variants of a group run in tur
   `unary_async_server`: `unary_raw` to a completion-queue server. `stream`, `stream_tuned`: one stream that stays open,
   a request per tensor, 1 MiB chunks sent without a copy and copied once into the destination. `burst_*`: 1,000
   asynchronous calls on a completion queue, the next 1,000 when all are answered; `window_*`: always 1,000. The fastest
-  variant is the peer.
+  variant is the peer. Its sockets use the system's congestion control, ours over loopback use `reno`.
 - **TensorFlow** from PyPI: a variable of one task is read by another over TensorFlow's own gRPC server.
 - **PyTorch** from PyPI: `send` and `recv` of the gloo backend; the sender does not wait to be asked.
 """

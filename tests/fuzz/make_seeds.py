@@ -145,6 +145,10 @@ def link_seeds():
     yield "path_no_transport", UP + frame(pb.Frame(paths=[pb.PathMessage(kind=pb.PathMessage.OFFER)]))
     yield "path_long_introduction", UP + frame(pb.Frame(paths=[pb.PathMessage(
         transport="verbs", kind=pb.PathMessage.OFFER, introduction=b"i" * 1025)]))
+    window = THEIRS + frame(hello(window_bytes=1000)) + TAKE + frame(requests("p2", "p1", "p2")) + TAKE * 4
+    yield "window", window + (frame(pb.Frame(taken_bytes=700)) + TAKE * 2) * 2 + frame(pb.Frame(taken_bytes=1000)) + TAKE
+    yield "window_of_nothing_sent", UP + frame(pb.Frame(taken_bytes=1))
+    yield "window_shut", window + frame(pb.Frame(cancels=[1, 2, 3])) + TAKE + DRAIN + HALF_CLOSE + END
     yield "data_of_no_chunk", UP + frame(pb.Frame(data=b"data"))
     yield "chunk_beyond_data", UP + frame(pb.Frame(chunks=[pb.Chunk(number=1, len_bytes=9)], data=b"data"))
     yield "garbage", UP + frame(b"\xff" * 9)

@@ -202,17 +202,29 @@ static void connect_to_itself(void)
 /* ------------------------------------------------------------------------------------------- both ask, nobody reads --
  */
 
+static void start_fetches(unsigned slot, size_t first, size_t count)
+{
+    if (fetches == NULL) fetches = calloc(2 * ASKED, sizeof(*fetches));
+    ck_assert_ptr_nonnull(fetches);
+    for (size_t i = first; i < first + count; i++) {
+        struct tl_fetch *fetch = &fetches[slot * ASKED + i];
+        tl_fetch_init(fetch, &fetch_ops);
+        fetch->id = (struct tl_request_id){.incarnation = 42, .number = 1 + i};
+        fetch->key = "k";
+        tl_link_fetch(links[slot], fetch);
+    }
+}
+
+static void ask(unsigned slot, size_t first, size_t count)
+{
+    start_fetches(slot, first, count);
+    run_loop();
+}
+
 static void ask_for_much(void)
 {
-    fetches = calloc(2 * ASKED, sizeof(*fetches));
-    ck_assert_ptr_nonnull(fetches);
-    for (size_t i = 0; i < 2 * ASKED; i++) {
-        tl_fetch_init(&fetches[i], &fetch_ops);
-        fetches[i].id = (struct tl_request_id){.incarnation = 42, .number = 1 + i % ASKED};
-        fetches[i].key = "k";
-        tl_link_fetch(links[i / ASKED], &fetches[i]);
-    }
-    run_loop();
+    start_fetches(OPENED, 0, ASKED);
+    ask(ACCEPTED, 0, ASKED);
 }
 
 /* Whichever side is favoured, both get all that they have asked for, and the accepting side never lets more wait than
@@ -271,13 +283,14 @@ static grpc_byte_buffer *pack_frame(Tensorlane__V1__Frame *frame)
     return message;
 }
 
-static void greet(void)
+static void greet(uint64_t window_bytes)
 {
     Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
     Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
     hello.protocol_version = 1;
     hello.name = "/job:node/task:1";
     hello.incarnation = 77;
+    hello.window_bytes = window_bytes;
     frame.hello = &hello;
     (void)fake_stream_accept(fake_stream_method("/tensorlane.v1.Transfer/Exchange"));
     ck_assert(fake_stream_give(0, pack_frame(&frame)));
@@ -340,7 +353,7 @@ static uint64_t begun_bytes(const struct begun *begun)
 START_TEST(peer_that_does_not_read_has_one_frame_outstanding)
 {
     offered = make_tensor(LARGE_BYTES);
-    greet();
+    greet(0);
     request_large(1);
     ck_assert_uint_eq(serve_count, LARGE_COUNT);
     ck_assert_uint_eq(sent_count[0], 2); /* the greeting, and one that is not taken */
@@ -361,7 +374,7 @@ START_TEST(no_more_is_begun_than_may_be_in_flight)
     struct begun begun = {.complete = 0};
     uint64_t max_bytes = 0;
     offered = make_tensor(LARGE_BYTES);
-    greet();
+    greet(0);
     request_large(1);
     request_large(LARGE_COUNT + 1);
     while (carried[0] != NULL) {
@@ -380,6 +393,116 @@ START_TEST(no_more_is_begun_than_may_be_in_flight)
 }
 END_TEST
 
+/* --------------------------------------------------------------------------------------------------------- window --
+ */
+
+static void tell_taken(uint64_t taken_bytes)
+{
+    Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
+    frame.taken_bytes = taken_bytes;
+    ck_assert(fake_stream_give(0, pack_frame(&frame)));
+    run_loop();
+}
+
+static void take_all(struct begun *begun)
+{
+    while (carried[0] != NULL)
+        note_frame(begun, take(0));
+}
+
+START_TEST(no_more_is_sent_than_the_peer_takes)
+{
+    struct begun begun = {.complete = 0};
+    const uint64_t window_bytes = 3 * CHUNK_BYTES;
+    offered = make_tensor(LARGE_BYTES);
+    greet(window_bytes);
+    request_large(1);
+    take_all(&begun);
+    ck_assert_uint_eq(control->stats.bytes_sent, window_bytes);
+    /* It is no matter what else is said. */
+    request_large(LARGE_COUNT + 1);
+    take_all(&begun);
+    ck_assert_uint_eq(control->stats.bytes_sent, window_bytes);
+    /* What it has taken may be sent again, once. */
+    for (unsigned i = 0; i < 2; i++) {
+        tell_taken(CHUNK_BYTES);
+        take_all(&begun);
+        ck_assert_uint_eq(control->stats.bytes_sent, window_bytes + CHUNK_BYTES);
+    }
+    while (closed_count < serve_count) {
+        tell_taken(control->stats.bytes_sent);
+        take_all(&begun);
+    }
+    ck_assert_uint_eq(begun.complete, 2 * LARGE_COUNT);
+}
+END_TEST
+
+/* A tensor of many windows arrives, so that each side tells what it takes; and the sender is never further ahead than
+ * what it was told of, and one frame. */
+START_TEST(what_is_taken_is_told)
+{
+    uint64_t max_ahead_bytes = 0;
+    offered = make_tensor(8 * 1024 * 1024);
+    connect_to_itself();
+    struct link_window *window = &links[ACCEPTED]->window;
+    ck_assert_uint_gt(window->peers_bytes, CHUNK_BYTES);
+    ask(OPENED, 0, 1);
+    /* The receiver is heard as late as it can be. */
+    while (carry(ACCEPTED) || carry(OPENED)) {
+        uint64_t ahead_bytes = window->sent_bytes - window->confirmed_bytes;
+        if (ahead_bytes > max_ahead_bytes) max_ahead_bytes = ahead_bytes;
+    }
+    ck_assert_uint_eq(done_count[OPENED], 1);
+    ck_assert_uint_ge(max_ahead_bytes, window->peers_bytes / 2);
+    ck_assert_uint_lt(max_ahead_bytes, window->peers_bytes + CHUNK_BYTES);
+}
+END_TEST
+
+/* The opening side takes what it is given, but the other does not read what it says. The frame that makes too much wait
+ * brings so many requests that a window full of answers is not enough to read again. */
+START_TEST(full_window_does_not_stop_a_side_that_does_not_read)
+{
+    const size_t asked = MAX_UNSENT + 2 * MAX_REQUESTS;
+    const size_t first = MAX_REQUESTS - 1;
+    offered = make_tensor(LARGE_BYTES);
+    connect_to_itself();
+    ask(OPENED, 0, first);
+    ask(OPENED, first, asked - first);
+    while (carry(OPENED))
+        continue;
+    ck_assert(!fake_stream_is_reading(ACCEPTED));
+    const struct link_window *window = &links[ACCEPTED]->window;
+    while (!fake_stream_is_reading(ACCEPTED))
+        ck_assert(carry(ACCEPTED));
+    ck_assert_uint_gt(window->sent_bytes, window->confirmed_bytes + window->peers_bytes);
+    while (carry(OPENED) || carry(ACCEPTED))
+        continue;
+    ck_assert_uint_eq(done_count[OPENED], asked);
+}
+END_TEST
+
+START_TEST(only_a_link_over_loopback_has_a_window)
+{
+    static const struct {
+        const char *address;
+        bool has_window;
+    } cases[] = {
+        {"127.0.0.1:1", true}, {"127.9.9.9:1", true}, {"[::1]:1", true}, {"192.0.2.1:1", false}, {"[::2]:1", false}};
+    offered = make_tensor(LARGE_BYTES);
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(cases); i++) {
+        struct tl_link *link;
+        ck_assert(tl_link_open(control, cases[i].address, SELF, NULL, 0, NULL, NULL, &link, &error) == TL_OK);
+        ck_assert_msg((link->window.ours_bytes > 0) == cases[i].has_window, "%s", cases[i].address);
+        const struct tl_error gone = {.code = TL_UNAVAILABLE, .message = "gone"};
+        run_loop();
+        (void)fake_stream_break(0, &gone);
+        grpc_byte_buffer_destroy(carried[0]);
+        carried[0] = NULL;
+        run_loop();
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("link_congestion");
@@ -395,6 +518,14 @@ int main(void)
     tcase_add_test(inflight, peer_that_does_not_read_has_one_frame_outstanding);
     tcase_add_test(inflight, no_more_is_begun_than_may_be_in_flight);
     suite_add_tcase(suite, inflight);
+    TCase *window = tcase_create("window");
+    tcase_set_timeout(window, 100);
+    tcase_add_checked_fixture(window, setup, teardown);
+    tcase_add_test(window, no_more_is_sent_than_the_peer_takes);
+    tcase_add_test(window, what_is_taken_is_told);
+    tcase_add_test(window, full_window_does_not_stop_a_side_that_does_not_read);
+    tcase_add_test(window, only_a_link_over_loopback_has_a_window);
+    suite_add_tcase(suite, window);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
     int failed = srunner_ntests_failed(runner);

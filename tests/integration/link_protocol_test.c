@@ -533,6 +533,12 @@ static size_t request_without_key(unsigned char *to)
     return put_field(to, 0x12, "\x08\x01", 2);
 }
 
+static size_t taken_what_was_not_sent(unsigned char *to)
+{
+    memcpy(to, "\x48\x01", 2);
+    return 2;
+}
+
 static size_t (*const broken_frames[])(unsigned char *to) = {
     garbage,
     no_field,
@@ -548,6 +554,7 @@ static size_t (*const broken_frames[])(unsigned char *to) = {
     request_number_0,
     request_number_twice,
     request_without_key,
+    taken_what_was_not_sent,
 };
 
 static void expect_served(void)
