@@ -2,6 +2,7 @@
 /* The gRPC server by itself: where it can listen, what it survives, and how it stops. */
 #include <arpa/inet.h>
 #include <check.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -233,6 +234,33 @@ START_TEST(abandoned_streams_end)
 }
 END_TEST
 
+/* The congestion control of the one connection that the server has taken. */
+static void find_congestion_control(char *ret_name, size_t capacity)
+{
+    for (int fd = 0; fd < 1024; fd++) {
+        struct sockaddr_in ours, theirs;
+        socklen_t our_bytes = sizeof(ours), their_bytes = sizeof(theirs), name_bytes = (socklen_t)capacity;
+        if (getsockname(fd, (struct sockaddr *)&ours, &our_bytes) != 0 || ours.sin_family != AF_INET) continue;
+        if (ours.sin_port != htons(port) || getpeername(fd, (struct sockaddr *)&theirs, &their_bytes) != 0) continue;
+        ck_assert_int_eq(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, ret_name, &name_bytes), 0);
+        return;
+    }
+    ck_abort_msg("the server has no connection");
+}
+
+START_TEST(connection_over_loopback_is_not_paced)
+{
+    struct client client;
+    char name[16] = "";
+    start();
+    client_open(&client);
+    find_congestion_control(name, sizeof(name));
+    ck_assert_str_eq(name, "reno");
+    client_close(&client);
+    stop(TL_TIME_NEVER);
+}
+END_TEST
+
 /* Whatever is said to the port, the next client is served. */
 START_TEST(garbage_on_the_port)
 {
@@ -272,6 +300,7 @@ int main(void)
     tcase_add_test(tcase, stop_waits_for_calls);
     tcase_add_test(tcase, stop_cancels_at_the_deadline);
     tcase_add_test(tcase, abandoned_streams_end);
+    tcase_add_test(tcase, connection_over_loopback_is_not_paced);
     tcase_add_test(tcase, garbage_on_the_port);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
