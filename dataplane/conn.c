@@ -184,7 +184,7 @@ static void conn_free(struct tl_conn *conn)
     if (conn->is_pump_deferred) tl_list_remove(&conn->pump_letter.link);
     if (conn->is_busy) tl_reactor_busy(engine->reactor, -1);
     if (conn->pair != NULL) conn->pair->ops->destroy(conn->pair);
-    conn_block_destroy(conn->memory, &conn->probe, &conn->probe_pin);
+    greeting_fini(conn);
     if (conn->memory != engine->memory) tl_memory_destroy(conn->memory);
     tl_meta_cache_destroy(conn->cache);
     tl_list_remove(&conn->engine_link);
@@ -533,6 +533,11 @@ enum tl_status tl_conn_connect(struct tl_conn *conn, const uint8_t *bytes, uint3
 void *tl_conn_owner(const struct tl_conn *conn)
 {
     return conn->owner;
+}
+
+const struct tl_conn_measures *tl_conn_measured(const struct tl_conn *conn)
+{
+    return &conn->measures;
 }
 
 bool tl_conn_is_up(const struct tl_conn *conn)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A connection as its files see it: conn.c (life, credits, turns), conn_memory.c (memory), greeting.c (how it comes
- * up), request.c (what we ask), response.c (what the peer asks).
+ * up), measure.c (how fast it is), request.c (what we ask), response.c (what the peer asks).
  *
  * Four scarce things pass through here, each with one queue: slots at the peer and room in the queue pair, which turns
  * wait for; windows, which requests wait for; handles, which fetches wait for; room in a pool, which requests and
@@ -41,13 +41,33 @@ struct turn {
     bool (*take)(struct turn *turn);
 };
 
+/* Of a probe: what is written to measure the rate. */
+#define PROBE_BYTES 65536
+
+#define MEASURE_WRITES 8
+
+/* The course of the measuring (measure.c). */
+struct measuring {
+    struct turn turn;
+    struct measured_write {
+        struct tl_work work;
+        struct tl_conn *conn;
+    } writes[MEASURE_WRITES]; /* of one round */
+    unsigned round;
+    unsigned writes_left; /* of this round, to be posted */
+    unsigned writes_open; /* posted */
+    uint64_t bytes;       /* of this round, posted */
+    int64_t began_ns;
+};
+
 /*
  *   NEW --connect--> GREETING --verified both ways--> UP --drain--> DRAINING --idle--> CLOSING
  *     any state --broken, refused, tl_conn_close--> CLOSING --drained, nothing held--> (freed)
  */
 enum conn_state {
     CONN_NEW,      /* waits for the peer's introduction */
-    CONN_GREETING, /* waits for the peer's HELLO, its probe, and its word that ours was right; or the timer */
+    CONN_GREETING, /* waits for the peer's HELLO, its probe, our writes, and its word that ours was right; or the timer
+                    */
     CONN_UP,       /* carries requests */
     CONN_DRAINING, /* takes no new ones; waits for those that are open */
     CONN_CLOSING,  /* waits until no operation is posted and nothing is held */
@@ -67,7 +87,7 @@ struct tl_conn {
     struct tl_allocator allocator; /* of destinations, there */
     struct tl_room *placing_room;  /* of the request that chooses its destination now; NULL: it has waited for none */
     uint64_t placing_bytes;        /* ... and there was no room for so many; 0: that is not what it failed for */
-    bool is_busy;                  /* it has been up: counted by the reactor */
+    bool is_busy;                  /* it has begun to greet: counted by the reactor */
     bool is_drained;
     struct tl_error close_reason;
     unsigned held_count; /* registrations that will come back to us, and waits for room */
@@ -80,9 +100,14 @@ struct tl_conn {
     uint64_t own_challenge;
     uint64_t peer_challenge;
     struct tl_descriptor peer_probe;
-    struct tl_tensor *probe; /* two numbers: written by the peer, and what we write to it */
-    struct tl_pin probe_pin;
+    uint8_t *probe; /* PROBE_BYTES that the peer writes, then as many that we write to it; NULL: not any more */
+    struct tl_region *probe_region;
     struct tl_exposure probe_exposure;
+    struct tl_work probe_work;  /* our write */
+    struct tl_work revoke_work; /* the end of the exposure */
+    unsigned probe_uses;        /* of these two, not done */
+    struct measuring measuring;
+    struct tl_conn_measures measures;
     struct turn hello_turn;
     struct turn probe_turn;
     struct turn probed_turn;
@@ -143,7 +168,7 @@ static inline bool conn_is_open(const struct tl_conn *conn)
 
 /* Wants a turn; once until it is taken. */
 void conn_want_turn(struct tl_conn *conn, struct turn *turn);
-/* Wants room only, for a revoke. */
+/* Wants room only: for a revoke, or for a write without an immediate. */
 void conn_want_room(struct tl_conn *conn, struct turn *turn);
 /* Something posted is over: who waits for room may go on. */
 void conn_room_free(struct tl_conn *conn);
@@ -235,6 +260,17 @@ void greeting_hello(struct tl_conn *conn, const struct tl_message *message);
 void greeting_probe(struct tl_conn *conn);
 /* The peer says that our write was right. */
 void greeting_probed(struct tl_conn *conn);
+/* The measuring is over. */
+void greeting_measured(struct tl_conn *conn);
+/* Frees what the greeting has left. */
+void greeting_fini(struct tl_conn *conn);
+
+/* ------------------------------------------------------------------------------------------------------- measure.c --
+ */
+
+void measure_init(struct tl_conn *conn);
+/* Begins to measure: the peer has exposed its probe. greeting_measured follows, unless the connection breaks. */
+void measure_start(struct tl_conn *conn);
 
 /* ------------------------------------------------------------------------------------------------------- request.c --
  */

@@ -102,6 +102,14 @@ enum tl_status tl_conn_connect(struct tl_conn *conn, const uint8_t *bytes, uint3
                                struct tl_error *ret_error) TL_MUST_USE;
 
 void *tl_conn_owner(const struct tl_conn *conn);
+
+/* How fast it is: measured while it came up, by a few writes to the peer that its card has acknowledged. */
+struct tl_conn_measures {
+    uint64_t latency_ns;       /* there and back, the fastest of some small writes */
+    uint64_t bytes_per_second; /* of large ones, from the first one's posting to the last one's acknowledgement */
+};
+/* The connection is up. */
+const struct tl_conn_measures *tl_conn_measured(const struct tl_conn *conn);
 bool tl_conn_is_up(const struct tl_conn *conn);
 
 /* Asks for the tensor of the fetch; fetch->ops->done follows exactly once. The connection is up. Progress that the

@@ -5,10 +5,13 @@
  *
  * Happy path: the opener's HELLO, with the token that the other's introduction carried; the other's HELLO; each writes
  * the other's challenge into the other's probe and looks whether its own has been written right; PROBED from both: up.
+ * Before it writes the challenge each measures how fast it writes (measure.c), the opener first, so that the two do not
+ * disturb each other.
  * Failure modes: an introduction of another version or incarnation; no greeting in time, and how far it came; a HELLO
  * from somebody else; a write that brings the wrong bytes. Each ends the connection with its reason.
  */
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -16,7 +19,7 @@
 #include "base/random.h"
 #include "dataplane/conn_internal.h"
 
-#define PROBE_BYTES 64
+#define PAGE_BYTES 4096
 
 /* ---------------------------------------------------------------------------------------------------------- greeting
  * -- */
@@ -39,9 +42,8 @@ static bool take_hello(struct turn *turn)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, hello_turn);
     struct tl_error error;
-    memset(tl_tensor_data(conn->probe), 0, PROBE_BYTES);
-    if (tl_queue_pair_expose(conn->pair, conn->probe_pin.region, tl_tensor_data(conn->probe), PROBE_BYTES,
-                             &conn->probe_exposure, &error) != TL_OK) {
+    if (tl_queue_pair_expose(conn->pair, conn->probe_region, conn->probe, PROBE_BYTES, &conn->probe_exposure, &error) !=
+        TL_OK) {
         tl_conn_close(conn, &error);
         return false;
     }
@@ -59,18 +61,46 @@ static bool take_hello(struct turn *turn)
 static bool take_probe(struct turn *turn)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, probe_turn);
-    uint8_t *source = (uint8_t *)tl_tensor_data(conn->probe) + PROBE_BYTES;
+    uint8_t *source = conn->probe + PROBE_BYTES;
     memcpy(source, &conn->peer_challenge, sizeof(conn->peer_challenge));
-    conn_post_write(conn, conn->probe_pin.region, source, sizeof(conn->peer_challenge), &conn->peer_probe, 0,
-                    TL_IMMEDIATE_PROBE, NULL);
+    conn_post_write(conn, conn->probe_region, source, sizeof(conn->peer_challenge), &conn->peer_probe, 0,
+                    TL_IMMEDIATE_PROBE, &conn->probe_work);
     return false;
+}
+
+static void free_probe(struct tl_conn *conn)
+{
+    tl_region_destroy(conn->probe_region);
+    conn->probe_region = NULL;
+    free(conn->probe);
+    conn->probe = NULL;
+}
+
+static void use_over(struct tl_conn *conn)
+{
+    if (--conn->probe_uses == 0) free_probe(conn);
+    conn_room_free(conn);
+}
+
+static void probe_done(struct tl_work *work, enum tl_status status)
+{
+    (void)status;
+    use_over(TL_CONTAINER_OF(work, struct tl_conn, probe_work));
+}
+
+static void revoke_done(struct tl_work *work, enum tl_status status)
+{
+    /* Cancelled: the window goes with the queue pair, and its memory after it. */
+    if (status == TL_OK) use_over(TL_CONTAINER_OF(work, struct tl_conn, revoke_work));
 }
 
 static bool take_probed(struct turn *turn)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(turn, struct tl_conn, probed_turn);
     conn_post_message(conn, conn_compose(conn, TL_MESSAGE_PROBED, 0), NULL);
-    conn->pair->ops->revoke(conn->pair, &conn->probe_exposure, NULL);
+    bool is_awaited = conn->engine->options.keys != TL_KEYS_REGION;
+    conn->pair->ops->revoke(conn->pair, &conn->probe_exposure, is_awaited ? &conn->revoke_work : NULL);
+    if (!is_awaited) use_over(conn);
     return false;
 }
 
@@ -79,9 +109,6 @@ static void maybe_up(struct tl_conn *conn)
     if (conn->state != CONN_GREETING || !conn->is_probe_right || !conn->is_probed) return;
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &conn->greeting_timer);
     conn->state = CONN_UP;
-    /* Whoever has spoken will soon do so again: the reactor spins a while after each event before it sleeps. */
-    conn->is_busy = true;
-    tl_reactor_busy(conn->engine->reactor, 1);
     if (conn->events->up != NULL) conn->events->up(conn);
     conn_pump_later(conn);
 }
@@ -108,17 +135,23 @@ void greeting_hello(struct tl_conn *conn, const struct tl_message *message)
     conn->has_greeted = true;
     conn->peer_challenge = message->challenge;
     conn->peer_probe = message->destination;
-    if (!conn->is_opener) conn_want_turn(conn, &conn->hello_turn);
+    if (conn->is_opener) {
+        measure_start(conn);
+    } else {
+        conn_want_turn(conn, &conn->hello_turn);
+    }
+}
+
+void greeting_measured(struct tl_conn *conn)
+{
     conn_want_turn(conn, &conn->probe_turn);
 }
 
 void greeting_probe(struct tl_conn *conn)
 {
-    uint64_t seen;
-    memcpy(&seen, tl_tensor_data(conn->probe), sizeof(seen));
-    if (conn->state != CONN_GREETING || conn->is_probe_right) {
+    if (conn->state != CONN_GREETING || !conn->has_greeted || conn->is_probe_right) {
         conn_protocol_error(conn, "a probe that was not asked for");
-    } else if (seen != conn->own_challenge) {
+    } else if (memcmp(conn->probe, &conn->own_challenge, sizeof(conn->own_challenge)) != 0) {
         struct tl_error reason;
         tl_error_set(&reason, TL_UNAVAILABLE, "%s: its write through %s has brought the wrong bytes", conn->peer.name,
                      conn->engine->provider->name);
@@ -126,6 +159,7 @@ void greeting_probe(struct tl_conn *conn)
     } else {
         conn->is_probe_right = true;
         conn_want_turn(conn, &conn->probed_turn);
+        if (!conn->is_opener) measure_start(conn);
         maybe_up(conn);
     }
 }
@@ -147,19 +181,29 @@ enum tl_status greeting_init(struct tl_conn *conn, struct tl_error *ret_error)
     conn->greeting_timer.fire = greeting_timeout;
     conn->own_token = tl_random_u64();
     conn->own_challenge = tl_random_u64() | 1; /* not what the probe is cleared to */
-    const struct tl_meta_data two_numbers = {
-        .dtype = TL_U8, .shape = {.rank = 1, .dims = {2 * PROBE_BYTES}}, .size_bytes = 2 * PROBE_BYTES};
-    /* It does not wait behind requests, whose connection would end meanwhile. */
-    enum tl_status status = tl_memory_tensor_create(conn->memory, &two_numbers, &conn->probe, ret_error);
-    if (status != TL_OK) return status;
-    bool is_pinned = tl_memory_pin(conn->memory, conn->probe, TL_REGION_WRITE, &conn->probe_pin);
-    TL_CHECK(is_pinned);
-    return TL_OK;
+    conn->probe_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = probe_done};
+    conn->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
+    conn->probe_uses = 2;
+    measure_init(conn);
+    /* Memory of its own: a pool may be full, and is needed for longer. */
+    conn->probe = aligned_alloc(PAGE_BYTES, 2 * (size_t)PROBE_BYTES);
+    if (conn->probe == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
+    memset(conn->probe, 0, 2 * (size_t)PROBE_BYTES);
+    return tl_region_create(conn->engine->provider, conn->probe, 2 * (uint64_t)PROBE_BYTES, TL_REGION_WRITE,
+                            &conn->probe_region, ret_error);
+}
+
+void greeting_fini(struct tl_conn *conn)
+{
+    free_probe(conn);
 }
 
 void greeting_start(struct tl_conn *conn)
 {
     conn_arm(conn, &conn->greeting_timer, conn->engine->options.connect_ns);
+    /* Whoever speaks will soon do so again: the reactor spins a while after each event before it sleeps. */
+    conn->is_busy = true;
+    tl_reactor_busy(conn->engine->reactor, 1);
     if (conn->is_opener) conn_want_turn(conn, &conn->hello_turn);
 }
 

@@ -153,7 +153,11 @@ static void offer(struct tl_data_path *path)
 static void timer_fired(struct tl_timer *timer)
 {
     struct tl_data_path *path = TL_CONTAINER_OF(timer, struct tl_data_path, timer);
-    if (path->state == TL_DATA_PATH_BACK_OFF) {
+    if (path->state == TL_DATA_PATH_BACK_OFF && path->worker->is_closing) {
+        /* The data plane may have ended already. */
+        path->state = TL_DATA_PATH_REFUSED;
+        path->reason = tl_reason("this worker is shutting down");
+    } else if (path->state == TL_DATA_PATH_BACK_OFF) {
         offer(path);
     } else if (path->state == TL_DATA_PATH_EXPECTING) {
         set_reason(path, "%s has offered no data path in time", path->name);
@@ -198,7 +202,10 @@ static void session_closed(void *owner, const struct tl_error *reason)
         set_reason(path, "%s%s", was_up ? "the data path broke: " : "", reason->message);
     }
     /* The peer's half may not notice for long. */
-    tell_refusal(path->link, transport_of(path->worker), path->attempt, false, reason->message);
+    const char *told = !path->is_left             ? reason->message
+                       : path->worker->is_closing ? "it is shutting down"
+                                                  : "its half was closed in order";
+    tell_refusal(path->link, transport_of(path->worker), path->attempt, false, told);
     failed(path, false);
 }
 

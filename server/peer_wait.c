@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "server/peer_internal.h"
+#include "server/session.h"
 
 /* Somebody who waits for peers to be up. */
 struct tl_peer_wait {
@@ -129,6 +130,11 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
         item->transport = strdup(is_up ? tl_peer_transport(peer) : "");
         item->reason = strdup(!is_up ? peer->path.reason.message : peer->is_self ? "" : peer->data.reason);
         item->incarnation = peer->incarnation;
+        if (peer->data.session != NULL) {
+            const struct tl_conn_measures *measures = tl_session_measures(peer->data.session);
+            item->latency_ns = measures->latency_ns;
+            item->bytes_per_second = measures->bytes_per_second;
+        }
         if (item->name == NULL || item->state == NULL || item->transport == NULL || item->reason == NULL) {
             return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peers");
         }

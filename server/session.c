@@ -30,6 +30,7 @@ struct tl_session {
     unsigned letters_out; /* on their way to the reactor or back */
     size_t request_count; /* given to the session and not done */
     struct tl_numbers answered;
+    struct tl_conn_measures measures; /* the reactor's until up_letter has come */
 
     struct tl_letter create_letter;
     struct tl_letter connect_letter;
@@ -110,6 +111,7 @@ static void closed_came(struct tl_letter *letter)
 static void conn_up(struct tl_conn *conn)
 {
     struct tl_session *session = tl_conn_owner(conn);
+    session->measures = *tl_conn_measured(conn);
     send_home(session->plane, &session->up_letter, up_came);
 }
 
@@ -259,6 +261,12 @@ size_t tl_session_unconfirmed(const struct tl_session *session, const uint64_t *
 {
     *ret_numbers = tl_numbers_items(&session->answered);
     return session->answered.count;
+}
+
+const struct tl_conn_measures *tl_session_measures(const struct tl_session *session)
+{
+    static const struct tl_conn_measures none;
+    return session->is_up ? &session->measures : &none;
 }
 
 const struct tl_identity *tl_session_peer(const struct tl_session *session)

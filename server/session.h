@@ -41,6 +41,8 @@ void tl_session_abandon(struct tl_session *session, const struct tl_error *reaso
 /* The numbers of the latest requests that were answered over it: the peer may not have heard that their tensors have
  * arrived. Valid until the loop's next round. */
 size_t tl_session_unconfirmed(const struct tl_session *session, const uint64_t **ret_numbers);
+/* How fast it is; all zero before it is up. */
+const struct tl_conn_measures *tl_session_measures(const struct tl_session *session);
 const struct tl_identity *tl_session_peer(const struct tl_session *session);
 
 /* Asks for the tensor of the request; fetch.ops->done follows exactly once. */

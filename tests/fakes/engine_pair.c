@@ -15,7 +15,6 @@
 
 /* So many rounds without anything to do, and nothing more will happen: operations may be tried again and again. */
 #define IDLE_ROUNDS 40
-#define BARRIER_BYTES 64
 
 /* ---------------------------------------------------------------------------------------------------------- life -- */
 
@@ -44,13 +43,11 @@ void engine_pair_defaults(struct engine_pair_options *ret_options)
 
 static void init_engine(struct engine_side *side)
 {
-    static const struct tl_meta_data bytes = {
-        .dtype = TL_U8, .shape = {.rank = 1, .dims = {BARRIER_BYTES}}, .size_bytes = BARRIER_BYTES};
     const struct engine_pair_options *options = &side->pair->options;
     static const struct tl_reactor_options reactor_options = {.spin_ns = 0};
     TL_CHECK(tl_reactor_create(side->provider, &reactor_options, &side->reactor, NULL) == TL_OK);
     TL_CHECK(tl_memory_create(side->provider, &options->memory, &side->memory, NULL) == TL_OK);
-    TL_CHECK(tl_memory_tensor_create(side->memory, &bytes, &side->barrier, NULL) == TL_OK);
+    TL_CHECK(tl_tensor_create_dead(&side->barrier, NULL) == TL_OK);
     TL_CHECK(tl_engine_create(side->reactor, side->memory, &options->engine, &engine_source_ops, side, &side->engine,
                               NULL) == TL_OK);
 }
@@ -175,12 +172,12 @@ static void barrier_reached(void *context, struct tl_letter *letter)
 
 /* Waits for a registration that is none: the slow worker takes one after the other, and serves who waits for room
  * before each. */
-static void pass_slow_worker(struct tl_memory *memory, struct tl_tensor *registered)
+static void pass_slow_worker(struct tl_memory *memory, struct tl_tensor *barrier_tensor)
 {
     sem_t reached;
     TL_CHECK(sem_init(&reached, 0, 0) == 0);
     struct tl_registration barrier = {
-        .tensor = registered, .access = TL_REGION_WRITE, .post = barrier_reached, .context = &reached};
+        .tensor = barrier_tensor, .access = TL_REGION_WRITE, .post = barrier_reached, .context = &reached};
     tl_list_init(&barrier.link);
     tl_list_init(&barrier.letter.link);
     tl_memory_register(memory, &barrier);
@@ -196,7 +193,7 @@ void engine_side_settle(struct engine_side *side)
     const struct tl_conn *conn = side->conn;
     if (conn == NULL || conn->held_count == 0) return;
     pass_slow_worker(side->memory, side->barrier);
-    if (conn->memory != side->memory) pass_slow_worker(conn->memory, conn->probe);
+    if (conn->memory != side->memory) pass_slow_worker(conn->memory, side->barrier);
 }
 
 bool engine_side_round(struct engine_side *side)

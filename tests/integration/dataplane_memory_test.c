@@ -10,6 +10,7 @@
 #include "fakes/fake_plane.h"
 
 #define LARGE (1 << 20)
+#define FULL 4 /* so many of them are all of the pool */
 
 static struct cluster cluster;
 static struct fake_plane plane;
@@ -23,7 +24,7 @@ static void open_both(int progress)
 {
     cluster_init(&cluster, 2, "\"rdma\": \"require\"");
     fake_plane_init(&plane, &cluster);
-    plane.pool_bytes = 4 * LARGE; /* with what else is there, room for three tensors */
+    plane.pool_bytes = FULL * LARGE;
     cq = cluster_cq();
     sent = cluster_cq();
     sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
@@ -55,7 +56,7 @@ static struct tl_tensor *expect_one(void)
     return got.tensor;
 }
 
-/* Eight receives share a pool for less than four results: the others wait until results are released. */
+/* Eight receives share a pool for four results: the others wait until results are released. */
 START_TEST(receives_wait_until_results_are_released)
 {
     enum { COUNT = 8 };
@@ -75,27 +76,27 @@ END_TEST
 /* A receive that ran out of time says what it waited for, and leaves the value to the next one. */
 START_TEST(a_deadline_tells_of_the_full_pool)
 {
-    struct tl_tensor *results[3];
+    struct tl_tensor *results[FULL];
     struct tl_completion got;
     open_both(_i);
-    for (uint64_t step = 0; step < 3; step++) {
+    for (uint64_t step = 0; step < FULL; step++) {
         send_tensor(step);
         cluster_recv(receiver, 0, "w", step, cq);
         results[step] = expect_one();
         cluster_expect(sent, TL_OK);
     }
-    send_tensor(3);
+    send_tensor(FULL);
     enum tl_status status =
-        tl_recv_wait(receiver, cluster_peer(receiver, 0), "w", 3, NULL, CLUSTER_SECOND / 4, &got, &error);
+        tl_recv_wait(receiver, cluster_peer(receiver, 0), "w", FULL, NULL, CLUSTER_SECOND / 4, &got, &error);
     ck_assert_int_eq(status, TL_DEADLINE_EXCEEDED);
     ck_assert_msg(strstr(error.message, "it waited for 1048576 bytes of the pool") != NULL, "%s", error.message);
     ck_assert_ptr_nonnull(strstr(error.message, "verbs.max_pool"));
     tl_tensor_put(results[0]);
-    cluster_recv(receiver, 0, "w", 3, cq);
+    cluster_recv(receiver, 0, "w", FULL, cq);
     tl_tensor_put(expect_one());
     cluster_expect(sent, TL_OK);
-    tl_tensor_put(results[1]);
-    tl_tensor_put(results[2]);
+    for (unsigned i = 1; i < FULL; i++)
+        tl_tensor_put(results[i]);
     teardown();
 }
 END_TEST
@@ -103,19 +104,19 @@ END_TEST
 /* A worker that closes does not wait for the pool. */
 START_TEST(a_worker_closes_while_its_receives_wait)
 {
-    struct tl_tensor *results[3];
+    struct tl_tensor *results[FULL];
     open_both(_i);
-    for (uint64_t step = 0; step < 3; step++) {
+    for (uint64_t step = 0; step < FULL; step++) {
         send_tensor(step);
         cluster_recv(receiver, 0, "w", step, cq);
         results[step] = expect_one();
     }
-    send_tensor(3);
-    cluster_recv(receiver, 0, "w", 3, cq);
+    send_tensor(FULL);
+    cluster_recv(receiver, 0, "w", FULL, cq);
     cluster_close(&cluster, 1);
     struct tl_completion got = cluster_next(cq);
     ck_assert_int_ne(got.status.code, TL_OK);
-    for (unsigned i = 0; i < 3; i++)
+    for (unsigned i = 0; i < FULL; i++)
         tl_tensor_put(results[i]);
     cluster_close_all(&cluster);
     tl_cq_destroy(cq);

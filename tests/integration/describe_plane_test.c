@@ -68,15 +68,20 @@ static enum tl_status open_without_memory(void *context, const struct tl_setting
     return verbs_memlock_error(1 << 20, "the data plane", ret_error);
 }
 
-static void identify(void)
+static void ask(void)
 {
     char address[64];
     snprintf(address, sizeof(address), "127.0.0.1:%u", cluster.ports[0]);
     const struct tl_call_options options = {
         .address = address, .connect_timeout_ns = CLUSTER_LONG, .rpc_timeout_ns = CLUSTER_LONG};
-    fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
     enum tl_status status = tl_client_identify(&options, &description, NULL, &error);
     ck_assert_msg(status == TL_OK, "%s", error.message);
+}
+
+static void identify(void)
+{
+    fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
+    ask();
 }
 
 static const struct tl_transport_state *transport(const char *name)
@@ -121,6 +126,31 @@ START_TEST(a_card_that_nothing_is_known_of)
     ck_assert_str_eq(description.data_plane->device, plane.cards[0].provider->name);
     ck_assert_str_eq(description.data_plane->keys, "region");
     ck_assert_uint_eq(description.data_plane->mtu_bytes, 0);
+    teardown();
+}
+END_TEST
+
+/* Between the two, and of no other pair. */
+START_TEST(latency_and_rate_of_a_pair)
+{
+    prepare("\"rdma\": \"require\", \"connect\": \"eager\"");
+    struct tl_worker *other = fake_plane_open(&plane, 1, TL_PROGRESS_THREAD);
+    identify();
+    CLUSTER_UNTIL(strcmp(cluster_peer_info(other, 0).transport, "fake") == 0 &&
+                  strcmp(cluster_peer_info(cluster.workers[0], 1).transport, "fake") == 0);
+    ck_assert_uint_eq(description.peer_count, 2);
+    tl_description_fini(&description);
+    ask();
+    ck_assert_uint_eq(description.peers[0].latency_ns, 0);
+    ck_assert_uint_eq(description.peers[0].bytes_per_second, 0);
+    ck_assert_uint_gt(description.peers[1].latency_ns, 0);
+    ck_assert_uint_gt(description.peers[1].bytes_per_second, 0);
+    cluster_close(&cluster, 1);
+    CLUSTER_UNTIL(strcmp(cluster_peer_info(cluster.workers[0], 1).transport, "fake") != 0);
+    tl_description_fini(&description);
+    ask();
+    ck_assert_uint_eq(description.peers[1].latency_ns, 0);
+    ck_assert_uint_eq(description.peers[1].bytes_per_second, 0);
     teardown();
 }
 END_TEST
@@ -247,6 +277,7 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     tcase_add_test(tcase, a_card);
     tcase_add_test(tcase, a_card_that_nothing_is_known_of);
+    tcase_add_test(tcase, latency_and_rate_of_a_pair);
     tcase_add_test(tcase, no_card);
     tcase_add_loop_test(tcase, a_card_that_was_not_the_first, 0, 2);
     tcase_add_loop_test(tcase, no_card_that_works, 0, 2);

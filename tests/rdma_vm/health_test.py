@@ -42,6 +42,7 @@ try() {{
     done
     echo "== $name"
     cat /tmp/shown
+    $T health -c $config --pairs > /tmp/$name.pairs
     kill "${{pids[@]}}"
     wait "${{pids[@]}}"
 }}
@@ -58,6 +59,7 @@ ip link set d1 up
 rdma link add rxe1 type rxe netdev d1
 try second paths ps worker
 grep "a card is passed over" /tmp/second.ps.log >&2
+cat /tmp/good.pairs >&2
 try none_works device ps worker
 try not_started port ps
 exit 0
@@ -68,6 +70,16 @@ class HealthTest(guest_support.GuestTest):
     def assert_finding(self, finding, is_healthy, stage, verified):
         self.assertEqual((is_healthy, stage, verified), (finding["healthy"], finding["stage"], finding["verified"]),
                          finding)
+
+    def assert_measured(self, finding):
+        """Latency and rate of the path to the other worker, as an emulated card may have them, and of nothing else."""
+        for peer in finding["peers"]:
+            if peer["name"] == finding["name"]:
+                self.assertNotIn("latency_ns", peer)
+                self.assertNotIn("bytes_per_second", peer)
+            else:
+                self.assertIn(peer["latency_ns"] // 1000, range(1, 1000 * 1000))
+                self.assertIn(peer["bytes_per_second"] // 1000, range(10, 100 * 1000 * 1000))
 
     def test_health(self):
         result = self.run_guest(SCRIPT, "--show", str(BUILD))
@@ -84,8 +96,13 @@ class HealthTest(guest_support.GuestTest):
                              tuple(told[key] for key in ("device", "port", "gid", "gid_type", "port_state",
                                                          "link_layer", "keys", "isolated")))
             self.assertIn(told["mtu"], (1024, 2048, 4096))
+            self.assert_measured(finding)
+        for pair in (("ps", "worker"), ("worker", "ps")):
+            self.assertRegex(result.stderr, r"/job:{}/task:0 +/job:{}/task:0 +up +verbs +\d+\.\d us +\d+.* [KMG]i?B/s"
+                             .format(*pair))
         for finding in shown["region"]:
             self.assert_finding(finding, True, "paths", "paths")
+            self.assert_measured(finding)
             self.assertIn("peers are not isolated", finding["reason"])
         self.assert_finding(shown["mixed"][0], True, "paths", "port")
         self.assertIn("over grpc to /job:worker/task:0", shown["mixed"][0]["reason"])

@@ -54,16 +54,83 @@ START_TEST(up_after_a_write_both_ways)
         options.engine.keys = keys;
         engine_pair_open(&pair, &options);
         ck_assert(tl_conn_is_up(pair.left->conn) && tl_conn_is_up(pair.right->conn));
-        ck_assert_uint_eq(fake_fabric_write_count(pair.fabric), 2);
-        for (unsigned i = 0; i < 2; i++) {
+        unsigned told_count = 0;
+        for (size_t i = 0; i < fake_fabric_write_count(pair.fabric); i++) {
             struct fake_write write = fake_fabric_write_at(pair.fabric, i);
-            ck_assert(write.has_landed && write.immediate == TL_IMMEDIATE_PROBE && write.len_bytes == 8);
+            ck_assert(write.has_landed);
+            if (!write.has_immediate) continue;
+            ck_assert(write.immediate == TL_IMMEDIATE_PROBE && write.len_bytes == 8);
+            told_count++;
         }
+        ck_assert_uint_eq(told_count, 2);
+        struct fake_counters counters;
+        fake_provider_get_counters(pair.left->provider, &counters);
+        ck_assert_uint_eq(counters.regions_out, keys == TL_KEYS_WINDOW ? 1 : 2); /* the pools */
         /* Nobody can write any more what was exposed for the probes. */
         const char *why = "";
         ck_assert_msg(fake_fabric_is_quiet(pair.fabric, &why), "%s", why);
         engine_pair_close(&pair);
     }
+}
+END_TEST
+
+/* Connects while each round takes so long; what is measured takes at most four. */
+static void connect_slowly(int64_t round_ns)
+{
+    engine_pair_init(&pair, &options);
+    engine_pair_connect(&pair);
+    for (unsigned i = 0; i < 200 && pair.left->up_count + pair.right->up_count < 2; i++) {
+        (void)engine_side_round(pair.left);
+        (void)engine_side_round(pair.right);
+        fake_clock_advance(round_ns);
+    }
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert_uint_eq(pair.sides[i].up_count, 1);
+        const struct tl_conn_measures *measures = tl_conn_measured(pair.sides[i].conn);
+        ck_assert_uint_ge(measures->latency_ns, (uint64_t)round_ns);
+        ck_assert_uint_le(measures->latency_ns, 4 * (uint64_t)round_ns);
+    }
+}
+
+/* How many writes of which nobody is told, and how long each is at most. The right side's come last. */
+static unsigned count_measuring(const struct engine_side *side, uint64_t *ret_max_bytes)
+{
+    unsigned count = 0;
+    *ret_max_bytes = 0;
+    for (size_t i = 0; i < fake_fabric_write_count(pair.fabric); i++) {
+        struct fake_write write = fake_fabric_write_at(pair.fabric, i);
+        if (write.has_immediate || write.provider != side->provider) continue;
+        count++;
+        if (write.len_bytes > *ret_max_bytes) *ret_max_bytes = write.len_bytes;
+        if (side == pair.left) ck_assert_uint_eq(count, i + 1);
+    }
+    return count;
+}
+
+START_TEST(latency_and_rate_are_measured)
+{
+    static const struct {
+        int64_t round_ns;
+        uint64_t piece_bytes;
+        unsigned writes;
+        uint64_t max_bytes;
+        uint64_t row_bytes;
+    } cases[] = {
+        {10000, 0, 4 + 2 + 8, 65536, 8 * 65536},
+        {10000, 4096, 4 + 2 + 8, 4096, 8 * 4096},
+        {TL_NS_PER_MS, 0, 4 + 2, 65536, 65536},
+    };
+    options.engine.piece_bytes = cases[_i].piece_bytes;
+    connect_slowly(cases[_i].round_ns);
+    for (unsigned i = 0; i < 2; i++) {
+        uint64_t max_bytes, rate = tl_conn_measured(pair.sides[i].conn)->bytes_per_second;
+        ck_assert_uint_eq(count_measuring(&pair.sides[i], &max_bytes), cases[_i].writes);
+        ck_assert_uint_eq(max_bytes, cases[_i].max_bytes);
+        uint64_t fastest = cases[_i].row_bytes * (uint64_t)TL_NS_PER_SEC / (uint64_t)cases[_i].round_ns;
+        ck_assert_uint_le(rate, fastest);
+        ck_assert_uint_ge(rate, fastest / 10);
+    }
+    engine_pair_close(&pair);
 }
 END_TEST
 
@@ -473,6 +540,7 @@ END_TEST
 static void add_tests(TCase *tcase)
 {
     tcase_add_test(tcase, up_after_a_write_both_ways);
+    tcase_add_loop_test(tcase, latency_and_rate_are_measured, 0, 3);
     tcase_add_test(tcase, up_with_a_peer_by_hand);
     tcase_add_test(tcase, both_halves_are_needed);
     tcase_add_test(tcase, hello_with_another_token);
