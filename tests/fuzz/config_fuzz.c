@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Any bytes as a configuration, as TF_CONFIG, as an address, and as text for the scanner.
+ * Any bytes as a configuration, as TF_CONFIG, as an address, as the variables of a process, and as text for the
+ * scanner.
  *
  * What must hold: an error has a code and a message and gives nothing out; of what is accepted every value can be shown
- * and every task found; TF_CONFIG that is accepted is, rewritten, accepted as our own with the same tasks.
+ * and every task found; TF_CONFIG that is accepted is, rewritten, accepted as our own with the same tasks; variables
+ * that are refused change nothing, and those that are accepted never what the file says.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -17,22 +19,29 @@
 
 /* Paths are found by walking over siblings: of a long text only the first ones are asked for. */
 #define MAX_PATHS 64
+#define MAX_VALUES 64
+#define MAX_VARIABLES 32
+
+static void check_message(const char *message)
+{
+    size_t length = strnlen(message, TL_ERROR_MESSAGE_BYTES);
+    TL_CHECK(length > 0 && length < TL_ERROR_MESSAGE_BYTES);
+    TL_CHECK(tl_text_is_utf8(message, length));
+    for (size_t i = 0; i < length; i++) {
+        TL_CHECK((unsigned char)message[i] >= 0x20 && message[i] != 0x7f);
+    }
+}
 
 static void check_error(enum tl_status status, const struct tl_error *error)
 {
     TL_CHECK(error->code == status);
     TL_CHECK(status == TL_INVALID_ARGUMENT || status == TL_UNIMPLEMENTED);
-    size_t length = strnlen(error->message, sizeof(error->message));
-    TL_CHECK(length > 0 && length < sizeof(error->message));
-    TL_CHECK(tl_text_is_utf8(error->message, length));
-    for (size_t i = 0; i < length; i++) {
-        TL_CHECK((unsigned char)error->message[i] >= 0x20 && error->message[i] != 0x7f);
-    }
+    check_message(error->message);
 }
 
 static void check_task(const struct tl_config *config, const struct tl_config_task *task)
 {
-    struct tl_config_value values[64];
+    struct tl_config_value values[MAX_VALUES];
     struct tl_error error;
     size_t count = tl_config_values(config, task, values, TL_ARRAY_COUNT(values));
     TL_CHECK(count <= TL_ARRAY_COUNT(values));
@@ -119,6 +128,48 @@ static void try_address(const char *text, size_t len_bytes)
     if (status != TL_OK) check_error(status, &error);
 }
 
+static void check_warning(void *context, const char *message)
+{
+    (void)context;
+    check_message(message);
+}
+
+static void check_same_values(const struct tl_config *config, const struct tl_config_value *before, size_t count)
+{
+    struct tl_config_value values[MAX_VALUES];
+    TL_CHECK(tl_config_values(config, &config->tasks[0], values, MAX_VALUES) == count);
+    for (size_t i = 0; i < count; i++) {
+        TL_CHECK(strcmp(values[i].value, before[i].value) == 0 && strcmp(values[i].origin, before[i].origin) == 0);
+    }
+}
+
+/* Each line is a variable. */
+static void try_environment(const char *text, size_t len_bytes)
+{
+    static const char json[] = "{\"cluster\": {\"a\": [\"h:1\"], \"b\": [\"h:2\"]},"
+                               " \"jobs\": {\"b\": {\"verbs\": {\"port\": 2, \"devices\": \"x\"}}}}";
+    const char *variables[MAX_VARIABLES + 1] = {NULL};
+    const struct tl_config_environment environment = {.variables = variables, .warn = check_warning};
+    struct tl_config_value before[MAX_VALUES];
+    struct tl_config *config;
+    struct tl_error error = {0};
+    size_t variable_count = 0;
+    char *lines = strndup(text, len_bytes), *rest = lines;
+    TL_CHECK(lines && tl_config_parse(json, strlen(json), "fuzz.json", NULL, &config, &error) == TL_OK);
+    for (char *line; variable_count < MAX_VARIABLES && (line = strsep(&rest, "\n")) != NULL;)
+        variables[variable_count++] = line;
+    size_t count = tl_config_values(config, &config->tasks[0], before, MAX_VALUES);
+    enum tl_status status = tl_config_apply_environment(config, &environment, &error);
+    if (status != TL_OK) {
+        check_error(status, &error);
+        check_same_values(config, before, count);
+    }
+    check_config(config);
+    TL_CHECK(config->tasks[1].settings.verbs.port == 2 && strcmp(config->tasks[1].settings.verbs.devices, "x") == 0);
+    tl_config_destroy(config);
+    free(lines);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
 {
     const char *text = (const char *)data;
@@ -126,5 +177,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
     try_tensorflows(text, len_bytes);
     try_scanner(text, len_bytes);
     try_address(text, len_bytes);
+    try_environment(text, len_bytes);
     return 0;
 }
