@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Workers on real verbs: scenarios of one device, and of a wire that fails, each in one guest. What they are is in
-worker_device.py, worker_wire.py and worker_memory.py, which run inside."""
+"""Workers on real verbs: scenarios of one device, of a wire that fails, and of two hosts of which one dies. What they are
+is in worker_device.py, worker_wire.py, worker_memory.py and worker_hosts.py, which run inside."""
 import os
 import pathlib
 import re
@@ -13,11 +13,11 @@ BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / 
 
 
 class WorkerTest(guest_support.GuestTest):
-    def run_scenarios(self, name, topology, count):
+    def run_scenarios(self, name, topology, count, *options):
         """Runs a program of scenarios; all of them must have run and passed, none may be skipped."""
         os.environ["TENSORLANE_BUILD"] = str(BUILD)
         result = self.run_guest(f"python3 -B tests/rdma_vm/{name}", "--topology", topology, "--show", str(BUILD),
-                                timeout=450)
+                                *options, timeout=450)
         self.assert_status(0, result)
         self.assertRegex(result.stderr, rf"\nRan {count} tests in .*\n\nOK\n", result.stderr)
 
@@ -29,6 +29,10 @@ class WorkerTest(guest_support.GuestTest):
 
     def test_memory(self):
         self.run_scenarios("worker_memory.py", "veth", 10)
+
+    def test_hosts(self):
+        self.run_scenarios("worker_hosts.py", "two-guests", 3, "--memory", "768", "--peer",
+                           "python3 -B tests/rdma_vm/worker_hosts.py serve")
 
     def test_demo(self):
         script = "examples/demo.sh --divide 4 config/examples/demo-rdma.json"
