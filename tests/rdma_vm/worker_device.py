@@ -6,8 +6,11 @@ import copy
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import tempfile
+import time
 import unittest
 
 import workers
@@ -21,7 +24,7 @@ CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.1:4002"], "worker": ["1
 RECEIVE_COUNT = 10000
 UNDER_WAY = 200
 STEPS = 60
-CYCLES = 100
+CYCLES = 50
 NO_LOCKED_MEMORY = ("setpriv", "--bounding-set", "-ipc_lock", "bash", "-c", 'ulimit -l 64; exec "$@"', "-")
 
 
@@ -151,7 +154,8 @@ class Exchange(unittest.TestCase):
 
 class Cycles(unittest.TestCase):
     def test_nothing_leaks(self):
-        """Workers come, receive and go; what the device and the other worker's process hold stays the same."""
+        """Workers come, receive and go; what the device and the other worker's process hold stays the same. Data paths
+        alone: verbs_cycles_test.c."""
         with Server(cluster(), "ps") as server:
             with tempfile.TemporaryDirectory() as folder:
                 push(cluster(), workers.make_checkpoint(f"{folder}/small.safetensors", 8))
@@ -166,6 +170,31 @@ class Cycles(unittest.TestCase):
                     counts.append(resources() |
                                   {"server": descriptors(server.process.pid), "own": descriptors("self")})
             self.assertEqual(*counts)
+
+
+class Defaults(unittest.TestCase):
+    def test_peer_that_is_frozen(self):
+        """It is reported by silence, long before the card gives up, and its requests are answered when it goes on."""
+        config = {"cluster": CLUSTER["cluster"], "protocol": "grpc+verbs"}
+        with Server(config, "ps") as server, Worker(config, "worker") as here, workers.logged() as log:
+            with tempfile.TemporaryDirectory() as folder:
+                push(config, workers.make_checkpoint(f"{folder}/small.safetensors", 8))
+            peer = here.peer("/job:ps/task:0")
+
+            def comes():
+                return here.receive(peer, "features.0.bias").path in OVER_VERBS
+            workers.wait_until(comes, "a data path")
+            server.signal(signal.SIGSTOP)
+            begin, start = len(log()), time.monotonic()
+            op = here.ask(peer, "features.0.bias")
+            reason = r'level=warn msg="no data path" peer=/job:ps/task:0.* reason="[^"]*has been silent for (\d+) ms'
+            workers.wait_until(lambda: re.search(reason, log()[begin:]), "the silence is reported")
+            print(f"a frozen peer was reported after {time.monotonic() - start:.1f} s", flush=True)
+            self.assertTrue(here.is_quiet(0.1))
+            server.signal(signal.SIGCONT)
+            done, = here.wait(1).values()
+            self.assertEqual((op, "OK"), (done.op, done.status), done)
+            workers.wait_until(comes, "the data path is back")
 
 
 class Lacking(unittest.TestCase):
