@@ -197,7 +197,7 @@ static void note_shortcomings(struct tl_health_finding *finding)
         snprintf(passed_over, sizeof(passed_over), "%.64s port %" PRIu32 " is not the first choice: %.800s",
                  plane->device, plane->port, plane->passed_over);
     }
-    snprintf(finding->reason, sizeof(finding->reason), "%s%s%s",
+    snprintf(finding->reason, sizeof(finding->reason), "%s%s%.900s",
              is_open ? "peers are not isolated: verbs.keys is \"region\"" : "", is_open && is_second ? "; " : "",
              passed_over);
     snprintf(finding->remedy, sizeof(finding->remedy), "%s%s%s",
