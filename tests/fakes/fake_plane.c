@@ -33,7 +33,7 @@ static enum tl_status open_card(void *context, const struct tl_settings *setting
     (void)settings;
     (void)address;
     (void)ret_error;
-    char name[32], spare[16] = "";
+    char name[64], spare[16] = "";
     if (order > 0) snprintf(spare, sizeof(spare), "-%u", order);
     snprintf(name, sizeof(name), "card%td%s", card - card->plane->cards, spare);
     card->provider = fake_provider_open(card->plane->fabric, name, NULL);
