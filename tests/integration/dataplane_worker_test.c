@@ -352,90 +352,6 @@ START_TEST(a_cancel_that_is_not_answered_costs_the_connection)
 }
 END_TEST
 
-/* The value was on its way when the receive ran out of time, and its connection with it. */
-START_TEST(a_deadline_in_the_middle_leaves_the_value_to_others)
-{
-    prepare("\"rdma\": \"require\", \"timeouts\": {\"reservation\": \"1h\"}");
-    plane.cancel_ns = 100 * TL_NS_PER_MS;
-    open_both(_i);
-    expect_transfer(1, TL_PATH_ZERO_COPY);
-    const struct fake_rule rule = {.fault = FAKE_DROP, .kinds = FAKE_WRITE, .provider = plane.cards[0].provider};
-    fake_fabric_add_rule(plane.fabric, &rule);
-    send_tensor("w", 1, LARGE, 3);
-    struct tl_completion got;
-    enum tl_status status =
-        tl_recv_wait(receiver, cluster_peer(receiver, 0), "w", 1, NULL, CLUSTER_SECOND / 4, &got, &error);
-    ck_assert_int_eq(status, TL_DEADLINE_EXCEEDED);
-    struct tl_worker *other = fake_plane_open(&plane, 2, TL_PROGRESS_THREAD);
-    cluster_recv(other, 0, "w", 1, cq);
-    struct tl_completion received;
-    CLUSTER_UNTIL(driven(receiver) && tl_cq_poll(cq, &received, 1) == 1);
-    ck_assert_msg(received.status.code == TL_OK, "%s", received.status.message);
-    ck_assert(cluster_tensor_is(received.tensor, LARGE, 3));
-    tl_tensor_put(received.tensor);
-    cluster_expect(sent, TL_OK);
-    ck_assert(cluster_is_quiet(sent));
-    teardown();
-}
-END_TEST
-
-/* Longer than its peer would take it for dead. */
-static void leave_alone(int64_t ns)
-{
-    int64_t until_ns = cluster_now_ns() + ns;
-    while (cluster_now_ns() < until_ns)
-        cluster_pause();
-}
-
-/* A program that computes keeps its paths and answers requests; nobody drives it until the end. */
-START_TEST(a_worker_that_nobody_drives_is_not_dead)
-{
-    prepare("\"rdma\": \"require\"");
-    plane.silence_ns = 2 * CLUSTER_SECOND;
-    open_both(TL_PROGRESS_CALLER);
-    expect_transfer(1, TL_PATH_ZERO_COPY);
-    struct tl_tensor *tensor = cluster_tensor(LARGE, 4);
-    cluster_recv(sender, 1, "w", 1, cq);
-    leave_alone(2 * plane.silence_ns);
-    cluster_send(receiver, "w", 1, tensor, sent);
-    tl_tensor_put(tensor);
-    struct tl_completion got = cluster_next(cq);
-    ck_assert_msg(got.status.code == TL_OK, "%s", got.status.message);
-    expect_path(&got, TL_PATH_ZERO_COPY);
-    tl_tensor_put(got.tensor);
-    cluster_expect(sent, TL_OK);
-    struct fake_counters counters;
-    fake_provider_get_counters(plane.cards[0].provider, &counters);
-    ck_assert_uint_eq(counters.cancelled, 0); /* it is the same connection */
-    teardown();
-}
-END_TEST
-
-/* One that does not move at all is given up with a reason, and its path comes back when it moves again. */
-START_TEST(a_worker_that_does_not_move_is_given_up_for_a_while)
-{
-    prepare(NULL);
-    receiver = fake_plane_open(&plane, 1, TL_PROGRESS_CALLER); /* looked after so rarely that it does not matter */
-    plane.silence_ns = CLUSTER_SECOND / 2;
-    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
-    expect_transfer(1, TL_PATH_ZERO_COPY);
-    cluster_recv(sender, 1, "w", 1, cq);
-    CLUSTER_UNTIL(strcmp(cluster_peer_info(sender, 1).transport, "grpc") == 0);
-    struct tl_tensor *tensor = cluster_tensor(LARGE, 4);
-    cluster_send(receiver, "w", 1, tensor, sent);
-    tl_tensor_put(tensor);
-    struct tl_completion got;
-    CLUSTER_UNTIL(driven(receiver) && tl_cq_poll(cq, &got, 1) == 1);
-    ck_assert_msg(got.status.code == TL_OK, "%s", got.status.message);
-    expect_path(&got, TL_PATH_GRPC);
-    ck_assert_msg(strstr(got.path_reason, "/job:node/task:1 has been silent for") != NULL, "%s", got.path_reason);
-    tl_tensor_put(got.tensor);
-    CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "fake") == 0);
-    expect_transfer(2, TL_PATH_ZERO_COPY);
-    teardown();
-}
-END_TEST
-
 START_TEST(a_step_that_is_aborted_here_ends_its_receives)
 {
     prepare("\"rdma\": \"require\"");
@@ -725,9 +641,6 @@ int main(void)
         {"endings", a_receive_is_cancelled, 2},
         {"endings", a_deadline_ends_a_receive, 2},
         {"endings", a_cancel_that_is_not_answered_costs_the_connection, 2},
-        {"endings", a_deadline_in_the_middle_leaves_the_value_to_others, 2},
-        {"endings", a_worker_that_nobody_drives_is_not_dead, 1},
-        {"endings", a_worker_that_does_not_move_is_given_up_for_a_while, 1},
         {"endings", a_step_that_is_aborted_here_ends_its_receives, 2},
         {"endings", a_step_that_is_aborted_there_ends_its_receives, 2},
         {"endings", the_receiver_closes_while_it_waits, 2},
