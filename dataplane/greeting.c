@@ -189,8 +189,8 @@ enum tl_status greeting_init(struct tl_conn *conn, struct tl_error *ret_error)
     conn->probe = aligned_alloc(PAGE_BYTES, 2 * (size_t)PROBE_BYTES);
     if (conn->probe == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
     memset(conn->probe, 0, 2 * (size_t)PROBE_BYTES);
-    return tl_region_create(conn->engine->provider, conn->probe, 2 * (uint64_t)PROBE_BYTES, TL_REGION_WRITE,
-                            &conn->probe_region, ret_error);
+    return tl_memory_region_create(conn->engine->memory, conn->probe, 2 * (uint64_t)PROBE_BYTES, TL_REGION_WRITE,
+                                   &conn->probe_region, ret_error);
 }
 
 void greeting_fini(struct tl_conn *conn)

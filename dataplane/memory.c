@@ -23,6 +23,7 @@
 #define FULL_LOG_NS (60 * TL_NS_PER_SEC)
 
 struct tl_memory {
+    struct tl_provider *provider;
     struct tl_pool *pool;
     struct tl_registrations *registrations;
     _Atomic uint64_t bounced_bytes;
@@ -184,6 +185,7 @@ enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_me
 {
     struct tl_memory *memory = calloc(1, sizeof(*memory));
     if (!memory) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane's memory");
+    memory->provider = provider;
     pthread_mutex_init(&memory->mutex, NULL);
     pthread_cond_init(&memory->wake, NULL);
     tl_list_init(&memory->waiting);
@@ -305,6 +307,17 @@ void tl_memory_unpin(struct tl_memory *memory, struct tl_pin *pin)
     if (!pin->region) return;
     if (pin->entry) tl_registrations_unpin(memory->registrations, pin->entry);
     *pin = (struct tl_pin){0};
+}
+
+enum tl_status tl_memory_region_create(struct tl_memory *memory, void *address, uint64_t len_bytes,
+                                       enum tl_region_access access, struct tl_region **ret_region,
+                                       struct tl_error *ret_error)
+{
+    enum tl_status status;
+    do {
+        status = tl_region_create(memory->provider, address, len_bytes, access, ret_region, ret_error);
+    } while (status == TL_RESOURCE_EXHAUSTED && tl_registrations_evict(memory->registrations));
+    return status;
 }
 
 /* ----------------------------------------------------------------------------------------------------- counters -- */

@@ -43,7 +43,8 @@ static void setup(void)
     temp_folder_make();
     content = cluster_tensor(FILE_BYTES, 3);
     write_file();
-    snprintf(settings, sizeof(settings), "\"rdma\": \"require\", \"publish\": [\"%s\"]", temp_path("w.npy"));
+    snprintf(settings, sizeof(settings), "\"rdma\": \"require\", \"connect\": \"eager\", \"publish\": [\"%s\"]",
+             temp_path("w.npy"));
     cluster_init(&cluster, 2, settings);
     fake_plane_init(&plane, &cluster);
 }
@@ -81,6 +82,13 @@ static void expect_file(enum tl_path path)
     tl_tensor_put(got.tensor);
 }
 
+/* True. Moves a worker that has no thread. */
+static bool driven(struct tl_worker *worker)
+{
+    (void)!tl_worker_progress(worker, 0);
+    return true;
+}
+
 static struct tl_memory_stats memory_of(const struct tl_worker *worker)
 {
     struct tl_memory_stats stats;
@@ -113,6 +121,7 @@ START_TEST(a_file_that_does_not_fit_is_copied_and_watched)
 {
     struct tl_completion got;
     open_both(_i % 2, 4 << 20);
+    CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "fake") == 0);
     const struct fake_rule rule = {
         .fault = FAKE_REGION_FAILURE, .provider = plane.cards[0].provider, .times = FAKE_ALWAYS};
     fake_fabric_add_rule(plane.fabric, &rule);

@@ -301,9 +301,12 @@ START_TEST(room_that_is_not_taken)
 }
 END_TEST
 
-/* The limit of locked memory is reached by registrations that nobody uses: they go, and the pool grows. */
-START_TEST(idle_registrations_make_room_for_the_pool)
+/* The limit of locked memory is reached by registrations that nobody uses: they go, and the pool grows, or what else we
+ * register is registered. */
+START_TEST(idle_registrations_make_room)
 {
+    static char other[64 * KIB];
+    struct tl_region *region = NULL;
     struct waiter waiter;
     struct request requests[2];
     struct tl_tensor *of_users[] = {wrap(users[0]), wrap(users[1])}, *first = create(&bytes_65536), *second = NULL;
@@ -315,10 +318,14 @@ START_TEST(idle_registrations_make_room_for_the_pool)
     provider.locked_limit_bytes = provider.live_bytes + 64 * KIB - sizeof(users[0]);
     if (_i == 0) {
         second = create(&bytes_65536);
-    } else {
+    } else if (_i == 1) {
         ck_assert_int_eq(await(&waiter, 65536), TL_OK);
         wait_for_room(&waiter);
         ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_65536, &waiter.room, &second, &error), TL_OK);
+    } else {
+        ck_assert_int_eq(tl_memory_region_create(memory, other, sizeof(other), TL_REGION_WRITE, &region, &error),
+                         TL_OK);
+        tl_region_destroy(region);
     }
     ck_assert_uint_eq(stats().evictions, 1);
     ck_assert_uint_eq(stats().cached_count, 1); /* the one that is in use */
@@ -523,7 +530,7 @@ int main(void)
     tcase_add_test(tcase, tensors_outlive_the_memory);
     tcase_add_test(tcase, room);
     tcase_add_test(tcase, room_that_is_not_taken);
-    tcase_add_loop_test(tcase, idle_registrations_make_room_for_the_pool, 0, 2);
+    tcase_add_loop_test(tcase, idle_registrations_make_room, 0, 3);
     tcase_add_test(tcase, registered);
     tcase_add_test(tcase, memory_of_the_pool_is_not_registered_again);
     tcase_add_test(tcase, failed);
