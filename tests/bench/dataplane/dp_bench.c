@@ -320,18 +320,19 @@ static void report(double seconds, struct cpu cpu, const struct tl_engine_stats 
                    const struct tl_engine_stats *after)
 {
     qsort(client.times_ns, settings.count, sizeof(*client.times_ns), by_number);
-    printf("{\"size\": %" PRIu64 ", \"outstanding\": %u, \"count\": %u, \"keys\": \"%s\", \"bounce\": %s, "
-           "\"thread\": %s, \"p50_us\": %.3f, \"p10_us\": %.3f, \"p90_us\": %.3f, \"p99_us\": %.3f, "
-           "\"tensors_per_sec\": %.1f, \"bytes_per_sec\": %.1f, \"receiver_user_sec\": %.4f, \"receiver_system_sec\": %.4f, \"seconds\": %.4f, "
-           "\"messages\": %.4f, \"copied_bytes\": %" PRIu64
-           ", \"zero_copy\": %u, \"bounced\": %u, \"device\": \"%s\"}\n",
-           settings.size_bytes, settings.outstanding, settings.count,
-           settings.keys == TL_KEYS_WINDOW ? "window" : "region", settings.is_bounced ? "true" : "false",
-           settings.has_thread ? "true" : "false", quantile_us(0.5), quantile_us(0.1), quantile_us(0.9),
-           quantile_us(0.99), settings.count / seconds, settings.count / seconds * (double)settings.size_bytes,
-           cpu.user_sec, cpu.system_sec, seconds, (double)(after->messages_sent - before->messages_sent) / settings.count,
-           after->bytes_bounced - before->bytes_bounced, client.paths[TL_PATH_ZERO_COPY], client.paths[TL_PATH_BOUNCE],
-           client.side.provider->name);
+    printf(
+        "{\"size\": %" PRIu64 ", \"outstanding\": %u, \"count\": %u, \"keys\": \"%s\", \"bounce\": %s, "
+        "\"thread\": %s, \"p50_us\": %.3f, \"p10_us\": %.3f, \"p90_us\": %.3f, \"p99_us\": %.3f, "
+        "\"tensors_per_sec\": %.1f, \"bytes_per_sec\": %.1f, \"receiver_user_sec\": %.4f, \"receiver_system_sec\": "
+        "%.4f, \"seconds\": %.4f, "
+        "\"messages\": %.4f, \"copied_bytes\": %" PRIu64 ", \"zero_copy\": %u, \"bounced\": %u, \"device\": \"%s\"}\n",
+        settings.size_bytes, settings.outstanding, settings.count,
+        settings.keys == TL_KEYS_WINDOW ? "window" : "region", settings.is_bounced ? "true" : "false",
+        settings.has_thread ? "true" : "false", quantile_us(0.5), quantile_us(0.1), quantile_us(0.9), quantile_us(0.99),
+        settings.count / seconds, settings.count / seconds * (double)settings.size_bytes, cpu.user_sec, cpu.system_sec,
+        seconds, (double)(after->messages_sent - before->messages_sent) / settings.count,
+        after->bytes_bounced - before->bytes_bounced, client.paths[TL_PATH_ZERO_COPY], client.paths[TL_PATH_BOUNCE],
+        client.side.provider->name);
 }
 
 static void receive(int fd)
