@@ -162,6 +162,8 @@ void *fake_alloc(size_t len_bytes); /* zeroed, never NULL */
 /* ------------------------------------------------------------------------------ fake_faults.c; the mutex is held -- */
 
 uint64_t fake_random(struct fake_fabric *fabric, uint64_t below);
+/* A provider closes: another one may get its address. */
+void fake_forget_rules(struct fake_fabric *fabric, const struct tl_provider *provider);
 void fake_choose_fault(struct fake_pair *pair, struct fake_operation *operation);
 bool fake_call_fails(struct fake_fabric *fabric, enum fake_fault fault, const struct tl_provider *provider,
                      const struct tl_queue_pair *pair);

@@ -89,6 +89,15 @@ void fake_fabric_add_rule(struct fake_fabric *fabric, const struct fake_rule *ru
     TL_CHECK(pthread_mutex_unlock(&fabric->mutex) == 0);
 }
 
+void fake_forget_rules(struct fake_fabric *fabric, const struct tl_provider *provider)
+{
+    unsigned kept = 0;
+    for (unsigned i = 0; i < fabric->rule_count; i++) {
+        if (fabric->rules[i].rule.provider != provider) fabric->rules[kept++] = fabric->rules[i];
+    }
+    fabric->rule_count = kept;
+}
+
 void fake_fabric_clear_rules(struct fake_fabric *fabric)
 {
     TL_CHECK(pthread_mutex_lock(&fabric->mutex) == 0);

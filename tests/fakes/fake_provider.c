@@ -117,6 +117,7 @@ static void provider_close(struct tl_provider *base)
     TL_CHECK(tl_list_is_empty(&provider->events));
     TL_CHECK(provider->counters.queue_pairs == 0 && provider->counters.regions_out == 0);
     tl_list_remove(&provider->link);
+    fake_forget_rules(fabric, base);
     unlock(fabric);
     if (base->fd >= 0) close(base->fd);
     free(provider);

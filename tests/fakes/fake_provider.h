@@ -124,7 +124,7 @@ struct fake_rule {
     unsigned count;                     /* see above */
 };
 
-/* The first rule that says anything about an operation decides. At most 32 rules. */
+/* The first rule that says anything about an operation decides. At most 32 rules. One about a provider ends with it. */
 void fake_fabric_add_rule(struct fake_fabric *fabric, const struct fake_rule *rule);
 void fake_fabric_clear_rules(struct fake_fabric *fabric);
 /* Besides the rules, by the seed: the fault happens to one in a million times per_million. DELAY takes 1..8 steps,
