@@ -32,6 +32,10 @@
 /* Posted at most by one turn: an expose and what it is for. */
 #define ROOM_OF_A_TURN 2
 
+/* How often a provider is polled that has not drained a queue pair: it gives up a card that does not hand back what was
+ * posted, but a reactor that sleeps would not let it. */
+#define DRAIN_LOOK_NS (250 * TL_NS_PER_MS)
+
 static const struct tl_conn_events no_events;
 
 /* -------------------------------------------------------------------------------------------------------- turns -- */
@@ -158,6 +162,12 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
 
 /* ---------------------------------------------------------------------------------------------------------- end -- */
 
+static void drain_look(struct tl_timer *timer)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, drain_timer);
+    if (!conn->is_drained) conn_arm(conn, timer, DRAIN_LOOK_NS);
+}
+
 static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
 {
     if (conn->state == CONN_CLOSING) return;
@@ -169,6 +179,7 @@ static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
     tl_timers_disarm(timers, &conn->silence_timer);
     if (was_connected) {
         conn->pair->ops->sever(conn->pair, reason);
+        conn_arm(conn, &conn->drain_timer, DRAIN_LOOK_NS);
     } else {
         conn->is_drained = true;
     }
@@ -181,6 +192,7 @@ static void conn_free(struct tl_conn *conn)
     struct tl_timers *timers = tl_reactor_timers(engine->reactor);
     tl_timers_disarm(timers, &conn->greeting_timer);
     tl_timers_disarm(timers, &conn->silence_timer);
+    tl_timers_disarm(timers, &conn->drain_timer);
     if (conn->is_pump_deferred) tl_list_remove(&conn->pump_letter.link);
     if (conn->is_busy) tl_reactor_busy(engine->reactor, -1);
     if (conn->pair != NULL) conn->pair->ops->destroy(conn->pair);
@@ -474,7 +486,8 @@ static void init_places(struct tl_conn *conn)
 {
     struct tl_list *const lists[] = {&conn->engine_link,      &conn->turns,           &conn->revokes,
                                      &conn->waiting,          &conn->finished,        &conn->refused,
-                                     &conn->pump_letter.link, &conn->end_letter.link, &conn->goodbye_turn.place};
+                                     &conn->pump_letter.link, &conn->end_letter.link, &conn->goodbye_turn.place,
+                                     &conn->windows};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);
     conn->pump_letter.deliver = pump;
@@ -482,6 +495,7 @@ static void init_places(struct tl_conn *conn)
     conn->goodbye_turn.take = take_goodbye;
     conn->room_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = room_done};
     conn->silence_timer.fire = silence_check;
+    conn->drain_timer.fire = drain_look;
 }
 
 enum tl_status tl_conn_create(struct tl_engine *engine, const struct tl_identity *peer, uint64_t self_incarnation,
@@ -518,7 +532,10 @@ fail:
 enum tl_status tl_conn_connect(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
                                struct tl_error *ret_error)
 {
-    TL_CHECK(conn->state == CONN_NEW);
+    /* The card may have broken the queue pair since it was introduced. */
+    if (conn->state != CONN_NEW) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "the connection has ended before the peer has introduced itself");
+    }
     struct tl_introduction pair;
     enum tl_status status = greeting_introduced(conn, bytes, len_bytes, &pair, ret_error);
     if (status == TL_OK) status = conn->pair->ops->connect(conn->pair, &pair, ret_error);

@@ -26,8 +26,6 @@ struct tl_engine {
     void *source_context;
     uint64_t piece_bytes; /* of one write */
     struct tl_list conns;
-    struct tl_list windows;   /* of struct turn of requests: want a window to become free */
-    uint64_t exposures_count; /* of requests, now */
     struct tl_engine_stats stats;
     struct tl_message incoming; /* the message that is being handled */
     struct tl_message outgoing; /* the message that is being composed */
@@ -125,16 +123,19 @@ struct tl_conn {
     bool is_credit_wanted; /* a CREDIT is to be sent */
     bool is_ping_wanted;   /* and is to be answered by one */
 
-    struct tl_list turns;   /* of struct turn: want a slot and room */
-    struct tl_list revokes; /* of struct turn: want room only */
+    struct tl_list turns;     /* of struct turn: want a slot and room */
+    struct tl_list revokes;   /* of struct turn: want room only */
+    struct tl_list windows;   /* of struct turn of requests: want a window to become free */
+    uint64_t exposures_count; /* of requests, now */
     struct tl_work room_work;
     bool is_room_work_out; /* posted; its end tells that there is room */
     struct tl_letter pump_letter;
     bool is_pump_deferred;
 
     struct tl_timer silence_timer;
-    int64_t heard_ns; /* as the silence timer has seen it */
-    bool has_heard;   /* since the silence timer looked */
+    struct tl_timer drain_timer; /* closing: the provider is looked at, even if nothing happens */
+    int64_t heard_ns;            /* as the silence timer has seen it */
+    bool has_heard;              /* since the silence timer looked */
 
     /* What we ask. */
     struct request **requests; /* [request_count] by index */

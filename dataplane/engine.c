@@ -26,7 +26,6 @@ enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *me
     engine->piece_bytes =
         options->piece_bytes > 0 && options->piece_bytes < max_bytes ? options->piece_bytes : max_bytes;
     tl_list_init(&engine->conns);
-    tl_list_init(&engine->windows);
     *ret_engine = engine;
     return TL_OK;
 }

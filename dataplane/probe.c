@@ -17,12 +17,13 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/random.h"
 
-/* More than one packet. */
+/* More than one packet, where the settings allow that in one write. */
 #define PROBE_BYTES 8192
 #define PAGE_BYTES 4096
 #define IMMEDIATE UINT32_C(0x50524f42)
@@ -40,7 +41,8 @@ struct end {
 struct probe {
     struct tl_provider *provider;
     struct end reader, writer;
-    uint8_t *memory; /* PROBE_BYTES to be written, then as many to write */
+    uint8_t *memory;    /* PROBE_BYTES to be written, then as many to write */
+    uint64_t len_bytes; /* of these, that are written */
     struct tl_region *region;
     struct tl_exposure exposure;
     struct tl_work written;
@@ -78,7 +80,7 @@ static void message_came(void *owner, const void *data, uint32_t len_bytes)
     }
     probe->has_message = true;
     struct tl_queue_pair *pair = probe->writer.pair;
-    pair->ops->write(pair, probe->region, probe->memory + PROBE_BYTES, PROBE_BYTES, descriptor, 0, true, IMMEDIATE,
+    pair->ops->write(pair, probe->region, probe->memory + PROBE_BYTES, probe->len_bytes, descriptor, 0, true, IMMEDIATE,
                      &probe->written);
     tl_queue_pair_ring(pair);
 }
@@ -89,8 +91,8 @@ static void immediate_came(void *owner, uint32_t immediate, uint64_t len_bytes)
     const struct end *end = owner;
     struct probe *probe = end->probe;
     struct tl_error reason;
-    if (end == &probe->reader && immediate == IMMEDIATE && len_bytes == PROBE_BYTES &&
-        memcmp(probe->memory, probe->memory + PROBE_BYTES, PROBE_BYTES) == 0) {
+    if (end == &probe->reader && immediate == IMMEDIATE && len_bytes == probe->len_bytes &&
+        memcmp(probe->memory, probe->memory + PROBE_BYTES, probe->len_bytes) == 0) {
         probe->has_immediate = true;
         return;
     }
@@ -117,6 +119,7 @@ static const struct tl_queue_pair_events events = {
 
 static enum tl_status make_memory(struct probe *probe, struct tl_error *ret_error)
 {
+    probe->len_bytes = tl_min_u64(PROBE_BYTES, probe->provider->limits.max_write_bytes);
     probe->memory = aligned_alloc(PAGE_BYTES, 2 * PROBE_BYTES);
     if (probe->memory == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for it");
     memset(probe->memory, 0, PROBE_BYTES);

@@ -2,7 +2,7 @@
 /*
  * What a request posts: REQUEST or RE_REQUEST with the exposure of its memory, CANCEL, and the end of the exposure.
  *
- * A request that finds no window waits in engine->windows until another one gives its window back.
+ * A request that finds no window waits in conn->windows until another one gives its window back.
  */
 #include "dataplane/request_internal.h"
 
@@ -11,37 +11,34 @@
 /* ------------------------------------------------------------------------------------------------------- windows -- */
 
 /* Perhaps there is a window for the one that has waited for one longest. */
-static void try_next_window(struct tl_engine *engine)
+static void try_next_window(struct tl_conn *conn)
 {
-    struct tl_list *place = tl_list_pop_front(&engine->windows);
-    if (place == NULL) return;
-    struct turn *turn = TL_CONTAINER_OF(place, struct turn, place);
-    conn_want_turn(TL_CONTAINER_OF(turn, struct request, turn)->conn, turn);
+    struct tl_list *place = tl_list_pop_front(&conn->windows);
+    if (place != NULL) conn_want_turn(conn, TL_CONTAINER_OF(place, struct turn, place));
 }
 
 void request_exposure_over(struct request *request)
 {
-    struct tl_engine *engine = request->conn->engine;
     if (!request->is_exposed) return;
     request->is_exposed = false;
-    engine->exposures_count--;
-    try_next_window(engine);
+    request->conn->exposures_count--;
+    try_next_window(request->conn);
 }
 
 /* False: there is no window now, or never. */
 static bool expose(struct request *request)
 {
-    struct tl_engine *engine = request->conn->engine;
+    struct tl_conn *conn = request->conn;
     struct tl_error error;
-    if (tl_queue_pair_expose(request->conn->pair, request->pin.region, request->pin.address,
+    if (tl_queue_pair_expose(conn->pair, request->pin.region, request->pin.address,
                              request->expected.meta_data.size_bytes, &request->exposure, &error) == TL_OK) {
         request->is_exposed = true;
-        engine->exposures_count++;
-        try_next_window(engine);
+        conn->exposures_count++;
+        try_next_window(conn);
         return true;
     }
-    if (error.code == TL_RESOURCE_EXHAUSTED && engine->exposures_count > 0) {
-        tl_list_push_front(&engine->windows, &request->turn.place);
+    if (error.code == TL_RESOURCE_EXHAUSTED && conn->exposures_count > 0) {
+        tl_list_push_front(&conn->windows, &request->turn.place);
     } else {
         request_fail(request, &error);
     }
@@ -96,7 +93,7 @@ void request_want_turn(struct request *request)
 void request_leave_queue(struct request *request)
 {
     tl_list_remove(&request->turn.place);
-    try_next_window(request->conn->engine);
+    try_next_window(request->conn);
 }
 
 /* ------------------------------------------------------------------------------------------------------ revoking -- */

@@ -64,8 +64,11 @@ void response_maybe_stopped(struct response *response)
 static void told(struct response *response)
 {
     if (is_anything_out(response) || !response->is_told || response->is_flushed) return;
-    if (response->status == NULL) response->conn->engine->stats.tensors_sent++;
-    response_close(response, TL_SERVE_RECEIVED);
+    bool is_sent = response->status == NULL;
+    if (is_sent) response->conn->engine->stats.tensors_sent++;
+    /* What was offered and could not be sent is offered again. */
+    bool is_kept = !is_sent && response->offer.tensor != NULL;
+    response_close(response, is_kept ? TL_SERVE_CANCELLED : TL_SERVE_RECEIVED);
 }
 
 static void stop(struct response *response)

@@ -38,8 +38,8 @@ enum tl_status verbs_device_reserve(struct verbs_device *device, uint32_t count,
     uint64_t max = device->attributes.max_cqe > 0 ? (uint64_t)device->attributes.max_cqe : 0;
     if (needed > max) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
-                            "%s has room for %llu completions, %u are reserved and %u more are needed: lower rdma "
-                            "queue_depth, or connect fewer peers",
+                            "%s has room for %llu completions, %u are reserved and %u more are needed: lower "
+                            "verbs.queue_depth, or connect fewer peers",
                             device->base.name, (unsigned long long)max, device->cq_reserved, count);
     }
     if (needed > device->cq_capacity) {
@@ -241,7 +241,7 @@ static const struct tl_provider_ops verbs_ops = {
 static enum tl_status refuse(const struct verbs_device *device, const char *what, int error_number,
                              struct tl_error *ret_error)
 {
-    if (error_number == ENOMEM) {
+    if (error_number == ENOMEM && tl_verbs_check_memlock(UINT64_MAX, NULL) != TL_OK) {
         return verbs_memlock_error((uint64_t)device->queue_depth * 2 * TL_SLOT_BYTES, device->base.name, ret_error);
     }
     return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: cannot %s: %s", device->base.name, what,

@@ -79,6 +79,8 @@ enum tl_status verbs_memlock_error(uint64_t len_bytes, const char *what, struct 
 /* ------------------------------------------------------------------------------------------------- introductions -- */
 
 #define VERBS_INTRODUCTION_VERSION 1
+/* Of a device's name and port in an introduction, with NUL; a longer one is cut. */
+#define VERBS_INTRODUCED_NAME_BYTES 32
 #define VERBS_DESCRIPTOR_BYTES 20
 
 struct verbs_introduction {
@@ -94,6 +96,7 @@ struct verbs_introduction {
     uint32_t number; /* of the queue pair, 24 bits */
     uint32_t psn;    /* first packet sequence number, 24 bits */
     uint8_t gid[16];
+    char device[VERBS_INTRODUCED_NAME_BYTES]; /* "mlx5_0:1", for people */
 };
 
 void verbs_introduction_write(const struct verbs_introduction *introduction, struct tl_introduction *ret_bytes);
@@ -263,7 +266,8 @@ struct verbs_pair {
     uint32_t psn;
     uint32_t gid_index;
     enum tl_keys keys;
-    struct tl_error reason; /* from BROKEN */
+    char peer_device[VERBS_INTRODUCED_NAME_BYTES]; /* empty: not connected yet */
+    struct tl_error reason;                        /* from BROKEN */
     int64_t flushing_since_ns;
     struct tl_list attention, flushing;
 

@@ -4,7 +4,8 @@
  * messages. Little-endian, of fixed length.
  *
  *   introduction   "TLV" and the version, 1 byte each; link layer, GID type, MTU, keys, initiator depth, responder
- *                  depth, time-out, retry count, 1 byte each; LID, 2; number, 4; PSN, 4; GID, 16
+ *                  depth, time-out, retry count, 1 byte each; LID, 2; number, 4; PSN, 4; GID, 16; the device's name
+ *                  and port, 32, the rest zeros
  *   descriptor     address, 8; rkey, 4; length, 8
  *
  * What a peer sends is checked for every range before it reaches the card.
@@ -16,7 +17,7 @@
 
 #include "base/error.h"
 
-#define INTRODUCTION_BYTES 38
+#define INTRODUCTION_BYTES (38 + VERBS_INTRODUCED_NAME_BYTES)
 #define MAX_24_BITS UINT32_C(0xffffff)
 
 static uint8_t *put(uint8_t *at, const void *bytes, size_t len)
@@ -52,13 +53,23 @@ void verbs_introduction_write(const struct verbs_introduction *introduction, str
     at = put(at, &lid, sizeof(lid));
     at = put(at, &number, sizeof(number));
     at = put(at, &psn, sizeof(psn));
-    put(at, introduction->gid, sizeof(introduction->gid));
+    at = put(at, introduction->gid, sizeof(introduction->gid));
+    put(at, introduction->device, sizeof(introduction->device));
 }
 
 static bool is_zero(const uint8_t gid[16])
 {
     static const uint8_t zero[16];
     return memcmp(gid, zero, sizeof(zero)) == 0;
+}
+
+/* Printable, and ended within its room: it goes into messages. */
+static bool is_name(const char *name, size_t capacity)
+{
+    size_t len = strnlen(name, capacity);
+    for (size_t i = 0; i < len; i++)
+        if (name[i] <= ' ' || name[i] > '~') return false;
+    return len > 0 && len < capacity;
 }
 
 /* What is wrong with the values; NULL: nothing. */
@@ -76,6 +87,7 @@ static const char *find_fault(const struct verbs_introduction *theirs)
     /* 0 and 1 are the queue pairs of management. */
     if (theirs->number < 2 || theirs->number > MAX_24_BITS) return "queue pair number";
     if (theirs->psn > MAX_24_BITS) return "packet sequence number";
+    if (!is_name(theirs->device, sizeof(theirs->device))) return "device name";
     if (is_ethernet ? is_zero(theirs->gid) : theirs->lid == 0 && is_zero(theirs->gid)) return "address";
     return NULL;
 }
@@ -110,7 +122,8 @@ enum tl_status verbs_introduction_read(const struct tl_introduction *bytes, stru
     at = take(at, &lid, sizeof(lid));
     at = take(at, &number, sizeof(number));
     at = take(at, &psn, sizeof(psn));
-    take(at, theirs.gid, sizeof(theirs.gid));
+    at = take(at, theirs.gid, sizeof(theirs.gid));
+    take(at, theirs.device, sizeof(theirs.device));
     theirs.lid = le16toh(lid);
     theirs.number = le32toh(number);
     theirs.psn = le32toh(psn);

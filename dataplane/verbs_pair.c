@@ -47,6 +47,12 @@ static uint8_t min_u8(uint8_t a, uint8_t b)
     return a < b ? a : b;
 }
 
+/* 0 is endless. */
+static uint8_t shorter_timeout(uint8_t a, uint8_t b)
+{
+    return a == 0 ? b : b == 0 ? a : min_u8(a, b);
+}
+
 /* -------------------------------------------------------------------------------------------------------- create -- */
 
 /* A place in the device's table; false: all are taken. */
@@ -111,12 +117,12 @@ static enum tl_status check_options(const struct verbs_device *device, const str
         return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s was opened for keys of windows only", device->base.name);
     }
     if (options->keys == TL_KEYS_WINDOW && !device->base.limits.has_windows) {
-        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s has no type 2 memory windows; set rdma keys to region",
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s has no type 2 memory windows; set verbs.keys to region",
                             device->base.name);
     }
     if (options->slot_count > device->queue_depth || options->work_count > device->queue_depth) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
-                            "%s: %u slots and %u operations were asked for, rdma queue_depth allows %u of each",
+                            "%s: %u slots and %u operations were asked for, verbs.queue_depth allows %u of each",
                             device->base.name, options->slot_count, options->work_count, device->queue_depth);
     }
     return TL_OK;
@@ -219,6 +225,7 @@ static void describe(const struct verbs_pair *pair, struct verbs_introduction *r
         .psn = pair->psn,
     };
     memcpy(ret_ours->gid, device->gid.raw, sizeof(ret_ours->gid));
+    memcpy(ret_ours->device, device->base.name, strnlen(device->base.name, sizeof(ret_ours->device) - 1));
 }
 
 void verbs_pair_introduce(const struct tl_queue_pair *base, struct tl_introduction *ret_introduction)
@@ -264,8 +271,8 @@ static int make_ready(struct verbs_pair *pair, const struct verbs_introduction *
     if (error != 0) return error;
     struct ibv_qp_attr send = {
         .qp_state = IBV_QPS_RTS,
-        .timeout = ours->timeout,
-        .retry_cnt = ours->retry_count,
+        .timeout = shorter_timeout(ours->timeout, theirs->timeout),
+        .retry_cnt = min_u8(ours->retry_count, theirs->retry_count),
         .rnr_retry = RNR_RETRY_COUNT,
         .sq_psn = ours->psn,
         .max_rd_atomic = min_u8(ours->initiator_depth, theirs->responder_depth),
@@ -299,11 +306,13 @@ enum tl_status verbs_pair_connect(struct tl_queue_pair *base, const struct tl_in
     if (error != 0) {
         verbs_pair_take_from_card(pair);
         verbs_gid_to_text(theirs.gid, gid, sizeof(gid));
-        return tl_error_set(ret_error, TL_UNAVAILABLE,
-                            "%s: the card cannot reach the peer at %s: %s; look at routes and neighbours with \"ip "
-                            "route get\"",
-                            base->provider->name, gid, strerror(error));
+        return tl_error_set(
+            ret_error, TL_UNAVAILABLE,
+            "%s: the card cannot reach the peer's %s at %s: %s; look at routes and neighbours with \"ip "
+            "route get\"",
+            base->provider->name, theirs.device, gid, strerror(error));
     }
+    memcpy(pair->peer_device, theirs.device, sizeof(pair->peer_device));
     pair->state = VERBS_CONNECTED;
     return TL_OK;
 }
@@ -346,7 +355,9 @@ void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
-    tl_error_set(&reason, TL_UNAVAILABLE, "queue pair %u of %s: %s", pair->number, pair->device->base.name, text);
+    bool has_peer = pair->peer_device[0] != '\0';
+    tl_error_set(&reason, TL_UNAVAILABLE, "queue pair %u of %s%s%s: %s", pair->number, pair->device->base.name,
+                 has_peer ? " to the peer's " : "", pair->peer_device, text);
     verbs_pair_break(pair, &reason);
 }
 

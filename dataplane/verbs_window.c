@@ -2,7 +2,8 @@
 /*
  * Exposures. Under TL_KEYS_WINDOW each has a type 2 memory window of its own: bound to this queue pair and to nothing
  * but the exposed bytes by a request that leaves with the next doorbell, and invalidated by another one. A window can
- * be bound again once its invalidation is over, with the next key, so that an old descriptor opens nothing.
+ * be bound again once its invalidation is over, with the next key: an old descriptor opens nothing for the next 255
+ * binds of that window, and never anything to another peer.
  *
  * Windows are made in blocks, the first when the queue pair is created, and kept for it. Those that are still bound
  * when it has broken go back to the card before the owner hears that it is drained: until then they keep their regions.
@@ -42,8 +43,8 @@ static enum tl_status add_block(struct verbs_pair *pair, struct tl_error *ret_er
     if (block->count == 0) {
         free(block);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
-                            "%s has no memory window left (%s; it has %d): lower the number of requests, or set rdma "
-                            "keys to region",
+                            "%s has no memory window left (%s; it has %d): connect fewer peers, or set "
+                            "verbs.keys to region",
                             pair->device->base.name, strerror(errno), pair->device->attributes.max_mw);
     }
     block->next = pair->blocks;

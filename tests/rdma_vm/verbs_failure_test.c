@@ -256,7 +256,7 @@ START_TEST(peer_without_a_route)
     create_pair(&a, 4, 4, TL_KEYS_WINDOW);
     create_pair(&b, 4, 4, TL_KEYS_WINDOW);
     b.pair->ops->introduce(b.pair, &introduction);
-    memcpy(introduction.bytes + introduction.len_bytes - 4, "\xc0\x00\x02\x01", 4);
+    memcpy(introduction.bytes + 34, "\xc0\x00\x02\x01", 4);
     if (a.pair->ops->connect(a.pair, &introduction, &error) == TL_OK) {
         send_text(&a, "anybody there", NULL);
         PUMP_UNTIL(a.drained);

@@ -186,6 +186,48 @@ START_TEST(serves_are_told_how_they_ended)
 }
 END_TEST
 
+/* A file that has changed, say. */
+static enum tl_status cannot_be_read(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    (void)context;
+    (void)data;
+    (void)len_bytes;
+    return tl_error_set(ret_error, TL_DATA_LOSS, "it has changed");
+}
+
+/* A value that was offered and cannot be sent was not received. */
+START_TEST(what_cannot_be_sent_is_offered_again)
+{
+    open_pair();
+    struct tl_tensor *tensor = engine_pool_bytes(owner, 100, 1);
+    tl_tensor_set_guard(tensor, cannot_be_read, NULL);
+    engine_side_send(owner, "key", 1, tensor);
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_DATA_LOSS);
+    ck_assert_int_eq(owner->last_end, TL_SERVE_CANCELLED);
+    ck_assert(engine_side_has(owner, "key", 1));
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* A card that does not hand back what was posted is given up by its provider, which is polled for that. */
+START_TEST(a_closing_connection_keeps_its_reactor_awake)
+{
+    struct tl_error reason;
+    open_pair();
+    struct tl_timers *timers = tl_reactor_timers(asker->reactor);
+    ck_assert_int_eq(tl_timers_next_due_ns(timers), TL_TIME_NEVER);
+    tl_error_set(&reason, TL_CANCELLED, "enough");
+    tl_conn_close(asker->conn, &reason);
+    ck_assert_int_le(tl_timers_next_due_ns(timers), tl_clock_deadline_ns(TL_NS_PER_SEC));
+    engine_pair_run(&pair);
+    ck_assert_int_eq(tl_timers_next_due_ns(timers), TL_TIME_NEVER);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* The device goes; another connection cannot be made, and that is said. */
 START_TEST(device_gone)
 {
@@ -407,6 +449,8 @@ int main(void)
     tcase_add_loop_test(tcase, every_operation, 0, FAULT_COUNT);
     tcase_add_test(tcase, closed_at_every_round);
     tcase_add_test(tcase, serves_are_told_how_they_ended);
+    tcase_add_test(tcase, what_cannot_be_sent_is_offered_again);
+    tcase_add_test(tcase, a_closing_connection_keeps_its_reactor_awake);
     tcase_add_loop_test(tcase, device_gone, 0, 12);
     tcase_add_test(tcase, peer_is_silent);
     tcase_add_test(tcase, asker_is_silent);

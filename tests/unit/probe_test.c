@@ -121,6 +121,17 @@ START_TEST(what_does_not_come)
 }
 END_TEST
 
+/* The settings may allow no more in one write. */
+START_TEST(a_short_write)
+{
+    struct fake_counters counters;
+    provider->limits.max_write_bytes = 4096;
+    ck_assert_int_eq(tl_provider_probe(provider, TL_KEYS_WINDOW, PATIENCE_NS, &error), TL_OK);
+    fake_provider_get_counters(provider, &counters);
+    ck_assert_uint_eq(counters.write_bytes, 4096);
+}
+END_TEST
+
 START_TEST(the_wrong_bytes)
 {
     fake_fabric_add_rule(fabric, &(struct fake_rule){.fault = FAKE_CORRUPT, .kinds = FAKE_WRITE});
@@ -138,6 +149,7 @@ int main(void)
     tcase_add_test(tcase, a_call_that_is_refused);
     tcase_add_test(tcase, what_breaks);
     tcase_add_test(tcase, what_does_not_come);
+    tcase_add_test(tcase, a_short_write);
     tcase_add_test(tcase, the_wrong_bytes);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);

@@ -19,11 +19,12 @@ static const struct verbs_introduction roce = {
     .number = 0x56789a,
     .psn = 0xbcdef0,
     .gid = {[10] = 0xff, [11] = 0xff, 10, 1, 2, 3},
+    .device = "mlx5_0:1",
 };
 
-static const uint8_t bytes_of_roce[] = {'T',  'L',  'V',  1,    2, 2,    5,    0,    1,  2, 14, 6, 0x34,
-                                        0x12, 0x9a, 0x78, 0x56, 0, 0xf0, 0xde, 0xbc, 0,  0, 0,  0, 0,
-                                        0,    0,    0,    0,    0, 0,    0xff, 0xff, 10, 1, 2,  3};
+static const uint8_t bytes_of_roce[38 + 32] = {
+    'T', 'L', 'V', 1, 2, 2, 5, 0, 1, 2,    14,   6,  0x34, 0x12, 0x9a, 0x78, 0x56, 0,   0xf0, 0xde, 0xbc, 0,   0,
+    0,   0,   0,   0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 1,    2,    3,    'm',  'l',  'x', '5',  '_',  '0',  ':', '1'};
 
 START_TEST(introduction_is_these_bytes)
 {
@@ -38,6 +39,7 @@ START_TEST(introduction_is_these_bytes)
     ck_assert_uint_eq(read.psn, roce.psn);
     ck_assert_uint_eq(read.lid, roce.lid);
     ck_assert_uint_eq(read.responder_depth, roce.responder_depth);
+    ck_assert_str_eq(read.device, roce.device);
 }
 END_TEST
 
@@ -76,12 +78,24 @@ END_TEST
 
 START_TEST(impossible_values)
 {
-    const uint8_t changes[][2] = {{4, 0}, {4, 1},   {4, 3},   {5, 0},  {5, 3},  {6, 0}, {6, 6},
-                                  {7, 2}, {7, 255}, {10, 32}, {11, 8}, {17, 1}, {21, 1}};
+    const uint8_t changes[][2] = {{4, 0},   {4, 1},   {4, 3},  {5, 0},  {5, 3},  {6, 0},  {6, 6},     {7, 2},
+                                  {7, 255}, {10, 32}, {11, 8}, {17, 1}, {21, 1}, {38, 0}, {39, '\n'}, {40, 200}};
     for (size_t i = 0; i < TL_ARRAY_COUNT(changes); i++) {
         ck_assert_msg(read_changed(changes[i][0], changes[i][1], sizeof(bytes_of_roce)) == TL_INVALID_ARGUMENT,
                       "byte %u is %u", changes[i][0], changes[i][1]);
     }
+}
+END_TEST
+
+START_TEST(a_name_without_an_end)
+{
+    struct tl_introduction bytes;
+    struct verbs_introduction read;
+    verbs_introduction_write(&roce, &bytes);
+    memset(bytes.bytes + 38, 'x', VERBS_INTRODUCED_NAME_BYTES - 1);
+    ck_assert_int_eq(verbs_introduction_read(&bytes, &read, NULL), TL_OK);
+    bytes.bytes[38 + VERBS_INTRODUCED_NAME_BYTES - 1] = 'x';
+    ck_assert_int_eq(verbs_introduction_read(&bytes, &read, NULL), TL_INVALID_ARGUMENT);
 }
 END_TEST
 
@@ -176,6 +190,7 @@ int main(void)
     tcase_add_test(tests, what_is_no_introduction);
     tcase_add_test(tests, another_version);
     tcase_add_test(tests, impossible_values);
+    tcase_add_test(tests, a_name_without_an_end);
     tcase_add_test(tests, peers_without_address_or_number);
     tcase_add_test(tests, peers_that_do_not_fit);
     tcase_add_test(tests, descriptor_is_these_bytes);
