@@ -97,7 +97,8 @@ enum tl_status tl_conn_create(struct tl_engine *engine, const struct tl_identity
 uint32_t tl_conn_introduce(const struct tl_conn *conn, uint8_t *ret_bytes);
 /* Connects with what the peer's tl_conn_introduce wrote; up or closed follows. On error closed does not follow: the
  * connection is closed with tl_conn_close. Errors: TL_INVALID_ARGUMENT: not an introduction. TL_FAILED_PRECONDITION:
- * another version, another incarnation, or parameters that do not fit. TL_UNAVAILABLE: the card refuses. */
+ * another version, another incarnation, or parameters that do not fit. TL_UNAVAILABLE: the card refuses, or the
+ * connection has ended already. */
 enum tl_status tl_conn_connect(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
                                struct tl_error *ret_error) TL_MUST_USE;
 

@@ -245,6 +245,7 @@ enum tl_status tl_session_connect(struct tl_session *session, const uint8_t *byt
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s has introduced itself with %u bytes",
                             session->peer.name, len_bytes);
     }
+    if (session->is_end_asked) return TL_OK; /* closed follows */
     memcpy(session->bytes, bytes, len_bytes);
     session->len_bytes = len_bytes;
     send_out(session, &session->connect_letter, connect_now);

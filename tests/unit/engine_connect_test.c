@@ -480,6 +480,10 @@ START_TEST(closed_before_it_connects)
     tl_error_set(&error, TL_CANCELLED, "not wanted");
     tl_conn_close(pair.left->conn, &error);
     ck_assert_uint_eq(pair.left->closed_count, 0); /* no callback inside of a call */
+    /* The peer's introduction comes too late. */
+    uint8_t introduction[TL_CONN_INTRODUCTION_BYTES];
+    uint32_t len_bytes = tl_conn_introduce(pair.right->conn, introduction);
+    ck_assert_int_eq(tl_conn_connect(pair.left->conn, introduction, len_bytes, &error), TL_UNAVAILABLE);
     tl_conn_drain(pair.right->conn);
     engine_pair_run(&pair);
     ck_assert_uint_eq(pair.left->closed_count, 1);
