@@ -84,7 +84,7 @@ class HealthTest(guest_support.GuestTest):
                 self.assertIn(peer["bytes_per_second"] // 1000, range(10, 100 * 1000 * 1000))
 
     def test_health(self):
-        result = self.run_guest(SCRIPT, "--show", str(BUILD))
+        result = self.run_guest(SCRIPT, "--show", str(BUILD), timeout=240)
         self.assert_status(0, result)
         shown = {}
         for part in result.stdout.split("== ")[1:]:
