@@ -88,6 +88,10 @@ static void take_turns(struct tl_conn *conn, struct tl_list *turns, bool needs_c
 {
     while (!tl_list_is_empty(turns) && room(conn) >= ROOM_OF_A_TURN && conn->state != CONN_CLOSING) {
         if (needs_credit && credits(conn) < 2) return;
+        if (conn->turns_left_bytes == 0) {
+            conn_pump_later(conn);
+            return;
+        }
         struct turn *turn = TL_CONTAINER_OF(tl_list_pop_front(turns), struct turn, place);
         if (turn->take(turn)) tl_list_push_back(turns, &turn->place);
     }
@@ -111,6 +115,8 @@ static void pump(struct tl_letter *letter)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(letter, struct tl_conn, pump_letter);
     conn->is_pump_deferred = false;
+    conn->turns_left_bytes = PUMP_BYTES;
+    conn->tells_left_bytes = PUMP_BYTES;
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
         take_turns(conn, &conn->revokes, false);
         requests_tell(conn); /* who is told may ask again, with this doorbell */

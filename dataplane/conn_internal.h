@@ -39,6 +39,10 @@ struct turn {
     bool (*take)(struct turn *turn);
 };
 
+/* What the CPU hashes and copies of tensors in one pump, about: then messages come first. A peer takes for dead who is
+ * busy for longer than its silence_ns. */
+#define PUMP_BYTES (16 * 1024 * 1024)
+
 /* Of a probe: what is written to measure the rate. */
 #define PROBE_BYTES 65536
 
@@ -131,6 +135,8 @@ struct tl_conn {
     bool is_room_work_out; /* posted; its end tells that there is room */
     struct tl_letter pump_letter;
     bool is_pump_deferred;
+    uint64_t turns_left_bytes; /* of PUMP_BYTES, what turns may still hash and copy in this pump */
+    uint64_t tells_left_bytes; /* ... and what finished requests may; each side has its own, so that both get on */
 
     struct tl_timer silence_timer;
     struct tl_timer drain_timer; /* closing: the provider is looked at, even if nothing happens */
@@ -281,7 +287,8 @@ void requests_begin(struct tl_conn *conn);
 /* Messages about requests of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED. */
 void requests_message(struct tl_conn *conn, const struct tl_message *message);
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);
-/* Tells those that are finished, and the fetches that could not begin. */
+/* Tells those that are finished, as far as this pump may hash and copy their bytes, and the fetches that could not
+ * begin. */
 void requests_tell(struct tl_conn *conn);
 /* The queue pair is drained: ends what is open. */
 void requests_break(struct tl_conn *conn);

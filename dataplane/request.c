@@ -221,29 +221,49 @@ void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch)
 
 /* ----------------------------------------------------------------------------------------------------------- end -- */
 
-/* All bytes are in the destination or its proxy. */
-static enum tl_status complete(struct request *request, struct tl_error *ret_error)
+static enum tl_path path_of(const struct request *request)
 {
-    struct tl_engine *engine = request->conn->engine;
+    if (request->received_bytes == 0) return TL_PATH_NONE;
+    if (request->fetch->meta_data.dtype == TL_STRING) return TL_PATH_SERIALIZED;
+    return request->proxy != NULL || request->is_source_bounced ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
+}
+
+/* Copies and hashes as much of what has arrived as this pump may. */
+static enum tl_status advance(struct request *request, struct tl_error *ret_error)
+{
+    struct tl_conn *conn = request->conn;
     struct tl_fetch *fetch = request->fetch;
-    uint64_t size_bytes = request->received_bytes;
-    bool is_bounced = request->proxy != NULL || request->is_source_bounced;
-    bool is_string = fetch->meta_data.dtype == TL_STRING;
-    fetch->path = is_string ? TL_PATH_SERIALIZED : is_bounced ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
-    if (size_bytes > 0) {
-        void *address;
-        enum tl_status status = tl_fetch_next(fetch, size_bytes, &address, ret_error);
-        if (status != TL_OK) return status;
-        if (request->proxy != NULL) {
-            memcpy(address, tl_tensor_data(request->proxy), (size_t)size_bytes);
-            engine->stats.bytes_bounced += size_bytes;
-            tl_memory_count_bounce(engine->memory, size_bytes);
-        }
-        tl_fetch_advance(fetch, size_bytes);
-    } else {
-        fetch->path = TL_PATH_NONE;
+    uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
+    bool is_read = request->proxy != NULL || fetch->wants_checksum;
+    void *address;
+    if (is_read && len_bytes > conn->tells_left_bytes) len_bytes = conn->tells_left_bytes;
+    if (len_bytes == 0) return TL_OK;
+    enum tl_status status = tl_fetch_next(fetch, len_bytes, &address, ret_error);
+    if (status != TL_OK) return status;
+    if (request->proxy != NULL) {
+        const uint8_t *proxy = tl_tensor_data(request->proxy);
+        memcpy(address, proxy + fetch->received_bytes, (size_t)len_bytes);
+        conn->engine->stats.bytes_bounced += len_bytes;
+        tl_memory_count_bounce(conn->engine->memory, len_bytes);
     }
-    return tl_fetch_verify(fetch, request->has_checksum, request->checksum, ret_error);
+    tl_fetch_advance(fetch, len_bytes);
+    if (is_read) conn->tells_left_bytes -= len_bytes;
+    return TL_OK;
+}
+
+/* All bytes are in the destination or its proxy, and nobody can write them any more. False: not yet, the next pump goes
+ * on; so long it is FINISHED, which neither a cancel nor the end of the connection changes. */
+static bool complete(struct request *request, struct tl_error *ret_result)
+{
+    struct tl_fetch *fetch = request->fetch;
+    if (advance(request, ret_result) != TL_OK) return true;
+    if (fetch->received_bytes < request->received_bytes) return false;
+    fetch->path = path_of(request);
+    if (tl_fetch_verify(fetch, request->has_checksum, request->checksum, ret_result) == TL_OK) {
+        ret_result->code = TL_OK;
+        request->conn->engine->stats.tensors_received++;
+    }
+    return true;
 }
 
 static void request_free(struct request *request)
@@ -268,7 +288,8 @@ void request_finish(struct request *request)
     conn_pump_later(request->conn);
 }
 
-static void tell(struct request *request)
+/* False: not yet. */
+static bool tell(struct request *request)
 {
     struct tl_fetch *fetch = request->fetch;
     struct tl_error result;
@@ -276,14 +297,14 @@ static void tell(struct request *request)
     result.message[0] = '\0';
     if (request->result != NULL) {
         result = *request->result;
-    } else if (complete(request, &result) == TL_OK) {
-        result.code = TL_OK;
-        request->conn->engine->stats.tensors_received++;
+    } else if (!complete(request, &result)) {
+        return false;
     }
     request_free(request);
     fetch->allocator = NULL;
     fetch->transport_state = NULL;
     fetch->ops->done(fetch, &result);
+    return true;
 }
 
 void requests_tell(struct tl_conn *conn)
@@ -291,8 +312,12 @@ void requests_tell(struct tl_conn *conn)
     struct tl_list *place;
     /* Each leaves a handle for a fetch that waits. */
     if (!tl_list_is_empty(&conn->finished) && !tl_list_is_empty(&conn->waiting)) conn_pump_later(conn);
-    while ((place = tl_list_pop_front(&conn->finished)) != NULL)
-        tell(TL_CONTAINER_OF(place, struct request, place));
+    while ((place = tl_list_pop_front(&conn->finished)) != NULL) {
+        if (tell(TL_CONTAINER_OF(place, struct request, place))) continue;
+        tl_list_push_front(&conn->finished, place);
+        conn_pump_later(conn);
+        break;
+    }
     while ((place = tl_list_pop_front(&conn->refused)) != NULL) {
         struct tl_fetch *fetch = TL_CONTAINER_OF(place, struct tl_fetch, transport_link);
         struct tl_error error;

@@ -18,6 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <xxhash.h>
+
 #include "base/alloc.h"
 #include "base/check.h"
 #include "base/error.h"
@@ -54,6 +56,7 @@ void response_close(struct response *response, enum tl_serve_end end)
     tl_tensor_put(response->offer.tensor);
     if (!response->is_refused) engine->source->closed(engine->source_context, &response->serve, end);
     if (response->status != &response_out_of_memory) free(response->status);
+    (void)XXH3_freeState(response->hash_state);
     free(response);
     conn_pump_later(conn);
 }

@@ -59,6 +59,7 @@ struct response {
     struct turn turn;
     bool is_refused; /* the source never saw it */
     bool wants_checksum;
+    void *hash_state;   /* XXH3 over what is posted; NULL: no checksum is wanted, or nothing is posted yet */
     bool has_meta_data; /* expected by the peer */
     struct tl_meta_data expected;
     uint64_t expected_step;

@@ -48,7 +48,8 @@ static void post_done(struct response *response)
     }
     if (response->wants_checksum) {
         message->has_checksum = true;
-        message->checksum = XXH3_64bits(tl_tensor_data(offer->tensor), (size_t)tl_tensor_size_bytes(offer->tensor));
+        message->checksum = response->hash_state != NULL ? XXH3_64bits_digest(response->hash_state)
+                                                         : XXH3_64bits(NULL, 0); /* of a value without bytes */
     }
     post_told(response, message);
 }
@@ -108,14 +109,42 @@ static void piece_destroy(struct response *response, struct piece *piece)
     }
 }
 
+/* Of the next piece. What is copied or hashed is read by the CPU in this pump. */
+static uint64_t most_bytes(const struct response *response)
+{
+    uint64_t piece_bytes = response->conn->engine->piece_bytes;
+    uint64_t read_bytes = response->is_bounced       ? BOUNCE_PIECE_BYTES
+                          : response->wants_checksum ? PUMP_BYTES
+                                                     : UINT64_MAX;
+    return piece_bytes < read_bytes ? piece_bytes : read_bytes;
+}
+
+/* Counts a piece against this pump if the CPU reads it, and hashes it if the peer wants a checksum. */
+static void read_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
+{
+    uint64_t *left_bytes = &response->conn->turns_left_bytes;
+    if (response->wants_checksum) {
+        TL_CHECK(XXH3_64bits_update(response->hash_state, source, (size_t)len_bytes) == XXH_OK);
+    }
+    if (response->wants_checksum || response->is_bounced) {
+        *left_bytes -= len_bytes < *left_bytes ? len_bytes : *left_bytes;
+    }
+}
+
+static bool has_hash_state(struct response *response)
+{
+    if (!response->wants_checksum || response->hash_state != NULL) return true;
+    response->hash_state = XXH3_createState();
+    return response->hash_state != NULL && XXH3_64bits_reset(response->hash_state) == XXH_OK;
+}
+
 /* Posts the next piece of the tensor; true when more is to be posted and may be now. */
 static bool post_piece(struct response *response)
 {
     struct tl_conn *conn = response->conn;
     const struct tl_tensor *tensor = response->offer.tensor;
     uint64_t left_bytes = tl_tensor_size_bytes(tensor) - response->posted_bytes;
-    uint64_t piece_bytes = conn->engine->piece_bytes;
-    if (response->is_bounced && piece_bytes > BOUNCE_PIECE_BYTES) piece_bytes = BOUNCE_PIECE_BYTES;
+    uint64_t piece_bytes = most_bytes(response);
     uint64_t len_bytes = left_bytes < piece_bytes ? left_bytes : piece_bytes;
     const uint8_t *source = (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
     if (response->is_bounced && response->pieces_out >= MAX_BOUNCES) return false; /* the next one that is done */
@@ -123,7 +152,7 @@ static bool post_piece(struct response *response)
     if (tl_tensor_check_readable(tensor, response->posted_bytes, len_bytes, &error) != TL_OK) {
         return response_fail(response, &error);
     }
-    struct piece *piece = piece_create(response);
+    struct piece *piece = has_hash_state(response) ? piece_create(response) : NULL;
     if (piece == NULL) return response_fail(response, &response_out_of_memory);
     enum tl_status status = response->is_bounced ? response_bounce(response, piece, source, len_bytes, &error) : TL_OK;
     if (status != TL_OK) {
@@ -138,6 +167,7 @@ static bool post_piece(struct response *response)
     response->pieces_out++;
     conn_post_write(conn, region, piece->block != NULL ? tl_tensor_data(piece->block) : source, len_bytes,
                     &response->destination, response->posted_bytes, immediate, &piece->work);
+    read_piece(response, source, len_bytes);
     response->posted_bytes += len_bytes;
     return len_bytes < left_bytes || response->is_done_wanted;
 }
