@@ -203,7 +203,7 @@ static void conn_free(struct tl_conn *conn)
     if (conn->is_busy) tl_reactor_busy(engine->reactor, -1);
     if (conn->pair != NULL) conn->pair->ops->destroy(conn->pair);
     greeting_fini(conn);
-    if (conn->memory != engine->memory) tl_memory_destroy(conn->memory);
+    conn_memory_fini(conn);
     tl_meta_cache_destroy(conn->cache);
     tl_list_remove(&conn->engine_link);
     free(conn->responses);
@@ -504,12 +504,15 @@ static void init_places(struct tl_conn *conn)
     conn->drain_timer.fire = drain_look;
 }
 
-enum tl_status tl_conn_create(struct tl_engine *engine, const struct tl_identity *peer, uint64_t self_incarnation,
-                              bool is_opener, const struct tl_conn_events *events, void *owner,
-                              struct tl_conn **ret_conn, struct tl_error *ret_error)
+enum tl_status tl_conn_create(struct tl_engine *engine, struct tl_memory *memory, const struct tl_identity *peer,
+                              uint64_t self_incarnation, bool is_opener, const struct tl_conn_events *events,
+                              void *owner, struct tl_conn **ret_conn, struct tl_error *ret_error)
 {
     struct tl_conn *conn = calloc(1, sizeof(*conn));
-    if (conn == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
+    if (conn == NULL) {
+        if (memory != NULL) tl_peer_memories_give(engine->peer_memories, memory);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
+    }
     conn->engine = engine;
     conn->events = events != NULL ? events : &no_events;
     conn->owner = owner;
@@ -517,11 +520,10 @@ enum tl_status tl_conn_create(struct tl_engine *engine, const struct tl_identity
     conn->self_incarnation = self_incarnation;
     conn->is_opener = is_opener;
     init_places(conn);
+    conn_memory_init(conn, memory);
     tl_list_push_back(&engine->conns, &conn->engine_link);
     enum tl_status status = create_tables(conn, ret_error);
-    if (status == TL_OK) status = conn_memory_create(conn, ret_error);
-    if (status != TL_OK) goto fail;
-    status = greeting_init(conn, ret_error);
+    if (status == TL_OK) status = greeting_init(conn, ret_error);
     if (status != TL_OK) goto fail;
     const struct tl_queue_pair_options options = {.slot_count = engine->options.slot_count,
                                                   .work_count = engine->options.work_count,

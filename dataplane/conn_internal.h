@@ -21,6 +21,7 @@ struct tl_engine {
     struct tl_reactor *reactor;
     struct tl_provider *provider;
     struct tl_memory *memory;
+    struct tl_peer_memories *peer_memories; /* NULL: not under TL_KEYS_REGION */
     struct tl_engine_options options;
     const struct tl_source_ops *source;
     void *source_context;
@@ -209,8 +210,10 @@ void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns);
  * --
  */
 
-/* Sets conn->memory and conn->allocator. Errors: TL_RESOURCE_EXHAUSTED: those of tl_memory_create. */
-enum tl_status conn_memory_create(struct tl_conn *conn, struct tl_error *ret_error) TL_MUST_USE;
+/* Sets conn->memory, which takes over what was made for this peer (NULL: the engine's), and conn->allocator. */
+void conn_memory_init(struct tl_conn *conn, struct tl_memory *memory);
+/* Gives a memory of the peer's own back. */
+void conn_memory_fini(struct tl_conn *conn);
 
 /* Whether the memory that the tensor lies in is not worth registering: a small tensor in a large allocation shares its
  * registration with all others there. */

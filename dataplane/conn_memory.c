@@ -125,16 +125,15 @@ static enum tl_status create_in_pool(void *context, const struct tl_meta_data *m
     return status;
 }
 
-enum tl_status conn_memory_create(struct tl_conn *conn, struct tl_error *ret_error)
+void conn_memory_init(struct tl_conn *conn, struct tl_memory *memory)
+{
+    TL_CHECK((memory != NULL) == (conn->engine->peer_memories != NULL));
+    conn->memory = memory != NULL ? memory : conn->engine->memory;
+    conn->allocator = (struct tl_allocator){.create = create_in_pool, .context = conn};
+}
+
+void conn_memory_fini(struct tl_conn *conn)
 {
     struct tl_engine *engine = conn->engine;
-    struct tl_memory *memory = engine->memory;
-    /* A key of a region lets its holder write all of the region; so each peer has one of its own. */
-    if (engine->options.keys == TL_KEYS_REGION) {
-        enum tl_status status = tl_memory_create(engine->provider, &engine->options.peer_memory, &memory, ret_error);
-        if (status != TL_OK) return status;
-    }
-    conn->memory = memory;
-    conn->allocator = (struct tl_allocator){.create = create_in_pool, .context = conn};
-    return TL_OK;
+    if (conn->memory != engine->memory) tl_peer_memories_give(engine->peer_memories, conn->memory);
 }

@@ -26,6 +26,14 @@ enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *me
     engine->piece_bytes =
         options->piece_bytes > 0 && options->piece_bytes < max_bytes ? options->piece_bytes : max_bytes;
     tl_list_init(&engine->conns);
+    if (options->keys == TL_KEYS_REGION) {
+        enum tl_status status =
+            tl_peer_memories_create(engine->provider, &options->peer_memory, &engine->peer_memories, ret_error);
+        if (status != TL_OK) {
+            tl_engine_destroy(engine);
+            return status;
+        }
+    }
     *ret_engine = engine;
     return TL_OK;
 }
@@ -34,10 +42,29 @@ void tl_engine_destroy(struct tl_engine *engine)
 {
     if (engine == NULL) return;
     TL_CHECK(tl_list_is_empty(&engine->conns));
+    tl_peer_memories_destroy(engine->peer_memories);
     free(engine);
 }
 
 void tl_engine_get_stats(const struct tl_engine *engine, struct tl_engine_stats *ret_stats)
 {
     *ret_stats = engine->stats;
+}
+
+void tl_engine_get_memory_stats(const struct tl_engine *engine, struct tl_memory_stats *ret_stats)
+{
+    tl_memory_get_stats(engine->memory, ret_stats);
+    if (engine->peer_memories != NULL) tl_peer_memories_add_stats(engine->peer_memories, ret_stats);
+}
+
+void tl_engine_make_memory(struct tl_engine *engine, struct tl_memory_making *making)
+{
+    if (engine->peer_memories != NULL) {
+        tl_peer_memories_make(engine->peer_memories, making);
+        return;
+    }
+    making->memory = NULL;
+    making->error.code = TL_OK;
+    making->error.message[0] = '\0';
+    making->post(making->context, &making->letter);
 }

@@ -20,6 +20,7 @@
 #include <stdint.h>
 
 #include "dataplane/memory.h"
+#include "dataplane/peer_memories.h"
 #include "dataplane/reactor.h"
 #include "tensor/transfer.h"
 
@@ -60,8 +61,8 @@ struct tl_engine_stats {
 };
 
 /* The source answers the peers' requests; its functions are called on the reactor's thread. What is passed in stays the
- * caller's and outlives the engine. memory belongs to the reactor's provider. Errors: TL_RESOURCE_EXHAUSTED: no memory.
- */
+ * caller's and outlives the engine. memory belongs to the reactor's provider. Errors: TL_RESOURCE_EXHAUSTED: no memory
+ * or no thread. */
 enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *memory,
                                 const struct tl_engine_options *options, const struct tl_source_ops *source,
                                 void *source_context, struct tl_engine **ret_engine,
@@ -69,6 +70,8 @@ enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *me
 /* No connection is left. NULL is accepted. */
 void tl_engine_destroy(struct tl_engine *engine);
 void tl_engine_get_stats(const struct tl_engine *engine, struct tl_engine_stats *ret_stats);
+/* Of its memory and those of its peers together. Thread: any. */
+void tl_engine_get_memory_stats(const struct tl_engine *engine, struct tl_memory_stats *ret_stats);
 
 /* ----------------------------------------------------------------------------------------------------- connections --
  */
@@ -86,13 +89,18 @@ struct tl_conn_events {
 /* Bytes with which a connection is introduced to its peer, over the control plane. */
 #define TL_CONN_INTRODUCTION_BYTES 256
 
-/* Creates a connection and its queue pair. peer names the peer in messages and is handed to the source; its incarnation
- * is the one whose introduction will be accepted. Exactly one of the two sides is the opener: it says hello first, and
- * must connect after the other has.
+/* Makes the memory that a connection is created with; the letter follows exactly once. Without TL_KEYS_REGION none is
+ * needed, and it comes at once with NULL. What has come is passed to tl_conn_create. Errors, in the letter:
+ * TL_RESOURCE_EXHAUSTED: those of tl_memory_create. Thread: any. */
+void tl_engine_make_memory(struct tl_engine *engine, struct tl_memory_making *making);
+
+/* Creates a connection and its queue pair. memory is from tl_engine_make_memory and taken over, also on error. peer
+ * names the peer in messages and is handed to the source; its incarnation is the one whose introduction will be
+ * accepted. Exactly one of the two sides is the opener: it says hello first, and must connect after the other has.
  * Errors: TL_RESOURCE_EXHAUSTED: no memory, or the card has no more. TL_UNIMPLEMENTED: options.keys. */
-enum tl_status tl_conn_create(struct tl_engine *engine, const struct tl_identity *peer, uint64_t self_incarnation,
-                              bool is_opener, const struct tl_conn_events *events, void *owner,
-                              struct tl_conn **ret_conn, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_conn_create(struct tl_engine *engine, struct tl_memory *memory, const struct tl_identity *peer,
+                              uint64_t self_incarnation, bool is_opener, const struct tl_conn_events *events,
+                              void *owner, struct tl_conn **ret_conn, struct tl_error *ret_error) TL_MUST_USE;
 /* Writes at most TL_CONN_INTRODUCTION_BYTES bytes; returns how many. */
 uint32_t tl_conn_introduce(const struct tl_conn *conn, uint8_t *ret_bytes);
 /* Connects with what the peer's tl_conn_introduce wrote; up or closed follows. On error closed does not follow: the

@@ -13,7 +13,7 @@
  * used go first.
  *
  * Registering takes milliseconds and more; it is done by a slow worker, a thread of its own, never by a reactor. So
- * does growing the pool: a reactor takes what is free, or waits for its turn, first come first served. Registrations
+ * is growing the pool: a reactor takes what is free, or waits for its turn, first come first served. Registrations
  * that nobody uses make room when the pool cannot grow for the limit of locked memory.
  */
 #ifndef DATAPLANE_MEMORY_H
@@ -54,10 +54,9 @@ struct tl_memory_stats {
 enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_memory_options *options,
                                 struct tl_memory **ret_memory, struct tl_error *ret_error) TL_MUST_USE;
 /* No pin is out and nobody waits for room, not even in a letter that waits for delivery, and nobody calls anything
- * else. Requests that the slow
- * worker has not finished fail with TL_CANCELLED; their letters are posted before this returns. Registrations that
- * tensors still hold are dropped, and the tensors live on; those of the pool keep what they need of it until they go.
- * NULL is accepted. */
+ * else. Requests that the slow worker has not finished fail with TL_CANCELLED; their letters are posted before this
+ * returns. Registrations that tensors still hold are dropped, and the tensors live on; those of the pool keep what they
+ * need of it until they go. NULL is accepted. */
 void tl_memory_destroy(struct tl_memory *memory);
 
 /* ---------------------------------------------------------------------------------------------------------- pool -- */

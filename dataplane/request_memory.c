@@ -3,7 +3,8 @@
  * Where the bytes of a request go: into the destination itself, or into a proxy in the pool from which they are copied.
  *
  * Failure modes: memory that cannot be registered is copied through the pool, and the other way round; when the pool is
- * full the request waits for room, before the peer hears of it; what never fits fails.
+ * full the request waits for room, before the peer hears of it; what never fits fails. Under TL_KEYS_REGION nothing but
+ * the peer's own pool is open to it: everything else is copied.
  */
 #include "dataplane/request_internal.h"
 
@@ -82,10 +83,11 @@ void request_prepare_memory(struct request *request)
     struct tl_tensor *destination = request->fetch->destination;
     struct tl_error error;
     request->kept = tl_tensor_get(destination);
-    if (conn->engine->options.is_bounce_forced) {
-        if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
-    } else if (tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &request->pin)) {
+    bool is_forced = conn->engine->options.is_bounce_forced;
+    if (!is_forced && tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &request->pin)) {
         request_handle(request, EVENT_READY);
+    } else if (is_forced || conn->engine->options.keys == TL_KEYS_REGION) {
+        if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
     } else if (!conn_is_small(conn, destination) || !use_proxy(request, NULL, &error)) {
         register_destination(request);
     }

@@ -184,7 +184,7 @@ static void answer_stats(struct tl_letter *letter)
 
 void tl_plane_get_stats(struct tl_plane *plane, struct tl_engine_stats *ret_engine, struct tl_memory_stats *ret_memory)
 {
-    tl_memory_get_stats(plane->memory, ret_memory);
+    tl_engine_get_memory_stats(plane->engine, ret_memory);
     if (!plane->has_thread) {
         tl_engine_get_stats(plane->engine, ret_engine);
         return;

@@ -32,7 +32,7 @@ struct tl_session {
     struct tl_numbers answered;
     struct tl_conn_measures measures; /* the reactor's until up_letter has come */
 
-    struct tl_letter create_letter;
+    struct tl_memory_making making; /* its letter creates the connection, and comes back */
     struct tl_letter connect_letter;
     struct tl_letter drain_letter;
     struct tl_letter end_letter;
@@ -43,6 +43,7 @@ struct tl_session {
 
     /* The reactor's. */
     struct tl_conn *conn; /* NULL: none, or no more */
+    bool is_ended;        /* asked to end, perhaps before there was one */
     struct tl_letter up_letter;
     struct tl_letter closed_letter;
     struct tl_error closed_reason; /* of closed_letter */
@@ -55,6 +56,11 @@ static void send_out(struct tl_session *session, struct tl_letter *letter, void 
     session->letters_out++;
     letter->deliver = deliver;
     tl_plane_post(session->plane, letter);
+}
+
+static void post_to_reactor(void *context, struct tl_letter *letter)
+{
+    tl_plane_post(context, letter);
 }
 
 /* The reactor's: the letter goes to the loop. */
@@ -128,7 +134,7 @@ static const struct tl_conn_events conn_events = {.up = conn_up, .closed = conn_
 
 static void created(struct tl_letter *letter)
 {
-    struct tl_session *session = TL_CONTAINER_OF(letter, struct tl_session, create_letter);
+    struct tl_session *session = TL_CONTAINER_OF(letter, struct tl_session, making.letter);
     session->letters_out--;
     if (session->failure.code != TL_OK) {
         over(session, &session->failure);
@@ -139,16 +145,23 @@ static void created(struct tl_letter *letter)
     }
 }
 
-/* The reactor's. The side that did not open the link connects at once: what the peer told is in bytes. */
+/* The reactor's, with the memory for this peer. The side that did not open the link connects at once: what the peer
+ * told is in bytes. */
 static void create(struct tl_letter *letter)
 {
-    struct tl_session *session = TL_CONTAINER_OF(letter, struct tl_session, create_letter);
+    struct tl_session *session = TL_CONTAINER_OF(letter, struct tl_session, making.letter);
     struct tl_plane *plane = session->plane;
     uint8_t own[TL_CONN_INTRODUCTION_BYTES];
-    session->failure.code =
-        tl_conn_create(plane->engine, &session->peer, plane->worker->self.incarnation, session->is_opener, &conn_events,
-                       session, &session->conn, &session->failure);
+    session->failure = session->making.error;
     if (session->failure.code == TL_OK) {
+        session->failure.code =
+            tl_conn_create(plane->engine, session->making.memory, &session->peer, plane->worker->self.incarnation,
+                           session->is_opener, &conn_events, session, &session->conn, &session->failure);
+    }
+    if (session->failure.code == TL_OK && session->is_ended) {
+        tl_conn_close(session->conn, &session->end_reason);
+        session->len_bytes = 0;
+    } else if (session->failure.code == TL_OK) {
         uint32_t own_len_bytes = tl_conn_introduce(session->conn, own);
         struct tl_error error;
         if (!session->is_opener &&
@@ -200,6 +213,7 @@ static void ended(struct tl_letter *letter)
 static void end(struct tl_letter *letter)
 {
     struct tl_session *session = TL_CONTAINER_OF(letter, struct tl_session, end_letter);
+    session->is_ended = true;
     if (session->conn != NULL) tl_conn_close(session->conn, &session->end_reason);
     send_home(session->plane, letter, ended);
 }
@@ -233,7 +247,11 @@ enum tl_status tl_session_open(struct tl_plane *plane, const struct tl_identity 
     if (offer != NULL) memcpy(session->bytes, offer, len_bytes);
     session->len_bytes = len_bytes;
     tl_list_push_back(&plane->sessions, &session->link);
-    send_out(session, &session->create_letter, create);
+    session->letters_out++;
+    session->making.letter.deliver = create;
+    session->making.post = post_to_reactor;
+    session->making.context = plane;
+    tl_engine_make_memory(plane->engine, &session->making);
     *ret_session = session;
     return TL_OK;
 }

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "dataplane/conn_internal.h"
 #include "fakes/engine_source.h"
+#include "fakes/made_memory.h"
 
 /* So many rounds without anything to do, and nothing more will happen: operations may be tried again and again. */
 #define IDLE_ROUNDS 40
@@ -27,10 +28,7 @@ void engine_pair_defaults(struct engine_pair_options *ret_options)
                    .request_count = 64,
                    .cache_count = 64,
                    .register_bytes = 64 * 1024,
-                   .peer_memory = {.pool_bytes = 4 << 20,
-                                   .max_pool_bytes = 16 << 20,
-                                   .max_cached_bytes = 64 << 20,
-                                   .max_cached_count = 64},
+                   .peer_memory = {.pool_bytes = 4 << 20, .max_pool_bytes = 16 << 20},
                    .silence_ns = TL_NS_PER_SEC,
                    .connect_ns = 5 * TL_NS_PER_SEC,
                    .cancel_ns = TL_NS_PER_SEC},
@@ -98,9 +96,15 @@ static struct engine_side *other(struct engine_side *side)
 
 enum tl_status engine_side_try_create_conn(struct engine_side *side, struct tl_error *ret_error)
 {
+    struct tl_memory *memory;
     TL_CHECK(side->conn == NULL);
-    return tl_conn_create(side->engine, &other(side)->self, side->self.incarnation, side == side->pair->left, &events,
-                          side, &side->conn, ret_error);
+    enum tl_status status = made_memory(side->engine, &memory, ret_error);
+    if (status != TL_OK) return status;
+    fake_is_reactor = true;
+    status = tl_conn_create(side->engine, memory, &other(side)->self, side->self.incarnation, side == side->pair->left,
+                            &events, side, &side->conn, ret_error);
+    fake_is_reactor = false;
+    return status;
 }
 
 void engine_side_create_conn(struct engine_side *side)
@@ -200,7 +204,10 @@ bool engine_side_round(struct engine_side *side)
 {
     if (side->is_silent) return false;
     if (side->engine == NULL) return side->provider->ops->poll(side->provider) > 0;
-    return tl_reactor_run_once(side->reactor, 0);
+    fake_is_reactor = true;
+    bool did_work = tl_reactor_run_once(side->reactor, 0);
+    fake_is_reactor = false;
+    return did_work;
 }
 
 static bool round_of(struct engine_side *side)
@@ -229,7 +236,7 @@ struct tl_engine_stats engine_side_stats(const struct engine_side *side)
 struct tl_memory_stats engine_side_memory(const struct engine_side *side)
 {
     struct tl_memory_stats stats;
-    tl_memory_get_stats(side->memory, &stats);
+    tl_engine_get_memory_stats(side->engine, &stats);
     return stats;
 }
 

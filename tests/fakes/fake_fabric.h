@@ -28,6 +28,8 @@ struct rule_state {
 struct fake_fabric {
     struct fake_fabric_options options;
     pthread_mutex_t mutex;
+    pthread_cond_t regions_go; /* are_regions_held has become false */
+    bool are_regions_held;
     struct tl_list providers; /* of struct fake_provider */
     struct tl_list pairs;     /* of struct fake_pair: all, in the order of their creation */
     struct tl_list late;      /* of struct fake_operation: cancelled, but on their way */

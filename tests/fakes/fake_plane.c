@@ -49,6 +49,7 @@ static void adjust(void *context, struct tl_plane_options *options)
     const struct fake_plane *plane = ((struct fake_card *)context)->plane;
     options->memory.pool_bytes = 4 << 20;
     options->memory.max_pool_bytes = plane->pool_bytes > 0 ? plane->pool_bytes : 64 << 20;
+    options->engine.peer_memory.max_pool_bytes = options->memory.max_pool_bytes;
     options->engine.register_bytes = 64 << 10;
     options->engine.silence_ns = plane->silence_ns > 0 ? plane->silence_ns : PATIENCE_NS;
     options->engine.cancel_ns = plane->cancel_ns > 0 ? plane->cancel_ns : PATIENCE_NS;

@@ -58,6 +58,7 @@ struct fake_fabric *fake_fabric_create(const struct fake_fabric_options *options
     fabric->random = fabric->options.seed;
     fabric->next_number = 1;
     TL_CHECK(pthread_mutex_init(&fabric->mutex, NULL) == 0);
+    TL_CHECK(pthread_cond_init(&fabric->regions_go, NULL) == 0);
     tl_list_init(&fabric->providers);
     tl_list_init(&fabric->pairs);
     tl_list_init(&fabric->late);
@@ -75,6 +76,7 @@ void fake_fabric_destroy(struct fake_fabric *fabric)
     TL_CHECK(tl_list_is_empty(&fabric->providers) && tl_list_is_empty(&fabric->pairs));
     while (fake_fabric_land_late(fabric)) {
     }
+    TL_CHECK(pthread_cond_destroy(&fabric->regions_go) == 0);
     TL_CHECK(pthread_mutex_destroy(&fabric->mutex) == 0);
     free(fabric->writes);
     free(fabric);
@@ -275,6 +277,21 @@ static void provider_disarm(struct tl_provider *base)
 
 /* ------------------------------------------------------------------------------------------------------- regions -- */
 
+_Thread_local bool fake_is_reactor;
+
+void fake_fabric_hold_regions(struct fake_fabric *fabric, bool are_held)
+{
+    lock(fabric);
+    fabric->are_regions_held = are_held;
+    if (!are_held) TL_CHECK(pthread_cond_broadcast(&fabric->regions_go) == 0);
+    unlock(fabric);
+}
+
+static void count_reactor(struct fake_provider *provider, uint64_t len_bytes)
+{
+    if (fake_is_reactor && len_bytes > FAKE_PROBE_BYTES) provider->counters.reactor_regions++;
+}
+
 static enum tl_status provider_region_create(struct tl_provider *base, void *address, uint64_t len_bytes,
                                              enum tl_region_access access, struct tl_region **ret_region,
                                              struct tl_error *ret_error)
@@ -284,6 +301,8 @@ static enum tl_status provider_region_create(struct tl_provider *base, void *add
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: no memory to register", base->name);
     }
     lock(provider->fabric);
+    while (provider->fabric->are_regions_held && len_bytes > FAKE_PROBE_BYTES)
+        TL_CHECK(pthread_cond_wait(&provider->fabric->regions_go, &provider->fabric->mutex) == 0);
     bool is_gone = provider->is_gone;
     bool fails = fake_call_fails(provider->fabric, FAKE_REGION_FAILURE, base, NULL);
     if (!is_gone && !fails) {
@@ -294,6 +313,7 @@ static enum tl_status provider_region_create(struct tl_provider *base, void *add
         tl_list_push_back(&provider->regions, &region->link);
         provider->counters.regions++;
         provider->counters.regions_out++;
+        count_reactor(provider, len_bytes);
         *ret_region = &region->base;
     }
     unlock(provider->fabric);
@@ -310,6 +330,7 @@ static void region_destroy(struct tl_region *base)
     TL_CHECK(region->use_count == 0);
     tl_list_remove(&region->link);
     provider->counters.regions_out--;
+    count_reactor(provider, base->len_bytes);
     unlock(provider->fabric);
     free(region);
 }

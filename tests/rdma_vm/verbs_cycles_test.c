@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "dataplane/engine.h"
 #include "dataplane/verbs_internal.h"
+#include "tests/fakes/made_memory.h"
 
 #define TEXT_BYTES 512
 
@@ -90,8 +91,10 @@ static void connect_ends(void)
     for (unsigned i = 0; i < 2; i++) {
         struct tl_identity peer = {.source = TL_IDENTITY_CLAIMED, .name = "the other", .incarnation = 1 - i + 1};
         ends[i].up = ends[i].closed = 0;
-        ck_assert_msg(tl_conn_create(ends[i].engine, &peer, i + 1, i == 0, &conn_events, &ends[i], &ends[i].conn,
-                                     &error) == TL_OK,
+        struct tl_memory *memory;
+        ck_assert_msg(made_memory(ends[i].engine, &memory, &error) == TL_OK, "%s", error.message);
+        ck_assert_msg(tl_conn_create(ends[i].engine, memory, &peer, i + 1, i == 0, &conn_events, &ends[i],
+                                     &ends[i].conn, &error) == TL_OK,
                       "%s", error.message);
         lengths[i] = tl_conn_introduce(ends[i].conn, introductions[i]);
     }

@@ -240,7 +240,8 @@ START_TEST(device_gone)
     engine_pair_run(&pair);
     ck_assert_uint_eq(pair.left->closed_count, 1);
     ck_assert_int_eq(pair.left->reason.code, TL_UNAVAILABLE);
-    ck_assert_int_ne(tl_conn_create(pair.left->engine, &pair.right->self, 1, true, NULL, NULL, &conn, NULL), TL_OK);
+    ck_assert_int_ne(tl_conn_create(pair.left->engine, NULL, &pair.right->self, 1, true, NULL, NULL, &conn, NULL),
+                     TL_OK);
     for (unsigned i = 0; i < 8; i++) {
         fake_clock_advance(options.engine.silence_ns / 4);
         engine_pair_run(&pair);

@@ -433,7 +433,8 @@ END_TEST
 static void expect_create_fails(enum tl_status code)
 {
     struct tl_conn *conn = NULL;
-    ck_assert_int_eq(tl_conn_create(pair.left->engine, &pair.right->self, 1, true, NULL, NULL, &conn, &error), code);
+    ck_assert_int_eq(tl_conn_create(pair.left->engine, NULL, &pair.right->self, 1, true, NULL, NULL, &conn, &error),
+                     code);
     ck_assert_int_eq(error.code, code);
     ck_assert_ptr_null(conn);
     engine_pair_close(&pair);

@@ -325,6 +325,16 @@ END_TEST
 /* --------------------------------------------------------------------------------------------------------- growing --
  */
 
+/* But for the probe of a greeting. */
+static void expect_no_region_of_the_reactor(void)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        struct fake_counters counters;
+        fake_provider_get_counters(pair.sides[i].provider, &counters);
+        ck_assert_uint_eq(counters.reactor_regions, 0);
+    }
+}
+
 /* A region is made by the slow worker: the reactor's round leaves a request that waits. */
 START_TEST(the_reactor_makes_no_region)
 {
@@ -341,6 +351,75 @@ START_TEST(the_reactor_makes_no_region)
     expect_done(0, 5000, TL_PATH_ZERO_COPY);
     ck_assert_uint_eq(engine_side_memory(asker).pool_regions, 2);
     release();
+    expect_no_region_of_the_reactor();
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Nor does it make or destroy the pool of a peer. */
+START_TEST(the_reactor_makes_no_pool_of_a_peer)
+{
+    const struct tl_error reason = {.code = TL_UNAVAILABLE, .message = "the test says so"};
+    options.engine.keys = TL_KEYS_REGION;
+    open_pair();
+    ck_assert_ptr_ne(asker->conn->memory, asker->memory);
+    exchange_once(5000);
+    for (unsigned i = 0; i < 3; i++) {
+        tl_conn_close(asker->conn, &reason);
+        tl_conn_close(owner->conn, &reason);
+        engine_pair_run(&pair);
+        engine_pair_connect(&pair);
+        engine_pair_run(&pair);
+        ck_assert_uint_eq(asker->up_count, i + 2);
+    }
+    expect_no_region_of_the_reactor();
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Under keys of regions a peer cannot be let write elsewhere: nothing is registered in vain, and what the peers' pools
+ * do is counted. */
+START_TEST(destinations_outside_of_the_pool_of_a_peer)
+{
+    enum { SIZE_BYTES = 200000 };
+    options.engine.keys = TL_KEYS_REGION;
+    open_pair();
+    uint64_t pool_bytes = options.memory.pool_bytes + options.engine.peer_memory.pool_bytes;
+    ck_assert_uint_eq(engine_side_memory(asker).pool_bytes, pool_bytes);
+    for (unsigned i = 0; i < 2; i++) {
+        engine_side_send(owner, "key", i, engine_pool_bytes(owner, SIZE_BYTES, i));
+        ask_for(i, true);
+        if (i == 1) {
+            (void)engine_side_round(asker);
+            ck_assert_uint_eq(asker->conn->held_count, 0);
+            ck_assert_uint_ge(engine_side_memory(asker).pool_used_bytes, SIZE_BYTES);
+        }
+        engine_pair_run(&pair);
+        expect_done(i, SIZE_BYTES, TL_PATH_BOUNCE);
+    }
+    ck_assert_uint_eq(engine_side_memory(asker).registrations, 0);
+    engine_side_send(owner, "key", 2, engine_pool_bytes(owner, SIZE_BYTES, 2));
+    ask_for(2, false);
+    engine_pair_run(&pair);
+    expect_done(2, SIZE_BYTES, TL_PATH_ZERO_COPY);
+    expect_no_region_of_the_reactor();
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* It is told what to raise. */
+START_TEST(what_never_fits_into_the_pool_of_a_peer)
+{
+    options.engine.keys = TL_KEYS_REGION;
+    options.engine.peer_memory.max_pool_bytes = options.engine.peer_memory.pool_bytes;
+    open_pair();
+    engine_side_send(owner, "key", 0, engine_bytes(5 << 20, 0));
+    ask_for(0, true);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(asks[0].result.code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(asks[0].result.message, "verbs.max_pool"));
+    ck_assert_ptr_null(strstr(asks[0].result.message, "verbs.cached"));
+    engine_ask_fini(&asks[0]);
     engine_pair_close(&pair);
 }
 END_TEST
@@ -406,6 +485,9 @@ int main(void)
     tcase_add_loop_test(tcase, the_connection_ends_meanwhile, 0, 4);
     tcase_add_test(tcase, what_never_fits);
     tcase_add_test(tcase, the_reactor_makes_no_region);
+    tcase_add_test(tcase, the_reactor_makes_no_pool_of_a_peer);
+    tcase_add_test(tcase, destinations_outside_of_the_pool_of_a_peer);
+    tcase_add_test(tcase, what_never_fits_into_the_pool_of_a_peer);
     tcase_add_test(tcase, no_more_regions);
     tcase_add_test(tcase, forced_copies_through_a_small_pool);
     suite_add_tcase(suite, tcase);

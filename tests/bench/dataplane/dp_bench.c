@@ -30,6 +30,7 @@
 #include "base/error.h"
 #include "dataplane/engine.h"
 #include "dataplane/verbs.h"
+#include "tests/fakes/made_memory.h"
 
 #define SERVER_INCARNATION 11
 #define CLIENT_INCARNATION 22
@@ -133,7 +134,9 @@ static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnatio
     }
     struct tl_identity peer = {.source = TL_IDENTITY_CLAIMED, .incarnation = peer_incarnation};
     snprintf(peer.name, sizeof(peer.name), "%s", is_opener ? "the server" : "the client");
-    if (tl_conn_create(side->engine, &peer, self, is_opener, &conn_events, side, &side->conn, &error) != TL_OK) {
+    struct tl_memory *made;
+    if (made_memory(side->engine, &made, &error) != TL_OK) die("memory of the peer", &error);
+    if (tl_conn_create(side->engine, made, &peer, self, is_opener, &conn_events, side, &side->conn, &error) != TL_OK) {
         die("connection", &error);
     }
 }
