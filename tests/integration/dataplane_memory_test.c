@@ -4,8 +4,10 @@
  * receives, once with threads and once driven by its caller (the loop's index).
  */
 #include <check.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "control/client.h"
 #include "fakes/cluster.h"
 #include "fakes/fake_plane.h"
 
@@ -125,6 +127,78 @@ START_TEST(a_worker_closes_while_its_receives_wait)
 }
 END_TEST
 
+/* ------------------------------------------------------------------------------------------------ keys of regions --
+ */
+
+static uint64_t plane_counter(const char *name)
+{
+    struct tl_description description = {0};
+    uint64_t value = UINT64_MAX;
+    char address[64];
+    snprintf(address, sizeof(address), "127.0.0.1:%u", cluster.ports[1]);
+    const struct tl_call_options options = {
+        .address = address, .connect_timeout_ns = CLUSTER_LONG, .rpc_timeout_ns = CLUSTER_LONG};
+    ck_assert_int_eq(tl_client_identify(&options, &description, NULL, &error), TL_OK);
+    for (size_t i = 0; i < description.counter_count; i++)
+        if (strcmp(description.counters[i].name, name) == 0) value = description.counters[i].value;
+    tl_description_fini(&description);
+    return value;
+}
+
+/* A peer writes into its own pool and nowhere else; what a user brings is copied, which is said, and nothing is
+ * registered in vain. */
+START_TEST(a_destination_of_the_user_under_keys_of_regions)
+{
+    cluster_init(&cluster, 2, "\"rdma\": \"require\", \"verbs\": {\"keys\": \"region\", \"pool\": \"4MiB\"}");
+    fake_plane_init(&plane, &cluster);
+    cq = cluster_cq();
+    sent = cluster_cq();
+    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
+    receiver = fake_plane_open(&plane, 1, TL_PROGRESS_THREAD);
+    send_tensor(0);
+    cluster_recv(receiver, 0, "w", 0, cq);
+    tl_tensor_put(expect_one());
+    struct tl_tensor *destination = cluster_tensor(LARGE, 99);
+    struct tl_completion got;
+    send_tensor(1);
+    const struct tl_recv_options recv_options = {.size_bytes = sizeof(recv_options), .destination = destination};
+    enum tl_status status =
+        tl_recv_wait(receiver, cluster_peer(receiver, 0), "w", 1, &recv_options, CLUSTER_LONG, &got, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    ck_assert(cluster_tensor_is(destination, LARGE, 1));
+    ck_assert_int_eq(got.path, TL_PATH_BOUNCE);
+    ck_assert_ptr_nonnull(strstr(got.path_reason, "verbs.keys: region"));
+    tl_tensor_put(got.tensor);
+    tl_tensor_put(destination);
+    ck_assert_uint_eq(plane_counter("data_registrations"), 0);
+    ck_assert_uint_eq(plane_counter("data_pool_bytes"), 8 << 20);
+    teardown();
+}
+END_TEST
+
+/* While the pool of a peer is made, which never ends, tensors travel over gRPC; the connection is given up, and what is
+ * made for it in the end is given back. */
+START_TEST(a_pool_of_a_peer_that_takes_too_long)
+{
+    cluster_init(&cluster, 2, "\"verbs\": {\"keys\": \"region\", \"pool\": \"4MiB\"}");
+    fake_plane_init(&plane, &cluster);
+    plane.attempt_ns = CLUSTER_SECOND / 20;
+    cq = cluster_cq();
+    sent = cluster_cq();
+    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
+    receiver = fake_plane_open(&plane, 1, _i);
+    fake_fabric_hold_regions(plane.fabric, true);
+    for (uint64_t step = 0; step < 3; step++) {
+        send_tensor(step);
+        struct tl_tensor *tensor = cluster_recv_wait(receiver, 0, "w", step);
+        ck_assert(cluster_tensor_is(tensor, LARGE, (unsigned)step));
+        tl_tensor_put(tensor);
+    }
+    fake_fabric_hold_regions(plane.fabric, false);
+    teardown();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("dataplane_memory");
@@ -133,6 +207,8 @@ int main(void)
     tcase_add_loop_test(tcase, receives_wait_until_results_are_released, 0, 2);
     tcase_add_loop_test(tcase, a_deadline_tells_of_the_full_pool, 0, 2);
     tcase_add_loop_test(tcase, a_worker_closes_while_its_receives_wait, 0, 2);
+    tcase_add_test(tcase, a_destination_of_the_user_under_keys_of_regions);
+    tcase_add_loop_test(tcase, a_pool_of_a_peer_that_takes_too_long, 0, 2);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_ENV);
