@@ -19,7 +19,7 @@ LIBRARY.posts_take.restype, LIBRARY.posts_take.argtypes = ctypes.c_long, (ctypes
 LIBRARY.posts_is_redirected.restype = ctypes.c_bool
 CAPACITY = 65536
 # As rdma-core numbers them.
-WRITE, WRITE_WITH_IMMEDIATE, BIND = 0, 1, 8
+WRITE, WRITE_WITH_IMMEDIATE, SEND, BIND = 0, 1, 2, 8
 
 Post = collections.namedtuple("Post", "opcode queue_pair local remote bytes key region_key")
 

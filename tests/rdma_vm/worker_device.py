@@ -40,12 +40,6 @@ def descriptors(pid):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def resources():
-    """Queue pairs, memory regions and completion queues of the device, of all processes."""
-    shown = json.loads(workers.run("rdma", "-j", "res", "show"))
-    return {key: sum(device[key] for device in shown) for key in ("qp", "mr", "cq", "pd")}
-
-
 def push(config, *files):
     """Publishes the files on /job:ps/task:0."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -166,8 +160,8 @@ class Cycles(unittest.TestCase):
                     self.assertEqual("OK", got.status, got)
                     self.assertIn(got.path, OVER_VERBS)
                 if number in (1, CYCLES + 1):
-                    workers.wait_until(lambda: resources()["qp"] <= (counts or [resources()])[0]["qp"], "they end")
-                    counts.append(resources() |
+                    workers.wait_until(lambda: workers.resources()["qp"] <= (counts or [workers.resources()])[0]["qp"], "they end")
+                    counts.append(workers.resources() |
                                   {"server": descriptors(server.process.pid), "own": descriptors("self")})
             self.assertEqual(*counts)
 

@@ -24,6 +24,7 @@ LONG_BYTES = 6 * MIB
 LONGER_BYTES = 16 * MIB
 SLOW = "tbf rate 90mbit burst 64kb limit 4mb"
 CANCELS = 2
+TENSORS = 50
 SIZES = (600001, 3 * MIB + 5)
 LIE_BYTES = MIB
 REFUSED = "a key that it may not use|the key was revoked, or never given"
@@ -171,6 +172,24 @@ class Posted(unittest.TestCase):
         for keys in ("window", "region"):
             with self.subTest(keys):
                 self.exchange(keys, False)
+
+    def test_one_message_and_one_write(self):
+        """Per tensor whose meta-data is known; now and then a message gives slots back."""
+        config = cluster("window", piece="1MiB")
+        with Worker(config, "ps") as there, Worker(config, "worker") as here:
+            peer = here.peer(PEER)
+            there.publish("x", Tensor(random.randbytes(MIB)))
+            for count in (2, TENSORS):
+                regions = workers.resources()["mr"]
+                posts.begin()
+                for _ in range(count):
+                    done = here.receive(peer, "x", is_verified=False)
+                    self.assertEqual(("OK", "zero-copy"), (done.status, done.path), done)
+                found = posts.take()
+            self.assertEqual(TENSORS, len(posts.writes(found)))
+            message_count = sum(post.opcode == posts.SEND for post in found)
+            self.assertIn(message_count, range(TENSORS, TENSORS + TENSORS // 10))
+            self.assertEqual(regions, workers.resources()["mr"])
 
     def test_into_memory_of_the_user(self):
         self.exchange("window", True)

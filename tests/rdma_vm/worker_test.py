@@ -28,7 +28,7 @@ class WorkerTest(guest_support.GuestTest):
         self.run_scenarios("worker_wire.py", "veth", 20)
 
     def test_memory(self):
-        self.run_scenarios("worker_memory.py", "veth", 10)
+        self.run_scenarios("worker_memory.py", "veth", 11)
 
     def test_hosts(self):
         self.run_scenarios("worker_hosts.py", "two-guests", 3, "--memory", "768", "--peer",

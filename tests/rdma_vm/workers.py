@@ -208,10 +208,10 @@ class Worker:
              ctypes.byref(op))
         return op.value
 
-    def ask(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC):
+    def ask(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC, is_verified=True):
         """Begins to receive; see wait."""
         op = ctypes.c_uint64()
-        options = Receiving(ctypes.sizeof(Receiving), destination.handle if destination else None, True)
+        options = Receiving(ctypes.sizeof(Receiving), destination.handle if destination else None, is_verified)
         call("tl_recv", self.handle, peer, key.encode(), step, ctypes.byref(options), int(timeout_sec * SECOND),
              self.queue, None, ctypes.byref(op))
         return op.value
@@ -241,8 +241,8 @@ class Worker:
         """Whether nothing completes for so long."""
         return LIBRARY.tl_cq_wait(self.queue, ctypes.byref(Completion()), 1, int(timeout_sec * SECOND)) == 0
 
-    def receive(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC):
-        op = self.ask(peer, key, step, destination, timeout_sec)
+    def receive(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC, is_verified=True):
+        op = self.ask(peer, key, step, destination, timeout_sec, is_verified)
         return self.wait(1)[op]
 
 
@@ -317,6 +317,12 @@ def logged():
 def run(*command):
     """Runs a command that must succeed; what it writes."""
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_SEC).stdout
+
+
+def resources():
+    """Queue pairs, memory regions and completion queues of the devices, of all processes."""
+    shown = json.loads(run("rdma", "-j", "res", "show"))
+    return {key: sum(device[key] for device in shown) for key in ("qp", "mr", "cq", "pd")}
 
 
 def pull(config, task, output, *arguments):
