@@ -28,7 +28,7 @@ def cluster(rdma):
     """timeout: the card would give up much later than we do."""
     return {"cluster": {"ps": ["10.8.0.2:4000"], "worker": ["10.8.0.1:4001"]}, "protocol": "grpc+verbs", "rdma": rdma,
             "verbs": {"piece": "128KiB", "silence": "1s", "timeout": 19},
-            "timeouts": {"keepalive": "1s", "keepalive_answer": "2s", "drain": "1s"}}
+            "timeouts": {"keepalive": "1s", "keepalive_answer": "5s", "drain": "1s"}}
 
 
 def serve():

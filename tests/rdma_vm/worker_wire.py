@@ -189,7 +189,8 @@ class Prefer(unittest.TestCase):
         with workers.logged() as log:
             self.ps.signal(signal.SIGSTOP)
             asked = self.ask_all()
-            reason = rf'level=warn msg="no data path" peer={PEER}.* reason="[^"]+"'
+            # The link of the control plane may be lost first, and the data path with it.
+            reason = rf'level=warn msg="(?:no data path|peer lost)" peer={PEER}.* reason="[^"]+"'
             workers.wait_until(lambda: re.search(reason, log()), "a peer that stands still is reported")
             self.assert_good(self.receive_all(self.bystander))
             self.ps.signal(signal.SIGCONT)
