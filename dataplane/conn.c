@@ -542,7 +542,8 @@ enum tl_status tl_conn_connect(struct tl_conn *conn, const uint8_t *bytes, uint3
 {
     /* The card may have broken the queue pair since it was introduced. */
     if (conn->state != CONN_NEW) {
-        return tl_error_set(ret_error, TL_UNAVAILABLE, "the connection has ended before the peer has introduced itself");
+        return tl_error_set(ret_error, TL_UNAVAILABLE,
+                            "the connection has ended before the peer has introduced itself");
     }
     struct tl_introduction pair;
     enum tl_status status = greeting_introduced(conn, bytes, len_bytes, &pair, ret_error);

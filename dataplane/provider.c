@@ -3,6 +3,7 @@
 #include "dataplane/provider.h"
 
 #include "base/error.h"
+#include "base/log.h"
 
 static enum tl_status not_supported(const struct tl_provider *provider, const char *what, struct tl_error *ret_error)
 {
@@ -37,6 +38,15 @@ enum tl_status tl_queue_pair_expose(struct tl_queue_pair *pair, struct tl_region
 {
     if (pair->ops->expose == NULL) return not_supported(pair->provider, "writes of its peer", ret_error);
     return pair->ops->expose(pair, region, address, len_bytes, exposure, ret_error);
+}
+
+void tl_provider_fail(struct tl_provider *provider, const struct tl_error *reason)
+{
+    if (provider->failure.code != TL_OK) return;
+    (void)tl_error_set(&provider->failure, TL_UNAVAILABLE, "%s; start the worker anew to use it again",
+                       reason->message);
+    TL_LOG_AT_ERROR("data plane lost", TL_STR("device", provider->name), TL_STR("reason", reason->message),
+                    TL_STR("remedy", "start the worker anew"));
 }
 
 bool tl_provider_arm(struct tl_provider *provider)

@@ -167,9 +167,10 @@ struct tl_provider_ops {
 struct tl_provider {
     const struct tl_provider_ops *ops;
     struct tl_provider_limits limits;
-    int fd;           /* to sleep on, after arm; -1: never sleeps */
-    char name[64];    /* of the device: "mlx5_0:1" */
-    char reason[256]; /* why this device, port and GID */
+    int fd;                  /* to sleep on, after arm; -1: never sleeps */
+    char name[64];           /* of the device: "mlx5_0:1" */
+    char reason[256];        /* why this device, port and GID */
+    struct tl_error failure; /* code TL_OK: it works. Else it is broken for good: why, and what to do. The reactor's */
 };
 
 /* The first member of every provider's own struct. */
@@ -199,6 +200,9 @@ enum tl_status tl_queue_pair_create(struct tl_provider *provider, const struct t
 enum tl_status tl_queue_pair_expose(struct tl_queue_pair *pair, struct tl_region *region, void *address,
                                     uint64_t len_bytes, struct tl_exposure *exposure,
                                     struct tl_error *ret_error) TL_MUST_USE;
+/* Called by a provider when its device has failed as a whole: sets `failure` to the reason with the remedy, and logs
+ * it, once. */
+void tl_provider_fail(struct tl_provider *provider, const struct tl_error *reason);
 bool tl_provider_arm(struct tl_provider *provider);
 void tl_provider_disarm(struct tl_provider *provider);
 void tl_queue_pair_ring(struct tl_queue_pair *pair);

@@ -7,7 +7,7 @@
  * probes a candidate (dataplane/probe.h) and sees no write arrive opens the next.
  *
  * Nothing that a card or a peer does ends the process: it breaks queue pairs, with a reason in plain words. A card that
- * fails as a whole breaks all of them; the provider then refuses new ones, and has to be closed and opened again.
+ * fails as a whole breaks all of them; the provider then refuses new ones until it is closed, with the worker.
  */
 #ifndef DATAPLANE_VERBS_H
 #define DATAPLANE_VERBS_H

@@ -152,7 +152,7 @@ void verbs_device_die(struct verbs_device *device, const struct tl_error *reason
 {
     if (device->is_dead) return;
     device->is_dead = true;
-    device->death = *reason;
+    tl_provider_fail(&device->base, reason);
     verbs_device_break_all(device, true, reason);
 }
 

@@ -90,8 +90,7 @@ static void handle(struct verbs_device *device, const struct ibv_async_event *ev
         handle_port(device, event);
         break;
     case IBV_EVENT_CQ_ERR:
-        tl_error_set(&reason, TL_UNAVAILABLE, "%s: the completion queue has failed; the device must be opened again",
-                     device->base.name);
+        tl_error_set(&reason, TL_UNAVAILABLE, "%s: the completion queue has failed", device->base.name);
         verbs_device_die(device, &reason);
         break;
     case IBV_EVENT_DEVICE_FATAL:

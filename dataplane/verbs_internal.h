@@ -147,8 +147,7 @@ struct verbs_device {
     uint32_t queue_depth;
     enum tl_keys keys;
 
-    bool is_dead; /* no queue pair can be made any more */
-    struct tl_error death;
+    bool is_dead; /* no queue pair can be made any more; base.failure says why */
 
     struct verbs_place *places; /* [base.limits.max_queue_pairs] */
     uint32_t pair_count;

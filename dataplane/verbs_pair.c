@@ -112,7 +112,7 @@ static enum tl_status check_options(const struct verbs_device *device, const str
                                     struct tl_error *ret_error)
 {
     TL_CHECK(options->slot_count > 0 && options->work_count > 0);
-    if (device->is_dead) return tl_error_copy(ret_error, &device->death);
+    if (device->is_dead) return tl_error_copy(ret_error, &device->base.failure);
     if (options->keys == TL_KEYS_REGION && device->keys != TL_KEYS_REGION) {
         return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s was opened for keys of windows only", device->base.name);
     }

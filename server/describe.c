@@ -115,16 +115,19 @@ static enum tl_status describe_transports(const struct tl_worker *worker, struct
                                           struct tl_error *ret_error)
 {
     enum { TRANSPORTS = 3 };
-    const struct tl_plane *plane = worker->plane;
+    struct tl_plane *plane = worker->plane;
+    struct tl_error failure;
     description->transports = calloc(TRANSPORTS, sizeof(*description->transports));
     if (description->transports == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for transports");
     }
-    const char *grpc = plane == NULL ? "in use for all peers" : "in use where there is no data path";
+    bool is_lost = plane != NULL && tl_plane_has_failed(plane, &failure);
+    bool works = plane != NULL && !is_lost;
+    const char *verbs = is_lost ? failure.message : plane != NULL ? plane->describes_device : worker->plane_reason;
+    const char *grpc = works ? "in use where there is no data path" : "in use for all peers";
     enum tl_status status = add_transport(description, "grpc", true, grpc, ret_error);
     if (status != TL_OK) return status;
-    status = add_transport(description, plane != NULL ? plane->provider->ops->name : "verbs", plane != NULL,
-                           plane != NULL ? plane->describes_device : worker->plane_reason, ret_error);
+    status = add_transport(description, plane != NULL ? plane->provider->ops->name : "verbs", works, verbs, ret_error);
     if (status != TL_OK) return status;
     return add_transport(description, "local", false, "this version has no shared-memory data plane", ret_error);
 }

@@ -163,42 +163,64 @@ void tl_plane_destroy(struct tl_plane *plane)
 
 /* ---------------------------------------------------------------------------------------------------- asking it -- */
 
-struct stats_query {
+struct query {
     struct tl_letter letter;
     const struct tl_plane *plane;
     struct tl_engine_stats *stats;
+    struct tl_error *failure;
     pthread_mutex_t mutex;
     pthread_cond_t answered;
     bool is_answered;
 };
 
-static void answer_stats(struct tl_letter *letter)
+static void answer(const struct query *query)
 {
-    struct stats_query *query = TL_CONTAINER_OF(letter, struct stats_query, letter);
-    tl_engine_get_stats(query->plane->engine, query->stats);
+    if (query->stats != NULL) tl_engine_get_stats(query->plane->engine, query->stats);
+    if (query->failure != NULL) *query->failure = query->plane->provider->failure;
+}
+
+/* The reactor's. */
+static void query_came(struct tl_letter *letter)
+{
+    struct query *query = TL_CONTAINER_OF(letter, struct query, letter);
+    answer(query);
     pthread_mutex_lock(&query->mutex);
     query->is_answered = true;
     pthread_cond_signal(&query->answered);
     pthread_mutex_unlock(&query->mutex);
 }
 
-void tl_plane_get_stats(struct tl_plane *plane, struct tl_engine_stats *ret_engine, struct tl_memory_stats *ret_memory)
+static void ask(struct tl_plane *plane, struct query *query)
 {
-    tl_engine_get_memory_stats(plane->engine, ret_memory);
+    query->plane = plane;
     if (!plane->has_thread) {
-        tl_engine_get_stats(plane->engine, ret_engine);
+        answer(query);
         return;
     }
-    struct stats_query query = {.letter.deliver = answer_stats, .plane = plane, .stats = ret_engine};
-    pthread_mutex_init(&query.mutex, NULL);
-    pthread_cond_init(&query.answered, NULL);
-    tl_plane_post(plane, &query.letter);
-    pthread_mutex_lock(&query.mutex);
-    while (!query.is_answered)
-        pthread_cond_wait(&query.answered, &query.mutex);
-    pthread_mutex_unlock(&query.mutex);
-    pthread_cond_destroy(&query.answered);
-    pthread_mutex_destroy(&query.mutex);
+    query->letter.deliver = query_came;
+    pthread_mutex_init(&query->mutex, NULL);
+    pthread_cond_init(&query->answered, NULL);
+    tl_plane_post(plane, &query->letter);
+    pthread_mutex_lock(&query->mutex);
+    while (!query->is_answered)
+        pthread_cond_wait(&query->answered, &query->mutex);
+    pthread_mutex_unlock(&query->mutex);
+    pthread_cond_destroy(&query->answered);
+    pthread_mutex_destroy(&query->mutex);
+}
+
+void tl_plane_get_stats(struct tl_plane *plane, struct tl_engine_stats *ret_engine, struct tl_memory_stats *ret_memory)
+{
+    struct query query = {.stats = ret_engine};
+    tl_engine_get_memory_stats(plane->engine, ret_memory);
+    ask(plane, &query);
+}
+
+bool tl_plane_has_failed(struct tl_plane *plane, struct tl_error *ret_why)
+{
+    struct query query = {.failure = ret_why};
+    ask(plane, &query);
+    return ret_why->code != TL_OK;
 }
 
 enum tl_status tl_plane_copy(struct tl_plane *plane, struct tl_tensor *tensor, struct tl_tensor **ret_copy,

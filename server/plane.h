@@ -92,6 +92,9 @@ static inline void tl_plane_post(struct tl_plane *plane, struct tl_letter *lette
 /* Counters as they are now; waits for the reactor's owner to read them. Blocks: for one round of his. */
 void tl_plane_get_stats(struct tl_plane *plane, struct tl_engine_stats *ret_engine, struct tl_memory_stats *ret_memory);
 
+/* Why the card does not work any more, and what to do; false: it does. Blocks: as above. */
+bool tl_plane_has_failed(struct tl_plane *plane, struct tl_error *ret_why);
+
 /* Tells in the description what the worker's data plane works with, or what it lacks; nothing where none is wanted. The
  * transports have been described. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_plane_describe(const struct tl_worker *worker, struct tl_description *description,

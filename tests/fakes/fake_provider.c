@@ -231,17 +231,24 @@ static void tell(struct fake_provider *provider, struct fake_event *event)
     free(event);
 }
 
+static void tell_gone(struct fake_provider *provider)
+{
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s: the device is gone", provider->base.name);
+    tl_provider_fail(&provider->base, &reason);
+}
+
 static unsigned provider_poll(struct tl_provider *base)
 {
     struct fake_provider *provider = as_provider(base);
     TL_CHECK(!provider->is_polling);
     provider->is_polling = true;
     bool did_move = false;
-    if (!provider->fabric->options.is_manual) {
-        lock(provider->fabric);
-        did_move = fake_carry_some(provider);
-        unlock(provider->fabric);
-    }
+    lock(provider->fabric);
+    if (!provider->fabric->options.is_manual) did_move = fake_carry_some(provider);
+    bool is_gone = provider->is_gone;
+    unlock(provider->fabric);
+    if (is_gone) tell_gone(provider);
     unsigned count = 0;
     struct fake_event *event;
     while (count < provider->fabric->options.poll_batch && (event = take_event(provider)) != NULL) {
@@ -366,7 +373,8 @@ static enum tl_status pair_create(struct tl_provider *base, const struct tl_queu
     enum tl_status status = TL_OK;
     lock(provider->fabric);
     if (provider->is_gone) {
-        status = tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the device is gone", base->name);
+        tell_gone(provider);
+        status = tl_error_copy(ret_error, &base->failure);
     } else if (fake_call_fails(provider->fabric, FAKE_CREATE_FAILURE, base, NULL) ||
                provider->counters.queue_pairs >= base->limits.max_queue_pairs) {
         status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no queue pair is left", base->name);

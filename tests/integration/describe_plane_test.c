@@ -155,6 +155,31 @@ START_TEST(latency_and_rate_of_a_pair)
 }
 END_TEST
 
+/* It was taken out, or it has failed as a whole. */
+START_TEST(a_card_that_is_lost)
+{
+    prepare(_i == 0 ? "\"connect\": \"eager\"" : "\"rdma\": \"require\", \"connect\": \"eager\"");
+    struct tl_worker *other = fake_plane_open(&plane, 1, TL_PROGRESS_THREAD);
+    identify();
+    ck_assert(transport("fake")->is_available);
+    CLUSTER_UNTIL(strcmp(cluster_peer_info(other, 0).transport, "fake") == 0);
+    fake_provider_remove(plane.cards[0].provider);
+    CLUSTER_UNTIL(strcmp(cluster_peer_info(other, 0).transport, "fake") != 0);
+    tl_description_fini(&description);
+    ask();
+    ck_assert(!transport("fake")->is_available);
+    const char *reason = transport("fake")->reason;
+    ck_assert_msg(strcmp(reason, "card0: the device is gone; start the worker anew to use it again") == 0, "%s",
+                  reason);
+    ck_assert_str_eq(transport("grpc")->reason, "in use for all peers");
+    cluster_close(&cluster, 0);
+    tl_description_fini(&description);
+    identify();
+    ck_assert(transport("fake")->is_available);
+    teardown();
+}
+END_TEST
+
 START_TEST(no_card)
 {
     prepare(NULL);
@@ -278,6 +303,7 @@ int main(void)
     tcase_add_test(tcase, a_card);
     tcase_add_test(tcase, a_card_that_nothing_is_known_of);
     tcase_add_test(tcase, latency_and_rate_of_a_pair);
+    tcase_add_loop_test(tcase, a_card_that_is_lost, 0, 2);
     tcase_add_test(tcase, no_card);
     tcase_add_loop_test(tcase, a_card_that_was_not_the_first, 0, 2);
     tcase_add_loop_test(tcase, no_card_that_works, 0, 2);
