@@ -20,7 +20,7 @@ CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.1:4002"], "worker": ["1
            "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "5s"},
            # For guests of a busy machine. timeout: rxe binds windows anew when it sends packets again, which fails
            # since they are bound.
-           "verbs": {"timeout": 19, "piece": "1MiB", "silence": "3s", "pool": "4MiB"}}
+           "verbs": {"timeout": 22, "piece": "1MiB", "silence": "10s", "pool": "4MiB"}}
 RECEIVE_COUNT = 10000
 UNDER_WAY = 200
 STEPS = 60
