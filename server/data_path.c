@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "server/reason.h"
+#include "base/reason.h"
 #include "server/session.h"
 #include "server/worker_internal.h"
 
@@ -48,9 +48,10 @@ static void tell_refusal(struct tl_link *link, const char *transport, uint64_t a
 
 static void log_change(struct tl_data_path *path)
 {
-    if (path->logged == path->reason || path->name[0] == '\0') return;
+    if (path->name[0] == '\0' || (path->has_logged && tl_reason_is_same(path->logged, path->reason))) return;
     const struct tl_plane *plane = path->worker->plane;
-    path->logged = path->reason;
+    path->has_logged = true;
+    memcpy(path->logged, path->reason, sizeof(path->logged));
     if (path->state == TL_DATA_PATH_UP) {
         TL_LOG_AT_INFO("data path up", TL_STR("peer", path->name), TL_STR("transport", transport_of(path->worker)),
                        TL_STR("device", plane->provider->name));
@@ -65,12 +66,11 @@ static void log_change(struct tl_data_path *path)
 
 __attribute__((format(printf, 2, 3))) static void set_reason(struct tl_data_path *path, const char *format, ...)
 {
-    char text[TL_ERROR_MESSAGE_BYTES];
     va_list args;
     va_start(args, format);
-    vsnprintf(text, sizeof(text), format, args);
+    vsnprintf(path->reason, sizeof(path->reason), format, args);
     va_end(args);
-    path->reason = tl_reason(text);
+    path->lasting_reason = tl_reason(path->reason);
 }
 
 static void arm(struct tl_data_path *path, int64_t after_ns)
@@ -156,7 +156,7 @@ static void timer_fired(struct tl_timer *timer)
     if (path->state == TL_DATA_PATH_BACK_OFF && path->worker->is_closing) {
         /* The data plane may have ended already. */
         path->state = TL_DATA_PATH_REFUSED;
-        path->reason = tl_reason("this worker is shutting down");
+        set_reason(path, "this worker is shutting down");
     } else if (path->state == TL_DATA_PATH_BACK_OFF) {
         offer(path);
     } else if (path->state == TL_DATA_PATH_EXPECTING) {
@@ -185,7 +185,7 @@ static void session_up(void *owner)
     disarm(path);
     path->state = TL_DATA_PATH_UP;
     path->failure_count = 0;
-    path->reason = tl_reason("");
+    set_reason(path, "%s", "");
     log_change(path);
     path->events->changed(path->owner);
 }
@@ -293,7 +293,7 @@ void tl_data_path_init(struct tl_data_path *path, struct tl_worker *worker, cons
 {
     *path = (struct tl_data_path){.worker = worker, .name = name, .events = events, .owner = owner};
     path->timer.fire = timer_fired;
-    path->reason = tl_reason("the peer is not connected");
+    set_reason(path, "the peer is not connected");
 }
 
 void tl_data_path_end(struct tl_data_path *path)
@@ -305,7 +305,7 @@ void tl_data_path_end(struct tl_data_path *path)
     disarm(path);
     path->link = NULL;
     path->state = TL_DATA_PATH_OFF;
-    path->reason = tl_reason("the peer is not connected");
+    set_reason(path, "the peer is not connected");
 }
 
 void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link)
@@ -319,7 +319,7 @@ void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link)
     path->failure_count = 0;
     if (worker->plane == NULL || worker->is_closing) {
         path->state = TL_DATA_PATH_REFUSED;
-        path->reason = worker->plane == NULL ? worker->plane_reason : tl_reason("this worker is shutting down");
+        set_reason(path, "%s", worker->plane == NULL ? worker->plane_reason : "this worker is shutting down");
         if (tl_link_is_ours(link)) tell_refusal(link, transport_of(worker), 0, true, path->reason);
         log_change(path);
     } else if (tl_link_is_ours(link)) {

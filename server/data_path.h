@@ -58,8 +58,10 @@ struct tl_data_path {
     bool is_left;               /* the peer has closed it in order: it restarts, or will be offered one again */
     unsigned failure_count;     /* attempts in a row */
     struct tl_timer timer;      /* end of the attempt, or of the pause */
-    const char *reason;         /* why it cannot be used; "" when UP; lives for ever */
-    const char *logged;         /* the reason that was logged last; NULL: none */
+    char reason[TL_ERROR_MESSAGE_BYTES]; /* why it cannot be used; "" when UP */
+    const char *lasting_reason;          /* the same for completions (base/reason.h) */
+    char logged[TL_ERROR_MESSAGE_BYTES]; /* the reason that was logged last */
+    bool has_logged;
 };
 
 /* What a request should do. */

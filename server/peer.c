@@ -17,7 +17,6 @@
 #include "base/error.h"
 #include "server/peer_internal.h"
 #include "server/plane.h"
-#include "server/reason.h"
 #include "server/session.h"
 
 /* ----------------------------------------------------------------------------------------------------- requests -- */
@@ -35,7 +34,7 @@ static void refused(struct tl_letter *letter)
 static void refuse(struct tl_peer_request *request)
 {
     request->is_refused = true;
-    request->path_reason = request->peer->data.reason;
+    request->path_reason = request->peer->data.lasting_reason;
     request->done_letter.deliver = refused;
     tl_loop_defer(request->peer->worker->loop, &request->done_letter);
 }
@@ -58,7 +57,7 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
         refuse(request);
     } else {
         request->link = link;
-        request->path_reason = peer->data.reason;
+        request->path_reason = peer->data.lasting_reason;
         tl_link_fetch(link, &request->fetch);
     }
     return true;

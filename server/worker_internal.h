@@ -42,8 +42,9 @@ struct tl_worker {
     struct tl_driver driver;
     struct tl_control *control;
     struct tl_plane *plane;   /* NULL: none */
-    const char *plane_reason; /* why there is none; lives for ever */
-    bool is_plane_required;   /* "rdma": "require": nothing travels another way */
+    const char *plane_reason; /* why there is none */
+    struct tl_error plane_error;
+    bool is_plane_required; /* "rdma": "require": nothing travels another way */
     struct tl_rendezvous *table;
     bool is_closing;
 

@@ -21,7 +21,6 @@
 #include "base/random.h"
 #include "server/completion_queue.h"
 #include "server/plane.h"
-#include "server/reason.h"
 #include "server/verbs_settings.h"
 #include "server/worker_internal.h"
 #include "tensor/tensor_file.h"
@@ -166,7 +165,8 @@ static enum tl_status create_plane(struct tl_worker *worker, const struct tl_pla
         tl_error_prefix(&error, "rdma is \"require\" and there is no data plane: ");
         return tl_error_copy(ret_error, &error);
     }
-    worker->plane_reason = tl_reason(error.message);
+    worker->plane_error = error;
+    worker->plane_reason = worker->plane_error.message;
     /* A machine without a card is no news, unless somebody has asked for it. */
     bool is_news = worker->settings.protocol != TL_PROTOCOL_AUTO || status != TL_NOT_FOUND;
     TL_LOG(is_news ? TL_LOG_WARN : TL_LOG_DEBUG, "no data plane, tensors travel over gRPC",
