@@ -10,12 +10,14 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/reason.h"
 #include "base/thread.h"
 #include "dataplane/registrations.h"
 
@@ -36,7 +38,9 @@ struct tl_memory {
     bool is_room_wanted; /* the pool may be able to serve somebody */
     bool is_stopping;
 
-    int64_t next_full_log_ns; /* the slow worker's */
+    /* The slow worker's. */
+    int64_t next_full_log_ns;
+    char logged_refusal[TL_ERROR_MESSAGE_BYTES]; /* of a registration; "": none has been logged */
 };
 
 /* --------------------------------------------------------------------------------------------------- slow worker -- */
@@ -79,6 +83,14 @@ static void set_pin(struct tl_pin *pin, const struct tl_tensor *tensor, struct t
     *pin = set;
 }
 
+/* What cannot be registered is copied; once for each change of the reason. */
+static void log_refusal(struct tl_memory *memory, const struct tl_error *error)
+{
+    if (tl_reason_is_same(error->message, memory->logged_refusal)) return;
+    snprintf(memory->logged_refusal, sizeof(memory->logged_refusal), "%s", error->message);
+    TL_LOG_AT_WARN("memory cannot be registered, its tensors are copied", TL_STR("reason", error->message));
+}
+
 static void carry_out(struct tl_memory *memory, struct tl_registration *registration)
 {
     struct tl_registered *registered;
@@ -88,6 +100,7 @@ static void carry_out(struct tl_memory *memory, struct tl_registration *registra
                                                      &registered, &error);
         if (status != TL_OK) {
             registration->error = error;
+            log_refusal(memory, &error);
             return;
         }
         set_pin(&registration->pin, registration->tensor, tl_registered_region(registered), registered);

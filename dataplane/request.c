@@ -259,6 +259,7 @@ static bool complete(struct request *request, struct tl_error *ret_result)
     if (advance(request, ret_result) != TL_OK) return true;
     if (fetch->received_bytes < request->received_bytes) return false;
     fetch->path = path_of(request);
+    fetch->path_reason = request->proxy != NULL ? request->proxy_reason : "copied by the owner";
     if (tl_fetch_verify(fetch, request->has_checksum, request->checksum, ret_result) == TL_OK) {
         ret_result->code = TL_OK;
         request->conn->engine->stats.tensors_received++;

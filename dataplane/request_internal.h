@@ -54,10 +54,11 @@ struct request {
 
     bool has_meta_data; /* expected; of the cache, then of META_DATA_UPDATE */
     struct tl_meta_cached expected;
-    struct room_wait *room;  /* it waits for that; NULL: it does not */
-    struct tl_tensor *kept;  /* the destination, while it may be exposed; one reference */
-    struct tl_pin pin;       /* of the destination, or of the proxy */
-    struct tl_tensor *proxy; /* in the pool, copied from at the end; NULL: the peer writes the destination itself */
+    struct room_wait *room;   /* it waits for that; NULL: it does not */
+    struct tl_tensor *kept;   /* the destination, while it may be exposed; one reference */
+    struct tl_pin pin;        /* of the destination, or of the proxy */
+    struct tl_tensor *proxy;  /* in the pool, copied from at the end; NULL: the peer writes the destination itself */
+    const char *proxy_reason; /* why there is one; lives for ever */
     struct tl_exposure exposure;
     bool is_exposed; /* until it is certain that nobody writes through the exposure any more */
     uint64_t received_bytes;

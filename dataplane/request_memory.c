@@ -2,15 +2,20 @@
 /*
  * Where the bytes of a request go: into the destination itself, or into a proxy in the pool from which they are copied.
  *
- * Failure modes: memory that cannot be registered is copied through the pool, and the other way round; when the pool is
- * full the request waits for room, before the peer hears of it; what never fits fails. Under TL_KEYS_REGION nothing but
- * the peer's own pool is open to it: everything else is copied.
+ * Failure modes: memory that cannot be registered is copied through the pool, and the other way round; a fetch tells
+ * why. When the pool is full the request waits for room, before the peer hears of it; what never fits fails. Under
+ * TL_KEYS_REGION nothing but the peer's own pool is open to it: everything else is copied.
  */
 #include "dataplane/request_internal.h"
 
 #include <stdlib.h>
 
 #include "base/error.h"
+#include "base/reason.h"
+
+static const char reason_forced[] = "everything is copied through the pool (verbs.bounce)";
+static const char reason_region[] = "the peer writes only into the pool that was made for it (verbs.keys: region)";
+static const char reason_small[] = "the allocation that it lies in is too small to be registered (verbs.register)";
 
 static void room_came(struct tl_letter *letter);
 
@@ -64,8 +69,9 @@ static void registered(struct tl_letter *letter)
         request_finish(request);
     } else if (registration->error.code == TL_OK || request->is_cancelled) {
         request_handle(request, EVENT_READY);
-    } else if (!use_proxy(request, NULL, &error)) {
-        request_fail(request, &registration->error);
+    } else {
+        request->proxy_reason = tl_reason(registration->error.message);
+        if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
     }
     free(registering);
 }
@@ -87,9 +93,11 @@ void request_prepare_memory(struct request *request)
     if (!is_forced && tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &request->pin)) {
         request_handle(request, EVENT_READY);
     } else if (is_forced || conn->engine->options.keys == TL_KEYS_REGION) {
+        request->proxy_reason = is_forced ? reason_forced : reason_region;
         if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
-    } else if (!conn_is_small(conn, destination) || !use_proxy(request, NULL, &error)) {
-        register_destination(request);
+    } else {
+        request->proxy_reason = reason_small;
+        if (!conn_is_small(conn, destination) || !use_proxy(request, NULL, &error)) register_destination(request);
     }
 }
 

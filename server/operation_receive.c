@@ -62,10 +62,7 @@ static const char *reason_of(const struct tl_op *op, enum tl_path path)
     case TL_PATH_SERIALIZED:
         return is_on_link ? op->request.path_reason : "strings travel serialized";
     case TL_PATH_BOUNCE:
-        if (op->destination != NULL && op->worker->settings.verbs.keys == TL_VERBS_KEYS_REGION) {
-            return "the peer writes only into the pool that was made for it (verbs.keys: region)";
-        }
-        return "the memory of one side is not registered: it is small, or cannot be";
+        return op->request.fetch.path_reason;
     default:
         return "";
     }

@@ -105,7 +105,8 @@ struct tl_fetch {
     bool is_unsettled; /* it was asked for on a connection that broke, and no last word has come since: the owner may
                           keep a value for it */
 
-    enum tl_path path; /* how the bytes came; in done with TL_OK */
+    enum tl_path path;       /* how the bytes came; in done with TL_OK */
+    const char *path_reason; /* with TL_PATH_BOUNCE: why they were copied; lives for ever */
 
     const struct tl_allocator *allocator; /* the transport's, from start to done; NULL: none */
     struct tl_list transport_link;        /* the transport's, from start to done */

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Why a tensor was copied: the fetch tells the reason that it really had, and what cannot be registered is logged. */
+#include <check.h>
+#include <string.h>
+
+#include "fakes/engine_pair.h"
+#include "fakes/fake_clock.h"
+#include "fakes/log_capture.h"
+
+#define SMALL_BYTES 5000
+#define LARGE_BYTES 200000
+
+static struct engine_pair pair;
+static struct engine_pair_options options;
+static struct engine_side *asker;
+static struct engine_side *owner;
+static struct engine_ask ask;
+
+static void setup(void)
+{
+    engine_pair_defaults(&options);
+}
+
+static void open_pair(void)
+{
+    engine_pair_open(&pair, &options);
+    asker = pair.left;
+    owner = pair.right;
+    ask = (struct engine_ask){.is_open = false};
+}
+
+static void fail_registrations(const struct engine_side *side)
+{
+    fake_fabric_add_rule(
+        pair.fabric,
+        &(struct fake_rule){.fault = FAKE_REGION_FAILURE, .provider = side->provider, .times = FAKE_ALWAYS});
+}
+
+static void fetch(uint64_t step, struct tl_tensor *source, bool is_unregistered)
+{
+    engine_side_send(owner, "key", step, source);
+    ask.is_unregistered = is_unregistered;
+    engine_ask_start(asker, &ask, "key", step);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 1);
+}
+
+static void expect_copy(const char *reason)
+{
+    ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+    ck_assert_int_eq(ask.fetch.path, TL_PATH_BOUNCE);
+    ck_assert_msg(strstr(ask.fetch.path_reason, reason) != NULL, "%s", ask.fetch.path_reason);
+    engine_ask_fini(&ask);
+}
+
+START_TEST(small_memory)
+{
+    open_pair();
+    fetch(1, engine_pool_bytes(owner, SMALL_BYTES, 1), true);
+    expect_copy("verbs.register");
+    fetch(2, engine_bytes(SMALL_BYTES, 2), false);
+    expect_copy("copied by the owner");
+    fetch(3, engine_bytes(SMALL_BYTES, 3), true); /* both: what we know more about */
+    expect_copy("verbs.register");
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(forced)
+{
+    options.engine.is_bounce_forced = true;
+    open_pair();
+    fetch(1, engine_pool_bytes(owner, LARGE_BYTES, 1), true);
+    expect_copy("verbs.bounce");
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(keys_of_regions)
+{
+    options.engine.keys = TL_KEYS_REGION;
+    open_pair();
+    fetch(1, engine_pool_bytes(owner, LARGE_BYTES, 1), true);
+    expect_copy("verbs.keys: region");
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(refused_at_the_asker)
+{
+    log_capture_begin();
+    open_pair();
+    fail_registrations(asker);
+    for (uint64_t step = 1; step <= 3; step++) {
+        fetch(step, engine_pool_bytes(owner, LARGE_BYTES, step), true);
+        expect_copy("left: cannot register memory");
+    }
+    ck_assert_uint_eq(log_capture_count("left: cannot register memory"), 1);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+START_TEST(refused_at_the_owner)
+{
+    log_capture_begin();
+    open_pair();
+    fail_registrations(owner);
+    for (uint64_t step = 1; step <= 3; step++) {
+        fetch(step, engine_bytes(LARGE_BYTES, step), false);
+        expect_copy("copied by the owner");
+    }
+    ck_assert_uint_eq(log_capture_count("right: cannot register memory"), 1);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Each change is logged, however much of it is only numbers. */
+START_TEST(the_reason_changes)
+{
+    options.memory.max_cached_bytes = LARGE_BYTES / 2;
+    log_capture_begin();
+    open_pair();
+    for (uint64_t step = 1; step <= 3; step++) {
+        fetch(step, engine_pool_bytes(owner, LARGE_BYTES + step, step), true);
+        expect_copy("verbs.cached");
+    }
+    ck_assert_uint_eq(log_capture_count("verbs.cached"), 1);
+    fail_registrations(asker);
+    fetch(4, engine_pool_bytes(owner, LARGE_BYTES / 2, 4), true);
+    expect_copy("left: cannot register memory");
+    ck_assert_uint_eq(log_capture_count("left: cannot register memory"), 1);
+    fetch(5, engine_pool_bytes(owner, LARGE_BYTES, 5), true);
+    expect_copy("verbs.cached");
+    ck_assert_uint_eq(log_capture_count("verbs.cached"), 2);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Neither way is open. What could help is more of the pool; the other reason is in the log. */
+START_TEST(no_room_either)
+{
+    options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;
+    log_capture_begin();
+    open_pair();
+    fail_registrations(asker);
+    fetch(1, engine_bytes(5 << 20, 1), true);
+    ck_assert_int_eq(ask.result.code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_msg(strstr(ask.result.message, "verbs.max_pool") != NULL, "%s", ask.result.message);
+    ck_assert_uint_eq(log_capture_count("left: cannot register memory"), 1);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("engine_bounce");
+    TCase *tcase = tcase_create("engine_bounce");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, small_memory);
+    tcase_add_test(tcase, forced);
+    tcase_add_test(tcase, keys_of_regions);
+    tcase_add_test(tcase, refused_at_the_asker);
+    tcase_add_test(tcase, refused_at_the_owner);
+    tcase_add_test(tcase, the_reason_changes);
+    tcase_add_test(tcase, no_room_either);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_NORMAL);
+    int failed_count = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed_count != 0;
+}
