@@ -8,6 +8,7 @@
 
 #include "base/log.h"
 #include "base/reason.h"
+#include "control/client.h"
 #include "fakes/cluster.h"
 #include "fakes/fake_plane.h"
 #include "fakes/log_capture.h"
@@ -21,6 +22,23 @@ static void fill_the_table(void)
         snprintf(text, sizeof(text), "reason%u", i);
         (void)tl_reason(text);
     }
+}
+
+/* A peer's reason is there as health shows it. */
+static bool is_described(const struct cluster *cluster, const char *part)
+{
+    struct tl_description description = {0};
+    struct tl_error error;
+    char address[64];
+    bool is_found = false;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", cluster->ports[1]);
+    const struct tl_call_options options = {
+        .address = address, .connect_timeout_ns = CLUSTER_LONG, .rpc_timeout_ns = CLUSTER_LONG};
+    ck_assert_int_eq(tl_client_identify(&options, &description, NULL, &error), TL_OK);
+    for (size_t i = 0; i < description.peer_count; i++)
+        is_found |= strstr(description.peers[i].reason, part) != NULL;
+    tl_description_fini(&description);
+    return is_found;
 }
 
 START_TEST(the_table_is_full)
@@ -48,6 +66,8 @@ START_TEST(the_table_is_full)
     ck_assert_str_eq(got.path_reason, "see the log");
     tl_tensor_put(got.tensor);
     cluster_expect(sent, TL_OK);
+    ck_assert(is_described(&cluster, REASON));
+    ck_assert(!is_described(&cluster, "see the log"));
     ck_assert_uint_ge(log_capture_count(REASON), 1);
     ck_assert_uint_eq(log_capture_count("see the log"), 0);
     cluster_close_all(&cluster);
