@@ -89,6 +89,7 @@ static void pack_peers(struct packing *packing, const struct tl_description *des
         to->incarnation = from->incarnation;
         to->latency_ns = from->latency_ns;
         to->bytes_per_second = from->bytes_per_second;
+        to->mtu_bytes = from->mtu_bytes;
     }
 }
 

@@ -105,6 +105,7 @@ static enum tl_status copy_peer(const Tensorlane__V1__PeerState *from, struct tl
     to->incarnation = from->incarnation;
     to->latency_ns = from->latency_ns;
     to->bytes_per_second = from->bytes_per_second;
+    to->mtu_bytes = from->mtu_bytes;
     enum tl_status status = copy_text(from->name, "name of a peer", &to->name, ret_error);
     if (status == TL_OK) status = copy_text(from->state, "state of a peer", &to->state, ret_error);
     if (status == TL_OK) status = copy_text(from->transport, "transport of a peer", &to->transport, ret_error);

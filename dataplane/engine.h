@@ -112,10 +112,12 @@ enum tl_status tl_conn_connect(struct tl_conn *conn, const uint8_t *bytes, uint3
 
 void *tl_conn_owner(const struct tl_conn *conn);
 
-/* How fast it is: measured while it came up, by a few writes to the peer that its card has acknowledged. */
+/* How fast it is: measured while it came up, by a few writes to the peer that its card has acknowledged. And what with.
+ */
 struct tl_conn_measures {
     uint64_t latency_ns;       /* there and back, the fastest of some small writes */
     uint64_t bytes_per_second; /* of large ones, from the first one's posting to the last one's acknowledgement */
+    uint32_t mtu_bytes;        /* of a packet, as the two have agreed; 0: not known */
 };
 /* The connection is up. */
 const struct tl_conn_measures *tl_conn_measured(const struct tl_conn *conn);

@@ -109,6 +109,7 @@ static void maybe_up(struct tl_conn *conn)
     if (conn->state != CONN_GREETING || !conn->is_probe_right || !conn->is_probed) return;
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &conn->greeting_timer);
     conn->state = CONN_UP;
+    conn->measures.mtu_bytes = conn->pair->mtu_bytes;
     if (conn->events->up != NULL) conn->events->up(conn);
     conn_pump_later(conn);
 }

@@ -177,6 +177,7 @@ struct tl_provider {
 struct tl_queue_pair {
     const struct tl_provider_ops *ops;
     struct tl_provider *provider;
+    uint32_t mtu_bytes; /* of a packet, once it is connected; 0: there are no packets */
 };
 
 /* The first member of every provider's own struct. */

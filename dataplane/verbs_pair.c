@@ -162,7 +162,7 @@ enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_q
     if (status != TL_OK) return status;
     struct verbs_pair *pair = calloc(1, sizeof(*pair));
     if (pair == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
-    pair->base = (struct tl_queue_pair){provider->ops, provider};
+    pair->base = (struct tl_queue_pair){.ops = provider->ops, .provider = provider};
     pair->device = device;
     pair->events = *events;
     pair->owner = owner;
@@ -265,6 +265,7 @@ static int make_ready(struct verbs_pair *pair, const struct verbs_introduction *
         .min_rnr_timer = RNR_TIMER,
     };
     set_address(pair, theirs, &receive.ah_attr);
+    pair->base.mtu_bytes = verbs_mtu_to_bytes(receive.path_mtu);
     int error = ibv_modify_qp(pair->qp, &receive,
                               IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);

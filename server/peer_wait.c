@@ -134,6 +134,7 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
             const struct tl_conn_measures *measures = tl_session_measures(peer->data.session);
             item->latency_ns = measures->latency_ns;
             item->bytes_per_second = measures->bytes_per_second;
+            item->mtu_bytes = measures->mtu_bytes;
         }
         if (item->name == NULL || item->state == NULL || item->transport == NULL || item->reason == NULL) {
             return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peers");

@@ -112,6 +112,7 @@ static void put_description(struct tl_json_out *worker, const struct tl_descript
             tl_json_out_put_u64(peer, "latency_ns", description->peers[i].latency_ns);
         if (description->peers[i].bytes_per_second > 0)
             tl_json_out_put_u64(peer, "bytes_per_second", description->peers[i].bytes_per_second);
+        if (description->peers[i].mtu_bytes > 0) tl_json_out_put_u64(peer, "mtu", description->peers[i].mtu_bytes);
     }
     if (description->data_plane) put_data_plane(worker, description->data_plane);
     struct tl_json_out *counters = tl_json_out_put_object(worker, "counters");

@@ -411,6 +411,7 @@ static enum tl_status connect_locked(struct fake_pair *pair, const struct fake_i
     }
     TL_CHECK(pair->state == PAIR_CREATED);
     pair->state = PAIR_CONNECTED;
+    pair->base.mtu_bytes = FAKE_MTU_BYTES;
     pair->peer_number = peer->number;
     const struct fake_pair *other = fake_find_pair(provider->fabric, peer->number);
     if (other != NULL) fake_signal(fake_provider_of(other)); /* what it has posted may leave */

@@ -140,6 +140,7 @@ void fake_provider_remove(struct tl_provider *provider);
 /* ------------------------------------------------------------------------------------------------ what has happened --
  */
 
+#define FAKE_MTU_BYTES 2048
 /* What this thread does now, a reactor does. */
 extern _Thread_local bool fake_is_reactor;
 /* A reactor may register so much: the probe of a greeting. */

@@ -206,6 +206,7 @@ static void describe_peers(const struct fake_script *script, struct tl_descripti
         peer->incarnation = i + 1;
         peer->latency_ns = 1500;
         peer->bytes_per_second = 7;
+        peer->mtu_bytes = 1024;
         if (script->peer_reason != NULL) {
             peer->reason = copy(script->peer_reason);
         } else {

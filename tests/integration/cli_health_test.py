@@ -584,7 +584,7 @@ class DataPlane(HealthCase):
             return {}
         return {**DataPlane.plane(**values), "peers": [
             cluster_pb2.PeerState(name=f"/job:worker/task:{n}", state=state, transport=transport, reason=reason,
-                                  latency_ns=1500, bytes_per_second=2000000000)
+                                  latency_ns=1500, bytes_per_second=2000000000, mtu_bytes=1024)
             for n, (state, transport, reason) in enumerate(peers)]}
 
     def test_not_wanted(self):
@@ -629,8 +629,8 @@ class DataPlane(HealthCase):
             "memlock": "", "device": "mlx5_0", "port": 1, "gid_index": 3, "gid": "10.0.0.1", "gid_type": "RoCE v2",
             "interface": "eth0", "port_state": "active", "link_layer": "Ethernet", "mtu": 4096, "keys": "window",
             "reason": "its GID is the worker's address", "passed_over": "", "isolated": True})
-        self.assertEqual((finding["peers"][0]["latency_ns"], finding["peers"][0]["bytes_per_second"]),
-                         (1500, 2000000000))
+        peer = finding["peers"][0]
+        self.assertEqual((peer["latency_ns"], peer["bytes_per_second"], peer["mtu"]), (1500, 2000000000, 1024))
         result = self.assert_run(4, "health", "--config", self.folder / "cluster.json", "--pairs").stdout
         self.assertRegex(result, r"/job:ps/task:0 +\S+ +yes +paths +\d+ +\S* +mlx5_0:1")
         self.assertRegex(result, r"/job:ps/task:0 +/job:worker/task:0 +up +verbs +1\.5 us +2\.0\d* GB/s")

@@ -145,12 +145,14 @@ START_TEST(latency_and_rate_of_a_pair)
     ck_assert_uint_eq(description.peers[0].bytes_per_second, 0);
     ck_assert_uint_gt(description.peers[1].latency_ns, 0);
     ck_assert_uint_gt(description.peers[1].bytes_per_second, 0);
+    ck_assert_uint_eq(description.peers[1].mtu_bytes, FAKE_MTU_BYTES);
     cluster_close(&cluster, 1);
     CLUSTER_UNTIL(strcmp(cluster_peer_info(cluster.workers[0], 1).transport, "fake") != 0);
     tl_description_fini(&description);
     ask();
     ck_assert_uint_eq(description.peers[1].latency_ns, 0);
     ck_assert_uint_eq(description.peers[1].bytes_per_second, 0);
+    ck_assert_uint_eq(description.peers[1].mtu_bytes, 0);
     teardown();
 }
 END_TEST

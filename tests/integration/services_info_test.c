@@ -224,6 +224,7 @@ START_TEST(identify_tells_everything)
     ck_assert_uint_eq(response->peers[1]->incarnation, 2);
     ck_assert_uint_eq(response->peers[1]->latency_ns, 1500);
     ck_assert_uint_eq(response->peers[1]->bytes_per_second, 7);
+    ck_assert_uint_eq(response->peers[1]->mtu_bytes, 1024);
     ck_assert_ptr_null(response->data_plane);
     ck_assert_uint_eq(response->n_counters, 1);
     ck_assert_str_eq(response->counters[0]->name, "bytes_sent");

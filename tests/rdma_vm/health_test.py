@@ -79,9 +79,11 @@ class HealthTest(guest_support.GuestTest):
             if peer["name"] == finding["name"]:
                 self.assertNotIn("latency_ns", peer)
                 self.assertNotIn("bytes_per_second", peer)
+                self.assertNotIn("mtu", peer)
             else:
                 self.assertIn(peer["latency_ns"] // 1000, range(1, 1000 * 1000))
                 self.assertIn(peer["bytes_per_second"] // 1000, range(10, 100 * 1000 * 1000))
+                self.assertIn(peer["mtu"], (1024, 2048, 4096))
 
     def test_health(self):
         result = self.run_guest(SCRIPT, "--show", str(BUILD), timeout=240)
