@@ -28,7 +28,7 @@
 
 /* One message of a stream: large enough that the cost per message vanishes, small enough that the messages of several
  * tensors take turns. */
-#define DEFAULT_CHUNK_BYTES (1 * MIB)
+#define DEFAULT_CHUNK_BYTES (2 * MIB)
 
 /* Names that are known anywhere, for the search of the nearest. */
 #define MAX_NAMES 32

@@ -16,7 +16,7 @@
 #include "control/link_internal.h"
 
 /* Enough for the sender to go on while a chunk is copied, and little enough to stay in the caches. */
-#define LOOPBACK_WINDOW_BYTES (2 * 1024 * 1024)
+#define LOOPBACK_WINDOW_BYTES (4 * 1024 * 1024)
 
 void link_window_init(struct tl_link *link, const char *target)
 {

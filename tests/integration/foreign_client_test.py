@@ -295,7 +295,7 @@ class Receive(ForeignCase):
         self.start(publish=["big"])
         for _ in range(5):
             call = self.receive("big")
-            self.assertEqual(len(next(call).data), 1 << 20)
+            self.assertEqual(len(next(call).data), 2 << 20)
             call.cancel()
         self.assertEqual(self.collect(self.receive("big", 0, True), True)[1], ("U8", (size,), bytes(size)))
         self.assertEqual(self.counter("tensors_sent"), 1)

@@ -66,7 +66,7 @@ START_TEST(the_smallest_configuration)
     ck_assert_str_eq(config->tasks[0].name, "/job:worker/task:0");
     ck_assert_str_eq(config->tasks[0].address, "host:4000");
     ck_assert_ptr_null(config->tasks[0].settings.listen);
-    ck_assert_uint_eq(config->tasks[0].settings.chunk_bytes, 1 << 20);
+    ck_assert_uint_eq(config->tasks[0].settings.chunk_bytes, 2 << 20);
     tl_config_destroy(config);
 }
 END_TEST

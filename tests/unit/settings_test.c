@@ -58,7 +58,7 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_ptr_null(settings->listen);
     ck_assert_ptr_null(settings->publish);
     ck_assert_uint_eq(settings->publish_count, 0);
-    ck_assert_uint_eq(settings->chunk_bytes, 1 << 20);
+    ck_assert_uint_eq(settings->chunk_bytes, 2 << 20);
     ck_assert_uint_eq(settings->inflight_bytes, 64 << 20);
     ck_assert_uint_eq(settings->held_bytes, UINT64_C(16) << 30);
     ck_assert_uint_eq(settings->waiting_receivers, 65536);
