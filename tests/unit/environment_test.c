@@ -89,7 +89,7 @@ START_TEST(every_variable_in_both_spellings)
         ck_assert_uint_eq(warning_count, 0);
         check_value("ps:0", cases[i].path, cases[i].json, origin);
         check_value("worker:4", cases[i].path, cases[i].json, origin);
-        check_value("ps:0", "limits.chunk", "\"1MiB\"", "default");
+        check_value("ps:0", "limits.chunk", "\"2MiB\"", "default");
         tl_config_destroy(config);
     }
 }
