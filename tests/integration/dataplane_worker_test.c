@@ -11,43 +11,10 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "fakes/cluster.h"
-#include "fakes/fake_plane.h"
+#include "fakes/plane_case.h"
 
 #define LARGE (1 << 20)
 #define SMALL 1000
-
-static struct cluster cluster;
-static struct fake_plane plane;
-static struct tl_worker *sender;
-static struct tl_worker *receiver;
-static struct tl_cq *cq;
-static struct tl_cq *sent;
-static struct tl_error error;
-
-static void prepare(const char *settings)
-{
-    cluster_init(&cluster, 3, settings);
-    fake_plane_init(&plane, &cluster);
-    cq = cluster_cq();
-    sent = cluster_cq();
-}
-
-static void open_both(int progress)
-{
-    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
-    receiver = fake_plane_open(&plane, 1, progress);
-}
-
-/* The receiver first: while nobody drives it, it does not answer when the sender says goodbye. */
-static void teardown(void)
-{
-    if (cluster.workers[1] != NULL) cluster_close(&cluster, 1);
-    cluster_close_all(&cluster);
-    tl_cq_destroy(cq);
-    tl_cq_destroy(sent);
-    fake_plane_fini(&plane);
-}
 
 /* Receives with the blocking form, which must succeed; the tensor is the caller's. */
 static struct tl_completion receive(const char *key, uint64_t step, struct tl_tensor *destination, bool wants_checksum)

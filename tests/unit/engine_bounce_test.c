@@ -3,30 +3,16 @@
 #include <check.h>
 #include <string.h>
 
-#include "fakes/engine_pair.h"
+#include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
 #include "fakes/log_capture.h"
 
 #define SMALL_BYTES 5000
 #define LARGE_BYTES 200000
 
-static struct engine_pair pair;
-static struct engine_pair_options options;
-static struct engine_side *asker;
-static struct engine_side *owner;
-static struct engine_ask ask;
-
 static void setup(void)
 {
     engine_pair_defaults(&options);
-}
-
-static void open_pair(void)
-{
-    engine_pair_open(&pair, &options);
-    asker = pair.left;
-    owner = pair.right;
-    ask = (struct engine_ask){.is_open = false};
 }
 
 static void fail_registrations(const struct engine_side *side)

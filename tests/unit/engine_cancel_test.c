@@ -9,30 +9,16 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "fakes/engine_pair.h"
+#include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
 
 #define SIZE_BYTES 5000
 #define CANARY 0x5a
 
-static struct engine_pair pair;
-static struct engine_pair_options options;
-static struct engine_side *asker;
-static struct engine_side *owner;
-static struct engine_ask ask;
-
 static void setup(void)
 {
     engine_pair_defaults(&options);
     options.engine.register_bytes = 1000;
-}
-
-static void open_pair(void)
-{
-    engine_pair_open(&pair, &options);
-    asker = pair.left;
-    owner = pair.right;
-    ask = (struct engine_ask){.is_open = false};
 }
 
 /* The key is known afterwards. */

@@ -8,26 +8,12 @@
 
 #include "base/error.h"
 #include "dataplane/conn_internal.h"
-#include "fakes/engine_pair.h"
+#include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
-
-static struct engine_pair pair;
-static struct engine_pair_options options;
-static struct engine_side *asker;
-static struct engine_side *owner;
-static struct engine_ask ask;
 
 static void setup(void)
 {
     engine_pair_defaults(&options);
-}
-
-static void open_pair(void)
-{
-    engine_pair_open(&pair, &options);
-    asker = pair.left;
-    owner = pair.right;
-    ask = (struct engine_ask){.is_open = false};
 }
 
 static void add_rule(enum fake_fault fault, const struct engine_side *side, unsigned times)
