@@ -3,12 +3,13 @@
 
 A group is a set of variants that do the same work: each is one mode of one program. After a warm-up that also finds out
 how often a variant must repeat its work to run for long enough, the variants of a group run in turn, round after round,
-beginning with another one in every round, so that whatever else the machine does falls on all of them. All programs are
-started anew after some rounds, because where a process finds its memory can make it faster or slower for as long as it
-lives. A variant's number is the median of all its rounds. A row compares one variant of ours with the fastest of the
+in another order in every round, so that whatever else the machine does, and what the variant before has left in caches
+and queues, falls on all of them. All programs are started anew after some rounds, because where a process finds its
+memory can make it faster or slower for as long as it lives. A variant's number is the median of all its rounds. A row compares one variant of ours with the fastest of the
 peer's; its ratio says how many times faster ours is.
 """
 import dataclasses
+import random
 import statistics
 
 from processes import cpu_seconds
@@ -19,6 +20,7 @@ OUTSTANDING_COUNT = 1000
 
 WARM_UP_SEC = 0.3
 MAX_REPEAT_COUNT = 100_000
+ORDER = random.Random(1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +74,9 @@ def large_group(title, size_bytes, rows):
 GROUPS = (
     large_group("64 MiB", 64 * MIB, (
         Row("64 MiB published", "pull", "gRPC C++ stream", STREAM, 1.0),
-        Row("64 MiB published", "pull", "gRPC C++ unary", UNARY, 2.0),
+        Row("64 MiB published", "pull", "gRPC C++ unary", ("grpc unary_typed",), 2.0),
+        Row("64 MiB published", "pull", "gRPC C++ unary, its bytes not copied", ("grpc unary_raw",), 2.0),
+        Row("64 MiB published", "pull", "gRPC C++ unary, tuned by hand too", ("grpc unary_tuned",), 2.0),
         Row("64 MiB published", "pull", "TensorFlow", ("tensorflow fetch",), 2.0),
         Row("64 MiB published", "pull", "PyTorch gloo", ("gloo recv",)),
         Row("64 MiB sent", "one_shot", "gRPC C++ stream", STREAM),
@@ -140,8 +144,7 @@ def measure(programs, group, round_count, sample_sec, samples, say):
     counts = {variant: calibrate(programs, group, variant, sample_sec) for variant in running}
     for round_index in range(round_count):
         say(f"{group.title}: round {round_index + 1} of {round_count}")
-        first = (len(samples) and len(samples[running[0].name].seconds)) % len(running)
-        for variant in running[first:] + running[:first]:
+        for variant in ORDER.sample(running, len(running)):
             program = programs[variant.program]
             taken = samples.setdefault(variant.name, Samples())
             tensor_count = counts[variant] * variant.tensors_per_repeat

@@ -182,18 +182,26 @@ Written by `./dev bench --write-docs`; the raw numbers of a run are in `build/be
 
 Sender and receiver are two processes on one machine. Ours compares what it has received with what was sent, outside of
 the time; the gRPC C++ peer counts the bytes. All variants of a group run in turn, round after round, each for about
-{sample} s, beginning with another one in every round; there are {starts} starts of all programs. The peers:
+{sample} s, in another order in every round; there are {starts} starts of all programs. The peers:
 
-- **gRPC C++** of Debian. `unary_typed`: a protobuf message with a `bytes` field, which is left where the message has
-  it; synchronous client and server. `unary_raw`: the same call with `ByteBuffer`, sent without a copy, copied once into
-  the destination. `unary_tuned`: that, without bandwidth probing, the best of the channel arguments that were tried.
-  `unary_async_server`: `unary_raw` to a completion-queue server. `stream`, `stream_tuned`: one stream that stays open,
-  a request per tensor, 1 MiB chunks sent without a copy and copied once into the destination. `burst_*`: 1,000
-  asynchronous calls on a completion queue, the next 1,000 when all are answered; `window_*`: always 1,000. The fastest
-  variant is the peer. Its sockets use the system's congestion control, ours over loopback use `reno`.
+- **gRPC C++** of Debian. `unary_typed`: the call that gRPC generates, a protobuf message with a `bytes` field, which is
+  left where the message has it; synchronous client and server. `unary_raw`: the same call with `ByteBuffer`, sent
+  without a copy, copied once into the destination. `unary_tuned`: that, without bandwidth probing, the best of the
+  channel arguments that were tried. `unary_async_server`: `unary_raw` to a completion-queue server. `stream`,
+  `stream_tuned`: one stream that stays open, a request per tensor, 1 MiB chunks sent without a copy and copied once
+  into the destination. `burst_*`: 1,000 asynchronous calls on a completion queue, the next 1,000 when all are answered;
+  `window_*`: always 1,000. The fastest variant is the peer; the unary call of 64 MiB, where the variants are far apart,
+  has a row for each. Its sockets use the system's congestion control, ours over loopback use `reno`.
 - **TensorFlow** from PyPI: a variable of one task is read by another over TensorFlow's own gRPC server.
 - **PyTorch** from PyPI: `send` and `recv` of the gloo backend; the sender does not wait to be asked.
 """
+
+
+def other_sections(path):
+    """The sections of the page that other benchmarks have written, which come last."""
+    text = path.read_text() if path.exists() else ""
+    _, heading, rest = text.partition("\n## The data plane")
+    return heading + rest
 
 
 def write_docs(results, path):
@@ -209,7 +217,7 @@ def write_docs(results, path):
                                             settle=settings["settle_seconds"])
         text.append(f"## {title}\n\n{explained}\n\n{markdown(cells)}\n")
     text += [f"Skipped: {name}: {reason}\n" for name, reason in results["skipped"].items()]
-    path.write_text("\n".join(text))
+    path.write_text("\n".join(text) + other_sections(path))
 
 
 # ------------------------------------------------------------------------------------------------------------- plot --
