@@ -40,6 +40,20 @@ enum tl_status tl_queue_pair_expose(struct tl_queue_pair *pair, struct tl_region
     return pair->ops->expose(pair, region, address, len_bytes, exposure, ret_error);
 }
 
+enum tl_status tl_queue_pair_share(struct tl_queue_pair *pair, struct tl_mapped_file *file,
+                                   struct tl_descriptor *ret_descriptor, struct tl_error *ret_error)
+{
+    if (pair->ops->share == NULL) return not_supported(pair->provider, "mapping what its peer publishes", ret_error);
+    return pair->ops->share(pair, file, ret_descriptor, ret_error);
+}
+
+enum tl_status tl_queue_pair_map(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor,
+                                 struct tl_mapped_file **ret_file, struct tl_error *ret_error)
+{
+    if (pair->ops->map == NULL) return not_supported(pair->provider, "mapping what its peer publishes", ret_error);
+    return pair->ops->map(pair, descriptor, ret_file, ret_error);
+}
+
 void tl_provider_fail(struct tl_provider *provider, const struct tl_error *reason)
 {
     if (provider->failure.code != TL_OK) return;

@@ -31,6 +31,7 @@
 #include <tensorlane/status.h>
 
 struct tl_provider;
+struct tl_mapped_file;
 struct tl_queue_pair;
 struct tl_region;
 
@@ -161,6 +162,16 @@ struct tl_provider_ops {
     void (*revoke)(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
     /* What was posted leaves now. */
     void (*ring)(struct tl_queue_pair *pair);
+
+    /* Lets the peer map a file that tensors of ours lie in, for reading: fills ret_descriptor, which a message that is
+     * posted later may carry to it. The same file may be shared again and again; what was shared long ago may be
+     * forgotten. Errors: those of tl_queue_pair_share. */
+    enum tl_status (*share)(struct tl_queue_pair *pair, struct tl_mapped_file *file,
+                            struct tl_descriptor *ret_descriptor, struct tl_error *ret_error);
+    /* The peer's file of this descriptor, mapped: one reference for the caller, who may keep it longer than the queue
+     * pair. Errors: those of tl_queue_pair_map. */
+    enum tl_status (*map)(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor,
+                          struct tl_mapped_file **ret_file, struct tl_error *ret_error);
 };
 
 /* The first member of every provider's own struct. */
@@ -201,6 +212,15 @@ enum tl_status tl_queue_pair_create(struct tl_provider *provider, const struct t
 enum tl_status tl_queue_pair_expose(struct tl_queue_pair *pair, struct tl_region *region, void *address,
                                     uint64_t len_bytes, struct tl_exposure *exposure,
                                     struct tl_error *ret_error) TL_MUST_USE;
+/* Errors: TL_UNIMPLEMENTED: the provider has no such thing. TL_UNAVAILABLE: not now. TL_RESOURCE_EXHAUSTED: no memory
+ * or descriptor. */
+enum tl_status tl_queue_pair_share(struct tl_queue_pair *pair, struct tl_mapped_file *file,
+                                   struct tl_descriptor *ret_descriptor, struct tl_error *ret_error) TL_MUST_USE;
+/* Errors: TL_UNIMPLEMENTED: the provider has no such thing. TL_NOT_FOUND: the peer has shared no such file, or too many
+ * since. TL_DATA_LOSS: the file is not any more what it was when the peer mapped it. TL_INVALID_ARGUMENT: what the peer
+ * has shared is no file that can be mapped. TL_RESOURCE_EXHAUSTED: no memory or descriptor. */
+enum tl_status tl_queue_pair_map(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor,
+                                 struct tl_mapped_file **ret_file, struct tl_error *ret_error) TL_MUST_USE;
 /* Called by a provider when its device has failed as a whole: sets `failure` to the reason with the remedy, and logs
  * it, once. */
 void tl_provider_fail(struct tl_provider *provider, const struct tl_error *reason);

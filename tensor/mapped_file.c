@@ -23,68 +23,106 @@
 
 struct tl_mapped_file {
     atomic_uint reference_count;
+    uint64_t id;
     int fd;
     char *path;
     void *data; /* NULL: an empty file */
-    uint64_t size_bytes;
-    struct timespec modified;
+    struct tl_file_stamp stamp;
     struct tl_fault_range *range;
 };
 
 static void destroy(struct tl_mapped_file *file)
 {
     tl_fault_range_remove(file->range);
-    if (file->data) munmap(file->data, file->size_bytes);
+    if (file->data) munmap(file->data, file->stamp.size_bytes);
     if (file->fd >= 0) close(file->fd);
     free(file->path);
     free(file);
 }
 
-static enum tl_status open_and_look(struct tl_mapped_file *file, struct tl_error *ret_error)
+static bool is_same_time(const struct tl_file_stamp *a, const struct tl_file_stamp *b)
+{
+    return a->modified_seconds == b->modified_seconds && a->modified_ns == b->modified_ns;
+}
+
+static struct tl_file_stamp stamp_of(const struct stat *info)
+{
+    return (struct tl_file_stamp){.size_bytes = (uint64_t)info->st_size,
+                                  .modified_seconds = info->st_mtim.tv_sec,
+                                  .modified_ns = (uint32_t)info->st_mtim.tv_nsec};
+}
+
+/* One reference, and nothing mapped yet; takes over the descriptor, if there is one, also on error. */
+static enum tl_status create(int fd, const char *path, struct tl_mapped_file **ret_file, struct tl_error *ret_error)
+{
+    static atomic_uint_least64_t last_id;
+    struct tl_mapped_file *file = calloc(1, sizeof(*file));
+    if (file) file->path = strdup(path);
+    if (!file || !file->path) {
+        free(file);
+        if (fd >= 0) close(fd);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to open %s", path);
+    }
+    atomic_init(&file->reference_count, 1);
+    file->id = atomic_fetch_add_explicit(&last_id, 1, memory_order_relaxed) + 1;
+    file->fd = fd;
+    *ret_file = file;
+    return TL_OK;
+}
+
+static enum tl_status look(struct tl_mapped_file *file, struct tl_error *ret_error)
 {
     struct stat info;
-    /* Without O_NONBLOCK opening a FIFO would wait for its writer. */
-    file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     if (file->fd < 0 || fstat(file->fd, &info) != 0)
         return tl_error_set_errno(ret_error, errno, "cannot open %s", file->path);
     if (!S_ISREG(info.st_mode))
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is not a regular file", file->path);
-    file->size_bytes = (uint64_t)info.st_size;
-    file->modified = info.st_mtim;
+    file->stamp = stamp_of(&info);
     return TL_OK;
 }
 
 static enum tl_status map(struct tl_mapped_file *file, struct tl_error *ret_error)
 {
-    if (file->size_bytes == 0) return TL_OK;
-    void *data = mmap(NULL, file->size_bytes, PROT_READ, MAP_SHARED, file->fd, 0);
+    if (file->stamp.size_bytes == 0) return TL_OK;
+    void *data = mmap(NULL, file->stamp.size_bytes, PROT_READ, MAP_SHARED, file->fd, 0);
     if (data == MAP_FAILED) return tl_error_set_errno(ret_error, errno, "cannot map %s", file->path);
     file->data = data;
-    return tl_fault_range_add(data, file->size_bytes, PROT_READ, &file->range, ret_error);
+    return tl_fault_range_add(data, file->stamp.size_bytes, PROT_READ, &file->range, ret_error);
 }
 
 enum tl_status tl_mapped_file_open(const char *path, struct tl_mapped_file **ret_file, struct tl_error *ret_error)
 {
-    enum tl_status status;
-    struct tl_mapped_file *file = calloc(1, sizeof(*file));
-    if (!file) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to open %s", path);
-    atomic_init(&file->reference_count, 1);
-    file->fd = -1;
-    file->path = strdup(path);
-    if (!file->path) {
-        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to open %s", path);
-        goto fail;
+    struct tl_mapped_file *file;
+    enum tl_status status = create(-1, path, &file, ret_error);
+    if (status != TL_OK) return status;
+    /* Without O_NONBLOCK opening a FIFO would wait for its writer. */
+    file->fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    status = look(file, ret_error);
+    if (status == TL_OK) status = map(file, ret_error);
+    if (status != TL_OK) {
+        destroy(file);
+        return status;
     }
-    status = open_and_look(file, ret_error);
-    if (status != TL_OK) goto fail;
-    status = map(file, ret_error);
-    if (status != TL_OK) goto fail;
     *ret_file = file;
     return TL_OK;
+}
 
-fail:
-    destroy(file);
-    return status;
+enum tl_status tl_mapped_file_adopt(int fd, const struct tl_file_stamp *stamp, const char *name,
+                                    struct tl_mapped_file **ret_file, struct tl_error *ret_error)
+{
+    struct tl_mapped_file *file;
+    enum tl_status status = create(fd, name, &file, ret_error);
+    if (status != TL_OK) return status;
+    status = look(file, ret_error);
+    if (status == TL_OK && (file->stamp.size_bytes != stamp->size_bytes || !is_same_time(&file->stamp, stamp)))
+        status = tl_error_set(ret_error, TL_DATA_LOSS, "%s was modified after it was opened", name);
+    if (status == TL_OK) status = map(file, ret_error);
+    if (status != TL_OK) {
+        destroy(file);
+        return status;
+    }
+    *ret_file = file;
+    return TL_OK;
 }
 
 struct tl_mapped_file *tl_mapped_file_get(struct tl_mapped_file *file)
@@ -108,12 +146,27 @@ const void *tl_mapped_file_data(const struct tl_mapped_file *file)
 
 uint64_t tl_mapped_file_size_bytes(const struct tl_mapped_file *file)
 {
-    return file->size_bytes;
+    return file->stamp.size_bytes;
 }
 
 const char *tl_mapped_file_path(const struct tl_mapped_file *file)
 {
     return file->path;
+}
+
+int tl_mapped_file_fd(const struct tl_mapped_file *file)
+{
+    return file->fd;
+}
+
+uint64_t tl_mapped_file_id(const struct tl_mapped_file *file)
+{
+    return file->id;
+}
+
+void tl_mapped_file_get_stamp(const struct tl_mapped_file *file, struct tl_file_stamp *ret_stamp)
+{
+    *ret_stamp = file->stamp;
 }
 
 enum tl_status tl_mapped_file_check(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
@@ -124,12 +177,13 @@ enum tl_status tl_mapped_file_check(void *context, const void *data, uint64_t le
     struct stat info;
     if (fstat(file->fd, &info) != 0)
         return tl_error_set(ret_error, TL_DATA_LOSS, "%s cannot be examined any more (errno %d)", file->path, errno);
-    if ((uint64_t)info.st_size != file->size_bytes)
+    struct tl_file_stamp now = stamp_of(&info);
+    if (now.size_bytes != file->stamp.size_bytes)
         return tl_error_set(ret_error, TL_DATA_LOSS,
                             "%s had %" PRIu64 " bytes when it was opened and has %" PRIu64
                             " now; publish it again, and replace files by rename",
-                            file->path, file->size_bytes, (uint64_t)info.st_size);
-    if (info.st_mtim.tv_sec != file->modified.tv_sec || info.st_mtim.tv_nsec != file->modified.tv_nsec)
+                            file->path, file->stamp.size_bytes, now.size_bytes);
+    if (!is_same_time(&now, &file->stamp))
         return tl_error_set(ret_error, TL_DATA_LOSS,
                             "%s was modified after it was opened; publish it again, and replace files by rename",
                             file->path);

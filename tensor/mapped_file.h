@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A file mapped read-only and shared by the tensors that lie in it.
+ * A file mapped read-only and shared by the tensors that lie in it. Its descriptor can be handed to another process,
+ * which maps the same file (tl_mapped_file_adopt) and so reads the tensors without a copy.
  *
  * The file may shrink or lose its disk while it is served. tl_mapped_file_check asks before each read; what slips
  * between the check and the read raises SIGBUS, which a program that serves files turns into zeros and a failed check
@@ -21,12 +22,31 @@ struct tl_mapped_file;
  * Errors: as tl_error_set_errno for open and mmap, naming the path; TL_INVALID_ARGUMENT: not a regular file. */
 enum tl_status tl_mapped_file_open(const char *path, struct tl_mapped_file **ret_file,
                                    struct tl_error *ret_error) TL_MUST_USE;
+
+/* What tells whether a file is still what it was. */
+struct tl_file_stamp {
+    uint64_t size_bytes;
+    int64_t modified_seconds; /* since 1970 */
+    uint32_t modified_ns;     /* of that second */
+};
+
+/* The same with the descriptor of a file that somebody else has opened, who says what it was like; name stands for its
+ * path in messages. The descriptor is taken over, also on error. Whoever has handed it out is not believed: only what
+ * the kernel says of it is. Errors: as tl_mapped_file_open. TL_DATA_LOSS: it is not as the stamp says. */
+enum tl_status tl_mapped_file_adopt(int fd, const struct tl_file_stamp *stamp, const char *name,
+                                    struct tl_mapped_file **ret_file, struct tl_error *ret_error) TL_MUST_USE;
 struct tl_mapped_file *tl_mapped_file_get(struct tl_mapped_file *file);
 void tl_mapped_file_put(struct tl_mapped_file *file); /* NULL is accepted */
 
 const void *tl_mapped_file_data(const struct tl_mapped_file *file);
 uint64_t tl_mapped_file_size_bytes(const struct tl_mapped_file *file);
 const char *tl_mapped_file_path(const struct tl_mapped_file *file);
+/* Open for reading; the file's. */
+int tl_mapped_file_fd(const struct tl_mapped_file *file);
+/* A number that no other mapped file of this process has, or ever had; not 0. */
+uint64_t tl_mapped_file_id(const struct tl_mapped_file *file);
+/* As it was when it was mapped. */
+void tl_mapped_file_get_stamp(const struct tl_mapped_file *file, struct tl_file_stamp *ret_stamp);
 
 /* A tl_tensor_guard_fn whose context is the file.
  * Errors: TL_DATA_LOSS: the file is shorter than when it was mapped or was changed in place (size or modification

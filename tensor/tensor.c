@@ -450,6 +450,12 @@ void tl_tensor_set_guard(struct tl_tensor *tensor, tl_tensor_guard_fn guard, voi
     tensor->guard_context = context;
 }
 
+void tl_tensor_get_guard(const struct tl_tensor *tensor, tl_tensor_guard_fn *ret_guard, void **ret_context)
+{
+    *ret_guard = tensor->guard;
+    *ret_context = tensor->guard_context;
+}
+
 enum tl_status tl_tensor_check_readable(const struct tl_tensor *tensor, uint64_t offset_bytes, uint64_t len_bytes,
                                         struct tl_error *ret_error)
 {

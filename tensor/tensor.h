@@ -70,6 +70,8 @@ struct tl_tensor_attachment *tl_tensor_find_attachment(const struct tl_tensor *t
 
 /* Sets the guard; before the tensor is shared. */
 void tl_tensor_set_guard(struct tl_tensor *tensor, tl_tensor_guard_fn guard, void *context);
+/* NULL and NULL: it has none. */
+void tl_tensor_get_guard(const struct tl_tensor *tensor, tl_tensor_guard_fn *ret_guard, void **ret_context);
 
 /* Asks the guard about a range that is about to be read; TL_OK when there is no guard. The range must lie within the
  * tensor. */

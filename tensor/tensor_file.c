@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/text.h"
+#include "tensor/mapped_tensor.h"
 
 #define MAX_NAME_BYTES 512
 
@@ -25,41 +26,20 @@ bool tl_tensor_name_is_valid(const char *name, size_t len_bytes)
     return len_bytes >= 1 && len_bytes <= MAX_NAME_BYTES && tl_text_is_utf8(name, len_bytes);
 }
 
-static void release_file(void *data, void *context)
-{
-    (void)data;
-    tl_mapped_file_put(context);
-}
-
 enum tl_status tl_tensor_list_append_mapped(struct tl_tensor_list *list, const char *name, size_t name_len,
                                             struct tl_mapped_file *file, uint64_t offset_bytes, enum tl_dtype dtype,
                                             const struct tl_shape *shape, struct tl_error *ret_error)
 {
     struct tl_named_tensor item;
-    const struct tl_tensor_view view = {
-        .size_bytes = sizeof(view),
-        .dtype = dtype,
-        .rank = shape->rank,
-        .dims = shape->dims,
-        .data = (void *)tl_mapped_file_data(file),
-        .offset_bytes = offset_bytes,
-        .capacity_bytes = tl_mapped_file_size_bytes(file),
-        .read_only = true,
-        .release = release_file,
-        .release_context = file,
-    };
     item.name = strndup(name, name_len);
     if (!item.name)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the tensors of %s",
                             tl_mapped_file_path(file));
-    enum tl_status status = tl_tensor_wrap(&view, &item.tensor, ret_error);
+    enum tl_status status = tl_mapped_tensor_create(file, offset_bytes, dtype, shape, &item.tensor, ret_error);
     if (status != TL_OK) {
         free(item.name);
         return status;
     }
-    /* From here on the release callback owes the file this reference. */
-    tl_mapped_file_get(file);
-    tl_tensor_set_guard(item.tensor, tl_mapped_file_check, file);
     list->items[list->count++] = item;
     return TL_OK;
 }

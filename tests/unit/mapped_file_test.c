@@ -133,14 +133,80 @@ START_TEST(read_failed)
 }
 END_TEST
 
+/* ---------------------------------------------------------------------------------------- somebody else's descriptor
+ * --
+ */
+
+static const struct tl_file_stamp as_it_was = {.size_bytes = 5, .modified_seconds = 1000000000};
+
+static enum tl_status adopt(const char *path, int flags, const struct tl_file_stamp *stamp,
+                            struct tl_mapped_file **ret_file)
+{
+    int fd = open(path, flags | O_CLOEXEC | O_NONBLOCK);
+    ck_assert_int_ge(fd, 0);
+    return tl_mapped_file_adopt(fd, stamp, "the file of a peer", ret_file, &error);
+}
+
+START_TEST(adopted)
+{
+    struct tl_mapped_file *other = NULL;
+    struct tl_file_stamp stamp;
+    tl_mapped_file_get_stamp(file, &stamp);
+    ck_assert_int_eq(tl_mapped_file_adopt(dup(tl_mapped_file_fd(file)), &stamp, "it", &other, &error), TL_OK);
+    ck_assert_uint_ne(tl_mapped_file_id(other), tl_mapped_file_id(file));
+    tl_mapped_file_put(file);
+    ck_assert_int_eq(unlink(temp_path("f")), 0);
+    ck_assert_mem_eq(tl_mapped_file_data(other), "hello", 5);
+    ck_assert_str_eq(tl_mapped_file_path(other), "it");
+    ck_assert_int_eq(tl_mapped_file_check(other, NULL, 0, &error), TL_OK);
+    file = other;
+}
+END_TEST
+
+START_TEST(not_adopted)
+{
+    struct tl_mapped_file *none = NULL;
+    struct tl_file_stamp other_size = as_it_was, other_second = as_it_was, other_ns = as_it_was;
+    int lowest = dup(0);
+    close(lowest);
+    other_size.size_bytes = 4;
+    other_second.modified_seconds++;
+    other_ns.modified_ns = 1;
+    ck_assert_int_eq(adopt(temp_path("f"), O_RDONLY, &other_size, &none), TL_DATA_LOSS);
+    ck_assert_ptr_nonnull(strstr(error.message, "the file of a peer"));
+    ck_assert_int_eq(adopt(temp_path("f"), O_RDONLY, &other_second, &none), TL_DATA_LOSS);
+    ck_assert_int_eq(adopt(temp_path("f"), O_RDONLY, &other_ns, &none), TL_DATA_LOSS);
+    ck_assert_int_eq(adopt(temp_path("f"), O_WRONLY, &as_it_was, &none), TL_PERMISSION_DENIED);
+    ck_assert_int_eq(adopt(temp_folder, O_RDONLY, &as_it_was, &none), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(adopt("/dev/null", O_RDONLY, &as_it_was, &none), TL_INVALID_ARGUMENT);
+    ck_assert_ptr_null(none);
+    int after = dup(0);
+    close(after);
+    ck_assert_int_eq(after, lowest);
+}
+END_TEST
+
+static enum tl_status open_own(struct tl_mapped_file **ret_file)
+{
+    return tl_mapped_file_open(temp_path("f"), ret_file, &error);
+}
+
+static enum tl_status adopt_own(struct tl_mapped_file **ret_file)
+{
+    return adopt(temp_path("f"), O_RDONLY, &as_it_was, ret_file);
+}
+
 START_TEST(no_memory)
 {
+    enum tl_status (*const subject)(struct tl_mapped_file * *ret_file) = _i == 0 ? open_own : adopt_own;
+    int lowest = dup(0);
+    close(lowest);
     for (unsigned n = 1;; n++) {
         struct tl_mapped_file *other = NULL;
         fault_arm(n);
-        enum tl_status status = tl_mapped_file_open(temp_path("f"), &other, &error);
+        enum tl_status status = subject(&other);
         if (!fault_was_hit()) {
-            ck_assert_uint_gt(n, 2);
+            ck_assert_uint_eq(n, 3);
             ck_assert_int_eq(status, TL_OK);
             tl_mapped_file_put(other);
             break;
@@ -148,6 +214,9 @@ START_TEST(no_memory)
         ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
         ck_assert_ptr_null(other);
     }
+    int after = dup(0);
+    close(after);
+    ck_assert_int_eq(after, lowest);
 }
 END_TEST
 
@@ -179,7 +248,9 @@ int main(void)
     tcase_add_test(tcase, changed_in_place);
     tcase_add_test(tcase, replaced_or_removed_by_name);
     tcase_add_test(tcase, read_failed);
-    tcase_add_test(tcase, no_memory);
+    tcase_add_test(tcase, adopted);
+    tcase_add_test(tcase, not_adopted);
+    tcase_add_loop_test(tcase, no_memory, 0, 2);
     tcase_add_test(tcase, no_descriptor_is_left);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);

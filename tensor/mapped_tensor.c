@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Tensors that lie in a mapped file. That a tensor does is told by its guard, which aliases have from their base. */
+#include "tensor/mapped_tensor.h"
+
+static void release_file(void *data, void *context)
+{
+    (void)data;
+    tl_mapped_file_put(context);
+}
+
+enum tl_status tl_mapped_tensor_create(struct tl_mapped_file *file, uint64_t offset_bytes, enum tl_dtype dtype,
+                                       const struct tl_shape *shape, struct tl_tensor **ret_tensor,
+                                       struct tl_error *ret_error)
+{
+    struct tl_tensor *tensor;
+    const struct tl_tensor_view view = {
+        .size_bytes = sizeof(view),
+        .dtype = dtype,
+        .rank = shape->rank,
+        .dims = shape->dims,
+        .data = (void *)tl_mapped_file_data(file),
+        .offset_bytes = offset_bytes,
+        .capacity_bytes = tl_mapped_file_size_bytes(file),
+        .read_only = true,
+        .release = release_file,
+        .release_context = file,
+    };
+    enum tl_status status = tl_tensor_wrap(&view, &tensor, ret_error);
+    if (status != TL_OK) return status;
+    /* From here on the release callback owes the file this reference. */
+    tl_mapped_file_get(file);
+    tl_tensor_set_guard(tensor, tl_mapped_file_check, file);
+    *ret_tensor = tensor;
+    return TL_OK;
+}
+
+struct tl_mapped_file *tl_mapped_tensor_file(const struct tl_tensor *tensor, uint64_t *ret_offset_bytes)
+{
+    tl_tensor_guard_fn guard;
+    void *context;
+    tl_tensor_get_guard(tensor, &guard, &context);
+    const char *data = tl_tensor_data(tensor);
+    if (guard != tl_mapped_file_check || data == NULL) return NULL;
+    *ret_offset_bytes = (uint64_t)(data - (const char *)tl_mapped_file_data(context));
+    return context;
+}
