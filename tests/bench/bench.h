@@ -33,6 +33,6 @@ void bench_check_contents(const struct tl_tensor *tensor);
 
 /* Both return the exit code. */
 int bench_serve(void);
-int bench_pull(const char *port, enum tl_progress progress, const char *names_path);
+int bench_pull(const char *port, enum tl_progress progress, const char *protocol, const char *names_path);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * tl_bench pull PORT thread|caller [NAMES]: receives from the worker at the port as its standard input says.
+ * tl_bench pull PORT thread|caller PROTOCOL [NAMES]: receives from the worker at the port as its standard input says.
  *
  * Prints "ready tensorlane VERSION". Then every line of input is a command that is answered with one line, the seconds
  * it took:
@@ -177,13 +177,13 @@ static void run_model(struct client *client, uint64_t size_bytes, uint64_t count
 
 /* ------------------------------------------------------------------------------------------------------- setup -- */
 
-static void open_client(struct client *client, const char *port, enum tl_progress progress)
+static void open_client(struct client *client, const char *port, enum tl_progress progress, const char *protocol)
 {
     char config[256];
     struct tl_error error;
     snprintf(config, sizeof(config),
-             "{\"cluster\": {\"ps\": [\"127.0.0.1:%s\"]}, \"protocol\": \"grpc\", \"log\": {\"level\": \"warn\"}}",
-             port);
+             "{\"cluster\": {\"ps\": [\"127.0.0.1:%s\"]}, \"protocol\": \"%s\", \"log\": {\"level\": \"warn\"}}", port,
+             protocol);
     const struct tl_worker_options options = {
         .size_bytes = sizeof(options), .config_json = config, .is_client = true, .progress = progress};
     bench_check(tl_worker_open(&options, &client->worker, &error), "open", &error);
@@ -287,10 +287,10 @@ static void run_commands(struct client *client)
     }
 }
 
-int bench_pull(const char *port, enum tl_progress progress, const char *names_path)
+int bench_pull(const char *port, enum tl_progress progress, const char *protocol, const char *names_path)
 {
     struct client client = {0};
-    open_client(&client, port, progress);
+    open_client(&client, port, progress, protocol);
     if (names_path)
         read_names(&client.model, names_path);
     else

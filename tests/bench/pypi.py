@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The peers that come from PyPI, each in a virtual environment of its own in the build folder.
 
-They are large (TensorFlow 2 GB, PyTorch 6 GB on disk) and are installed once. What cannot be installed is skipped, and
+They are large (TensorFlow 2 GB, PyTorch 6 GB on disk; UCX is small) and are installed once. What cannot be installed is skipped, and
 says what was missing.
 """
 import platform
@@ -14,6 +14,7 @@ INSTALL_SEC = 1200
 PACKAGES = {
     "tensorflow": ("tensorflow-cpu" if platform.machine() == "x86_64" else "tensorflow", "tensorflow", 4),
     "gloo": ("torch", "torch", 9),
+    "ucx": ("libucx-cu12", "libucx", 1),
 }
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is measured of our programs alone: a whole model pulled from `tensorlane serve`, and many workers on one machine
 started by `tensorlane up`."""
+import contextlib
 import json
 import pathlib
 import statistics
@@ -34,11 +35,25 @@ def make_model(build, folder):
 
 # ---------------------------------------------------------------------------------------------------------- model --
 
-def pull_twice(build, address, listing, progress, log_folder):
+@contextlib.contextmanager
+def served_model(build, folder, protocol):
+    """`tensorlane serve` with the mapped model; gives the process, its address, and what it lists."""
+    config = folder / f"model-{protocol}.json"
+    config.write_text(json.dumps({"cluster": {"ps": ["127.0.0.1:1"]}, "protocol": protocol}))
+    command = [build / "bin" / "tensorlane", "serve", "--config", config, "--job", "ps", "--task", "0", "--listen",
+               "127.0.0.1:0", "--publish", make_model(build, folder)]
+    with Process("serve", command, folder / "logs") as server:
+        words = server.wait_logged("worker ready").split()
+        address = "127.0.0.1:" + next(word for word in words if word.startswith("port=")).partition("=")[2]
+        yield server, address, run_json([build / "bin" / "tensorlane", "ls", "--address", address, "--json"])
+        server.stop()
+
+
+def pull_twice(build, address, listing, progress, protocol, log_folder):
     """One receiver: the first pull connects and allocates, the second is into the same tensors."""
     names = log_folder / "names"
     names.write_text("".join(tensor["name"] + "\n" for tensor in listing["tensors"]))
-    command = [build / "bin" / "bench" / "tl_bench", "pull", address.rpartition(":")[2], progress, names]
+    command = [build / "bin" / "bench" / "tl_bench", "pull", address.rpartition(":")[2], progress, protocol, names]
     with Process(f"model {progress}", command, log_folder) as client:
         client.wait_ready()
         seconds = [client.ask(f"model {listing['bytes']} 1") for _ in range(2)]
@@ -56,26 +71,18 @@ def pull_command(build, address, folder):
 
 def measure_model(build, folder, repeat_count, say):
     """VGG16 from a mapped file to receivers with either kind of progress, and to `tensorlane pull`."""
-    model = make_model(build, folder)
-    config = folder / "model.json"
-    config.write_text(json.dumps({"cluster": {"ps": ["127.0.0.1:1"]}, "protocol": "grpc"}))
-    command = [build / "bin" / "tensorlane", "serve", "--config", config, "--job", "ps", "--task", "0", "--listen",
-               "127.0.0.1:0", "--publish", model]
-    with Process("serve", command, folder / "logs") as server:
-        words = server.wait_logged("worker ready").split()
-        address = "127.0.0.1:" + next(word for word in words if word.startswith("port=")).partition("=")[2]
-        listing = run_json([build / "bin" / "tensorlane", "ls", "--address", address, "--json"])
+    with served_model(build, folder, "grpc") as (server, address, listing):
         pulls = {"thread": [], "caller": []}
         for index in range(repeat_count):
             say(f"VGG16: pull {index + 1} of {repeat_count}")
             for progress, results in pulls.items():
-                results.append(pull_twice(build, address, listing, progress, folder / "logs"))
+                results.append(pull_twice(build, address, listing, progress, "grpc", folder / "logs"))
         command_seconds = [pull_command(build, address, folder) for _ in range(repeat_count)]
         peak_bytes = status_field(server.pid, "VmHWM")
-        server.stop()
-    return {"tensor_count": listing["count"], "tensor_bytes": listing["bytes"], "file_bytes": model.stat().st_size,
+    file_bytes = make_model(build, folder).stat().st_size
+    return {"tensor_count": listing["count"], "tensor_bytes": listing["bytes"], "file_bytes": file_bytes,
             "pulls": pulls, "pull_command_seconds": command_seconds, "server_peak_bytes": peak_bytes,
-            "summary": summarize_model(listing["bytes"], model.stat().st_size, pulls, command_seconds, peak_bytes)}
+            "summary": summarize_model(listing["bytes"], file_bytes, pulls, command_seconds, peak_bytes)}
 
 
 def summarize_model(tensor_bytes, file_bytes, pulls, command_seconds, server_peak_bytes):

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the machine can do without us: the measures that the local transport is compared with.
+ *
+ *   bare_bench memcpy BYTES COUNT    one thread copies between two buffers, whose pages are there
+ *   bare_bench eventfd COUNT         two processes wake each other in turn, each asleep in between
+ *
+ * Prints one JSON object with the median, in microseconds, of a copy, or of there and back.
+ */
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#define WARM_UP_COUNT 3
+
+static _Noreturn void die(const char *what)
+{
+    perror(what);
+    exit(1);
+}
+
+static double now_us(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec * 1e6 + (double)time.tv_nsec / 1e3;
+}
+
+static int by_value(const void *a, const void *b)
+{
+    double left = *(const double *)a;
+    double right = *(const double *)b;
+    return left < right ? -1 : left > right;
+}
+
+static void report(double *times_us, size_t count)
+{
+    qsort(times_us, count, sizeof(*times_us), by_value);
+    printf("{\"count\": %zu, \"p50_us\": %.3f}\n", count, times_us[count / 2]);
+}
+
+static void measure_memcpy(size_t size_bytes, double *times_us, size_t count)
+{
+    char *source = malloc(size_bytes);
+    char *destination = malloc(size_bytes);
+    if (source == NULL || destination == NULL) die("memory");
+    memset(source, 0x5a, size_bytes);
+    memset(destination, 0xa5, size_bytes);
+    for (size_t i = 0; i < count + WARM_UP_COUNT; i++) {
+        double begun_us = now_us();
+        memcpy(destination, source, size_bytes);
+        __asm__ volatile("" : : "r"(destination) : "memory"); /* the copy is not left out */
+        if (i >= WARM_UP_COUNT) times_us[i - WARM_UP_COUNT] = now_us() - begun_us;
+    }
+    free(source);
+    free(destination);
+}
+
+static void wake(int fd)
+{
+    const uint64_t one = 1;
+    if (write(fd, &one, sizeof(one)) != (ssize_t)sizeof(one)) die("write");
+}
+
+static void await(int fd)
+{
+    uint64_t value;
+    if (read(fd, &value, sizeof(value)) != (ssize_t)sizeof(value)) die("read");
+}
+
+static void measure_eventfd(double *times_us, size_t count)
+{
+    int there = eventfd(0, EFD_CLOEXEC);
+    int back = eventfd(0, EFD_CLOEXEC);
+    if (there < 0 || back < 0) die("eventfd");
+    pid_t child = fork();
+    if (child < 0) die("fork");
+    if (child == 0) {
+        for (size_t i = 0; i < count + WARM_UP_COUNT; i++) {
+            await(there);
+            wake(back);
+        }
+        _exit(0);
+    }
+    for (size_t i = 0; i < count + WARM_UP_COUNT; i++) {
+        double begun_us = now_us();
+        wake(there);
+        await(back);
+        if (i >= WARM_UP_COUNT) times_us[i - WARM_UP_COUNT] = now_us() - begun_us;
+    }
+    (void)waitpid(child, NULL, 0);
+}
+
+int main(int argc, char **argv)
+{
+    size_t count = argc > 1 ? strtoul(argv[argc - 1], NULL, 10) : 0;
+    double *times_us = count > 0 ? calloc(count, sizeof(*times_us)) : NULL;
+    if (times_us != NULL && argc == 4 && strcmp(argv[1], "memcpy") == 0) {
+        measure_memcpy(strtoul(argv[2], NULL, 10), times_us, count);
+    } else if (times_us != NULL && argc == 3 && strcmp(argv[1], "eventfd") == 0) {
+        measure_eventfd(times_us, count);
+    } else {
+        fprintf(stderr, "usage: bare_bench memcpy BYTES COUNT | eventfd COUNT\n");
+        return 2;
+    }
+    report(times_us, count);
+    free(times_us);
+    return 0;
+}
