@@ -32,6 +32,9 @@
 /* Posted at most by one turn: an expose and what it is for. */
 #define ROOM_OF_A_TURN 2
 
+/* While something is expected of a peer: how late its silence is noticed at most, as a part of the limit. */
+#define LOOKS_PER_SILENCE 16
+
 /* How often a provider is polled that has not drained a queue pair: it gives up a card that does not hand back what was
  * posted, but a reactor that sleeps would not let it. */
 #define DRAIN_LOOK_NS (250 * TL_NS_PER_MS)
@@ -297,7 +300,7 @@ void conn_watch(struct tl_conn *conn)
     if (conn->silence_timer.heap_place != 0 || !conn_is_open(conn)) return;
     conn->has_heard = false;
     conn->heard_ns = tl_clock_now_ns();
-    conn_arm(conn, &conn->silence_timer, conn->engine->options.silence_ns / 4);
+    conn_arm(conn, &conn->silence_timer, conn->engine->options.silence_ns / LOOKS_PER_SILENCE);
 }
 
 static void silence_check(struct tl_timer *timer)
@@ -324,7 +327,8 @@ static void silence_check(struct tl_timer *timer)
         conn->is_credit_wanted = true;
         conn_pump_later(conn);
     }
-    conn_arm(conn, &conn->silence_timer, silence_ns / 4);
+    int64_t look_ns = silence_ns / LOOKS_PER_SILENCE;
+    conn_arm(conn, &conn->silence_timer, look_ns < silence_ns - silent_ns ? look_ns : silence_ns - silent_ns);
 }
 
 /* ------------------------------------------------------------------------------------------------------ goodbye -- */

@@ -3,6 +3,7 @@
 """Inside the guest with one device: workers that use the data plane, and workers that lack something for it. Run by
 worker_test.py."""
 import copy
+import datetime
 import json
 import os
 import random
@@ -168,22 +169,33 @@ class Cycles(unittest.TestCase):
 
 class Defaults(unittest.TestCase):
     def test_peer_that_is_frozen(self):
-        """It is reported by silence, long before the card gives up, and its requests are answered when it goes on."""
-        config = {"cluster": CLUSTER["cluster"], "protocol": "grpc+verbs"}
-        with Server(config, "ps") as server, Worker(config, "worker") as here, workers.logged() as log:
+        """It is reported by silence, long before the card gives up and before those give up who wait two seconds; its
+        requests are answered when it goes on."""
+        config = {"cluster": CLUSTER["cluster"] | {"worker": ["10.10.0.1:4001", "10.10.0.1:4003"]},
+                  "protocol": "grpc+verbs"}
+        with Server(config, "ps") as server, Worker(config, "worker") as here, \
+                Worker(config | {"rdma": "require"}, "worker", 1) as strict, workers.logged() as log:
             with tempfile.TemporaryDirectory() as folder:
                 push(config, workers.make_checkpoint(f"{folder}/small.safetensors", 8))
             peer = here.peer("/job:ps/task:0")
+            strict_peer = strict.peer("/job:ps/task:0")
 
             def comes():
                 return here.receive(peer, "features.0.bias").path in OVER_VERBS
             workers.wait_until(comes, "a data path")
+            self.assertEqual("OK", strict.receive(strict_peer, "features.0.bias").status)
             server.signal(signal.SIGSTOP)
-            begin, start = len(log()), time.monotonic()
+            begin, start = len(log()), time.time()
             op = here.ask(peer, "features.0.bias")
-            reason = r'level=warn msg="no data path" peer=/job:ps/task:0.* reason="[^"]*has been silent for (\d+) ms'
+            strict.ask(strict_peer, "features.0.bias", timeout_sec=2)
+            done, = strict.wait(1).values()
+            self.assertEqual("UNAVAILABLE", done.status, done)
+            self.assertIn("has been silent for", done.message)
+            reason = r'ts=(\S+) level=warn msg="no data path" peer=/job:ps/task:0 instead=.* has been silent for (\d+) ms'
             workers.wait_until(lambda: re.search(reason, log()[begin:]), "the silence is reported")
-            print(f"a frozen peer was reported after {time.monotonic() - start:.1f} s", flush=True)
+            when, silent_ms = re.search(reason, log()[begin:]).groups()
+            report = datetime.datetime.fromisoformat(when).timestamp()
+            print(f"a frozen peer was reported after {report - start:.3f} s, {silent_ms} ms of silence", flush=True)
             self.assertTrue(here.is_quiet(0.1))
             server.signal(signal.SIGCONT)
             done, = here.wait(1).values()
