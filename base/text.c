@@ -40,9 +40,31 @@ size_t tl_text_utf8_char_len(const char *text, size_t len_bytes)
     return len;
 }
 
+/* Whether each of the eight bytes is one of ASCII, and none is NUL. */
+static inline bool is_plain(uint64_t bytes)
+{
+    return ((bytes | (bytes - UINT64_C(0x0101010101010101))) & UINT64_C(0x8080808080808080)) == 0;
+}
+
+/* How many bytes from the first on are certainly plain. */
+static size_t count_plain(const char *text, size_t len_bytes)
+{
+    size_t place = 0;
+    uint64_t bytes;
+    for (; len_bytes - place >= sizeof(bytes); place += sizeof(bytes)) {
+        memcpy(&bytes, text + place, sizeof(bytes));
+        if (!is_plain(bytes)) return place;
+    }
+    uint32_t first, last; /* of what is left; together they are all of it */
+    if (len_bytes - place < sizeof(first)) return place;
+    memcpy(&first, text + place, sizeof(first));
+    memcpy(&last, text + len_bytes - sizeof(last), sizeof(last));
+    return is_plain((uint64_t)first << 32 | last) ? len_bytes : place;
+}
+
 bool tl_text_is_utf8(const char *text, size_t len_bytes)
 {
-    for (size_t place = 0; place < len_bytes;) {
+    for (size_t place = count_plain(text, len_bytes); place < len_bytes;) {
         if ((signed char)text[place] > 0) { /* ASCII */
             place++;
             continue;

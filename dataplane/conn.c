@@ -91,10 +91,7 @@ static void take_turns(struct tl_conn *conn, struct tl_list *turns, bool needs_c
 {
     while (!tl_list_is_empty(turns) && room(conn) >= ROOM_OF_A_TURN && conn->state != CONN_CLOSING) {
         if (needs_credit && credits(conn) < 2) return;
-        if (conn->turns_left_bytes == 0) {
-            conn_pump_later(conn);
-            return;
-        }
+        if (conn->turns_left_bytes == 0) return;
         struct turn *turn = TL_CONTAINER_OF(tl_list_pop_front(turns), struct turn, place);
         if (turn->take(turn)) tl_list_push_back(turns, &turn->place);
     }
@@ -117,17 +114,19 @@ static void maybe_tell_credits(struct tl_conn *conn)
 static void pump(struct tl_letter *letter)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(letter, struct tl_conn, pump_letter);
-    conn->is_pump_deferred = false;
     conn->turns_left_bytes = PUMP_BYTES;
     conn->tells_left_bytes = PUMP_BYTES;
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
-        take_turns(conn, &conn->revokes, false);
         requests_tell(conn); /* who is told may ask again, with this doorbell */
         requests_begin(conn);
+        take_turns(conn, &conn->revokes, false);
         take_turns(conn, &conn->turns, true);
         maybe_tell_credits(conn);
         if (conn->state != CONN_CLOSING) tl_queue_pair_ring(conn->pair);
     }
+    /* What was wanted so far has had its turn, or waits for something; what is from here on needs another pump. */
+    conn->is_pump_deferred = false;
+    if (conn->turns_left_bytes == 0) conn_pump_later(conn);
     requests_tell(conn);
     conn_something_over(conn);
 }
@@ -137,7 +136,7 @@ static void pump(struct tl_letter *letter)
 struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type, uint32_t handle)
 {
     struct tl_message *message = &conn->engine->outgoing;
-    memset(message, 0, offsetof(struct tl_message, text_room));
+    tl_message_clear(message);
     message->type = type;
     message->handle = handle;
     return message;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Writing and reading of control messages. A reader that finds too little remembers that and goes on with zeros, so
- * that what is read needs one check at the end. */
+/* Writing and reading of control messages. A reader checks each part of fixed length once, and then reads it as it
+ * lies. */
 #include "dataplane/message.h"
 
 #include <endian.h>
@@ -11,6 +11,8 @@
 #include "base/text.h"
 
 #define HEAD_BYTES 12
+#define REQUEST_BYTES 26 /* of a REQUEST, up to its key */
+#define STATUS_BYTES 6   /* of an ERROR_STATUS, up to its text */
 
 enum {
     FLAG_META_DATA = 1,
@@ -62,115 +64,158 @@ const char *tl_message_name(enum tl_message_type type)
 
 /* ------------------------------------------------------------------------------------------------------ writing -- */
 
-struct writer {
-    uint8_t *bytes;
-    uint32_t len_bytes;
-};
+#define META_DATA_MAX_BYTES (3 + 8 * TL_MAX_RANK + 8)
+/* The two longest, so that nothing need be counted while a message is written. */
+#define KEY_MAX_BYTES (TL_SLOT_BYTES - HEAD_BYTES - REQUEST_BYTES - META_DATA_MAX_BYTES - 1 - TL_DESCRIPTOR_MAX_BYTES)
+#define TEXT_MAX_BYTES (TL_SLOT_BYTES - HEAD_BYTES - STATUS_BYTES)
+_Static_assert(TL_MESSAGE_KEY_BYTES <= KEY_MAX_BYTES && TL_ERROR_MESSAGE_BYTES <= TEXT_MAX_BYTES,
+               "slots are too small");
 
-/* Always inlined: of constant length, a number is one store. */
-static inline __attribute__((always_inline)) void put(struct writer *writer, uint64_t value, unsigned len_bytes)
+static inline uint8_t *put_u16(uint8_t *at, uint64_t value)
 {
-    TL_CHECK(writer->len_bytes + len_bytes <= TL_SLOT_BYTES);
+    uint16_t little = htole16((uint16_t)value);
+    memcpy(at, &little, sizeof(little));
+    return at + sizeof(little);
+}
+
+static inline uint8_t *put_u32(uint8_t *at, uint32_t value)
+{
+    uint32_t little = htole32(value);
+    memcpy(at, &little, sizeof(little));
+    return at + sizeof(little);
+}
+
+static inline uint8_t *put_u64(uint8_t *at, uint64_t value)
+{
     uint64_t little = htole64(value);
-    memcpy(writer->bytes + writer->len_bytes, &little, len_bytes);
-    writer->len_bytes += len_bytes;
+    memcpy(at, &little, sizeof(little));
+    return at + sizeof(little);
 }
 
-static void put_bytes(struct writer *writer, const void *bytes, uint32_t len_bytes)
+static inline uint8_t *put_bytes(uint8_t *at, const void *bytes, size_t len_bytes)
 {
-    TL_CHECK(writer->len_bytes + len_bytes <= TL_SLOT_BYTES);
-    if (len_bytes > 0) memcpy(writer->bytes + writer->len_bytes, bytes, len_bytes);
-    writer->len_bytes += len_bytes;
+    memcpy(at, bytes, len_bytes);
+    return at + len_bytes;
 }
 
-static void put_meta_data(struct writer *writer, const struct tl_meta_data *meta_data)
+static uint8_t *put_meta_data(uint8_t *at, const struct tl_meta_data *meta_data)
 {
-    put(writer, (uint64_t)meta_data->dtype, 1);
-    put(writer, meta_data->is_dead, 1);
-    put(writer, meta_data->shape.rank, 1);
+    TL_CHECK(meta_data->shape.rank <= TL_MAX_RANK);
+    *at++ = (uint8_t)meta_data->dtype;
+    *at++ = meta_data->is_dead;
+    *at++ = (uint8_t)meta_data->shape.rank;
     for (unsigned i = 0; i < meta_data->shape.rank; i++)
-        put(writer, meta_data->shape.dims[i], 8);
-    put(writer, meta_data->size_bytes, 8);
+        at = put_u64(at, meta_data->shape.dims[i]);
+    return put_u64(at, meta_data->size_bytes);
+}
+
+static uint8_t *put_request(uint8_t *at, const struct tl_message *message)
+{
+    size_t key_bytes = strlen(message->key);
+    TL_CHECK(key_bytes <= KEY_MAX_BYTES);
+    at = put_u64(at, message->number);
+    at = put_u64(at, message->step);
+    at = put_u64(at, message->expected_step);
+    at = put_u16(at, key_bytes);
+    return put_bytes(at, message->key, key_bytes);
+}
+
+static uint8_t *put_hello(uint8_t *at, const struct tl_message *message)
+{
+    at = put_u32(at, message->version);
+    at = put_u64(at, message->incarnation);
+    at = put_u64(at, message->token);
+    return put_u64(at, message->challenge);
+}
+
+static uint8_t *put_destination(uint8_t *at, const struct tl_descriptor *destination)
+{
+    TL_CHECK(destination->len_bytes <= TL_DESCRIPTOR_MAX_BYTES);
+    *at++ = destination->len_bytes;
+    return put_bytes(at, destination->bytes, destination->len_bytes);
+}
+
+static uint8_t *put_status(uint8_t *at, const struct tl_message *message)
+{
+    size_t text_bytes = strnlen(message->text, TL_ERROR_MESSAGE_BYTES - 1);
+    at = put_u32(at, (uint32_t)message->code);
+    at = put_u16(at, text_bytes);
+    return put_bytes(at, message->text, text_bytes);
 }
 
 uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
 {
     const struct layout *layout = &layouts[message->type];
-    struct writer writer = {.bytes = buffer};
     unsigned flags = (message->has_meta_data ? FLAG_META_DATA : 0) | (message->has_checksum ? FLAG_CHECKSUM : 0) |
                      (message->is_final ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
                      (message->is_published ? FLAG_PUBLISHED : 0);
-    put(&writer, (uint64_t)message->type, 1);
-    put(&writer, flags & layout->flags, 1);
-    put(&writer, 0, 2);
-    put(&writer, message->consumed, 4);
-    put(&writer, message->handle, 4);
-    if (layout->has_hello) {
-        put(&writer, message->version, 4);
-        put(&writer, message->incarnation, 8);
-        put(&writer, message->token, 8);
-        put(&writer, message->challenge, 8);
-    }
-    if (layout->has_request) {
-        size_t key_bytes = strlen(message->key);
-        put(&writer, message->number, 8);
-        put(&writer, message->step, 8);
-        put(&writer, message->expected_step, 8);
-        put(&writer, key_bytes, 2);
-        put_bytes(&writer, message->key, (uint32_t)key_bytes);
-    }
-    if (layout->has_step) put(&writer, message->step, 8);
-    if (layout->has_checksum_field && message->has_checksum) put(&writer, message->checksum, 8);
-    if ((layout->flags & FLAG_META_DATA) != 0 && message->has_meta_data) put_meta_data(&writer, &message->meta_data);
-    if (layout->has_destination) {
-        put(&writer, message->destination.len_bytes, 1);
-        put_bytes(&writer, message->destination.bytes, message->destination.len_bytes);
-    }
-    if (layout->has_status) {
-        size_t text_bytes = strnlen(message->text, TL_ERROR_MESSAGE_BYTES - 1);
-        put(&writer, (uint64_t)message->code, 4);
-        put(&writer, text_bytes, 2);
-        put_bytes(&writer, message->text, (uint32_t)text_bytes);
-    }
-    buffer[2] = (uint8_t)writer.len_bytes;
-    buffer[3] = (uint8_t)(writer.len_bytes >> 8);
-    return writer.len_bytes;
+    flags &= layout->flags;
+    buffer[0] = (uint8_t)message->type;
+    buffer[1] = (uint8_t)flags;
+    uint8_t *at = put_u32(buffer + 4, message->consumed);
+    at = put_u32(at, message->handle);
+    if (layout->has_hello) at = put_hello(at, message);
+    if (layout->has_request) at = put_request(at, message);
+    if (layout->has_step) at = put_u64(at, message->step);
+    if (layout->has_checksum_field && message->has_checksum) at = put_u64(at, message->checksum);
+    if ((flags & FLAG_META_DATA) != 0) at = put_meta_data(at, &message->meta_data);
+    if (layout->has_destination) at = put_destination(at, &message->destination);
+    if (layout->has_status) at = put_status(at, message);
+    uint32_t len_bytes = (uint32_t)(at - buffer);
+    (void)put_u16(buffer + 2, len_bytes);
+    return len_bytes;
 }
 
 /* ------------------------------------------------------------------------------------------------------ reading -- */
 
 struct reader {
-    const uint8_t *bytes;
-    uint32_t left_bytes;
-    bool is_short;
+    const uint8_t *at;
+    const uint8_t *end;
 };
 
-static inline __attribute__((always_inline)) const uint8_t *take_bytes(struct reader *reader, uint64_t len_bytes)
+/* The next so many bytes; NULL: there are fewer, and none of those that follow is read. */
+static inline const uint8_t *take(struct reader *reader, uint64_t len_bytes)
 {
-    if (len_bytes > reader->left_bytes) {
-        reader->is_short = true;
-        reader->left_bytes = 0;
+    const uint8_t *at = reader->at;
+    if (len_bytes > (uint64_t)(reader->end - at)) {
+        reader->at = NULL;
+        reader->end = NULL;
         return NULL;
     }
-    const uint8_t *bytes = reader->bytes;
-    reader->bytes += len_bytes;
-    reader->left_bytes -= (uint32_t)len_bytes;
-    return bytes;
+    reader->at += len_bytes;
+    return at;
 }
 
-static inline __attribute__((always_inline)) uint64_t take(struct reader *reader, unsigned len_bytes)
+static inline uint64_t get_u16(const uint8_t *at)
 {
-    const uint8_t *bytes = take_bytes(reader, len_bytes);
-    uint64_t little = 0;
-    if (bytes != NULL) memcpy(&little, bytes, len_bytes);
+    uint16_t little;
+    memcpy(&little, at, sizeof(little));
+    return le16toh(little);
+}
+
+static inline uint32_t get_u32(const uint8_t *at)
+{
+    uint32_t little;
+    memcpy(&little, at, sizeof(little));
+    return le32toh(little);
+}
+
+static inline uint64_t get_u64(const uint8_t *at)
+{
+    uint64_t little;
+    memcpy(&little, at, sizeof(little));
     return le64toh(little);
 }
 
-/* Text of at most capacity - 1 bytes into room; false when it is longer, or no text. */
-static bool take_text(struct reader *reader, char *room, uint64_t capacity)
+static enum tl_status too_short(struct tl_error *ret_error)
 {
-    uint64_t len_bytes = take(reader, 2);
-    const uint8_t *bytes = take_bytes(reader, len_bytes);
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message that ends before what it contains");
+}
+
+/* Text of at most capacity - 1 bytes into room; false when it is longer, or no text. */
+static bool take_text(struct reader *reader, uint64_t len_bytes, char *room, uint64_t capacity)
+{
+    const uint8_t *bytes = take(reader, len_bytes);
     if (bytes == NULL || len_bytes >= capacity || !tl_text_is_utf8((const char *)bytes, (size_t)len_bytes))
         return false;
     memcpy(room, bytes, (size_t)len_bytes);
@@ -180,37 +225,64 @@ static bool take_text(struct reader *reader, char *room, uint64_t capacity)
 
 static enum tl_status take_meta_data(struct reader *reader, struct tl_meta_data *meta_data, struct tl_error *ret_error)
 {
-    meta_data->dtype = (enum tl_dtype)take(reader, 1);
-    uint64_t is_dead = take(reader, 1);
-    meta_data->shape.rank = (unsigned)take(reader, 1);
-    if (is_dead > 1 || meta_data->shape.rank > TL_MAX_RANK) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "meta-data of rank %u", meta_data->shape.rank);
+    const uint8_t *at = take(reader, 3);
+    if (at == NULL) return too_short(ret_error);
+    unsigned rank = at[2];
+    if (at[1] > 1 || rank > TL_MAX_RANK) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "meta-data of rank %u", rank);
     }
-    meta_data->is_dead = is_dead != 0;
-    for (unsigned i = 0; i < meta_data->shape.rank; i++)
-        meta_data->shape.dims[i] = take(reader, 8);
-    meta_data->size_bytes = take(reader, 8);
+    meta_data->dtype = (enum tl_dtype)at[0];
+    meta_data->is_dead = at[1] != 0;
+    meta_data->shape.rank = rank;
+    at = take(reader, 8 * (uint64_t)rank + 8);
+    if (at == NULL) return too_short(ret_error);
+    for (unsigned i = 0; i < rank; i++, at += 8)
+        meta_data->shape.dims[i] = get_u64(at);
+    meta_data->size_bytes = get_u64(at);
     return tl_meta_data_validate(meta_data, ret_error);
+}
+
+static enum tl_status take_hello(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
+{
+    const uint8_t *at = take(reader, 28);
+    if (at == NULL) return too_short(ret_error);
+    message->version = get_u32(at);
+    message->incarnation = get_u64(at + 4);
+    message->token = get_u64(at + 12);
+    message->challenge = get_u64(at + 20);
+    return TL_OK;
 }
 
 static enum tl_status take_request(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
 {
-    message->number = take(reader, 8);
-    message->step = take(reader, 8);
-    message->expected_step = take(reader, 8);
+    const uint8_t *at = take(reader, REQUEST_BYTES);
+    if (at == NULL) return too_short(ret_error);
+    message->number = get_u64(at);
+    message->step = get_u64(at + 8);
+    message->expected_step = get_u64(at + 16);
     message->key = message->text_room;
-    bool is_text = take_text(reader, message->text_room, TL_MESSAGE_KEY_BYTES + 1);
+    bool is_text = take_text(reader, get_u16(at + 24), message->text_room, TL_MESSAGE_KEY_BYTES + 1);
     if (is_text && message->text_room[0] != '\0') return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a key that is not UTF-8 of 1 to %d bytes",
                         TL_MESSAGE_KEY_BYTES);
 }
 
+static enum tl_status take_number(struct reader *reader, uint64_t *ret_number, struct tl_error *ret_error)
+{
+    const uint8_t *at = take(reader, 8);
+    if (at == NULL) return too_short(ret_error);
+    *ret_number = get_u64(at);
+    return TL_OK;
+}
+
 static enum tl_status take_status(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
 {
-    uint64_t code = take(reader, 4);
+    const uint8_t *at = take(reader, STATUS_BYTES);
+    if (at == NULL) return too_short(ret_error);
+    uint32_t code = get_u32(at);
     message->code = code >= TL_CANCELLED && code <= TL_UNAUTHENTICATED ? (enum tl_status)code : TL_UNKNOWN;
     message->text = message->text_room;
-    if (take_text(reader, message->text_room, sizeof(message->text_room))) return TL_OK;
+    if (take_text(reader, get_u16(at + 4), message->text_room, sizeof(message->text_room))) return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a status whose text is not UTF-8 of at most %d bytes",
                         TL_ERROR_MESSAGE_BYTES - 1);
 }
@@ -218,13 +290,15 @@ static enum tl_status take_status(struct reader *reader, struct tl_message *mess
 static enum tl_status take_destination(struct reader *reader, struct tl_descriptor *destination,
                                        struct tl_error *ret_error)
 {
-    uint64_t len_bytes = take(reader, 1);
-    const uint8_t *bytes = take_bytes(reader, len_bytes);
+    const uint8_t *at = take(reader, 1);
+    if (at == NULL) return too_short(ret_error);
+    unsigned len_bytes = at[0];
+    const uint8_t *bytes = take(reader, len_bytes);
     if (bytes == NULL || len_bytes > TL_DESCRIPTOR_MAX_BYTES) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a descriptor of %u bytes", (unsigned)len_bytes);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a descriptor of %u bytes", len_bytes);
     }
     destination->len_bytes = (uint8_t)len_bytes;
-    memcpy(destination->bytes, bytes, (size_t)len_bytes);
+    memcpy(destination->bytes, bytes, len_bytes);
     return TL_OK;
 }
 
@@ -232,15 +306,11 @@ static enum tl_status take_body(struct reader *reader, const struct layout *layo
                                 struct tl_error *ret_error)
 {
     enum tl_status status = TL_OK;
-    if (layout->has_hello) {
-        message->version = (uint32_t)take(reader, 4);
-        message->incarnation = take(reader, 8);
-        message->token = take(reader, 8);
-        message->challenge = take(reader, 8);
-    }
-    if (layout->has_request) status = take_request(reader, message, ret_error);
-    if (layout->has_step) message->step = take(reader, 8);
-    if (layout->has_checksum_field && message->has_checksum) message->checksum = take(reader, 8);
+    if (layout->has_hello) status = take_hello(reader, message, ret_error);
+    if (status == TL_OK && layout->has_request) status = take_request(reader, message, ret_error);
+    if (status == TL_OK && layout->has_step) status = take_number(reader, &message->step, ret_error);
+    if (status == TL_OK && layout->has_checksum_field && message->has_checksum)
+        status = take_number(reader, &message->checksum, ret_error);
     if (status == TL_OK && message->has_meta_data) status = take_meta_data(reader, &message->meta_data, ret_error);
     if (status == TL_OK && layout->has_destination) status = take_destination(reader, &message->destination, ret_error);
     if (status == TL_OK && layout->has_status) status = take_status(reader, message, ret_error);
@@ -250,35 +320,32 @@ static enum tl_status take_body(struct reader *reader, const struct layout *layo
 enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struct tl_message *ret_message,
                                  struct tl_error *ret_error)
 {
-    struct reader reader = {.bytes = bytes, .left_bytes = len_bytes};
-    uint64_t type = take(&reader, 1);
-    uint64_t flags = take(&reader, 1);
-    uint64_t told_bytes = take(&reader, 2);
-    if (reader.is_short || told_bytes != len_bytes || told_bytes < HEAD_BYTES) {
+    unsigned told_bytes = len_bytes >= HEAD_BYTES ? (unsigned)get_u16(bytes + 2) : 0;
+    if (told_bytes != len_bytes || told_bytes < HEAD_BYTES) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of %u bytes that says it has %u", len_bytes,
-                            (unsigned)told_bytes);
+                            told_bytes);
     }
-    const char *name = tl_message_name((enum tl_message_type)type);
-    const struct layout *layout = &layouts[name[0] != '?' ? type : 0];
-    if (layout->name == NULL || (flags & ~(uint64_t)layout->flags) != 0) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of type %u with flags %#x", (unsigned)type,
-                            (unsigned)flags);
+    unsigned type = bytes[0], flags = bytes[1];
+    const struct layout *layout = &layouts[type < TL_ARRAY_COUNT(layouts) ? type : 0];
+    if (layout->name == NULL || (flags & ~(unsigned)layout->flags) != 0) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of type %u with flags %#x", type, flags);
     }
     struct tl_message *message = ret_message;
-    memset(message, 0, offsetof(struct tl_message, text_room));
+    tl_message_clear(message);
     message->type = (enum tl_message_type)type;
     message->has_meta_data = (flags & FLAG_META_DATA) != 0;
     message->has_checksum = (flags & FLAG_CHECKSUM) != 0;
     message->is_final = (flags & FLAG_FINAL) != 0;
     message->is_ping = (flags & FLAG_PING) != 0;
     message->is_published = (flags & FLAG_PUBLISHED) != 0;
-    message->consumed = (uint32_t)take(&reader, 4);
-    message->handle = (uint32_t)take(&reader, 4);
+    message->consumed = get_u32(bytes + 4);
+    message->handle = get_u32(bytes + 8);
+    struct reader reader = {.at = bytes + HEAD_BYTES, .end = bytes + len_bytes};
     enum tl_status status = take_body(&reader, layout, message, ret_error);
-    if (status == TL_OK && (reader.is_short || reader.left_bytes > 0)) {
+    if (status == TL_OK && reader.at != reader.end) {
         status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of %u bytes, which is not what it contains",
                               len_bytes);
     }
-    if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", name);
+    if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", layout->name);
     return status;
 }

@@ -11,7 +11,9 @@
 #define DATAPLANE_MESSAGE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "dataplane/provider.h"
 #include "tensor/meta_data.h"
@@ -53,13 +55,26 @@ struct tl_message {
     uint64_t step;
     uint64_t expected_step;
     uint64_t checksum;
-    struct tl_meta_data meta_data;
-    struct tl_descriptor destination;
     enum tl_status code;
     const char *text; /* ERROR_STATUS; after decoding it is text_room */
     const char *key;  /* REQUEST; after decoding it is text_room */
+
+    struct tl_meta_data meta_data;
+    struct tl_descriptor destination;
     char text_room[TL_ERROR_MESSAGE_BYTES];
 };
+
+/* A message that says nothing. What is not reached from here is not touched: a message is handled many times a
+ * millisecond. */
+static inline void tl_message_clear(struct tl_message *message)
+{
+    memset(message, 0, offsetof(struct tl_message, meta_data));
+    message->meta_data.dtype = TL_DTYPE_INVALID;
+    message->meta_data.shape.rank = 0;
+    message->meta_data.is_dead = false;
+    message->meta_data.size_bytes = 0;
+    message->destination.len_bytes = 0;
+}
 
 /* Writes the message into buffer[TL_SLOT_BYTES]; returns its length. The text of an error is cut to what fits. */
 uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer);
