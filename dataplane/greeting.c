@@ -18,8 +18,7 @@
 #include "base/error.h"
 #include "base/random.h"
 #include "dataplane/conn_internal.h"
-
-#define PAGE_BYTES 4096
+#include "dataplane/pages.h"
 
 /* ---------------------------------------------------------------------------------------------------------- greeting
  * -- */
@@ -70,9 +69,10 @@ static bool take_probe(struct turn *turn)
 
 static void free_probe(struct tl_conn *conn)
 {
+    if (conn->probe_region == NULL) return;
     tl_region_destroy(conn->probe_region);
     conn->probe_region = NULL;
-    free(conn->probe);
+    tl_pages_unmap(conn->probe, 2 * (uint64_t)PROBE_BYTES);
     conn->probe = NULL;
 }
 
@@ -187,11 +187,10 @@ enum tl_status greeting_init(struct tl_conn *conn, struct tl_error *ret_error)
     conn->probe_uses = 2;
     measure_init(conn);
     /* Memory of its own: a pool may be full, and is needed for longer. */
-    conn->probe = aligned_alloc(PAGE_BYTES, 2 * (size_t)PROBE_BYTES);
-    if (conn->probe == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
-    memset(conn->probe, 0, 2 * (size_t)PROBE_BYTES);
-    return tl_memory_region_create(conn->engine->memory, conn->probe, 2 * (uint64_t)PROBE_BYTES, TL_REGION_WRITE,
-                                   &conn->probe_region, ret_error);
+    enum tl_status status =
+        tl_memory_region_map(conn->engine->memory, 2 * (uint64_t)PROBE_BYTES, &conn->probe_region, ret_error);
+    if (status == TL_OK) conn->probe = conn->probe_region->address;
+    return status;
 }
 
 void greeting_fini(struct tl_conn *conn)

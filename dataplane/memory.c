@@ -322,13 +322,12 @@ void tl_memory_unpin(struct tl_memory *memory, struct tl_pin *pin)
     *pin = (struct tl_pin){0};
 }
 
-enum tl_status tl_memory_region_create(struct tl_memory *memory, void *address, uint64_t len_bytes,
-                                       enum tl_region_access access, struct tl_region **ret_region,
-                                       struct tl_error *ret_error)
+enum tl_status tl_memory_region_map(struct tl_memory *memory, uint64_t len_bytes, struct tl_region **ret_region,
+                                    struct tl_error *ret_error)
 {
     enum tl_status status;
     do {
-        status = tl_region_create(memory->provider, address, len_bytes, access, ret_region, ret_error);
+        status = tl_region_map(memory->provider, len_bytes, ret_region, ret_error);
     } while (status == TL_RESOURCE_EXHAUSTED && tl_registrations_evict(memory->registrations));
     return status;
 }

@@ -121,11 +121,10 @@ struct tl_registration {
 /* Registers the allocation behind the tensor and pins its bytes; the letter follows exactly once. Thread: any. */
 void tl_memory_register(struct tl_memory *memory, struct tl_registration *registration);
 
-/* Registers other memory of ours, where registrations that nobody uses make room; the region is the caller's. Errors:
- * as region_create of the provider. Thread: any. Blocks. */
-enum tl_status tl_memory_region_create(struct tl_memory *memory, void *address, uint64_t len_bytes,
-                                       enum tl_region_access access, struct tl_region **ret_region,
-                                       struct tl_error *ret_error) TL_MUST_USE;
+/* Maps other memory of ours, where registrations that nobody uses make room; the region and its memory are the
+ * caller's. As tl_region_map. Thread: any. Blocks. */
+enum tl_status tl_memory_region_map(struct tl_memory *memory, uint64_t len_bytes, struct tl_region **ret_region,
+                                    struct tl_error *ret_error) TL_MUST_USE;
 
 /* Counts bytes that were copied by the CPU. Thread: any. */
 void tl_memory_count_bounce(struct tl_memory *memory, uint64_t len_bytes);

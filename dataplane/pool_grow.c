@@ -50,13 +50,12 @@ enum tl_status pool_region_create(struct tl_pool *pool, uint64_t len_bytes, stru
     if (!region) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a region of the pool");
     region->pool = pool;
     region->len_bytes = len_bytes;
-    enum tl_status status = tl_pages_map(len_bytes, pool->provider->limits.numa_node, &region->address, ret_error);
-    if (status != TL_OK) goto fail;
+    enum tl_status status;
     do {
-        status =
-            tl_region_create(pool->provider, region->address, len_bytes, TL_REGION_WRITE, &region->region, ret_error);
+        status = tl_region_map(pool->provider, len_bytes, &region->region, ret_error);
     } while (status == TL_RESOURCE_EXHAUSTED && pool->hooks.evict != NULL && pool->hooks.evict(pool->hooks.context));
     if (status != TL_OK) goto fail;
+    region->address = region->region->address;
     *ret_region = region;
     return TL_OK;
 

@@ -22,10 +22,10 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/random.h"
+#include "dataplane/pages.h"
 
 /* More than one packet, where the settings allow that in one write. */
 #define PROBE_BYTES 8192
-#define PAGE_BYTES 4096
 #define IMMEDIATE UINT32_C(0x50524f42)
 /* Enough for one message and one write each way. */
 #define QUEUE_DEPTH 16
@@ -120,15 +120,14 @@ static const struct tl_queue_pair_events events = {
 static enum tl_status make_memory(struct probe *probe, struct tl_error *ret_error)
 {
     probe->len_bytes = tl_min_u64(PROBE_BYTES, probe->provider->limits.max_write_bytes);
-    probe->memory = aligned_alloc(PAGE_BYTES, 2 * PROBE_BYTES);
-    if (probe->memory == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for it");
-    memset(probe->memory, 0, PROBE_BYTES);
+    enum tl_status status = tl_region_map(probe->provider, 2 * (uint64_t)PROBE_BYTES, &probe->region, ret_error);
+    if (status != TL_OK) return status;
+    probe->memory = probe->region->address;
     for (size_t i = PROBE_BYTES; i < 2 * (size_t)PROBE_BYTES; i += sizeof(uint64_t)) {
         uint64_t number = tl_random_u64();
         memcpy(probe->memory + i, &number, sizeof(number));
     }
-    return tl_region_create(probe->provider, probe->memory, 2 * (uint64_t)PROBE_BYTES, TL_REGION_WRITE, &probe->region,
-                            ret_error);
+    return TL_OK;
 }
 
 static enum tl_status make_pair(struct probe *probe, enum tl_keys keys, struct end *end, struct tl_error *ret_error)
@@ -211,8 +210,9 @@ static void finish(struct probe *probe)
     for (size_t i = 0; i < TL_ARRAY_COUNT(ends); i++) {
         if (ends[i]->pair != NULL) ends[i]->pair->ops->destroy(ends[i]->pair);
     }
+    if (probe->region == NULL) return;
     tl_region_destroy(probe->region);
-    free(probe->memory);
+    tl_pages_unmap(probe->memory, 2 * (uint64_t)PROBE_BYTES);
 }
 
 enum tl_status tl_provider_probe(struct tl_provider *provider, enum tl_keys keys, int64_t timeout_ns,

@@ -4,6 +4,9 @@
 
 #include "base/error.h"
 #include "base/log.h"
+#include "dataplane/pages.h"
+
+const char tl_outside_refused[] = "the peer writes only into the pool that was made for it (verbs.keys: region)";
 
 static enum tl_status not_supported(const struct tl_provider *provider, const char *what, struct tl_error *ret_error)
 {
@@ -16,6 +19,18 @@ enum tl_status tl_region_create(struct tl_provider *provider, void *address, uin
 {
     if (provider->ops->region_create == NULL) return not_supported(provider, "registered memory", ret_error);
     return provider->ops->region_create(provider, address, len_bytes, access, ret_region, ret_error);
+}
+
+enum tl_status tl_region_map(struct tl_provider *provider, uint64_t len_bytes, struct tl_region **ret_region,
+                             struct tl_error *ret_error)
+{
+    void *address;
+    if (provider->ops->region_map != NULL) return provider->ops->region_map(provider, len_bytes, ret_region, ret_error);
+    enum tl_status status = tl_pages_map(len_bytes, provider->limits.numa_node, &address, ret_error);
+    if (status != TL_OK) return status;
+    status = tl_region_create(provider, address, len_bytes, TL_REGION_WRITE, ret_region, ret_error);
+    if (status != TL_OK) tl_pages_unmap(address, len_bytes);
+    return status;
 }
 
 void tl_region_destroy(struct tl_region *region)

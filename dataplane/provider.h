@@ -35,6 +35,9 @@ struct tl_mapped_file;
 struct tl_queue_pair;
 struct tl_region;
 
+/* The outside_refusal of a queue pair whose peer knows the key of a region and no other. */
+extern const char tl_outside_refused[];
+
 #define TL_DESCRIPTOR_MAX_BYTES 48
 #define TL_INTRODUCTION_MAX_BYTES 192
 /* Slots of this size hold every control message. */
@@ -62,7 +65,7 @@ struct tl_work {
 
 /* Memory of ours that one peer may write, from expose until revoke is done. Embedded in the request it serves. */
 struct tl_exposure {
-    struct tl_region *region; /* NULL: not exposed */
+    struct tl_region *region; /* NULL: it lies in none */
     void *address;
     uint64_t len_bytes;
     struct tl_descriptor descriptor;
@@ -104,7 +107,7 @@ struct tl_provider_limits {
     uint64_t max_write_bytes; /* of one write */
     uint32_t max_queue_pairs;
     bool has_windows;   /* TL_KEYS_WINDOW works */
-    bool needs_regions; /* sources must lie in a region */
+    bool needs_regions; /* sources, and what is exposed, must lie in a region */
     int numa_node;      /* of the card; -1: none */
 };
 
@@ -125,6 +128,11 @@ struct tl_provider_ops {
     enum tl_status (*region_create)(struct tl_provider *provider, void *address, uint64_t len_bytes,
                                     enum tl_region_access access, struct tl_region **ret_region,
                                     struct tl_error *ret_error);
+    /* Makes memory for a pool, as large as asked (a multiple of TL_PAGE_BYTES), and its region for writing: for a
+     * provider whose peers reach only what it has made. What is mapped outlives the region, and is unmapped with
+     * tl_pages_unmap. NULL: anonymous memory and region_create. Thread: any. Blocks. Errors: TL_RESOURCE_EXHAUSTED. */
+    enum tl_status (*region_map)(struct tl_provider *provider, uint64_t len_bytes, struct tl_region **ret_region,
+                                 struct tl_error *ret_error);
     /* No posted operation and no exposure names it. Thread: any. */
     void (*region_destroy)(struct tl_region *region);
 
@@ -152,8 +160,9 @@ struct tl_provider_ops {
     void (*write)(struct tl_queue_pair *pair, const struct tl_region *region, const void *source, uint64_t len_bytes,
                   const struct tl_descriptor *destination, uint64_t offset_bytes, bool has_immediate,
                   uint32_t immediate, struct tl_work *work);
-    /* Lets the peer write address..len_bytes (not 0), which lie in region; fills exposure->descriptor. Takes effect
-     * before anything posted later. Errors: TL_RESOURCE_EXHAUSTED: no window left. */
+    /* Lets the peer write address..len_bytes (not 0), which lie in region; fills exposure->descriptor. region may be
+     * NULL where none is needed and outside_refusal is NULL. Takes effect before anything posted later.
+     * Errors: TL_RESOURCE_EXHAUSTED: no window left. */
     enum tl_status (*expose)(struct tl_queue_pair *pair, struct tl_region *region, void *address, uint64_t len_bytes,
                              struct tl_exposure *exposure, struct tl_error *ret_error);
     /* Ends it, once: when work is done (NULL: nobody waits), no write through the descriptor can land. A write of the
@@ -188,7 +197,9 @@ struct tl_provider {
 struct tl_queue_pair {
     const struct tl_provider_ops *ops;
     struct tl_provider *provider;
-    uint32_t mtu_bytes; /* of a packet, once it is connected; 0: there are no packets */
+    uint32_t mtu_bytes;          /* of a packet, once it is connected; 0: there are no packets */
+    const char *outside_refusal; /* why memory outside of the pool that was made for the peer cannot be exposed; set
+                                    when its first event comes; NULL: it can. Lives for ever */
 };
 
 /* The first member of every provider's own struct. */
@@ -205,6 +216,8 @@ struct tl_region {
 enum tl_status tl_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
                                 enum tl_region_access access, struct tl_region **ret_region,
                                 struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_region_map(struct tl_provider *provider, uint64_t len_bytes, struct tl_region **ret_region,
+                             struct tl_error *ret_error) TL_MUST_USE;
 void tl_region_destroy(struct tl_region *region); /* NULL is accepted */
 enum tl_status tl_queue_pair_create(struct tl_provider *provider, const struct tl_queue_pair_options *options,
                                     const struct tl_queue_pair_events *events, void *owner,

@@ -289,6 +289,17 @@ void request_finish(struct request *request)
     conn_pump_later(request->conn);
 }
 
+/* A peer may write its own pool for as long as it lives: what was to be received there, and was not, is received
+ * elsewhere the next time, perhaps over another transport. */
+static void leave_destination(const struct tl_conn *conn, struct tl_fetch *fetch)
+{
+    struct tl_pin pin = {.region = NULL};
+    if (conn->memory == conn->engine->memory || fetch->destination == NULL) return;
+    if (!tl_memory_pin(conn->memory, fetch->destination, TL_REGION_WRITE, &pin)) return;
+    tl_memory_unpin(conn->memory, &pin);
+    tl_fetch_restart(fetch);
+}
+
 /* False: not yet. */
 static bool tell(struct request *request)
 {
@@ -301,6 +312,7 @@ static bool tell(struct request *request)
     } else if (!complete(request, &result)) {
         return false;
     }
+    if (result.code != TL_OK) leave_destination(request->conn, fetch);
     request_free(request);
     fetch->allocator = NULL;
     fetch->transport_state = NULL;

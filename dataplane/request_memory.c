@@ -3,8 +3,8 @@
  * Where the bytes of a request go: into the destination itself, or into a proxy in the pool from which they are copied.
  *
  * Failure modes: memory that cannot be registered is copied through the pool, and the other way round; a fetch tells
- * why. When the pool is full the request waits for room, before the peer hears of it; what never fits fails. Under
- * TL_KEYS_REGION nothing but the peer's own pool is open to it: everything else is copied.
+ * why. When the pool is full the request waits for room, before the peer hears of it; what never fits fails. Where
+ * nothing but the peer's own pool can be open to it, everything else is copied.
  */
 #include "dataplane/request_internal.h"
 
@@ -14,7 +14,6 @@
 #include "base/reason.h"
 
 static const char reason_forced[] = "everything is copied through the pool (verbs.bounce)";
-static const char reason_region[] = "the peer writes only into the pool that was made for it (verbs.keys: region)";
 static const char reason_small[] = "the allocation that it lies in is too small to be registered (verbs.register)";
 
 static void room_came(struct tl_letter *letter);
@@ -83,6 +82,19 @@ static void register_destination(struct request *request)
     if (!request->is_registering) request_fail(request, &request_out_of_memory);
 }
 
+/* The peer will write to the destination, of which nobody knows yet. */
+static void expose_itself(struct request *request)
+{
+    struct tl_tensor *destination = request->kept;
+    if (request->conn->engine->provider->limits.needs_regions) {
+        register_destination(request);
+        return;
+    }
+    request->pin =
+        (struct tl_pin){.address = tl_tensor_data(destination), .len_bytes = tl_tensor_size_bytes(destination)};
+    request_handle(request, EVENT_READY);
+}
+
 void request_prepare_memory(struct request *request)
 {
     struct tl_conn *conn = request->conn;
@@ -92,12 +104,12 @@ void request_prepare_memory(struct request *request)
     bool is_forced = conn->engine->options.is_bounce_forced;
     if (!is_forced && tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &request->pin)) {
         request_handle(request, EVENT_READY);
-    } else if (is_forced || conn->engine->options.keys == TL_KEYS_REGION) {
-        request->proxy_reason = is_forced ? reason_forced : reason_region;
+    } else if (is_forced || conn->pair->outside_refusal != NULL) {
+        request->proxy_reason = is_forced ? reason_forced : conn->pair->outside_refusal;
         if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
     } else {
         request->proxy_reason = reason_small;
-        if (!conn_is_small(conn, destination) || !use_proxy(request, NULL, &error)) register_destination(request);
+        if (!conn_is_small(conn, destination) || !use_proxy(request, NULL, &error)) expose_itself(request);
     }
 }
 

@@ -162,7 +162,9 @@ enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_q
     if (status != TL_OK) return status;
     struct verbs_pair *pair = calloc(1, sizeof(*pair));
     if (pair == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
-    pair->base = (struct tl_queue_pair){.ops = provider->ops, .provider = provider};
+    pair->base = (struct tl_queue_pair){.ops = provider->ops,
+                                        .provider = provider,
+                                        .outside_refusal = options->keys == TL_KEYS_REGION ? tl_outside_refused : NULL};
     pair->device = device;
     pair->events = *events;
     pair->owner = owner;

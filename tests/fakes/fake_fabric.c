@@ -143,15 +143,13 @@ static bool is_within(uint64_t start, uint64_t len_bytes, uint64_t outer_start, 
 static bool is_writable(const struct fake_pair *target, const struct fake_address *address, uint64_t start,
                         uint64_t len_bytes)
 {
-    if (target->options.keys == TL_KEYS_WINDOW) {
-        TL_LIST_FOREACH(&target->windows, link)
-        {
-            const struct fake_window *window = TL_CONTAINER_OF(link, struct fake_window, link);
-            if (window->key != address->key || !window->is_bound) continue;
-            return is_within(start, len_bytes, (uintptr_t)window->address, window->len_bytes);
-        }
-        return false;
+    TL_LIST_FOREACH(&target->windows, link)
+    {
+        const struct fake_window *window = TL_CONTAINER_OF(link, struct fake_window, link);
+        if (window->key != address->key || !window->is_bound) continue;
+        return is_within(start, len_bytes, (uintptr_t)window->address, window->len_bytes);
     }
+    if (target->options.keys == TL_KEYS_WINDOW) return false;
     TL_LIST_FOREACH(&fake_provider_of(target)->regions, link)
     {
         const struct fake_region *region = TL_CONTAINER_OF(link, struct fake_region, link);

@@ -64,11 +64,12 @@ struct fake_region {
     unsigned use_count; /* operations and exposures that name it */
 };
 
-/* Memory that one queue pair lets its peer write. Under TL_KEYS_REGION it only counts the exposure. */
+/* Memory that one queue pair lets its peer write. Under TL_KEYS_REGION it only counts the exposure, unless it lies in
+ * no region. */
 struct fake_window {
     struct tl_list link;
     uint64_t key;
-    struct fake_region *region;
+    struct fake_region *region; /* NULL: none is needed */
     uint8_t *address;
     uint64_t len_bytes;
     bool is_bound; /* from the step of its bind to that of its revoke */

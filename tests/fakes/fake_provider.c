@@ -154,7 +154,7 @@ static struct fake_event *take_event(struct fake_provider *provider)
 static void window_free(struct fake_provider *provider, struct fake_window *window)
 {
     tl_list_remove(&window->link);
-    window->region->use_count--;
+    if (window->region != NULL) window->region->use_count--;
     provider->counters.exposures_out--;
     free(window);
 }
@@ -348,7 +348,9 @@ static struct fake_pair *new_pair(struct fake_provider *provider, const struct t
                                   const struct tl_queue_pair_events *events, void *owner)
 {
     struct fake_pair *pair = fake_alloc(sizeof(*pair));
-    pair->base = (struct tl_queue_pair){.ops = &fake_ops, .provider = &provider->base};
+    bool is_confined = options->keys == TL_KEYS_REGION && provider->base.limits.needs_regions;
+    pair->base = (struct tl_queue_pair){
+        .ops = &fake_ops, .provider = &provider->base, .outside_refusal = is_confined ? tl_outside_refused : NULL};
     pair->options = *options;
     pair->events = events;
     pair->owner = owner;
@@ -599,11 +601,13 @@ static struct fake_window *new_window(struct fake_pair *pair, struct tl_region *
 {
     struct fake_provider *provider = fake_provider_of(pair);
     struct fake_window *window = fake_alloc(sizeof(*window));
-    window->region = TL_CONTAINER_OF(region, struct fake_region, base);
-    window->region->use_count++;
+    window->region = region == NULL ? NULL : TL_CONTAINER_OF(region, struct fake_region, base);
+    if (region != NULL) window->region->use_count++;
     window->address = address;
     window->len_bytes = len_bytes;
-    window->key = pair->options.keys == TL_KEYS_WINDOW ? provider->fabric->next_number++ : window->region->key;
+    bool is_own = pair->options.keys == TL_KEYS_WINDOW || region == NULL;
+    window->key = is_own ? provider->fabric->next_number++ : window->region->key;
+    window->is_bound = is_own && pair->options.keys == TL_KEYS_REGION;
     tl_list_push_back(&pair->windows, &window->link);
     provider->counters.exposures++;
     provider->counters.exposures_out++;
@@ -616,7 +620,7 @@ static void fill_exposure(const struct fake_window *window, struct tl_exposure *
                                    .key = window->key,
                                    .address = (uintptr_t)window->address,
                                    .len_bytes = window->len_bytes};
-    *exposure = (struct tl_exposure){.region = &window->region->base,
+    *exposure = (struct tl_exposure){.region = window->region == NULL ? NULL : &window->region->base,
                                      .address = window->address,
                                      .len_bytes = window->len_bytes,
                                      .descriptor = {.len_bytes = sizeof(address)},
@@ -624,14 +628,23 @@ static void fill_exposure(const struct fake_window *window, struct tl_exposure *
     memcpy(exposure->descriptor.bytes, &address, sizeof(address));
 }
 
+static void check_exposed(const struct tl_queue_pair *pair, const struct tl_region *region, const void *address,
+                          uint64_t len_bytes)
+{
+    TL_CHECK(address != NULL && len_bytes > 0);
+    TL_CHECK(region != NULL || (!pair->provider->limits.needs_regions && pair->outside_refusal == NULL));
+    if (region == NULL) return;
+    uintptr_t begin = (uintptr_t)region->address;
+    uintptr_t at = (uintptr_t)address;
+    TL_CHECK(region->provider == pair->provider && region->access == TL_REGION_WRITE);
+    TL_CHECK(at >= begin && len_bytes <= region->len_bytes && at - begin <= region->len_bytes - len_bytes);
+}
+
 static enum tl_status pair_expose(struct tl_queue_pair *base, struct tl_region *region, void *address,
                                   uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
 {
     struct fake_pair *pair = as_pair(base);
-    uintptr_t begin = (uintptr_t)region->address;
-    uintptr_t at = (uintptr_t)address;
-    TL_CHECK(region->provider == base->provider && region->access == TL_REGION_WRITE && len_bytes > 0);
-    TL_CHECK(at >= begin && len_bytes <= region->len_bytes && at - begin <= region->len_bytes - len_bytes);
+    check_exposed(base, region, address, len_bytes);
     lock(fabric_of(pair));
     TL_CHECK(room_locked(pair) > 0);
     bool fails = fake_call_fails(fabric_of(pair), FAKE_EXPOSE_FAILURE, base->provider, base);
@@ -653,7 +666,7 @@ static enum tl_status pair_expose(struct tl_queue_pair *base, struct tl_region *
 static void pair_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, struct tl_work *work)
 {
     struct fake_pair *pair = as_pair(base);
-    TL_CHECK(exposure->region != NULL && exposure->provider_state != NULL);
+    TL_CHECK(exposure->provider_state != NULL);
     struct fake_window *window = exposure->provider_state;
     exposure->provider_state = NULL; /* a second time is an error */
     exposure->region = NULL;

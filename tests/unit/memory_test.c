@@ -10,6 +10,7 @@
 
 #include "base/mailbox.h"
 #include "dataplane/memory.c"
+#include "dataplane/pages.h"
 #include "tensor/tensor.c"
 
 #define KIB UINT64_C(1024)
@@ -305,7 +306,6 @@ END_TEST
  * register is registered. */
 START_TEST(idle_registrations_make_room)
 {
-    static char other[64 * KIB];
     struct tl_region *region = NULL;
     struct waiter waiter;
     struct request requests[2];
@@ -323,9 +323,10 @@ START_TEST(idle_registrations_make_room)
         wait_for_room(&waiter);
         ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_65536, &waiter.room, &second, &error), TL_OK);
     } else {
-        ck_assert_int_eq(tl_memory_region_create(memory, other, sizeof(other), TL_REGION_WRITE, &region, &error),
-                         TL_OK);
+        ck_assert_int_eq(tl_memory_region_map(memory, 64 * KIB, &region, &error), TL_OK);
+        void *address = region->address;
         tl_region_destroy(region);
+        tl_pages_unmap(address, 64 * KIB);
     }
     ck_assert_uint_eq(stats().evictions, 1);
     ck_assert_uint_eq(stats().cached_count, 1); /* the one that is in use */
