@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inside the guest with one device: workers that use the data plane, and workers that lack something for it. Run by
 worker_test.py."""
+import contextlib
 import copy
 import datetime
 import json
 import os
+import pathlib
 import random
 import re
 import signal
@@ -26,6 +28,7 @@ RECEIVE_COUNT = 10000
 UNDER_WAY = 200
 STEPS = 60
 CYCLES = 50
+IDLE_LOOKS = 50
 NO_LOCKED_MEMORY = ("setpriv", "--bounding-set", "-ipc_lock", "bash", "-c", 'ulimit -l 64; exec "$@"', "-")
 
 
@@ -39,6 +42,24 @@ def cluster(ps=None, **settings):
 
 def descriptors(pid):
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def thread_files(pid, name):
+    return [path.read_text() for path in pathlib.Path(f"/proc/{pid}/task").glob(f"*/{name}")]
+
+
+def switches(pid):
+    """How often its threads have gone to sleep."""
+    return sum(int(re.search(r"\nvoluntary_ctxt_switches:\s+(\d+)", text)[1]) for text in thread_files(pid, "status"))
+
+
+def thread_states(pid):
+    return [text.rpartition(")")[2].split()[0] for text in thread_files(pid, "stat")]
+
+
+def processor_time(pid):
+    """In ticks."""
+    return sum(sum(map(int, text.rpartition(")")[2].split()[11:13])) for text in thread_files(pid, "stat"))
 
 
 def push(config, *files):
@@ -168,39 +189,67 @@ class Cycles(unittest.TestCase):
 
 
 class Defaults(unittest.TestCase):
+    def setUp(self):
+        config = {"cluster": CLUSTER["cluster"] | {"worker": ["10.10.0.1:4001", "10.10.0.1:4003"]},
+                  "protocol": "grpc+verbs"}
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        self.server = stack.enter_context(Server(config, "ps"))
+        self.here = stack.enter_context(Worker(config, "worker"))
+        self.strict = stack.enter_context(Worker(config | {"rdma": "require"}, "worker", 1))
+        self.log = stack.enter_context(workers.logged())
+        with tempfile.TemporaryDirectory() as folder:
+            push(config, workers.make_checkpoint(f"{folder}/small.safetensors", 8))
+        self.peer = self.here.peer("/job:ps/task:0")
+        workers.wait_until(self.comes, "a data path")
+
+    def comes(self):
+        return self.here.receive(self.peer, "features.0.bias").path in OVER_VERBS
+
     def test_peer_that_is_frozen(self):
         """It is reported by silence, long before the card gives up and before those give up who wait two seconds; its
         requests are answered when it goes on."""
-        config = {"cluster": CLUSTER["cluster"] | {"worker": ["10.10.0.1:4001", "10.10.0.1:4003"]},
-                  "protocol": "grpc+verbs"}
-        with Server(config, "ps") as server, Worker(config, "worker") as here, \
-                Worker(config | {"rdma": "require"}, "worker", 1) as strict, workers.logged() as log:
-            with tempfile.TemporaryDirectory() as folder:
-                push(config, workers.make_checkpoint(f"{folder}/small.safetensors", 8))
-            peer = here.peer("/job:ps/task:0")
-            strict_peer = strict.peer("/job:ps/task:0")
+        strict_peer = self.strict.peer("/job:ps/task:0")
+        self.assertEqual("OK", self.strict.receive(strict_peer, "features.0.bias").status)
+        self.server.signal(signal.SIGSTOP)
+        begin, start = len(self.log()), time.time()
+        op = self.here.ask(self.peer, "features.0.bias")
+        self.strict.ask(strict_peer, "features.0.bias", timeout_sec=2)
+        done, = self.strict.wait(1).values()
+        self.assertEqual("UNAVAILABLE", done.status, done)
+        self.assertIn("has been silent for", done.message)
+        reason = r'ts=(\S+) level=warn msg="no data path" peer=/job:ps/task:0 instead=.* has been silent for (\d+) ms'
+        workers.wait_until(lambda: re.search(reason, self.log()[begin:]), "the silence is reported")
+        when, silent_ms = re.search(reason, self.log()[begin:]).groups()
+        report = datetime.datetime.fromisoformat(when).timestamp()
+        print(f"a frozen peer was reported after {report - start:.3f} s, {silent_ms} ms of silence", flush=True)
+        self.assertTrue(self.here.is_quiet(0.1))
+        self.server.signal(signal.SIGCONT)
+        done, = self.here.wait(1).values()
+        self.assertEqual((op, "OK"), (done.op, done.status), done)
+        workers.wait_until(self.comes, "the data path is back")
 
-            def comes():
-                return here.receive(peer, "features.0.bias").path in OVER_VERBS
-            workers.wait_until(comes, "a data path")
-            self.assertEqual("OK", strict.receive(strict_peer, "features.0.bias").status)
-            server.signal(signal.SIGSTOP)
-            begin, start = len(log()), time.time()
-            op = here.ask(peer, "features.0.bias")
-            strict.ask(strict_peer, "features.0.bias", timeout_sec=2)
-            done, = strict.wait(1).values()
-            self.assertEqual("UNAVAILABLE", done.status, done)
-            self.assertIn("has been silent for", done.message)
-            reason = r'ts=(\S+) level=warn msg="no data path" peer=/job:ps/task:0 instead=.* has been silent for (\d+) ms'
-            workers.wait_until(lambda: re.search(reason, log()[begin:]), "the silence is reported")
-            when, silent_ms = re.search(reason, log()[begin:]).groups()
-            report = datetime.datetime.fromisoformat(when).timestamp()
-            print(f"a frozen peer was reported after {report - start:.3f} s, {silent_ms} ms of silence", flush=True)
-            self.assertTrue(here.is_quiet(0.1))
-            server.signal(signal.SIGCONT)
-            done, = here.wait(1).values()
-            self.assertEqual((op, "OK"), (done.op, done.status), done)
-            workers.wait_until(comes, "the data path is back")
+    def assert_sleeps(self, when):
+        """The server, for some seconds. What polls is never off the processor of its own will, and what naps wakes up
+        a thousand times a second."""
+        pid = self.server.process.pid
+        before, ticks = switches(pid), processor_time(pid)
+        states = []
+        for _ in range(IDLE_LOOKS):
+            time.sleep(0.05)
+            states += thread_states(pid)
+        woken, ticks = switches(pid) - before, processor_time(pid) - ticks
+        print(f"{when}: {woken} wake-ups, {states.count('R')} of {len(states)} looks at a thread found it at work, "
+              f"{ticks} ticks of 10 ms", flush=True)
+        self.assertLess(woken, 10 * IDLE_LOOKS)
+        self.assertLess(states.count("R"), IDLE_LOOKS / 4)
+
+    def test_workers_without_work_sleep(self):
+        """Also while a receive waits, for which both sides ask each other whether they live."""
+        time.sleep(1)
+        self.assert_sleeps("nothing is open")
+        self.here.ask(self.peer, "never", timeout_sec=1000)
+        self.assert_sleeps("a receive waits")
 
 
 class Lacking(unittest.TestCase):

@@ -22,7 +22,7 @@ class WorkerTest(guest_support.GuestTest):
         self.assertRegex(result.stderr, rf"\nRan {count} tests in .*\n\nOK\n", result.stderr)
 
     def test_one_device(self):
-        self.run_scenarios("worker_device.py", "dummy", 13)
+        self.run_scenarios("worker_device.py", "dummy", 14)
 
     def test_wire(self):
         self.run_scenarios("worker_wire.py", "veth", 20)
