@@ -405,6 +405,7 @@ void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
     link->peer.source = TL_IDENTITY_CLAIMED;
     link->peer.incarnation = hello->incarnation;
     snprintf(link->peer.name, sizeof(link->peer.name), "%s", hello->name);
+    if (hello->host.len == TL_HOST_BYTES) memcpy(link->peer.host, hello->host.data, TL_HOST_BYTES);
     link->window.peers_bytes = hello->window_bytes;
     link->state = LINK_UP;
     for (size_t i = 0; i < hello->n_received; i++) {

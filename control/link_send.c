@@ -74,6 +74,9 @@ grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count)
     hello.software_version = (char *)TL_VERSION;
     hello.expected_name = link->expected_name;
     hello.window_bytes = link->window.ours_bytes;
+    if (tl_identity_has_host(self)) {
+        hello.host = (ProtobufCBinaryData){.len = TL_HOST_BYTES, .data = (uint8_t *)self->host};
+    }
     hello.n_received = received_count;
     hello.received = (uint64_t *)tl_numbers_items(&link->received);
     Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;

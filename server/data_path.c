@@ -21,16 +21,15 @@ static const struct tl_session_events session_events;
 
 /* ----------------------------------------------------------------------------------------------------- messages -- */
 
-/* What this worker calls its own transport. */
-static const char *transport_of(const struct tl_worker *worker)
+static const char *transport_of(const struct tl_data_path *path)
 {
-    return worker->plane != NULL ? worker->plane->provider->ops->name : "verbs";
+    return path->slot->source->name;
 }
 
 static void tell(struct tl_data_path *path, enum tl_path_message_kind kind, const uint8_t *bytes, uint32_t len_bytes)
 {
     struct tl_path_message message = {.kind = kind, .attempt = path->attempt, .len_bytes = len_bytes};
-    snprintf(message.transport, sizeof(message.transport), "%s", transport_of(path->worker));
+    snprintf(message.transport, sizeof(message.transport), "%s", transport_of(path));
     memcpy(message.bytes, bytes, len_bytes);
     tl_link_tell_path(path->link, &message);
 }
@@ -49,17 +48,17 @@ static void tell_refusal(struct tl_link *link, const char *transport, uint64_t a
 static void log_change(struct tl_data_path *path)
 {
     if (path->name[0] == '\0' || (path->has_logged && tl_reason_is_same(path->logged, path->reason))) return;
-    const struct tl_plane *plane = path->worker->plane;
+    const struct tl_plane *plane = path->slot->plane;
     path->has_logged = true;
     memcpy(path->logged, path->reason, sizeof(path->logged));
     if (path->state == TL_DATA_PATH_UP) {
-        TL_LOG_AT_INFO("data path up", TL_STR("peer", path->name), TL_STR("transport", transport_of(path->worker)),
+        TL_LOG_AT_INFO("data path up", TL_STR("peer", path->name), TL_STR("transport", transport_of(path)),
                        TL_STR("device", plane->provider->name));
-    } else if (plane == NULL) {
-        TL_LOG_AT_DEBUG("no data path", TL_STR("peer", path->name), TL_STR("reason", path->reason));
+    } else if (plane == NULL || path->is_elsewhere) {
+        TL_LOG_AT_DEBUG("no data path", TL_STR("peer", path->name), TL_STR("transport", transport_of(path)),
+                        TL_STR("reason", path->reason));
     } else if (!path->worker->is_closing) {
-        TL_LOG_AT_WARN("no data path", TL_STR("peer", path->name),
-                       TL_STR("instead", path->worker->is_plane_required ? "nothing" : "grpc"),
+        TL_LOG_AT_WARN("no data path", TL_STR("peer", path->name), TL_STR("transport", transport_of(path)),
                        TL_STR("reason", path->reason));
     }
 }
@@ -136,14 +135,13 @@ static void failed(struct tl_data_path *path, bool is_final)
 
 static void offer(struct tl_data_path *path)
 {
-    struct tl_worker *worker = path->worker;
     struct tl_error error;
     path->attempt = tl_random_u64();
     path->state = TL_DATA_PATH_CREATING;
     path->is_left = false;
     if (path->is_first) set_reason(path, "the data path is being set up");
-    arm(path, worker->plane->options.attempt_ns);
-    if (tl_session_open(worker->plane, tl_link_peer(path->link), NULL, 0, &session_events, path, &path->session,
+    arm(path, path->slot->plane->options.attempt_ns);
+    if (tl_session_open(path->slot->plane, tl_link_peer(path->link), NULL, 0, &session_events, path, &path->session,
                         &error) != TL_OK) {
         set_reason(path, "%s", error.message);
         failed(path, false);
@@ -164,7 +162,7 @@ static void timer_fired(struct tl_timer *timer)
         failed(path, false);
     } else {
         set_reason(path, "the data path to %s was not set up in time", path->name);
-        tell_refusal(path->link, transport_of(path->worker), path->attempt, false, "not set up in time");
+        tell_refusal(path->link, transport_of(path), path->attempt, false, "not set up in time");
         failed(path, false);
     }
 }
@@ -205,8 +203,10 @@ static void session_closed(void *owner, const struct tl_error *reason)
     const char *told = !path->is_left             ? reason->message
                        : path->worker->is_closing ? "it is shutting down"
                                                   : "its half was closed in order";
-    tell_refusal(path->link, transport_of(path->worker), path->attempt, false, told);
-    failed(path, false);
+    /* Two that do not fit will not while they run. */
+    bool is_final = !was_up && reason->code == TL_FAILED_PRECONDITION;
+    tell_refusal(path->link, transport_of(path), path->attempt, is_final, told);
+    failed(path, is_final);
 }
 
 static const struct tl_session_events session_events = {
@@ -216,16 +216,12 @@ static const struct tl_session_events session_events = {
 
 static void hear_offer(struct tl_data_path *path, const struct tl_path_message *message)
 {
-    struct tl_worker *worker = path->worker;
     struct tl_link *link = path->link;
     struct tl_error error;
     const char *transport = message->transport;
-    if (worker->plane == NULL) {
-        tell_refusal(link, transport, message->attempt, true, worker->plane_reason);
-    } else if (strcmp(transport, transport_of(worker)) != 0) {
-        tl_error_set(&error, TL_UNIMPLEMENTED, "%s has no transport %s", worker->self.name, transport);
-        tell_refusal(link, transport, message->attempt, true, error.message);
-    } else if (worker->is_closing) {
+    if (path->slot->plane == NULL || path->is_elsewhere) {
+        tell_refusal(link, transport, message->attempt, true, path->reason);
+    } else if (path->worker->is_closing) {
         /* The link is about to end, and with it the attempt: a refusal would only fail what can still wait. */
     } else if (tl_link_is_ours(link) || message->attempt == 0) {
         tell_refusal(link, transport, message->attempt, false, "offers come from the side that opened the link");
@@ -235,8 +231,8 @@ static void hear_offer(struct tl_data_path *path, const struct tl_path_message *
         path->attempt = message->attempt;
         path->state = TL_DATA_PATH_CREATING;
         path->is_left = false;
-        arm(path, worker->plane->options.attempt_ns);
-        if (tl_session_open(worker->plane, tl_link_peer(link), message->bytes, message->len_bytes, &session_events,
+        arm(path, path->slot->plane->options.attempt_ns);
+        if (tl_session_open(path->slot->plane, tl_link_peer(link), message->bytes, message->len_bytes, &session_events,
                             path, &path->session, &error) == TL_OK) {
             return;
         }
@@ -244,6 +240,14 @@ static void hear_offer(struct tl_data_path *path, const struct tl_path_message *
         tell_refusal(link, transport, message->attempt, false, error.message);
         failed(path, false);
     }
+}
+
+void tl_data_path_refuse_offer(const struct tl_worker *worker, struct tl_link *link,
+                               const struct tl_path_message *offer)
+{
+    struct tl_error error;
+    tl_error_set(&error, TL_UNIMPLEMENTED, "%s has no transport %s", worker->self.name, offer->transport);
+    tell_refusal(link, offer->transport, offer->attempt, true, error.message);
 }
 
 static void hear_answer(struct tl_data_path *path, const struct tl_path_message *message)
@@ -261,7 +265,7 @@ static void hear_refusal(struct tl_data_path *path, const struct tl_path_message
 {
     bool is_of_all = message->attempt == 0;
     bool is_of_this = message->attempt == path->attempt && path->session != NULL;
-    if (path->worker->plane == NULL || (!is_of_all && !is_of_this)) return;
+    if (path->slot->plane == NULL || (!is_of_all && !is_of_this)) return;
     const char *reason = message->reason[0] != '\0' ? message->reason : "it gives no reason";
     bool was_up = path->state == TL_DATA_PATH_UP;
     set_reason(path,
@@ -276,22 +280,21 @@ void tl_data_path_hear(struct tl_data_path *path, struct tl_link *link, const st
 {
     /* One that is not in use is about to end. */
     if (link != path->link) return;
-    bool is_own_transport = strcmp(message->transport, transport_of(path->worker)) == 0;
     if (message->kind == TL_PATH_MESSAGE_OFFER) {
         hear_offer(path, message);
-    } else if (is_own_transport && message->kind == TL_PATH_MESSAGE_ANSWER) {
+    } else if (message->kind == TL_PATH_MESSAGE_ANSWER) {
         hear_answer(path, message);
-    } else if (is_own_transport) {
+    } else {
         hear_refusal(path, message);
     }
 }
 
 /* -------------------------------------------------------------------------------------------------------- links -- */
 
-void tl_data_path_init(struct tl_data_path *path, struct tl_worker *worker, const char *name,
-                       const struct tl_data_path_events *events, void *owner)
+void tl_data_path_init(struct tl_data_path *path, struct tl_worker *worker, const struct tl_plane_slot *slot,
+                       const char *name, const struct tl_data_path_events *events, void *owner)
 {
-    *path = (struct tl_data_path){.worker = worker, .name = name, .events = events, .owner = owner};
+    *path = (struct tl_data_path){.worker = worker, .slot = slot, .name = name, .events = events, .owner = owner};
     path->timer.fire = timer_fired;
     set_reason(path, "the peer is not connected");
 }
@@ -308,27 +311,54 @@ void tl_data_path_end(struct tl_data_path *path)
     set_reason(path, "the peer is not connected");
 }
 
+/* Whether the transport reaches the peer's host. */
+static bool is_in_reach(const struct tl_data_path *path)
+{
+    const struct tl_identity *peer = tl_link_peer(path->link);
+    if (path->slot->source->find_host == NULL) return true;
+    return tl_identity_has_host(peer) && memcmp(peer->host, path->worker->self.host, TL_HOST_BYTES) == 0;
+}
+
 void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link)
 {
-    struct tl_worker *worker = path->worker;
+    const struct tl_plane_slot *slot = path->slot;
     if (path->link == link) return;
     tl_data_path_end(path);
     path->link = link;
     path->is_first = true;
     path->is_left = false;
     path->failure_count = 0;
-    if (worker->plane == NULL || worker->is_closing) {
-        path->state = TL_DATA_PATH_REFUSED;
-        set_reason(path, "%s", worker->plane == NULL ? worker->plane_reason : "this worker is shutting down");
-        if (tl_link_is_ours(link)) tell_refusal(link, transport_of(worker), 0, true, path->reason);
-        log_change(path);
-    } else if (tl_link_is_ours(link)) {
+    path->is_elsewhere = slot->plane != NULL && !is_in_reach(path);
+    if (slot->plane != NULL && !path->is_elsewhere && !path->worker->is_closing) {
+        path->state = TL_DATA_PATH_HELD;
+        set_reason(path, "another data path is tried first");
+        return;
+    }
+    path->state = TL_DATA_PATH_REFUSED;
+    set_reason(path, "%s",
+               slot->plane == NULL  ? slot->reason
+               : path->is_elsewhere ? "it is on another host"
+                                    : "this worker is shutting down");
+    /* Both know on which hosts they are. */
+    if (tl_link_is_ours(link) && !path->is_elsewhere) tell_refusal(link, transport_of(path), 0, true, path->reason);
+    log_change(path);
+}
+
+void tl_data_path_go_on(struct tl_data_path *path)
+{
+    if (path->state != TL_DATA_PATH_HELD) return;
+    if (tl_link_is_ours(path->link)) {
         offer(path);
     } else {
         path->state = TL_DATA_PATH_EXPECTING;
         set_reason(path, "the data path is being set up");
-        arm(path, worker->plane->options.attempt_ns);
+        arm(path, path->slot->plane->options.attempt_ns);
     }
+}
+
+bool tl_data_path_has_failed(const struct tl_data_path *path)
+{
+    return path->state == TL_DATA_PATH_REFUSED || !path->is_first;
 }
 
 enum tl_data_path_use tl_data_path_use(const struct tl_data_path *path)
@@ -347,6 +377,7 @@ enum tl_data_path_use tl_data_path_use(const struct tl_data_path *path)
     case TL_DATA_PATH_CONNECTING:
         return path->is_first || path->worker->is_plane_required ? TL_DATA_PATH_AWAIT : TL_DATA_PATH_AVOID;
     case TL_DATA_PATH_OFF:
+    case TL_DATA_PATH_HELD:
     case TL_DATA_PATH_REFUSED:
         break;
     }

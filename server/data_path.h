@@ -1,18 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A data path: how one peer is reached by the data plane, over one link at a time.
+ * A data path: how one peer is reached by one of the data planes, over one link at a time.
  *
+ *      OFF --link--> HELD, until a faster path has failed or been refused (server/data_paths.h); then
  *                  ours                                        theirs
- *      OFF --link--> CREATING --introduced--> OFFERED     OFF --link--> EXPECTING <--refused by us, broken--
+ *      HELD -------> CREATING --introduced--> OFFERED     HELD -------> EXPECTING <--refused by us, broken--
  *                       ^                       | ANSWER                    | OFFER                         |
  *                       |pause over             v                           v                               |
  *                    BACK_OFF <--failed-- CONNECTING --verified--> UP <-- CONNECTING ----------------------->
  *                       ^-------------------broken-----------------'
- *      any state --final refusal--> REFUSED, until another link; --link lost--> OFF
+ *      any state --final refusal, other host, parameters that do not fit--> REFUSED, until another link
+ *      any state --link lost--> OFF
  *
  * The side that opened the link offers, and offers again with growing pauses when an attempt fails or the connection
- * breaks; the other side answers. Without a data plane of our own the path is REFUSED from the beginning, and the peer
- * is told so, with the reason. Every attempt has a deadline. Who sees a path break tells the other side, over the link.
+ * breaks; the other side answers, also while it holds the path. Without a data plane of our own the path is REFUSED
+ * from the beginning, and the peer is told so, with the reason. Every attempt has a deadline. Who sees a path break
+ * tells the other side, over the link.
  *
  * Thread: the loop's owner.
  */
@@ -24,11 +27,13 @@
 #include "base/timer.h"
 #include "control/link.h"
 
+struct tl_plane_slot;
 struct tl_worker;
 struct tl_session;
 
 enum tl_data_path_state {
     TL_DATA_PATH_OFF,        /* waits for a link */
+    TL_DATA_PATH_HELD,       /* waits until no faster one is hoped for */
     TL_DATA_PATH_EXPECTING,  /* waits for the peer's offer; for the first one not for ever */
     TL_DATA_PATH_CREATING,   /* waits for the reactor to make the connection, and its introduction */
     TL_DATA_PATH_OFFERED,    /* waits for the peer's answer */
@@ -47,6 +52,7 @@ struct tl_data_path_events {
 
 struct tl_data_path {
     struct tl_worker *worker;
+    const struct tl_plane_slot *slot;
     const char *name; /* of the peer; "" for a client */
     const struct tl_data_path_events *events;
     void *owner;
@@ -55,6 +61,7 @@ struct tl_data_path {
     struct tl_session *session; /* from CREATING to UP, of our side; NULL: none */
     uint64_t attempt;           /* of the latest offer, ours or the peer's */
     bool is_first;              /* no attempt on this link has ended yet */
+    bool is_elsewhere;          /* the peer is on a host that this transport does not reach */
     bool is_left;               /* the peer has closed it in order: it restarts, or will be offered one again */
     unsigned failure_count;     /* attempts in a row */
     struct tl_timer timer;      /* end of the attempt, or of the pause */
@@ -71,16 +78,23 @@ enum tl_data_path_use {
     TL_DATA_PATH_AVOID, /* it cannot be used now */
 };
 
-/* name lives as long as the path. */
-void tl_data_path_init(struct tl_data_path *path, struct tl_worker *worker, const char *name,
-                       const struct tl_data_path_events *events, void *owner);
-/* This link is in use from now on, in place of another or of none. */
+/* name lives as long as the path, slot as long as the worker. */
+void tl_data_path_init(struct tl_data_path *path, struct tl_worker *worker, const struct tl_plane_slot *slot,
+                       const char *name, const struct tl_data_path_events *events, void *owner);
+/* This link is in use from now on, in place of another or of none: the path is held, or refused. */
 void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link);
 /* There is no link any more. Harmless when there was none. */
 void tl_data_path_end(struct tl_data_path *path);
-/* What the peer tells on any link of its. */
+/* Refuses an offer of a transport that this worker does not have. */
+void tl_data_path_refuse_offer(const struct tl_worker *worker, struct tl_link *link,
+                               const struct tl_path_message *offer);
+/* Sets out, if it is held. */
+void tl_data_path_go_on(struct tl_data_path *path);
+/* What the peer tells of this transport on any link of its. */
 void tl_data_path_hear(struct tl_data_path *path, struct tl_link *link, const struct tl_path_message *message);
 
+/* It has been refused, or has failed on this link once. */
+bool tl_data_path_has_failed(const struct tl_data_path *path);
 enum tl_data_path_use tl_data_path_use(const struct tl_data_path *path);
 
 #endif

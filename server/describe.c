@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "server/plane.h"
 #include "server/worker_internal.h"
 
 struct named_value {
@@ -33,15 +32,14 @@ static enum tl_status add_counters(struct tl_description *description, const str
     return TL_OK;
 }
 
-static enum tl_status describe_plane(struct tl_worker *worker, struct tl_description *description,
-                                     struct tl_error *ret_error)
+static enum tl_status count_planes(struct tl_worker *worker, struct tl_description *description,
+                                   struct tl_error *ret_error)
 {
-    if (worker->plane == NULL) return TL_OK;
+    if (tl_planes_count(worker) == 0) return TL_OK;
     struct tl_engine_stats engine;
     struct tl_memory_stats memory;
     struct tl_reactor_stats reactor;
-    tl_plane_get_stats(worker->plane, &engine, &memory);
-    tl_reactor_get_stats(worker->plane->reactor, &reactor);
+    tl_planes_get_stats(worker, &engine, &memory, &reactor);
     const struct named_value values[] = {
         {"data_tensors_sent", engine.tensors_sent},
         {"data_tensors_received", engine.tensors_received},
@@ -96,40 +94,8 @@ static enum tl_status describe_counters(struct tl_worker *worker, struct tl_desc
         {"open_operations", stats.open_operations},
     };
     enum tl_status status = add_counters(description, values, TL_ARRAY_COUNT(values), ret_error);
-    if (status == TL_OK) status = describe_plane(worker, description, ret_error);
+    if (status == TL_OK) status = count_planes(worker, description, ret_error);
     return status;
-}
-
-static enum tl_status add_transport(struct tl_description *description, const char *name, bool is_available,
-                                    const char *reason, struct tl_error *ret_error)
-{
-    struct tl_transport_state *state = &description->transports[description->transport_count++];
-    state->name = strdup(name);
-    state->is_available = is_available;
-    state->reason = strdup(reason);
-    if (state->name != NULL && state->reason != NULL) return TL_OK;
-    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for transports");
-}
-
-static enum tl_status describe_transports(const struct tl_worker *worker, struct tl_description *description,
-                                          struct tl_error *ret_error)
-{
-    enum { TRANSPORTS = 3 };
-    struct tl_plane *plane = worker->plane;
-    struct tl_error failure;
-    description->transports = calloc(TRANSPORTS, sizeof(*description->transports));
-    if (description->transports == NULL) {
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for transports");
-    }
-    bool is_lost = plane != NULL && tl_plane_has_failed(plane, &failure);
-    bool works = plane != NULL && !is_lost;
-    const char *verbs = is_lost ? failure.message : plane != NULL ? plane->describes_device : worker->plane_reason;
-    const char *grpc = works ? "in use where there is no data path" : "in use for all peers";
-    enum tl_status status = add_transport(description, "grpc", true, grpc, ret_error);
-    if (status != TL_OK) return status;
-    status = add_transport(description, plane != NULL ? plane->provider->ops->name : "verbs", works, verbs, ret_error);
-    if (status != TL_OK) return status;
-    return add_transport(description, "local", false, "this version has no shared-memory data plane", ret_error);
 }
 
 enum tl_status tl_worker_describe(void *context, struct tl_description *ret_description, struct tl_error *ret_error)
@@ -144,8 +110,7 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
     if (ret_description->job == NULL || ret_description->software_version == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a description");
     }
-    enum tl_status status = describe_transports(worker, ret_description, ret_error);
-    if (status == TL_OK) status = tl_plane_describe(worker, ret_description, ret_error);
+    enum tl_status status = tl_planes_describe(worker, ret_description, ret_error);
     if (status == TL_OK) status = tl_peers_describe(worker, ret_description, ret_error);
     if (status == TL_OK) status = describe_counters(worker, ret_description, ret_error);
     return status;

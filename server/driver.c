@@ -133,7 +133,7 @@ static void fini(struct tl_driver *driver)
 }
 
 enum tl_status tl_driver_init(struct tl_driver *driver, struct tl_loop *loop, const struct tl_home *home,
-                              const struct tl_turn_reactor *reactor, enum tl_progress progress,
+                              const struct tl_turn_reactor *reactors, size_t reactor_count, enum tl_progress progress,
                               struct tl_error *ret_error)
 {
     *driver = (struct tl_driver){.loop = loop, .progress = progress};
@@ -142,7 +142,7 @@ enum tl_status tl_driver_init(struct tl_driver *driver, struct tl_loop *loop, co
     pthread_mutex_init(&driver->mutex, NULL);
     cond_init_monotonic(&driver->thread_cond);
     const struct tl_turn_beat beats = {.look = beat, .context = driver};
-    enum tl_status status = tl_turn_init(&driver->turn, loop, home, reactor, &beats, ret_error);
+    enum tl_status status = tl_turn_init(&driver->turn, loop, home, reactors, reactor_count, &beats, ret_error);
     if (status != TL_OK) {
         fini(driver);
         return status;

@@ -49,10 +49,10 @@ struct tl_driver {
     int64_t last_left_ns;  /* when the latest wait ended */
 };
 
-/* Starts the thread, if there is to be one. home: of the loop's owner. A reactor is driven with the loop; NULL: none
- * is. Errors: TL_RESOURCE_EXHAUSTED: no thread or descriptor. */
+/* Starts the thread, if there is to be one. home: of the loop's owner. The reactors are driven with the loop. Errors:
+ * TL_RESOURCE_EXHAUSTED: no thread or descriptor. */
 enum tl_status tl_driver_init(struct tl_driver *driver, struct tl_loop *loop, const struct tl_home *home,
-                              const struct tl_turn_reactor *reactor, enum tl_progress progress,
+                              const struct tl_turn_reactor *reactors, size_t reactor_count, enum tl_progress progress,
                               struct tl_error *ret_error) TL_MUST_USE;
 
 /* Ends the thread; nobody may wait. */

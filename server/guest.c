@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Guests: who opens a link and is no member of the cluster, as a client that pulls. They ask and are never asked; a
- * data path over their link is set up like that of a peer. A guest lives as long as its link.
+ * Guests: who opens a link and is no member of the cluster, as a client that pulls. They ask and are never asked; data
+ * paths over their link are set up like those of a peer. A guest lives as long as its link.
  */
 #include <stdlib.h>
 
 #include "base/log.h"
-#include "server/data_path.h"
+#include "server/data_paths.h"
 #include "server/worker_internal.h"
 
 struct guest {
-    struct tl_data_path data;
+    struct tl_data_paths data;
 };
 
 static void changed(void *owner)
@@ -24,14 +24,14 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
 {
     (void)reason;
     struct guest *guest = tl_link_owner(link);
-    tl_data_path_end(&guest->data);
+    tl_data_paths_end(&guest->data);
     free(guest);
 }
 
 static void path_message(struct tl_link *link, const struct tl_path_message *message)
 {
     struct guest *guest = tl_link_owner(link);
-    tl_data_path_hear(&guest->data, link, message);
+    tl_data_paths_hear(&guest->data, link, message);
 }
 
 static const struct tl_link_events link_events = {.closed = link_closed, .path_message = path_message};
@@ -43,7 +43,7 @@ void tl_guest_welcome(struct tl_worker *worker, struct tl_link *link)
         TL_LOG_AT_WARN("no memory for a data path to a client");
         return;
     }
-    tl_data_path_init(&guest->data, worker, "", &data_path_events, guest);
+    tl_data_paths_init(&guest->data, worker, "", &data_path_events, guest);
     tl_link_set_events(link, &link_events, guest);
-    tl_data_path_begin(&guest->data, link);
+    tl_data_paths_begin(&guest->data, link);
 }

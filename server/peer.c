@@ -2,9 +2,9 @@
 /*
  * Peers: the tasks of the cluster as this worker sees them, and what is asked of them.
  *
- * A connection to a peer is a set of paths, each with its own state: the link (server/peer_link.c), and the data path
- * over it (server/data_path.h). A request takes the data path when it is up, waits while it is being set up for the
- * first time, and takes the link when it cannot be used; unless RDMA is required: then it fails, with the reason.
+ * A connection to a peer is a set of paths, each with its own state: the link (server/peer_link.c), and the data paths
+ * over it (server/data_paths.h). A request takes the first data path that is up, waits while one is being set up for
+ * the first time, and takes the link when none can be used; unless that is forbidden: then it fails, with the reason.
  *
  * The members come as events (add_member); the configuration is their only source so far.
  */
@@ -16,7 +16,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "server/peer_internal.h"
-#include "server/plane.h"
 #include "server/session.h"
 
 /* ----------------------------------------------------------------------------------------------------- requests -- */
@@ -34,7 +33,7 @@ static void refused(struct tl_letter *letter)
 static void refuse(struct tl_peer_request *request)
 {
     request->is_refused = true;
-    request->path_reason = request->peer->data.lasting_reason;
+    request->path_reason = tl_data_paths_lasting_reason(&request->peer->data);
     request->done_letter.deliver = refused;
     tl_loop_defer(request->peer->worker->loop, &request->done_letter);
 }
@@ -44,9 +43,10 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
 {
     struct tl_link *link = peer->path.link;
     if (link == NULL || !tl_link_is_up(link)) return false;
-    switch (tl_data_path_use(&peer->data)) {
+    const struct tl_data_path *path;
+    switch (tl_data_paths_use(&peer->data, &path)) {
     case TL_DATA_PATH_TAKE:
-        tl_session_fetch(peer->data.session, request);
+        tl_session_fetch(path->session, request);
         return true;
     case TL_DATA_PATH_AWAIT:
         return false;
@@ -57,7 +57,7 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
         refuse(request);
     } else {
         request->link = link;
-        request->path_reason = peer->data.lasting_reason;
+        request->path_reason = tl_data_paths_lasting_reason(&peer->data);
         tl_link_fetch(link, &request->fetch);
     }
     return true;
@@ -148,7 +148,7 @@ static enum tl_status add_member(struct tl_worker *worker, const char *name, con
     snprintf(peer->address, sizeof(peer->address), "%s", address);
     peer->is_self = strcmp(name, worker->self.name) == 0;
     tl_peer_link_init(peer);
-    tl_data_path_init(&peer->data, worker, peer->name, &data_path_events, peer);
+    tl_data_paths_init(&peer->data, worker, peer->name, &data_path_events, peer);
     if (peer->is_self) {
         peer->path.state = TL_PEER_UP;
         peer->incarnation = worker->self.incarnation;
@@ -178,7 +178,7 @@ void tl_peers_destroy(struct tl_worker *worker)
 {
     for (size_t i = 0; i < worker->peer_count; i++) {
         struct tl_peer *peer = worker->peers[i];
-        tl_data_path_end(&peer->data);
+        tl_data_paths_end(&peer->data);
         TL_CHECK(tl_list_is_empty(&peer->requests) && peer->path.link == NULL && peer->path.opening == NULL);
         tl_timers_disarm(tl_loop_timers(worker->loop), &peer->path.back_off);
         tl_numbers_fini(&peer->received);
@@ -224,7 +224,8 @@ struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id)
 const char *tl_peer_transport(const struct tl_peer *peer)
 {
     if (peer->is_self) return "self";
-    return peer->data.state == TL_DATA_PATH_UP ? peer->worker->plane->provider->ops->name : "grpc";
+    const struct tl_data_path *path = tl_data_paths_best(&peer->data);
+    return path != NULL ? path->slot->source->name : "grpc";
 }
 
 bool tl_peer_is_self(const struct tl_peer *peer)

@@ -5,7 +5,7 @@
 #define SERVER_PEER_INTERNAL_H
 
 #include "base/numbers.h"
-#include "server/data_path.h"
+#include "server/data_paths.h"
 #include "server/worker_internal.h"
 
 /* The links to a peer: the way in to it, and a path for tensors. */
@@ -28,21 +28,21 @@ struct tl_peer {
     bool is_self;
     uint64_t incarnation; /* 0: never greeted */
     uint64_t restart_count;
-    struct tl_list requests; /* of tl_peer_request: wait until it is up, and its data path set up or given up */
+    struct tl_list requests; /* of tl_peer_request: wait until it is up, and a data path set up or all given up */
     unsigned awaited;        /* by so many tl_worker_wait_for_peers */
     bool is_eager;
     struct tl_numbers received; /* requests whose tensors have arrived, to be told on the next link */
     struct tl_numbers given_up; /* requests that broke and will not be asked again, to be told likewise */
     int64_t received_until_ns;  /* the peer no longer waits to hear of them */
     struct link_path path;
-    struct tl_data_path data; /* over path.link */
+    struct tl_data_paths data; /* over path.link */
 };
 
 /* peer.c */
 struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name);
 /* Sends the requests that wait, as far as they can travel now. */
 void tl_peer_send_waiting(struct tl_peer *peer);
-/* How tensors travel to it: "verbs", "grpc", "self". */
+/* How tensors travel to it: "local", "verbs", "grpc", "self". */
 const char *tl_peer_transport(const struct tl_peer *peer);
 const char *tl_peer_state_name(enum tl_peer_state state);
 

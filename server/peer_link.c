@@ -17,7 +17,7 @@
  * One-shot tensors that have arrived, but of which a lost link may not have told the peer, are told on the next link.
  * For that a peer is wanted too, for as long as its values wait.
  *
- * The data path to the peer (server/data_path.h) lives on the link in use, and ends with it.
+ * The data paths to the peer (server/data_paths.h) live on the link in use, and end with it.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -238,7 +238,7 @@ static void use_link(struct tl_peer *peer, struct tl_link *link)
     }
     if (path->link != link) return;
     path->link_since_ns = tl_clock_now_ns();
-    tl_data_path_begin(&peer->data, link);
+    tl_data_paths_begin(&peer->data, link);
     tl_timers_disarm(tl_loop_timers(peer->worker->loop), &path->back_off);
     if (path->state != TL_PEER_UP || is_restart) set_state(peer, TL_PEER_UP, NULL);
     tl_peer_tell_received(peer);
@@ -271,7 +271,7 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
         return;
     }
     path->link = NULL;
-    tl_data_path_end(&peer->data);
+    tl_data_paths_end(&peer->data);
     bool was_settled = tl_clock_now_ns() - path->link_since_ns >= SETTLED_NS;
     path->loss_count = was_settled ? 0 : path->loss_count + 1;
     set_state(peer, is_wanted(peer) ? TL_PEER_CONNECTING : TL_PEER_IDLE, reason);
@@ -285,7 +285,7 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
 static void path_message(struct tl_link *link, const struct tl_path_message *message)
 {
     struct tl_peer *peer = tl_link_owner(link);
-    tl_data_path_hear(&peer->data, link, message);
+    tl_data_paths_hear(&peer->data, link, message);
 }
 
 static const struct tl_link_events link_events = {

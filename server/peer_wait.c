@@ -127,11 +127,14 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
         item->name = strdup(peer->name);
         item->state = strdup(tl_peer_state_name(peer->path.state));
         bool is_up = peer->path.state == TL_PEER_UP;
+        char reason[TL_ERROR_MESSAGE_BYTES] = "";
+        if (is_up && !peer->is_self) tl_data_paths_format_reason(&peer->data, reason, sizeof(reason));
         item->transport = strdup(is_up ? tl_peer_transport(peer) : "");
-        item->reason = strdup(!is_up ? peer->path.reason.message : peer->is_self ? "" : peer->data.reason);
+        item->reason = strdup(!is_up ? peer->path.reason.message : reason);
         item->incarnation = peer->incarnation;
-        if (peer->data.session != NULL) {
-            const struct tl_conn_measures *measures = tl_session_measures(peer->data.session);
+        const struct tl_data_path *path = tl_data_paths_best(&peer->data);
+        if (path != NULL) {
+            const struct tl_conn_measures *measures = tl_session_measures(path->session);
             item->latency_ns = measures->latency_ns;
             item->bytes_per_second = measures->bytes_per_second;
             item->mtu_bytes = measures->mtu_bytes;

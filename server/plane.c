@@ -96,7 +96,7 @@ static enum tl_status choose(struct tl_plane *plane, const struct tl_plane_sourc
 static enum tl_status build(struct tl_plane *plane, const struct tl_plane_source *source, bool has_thread,
                             struct tl_error *ret_error)
 {
-    tl_plane_options_of(&plane->worker->settings, &plane->options);
+    source->read(&plane->worker->settings, &plane->options);
     if (source->adjust != NULL) source->adjust(source->context, &plane->options);
     enum tl_status status = choose(plane, source, ret_error);
     if (status != TL_OK) return status;
@@ -124,6 +124,7 @@ enum tl_status tl_plane_create(struct tl_worker *worker, const struct tl_plane_s
     struct tl_plane *plane = calloc(1, sizeof(*plane));
     if (plane == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
     plane->worker = worker;
+    plane->source = source;
     plane->home.post = post;
     plane->drain_timer.fire = drain_over;
     plane->refuse_letter.deliver = refuse_waiting;
@@ -134,8 +135,8 @@ enum tl_status tl_plane_create(struct tl_worker *worker, const struct tl_plane_s
         tl_plane_destroy(plane);
         return status;
     }
-    TL_LOG_AT_INFO("data plane ready", TL_STR("transport", plane->provider->ops->name),
-                   TL_STR("device", plane->provider->name), TL_STR("reason", plane->provider->reason));
+    TL_LOG_AT_INFO("data plane ready", TL_STR("transport", source->name), TL_STR("device", plane->provider->name),
+                   TL_STR("reason", plane->provider->reason));
     *ret_plane = plane;
     return TL_OK;
 }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The data plane of one worker: provider, registered memory, reactor and engine, and who drives them.
+ * One data plane of a worker: provider, registered memory, reactor and engine, and who drives them. A worker has one
+ * for each transport (server/planes.h).
  *
  * Happy path: the settings say which cards there are to choose from; the first through which a write has been verified
  * is taken (server/plane_choice.h); memory is registered; the reactor gets a thread of its
  * own (TL_PROGRESS_THREAD) or is driven with the loop by whoever waits (server/turn.h); connections to peers are
  * sessions (server/session.h); requests of peers find the table through a serving of the reactor's own. Failure modes:
- * without a card that can be used there is no plane, and a reason, which the worker keeps; with "rdma": "require" the
- * worker does not open then.
+ * without a card that can be used there is no plane, and a reason.
  *
  * Thread: the loop's owner, unless a function says otherwise. What belongs to the reactor is reached by letters only.
  */
@@ -32,8 +32,15 @@ struct tl_plane_options {
     int64_t attempt_ns; /* for one attempt to set up a path to a peer */
 };
 
-/* Where the provider comes from. */
+/* A transport: where its provider comes from. */
 struct tl_plane_source {
+    const char *name; /* "verbs": in messages, and as a path's transport; at most TL_PATH_TRANSPORT_BYTES with NUL */
+    /* Why these settings want no such plane; NULL: they do. */
+    const char *(*refusal)(const struct tl_settings *settings);
+    /* What they say of it. */
+    void (*read)(const struct tl_settings *settings, struct tl_plane_options *ret_options);
+    /* Which host this is, for a transport that reaches workers of the same host only. NULL: it reaches others too. */
+    enum tl_status (*find_host)(void *context, uint8_t ret_host[TL_HOST_BYTES], struct tl_error *ret_error);
     /* Lists what may be opened, in order, at least one; of a device without a name nothing is known. address is the
      * worker's own ("host:port", NULL: it has none). Ownership: freed by the caller with free(). Errors: why there is
      * none. Blocks. */
@@ -50,11 +57,9 @@ struct tl_plane_source {
 /* The RDMA cards of this machine. */
 extern const struct tl_plane_source tl_plane_verbs;
 
-/* What the settings say of the data plane. */
-void tl_plane_options_of(const struct tl_settings *settings, struct tl_plane_options *ret_options);
-
 struct tl_plane {
     struct tl_worker *worker;
+    const struct tl_plane_source *source;
     struct tl_home home; /* of the reactor's owner */
     struct tl_plane_options options;
     struct tl_provider *provider;
@@ -94,11 +99,6 @@ void tl_plane_get_stats(struct tl_plane *plane, struct tl_engine_stats *ret_engi
 
 /* Why the card does not work any more, and what to do; false: it does. Blocks: as above. */
 bool tl_plane_has_failed(struct tl_plane *plane, struct tl_error *ret_why);
-
-/* Tells in the description what the worker's data plane works with, or what it lacks; nothing where none is wanted. The
- * transports have been described. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
-enum tl_status tl_plane_describe(const struct tl_worker *worker, struct tl_description *description,
-                                 struct tl_error *ret_error) TL_MUST_USE;
 
 /* Copies a tensor into memory that is registered. Errors: as tl_memory_tensor_create, and of the tensor's guard. */
 enum tl_status tl_plane_copy(struct tl_plane *plane, struct tl_tensor *tensor, struct tl_tensor **ret_copy,

@@ -26,7 +26,7 @@ static uint64_t or_auto(uint64_t value, uint64_t automatic)
  * less than `silence` on a slow network. Larger ones are no faster. */
 #define AUTOMATIC_PIECE_BYTES (1024 * 1024)
 
-void tl_plane_options_of(const struct tl_settings *settings, struct tl_plane_options *ret_options)
+static void read_verbs(const struct tl_settings *settings, struct tl_plane_options *ret_options)
 {
     const struct tl_verbs_settings *verbs = &settings->verbs;
     int64_t connect_ns = settings->connect_timeout_ns;
@@ -98,4 +98,5 @@ static enum tl_status open_verbs(void *context, const struct tl_settings *settin
     return tl_verbs_open(&options, order, ret_provider, ret_error);
 }
 
-const struct tl_plane_source tl_plane_verbs = {.list = list_verbs, .open = open_verbs};
+const struct tl_plane_source tl_plane_verbs = {
+    .name = "verbs", .refusal = tl_verbs_settings_refusal, .read = read_verbs, .list = list_verbs, .open = open_verbs};

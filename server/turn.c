@@ -18,7 +18,8 @@
 /* What cannot wake anybody is polled that often. */
 #define NAP_NS TL_NS_PER_MS
 
-enum watched { WATCHED_STOP, WATCHED_REACTOR };
+/* What the helper watches: a reactor by its place, or this. */
+#define WATCHED_STOP UINT32_MAX
 
 /* ------------------------------------------------------------------------------------------------------- helper -- */
 
@@ -36,25 +37,29 @@ static void *watch(void *context)
     }
 }
 
-static bool add(const struct tl_turn *turn, int fd, enum watched watched, uint32_t events)
+static bool add(const struct tl_turn *turn, int fd, uint32_t watched, uint32_t events)
 {
     struct epoll_event event = {.events = events, .data.u32 = watched};
     return epoll_ctl(turn->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-/* The helper wakes the loop once, as soon as the reactor would have something to do. */
+/* The helper wakes the loop once for each reactor, as soon as it would have something to do. */
 static void arm_helper(const struct tl_turn *turn)
 {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u32 = WATCHED_REACTOR};
-    TL_CHECK(epoll_ctl(turn->epoll_fd, EPOLL_CTL_MOD, tl_reactor_fd(turn->reactor), &event) == 0);
+    for (uint32_t i = 0; i < turn->reactor_count; i++) {
+        struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u32 = i};
+        TL_CHECK(epoll_ctl(turn->epoll_fd, EPOLL_CTL_MOD, tl_reactor_fd(turn->reactors[i].reactor), &event) == 0);
+    }
 }
 
 static enum tl_status start_helper(struct tl_turn *turn, struct tl_error *ret_error)
 {
     turn->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
     if (turn->epoll_fd >= 0) turn->stop_fd = eventfd(0, EFD_CLOEXEC);
-    if (turn->stop_fd < 0 || !add(turn, turn->stop_fd, WATCHED_STOP, EPOLLIN) ||
-        !add(turn, tl_reactor_fd(turn->reactor), WATCHED_REACTOR, EPOLLONESHOT)) {
+    bool is_complete = turn->stop_fd >= 0 && add(turn, turn->stop_fd, WATCHED_STOP, EPOLLIN);
+    for (uint32_t i = 0; i < turn->reactor_count && is_complete; i++)
+        is_complete = add(turn, tl_reactor_fd(turn->reactors[i].reactor), i, EPOLLONESHOT);
+    if (!is_complete) {
         return tl_error_set_errno(ret_error, errno, "no descriptor to wait for the data plane");
     }
     return tl_thread_start("tl-waker", watch, turn, &turn->helper, ret_error);
@@ -67,16 +72,21 @@ static void close_descriptors(struct tl_turn *turn)
 }
 
 enum tl_status tl_turn_init(struct tl_turn *turn, struct tl_loop *loop, const struct tl_home *loop_home,
-                            const struct tl_turn_reactor *reactor, const struct tl_turn_beat *beat,
+                            const struct tl_turn_reactor *reactors, size_t count, const struct tl_turn_beat *beat,
                             struct tl_error *ret_error)
 {
+    TL_CHECK(count <= TL_MAX_DRIVEN);
     *turn = (struct tl_turn){.loop = loop, .loop_home = loop_home, .epoll_fd = -1, .stop_fd = -1};
-    if (reactor == NULL) return TL_OK;
-    turn->reactor = reactor->reactor;
-    turn->reactor_home = reactor->home;
-    turn->spin_ns = reactor->spin_ns;
+    if (count == 0) return TL_OK;
+    uint64_t beat_ns = UINT64_MAX;
+    for (size_t i = 0; i < count; i++) {
+        turn->reactors[i] = reactors[i];
+        if (reactors[i].spin_ns > turn->spin_ns) turn->spin_ns = reactors[i].spin_ns;
+        beat_ns = tl_min_u64(beat_ns, (uint64_t)reactors[i].beat_ns);
+    }
+    turn->reactor_count = count;
     turn->beat = *beat;
-    turn->beat_ms = (int)tl_min_u64((uint64_t)reactor->beat_ns / TL_NS_PER_MS + 1, INT_MAX);
+    turn->beat_ms = (int)tl_min_u64(beat_ns / TL_NS_PER_MS + 1, INT_MAX);
     enum tl_status status = start_helper(turn, ret_error);
     if (status != TL_OK) close_descriptors(turn);
     return status;
@@ -84,7 +94,7 @@ enum tl_status tl_turn_init(struct tl_turn *turn, struct tl_loop *loop, const st
 
 void tl_turn_fini(struct tl_turn *turn)
 {
-    if (turn->reactor == NULL) return;
+    if (turn->reactor_count == 0) return;
     uint64_t one = 1;
     TL_CHECK(write(turn->stop_fd, &one, sizeof(one)) == sizeof(one));
     pthread_join(turn->helper, NULL);
@@ -101,50 +111,79 @@ static bool run_loop(const struct tl_turn *turn, int64_t deadline_ns)
     return did_work;
 }
 
-static bool run_both(struct tl_turn *turn)
+static bool run_reactors(const struct tl_turn *turn)
 {
-    const struct tl_home *former = tl_home_enter(turn->reactor_home);
-    bool did_work = tl_reactor_run_once(turn->reactor, 0);
-    tl_home_leave(former);
+    bool did_work = false;
+    for (size_t i = 0; i < turn->reactor_count; i++) {
+        const struct tl_home *former = tl_home_enter(turn->reactors[i].home);
+        did_work |= tl_reactor_run_once(turn->reactors[i].reactor, 0);
+        tl_home_leave(former);
+    }
+    return did_work;
+}
+
+static bool run_all(struct tl_turn *turn)
+{
+    bool did_work = run_reactors(turn);
     if (turn->busy_count == 0 || turn->rounds_to_grpc == 0) {
         turn->rounds_to_grpc = ROUNDS_PER_GRPC;
         return run_loop(turn, 0) || did_work;
     }
     turn->rounds_to_grpc--;
-    former = tl_home_enter(turn->loop_home);
+    const struct tl_home *former = tl_home_enter(turn->loop_home);
     did_work |= tl_loop_run_letters(turn->loop);
     tl_home_leave(former);
     return did_work;
 }
 
+/* Ends the sleep of the first `count` reactors. */
+static void end_sleep(const struct tl_turn *turn, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const struct tl_home *former = tl_home_enter(turn->reactors[i].home);
+        tl_reactor_end_sleep(turn->reactors[i].reactor);
+        tl_home_leave(former);
+    }
+}
+
+/* All of them, or none. */
+static bool prepare_sleep(const struct tl_turn *turn, bool *ret_can_never)
+{
+    for (size_t i = 0; i < turn->reactor_count; i++) {
+        const struct tl_home *former = tl_home_enter(turn->reactors[i].home);
+        bool may_sleep = tl_reactor_prepare_sleep(turn->reactors[i].reactor);
+        tl_home_leave(former);
+        if (may_sleep) continue;
+        *ret_can_never = tl_reactor_provider(turn->reactors[i].reactor)->fd < 0;
+        end_sleep(turn, i);
+        return false;
+    }
+    return true;
+}
+
 /* Sleeps in the loop. */
 static bool sleep_until(struct tl_turn *turn, int64_t deadline_ns)
 {
-    const struct tl_home *former = tl_home_enter(turn->reactor_home);
-    bool may_sleep = tl_reactor_prepare_sleep(turn->reactor);
-    tl_home_leave(former);
-    if (!may_sleep) {
-        bool can_never = tl_reactor_provider(turn->reactor)->fd < 0;
+    bool can_never = false;
+    if (!prepare_sleep(turn, &can_never)) {
         int64_t nap_ns = can_never ? tl_clock_deadline_ns(NAP_NS) : 0;
         return run_loop(turn, nap_ns < deadline_ns ? nap_ns : deadline_ns);
     }
     arm_helper(turn);
     bool did_work = run_loop(turn, deadline_ns);
-    former = tl_home_enter(turn->reactor_home);
-    tl_reactor_end_sleep(turn->reactor);
-    tl_home_leave(former);
+    end_sleep(turn, turn->reactor_count);
     return did_work;
 }
 
 bool tl_turn_run(struct tl_turn *turn, int64_t deadline_ns)
 {
-    if (turn->reactor == NULL) return run_loop(turn, deadline_ns);
-    if (run_both(turn)) return true;
+    if (turn->reactor_count == 0) return run_loop(turn, deadline_ns);
+    if (run_all(turn)) return true;
     if (deadline_ns == 0) return false;
     int64_t now_ns = tl_clock_now_ns();
     int64_t spin_until_ns = turn->busy_count > 0 ? now_ns + turn->spin_ns : now_ns;
     while (now_ns < spin_until_ns && now_ns < deadline_ns) {
-        if (run_both(turn)) return true;
+        if (run_all(turn)) return true;
         now_ns = tl_clock_now_ns();
     }
     return now_ns < deadline_ns && sleep_until(turn, deadline_ns);

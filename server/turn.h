@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A turn: one round of a worker's loop and, where no thread of its own drives it, of its reactor, by one thread.
+ * A turn: one round of a worker's loop and, where no threads of their own drive them, of its reactors, by one thread.
  *
- * While requests travel on the data plane the reactor is polled all the time and gRPC once in many rounds, because a
+ * While requests travel on the data planes the reactors are polled all the time and gRPC once in many rounds, because a
  * look at its queue costs more than a round trip. When nothing happens for a while the owner sleeps in the loop; a
  * helper thread waits for what would wake the reactor, and wakes the loop. Nothing is lost in between: the reactor is
  * armed before the helper is told to look, and the helper before the owner sleeps.
@@ -20,6 +20,9 @@
 #include "control/loop.h"
 #include "dataplane/reactor.h"
 #include "server/home.h"
+
+/* Reactors that can be driven in one turn. */
+#define TL_MAX_DRIVEN 2
 
 /* A reactor that has no thread of its own. */
 struct tl_turn_reactor {
@@ -39,10 +42,10 @@ struct tl_turn {
     struct tl_loop *loop;
     const struct tl_home *loop_home;
 
-    struct tl_reactor *reactor; /* NULL: driven elsewhere, or there is none */
-    const struct tl_home *reactor_home;
+    struct tl_turn_reactor reactors[TL_MAX_DRIVEN];
+    size_t reactor_count; /* 0: they are driven elsewhere, or there are none */
     int64_t spin_ns;
-    int64_t busy_count;      /* requests that travel on the data plane */
+    int64_t busy_count;      /* requests that travel on the data planes */
     unsigned rounds_to_grpc; /* until gRPC is looked at again */
     int epoll_fd;            /* what the helper waits on */
     int stop_fd;             /* eventfd: the helper ends */
@@ -51,9 +54,9 @@ struct tl_turn {
     pthread_t helper;
 };
 
-/* reactor NULL: none is driven; beat is for nothing then. Errors: TL_RESOURCE_EXHAUSTED: no descriptor or no thread. */
+/* count 0: none is driven; beat is for nothing then. Errors: TL_RESOURCE_EXHAUSTED: no descriptor or no thread. */
 enum tl_status tl_turn_init(struct tl_turn *turn, struct tl_loop *loop, const struct tl_home *loop_home,
-                            const struct tl_turn_reactor *reactor, const struct tl_turn_beat *beat,
+                            const struct tl_turn_reactor *reactors, size_t count, const struct tl_turn_beat *beat,
                             struct tl_error *ret_error) TL_MUST_USE;
 void tl_turn_fini(struct tl_turn *turn);
 

@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "server/plane.h"
 #include "server/worker_internal.h"
 
 static void run_command(struct tl_letter *letter)
@@ -67,9 +66,10 @@ void tl_worker_count(struct tl_worker *worker, struct tl_worker_stats *ret_stats
     struct tl_rendezvous_stats table;
     tl_control_get_stats(worker->control, &control);
     tl_rendezvous_get_stats(worker->table, &table);
-    struct tl_engine_stats engine = {0};
+    struct tl_engine_stats engine;
     struct tl_memory_stats memory;
-    if (worker->plane != NULL) tl_plane_get_stats(worker->plane, &engine, &memory);
+    struct tl_reactor_stats reactor;
+    tl_planes_get_stats(worker, &engine, &memory, &reactor);
     *ret_stats = (struct tl_worker_stats){
         .size_bytes = sizeof(*ret_stats),
         .tensors_sent = control.tensors_sent + engine.tensors_sent,

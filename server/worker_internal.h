@@ -2,7 +2,7 @@
 /*
  * The worker as its files see it: worker*.c (open, close, queries), peer*.c and data_path.c (who is reachable and how),
  * source.c and serving.c (requests of peers), operation*.c (sends and receives of this process), plane*.c and session.c
- * (the data plane).
+ * (the data planes).
  *
  * Everything here belongs to the loop's owner, except what says otherwise. The public functions bring their work to
  * that thread as letters.
@@ -18,6 +18,7 @@
 #include "control/control.h"
 #include "server/driver.h"
 #include "server/home.h"
+#include "server/planes.h"
 #include "server/rendezvous.h"
 #include "server/serving.h"
 
@@ -26,8 +27,6 @@
 
 struct tl_op;
 struct tl_peer;
-struct tl_plane;
-struct tl_plane_source;
 struct tl_session;
 
 struct tl_worker {
@@ -41,10 +40,12 @@ struct tl_worker {
     struct tl_home home; /* of the loop's owner */
     struct tl_driver driver;
     struct tl_control *control;
-    struct tl_plane *plane;   /* NULL: none */
-    const char *plane_reason; /* why there is none */
-    struct tl_error plane_error;
+    struct tl_plane_slot planes[TL_MAX_PLANES]; /* [plane_count], the preferred one first */
+    size_t plane_count;
     bool is_plane_required; /* "rdma": "require": nothing travels another way */
+    size_t draining_planes; /* when it closes */
+    void (*planes_drained)(void *context);
+    void *planes_drained_context;
     struct tl_rendezvous *table;
     bool is_closing;
 
@@ -69,9 +70,11 @@ struct tl_worker {
     bool is_stopped;
 };
 
-/* tl_worker_open with a data plane from elsewhere; plane NULL: the card that the settings lead to. */
-enum tl_status tl_worker_open_with(const struct tl_worker_options *options, const struct tl_plane_source *plane,
-                                   struct tl_worker **ret_worker, struct tl_error *ret_error) TL_MUST_USE;
+/* tl_worker_open with data planes from elsewhere, the preferred one first; at most TL_MAX_PLANES, all of which outlive
+ * the worker. */
+enum tl_status tl_worker_open_with(const struct tl_worker_options *options, const struct tl_plane_source *const *planes,
+                                   size_t plane_count, struct tl_worker **ret_worker,
+                                   struct tl_error *ret_error) TL_MUST_USE;
 
 /* A piece of work for the loop's owner, waited for by the thread that brought it. */
 struct tl_command {

@@ -20,8 +20,6 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "server/completion_queue.h"
-#include "server/plane.h"
-#include "server/verbs_settings.h"
 #include "server/worker_internal.h"
 #include "tensor/tensor_file.h"
 
@@ -120,9 +118,10 @@ static enum tl_status create_control(struct tl_worker *worker, struct tl_error *
 static enum tl_status publish_tensor(struct tl_worker *worker, const char *path, const char *name,
                                      struct tl_tensor *tensor, struct tl_error *ret_error)
 {
+    struct tl_plane *plane = tl_planes_of_cards(worker);
     struct tl_tensor *copy = NULL;
     struct tl_error error;
-    if (worker->plane != NULL && tl_plane_copy(worker->plane, tensor, &copy, &error) != TL_OK) {
+    if (plane != NULL && tl_plane_copy(plane, tensor, &copy, &error) != TL_OK) {
         TL_LOG_AT_WARN("a tensor is served from its file, which the data plane copies each time", TL_STR("file", path),
                        TL_STR("tensor", name), TL_STR("reason", error.message));
     }
@@ -148,32 +147,6 @@ static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *r
     return TL_OK;
 }
 
-static enum tl_status create_plane(struct tl_worker *worker, const struct tl_plane_source *source,
-                                   enum tl_progress progress, struct tl_error *ret_error)
-{
-    worker->plane_reason = tl_verbs_settings_refusal(&worker->settings);
-    worker->home.is_only = true;
-    if (worker->plane_reason != NULL) return TL_OK;
-    struct tl_error error;
-    worker->is_plane_required = worker->settings.rdma == TL_RDMA_REQUIRE;
-    enum tl_status status = tl_plane_create(worker, source, progress == TL_PROGRESS_THREAD, &worker->plane, &error);
-    if (status == TL_OK) {
-        worker->home.is_only = false;
-        return TL_OK;
-    }
-    if (worker->is_plane_required) {
-        tl_error_prefix(&error, "rdma is \"require\" and there is no data plane: ");
-        return tl_error_copy(ret_error, &error);
-    }
-    worker->plane_error = error;
-    worker->plane_reason = worker->plane_error.message;
-    /* A machine without a card is no news, unless somebody has asked for it. */
-    bool is_news = worker->settings.protocol != TL_PROTOCOL_AUTO || status != TL_NOT_FOUND;
-    TL_LOG(is_news ? TL_LOG_WARN : TL_LOG_DEBUG, "no data plane, tensors travel over gRPC",
-           TL_STR("worker", worker->self.name), TL_STR("reason", error.message));
-    return TL_OK;
-}
-
 static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error)
 {
     if (worker->task == NULL || worker->task->address == NULL) return TL_OK;
@@ -194,7 +167,7 @@ static void worker_free(struct tl_worker *worker)
         tl_error_set(&closed, TL_CANCELLED, "the worker was closed");
         tl_rendezvous_close(worker->table, &closed);
     }
-    tl_plane_destroy(worker->plane);
+    tl_planes_destroy(worker);
     if (worker->peers != NULL) tl_peers_destroy(worker);
     tl_control_destroy(worker->control);
     tl_rendezvous_destroy(worker->table);
@@ -212,7 +185,7 @@ static void post_home(const struct tl_home *home, struct tl_letter *letter)
 }
 
 static enum tl_status build(struct tl_worker *worker, const struct tl_worker_options *options,
-                            const struct tl_plane_source *plane, struct tl_error *ret_error)
+                            const struct tl_plane_source *const *planes, size_t plane_count, struct tl_error *ret_error)
 {
     enum tl_status status = read_config(options, &worker->config, ret_error);
     if (status == TL_OK) status = find_self(worker, options, ret_error);
@@ -222,7 +195,9 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
                                                 .held_bytes = worker->settings.held_bytes,
                                                 .aborted_steps = ABORTED_STEPS_KEPT};
     status = tl_rendezvous_create(&limits, &worker->table, ret_error);
-    if (status == TL_OK) status = create_plane(worker, plane, options->progress, ret_error);
+    if (status == TL_OK) {
+        status = tl_planes_create(worker, planes, plane_count, options->progress == TL_PROGRESS_THREAD, ret_error);
+    }
     if (status == TL_OK) status = create_control(worker, ret_error);
     if (status == TL_OK) status = tl_peers_create(worker, ret_error);
     if (status == TL_OK) status = publish_files(worker, ret_error);
@@ -241,33 +216,24 @@ static void teach_allocator(void)
 
 static void stop_now(struct tl_worker *worker);
 
-/* Peers ask four times in that time whether we live. */
-#define BEATS_PER_SILENCE 8
-
-/* A reactor without a thread of its own is driven with the loop. */
+/* Reactors without a thread of their own are driven with the loop. */
 static enum tl_status start_driver(struct tl_worker *worker, enum tl_progress progress, struct tl_error *ret_error)
 {
-    const struct tl_plane *plane = worker->plane;
-    struct tl_turn_reactor reactor;
-    bool is_driven = plane != NULL && !plane->has_thread;
-    if (is_driven) {
-        reactor = (struct tl_turn_reactor){.reactor = plane->reactor,
-                                           .home = &plane->home,
-                                           .spin_ns = plane->options.reactor.spin_ns,
-                                           .beat_ns = plane->options.engine.silence_ns / BEATS_PER_SILENCE};
-    }
-    return tl_driver_init(&worker->driver, worker->loop, &worker->home, is_driven ? &reactor : NULL, progress,
-                          ret_error);
+    struct tl_turn_reactor reactors[TL_MAX_PLANES];
+    size_t count = tl_planes_driven(worker, reactors);
+    return tl_driver_init(&worker->driver, worker->loop, &worker->home, reactors, count, progress, ret_error);
 }
+
+static const struct tl_plane_source *const transports[] = {&tl_plane_verbs};
 
 enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl_worker **ret_worker,
                               struct tl_error *ret_error)
 {
-    return tl_worker_open_with(options, NULL, ret_worker, ret_error);
+    return tl_worker_open_with(options, transports, TL_ARRAY_COUNT(transports), ret_worker, ret_error);
 }
 
-enum tl_status tl_worker_open_with(const struct tl_worker_options *options, const struct tl_plane_source *plane,
-                                   struct tl_worker **ret_worker, struct tl_error *ret_error)
+enum tl_status tl_worker_open_with(const struct tl_worker_options *options, const struct tl_plane_source *const *planes,
+                                   size_t plane_count, struct tl_worker **ret_worker, struct tl_error *ret_error)
 {
     if (options->size_bytes != sizeof(*options)) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "size_bytes must be sizeof(struct tl_worker_options)");
@@ -281,7 +247,7 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *options, cons
     worker->home.post = post_home;
     tl_list_init(&worker->peer_waits);
     enum tl_status status = tl_source_init(worker, ret_error);
-    if (status == TL_OK) status = build(worker, options, plane != NULL ? plane : &tl_plane_verbs, ret_error);
+    if (status == TL_OK) status = build(worker, options, planes, plane_count, ret_error);
     if (status == TL_OK) status = start(worker, ret_error);
     if (status != TL_OK) {
         worker_free(worker);
@@ -325,12 +291,8 @@ static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
     tl_peers_stop(worker);
     tl_ops_fail_receives(worker, NULL, &closed);
     tl_serving_close(&worker->serving);
-    if (worker->plane == NULL) {
-        stop_control(worker);
-        return;
-    }
     tl_control_set_health(worker->control, "", TL_HEALTH_NOT_SERVING);
-    tl_plane_drain(worker->plane, deadline_ns, stop_control, worker);
+    tl_planes_drain(worker, deadline_ns, stop_control, worker);
 }
 
 /* Without a driver: what was started before it could not be. */
@@ -338,9 +300,13 @@ static void stop_now(struct tl_worker *worker)
 {
     const struct tl_home *former = tl_home_enter(&worker->home);
     begin_stop(worker, tl_clock_now_ns());
+    struct tl_turn_reactor reactors[TL_MAX_PLANES];
+    size_t count = tl_planes_driven(worker, reactors);
     while (!worker->is_stopped) {
-        if (worker->plane != NULL && !worker->plane->has_thread) (void)tl_reactor_run_once(worker->plane->reactor, 0);
-        tl_loop_run_once(worker->loop, worker->plane != NULL ? tl_clock_deadline_ns(TL_NS_PER_MS) : TL_TIME_NEVER);
+        for (size_t i = 0; i < count; i++)
+            (void)tl_reactor_run_once(reactors[i].reactor, 0);
+        tl_loop_run_once(worker->loop,
+                         tl_planes_count(worker) > 0 ? tl_clock_deadline_ns(TL_NS_PER_MS) : TL_TIME_NEVER);
     }
     tl_home_leave(former);
 }

@@ -28,12 +28,24 @@ enum tl_identity_source {
     TL_IDENTITY_CLAIMED = 1, /* said so, over a connection that proves nothing */
 };
 
+/* Of what tells hosts apart. */
+#define TL_HOST_BYTES 16
+
 struct tl_identity {
     enum tl_identity_source source;
     char name[TL_MAX_NAME_BYTES]; /* "/job:ps/task:0"; "" for a client */
     uint64_t incarnation;         /* 0: unknown */
     char address[TL_MAX_ADDRESS_BYTES];
+    uint8_t host[TL_HOST_BYTES]; /* equal for workers of one host that has run on since; zeros: not told */
 };
+
+static inline bool tl_identity_has_host(const struct tl_identity *identity)
+{
+    uint8_t bits = 0;
+    for (unsigned i = 0; i < TL_HOST_BYTES; i++)
+        bits |= identity->host[i];
+    return bits != 0;
+}
 
 struct tl_request_id {
     uint64_t incarnation; /* of the asker */

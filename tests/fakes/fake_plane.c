@@ -63,8 +63,11 @@ void fake_plane_init(struct fake_plane *plane, struct cluster *cluster)
     for (unsigned i = 0; i <= CLUSTER_MAX; i++) {
         struct fake_card *card = &plane->cards[i];
         card->plane = plane;
-        card->source =
-            (struct tl_plane_source){.list = list_cards, .open = open_card, .adjust = adjust, .context = card};
+        card->source = tl_plane_verbs;
+        card->source.list = list_cards;
+        card->source.open = open_card;
+        card->source.adjust = adjust;
+        card->source.context = card;
     }
 }
 
@@ -83,7 +86,8 @@ static enum tl_status open_worker(struct fake_plane *plane, const struct tl_work
     cluster_write_json(plane->cluster, json);
     with_json.size_bytes = sizeof(with_json);
     with_json.config_json = json;
-    return tl_worker_open_with(&with_json, &card->source, ret_worker, ret_error);
+    const struct tl_plane_source *const planes[] = {&card->source};
+    return tl_worker_open_with(&with_json, planes, 1, ret_worker, ret_error);
 }
 
 enum tl_status fake_plane_try(struct fake_plane *plane, unsigned task, enum tl_progress progress,

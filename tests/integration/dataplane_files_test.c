@@ -92,7 +92,7 @@ static bool driven(struct tl_worker *worker)
 static struct tl_memory_stats memory_of(const struct tl_worker *worker)
 {
     struct tl_memory_stats stats;
-    tl_memory_get_stats(worker->plane->memory, &stats);
+    tl_memory_get_stats(worker->planes[0].plane->memory, &stats);
     return stats;
 }
 
@@ -121,7 +121,7 @@ START_TEST(a_file_that_does_not_fit_is_copied_and_watched)
 {
     struct tl_completion got;
     open_both(_i % 2, 4 << 20);
-    CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "fake") == 0);
+    CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "verbs") == 0);
     const struct fake_rule rule = {
         .fault = FAKE_REGION_FAILURE, .provider = plane.cards[0].provider, .times = FAKE_ALWAYS};
     fake_fabric_add_rule(plane.fabric, &rule);
@@ -137,7 +137,7 @@ START_TEST(a_file_that_does_not_fit_is_copied_and_watched)
     ck_assert_int_eq(receive(&got), TL_DATA_LOSS);
     ck_assert_msg(strstr(error.message, temp_path("w.npy")) != NULL, "%s", error.message);
     ck_assert_msg(strstr(error.message, "publish it again") != NULL, "%s", error.message);
-    ck_assert_str_eq(cluster_peer_info(receiver, 0).transport, "fake");
+    ck_assert_str_eq(cluster_peer_info(receiver, 0).transport, "verbs");
     fake_fabric_clear_rules(plane.fabric);
     teardown();
 }

@@ -114,7 +114,7 @@ START_TEST(a_worker_that_does_not_move_is_given_up_for_a_while)
     ck_assert_int_eq(got.path, TL_PATH_GRPC);
     ck_assert_msg(strstr(got.path_reason, "/job:node/task:1 has been silent for") != NULL, "%s", got.path_reason);
     tl_tensor_put(got.tensor);
-    CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "fake") == 0);
+    CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "verbs") == 0);
     expect_transfer(2);
     teardown();
 }

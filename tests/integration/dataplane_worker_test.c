@@ -78,7 +78,7 @@ START_TEST(a_tensor_that_is_sent_is_written_in_place)
         tl_tensor_put(got.tensor);
         cluster_expect(sent, TL_OK);
     }
-    ck_assert_str_eq(cluster_peer_info(receiver, 0).transport, "fake");
+    ck_assert_str_eq(cluster_peer_info(receiver, 0).transport, "verbs");
     ck_assert_uint_eq(cluster_stats(receiver).tensors_received, 10);
     ck_assert_uint_eq(cluster_stats(sender).tensors_sent, 10);
     ck_assert_uint_eq(cluster_stats(sender).held_tensors, 0);
@@ -439,7 +439,7 @@ START_TEST(a_connection_that_breaks_is_replaced_by_grpc)
     cluster_expect(sent, TL_OK);
     ck_assert_uint_ge(cluster_stats(receiver).requests_retried, 1);
     /* It comes back by itself. */
-    CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "fake") == 0);
+    CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "verbs") == 0);
     expect_transfer(2, TL_PATH_ZERO_COPY);
     teardown();
 }
@@ -464,7 +464,7 @@ START_TEST(a_connection_that_breaks_fails_where_rdma_is_required)
     ck_assert_int_eq(status, TL_UNAVAILABLE);
     ck_assert_msg(strstr(error.message, "require") != NULL, "%s", error.message);
     fake_fabric_clear_rules(plane.fabric);
-    CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "fake") == 0);
+    CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "verbs") == 0);
     got = receive("w", 1, NULL, false);
     expect_path(&got, TL_PATH_ZERO_COPY);
     tl_tensor_put(got.tensor);
@@ -488,7 +488,7 @@ START_TEST(a_path_that_cannot_be_made_is_replaced_by_grpc)
     tl_tensor_put(got.tensor);
     cluster_expect(sent, TL_OK);
     fake_fabric_clear_rules(plane.fabric);
-    CLUSTER_UNTIL(strcmp(cluster_peer_info(receiver, 0).transport, "fake") == 0);
+    CLUSTER_UNTIL(strcmp(cluster_peer_info(receiver, 0).transport, "verbs") == 0);
     expect_transfer(2, TL_PATH_ZERO_COPY);
     teardown();
 }

@@ -136,8 +136,8 @@ START_TEST(latency_and_rate_of_a_pair)
     prepare("\"rdma\": \"require\", \"connect\": \"eager\"");
     struct tl_worker *other = fake_plane_open(&plane, 1, TL_PROGRESS_THREAD);
     identify();
-    CLUSTER_UNTIL(strcmp(cluster_peer_info(other, 0).transport, "fake") == 0 &&
-                  strcmp(cluster_peer_info(cluster.workers[0], 1).transport, "fake") == 0);
+    CLUSTER_UNTIL(strcmp(cluster_peer_info(other, 0).transport, "verbs") == 0 &&
+                  strcmp(cluster_peer_info(cluster.workers[0], 1).transport, "verbs") == 0);
     ck_assert_uint_eq(description.peer_count, 2);
     tl_description_fini(&description);
     ask();
@@ -147,7 +147,7 @@ START_TEST(latency_and_rate_of_a_pair)
     ck_assert_uint_gt(description.peers[1].bytes_per_second, 0);
     ck_assert_uint_eq(description.peers[1].mtu_bytes, FAKE_MTU_BYTES);
     cluster_close(&cluster, 1);
-    CLUSTER_UNTIL(strcmp(cluster_peer_info(cluster.workers[0], 1).transport, "fake") != 0);
+    CLUSTER_UNTIL(strcmp(cluster_peer_info(cluster.workers[0], 1).transport, "verbs") != 0);
     tl_description_fini(&description);
     ask();
     ck_assert_uint_eq(description.peers[1].latency_ns, 0);
@@ -163,21 +163,21 @@ START_TEST(a_card_that_is_lost)
     prepare(_i == 0 ? "\"connect\": \"eager\"" : "\"rdma\": \"require\", \"connect\": \"eager\"");
     struct tl_worker *other = fake_plane_open(&plane, 1, TL_PROGRESS_THREAD);
     identify();
-    ck_assert(transport("fake")->is_available);
-    CLUSTER_UNTIL(strcmp(cluster_peer_info(other, 0).transport, "fake") == 0);
+    ck_assert(transport("verbs")->is_available);
+    CLUSTER_UNTIL(strcmp(cluster_peer_info(other, 0).transport, "verbs") == 0);
     fake_provider_remove(plane.cards[0].provider);
-    CLUSTER_UNTIL(strcmp(cluster_peer_info(other, 0).transport, "fake") != 0);
+    CLUSTER_UNTIL(strcmp(cluster_peer_info(other, 0).transport, "verbs") != 0);
     tl_description_fini(&description);
     ask();
-    ck_assert(!transport("fake")->is_available);
-    const char *reason = transport("fake")->reason;
+    ck_assert(!transport("verbs")->is_available);
+    const char *reason = transport("verbs")->reason;
     ck_assert_msg(strcmp(reason, "card0: the device is gone; start the worker anew to use it again") == 0, "%s",
                   reason);
     ck_assert_str_eq(transport("grpc")->reason, "in use for all peers");
     cluster_close(&cluster, 0);
     tl_description_fini(&description);
     identify();
-    ck_assert(transport("fake")->is_available);
+    ck_assert(transport("verbs")->is_available);
     teardown();
 }
 END_TEST
@@ -214,9 +214,9 @@ START_TEST(a_card_that_was_not_the_first)
     ck_assert_ptr_nonnull(strstr(told,
                                  "; no_such_card:2 GID 2 10.0.0.1: a probe write failed: it has brought the wrong "
                                  "bytes"));
-    ck_assert(transport("fake")->is_available);
+    ck_assert(transport("verbs")->is_available);
     ck_assert_ptr_nonnull(
-        strstr(transport("fake")->reason, "card0-2: the only one of this test; passed over: no_such"));
+        strstr(transport("verbs")->reason, "card0-2: the only one of this test; passed over: no_such"));
     teardown();
 }
 END_TEST

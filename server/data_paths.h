@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The data paths to one peer, one for each of the worker's data planes, over one link at a time.
+ *
+ * Happy path: the first is set up at once; the next one only when it has been refused or has failed once, so that pairs
+ * that have the fastest have no other. Requests take the first that is up. Failure modes: one that broke is set up
+ * again, and carries requests again as soon as it is up; when none is left, requests take the link, or fail.
+ *
+ * Thread: the loop's owner.
+ */
+#ifndef SERVER_DATA_PATHS_H
+#define SERVER_DATA_PATHS_H
+
+#include "server/data_path.h"
+#include "server/planes.h"
+
+struct tl_data_paths {
+    struct tl_worker *worker;
+    struct tl_data_path items[TL_MAX_PLANES]; /* [worker->plane_count] */
+    const struct tl_data_path_events *events;
+    void *owner;
+    const char *lasting_reason;               /* of those below, together */
+    const char *lasting_parts[TL_MAX_PLANES]; /* the reasons of all that it was made of */
+};
+
+/* name: of the peer, "" for a client; lives as long as the paths. */
+void tl_data_paths_init(struct tl_data_paths *paths, struct tl_worker *worker, const char *name,
+                        const struct tl_data_path_events *events, void *owner);
+/* This link is in use from now on, in place of another or of none. */
+void tl_data_paths_begin(struct tl_data_paths *paths, struct tl_link *link);
+/* There is no link any more. Harmless when there was none. */
+void tl_data_paths_end(struct tl_data_paths *paths);
+/* What the peer tells on any link of its. */
+void tl_data_paths_hear(struct tl_data_paths *paths, struct tl_link *link, const struct tl_path_message *message);
+
+/* What a request should do; with TL_DATA_PATH_TAKE, on which path. */
+enum tl_data_path_use tl_data_paths_use(const struct tl_data_paths *paths, const struct tl_data_path **ret_path);
+/* The one that carries requests; NULL: none is up. */
+const struct tl_data_path *tl_data_paths_best(const struct tl_data_paths *paths);
+/* Why none of those before the best one carries requests; "" when it is the first. */
+void tl_data_paths_format_reason(const struct tl_data_paths *paths, char *ret_text, size_t capacity);
+/* Why none of them does; lives for ever (base/reason.h). */
+const char *tl_data_paths_lasting_reason(struct tl_data_paths *paths);
+
+#endif

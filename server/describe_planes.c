@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a worker says of its data planes when it is asked how it is: which there are, and of the one over cards the
+ * card, its port and how peers reach its memory.
+ *
+ * What a card is like was noted when it was opened; the state of its port is read from the kernel each time, since
+ * cables are pulled. Without a data plane the reason is the transport's; when it was the limit of locked memory, that
+ * is told apart, because the remedy has nothing to do with cards.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "server/plane_choice.h"
+#include "server/worker_internal.h"
+
+/* As the kernel numbers them in sysfs. */
+static const char *const port_states[] = {"", "down", "waits for the subnet manager", "armed", "active"};
+
+/* The state of the card's port now; "": not known. */
+static const char *read_port_state(const struct tl_verbs_candidate *card)
+{
+    char path[256];
+    unsigned state = 0;
+    snprintf(path, sizeof(path), "/sys/class/infiniband/%s/ports/%u/state", card->device, card->port);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return "";
+    if (fscanf(file, "%u", &state) != 1) state = 0;
+    fclose(file);
+    return state < TL_ARRAY_COUNT(port_states) ? port_states[state] : "";
+}
+
+static enum tl_status add_transport(struct tl_description *description, const char *name, bool is_available,
+                                    const char *reason, struct tl_error *ret_error)
+{
+    struct tl_transport_state *state = &description->transports[description->transport_count++];
+    state->name = strdup(name);
+    state->is_available = is_available;
+    state->reason = strdup(reason);
+    if (state->name != NULL && state->reason != NULL) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for transports");
+}
+
+static enum tl_status describe_transports(const struct tl_worker *worker, struct tl_description *description,
+                                          struct tl_error *ret_error)
+{
+    struct tl_error failures[TL_MAX_PLANES];
+    bool works[TL_MAX_PLANES], is_any_working = false;
+    for (size_t i = 0; i < worker->plane_count; i++) {
+        struct tl_plane *plane = worker->planes[i].plane;
+        failures[i].code = TL_OK;
+        works[i] = plane != NULL && !tl_plane_has_failed(plane, &failures[i]);
+        is_any_working |= works[i];
+    }
+    description->transports = calloc(1 + worker->plane_count, sizeof(*description->transports));
+    if (description->transports == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for transports");
+    }
+    const char *grpc = is_any_working ? "in use where there is no data path" : "in use for all peers";
+    enum tl_status status = add_transport(description, "grpc", true, grpc, ret_error);
+    for (size_t i = 0; i < worker->plane_count && status == TL_OK; i++) {
+        const struct tl_plane_slot *slot = &worker->planes[i];
+        const char *reason = failures[i].code != TL_OK ? failures[i].message
+                             : slot->plane != NULL     ? slot->plane->describes_device
+                                                       : slot->reason;
+        status = add_transport(description, slot->source->name, works[i], reason, ret_error);
+    }
+    return status;
+}
+
+/* The slot of the transport over cards; NULL: none is wanted. */
+static const struct tl_plane_slot *find_verbs(const struct tl_worker *worker)
+{
+    for (size_t i = 0; i < worker->plane_count; i++) {
+        const struct tl_plane_slot *slot = &worker->planes[i];
+        if (slot->is_wanted && slot->source->find_host == NULL) return slot;
+    }
+    return NULL;
+}
+
+static enum tl_status describe_card(const struct tl_worker *worker, struct tl_description *description,
+                                    struct tl_error *ret_error)
+{
+    static const struct tl_verbs_candidate no_card;
+    const struct tl_plane_slot *slot = find_verbs(worker);
+    if (slot == NULL) return TL_OK;
+    const struct tl_plane *plane = slot->plane;
+    const struct tl_verbs_candidate *card = plane != NULL ? &plane->card : &no_card;
+    bool is_known = card->device[0] != '\0';
+    bool lacks_memlock = plane == NULL && tl_plane_is_about_memlock(slot->reason);
+    const char *keys = plane == NULL ? "" : plane->options.engine.keys == TL_KEYS_REGION ? "region" : "window";
+    struct tl_data_plane_description *to = calloc(1, sizeof(*to));
+    description->data_plane = to;
+    if (to != NULL) {
+        to->memlock = strdup(lacks_memlock ? slot->reason : "");
+        to->device = strdup(is_known || plane == NULL ? card->device : plane->provider->name);
+        to->port = card->port;
+        to->gid_index = is_known && card->gid_index > 0 ? (uint32_t)card->gid_index : 0;
+        to->gid = strdup(card->gid);
+        to->gid_type = strdup(card->gid_type);
+        to->interface = strdup(card->interface);
+        to->port_state = strdup(is_known ? read_port_state(card) : "");
+        to->link_layer = strdup(card->link_layer);
+        to->mtu_bytes = (uint32_t)tl_min_u64(card->mtu_bytes, worker->settings.verbs.mtu_bytes);
+        to->keys = strdup(keys);
+        to->reason = strdup(plane != NULL ? plane->provider->reason : "");
+        to->passed_over = strdup(plane != NULL ? plane->passed_over : "");
+    }
+    bool is_complete = to != NULL && to->memlock != NULL && to->device != NULL && to->gid != NULL &&
+                       to->gid_type != NULL && to->interface != NULL && to->port_state != NULL &&
+                       to->link_layer != NULL && to->keys != NULL && to->reason != NULL && to->passed_over != NULL;
+    if (is_complete) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the description of the data plane");
+}
+
+enum tl_status tl_planes_describe(const struct tl_worker *worker, struct tl_description *description,
+                                  struct tl_error *ret_error)
+{
+    enum tl_status status = describe_transports(worker, description, ret_error);
+    return status == TL_OK ? describe_card(worker, description, ret_error) : status;
+}

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/planes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "server/worker_internal.h"
+
+void tl_planes_join(const struct tl_worker *worker, const char *const *reasons, size_t count, char *ret_text,
+                    size_t capacity)
+{
+    size_t wanted_count = 0, used = 0;
+    for (size_t i = 0; i < worker->plane_count; i++)
+        wanted_count += worker->planes[i].is_wanted;
+    ret_text[0] = '\0';
+    for (size_t i = 0; i < count && used < capacity; i++) {
+        const struct tl_plane_slot *slot = &worker->planes[i];
+        /* Nobody asks why what the settings exclude is not there, unless they exclude all. */
+        if (reasons[i][0] == '\0' || (!slot->is_wanted && (wanted_count > 0 || i > 0))) continue;
+        int len = snprintf(ret_text + used, capacity - used, "%s%s%s%.480s", used > 0 ? "; " : "",
+                           wanted_count > 1 ? slot->source->name : "", wanted_count > 1 ? ": " : "", reasons[i]);
+        used += (size_t)len;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ opening -- */
+
+static enum tl_status open_slot(struct tl_worker *worker, struct tl_plane_slot *slot, bool has_thread)
+{
+    const struct tl_plane_source *source = slot->source;
+    enum tl_status status = TL_OK;
+    uint8_t host[TL_HOST_BYTES];
+    if (source->find_host != NULL) status = source->find_host(source->context, host, &slot->error);
+    if (status == TL_OK) status = tl_plane_create(worker, source, has_thread, &slot->plane, &slot->error);
+    if (status != TL_OK) {
+        slot->reason = slot->error.message;
+        return status;
+    }
+    worker->home.is_only = false;
+    if (source->find_host != NULL) memcpy(worker->self.host, host, sizeof(host));
+    return TL_OK;
+}
+
+/* A machine without a card is no news, unless somebody has asked for it. */
+static void log_lack(const struct tl_worker *worker, const struct tl_plane_slot *slot)
+{
+    bool is_news = worker->settings.protocol != TL_PROTOCOL_AUTO || slot->error.code != TL_NOT_FOUND;
+    TL_LOG(is_news ? TL_LOG_WARN : TL_LOG_DEBUG, "no data plane, tensors travel another way",
+           TL_STR("worker", worker->self.name), TL_STR("transport", slot->source->name),
+           TL_STR("reason", slot->error.message));
+}
+
+static enum tl_status refuse_without(const struct tl_worker *worker, struct tl_error *ret_error)
+{
+    const char *reasons[TL_MAX_PLANES];
+    char text[TL_ERROR_MESSAGE_BYTES];
+    enum tl_status code = TL_UNAVAILABLE;
+    for (size_t i = 0; i < worker->plane_count; i++) {
+        const struct tl_plane_slot *slot = &worker->planes[i];
+        reasons[i] = slot->reason;
+        if (slot->is_wanted) code = slot->error.code;
+    }
+    tl_planes_join(worker, reasons, worker->plane_count, text, sizeof(text));
+    return tl_error_set(ret_error, code, "rdma is \"require\" and there is no data plane: %.950s", text);
+}
+
+enum tl_status tl_planes_create(struct tl_worker *worker, const struct tl_plane_source *const *sources, size_t count,
+                                bool has_thread, struct tl_error *ret_error)
+{
+    TL_CHECK(count <= TL_MAX_PLANES);
+    worker->plane_count = count;
+    worker->home.is_only = true;
+    bool is_any_wanted = false;
+    for (size_t i = 0; i < count; i++) {
+        struct tl_plane_slot *slot = &worker->planes[i];
+        slot->source = sources[i];
+        slot->reason = sources[i]->refusal(&worker->settings);
+        slot->is_wanted = slot->reason == NULL;
+        is_any_wanted |= slot->is_wanted;
+    }
+    worker->is_plane_required = is_any_wanted && worker->settings.rdma == TL_RDMA_REQUIRE;
+    for (size_t i = 0; i < count; i++) {
+        struct tl_plane_slot *slot = &worker->planes[i];
+        if (!slot->is_wanted || open_slot(worker, slot, has_thread) == TL_OK) continue;
+        if (!worker->is_plane_required) log_lack(worker, slot);
+    }
+    if (worker->is_plane_required && tl_planes_count(worker) == 0) return refuse_without(worker, ret_error);
+    return TL_OK;
+}
+
+void tl_planes_destroy(struct tl_worker *worker)
+{
+    for (size_t i = 0; i < worker->plane_count; i++)
+        tl_plane_destroy(worker->planes[i].plane);
+}
+
+/* ------------------------------------------------------------------------------------------------------- asking -- */
+
+size_t tl_planes_count(const struct tl_worker *worker)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < worker->plane_count; i++)
+        count += worker->planes[i].plane != NULL;
+    return count;
+}
+
+struct tl_plane *tl_planes_of_cards(const struct tl_worker *worker)
+{
+    for (size_t i = 0; i < worker->plane_count; i++) {
+        struct tl_plane *plane = worker->planes[i].plane;
+        if (plane != NULL && plane->provider->limits.needs_regions) return plane;
+    }
+    return NULL;
+}
+
+/* Peers ask four times in that time whether we live. */
+#define BEATS_PER_SILENCE 8
+
+size_t tl_planes_driven(const struct tl_worker *worker, struct tl_turn_reactor *ret_reactors)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < worker->plane_count; i++) {
+        const struct tl_plane *plane = worker->planes[i].plane;
+        if (plane == NULL || plane->has_thread) continue;
+        ret_reactors[count++] =
+            (struct tl_turn_reactor){.reactor = plane->reactor,
+                                     .home = &plane->home,
+                                     .spin_ns = plane->options.reactor.spin_ns,
+                                     .beat_ns = plane->options.engine.silence_ns / BEATS_PER_SILENCE};
+    }
+    return count;
+}
+
+/* Adds a struct of counters to another. */
+static void add_counters(void *to, const void *from, size_t size_bytes)
+{
+    uint64_t *sums = to;
+    const uint64_t *values = from;
+    for (size_t i = 0; i < size_bytes / sizeof(*sums); i++)
+        sums[i] += values[i];
+}
+
+void tl_planes_get_stats(struct tl_worker *worker, struct tl_engine_stats *ret_engine,
+                         struct tl_memory_stats *ret_memory, struct tl_reactor_stats *ret_reactor)
+{
+    *ret_engine = (struct tl_engine_stats){0};
+    *ret_memory = (struct tl_memory_stats){0};
+    *ret_reactor = (struct tl_reactor_stats){0};
+    for (size_t i = 0; i < worker->plane_count; i++) {
+        struct tl_plane *plane = worker->planes[i].plane;
+        if (plane == NULL) continue;
+        struct tl_engine_stats engine;
+        struct tl_memory_stats memory;
+        struct tl_reactor_stats reactor;
+        tl_plane_get_stats(plane, &engine, &memory);
+        tl_reactor_get_stats(plane->reactor, &reactor);
+        add_counters(ret_engine, &engine, sizeof(engine));
+        add_counters(ret_memory, &memory, sizeof(memory));
+        add_counters(ret_reactor, &reactor, sizeof(reactor));
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ closing -- */
+
+static void one_drained(void *context)
+{
+    struct tl_worker *worker = context;
+    if (--worker->draining_planes == 0) worker->planes_drained(worker->planes_drained_context);
+}
+
+void tl_planes_drain(struct tl_worker *worker, int64_t deadline_ns, void (*drained)(void *context), void *context)
+{
+    worker->draining_planes = tl_planes_count(worker);
+    worker->planes_drained = drained;
+    worker->planes_drained_context = context;
+    if (worker->draining_planes == 0) drained(context);
+    for (size_t i = 0; i < worker->plane_count; i++) {
+        if (worker->planes[i].plane != NULL) tl_plane_drain(worker->planes[i].plane, deadline_ns, one_drained, worker);
+    }
+}
