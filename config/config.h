@@ -16,7 +16,7 @@
 
 #include <tensorlane/status.h>
 
-enum tl_protocol { TL_PROTOCOL_AUTO = 0, TL_PROTOCOL_GRPC = 1, TL_PROTOCOL_GRPC_VERBS = 2 };
+enum tl_protocol { TL_PROTOCOL_AUTO = 0, TL_PROTOCOL_GRPC = 1, TL_PROTOCOL_GRPC_VERBS = 2, TL_PROTOCOL_GRPC_LOCAL = 3 };
 enum tl_rdma_policy { TL_RDMA_PREFER = 0, TL_RDMA_REQUIRE = 1, TL_RDMA_OFF = 2 };
 enum tl_connect_policy { TL_CONNECT_LAZY = 0, TL_CONNECT_EAGER = 1 };
 enum tl_verbs_keys { TL_VERBS_KEYS_WINDOW = 0, TL_VERBS_KEYS_REGION = 1 };
@@ -50,7 +50,7 @@ struct tl_verbs_settings {
 
 /* The settings of one task, every value effective. Sizes in bytes, durations in nanoseconds. */
 struct tl_settings {
-    enum tl_protocol protocol;      /* "protocol": "auto", "grpc" or "grpc+verbs" */
+    enum tl_protocol protocol;      /* "protocol": "auto", "grpc", "grpc+local" or "grpc+verbs" */
     enum tl_rdma_policy rdma;       /* "rdma": "prefer", "require", "off"; without meaning for "grpc" */
     enum tl_connect_policy connect; /* "connect": "lazy" or "eager" */
     bool checksum;                  /* "checksum": verify every tensor that is received */

@@ -36,9 +36,9 @@
 const struct tl_choice tl_protocol_choices[] = {
     {"auto", TL_PROTOCOL_AUTO, NULL},
     {"grpc", TL_PROTOCOL_GRPC, NULL},
+    {"grpc+local", TL_PROTOCOL_GRPC_LOCAL, NULL},
     {"grpc+verbs", TL_PROTOCOL_GRPC_VERBS, NULL},
     {"grpc+gdr", -1, "the gdr transport"},
-    {"grpc+local", -1, "the local transport"},
     {"grpc+mpi", -1, "the mpi transport"},
     {NULL, 0, NULL},
 };

@@ -265,7 +265,7 @@ static void hear_refusal(struct tl_data_path *path, const struct tl_path_message
 {
     bool is_of_all = message->attempt == 0;
     bool is_of_this = message->attempt == path->attempt && path->session != NULL;
-    if (path->slot->plane == NULL || (!is_of_all && !is_of_this)) return;
+    if (path->state == TL_DATA_PATH_REFUSED || (!is_of_all && !is_of_this)) return;
     const char *reason = message->reason[0] != '\0' ? message->reason : "it gives no reason";
     bool was_up = path->state == TL_DATA_PATH_UP;
     set_reason(path,
@@ -347,7 +347,11 @@ void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link)
 void tl_data_path_go_on(struct tl_data_path *path)
 {
     if (path->state != TL_DATA_PATH_HELD) return;
-    if (tl_link_is_ours(path->link)) {
+    if (path->worker->is_closing) {
+        /* The data plane may have ended already. */
+        path->state = TL_DATA_PATH_REFUSED;
+        set_reason(path, "this worker is shutting down");
+    } else if (tl_link_is_ours(path->link)) {
         offer(path);
     } else {
         path->state = TL_DATA_PATH_EXPECTING;

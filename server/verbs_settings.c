@@ -19,6 +19,7 @@
 const char *tl_verbs_settings_refusal(const struct tl_settings *settings)
 {
     if (settings->protocol == TL_PROTOCOL_GRPC) return "the protocol is grpc";
+    if (settings->protocol == TL_PROTOCOL_GRPC_LOCAL) return "the protocol is grpc+local";
     if (settings->rdma == TL_RDMA_OFF) return "rdma is off";
     return NULL;
 }

@@ -2,12 +2,14 @@
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "fakes/fake_plane.h"
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "server/local_settings.h"
 #include "server/worker_internal.h"
 
 #define PATIENCE_NS (60 * TL_NS_PER_SEC)
@@ -35,12 +37,22 @@ static enum tl_status open_card(void *context, const struct tl_settings *setting
     (void)ret_error;
     char name[64], spare[16] = "";
     if (order > 0) snprintf(spare, sizeof(spare), "-%u", order);
-    snprintf(name, sizeof(name), "card%td%s", card - card->plane->cards, spare);
+    bool is_local = card->source.find_host != NULL;
+    snprintf(name, sizeof(name), "%s%td%s", is_local ? "local" : "card",
+             card - (is_local ? card->plane->locals : card->plane->cards), spare);
     card->provider = fake_provider_open(card->plane->fabric, name, NULL);
     struct fake_rule fault = card->faults[order];
     fault.provider = card->provider;
     if (fault.kinds != 0) fake_fabric_add_rule(card->plane->fabric, &fault);
     *ret_provider = card->provider;
+    return TL_OK;
+}
+
+static enum tl_status find_host(void *context, uint8_t ret_host[TL_HOST_BYTES], struct tl_error *ret_error)
+{
+    const struct fake_card *card = context;
+    (void)ret_error;
+    memset(ret_host, card->host, TL_HOST_BYTES);
     return TL_OK;
 }
 
@@ -57,17 +69,26 @@ static void adjust(void *context, struct tl_plane_options *options)
     options->attempt_ns = options->engine.connect_ns;
 }
 
+static void init_card(struct fake_plane *plane, struct fake_card *card)
+{
+    card->plane = plane;
+    card->source = tl_plane_verbs;
+    card->source.list = list_cards;
+    card->source.open = open_card;
+    card->source.adjust = adjust;
+    card->source.context = card;
+}
+
 void fake_plane_init(struct fake_plane *plane, struct cluster *cluster)
 {
     *plane = (struct fake_plane){.fabric = fake_fabric_create(NULL), .cluster = cluster};
     for (unsigned i = 0; i <= CLUSTER_MAX; i++) {
-        struct fake_card *card = &plane->cards[i];
-        card->plane = plane;
-        card->source = tl_plane_verbs;
-        card->source.list = list_cards;
-        card->source.open = open_card;
-        card->source.adjust = adjust;
-        card->source.context = card;
+        init_card(plane, &plane->cards[i]);
+        init_card(plane, &plane->locals[i]);
+        plane->locals[i].host = 1;
+        plane->locals[i].source.name = "local";
+        plane->locals[i].source.refusal = tl_local_settings_refusal;
+        plane->locals[i].source.find_host = find_host;
     }
 }
 
@@ -78,16 +99,17 @@ void fake_plane_fini(struct fake_plane *plane)
     fake_fabric_destroy(plane->fabric);
 }
 
-static enum tl_status open_worker(struct fake_plane *plane, const struct tl_worker_options *options,
-                                  struct fake_card *card, struct tl_worker **ret_worker, struct tl_error *ret_error)
+static enum tl_status open_worker(struct fake_plane *plane, const struct tl_worker_options *options, unsigned place,
+                                  struct tl_worker **ret_worker, struct tl_error *ret_error)
 {
     char json[CLUSTER_JSON_BYTES];
     struct tl_worker_options with_json = *options;
     cluster_write_json(plane->cluster, json);
     with_json.size_bytes = sizeof(with_json);
     with_json.config_json = json;
-    const struct tl_plane_source *const planes[] = {&card->source};
-    return tl_worker_open_with(&with_json, planes, 1, ret_worker, ret_error);
+    const struct tl_plane_source *const planes[] = {&plane->locals[place].source, &plane->cards[place].source};
+    unsigned first = plane->has_local ? 0 : 1;
+    return tl_worker_open_with(&with_json, planes + first, 2 - first, ret_worker, ret_error);
 }
 
 enum tl_status fake_plane_try(struct fake_plane *plane, unsigned task, enum tl_progress progress,
@@ -95,7 +117,7 @@ enum tl_status fake_plane_try(struct fake_plane *plane, unsigned task, enum tl_p
 {
     const struct tl_worker_options options = {.job = "node", .task = task, .progress = progress};
     TL_CHECK(plane->cluster->workers[task] == NULL);
-    return open_worker(plane, &options, &plane->cards[task], &plane->cluster->workers[task], ret_error);
+    return open_worker(plane, &options, task, &plane->cluster->workers[task], ret_error);
 }
 
 struct tl_worker *fake_plane_open(struct fake_plane *plane, unsigned task, enum tl_progress progress)
@@ -111,7 +133,7 @@ struct tl_worker *fake_plane_open_client(struct fake_plane *plane)
     const struct tl_worker_options options = {.is_client = true};
     struct tl_worker *worker = NULL;
     struct tl_error error;
-    enum tl_status status = open_worker(plane, &options, &plane->cards[CLUSTER_MAX], &worker, &error);
+    enum tl_status status = open_worker(plane, &options, CLUSTER_MAX, &worker, &error);
     ck_assert_msg(status == TL_OK, "%s", error.message);
     return worker;
 }

@@ -3,7 +3,8 @@
  * Workers of a cluster whose data plane is a fake provider, all on one fabric.
  *
  * fake_plane_init before the first worker; each task that is opened with fake_plane_open has a card of its own, which
- * is closed with its worker; fake_plane_fini after the last one checks that nothing is left in the fabric.
+ * is closed with its worker; fake_plane_fini after the last one checks that nothing is left in the fabric. With
+ * has_local each has another data plane besides, the preferred one, for workers that are on the same host.
  */
 #ifndef FAKES_FAKE_PLANE_H
 #define FAKES_FAKE_PLANE_H
@@ -19,14 +20,17 @@ struct fake_plane {
         struct fake_plane *plane;
         struct tl_plane_source source;
         struct tl_provider *provider; /* of the latest worker of the task; gone when that is closed */
+        uint8_t host;                 /* of those in locals */
         bool is_missing;              /* there is no card */
         unsigned spare_count;         /* so many more may be opened when the first cannot be used */
         struct fake_rule faults[3];   /* of each in its order, from its opening on; kinds 0: none */
     } cards[CLUSTER_MAX + 1];         /* by task, then that of clients */
-    int64_t silence_ns;               /* of every engine; 0: a long time */
-    int64_t cancel_ns;                /* the same */
-    int64_t attempt_ns;               /* the same */
-    uint64_t pool_bytes;              /* all that the pool may have; 0: plenty */
+    struct fake_card locals[CLUSTER_MAX + 1];
+    bool has_local;
+    int64_t silence_ns;  /* of every engine; 0: a long time */
+    int64_t cancel_ns;   /* the same */
+    int64_t attempt_ns;  /* the same */
+    uint64_t pool_bytes; /* all that the pool may have; 0: plenty */
 };
 
 void fake_plane_init(struct fake_plane *plane, struct cluster *cluster);
