@@ -111,14 +111,19 @@ static void maybe_tell_credits(struct tl_conn *conn)
     conn_post_message(conn, message, NULL);
 }
 
+static void maybe_tell(struct tl_conn *conn)
+{
+    if (!tl_list_is_empty(&conn->finished) || !tl_list_is_empty(&conn->refused)) requests_tell(conn);
+}
+
 static void pump(struct tl_letter *letter)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(letter, struct tl_conn, pump_letter);
     conn->turns_left_bytes = PUMP_BYTES;
     conn->tells_left_bytes = PUMP_BYTES;
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
-        requests_tell(conn); /* who is told may ask again, with this doorbell */
-        requests_begin(conn);
+        maybe_tell(conn); /* who is told may ask again, with this doorbell */
+        if (!tl_list_is_empty(&conn->waiting)) requests_begin(conn);
         take_turns(conn, &conn->revokes, false);
         take_turns(conn, &conn->turns, true);
         maybe_tell_credits(conn);
@@ -127,7 +132,7 @@ static void pump(struct tl_letter *letter)
     /* What was wanted so far has had its turn, or waits for something; what is from here on needs another pump. */
     conn->is_pump_deferred = false;
     if (conn->turns_left_bytes == 0) conn_pump_later(conn);
-    requests_tell(conn);
+    maybe_tell(conn);
     conn_something_over(conn);
 }
 
@@ -208,6 +213,8 @@ static void conn_free(struct tl_conn *conn)
     conn_memory_fini(conn);
     tl_meta_cache_destroy(conn->cache);
     tl_list_remove(&conn->engine_link);
+    requests_fini(conn);
+    responses_fini(conn);
     free(conn->responses);
     free(conn->requests);
     free(conn->generations);
@@ -496,7 +503,7 @@ static void init_places(struct tl_conn *conn)
     struct tl_list *const lists[] = {&conn->engine_link,      &conn->turns,           &conn->revokes,
                                      &conn->waiting,          &conn->finished,        &conn->refused,
                                      &conn->pump_letter.link, &conn->end_letter.link, &conn->goodbye_turn.place,
-                                     &conn->windows};
+                                     &conn->windows,          &conn->spare_requests};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);
     conn->pump_letter.deliver = pump;

@@ -150,12 +150,15 @@ struct tl_conn {
     uint16_t *free_indexes;    /* [request_count], a stack */
     uint32_t request_count;
     uint32_t free_count;
-    struct tl_list waiting;  /* of tl_fetch: want a handle */
-    struct tl_list finished; /* of struct request: done is to be called */
-    struct tl_list refused;  /* of tl_fetch: no memory to begin; done is to be called */
+    struct tl_list spare_requests; /* of struct request: over, for those that begin */
+    struct tl_list waiting;        /* of tl_fetch: want a handle */
+    struct tl_list finished;       /* of struct request: done is to be called */
+    struct tl_list refused;        /* of tl_fetch: no memory to begin; done is to be called */
     struct tl_meta_cache *cache;
 
     /* What the peer asks. */
+    struct response *spare_responses; /* over, for those that begin; linked by `next` */
+    unsigned spare_response_count;
     struct response **responses; /* [response_places]: lists of those whose handles have the same index there */
     uint32_t response_places;    /* a power of two */
     uint32_t response_count;
@@ -296,6 +299,8 @@ void requests_tell(struct tl_conn *conn);
 /* The queue pair is drained: ends what is open. */
 void requests_break(struct tl_conn *conn);
 bool requests_are_over(const struct tl_conn *conn);
+/* Frees those that are kept. */
+void requests_fini(struct tl_conn *conn);
 
 /* ------------------------------------------------------------------------------------------------------ response.c --
  */
@@ -305,5 +310,7 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message);
 /* The queue pair is drained: ends what is open. */
 void responses_break(struct tl_conn *conn);
 bool responses_are_over(const struct tl_conn *conn);
+/* Frees those that are kept. */
+void responses_fini(struct tl_conn *conn);
 
 #endif

@@ -263,8 +263,7 @@ enum tl_status tl_memory_tensor_take(struct tl_memory *memory, const struct tl_m
                                      struct tl_room *room, struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
     struct tl_block *block = NULL;
-    enum tl_status status = tl_meta_data_validate(meta_data, ret_error);
-    if (status != TL_OK) return status;
+    enum tl_status status = TL_OK;
     if (meta_data->size_bytes == 0) return tl_tensor_create_around(meta_data, NULL, NULL, NULL, ret_tensor, ret_error);
     if (room != NULL && meta_data->size_bytes <= room->wait.len_bytes) {
         block = room->wait.block;
@@ -304,7 +303,9 @@ bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_r
         *ret_pin = (struct tl_pin){0};
         return true;
     }
-    struct tl_region *region = tl_pool_find(memory->pool, tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
+    const struct tl_block *block = tl_tensor_release_context(tensor, give_block);
+    struct tl_region *region = block ? tl_pool_region_of(memory->pool, block) : NULL;
+    if (!region) region = tl_pool_find(memory->pool, tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
     if (region) {
         set_pin(ret_pin, tensor, region, NULL);
         return true;

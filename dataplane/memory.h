@@ -75,8 +75,8 @@ struct tl_room {
     void (*post)(void *context, struct tl_letter *letter); /* brings the letter there. Thread: any */
     void *context;
 };
-/* The same without blocking: takes the room (and leaves nothing of it), or what is free when nobody waits (room NULL).
- * Errors: moreover TL_UNAVAILABLE: nothing is free now. Thread: any. */
+/* The same of validated meta-data, without blocking: takes the room (and leaves nothing of it), or what is free when
+ * nobody waits (room NULL). Errors: moreover TL_UNAVAILABLE: nothing is free now. Thread: any. */
 enum tl_status tl_memory_tensor_take(struct tl_memory *memory, const struct tl_meta_data *meta_data,
                                      struct tl_room *room, struct tl_tensor **ret_tensor,
                                      struct tl_error *ret_error) TL_MUST_USE;

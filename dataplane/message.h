@@ -69,10 +69,7 @@ struct tl_message {
 static inline void tl_message_clear(struct tl_message *message)
 {
     memset(message, 0, offsetof(struct tl_message, meta_data));
-    message->meta_data.dtype = TL_DTYPE_INVALID;
-    message->meta_data.shape.rank = 0;
-    message->meta_data.is_dead = false;
-    message->meta_data.size_bytes = 0;
+    tl_meta_data_clear(&message->meta_data);
     message->destination.len_bytes = 0;
 }
 

@@ -8,7 +8,10 @@
 #include "base/error.h"
 #include "base/list.h"
 
+#include <xxhash.h>
+
 #define HASH_NONFATAL_OOM 1
+#define HASH_FUNCTION(key, len_bytes, ret_hash) ((ret_hash) = (unsigned)XXH3_64bits(key, len_bytes))
 #include <uthash.h>
 
 struct entry {
@@ -36,6 +39,7 @@ enum tl_status tl_meta_cache_create(uint32_t capacity, struct tl_meta_cache **re
 
 static void use(struct tl_meta_cache *cache, struct entry *entry)
 {
+    if (entry->place.next == &cache->used) return; /* the latest already */
     tl_list_remove(&entry->place);
     tl_list_push_back(&cache->used, &entry->place);
 }
@@ -63,7 +67,7 @@ bool tl_meta_cache_find(struct tl_meta_cache *cache, const char *key, struct tl_
     HASH_FIND_STR(cache->entries, key, entry);
     if (entry == NULL) return false;
     use(cache, entry);
-    *ret_cached = entry->cached;
+    tl_meta_cached_copy(ret_cached, &entry->cached);
     return true;
 }
 
@@ -72,7 +76,7 @@ void tl_meta_cache_put(struct tl_meta_cache *cache, const char *key, const struc
     struct entry *entry;
     HASH_FIND_STR(cache->entries, key, entry);
     if (entry != NULL) {
-        entry->cached = *cached;
+        tl_meta_cached_copy(&entry->cached, cached);
         use(cache, entry);
         return;
     }
@@ -83,7 +87,7 @@ void tl_meta_cache_put(struct tl_meta_cache *cache, const char *key, const struc
     size_t key_bytes = strlen(key);
     entry = malloc(sizeof(*entry) + key_bytes + 1);
     if (entry == NULL) return;
-    entry->cached = *cached;
+    tl_meta_cached_copy(&entry->cached, cached);
     memcpy(entry->key, key, key_bytes + 1);
     tl_list_init(&entry->place);
     HASH_ADD_STR(cache->entries, key, entry);

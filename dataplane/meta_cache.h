@@ -21,6 +21,13 @@ struct tl_meta_cached {
     bool is_published; /* the next value may well have the same step */
 };
 
+static inline void tl_meta_cached_copy(struct tl_meta_cached *to, const struct tl_meta_cached *from)
+{
+    tl_meta_data_copy(&to->meta_data, &from->meta_data);
+    to->step = from->step;
+    to->is_published = from->is_published;
+}
+
 /* Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_meta_cache_create(uint32_t capacity, struct tl_meta_cache **ret_cache,
                                     struct tl_error *ret_error) TL_MUST_USE;

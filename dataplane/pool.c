@@ -213,6 +213,12 @@ struct tl_region *tl_pool_find(struct tl_pool *pool, const void *address, uint64
     return region ? region->region : NULL;
 }
 
+struct tl_region *tl_pool_region_of(const struct tl_pool *pool, const struct tl_block *block)
+{
+    const struct pool_region *region = block->owner;
+    return region->pool == pool ? region->region : NULL;
+}
+
 void tl_pool_get_stats(struct tl_pool *pool, struct tl_pool_stats *ret_stats)
 {
     pthread_mutex_lock(&pool->mutex);

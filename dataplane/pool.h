@@ -87,6 +87,8 @@ struct tl_pool_wait *tl_pool_serve(struct tl_pool *pool) TL_MUST_USE;
 /* The region that these bytes lie in, which stays as long as the block that they lie in is out; NULL: they do not lie
  * in the pool. */
 struct tl_region *tl_pool_find(struct tl_pool *pool, const void *address, uint64_t len_bytes);
+/* The same of a block that is out; NULL: it is another pool's. */
+struct tl_region *tl_pool_region_of(const struct tl_pool *pool, const struct tl_block *block);
 
 void tl_pool_get_stats(struct tl_pool *pool, struct tl_pool_stats *ret_stats);
 

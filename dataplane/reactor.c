@@ -122,7 +122,6 @@ static bool is_wanted(const struct tl_reactor *reactor)
 /* Returns how many letters there were; a wake counts, so that the owner returns. */
 static unsigned run_letters(struct tl_reactor *reactor)
 {
-    if (!is_wanted(reactor)) return 0;
     unsigned attention = atomic_exchange_explicit(&reactor->attention, 0, memory_order_acquire);
     unsigned done_count = tl_mailbox_deliver(&reactor->mailbox);
     if (attention & ATTENTION_WAKE) {
@@ -164,16 +163,16 @@ static bool run_deferred(struct tl_reactor *reactor)
 /* What remains of a round once the provider was polled. An idle round looks at the timers, a busy one in sixteen. */
 static bool finish_round(struct tl_reactor *reactor, bool did_work)
 {
-    did_work |= run_letters(reactor) > 0;
+    if (is_wanted(reactor)) did_work |= run_letters(reactor) > 0;
     if (!did_work || --reactor->rounds_to_clock == 0) did_work |= run_timers(reactor) > 0;
-    did_work |= run_deferred(reactor);
+    if (!tl_list_is_empty(&reactor->deferred)) did_work |= run_deferred(reactor);
     if (did_work) reactor->idle_since_ns = 0;
     return did_work;
 }
 
 static bool run_round(struct tl_reactor *reactor)
 {
-    bool did_work = run_letters(reactor) > 0;
+    bool did_work = is_wanted(reactor) && run_letters(reactor) > 0;
     did_work |= poll_provider(reactor) > 0;
     return finish_round(reactor, did_work);
 }

@@ -16,10 +16,10 @@
 #include "dataplane/request_internal.h"
 
 #include <inttypes.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/alloc.h"
 #include "base/error.h"
 
 /* ------------------------------------------------------------------------------------------------- from the peer -- */
@@ -31,6 +31,14 @@ static struct request *find(struct tl_conn *conn, uint32_t handle_)
     if (request != NULL && request->handle == handle_) return request;
     conn->engine->stats.late_answers++;
     return NULL;
+}
+
+static void expect(struct request *request, const struct tl_message *message)
+{
+    tl_meta_data_copy(&request->expected.meta_data, &message->meta_data);
+    request->expected.step = message->step;
+    request->expected.is_published = message->is_published;
+    request->has_meta_data = true;
 }
 
 static void remember(struct request *request)
@@ -52,9 +60,7 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
     }
     if (request->state == REQUEST_ASKED) {
         request->is_place_told = false;
-        request->expected = (struct tl_meta_cached){
-            .meta_data = message->meta_data, .step = message->step, .is_published = message->is_published};
-        request->has_meta_data = true;
+        expect(request, message);
         remember(request);
     }
     request_handle(request, EVENT_META_DATA);
@@ -72,9 +78,7 @@ static void handle_empty(struct request *request, const struct tl_message *messa
     bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
     if (is_wanted && request->result == NULL) {
         struct tl_error error;
-        request->expected = (struct tl_meta_cached){
-            .meta_data = message->meta_data, .step = message->step, .is_published = message->is_published};
-        request->has_meta_data = true;
+        expect(request, message);
         if (request_place(request, NULL, &error) != PLACING_DONE) request_set_result(request, &error);
     }
     request->has_checksum = message->has_checksum;
@@ -152,18 +156,33 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
 /* The transport_state of a fetch that was cancelled before it had a request. */
 static char given_up;
 
+/* One that is over, or a new one; NULL: no memory. */
+static struct request *request_create(struct tl_conn *conn)
+{
+    size_t begin = offsetof(struct request, fetch), end = offsetof(struct request, expected);
+    struct tl_list *place = tl_list_pop_front(&conn->spare_requests);
+    if (place != NULL) {
+        struct request *request = TL_CONTAINER_OF(place, struct request, place);
+        memset((char *)request + begin, 0, end - begin);
+        return request;
+    }
+    struct request *request = calloc(1, sizeof(*request));
+    if (request == NULL) return NULL;
+    request->conn = conn;
+    request->cancel_timer.fire = request_cancel_timeout;
+    request_turns_init(request);
+    tl_list_init(&request->place);
+    return request;
+}
+
 static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
 {
-    struct request *request = tl_alloc_zeroed(sizeof(*request));
+    struct request *request = request_create(conn);
     if (request == NULL) return false;
     uint32_t index = conn->free_indexes[--conn->free_count];
     request->state = REQUEST_PREPARING;
-    request->conn = conn;
     request->fetch = fetch;
     request->handle = tl_handle(index, conn->generations[index]);
-    request_turns_init(request);
-    request->cancel_timer.fire = request_cancel_timeout;
-    tl_list_init(&request->place);
     conn->requests[index] = request;
     fetch->transport_state = request;
     /* Nobody waits for room who has some: of what is copied through the pool, nothing else lies there. */
@@ -278,8 +297,15 @@ static void request_free(struct request *request)
     conn->requests[index] = NULL;
     conn->generations[index]++;
     conn->free_indexes[conn->free_count++] = (uint16_t)index;
-    if (request->result != &request_out_of_memory) free(request->result);
-    free(request);
+    if (request->result != NULL && request->result != &request_out_of_memory) free(request->result);
+    tl_list_push_front(&conn->spare_requests, &request->place);
+}
+
+void requests_fini(struct tl_conn *conn)
+{
+    struct tl_list *place;
+    while ((place = tl_list_pop_front(&conn->spare_requests)) != NULL)
+        free(TL_CONTAINER_OF(place, struct request, place));
 }
 
 void request_finish(struct request *request)

@@ -37,38 +37,41 @@ enum request_event {
     REQUEST_EVENTS,
 };
 
+/* Used again for the next one, by the same connection. */
 struct request {
     struct tl_conn *conn;
+    struct tl_list place; /* in conn->finished, or in conn->spare_requests */
+    struct turn turn;     /* REQUEST, RE_REQUEST or CANCEL */
+    struct turn revoke;   /* of the exposure */
+    struct tl_work revoke_work;
+    struct tl_timer cancel_timer;
+
+    /* From here to `expected` all is zero when a request begins. */
     struct tl_fetch *fetch;
-    struct tl_list place; /* in conn->finished */
     enum request_state state;
     uint32_t handle;
-    struct turn turn;   /* REQUEST, RE_REQUEST or CANCEL */
-    struct turn revoke; /* of the exposure */
-    struct tl_work revoke_work;
     bool is_asked; /* REQUEST has been posted: the peer knows the handle */
     bool is_registering;
     bool is_cancelled; /* while it registers or waits for room: to be given up as soon as that is over */
     bool is_revoke_posted;
     bool is_place_told; /* the peer knows where to write what is expected */
-
     bool has_meta_data; /* expected; of the cache, then of META_DATA_UPDATE */
-    struct tl_meta_cached expected;
+    bool is_exposed;    /* until it is certain that nobody writes through the exposure any more */
+    bool is_source_bounced;
+    bool is_told; /* a DONE follows the data */
+    bool has_checksum;
     struct room_wait *room;   /* it waits for that; NULL: it does not */
     struct tl_tensor *kept;   /* the destination, while it may be exposed; one reference */
     struct tl_pin pin;        /* of the destination, or of the proxy */
     struct tl_tensor *proxy;  /* in the pool, copied from at the end; NULL: the peer writes the destination itself */
     const char *proxy_reason; /* why there is one; lives for ever */
-    struct tl_exposure exposure;
-    bool is_exposed; /* until it is certain that nobody writes through the exposure any more */
     uint64_t received_bytes;
-    bool is_source_bounced;
-    bool is_told; /* a DONE follows the data */
-    struct tl_timer cancel_timer;
-    bool has_checksum;
     uint64_t checksum;
     uint32_t sent_slot;      /* how many slots were used up to the latest that was sent */
     struct tl_error *result; /* NULL: TL_OK */
+
+    struct tl_meta_cached expected; /* when has_meta_data */
+    struct tl_exposure exposure;
 };
 
 extern const struct tl_error request_out_of_memory;

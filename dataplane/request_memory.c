@@ -122,7 +122,7 @@ enum placing request_place(struct request *request, struct tl_room *room, struct
     uint64_t step = expected->is_published ? expected->step : fetch->step;
     conn->placing_room = room;
     conn->placing_bytes = 0;
-    if (tl_fetch_begin(fetch, &expected->meta_data, 1, step, 0, ret_error) == TL_OK) return PLACING_DONE;
+    if (tl_fetch_start(fetch, &expected->meta_data, 1, step, ret_error) == TL_OK) return PLACING_DONE;
     if (conn->placing_bytes == 0) return PLACING_FAILED;
     return await_room(request, conn->placing_bytes, ret_error) ? PLACING_WAITS : PLACING_FAILED;
 }

@@ -71,7 +71,7 @@ static bool take_turn(struct turn *turn)
         message->key = fetch->key;
         message->has_checksum = fetch->wants_checksum;
         message->has_meta_data = request->has_meta_data;
-        message->meta_data = request->expected.meta_data;
+        if (request->has_meta_data) tl_meta_data_copy(&message->meta_data, &request->expected.meta_data);
     } else {
         message = conn_compose(conn, TL_MESSAGE_RE_REQUEST, request->handle);
     }

@@ -15,14 +15,17 @@
  */
 #include "dataplane/response_internal.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <xxhash.h>
 
-#include "base/alloc.h"
 #include "base/check.h"
 #include "base/error.h"
+
+/* How many are kept for those that begin. */
+#define MAX_SPARE_RESPONSES 64
 
 /* CANCELLED for a request that is over, or that we never saw. */
 struct notice {
@@ -42,6 +45,26 @@ static struct response **find_place(struct tl_conn *conn, uint32_t handle_)
     return place;
 }
 
+static void give_response(struct tl_conn *conn, struct response *response)
+{
+    if (conn->spare_response_count == MAX_SPARE_RESPONSES) {
+        free(response);
+        return;
+    }
+    response->next = conn->spare_responses;
+    conn->spare_responses = response;
+    conn->spare_response_count++;
+}
+
+void responses_fini(struct tl_conn *conn)
+{
+    struct response *next;
+    for (struct response *response = conn->spare_responses; response != NULL; response = next) {
+        next = response->next;
+        free(response);
+    }
+}
+
 void response_close(struct response *response, enum tl_serve_end end)
 {
     struct tl_conn *conn = response->conn;
@@ -55,10 +78,10 @@ void response_close(struct response *response, enum tl_serve_end end)
     tl_memory_unpin(engine->memory, &response->pin);
     tl_tensor_put(response->offer.tensor);
     if (!response->is_refused) engine->source->closed(engine->source_context, &response->serve, end);
-    if (response->status != &response_out_of_memory) free(response->status);
-    (void)XXH3_freeState(response->hash_state);
-    free(response);
-    conn_pump_later(conn);
+    if (response->status != NULL && response->status != &response_out_of_memory) free(response->status);
+    if (response->hash_state != NULL) (void)XXH3_freeState(response->hash_state);
+    give_response(conn, response);
+    if (conn->state != CONN_UP) conn_pump_later(conn); /* perhaps this was what its end waits for */
 }
 
 /* What a peer may have open: responses live a little longer than the requests they answer. */
@@ -129,22 +152,37 @@ static const struct tl_serve_ops serve_ops = {.reply = reply};
 
 /* ------------------------------------------------------------------------------------------------- from the peer -- */
 
+/* One that is over, or a new one; NULL: no memory. */
+static struct response *take_response(struct tl_conn *conn)
+{
+    size_t begin = offsetof(struct response, state), end = offsetof(struct response, serve);
+    struct response *response = conn->spare_responses;
+    if (response != NULL) {
+        conn->spare_responses = response->next;
+        conn->spare_response_count--;
+    } else {
+        response = malloc(sizeof(*response));
+        if (response == NULL) return NULL;
+        response->conn = conn;
+        response->turn.take = response_take_turn;
+        tl_list_init(&response->turn.place);
+    }
+    memset((char *)response + begin, 0, end - begin);
+    return response;
+}
+
 static struct response *response_create(struct tl_conn *conn, const struct tl_message *message)
 {
-    size_t key_bytes = strlen(message->key);
-    struct response *response = tl_alloc_zeroed(sizeof(*response) + key_bytes + 1);
+    struct response *response = take_response(conn);
     if (response == NULL) return NULL;
-    response->conn = conn;
     response->handle = message->handle;
     response->state = RESPONSE_WAITING;
-    response->turn.take = response_take_turn;
-    tl_list_init(&response->turn.place);
     response->wants_checksum = message->has_checksum;
     response->has_meta_data = message->has_meta_data;
-    response->expected = message->meta_data;
+    if (message->has_meta_data) tl_meta_data_copy(&response->expected, &message->meta_data);
     response->expected_step = message->expected_step;
     response->destination = message->destination;
-    memcpy(response->key, message->key, key_bytes + 1);
+    memcpy(response->key, message->key, strlen(message->key) + 1);
     response->serve = (struct tl_serve){.ops = &serve_ops,
                                         .id = {.incarnation = conn->peer.incarnation, .number = message->number},
                                         .peer = &conn->peer,

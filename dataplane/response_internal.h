@@ -51,40 +51,42 @@ struct piece {
     struct tl_pin pin;
 };
 
+/* Used again for the next one, by the same connection. */
 struct response {
     struct tl_conn *conn;
-    struct tl_serve serve;
+    struct turn turn;
+
+    /* From here to `serve` all is zero when a response begins. */
     enum response_state state;
     uint32_t handle;
-    struct turn turn;
     bool is_refused; /* the source never saw it */
     bool wants_checksum;
-    void *hash_state;   /* XXH3 over what is posted; NULL: no checksum is wanted, or nothing is posted yet */
-    bool has_meta_data; /* expected by the peer */
-    struct tl_meta_data expected;
-    uint64_t expected_step;
-    struct tl_descriptor destination;
-
-    struct tl_offer offer; /* holds the tensor's reference */
+    bool has_meta_data;    /* expected by the peer */
     bool is_update_wanted; /* PARKED: META_DATA_UPDATE has not been posted */
     bool is_registering;
-    struct tl_pin pin;
     bool is_bounced;
-    struct room_wait *room;    /* the next piece waits for that; NULL: it does not */
-    struct room_wait *granted; /* it has come; NULL: none */
-    uint64_t posted_bytes;
-    unsigned pieces_out;
-    struct piece first_piece; /* the rest is allocated */
     bool is_first_piece_used;
     bool is_done_wanted; /* a DONE follows the bytes */
     bool is_told;        /* DONE or ERROR_STATUS is posted */
     bool is_message_out;
-    struct tl_work message_work;
     bool is_flushed; /* something posted did not arrive for certain */
+    unsigned pieces_out;
+    void *hash_state;      /* XXH3 over what is posted; NULL: no checksum is wanted, or nothing is posted yet */
+    struct tl_offer offer; /* holds the tensor's reference */
+    struct tl_pin pin;
+    struct room_wait *room;    /* the next piece waits for that; NULL: it does not */
+    struct room_wait *granted; /* it has come; NULL: none */
+    uint64_t posted_bytes;
     struct tl_error *status;
+    struct response *next; /* in its list of conn->responses, or in conn->spare_responses */
 
-    struct response *next; /* in its list of conn->responses */
-    char key[];
+    struct tl_serve serve;
+    struct tl_meta_data expected; /* when has_meta_data */
+    uint64_t expected_step;
+    struct tl_descriptor destination;
+    struct piece first_piece; /* the rest is allocated */
+    struct tl_work message_work;
+    char key[TL_MESSAGE_KEY_BYTES + 1];
 };
 
 extern const struct tl_error response_out_of_memory;

@@ -44,7 +44,7 @@ static void post_done(struct response *response)
     message->is_published = !offer->is_one_shot;
     if (tl_tensor_size_bytes(offer->tensor) == 0) {
         message->has_meta_data = true;
-        message->meta_data = *tl_tensor_meta_data(offer->tensor);
+        tl_meta_data_copy(&message->meta_data, tl_tensor_meta_data(offer->tensor));
     }
     if (response->wants_checksum) {
         message->has_checksum = true;
@@ -61,7 +61,7 @@ static void post_update(struct response *response)
     message->step = offer->step;
     message->is_published = !offer->is_one_shot;
     message->has_meta_data = true;
-    message->meta_data = *tl_tensor_meta_data(offer->tensor);
+    tl_meta_data_copy(&message->meta_data, tl_tensor_meta_data(offer->tensor));
     conn_post_message(response->conn, message, NULL);
     response->is_update_wanted = false;
 }

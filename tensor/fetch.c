@@ -31,7 +31,7 @@ static void drop_progress(struct tl_fetch *fetch)
 {
     tl_tensor_put(fetch->destination);
     fetch->destination = NULL;
-    fetch->meta_data = (struct tl_meta_data){0};
+    tl_meta_data_clear(&fetch->meta_data);
     fetch->publication = 0;
     fetch->offer_step = 0;
     fetch->received_bytes = 0;
@@ -86,7 +86,18 @@ static enum tl_status start_value(struct tl_fetch *fetch, const struct tl_meta_d
     if (status != TL_OK) return status;
     TL_CHECK(tl_tensor_size_bytes(destination) == meta_data->size_bytes);
     fetch->destination = destination;
-    fetch->meta_data = *meta_data;
+    tl_meta_data_copy(&fetch->meta_data, meta_data);
+    return TL_OK;
+}
+
+enum tl_status tl_fetch_start(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, uint64_t publication,
+                              uint64_t offer_step, struct tl_error *ret_error)
+{
+    enum tl_status status = start_hash(fetch, ret_error);
+    if (status == TL_OK) status = start_value(fetch, meta_data, ret_error);
+    if (status != TL_OK) return status;
+    fetch->publication = publication;
+    fetch->offer_step = offer_step;
     return TL_OK;
 }
 
@@ -107,13 +118,7 @@ enum tl_status tl_fetch_begin(struct tl_fetch *fetch, const struct tl_meta_data 
         fetch->offer_step = offer_step;
         return TL_OK;
     }
-    status = start_hash(fetch, ret_error);
-    if (status != TL_OK) return status;
-    status = start_value(fetch, meta_data, ret_error);
-    if (status != TL_OK) return status;
-    fetch->publication = publication;
-    fetch->offer_step = offer_step;
-    return TL_OK;
+    return tl_fetch_start(fetch, meta_data, publication, offer_step, ret_error);
 }
 
 enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error)

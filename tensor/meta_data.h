@@ -44,6 +44,25 @@ enum tl_status tl_meta_data_validate(const struct tl_meta_data *meta_data, struc
 
 bool tl_meta_data_is_equal(const struct tl_meta_data *a, const struct tl_meta_data *b);
 
+/* As of a value of which nothing is known. Dimensions beyond the rank are never looked at, so these leave them. */
+static inline void tl_meta_data_clear(struct tl_meta_data *meta_data)
+{
+    meta_data->dtype = TL_DTYPE_INVALID;
+    meta_data->shape.rank = 0;
+    meta_data->is_dead = false;
+    meta_data->size_bytes = 0;
+}
+
+static inline void tl_meta_data_copy(struct tl_meta_data *to, const struct tl_meta_data *from)
+{
+    to->dtype = from->dtype;
+    to->is_dead = from->is_dead;
+    to->size_bytes = from->size_bytes;
+    to->shape.rank = from->shape.rank;
+    for (unsigned i = 0; i < from->shape.rank; i++)
+        to->shape.dims[i] = from->shape.dims[i];
+}
+
 /* The dtype with this name (as tl_dtype_name); TL_DTYPE_INVALID when there is none. */
 enum tl_dtype tl_dtype_from_name(const char *name, size_t len_bytes);
 

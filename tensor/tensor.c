@@ -28,10 +28,9 @@ struct tl_tensor {
     uint32_t magic;
     atomic_uint reference_count;
     struct tl_meta_data meta_data;
-    uint64_t element_count; /* 0 for a dead tensor */
-    void *data;             /* first byte of the elements; NULL: no bytes */
-    void *own_memory;       /* freed with the tensor; NULL: none */
-    void *allocation;       /* that data lies in; NULL: none */
+    void *data;       /* first byte of the elements; NULL: no bytes */
+    void *own_memory; /* freed with the tensor; NULL: none */
+    void *allocation; /* that data lies in; NULL: none */
     uint64_t capacity_bytes;
     bool is_read_only;
     struct tl_tensor *base;          /* whose memory an alias shows, with a reference; NULL: no alias */
@@ -58,11 +57,11 @@ static void detach_all(struct tl_tensor *tensor)
 
 static void destroy(struct tl_tensor *tensor)
 {
-    if (!tensor->base) tl_string_index_destroy(tensor->strings);
+    if (!tensor->base && tensor->strings) tl_string_index_destroy(tensor->strings);
     detach_all(tensor);
-    tl_tensor_put(tensor->base);
+    if (tensor->base) tl_tensor_put(tensor->base);
     if (tensor->release) tensor->release(tensor->release_data, tensor->release_context);
-    free(tensor->own_memory);
+    if (tensor->own_memory) free(tensor->own_memory);
     tensor->magic = 0;
     free(tensor);
 }
@@ -72,15 +71,25 @@ static enum tl_status no_memory(struct tl_error *ret_error, uint64_t size_bytes)
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a tensor of %" PRIu64 " bytes", size_bytes);
 }
 
-/* A tensor with one reference and no bytes yet; NULL when there is no memory. */
-static struct tl_tensor *create_empty(const struct tl_meta_data *meta_data, uint64_t element_count)
+/* Of meta-data that was checked; 0 for a dead tensor. */
+static uint64_t element_count_of(const struct tl_meta_data *meta_data)
 {
-    struct tl_tensor *tensor = tl_alloc_zeroed(sizeof(*tensor));
+    uint64_t count = 1;
+    if (meta_data->is_dead) return 0;
+    for (unsigned i = 0; i < meta_data->shape.rank; i++)
+        count *= meta_data->shape.dims[i];
+    return count;
+}
+
+/* A tensor with one reference and no bytes yet; NULL when there is no memory. */
+static struct tl_tensor *create_empty(const struct tl_meta_data *meta_data)
+{
+    struct tl_tensor *tensor = malloc(sizeof(*tensor));
     if (!tensor) return NULL;
     tensor->magic = TENSOR_MAGIC;
     atomic_init(&tensor->reference_count, 1);
-    tensor->meta_data = *meta_data;
-    tensor->element_count = element_count;
+    tl_meta_data_copy(&tensor->meta_data, meta_data);
+    memset(&tensor->data, 0, sizeof(*tensor) - offsetof(struct tl_tensor, data));
     return tensor;
 }
 
@@ -108,7 +117,7 @@ static void set_bytes(struct tl_tensor *tensor, void *data)
 static enum tl_status create_own(const struct tl_meta_data *meta_data, uint64_t element_count,
                                  struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
-    struct tl_tensor *tensor = create_empty(meta_data, element_count);
+    struct tl_tensor *tensor = create_empty(meta_data);
     if (!tensor) goto fail;
     if (meta_data->size_bytes > 0) {
         tensor->own_memory = allocate_bytes(meta_data->size_bytes);
@@ -182,18 +191,11 @@ enum tl_status tl_tensor_create_for(const struct tl_meta_data *meta_data, struct
 enum tl_status tl_tensor_create_around(const struct tl_meta_data *meta_data, void *data, tl_release_fn release,
                                        void *context, struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
-    uint64_t count = 0;
-    enum tl_status status = tl_meta_data_validate(meta_data, ret_error);
-    if (status != TL_OK) return status;
-    if (!meta_data->is_dead) {
-        status = tl_shape_element_count(&meta_data->shape, &count, ret_error);
-        if (status != TL_OK) return status;
-    }
     TL_CHECK(data || meta_data->size_bytes == 0);
-    struct tl_tensor *tensor = create_empty(meta_data, count);
+    struct tl_tensor *tensor = create_empty(meta_data);
     if (!tensor) return no_memory(ret_error, meta_data->size_bytes);
     if (meta_data->dtype == TL_STRING) {
-        tensor->strings = tl_string_index_create(count);
+        tensor->strings = tl_string_index_create(element_count_of(meta_data));
         if (!tensor->strings) {
             destroy(tensor);
             return no_memory(ret_error, meta_data->size_bytes);
@@ -210,7 +212,7 @@ enum tl_status tl_tensor_create_around(const struct tl_meta_data *meta_data, voi
 enum tl_status tl_tensor_create_dead(struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
     static const struct tl_meta_data dead = {.is_dead = true};
-    struct tl_tensor *tensor = create_empty(&dead, 0);
+    struct tl_tensor *tensor = create_empty(&dead);
     if (!tensor) return no_memory(ret_error, 0);
     *ret_tensor = tensor;
     return TL_OK;
@@ -290,7 +292,7 @@ enum tl_status tl_tensor_wrap(const struct tl_tensor_view *view, struct tl_tenso
     if (status != TL_OK) return status;
     status = check_view(view, &meta_data, count, ret_error);
     if (status != TL_OK) return status;
-    struct tl_tensor *tensor = create_empty(&meta_data, count);
+    struct tl_tensor *tensor = create_empty(&meta_data);
     if (!tensor) return no_memory(ret_error, 0);
     if (view->data) {
         tensor->data = (unsigned char *)view->data + view->offset_bytes;
@@ -308,7 +310,7 @@ enum tl_status tl_tensor_wrap(const struct tl_tensor_view *view, struct tl_tenso
 enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
-    struct tl_tensor *tensor = create_empty(&base->meta_data, base->element_count);
+    struct tl_tensor *tensor = create_empty(&base->meta_data);
     if (!tensor) return no_memory(ret_error, 0);
     tensor->data = base->data;
     tensor->allocation = base->allocation;
@@ -367,7 +369,7 @@ const uint64_t *tl_tensor_dims(const struct tl_tensor *tensor)
 
 uint64_t tl_tensor_element_count(const struct tl_tensor *tensor)
 {
-    return tensor->element_count;
+    return element_count_of(&tensor->meta_data);
 }
 
 uint64_t tl_tensor_size_bytes(const struct tl_tensor *tensor)
@@ -401,9 +403,10 @@ enum tl_status tl_tensor_string(const struct tl_tensor *tensor, uint64_t index, 
     if (tensor->meta_data.dtype != TL_STRING)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a tensor of %s has no strings",
                             tl_dtype_name(tensor->meta_data.dtype));
-    if (index >= tensor->element_count)
+    uint64_t count = tl_tensor_element_count(tensor);
+    if (index >= count)
         return tl_error_set(ret_error, TL_OUT_OF_RANGE, "string %" PRIu64 " was asked of a tensor that has %" PRIu64,
-                            index, tensor->element_count);
+                            index, count);
     return tl_string_index_find(tensor->strings, tensor->data, tensor->meta_data.size_bytes, index, ret_string,
                                 ret_error);
 }
@@ -420,6 +423,13 @@ void tl_tensor_allocation(const struct tl_tensor *tensor, void **ret_data, uint6
 {
     *ret_data = tensor->allocation;
     *ret_capacity_bytes = tensor->capacity_bytes;
+}
+
+void *tl_tensor_release_context(const struct tl_tensor *tensor, tl_release_fn release)
+{
+    while (tensor->base)
+        tensor = tensor->base;
+    return tensor->release == release ? tensor->release_context : NULL;
 }
 
 void tl_tensor_attach(struct tl_tensor *tensor, struct tl_tensor_attachment *attachment)

@@ -26,10 +26,10 @@ const struct tl_meta_data *tl_tensor_meta_data(const struct tl_tensor *tensor);
 enum tl_status tl_tensor_create_for(const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
                                     struct tl_error *ret_error) TL_MUST_USE;
 
-/* Creates a tensor of this meta-data around memory of size_bytes (data is ignored when there are none): plain, string
- * (bytes undefined until tl_tensor_check_strings) or dead. release may be NULL; it is called with data when the last
- * reference is put.
- * Errors: as tl_meta_data_validate; TL_RESOURCE_EXHAUSTED: no memory; release is not called. */
+/* Creates a tensor of this meta-data, which has been validated, around memory of size_bytes (data is ignored when there
+ * are none): plain, string (bytes undefined until tl_tensor_check_strings) or dead. release may be NULL; it is called
+ * with data when the last reference is put.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory; release is not called. */
 enum tl_status tl_tensor_create_around(const struct tl_meta_data *meta_data, void *data, tl_release_fn release,
                                        void *context, struct tl_tensor **ret_tensor,
                                        struct tl_error *ret_error) TL_MUST_USE;
@@ -54,6 +54,9 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
 /* The whole allocation that the tensor's bytes lie in: what was wrapped, or the tensor's own memory; of an alias that
  * of its base. NULL and 0 when there is none. */
 void tl_tensor_allocation(const struct tl_tensor *tensor, void **ret_data, uint64_t *ret_capacity_bytes);
+
+/* The context with which the memory that the tensor shows is released, if that is done by this function; else NULL. */
+void *tl_tensor_release_context(const struct tl_tensor *tensor, tl_release_fn release);
 
 /* Something that must know when the memory of a tensor goes, in memory of whoever attaches it. */
 struct tl_tensor_attachment {

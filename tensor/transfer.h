@@ -137,6 +137,9 @@ void tl_fetch_restart(struct tl_fetch *fetch);
  * Errors: of ops->place; TL_INVALID_ARGUMENT: meta-data that cannot be, or a resume at the wrong offset. */
 enum tl_status tl_fetch_begin(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, uint64_t publication,
                               uint64_t offer_step, uint64_t offset, struct tl_error *ret_error) TL_MUST_USE;
+/* The same at the first byte, with meta-data that was validated when it came. Errors: of ops->place. */
+enum tl_status tl_fetch_start(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, uint64_t publication,
+                              uint64_t offer_step, struct tl_error *ret_error) TL_MUST_USE;
 /* The address where the next len_bytes bytes go. Errors: TL_OUT_OF_RANGE: more than was announced. */
 enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **ret_address,
                              struct tl_error *ret_error) TL_MUST_USE;

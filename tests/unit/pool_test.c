@@ -219,6 +219,8 @@ START_TEST(regions_of_addresses)
         ck_assert_ptr_nonnull(region);
         ck_assert_ptr_eq(region->address, start);
         ck_assert_ptr_eq(tl_pool_find(pool, start + len_bytes - 1, 1), region);
+        ck_assert_ptr_eq(tl_pool_region_of(pool, blocks_[i]), region);
+        ck_assert_ptr_null(tl_pool_region_of((struct tl_pool *)(void *)&blocks_, blocks_[i])); /* of no other */
         /* Regions may touch, but none covers more than itself. */
         ck_assert_ptr_null(tl_pool_find(pool, start, region->len_bytes + 1));
         ck_assert_ptr_null(tl_pool_find(pool, start + 1, UINT64_MAX));
