@@ -124,8 +124,8 @@ static void pump(struct tl_letter *letter)
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
         maybe_tell(conn); /* who is told may ask again, with this doorbell */
         if (!tl_list_is_empty(&conn->waiting)) requests_begin(conn);
-        take_turns(conn, &conn->revokes, false);
-        take_turns(conn, &conn->turns, true);
+        if (!tl_list_is_empty(&conn->revokes)) take_turns(conn, &conn->revokes, false);
+        if (!tl_list_is_empty(&conn->turns)) take_turns(conn, &conn->turns, true);
         maybe_tell_credits(conn);
         if (conn->state != CONN_CLOSING) tl_queue_pair_ring(conn->pair);
     }

@@ -77,10 +77,12 @@ static void set_cancelled(struct tl_registration *registration)
 
 static void set_pin(struct tl_pin *pin, const struct tl_tensor *tensor, struct tl_region *region, void *entry)
 {
-    struct tl_pin set = {region, tl_tensor_data(tensor), tl_tensor_size_bytes(tensor), entry};
-    uint64_t offset_bytes = (uintptr_t)set.address - (uintptr_t)region->address;
-    TL_CHECK(offset_bytes <= region->len_bytes && set.len_bytes <= region->len_bytes - offset_bytes);
-    *pin = set;
+    pin->region = region;
+    pin->address = tl_tensor_data(tensor);
+    pin->len_bytes = tl_tensor_size_bytes(tensor);
+    pin->entry = entry;
+    uint64_t offset_bytes = (uintptr_t)pin->address - (uintptr_t)region->address;
+    TL_CHECK(offset_bytes <= region->len_bytes && pin->len_bytes <= region->len_bytes - offset_bytes);
 }
 
 /* What cannot be registered is copied; once for each change of the reason. */

@@ -254,13 +254,13 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
     struct tl_fetch *fetch = request->fetch;
     uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
     bool is_read = request->proxy != NULL || fetch->wants_checksum;
-    void *address;
     if (is_read && len_bytes > conn->tells_left_bytes) len_bytes = conn->tells_left_bytes;
     if (len_bytes == 0) return TL_OK;
-    enum tl_status status = tl_fetch_next(fetch, len_bytes, &address, ret_error);
-    if (status != TL_OK) return status;
     if (request->proxy != NULL) {
         const uint8_t *proxy = tl_tensor_data(request->proxy);
+        void *address;
+        enum tl_status status = tl_fetch_next(fetch, len_bytes, &address, ret_error);
+        if (status != TL_OK) return status;
         memcpy(address, proxy + fetch->received_bytes, (size_t)len_bytes);
         conn->engine->stats.bytes_bounced += len_bytes;
         tl_memory_count_bounce(conn->engine->memory, len_bytes);
