@@ -411,6 +411,7 @@ static void dispatch(struct tl_conn *conn, const struct tl_message *message)
     case TL_MESSAGE_DONE:
     case TL_MESSAGE_ERROR_STATUS:
     case TL_MESSAGE_CANCELLED:
+    case TL_MESSAGE_MAPPED:
         requests_message(conn, message);
         break;
     case TL_MESSAGE_REQUEST:

@@ -37,6 +37,7 @@ struct tl_engine_options {
     struct tl_memory_options peer_memory; /* under TL_KEYS_REGION each peer has a pool of its own to write into */
     uint64_t register_bytes; /* users' allocations of at least so many bytes are registered; tensors in smaller ones are
                                 copied through the pool */
+    bool is_mapping_allowed; /* peers that ask for it may map the files that published tensors lie in */
     bool is_bounce_forced;   /* everything is copied through the pool, on both sides */
     int64_t silence_ns;      /* a peer from which nothing has come for so long while something is expected is dead */
     int64_t connect_ns;      /* from connect until up */
@@ -47,6 +48,7 @@ struct tl_engine_options {
 struct tl_engine_stats {
     uint64_t tensors_sent;
     uint64_t tensors_received;
+    uint64_t tensors_mapped; /* of those received: no byte of them has moved */
     uint64_t bytes_sent;     /* by writes */
     uint64_t bytes_received; /* by writes */
     uint64_t bytes_bounced;  /* copied by the CPU, on the way out or in */

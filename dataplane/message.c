@@ -20,6 +20,7 @@ enum {
     FLAG_FINAL = 4,
     FLAG_PING = 8,
     FLAG_PUBLISHED = 16,
+    FLAG_MAY_MAP = 32,
 };
 
 /* What a message of each type may and must contain. */
@@ -29,6 +30,7 @@ struct layout {
     bool has_hello;
     bool has_request;
     bool has_step;
+    bool has_offset;
     bool has_destination;
     bool has_status;
     bool has_checksum_field; /* when its flag is set */
@@ -38,7 +40,7 @@ static const struct layout layouts[] = {
     [TL_MESSAGE_HELLO] = {.name = "HELLO", .has_hello = true, .has_destination = true},
     [TL_MESSAGE_PROBED] = {.name = "PROBED"},
     [TL_MESSAGE_REQUEST] = {.name = "REQUEST",
-                            .flags = FLAG_META_DATA | FLAG_CHECKSUM,
+                            .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_MAY_MAP,
                             .has_request = true,
                             .has_destination = true},
     [TL_MESSAGE_META_DATA_UPDATE] = {.name = "META_DATA_UPDATE",
@@ -54,6 +56,11 @@ static const struct layout layouts[] = {
     [TL_MESSAGE_CANCELLED] = {.name = "CANCELLED"},
     [TL_MESSAGE_CREDIT] = {.name = "CREDIT", .flags = FLAG_PING},
     [TL_MESSAGE_GOODBYE] = {.name = "GOODBYE"},
+    [TL_MESSAGE_MAPPED] = {.name = "MAPPED",
+                           .flags = FLAG_META_DATA | FLAG_PUBLISHED,
+                           .has_step = true,
+                           .has_offset = true,
+                           .has_destination = true},
 };
 
 const char *tl_message_name(enum tl_message_type type)
@@ -148,7 +155,7 @@ uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
     const struct layout *layout = &layouts[message->type];
     unsigned flags = (message->has_meta_data ? FLAG_META_DATA : 0) | (message->has_checksum ? FLAG_CHECKSUM : 0) |
                      (message->is_final ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
-                     (message->is_published ? FLAG_PUBLISHED : 0);
+                     (message->is_published ? FLAG_PUBLISHED : 0) | (message->may_map ? FLAG_MAY_MAP : 0);
     flags &= layout->flags;
     buffer[0] = (uint8_t)message->type;
     buffer[1] = (uint8_t)flags;
@@ -157,6 +164,7 @@ uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
     if (layout->has_hello) at = put_hello(at, message);
     if (layout->has_request) at = put_request(at, message);
     if (layout->has_step) at = put_u64(at, message->step);
+    if (layout->has_offset) at = put_u64(at, message->offset);
     if (layout->has_checksum_field && message->has_checksum) at = put_u64(at, message->checksum);
     if ((flags & FLAG_META_DATA) != 0) at = put_meta_data(at, &message->meta_data);
     if (layout->has_destination) at = put_destination(at, &message->destination);
@@ -309,6 +317,7 @@ static enum tl_status take_body(struct reader *reader, const struct layout *layo
     if (layout->has_hello) status = take_hello(reader, message, ret_error);
     if (status == TL_OK && layout->has_request) status = take_request(reader, message, ret_error);
     if (status == TL_OK && layout->has_step) status = take_number(reader, &message->step, ret_error);
+    if (status == TL_OK && layout->has_offset) status = take_number(reader, &message->offset, ret_error);
     if (status == TL_OK && layout->has_checksum_field && message->has_checksum)
         status = take_number(reader, &message->checksum, ret_error);
     if (status == TL_OK && message->has_meta_data) status = take_meta_data(reader, &message->meta_data, ret_error);
@@ -338,6 +347,7 @@ enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struc
     message->is_final = (flags & FLAG_FINAL) != 0;
     message->is_ping = (flags & FLAG_PING) != 0;
     message->is_published = (flags & FLAG_PUBLISHED) != 0;
+    message->may_map = (flags & FLAG_MAY_MAP) != 0;
     message->consumed = get_u32(bytes + 4);
     message->handle = get_u32(bytes + 8);
     struct reader reader = {.at = bytes + HEAD_BYTES, .end = bytes + len_bytes};

@@ -33,6 +33,7 @@ enum tl_message_type {
     TL_MESSAGE_CANCELLED = 9,        /* no write of that request will follow */
     TL_MESSAGE_CREDIT = 10,          /* nothing but `consumed`; is_ping: asks for one in return */
     TL_MESSAGE_GOODBYE = 11,         /* the sender closes, with nothing open */
+    TL_MESSAGE_MAPPED = 12,          /* step, offset, meta_data, destination: the file that the value lies in */
 };
 
 struct tl_message {
@@ -45,7 +46,8 @@ struct tl_message {
     bool has_checksum; /* REQUEST: wants one */
     bool is_final;     /* ERROR_STATUS: the owner's answer, whatever its code */
     bool is_ping;      /* CREDIT */
-    bool is_published; /* META_DATA_UPDATE, DONE: the step is the version of a published value */
+    bool is_published; /* META_DATA_UPDATE, DONE, MAPPED: the step is the version of a published value */
+    bool may_map;      /* REQUEST: MAPPED may be the answer */
 
     uint32_t version;
     uint64_t incarnation;
@@ -55,6 +57,7 @@ struct tl_message {
     uint64_t step;
     uint64_t expected_step;
     uint64_t checksum;
+    uint64_t offset; /* MAPPED: of the value in the file */
     enum tl_status code;
     const char *text; /* ERROR_STATUS; after decoding it is text_room */
     const char *key;  /* REQUEST; after decoding it is text_room */

@@ -19,6 +19,7 @@ struct tl_meta_cached {
     struct tl_meta_data meta_data;
     uint64_t step;     /* of the value, when is_published: its version */
     bool is_published; /* the next value may well have the same step */
+    bool is_mapped;    /* it was mapped: no memory was needed */
 };
 
 static inline void tl_meta_cached_copy(struct tl_meta_cached *to, const struct tl_meta_cached *from)
@@ -26,6 +27,7 @@ static inline void tl_meta_cached_copy(struct tl_meta_cached *to, const struct t
     tl_meta_data_copy(&to->meta_data, &from->meta_data);
     to->step = from->step;
     to->is_published = from->is_published;
+    to->is_mapped = from->is_mapped;
 }
 
 /* Errors: TL_RESOURCE_EXHAUSTED: no memory. */

@@ -5,7 +5,7 @@
  * Happy path: the meta-data is known from last time: the destination is made, REQUEST goes out with where to write it,
  * the writes arrive and are counted by their immediates, the exposure is revoked, done. Meta-data that is unknown or
  * has changed costs one META_DATA_UPDATE and one RE_REQUEST. A value without bytes comes as a DONE, and leaves what is
- * known of the key as it is.
+ * known of the key as it is; one that may be mapped may come as a MAPPED.
  *
  * Failure modes: memory that cannot be registered is copied through the pool. When the pool is full the request waits
  * for room, before the peer hears of it; what never fits fails. A cancelled request keeps its memory until the peer
@@ -38,6 +38,7 @@ static void expect(struct request *request, const struct tl_message *message)
     tl_meta_data_copy(&request->expected.meta_data, &message->meta_data);
     request->expected.step = message->step;
     request->expected.is_published = message->is_published;
+    request->expected.is_mapped = false;
     request->has_meta_data = true;
 }
 
@@ -106,6 +107,18 @@ static void handle_done(struct request *request, const struct tl_message *messag
     request_handle(request, EVENT_COMPLETE);
 }
 
+static void handle_mapped(struct request *request, const struct tl_message *message)
+{
+    if (!request->may_map || !message->has_meta_data || message->meta_data.size_bytes == 0 ||
+        request->received_bytes > 0) {
+        conn_protocol_error(request->conn, "a MAPPED of %s, which is not to be mapped", request->fetch->key);
+        return;
+    }
+    bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
+    if (is_wanted && request->result == NULL) request_map(request, message);
+    request_handle(request, EVENT_COMPLETE);
+}
+
 void requests_message(struct tl_conn *conn, const struct tl_message *message)
 {
     struct request *request = find(conn, message->handle);
@@ -117,6 +130,9 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
         break;
     case TL_MESSAGE_DONE:
         handle_done(request, message);
+        break;
+    case TL_MESSAGE_MAPPED:
+        handle_mapped(request, message);
         break;
     case TL_MESSAGE_ERROR_STATUS: {
         struct tl_error error;
@@ -189,6 +205,9 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     fetch->allocator = conn->engine->options.is_bounce_forced ? NULL : &conn->allocator;
     tl_fetch_restart(fetch);
     request->has_meta_data = tl_meta_cache_find(conn->cache, fetch->key, &request->expected);
+    request->may_map = fetch->may_map && !fetch->wants_checksum && conn->pair->ops->map != NULL;
+    /* Memory for what is mapped again would be made in vain. */
+    if (request->may_map && request->has_meta_data && request->expected.is_mapped) request->has_meta_data = false;
     if (!request->has_meta_data || request->expected.meta_data.size_bytes == 0) {
         request_handle(request, EVENT_READY);
         return true;
@@ -242,6 +261,7 @@ void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch)
 
 static enum tl_path path_of(const struct request *request)
 {
+    if (request->is_mapped) return TL_PATH_MAPPED;
     if (request->received_bytes == 0) return TL_PATH_NONE;
     if (request->fetch->meta_data.dtype == TL_STRING) return TL_PATH_SERIALIZED;
     return request->proxy != NULL || request->is_source_bounced ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
@@ -275,7 +295,7 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
 static bool complete(struct request *request, struct tl_error *ret_result)
 {
     struct tl_fetch *fetch = request->fetch;
-    if (advance(request, ret_result) != TL_OK) return true;
+    if (!request->is_mapped && advance(request, ret_result) != TL_OK) return true;
     if (fetch->received_bytes < request->received_bytes) return false;
     fetch->path = path_of(request);
     fetch->path_reason = request->proxy != NULL ? request->proxy_reason : "copied by the owner";
@@ -286,7 +306,7 @@ static bool complete(struct request *request, struct tl_error *ret_result)
     return true;
 }
 
-static void request_free(struct request *request)
+void request_free(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     uint32_t index = tl_handle_index(request->handle);
@@ -333,6 +353,11 @@ static bool tell(struct request *request)
     struct tl_error result;
     result.code = TL_OK;
     result.message[0] = '\0';
+    if (request->is_map_refused && request->is_cancelled) request_set_given_up(request);
+    if (request->is_map_refused && request->result == NULL) {
+        request_ask_without_map(request);
+        return true;
+    }
     if (request->result != NULL) {
         result = *request->result;
     } else if (!complete(request, &result)) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A request as its files see it: request_states.c (one table for all that may happen), request_memory.c (where the
- * bytes go), request_turns.c (what it posts), request.c (what the peer says; how it begins and ends).
+ * bytes go), request_turns.c (what it posts), request_map.c (what needs no bytes), request.c (what the peer says; how
+ * it begins and ends).
  */
 #ifndef DATAPLANE_REQUEST_INTERNAL_H
 #define DATAPLANE_REQUEST_INTERNAL_H
@@ -52,7 +53,8 @@ struct request {
     uint32_t handle;
     bool is_asked; /* REQUEST has been posted: the peer knows the handle */
     bool is_registering;
-    bool is_cancelled; /* while it registers or waits for room: to be given up as soon as that is over */
+    bool is_cancelled; /* while it registers or waits for room: to be given up as soon as that is over. Once it has a
+                          result: asks no more */
     bool is_revoke_posted;
     bool is_place_told; /* the peer knows where to write what is expected */
     bool has_meta_data; /* expected; of the cache, then of META_DATA_UPDATE */
@@ -60,6 +62,9 @@ struct request {
     bool is_source_bounced;
     bool is_told; /* a DONE follows the data */
     bool has_checksum;
+    bool may_map; /* MAPPED is a possible answer */
+    bool is_mapped;
+    bool is_map_refused;      /* what is to be mapped cannot be: the fetch asks again */
     struct room_wait *room;   /* it waits for that; NULL: it does not */
     struct tl_tensor *kept;   /* the destination, while it may be exposed; one reference */
     struct tl_pin pin;        /* of the destination, or of the proxy */
@@ -117,7 +122,16 @@ void request_start_revoke(struct request *request);
 /* Nobody can. */
 void request_exposure_over(struct request *request);
 
+/* ------------------------------------------------------------------------------------------------ request_map.c -- */
+
+/* MAPPED has come: maps the value, or remembers that it cannot be. */
+void request_map(struct request *request, const struct tl_message *message);
+/* It cannot be: the fetch begins once more, without the permission. Frees the request. */
+void request_ask_without_map(struct request *request);
+
 /* ---------------------------------------------------------------------------------------------------- request.c -- */
+
+void request_free(struct request *request);
 
 /* It is over, and is told at the end of the round. */
 void request_finish(struct request *request);

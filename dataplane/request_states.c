@@ -120,6 +120,11 @@ static void sent(struct request *request)
     conn_watch(request->conn);
 }
 
+static void note_cancel(struct request *request)
+{
+    request->is_cancelled = true;
+}
+
 /* The memory of the first attempt was exposed in vain. */
 static void prepare_again(struct request *request)
 {
@@ -167,7 +172,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [EVENT_REVOKED] = {REQUEST_CANCELLING, NULL},
     },
     [REQUEST_REVOKING] = {
-        [EVENT_CANCEL] = {REQUEST_REVOKING, NULL},
+        [EVENT_CANCEL] = {REQUEST_REVOKING, note_cancel},
         [EVENT_CANCELLED] = {REQUEST_REVOKING, NULL},
         [EVENT_REVOKED] = {REQUEST_FINISHED, request_finish},
     },
@@ -176,7 +181,10 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
 
 void request_handle(struct request *request, enum request_event event)
 {
-    if (request->state == REQUEST_FINISHED) return;
+    if (request->state == REQUEST_FINISHED) {
+        request->is_cancelled |= event == EVENT_CANCEL;
+        return;
+    }
     const struct transition *transition = &transitions[request->state][event];
     if (transition->next == REQUEST_NEVER) {
         conn_protocol_error(request->conn, "an answer that does not fit the state of its request (%d, %d)",

@@ -70,6 +70,7 @@ static bool take_turn(struct turn *turn)
             request->has_meta_data && request->expected.is_published ? request->expected.step : fetch->step;
         message->key = fetch->key;
         message->has_checksum = fetch->wants_checksum;
+        message->may_map = request->may_map;
         message->has_meta_data = request->has_meta_data;
         if (request->has_meta_data) tl_meta_data_copy(&message->meta_data, &request->expected.meta_data);
     } else {

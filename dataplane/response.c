@@ -6,7 +6,7 @@
  * written from where they lie into the peer's memory, piece by piece, each with the request's handle as immediate; when
  * the last write is done the peer has them. Meta-data that differs is told first, the tensor is kept, and RE_REQUEST
  * says where to write. A value without bytes, a checksum, and the step of a published value that the peer cannot know
- * are told with a DONE.
+ * are told with a DONE; a value that the peer may map, with a MAPPED.
  *
  * Failure modes: a status is told whole. Memory that is not registered is registered if it is large, else copied
  * through the pool, for whose room it waits; so is what cannot be registered. A cancelled response writes nothing more,
@@ -137,7 +137,7 @@ static void reply(struct tl_serve *serve, const struct tl_error *status, const s
     }
     response->offer = *offer;
     const struct tl_meta_data *meta_data = tl_tensor_meta_data(offer->tensor);
-    if (meta_data->size_bytes == 0) {
+    if (meta_data->size_bytes == 0 || response_share(response)) {
         response_handle(response, EVENT_EMPTY);
     } else if (response->has_meta_data && response->destination.len_bytes > 0 &&
                tl_meta_data_is_equal(meta_data, &response->expected)) {
@@ -178,6 +178,7 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
     response->handle = message->handle;
     response->state = RESPONSE_WAITING;
     response->wants_checksum = message->has_checksum;
+    response->may_map = message->may_map;
     response->has_meta_data = message->has_meta_data;
     if (message->has_meta_data) tl_meta_data_copy(&response->expected, &message->meta_data);
     response->expected_step = message->expected_step;

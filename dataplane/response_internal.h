@@ -15,7 +15,7 @@
 /*
  *   WAITING --offer fits--> PREPARING --memory is there--> WRITING --all written, all told--> (closed, freed)
  *      |  \--offer differs--> PARKED --RE_REQUEST--> PREPARING
- *      \--status, or no bytes--> TELLING --told--> (closed, freed)
+ *      \--status, no bytes, or mapped--> TELLING --told--> (closed, freed)
  *   WAITING, PARKED, PREPARING, WRITING --cancel--> STOPPING --nothing under way--> (closed, CANCELLED told)
  */
 enum response_state {
@@ -31,7 +31,7 @@ enum response_state {
 
 enum response_event {
     EVENT_STATUS,     /* the source's reply is a status */
-    EVENT_EMPTY,      /* is a value without bytes */
+    EVENT_EMPTY,      /* is a value of which no bytes are written */
     EVENT_FITS,       /* is what the request expects */
     EVENT_DIFFERS,    /* is not */
     EVENT_RE_REQUEST, /* the peer has memory for it now */
@@ -61,6 +61,8 @@ struct response {
     uint32_t handle;
     bool is_refused; /* the source never saw it */
     bool wants_checksum;
+    bool may_map;          /* the peer may get the file instead of the bytes */
+    bool is_shared;        /* it does: destination and file_offset say where the value lies */
     bool has_meta_data;    /* expected by the peer */
     bool is_update_wanted; /* PARKED: META_DATA_UPDATE has not been posted */
     bool is_registering;
@@ -84,6 +86,7 @@ struct response {
     struct tl_meta_data expected; /* when has_meta_data */
     uint64_t expected_step;
     struct tl_descriptor destination;
+    uint64_t file_offset;     /* when is_shared */
     struct piece first_piece; /* the rest is allocated */
     struct tl_work message_work;
     char key[TL_MESSAGE_KEY_BYTES + 1];
@@ -107,6 +110,8 @@ void response_maybe_stopped(struct response *response);
 
 /* Decides where the bytes are read from; EVENT_READY follows. */
 void response_prepare(struct response *response);
+/* Shares the file that the offered tensor lies in with the peer. False: it has to have the bytes. */
+bool response_share(struct response *response);
 /* Copies the piece into the pool. Errors: TL_UNAVAILABLE: not now: it will have another turn. TL_RESOURCE_EXHAUSTED:
  * never. */
 enum tl_status response_bounce(struct response *response, struct piece *piece, const uint8_t *source,

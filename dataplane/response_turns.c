@@ -54,6 +54,19 @@ static void post_done(struct response *response)
     post_told(response, message);
 }
 
+static void post_mapped(struct response *response)
+{
+    const struct tl_offer *offer = &response->offer;
+    struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_MAPPED, response->handle);
+    message->step = offer->step;
+    message->is_published = true;
+    message->offset = response->file_offset;
+    message->has_meta_data = true;
+    message->meta_data = *tl_tensor_meta_data(offer->tensor);
+    message->destination = response->destination;
+    post_told(response, message);
+}
+
 static void post_update(struct response *response)
 {
     const struct tl_offer *offer = &response->offer;
@@ -189,6 +202,8 @@ bool response_take_turn(struct turn *turn)
         if (response->is_told) return false;
         if (response->status != NULL) {
             post_error(response);
+        } else if (response->is_shared) {
+            post_mapped(response);
         } else {
             post_done(response);
         }

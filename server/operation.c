@@ -320,6 +320,6 @@ enum tl_status tl_cancel(struct tl_worker *worker, tl_op_id op)
 
 const char *tl_path_name(enum tl_path path)
 {
-    static const char *const names[] = {"none", "self", "grpc", "serialized", "zero-copy", "bounce"};
+    static const char *const names[] = {"none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped"};
     return (size_t)path < TL_ARRAY_COUNT(names) ? names[path] : "none";
 }

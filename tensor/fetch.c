@@ -145,6 +145,15 @@ void tl_fetch_advance(struct tl_fetch *fetch, uint64_t len_bytes)
     fetch->received_bytes += len_bytes;
 }
 
+void tl_fetch_take(struct tl_fetch *fetch, struct tl_tensor *tensor, uint64_t offer_step)
+{
+    drop_progress(fetch);
+    fetch->destination = tensor;
+    fetch->meta_data = *tl_tensor_meta_data(tensor);
+    fetch->offer_step = offer_step;
+    fetch->received_bytes = fetch->meta_data.size_bytes;
+}
+
 bool tl_fetch_is_complete(const struct tl_fetch *fetch)
 {
     return fetch->destination && fetch->received_bytes == fetch->meta_data.size_bytes;

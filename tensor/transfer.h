@@ -104,6 +104,7 @@ struct tl_fetch {
     const char *key;
     uint64_t step;
     bool wants_checksum;
+    bool may_map; /* the destination may be a mapping, read-only; there is none of the caller's then */
 
     /* Progress; survives a broken connection. Zero before the first start. */
     struct tl_tensor *destination; /* one reference, the fetch's; NULL until placed */
@@ -145,6 +146,9 @@ enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **
                              struct tl_error *ret_error) TL_MUST_USE;
 /* len_bytes bytes have been written to the address that tl_fetch_next gave: counts and hashes them. */
 void tl_fetch_advance(struct tl_fetch *fetch, uint64_t len_bytes);
+/* The whole value is there without a transfer: this tensor, whose reference the fetch takes over, instead of a
+ * destination that it may have. */
+void tl_fetch_take(struct tl_fetch *fetch, struct tl_tensor *tensor, uint64_t offer_step);
 bool tl_fetch_is_complete(const struct tl_fetch *fetch);
 /* All bytes have arrived: checks the checksum when one was asked for, and the strings of a string tensor.
  * Errors: TL_DATA_LOSS, naming the key: the checksum is missing or differs, or the strings are damaged. */

@@ -146,9 +146,10 @@ enum tl_path {
     TL_PATH_SERIALIZED = 3, /* serialized (strings), over gRPC or the data plane */
     TL_PATH_ZERO_COPY = 4,  /* written by the data plane straight from the source tensor into the destination tensor */
     TL_PATH_BOUNCE = 5,     /* by the data plane, copied through registered memory on at least one side */
+    TL_PATH_MAPPED = 6,     /* not at all: the tensor lies in a file of its owner's, mapped */
 };
 
-/* "none", "self", "grpc", "serialized", "zero-copy", "bounce". Static. */
+/* "none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped". Static. */
 TL_API const char *tl_path_name(enum tl_path path);
 
 struct tl_completion {

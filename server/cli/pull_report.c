@@ -12,7 +12,7 @@
 #include "server/cli/pull.h"
 #include "server/cli/table.h"
 
-#define PATH_COUNT (TL_PATH_BOUNCE + 1)
+#define PATH_COUNT (TL_PATH_MAPPED + 1)
 
 static double seconds(int64_t ns)
 {

@@ -6,6 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -13,6 +16,7 @@
 #include "dataplane/conn_internal.h"
 #include "fakes/engine_source.h"
 #include "fakes/made_memory.h"
+#include "tensor/mapped_tensor.h"
 
 /* So many rounds without anything to do, and nothing more will happen: operations may be tried again and again. */
 #define IDLE_ROUNDS 40
@@ -27,6 +31,7 @@ void engine_pair_defaults(struct engine_pair_options *ret_options)
                    .work_count = 64,
                    .request_count = 64,
                    .cache_count = 64,
+                   .is_mapping_allowed = true,
                    .register_bytes = 64 * 1024,
                    .peer_memory = {.pool_bytes = 4 << 20, .max_pool_bytes = 16 << 20},
                    .silence_ns = TL_NS_PER_SEC,
@@ -289,6 +294,7 @@ void engine_ask_start(struct engine_side *side, struct engine_ask *ask, const ch
         ask->fetch.key = ask->key;
         ask->fetch.step = step;
         ask->fetch.wants_checksum = ask->wants_checksum;
+        ask->fetch.may_map = ask->may_map;
     }
     ask->is_open = true;
     side->open_ask_count++;
@@ -337,6 +343,28 @@ struct tl_tensor *engine_pool_bytes(struct engine_side *side, uint64_t size_byte
     struct tl_tensor *tensor;
     TL_CHECK(tl_memory_tensor_create(side->memory, &meta_data, &tensor, NULL) == TL_OK);
     return fill(tensor, seed);
+}
+
+#define FILE_OFFSET_BYTES 100
+
+struct tl_tensor *engine_file_bytes(uint64_t size_bytes, uint64_t seed)
+{
+    const struct tl_shape shape = {.rank = 1, .dims = {size_bytes}};
+    struct tl_mapped_file *file;
+    struct tl_tensor *tensor;
+    struct stat info;
+    int fd = memfd_create("a published file", MFD_CLOEXEC);
+    struct tl_tensor *bytes = engine_bytes(size_bytes, seed);
+    TL_CHECK(fd >= 0 && pwrite(fd, tl_tensor_data(bytes), size_bytes, FILE_OFFSET_BYTES) == (ssize_t)size_bytes);
+    tl_tensor_put(bytes);
+    TL_CHECK(fstat(fd, &info) == 0);
+    const struct tl_file_stamp stamp = {.size_bytes = (uint64_t)info.st_size,
+                                        .modified_seconds = info.st_mtim.tv_sec,
+                                        .modified_ns = (uint32_t)info.st_mtim.tv_nsec};
+    TL_CHECK(tl_mapped_file_adopt(fd, &stamp, "a published file", &file, NULL) == TL_OK);
+    TL_CHECK(tl_mapped_tensor_create(file, FILE_OFFSET_BYTES, TL_U8, &shape, &tensor, NULL) == TL_OK);
+    tl_mapped_file_put(file);
+    return tensor;
 }
 
 bool engine_is_bytes(const struct tl_tensor *tensor, uint64_t size_bytes, uint64_t seed)

@@ -113,6 +113,7 @@ struct engine_ask {
     struct tl_tensor *destination; /* the user's; NULL: the engine's choice. Only a fitting value is taken */
     bool is_unregistered;          /* destinations are made outside of the pool */
     bool wants_checksum;
+    bool may_map;
     bool is_open;
     unsigned place_count;
     unsigned done_count;
@@ -130,6 +131,8 @@ void engine_ask_fini(struct engine_ask *ask);
 struct tl_tensor *engine_bytes(uint64_t size_bytes, uint64_t seed);
 /* The same in the pool of the side: registered. */
 struct tl_tensor *engine_pool_bytes(struct engine_side *side, uint64_t size_bytes, uint64_t seed);
+/* The same in a file of its own, which has no name. */
+struct tl_tensor *engine_file_bytes(uint64_t size_bytes, uint64_t seed);
 bool engine_is_bytes(const struct tl_tensor *tensor, uint64_t size_bytes, uint64_t seed);
 
 #endif

@@ -32,6 +32,7 @@ struct fake_fabric {
     bool are_regions_held;
     struct tl_list providers; /* of struct fake_provider */
     struct tl_list pairs;     /* of struct fake_pair: all, in the order of their creation */
+    struct tl_list shared;    /* of struct fake_shared */
     struct tl_list late;      /* of struct fake_operation: cancelled, but on their way */
     uint64_t next_number;     /* of queue pairs and keys */
     uint64_t random;
@@ -46,6 +47,7 @@ struct fake_fabric {
 
 struct fake_provider {
     struct tl_provider base;
+    struct tl_provider_ops ops; /* what it has of them */
     struct fake_fabric *fabric;
     struct tl_list link;
     struct tl_list events;  /* of struct fake_event: for the next polls */
@@ -114,6 +116,20 @@ struct fake_introduction {
 };
 #define FAKE_INTRODUCTION_MAGIC UINT64_C(0x66616b65706169)
 
+/* A file that a queue pair has shared, until it is destroyed. */
+struct fake_shared {
+    struct tl_list link;
+    uint64_t pair_number;
+    struct tl_mapped_file *file; /* one reference */
+};
+
+/* Wire form of what names it. */
+struct fake_file_name {
+    uint64_t magic;
+    uint64_t file_id;
+};
+#define FAKE_FILE_MAGIC UINT64_C(0x66616b6566696c65)
+
 struct fake_operation {
     struct tl_list link;
     enum fake_kind kind;
@@ -161,6 +177,13 @@ bool fake_parse_address(const struct tl_descriptor *descriptor, struct fake_addr
 bool fake_carry_all(struct fake_provider *provider);
 bool fake_carry_some(struct fake_provider *provider);
 void *fake_alloc(size_t len_bytes); /* zeroed, never NULL */
+
+/* ------------------------------------------------------------------------------- fake_share.c; the mutex is held -- */
+
+void fake_share(struct fake_pair *pair, struct tl_mapped_file *file, struct tl_descriptor *ret_descriptor);
+/* One reference; NULL: the peer has shared no such file. */
+struct tl_mapped_file *fake_map(struct fake_pair *pair, const struct tl_descriptor *descriptor);
+void fake_forget_shared(struct fake_pair *pair);
 
 /* ------------------------------------------------------------------------------ fake_faults.c; the mutex is held -- */
 

@@ -31,13 +31,13 @@ static void unlock(struct fake_fabric *fabric)
 
 static struct fake_provider *as_provider(struct tl_provider *provider)
 {
-    TL_CHECK(provider->ops == &fake_ops);
+    TL_CHECK(provider->ops->close == fake_ops.close);
     return TL_CONTAINER_OF(provider, struct fake_provider, base);
 }
 
 static struct fake_pair *as_pair(const struct tl_queue_pair *pair)
 {
-    TL_CHECK(pair->ops == &fake_ops);
+    TL_CHECK(pair->ops->close == fake_ops.close);
     return TL_CONTAINER_OF(pair, struct fake_pair, base);
 }
 
@@ -62,6 +62,7 @@ struct fake_fabric *fake_fabric_create(const struct fake_fabric_options *options
     tl_list_init(&fabric->providers);
     tl_list_init(&fabric->pairs);
     tl_list_init(&fabric->late);
+    tl_list_init(&fabric->shared);
     return fabric;
 }
 
@@ -88,7 +89,10 @@ struct tl_provider *fake_provider_open(struct fake_fabric *fabric, const char *n
     static const struct fake_provider_options defaults;
     if (options == NULL) options = &defaults;
     struct fake_provider *provider = fake_alloc(sizeof(*provider));
-    provider->base.ops = &fake_ops;
+    provider->ops = fake_ops;
+    if (options->has_no_mapping) provider->ops.share = NULL;
+    if (options->has_no_mapping) provider->ops.map = NULL;
+    provider->base.ops = &provider->ops;
     provider->base.limits = (struct tl_provider_limits){
         .max_write_bytes = options->max_write_bytes != 0 ? options->max_write_bytes : UINT64_C(1) << 30,
         .max_queue_pairs = options->max_queue_pairs != 0 ? options->max_queue_pairs : 64,
@@ -350,7 +354,7 @@ static struct fake_pair *new_pair(struct fake_provider *provider, const struct t
     struct fake_pair *pair = fake_alloc(sizeof(*pair));
     bool is_confined = options->keys == TL_KEYS_REGION && provider->base.limits.needs_regions;
     pair->base = (struct tl_queue_pair){
-        .ops = &fake_ops, .provider = &provider->base, .outside_refusal = is_confined ? tl_outside_refused : NULL};
+        .ops = &provider->ops, .provider = &provider->base, .outside_refusal = is_confined ? tl_outside_refused : NULL};
     pair->options = *options;
     pair->events = events;
     pair->owner = owner;
@@ -464,6 +468,7 @@ static void pair_destroy(struct tl_queue_pair *base)
     TL_CHECK(pair->is_drain_told || pair->peer_number == 0);
     TL_CHECK(pair->out_count == 0 && tl_list_is_empty(&pair->operations) && tl_list_is_empty(&pair->windows));
     forget_events(pair);
+    fake_forget_shared(pair);
     tl_list_remove(&pair->link);
     provider->counters.queue_pairs--;
     unlock(provider->fabric);
@@ -683,6 +688,31 @@ static void pair_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure
     unlock(fabric_of(pair));
 }
 
+static enum tl_status pair_share(struct tl_queue_pair *base, struct tl_mapped_file *file,
+                                 struct tl_descriptor *ret_descriptor, struct tl_error *ret_error)
+{
+    struct fake_pair *pair = as_pair(base);
+    lock(fabric_of(pair));
+    bool fails = fake_call_fails(fabric_of(pair), FAKE_SHARE_FAILURE, base->provider, base);
+    if (!fails) fake_share(pair, file, ret_descriptor);
+    unlock(fabric_of(pair));
+    if (fails) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: cannot share a file", base->provider->name);
+    return TL_OK;
+}
+
+static enum tl_status pair_map(struct tl_queue_pair *base, const struct tl_descriptor *descriptor,
+                               struct tl_mapped_file **ret_file, struct tl_error *ret_error)
+{
+    struct fake_pair *pair = as_pair(base);
+    lock(fabric_of(pair));
+    bool fails = fake_call_fails(fabric_of(pair), FAKE_MAP_FAILURE, base->provider, base);
+    struct tl_mapped_file *file = fails ? NULL : fake_map(pair, descriptor);
+    unlock(fabric_of(pair));
+    if (file == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "%s: no such file", base->provider->name);
+    *ret_file = file;
+    return TL_OK;
+}
+
 static const struct tl_provider_ops fake_ops = {
     .name = "fake",
     .close = provider_close,
@@ -702,6 +732,8 @@ static const struct tl_provider_ops fake_ops = {
     .expose = pair_expose,
     .revoke = pair_revoke,
     .ring = pair_ring,
+    .share = pair_share,
+    .map = pair_map,
 };
 
 /* ----------------------------------------------------------------------------------------------- what has happened --

@@ -16,7 +16,8 @@
  *   - a write outside of what the peer exposes, or after its revocation, changes nothing and breaks both;
  *   - a peer that is broken or destroyed is noticed by what is posted next: that breaks ours. One that has not
  * connected yet is waited for;
- *   - a broken queue pair flushes one operation with each step, then it is drained.
+ *   - a broken queue pair flushes one operation with each step, then it is drained;
+ *   - a file that is shared is mapped by being named: both sides have the same mapping.
  *
  * What a user of provider.h must not do ends the test with a failed check: posting without room or to what is broken,
  * sources outside of their region, memory that is given back while something names it, and so on.
@@ -56,6 +57,7 @@ struct fake_provider_options {
     bool has_no_windows;
     bool needs_no_regions;
     bool has_no_fd;
+    bool has_no_mapping;      /* of files */
     uint64_t max_write_bytes; /* 0: 1 GiB */
     uint32_t max_queue_pairs; /* 0: 64 */
     unsigned network;         /* queue pairs of different networks do not fit */
@@ -111,6 +113,8 @@ enum fake_fault {
     FAKE_CREATE_FAILURE,  /* create: TL_RESOURCE_EXHAUSTED */
     FAKE_CONNECT_FAILURE, /* connect: TL_UNAVAILABLE */
     FAKE_EXPOSE_FAILURE,  /* expose: TL_RESOURCE_EXHAUSTED */
+    FAKE_SHARE_FAILURE,   /* share: TL_UNAVAILABLE */
+    FAKE_MAP_FAILURE,     /* map: TL_NOT_FOUND */
     FAKE_FAULT_COUNT,
 };
 
@@ -158,6 +162,8 @@ struct fake_counters {
     uint64_t regions;
     uint64_t reactor_regions; /* made or destroyed in fake_is_reactor, of more than FAKE_PROBE_BYTES */
     uint64_t rings;
+    uint64_t shares;
+    uint64_t maps;
     uint64_t slots_taken; /* by the peers' messages and immediates */
     uint64_t rnr_tries;
     uint64_t done;

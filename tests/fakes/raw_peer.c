@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "tensor/mapped_tensor.h"
 
 #define SLOT_COUNT 64
 #define REQUEST_COUNT 64
@@ -171,6 +172,17 @@ void raw_peer_write(struct raw_peer *raw, const struct tl_descriptor *destinatio
     raw->pair->ops->write(raw->pair, raw->region, raw->memory, len_bytes, destination, offset_bytes, true, immediate,
                           NULL);
     tl_queue_pair_ring(raw->pair);
+}
+
+struct tl_descriptor raw_peer_file(struct raw_peer *raw, uint64_t size_bytes)
+{
+    uint64_t offset;
+    struct tl_descriptor name = {.len_bytes = 0};
+    if (raw->is_broken) return name;
+    struct tl_tensor *tensor = engine_file_bytes(size_bytes, 1);
+    TL_CHECK(tl_queue_pair_share(raw->pair, tl_mapped_tensor_file(tensor, &offset), &name, NULL) == TL_OK);
+    tl_tensor_put(tensor);
+    return name;
 }
 
 const struct tl_message *raw_peer_heard(const struct raw_peer *raw, enum tl_message_type type)

@@ -48,6 +48,8 @@ void raw_peer_send_bytes(struct raw_peer *raw, const void *bytes, uint32_t len_b
 /* Writes bytes of raw->memory. */
 void raw_peer_write(struct raw_peer *raw, const struct tl_descriptor *destination, uint64_t offset_bytes,
                     uint64_t len_bytes, uint32_t immediate);
+/* What names a file of so many bytes and more that the engine may map. */
+struct tl_descriptor raw_peer_file(struct raw_peer *raw, uint64_t size_bytes);
 /* The latest message of this type; NULL: none has come. */
 const struct tl_message *raw_peer_heard(const struct raw_peer *raw, enum tl_message_type type);
 

@@ -43,6 +43,7 @@ static void expect_same(const struct tl_message *a, const struct tl_message *b)
     TL_CHECK(a->type == b->type && a->consumed == b->consumed && a->handle == b->handle);
     TL_CHECK(a->has_meta_data == b->has_meta_data && a->has_checksum == b->has_checksum);
     TL_CHECK(a->is_final == b->is_final && a->is_ping == b->is_ping && a->is_published == b->is_published);
+    TL_CHECK(a->may_map == b->may_map && a->offset == b->offset);
     TL_CHECK(a->version == b->version && a->incarnation == b->incarnation && a->token == b->token);
     TL_CHECK(a->challenge == b->challenge && a->number == b->number && a->step == b->step);
     TL_CHECK(a->expected_step == b->expected_step && a->checksum == b->checksum && a->code == b->code);

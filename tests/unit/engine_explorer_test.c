@@ -97,15 +97,17 @@ static void choose_options(void)
     options.engine.piece_bytes = PICK(0, 100, 900);
     options.engine.register_bytes = PICK(1, 2000, 1 << 20);
     options.engine.is_bounce_forced = one_in(8);
+    options.engine.is_mapping_allowed = !one_in(4);
     has_faults = one_in(2);
     if (has_faults && one_in(4)) options.memory.pool_bytes = options.memory.max_pool_bytes = 64 * 1024;
 }
 
 static void choose_faults(void)
 {
-    static const enum fake_fault faults[] = {
-        FAKE_DROP,  FAKE_DELAY,        FAKE_LOSE_ACK,   FAKE_LATE,           FAKE_RNR,
-        FAKE_BREAK, FAKE_POST_FAILURE, FAKE_CQ_OVERRUN, FAKE_REGION_FAILURE, FAKE_EXPOSE_FAILURE};
+    static const enum fake_fault faults[] = {FAKE_DROP,           FAKE_DELAY,         FAKE_LOSE_ACK,
+                                             FAKE_LATE,           FAKE_RNR,           FAKE_BREAK,
+                                             FAKE_POST_FAILURE,   FAKE_CQ_OVERRUN,    FAKE_REGION_FAILURE,
+                                             FAKE_EXPOSE_FAILURE, FAKE_SHARE_FAILURE, FAKE_MAP_FAILURE};
     fake_fabric_set_chance(pair.fabric, FAKE_DELAY, one_in(2) ? 100000 : 0);
     for (unsigned i = 0; has_faults && i < TL_ARRAY_COUNT(faults); i++) {
         if (one_in(3)) fake_fabric_set_chance(pair.fabric, faults[i], (unsigned)PICK(300, 3000, 20000));
@@ -154,11 +156,24 @@ static void send_value(struct value *value)
     engine_side_send(side, key_name(value->key), value->step, make_tensor(side, value->size_bytes, value->seed));
 }
 
+/* Half of them are large enough to be mapped. */
+static uint64_t published_bytes(uint64_t version)
+{
+    return (version % 2 == 0 ? 5000 : 900) + version % 3;
+}
+
+static void publish_on(struct engine_side *side, uint64_t version)
+{
+    uint64_t size_bytes = published_bytes(version);
+    struct tl_tensor *tensor =
+        one_in(2) ? engine_file_bytes(size_bytes, version) : make_tensor(side, size_bytes, version);
+    engine_side_publish(side, "published", version, tensor);
+}
+
 static void publish(void)
 {
     struct engine_side *side = &pair.sides[below(2)];
-    uint64_t version = below(1000);
-    engine_side_publish(side, "published", version, make_tensor(side, 900 + version % 3, version));
+    publish_on(side, below(1000));
 }
 
 /* ----------------------------------------------------------------------------------------------------------- asks --
@@ -169,6 +184,7 @@ static void guard(struct asked *asked)
 {
     struct tl_tensor *destination = asked->ask.fetch.destination;
     if (destination == NULL || tl_tensor_size_bytes(destination) == 0) return;
+    if (!tl_tensor_is_writable(destination)) return; /* mapped */
     memset(tl_tensor_data(destination), CANARY, tl_tensor_size_bytes(destination));
     asked->canary = tl_tensor_get(destination);
 }
@@ -196,7 +212,8 @@ static void check_result(struct asked *asked)
     if (!has_faults) TL_CHECK(result->code == TL_OK || result->code == TL_CANCELLED || result->code == TL_UNAVAILABLE);
     if (value == NULL) {
         uint64_t version = asked->ask.fetch.offer_step;
-        if (result->code == TL_OK) TL_CHECK(engine_is_bytes(asked->ask.fetch.destination, 900 + version % 3, version));
+        if (result->code == TL_OK)
+            TL_CHECK(engine_is_bytes(asked->ask.fetch.destination, published_bytes(version), version));
         return;
     }
     if (is_definite(result->code)) value->told_count++;
@@ -238,6 +255,7 @@ static void start_ask(void)
     *asked = (struct asked){.value = value, .is_started = true};
     asked->ask.is_unregistered = one_in(3);
     asked->ask.wants_checksum = one_in(4);
+    asked->ask.may_map = one_in(2);
     if (value != NULL) value->asked_count++;
     engine_ask_start(side, &asked->ask, key_name(value != NULL ? value->key : KEYS), value != NULL ? value->step : 0);
 }
@@ -294,7 +312,7 @@ static void take_step(void)
         start_ask();
     } else if (choice < 94) {
         cancel_ask();
-    } else if (choice < 95) {
+    } else if (choice < 96) {
         publish();
     } else if (choice < 98) {
         /* Without faults nobody is so late that the other one takes him for dead. */
@@ -313,7 +331,7 @@ static void expect_progress(void)
         if (!values[i].is_sent) send_value(&values[i]);
     }
     for (unsigned i = 0; i < 2; i++)
-        engine_side_publish(&pair.sides[i], "published", 7, make_tensor(&pair.sides[i], 901, 7));
+        publish_on(&pair.sides[i], below(1000));
     engine_pair_run(&pair);
     TL_CHECK(pair.left->closed_count == 0 && pair.right->closed_count == 0);
     TL_CHECK(pair.left->open_ask_count == 0 && pair.right->open_ask_count == 0);

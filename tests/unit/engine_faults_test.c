@@ -101,26 +101,40 @@ static bool is_usable(void)
     return engines.left->conn != NULL && tl_conn_is_up(engines.left->conn);
 }
 
+/* True when it was received. */
+static bool receive(struct engine_ask *ask, const char *key, uint64_t step, bool is_cancelled)
+{
+    if (!is_usable()) return false;
+    engine_ask_start(engines.left, ask, key, step);
+    engine_pair_run(&engines);
+    if (is_cancelled) engine_ask_cancel(ask);
+    for (unsigned i = 0; i < 8 && ask->is_open; i++) {
+        engine_pair_run(&engines);
+        fake_clock_advance(engine_options.engine.silence_ns / 2);
+    }
+    engine_pair_run(&engines);
+    ck_assert_uint_eq(ask->done_count, 1);
+    enum tl_status code = ask->result.code;
+    ck_assert_msg(code == TL_OK || code == TL_RESOURCE_EXHAUSTED || code == TL_UNAVAILABLE || code == TL_CANCELLED,
+                  "%s", ask->result.message);
+    engine_ask_fini(ask);
+    return code == TL_OK;
+}
+
 /* What is asked, in turn; true when it was received. */
 static bool transfer(uint64_t step, struct tl_tensor *tensor, bool is_unregistered, bool is_cancelled)
 {
     struct engine_ask ask = {.is_unregistered = is_unregistered, .wants_checksum = step % 2 == 0};
     if (tensor != NULL) engine_side_send(engines.right, "key", step, tensor);
-    if (!is_usable()) return false;
-    engine_ask_start(engines.left, &ask, "key", step);
-    engine_pair_run(&engines);
-    if (is_cancelled) engine_ask_cancel(&ask);
-    for (unsigned i = 0; i < 8 && ask.is_open; i++) {
-        engine_pair_run(&engines);
-        fake_clock_advance(engine_options.engine.silence_ns / 2);
-    }
-    engine_pair_run(&engines);
-    ck_assert_uint_eq(ask.done_count, 1);
-    enum tl_status code = ask.result.code;
-    ck_assert_msg(code == TL_OK || code == TL_RESOURCE_EXHAUSTED || code == TL_UNAVAILABLE || code == TL_CANCELLED,
-                  "%s", ask.result.message);
-    engine_ask_fini(&ask);
-    return code == TL_OK;
+    return receive(&ask, "key", step, is_cancelled);
+}
+
+/* A published file, which may be mapped. */
+static bool transfer_file(void)
+{
+    struct engine_ask ask = {.may_map = true};
+    engine_side_publish(engines.right, "file", 0, engine_file_bytes(5000, 8));
+    return receive(&ask, "file", 0, false);
 }
 
 /* Returns how many of the values have come. */
@@ -136,10 +150,11 @@ static unsigned run_scenario(void)
     count += transfer(4, engine_bytes(500, 4), true, false);
     count += transfer(5, dead, false, false);
     count += transfer(6, NULL, false, true);
+    count += transfer_file();
     return count;
 }
 
-#define VALUES 5
+#define VALUES 6
 
 /* After the fault everything works again. */
 static void expect_all_is_well(void)

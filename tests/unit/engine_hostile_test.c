@@ -80,6 +80,8 @@ enum stage {
     STAGE_TOLD,       /* all of it has come, a DONE is to follow */
     STAGE_CANCELLING, /* with a destination */
     STAGE_CANCELLING_UNPLACED,
+    STAGE_MAY_MAP, /* without a destination: it may be mapped */
+    STAGE_CANCELLING_MAY_MAP,
     STAGES,
 };
 
@@ -114,6 +116,7 @@ static void renew(void)
 static void reach(enum stage stage)
 {
     ask.is_unregistered = stage == STAGE_RENEWING;
+    ask.may_map = stage == STAGE_MAY_MAP || stage == STAGE_CANCELLING_MAY_MAP;
     if (stage != STAGE_NONE) start("key");
     switch (stage) {
     case STAGE_RENEWING:
@@ -135,7 +138,8 @@ static void reach(enum stage stage)
     }
     if (stage == STAGE_HALF) write_piece(0, SIZE_BYTES / 2, 0);
     if (stage == STAGE_TOLD) write_piece(0, SIZE_BYTES, TL_IMMEDIATE_TOLD);
-    if (stage == STAGE_CANCELLING || stage == STAGE_CANCELLING_UNPLACED) engine_ask_cancel(&ask);
+    if (stage == STAGE_CANCELLING || stage == STAGE_CANCELLING_UNPLACED || stage == STAGE_CANCELLING_MAY_MAP)
+        engine_ask_cancel(&ask);
     if (stage != STAGE_RENEWING) raw_peer_run(&raw);
     ck_assert_uint_eq(ask.done_count, 0);
 }
@@ -170,7 +174,11 @@ static const struct word words[] = {
     {TL_MESSAGE_CANCELLED, UINT64_MAX, 0, 0},
     {TL_MESSAGE_CREDIT, UINT64_MAX, 0, 0},
     {TL_MESSAGE_GOODBYE, UINT64_MAX, 0, 0},
-    {(enum tl_message_type)0, 0, 0, 0}, /* an immediate without bytes */
+    {TL_MESSAGE_MAPPED, UINT64_MAX, 0, 0},
+    {TL_MESSAGE_MAPPED, 0, 0, 0},
+    {TL_MESSAGE_MAPPED, SIZE_BYTES, 0, 0},
+    {TL_MESSAGE_MAPPED, INT64_MAX, 0, 0}, /* lies beyond the end of the file */
+    {(enum tl_message_type)0, 0, 0, 0},   /* an immediate without bytes */
     {(enum tl_message_type)0, 0, 0, TL_IMMEDIATE_TOLD},
     {(enum tl_message_type)0, 0, 10, 0},
     {(enum tl_message_type)0, 0, 10, TL_IMMEDIATE_TOLD | TL_IMMEDIATE_BOUNCED},
@@ -192,6 +200,7 @@ static void say(const struct word *word)
     if (word->size_bytes != UINT64_MAX) message = with_meta_data(word->type, word->size_bytes);
     message.number = 1;
     message.destination = raw.exposure.descriptor;
+    if (word->type == TL_MESSAGE_MAPPED) message.destination = raw_peer_file(&raw, SIZE_BYTES);
     message.code = TL_ABORTED;
     message.text = "because";
     raw_peer_send(&raw, &message);
@@ -501,6 +510,72 @@ START_TEST(generations_wrap)
 }
 END_TEST
 
+/* What cannot be mapped is asked for again, to be copied: it is up to the peer whether that is any better. */
+START_TEST(mapped_lies)
+{
+    open_raw();
+    ask.may_map = true;
+    start("key");
+    ck_assert(request->may_map && request->destination.len_bytes == 0);
+    struct tl_message message = with_meta_data(TL_MESSAGE_MAPPED, SIZE_BYTES);
+    message.destination = raw_peer_file(&raw, SIZE_BYTES);
+    switch (_i) {
+    case 0: /* another file than any that was shared */
+        message.destination.bytes[8] ^= 0x40;
+        break;
+    case 1: /* no name at all */
+        message.destination.len_bytes = 0;
+        break;
+    case 2: /* beyond the end of the file */
+        message.offset = SIZE_BYTES;
+        break;
+    case 3:
+        message.offset = UINT64_MAX - 10;
+        break;
+    default: /* nothing that lies in files */
+        message.meta_data.dtype = TL_STRING;
+        message.meta_data.shape.dims[0] = 2;
+        break;
+    }
+    unsigned heard_count = raw.heard_count;
+    raw_peer_send(&raw, &message);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(ask.done_count, 0);
+    ck_assert_uint_gt(raw.heard_count, heard_count);
+    request = raw_peer_heard(&raw, TL_MESSAGE_REQUEST);
+    ck_assert(!request->may_map);
+    ck_assert_uint_ne(request->handle, message.handle);
+    ck_assert_uint_eq(request->number, ask.fetch.id.number);
+    renew();
+    write_piece(0, SIZE_BYTES, 0);
+    raw_peer_run(&raw);
+    ck_assert_int_eq(ask.result.code, TL_OK);
+    ck_assert_uint_eq(engine_side_stats(pair.left).protocol_errors, 0);
+    engine_ask_fini(&ask);
+    close_raw();
+}
+END_TEST
+
+/* Who was not asked for a mapping gives none. */
+START_TEST(mapped_without_permission)
+{
+    open_raw();
+    ask.may_map = _i > 0;
+    ask.wants_checksum = _i == 1;
+    start("key");
+    struct tl_message message = with_meta_data(TL_MESSAGE_MAPPED, SIZE_BYTES);
+    message.destination = raw_peer_file(&raw, SIZE_BYTES);
+    if (_i == 2) message.has_meta_data = false;
+    if (_i == 3) message = with_meta_data(TL_MESSAGE_MAPPED, 0);
+    raw_peer_send(&raw, &message);
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    engine_ask_fini(&ask);
+    expect_protocol_error();
+}
+END_TEST
+
 /* Noise in every slot. */
 START_TEST(noise)
 {
@@ -513,7 +588,7 @@ START_TEST(noise)
             bytes[k] = (uint8_t)(random >> 56);
         }
         uint32_t len_bytes = 12 + bytes[100];
-        bytes[0] = (uint8_t)(bytes[0] % 12);
+        bytes[0] = (uint8_t)(bytes[0] % (TL_MESSAGE_MAPPED + 1));
         bytes[1] &= 3;
         bytes[2] = (uint8_t)len_bytes;
         bytes[3] = (uint8_t)(len_bytes >> 8);
@@ -548,6 +623,8 @@ int main(void)
     tcase_add_test(tcase, write_beyond_the_destination);
     tcase_add_test(tcase, stale_handles);
     tcase_add_test(tcase, generations_wrap);
+    tcase_add_loop_test(tcase, mapped_lies, 0, 5);
+    tcase_add_loop_test(tcase, mapped_without_permission, 0, 4);
     tcase_add_loop_test(tcase, noise, 0, 50);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);

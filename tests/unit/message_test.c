@@ -16,7 +16,7 @@ static struct tl_error error;
 static const enum tl_message_type types[] = {
     TL_MESSAGE_HELLO,      TL_MESSAGE_PROBED, TL_MESSAGE_REQUEST,      TL_MESSAGE_META_DATA_UPDATE,
     TL_MESSAGE_RE_REQUEST, TL_MESSAGE_DONE,   TL_MESSAGE_ERROR_STATUS, TL_MESSAGE_CANCEL,
-    TL_MESSAGE_CANCELLED,  TL_MESSAGE_CREDIT, TL_MESSAGE_GOODBYE,
+    TL_MESSAGE_CANCELLED,  TL_MESSAGE_CREDIT, TL_MESSAGE_GOODBYE,      TL_MESSAGE_MAPPED,
 };
 #define TYPE_COUNT ((int)(sizeof(types) / sizeof(types[0])))
 
@@ -37,18 +37,20 @@ static void compose(enum tl_message_type type)
         .step = UINT64_C(0x6162636465666768),
         .expected_step = UINT64_MAX,
         .checksum = UINT64_C(0x7172737475767778),
+        .offset = UINT64_C(0x8182838485868788),
         .meta_data = matrix,
         .destination = {.len_bytes = 5, .bytes = "abcd"},
         .code = TL_ABORTED,
         .text = "step 7 was given up",
         .key = "layer/weights",
     };
-    message.has_meta_data =
-        type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE;
+    message.has_meta_data = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE ||
+                            type == TL_MESSAGE_DONE || type == TL_MESSAGE_MAPPED;
     message.has_checksum = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_DONE;
     message.is_final = type == TL_MESSAGE_ERROR_STATUS;
     message.is_ping = type == TL_MESSAGE_CREDIT;
-    message.is_published = type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE;
+    message.is_published = type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE || type == TL_MESSAGE_MAPPED;
+    message.may_map = type == TL_MESSAGE_REQUEST;
 }
 
 static uint32_t encode(void)
@@ -107,12 +109,15 @@ static void expect_same_body(void)
         ck_assert_str_eq(decoded.key, message.key);
         ck_assert_ptr_eq(decoded.key, decoded.text_room);
     }
-    if (type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE) {
+    if (type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE ||
+        type == TL_MESSAGE_MAPPED) {
         ck_assert_uint_eq(decoded.step, message.step);
         if (message.has_meta_data) ck_assert(tl_meta_data_is_equal(&decoded.meta_data, &message.meta_data));
     }
     if (type == TL_MESSAGE_DONE && message.has_checksum) ck_assert_uint_eq(decoded.checksum, message.checksum);
-    if (type == TL_MESSAGE_HELLO || type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST) {
+    if (type == TL_MESSAGE_MAPPED) ck_assert_uint_eq(decoded.offset, message.offset);
+    if (type == TL_MESSAGE_HELLO || type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST ||
+        type == TL_MESSAGE_MAPPED) {
         ck_assert_uint_eq(decoded.destination.len_bytes, message.destination.len_bytes);
         ck_assert_mem_eq(decoded.destination.bytes, message.destination.bytes, message.destination.len_bytes);
     }
@@ -135,6 +140,7 @@ static void expect_round_trip(void)
     ck_assert_int_eq(decoded.is_final, message.is_final);
     ck_assert_int_eq(decoded.is_ping, message.is_ping);
     ck_assert_int_eq(decoded.is_published, message.is_published);
+    ck_assert_int_eq(decoded.may_map, message.may_map);
     expect_same_body();
 }
 
@@ -149,6 +155,7 @@ START_TEST(round_trip)
     message.is_final = false;
     message.is_ping = false;
     message.is_published = false;
+    message.may_map = false;
     expect_round_trip();
     message.consumed = UINT32_MAX;
     message.handle = 0;
@@ -163,7 +170,7 @@ START_TEST(names)
         ck_assert_str_ne(tl_message_name(types[i]), "?");
     ck_assert_str_eq(tl_message_name(TL_MESSAGE_RE_REQUEST), "RE_REQUEST");
     ck_assert_str_eq(tl_message_name((enum tl_message_type)0), "?");
-    ck_assert_str_eq(tl_message_name((enum tl_message_type)(TL_MESSAGE_GOODBYE + 1)), "?");
+    ck_assert_str_eq(tl_message_name((enum tl_message_type)(TL_MESSAGE_MAPPED + 1)), "?");
     ck_assert_str_eq(tl_message_name((enum tl_message_type)255), "?");
 }
 END_TEST
@@ -230,9 +237,10 @@ END_TEST
 /* Flags that a type does not have are neither sent nor accepted. */
 START_TEST(flags)
 {
-    static const unsigned allowed[] = {0, 0, 1 | 2, 1 | 16, 0, 1 | 2 | 16, 4, 0, 0, 8, 0};
+    static const unsigned allowed[] = {0, 0, 1 | 2 | 32, 1 | 16, 0, 1 | 2 | 16, 4, 0, 0, 8, 0, 1 | 16};
     compose(types[_i]);
     message.has_meta_data = message.has_checksum = message.is_final = message.is_ping = message.is_published = true;
+    message.may_map = true;
     uint32_t len_bytes = encode();
     ck_assert_uint_eq(buffer[1], allowed[_i]);
     for (unsigned bit = 0; bit < 8; bit++) {
@@ -280,7 +288,7 @@ END_TEST
 START_TEST(unknown_types)
 {
     for (unsigned type = 0; type < 256; type++) {
-        if (type >= TL_MESSAGE_HELLO && type <= TL_MESSAGE_GOODBYE) continue;
+        if (type >= TL_MESSAGE_HELLO && type <= TL_MESSAGE_MAPPED) continue;
         compose(TL_MESSAGE_CANCEL);
         uint32_t len_bytes = encode();
         buffer[0] = (uint8_t)type;

@@ -27,7 +27,8 @@ static void put(const char *key, uint64_t dim)
     const struct tl_meta_cached cached = {
         .meta_data = {.dtype = TL_U8, .shape = {.rank = 1, .dims = {dim}}, .size_bytes = dim},
         .step = dim + 1,
-        .is_published = dim % 2 == 1};
+        .is_published = dim % 2 == 1,
+        .is_mapped = dim % 2 == 1};
     tl_meta_cache_put(cache, key, &cached);
 }
 
@@ -45,7 +46,7 @@ START_TEST(found_as_put)
     ck_assert_uint_eq(found.meta_data.shape.dims[0], 5);
     ck_assert_uint_eq(found.meta_data.size_bytes, 5);
     ck_assert_uint_eq(found.step, 6);
-    ck_assert(found.is_published);
+    ck_assert(found.is_published && found.is_mapped);
     ck_assert(!has("ab"));
     ck_assert(!has(""));
     put("a", 6);
