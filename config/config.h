@@ -21,8 +21,26 @@ enum tl_rdma_policy { TL_RDMA_PREFER = 0, TL_RDMA_REQUIRE = 1, TL_RDMA_OFF = 2 }
 enum tl_connect_policy { TL_CONNECT_LAZY = 0, TL_CONNECT_EAGER = 1 };
 enum tl_verbs_keys { TL_VERBS_KEYS_WINDOW = 0, TL_VERBS_KEYS_REGION = 1 };
 
+enum tl_process_vm { TL_PROCESS_VM_AUTO = 0, TL_PROCESS_VM_OFF = 1 };
+
 /* A number that follows from the machine: "auto". */
 #define TL_SETTING_AUTO UINT64_MAX
+
+/* In a list of users. */
+#define TL_LOCAL_MAX_USERS 64
+
+/* How the data plane within a host works: "local". */
+struct tl_local_settings {
+    const char *socket_folder; /* {"socket_folder": "/run/tensorlane"}: where the socket is a file; NULL: it is none */
+    const char *users;         /* {"users": ["1000", "alice"]}: who may connect besides the user that the worker runs
+                                  as: "1000,alice"; "any"; NULL: nobody, "same" */
+    uint64_t pool_bytes;       /* {"pool": "4MiB"}: memory that a peer writes to is taken in pieces of this */
+    uint64_t max_pool_bytes;   /* {"max_pool": "auto"}: all of a peer; TL_SETTING_AUTO: half of the machine's memory */
+    uint64_t slot_count;       /* {"slots": 256}: messages under way from one peer */
+    int64_t spin_ns;           /* {"spin": "50us"}: polling without result before sleeping */
+    int64_t silence_ns;        /* {"silence": "3s"}: a peer that says nothing for so long while it should is dead */
+    enum tl_process_vm process_vm; /* {"process_vm": "auto"}: whether a peer's memory may be read */
+};
 
 /* How the RDMA data plane works: "verbs". */
 struct tl_verbs_settings {
@@ -71,6 +89,7 @@ struct tl_settings {
     int64_t reservation_timeout_ns; /* {"reservation": "30s"}: how long a value waits for a receiver that broke off */
     int64_t drain_timeout_ns;       /* {"drain": "10s"}: for running transfers when the worker stops */
 
+    struct tl_local_settings local; /* "local" */
     struct tl_verbs_settings verbs; /* "verbs" */
 
     int log_level;  /* "log": {"level": "info"}; enum tl_log_level */

@@ -19,6 +19,7 @@
 #include "config/address.h"
 #include "config/device_list.h"
 #include "config/quote.h"
+#include "config/user_list.h"
 
 /* Whole numbers up to here are exact as double. */
 #define MAX_EXACT_REAL 9007199254740992.0
@@ -213,6 +214,26 @@ static bool has_same_text(const struct tl_json_value *list, const struct tl_json
     return false;
 }
 
+/* The name as seen from the folder. NULL: no memory. */
+static char *place_file(struct tl_arena *arena, const char *folder, const char *name)
+{
+    bool is_relative = folder && folder[0] != '\0' && name[0] != '/';
+    const char *slash = is_relative && folder[strlen(folder) - 1] != '/' ? "/" : "";
+    return tl_arena_format(arena, "%s%s%s", is_relative ? folder : "", slash, name);
+}
+
+static enum tl_status read_folder(const struct tl_json_value *value, struct tl_arena *arena, const char *folder,
+                                  const char **ret_folder, struct tl_error *ret_error)
+{
+    enum tl_status status = tl_json_expect(value, JSON_STRING, "a folder such as \"/run/tensorlane\"", ret_error);
+    if (status != TL_OK) return status;
+    const char *name = json_string_value(value->json);
+    char *placed = name[0] != '\0' ? place_file(arena, folder, name) : NULL;
+    if (name[0] != '\0' && !placed) return tl_json_no_memory(value->doc->source, ret_error);
+    *ret_folder = placed;
+    return TL_OK;
+}
+
 static enum tl_status read_file(const struct tl_json_value *list, const struct tl_json_value *element,
                                 struct tl_arena *arena, const char *folder, const char **ret_file,
                                 struct tl_error *ret_error)
@@ -228,9 +249,7 @@ static enum tl_status read_file(const struct tl_json_value *list, const struct t
         return tl_json_fail(element, TL_INVALID_ARGUMENT, ret_error, "%s is published twice; keep one",
                             tl_quote(name, quoted));
     }
-    bool is_relative = folder && folder[0] != '\0' && name[0] != '/';
-    const char *slash = is_relative && folder[strlen(folder) - 1] != '/' ? "/" : "";
-    char *file = tl_arena_format(arena, "%s%s%s", is_relative ? folder : "", slash, name);
+    char *file = place_file(arena, folder, name);
     if (!file) return tl_json_no_memory(element->doc->source, ret_error);
     *ret_file = file;
     return TL_OK;
@@ -300,6 +319,10 @@ enum tl_status tl_setting_read(const struct tl_setting *setting, const struct tl
         return read_address(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_FILES:
         return read_files(value, arena, folder, settings, ret_error);
+    case TL_SETTING_FOLDER:
+        return read_folder(value, arena, folder, field(settings, setting), ret_error);
+    case TL_SETTING_USERS:
+        return tl_user_list_read(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_DEVICES:
         return read_devices(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_SIZE:
@@ -323,6 +346,8 @@ void tl_setting_set_default(const struct tl_setting *setting, struct tl_settings
         memcpy(field(settings, setting), &flag, sizeof(flag));
         break;
     case TL_SETTING_ADDRESS:
+    case TL_SETTING_FOLDER:
+    case TL_SETTING_USERS:
     case TL_SETTING_DEVICES:
         memcpy(field(settings, setting), &text, sizeof(text));
         break;

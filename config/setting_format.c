@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/text.h"
+#include "config/user_list.h"
 
 static const void *const_field(const struct tl_settings *settings, const struct tl_setting *setting)
 {
@@ -115,6 +116,13 @@ const char *tl_setting_format(const struct tl_setting *setting, const struct tl_
     case TL_SETTING_ADDRESS:
         memcpy(&text, from, sizeof(text));
         return text ? tl_json_text(text, arena) : "null";
+    case TL_SETTING_USERS:
+        memcpy(&text, from, sizeof(text));
+        return tl_user_list_format(text, arena);
+    case TL_SETTING_FOLDER:
+        memcpy(&text, from, sizeof(text));
+        if (text && !tl_text_is_utf8(text, strlen(text))) text = "(not UTF-8)";
+        return text ? tl_json_text(text, arena) : "\"\"";
     case TL_SETTING_DEVICES:
         memcpy(&text, from, sizeof(text));
         return text ? tl_json_text(text, arena) : "\"\"";

@@ -62,6 +62,12 @@ static const struct tl_choice keys_choices[] = {
     {NULL, 0, NULL},
 };
 
+static const struct tl_choice process_vm_choices[] = {
+    {"auto", TL_PROCESS_VM_AUTO, NULL},
+    {"off", TL_PROCESS_VM_OFF, NULL},
+    {NULL, 0, NULL},
+};
+
 static const struct tl_choice log_level_choices[] = {
     {"error", TL_LOG_ERROR, NULL},
     {"warn", TL_LOG_WARN, NULL},
@@ -106,6 +112,14 @@ const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
     {IN("timeouts", "keepalive_answer"), AT(keepalive_timeout_ns), DURATION(100 * MS, 24 * HOUR, 5 * SEC)},
     {IN("timeouts", "reservation"), AT(reservation_timeout_ns), DURATION(1 * MS, 24 * HOUR, 30 * SEC)},
     {IN("timeouts", "drain"), AT(drain_timeout_ns), DURATION(0, 24 * HOUR, 10 * SEC)},
+    {IN("local", "socket_folder"), AT(local.socket_folder), .kind = TL_SETTING_FOLDER},
+    {IN("local", "users"), AT(local.users), .kind = TL_SETTING_USERS},
+    {IN("local", "pool"), AT(local.pool_bytes), SIZE(1 * MIB, 1 * TIB, 4 * MIB)},
+    {IN("local", "max_pool"), AT(local.max_pool_bytes), AUTO_SIZE(1 * MIB, 1024 * TIB)},
+    {IN("local", "slots"), AT(local.slot_count), COUNT(16, 4096, 256)},
+    {IN("local", "spin"), AT(local.spin_ns), DURATION(0, 1 * SEC, 50 * US)},
+    {IN("local", "silence"), AT(local.silence_ns), DURATION(50 * MS, 1 * HOUR, 3 * SEC)},
+    {IN("local", "process_vm"), AT(local.process_vm), CHOICE(process_vm_choices, TL_PROCESS_VM_AUTO)},
     {IN("verbs", "devices"), AT(verbs.devices), .kind = TL_SETTING_DEVICES},
     {IN("verbs", "port"), AT(verbs.port), AUTO_COUNT(1, 255)},
     {IN("verbs", "gid_index"), AT(verbs.gid_index), AUTO_COUNT(0, 255)},
@@ -310,6 +324,9 @@ enum tl_status tl_settings_check(const struct tl_settings_layer *layer, struct t
     const struct tl_settings *settings = &layer->settings;
     if (settings->inflight_bytes < settings->chunk_bytes) {
         return refuse_order(layer, OFFSET(chunk_bytes), OFFSET(inflight_bytes), doc, ret_error);
+    }
+    if (settings->local.max_pool_bytes < settings->local.pool_bytes) {
+        return refuse_order(layer, OFFSET(local.pool_bytes), OFFSET(local.max_pool_bytes), doc, ret_error);
     }
     if (settings->verbs.max_pool_bytes < settings->verbs.pool_bytes) {
         return refuse_order(layer, OFFSET(verbs.pool_bytes), OFFSET(verbs.max_pool_bytes), doc, ret_error);

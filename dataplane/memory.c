@@ -2,7 +2,8 @@
 /*
  * Memory of the data plane: the pool first, then registrations of users' memory, and the slow worker that makes these.
  *
- * The slow worker takes one request at a time from the list, in order, and posts its letter; before each it serves
+ * The slow worker is started with the first request. It takes one at a time from the list, in order, and posts its
+ * letter; before each it serves
  * those who wait for room in the pool. Destroy lets it finish the one it is at, whose pin is given back at once, and
  * cancels the others: each letter is posted exactly once.
  */
@@ -165,6 +166,15 @@ static void *run_slow_worker(void *argument)
     return NULL;
 }
 
+/* A worker with many peers has a memory for each of them, of which most never need it. Under mutex. */
+static enum tl_status need_slow_worker(struct tl_memory *memory, struct tl_error *ret_error)
+{
+    if (memory->has_slow_worker) return TL_OK;
+    enum tl_status status = tl_thread_start("tl-slow", run_slow_worker, memory, &memory->slow_worker, ret_error);
+    memory->has_slow_worker = status == TL_OK;
+    return status;
+}
+
 void tl_memory_register(struct tl_memory *memory, struct tl_registration *registration)
 {
     registration->pin = (struct tl_pin){0};
@@ -172,9 +182,13 @@ void tl_memory_register(struct tl_memory *memory, struct tl_registration *regist
     registration->error.message[0] = '\0';
     pthread_mutex_lock(&memory->mutex);
     TL_CHECK(!memory->is_stopping);
-    tl_list_push_back(&memory->waiting, &registration->link);
-    pthread_cond_signal(&memory->wake);
+    bool is_taken = need_slow_worker(memory, &registration->error) == TL_OK;
+    if (is_taken) {
+        tl_list_push_back(&memory->waiting, &registration->link);
+        pthread_cond_signal(&memory->wake);
+    }
     pthread_mutex_unlock(&memory->mutex);
+    if (!is_taken) registration->post(registration->context, &registration->letter);
 }
 
 /* Ends the slow worker and cancels what waits. */
@@ -210,9 +224,6 @@ enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_me
     const struct tl_pool_hooks hooks = {.wanted = room_wanted, .evict = evict, .context = memory};
     status = tl_pool_create(provider, options->pool_bytes, options->max_pool_bytes, &hooks, &memory->pool, ret_error);
     if (status != TL_OK) goto fail;
-    status = tl_thread_start("tl-slow", run_slow_worker, memory, &memory->slow_worker, ret_error);
-    if (status != TL_OK) goto fail;
-    memory->has_slow_worker = true;
     *ret_memory = memory;
     return TL_OK;
 
@@ -283,6 +294,10 @@ enum tl_status tl_memory_await(struct tl_memory *memory, struct tl_room *room, u
 {
     room->wait.len_bytes = len_bytes;
     tl_list_init(&room->wait.link);
+    pthread_mutex_lock(&memory->mutex);
+    enum tl_status status = need_slow_worker(memory, ret_error);
+    pthread_mutex_unlock(&memory->mutex);
+    if (status != TL_OK) return status;
     return tl_pool_wait(memory->pool, &room->wait, ret_error);
 }
 

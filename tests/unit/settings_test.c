@@ -69,6 +69,14 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(settings->keepalive_timeout_ns, 5 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->reservation_timeout_ns, 30 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->drain_timeout_ns, 10 * TL_NS_PER_SEC);
+    ck_assert_ptr_null(settings->local.socket_folder);
+    ck_assert_ptr_null(settings->local.users);
+    ck_assert_uint_eq(settings->local.pool_bytes, 4 << 20);
+    ck_assert_uint_eq(settings->local.max_pool_bytes, TL_SETTING_AUTO);
+    ck_assert_uint_eq(settings->local.slot_count, 256);
+    ck_assert_int_eq(settings->local.spin_ns, 50000);
+    ck_assert_int_eq(settings->local.silence_ns, 3 * TL_NS_PER_SEC);
+    ck_assert_int_eq(settings->local.process_vm, TL_PROCESS_VM_AUTO);
     ck_assert_ptr_null(settings->verbs.devices);
     ck_assert_uint_eq(settings->verbs.port, TL_SETTING_AUTO);
     ck_assert_uint_eq(settings->verbs.gid_index, TL_SETTING_AUTO);
@@ -239,7 +247,10 @@ START_TEST(every_setting_can_be_set)
         "\"verbs\": {\"devices\": \"a:1,^b\", \"port\": 2, \"gid_index\": 0, \"mtu\": 512, \"service_level\": 7,\n"
         "\"traffic_class\": 106, \"timeout\": 0, \"retry_count\": 7, \"queue_depth\": 16, \"pkey_index\": 3,\n"
         "\"keys\": \"region\", \"pool\": \"1MiB\", \"max_pool\": \"2MiB\", \"cached\": 0, \"register\": 1,\n"
-        "\"piece\": \"4KiB\", \"spin\": \"0\", \"slots\": 16, \"silence\": \"1s\", \"bounce\": true}}";
+        "\"piece\": \"4KiB\", \"spin\": \"0\", \"slots\": 16, \"silence\": \"1s\", \"bounce\": true},\n"
+        "\"local\": {\"socket_folder\": \"/run/x\", \"users\": [7, \"alice\"], \"pool\": \"1MiB\", \"max_pool\": "
+        "\"3MiB\",\n"
+        "\"slots\": 17, \"spin\": \"1us\", \"silence\": \"2s\", \"process_vm\": \"off\"}}";
     static const char *const written[TL_SETTING_COUNT_ALL] = {
         "\"grpc\"",
         "\"off\"",
@@ -258,6 +269,15 @@ START_TEST(every_setting_can_be_set)
         "\"4s\"",
         "\"5s\"",
         "\"0s\"",
+        /* local */
+        "\"/run/x\"",
+        "[7, \"alice\"]",
+        "\"1MiB\"",
+        "\"3MiB\"",
+        "17",
+        "\"1us\"",
+        "\"2s\"",
+        "\"off\"",
         /* verbs */
         "\"a:1,^b\"",
         "2",
@@ -283,8 +303,9 @@ START_TEST(every_setting_can_be_set)
         "\"debug\"",
         "\"json\"",
     };
-    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1, 1, 1, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 6, 6, 6,
-                                                         6, 6, 7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 9, 9, 9, 9, 9, 5, 5};
+    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1,  1,  1,  2,  2,  3,  3,  3,  3, 3, 4, 4, 4, 4, 5,
+                                                         5, 10, 10, 10, 10, 11, 11, 11, 11, 6, 6, 6, 6, 6, 7, 7,
+                                                         7, 7,  7,  8,  8,  8,  8,  8,  9,  9, 9, 9, 9, 5, 5};
     const struct tl_settings_layer *layer;
     open_text(text);
     ck_assert_int_eq(read_level(TL_LEVEL_TASK, &layer), TL_OK);
@@ -297,11 +318,79 @@ START_TEST(every_setting_can_be_set)
     }
     ck_assert_uint_eq(layer->settings.inflight_bytes, 8192);
     ck_assert_int_eq(layer->settings.reservation_timeout_ns, 5 * TL_NS_PER_SEC);
+    ck_assert_str_eq(layer->settings.local.socket_folder, "/run/x");
+    ck_assert_str_eq(layer->settings.local.users, "7,alice");
+    ck_assert_int_eq(layer->settings.local.process_vm, TL_PROCESS_VM_OFF);
     ck_assert_str_eq(layer->settings.verbs.devices, "a:1,^b");
     ck_assert_uint_eq(layer->settings.verbs.gid_index, 0);
     ck_assert_uint_eq(layer->settings.verbs.mtu_bytes, 512);
     ck_assert_int_eq(layer->settings.verbs.keys, TL_VERBS_KEYS_REGION);
     ck_assert(layer->settings.verbs.is_bounce_forced);
+    close_text();
+}
+END_TEST
+
+static void expect_users(const char *value, const char *users, const char *written)
+{
+    const struct tl_settings_layer *layer;
+    char text[256];
+    snprintf(text, sizeof(text), "{\"local\": {\"users\": %s}}", value);
+    open_text(text);
+    ck_assert_int_eq(read_level(TL_LEVEL_TOP, &layer), TL_OK);
+    if (users == NULL) {
+        ck_assert_ptr_null(layer->settings.local.users);
+    } else {
+        ck_assert_str_eq(layer->settings.local.users, users);
+    }
+    ck_assert_str_eq(layer->origins[tl_settings_find(offsetof(struct tl_settings, local.users))].value, written);
+    close_text();
+}
+
+static void expect_no_users(const char *value, const char *reason)
+{
+    const struct tl_settings_layer *layer;
+    char text[256];
+    snprintf(text, sizeof(text), "{\"local\": {\"users\": %s}}", value);
+    open_text(text);
+    ck_assert_int_eq(read_level(TL_LEVEL_TOP, &layer), TL_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(error.message, reason) != NULL, "%s", error.message);
+    close_text();
+}
+
+START_TEST(users_are_words_or_a_list)
+{
+    expect_users("\"same\"", NULL, "\"same\"");
+    expect_users("[]", NULL, "\"same\"");
+    expect_users("\"any\"", "any", "\"any\"");
+    expect_users("[0, \"_apt\", 4294967294]", "0,_apt,4294967294", "[0, \"_apt\", 4294967294]");
+    expect_no_users("\"alice\"", "local.users: \"alice\" is neither \"same\" nor \"any\"");
+    expect_no_users("[\"any\"]", "\"any\" stands alone");
+    expect_no_users("[\"a,b\"]", "\"a,b\" is no name of a user");
+    expect_no_users("[\"0\"]", "\"0\" is no name of a user");
+    expect_no_users("[\"\"]", "is no name of a user");
+    expect_no_users("[\"abcdefghijklmnopqrstuvwxyzabcdefg\"]", "is no name of a user");
+    expect_no_users("[-1]", "-1 is no number of a user");
+    expect_no_users("[4294967295]", "is no number of a user");
+    expect_no_users("[1.5]", "a user's name or number");
+    expect_no_users("7", "a list of users");
+    expect_no_users(
+        "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
+        "1,1,1,1,1,1,1,1,1,1,1,1,1,1]",
+        "65 users are too many");
+}
+END_TEST
+
+START_TEST(a_folder_starts_where_the_file_is)
+{
+    const struct tl_settings_layer *layer;
+    open_text("{\"local\": {\"socket_folder\": \"run\"}}");
+    struct tl_json_value root = tl_json_root(&doc);
+    ck_assert_int_eq(tl_settings_read(&root, TL_LEVEL_TOP, "/etc/x", arena, defaults, &layer, &error), TL_OK);
+    ck_assert_str_eq(layer->settings.local.socket_folder, "/etc/x/run");
+    close_text();
+    open_text("{\"local\": {\"socket_folder\": \"\"}}");
+    ck_assert_int_eq(read_level(TL_LEVEL_TOP, &layer), TL_OK);
+    ck_assert_ptr_null(layer->settings.local.socket_folder);
     close_text();
 }
 END_TEST
@@ -348,7 +437,7 @@ START_TEST(unknown_names_are_refused)
     check_refused(
         TL_LEVEL_TOP, "{\"chunk\": 1}", TL_INVALID_ARGUMENT,
         "f:1:2: chunk: there is no setting \"chunk\"; use one of \"protocol\", \"rdma\", \"connect\", "
-        "\"checksum\", \"listen\", \"publish\", \"limits\", \"timeouts\", \"verbs\", \"log\", \"cluster\", \"jobs\", "
+        "\"checksum\", \"listen\", \"publish\", \"limits\", \"timeouts\", \"local\", \"verbs\", \"log\", \"cluster\", "
         "...");
     check_refused(TL_LEVEL_TASK, "{\"log\": {\"levle\": 1}}", TL_INVALID_ARGUMENT,
                   "f:1:10: log.levle: there is no setting \"levle\"; did you mean \"level\"?");
@@ -442,6 +531,8 @@ int main(void)
     tcase_add_test(tcase, groups_are_objects);
     tcase_add_test(tcase, security_is_reserved);
     tcase_add_test(tcase, inflight_must_hold_a_chunk);
+    tcase_add_test(tcase, users_are_words_or_a_list);
+    tcase_add_test(tcase, a_folder_starts_where_the_file_is);
     tcase_add_test(tcase, a_pool_fits_into_all_pools);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
