@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The local provider as a whole: opening it, polling it, sleeping.
+ *
+ * A poll hands over what peers have posted, carries out what was posted here and tells what is over; now and then, and
+ * after each sleep, it looks at the sockets, where news are rare: callers, descriptors, the end of a peer.
+ *
+ * Sleep: each ring says so, and what peers have posted before is looked at once more; a peer that posts later sees it
+ * and sends a packet, which makes the epoll descriptor readable, as does everything else that sockets tell.
+ */
+#include "dataplane/local.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "dataplane/local_internal.h"
+#include "dataplane/pages.h"
+
+/* Sockets are looked at that often while the reactor does not sleep, and the clock once in so many polls. */
+#define LOOK_NS (TL_NS_PER_MS / 5)
+#define POLLS_PER_CLOCK 64
+#define EVENTS_PER_LOOK 64
+/* Of one pair in one poll. */
+#define SLOTS_PER_POLL 64
+/* Each pair has two descriptors, and a third while it connects. */
+#define MAX_QUEUE_PAIRS 4096
+#define LISTENER_NUMBER 0
+
+/* ------------------------------------------------------------------------------------------------------- sockets -- */
+
+bool local_watch(struct local_provider *provider, int fd, uint64_t number)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = number};
+    return epoll_ctl(provider->base.fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+static struct local_pair *find_pair(const struct local_provider *provider, uint64_t number)
+{
+    TL_LIST_FOREACH(&provider->pairs, link)
+    {
+        struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
+        if (pair->number == number) return pair;
+    }
+    return NULL;
+}
+
+static struct local_caller *find_caller(const struct local_provider *provider, uint64_t number)
+{
+    TL_LIST_FOREACH(&provider->callers, link)
+    {
+        struct local_caller *caller = TL_CONTAINER_OF(link, struct local_caller, link);
+        if (caller->number == number) return caller;
+    }
+    return NULL;
+}
+
+static void handle(struct local_provider *provider, uint64_t number)
+{
+    struct local_pair *pair = number == LISTENER_NUMBER ? NULL : find_pair(provider, number);
+    struct local_caller *caller = pair != NULL ? NULL : find_caller(provider, number);
+    if (number == LISTENER_NUMBER) {
+        local_take_calls(provider);
+    } else if (pair != NULL) {
+        local_pair_hear(pair);
+    } else if (caller != NULL) {
+        local_hear_caller(provider, caller);
+    }
+}
+
+static void tell_of_gone_regions(struct local_provider *provider)
+{
+    struct tl_list gone, *link;
+    tl_list_init(&gone);
+    TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
+    tl_list_splice_back(&gone, &provider->gone);
+    atomic_store_explicit(&provider->has_gone, false, memory_order_relaxed);
+    TL_CHECK(pthread_mutex_unlock(&provider->mutex) == 0);
+    while ((link = tl_list_pop_front(&gone)) != NULL) {
+        struct local_region *region = TL_CONTAINER_OF(link, struct local_region, link);
+        TL_LIST_FOREACH(&provider->pairs, place)
+        local_forget_region(TL_CONTAINER_OF(place, struct local_pair, link), region->number);
+        close(region->fd);
+        free(region);
+    }
+}
+
+/* Returns how much there was. */
+static unsigned look(struct local_provider *provider)
+{
+    struct epoll_event events[EVENTS_PER_LOOK];
+    provider->must_look = false;
+    provider->next_look_ns = tl_clock_now_ns() + LOOK_NS;
+    int count = epoll_wait(provider->base.fd, events, TL_ARRAY_COUNT(events), 0);
+    for (int i = 0; i < count; i++)
+        handle(provider, events[i].data.u64);
+    TL_LIST_FOREACH(&provider->pairs, link)
+    {
+        struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
+        if (pair->state == LOCAL_DIALING) local_try_connect(pair);
+        if (pair->state == LOCAL_CONNECTED && pair->told_unsent > 0) local_tell_segments(pair);
+    }
+    return count > 0 ? (unsigned)count : 0;
+}
+
+static bool is_time_to_look(struct local_provider *provider)
+{
+    if (provider->must_look) return true;
+    if (--provider->polls_to_look > 0) return false;
+    provider->polls_to_look = POLLS_PER_CLOCK;
+    return tl_clock_now_ns() >= provider->next_look_ns;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- poll -- */
+
+/* The pair may be destroyed when this returns. */
+static unsigned poll_pair(struct local_pair *pair)
+{
+    unsigned events = 0;
+    if (pair->state == LOCAL_CONNECTED) {
+        events += local_take_slots(pair, SLOTS_PER_POLL);
+        if (pair->carried != pair->posted || pair->has_posted) events += local_carry(pair);
+        if (pair->completed != pair->posted) events += local_complete(pair);
+    }
+    if (pair->state == LOCAL_ENDING) {
+        local_pair_end(pair);
+        events++;
+    }
+    return events;
+}
+
+static void set_states(struct local_provider *provider, bool is_asleep)
+{
+    TL_LIST_FOREACH(&provider->pairs, link)
+    {
+        struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
+        if (pair->state != LOCAL_CONNECTED) continue;
+        uint32_t state = provider->sleeps * LOCAL_STATE_SLEEPS;
+        if (is_asleep) state |= LOCAL_STATE_SLEEPING | (pair->is_stalled ? LOCAL_STATE_STALLED : 0);
+        atomic_store_explicit(&pair->in.head->state, state, memory_order_relaxed);
+    }
+}
+
+static unsigned provider_poll(struct tl_provider *base)
+{
+    struct local_provider *provider = local_provider_of(base);
+    unsigned events = 0;
+    if (is_time_to_look(provider)) events += look(provider);
+    if (atomic_load_explicit(&provider->has_gone, memory_order_acquire)) tell_of_gone_regions(provider);
+    struct tl_list *link = provider->pairs.next;
+    while (link != &provider->pairs) {
+        provider->cursor = link->next;
+        events += poll_pair(TL_CONTAINER_OF(link, struct local_pair, link));
+        link = provider->cursor;
+    }
+    provider->cursor = NULL;
+    /* The reactor does not sleep then. */
+    if (events > 0 && provider->is_armed) {
+        set_states(provider, false);
+        provider->is_armed = false;
+    }
+    return events;
+}
+
+static bool provider_arm(struct tl_provider *base)
+{
+    struct local_provider *provider = local_provider_of(base);
+    TL_LIST_FOREACH(&provider->pairs, link)
+    {
+        const struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
+        if (pair->state == LOCAL_DIALING && pair->socket < 0) return false; /* nobody tells when to dial again */
+    }
+    provider->sleeps++;
+    provider->is_armed = true;
+    set_states(provider, true);
+    /* A peer sees that we sleep, or the poll that follows sees what it has posted. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return true;
+}
+
+static void provider_disarm(struct tl_provider *base)
+{
+    struct local_provider *provider = local_provider_of(base);
+    if (provider->is_armed) set_states(provider, false);
+    provider->is_armed = false;
+    provider->must_look = true;
+}
+
+/* ----------------------------------------------------------------------------------------------- opening, closing --
+ */
+
+enum tl_status tl_local_host_id(uint8_t ret_id[TL_HOST_ID_BYTES], struct tl_error *ret_error)
+{
+    static const char path[] = "/proc/sys/kernel/random/boot_id";
+    char text[64];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t len = fd < 0 ? -1 : read(fd, text, sizeof(text));
+    int error = errno;
+    if (fd >= 0) close(fd);
+    if (len < 0) return tl_error_set(ret_error, TL_UNAVAILABLE, "cannot read %s: %s", path, strerror(error));
+    uint8_t id[TL_HOST_ID_BYTES] = {0};
+    unsigned digits = 0;
+    for (ssize_t i = 0; i < len && digits < 2 * TL_HOST_ID_BYTES; i++) {
+        char c = text[i];
+        int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+        if (value < 0) continue;
+        id[digits / 2] = (uint8_t)(id[digits / 2] << 4 | value);
+        digits++;
+    }
+    if (digits < 2 * TL_HOST_ID_BYTES) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s holds no number", path);
+    memcpy(ret_id, id, sizeof(id));
+    return TL_OK;
+}
+
+static void provider_close(struct tl_provider *base)
+{
+    struct local_provider *provider = local_provider_of(base);
+    TL_CHECK(tl_list_is_empty(&provider->pairs));
+    while (!tl_list_is_empty(&provider->callers))
+        local_caller_close(provider, TL_CONTAINER_OF(provider->callers.next, struct local_caller, link));
+    tell_of_gone_regions(provider);
+    if (provider->listen_fd >= 0) close(provider->listen_fd);
+    if (provider->address.sun_path[0] != '\0') unlink(provider->address.sun_path);
+    if (provider->spare_fd >= 0) close(provider->spare_fd);
+    if (base->fd >= 0) close(base->fd);
+    pthread_mutex_destroy(&provider->mutex);
+    free(provider->socket_folder);
+    free(provider->users);
+    free(provider);
+}
+
+static const struct tl_provider_ops local_ops = {
+    .name = "local",
+    .close = provider_close,
+    .poll = provider_poll,
+    .arm = provider_arm,
+    .disarm = provider_disarm,
+    .region_create = local_region_create,
+    .region_map = local_region_map,
+    .region_destroy = local_region_destroy,
+    .create = local_pair_create,
+    .introduce = local_pair_introduce,
+    .connect = local_pair_connect,
+    .sever = local_pair_sever,
+    .destroy = local_pair_destroy,
+    .room = local_room,
+    .message = local_message,
+    .write = local_write,
+    .expose = local_expose,
+    .revoke = local_revoke,
+    .ring = local_ring,
+};
+
+static enum tl_status take_options(struct local_provider *provider, const struct tl_local_options *options,
+                                   struct tl_error *ret_error)
+{
+    provider->is_any_user_allowed = options->is_any_user_allowed;
+    provider->is_reading_forbidden = options->is_reading_forbidden;
+    if (options->socket_folder != NULL) provider->socket_folder = strdup(options->socket_folder);
+    if (options->user_count > 0) provider->users = calloc(options->user_count, sizeof(uid_t));
+    if ((options->socket_folder != NULL && provider->socket_folder == NULL) ||
+        (options->user_count > 0 && provider->users == NULL))
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
+    if (options->user_count > 0) memcpy(provider->users, options->users, options->user_count * sizeof(uid_t));
+    provider->user_count = options->user_count;
+    return TL_OK;
+}
+
+static enum tl_status open_descriptors(struct local_provider *provider, struct tl_error *ret_error)
+{
+    provider->base.fd = epoll_create1(EPOLL_CLOEXEC);
+    if (provider->base.fd >= 0) provider->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (provider->spare_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor for the local transport");
+    enum tl_status status = local_listen(provider, ret_error);
+    if (status != TL_OK) return status;
+    if (local_watch(provider, provider->listen_fd, LISTENER_NUMBER)) return TL_OK;
+    return tl_error_set_errno(ret_error, errno, "cannot watch the socket of the local transport");
+}
+
+/* A sandbox may forbid shared memory, which is better known now than with the first peer. */
+static enum tl_status try_memory(struct tl_provider *provider, struct tl_error *ret_error)
+{
+    struct tl_region *region;
+    struct tl_error error;
+    if (local_region_map(provider, TL_PAGE_BYTES, &region, &error) != TL_OK) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s (memfd_create)", error.message);
+    }
+    tl_pages_unmap(region->address, TL_PAGE_BYTES);
+    local_region_destroy(region);
+    return TL_OK;
+}
+
+enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_provider **ret_provider,
+                             struct tl_error *ret_error)
+{
+    struct local_provider *provider = calloc(1, sizeof(*provider));
+    if (provider == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
+    provider->base.ops = &local_ops;
+    provider->base.limits = (struct tl_provider_limits){
+        .max_write_bytes = UINT64_C(1) << 40, .max_queue_pairs = MAX_QUEUE_PAIRS, .numa_node = -1};
+    provider->base.fd = -1;
+    provider->listen_fd = provider->spare_fd = -1;
+    provider->own_uid = geteuid();
+    provider->polls_to_look = 1;
+    provider->must_look = true;
+    tl_list_init(&provider->pairs);
+    tl_list_init(&provider->callers);
+    tl_list_init(&provider->gone);
+    pthread_mutex_init(&provider->mutex, NULL);
+    snprintf(provider->base.name, sizeof(provider->base.name), "local");
+    snprintf(provider->base.reason, sizeof(provider->base.reason), "shared memory with workers of this host");
+    enum tl_status status = take_options(provider, options, ret_error);
+    if (status == TL_OK) status = tl_local_host_id(provider->host_id, ret_error);
+    if (status == TL_OK) status = try_memory(&provider->base, ret_error);
+    if (status == TL_OK) status = open_descriptors(provider, ret_error);
+    if (status != TL_OK) {
+        provider_close(&provider->base);
+        return status;
+    }
+    *ret_provider = &provider->base;
+    return TL_OK;
+}
+
+void tl_local_get_stats(const struct tl_provider *provider, struct tl_local_stats *ret_stats)
+{
+    *ret_stats = local_provider_of(provider)->stats;
+}

@@ -1,0 +1,457 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The local provider as its files see it: local.c (open, poll, sleep), local_socket.c (sockets, descriptors, who may),
+ * local_segment.c (shared memory), local_greeting.c (how two get connected), local_pair.c (life and posting),
+ * local_send.c (what was posted leaves), local_receive.c (what the peer has posted).
+ *
+ * Everything in a ring may be changed by the peer at any time: it is read once, and only what was read is believed, as
+ * far as our own records allow it.
+ */
+#ifndef DATAPLANE_LOCAL_INTERNAL_H
+#define DATAPLANE_LOCAL_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include "base/list.h"
+#include "dataplane/local.h"
+
+/* --------------------------------------------------------------------------------------------------------- rings -- */
+
+#define LOCAL_LINE_BYTES 64
+
+/* Bits of ring_head.state; above them a number that changes with every sleep. */
+#define LOCAL_STATE_SLEEPING 1u
+#define LOCAL_STATE_STALLED 2u /* while sleeping: it waits for room in the other one's ring */
+#define LOCAL_STATE_CLOSED 4u  /* it looks at nothing more, and what it lets the peer read is not valid any more */
+#define LOCAL_STATE_SLEEPS 8u  /* the first bit of the number */
+
+/* In front of the slots of a ring, which belongs to its reader: the writer is the peer. */
+struct local_ring_head {
+    /* Written by the reader. */
+    _Alignas(LOCAL_LINE_BYTES) _Atomic uint32_t state;
+    _Alignas(LOCAL_LINE_BYTES) _Atomic uint32_t consumed; /* slots, now and then */
+    /* Written by the writer: how many of the reader's LOCAL_SLOT_READ it has carried out. */
+    _Alignas(LOCAL_LINE_BYTES) _Atomic uint32_t answered;
+};
+
+enum local_slot_kind {
+    LOCAL_SLOT_MESSAGE = 1,
+    LOCAL_SLOT_IMMEDIATE = 2, /* a write has been done */
+    LOCAL_SLOT_READ = 3,      /* a write is to be done by the reader, from the writer's memory */
+};
+
+#define LOCAL_FLAG_IMMEDIATE 1u
+
+struct local_slot {
+    /* The slot's number since the beginning, and 1: modulo 2^32. Anything else: the slot is not filled yet. */
+    _Alignas(LOCAL_LINE_BYTES) _Atomic uint32_t turn;
+    uint16_t kind;
+    uint16_t flags;
+    uint32_t immediate;
+    uint32_t message_bytes;
+    union {
+        uint8_t message[TL_SLOT_BYTES];
+        struct {
+            uint64_t len_bytes;
+            uint64_t source;       /* in the writer's memory */
+            uint64_t offset_bytes; /* in the exposure */
+            uint32_t exposure;
+            uint32_t generation;
+        };
+    };
+};
+
+struct local_ring {
+    struct local_ring_head *head; /* NULL: not mapped */
+    struct local_slot *slots;     /* [slot_count] */
+    uint32_t slot_count;          /* a power of two */
+    uint64_t len_bytes;           /* mapped */
+    uint32_t next;                /* number of the next slot: to read, or to write */
+};
+
+#define LOCAL_MIN_RING_SLOTS 16
+#define LOCAL_MAX_RING_SLOTS 65536
+
+static inline struct local_slot *local_ring_slot(const struct local_ring *ring, uint32_t number)
+{
+    return &ring->slots[number & (ring->slot_count - 1)];
+}
+
+uint64_t local_ring_bytes(uint32_t slot_count);
+void local_ring_place(struct local_ring *ring, void *address, uint32_t slot_count);
+void local_ring_unmap(struct local_ring *ring);
+
+/* ------------------------------------------------------------------------------------------------------- segments --
+ */
+
+struct local_region {
+    struct tl_region base;
+    int fd;              /* of the segment; -1: memory of somebody else's */
+    uint64_t number;     /* of the provider */
+    struct tl_list link; /* in provider->gone */
+};
+
+/* A segment of ours that the peer has been told of. */
+struct local_told {
+    uint64_t region_number;
+    uint32_t number; /* for this pair */
+    int fd;          /* ours while it was not sent; -1: it was */
+    uint64_t len_bytes;
+};
+
+/* A segment of the peer's. */
+struct local_mapped {
+    uint32_t number;
+    uint8_t *address;
+    uint64_t len_bytes;
+    uint8_t *has_pages; /* a bit for each LOCAL_CHUNK_BYTES; NULL: pages come when they are touched */
+};
+
+#define LOCAL_CHUNK_BYTES (UINT64_C(2) << 20)
+#define LOCAL_MAX_SEGMENTS 4096
+
+/* Where a peer may write, as it travels. */
+enum local_place_kind { LOCAL_PLACE_SEGMENT = 1, LOCAL_PLACE_OUTSIDE = 2 };
+struct local_place {
+    uint32_t kind;
+    uint32_t number;     /* of the segment or the exposure */
+    uint32_t generation; /* of the exposure */
+    uint32_t reserved;
+    uint64_t offset_bytes; /* in the segment */
+    uint64_t len_bytes;
+};
+
+/* Memory outside of segments that the peer may have written, by us. */
+struct local_exposed {
+    uint8_t *address; /* NULL: free */
+    uint64_t len_bytes;
+    uint32_t generation;
+    uint32_t next_free; /* index and 1; 0: none */
+};
+
+/* Errors: TL_RESOURCE_EXHAUSTED. */
+enum tl_status local_memory_make(const char *name, uint64_t len_bytes, bool may_be_huge, int *ret_fd,
+                                 void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
+/* Maps what a peer has passed, after looking whether it can be made smaller and is that large. fd stays the caller's.
+ * Errors: TL_INVALID_ARGUMENT: it is not like that. TL_RESOURCE_EXHAUSTED. */
+enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
+
+enum tl_status local_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
+                                   enum tl_region_access access, struct tl_region **ret_region,
+                                   struct tl_error *ret_error);
+enum tl_status local_region_map(struct tl_provider *provider, uint64_t len_bytes, struct tl_region **ret_region,
+                                struct tl_error *ret_error);
+void local_region_destroy(struct tl_region *region);
+
+/* -------------------------------------------------------------------------------------------------------- sockets --
+ */
+
+/* Everything that passes over a socket, one packet each. */
+enum local_packet_kind {
+    LOCAL_PACKET_WAKE = 1,
+    LOCAL_PACKET_HELLO = 2,  /* with the descriptor of the sender's ring */
+    LOCAL_PACKET_ATTACH = 3, /* with the descriptor of a segment */
+    LOCAL_PACKET_DETACH = 4,
+};
+
+#define LOCAL_TOKEN_BYTES 16
+#define LOCAL_PROTOCOL UINT32_C(0x314c4c54)
+
+struct local_hello {
+    uint32_t kind;
+    uint32_t protocol;
+    uint8_t from[LOCAL_TOKEN_BYTES]; /* of the sender's queue pair */
+    uint8_t to[LOCAL_TOKEN_BYTES];
+    uint32_t slot_count; /* of the ring */
+    uint32_t reserved;
+    uint64_t proof_address; /* where the sender has `proof`: whoever can read it there can read its memory */
+    uint64_t proof;
+};
+
+struct local_segment_packet {
+    uint32_t kind;
+    uint32_t number;
+    uint64_t len_bytes;
+};
+
+union local_packet {
+    uint32_t kind;
+    struct local_hello hello;
+    struct local_segment_packet segment;
+};
+
+struct local_credentials {
+    pid_t pid; /* 0: not to be seen from here */
+    uid_t uid;
+};
+
+enum local_received {
+    LOCAL_RECEIVED_NOTHING,
+    LOCAL_RECEIVED_PACKET,
+    LOCAL_RECEIVED_WRONG, /* a packet that cannot be */
+    LOCAL_RECEIVED_END,   /* the other side has closed, or died */
+};
+
+struct local_provider;
+struct local_pair;
+
+enum tl_status local_listen(struct local_provider *provider, struct tl_error *ret_error) TL_MUST_USE;
+/* Errors: TL_UNAVAILABLE: nobody listens there. *ret_fd is -1 with TL_OK when the other one is too busy: again later.
+ */
+enum tl_status local_dial(const uint8_t *name, uint32_t name_bytes, int *ret_fd,
+                          struct tl_error *ret_error) TL_MUST_USE;
+/* fd -1: none goes with it. False: not now, or never any more. */
+bool local_send(int socket, const void *packet, size_t len_bytes, int fd);
+/* *ret_fd is the caller's, -1: none has come. */
+enum local_received local_receive(int socket, union local_packet *ret_packet, int *ret_fd);
+/* Errors: TL_PERMISSION_DENIED: not a user who may. */
+enum tl_status local_check_user(const struct local_provider *provider, int socket,
+                                struct local_credentials *ret_credentials, struct tl_error *ret_error) TL_MUST_USE;
+/* Readable when the process has ended; -1: there is none to be had. */
+int local_process_fd(int socket, pid_t pid);
+
+/* -------------------------------------------------------------------------------------------------- introductions --
+ */
+
+struct local_introduction {
+    uint8_t host_id[TL_HOST_ID_BYTES];
+    uint8_t token[LOCAL_TOKEN_BYTES];
+    uint32_t name_bytes;
+    uint8_t name[sizeof(((struct sockaddr_un *)NULL)->sun_path)]; /* of the socket; as in sun_path */
+};
+
+void local_introduction_write(const struct local_introduction *introduction, struct tl_introduction *ret_bytes);
+/* False: not an introduction. */
+bool local_introduction_read(const struct tl_introduction *bytes, struct local_introduction *ret_introduction);
+
+/* ------------------------------------------------------------------------------------------ provider, queue pairs --
+ */
+
+/* Somebody who has called, and has not said yet for whom; or whose queue pair does not wait for him yet. */
+struct local_caller {
+    struct tl_list link;
+    uint64_t number;
+    int socket;
+    struct local_credentials credentials;
+    bool has_spoken;
+    struct local_hello hello;
+    int ring_fd;
+};
+
+#define LOCAL_MAX_CALLERS 64
+
+struct local_provider {
+    struct tl_provider base; /* fd: epoll */
+    uid_t own_uid;
+    uid_t *users; /* [user_count] */
+    size_t user_count;
+    bool is_any_user_allowed;
+    bool is_reading_forbidden;
+    uint8_t host_id[TL_HOST_ID_BYTES];
+    char *socket_folder;        /* NULL: none */
+    struct sockaddr_un address; /* sun_path "" with a folder: there is no file */
+    socklen_t address_bytes;
+    int listen_fd;
+    int spare_fd; /* given up for a moment when there is none left */
+    int64_t next_refusal_log_ns;
+    struct tl_list pairs;
+    struct tl_list *cursor; /* of the poll: the next one in pairs; NULL: no poll */
+    struct tl_list callers;
+    uint32_t caller_count;
+    uint32_t pair_count;
+    uint64_t last_number; /* of callers and pairs */
+    unsigned polls_to_look;
+    int64_t next_look_ns;
+    bool must_look; /* at the sockets, in the next poll */
+    bool is_armed;
+    uint32_t sleeps;
+    struct tl_local_stats stats;
+
+    pthread_mutex_t mutex; /* of what follows */
+    struct tl_list gone;   /* of local_region: destroyed, of which peers may have to be told */
+    atomic_bool has_gone;
+    _Atomic uint64_t last_region;
+};
+
+enum local_work_kind { LOCAL_WORK_MESSAGE, LOCAL_WORK_WRITE, LOCAL_WORK_READ };
+
+/* Something posted. */
+struct local_work {
+    struct tl_work *work; /* NULL: nobody waits */
+    void *message;        /* a copy */
+    const uint8_t *source;
+    uint64_t len_bytes;
+    uint64_t done_bytes;
+    struct local_place place;
+    uint64_t offset_bytes;
+    uint32_t immediate;
+    uint32_t read_number; /* of LOCAL_WORK_READ: it is done when so many were answered */
+    uint8_t kind;         /* enum local_work_kind */
+    bool has_immediate;
+};
+
+/*
+ *   NEW --connect--> DIALING (the smaller token) or WAITING --rings exchanged--> CONNECTED
+ *     any but NEW --sever, hang-up, rule broken--> ENDING --told broken--> drained --> ENDED
+ */
+enum local_state {
+    LOCAL_NEW,
+    LOCAL_DIALING,   /* waits for the listener to take our call, then for its hello */
+    LOCAL_WAITING,   /* waits for the peer's call */
+    LOCAL_CONNECTED, /* carries messages */
+    LOCAL_ENDING,    /* waits for poll to tell */
+    LOCAL_ENDED,
+};
+
+struct local_pair {
+    struct tl_queue_pair base;
+    struct local_provider *provider;
+    struct tl_list link;
+    uint64_t number;
+    struct tl_queue_pair_events events;
+    void *owner;
+    enum local_state state;
+    struct tl_error reason; /* why it ends */
+    bool has_connected;     /* rings were exchanged */
+    bool is_distrusted;     /* the peer has broken a rule: nothing of it counts any more */
+    struct local_introduction self, peer;
+    uint64_t proof;
+    struct local_credentials credentials; /* of the peer */
+    int socket;
+    int process_fd;
+
+    struct local_ring in;  /* ours */
+    int in_fd;             /* until it was sent */
+    struct local_ring out; /* the peer's */
+    uint32_t in_told;      /* consumed, as told */
+    uint32_t out_consumed; /* by the peer, as it has told */
+    uint32_t woken_state;  /* of the peer, in which it was woken last */
+    bool has_posted;       /* since the peer's state was looked at */
+    bool is_stalled;       /* there is no room in the peer's ring */
+
+    /* What was posted: a ring of its own, numbers modulo 2^32. */
+    struct local_work *works; /* [work_capacity] */
+    uint32_t work_count;      /* the limit */
+    uint32_t work_mask;
+    uint32_t posted, carried, confirmed, completed; /* confirmed: the peer looked at its ring after that */
+    uint32_t reads_posted;
+    uint32_t reads_answered; /* by the peer */
+
+    struct local_told *told; /* [told_count] */
+    size_t told_count, told_capacity;
+    size_t told_unsent;
+    uint32_t next_told;
+    uint64_t last_told_region; /* the one that was found last, and its number */
+    uint32_t last_told_number;
+    struct local_mapped *mapped; /* [mapped_count], by number */
+    size_t mapped_count, mapped_capacity;
+    uint32_t next_mapped;
+    struct local_exposed *exposed; /* [exposed_count] */
+    uint32_t exposed_count;
+    uint32_t free_exposed; /* index and 1; 0: none */
+
+    /* The peer's LOCAL_SLOT_READ that is being carried out; answered when it is over. */
+    struct local_slot_read {
+        bool is_under_way;
+        bool has_immediate;
+        uint32_t immediate;
+        uint32_t exposure, generation;
+        uint64_t source, offset_bytes, len_bytes, done_bytes;
+    } reading;
+    uint32_t answered;
+};
+
+static inline struct local_provider *local_provider_of(const struct tl_provider *provider)
+{
+    return (struct local_provider *)(uintptr_t)provider;
+}
+
+static inline struct local_pair *local_pair_of(const struct tl_queue_pair *pair)
+{
+    return (struct local_pair *)(uintptr_t)pair;
+}
+
+/* -------------------------------------------------------------------------------------------------------- local.c --
+ */
+
+/* What happens on the descriptor is told with this number, of a pair or a caller. False: no memory. */
+bool local_watch(struct local_provider *provider, int fd, uint64_t number);
+
+/* ------------------------------------------------------------------------------------------------- local_greeting.c --
+ */
+
+/* There are calls to take. */
+void local_take_calls(struct local_provider *provider);
+/* A caller has something to say. */
+void local_hear_caller(struct local_provider *provider, struct local_caller *caller);
+void local_caller_close(struct local_provider *provider, struct local_caller *caller);
+/* Dials once more if it must; a pair that waits looks whether its caller is there already. */
+void local_try_connect(struct local_pair *pair);
+/* The listener's answer to our call. Takes over ring_fd. */
+void local_hello_came(struct local_pair *pair, const struct local_hello *hello, int ring_fd);
+
+/* ---------------------------------------------------------------------------------------------------- local_pair.c --
+ */
+
+enum tl_status local_pair_create(struct tl_provider *provider, const struct tl_queue_pair_options *options,
+                                 const struct tl_queue_pair_events *events, void *owner,
+                                 struct tl_queue_pair **ret_pair, struct tl_error *ret_error);
+void local_pair_introduce(const struct tl_queue_pair *pair, struct tl_introduction *ret_introduction);
+enum tl_status local_pair_connect(struct tl_queue_pair *pair, const struct tl_introduction *peer,
+                                  struct tl_error *ret_error);
+void local_pair_sever(struct tl_queue_pair *pair, const struct tl_error *reason);
+void local_pair_destroy(struct tl_queue_pair *pair);
+/* It ends, for this reason; poll tells. Harmless when it ends already. */
+void local_pair_break(struct local_pair *pair, enum tl_status code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* The peer has done what may not be. */
+void local_pair_violation(struct local_pair *pair, const char *what);
+/* Something has come over its socket, or the peer has gone. */
+void local_pair_hear(struct local_pair *pair);
+/* Tells that it has ended; the owner may destroy it meanwhile. */
+void local_pair_end(struct local_pair *pair);
+
+/* ---------------------------------------------------------------------------------------------------- local_send.c --
+ */
+
+uint32_t local_room(const struct tl_queue_pair *pair);
+void local_message(struct tl_queue_pair *pair, const void *data, uint32_t len_bytes, struct tl_work *work);
+void local_write(struct tl_queue_pair *pair, const struct tl_region *region, const void *source, uint64_t len_bytes,
+                 const struct tl_descriptor *destination, uint64_t offset_bytes, bool has_immediate, uint32_t immediate,
+                 struct tl_work *work);
+enum tl_status local_expose(struct tl_queue_pair *pair, struct tl_region *region, void *address, uint64_t len_bytes,
+                            struct tl_exposure *exposure, struct tl_error *ret_error);
+void local_revoke(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
+void local_ring(struct tl_queue_pair *pair);
+/* Carries out what was posted, as much as one poll may; returns how much happened. */
+unsigned local_carry(struct local_pair *pair);
+/* Calls `done` of what is over; returns how many. */
+unsigned local_complete(struct local_pair *pair);
+/* Calls `done` of everything else with TL_CANCELLED. */
+void local_cancel_works(struct local_pair *pair);
+/* Wakes the peer if it sleeps, after something was written for it. */
+void local_look_at_peer(struct local_pair *pair, bool is_posted);
+/* Tells the peer of segments that it has not been told of. */
+void local_tell_segments(struct local_pair *pair);
+/* A region of ours is gone. */
+void local_forget_region(struct local_pair *pair, uint64_t region_number);
+
+/* ------------------------------------------------------------------------------------------------- local_receive.c --
+ */
+
+/* Hands over what the peer has posted, at most a batch of it; returns how many events there were. */
+unsigned local_take_slots(struct local_pair *pair, unsigned most);
+enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, int fd,
+                            struct tl_error *ret_error) TL_MUST_USE;
+/* False: there is no such segment. */
+bool local_detach(struct local_pair *pair, uint32_t number);
+void local_unmap_all(struct local_pair *pair);
+/* Whether the process at the other end still runs and has not closed. */
+bool local_peer_lives(const struct local_pair *pair);
+/* Whether we can read the peer's memory: NULL, or why not. */
+const char *local_try_reading(const struct local_pair *pair, uint64_t address, uint64_t proof);
+
+#endif

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The life of a queue pair of the local provider.
+ *
+ * The end: whoever ends it, poll takes what the peer has posted until then, marks the ring as closed, and looks once
+ * more: what the peer posts later it finds refused, so that a write that it takes for done has arrived. Then nothing of
+ * the peer's is mapped here any more. What the peer has mapped of ours it can write until it unmaps it: that memory was
+ * made for it alone.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/random.h"
+#include "dataplane/local_internal.h"
+
+/* Of packets of one pair, in one look at the sockets. */
+#define PACKETS_PER_LOOK 64
+
+/* -------------------------------------------------------------------------------------------------------- making -- */
+
+static uint32_t power_of_two(uint32_t count)
+{
+    uint32_t power = LOCAL_MIN_RING_SLOTS;
+    while (power < count)
+        power *= 2;
+    return power;
+}
+
+static enum tl_status make_ring(struct local_pair *pair, uint32_t slot_count, struct tl_error *ret_error)
+{
+    void *address;
+    slot_count = power_of_two(slot_count);
+    enum tl_status status =
+        local_memory_make("tensorlane-ring", local_ring_bytes(slot_count), false, &pair->in_fd, &address, ret_error);
+    if (status == TL_OK) local_ring_place(&pair->in, address, slot_count);
+    return status;
+}
+
+static void make_introduction(struct local_pair *pair)
+{
+    const struct local_provider *provider = pair->provider;
+    const uint64_t token[2] = {tl_random_u64(), tl_random_u64()};
+    _Static_assert(sizeof(token) == LOCAL_TOKEN_BYTES, "two numbers");
+    memcpy(pair->self.token, token, sizeof(token));
+    memcpy(pair->self.host_id, provider->host_id, TL_HOST_ID_BYTES);
+    pair->self.name_bytes = (uint32_t)(provider->address_bytes - offsetof(struct sockaddr_un, sun_path));
+    memcpy(pair->self.name, provider->address.sun_path, pair->self.name_bytes);
+}
+
+enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue_pair_options *options,
+                                 const struct tl_queue_pair_events *events, void *owner,
+                                 struct tl_queue_pair **ret_pair, struct tl_error *ret_error)
+{
+    struct local_provider *provider = local_provider_of(base);
+    TL_CHECK(options->slot_count > 0 && options->work_count > 0);
+    if (options->slot_count > LOCAL_MAX_RING_SLOTS || provider->pair_count >= base->limits.max_queue_pairs) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: %s", base->name,
+                            options->slot_count > LOCAL_MAX_RING_SLOTS ? "so many slots are not to be had"
+                                                                       : "all queue pairs are in use");
+    }
+    struct local_pair *pair = calloc(1, sizeof(*pair));
+    if (pair == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
+    pair->base = (struct tl_queue_pair){.ops = base->ops, .provider = base};
+    pair->provider = provider;
+    pair->events = *events;
+    pair->owner = owner;
+    pair->socket = pair->process_fd = pair->in_fd = -1;
+    pair->number = ++provider->last_number;
+    pair->work_count = options->work_count;
+    pair->work_mask = power_of_two(options->work_count) - 1;
+    pair->proof = tl_random_u64();
+    pair->next_told = pair->next_mapped = 1;
+    make_introduction(pair);
+    tl_list_push_back(&provider->pairs, &pair->link);
+    provider->pair_count++;
+    pair->works = calloc((size_t)pair->work_mask + 1, sizeof(*pair->works));
+    enum tl_status status = pair->works != NULL
+                                ? make_ring(pair, options->slot_count, ret_error)
+                                : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
+    if (status != TL_OK) {
+        local_pair_destroy(&pair->base);
+        return status;
+    }
+    *ret_pair = &pair->base;
+    return TL_OK;
+}
+
+void local_pair_introduce(const struct tl_queue_pair *pair, struct tl_introduction *ret_introduction)
+{
+    local_introduction_write(&local_pair_of(pair)->self, ret_introduction);
+}
+
+enum tl_status local_pair_connect(struct tl_queue_pair *base, const struct tl_introduction *peer,
+                                  struct tl_error *ret_error)
+{
+    struct local_pair *pair = local_pair_of(base);
+    struct local_introduction theirs;
+    const char *name = base->provider->name;
+    TL_CHECK(pair->state == LOCAL_NEW);
+    if (!local_introduction_read(peer, &theirs)) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: not an introduction", name);
+    }
+    int order = memcmp(pair->self.token, theirs.token, LOCAL_TOKEN_BYTES);
+    if (order == 0) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of our own", name);
+    if (memcmp(pair->self.host_id, theirs.host_id, TL_HOST_ID_BYTES) != 0) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s: the peer is on another host", name);
+    }
+    pair->peer = theirs;
+    pair->state = order < 0 ? LOCAL_DIALING : LOCAL_WAITING;
+    local_try_connect(pair);
+    if (pair->state != LOCAL_ENDING) return TL_OK;
+    pair->state = LOCAL_NEW; /* nothing follows */
+    return tl_error_copy(ret_error, &pair->reason);
+}
+
+/* ------------------------------------------------------------------------------------------------------ breaking -- */
+
+void local_pair_break(struct local_pair *pair, enum tl_status code, const char *format, ...)
+{
+    char what[sizeof(pair->reason.message)];
+    va_list args;
+    if (pair->state == LOCAL_NEW || pair->state == LOCAL_ENDING || pair->state == LOCAL_ENDED) return;
+    va_start(args, format);
+    vsnprintf(what, sizeof(what), format, args);
+    va_end(args);
+    (void)tl_error_set(&pair->reason, code, "%s: %.960s", pair->provider->base.name, what);
+    pair->state = LOCAL_ENDING;
+}
+
+void local_pair_violation(struct local_pair *pair, const char *what)
+{
+    local_pair_break(pair, TL_UNAVAILABLE, "the peer has broken the protocol: %s", what);
+    pair->is_distrusted = true;
+}
+
+void local_pair_sever(struct tl_queue_pair *base, const struct tl_error *reason)
+{
+    struct local_pair *pair = local_pair_of(base);
+    if (pair->state == LOCAL_NEW || pair->state == LOCAL_ENDING || pair->state == LOCAL_ENDED) return;
+    pair->reason = *reason;
+    pair->state = LOCAL_ENDING;
+}
+
+/* Of packets on the socket, while it lives. */
+static void handle_packet(struct local_pair *pair, const union local_packet *packet, int fd)
+{
+    struct tl_error error;
+    if (packet->kind == LOCAL_PACKET_HELLO) {
+        local_hello_came(pair, &packet->hello, fd);
+        return;
+    }
+    if (pair->state != LOCAL_CONNECTED) {
+        local_pair_violation(pair, "a packet in front of the greeting");
+    } else if (packet->kind == LOCAL_PACKET_ATTACH) {
+        if (local_attach(pair, &packet->segment, fd, &error) != TL_OK) local_pair_violation(pair, error.message);
+    } else if (packet->kind == LOCAL_PACKET_DETACH) {
+        if (!local_detach(pair, packet->segment.number)) local_pair_violation(pair, "the end of an unknown segment");
+    }
+    if (fd >= 0) close(fd);
+}
+
+void local_pair_hear(struct local_pair *pair)
+{
+    for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
+        union local_packet packet;
+        int fd;
+        if (pair->state != LOCAL_DIALING && pair->state != LOCAL_CONNECTED) return;
+        switch (local_receive(pair->socket, &packet, &fd)) {
+        case LOCAL_RECEIVED_PACKET:
+            handle_packet(pair, &packet, fd);
+            break;
+        case LOCAL_RECEIVED_WRONG:
+            local_pair_violation(pair, "a packet that cannot be");
+            return;
+        case LOCAL_RECEIVED_END:
+            local_pair_break(pair, TL_UNAVAILABLE, "the peer has closed the connection, or its process has ended");
+            return;
+        case LOCAL_RECEIVED_NOTHING:
+            if (i == 0 && !local_peer_lives(pair)) {
+                local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
+            }
+            return;
+        }
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- end -- */
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+static void release(struct local_pair *pair)
+{
+    /* A child that was forked may have it open as well. */
+    if (pair->socket >= 0) (void)shutdown(pair->socket, SHUT_RDWR);
+    close_fd(&pair->socket);
+    close_fd(&pair->process_fd);
+    close_fd(&pair->in_fd);
+    local_unmap_all(pair);
+    local_ring_unmap(&pair->in);
+    local_ring_unmap(&pair->out);
+    free(pair->told);
+    free(pair->exposed);
+    pair->told = NULL;
+    pair->told_count = pair->told_unsent = 0;
+    pair->exposed = NULL;
+    pair->exposed_count = 0;
+}
+
+void local_pair_end(struct local_pair *pair)
+{
+    if (pair->has_connected) {
+        if (!pair->is_distrusted) (void)local_take_slots(pair, pair->in.slot_count);
+        atomic_fetch_or_explicit(&pair->in.head->state, LOCAL_STATE_CLOSED, memory_order_seq_cst);
+        atomic_thread_fence(memory_order_seq_cst);
+        /* What was posted before the peer can see that. */
+        if (!pair->is_distrusted) (void)local_take_slots(pair, pair->in.slot_count);
+        (void)local_complete(pair);
+    }
+    pair->state = LOCAL_ENDED;
+    pair->events.broken(pair->owner, &pair->reason);
+    local_cancel_works(pair);
+    release(pair);
+    pair->events.drained(pair->owner);
+}
+
+void local_pair_destroy(struct tl_queue_pair *base)
+{
+    struct local_pair *pair = local_pair_of(base);
+    struct local_provider *provider = pair->provider;
+    TL_CHECK(pair->state == LOCAL_NEW || pair->state == LOCAL_ENDED);
+    if (provider->cursor == &pair->link) provider->cursor = pair->link.next;
+    tl_list_remove(&pair->link);
+    provider->pair_count--;
+    release(pair);
+    free(pair->works);
+    free(pair);
+}

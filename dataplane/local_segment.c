@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Shared memory: memfds that cannot be made smaller, so that a mapping of them does not fault.
+ *
+ * Huge pages that the administrator has reserved come first, transparent ones second. What a peer has passed is mapped
+ * only if it is sealed and as large as was said; then a seal of ours keeps its pages from being taken out of it.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/memfd.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "dataplane/local_internal.h"
+#include "dataplane/pages.h"
+
+/* Headers of older systems lack these. */
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
+#define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+
+/* -------------------------------------------------------------------------------------------------------- memory -- */
+
+static int make_memfd(const char *name, unsigned flags)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL | flags);
+    /* Kernels before 6.3 do not know what keeps it from being executed. */
+    if (fd < 0 && errno == EINVAL) fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+    return fd;
+}
+
+static void *map(int fd, uint64_t len_bytes)
+{
+    return mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+}
+
+/* -1: not possible. */
+static int make_sized(const char *name, uint64_t len_bytes, unsigned flags, void **ret_address)
+{
+    int fd = make_memfd(name, flags);
+    if (fd < 0) return -1;
+    bool is_right = ftruncate(fd, (off_t)len_bytes) == 0 && fcntl(fd, F_ADD_SEALS, SIZE_SEALS) == 0;
+    void *address = is_right ? map(fd, len_bytes) : MAP_FAILED;
+    if (address != MAP_FAILED) {
+        *ret_address = address;
+        return fd;
+    }
+    int error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+enum tl_status local_memory_make(const char *name, uint64_t len_bytes, bool may_be_huge, int *ret_fd,
+                                 void **ret_address, struct tl_error *ret_error)
+{
+    int fd = -1;
+    TL_CHECK(len_bytes > 0 && len_bytes % TL_PAGE_BYTES == 0);
+    if (may_be_huge && len_bytes % HUGE_PAGE_BYTES == 0) {
+        fd = make_sized(name, len_bytes, MFD_HUGETLB | MFD_HUGE_2MB, ret_address);
+    }
+    if (fd < 0) {
+        fd = make_sized(name, len_bytes, 0, ret_address);
+        if (fd >= 0 && may_be_huge) (void)madvise(*ret_address, len_bytes, MADV_HUGEPAGE);
+    }
+    if (fd < 0) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "cannot make %" PRIu64 " bytes of shared memory: %s",
+                            len_bytes, strerror(errno));
+    }
+    *ret_fd = fd;
+    return TL_OK;
+}
+
+enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error)
+{
+    struct stat stat;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "memory that is not sealed");
+    }
+    if (fstat(fd, &stat) != 0 || stat.st_size < 0 || (uint64_t)stat.st_size != len_bytes || len_bytes == 0) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "memory of another size than it says");
+    }
+    void *address = map(fd, len_bytes);
+    if (address == MAP_FAILED) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "cannot map %" PRIu64 " bytes of a peer: %s", len_bytes,
+                            strerror(errno));
+    }
+    /* Both have mapped it: from now on nobody can punch holes into it. Kernels before 5.1 do not know that. */
+    (void)fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
+    (void)madvise(address, len_bytes, MADV_HUGEPAGE);
+    *ret_address = address;
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- regions -- */
+
+static enum tl_status make_region(struct tl_provider *provider, void *address, uint64_t len_bytes,
+                                  enum tl_region_access access, int fd, struct tl_region **ret_region,
+                                  struct tl_error *ret_error)
+{
+    struct local_provider *local = local_provider_of(provider);
+    struct local_region *region = calloc(1, sizeof(*region));
+    if (region == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a region");
+    region->base =
+        (struct tl_region){.provider = provider, .address = address, .len_bytes = len_bytes, .access = access};
+    region->fd = fd;
+    region->number = atomic_fetch_add_explicit(&local->last_region, 1, memory_order_relaxed) + 1;
+    tl_list_init(&region->link);
+    *ret_region = &region->base;
+    return TL_OK;
+}
+
+enum tl_status local_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
+                                   enum tl_region_access access, struct tl_region **ret_region,
+                                   struct tl_error *ret_error)
+{
+    if (address == NULL || len_bytes == 0) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: no memory to register", provider->name);
+    }
+    return make_region(provider, address, len_bytes, access, -1, ret_region, ret_error);
+}
+
+enum tl_status local_region_map(struct tl_provider *provider, uint64_t len_bytes, struct tl_region **ret_region,
+                                struct tl_error *ret_error)
+{
+    int fd = -1;
+    void *address = NULL;
+    enum tl_status status = local_memory_make("tensorlane-segment", len_bytes, true, &fd, &address, ret_error);
+    if (status != TL_OK) return status;
+    bool is_lazy = len_bytes <= TL_LOCAL_LAZY_BYTES;
+    /* Kernels before 5.14 do not know it; the pages come as they are touched. */
+    if (!is_lazy && madvise(address, len_bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no pages for %" PRIu64 " bytes of shared memory: %s",
+                              len_bytes, strerror(errno));
+    }
+    if (status == TL_OK) status = make_region(provider, address, len_bytes, TL_REGION_WRITE, fd, ret_region, ret_error);
+    if (status == TL_OK) return TL_OK;
+    tl_pages_unmap(address, len_bytes);
+    close(fd);
+    return status;
+}
+
+void local_region_destroy(struct tl_region *base)
+{
+    struct local_region *region = (struct local_region *)base;
+    struct local_provider *provider = local_provider_of(base->provider);
+    if (region->fd < 0) {
+        free(region);
+        return;
+    }
+    /* The peer that it was made for keeps its mapping until it is told; the reactor does that, and closes the segment.
+     */
+    TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
+    tl_list_push_back(&provider->gone, &region->link);
+    atomic_store_explicit(&provider->has_gone, true, memory_order_release);
+    TL_CHECK(pthread_mutex_unlock(&provider->mutex) == 0);
+}
+
+/* --------------------------------------------------------------------------------------------------------- rings -- */
+
+static uint64_t slots_at(void)
+{
+    _Static_assert(sizeof(struct local_ring_head) <= TL_PAGE_BYTES, "a page in front of the slots");
+    return TL_PAGE_BYTES;
+}
+
+uint64_t local_ring_bytes(uint32_t slot_count)
+{
+    uint64_t bytes = slots_at() + slot_count * (uint64_t)sizeof(struct local_slot);
+    return (bytes + TL_PAGE_BYTES - 1) / TL_PAGE_BYTES * TL_PAGE_BYTES;
+}
+
+void local_ring_place(struct local_ring *ring, void *address, uint32_t slot_count)
+{
+    *ring = (struct local_ring){.head = address,
+                                .slots = (struct local_slot *)(void *)((char *)address + slots_at()),
+                                .slot_count = slot_count,
+                                .len_bytes = local_ring_bytes(slot_count)};
+}
+
+void local_ring_unmap(struct local_ring *ring)
+{
+    if (ring->head == NULL) return;
+    tl_pages_unmap(ring->head, ring->len_bytes);
+    ring->head = NULL;
+}

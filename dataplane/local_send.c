@@ -1,0 +1,480 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Posting: what leaves towards the peer.
+ *
+ * Everything posted is carried out in order: messages and immediates go into the peer's ring, bytes into its segment; a
+ * write to memory outside of segments becomes a slot that asks the peer to read. At most so many bytes are copied in
+ * one poll, so that messages get through meanwhile. What has been carried out is done when the peer had not closed its
+ * ring after that; a read when the peer has answered.
+ *
+ * What waits: for room in the peer's ring, which the peer tells; for a segment, which the peer has passed before it
+ * told of it, so that it is on its way.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/copy.h"
+#include "base/error.h"
+#include "dataplane/local_internal.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+#define COPY_BYTES_PER_POLL (UINT64_C(1) << 20)
+/* Writes of at least that size go past the caches: the tensor would push everything else out of them. */
+#define UNCACHED_BYTES (UINT64_C(8) << 20)
+
+/* --------------------------------------------------------------------------------------------------------- slots -- */
+
+/* The next free slot of the peer's ring; NULL: there is none now. */
+static struct local_slot *free_slot(struct local_pair *pair)
+{
+    struct local_ring *ring = &pair->out;
+    if (ring->next - pair->out_consumed >= ring->slot_count) {
+        uint32_t consumed = atomic_load_explicit(&ring->head->consumed, memory_order_acquire);
+        if (ring->next - consumed > ring->slot_count) {
+            local_pair_violation(pair, "it has consumed what was not sent");
+            return NULL;
+        }
+        pair->out_consumed = consumed;
+    }
+    pair->is_stalled = ring->next - pair->out_consumed >= ring->slot_count;
+    return pair->is_stalled ? NULL : local_ring_slot(ring, ring->next);
+}
+
+static void publish(struct local_pair *pair, struct local_slot *slot)
+{
+    pair->out.next++;
+    atomic_store_explicit(&slot->turn, pair->out.next, memory_order_release);
+    pair->has_posted = true;
+}
+
+static void fill_message(struct local_slot *slot, const void *data, uint32_t len_bytes)
+{
+    slot->kind = LOCAL_SLOT_MESSAGE;
+    slot->message_bytes = len_bytes;
+    if (len_bytes > 0) memcpy(slot->message, data, len_bytes);
+}
+
+void local_look_at_peer(struct local_pair *pair, bool is_posted)
+{
+    if (is_posted) pair->has_posted = false;
+    /* The peer finds what was posted, or we find that it sleeps or has closed. */
+    atomic_thread_fence(memory_order_seq_cst);
+    uint32_t state = atomic_load_explicit(&pair->out.head->state, memory_order_relaxed);
+    if (state & LOCAL_STATE_CLOSED) {
+        local_pair_break(pair, TL_UNAVAILABLE, "the peer has closed the connection");
+        return;
+    }
+    if (is_posted) pair->confirmed = pair->carried;
+    bool must_wake = (state & LOCAL_STATE_SLEEPING) != 0 && (is_posted || (state & LOCAL_STATE_STALLED) != 0);
+    if (!must_wake || state == pair->woken_state) return;
+    pair->woken_state = state;
+    pair->provider->stats.wakes_sent++;
+    const uint32_t kind = LOCAL_PACKET_WAKE;
+    /* When it cannot be sent, the peer has others to read. */
+    (void)local_send(pair->socket, &kind, sizeof(kind), -1);
+}
+
+/* ------------------------------------------------------------------------------------------------------ carrying -- */
+
+enum carrying {
+    CARRYING_DONE,
+    CARRYING_LATER, /* in the next poll */
+    CARRYING_WAITS, /* for the peer */
+};
+
+static struct local_mapped *find_mapped(struct local_pair *pair, uint32_t number)
+{
+    for (size_t i = pair->mapped_count; i-- > 0;) {
+        if (pair->mapped[i].number == number) return &pair->mapped[i];
+    }
+    return NULL;
+}
+
+/* Sees to it that the pages are there: a peer that takes its memory away must not cost us a signal. False: they are
+ * not, and the pair is broken. */
+static bool have_pages(struct local_pair *pair, struct local_mapped *mapped, uint64_t offset_bytes)
+{
+    if (mapped->has_pages == NULL) return true;
+    uint64_t chunk = offset_bytes / LOCAL_CHUNK_BYTES;
+    if (mapped->has_pages[chunk / 8] >> (chunk % 8) & 1) return true;
+    uint64_t len_bytes = tl_min_u64(LOCAL_CHUNK_BYTES, mapped->len_bytes - chunk * LOCAL_CHUNK_BYTES);
+    if (madvise(mapped->address + chunk * LOCAL_CHUNK_BYTES, len_bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+        local_pair_break(pair, TL_UNAVAILABLE, "no pages for the peer's memory: %s", strerror(errno));
+        return false;
+    }
+    mapped->has_pages[chunk / 8] |= (uint8_t)(1u << (chunk % 8));
+    return true;
+}
+
+static enum carrying copy(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
+{
+    const struct local_place *place = &work->place;
+    struct local_mapped *mapped = find_mapped(pair, place->number);
+    if (mapped == NULL && place->number - pair->next_mapped < LOCAL_MAX_SEGMENTS) {
+        pair->provider->must_look = true; /* it was sent before the message that told of it */
+        return CARRYING_WAITS;
+    }
+    bool is_there = mapped != NULL && place->offset_bytes <= mapped->len_bytes &&
+                    place->len_bytes <= mapped->len_bytes - place->offset_bytes;
+    if (!is_there) {
+        local_pair_violation(pair, "memory to write to that is not there");
+        return CARRYING_WAITS;
+    }
+    uint64_t start_bytes = place->offset_bytes + work->offset_bytes;
+    while (work->done_bytes < work->len_bytes) {
+        uint64_t at_bytes = start_bytes + work->done_bytes;
+        uint64_t len_bytes = tl_min_u64(work->len_bytes - work->done_bytes, *budget_bytes);
+        if (mapped->has_pages != NULL)
+            len_bytes = tl_min_u64(len_bytes, LOCAL_CHUNK_BYTES - at_bytes % LOCAL_CHUNK_BYTES);
+        if (len_bytes == 0) return CARRYING_LATER;
+        if (!have_pages(pair, mapped, at_bytes)) return CARRYING_WAITS;
+        if (work->len_bytes >= UNCACHED_BYTES) {
+            tl_copy_uncached(mapped->address + at_bytes, work->source + work->done_bytes, (size_t)len_bytes);
+        } else {
+            memcpy(mapped->address + at_bytes, work->source + work->done_bytes, (size_t)len_bytes);
+        }
+        work->done_bytes += len_bytes;
+        *budget_bytes -= len_bytes;
+        pair->provider->stats.bytes_written += len_bytes;
+    }
+    return CARRYING_DONE;
+}
+
+static enum carrying ask_to_read(struct local_pair *pair, struct local_work *work)
+{
+    struct local_slot *slot = free_slot(pair);
+    if (slot == NULL) return CARRYING_WAITS;
+    slot->kind = LOCAL_SLOT_READ;
+    slot->flags = work->has_immediate ? LOCAL_FLAG_IMMEDIATE : 0;
+    slot->immediate = work->immediate;
+    slot->len_bytes = work->len_bytes;
+    slot->source = (uintptr_t)work->source;
+    slot->offset_bytes = work->offset_bytes;
+    slot->exposure = work->place.number;
+    slot->generation = work->place.generation;
+    work->read_number = ++pair->reads_posted;
+    publish(pair, slot);
+    return CARRYING_DONE;
+}
+
+static enum carrying carry_write(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
+{
+    if (work->done_bytes < work->len_bytes) {
+        enum carrying carrying = copy(pair, work, budget_bytes);
+        if (carrying != CARRYING_DONE) return carrying;
+    }
+    if (!work->has_immediate) return CARRYING_DONE;
+    struct local_slot *slot = free_slot(pair);
+    if (slot == NULL) return CARRYING_WAITS;
+    slot->kind = LOCAL_SLOT_IMMEDIATE;
+    slot->immediate = work->immediate;
+    slot->len_bytes = work->len_bytes;
+    publish(pair, slot);
+    return CARRYING_DONE;
+}
+
+static enum carrying carry_message(struct local_pair *pair, struct local_work *work)
+{
+    struct local_slot *slot = free_slot(pair);
+    if (slot == NULL) return CARRYING_WAITS;
+    fill_message(slot, work->message, (uint32_t)work->len_bytes);
+    publish(pair, slot);
+    free(work->message);
+    work->message = NULL;
+    return CARRYING_DONE;
+}
+
+static enum carrying carry_one(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
+{
+    switch (work->kind) {
+    case LOCAL_WORK_MESSAGE:
+        return carry_message(pair, work);
+    case LOCAL_WORK_READ:
+        return ask_to_read(pair, work);
+    default:
+        return carry_write(pair, work, budget_bytes);
+    }
+}
+
+unsigned local_carry(struct local_pair *pair)
+{
+    uint64_t budget_bytes = COPY_BYTES_PER_POLL;
+    unsigned events = 0;
+    if (pair->told_unsent > 0) local_tell_segments(pair);
+    while (pair->carried != pair->posted && pair->state == LOCAL_CONNECTED) {
+        enum carrying carrying = carry_one(pair, &pair->works[pair->carried & pair->work_mask], &budget_bytes);
+        if (carrying == CARRYING_LATER) events++;
+        if (carrying != CARRYING_DONE) break;
+        pair->carried++;
+        events++;
+    }
+    if (pair->state == LOCAL_CONNECTED && (pair->has_posted || pair->confirmed != pair->carried)) {
+        local_look_at_peer(pair, true);
+    }
+    return events;
+}
+
+void local_ring(struct tl_queue_pair *base)
+{
+    struct local_pair *pair = local_pair_of(base);
+    if (pair->state != LOCAL_CONNECTED) return;
+    if (pair->carried != pair->posted || pair->has_posted) (void)local_carry(pair);
+}
+
+/* ---------------------------------------------------------------------------------------------------- completing -- */
+
+static bool is_over(struct local_pair *pair, const struct local_work *work)
+{
+    if (work->kind != LOCAL_WORK_READ || (int32_t)(pair->reads_answered - work->read_number) >= 0) return true;
+    uint32_t answered = atomic_load_explicit(&pair->in.head->answered, memory_order_acquire);
+    if (answered - pair->reads_answered > pair->reads_posted - pair->reads_answered) {
+        local_pair_violation(pair, "it has read what was not told");
+        return false;
+    }
+    pair->reads_answered = answered;
+    return (int32_t)(answered - work->read_number) >= 0;
+}
+
+unsigned local_complete(struct local_pair *pair)
+{
+    unsigned count = 0;
+    while (pair->completed != pair->confirmed && !pair->is_distrusted) {
+        struct local_work *record = &pair->works[pair->completed & pair->work_mask];
+        if (!is_over(pair, record)) break;
+        struct tl_work *work = record->work;
+        pair->completed++;
+        count++;
+        if (work != NULL) work->done(work, TL_OK);
+    }
+    return count;
+}
+
+void local_cancel_works(struct local_pair *pair)
+{
+    while (pair->completed != pair->posted) {
+        struct local_work *record = &pair->works[pair->completed & pair->work_mask];
+        struct tl_work *work = record->work;
+        free(record->message);
+        record->message = NULL;
+        pair->completed++;
+        if (work != NULL) work->done(work, TL_CANCELLED);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- posting -- */
+
+uint32_t local_room(const struct tl_queue_pair *base)
+{
+    const struct local_pair *pair = local_pair_of(base);
+    if (pair->state == LOCAL_NEW || pair->state == LOCAL_ENDED) return 0;
+    return pair->work_count - (pair->posted - pair->completed);
+}
+
+static struct local_work *post(struct local_pair *pair, enum local_work_kind kind, struct tl_work *work)
+{
+    TL_CHECK(local_room(&pair->base) > 0);
+    TL_CHECK(work == NULL || (work->magic == TL_WORK_MAGIC && work->done != NULL));
+    struct local_work *record = &pair->works[pair->posted++ & pair->work_mask];
+    *record = (struct local_work){.kind = (uint8_t)kind, .work = work};
+    return record;
+}
+
+void local_message(struct tl_queue_pair *base, const void *data, uint32_t len_bytes, struct tl_work *work)
+{
+    struct local_pair *pair = local_pair_of(base);
+    TL_CHECK(len_bytes <= TL_SLOT_BYTES);
+    bool is_first = pair->state == LOCAL_CONNECTED && pair->carried == pair->posted;
+    struct local_slot *slot = is_first ? free_slot(pair) : NULL;
+    if (slot != NULL) {
+        fill_message(slot, data, len_bytes);
+        publish(pair, slot);
+        if (work == NULL) return;
+        (void)post(pair, LOCAL_WORK_MESSAGE, work);
+        pair->carried++;
+        return;
+    }
+    struct local_work *record = post(pair, LOCAL_WORK_MESSAGE, work);
+    record->message = malloc(len_bytes > 0 ? len_bytes : 1);
+    record->len_bytes = len_bytes;
+    if (record->message == NULL) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no memory for a message");
+    } else if (len_bytes > 0) {
+        memcpy(record->message, data, len_bytes);
+    }
+}
+
+/* False: not a place that a peer of ours can have told. */
+static bool parse_place(const struct tl_descriptor *descriptor, uint64_t offset_bytes, uint64_t len_bytes,
+                        struct local_place *ret_place)
+{
+    if (descriptor->len_bytes != sizeof(*ret_place)) return false;
+    memcpy(ret_place, descriptor->bytes, sizeof(*ret_place));
+    bool is_kind = ret_place->kind == LOCAL_PLACE_SEGMENT || ret_place->kind == LOCAL_PLACE_OUTSIDE;
+    return is_kind && offset_bytes <= ret_place->len_bytes && len_bytes <= ret_place->len_bytes - offset_bytes;
+}
+
+void local_write(struct tl_queue_pair *base, const struct tl_region *region, const void *source, uint64_t len_bytes,
+                 const struct tl_descriptor *destination, uint64_t offset_bytes, bool has_immediate, uint32_t immediate,
+                 struct tl_work *work)
+{
+    struct local_pair *pair = local_pair_of(base);
+    struct local_work *record = post(pair, LOCAL_WORK_WRITE, work);
+    (void)region;
+    TL_CHECK(len_bytes <= base->provider->limits.max_write_bytes);
+    record->source = source;
+    record->len_bytes = len_bytes;
+    record->offset_bytes = offset_bytes;
+    record->has_immediate = has_immediate;
+    record->immediate = immediate;
+    if (len_bytes == 0) return;
+    if (!parse_place(destination, offset_bytes, len_bytes, &record->place)) {
+        local_pair_violation(pair, "a place to write to that cannot be");
+    } else if (record->place.kind == LOCAL_PLACE_OUTSIDE) {
+        record->kind = LOCAL_WORK_READ;
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- exposures -- */
+
+void local_tell_segments(struct local_pair *pair)
+{
+    for (size_t i = 0; i < pair->told_count; i++) {
+        struct local_told *told = &pair->told[i];
+        if (told->fd < 0) continue;
+        const struct local_segment_packet packet = {
+            .kind = LOCAL_PACKET_ATTACH, .number = told->number, .len_bytes = told->len_bytes};
+        if (!local_send(pair->socket, &packet, sizeof(packet), told->fd)) return;
+        told->fd = -1;
+        pair->told_unsent--;
+    }
+}
+
+void local_forget_region(struct local_pair *pair, uint64_t region_number)
+{
+    for (size_t i = 0; i < pair->told_count; i++) {
+        struct local_told told = pair->told[i];
+        if (told.region_number != region_number) continue;
+        if (pair->last_told_region == region_number) pair->last_told_region = 0;
+        memmove(&pair->told[i], &pair->told[i + 1], (--pair->told_count - i) * sizeof(told));
+        if (told.fd >= 0) {
+            /* Numbers follow each other: the next one would not be what the peer awaits. */
+            pair->told_unsent--;
+            local_pair_break(pair, TL_UNAVAILABLE, "memory has gone before the peer was told of it");
+            return;
+        }
+        const struct local_segment_packet packet = {.kind = LOCAL_PACKET_DETACH, .number = told.number};
+        if (pair->state == LOCAL_CONNECTED) (void)local_send(pair->socket, &packet, sizeof(packet), -1);
+        return;
+    }
+}
+
+/* The number under which the peer knows the segment; 0: no memory to tell it. */
+static uint32_t tell(struct local_pair *pair, const struct local_region *region)
+{
+    if (pair->last_told_region == region->number) return pair->last_told_number;
+    uint32_t number = 0;
+    for (size_t i = 0; i < pair->told_count && number == 0; i++)
+        number = pair->told[i].region_number == region->number ? pair->told[i].number : 0;
+    if (number == 0) {
+        if (pair->told_count == pair->told_capacity) {
+            size_t capacity = pair->told_capacity > 0 ? 2 * pair->told_capacity : 4;
+            struct local_told *told = realloc(pair->told, capacity * sizeof(*told));
+            if (told == NULL) return 0;
+            pair->told = told;
+            pair->told_capacity = capacity;
+        }
+        number = pair->next_told++;
+        pair->told[pair->told_count++] = (struct local_told){
+            .region_number = region->number, .number = number, .fd = region->fd, .len_bytes = region->base.len_bytes};
+        pair->told_unsent++;
+        if (pair->state == LOCAL_CONNECTED) local_tell_segments(pair);
+    }
+    pair->last_told_region = region->number;
+    pair->last_told_number = number;
+    return number;
+}
+
+/* Index of a free place for memory outside of segments; UINT32_MAX: no memory. */
+static uint32_t take_exposed(struct local_pair *pair)
+{
+    if (pair->free_exposed != 0) {
+        uint32_t index = pair->free_exposed - 1;
+        pair->free_exposed = pair->exposed[index].next_free;
+        return index;
+    }
+    uint32_t count = pair->exposed_count > 0 ? 2 * pair->exposed_count : 8;
+    struct local_exposed *exposed = realloc(pair->exposed, count * sizeof(*exposed));
+    if (exposed == NULL) return UINT32_MAX;
+    for (uint32_t i = pair->exposed_count; i < count; i++)
+        exposed[i] = (struct local_exposed){.next_free = i + 1 < count ? i + 2 : 0};
+    uint32_t index = pair->exposed_count;
+    pair->exposed = exposed;
+    pair->exposed_count = count;
+    pair->free_exposed = exposed[index].next_free;
+    return index;
+}
+
+static enum tl_status expose_outside(struct local_pair *pair, void *address, uint64_t len_bytes,
+                                     struct local_place *place, struct tl_error *ret_error)
+{
+    if (pair->base.outside_refusal != NULL) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s", pair->base.outside_refusal);
+    }
+    uint32_t index = take_exposed(pair);
+    if (index == UINT32_MAX) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to expose memory");
+    pair->exposed[index].address = address;
+    pair->exposed[index].len_bytes = len_bytes;
+    *place = (struct local_place){.kind = LOCAL_PLACE_OUTSIDE,
+                                  .number = index,
+                                  .generation = pair->exposed[index].generation,
+                                  .len_bytes = len_bytes};
+    return TL_OK;
+}
+
+enum tl_status local_expose(struct tl_queue_pair *base, struct tl_region *region, void *address, uint64_t len_bytes,
+                            struct tl_exposure *exposure, struct tl_error *ret_error)
+{
+    struct local_pair *pair = local_pair_of(base);
+    const struct local_region *local = (const struct local_region *)region;
+    struct local_place place = {0};
+    TL_CHECK(len_bytes > 0);
+    bool is_outside = region == NULL || local->fd < 0;
+    *exposure = (struct tl_exposure){.region = region, .address = address, .len_bytes = len_bytes};
+    if (is_outside) {
+        enum tl_status status = expose_outside(pair, address, len_bytes, &place, ret_error);
+        if (status != TL_OK) return status;
+        exposure->provider_state = (void *)((uintptr_t)place.number + 1);
+    } else {
+        uint64_t offset_bytes = (uintptr_t)address - (uintptr_t)region->address;
+        TL_CHECK(offset_bytes <= region->len_bytes && len_bytes <= region->len_bytes - offset_bytes);
+        uint32_t number = tell(pair, local);
+        if (number == 0) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to expose memory");
+        place = (struct local_place){
+            .kind = LOCAL_PLACE_SEGMENT, .number = number, .offset_bytes = offset_bytes, .len_bytes = len_bytes};
+    }
+    _Static_assert(sizeof(place) <= TL_DESCRIPTOR_MAX_BYTES, "fits");
+    exposure->descriptor.len_bytes = sizeof(place);
+    memcpy(exposure->descriptor.bytes, &place, sizeof(place));
+    return TL_OK;
+}
+
+void local_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, struct tl_work *work)
+{
+    struct local_pair *pair = local_pair_of(base);
+    TL_CHECK(work == NULL);
+    if (exposure->provider_state == NULL || pair->exposed == NULL) return;
+    uint32_t index = (uint32_t)((uintptr_t)exposure->provider_state - 1);
+    TL_CHECK(index < pair->exposed_count && pair->exposed[index].address == exposure->address);
+    exposure->provider_state = NULL;
+    pair->exposed[index].address = NULL;
+    pair->exposed[index].generation++;
+    pair->exposed[index].next_free = pair->free_exposed;
+    pair->free_exposed = index + 1;
+}
