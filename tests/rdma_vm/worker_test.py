@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Workers on real verbs: scenarios of one device, of a wire that fails, and of two hosts of which one dies. What they are
-is in worker_device.py, worker_wire.py, worker_memory.py and worker_hosts.py, which run inside."""
+"""Workers on real verbs: the scenarios of all transports (tests/scenarios), those of a device, of a wire that fails, of what
+is written where, and of two hosts of which one dies (worker_device.py, worker_wire.py, worker_memory.py, worker_hosts.py).
+All run inside."""
 import os
 import pathlib
 import re
@@ -9,29 +10,33 @@ import unittest
 
 import guest_support
 
+SCENARIOS = guest_support.ROOT / "tests/scenarios"
 BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / "build/release")
 
 
 class WorkerTest(guest_support.GuestTest):
-    def run_scenarios(self, name, topology, count, *options):
-        """Runs a program of scenarios; all of them must have run and passed, none may be skipped."""
-        os.environ["TENSORLANE_BUILD"] = str(BUILD)
-        result = self.run_guest(f"python3 -B tests/rdma_vm/{name}", "--topology", topology, "--show", str(BUILD),
-                                *options, timeout=450)
+    def run_scenarios(self, program, topology, *options):
+        """Runs a program of scenarios; it must have run some, all must have passed, none may be skipped."""
+        os.environ.update(TENSORLANE_BUILD=str(BUILD), PYTHONPATH=str(SCENARIOS))
+        result = self.run_guest(f"python3 -B {program}", "--topology", topology, "--show", str(BUILD), *options,
+                                timeout=450)
         self.assert_status(0, result)
-        self.assertRegex(result.stderr, rf"\nRan {count} tests in .*\n\nOK\n", result.stderr)
+        self.assertRegex(result.stderr, r"\nRan [1-9]\d* tests in .*\n\nOK\n", result.stderr)
+
+    def test_scenarios(self):
+        self.run_scenarios("tests/scenarios/run.py verbs", "veth")
 
     def test_one_device(self):
-        self.run_scenarios("worker_device.py", "dummy", 14)
+        self.run_scenarios("tests/rdma_vm/worker_device.py", "dummy")
 
     def test_wire(self):
-        self.run_scenarios("worker_wire.py", "veth", 20)
+        self.run_scenarios("tests/rdma_vm/worker_wire.py", "veth")
 
     def test_memory(self):
-        self.run_scenarios("worker_memory.py", "veth", 11)
+        self.run_scenarios("tests/rdma_vm/worker_memory.py", "veth")
 
     def test_hosts(self):
-        self.run_scenarios("worker_hosts.py", "two-guests", 3, "--memory", "768", "--peer",
+        self.run_scenarios("tests/rdma_vm/worker_hosts.py", "two-guests", "--memory", "768", "--peer",
                            "python3 -B tests/rdma_vm/worker_hosts.py serve")
 
     def test_demo(self):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Workers for the scenarios that run inside the guest: the public API through the shared library, and `serve`.
+"""Workers for scenarios: the public API through the shared library, and `serve`.
 
     with Worker(config, "worker", 0) as here, Server(config, "ps", 0) as ps:
         got = here.receive(here.peer("/job:ps/task:0"), "weights")
@@ -11,7 +11,10 @@ import ctypes
 import json
 import os
 import pathlib
+import random
 import signal
+import socket
+import struct
 import subprocess
 import tempfile
 import time
@@ -61,6 +64,7 @@ def load():
             ("tl_worker_close", None, (pointer, ctypes.c_int64)),
             ("tl_cq_destroy", None, (pointer,)),
             ("tl_cq_wait", ctypes.c_size_t, (pointer, pointer, ctypes.c_size_t, ctypes.c_int64)),
+            ("tl_worker_progress", ctypes.c_int, (pointer, ctypes.c_int64)),
             ("tl_worker_find_peer", ctypes.c_int, (pointer, text, pointer, pointer)),
             ("tl_worker_wait_for_peers", ctypes.c_int, (pointer, pointer, ctypes.c_size_t, ctypes.c_size_t,
                                                         ctypes.c_int64, pointer)),
@@ -70,6 +74,8 @@ def load():
                                        pointer, pointer)),
             ("tl_publish", ctypes.c_int, (pointer, text, number, pointer, pointer)),
             ("tl_cancel", ctypes.c_int, (pointer, number)),
+            ("tl_worker_abort_step", ctypes.c_int, (pointer, number, ctypes.c_int, text, pointer)),
+            ("tl_worker_end_step", ctypes.c_int, (pointer, number, pointer, pointer)),
             ("tl_tensor_create", ctypes.c_int, (ctypes.c_int, ctypes.c_uint, pointer, pointer, pointer)),
             ("tl_tensor_create_dead", ctypes.c_int, (pointer, pointer)),
             ("tl_tensor_create_strings", ctypes.c_int, (ctypes.c_uint, pointer, pointer, pointer, pointer)),
@@ -179,11 +185,11 @@ class Done:
 
 
 class Worker:
-    """A worker in this process; its log goes to standard error."""
-    def __init__(self, config, job, task=0):
+    """A worker in this process; its log goes to standard error. is_driven: it has no thread, waiting moves it."""
+    def __init__(self, config, job, task=0, is_driven=False):
         self.handle, self.queue = ctypes.c_void_p(), ctypes.c_void_p()
         options = Options(size_bytes=ctypes.sizeof(Options), config_json=json.dumps(config).encode(), job=job.encode(),
-                          task=task)
+                          task=task, progress=is_driven)
         call("tl_worker_open", ctypes.byref(options), ctypes.byref(self.handle))
         call("tl_cq_create", ctypes.byref(self.queue))
 
@@ -216,8 +222,21 @@ class Worker:
              self.queue, None, ctypes.byref(op))
         return op.value
 
+    def progress(self, timeout_sec):
+        """Moves a worker that has no thread."""
+        LIBRARY.tl_worker_progress(self.handle, int(timeout_sec * SECOND))
+
     def publish(self, key, tensor, step=0):
         call("tl_publish", self.handle, key.encode(), step, tensor.handle)
+
+    def abort_step(self, step, status, message):
+        call("tl_worker_abort_step", self.handle, step, STATUSES.index(status), message.encode())
+
+    def end_step(self, step):
+        """How many tensors were dropped."""
+        count = ctypes.c_uint64()
+        call("tl_worker_end_step", self.handle, step, ctypes.byref(count))
+        return count.value
 
     def cancel(self, op):
         """Whether it was still open."""
@@ -335,9 +354,52 @@ def pull(config, task, output, *arguments):
     return json.loads(result.stdout)
 
 
+def push(config, task, *files):
+    """Publishes the files on a worker that runs."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(config, file)
+        file.flush()
+        run(PROGRAM, "push", "-c", file.name, "--to", task, *files)
+
+
 def make_checkpoint(path, divisor=4):
     run(BUILD / "examples/make_vgg16", "--divide", str(divisor), path)
     return path
+
+
+def read_checkpoint(path):
+    """name -> bytes"""
+    content = pathlib.Path(path).read_bytes()
+    length, = struct.unpack("<Q", content[:8])
+    return {name: content[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]]
+            for name, entry in json.loads(content[8:8 + length]).items() if name != "__metadata__"}
+
+
+def write_checkpoint(path, tensors):
+    """name -> bytes"""
+    header, place = {}, 0
+    for name, content in tensors.items():
+        header[name] = {"dtype": "U8", "shape": [len(content)], "data_offsets": [place, place + len(content)]}
+        place += len(content)
+    text = json.dumps(header).encode()
+    pathlib.Path(path).write_bytes(struct.pack("<Q", len(text)) + text + b"".join(tensors.values()))
+    return path
+
+
+def free_ports(count):
+    """Ports that nobody listens on, below those that the kernel gives to clients."""
+    sockets = []
+    while len(sockets) < count:
+        candidate = socket.socket()
+        try:
+            candidate.bind(("", random.randrange(10000, 32000)))
+            sockets.append(candidate)
+        except OSError:
+            candidate.close()
+    ports = [held.getsockname()[1] for held in sockets]
+    for held in sockets:
+        held.close()
+    return ports
 
 
 def wait_until(condition, what, timeout_sec=PATIENCE_SEC, pause_sec=0.05):

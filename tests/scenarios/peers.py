@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenarios in which peers fail: killed, stopped, ended under load, and cut off.
+
+/job:worker/task:0 is in this process; what it receives from are processes of their own. After each fault all that was
+asked for must have completed, with the right bytes or the reason, and the data path must have come back.
+"""
+import contextlib
+import datetime
+import pathlib
+import re
+import signal
+import tempfile
+import time
+import unittest
+
+import workers
+from workers import Server, Worker
+
+PEER = "/job:ps/task:0"
+BYSTANDER = "/job:ps/task:1"
+IDLE_LOOKS = 50
+
+
+class Harness(unittest.TestCase):
+    """A worker here, a peer that publishes a small VGG16, and a data path between them that has carried all of it."""
+    transport = None
+    rdma = "prefer"
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.checkpoint = workers.make_checkpoint(f"{cls.folder.name}/vgg16.safetensors", 8)
+        cls.content = workers.read_checkpoint(cls.checkpoint)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def setUp(self):
+        self.stack = contextlib.ExitStack()
+        self.addCleanup(self.stack.close)
+        self.config = self.transport.cluster(
+            self.transport.faulty[self.rdma], rdma=self.rdma,
+            timeouts={"keepalive": "1s", "keepalive_answer": "2s", "drain": "5s"})
+        self.ps = self.stack.enter_context(Server(self.config, "ps", publish=[self.checkpoint]))
+        self.here = self.stack.enter_context(Worker(self.config, "worker"))
+        self.peer = self.here.peer(PEER)
+        self.bystander = None
+        self.early = {}
+        self.assert_comes_back()
+
+    def start_bystander(self):
+        self.stack.enter_context(Server(self.config, "ps", 1, publish=[self.checkpoint]))
+        self.bystander = self.here.peer(BYSTANDER)
+        self.assert_comes_back(self.bystander)
+
+    def ask_all(self, peer=None):
+        return {self.here.ask(peer or self.peer, name): name for name in self.content}
+
+    def receive_all(self, peer=None):
+        return self.wait_all(self.ask_all(peer))
+
+    def wait_all(self, asked):
+        """name -> completion; the bytes are compared."""
+        found = {}
+        while asked.keys() - self.early.keys():
+            self.early |= self.here.wait(1)
+        for op, name in asked.items():
+            found[name] = done = self.early.pop(op)
+            if done.status == "OK":
+                self.assertEqual(self.content[name], done.tensor.bytes, name)
+                done.tensor = None
+        return found
+
+    def assert_good(self, found):
+        """All over the transport."""
+        for name, done in found.items():
+            self.assertEqual("OK", done.status, done)
+            self.assertIn(done.path, self.transport.paths, f"{name}: {done}")
+
+    def assert_over(self, found):
+        """However they came, or why they did not: never over gRPC under require, never failed under prefer."""
+        for name, done in found.items():
+            if done.status != "OK":
+                self.assertEqual(("require", "UNAVAILABLE"), (self.rdma, done.status), f"{name}: {done}")
+                self.assertNotEqual("", done.message)
+            elif done.path not in self.transport.paths:
+                self.assertEqual(("prefer", "grpc"), (self.rdma, done.path), f"{name}: {done}")
+                self.assertNotEqual("", done.reason)
+
+    def assert_comes_back(self, peer=None):
+        """Everything is received over the transport again, at the latest after a while."""
+        def is_back():
+            found = self.receive_all(peer)
+            self.assert_over(found)
+            return all(done.path in self.transport.paths for done in found.values())
+        workers.wait_until(is_back, "the data path is back")
+
+
+class Prefer(Harness):
+    """What fails goes on over gRPC."""
+    def test_peer_killed(self):
+        self.start_bystander()
+        for _ in range(3):
+            asked = self.ask_all()
+            time.sleep(0.1)
+            self.ps.kill()
+            self.assert_good(self.receive_all(self.bystander))
+            self.ps.start()
+            self.assert_over(self.wait_all(asked))
+            self.assert_comes_back()
+
+    def test_peer_stopped(self):
+        self.start_bystander()
+        with workers.logged() as log:
+            self.ps.signal(signal.SIGSTOP)
+            asked = self.ask_all()
+            # The link of the control plane may be lost first, and the data path with it.
+            reason = rf'level=warn msg="(?:no data path|peer lost)" peer={PEER}.* reason="[^"]+"'
+            workers.wait_until(lambda: re.search(reason, log()), "a peer that stands still is reported")
+            self.assert_good(self.receive_all(self.bystander))
+            self.ps.signal(signal.SIGCONT)
+        self.assert_over(self.wait_all(asked))
+        self.assert_comes_back()
+
+    def test_peer_ends_under_load(self):
+        asked = self.ask_all()
+        time.sleep(0.05)
+        self.assertEqual(0, self.ps.stop(), self.ps.text())
+        self.ps.start()
+        self.assert_over(self.wait_all(asked))
+        self.assert_comes_back()
+
+
+class Require(Prefer):
+    """What fails is UNAVAILABLE, or is asked for again."""
+    rdma = "require"
+
+
+class Defaults(unittest.TestCase):
+    """Workers with the settings that a user has who sets nothing."""
+    transport = None
+
+    def setUp(self):
+        self.config = self.transport.cluster()
+        self.stack = contextlib.ExitStack()
+        self.addCleanup(self.stack.close)
+        self.server = self.stack.enter_context(Server(self.config, "ps"))
+        self.here = self.stack.enter_context(Worker(self.config, "worker"))
+        self.log = self.stack.enter_context(workers.logged())
+        with tempfile.TemporaryDirectory() as folder:
+            workers.push(self.config, PEER, workers.make_checkpoint(f"{folder}/small.safetensors", 8))
+        self.peer = self.here.peer(PEER)
+        workers.wait_until(self.comes, "a data path")
+
+    def comes(self):
+        return self.here.receive(self.peer, "features.0.bias").path in self.transport.paths
+
+
+class Frozen(Defaults):
+    """A peer that is stopped is reported by its silence, before those give up who wait two seconds."""
+    def test_peer_that_is_frozen(self):
+        """Its requests are answered when it goes on."""
+        strict = self.stack.enter_context(Worker(self.config | {"rdma": "require"}, "worker", 1))
+        strict_peer = strict.peer(PEER)
+        self.assertEqual("OK", strict.receive(strict_peer, "features.0.bias").status)
+        self.server.signal(signal.SIGSTOP)
+        begin, start = len(self.log()), time.time()
+        op = self.here.ask(self.peer, "features.0.bias")
+        strict.ask(strict_peer, "features.0.bias", timeout_sec=2)
+        done, = strict.wait(1).values()
+        self.assertEqual("UNAVAILABLE", done.status, done)
+        self.assertIn("has been silent for", done.message)
+        reason = r'ts=(\S+) level=warn msg="no data path" peer=/job:ps/task:0 instead=.* has been silent for (\d+) ms'
+        workers.wait_until(lambda: re.search(reason, self.log()[begin:]), "the silence is reported")
+        when, silent_ms = re.search(reason, self.log()[begin:]).groups()
+        report = datetime.datetime.fromisoformat(when).timestamp()
+        print(f"a frozen peer was reported after {report - start:.3f} s, {silent_ms} ms of silence", flush=True)
+        self.assertTrue(self.here.is_quiet(0.1))
+        self.server.signal(signal.SIGCONT)
+        done, = self.here.wait(1).values()
+        self.assertEqual((op, "OK"), (done.op, done.status), done)
+        workers.wait_until(self.comes, "the data path is back")
+
+
+def thread_files(pid, name):
+    return [path.read_text() for path in pathlib.Path(f"/proc/{pid}/task").glob(f"*/{name}")]
+
+
+def switches(pid):
+    """How often its threads have gone to sleep."""
+    return sum(int(re.search(r"\nvoluntary_ctxt_switches:\s+(\d+)", text)[1]) for text in thread_files(pid, "status"))
+
+
+def thread_states(pid):
+    return [text.rpartition(")")[2].split()[0] for text in thread_files(pid, "stat")]
+
+
+def processor_time(pid):
+    """In ticks."""
+    return sum(sum(map(int, text.rpartition(")")[2].split()[11:13])) for text in thread_files(pid, "stat"))
+
+
+class Idle(Defaults):
+    """Workers without work sleep."""
+    def assert_sleeps(self, when):
+        """The server, for some seconds. What polls is never off the processor of its own will, and what naps wakes up
+        a thousand times a second."""
+        pid = self.server.process.pid
+        before, ticks = switches(pid), processor_time(pid)
+        states = []
+        for _ in range(IDLE_LOOKS):
+            time.sleep(0.05)
+            states += thread_states(pid)
+        woken, ticks = switches(pid) - before, processor_time(pid) - ticks
+        print(f"{when}: {woken} wake-ups, {states.count('R')} of {len(states)} looks at a thread found it at work, "
+              f"{ticks} ticks of 10 ms", flush=True)
+        self.assertLess(woken, 10 * IDLE_LOOKS)
+        self.assertLess(states.count("R"), IDLE_LOOKS / 4)
+
+    def test_workers_without_work_sleep(self):
+        """Also while a receive waits, for which both sides ask each other whether they live."""
+        time.sleep(1)
+        self.assert_sleeps("nothing is open")
+        self.here.ask(self.peer, "never", timeout_sec=1000)
+        self.assert_sleeps("a receive waits")

@@ -1,0 +1,72 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the scenarios of workers over one transport; which those are is in table.py.
+
+    run.py grpc|local|verbs [NAME...]    all, or those whose names (Exchange.test_strings) contain one of the names
+    run.py --table                       shows the table
+
+verbs needs the guest with two devices (tests/rdma_vm/run_guest --topology veth). In a build with AddressSanitizer its
+runtime is loaded into this program first, and only the workers that are processes of their own are checked for leaks:
+Python has leaks of its own.
+"""
+import os
+import re
+import subprocess
+import sys
+import unittest
+
+sys.dont_write_bytecode = True
+BUILD = os.environ.get("TENSORLANE_BUILD") or os.path.join(os.path.dirname(__file__), "../../build/release")
+KEPT = "SCENARIOS_KEPT_ASAN_OPTIONS"
+SKIPPED = 77
+
+
+def load_sanitizer():
+    """The library can only be loaded where the sanitizer's runtime came first."""
+    if KEPT in os.environ:
+        os.environ["ASAN_OPTIONS"] = os.environ.pop(KEPT)
+        del os.environ["LD_PRELOAD"]
+        return
+    needed = subprocess.run(["ldd", f"{BUILD}/lib/libtensorlane.so"], stdout=subprocess.PIPE, text=True, check=True)
+    runtime = re.search(r"=> (\S*lib([at]san)\S*)", needed.stdout)
+    if runtime and runtime[2] == "tsan":
+        print("Python cannot be run with ThreadSanitizer")
+        sys.exit(SKIPPED)
+    if runtime:
+        options = os.environ.get("ASAN_OPTIONS", "")
+        os.environ.update({KEPT: options, "ASAN_OPTIONS": f"{options}:detect_leaks=0", "LD_PRELOAD": runtime[1]})
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def cases(suite):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from cases(test)
+        else:
+            yield test
+
+
+def main():
+    load_sanitizer()
+    import table
+    import transports
+    if sys.argv[1:] == ["--table"]:
+        for row in table.TABLE:
+            for name in transports.BY_NAME:
+                print(f"{row.scenario.__name__:20} {name:6} {getattr(row, name) or 'runs'}")
+        return 0
+    if len(sys.argv) < 2 or sys.argv[1] not in transports.BY_NAME:
+        print(__doc__, file=sys.stderr)
+        return 2
+    names = sys.argv[2:]
+    suite = unittest.TestSuite()
+    for scenario in table.over(transports.BY_NAME[sys.argv[1]]):
+        found = unittest.defaultTestLoader.loadTestsFromTestCase(scenario)
+        suite.addTests(test for test in cases(found)
+                       if not names or any(name in f"{scenario.__name__}.{test._testMethodName}" for name in names))
+    result = unittest.TextTestRunner(verbosity=2).run(suite)
+    return 0 if result.wasSuccessful() and result.testsRun and not result.skipped else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

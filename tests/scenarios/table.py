@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of scenarios: over which transports each of them runs, and where not, why it makes no sense there."""
+import collections
+import unittest
+
+import exchange
+import peers
+
+YES = ""
+Row = collections.namedtuple("Row", "scenario grpc local verbs")
+
+TABLE = (
+    Row(exchange.Pull, YES, YES, YES),
+    Row(exchange.Exchange, YES, YES, YES),
+    Row(exchange.DrivenExchange, YES, YES, YES),
+    Row(exchange.Cycles, YES, YES, YES),
+    Row(peers.Prefer, YES, YES, YES),
+    Row(peers.Require, "gRPC is what require forbids", YES, YES),
+    Row(peers.Frozen, "a frozen peer is found by keep-alive alone, after half a minute; Prefer has it sooner", YES, YES),
+    Row(peers.Idle, YES, YES, YES),
+)
+MODULES = (exchange, peers)
+
+
+def check():
+    """Every scenario stands in the table once."""
+    found = [value for module in MODULES for value in vars(module).values()
+             if isinstance(value, type) and issubclass(value, unittest.TestCase) and value.__module__ == module.__name__
+             and unittest.defaultTestLoader.getTestCaseNames(value)]
+    listed = [row.scenario for row in TABLE]
+    assert len(set(listed)) == len(listed) and set(listed) == set(found), set(listed) ^ set(found)
+
+
+def over(transport):
+    """The scenarios of a transport, as test cases that have it."""
+    check()
+    return [type(row.scenario.__name__, (row.scenario,), {"transport": transport, "__doc__": row.scenario.__doc__})
+            for row in TABLE if getattr(row, transport.name) == YES]
