@@ -8,11 +8,13 @@ import contextlib
 import datetime
 import pathlib
 import re
+import resource
 import signal
 import tempfile
 import time
 import unittest
 
+import transports
 import workers
 from workers import Server, Worker
 
@@ -137,6 +139,36 @@ class Require(Prefer):
     rdma = "require"
 
 
+class Cut(Harness):
+    """The connections of a process are lost, and its peers live."""
+    def test_connections_are_lost(self):
+        for _ in range(5):
+            asked = self.ask_all()
+            self.transport.cut()
+            self.assert_over(self.wait_all(asked))
+            self.assert_comes_back()
+
+
+class CutRequire(Cut):
+    """The same where gRPC is forbidden."""
+    rdma = "require"
+
+
+class Scarce(Harness):
+    """The transport cannot be set up again for a while: tensors go over gRPC, with the reason, and it comes back."""
+    def test_no_descriptors(self):
+        held = sum(transports.descriptors(self.ps.process.pid).values())
+        resource.prlimit(self.ps.process.pid, resource.RLIMIT_NOFILE, (held - 1, held + 1000))
+        self.transport.cut()
+        found = []
+        workers.wait_until(lambda: found.append(self.here.receive(self.peer, "features.0.bias"))
+                           or found[-1].path == "grpc" and "descriptor" in found[-1].reason,
+                           f"gRPC, for want of descriptors, but {found[-1:]}")
+        self.assert_over(self.receive_all())
+        resource.prlimit(self.ps.process.pid, resource.RLIMIT_NOFILE, (held + 1000, held + 1000))
+        self.assert_comes_back()
+
+
 class Defaults(unittest.TestCase):
     """Workers with the settings that a user has who sets nothing."""
     transport = None
@@ -158,7 +190,7 @@ class Defaults(unittest.TestCase):
 
 
 class Frozen(Defaults):
-    """A peer that is stopped is reported by its silence, before those give up who wait two seconds."""
+    """A peer that is stopped is reported by its silence, before those give up who wait for some seconds."""
     def test_peer_that_is_frozen(self):
         """Its requests are answered when it goes on."""
         strict = self.stack.enter_context(Worker(self.config | {"rdma": "require"}, "worker", 1))
@@ -167,7 +199,7 @@ class Frozen(Defaults):
         self.server.signal(signal.SIGSTOP)
         begin, start = len(self.log()), time.time()
         op = self.here.ask(self.peer, "features.0.bias")
-        strict.ask(strict_peer, "features.0.bias", timeout_sec=2)
+        strict.ask(strict_peer, "features.0.bias", timeout_sec=self.transport.give_up_sec)
         done, = strict.wait(1).values()
         self.assertEqual("UNAVAILABLE", done.status, done)
         self.assertIn("has been silent for", done.message)

@@ -3,7 +3,9 @@
 import collections
 import unittest
 
+import choice
 import exchange
+import memory
 import peers
 
 YES = ""
@@ -16,10 +18,16 @@ TABLE = (
     Row(exchange.Cycles, YES, YES, YES),
     Row(peers.Prefer, YES, YES, YES),
     Row(peers.Require, "gRPC is what require forbids", YES, YES),
+    Row(peers.Cut, YES, YES, "worker_wire.py cuts the wire itself, in several ways"),
+    Row(peers.CutRequire, "gRPC is what require forbids", YES, "worker_wire.py cuts the wire itself, in several ways"),
+    Row(peers.Scarce, "there is nothing else to fall back on", YES, "a card's connection needs no descriptor"),
     Row(peers.Frozen, "a frozen peer is found by keep-alive alone, after half a minute; Prefer has it sooner", YES, YES),
     Row(peers.Idle, YES, YES, YES),
+    Row(memory.Cancelled, YES, YES, "worker_memory.py has it over a slow wire, and looks at what is posted"),
+    Row(choice.Mixed, "all workers are such ones", YES, YES),
+    Row(choice.Lacking, "every worker has gRPC", YES, YES),
 )
-MODULES = (exchange, peers)
+MODULES = (exchange, peers, memory, choice)
 
 
 def check():

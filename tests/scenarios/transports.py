@@ -39,6 +39,10 @@ class Transport:
     # The section of the configuration that its settings are in; what they are unless a scenario says otherwise, and, under
     # prefer and require, in scenarios in which peers fail: there the silence is longer than a busy machine's.
     section, defaults, faulty = None, {}, {"prefer": {}, "require": {}}
+    # Settings of a worker that cannot have the transport, and what the reason says then.
+    lacking = None
+    # Who waits so long hears why a frozen peer does not answer, with the product's own defaults.
+    give_up_sec = None
     # Of scenarios that are repeated.
     cycle_count = 200
 
@@ -69,8 +73,10 @@ class Local(Transport):
     name = "local"
     protocol = "grpc+local"
     paths = ("zero-copy", "bounce")
-    section, defaults = "verbs", {"silence": "10s"}
-    faulty = {"prefer": {"silence": "2s"}, "require": {"silence": "2s"}}
+    section, defaults = "local", {"silence": "10s"}
+    faulty = {"prefer": {"silence": "2s"}, "require": {"silence": "2s", "process_vm": "off"}}
+    lacking = {"socket_folder": "/nowhere/at/all"}, "/nowhere/at/all"
+    give_up_sec = 10
 
     def cut(self):
         cut_sockets(socket.AF_UNIX)
@@ -88,6 +94,8 @@ class Verbs(Transport):
     # Every packet that is sent again may break a path under keys of windows.
     faulty = {rdma: {"keys": keys, "piece": "128KiB", "silence": "2s", "pool": "16MiB"}
               for rdma, keys in (("prefer", "window"), ("require", "region"))}
+    lacking = {"devices": "^rxe"}, "excluded by devices"
+    give_up_sec = 2
     cycle_count = 50
 
     def held_by_devices(self):

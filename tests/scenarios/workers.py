@@ -256,6 +256,11 @@ class Worker:
                 raise AssertionError(f"{count - len(found)} of {count} operations do not complete")
         return found
 
+    def poll(self):
+        """The completions that are there, as op -> Done."""
+        many = (Completion * 64)()
+        return {completion.op: Done(completion) for completion in many[:LIBRARY.tl_cq_wait(self.queue, many, 64, 0)]}
+
     def is_quiet(self, timeout_sec):
         """Whether nothing completes for so long."""
         return LIBRARY.tl_cq_wait(self.queue, ctypes.byref(Completion()), 1, int(timeout_sec * SECOND)) == 0

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenarios of clusters in which not everybody has the transport."""
+import json
+import subprocess
+import tempfile
+import unittest
+
+import workers
+from workers import PROGRAM, Server, Tensor, Worker
+
+PLAIN = "/job:ps/task:0"
+OTHER = "/job:ps/task:1"
+
+
+def with_settings(config, own):
+    """The cluster, with settings of /job:ps/task:0."""
+    return config | {"jobs": {"ps": {"tasks": {"0": own}}}}
+
+
+class Mixed(unittest.TestCase):
+    """One worker of the cluster has gRPC alone."""
+    transport = None
+
+    def start(self, rdma):
+        config = with_settings(self.transport.cluster({}, rdma=rdma), {"protocol": "grpc"})
+        opened = [Worker(config, job, task) for job, task in (("worker", 0), ("ps", 0), ("ps", 1))]
+        for worker in opened:
+            self.addCleanup(worker.__exit__)
+        return opened
+
+    def test_prefer(self):
+        here, plain, other = self.start("prefer")
+        plain.publish("x", Tensor(b"plain"))
+        other.publish("x", Tensor(b"other"))
+        got = here.receive(here.peer(PLAIN), "x")
+        self.assertEqual(("grpc", b"plain"), (got.path, got.tensor.bytes))
+        self.assertNotEqual("", got.reason)
+        self.assertIn(here.receive(here.peer(OTHER), "x").path, self.transport.paths)
+        other.publish("y", Tensor(b"for plain"))
+        self.assertEqual("grpc", plain.receive(plain.peer(OTHER), "y").path)
+
+    def test_require(self):
+        here, plain, other = self.start("require")
+        plain.publish("x", Tensor(b"plain"))
+        other.publish("x", Tensor(b"other"))
+        got = here.receive(here.peer(PLAIN), "x")
+        self.assertEqual("UNAVAILABLE", got.status, got)
+        self.assertIn("the protocol is grpc", got.message)
+        self.assertIn(here.receive(here.peer(OTHER), "x").path, self.transport.paths)
+
+
+class Lacking(unittest.TestCase):
+    """A worker that cannot have the transport: under prefer it works over gRPC and says why, else it does not start."""
+    transport = None
+
+    def setUp(self):
+        settings, self.reason = self.transport.lacking
+        self.config = with_settings(self.transport.cluster({}), {self.transport.section: settings})
+
+    def test_prefer(self):
+        with Server(self.config, "ps") as server, Worker(self.config, "worker") as here, \
+                Worker(self.config, "ps", 1) as other:
+            self.assertIn(self.reason, server.text())
+            other.publish("x", Tensor(b"beside"))
+            self.assertIn(here.receive(here.peer(OTHER), "x").path, self.transport.paths)
+            with tempfile.TemporaryDirectory() as folder:
+                workers.push(self.config, PLAIN, workers.write_checkpoint(f"{folder}/y.safetensors", {"y": b"pushed"}))
+            got = here.receive(here.peer(PLAIN), "y")
+            self.assertEqual(("OK", "grpc", b"pushed"), (got.status, got.path, got.tensor.bytes), got)
+            self.assertIn(self.reason, got.reason)
+
+    def test_require(self):
+        refused = subprocess.run([PROGRAM, "serve", "-c", "-", "-j", "ps"], text=True, capture_output=True, check=False,
+                                 input=json.dumps(self.config | {"rdma": "require"}), timeout=workers.PATIENCE_SEC)
+        self.assertEqual(1, refused.returncode, refused.stderr)
+        self.assertIn(self.reason, refused.stderr)

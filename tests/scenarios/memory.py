@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenarios of memory that is given back: nothing is written there any more, whatever the peer does."""
+import contextlib
+import os
+import signal
+import tempfile
+import unittest
+
+import workers
+from workers import Server, Tensor, Worker
+
+PEER = "/job:ps/task:0"
+BYSTANDER = "/job:ps/task:1"
+MIB = 1 << 20
+LONG_BYTES = 64 * MIB
+OLD, NEW = b"\x77", b"\x22"
+CANCELS = 3
+ATTEMPTS = 60
+
+
+class Landing:
+    """How far the bytes of a transfer have come, wherever in this process they go to: a look at each MiB of all memory
+    that is large enough. The kernel reads it for us, since the library may unmap it meanwhile."""
+    def __init__(self):
+        self.memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
+        self.before = self.found()
+
+    def found(self):
+        found = set()
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            for line in maps:
+                places, rights = line.split()[:2]
+                begin, end = (int(place, 16) for place in places.split("-"))
+                if "rw" not in rights or not LONG_BYTES // 2 <= end - begin <= 16 * LONG_BYTES:
+                    continue
+                for address in range(begin, end, MIB):
+                    with contextlib.suppress(OSError):
+                        if os.pread(self.memory, 1, address) == OLD:
+                            found.add(address)
+        return found
+
+    def has_begun(self):
+        return bool(self.found() - self.before)
+
+    def __del__(self):
+        os.close(self.memory)
+
+
+class Cancelled(unittest.TestCase):
+    """Receives are given up while their bytes come, and their memory is used again the moment they are over: nothing is
+    written there later, neither by a peer that is at work nor by one that stood still meanwhile."""
+    transport = None
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.file = workers.write_checkpoint(f"{cls.folder.name}/long.safetensors",
+                                            {"long": OLD * LONG_BYTES, "other": NEW * LONG_BYTES})
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def setUp(self):
+        stack = contextlib.ExitStack()
+        self.addCleanup(stack.close)
+        config = self.transport.cluster(self.transport.faulty["prefer"], timeouts={"drain": "5s"})
+        self.ps = stack.enter_context(Server(config, "ps", publish=[self.file]))
+        stack.enter_context(Server(config, "ps", 1, publish=[self.file]))
+        self.here = stack.enter_context(Worker(config, "worker"))
+        self.peer, self.bystander = self.here.peer(PEER), self.here.peer(BYSTANDER)
+        for peer in (self.peer, self.bystander):
+            workers.wait_until(lambda peer=peer: self.receive(peer).path in self.transport.paths, "a data path")
+
+    def receive(self, peer, destination=None):
+        """What others write."""
+        done = self.here.receive(peer, "other", 0, destination, is_verified=False)
+        self.assertEqual("OK", done.status, done)
+        return done
+
+    def cancel(self, destination, is_stopped):
+        """Whether the cancel met a write in flight."""
+        landing = Landing()
+        op = self.here.ask(self.peer, "long", 0, destination, is_verified=False)
+        done = {}
+        while not done and not landing.has_begun():
+            done = self.here.poll()
+        if is_stopped:
+            self.ps.signal(signal.SIGSTOP)
+        self.here.cancel(op)
+        status = (done or self.here.wait(1))[op].status
+        self.assertIn(status, ("OK", "CANCELLED"))
+        return status == "CANCELLED"
+
+    def use_again(self, destination, is_stopped):
+        """Memory that is written by others now, and by nobody else."""
+        if destination:
+            destination.fill(NEW * LONG_BYTES)
+            used = [destination]
+        else:
+            used = [self.receive(peer).tensor for peer in ([self.bystander] if is_stopped
+                                                           else [self.peer, self.bystander])]
+        if is_stopped:
+            self.ps.signal(signal.SIGCONT)
+        self.assertTrue(self.here.is_quiet(0.3))
+        for tensor in used:
+            self.assertEqual(NEW * LONG_BYTES, tensor.bytes, "something was written later")
+
+    def cancel_many(self, is_users, is_stopped):
+        destination = Tensor(bytes(LONG_BYTES)) if is_users else None
+        met = 0
+        for _ in range(ATTEMPTS):
+            if destination:
+                destination.fill(bytes(LONG_BYTES))
+            met += self.cancel(destination, is_stopped)
+            self.use_again(destination, is_stopped)
+            workers.wait_until(lambda: self.receive(self.peer).path in self.transport.paths, "the data path is back")
+            if met == CANCELS:
+                break
+        self.assertEqual(CANCELS, met, "the write was always over")
+
+    def test_memory_of_the_library(self):
+        self.cancel_many(is_users=False, is_stopped=False)
+
+    def test_memory_of_the_user(self):
+        self.cancel_many(is_users=True, is_stopped=False)
+
+    def test_memory_of_the_library_and_a_peer_that_is_stopped(self):
+        self.cancel_many(is_users=False, is_stopped=True)
+
+    def test_memory_of_the_user_and_a_peer_that_is_stopped(self):
+        self.cancel_many(is_users=True, is_stopped=True)
