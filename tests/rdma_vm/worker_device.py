@@ -40,7 +40,8 @@ class Packets(unittest.TestCase):
 
 
 class Lacking(unittest.TestCase):
-    """A worker that cannot have a data plane: under prefer it works over gRPC and says why, else it does not start."""
+    """A worker that cannot have a data plane: under prefer it works over gRPC and says why, else it does not start. Those
+    that any transport may lack: tests/scenarios/choice.py."""
     def assert_lacking(self, reason, remedy="", ps=None, wrap=()):
         config = cluster(ps=ps, rdma="prefer")
         with Server(config, "ps", wrap=wrap) as server, Worker(config, "worker") as here, \
@@ -66,21 +67,6 @@ class Lacking(unittest.TestCase):
 
     def test_gid_index(self):
         self.assert_lacking("GID index 200", ps={"verbs": {"gid_index": 200}})
-
-    def test_no_device(self):
-        self.assert_lacking("excluded by devices", ps={"verbs": {"devices": "^rxe"}})
-
-    def test_worker_with_grpc_only(self):
-        config = cluster(ps={"protocol": "grpc"}, rdma="prefer")
-        with Worker(config, "worker") as here, Worker(config, "ps", 0) as plain, Worker(config, "ps", 1) as other:
-            plain.publish("x", Tensor(b"plain"))
-            other.publish("x", Tensor(b"other"))
-            got = here.receive(here.peer("/job:ps/task:0"), "x")
-            self.assertEqual(("grpc", b"plain"), (got.path, got.tensor.bytes))
-            self.assertNotEqual("", got.reason)
-            self.assertIn(here.receive(here.peer("/job:ps/task:1"), "x").path, OVER_VERBS)
-            other.publish("y", Tensor(b"for plain"))
-            self.assertEqual("grpc", plain.receive(plain.peer("/job:ps/task:1"), "y").path)
 
 
 if __name__ == "__main__":
