@@ -3,7 +3,11 @@
  * What the data-plane engine costs on a real provider, without a worker around it: one process serves published
  * tensors, another one receives them, again and again, over one connection.
  *
- *   dp_bench --size BYTES --outstanding N --count N [--keys window|region] [--bounce] [--thread] [--spin-us N]
+ *   dp_bench --size BYTES --outstanding N --count N [--keys window|region] [--allocate] [--bounce] [--thread]
+ *            [--spin-us N]
+ *
+ * Each of the outstanding ones is received into the same destination again and again, as a loop over steps does it, and
+ * as the programs that this is compared with do; with --allocate into a new one each time.
  *
  * Prints one JSON object: the median and other quantiles of the time from the fetch to its done, tensors and bytes per
  * second, CPU seconds of the receiver, and the counters of the engine over the measured part.
@@ -41,6 +45,7 @@ struct settings {
     unsigned count;
     unsigned warm_up;
     enum tl_keys keys;
+    bool is_allocating;
     bool is_bounced;
     bool has_thread;
     int64_t spin_ns;
@@ -212,6 +217,7 @@ static int serve(int fd)
 struct asked {
     struct tl_fetch fetch;
     struct tl_letter letter;
+    struct tl_tensor *destination; /* NULL: none yet, or a new one each time */
     int64_t begun_ns;
 };
 
@@ -231,10 +237,10 @@ struct client {
 
 static struct client client;
 
-static void begin(struct asked *asked)
+static void begin(struct asked *asked, int64_t now_ns)
 {
     client.begun++;
-    asked->begun_ns = tl_clock_now_ns();
+    asked->begun_ns = now_ns;
     asked->fetch.id = (struct tl_request_id){.incarnation = CLIENT_INCARNATION, .number = ++client.next_number};
     tl_conn_fetch(client.side.conn, &asked->fetch);
 }
@@ -242,20 +248,29 @@ static void begin(struct asked *asked)
 static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                             struct tl_tensor **ret_destination, struct tl_error *ret_error)
 {
-    if (fetch->allocator == NULL) return tl_tensor_create_for(meta_data, ret_destination, ret_error);
-    return fetch->allocator->create(fetch->allocator->context, meta_data, ret_destination, ret_error);
+    struct asked *asked = TL_CONTAINER_OF(fetch, struct asked, fetch);
+    if (asked->destination != NULL) {
+        *ret_destination = tl_tensor_get(asked->destination);
+        return TL_OK;
+    }
+    enum tl_status status = fetch->allocator != NULL ? fetch->allocator->create(fetch->allocator->context, meta_data,
+                                                                                ret_destination, ret_error)
+                                                     : tl_tensor_create_for(meta_data, ret_destination, ret_error);
+    if (status == TL_OK && !settings.is_allocating) asked->destination = tl_tensor_get(*ret_destination);
+    return status;
 }
 
 static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     struct asked *asked = TL_CONTAINER_OF(fetch, struct asked, fetch);
     if (result->code != TL_OK) die("fetch", result);
-    client.times_ns[client.done++] = (uint64_t)(tl_clock_now_ns() - asked->begun_ns);
+    int64_t now_ns = tl_clock_now_ns();
+    client.times_ns[client.done++] = (uint64_t)(now_ns - asked->begun_ns);
     client.paths[fetch->path]++;
     if (settings.has_thread && settings.outstanding == 1) {
         sem_post(&client.over);
     } else if (client.begun < client.goal) {
-        begin(asked);
+        begin(asked, now_ns);
     } else if (settings.has_thread && client.done == client.goal) {
         sem_post(&client.over);
     }
@@ -273,7 +288,7 @@ static void *drive(void *context)
 
 static void begin_posted(struct tl_letter *letter)
 {
-    begin(TL_CONTAINER_OF(letter, struct asked, letter));
+    begin(TL_CONTAINER_OF(letter, struct asked, letter), tl_clock_now_ns());
 }
 
 /* One round trip through another thread, as a caller that sleeps sees it. */
@@ -300,7 +315,7 @@ static void run_part(unsigned count)
         return;
     }
     for (unsigned i = 0; i < settings.outstanding && client.begun < client.goal; i++)
-        begin(&client.asked[i]);
+        begin(&client.asked[i], tl_clock_now_ns());
     while (client.done < client.goal && !client.side.is_closed)
         (void)tl_reactor_run_once(client.side.reactor, TL_TIME_NEVER);
     if (client.side.is_closed) die("connection", &client.side.reason);
@@ -378,6 +393,7 @@ static void receive(int fd)
     }
     for (unsigned i = 0; i < settings.outstanding; i++) {
         tl_fetch_fini(&client.asked[i].fetch);
+        tl_tensor_put(client.asked[i].destination);
     }
     tl_conn_drain(side->conn);
     side_close(side);
@@ -389,15 +405,12 @@ static void receive(int fd)
 
 static void read_options(int argc, char **argv)
 {
-    static const struct option options[] = {{"size", required_argument, NULL, 's'},
-                                            {"outstanding", required_argument, NULL, 'o'},
-                                            {"count", required_argument, NULL, 'n'},
-                                            {"warm-up", required_argument, NULL, 'w'},
-                                            {"keys", required_argument, NULL, 'k'},
-                                            {"bounce", no_argument, NULL, 'b'},
-                                            {"thread", no_argument, NULL, 't'},
-                                            {"spin-us", required_argument, NULL, 'p'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"size", required_argument, NULL, 's'},    {"outstanding", required_argument, NULL, 'o'},
+        {"count", required_argument, NULL, 'n'},   {"warm-up", required_argument, NULL, 'w'},
+        {"keys", required_argument, NULL, 'k'},    {"allocate", no_argument, NULL, 'a'},
+        {"bounce", no_argument, NULL, 'b'},        {"thread", no_argument, NULL, 't'},
+        {"spin-us", required_argument, NULL, 'p'}, {NULL, 0, NULL, 0}};
     int option;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
@@ -415,6 +428,9 @@ static void read_options(int argc, char **argv)
             break;
         case 'k':
             settings.keys = strcmp(optarg, "region") == 0 ? TL_KEYS_REGION : TL_KEYS_WINDOW;
+            break;
+        case 'a':
+            settings.is_allocating = true;
             break;
         case 'b':
             settings.is_bounced = true;
