@@ -28,6 +28,8 @@
 #define LOOK_NS (TL_NS_PER_MS / 5)
 #define POLLS_PER_CLOCK 64
 #define EVENTS_PER_LOOK 64
+/* For each sleep a peer sends one wake at most, and a socket holds some hundreds. */
+#define UNHEARD_SLEEPS 32
 /* Of one pair in one poll. */
 #define SLOTS_PER_POLL 64
 /* Each pair has two descriptors, and a third while it connects. */
@@ -36,10 +38,21 @@
 
 /* ------------------------------------------------------------------------------------------------------- sockets -- */
 
+static bool control(struct local_provider *provider, int operation, int fd, uint64_t number, uint32_t flags)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | flags, .data.u64 = number};
+    return epoll_ctl(provider->base.fd, operation, fd, &event) == 0;
+}
+
 bool local_watch(struct local_provider *provider, int fd, uint64_t number)
 {
-    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = number};
-    return epoll_ctl(provider->base.fd, EPOLL_CTL_ADD, fd, &event) == 0;
+    return control(provider, EPOLL_CTL_ADD, fd, number, 0);
+}
+
+bool local_watch_news(struct local_provider *provider, int fd, uint64_t number)
+{
+    return control(provider, EPOLL_CTL_ADD, fd, number, EPOLLET) ||
+           (errno == EEXIST && control(provider, EPOLL_CTL_MOD, fd, number, EPOLLET));
 }
 
 static struct local_pair *find_pair(const struct local_provider *provider, uint64_t number)
@@ -62,14 +75,23 @@ static struct local_caller *find_caller(const struct local_provider *provider, u
     return NULL;
 }
 
-static void handle(struct local_provider *provider, uint64_t number)
+/* What has come is most often a wake, which says nothing: it is read with what comes later. */
+static bool is_worth_hearing(const struct local_pair *pair, uint32_t events)
 {
+    return events != EPOLLIN || pair->state != LOCAL_CONNECTED || pair->awaits_segment ||
+           pair->provider->sleeps - pair->heard_sleeps >= UNHEARD_SLEEPS;
+}
+
+static void handle(struct local_provider *provider, uint64_t number, uint32_t events)
+{
+    bool is_process = (number & LOCAL_PROCESS_NUMBER) != 0;
+    number &= ~LOCAL_PROCESS_NUMBER;
     struct local_pair *pair = number == LISTENER_NUMBER ? NULL : find_pair(provider, number);
     struct local_caller *caller = pair != NULL ? NULL : find_caller(provider, number);
     if (number == LISTENER_NUMBER) {
         local_take_calls(provider);
     } else if (pair != NULL) {
-        local_pair_hear(pair);
+        if (is_process || is_worth_hearing(pair, events)) local_pair_hear(pair);
     } else if (caller != NULL) {
         local_hear_caller(provider, caller);
     }
@@ -99,15 +121,19 @@ static unsigned look(struct local_provider *provider)
     provider->must_look = false;
     provider->next_look_ns = tl_clock_now_ns() + LOOK_NS;
     int count = epoll_wait(provider->base.fd, events, TL_ARRAY_COUNT(events), 0);
+    unsigned happened = count > 0 ? (unsigned)count : 0;
     for (int i = 0; i < count; i++)
-        handle(provider, events[i].data.u64);
+        handle(provider, events[i].data.u64, events[i].events);
     TL_LIST_FOREACH(&provider->pairs, link)
     {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         if (pair->state == LOCAL_DIALING) local_try_connect(pair);
         if (pair->state == LOCAL_CONNECTED && pair->told_unsent > 0) local_tell_segments(pair);
+        if (pair->state != LOCAL_CONNECTED || !(pair->must_hear || pair->awaits_segment)) continue;
+        happened += pair->must_hear;
+        local_pair_hear(pair);
     }
-    return count > 0 ? (unsigned)count : 0;
+    return happened;
 }
 
 static bool is_time_to_look(struct local_provider *provider)

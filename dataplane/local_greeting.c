@@ -16,7 +16,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -87,7 +86,8 @@ static bool take_ring(struct local_pair *pair, const struct local_hello *hello, 
 static void become_connected(struct local_pair *pair, const struct local_hello *hello)
 {
     pair->process_fd = local_process_fd(pair->socket, pair->credentials.pid);
-    if (pair->process_fd >= 0 && !local_watch(pair->provider, pair->process_fd, pair->number)) {
+    if (pair->process_fd >= 0 &&
+        !local_watch_news(pair->provider, pair->process_fd, pair->number | LOCAL_PROCESS_NUMBER)) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
         return;
     }
@@ -128,13 +128,12 @@ void local_caller_close(struct local_provider *provider, struct local_caller *ca
 static void adopt(struct local_pair *pair, struct local_caller *caller)
 {
     struct local_provider *provider = pair->provider;
-    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = pair->number};
     struct local_hello hello = caller->hello;
     int ring_fd = caller->ring_fd;
     pair->socket = caller->socket;
     pair->credentials = caller->credentials;
     caller_free(provider, caller);
-    if (epoll_ctl(provider->base.fd, EPOLL_CTL_MOD, pair->socket, &event) != 0) {
+    if (!local_watch_news(provider, pair->socket, pair->number)) {
         close(ring_fd);
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
         return;
@@ -241,7 +240,7 @@ static void dial(struct local_pair *pair)
     if (status == TL_OK) status = local_check_user(pair->provider, pair->socket, &pair->credentials, &error);
     if (status != TL_OK) {
         local_pair_break(pair, status, "%s", error.message);
-    } else if (!local_watch(pair->provider, pair->socket, pair->number)) {
+    } else if (!local_watch_news(pair->provider, pair->socket, pair->number)) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
     } else {
         (void)send_hello(pair);

@@ -331,6 +331,9 @@ struct local_pair {
     uint32_t woken_state;  /* of the peer, in which it was woken last */
     bool has_posted;       /* since the peer's state was looked at */
     bool is_stalled;       /* there is no room in the peer's ring */
+    bool awaits_segment;   /* of the peer's, to write to it */
+    bool must_hear;        /* its socket was not read to the end */
+    uint32_t heard_sleeps; /* provider->sleeps when its socket was read last */
 
     /* What was posted: a ring of its own, numbers modulo 2^32. */
     struct local_work *works; /* [work_capacity] */
@@ -377,8 +380,12 @@ static inline struct local_pair *local_pair_of(const struct tl_queue_pair *pair)
 /* -------------------------------------------------------------------------------------------------------- local.c --
  */
 
-/* What happens on the descriptor is told with this number, of a pair or a caller. False: no memory. */
+/* What can be read from the descriptor is told with this number, of a caller, as long as it can. False: no memory. */
 bool local_watch(struct local_provider *provider, int fd, uint64_t number);
+/* What comes is told once, with the number of a pair. The descriptor may be watched already. */
+bool local_watch_news(struct local_provider *provider, int fd, uint64_t number);
+/* Added to the number of a pair: it is the peer's process that has ended. */
+#define LOCAL_PROCESS_NUMBER (UINT64_C(1) << 63)
 
 /* ------------------------------------------------------------------------------------------------- local_greeting.c --
  */

@@ -169,6 +169,9 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
 
 void local_pair_hear(struct local_pair *pair)
 {
+    pair->heard_sleeps = pair->provider->sleeps;
+    pair->must_hear = false;
+    /* News come once: all of it, unless that has no end. */
     for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
         union local_packet packet;
         int fd;
@@ -184,12 +187,14 @@ void local_pair_hear(struct local_pair *pair)
             local_pair_break(pair, TL_UNAVAILABLE, "the peer has closed the connection, or its process has ended");
             return;
         case LOCAL_RECEIVED_NOTHING:
-            if (i == 0 && !local_peer_lives(pair)) {
+            if (!local_peer_lives(pair)) {
                 local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
             }
             return;
         }
     }
+    pair->must_hear = true;
+    pair->provider->must_look = true;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- end -- */

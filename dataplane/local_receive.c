@@ -63,6 +63,15 @@ static uint8_t *find_exposed(const struct local_pair *pair, const struct local_s
     return is_exposed ? exposed->address + reading->offset_bytes : NULL;
 }
 
+/* The peer may use the slot again; it is told of a quarter of the ring at a time. */
+static void consume(struct local_pair *pair)
+{
+    uint32_t next = ++pair->in.next;
+    if ((next & (pair->in.slot_count / 4 - 1)) != 0 || pair->state != LOCAL_CONNECTED) return;
+    atomic_store_explicit(&pair->in.head->consumed, next, memory_order_release);
+    local_look_at_peer(pair, false);
+}
+
 /* All has been read, unless the peer has died or closed meanwhile. */
 static void finish_reading(struct local_pair *pair)
 {
@@ -73,7 +82,7 @@ static void finish_reading(struct local_pair *pair)
         return;
     }
     reading->is_under_way = false;
-    pair->in.next++;
+    consume(pair);
     atomic_store_explicit(&pair->out.head->answered, ++pair->answered, memory_order_release);
     pair->has_posted = true;
     local_look_at_peer(pair, true);
@@ -116,15 +125,6 @@ static void begin_reading(struct local_pair *pair, const struct local_slot *slot
                                              .offset_bytes = slot->offset_bytes,
                                              .len_bytes = slot->len_bytes};
     read_on(pair);
-}
-
-/* The peer may use the slot again; it is told of a quarter of the ring at a time. */
-static void consume(struct local_pair *pair)
-{
-    uint32_t next = ++pair->in.next;
-    if ((next & (pair->in.slot_count / 4 - 1)) != 0 || pair->state != LOCAL_CONNECTED) return;
-    atomic_store_explicit(&pair->out.head->consumed, next, memory_order_release);
-    local_look_at_peer(pair, false);
 }
 
 static void take(struct local_pair *pair, const struct local_slot *slot)

@@ -78,7 +78,7 @@ void local_look_at_peer(struct local_pair *pair, bool is_posted)
     pair->provider->stats.wakes_sent++;
     const uint32_t kind = LOCAL_PACKET_WAKE;
     /* When it cannot be sent, the peer has others to read. */
-    (void)local_send(pair->socket, &kind, sizeof(kind), -1);
+    (void)send(pair->socket, &kind, sizeof(kind), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 /* ------------------------------------------------------------------------------------------------------ carrying -- */
@@ -117,7 +117,8 @@ static enum carrying copy(struct local_pair *pair, struct local_work *work, uint
 {
     const struct local_place *place = &work->place;
     struct local_mapped *mapped = find_mapped(pair, place->number);
-    if (mapped == NULL && place->number - pair->next_mapped < LOCAL_MAX_SEGMENTS) {
+    pair->awaits_segment = mapped == NULL && place->number - pair->next_mapped < LOCAL_MAX_SEGMENTS;
+    if (pair->awaits_segment) {
         pair->provider->must_look = true; /* it was sent before the message that told of it */
         return CARRYING_WAITS;
     }

@@ -3,11 +3,12 @@
  * What the data-plane engine costs on a real provider, without a worker around it: one process serves published
  * tensors, another one receives them, again and again, over one connection.
  *
- *   dp_bench --size BYTES --outstanding N --count N [--keys window|region] [--allocate] [--bounce] [--thread]
- *            [--spin-us N]
+ *   dp_bench --size BYTES --outstanding N --count N [--provider verbs|local] [--keys window|region] [--allocate]
+ *            [--user-memory] [--bounce] [--thread] [--spin-us N]
  *
  * Each of the outstanding ones is received into the same destination again and again, as a loop over steps does it, and
- * as the programs that this is compared with do; with --allocate into a new one each time.
+ * as the programs that this is compared with do; with --allocate into a new one each time. With --user-memory the
+ * destinations lie outside of the pool.
  *
  * Prints one JSON object: the median and other quantiles of the time from the fetch to its done, tensors and bytes per
  * second, CPU seconds of the receiver, and the counters of the engine over the measured part.
@@ -33,6 +34,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "dataplane/engine.h"
+#include "dataplane/local.h"
 #include "dataplane/verbs.h"
 #include "tests/fakes/made_memory.h"
 
@@ -47,6 +49,8 @@ struct settings {
     enum tl_keys keys;
     bool is_allocating;
     bool is_bounced;
+    bool is_local;
+    bool is_users_memory;
     bool has_thread;
     int64_t spin_ns;
 };
@@ -107,14 +111,20 @@ static void source_closed(void *context, struct tl_serve *serve, enum tl_serve_e
 
 static const struct tl_source_ops source = {.request = source_request, .closed = source_closed};
 
-static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnation, bool is_opener)
+static enum tl_status open_provider(struct tl_provider **ret_provider, struct tl_error *ret_error)
 {
-    struct tl_error error;
+    if (settings.is_local) return tl_local_open(&(struct tl_local_options){0}, ret_provider, ret_error);
     struct tl_verbs_options verbs;
     tl_verbs_options_init(&verbs);
     verbs.keys = settings.keys;
     verbs.gid_index = 1;
-    if (tl_verbs_open(&verbs, 0, &side->provider, &error) != TL_OK) die("device", &error);
+    return tl_verbs_open(&verbs, 0, ret_provider, ret_error);
+}
+
+static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnation, bool is_opener)
+{
+    struct tl_error error;
+    if (open_provider(&side->provider, &error) != TL_OK) die("device", &error);
     const struct tl_memory_options memory = {.pool_bytes = 64 << 20,
                                              .max_pool_bytes = UINT64_C(1) << 30,
                                              .max_cached_bytes = UINT64_C(1) << 30,
@@ -181,6 +191,15 @@ static struct tl_tensor *make_tensor(struct tl_memory *memory)
     struct tl_error error;
     if (tl_memory_tensor_create(memory, &meta_data, &tensor, &error) != TL_OK) die("tensor", &error);
     memset(tl_tensor_data(tensor), 0x5a, (size_t)settings.size_bytes);
+    return tensor;
+}
+
+static struct tl_tensor *make_users_tensor(void)
+{
+    struct tl_tensor *tensor;
+    struct tl_error error;
+    if (tl_tensor_create(TL_U8, 1, &settings.size_bytes, &tensor, &error) != TL_OK) die("tensor", &error);
+    memset(tl_tensor_data(tensor), 0, (size_t)settings.size_bytes);
     return tensor;
 }
 
@@ -370,6 +389,7 @@ static void receive(int fd)
         tl_fetch_init(&client.asked[i].fetch, &fetch_ops);
         client.asked[i].fetch.key = "weights";
         client.asked[i].letter.deliver = begin_posted;
+        if (settings.is_users_memory) client.asked[i].destination = make_users_tensor();
     }
     sem_init(&client.over, 0, 0);
     if (settings.has_thread) TL_CHECK(pthread_create(&client.thread, NULL, drive, NULL) == 0);
@@ -406,11 +426,12 @@ static void receive(int fd)
 static void read_options(int argc, char **argv)
 {
     static const struct option options[] = {
-        {"size", required_argument, NULL, 's'},    {"outstanding", required_argument, NULL, 'o'},
-        {"count", required_argument, NULL, 'n'},   {"warm-up", required_argument, NULL, 'w'},
-        {"keys", required_argument, NULL, 'k'},    {"allocate", no_argument, NULL, 'a'},
-        {"bounce", no_argument, NULL, 'b'},        {"thread", no_argument, NULL, 't'},
-        {"spin-us", required_argument, NULL, 'p'}, {NULL, 0, NULL, 0}};
+        {"size", required_argument, NULL, 's'},     {"outstanding", required_argument, NULL, 'o'},
+        {"count", required_argument, NULL, 'n'},    {"warm-up", required_argument, NULL, 'w'},
+        {"keys", required_argument, NULL, 'k'},     {"allocate", no_argument, NULL, 'a'},
+        {"bounce", no_argument, NULL, 'b'},         {"thread", no_argument, NULL, 't'},
+        {"provider", required_argument, NULL, 'r'}, {"user-memory", no_argument, NULL, 'u'},
+        {"spin-us", required_argument, NULL, 'p'},  {NULL, 0, NULL, 0}};
     int option;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
@@ -434,6 +455,12 @@ static void read_options(int argc, char **argv)
             break;
         case 'b':
             settings.is_bounced = true;
+            break;
+        case 'r':
+            settings.is_local = strcmp(optarg, "local") == 0;
+            break;
+        case 'u':
+            settings.is_users_memory = true;
             break;
         case 't':
             settings.has_thread = true;
