@@ -22,6 +22,7 @@ enum tl_connect_policy { TL_CONNECT_LAZY = 0, TL_CONNECT_EAGER = 1 };
 enum tl_verbs_keys { TL_VERBS_KEYS_WINDOW = 0, TL_VERBS_KEYS_REGION = 1 };
 
 enum tl_process_vm { TL_PROCESS_VM_AUTO = 0, TL_PROCESS_VM_OFF = 1 };
+enum tl_local_map { TL_LOCAL_MAP_FILES = 0, TL_LOCAL_MAP_OFF = 1 };
 
 /* A number that follows from the machine: "auto". */
 #define TL_SETTING_AUTO UINT64_MAX
@@ -40,6 +41,7 @@ struct tl_local_settings {
     int64_t spin_ns;           /* {"spin": "50us"}: polling without result before sleeping */
     int64_t silence_ns;        /* {"silence": "3s"}: a peer that says nothing for so long while it should is dead */
     enum tl_process_vm process_vm; /* {"process_vm": "auto"}: whether a peer's memory may be read */
+    enum tl_local_map map;         /* {"map": "files"}: which published tensors peers may map instead of copying them */
 };
 
 /* How the RDMA data plane works: "verbs". */

@@ -68,6 +68,12 @@ static const struct tl_choice process_vm_choices[] = {
     {NULL, 0, NULL},
 };
 
+static const struct tl_choice map_choices[] = {
+    {"files", TL_LOCAL_MAP_FILES, NULL},
+    {"off", TL_LOCAL_MAP_OFF, NULL},
+    {NULL, 0, NULL},
+};
+
 static const struct tl_choice log_level_choices[] = {
     {"error", TL_LOG_ERROR, NULL},
     {"warn", TL_LOG_WARN, NULL},
@@ -120,6 +126,7 @@ const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
     {IN("local", "spin"), AT(local.spin_ns), DURATION(0, 1 * SEC, 50 * US)},
     {IN("local", "silence"), AT(local.silence_ns), DURATION(50 * MS, 1 * HOUR, 3 * SEC)},
     {IN("local", "process_vm"), AT(local.process_vm), CHOICE(process_vm_choices, TL_PROCESS_VM_AUTO)},
+    {IN("local", "map"), AT(local.map), CHOICE(map_choices, TL_LOCAL_MAP_FILES)},
     {IN("verbs", "devices"), AT(verbs.devices), .kind = TL_SETTING_DEVICES},
     {IN("verbs", "port"), AT(verbs.port), AUTO_COUNT(1, 255)},
     {IN("verbs", "gid_index"), AT(verbs.gid_index), AUTO_COUNT(0, 255)},

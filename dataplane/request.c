@@ -298,7 +298,9 @@ static bool complete(struct request *request, struct tl_error *ret_result)
     if (!request->is_mapped && advance(request, ret_result) != TL_OK) return true;
     if (fetch->received_bytes < request->received_bytes) return false;
     fetch->path = path_of(request);
-    fetch->path_reason = request->proxy != NULL ? request->proxy_reason : "copied by the owner";
+    fetch->path_reason = request->proxy != NULL             ? request->proxy_reason
+                         : fetch->path == TL_PATH_ZERO_COPY ? request_why_not_mapped(request)
+                                                            : "copied by the owner";
     if (tl_fetch_verify(fetch, request->has_checksum, request->checksum, ret_result) == TL_OK) {
         ret_result->code = TL_OK;
         request->conn->engine->stats.tensors_received++;

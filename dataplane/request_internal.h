@@ -126,6 +126,8 @@ void request_exposure_over(struct request *request);
 
 /* MAPPED has come: maps the value, or remembers that it cannot be. */
 void request_map(struct request *request, const struct tl_message *message);
+/* Why a value that was to be mapped was written instead. */
+const char *request_why_not_mapped(const struct request *request);
 /* It cannot be: the fetch begins once more, without the permission. Frees the request. */
 void request_ask_without_map(struct request *request);
 

@@ -43,6 +43,14 @@ void request_map(struct request *request, const struct tl_message *message)
     tl_meta_cache_put(conn->cache, fetch->key, &cached);
 }
 
+const char *request_why_not_mapped(const struct request *request)
+{
+    if (!request->fetch->may_map) return "the file that it lies in cannot be mapped here";
+    if (request->fetch->wants_checksum) return "not mapped: a checksum is wanted";
+    if (!request->may_map) return "not mapped: only workers of one host can do that (local)";
+    return "not mapped: it is small, lies in no published file, or its owner does not allow it (local.map)";
+}
+
 void request_ask_without_map(struct request *request)
 {
     struct tl_conn *conn = request->conn;

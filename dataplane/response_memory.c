@@ -27,7 +27,7 @@ bool response_share(struct response *response)
                      conn->engine->options.is_mapping_allowed && conn_is_open(conn);
     if (!may_share || size_bytes < SHARED_LEAST_BYTES) return false;
     struct tl_mapped_file *file = tl_mapped_tensor_file(offer->tensor, &response->file_offset);
-    if (file == NULL || tl_tensor_check_readable(offer->tensor, 0, size_bytes, &error) != TL_OK) return false;
+    if (file == NULL || tl_mapped_file_check(file, NULL, 0, &error) != TL_OK) return false;
     response->is_shared = tl_queue_pair_share(conn->pair, file, &response->destination, &error) == TL_OK;
     return response->is_shared;
 }

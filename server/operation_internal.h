@@ -60,6 +60,7 @@ struct tl_op {
     struct tl_offer answer_offer;         /* or this */
     struct tl_tensor *destination;        /* the caller's, NULL: a new one */
     bool wants_checksum;
+    bool may_map;
 
     /* Result. */
     const struct tl_error *error; /* kept; NULL: TL_OK */

@@ -61,6 +61,8 @@ static const char *reason_of(const struct tl_op *op, enum tl_path path)
         return is_on_link ? op->request.path_reason : "";
     case TL_PATH_SERIALIZED:
         return is_on_link ? op->request.path_reason : "strings travel serialized";
+    case TL_PATH_ZERO_COPY:
+        return op->may_map ? op->request.fetch.path_reason : "";
     case TL_PATH_BOUNCE:
         return op->request.fetch.path_reason;
     default:
@@ -256,6 +258,7 @@ void tl_op_receive_start(struct tl_op *op)
         op->request.fetch.key = op->key;
         op->request.fetch.step = op->step;
         op->request.fetch.wants_checksum = op->wants_checksum;
+        op->request.fetch.may_map = op->may_map;
         tl_peer_fetch(op->peer, &op->request);
     }
 }
@@ -292,12 +295,17 @@ enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, c
     if (destination != NULL && !tl_tensor_is_writable(destination)) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the destination for %.64s is read-only", key);
     }
+    bool may_map = options != NULL && options->may_map;
+    if (destination != NULL && may_map) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%.64s cannot be mapped into a destination", key);
+    }
     struct tl_op *op;
     enum tl_status status = tl_op_create(worker, TL_OP_RECV, key, step, timeout_ns, &op, ret_error);
     if (status != TL_OK) return status;
     op->peer = from;
     op->destination = destination != NULL ? tl_tensor_get(destination) : NULL;
     op->wants_checksum = worker->settings.checksum || (options != NULL && options->wants_checksum);
+    op->may_map = may_map;
     op->retry_timer.fire = retry;
     op->answer_letter.deliver = answer_came;
     tl_fetch_init(&op->request.fetch, &fetch_ops);

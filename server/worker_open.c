@@ -22,6 +22,7 @@
 #include "server/completion_queue.h"
 #include "server/worker_internal.h"
 #include "tensor/tensor_file.h"
+#include "tensor/mapped_tensor.h"
 
 #define ABORTED_STEPS_KEPT 1024
 
@@ -113,8 +114,8 @@ static enum tl_status create_control(struct tl_worker *worker, struct tl_error *
     return tl_control_create(worker->loop, &options, &worker->control, ret_error);
 }
 
-/* With a data plane a file is read once into memory that a card can read; where that fails its mapping is served, whose
- * bytes are copied each time. */
+/* With a data plane of cards a file is read once into memory that a card can read; where that fails its mapping is
+ * served, whose bytes are copied each time. Who is on this host may map it all the same. */
 static enum tl_status publish_tensor(struct tl_worker *worker, const char *path, const char *name,
                                      struct tl_tensor *tensor, struct tl_error *ret_error)
 {
@@ -126,8 +127,9 @@ static enum tl_status publish_tensor(struct tl_worker *worker, const char *path,
                        TL_STR("tensor", name), TL_STR("reason", error.message));
     }
     uint64_t publication;
-    enum tl_status status =
-        tl_rendezvous_publish(worker->table, name, 0, copy != NULL ? copy : tensor, &publication, ret_error);
+    enum tl_status status = copy != NULL ? tl_mapped_tensor_is_copied(tensor, copy, ret_error) : TL_OK;
+    if (status == TL_OK)
+        status = tl_rendezvous_publish(worker->table, name, 0, copy != NULL ? copy : tensor, &publication, ret_error);
     tl_tensor_put(copy);
     return status;
 }

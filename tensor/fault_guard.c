@@ -21,6 +21,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <tensorlane/tensor.h>
+
 #include "base/error.h"
 
 #define MAX_RANGES 16384
@@ -124,7 +126,7 @@ static void on_sigbus(int number, siginfo_t *info, void *context)
     errno = old_errno;
 }
 
-enum tl_status tl_fault_guard_install(struct tl_error *ret_error)
+enum tl_status tl_guard_mapped_files(struct tl_error *ret_error)
 {
     static atomic_bool is_installed;
     struct sigaction action = {.sa_sigaction = on_sigbus, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};

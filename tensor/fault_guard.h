@@ -24,8 +24,4 @@ void tl_fault_range_remove(struct tl_fault_range *range); /* NULL is accepted */
 /* True when a page of the mapping could not be read and was replaced by zeros. NULL is never damaged. */
 bool tl_fault_range_is_damaged(const struct tl_fault_range *range);
 
-/* Installs the handler, once per process.
- * Errors: TL_INTERNAL: sigaction failed. */
-enum tl_status tl_fault_guard_install(struct tl_error *ret_error) TL_MUST_USE;
-
 #endif

@@ -191,8 +191,3 @@ enum tl_status tl_mapped_file_check(void *context, const void *data, uint64_t le
         return tl_error_set(ret_error, TL_DATA_LOSS, "a part of %s could not be read", file->path);
     return TL_OK;
 }
-
-enum tl_status tl_mapped_file_guard_process(struct tl_error *ret_error)
-{
-    return tl_fault_guard_install(ret_error);
-}

@@ -5,7 +5,7 @@
  *
  * The file may shrink or lose its disk while it is served. tl_mapped_file_check asks before each read; what slips
  * between the check and the read raises SIGBUS, which a program that serves files turns into zeros and a failed check
- * with tl_mapped_file_guard_process.
+ * with tl_guard_mapped_files.
  */
 #ifndef TENSOR_MAPPED_FILE_H
 #define TENSOR_MAPPED_FILE_H
@@ -52,10 +52,5 @@ void tl_mapped_file_get_stamp(const struct tl_mapped_file *file, struct tl_file_
  * Errors: TL_DATA_LOSS: the file is shorter than when it was mapped or was changed in place (size or modification
  * time), or a read of it has failed; the message names the path. */
 enum tl_status tl_mapped_file_check(void *file, const void *data, uint64_t len_bytes, struct tl_error *ret_error);
-
-/* Installs a SIGBUS handler for the process that maps zeros where a mapped file has none left and makes later checks
- * of that file fail; any other SIGBUS is passed on to the handler that was there. For programs, not for libraries.
- * Errors: TL_INTERNAL: sigaction failed. */
-enum tl_status tl_mapped_file_guard_process(struct tl_error *ret_error) TL_MUST_USE;
 
 #endif

@@ -397,6 +397,16 @@ bool tl_tensor_is_writable(const struct tl_tensor *tensor)
     return !tensor->is_read_only && !tensor->meta_data.is_dead;
 }
 
+bool tl_tensor_is_read_only(const struct tl_tensor *tensor)
+{
+    return tensor->is_read_only;
+}
+
+enum tl_status tl_tensor_check(const struct tl_tensor *tensor, struct tl_error *ret_error)
+{
+    return tl_tensor_check_readable(tensor, 0, tensor->meta_data.size_bytes, ret_error);
+}
+
 enum tl_status tl_tensor_string(const struct tl_tensor *tensor, uint64_t index, struct tl_string *ret_string,
                                 struct tl_error *ret_error)
 {

@@ -119,7 +119,8 @@ struct tl_fetch {
                           keep a value for it */
 
     enum tl_path path;       /* how the bytes came; in done with TL_OK */
-    const char *path_reason; /* with TL_PATH_BOUNCE: why they were copied; lives for ever */
+    const char *path_reason; /* with TL_PATH_BOUNCE: why they were copied on the way; with TL_PATH_ZERO_COPY, when it
+                                could have been mapped: why it was not; lives for ever */
 
     const struct tl_allocator *allocator; /* the transport's, from start to done; NULL: none */
     struct tl_list transport_link;        /* the transport's, from start to done */

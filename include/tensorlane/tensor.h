@@ -144,6 +144,20 @@ TL_API uint64_t tl_tensor_size_bytes(const struct tl_tensor *tensor);
 /* First byte of the elements (serialized form for TL_STRING); NULL is possible when there are no bytes. */
 TL_API void *tl_tensor_data(const struct tl_tensor *tensor);
 TL_API bool tl_tensor_is_dead(const struct tl_tensor *tensor);
+/* True when nobody may write the elements: what was wrapped so, what was received by reference, and what is mapped.
+ * Writing into a mapping ends the process. */
+TL_API bool tl_tensor_is_read_only(const struct tl_tensor *tensor);
+
+/* Whether a tensor that lies in a file still is what it was: the file has neither been shortened nor changed, and could
+ * be read. What was read before a check that succeeds was right. Always TL_OK for tensors that lie in memory.
+ * Errors: TL_DATA_LOSS, naming the file. Thread: any. */
+TL_API enum tl_status tl_tensor_check(const struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Reading a page of a mapped file that somebody has shortened raises SIGBUS, which ends the process. This installs a
+ * handler that puts zeros there and lets tl_tensor_check fail; any other SIGBUS is passed on to the handler that was
+ * there. For programs that publish files or receive with may_map; a library leaves that to its program.
+ * Errors: TL_INTERNAL: sigaction failed. Thread: any. */
+TL_API enum tl_status tl_guard_mapped_files(struct tl_error *ret_error) TL_MUST_USE;
 
 /* One string of a TL_STRING tensor; it points into the tensor.
  * Errors: TL_INVALID_ARGUMENT: not a string tensor. TL_OUT_OF_RANGE: index is not below the element count. */

@@ -190,6 +190,9 @@ struct tl_recv_options {
     size_t size_bytes;             /* sizeof(struct tl_recv_options) */
     struct tl_tensor *destination; /* receive into this host tensor; NULL: a new one. Undefined contents on failure */
     bool wants_checksum;           /* verify all bytes end to end */
+    bool may_map;                  /* we only read: the tensor may be a file of the peer's, mapped read-only. It is when
+                                      both are on one host, the peer allows it, and no checksum is wanted; path tells.
+                                      What was read counts once tl_tensor_check has succeeded */
 };
 
 /* Offers a tensor to one receiver of (key, step), who may ask before or after. The memory is read, not copied: its
@@ -205,13 +208,13 @@ TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_
 
 /* Receives from a peer what it offers as (key, step), or what it has published as key with a version of at least step,
  * whichever is there first. The completion carries the tensor.
- * Errors of the call: TL_INVALID_ARGUMENT: the key, or a destination that is read-only. TL_NOT_FOUND: no such peer.
- * Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer. TL_CANCELLED: tl_cancel or close.
- * TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape). TL_DATA_LOSS: the checksum does not
- * fit, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait at the peer, or no memory here. The
- * status of an aborted step, here or at the peer. A connection that breaks is no error: the same request is made again
- * until the deadline.
- * Ownership: of the destination a reference is held until the completion. */
+ * Errors of the call: TL_INVALID_ARGUMENT: the key, or a destination that is read-only, or one with may_map.
+ * TL_NOT_FOUND: no such peer. Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer.
+ * TL_CANCELLED: tl_cancel or close. TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape).
+ * TL_DATA_LOSS: the checksum does not fit, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait
+ * at the peer, or no memory here. The status of an aborted step, here or at the peer. A connection that breaks is no
+ * error: the same request is made again until the deadline. Ownership: of the destination a reference is held until the
+ * completion. */
 TL_API enum tl_status tl_recv(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
                               const struct tl_recv_options *options, int64_t timeout_ns, struct tl_cq *cq,
                               void *user_data, tl_op_id *ret_op, struct tl_error *ret_error) TL_MUST_USE;

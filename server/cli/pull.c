@@ -130,7 +130,7 @@ static enum tl_status attempt(struct tl_pull *pull, struct tl_error *ret_error)
 static int run(struct tl_pull *pull)
 {
     struct tl_error error = {.code = TL_OK};
-    enum tl_status status = tl_mapped_file_guard_process(&error);
+    enum tl_status status = tl_guard_mapped_files(&error);
     if (status == TL_OK) status = attempt(pull, &error);
     if (status != TL_OK && pull->is_misfit) {
         clear_attempt(pull);

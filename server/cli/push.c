@@ -96,7 +96,7 @@ static void print_summary(const struct push *push)
 static int run(struct push *push, char **paths, size_t path_count)
 {
     struct tl_error error = {.code = TL_OK};
-    enum tl_status status = tl_mapped_file_guard_process(&error);
+    enum tl_status status = tl_guard_mapped_files(&error);
     if (status == TL_OK)
         status = tl_tensor_set_read(&push->set, (const char *const *)paths, path_count, push->prefix, &error);
     if (status == TL_OK) status = tl_target_identify(&push->target, &error);

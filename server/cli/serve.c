@@ -209,7 +209,7 @@ static void drain(struct serve *serve, const sigset_t *signals)
 
 static enum tl_status open_worker(struct serve *serve, struct tl_error *ret_error)
 {
-    enum tl_status status = tl_mapped_file_guard_process(ret_error);
+    enum tl_status status = tl_guard_mapped_files(ret_error);
     if (status != TL_OK) return status;
     const struct tl_worker_options options = {
         .size_bytes = sizeof(options),

@@ -40,7 +40,8 @@ static enum tl_status open_card(void *context, const struct tl_settings *setting
     bool is_local = card->source.find_host != NULL;
     snprintf(name, sizeof(name), "%s%td%s", is_local ? "local" : "card",
              card - (is_local ? card->plane->locals : card->plane->cards), spare);
-    card->provider = fake_provider_open(card->plane->fabric, name, NULL);
+    const struct fake_provider_options options = {.needs_no_regions = is_local, .has_no_mapping = !is_local};
+    card->provider = fake_provider_open(card->plane->fabric, name, &options);
     struct fake_rule fault = card->faults[order];
     fault.provider = card->provider;
     if (fault.kinds != 0) fake_fabric_add_rule(card->plane->fabric, &fault);
@@ -59,6 +60,7 @@ static enum tl_status find_host(void *context, uint8_t ret_host[TL_HOST_BYTES], 
 static void adjust(void *context, struct tl_plane_options *options)
 {
     const struct fake_plane *plane = ((struct fake_card *)context)->plane;
+    options->engine.is_mapping_allowed = true;
     options->memory.pool_bytes = 4 << 20;
     options->memory.max_pool_bytes = plane->pool_bytes > 0 ? plane->pool_bytes : 64 << 20;
     options->engine.peer_memory.max_pool_bytes = options->memory.max_pool_bytes;

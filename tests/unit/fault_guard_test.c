@@ -50,8 +50,8 @@ static struct tl_fault_range *add(int protection)
 START_TEST(zeros_and_damaged)
 {
     struct tl_fault_range *range = add(PROT_READ);
-    ck_assert_int_eq(tl_fault_guard_install(&error), TL_OK);
-    ck_assert_int_eq(tl_fault_guard_install(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
     ck_assert_int_eq(ftruncate(fd, (off_t)page), 0);
     ck_assert_int_eq(bytes[0], 'x');
     ck_assert(!tl_fault_range_is_damaged(range));
@@ -70,7 +70,7 @@ END_TEST
 START_TEST(written_pages)
 {
     struct tl_fault_range *range = add(PROT_READ | PROT_WRITE);
-    ck_assert_int_eq(tl_fault_guard_install(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
     ck_assert_int_eq(ftruncate(fd, 0), 0);
     bytes[7] = 'y';
     ck_assert_int_eq(bytes[7], 'y');
@@ -82,7 +82,7 @@ END_TEST
 START_TEST(unregistered_ends_the_process)
 {
     struct tl_fault_range *range = add(PROT_READ);
-    ck_assert_int_eq(tl_fault_guard_install(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
     tl_fault_range_remove(range);
     ck_assert_int_eq(ftruncate(fd, 0), 0);
     ck_assert_int_eq(bytes[0], 0);
@@ -92,7 +92,7 @@ END_TEST
 START_TEST(sent_signal_ends_the_process)
 {
     struct tl_fault_range *range = add(PROT_READ);
-    ck_assert_int_eq(tl_fault_guard_install(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
     ck_assert_ptr_nonnull(range);
     raise(SIGBUS);
     ck_abort_msg("still here");
@@ -102,7 +102,7 @@ END_TEST
 START_TEST(sent_signal_stays_ignored)
 {
     signal(SIGBUS, SIG_IGN);
-    ck_assert_int_eq(tl_fault_guard_install(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
     ck_assert_int_eq(raise(SIGBUS), 0);
 }
 END_TEST
@@ -110,7 +110,7 @@ END_TEST
 START_TEST(failed_access_cannot_be_ignored)
 {
     signal(SIGBUS, SIG_IGN);
-    ck_assert_int_eq(tl_fault_guard_install(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
     ck_assert_int_eq(ftruncate(fd, 0), 0);
     ck_assert_int_eq(bytes[0], 0);
 }
@@ -133,7 +133,7 @@ static void full_handler(int number, siginfo_t *info, void *context)
 START_TEST(passed_to_a_simple_handler)
 {
     signal(SIGBUS, simple_handler);
-    ck_assert_int_eq(tl_fault_guard_install(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
     raise(SIGBUS);
     ck_assert_int_eq(passed_count, 1);
 }
@@ -143,7 +143,7 @@ START_TEST(passed_to_a_full_handler)
 {
     struct sigaction action = {.sa_sigaction = full_handler, .sa_flags = SA_SIGINFO};
     sigaction(SIGBUS, &action, NULL);
-    ck_assert_int_eq(tl_fault_guard_install(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
     raise(SIGBUS);
     ck_assert_int_eq(passed_count, 1);
     ck_assert_int_eq(ftruncate(fd, 0), 0);

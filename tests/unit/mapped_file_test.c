@@ -12,6 +12,7 @@
 #include "tests/fakes/temp_folder.h"
 
 #include "tensor/mapped_file.c"
+#include "tensor/tensor.h"
 
 static struct tl_error error;
 static struct tl_mapped_file *file;
@@ -123,7 +124,7 @@ START_TEST(read_failed)
 {
     const struct timespec times[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
     signal(SIGBUS, SIG_DFL);
-    ck_assert_int_eq(tl_mapped_file_guard_process(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
     ck_assert_int_eq(truncate(temp_path("f"), 0), 0);
     ck_assert_int_eq(*(const volatile char *)tl_mapped_file_data(file), 0);
     temp_write(temp_path("f"), "hello", 5);

@@ -31,15 +31,17 @@ START_TEST(lies_in_the_file)
     uint64_t offset = 0;
     ck_assert_int_eq(tl_mapped_tensor_create(file, 7, TL_U8, &three, &tensor, &error), TL_OK);
     ck_assert_mem_eq(tl_tensor_data(tensor), "wor", 3);
-    ck_assert(!tl_tensor_is_writable(tensor));
+    ck_assert(!tl_tensor_is_writable(tensor) && tl_tensor_is_read_only(tensor));
     ck_assert_ptr_eq(tl_mapped_tensor_file(tensor, &offset), file);
     ck_assert_uint_eq(offset, 7);
     /* It keeps the file. */
     tl_mapped_file_put(file);
     ck_assert_mem_eq(tl_tensor_data(tensor), "wor", 3);
     ck_assert_int_eq(tl_tensor_check_readable(tensor, 0, 3, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_check(tensor, &error), TL_OK);
     ck_assert_int_eq(truncate(temp_path("f"), 11), 0);
     ck_assert_int_eq(tl_tensor_check_readable(tensor, 0, 3, &error), TL_DATA_LOSS);
+    ck_assert_int_eq(tl_tensor_check(tensor, &error), TL_DATA_LOSS);
 }
 END_TEST
 
@@ -53,6 +55,29 @@ START_TEST(alias)
     ck_assert_ptr_eq(tl_mapped_tensor_file(tensor, &offset), file);
     ck_assert_uint_eq(offset, 2);
     tl_mapped_file_put(file);
+}
+END_TEST
+
+/* The copy tells of the file, and keeps it, until it goes itself. */
+START_TEST(copy)
+{
+    struct tl_tensor *original = NULL;
+    uint64_t offset = 0;
+    int lowest = dup(0);
+    close(lowest);
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 1, three.dims, &tensor, &error), TL_OK);
+    ck_assert_int_eq(tl_mapped_tensor_create(file, 2, TL_U8, &three, &original, &error), TL_OK);
+    ck_assert_int_eq(tl_mapped_tensor_is_copied(original, tensor, &error), TL_OK);
+    tl_tensor_put(original);
+    tl_mapped_file_put(file);
+    ck_assert_ptr_eq(tl_mapped_tensor_file(tensor, &offset), file);
+    ck_assert_uint_eq(offset, 2);
+    ck_assert(tl_tensor_is_writable(tensor));
+    tl_tensor_put(tensor);
+    tensor = NULL;
+    int after = dup(0);
+    close(after);
+    ck_assert_int_eq(after, lowest - 1);
 }
 END_TEST
 
@@ -71,6 +96,7 @@ START_TEST(in_no_file)
     uint64_t offset = 0;
     ck_assert_int_eq(tl_tensor_create(TL_U8, 1, three.dims, &tensor, &error), TL_OK);
     ck_assert_ptr_null(tl_mapped_tensor_file(tensor, &offset));
+    ck_assert(!tl_tensor_is_read_only(tensor));
     tl_mapped_file_put(file);
 }
 END_TEST
@@ -82,6 +108,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, lies_in_the_file);
     tcase_add_test(tcase, alias);
+    tcase_add_test(tcase, copy);
     tcase_add_test(tcase, does_not_fit);
     tcase_add_test(tcase, in_no_file);
     suite_add_tcase(suite, tcase);

@@ -77,6 +77,7 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(settings->local.spin_ns, 50000);
     ck_assert_int_eq(settings->local.silence_ns, 3 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->local.process_vm, TL_PROCESS_VM_AUTO);
+    ck_assert_int_eq(settings->local.map, TL_LOCAL_MAP_FILES);
     ck_assert_ptr_null(settings->verbs.devices);
     ck_assert_uint_eq(settings->verbs.port, TL_SETTING_AUTO);
     ck_assert_uint_eq(settings->verbs.gid_index, TL_SETTING_AUTO);
@@ -250,7 +251,7 @@ START_TEST(every_setting_can_be_set)
         "\"piece\": \"4KiB\", \"spin\": \"0\", \"slots\": 16, \"silence\": \"1s\", \"bounce\": true},\n"
         "\"local\": {\"socket_folder\": \"/run/x\", \"users\": [7, \"alice\"], \"pool\": \"1MiB\", \"max_pool\": "
         "\"3MiB\",\n"
-        "\"slots\": 17, \"spin\": \"1us\", \"silence\": \"2s\", \"process_vm\": \"off\"}}";
+        "\"slots\": 17, \"spin\": \"1us\", \"silence\": \"2s\", \"process_vm\": \"off\", \"map\": \"off\"}}";
     static const char *const written[TL_SETTING_COUNT_ALL] = {
         "\"grpc\"",
         "\"off\"",
@@ -278,6 +279,7 @@ START_TEST(every_setting_can_be_set)
         "\"1us\"",
         "\"2s\"",
         "\"off\"",
+        "\"off\"",
         /* verbs */
         "\"a:1,^b\"",
         "2",
@@ -303,9 +305,9 @@ START_TEST(every_setting_can_be_set)
         "\"debug\"",
         "\"json\"",
     };
-    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1,  1,  1,  2,  2,  3,  3,  3,  3, 3, 4, 4, 4, 4, 5,
-                                                         5, 10, 10, 10, 10, 11, 11, 11, 11, 6, 6, 6, 6, 6, 7, 7,
-                                                         7, 7,  7,  8,  8,  8,  8,  8,  9,  9, 9, 9, 9, 5, 5};
+    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1,  1,  1,  2,  2,  3,  3,  3,  3,  3, 4, 4, 4, 4, 5,
+                                                         5, 10, 10, 10, 10, 11, 11, 11, 11, 11, 6, 6, 6, 6, 6, 7,
+                                                         7, 7,  7,  7,  8,  8,  8,  8,  8,  9,  9, 9, 9, 9, 5, 5};
     const struct tl_settings_layer *layer;
     open_text(text);
     ck_assert_int_eq(read_level(TL_LEVEL_TASK, &layer), TL_OK);
@@ -321,6 +323,7 @@ START_TEST(every_setting_can_be_set)
     ck_assert_str_eq(layer->settings.local.socket_folder, "/run/x");
     ck_assert_str_eq(layer->settings.local.users, "7,alice");
     ck_assert_int_eq(layer->settings.local.process_vm, TL_PROCESS_VM_OFF);
+    ck_assert_int_eq(layer->settings.local.map, TL_LOCAL_MAP_OFF);
     ck_assert_str_eq(layer->settings.verbs.devices, "a:1,^b");
     ck_assert_uint_eq(layer->settings.verbs.gid_index, 0);
     ck_assert_uint_eq(layer->settings.verbs.mtu_bytes, 512);

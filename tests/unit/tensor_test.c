@@ -586,6 +586,7 @@ START_TEST(guarded)
     struct tl_tensor_view view = float_view();
     ck_assert_int_eq(tl_tensor_wrap(&view, &tensor, &error), TL_OK);
     ck_assert_int_eq(tl_tensor_check_readable(tensor, 4, 8, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_check(tensor, &error), TL_OK);
     tl_tensor_set_guard(tensor, guard, &error);
     ck_assert_int_eq(tl_tensor_check_readable(tensor, 4, 8, &error), TL_DATA_LOSS);
     ck_assert_int_eq(tl_tensor_check_readable(tensor, 24, 0, &error), TL_OK);

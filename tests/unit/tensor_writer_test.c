@@ -224,7 +224,7 @@ START_TEST(page_could_not_be_written)
     signal(SIGBUS, SIG_DFL);
     ck_assert_int_eq(start(temp_path("out"), true), TL_OK);
     ck_assert_int_eq(tl_tensor_writer_give_back_space(writer, &error), TL_OK);
-    ck_assert_int_eq(tl_mapped_file_guard_process(&error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
     ck_assert_int_eq(tl_tensor_writer_check(writer, &error), TL_OK);
     char lost[300];
     snprintf(lost, sizeof(lost), "%s/b", tl_tensor_writer_temporary_path(writer));
