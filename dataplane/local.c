@@ -29,7 +29,7 @@
 #define POLLS_PER_CLOCK 64
 #define EVENTS_PER_LOOK 64
 /* For each sleep a peer sends one wake at most, and a socket holds some hundreds. */
-#define UNHEARD_SLEEPS 32
+#define UNHEARD_SLEEPS 64
 /* Of one pair in one poll. */
 #define SLOTS_PER_POLL 64
 /* Each pair has two descriptors, and a third while it connects. */
@@ -75,11 +75,14 @@ static struct local_caller *find_caller(const struct local_provider *provider, u
     return NULL;
 }
 
-/* What has come is most often a wake, which says nothing: it is read with what comes later. */
-static bool is_worth_hearing(const struct local_pair *pair, uint32_t events)
+/* After a sleep, what has come is most often a wake, which says nothing: it is read with what comes later. Otherwise
+ * the peer has counted it. */
+static bool is_mere_wake(const struct local_pair *pair, uint32_t events)
 {
-    return events != EPOLLIN || pair->state != LOCAL_CONNECTED || pair->awaits_segment ||
-           pair->provider->sleeps - pair->heard_sleeps >= UNHEARD_SLEEPS;
+    const struct local_provider *provider = pair->provider;
+    if (!provider->has_slept || events != EPOLLIN || pair->state != LOCAL_CONNECTED) return false;
+    return atomic_load_explicit(&pair->in.head->news, memory_order_acquire) == pair->news_heard &&
+           provider->sleeps - pair->heard_sleeps < UNHEARD_SLEEPS;
 }
 
 static void handle(struct local_provider *provider, uint64_t number, uint32_t events)
@@ -91,7 +94,7 @@ static void handle(struct local_provider *provider, uint64_t number, uint32_t ev
     if (number == LISTENER_NUMBER) {
         local_take_calls(provider);
     } else if (pair != NULL) {
-        if (is_process || is_worth_hearing(pair, events)) local_pair_hear(pair);
+        if (is_process || !is_mere_wake(pair, events)) local_pair_hear(pair);
     } else if (caller != NULL) {
         local_hear_caller(provider, caller);
     }
@@ -129,10 +132,11 @@ static unsigned look(struct local_provider *provider)
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         if (pair->state == LOCAL_DIALING) local_try_connect(pair);
         if (pair->state == LOCAL_CONNECTED && pair->told_unsent > 0) local_tell_segments(pair);
-        if (pair->state != LOCAL_CONNECTED || !(pair->must_hear || pair->awaits_segment)) continue;
-        happened += pair->must_hear;
+        if (pair->state != LOCAL_CONNECTED || !pair->must_hear) continue;
         local_pair_hear(pair);
+        happened++;
     }
+    provider->has_slept = false;
     return happened;
 }
 
@@ -216,7 +220,7 @@ static void provider_disarm(struct tl_provider *base)
     struct local_provider *provider = local_provider_of(base);
     if (provider->is_armed) set_states(provider, false);
     provider->is_armed = false;
-    provider->must_look = true;
+    provider->must_look = provider->has_slept = true;
 }
 
 /* ----------------------------------------------------------------------------------------------- opening, closing --

@@ -35,6 +35,8 @@ struct local_ring_head {
     _Alignas(LOCAL_LINE_BYTES) _Atomic uint32_t consumed; /* slots, now and then */
     /* Written by the writer: how many of the reader's LOCAL_SLOT_READ it has carried out. */
     _Alignas(LOCAL_LINE_BYTES) _Atomic uint32_t answered;
+    /* ... and how many packets it has sent that are more than a wake. */
+    _Atomic uint32_t news;
 };
 
 enum local_slot_kind {
@@ -266,6 +268,7 @@ struct local_provider {
     unsigned polls_to_look;
     int64_t next_look_ns;
     bool must_look; /* at the sockets, in the next poll */
+    bool has_slept; /* since it has looked */
     bool is_armed;
     uint32_t sleeps;
     struct tl_local_stats stats;
@@ -331,9 +334,10 @@ struct local_pair {
     uint32_t woken_state;  /* of the peer, in which it was woken last */
     bool has_posted;       /* since the peer's state was looked at */
     bool is_stalled;       /* there is no room in the peer's ring */
-    bool awaits_segment;   /* of the peer's, to write to it */
     bool must_hear;        /* its socket was not read to the end */
     uint32_t heard_sleeps; /* provider->sleeps when its socket was read last */
+    uint32_t news_heard;   /* packets, but for wakes */
+    uint32_t news_sent;
 
     /* What was posted: a ring of its own, numbers modulo 2^32. */
     struct local_work *works; /* [work_capacity] */

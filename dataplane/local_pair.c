@@ -157,6 +157,7 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
         local_hello_came(pair, &packet->hello, fd);
         return;
     }
+    pair->news_heard += packet->kind != LOCAL_PACKET_WAKE;
     if (pair->state != LOCAL_CONNECTED) {
         local_pair_violation(pair, "a packet in front of the greeting");
     } else if (packet->kind == LOCAL_PACKET_ATTACH) {
@@ -169,8 +170,8 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
 
 void local_pair_hear(struct local_pair *pair)
 {
-    pair->heard_sleeps = pair->provider->sleeps;
     pair->must_hear = false;
+    pair->heard_sleeps = pair->provider->sleeps;
     /* News come once: all of it, unless that has no end. */
     for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
         union local_packet packet;

@@ -117,9 +117,8 @@ static enum carrying copy(struct local_pair *pair, struct local_work *work, uint
 {
     const struct local_place *place = &work->place;
     struct local_mapped *mapped = find_mapped(pair, place->number);
-    pair->awaits_segment = mapped == NULL && place->number - pair->next_mapped < LOCAL_MAX_SEGMENTS;
-    if (pair->awaits_segment) {
-        pair->provider->must_look = true; /* it was sent before the message that told of it */
+    if (mapped == NULL && place->number - pair->next_mapped < LOCAL_MAX_SEGMENTS) {
+        pair->must_hear = pair->provider->must_look = true; /* it was sent before the message that told of it */
         return CARRYING_WAITS;
     }
     bool is_there = mapped != NULL && place->offset_bytes <= mapped->len_bytes &&
@@ -344,6 +343,15 @@ void local_write(struct tl_queue_pair *base, const struct tl_region *region, con
 
 /* ----------------------------------------------------------------------------------------------------- exposures -- */
 
+/* The number comes first: who sees the packet sees that it is worth reading. */
+static bool send_news(struct local_pair *pair, const struct local_segment_packet *packet, int fd)
+{
+    atomic_store_explicit(&pair->out.head->news, pair->news_sent + 1, memory_order_seq_cst);
+    if (!local_send(pair->socket, packet, sizeof(*packet), fd)) return false;
+    pair->news_sent++;
+    return true;
+}
+
 void local_tell_segments(struct local_pair *pair)
 {
     for (size_t i = 0; i < pair->told_count; i++) {
@@ -351,7 +359,7 @@ void local_tell_segments(struct local_pair *pair)
         if (told->fd < 0) continue;
         const struct local_segment_packet packet = {
             .kind = LOCAL_PACKET_ATTACH, .number = told->number, .len_bytes = told->len_bytes};
-        if (!local_send(pair->socket, &packet, sizeof(packet), told->fd)) return;
+        if (!send_news(pair, &packet, told->fd)) return;
         told->fd = -1;
         pair->told_unsent--;
     }
@@ -371,7 +379,7 @@ void local_forget_region(struct local_pair *pair, uint64_t region_number)
             return;
         }
         const struct local_segment_packet packet = {.kind = LOCAL_PACKET_DETACH, .number = told.number};
-        if (pair->state == LOCAL_CONNECTED) (void)local_send(pair->socket, &packet, sizeof(packet), -1);
+        if (pair->state == LOCAL_CONNECTED) (void)send_news(pair, &packet, -1);
         return;
     }
 }

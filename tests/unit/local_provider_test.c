@@ -1,21 +1,469 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Messages, writes, exposures, sleeping and the end over the local provider. */
-#include "dataplane/local.h"
+/* Messages, writes, exposures and sleeping over the local provider, both sides in one process. */
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
-#include <check.h>
-
-#include "base/clock.h"
 #include "dataplane/probe.h"
+#include "fakes/local_sides.h"
 
-#define PATIENCE_NS (30 * TL_NS_PER_SEC)
+static void setup(void)
+{
+    sides_set_up(NULL);
+}
+
+static void set_up_unread(void)
+{
+    sides_set_up(&(struct tl_local_options){.is_reading_forbidden = true});
+}
+
+/* ------------------------------------------------------------------------------------------------------ messages -- */
 
 START_TEST(a_probe)
 {
-    struct tl_provider *provider;
     struct tl_error error = {0};
-    ck_assert_msg(tl_local_open(&(struct tl_local_options){0}, &provider, &error) == TL_OK, "%s", error.message);
-    ck_assert_msg(tl_provider_probe(provider, TL_KEYS_REGION, PATIENCE_NS, &error) == TL_OK, "%s", error.message);
-    provider->ops->close(provider);
+    ck_assert_msg(tl_provider_probe(a.provider, TL_KEYS_REGION, PATIENCE_NS, &error) == TL_OK, "%s", error.message);
+    ck_assert_int_eq(tl_provider_probe(a.provider, TL_KEYS_WINDOW, PATIENCE_NS, &error), TL_FAILED_PRECONDITION);
+}
+END_TEST
+
+START_TEST(messages_arrive)
+{
+    const uint32_t sizes[] = {0, 1, 48, 49, 256, TL_SLOT_BYTES};
+    uint8_t data[TL_SLOT_BYTES];
+    fill_bytes(data, sizeof(data), 3);
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(sizes); i++) {
+        struct job job = new_job();
+        side_message(&a, data, sizes[i], &job);
+        ck_assert_uint_eq(job.done, 0); /* only within poll */
+        PUMP_UNTIL(b.messages == i + 1 && job.done == 1);
+        ck_assert_int_eq(job.status, TL_OK);
+        ck_assert_uint_eq(b.last_len, sizes[i]);
+        ck_assert_int_eq(memcmp(b.last, data, sizes[i]), 0);
+    }
+}
+END_TEST
+
+START_TEST(answers_from_callbacks)
+{
+    b.answers = true;
+    for (unsigned i = 1; i <= 1000; i++) {
+        side_message(&a, "ping", 4, NULL);
+        PUMP_UNTIL(a.messages == i);
+    }
+    ck_assert_uint_eq(b.messages, 1000);
+}
+END_TEST
+
+/* Far more posts than the ring has slots; done in the order of posting. */
+START_TEST(many_posts)
+{
+    enum { COUNT = 5000 };
+    static struct job jobs[COUNT];
+    unsigned posted = 0;
+    for (unsigned i = 0; i < COUNT; i++)
+        jobs[i] = new_job();
+    while (posted < COUNT) {
+        while (posted < COUNT && a.pair->ops->room(a.pair) > 0) {
+            a.pair->ops->message(a.pair, &posted, sizeof(posted), &jobs[posted].work);
+            posted++;
+        }
+        tl_queue_pair_ring(a.pair);
+        PUMP_UNTIL(a.pair->ops->room(a.pair) > 0);
+    }
+    PUMP_UNTIL(b.messages == COUNT && jobs[COUNT - 1].done == 1);
+    ck_assert_mem_eq(b.last, &(unsigned){COUNT - 1}, sizeof(unsigned));
+    for (unsigned i = 1; i < COUNT; i++)
+        ck_assert(jobs[i].done == 1 && jobs[i].order == jobs[i - 1].order + 1 && jobs[i].status == TL_OK);
+}
+END_TEST
+
+/* What is posted without anybody reading it waits here, and arrives in order. */
+START_TEST(a_reader_that_pauses)
+{
+    unsigned count = 0;
+    for (; a.pair->ops->room(a.pair) > 0; count++)
+        side_message(&a, &count, sizeof(count), NULL);
+    ck_assert_uint_ge(count, 16 + 12);
+    PUMP_UNTIL(b.messages == count);
+    ck_assert_mem_eq(b.last, &(unsigned){count - 1}, sizeof(unsigned));
+    PUMP_UNTIL(a.pair->ops->room(a.pair) == 16);
+}
+END_TEST
+
+/* -------------------------------------------------------------------------------------------------------- writes -- */
+
+START_TEST(writes_into_segments)
+{
+    struct tl_exposure exposure = {0};
+    struct job silent = new_job(), telling = new_job(), empty = new_job();
+    struct tl_region *region = side_map(&b, MIB);
+    uint8_t *target = region->address, *source = malloc(MIB);
+    fill_bytes(source, MIB, 1);
+    side_expose(&b, region, target + 4096, 65536, &exposure);
+    side_write(&a, source + 100, 1000, &exposure, 0, false, 0, &silent);
+    side_write(&a, source + 2000, 64536, &exposure, 1000, true, 0xcafe0001, &telling);
+    PUMP_UNTIL(b.immediates == 1 && telling.done == 1);
+    ck_assert_uint_lt(silent.order, telling.order);
+    ck_assert_uint_eq(b.last_immediate, 0xcafe0001);
+    ck_assert_uint_eq(b.last_immediate_len, 64536);
+    ck_assert_int_eq(memcmp(target + 4096, source + 100, 1000), 0);
+    ck_assert_int_eq(memcmp(target + 5096, source + 2000, 64536), 0);
+    ck_assert_uint_eq(target[4095], 0);
+    ck_assert_uint_eq(target[4096 + 65536], 0);
+    a.pair->ops->write(a.pair, NULL, NULL, 0, &(struct tl_descriptor){0}, 0, true, 7, &empty.work);
+    tl_queue_pair_ring(a.pair);
+    PUMP_UNTIL(b.immediates == 2 && empty.done == 1);
+    ck_assert_uint_eq(b.last_immediate_len, 0);
+    b.pair->ops->revoke(b.pair, &exposure, NULL);
+    region_drop(region);
+    free(source);
+}
+END_TEST
+
+/* Larger than what is copied in one poll, to a segment whose pages are looked after; a message in the other direction
+ * comes through meanwhile, and what was posted after it comes after it. */
+START_TEST(large_writes)
+{
+    const uint64_t len_bytes = 24 * MIB;
+    struct tl_exposure exposure = {0};
+    struct job large = new_job(), after = new_job();
+    struct tl_region *region = side_map(&b, len_bytes + 4096);
+    uint8_t *target = region->address, *source = malloc(len_bytes);
+    fill_bytes(source, len_bytes, 2);
+    side_expose(&b, region, target + 100, len_bytes, &exposure);
+    b.watched = target + 100 + len_bytes - 1;
+    side_write(&a, source, len_bytes, &exposure, 0, true, 1, &large);
+    side_message(&a, "after", 5, &after);
+    side_message(&b, "meanwhile", 9, NULL);
+    PUMP_UNTIL(a.messages == 1);
+    ck_assert_uint_eq(large.done, 0);
+    ck_assert_uint_eq(b.messages, 0);
+    PUMP_UNTIL(after.done == 1 && b.messages == 1);
+    ck_assert_uint_eq(b.immediates, 1);
+    ck_assert_uint_lt(large.order, after.order);
+    ck_assert_uint_eq(b.watched_value, source[len_bytes - 1]);
+    ck_assert_int_eq(memcmp(target + 100, source, len_bytes), 0);
+    struct tl_local_stats stats;
+    tl_local_get_stats(a.provider, &stats);
+    ck_assert_uint_eq(stats.bytes_written, len_bytes);
+    region_drop(region);
+    free(source);
+}
+END_TEST
+
+/* The reader maps nothing, the writer unmaps what has gone, and what comes in its place is mapped anew. */
+START_TEST(segments_come_and_go)
+{
+    side_message(&a, "", 0, NULL);
+    PUMP_UNTIL(b.messages == 1);
+    unsigned descriptors = count_descriptors(), mappings = count_mappings();
+    for (unsigned i = 0; i < 40; i++) {
+        struct tl_exposure exposure = {0};
+        struct tl_region *region = side_map(&b, 8192);
+        side_expose(&b, region, region->address, 8192, &exposure);
+        side_write(&a, &i, sizeof(i), &exposure, 16, true, i, NULL);
+        PUMP_UNTIL(b.immediates == i + 1);
+        ck_assert_mem_eq((uint8_t *)region->address + 16, &i, sizeof(i));
+        region_drop(region);
+    }
+    PUMP_UNTIL(count_mappings() == mappings && count_descriptors() == descriptors);
+}
+END_TEST
+
+static void write_outside(uint64_t len_bytes)
+{
+    struct tl_exposure exposure = {0};
+    struct job first = new_job(), second = new_job(), after = new_job();
+    uint8_t *target = calloc(1, len_bytes + 1), *source = malloc(len_bytes);
+    fill_bytes(source, len_bytes, 5);
+    ck_assert_ptr_null(b.pair->outside_refusal);
+    side_expose(&b, NULL, target, len_bytes, &exposure);
+    side_write(&a, source, len_bytes / 2, &exposure, 0, false, 0, &first);
+    side_write(&a, source + len_bytes / 2, len_bytes - len_bytes / 2, &exposure, len_bytes / 2, true, 77, &second);
+    side_message(&a, "after", 5, &after);
+    PUMP_UNTIL(after.done == 1 && b.messages == 1);
+    ck_assert_uint_eq(b.immediates, 1);
+    ck_assert_uint_eq(b.last_immediate_len, len_bytes - len_bytes / 2);
+    ck_assert(first.order < second.order && second.order < after.order);
+    ck_assert_int_eq(memcmp(target, source, len_bytes), 0);
+    ck_assert_uint_eq(target[len_bytes], 0);
+    struct tl_local_stats stats;
+    tl_local_get_stats(b.provider, &stats);
+    ck_assert_uint_eq(stats.bytes_read, len_bytes);
+    b.pair->ops->revoke(b.pair, &exposure, NULL);
+    free(target);
+    free(source);
+}
+
+START_TEST(memory_of_users)
+{
+    write_outside(_i == 0 ? 100 : 9 * MIB + 5);
+}
+END_TEST
+
+/* A write that comes when nothing is exposed any more ends the connection and writes nothing. */
+START_TEST(memory_that_is_not_exposed_any_more)
+{
+    struct tl_exposure exposure = {0};
+    struct job job = new_job();
+    uint8_t target[64] = {0}, source[64] = {1};
+    side_expose(&b, NULL, target, sizeof(target), &exposure);
+    struct tl_exposure told = exposure;
+    b.pair->ops->revoke(b.pair, &exposure, NULL);
+    side_expose(&b, NULL, target, sizeof(target), &exposure); /* in its place */
+    side_write(&a, source, sizeof(source), &told, 0, true, 1, &job);
+    PUMP_UNTIL(b.drained && a.drained);
+    ck_assert_uint_eq(job.status, TL_CANCELLED);
+    ck_assert_uint_eq(b.immediates, 0);
+    ck_assert_uint_eq(target[0], 0);
+    ck_assert_ptr_nonnull(strstr(b.reason.message, "not exposed"));
+}
+END_TEST
+
+START_TEST(reading_is_forbidden)
+{
+    struct tl_exposure exposure = {0};
+    struct tl_error error = {0};
+    uint8_t target[64];
+    ck_assert_ptr_nonnull(strstr(b.pair->outside_refusal, "local.read_memory"));
+    ck_assert_int_eq(tl_queue_pair_expose(b.pair, NULL, target, sizeof(target), &exposure, &error),
+                     TL_FAILED_PRECONDITION);
+}
+END_TEST
+
+/* A descriptor that no peer of ours makes: only the connection pays. */
+START_TEST(places_that_cannot_be)
+{
+    struct tl_exposure exposure = {0};
+    struct job job = new_job();
+    struct tl_region *region = side_map(&b, 8192);
+    uint8_t source[16] = {0};
+    side_expose(&b, region, region->address, 8192, &exposure);
+    switch (_i) {
+    case 0: /* beyond the end of what is exposed */
+        side_write(&a, source, sizeof(source), &exposure, 8192 - 15, true, 1, &job);
+        break;
+    case 1:
+        side_write(&a, source, sizeof(source), &exposure, UINT64_MAX - 7, true, 1, &job);
+        break;
+    case 2: /* more is said to be exposed than the segment has */
+        exposure.descriptor.bytes[24] = 1;
+        exposure.descriptor.bytes[27] = 1;
+        side_write(&a, source, sizeof(source), &exposure, 8192, true, 1, &job);
+        break;
+    case 3:
+        exposure.descriptor.len_bytes--;
+        side_write(&a, source, sizeof(source), &exposure, 0, true, 1, &job);
+        break;
+    default: /* a segment that was never told of, and never will be */
+        exposure.descriptor.bytes[7] = 0x7f;
+        side_write(&a, source, sizeof(source), &exposure, 0, true, 1, &job);
+        break;
+    }
+    PUMP_UNTIL(a.drained && b.drained);
+    ck_assert_int_eq(job.status, TL_CANCELLED);
+    ck_assert_uint_eq(b.immediates, 0);
+    ck_assert_ptr_nonnull(strstr(a.reason.message, "broken the protocol"));
+    region_drop(region);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------ sleeping -- */
+
+static bool is_readable(const struct side *side, int timeout_ms)
+{
+    struct pollfd descriptor = {.fd = side->provider->fd, .events = POLLIN};
+    return poll(&descriptor, 1, timeout_ms) == 1;
+}
+
+static uint64_t wakes(const struct side *side)
+{
+    struct tl_local_stats stats;
+    tl_local_get_stats(side->provider, &stats);
+    return stats.wakes_sent;
+}
+
+/* Polls until there is nothing to read. */
+static void settle(struct side *side)
+{
+    do {
+        side_poll(side);
+        tl_provider_disarm(side->provider);
+        side_poll(side);
+    } while (is_readable(side, 0));
+}
+
+START_TEST(no_system_call_between_two_that_are_awake)
+{
+    b.answers = true;
+    uint64_t before = wakes(&a) + wakes(&b);
+    for (unsigned i = 1; i <= 200; i++) {
+        side_message(&a, "ping", 4, NULL);
+        PUMP_UNTIL(a.messages == i);
+    }
+    ck_assert_uint_eq(wakes(&a) + wakes(&b), before);
+}
+END_TEST
+
+START_TEST(a_sleeper_is_woken_once)
+{
+    for (unsigned i = 1; i <= 100; i++) {
+        settle(&b);
+        ck_assert(tl_provider_arm(b.provider));
+        ck_assert_uint_eq(b.provider->ops->poll(b.provider), 0);
+        ck_assert(!is_readable(&b, 0));
+        uint64_t before = wakes(&a);
+        side_message(&a, "one", 3, NULL);
+        side_message(&a, "two", 3, NULL);
+        ck_assert_uint_eq(wakes(&a), before + 1);
+        ck_assert(is_readable(&b, 1000));
+        tl_provider_disarm(b.provider);
+        PUMP_UNTIL(b.messages == 2 * i);
+    }
+}
+END_TEST
+
+/* Posted between arm and the poll that follows it: that poll finds it. */
+START_TEST(nothing_is_slept_over)
+{
+    ck_assert(tl_provider_arm(b.provider));
+    side_message(&a, "now", 3, NULL);
+    PUMP_UNTIL(b.messages == 1);
+    uint64_t before = wakes(&a);
+    side_message(&a, "awake", 5, NULL); /* what was found ended the sleep */
+    ck_assert_uint_eq(wakes(&a), before);
+}
+END_TEST
+
+/* The ring is full while its writer sleeps: room wakes it, and nothing else does. */
+START_TEST(room_wakes_who_waits_for_it)
+{
+    for (unsigned i = 0; i < 20; i++)
+        a.pair->ops->message(a.pair, "x", 1, NULL);
+    tl_queue_pair_ring(a.pair);
+    settle(&a);
+    ck_assert(tl_provider_arm(a.provider));
+    ck_assert_uint_eq(a.provider->ops->poll(a.provider), 0);
+    ck_assert(!is_readable(&a, 0));
+    for (unsigned i = 0; i < 100; i++)
+        side_poll(&b);
+    ck_assert_uint_ge(b.messages, 12);
+    ck_assert_uint_lt(b.messages, 20);
+    ck_assert(is_readable(&a, 1000));
+    tl_provider_disarm(a.provider);
+    PUMP_UNTIL(b.messages == 20);
+    settle(&a);
+    ck_assert(tl_provider_arm(a.provider));
+    ck_assert_uint_eq(a.provider->ops->poll(a.provider), 0);
+    for (unsigned i = 0; i < 12; i++)
+        b.pair->ops->message(b.pair, "x", 1, NULL);
+    tl_queue_pair_ring(b.pair);
+    tl_provider_disarm(a.provider);
+    PUMP_UNTIL(a.messages == 12);
+}
+END_TEST
+
+START_TEST(the_end_wakes)
+{
+    settle(&b);
+    ck_assert(tl_provider_arm(b.provider));
+    ck_assert_uint_eq(b.provider->ops->poll(b.provider), 0);
+    side_message(&a, "last", 4, NULL);
+    side_end(&a);
+    ck_assert(is_readable(&b, 1000));
+    tl_provider_disarm(b.provider);
+    PUMP_UNTIL(b.drained);
+    ck_assert_uint_eq(b.messages, 1); /* what had been posted has arrived */
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------- the end -- */
+
+START_TEST(sever_cancels_what_is_open)
+{
+    struct job jobs[12];
+    static uint8_t source[4 * MIB];
+    struct tl_exposure exposure = {0};
+    struct tl_region *region = side_map(&b, sizeof(source));
+    side_expose(&b, region, region->address, sizeof(source), &exposure);
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(jobs); i++) {
+        jobs[i] = new_job();
+        side_write(&a, source, sizeof(source), &exposure, 0, true, i, &jobs[i]);
+    }
+    side_sever(&a);
+    side_sever(&a); /* harmless */
+    PUMP_UNTIL(a.drained && b.drained);
+    unsigned done = 0;
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(jobs); i++) {
+        ck_assert_uint_eq(jobs[i].done, 1);
+        if (jobs[i].status == TL_OK) done++;
+        ck_assert(i == 0 || jobs[i].order > jobs[i - 1].order);
+    }
+    ck_assert_uint_lt(done, TL_ARRAY_COUNT(jobs));
+    ck_assert_uint_le(done, b.immediates); /* whatever was said to be done has arrived */
+    ck_assert_uint_eq(a.pair->ops->room(a.pair), 0);
+    ck_assert_str_eq(a.reason.message, "the test is over");
+    region_drop(region);
+}
+END_TEST
+
+START_TEST(a_thousand_connections)
+{
+    struct tl_introduction from_a, from_b;
+    side_end(&a);
+    side_end(&b);
+    unsigned descriptors = count_descriptors(), mappings = count_mappings();
+    for (unsigned i = 0; i < 1000; i++) {
+        struct tl_exposure exposure = {0};
+        struct tl_region *region = side_map(&b, 4096);
+        side_create(&a, 16, 16);
+        side_create(&b, 16, 16);
+        side_introduce(&a, &from_a);
+        side_introduce(&b, &from_b);
+        side_connect(i % 2 == 0 ? &a : &b, i % 2 == 0 ? &from_b : &from_a);
+        if (i % 3 == 0) side_poll(&a), side_poll(&b); /* the call comes before the other side is told */
+        side_connect(i % 2 == 0 ? &b : &a, i % 2 == 0 ? &from_a : &from_b);
+        side_expose(&b, region, region->address, 4096, &exposure);
+        side_write(&a, &i, sizeof(i), &exposure, 0, true, i, NULL);
+        if (i % 5 != 0) PUMP_UNTIL(b.immediates == 1);
+        side_end(i % 4 < 2 ? &a : &b);
+        side_end(i % 4 < 2 ? &b : &a);
+        region_drop(region);
+    }
+    side_poll(&a);
+    side_poll(&b);
+    ck_assert_uint_eq(count_mappings(), mappings);
+    ck_assert_uint_eq(count_descriptors(), descriptors);
+}
+END_TEST
+
+START_TEST(connections_that_are_never_made)
+{
+    struct tl_introduction from_b;
+    side_end(&a);
+    side_end(&b);
+    side_create(&b, 16, 16);
+    unsigned descriptors = count_descriptors(), mappings = count_mappings();
+    for (unsigned i = 0; i < 50; i++) {
+        side_create(&a, 16, 16);
+        side_introduce(&b, &from_b);
+        if (i % 2 == 0) { /* b's connection is another's: nobody answers */
+            side_connect(&a, &from_b);
+            side_message(&a, "lost", 4, NULL);
+            side_poll(&a);
+            side_end(&a);
+        } else {
+            a.pair->ops->destroy(a.pair);
+            a.pair = NULL;
+        }
+    }
+    for (unsigned i = 0; i < 1000; i++)
+        side_poll(&b);
+    ck_assert_uint_eq(count_mappings(), mappings);
+    PUMP_UNTIL(count_descriptors() == descriptors);
+    ck_assert_uint_eq(b.broken, 0);
 }
 END_TEST
 
@@ -23,8 +471,31 @@ int main(void)
 {
     Suite *suite = suite_create("local_provider");
     TCase *tcase = tcase_create("local_provider");
-    tcase_set_timeout(tcase, 60);
+    tcase_set_timeout(tcase, 100);
+    tcase_add_checked_fixture(tcase, setup, sides_tear_down);
     tcase_add_test(tcase, a_probe);
+    tcase_add_test(tcase, messages_arrive);
+    tcase_add_test(tcase, answers_from_callbacks);
+    tcase_add_test(tcase, many_posts);
+    tcase_add_test(tcase, a_reader_that_pauses);
+    tcase_add_test(tcase, writes_into_segments);
+    tcase_add_test(tcase, large_writes);
+    tcase_add_test(tcase, segments_come_and_go);
+    tcase_add_loop_test(tcase, memory_of_users, 0, 2);
+    tcase_add_test(tcase, memory_that_is_not_exposed_any_more);
+    tcase_add_loop_test(tcase, places_that_cannot_be, 0, 5);
+    tcase_add_test(tcase, no_system_call_between_two_that_are_awake);
+    tcase_add_test(tcase, a_sleeper_is_woken_once);
+    tcase_add_test(tcase, nothing_is_slept_over);
+    tcase_add_test(tcase, room_wakes_who_waits_for_it);
+    tcase_add_test(tcase, the_end_wakes);
+    tcase_add_test(tcase, sever_cancels_what_is_open);
+    tcase_add_test(tcase, a_thousand_connections);
+    tcase_add_test(tcase, connections_that_are_never_made);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("unread");
+    tcase_add_checked_fixture(tcase, set_up_unread, sides_tear_down);
+    tcase_add_test(tcase, reading_is_forbidden);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
     srunner_run_all(runner, CK_NORMAL);
