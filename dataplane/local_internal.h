@@ -445,6 +445,9 @@ unsigned local_complete(struct local_pair *pair);
 void local_cancel_works(struct local_pair *pair);
 /* Wakes the peer if it sleeps, after something was written for it. */
 void local_look_at_peer(struct local_pair *pair, bool is_posted);
+/* Sends a packet that is more than a wake, once connected; everything but HELLO and WAKE goes this way, so that the
+ * peer knows that there is something to read. False: not now, or never any more. */
+bool local_send_news(struct local_pair *pair, const void *packet, size_t len_bytes, int fd);
 /* Tells the peer of segments that it has not been told of. */
 void local_tell_segments(struct local_pair *pair);
 /* A region of ours is gone. */

@@ -344,10 +344,10 @@ void local_write(struct tl_queue_pair *base, const struct tl_region *region, con
 /* ----------------------------------------------------------------------------------------------------- exposures -- */
 
 /* The number comes first: who sees the packet sees that it is worth reading. */
-static bool send_news(struct local_pair *pair, const struct local_segment_packet *packet, int fd)
+bool local_send_news(struct local_pair *pair, const void *packet, size_t len_bytes, int fd)
 {
     atomic_store_explicit(&pair->out.head->news, pair->news_sent + 1, memory_order_seq_cst);
-    if (!local_send(pair->socket, packet, sizeof(*packet), fd)) return false;
+    if (!local_send(pair->socket, packet, len_bytes, fd)) return false;
     pair->news_sent++;
     return true;
 }
@@ -359,7 +359,7 @@ void local_tell_segments(struct local_pair *pair)
         if (told->fd < 0) continue;
         const struct local_segment_packet packet = {
             .kind = LOCAL_PACKET_ATTACH, .number = told->number, .len_bytes = told->len_bytes};
-        if (!send_news(pair, &packet, told->fd)) return;
+        if (!local_send_news(pair, &packet, sizeof(packet), told->fd)) return;
         told->fd = -1;
         pair->told_unsent--;
     }
@@ -379,7 +379,7 @@ void local_forget_region(struct local_pair *pair, uint64_t region_number)
             return;
         }
         const struct local_segment_packet packet = {.kind = LOCAL_PACKET_DETACH, .number = told.number};
-        if (pair->state == LOCAL_CONNECTED) (void)send_news(pair, &packet, -1);
+        if (pair->state == LOCAL_CONNECTED) (void)local_send_news(pair, &packet, sizeof(packet), -1);
         return;
     }
 }
