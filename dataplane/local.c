@@ -286,6 +286,8 @@ static const struct tl_provider_ops local_ops = {
     .expose = local_expose,
     .revoke = local_revoke,
     .ring = local_ring,
+    .share = local_share,
+    .map = local_map,
 };
 
 static enum tl_status take_options(struct local_provider *provider, const struct tl_local_options *options,

@@ -2,7 +2,8 @@
 /*
  * The local provider as its files see it: local.c (open, poll, sleep), local_socket.c (sockets, descriptors, who may),
  * local_segment.c (shared memory), local_greeting.c (how two get connected), local_pair.c (life and posting),
- * local_send.c (what was posted leaves), local_receive.c (what the peer has posted).
+ * local_send.c (what was posted leaves), local_receive.c (what the peer has posted), local_files.c (files that the peer
+ * may map).
  *
  * Everything in a ring may be changed by the peer at any time: it is read once, and only what was read is believed, as
  * far as our own records allow it.
@@ -157,6 +158,7 @@ enum local_packet_kind {
     LOCAL_PACKET_HELLO = 2,  /* with the descriptor of the sender's ring */
     LOCAL_PACKET_ATTACH = 3, /* with the descriptor of a segment */
     LOCAL_PACKET_DETACH = 4,
+    LOCAL_PACKET_FILE = 5, /* with the descriptor of a file */
 };
 
 #define LOCAL_TOKEN_BYTES 16
@@ -179,10 +181,35 @@ struct local_segment_packet {
     uint64_t len_bytes;
 };
 
+struct local_file_packet {
+    uint32_t kind;
+    uint32_t modified_ns;
+    uint64_t number; /* of the sender's, from 1, each greater than the one before */
+    uint64_t size_bytes;
+    int64_t modified_seconds; /* as the sender has found it */
+};
+
 union local_packet {
     uint32_t kind;
     struct local_hello hello;
     struct local_segment_packet segment;
+    struct local_file_packet file;
+};
+
+/* Of each side: more are forgotten, the oldest first. */
+#define LOCAL_FILES 64
+
+/* A file of ours that the peer may map, in the place that its number has modulo LOCAL_FILES. */
+struct local_shared_file {
+    uint64_t number; /* 0: none */
+    uint64_t file_id;
+};
+
+/* A file of the peer's that we may map, likewise. */
+struct local_peer_file {
+    struct local_file_packet packet; /* number 0: none */
+    int fd;                          /* -1: it is mapped */
+    struct tl_mapped_file *file;     /* NULL: not yet; one reference */
 };
 
 struct local_credentials {
@@ -369,6 +396,11 @@ struct local_pair {
         uint64_t source, offset_bytes, len_bytes, done_bytes;
     } reading;
     uint32_t answered;
+
+    struct local_shared_file *shared_files; /* [LOCAL_FILES]; NULL: none */
+    uint64_t last_shared_file;
+    struct local_peer_file *peer_files; /* [LOCAL_FILES]; NULL: none */
+    uint64_t last_peer_file;
 };
 
 static inline struct local_provider *local_provider_of(const struct tl_provider *provider)
@@ -467,5 +499,17 @@ void local_unmap_all(struct local_pair *pair);
 bool local_peer_lives(const struct local_pair *pair);
 /* Whether we can read the peer's memory: NULL, or why not. */
 const char *local_try_reading(const struct local_pair *pair, uint64_t address, uint64_t proof);
+
+/* --------------------------------------------------------------------------------------------------- local_files.c --
+ */
+
+enum tl_status local_share(struct tl_queue_pair *pair, struct tl_mapped_file *file,
+                           struct tl_descriptor *ret_descriptor, struct tl_error *ret_error);
+enum tl_status local_map(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor,
+                         struct tl_mapped_file **ret_file, struct tl_error *ret_error);
+/* A file of the peer's has come; fd is taken over. False: it may not be so. */
+bool local_file_came(struct local_pair *pair, const struct local_file_packet *packet, int fd);
+/* What is mapped outlives it. */
+void local_forget_files(struct local_pair *pair);
 
 #endif

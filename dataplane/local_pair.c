@@ -164,6 +164,9 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
         if (local_attach(pair, &packet->segment, fd, &error) != TL_OK) local_pair_violation(pair, error.message);
     } else if (packet->kind == LOCAL_PACKET_DETACH) {
         if (!local_detach(pair, packet->segment.number)) local_pair_violation(pair, "the end of an unknown segment");
+    } else if (packet->kind == LOCAL_PACKET_FILE) {
+        if (!local_file_came(pair, &packet->file, fd)) local_pair_violation(pair, "a file with a wrong number");
+        return;
     }
     if (fd >= 0) close(fd);
 }
@@ -214,6 +217,7 @@ static void release(struct local_pair *pair)
     close_fd(&pair->process_fd);
     close_fd(&pair->in_fd);
     local_unmap_all(pair);
+    local_forget_files(pair);
     local_ring_unmap(&pair->in);
     local_ring_unmap(&pair->out);
     free(pair->told);

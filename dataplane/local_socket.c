@@ -218,6 +218,8 @@ static bool is_packet(const union local_packet *packet, size_t len_bytes, size_t
         return len_bytes == sizeof(packet->segment) && fd_count == 1;
     case LOCAL_PACKET_DETACH:
         return len_bytes == sizeof(packet->segment) && fd_count == 0;
+    case LOCAL_PACKET_FILE:
+        return len_bytes == sizeof(packet->file) && fd_count == 1;
     default:
         return false;
     }

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Files of published tensors that a peer may map.
+ *
+ * Happy path: who shares a file passes its descriptor over the socket, once, with a number; messages name the number.
+ * The packet is in the peer's socket before the message is in its ring: who maps looks there when it does not know the
+ * number yet. A file is mapped when it is first named, and stays known until LOCAL_FILES others have come.
+ *
+ * Failure modes: a socket that is full, a number that was forgotten, a file that is not any more what its owner has
+ * opened, or none that can be mapped: an error, after which the tensor is copied. What a peer passes is not mapped
+ * unless a message names it; a file that would take too much of the address space is not mapped at all.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "dataplane/local_internal.h"
+#include "tensor/mapped_file.h"
+
+#define MAX_FILE_BYTES (UINT64_C(1) << 42)
+
+/* So often packets that are in front of a file are read. */
+#define MAX_LOOKS 16
+
+/* Wire form of what names a file. */
+struct file_name {
+    uint64_t number;
+};
+
+/* ------------------------------------------------------------------------------------------------------- sharing -- */
+
+static uint64_t find_shared(const struct local_pair *pair, uint64_t file_id)
+{
+    for (unsigned i = 0; i < LOCAL_FILES; i++) {
+        if (pair->shared_files[i].file_id == file_id) return pair->shared_files[i].number;
+    }
+    return 0;
+}
+
+/* 0: not now. */
+static uint64_t pass(struct local_pair *pair, const struct tl_mapped_file *file)
+{
+    struct tl_file_stamp stamp;
+    uint64_t number = pair->last_shared_file + 1;
+    tl_mapped_file_get_stamp(file, &stamp);
+    const struct local_file_packet packet = {.kind = LOCAL_PACKET_FILE,
+                                             .number = number,
+                                             .size_bytes = stamp.size_bytes,
+                                             .modified_seconds = stamp.modified_seconds,
+                                             .modified_ns = stamp.modified_ns};
+    if (!local_send(pair->socket, &packet, sizeof(packet), tl_mapped_file_fd(file))) return 0;
+    pair->last_shared_file = number;
+    pair->shared_files[number % LOCAL_FILES] =
+        (struct local_shared_file){.number = number, .file_id = tl_mapped_file_id(file)};
+    return number;
+}
+
+enum tl_status local_share(struct tl_queue_pair *base, struct tl_mapped_file *file,
+                           struct tl_descriptor *ret_descriptor, struct tl_error *ret_error)
+{
+    struct local_pair *pair = local_pair_of(base);
+    const char *name = base->provider->name;
+    if (pair->state != LOCAL_CONNECTED) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: not connected", name);
+    if (pair->shared_files == NULL) pair->shared_files = calloc(LOCAL_FILES, sizeof(*pair->shared_files));
+    if (pair->shared_files == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory to share files", name);
+    }
+    struct file_name name_of_file = {.number = find_shared(pair, tl_mapped_file_id(file))};
+    if (name_of_file.number == 0) name_of_file.number = pass(pair, file);
+    if (name_of_file.number == 0) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: %s cannot be passed now", name, tl_mapped_file_path(file));
+    }
+    ret_descriptor->len_bytes = sizeof(name_of_file);
+    memcpy(ret_descriptor->bytes, &name_of_file, sizeof(name_of_file));
+    return TL_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- mapping -- */
+
+static void forget(struct local_peer_file *known)
+{
+    if (known->packet.number != 0 && known->fd >= 0) close(known->fd);
+    tl_mapped_file_put(known->file);
+    *known = (struct local_peer_file){.fd = -1};
+}
+
+bool local_file_came(struct local_pair *pair, const struct local_file_packet *packet, int fd)
+{
+    bool is_next = packet->number > pair->last_peer_file;
+    if (is_next && pair->peer_files == NULL) pair->peer_files = calloc(LOCAL_FILES, sizeof(*pair->peer_files));
+    if (!is_next || pair->peer_files == NULL) {
+        close(fd);
+        return is_next; /* without memory it is not known */
+    }
+    pair->last_peer_file = packet->number;
+    struct local_peer_file *known = &pair->peer_files[packet->number % LOCAL_FILES];
+    forget(known);
+    *known = (struct local_peer_file){.packet = *packet, .fd = fd};
+    return true;
+}
+
+static struct local_peer_file *find(const struct local_pair *pair, uint64_t number)
+{
+    if (pair->peer_files == NULL || number == 0) return NULL;
+    struct local_peer_file *known = &pair->peer_files[number % LOCAL_FILES];
+    return known->packet.number == number ? known : NULL;
+}
+
+/* Its path, if it has one here. */
+static const char *describe(int fd, char *buffer, size_t capacity)
+{
+    char link[32];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t len = readlink(link, buffer, capacity - 1);
+    if (len <= 0 || !tl_text_is_utf8(buffer, (size_t)len)) return "a file of the peer's";
+    buffer[len] = '\0';
+    return buffer;
+}
+
+static enum tl_status open_file(struct local_peer_file *known, struct tl_error *ret_error)
+{
+    char path[512];
+    const struct tl_file_stamp stamp = {.size_bytes = known->packet.size_bytes,
+                                        .modified_seconds = known->packet.modified_seconds,
+                                        .modified_ns = known->packet.modified_ns};
+    if (known->file != NULL) return tl_mapped_file_check(known->file, NULL, 0, ret_error);
+    if (known->fd < 0 || stamp.size_bytes > MAX_FILE_BYTES) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a file of the peer's that cannot be mapped");
+    }
+    int fd = known->fd;
+    known->fd = -1;
+    return tl_mapped_file_adopt(fd, &stamp, describe(fd, path, sizeof(path)), &known->file, ret_error);
+}
+
+enum tl_status local_map(struct tl_queue_pair *base, const struct tl_descriptor *descriptor,
+                         struct tl_mapped_file **ret_file, struct tl_error *ret_error)
+{
+    struct local_pair *pair = local_pair_of(base);
+    struct file_name name = {0};
+    if (descriptor->len_bytes == sizeof(name)) memcpy(&name, descriptor->bytes, sizeof(name));
+    struct local_peer_file *known = find(pair, name.number);
+    for (unsigned i = 0; known == NULL && i < MAX_LOOKS && (i == 0 || pair->must_hear); i++) {
+        local_pair_hear(pair);
+        known = find(pair, name.number);
+    }
+    if (known == NULL) {
+        return tl_error_set(ret_error, TL_NOT_FOUND, "%s: the peer has not passed this file", base->provider->name);
+    }
+    enum tl_status status = open_file(known, ret_error);
+    if (status == TL_OK) *ret_file = tl_mapped_file_get(known->file);
+    return status;
+}
+
+void local_forget_files(struct local_pair *pair)
+{
+    for (unsigned i = 0; pair->peer_files != NULL && i < LOCAL_FILES; i++)
+        forget(&pair->peer_files[i]);
+    free(pair->peer_files);
+    free(pair->shared_files);
+    pair->peer_files = NULL;
+    pair->shared_files = NULL;
+}
