@@ -39,6 +39,25 @@ class Packets(unittest.TestCase):
             self.assertEqual(content, got.tensor.bytes)
 
 
+class Addresses(unittest.TestCase):
+    def test_ipv6(self):
+        """Without any setting the GID follows from the worker's address."""
+        workers.run("ip", "addr", "add", "fd00::1/64", "dev", "d0", "nodad")
+        self.addCleanup(workers.run, "ip", "addr", "del", "fd00::1/64", "dev", "d0")
+        config = {"cluster": {"ps": ["[fd00::1]:4000"], "worker": ["[fd00::1]:4001"]}, "protocol": "grpc+verbs",
+                  "rdma": "require"}
+        with Worker(config, "ps") as there, Worker(config, "worker") as here:
+            there.publish("x", Tensor(b"sixth" * 100000))
+            got = here.receive(here.peer("/job:ps/task:0"), "x")
+            self.assertEqual(("OK", "zero-copy", b"sixth" * 100000), (got.status, got.path, got.tensor.bytes), got)
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(config, file)
+            file.flush()
+            shown = json.loads(workers.run(PROGRAM, "devices", "-c", file.name, "-j", "ps", "--json"))
+        self.assertEqual(("rxe0", "fd00::1", "RoCE v2"),
+                         tuple(shown["chosen"][name] for name in ("device", "gid", "gid_type")))
+
+
 class Lacking(unittest.TestCase):
     """A worker that cannot have a data plane: under prefer it works over gRPC and says why, else it does not start. Those
     that any transport may lack: tests/scenarios/choice.py."""

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Which device, port and GID is chosen, over tables of made-up devices: this program defines the calls of rdma-core
+ * that ask for them.
+ */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dataplane/verbs_internal.h"
+
+/* ------------------------------------------------------------------------------------------------ made-up devices --
+ */
+
+#define MAX_DEVICES 4
+
+struct made_gid {
+    const char *device;
+    uint32_t port;
+    const char *address;
+    enum ibv_gid_type type;
+};
+
+/* In the order of their devices and ports; the index of each counts from its port's first. */
+static const struct made_gid *table;
+static size_t table_len;
+static const char *down; /* the ports of this device are */
+static struct ibv_device devices[MAX_DEVICES];
+static struct ibv_device *device_list[MAX_DEVICES + 1];
+static struct ibv_context contexts[MAX_DEVICES];
+static int device_count;
+
+static void make(const struct made_gid *gids, size_t count)
+{
+    table = gids;
+    table_len = count;
+    device_count = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (device_count > 0 && strcmp(devices[device_count - 1].name, gids[i].device) == 0) continue;
+        ck_assert_int_lt(device_count, MAX_DEVICES);
+        struct ibv_device *device = &devices[device_count];
+        *device = (struct ibv_device){.node_type = IBV_NODE_CA, .transport_type = IBV_TRANSPORT_IB};
+        strcpy(device->name, gids[i].device);
+        contexts[device_count] = (struct ibv_context){.device = device};
+        device_list[device_count++] = device;
+    }
+    device_list[device_count] = NULL;
+}
+
+struct ibv_device **ibv_get_device_list(int *ret_count)
+{
+    *ret_count = device_count;
+    return device_list;
+}
+
+void ibv_free_device_list(struct ibv_device **list)
+{
+    ck_assert_ptr_eq(list, device_list);
+}
+
+const char *ibv_get_device_name(struct ibv_device *device)
+{
+    return device->name;
+}
+
+struct ibv_context *ibv_open_device(struct ibv_device *device)
+{
+    return &contexts[device - devices];
+}
+
+int ibv_close_device(struct ibv_context *context)
+{
+    (void)context;
+    return 0;
+}
+
+int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *ret_attributes)
+{
+    *ret_attributes = (struct ibv_device_attr){.device_cap_flags = IBV_DEVICE_MEM_WINDOW_TYPE_2B};
+    for (size_t i = 0; i < table_len; i++) {
+        if (strcmp(table[i].device, context->device->name) != 0) continue;
+        if (table[i].port > ret_attributes->phys_port_cnt) ret_attributes->phys_port_cnt = (uint8_t)table[i].port;
+    }
+    return 0;
+}
+
+/* What the header's form of it calls for a context without extensions. */
+#undef ibv_query_port
+int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *ret_attributes)
+{
+    struct ibv_port_attr *attributes = (void *)ret_attributes;
+    bool is_down = down != NULL && strcmp(down, context->device->name) == 0;
+    (void)port;
+    attributes->state = is_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
+    attributes->max_mtu = IBV_MTU_4096;
+    attributes->active_mtu = IBV_MTU_4096;
+    attributes->gid_tbl_len = (int)table_len;
+    attributes->link_layer = IBV_LINK_LAYER_ETHERNET;
+    return 0;
+}
+
+ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *entries, size_t capacity,
+                             uint32_t flags, size_t entry_size)
+{
+    ssize_t count = 0;
+    uint32_t index = 0, port = 0;
+    ck_assert_uint_eq(entry_size, sizeof(*entries));
+    (void)flags;
+    for (size_t i = 0; i < table_len; i++) {
+        if (strcmp(table[i].device, context->device->name) != 0) continue;
+        ck_assert_uint_lt((size_t)count, capacity);
+        index = table[i].port == port ? index + 1 : 0;
+        port = table[i].port;
+        struct ibv_gid_entry *entry = &entries[count++];
+        *entry = (struct ibv_gid_entry){.gid_index = index, .port_num = port, .gid_type = table[i].type};
+        ck_assert(verbs_address_to_gid(table[i].address, entry->gid.raw));
+    }
+    return count;
+}
+
+/* --------------------------------------------------------------------------------------------------------- tests -- */
+
+#define V1 IBV_GID_TYPE_ROCE_V1
+#define V2 IBV_GID_TYPE_ROCE_V2
+
+/* As mlx5 has them: every address of the interface, each first as v1. */
+static const struct made_gid one_port[] = {
+    {"mlx5_0", 1, "fe80::1", V1},  {"mlx5_0", 1, "fe80::1", V2},  {"mlx5_0", 1, "fd00::1", V1},
+    {"mlx5_0", 1, "fd00::1", V2},  {"mlx5_0", 1, "10.0.0.1", V1}, {"mlx5_0", 1, "10.0.0.1", V2},
+    {"mlx5_0", 1, "fd00::99", V1}, {"mlx5_0", 1, "fd00::99", V2},
+};
+
+/* The same address at two cards, as v1 only at the first one. */
+static const struct made_gid two_cards[] = {
+    {"mlx5_0", 1, "fd00::1", V1}, {"mlx5_0", 2, "10.0.0.2", V2}, {"mlx5_1", 1, "10.0.0.3", V2},
+    {"mlx5_1", 1, "fd00::1", V2}, {"mlx5_1", 2, "fd00::2", V2},
+};
+
+struct expected {
+    const char *address; /* of the worker; NULL: any */
+    const char *devices;
+    const struct made_gid *gids;
+    size_t gid_count;
+    struct {
+        const char *device;
+        uint32_t port;
+        int gid_index;
+    } order[10]; /* of those that can be used */
+};
+
+#define ONE one_port, TL_ARRAY_COUNT(one_port)
+#define TWO two_cards, TL_ARRAY_COUNT(two_cards)
+
+static const struct expected expected[] = {
+    {"10.0.0.1", NULL, ONE, {{"mlx5_0", 1, 5}, {"mlx5_0", 1, 4}}},
+    {"fd00::1", NULL, ONE, {{"mlx5_0", 1, 3}, {"mlx5_0", 1, 2}}},
+    {"fd00:0:0::99", NULL, ONE, {{"mlx5_0", 1, 7}, {"mlx5_0", 1, 6}}},
+    {"fe80::1", NULL, ONE, {{"mlx5_0", 1, 1}, {"mlx5_0", 1, 0}}},
+    {"::ffff:10.0.0.1", NULL, ONE, {{"mlx5_0", 1, 5}, {"mlx5_0", 1, 4}}},
+    {"fd00::2", NULL, ONE, {{NULL, 0, 0}}},
+    /* Any address will do: v2 before v1; then IPv4, IPv6, link-local. */
+    {NULL,
+     NULL,
+     ONE,
+     {{"mlx5_0", 1, 5},
+      {"mlx5_0", 1, 3},
+      {"mlx5_0", 1, 7},
+      {"mlx5_0", 1, 1},
+      {"mlx5_0", 1, 4},
+      {"mlx5_0", 1, 2},
+      {"mlx5_0", 1, 6},
+      {"mlx5_0", 1, 0}}},
+    {"fd00::1", NULL, TWO, {{"mlx5_1", 1, 1}, {"mlx5_0", 1, 0}}},
+    {"fd00::2", NULL, TWO, {{"mlx5_1", 2, 0}}},
+    /* The address comes before the order of the devices, and that before v2. */
+    {"fd00::1",
+     "mlx5_0,mlx5_1",
+     TWO,
+     {{"mlx5_0", 1, 0}, {"mlx5_1", 1, 1}, {"mlx5_0", 2, 0}, {"mlx5_1", 1, 0}, {"mlx5_1", 2, 0}}},
+    {"192.0.2.1", "mlx5_1:2,mlx5_0:2", TWO, {{"mlx5_1", 2, 0}, {"mlx5_0", 2, 0}}},
+};
+
+static void expect_order(const struct expected *each)
+{
+    struct tl_verbs_options options;
+    struct tl_verbs_candidate *candidates = NULL;
+    struct tl_error error = {0};
+    size_t count = 0, usable = 0;
+    make(each->gids, each->gid_count);
+    tl_verbs_options_init(&options);
+    options.address = each->address;
+    options.devices = each->devices;
+    ck_assert_msg(tl_verbs_list(&options, &candidates, &count, &error) == TL_OK, "%s", error.message);
+    ck_assert_uint_eq(count, each->gid_count);
+    for (; each->order[usable].device != NULL; usable++) {
+        const struct tl_verbs_candidate *found = &candidates[usable];
+        ck_assert_int_eq(found->order, (int)usable);
+        ck_assert_str_eq(found->device, each->order[usable].device);
+        ck_assert_uint_eq(found->port, each->order[usable].port);
+        ck_assert_int_eq(found->gid_index, each->order[usable].gid_index);
+    }
+    for (; usable < count; usable++) {
+        ck_assert_int_eq(candidates[usable].order, -1);
+        ck_assert_str_ne(candidates[usable].reason, "");
+    }
+    free(candidates);
+}
+
+START_TEST(the_order)
+{
+    expect_order(&expected[_i]);
+}
+END_TEST
+
+START_TEST(the_reason_names_the_kind)
+{
+    struct tl_verbs_options options;
+    struct tl_verbs_candidate *candidates = NULL;
+    size_t count = 0;
+    make(one_port, TL_ARRAY_COUNT(one_port));
+    tl_verbs_options_init(&options);
+    options.address = "fd00::1";
+    ck_assert_int_eq(tl_verbs_list(&options, &candidates, &count, NULL), TL_OK);
+    ck_assert_str_eq(candidates[0].reason, "its GID is the worker's address, RoCE v2");
+    ck_assert_str_eq(candidates[0].gid, "fd00::1");
+    ck_assert_str_eq(candidates[1].reason, "its GID is the worker's address, RoCE v1");
+    ck_assert_str_eq(candidates[2].reason, "its GID is not the worker's address fd00::1");
+    free(candidates);
+}
+END_TEST
+
+/* The one whose cable is out is not chosen for its v2. */
+START_TEST(a_port_that_is_down)
+{
+    struct tl_verbs_options options;
+    struct tl_verbs_candidate *candidates = NULL;
+    size_t count = 0;
+    make(two_cards, TL_ARRAY_COUNT(two_cards));
+    down = "mlx5_1";
+    tl_verbs_options_init(&options);
+    options.address = "fd00::1";
+    ck_assert_int_eq(tl_verbs_list(&options, &candidates, &count, NULL), TL_OK);
+    ck_assert_str_eq(candidates[0].device, "mlx5_0");
+    ck_assert_str_eq(candidates[0].gid_type, "RoCE v1");
+    ck_assert_int_eq(candidates[1].order, -1);
+    free(candidates);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("verbs_list");
+    TCase *tcase = tcase_create("verbs_list");
+    tcase_add_loop_test(tcase, the_order, 0, TL_ARRAY_COUNT(expected));
+    tcase_add_test(tcase, the_reason_names_the_kind);
+    tcase_add_test(tcase, a_port_that_is_down);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
