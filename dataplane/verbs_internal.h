@@ -107,6 +107,17 @@ enum tl_status verbs_introduction_read(const struct tl_introduction *bytes, stru
 enum tl_status verbs_introduction_match(const struct verbs_introduction *ours, const struct verbs_introduction *theirs,
                                         struct tl_error *ret_error) TL_MUST_USE;
 
+/* What both sides work with, found by each alone: the smaller of the two. */
+struct verbs_terms {
+    uint8_t mtu; /* enum ibv_mtu */
+    uint8_t initiator_depth;
+    uint8_t responder_depth;
+    uint8_t timeout; /* 0: endless, only when both want that */
+    uint8_t retry_count;
+};
+struct verbs_terms verbs_introduction_agree(const struct verbs_introduction *ours,
+                                            const struct verbs_introduction *theirs);
+
 void verbs_descriptor_write(uint64_t address, uint32_t rkey, uint64_t len_bytes, struct tl_descriptor *ret_descriptor);
 /* False: not a descriptor of ours. */
 bool verbs_descriptor_read(const struct tl_descriptor *descriptor, uint64_t *ret_address, uint32_t *ret_rkey,

@@ -169,6 +169,29 @@ enum tl_status verbs_introduction_match(const struct verbs_introduction *ours, c
     return TL_OK;
 }
 
+static uint8_t min_u8(uint8_t a, uint8_t b)
+{
+    return a < b ? a : b;
+}
+
+/* 0 is endless. */
+static uint8_t shorter_timeout(uint8_t a, uint8_t b)
+{
+    return a == 0 ? b : b == 0 ? a : min_u8(a, b);
+}
+
+struct verbs_terms verbs_introduction_agree(const struct verbs_introduction *ours,
+                                            const struct verbs_introduction *theirs)
+{
+    return (struct verbs_terms){
+        .mtu = min_u8(ours->mtu, theirs->mtu),
+        .initiator_depth = min_u8(ours->initiator_depth, theirs->responder_depth),
+        .responder_depth = min_u8(ours->responder_depth, theirs->initiator_depth),
+        .timeout = shorter_timeout(ours->timeout, theirs->timeout),
+        .retry_count = min_u8(ours->retry_count, theirs->retry_count),
+    };
+}
+
 void verbs_descriptor_write(uint64_t address, uint32_t rkey, uint64_t len_bytes, struct tl_descriptor *ret_descriptor)
 {
     uint64_t le_address = htole64(address), le_len = htole64(len_bytes);

@@ -4,7 +4,7 @@
  *
  * create takes everything that the queue pair will ever need: its place in the completion queue, slots, records,
  * windows, and the card's queue pair in the state INIT, so that it can be introduced. connect posts the slots and takes
- * it to ready-to-receive and ready-to-send with the smaller MTU and the smaller read depths of both sides.
+ * it to ready-to-receive and ready-to-send on the terms of both sides.
  *
  * Whatever breaks it moves the card's queue pair to the state ERR, in which the card hands back every request. The
  * owner hears of it from poll: broken, then its work cancelled, and drained when the last request is back. Where the
@@ -40,17 +40,6 @@
 static uint8_t clamp_depth(int depth)
 {
     return (uint8_t)(depth < 0 ? 0 : depth > MAX_READ_DEPTH ? MAX_READ_DEPTH : depth);
-}
-
-static uint8_t min_u8(uint8_t a, uint8_t b)
-{
-    return a < b ? a : b;
-}
-
-/* 0 is endless. */
-static uint8_t shorter_timeout(uint8_t a, uint8_t b)
-{
-    return a == 0 ? b : b == 0 ? a : min_u8(a, b);
 }
 
 /* -------------------------------------------------------------------------------------------------------- create -- */
@@ -258,12 +247,13 @@ static void set_address(const struct verbs_pair *pair, const struct verbs_introd
 static int make_ready(struct verbs_pair *pair, const struct verbs_introduction *ours,
                       const struct verbs_introduction *theirs)
 {
+    struct verbs_terms terms = verbs_introduction_agree(ours, theirs);
     struct ibv_qp_attr receive = {
         .qp_state = IBV_QPS_RTR,
-        .path_mtu = (enum ibv_mtu)min_u8(ours->mtu, theirs->mtu),
+        .path_mtu = (enum ibv_mtu)terms.mtu,
         .dest_qp_num = theirs->number,
         .rq_psn = theirs->psn,
-        .max_dest_rd_atomic = min_u8(ours->responder_depth, theirs->initiator_depth),
+        .max_dest_rd_atomic = terms.responder_depth,
         .min_rnr_timer = RNR_TIMER,
     };
     set_address(pair, theirs, &receive.ah_attr);
@@ -274,11 +264,11 @@ static int make_ready(struct verbs_pair *pair, const struct verbs_introduction *
     if (error != 0) return error;
     struct ibv_qp_attr send = {
         .qp_state = IBV_QPS_RTS,
-        .timeout = shorter_timeout(ours->timeout, theirs->timeout),
-        .retry_cnt = min_u8(ours->retry_count, theirs->retry_count),
+        .timeout = terms.timeout,
+        .retry_cnt = terms.retry_count,
         .rnr_retry = RNR_RETRY_COUNT,
         .sq_psn = ours->psn,
-        .max_rd_atomic = min_u8(ours->initiator_depth, theirs->responder_depth),
+        .max_rd_atomic = terms.initiator_depth,
     };
     return ibv_modify_qp(pair->qp, &send,
                          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |

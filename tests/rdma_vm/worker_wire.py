@@ -2,10 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Inside the guest with two devices and a wire between them: workers while the network fails. Run by worker_test.py.
 What they do while their peers fail is in tests/scenarios/peers.py, whose workers these are.
+
+Each fault is shown to have hit transfers that were running: by packets that the devices had to send again; or over a
+wire so slow that something had arrived before it, and something had not once it was done.
 """
 import contextlib
 import pathlib
-import time
 import unittest
 
 import peers
@@ -13,28 +15,71 @@ import transports
 import workers
 
 LINK = str(pathlib.Path(__file__).with_name("link"))
+PARTITION = str(pathlib.Path(__file__).with_name("partition"))
+# Some seconds for all tensors.
+SLOW = "rate 40mbit limit 10000"
+# What a device counts when packets were lost or came damaged.
+RETRANSMISSION_COUNTERS = ("rcvd_seq_err", "out_of_seq_request", "duplicate_request", "retry_exceeded_err",
+                           "completer_retry_err")
 
 
-class Prefer(peers.Harness):
-    """What fails goes on over gRPC. Every packet that is sent again may break a path here: rxe then binds a window
-    anew, which fails since it is bound."""
+def retransmissions():
+    """How many packets the devices had to do with that had been lost, so far."""
+    folders = pathlib.Path("/sys/class/infiniband").glob("rxe*/ports/1/hw_counters")
+    return sum(int((folder / name).read_text()) for folder in folders for name in RETRANSMISSION_COUNTERS
+               if (folder / name).exists())
+
+
+@contextlib.contextmanager
+def undone(*command):
+    """Runs it at the end, whatever happens."""
+    try:
+        yield
+    finally:
+        workers.run(*command)
+
+
+class Wire(peers.Harness):
     transport = transports.BY_NAME["verbs"]
 
     @contextlib.contextmanager
     def disturbed(self, what):
-        for device in ("va", "vb"):
-            workers.run("tc", "qdisc", "add", "dev", device, "root", "netem", *what.split())
+        """The wire is like that in both directions."""
+        self.disturb("add", what)
         try:
             yield
         finally:
             for device in ("va", "vb"):
                 workers.run("tc", "qdisc", "del", "dev", device, "root")
 
+    @staticmethod
+    def disturb(how, what):
+        for device in ("va", "vb"):
+            workers.run("tc", "qdisc", how, "dev", device, "root", "netem", *what.split())
+
+    @contextlib.contextmanager
+    def broken(self, *command):
+        """Runs it in the middle of transfers over a slow wire, until the loss is reported; what was asked for."""
+        with workers.logged() as log, self.disturbed(SLOW):
+            asked, is_hit = self.interrupt(lambda: workers.run(*command))
+            self.assertTrue(is_hit, "all had arrived before")
+            workers.wait_until(lambda: self.reports(log()), "the loss is reported")
+            yield asked, log
+
+
+class Prefer(Wire):
+    """What fails goes on over gRPC. Every packet that is sent again may break a path here: rxe then binds a window
+    anew, which fails since it is bound."""
+
     def through(self, what):
+        before = retransmissions()
         with self.disturbed(what):
             found = self.receive_all()
+        lost = retransmissions() - before
         self.assert_over(found)
-        print({path: sum(done.path == path for done in found.values()) for path in workers.PATHS}, what, flush=True)
+        print({path: sum(done.path == path for done in found.values()) for path in workers.PATHS}, what,
+              f"{lost} retransmissions", flush=True)
+        self.assertGreater(lost, 0)
         self.assert_comes_back()
 
     def test_loss_of_1_percent(self):
@@ -47,17 +92,14 @@ class Prefer(peers.Harness):
         self.through("corrupt 2%")
 
     def test_partition(self):
-        with self.disturbed("loss 100%"):
-            asked = self.ask_all()
-            time.sleep(3)
+        with self.broken(PARTITION) as (asked, _):
+            pass
         self.assert_over(self.wait_all(asked))
         self.assert_comes_back()
 
     def link_down(self, end):
-        asked = self.ask_all()
-        workers.run(LINK, end, "down")
-        time.sleep(2)
-        workers.run(LINK, end, "up")
+        with undone(LINK, end, "up"), self.broken(LINK, end, "down") as (asked, _):
+            pass
         self.assert_over(self.wait_all(asked))
         self.assert_comes_back()
 
@@ -68,11 +110,10 @@ class Prefer(peers.Harness):
         self.link_down("vb")
 
     def test_gid_removed(self):
-        asked = self.ask_all()
-        workers.run("ip", "addr", "del", "10.9.0.1/32", "dev", "va")
-        time.sleep(2)
-        workers.run("ip", "addr", "add", "10.9.0.1/32", "dev", "va")
-        workers.run(LINK, "va", "up")
+        address = "10.9.0.1/32", "dev", "va"
+        with undone(LINK, "va", "up"), undone("ip", "addr", "add", *address), \
+                self.broken("ip", "addr", "del", *address) as (asked, _):
+            pass
         self.assert_over(self.wait_all(asked))
         self.assert_comes_back()
 
@@ -80,6 +121,27 @@ class Prefer(peers.Harness):
 class Require(Prefer):
     """What fails is UNAVAILABLE, or is asked for again."""
     rdma = "require"
+
+
+class Deadlines(Wire):
+    """Who finds out that nobody answers: we, or the card. gRPC takes its time here."""
+    timeouts = {"keepalive": "60s", "keepalive_answer": "60s", "drain": "1s"}
+
+    def setUp(self):
+        pass
+
+    def test_card_that_tries_for_ever(self):
+        """As rxe does with a retry count of 7."""
+        self.start({"keys": "region", "piece": "128KiB", "silence": "2s", "retry_count": 7})
+        with self.broken(PARTITION) as (_, log):
+            self.assertIn("has been silent for", self.reports(log())[0])
+
+    def test_card_of_the_peer_that_would_try_for_ever(self):
+        """It takes our settings: what it writes fails, long before the silence is over."""
+        self.start({"keys": "region", "piece": "128KiB", "silence": "100s", "timeout": 12, "retry_count": 3},
+                   ps={"timeout": 0, "retry_count": 7})
+        with self.broken(PARTITION):
+            self.ps.await_log("the peer does not answer: it is gone, or the network between is down")
 
 
 if __name__ == "__main__":

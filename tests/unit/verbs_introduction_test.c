@@ -145,6 +145,40 @@ START_TEST(peers_that_do_not_fit)
 }
 END_TEST
 
+/* Whichever side has which of two values. */
+START_TEST(both_take_what_is_less)
+{
+    struct verbs_introduction a = roce, b = roce;
+    a.mtu = IBV_MTU_1024;
+    a.timeout = 14;
+    a.retry_count = 3;
+    a.initiator_depth = 1;
+    a.responder_depth = 16;
+    b.mtu = IBV_MTU_4096;
+    b.timeout = 18;
+    b.retry_count = 7;
+    b.initiator_depth = 4;
+    b.responder_depth = 8;
+    struct verbs_terms of_a = verbs_introduction_agree(&a, &b), of_b = verbs_introduction_agree(&b, &a);
+    ck_assert_uint_eq(of_a.mtu, IBV_MTU_1024);
+    ck_assert_uint_eq(of_a.timeout, 14);
+    ck_assert_uint_eq(of_a.retry_count, 3);
+    ck_assert_uint_eq(of_a.initiator_depth, 1);
+    ck_assert_uint_eq(of_a.responder_depth, 4);
+    ck_assert_uint_eq(of_b.mtu, of_a.mtu);
+    ck_assert_uint_eq(of_b.timeout, of_a.timeout);
+    ck_assert_uint_eq(of_b.retry_count, of_a.retry_count);
+    ck_assert_uint_eq(of_b.initiator_depth, of_a.responder_depth);
+    ck_assert_uint_eq(of_b.responder_depth, of_a.initiator_depth);
+    /* 0 is the longest. */
+    a.timeout = 0;
+    ck_assert_uint_eq(verbs_introduction_agree(&a, &b).timeout, 18);
+    ck_assert_uint_eq(verbs_introduction_agree(&b, &a).timeout, 18);
+    b.timeout = 0;
+    ck_assert_uint_eq(verbs_introduction_agree(&a, &b).timeout, 0);
+}
+END_TEST
+
 START_TEST(descriptor_is_these_bytes)
 {
     static const uint8_t bytes[] = {8,   7,   6,    5,    4,    3,    2,    1,    0xd,  0xc,
@@ -193,6 +227,7 @@ int main(void)
     tcase_add_test(tests, a_name_without_an_end);
     tcase_add_test(tests, peers_without_address_or_number);
     tcase_add_test(tests, peers_that_do_not_fit);
+    tcase_add_test(tests, both_take_what_is_less);
     tcase_add_test(tests, descriptor_is_these_bytes);
     tcase_add_test(tests, ids_come_back);
     suite_add_tcase(suite, tests);
