@@ -104,7 +104,9 @@ struct tl_conn {
     uint64_t peer_challenge;
     struct tl_descriptor peer_probe;
     uint8_t *probe; /* PROBE_BYTES that the peer writes, then as many that we write to it; NULL: not any more */
-    struct tl_region *probe_region;
+    struct tl_tensor *probe_block; /* of the pool, in which it lies; NULL: in memory of its own */
+    struct tl_pin probe_pin;
+    struct tl_region *probe_region; /* the pool's, or its own */
     struct tl_exposure probe_exposure;
     struct tl_work probe_work;  /* our write */
     struct tl_work revoke_work; /* the end of the exposure */

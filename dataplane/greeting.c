@@ -69,10 +69,13 @@ static bool take_probe(struct turn *turn)
 
 static void free_probe(struct tl_conn *conn)
 {
-    if (conn->probe_region == NULL) return;
-    tl_region_destroy(conn->probe_region);
+    if (conn->probe_block != NULL) {
+        conn_block_destroy(conn->memory, &conn->probe_block, &conn->probe_pin);
+    } else if (conn->probe_region != NULL) {
+        tl_region_destroy(conn->probe_region);
+        tl_pages_unmap(conn->probe, 2 * (uint64_t)PROBE_BYTES);
+    }
     conn->probe_region = NULL;
-    tl_pages_unmap(conn->probe, 2 * (uint64_t)PROBE_BYTES);
     conn->probe = NULL;
 }
 
@@ -171,6 +174,22 @@ void greeting_probed(struct tl_conn *conn)
     maybe_up(conn);
 }
 
+/* In the pool, so that a reactor registers nothing. A full one must not keep peers apart: then in memory of its own. */
+static enum tl_status create_probe(struct tl_conn *conn, struct tl_error *ret_error)
+{
+    const uint64_t len_bytes = 2 * (uint64_t)PROBE_BYTES;
+    if (conn_block_create(conn->memory, NULL, len_bytes, &conn->probe_block, &conn->probe_pin, ret_error) == TL_OK) {
+        conn->probe_region = conn->probe_pin.region;
+        conn->probe = conn->probe_pin.address;
+        /* What others had there is not for the peer. */
+        memset(conn->probe, 0, len_bytes);
+        return TL_OK;
+    }
+    enum tl_status status = tl_memory_region_map(conn->engine->memory, len_bytes, &conn->probe_region, ret_error);
+    if (status == TL_OK) conn->probe = conn->probe_region->address;
+    return status;
+}
+
 enum tl_status greeting_init(struct tl_conn *conn, struct tl_error *ret_error)
 {
     struct tl_list *const places[] = {&conn->hello_turn.place, &conn->probe_turn.place, &conn->probed_turn.place};
@@ -186,11 +205,7 @@ enum tl_status greeting_init(struct tl_conn *conn, struct tl_error *ret_error)
     conn->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
     conn->probe_uses = 2;
     measure_init(conn);
-    /* Memory of its own: a pool may be full, and is needed for longer. */
-    enum tl_status status =
-        tl_memory_region_map(conn->engine->memory, 2 * (uint64_t)PROBE_BYTES, &conn->probe_region, ret_error);
-    if (status == TL_OK) conn->probe = conn->probe_region->address;
-    return status;
+    return create_probe(conn, ret_error);
 }
 
 void greeting_fini(struct tl_conn *conn)

@@ -298,9 +298,9 @@ void fake_fabric_hold_regions(struct fake_fabric *fabric, bool are_held)
     unlock(fabric);
 }
 
-static void count_reactor(struct fake_provider *provider, uint64_t len_bytes)
+static void count_reactor(struct fake_provider *provider)
 {
-    if (fake_is_reactor && len_bytes > FAKE_PROBE_BYTES) provider->counters.reactor_regions++;
+    if (fake_is_reactor) provider->counters.reactor_regions++;
 }
 
 static enum tl_status provider_region_create(struct tl_provider *base, void *address, uint64_t len_bytes,
@@ -312,7 +312,7 @@ static enum tl_status provider_region_create(struct tl_provider *base, void *add
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: no memory to register", base->name);
     }
     lock(provider->fabric);
-    while (provider->fabric->are_regions_held && len_bytes > FAKE_PROBE_BYTES)
+    while (provider->fabric->are_regions_held)
         TL_CHECK(pthread_cond_wait(&provider->fabric->regions_go, &provider->fabric->mutex) == 0);
     bool is_gone = provider->is_gone;
     bool fails = fake_call_fails(provider->fabric, FAKE_REGION_FAILURE, base, NULL);
@@ -324,7 +324,7 @@ static enum tl_status provider_region_create(struct tl_provider *base, void *add
         tl_list_push_back(&provider->regions, &region->link);
         provider->counters.regions++;
         provider->counters.regions_out++;
-        count_reactor(provider, len_bytes);
+        count_reactor(provider);
         *ret_region = &region->base;
     }
     unlock(provider->fabric);
@@ -341,7 +341,7 @@ static void region_destroy(struct tl_region *base)
     TL_CHECK(region->use_count == 0);
     tl_list_remove(&region->link);
     provider->counters.regions_out--;
-    count_reactor(provider, base->len_bytes);
+    count_reactor(provider);
     unlock(provider->fabric);
     free(region);
 }

@@ -69,7 +69,7 @@ struct tl_provider *fake_provider_open(struct fake_fabric *fabric, const char *n
 /* The queue pair at this place among those that the provider has now, in the order of their creation; NULL: none. */
 struct tl_queue_pair *fake_provider_pair(struct tl_provider *provider, unsigned place);
 
-/* While they are held, nobody who registers more than FAKE_PROBE_BYTES comes back from that. */
+/* While they are held, nobody who registers memory comes back from that. */
 void fake_fabric_hold_regions(struct fake_fabric *fabric, bool are_held);
 
 /* ---------------------------------------------------------------------------------------------------------- steps --
@@ -147,8 +147,6 @@ void fake_provider_remove(struct tl_provider *provider);
 #define FAKE_MTU_BYTES 2048
 /* What this thread does now, a reactor does. */
 extern _Thread_local bool fake_is_reactor;
-/* A reactor may register so much: the probe of a greeting. */
-#define FAKE_PROBE_BYTES 131072
 
 struct fake_counters {
     /* Carried to the peer, since open. */
@@ -160,7 +158,7 @@ struct fake_counters {
     uint64_t exposures;
     uint64_t revokes;
     uint64_t regions;
-    uint64_t reactor_regions; /* made or destroyed in fake_is_reactor, of more than FAKE_PROBE_BYTES */
+    uint64_t reactor_regions; /* made or destroyed in fake_is_reactor */
     uint64_t rings;
     uint64_t shares;
     uint64_t maps;

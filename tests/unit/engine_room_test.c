@@ -325,7 +325,6 @@ END_TEST
 /* --------------------------------------------------------------------------------------------------------- growing --
  */
 
-/* But for the probe of a greeting. */
 static void expect_no_region_of_the_reactor(void)
 {
     for (unsigned i = 0; i < 2; i++) {
@@ -352,6 +351,27 @@ START_TEST(the_reactor_makes_no_region)
     ck_assert_uint_eq(engine_side_memory(asker).pool_regions, 2);
     release();
     expect_no_region_of_the_reactor();
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Those who cannot greet in the pool do so in memory that is registered for that alone, or not at all. */
+START_TEST(a_full_pool_keeps_nobody_apart)
+{
+    struct tl_error none;
+    options.engine.keys = TL_KEYS_WINDOW;
+    engine_pair_init(&pair, &options);
+    asker = pair.left;
+    owner = pair.right;
+    fill(asker);
+    const struct fake_rule fault = {.fault = FAKE_REGION_FAILURE};
+    fake_fabric_add_rule(pair.fabric, &fault);
+    ck_assert_int_eq(engine_side_try_create_conn(asker, &none), TL_RESOURCE_EXHAUSTED);
+    engine_pair_connect(&pair);
+    engine_pair_run(&pair);
+    ck_assert(tl_conn_is_up(asker->conn) && tl_conn_is_up(owner->conn));
+    release();
+    exchange_once(5000);
     engine_pair_close(&pair);
 }
 END_TEST
@@ -485,6 +505,7 @@ int main(void)
     tcase_add_loop_test(tcase, the_connection_ends_meanwhile, 0, 4);
     tcase_add_test(tcase, what_never_fits);
     tcase_add_test(tcase, the_reactor_makes_no_region);
+    tcase_add_test(tcase, a_full_pool_keeps_nobody_apart);
     tcase_add_test(tcase, the_reactor_makes_no_pool_of_a_peer);
     tcase_add_test(tcase, destinations_outside_of_the_pool_of_a_peer);
     tcase_add_test(tcase, what_never_fits_into_the_pool_of_a_peer);
