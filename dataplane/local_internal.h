@@ -371,6 +371,7 @@ struct local_pair {
     uint32_t work_count;      /* the limit */
     uint32_t work_mask;
     uint32_t posted, carried, confirmed, completed; /* confirmed: the peer looked at its ring after that */
+    uint64_t queued_bytes;                          /* of writes that were posted and are not completed */
     uint32_t reads_posted;
     uint32_t reads_answered; /* by the peer */
 

@@ -28,6 +28,9 @@
 #define COPY_BYTES_PER_POLL (UINT64_C(1) << 20)
 /* Writes of at least that size go past the caches: the tensor would push everything else out of them. */
 #define UNCACHED_BYTES (UINT64_C(8) << 20)
+/* More is not posted at a time: what was posted is copied, whoever gives it up, and what is posted later waits for it.
+ */
+#define MAX_QUEUED_BYTES (UINT64_C(16) << 20)
 
 /* --------------------------------------------------------------------------------------------------------- slots -- */
 
@@ -230,6 +233,14 @@ void local_ring(struct tl_queue_pair *base)
 
 /* ---------------------------------------------------------------------------------------------------- completing -- */
 
+/* Takes the next one from what was posted; what waits for it, NULL: nobody. */
+static struct tl_work *pop(struct local_pair *pair, struct local_work *record)
+{
+    if (record->kind != LOCAL_WORK_MESSAGE) pair->queued_bytes -= record->len_bytes;
+    pair->completed++;
+    return record->work;
+}
+
 static bool is_over(struct local_pair *pair, const struct local_work *work)
 {
     if (work->kind != LOCAL_WORK_READ || (int32_t)(pair->reads_answered - work->read_number) >= 0) return true;
@@ -248,8 +259,7 @@ unsigned local_complete(struct local_pair *pair)
     while (pair->completed != pair->confirmed && !pair->is_distrusted) {
         struct local_work *record = &pair->works[pair->completed & pair->work_mask];
         if (!is_over(pair, record)) break;
-        struct tl_work *work = record->work;
-        pair->completed++;
+        struct tl_work *work = pop(pair, record);
         count++;
         if (work != NULL) work->done(work, TL_OK);
     }
@@ -260,26 +270,30 @@ void local_cancel_works(struct local_pair *pair)
 {
     while (pair->completed != pair->posted) {
         struct local_work *record = &pair->works[pair->completed & pair->work_mask];
-        struct tl_work *work = record->work;
+        struct tl_work *work = pop(pair, record);
         free(record->message);
         record->message = NULL;
-        pair->completed++;
         if (work != NULL) work->done(work, TL_CANCELLED);
     }
 }
 
 /* ------------------------------------------------------------------------------------------------------- posting -- */
 
+static uint32_t free_works(const struct local_pair *pair)
+{
+    return pair->work_count - (pair->posted - pair->completed);
+}
+
 uint32_t local_room(const struct tl_queue_pair *base)
 {
     const struct local_pair *pair = local_pair_of(base);
-    if (pair->state == LOCAL_NEW || pair->state == LOCAL_ENDED) return 0;
-    return pair->work_count - (pair->posted - pair->completed);
+    if (pair->state == LOCAL_NEW || pair->state == LOCAL_ENDED || pair->queued_bytes > MAX_QUEUED_BYTES) return 0;
+    return free_works(pair);
 }
 
 static struct local_work *post(struct local_pair *pair, enum local_work_kind kind, struct tl_work *work)
 {
-    TL_CHECK(local_room(&pair->base) > 0);
+    TL_CHECK(pair->state != LOCAL_NEW && pair->state != LOCAL_ENDED && free_works(pair) > 0);
     TL_CHECK(work == NULL || (work->magic == TL_WORK_MAGIC && work->done != NULL));
     struct local_work *record = &pair->works[pair->posted++ & pair->work_mask];
     *record = (struct local_work){.kind = (uint8_t)kind, .work = work};
@@ -333,6 +347,7 @@ void local_write(struct tl_queue_pair *base, const struct tl_region *region, con
     record->offset_bytes = offset_bytes;
     record->has_immediate = has_immediate;
     record->immediate = immediate;
+    pair->queued_bytes += len_bytes;
     if (len_bytes == 0) return;
     if (!parse_place(destination, offset_bytes, len_bytes, &record->place)) {
         local_pair_violation(pair, "a place to write to that cannot be");

@@ -126,7 +126,7 @@ END_TEST
  * comes through meanwhile, and what was posted after it comes after it. */
 START_TEST(large_writes)
 {
-    const uint64_t len_bytes = 24 * MIB;
+    const uint64_t len_bytes = 16 * MIB;
     struct tl_exposure exposure = {0};
     struct job large = new_job(), after = new_job();
     struct tl_region *region = side_map(&b, len_bytes + 4096);
@@ -150,6 +150,27 @@ START_TEST(large_writes)
     ck_assert_uint_eq(stats.bytes_written, len_bytes);
     region_drop(region);
     free(source);
+}
+END_TEST
+
+/* What was posted cannot be taken back: there is no room for more while a lot of it waits. */
+START_TEST(much_that_waits_leaves_no_room)
+{
+    static uint8_t source[12 * MIB];
+    struct tl_exposure exposure = {0};
+    struct tl_region *region = side_map(&b, sizeof(source));
+    side_expose(&b, region, region->address, sizeof(source), &exposure);
+    struct job first = new_job(), second = new_job();
+    uint32_t room = a.pair->ops->room(a.pair);
+    side_write(&a, source, sizeof(source), &exposure, 0, true, 1, &first);
+    ck_assert_uint_eq(a.pair->ops->room(a.pair), room - 1);
+    side_write(&a, source, sizeof(source), &exposure, 0, true, 2, &second);
+    ck_assert_uint_eq(a.pair->ops->room(a.pair), 0);
+    PUMP_UNTIL(first.done == 1);
+    ck_assert_uint_gt(a.pair->ops->room(a.pair), 0);
+    PUMP_UNTIL(second.done == 1);
+    ck_assert_uint_eq(a.pair->ops->room(a.pair), room);
+    region_drop(region);
 }
 END_TEST
 
@@ -383,7 +404,7 @@ END_TEST
 
 START_TEST(sever_cancels_what_is_open)
 {
-    struct job jobs[12];
+    struct job jobs[5];
     static uint8_t source[4 * MIB];
     struct tl_exposure exposure = {0};
     struct tl_region *region = side_map(&b, sizeof(source));
@@ -480,6 +501,7 @@ int main(void)
     tcase_add_test(tcase, a_reader_that_pauses);
     tcase_add_test(tcase, writes_into_segments);
     tcase_add_test(tcase, large_writes);
+    tcase_add_test(tcase, much_that_waits_leaves_no_room);
     tcase_add_test(tcase, segments_come_and_go);
     tcase_add_loop_test(tcase, memory_of_users, 0, 2);
     tcase_add_test(tcase, memory_that_is_not_exposed_any_more);
