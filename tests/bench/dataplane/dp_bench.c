@@ -4,11 +4,11 @@
  * tensors, another one receives them, again and again, over one connection.
  *
  *   dp_bench --size BYTES --outstanding N --count N [--provider verbs|local] [--keys window|region] [--allocate]
- *            [--user-memory] [--bounce] [--thread] [--spin-us N]
+ *            [--user-memory] [--map] [--bounce] [--thread] [--spin-us N]
  *
  * Each of the outstanding ones is received into the same destination again and again, as a loop over steps does it, and
  * as the programs that this is compared with do; with --allocate into a new one each time. With --user-memory the
- * destinations lie outside of the pool.
+ * destinations lie outside of the pool. With --map there is none: what is published lies in a file, which is mapped.
  *
  * Prints one JSON object: the median and other quantiles of the time from the fetch to its done, tensors and bytes per
  * second, CPU seconds of the receiver, and the counters of the engine over the measured part.
@@ -17,6 +17,7 @@
  * caller drives it. The server drives its reactor itself; both spin before they sleep.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <getopt.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -25,8 +26,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -36,6 +39,7 @@
 #include "dataplane/engine.h"
 #include "dataplane/local.h"
 #include "dataplane/verbs.h"
+#include "tensor/mapped_tensor.h"
 #include "tests/fakes/made_memory.h"
 
 #define SERVER_INCARNATION 11
@@ -51,6 +55,7 @@ struct settings {
     bool is_bounced;
     bool is_local;
     bool is_users_memory;
+    bool is_mapped;
     bool has_thread;
     int64_t spin_ns;
 };
@@ -140,6 +145,7 @@ static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnatio
                                               .cache_count = 1024,
                                               .piece_bytes = 4 << 20,
                                               .register_bytes = 64 << 10,
+                                              .is_mapping_allowed = settings.is_mapped,
                                               .is_bounce_forced = settings.is_bounced,
                                               .silence_ns = 5 * TL_NS_PER_SEC,
                                               .connect_ns = 10 * TL_NS_PER_SEC,
@@ -203,6 +209,28 @@ static struct tl_tensor *make_users_tensor(void)
     return tensor;
 }
 
+/* In a file without a name, every page of which is there. */
+static struct tl_tensor *make_file_tensor(void)
+{
+    const struct tl_shape shape = {.rank = 1, .dims = {settings.size_bytes}};
+    struct tl_tensor *tensor;
+    struct tl_mapped_file *file;
+    struct tl_error error;
+    struct stat info;
+    int fd = memfd_create("dp_bench", MFD_CLOEXEC);
+    TL_CHECK(fd >= 0 && ftruncate(fd, (off_t)settings.size_bytes) == 0);
+    TL_CHECK(fallocate(fd, 0, 0, (off_t)settings.size_bytes) == 0 && fstat(fd, &info) == 0);
+    const struct tl_file_stamp stamp = {.size_bytes = settings.size_bytes,
+                                        .modified_seconds = info.st_mtim.tv_sec,
+                                        .modified_ns = (uint32_t)info.st_mtim.tv_nsec};
+    if (tl_mapped_file_adopt(fd, &stamp, "a published file", &file, &error) != TL_OK ||
+        tl_mapped_tensor_create(file, 0, TL_U8, &shape, &tensor, &error) != TL_OK) {
+        die("file", &error);
+    }
+    tl_mapped_file_put(file);
+    return tensor;
+}
+
 struct cpu {
     double user_sec;
     double system_sec;
@@ -220,7 +248,7 @@ static int serve(int fd)
 {
     struct side side = {.is_up = false};
     side_open(&side, SERVER_INCARNATION, CLIENT_INCARNATION, false);
-    side.published = make_tensor(side.memory);
+    side.published = settings.is_mapped ? make_file_tensor() : make_tensor(side.memory);
     connect_with_next(&side, fd);
     put_introduction(&side, fd);
     while (!side.is_closed)
@@ -260,6 +288,7 @@ static void begin(struct asked *asked, int64_t now_ns)
 {
     client.begun++;
     asked->begun_ns = now_ns;
+    asked->fetch.may_map = settings.is_mapped;
     asked->fetch.id = (struct tl_request_id){.incarnation = CLIENT_INCARNATION, .number = ++client.next_number};
     tl_conn_fetch(client.side.conn, &asked->fetch);
 }
@@ -357,19 +386,20 @@ static void report(double seconds, struct cpu cpu, const struct tl_engine_stats 
                    const struct tl_engine_stats *after)
 {
     qsort(client.times_ns, settings.count, sizeof(*client.times_ns), by_number);
-    printf(
-        "{\"size\": %" PRIu64 ", \"outstanding\": %u, \"count\": %u, \"keys\": \"%s\", \"bounce\": %s, "
-        "\"thread\": %s, \"p50_us\": %.3f, \"p10_us\": %.3f, \"p90_us\": %.3f, \"p99_us\": %.3f, "
-        "\"tensors_per_sec\": %.1f, \"bytes_per_sec\": %.1f, \"receiver_user_sec\": %.4f, \"receiver_system_sec\": "
-        "%.4f, \"seconds\": %.4f, "
-        "\"messages\": %.4f, \"copied_bytes\": %" PRIu64 ", \"zero_copy\": %u, \"bounced\": %u, \"device\": \"%s\"}\n",
-        settings.size_bytes, settings.outstanding, settings.count,
-        settings.keys == TL_KEYS_WINDOW ? "window" : "region", settings.is_bounced ? "true" : "false",
-        settings.has_thread ? "true" : "false", quantile_us(0.5), quantile_us(0.1), quantile_us(0.9), quantile_us(0.99),
-        settings.count / seconds, settings.count / seconds * (double)settings.size_bytes, cpu.user_sec, cpu.system_sec,
-        seconds, (double)(after->messages_sent - before->messages_sent) / settings.count,
-        after->bytes_bounced - before->bytes_bounced, client.paths[TL_PATH_ZERO_COPY], client.paths[TL_PATH_BOUNCE],
-        client.side.provider->name);
+    printf("{\"size\": %" PRIu64 ", \"outstanding\": %u, \"count\": %u, \"keys\": \"%s\", \"bounce\": %s, "
+           "\"thread\": %s, \"p50_us\": %.3f, \"p10_us\": %.3f, \"p90_us\": %.3f, \"p99_us\": %.3f, "
+           "\"tensors_per_sec\": %.1f, \"bytes_per_sec\": %.1f, \"receiver_user_sec\": %.4f, \"receiver_system_sec\": "
+           "%.4f, \"seconds\": %.4f, "
+           "\"messages\": %.4f, \"copied_bytes\": %" PRIu64
+           ", \"zero_copy\": %u, \"bounced\": %u, \"mapped\": %u, \"device\": \"%s\"}\n",
+           settings.size_bytes, settings.outstanding, settings.count,
+           settings.keys == TL_KEYS_WINDOW ? "window" : "region", settings.is_bounced ? "true" : "false",
+           settings.has_thread ? "true" : "false", quantile_us(0.5), quantile_us(0.1), quantile_us(0.9),
+           quantile_us(0.99), settings.count / seconds, settings.count / seconds * (double)settings.size_bytes,
+           cpu.user_sec, cpu.system_sec, seconds,
+           (double)(after->messages_sent - before->messages_sent) / settings.count,
+           after->bytes_bounced - before->bytes_bounced, client.paths[TL_PATH_ZERO_COPY], client.paths[TL_PATH_BOUNCE],
+           client.paths[TL_PATH_MAPPED], client.side.provider->name);
 }
 
 static void receive(int fd)
@@ -425,13 +455,19 @@ static void receive(int fd)
 
 static void read_options(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"size", required_argument, NULL, 's'},     {"outstanding", required_argument, NULL, 'o'},
-        {"count", required_argument, NULL, 'n'},    {"warm-up", required_argument, NULL, 'w'},
-        {"keys", required_argument, NULL, 'k'},     {"allocate", no_argument, NULL, 'a'},
-        {"bounce", no_argument, NULL, 'b'},         {"thread", no_argument, NULL, 't'},
-        {"provider", required_argument, NULL, 'r'}, {"user-memory", no_argument, NULL, 'u'},
-        {"spin-us", required_argument, NULL, 'p'},  {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"size", required_argument, NULL, 's'},
+                                            {"outstanding", required_argument, NULL, 'o'},
+                                            {"count", required_argument, NULL, 'n'},
+                                            {"warm-up", required_argument, NULL, 'w'},
+                                            {"keys", required_argument, NULL, 'k'},
+                                            {"allocate", no_argument, NULL, 'a'},
+                                            {"bounce", no_argument, NULL, 'b'},
+                                            {"thread", no_argument, NULL, 't'},
+                                            {"provider", required_argument, NULL, 'r'},
+                                            {"user-memory", no_argument, NULL, 'u'},
+                                            {"spin-us", required_argument, NULL, 'p'},
+                                            {"map", no_argument, NULL, 'm'},
+                                            {NULL, 0, NULL, 0}};
     int option;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
@@ -461,6 +497,9 @@ static void read_options(int argc, char **argv)
             break;
         case 'u':
             settings.is_users_memory = true;
+            break;
+        case 'm':
+            settings.is_mapped = true;
             break;
         case 't':
             settings.has_thread = true;
