@@ -279,6 +279,7 @@ static void done(struct tl_fetch *fetch, const struct tl_error *result)
     ask->done_count++;
     ask->result = *result;
     ask->side->open_ask_count--;
+    if (ask->on_done != NULL) ask->on_done(ask);
 }
 
 static const struct tl_fetch_ops fetch_ops = {.place = place, .done = done};

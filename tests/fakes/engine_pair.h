@@ -117,7 +117,8 @@ struct engine_ask {
     bool is_open;
     unsigned place_count;
     unsigned done_count;
-    struct tl_error result; /* in done */
+    struct tl_error result;                  /* in done */
+    void (*on_done)(struct engine_ask *ask); /* called in done; NULL: nothing */
 };
 
 void engine_ask_start(struct engine_side *side, struct engine_ask *ask, const char *key, uint64_t step);

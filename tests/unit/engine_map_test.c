@@ -340,6 +340,33 @@ START_TEST(cancelled)
 }
 END_TEST
 
+static void cancel_other(struct engine_ask *done)
+{
+    (void)done;
+    engine_ask_cancel(&ask);
+}
+
+/* By what another one brings, while it waits to be asked again. */
+START_TEST(cancelled_before_it_is_asked_again)
+{
+    static struct engine_ask other;
+    open_pair();
+    publish_file(3);
+    fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_MAP_FAILURE, .from = 2});
+    other = (struct engine_ask){.may_map = true, .on_done = cancel_other};
+    ask.may_map = true;
+    engine_ask_start(asker, &other, "key", 0);
+    engine_ask_start(asker, &ask, "key", 0);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(other.fetch.path, TL_PATH_MAPPED);
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_int_eq(ask.result.code, TL_CANCELLED);
+    engine_ask_fini(&other);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 static void close_conn(void)
 {
     struct tl_error reason;
@@ -393,6 +420,7 @@ int main(void)
     tcase_add_test(tcase, asked_again_without);
     tcase_add_test(tcase, asked_again_with_one_handle);
     tcase_add_loop_test(tcase, cancelled, 0, 2);
+    tcase_add_test(tcase, cancelled_before_it_is_asked_again);
     tcase_add_loop_test(tcase, connection_ends, 0, 4);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
