@@ -13,7 +13,7 @@
         if (__builtin_expect(!(condition), 0)) tl_check_failed(__FILE__, __LINE__, #condition);                        \
     } while (0)
 
-_Noreturn void tl_check_failed(const char *file, int line, const char *condition);
+_Noreturn void tl_check_failed(const char *file, int line, const char *condition) __attribute__((cold));
 
 /* The object whose member `member` is `*pointer`. */
 #define TL_CONTAINER_OF(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))

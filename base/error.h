@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Composing errors. Who first decides which error it is calls tl_error_set; everyone above passes it on. */
+/* Composing errors. Who first decides which error it is calls tl_error_set; everyone above passes it on. What leads to
+ * an error is laid out away from what does not (cold). */
 #ifndef BASE_ERROR_H
 #define BASE_ERROR_H
 
@@ -10,19 +11,19 @@
 /* Fills *ret_error (may be NULL) with the code and the message, cut at a UTF-8 character boundary when it is too long,
  * and returns the code, so that a caller can `return tl_error_set(...)`. */
 enum tl_status tl_error_set(struct tl_error *ret_error, enum tl_status code, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+    __attribute__((cold, format(printf, 3, 4)));
 
 /* The same with errno's text and a code that fits it appended: ENOENT/ENOTDIR NOT_FOUND, EACCES/EPERM/EROFS
  * PERMISSION_DENIED, ENOMEM/ENOSPC/EMFILE/ENFILE/EDQUOT/EFBIG/ENOBUFS RESOURCE_EXHAUSTED, EEXIST ALREADY_EXISTS,
  * ETIMEDOUT DEADLINE_EXCEEDED, EINVAL/EISDIR/ELOOP/ENAMETOOLONG INVALID_ARGUMENT, ECONNREFUSED and the like
  * UNAVAILABLE, everything else INTERNAL. */
 enum tl_status tl_error_set_errno(struct tl_error *ret_error, int error_number, const char *format, ...)
-    __attribute__((format(printf, 3, 4)));
+    __attribute__((cold, format(printf, 3, 4)));
 
 /* Copies *source to *ret_error (may be NULL) and returns the code. */
 enum tl_status tl_error_copy(struct tl_error *ret_error, const struct tl_error *source);
 
 /* Puts text before the message that *error holds, cut as above; does nothing when error is NULL. */
-void tl_error_prefix(struct tl_error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void tl_error_prefix(struct tl_error *error, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 
 #endif

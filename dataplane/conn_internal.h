@@ -196,7 +196,7 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
                      const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
                      struct tl_work *work);
 /* The peer broke the protocol: counts it, ends the connection. */
-void conn_protocol_error(struct tl_conn *conn, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void conn_protocol_error(struct tl_conn *conn, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 /* The peer or its card has shown that it lives. */
 static inline void conn_heard(struct tl_conn *conn)
 {

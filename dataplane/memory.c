@@ -76,14 +76,14 @@ static void set_cancelled(struct tl_registration *registration)
     (void)tl_error_set(&registration->error, TL_CANCELLED, "the data plane was stopped");
 }
 
-static void set_pin(struct tl_pin *pin, const struct tl_tensor *tensor, struct tl_region *region, void *entry)
+static inline void set_pin(struct tl_pin *pin, void *data, uint64_t len_bytes, struct tl_region *region, void *entry)
 {
+    uint64_t offset_bytes = (uintptr_t)data - (uintptr_t)region->address;
+    TL_CHECK(offset_bytes <= region->len_bytes && len_bytes <= region->len_bytes - offset_bytes);
     pin->region = region;
-    pin->address = tl_tensor_data(tensor);
-    pin->len_bytes = tl_tensor_size_bytes(tensor);
+    pin->address = data;
+    pin->len_bytes = len_bytes;
     pin->entry = entry;
-    uint64_t offset_bytes = (uintptr_t)pin->address - (uintptr_t)region->address;
-    TL_CHECK(offset_bytes <= region->len_bytes && pin->len_bytes <= region->len_bytes - offset_bytes);
 }
 
 /* What cannot be registered is copied; once for each change of the reason. */
@@ -106,7 +106,8 @@ static void carry_out(struct tl_memory *memory, struct tl_registration *registra
             log_refusal(memory, &error);
             return;
         }
-        set_pin(&registration->pin, registration->tensor, tl_registered_region(registered), registered);
+        set_pin(&registration->pin, tl_tensor_data(registration->tensor), tl_tensor_size_bytes(registration->tensor),
+                tl_registered_region(registered), registered);
     }
     if (!is_stopping(memory)) return;
     tl_memory_unpin(memory, &registration->pin);
@@ -316,20 +317,22 @@ void tl_room_drop(struct tl_room *room)
 bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_region_access access,
                    struct tl_pin *ret_pin)
 {
-    if (tl_tensor_size_bytes(tensor) == 0) {
+    uint64_t len_bytes = tl_tensor_size_bytes(tensor);
+    void *data = tl_tensor_data(tensor);
+    if (len_bytes == 0) {
         *ret_pin = (struct tl_pin){0};
         return true;
     }
     const struct tl_block *block = tl_tensor_release_context(tensor, give_block);
     struct tl_region *region = block ? tl_pool_region_of(memory->pool, block) : NULL;
-    if (!region) region = tl_pool_find(memory->pool, tl_tensor_data(tensor), tl_tensor_size_bytes(tensor));
+    if (!region) region = tl_pool_find(memory->pool, data, len_bytes);
     if (region) {
-        set_pin(ret_pin, tensor, region, NULL);
+        set_pin(ret_pin, data, len_bytes, region, NULL);
         return true;
     }
     struct tl_registered *registered = tl_registrations_pin(memory->registrations, tensor, access);
     if (!registered) return false;
-    set_pin(ret_pin, tensor, tl_registered_region(registered), registered);
+    set_pin(ret_pin, data, len_bytes, tl_registered_region(registered), registered);
     return true;
 }
 

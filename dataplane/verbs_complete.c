@@ -71,9 +71,8 @@ static void distrust(struct verbs_pair *pair, const char *why)
 static void complete_send(struct verbs_pair *pair, uint32_t index, const struct ibv_wc *completion)
 {
     bool is_bad = completion->status != IBV_WC_SUCCESS;
-    uint32_t first = (uint32_t)(pair->retired % pair->work_count);
-    uint64_t sequence = pair->retired + (index + pair->work_count - first) % pair->work_count;
-    if (index >= pair->work_count || sequence >= pair->posted) {
+    uint64_t sequence = pair->retired + ((index - pair->retired) & (pair->record_count - 1));
+    if (index >= pair->record_count || sequence >= pair->posted) {
         distrust(pair, "the card completed a request that it does not have");
         return;
     }
@@ -129,5 +128,6 @@ void verbs_complete(struct verbs_device *device, const struct ibv_wc *completion
     } else {
         complete_receive(pair, id.index, completion);
     }
-    verbs_pair_needs_attention(pair);
+    bool has_idle_slots = pair->slots_idle_count > pair->slots_may_idle;
+    if (has_idle_slots || pair->state != VERBS_CONNECTED) verbs_pair_needs_attention(pair);
 }

@@ -282,13 +282,14 @@ struct verbs_pair {
     struct tl_list attention, flushing;
 
     uint32_t work_count;
-    struct verbs_record *records; /* [work_count] */
+    uint32_t record_count;        /* work_count, rounded up to a power of two */
+    struct verbs_record *records; /* [record_count] */
     uint64_t retired, posted, tail;
     uint64_t signalled; /* behind the last record that asks for a completion; those from here to posted ask for none */
     uint64_t bytes_since_signal;
     uint32_t max_inline_bytes;
 
-    uint8_t *memory; /* slots of messages that arrive [slot_count], then of those that leave [work_count] */
+    uint8_t *memory; /* slots of messages that arrive [slot_count], then of those that leave [record_count] */
     uint64_t memory_bytes;
     struct ibv_mr *memory_mr;
     uint32_t slot_count; /* that the owner has asked for, and some that may be idle */
@@ -324,7 +325,8 @@ void verbs_pair_destroy(struct tl_queue_pair *pair);
 /* Does nothing when it is broken already. */
 void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason);
 /* The same; the reason is "UNAVAILABLE: queue pair N of DEVICE: ...". */
-void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...)
+    __attribute__((cold, format(printf, 2, 3)));
 /* Takes it from the card: everything that was posted is over. It must be broken. */
 void verbs_pair_take_from_card(struct verbs_pair *pair);
 void verbs_pair_needs_attention(struct verbs_pair *pair);

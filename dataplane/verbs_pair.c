@@ -134,7 +134,7 @@ static enum tl_status fill(struct verbs_pair *pair, struct tl_error *ret_error)
     enum tl_status status = verbs_device_reserve(device, pair->slot_count + pair->work_count, ret_error);
     if (status != TL_OK) return status;
     pair->has_reserved = true;
-    pair->records = calloc(pair->work_count, sizeof(*pair->records));
+    pair->records = calloc(pair->record_count, sizeof(*pair->records));
     if (pair->records == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
     status = verbs_slots_init(pair, ret_error);
     if (status == TL_OK) status = create_on_card(pair, ret_error);
@@ -163,6 +163,9 @@ enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_q
     pair->slots_may_idle = (uint32_t)tl_min_u64(tl_min_u64(options->slot_count / 4, MAX_IDLE_SLOTS), room_count);
     pair->slot_count = options->slot_count + pair->slots_may_idle;
     pair->work_count = options->work_count;
+    pair->record_count = 1;
+    while (pair->record_count < pair->work_count)
+        pair->record_count *= 2;
     pair->psn = (uint32_t)tl_random_u64() & MASK_24_BITS;
     tl_list_init(&pair->attention);
     tl_list_init(&pair->flushing);

@@ -18,7 +18,7 @@
 
 static struct verbs_record *record_at(const struct verbs_pair *pair, uint64_t sequence)
 {
-    return &pair->records[sequence % pair->work_count];
+    return &pair->records[sequence & (pair->record_count - 1)];
 }
 
 uint32_t verbs_post_room(const struct tl_queue_pair *base)
@@ -31,7 +31,7 @@ uint32_t verbs_post_room(const struct tl_queue_pair *base)
 
 struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *work)
 {
-    uint32_t index = (uint32_t)(pair->tail % pair->work_count);
+    uint32_t index = (uint32_t)(pair->tail & (pair->record_count - 1));
     struct verbs_record *record = &pair->records[index];
     TL_CHECK(pair->state != VERBS_FRESH && pair->state != VERBS_DRAINED);
     TL_CHECK(pair->tail - pair->retired < pair->work_count);

@@ -17,7 +17,7 @@
 
 enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_error)
 {
-    pair->memory_bytes = ((uint64_t)pair->slot_count + pair->work_count) * TL_SLOT_BYTES;
+    pair->memory_bytes = ((uint64_t)pair->slot_count + pair->record_count) * TL_SLOT_BYTES;
     pair->slots = calloc(pair->slot_count, sizeof(*pair->slots));
     /* A mapping of its own: registering pins whole pages, which must not be shared with anything else. */
     void *memory = mmap(NULL, pair->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
