@@ -18,8 +18,10 @@
 #include "fakes/made_memory.h"
 #include "tensor/mapped_tensor.h"
 
-/* So many rounds without anything to do, and nothing more will happen: operations may be tried again and again. */
+/* So many rounds without anything to do, and nothing more will happen: operations may be tried again and again, and a
+ * real provider looks at some things only now and then. */
 #define IDLE_ROUNDS 40
+#define REAL_IDLE_ROUNDS 20000
 
 /* ---------------------------------------------------------------------------------------------------------- life -- */
 
@@ -61,13 +63,15 @@ void engine_pair_init(struct engine_pair *pair, const struct engine_pair_options
     *pair = (struct engine_pair){.left = &pair->sides[0], .right = &pair->sides[1]};
     if (options != NULL) pair->options = *options;
     if (options == NULL) engine_pair_defaults(&pair->options);
-    pair->fabric = fake_fabric_create(&pair->options.fabric);
+    if (pair->options.open_provider == NULL) pair->fabric = fake_fabric_create(&pair->options.fabric);
     for (unsigned i = 0; i < 2; i++) {
         struct engine_side *side = &pair->sides[i];
         side->pair = pair;
         side->self.incarnation = 100 + i;
         snprintf(side->self.name, sizeof(side->self.name), "%s", names[i]);
-        side->provider = fake_provider_open(pair->fabric, i == 0 ? "left" : "right", &pair->options.provider);
+        const char *name = i == 0 ? "left" : "right";
+        side->provider = pair->fabric != NULL ? fake_provider_open(pair->fabric, name, &pair->options.provider)
+                                              : pair->options.open_provider(name);
         tl_list_init(&side->values);
         tl_list_init(&side->serves);
         if (i == 0 || !pair->options.is_right_raw) init_engine(side);
@@ -153,7 +157,7 @@ void engine_pair_close(struct engine_pair *pair)
 {
     struct tl_error reason;
     tl_error_set(&reason, TL_CANCELLED, "the test is over");
-    fake_fabric_clear_rules(pair->fabric);
+    if (pair->fabric != NULL) fake_fabric_clear_rules(pair->fabric);
     for (unsigned i = 0; i < 2; i++) {
         pair->sides[i].is_silent = false;
         if (pair->sides[i].conn != NULL) tl_conn_close(pair->sides[i].conn, &reason);
@@ -162,10 +166,11 @@ void engine_pair_close(struct engine_pair *pair)
     fini_side(pair->left);
     fini_side(pair->right);
     const char *why = "";
-    while (fake_fabric_land_late(pair->fabric)) {
+    while (pair->fabric != NULL && fake_fabric_land_late(pair->fabric)) {
     }
-    if (!fake_fabric_is_clean(pair->fabric, &why)) fprintf(stderr, "left in the fabric: %s\n", why);
-    TL_CHECK(fake_fabric_is_clean(pair->fabric, NULL));
+    bool is_clean = pair->fabric == NULL || fake_fabric_is_clean(pair->fabric, &why);
+    if (!is_clean) fprintf(stderr, "left in the fabric: %s\n", why);
+    TL_CHECK(is_clean);
     for (unsigned i = 0; i < 2; i++)
         pair->sides[i].provider->ops->close(pair->sides[i].provider);
     fake_fabric_destroy(pair->fabric);
@@ -224,7 +229,8 @@ static bool round_of(struct engine_side *side)
 
 void engine_pair_run(struct engine_pair *pair)
 {
-    for (unsigned idle = 0; idle < IDLE_ROUNDS; idle++) {
+    unsigned idle_rounds = pair->fabric != NULL ? IDLE_ROUNDS : REAL_IDLE_ROUNDS;
+    for (unsigned idle = 0; idle < idle_rounds; idle++) {
         bool did_work = round_of(pair->left);
         did_work |= round_of(pair->right);
         if (did_work) idle = 0;

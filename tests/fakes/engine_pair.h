@@ -51,15 +51,16 @@ struct engine_side {
 
 struct engine_pair_options {
     struct fake_fabric_options fabric;
-    struct fake_provider_options provider; /* of both */
-    struct tl_engine_options engine;       /* of both */
+    struct fake_provider_options provider;                  /* of both */
+    struct tl_provider *(*open_provider)(const char *name); /* another one than the fabric's; NULL: that */
+    struct tl_engine_options engine;                        /* of both */
     struct tl_memory_options memory;
     bool is_right_raw; /* the right side has no engine */
 };
 
 struct engine_pair {
     struct engine_pair_options options;
-    struct fake_fabric *fabric;
+    struct fake_fabric *fabric; /* NULL: there is none, see open_provider */
     struct engine_side sides[2];
     struct engine_side *left;  /* the opener */
     struct engine_side *right; /* the other one */

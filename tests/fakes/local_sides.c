@@ -102,7 +102,7 @@ void side_connect(struct side *side, const struct tl_introduction *peer)
 
 void side_message(struct side *side, const void *data, uint32_t len_bytes, struct job *job)
 {
-    ck_assert_uint_gt(side->pair->ops->room(side->pair), 0);
+    ck_assert_msg(side->pair->ops->room(side->pair) > 0, "%s: no room: %s", side->name, side->reason.message);
     side->pair->ops->message(side->pair, data, len_bytes, job != NULL ? &job->work : NULL);
     tl_queue_pair_ring(side->pair);
 }
@@ -110,7 +110,7 @@ void side_message(struct side *side, const void *data, uint32_t len_bytes, struc
 void side_write(struct side *side, const void *source, uint64_t len_bytes, const struct tl_exposure *exposure,
                 uint64_t offset_bytes, bool has_immediate, uint32_t immediate, struct job *job)
 {
-    ck_assert_uint_gt(side->pair->ops->room(side->pair), 0);
+    ck_assert_msg(side->pair->ops->room(side->pair) > 0, "%s: no room: %s", side->name, side->reason.message);
     side->pair->ops->write(side->pair, NULL, source, len_bytes, &exposure->descriptor, offset_bytes, has_immediate,
                            immediate, job != NULL ? &job->work : NULL);
     tl_queue_pair_ring(side->pair);

@@ -160,15 +160,16 @@ START_TEST(a_reader_is_killed)
         side_connect(&a, &theirs);
         PUMP_UNTIL(a.messages == 1);
         memcpy(&exposure.descriptor, a.last, sizeof(exposure.descriptor));
-        for (unsigned j = 0; j < 8; j++) {
-            jobs[j] = new_job();
-            side_write(&a, source, LARGE_BYTES, &exposure, 0, true, j, &jobs[j]);
+        unsigned posted = 0;
+        for (; posted < 8 && a.pair->ops->room(a.pair) > 0; posted++) {
+            jobs[posted] = new_job();
+            side_write(&a, source, i < 3 ? LARGE_BYTES : 3 * MIB, &exposure, 0, true, posted, &jobs[posted]);
         }
-        if (i % 2 == 1) PUMP_UNTIL(jobs[0].done > 0);
+        if (i > 3) PUMP_UNTIL(jobs[0].done > 0);
         wait_for_end_of(pid);
-        for (unsigned j = 0; j < 8; j++)
+        for (unsigned j = 0; j < posted; j++)
             ck_assert_uint_eq(jobs[j].done, 1);
-        ck_assert_int_eq(jobs[7].status, TL_CANCELLED);
+        if (i < 3) ck_assert_int_eq(jobs[posted - 1].status, TL_CANCELLED);
     }
     ck_assert_uint_eq(count_descriptors(), descriptors);
     ck_assert_uint_eq(count_mappings(), mappings);
