@@ -100,6 +100,7 @@ static enum tl_status build(struct tl_plane *plane, const struct tl_plane_source
     if (source->adjust != NULL) source->adjust(source->context, &plane->options);
     enum tl_status status = choose(plane, source, ret_error);
     if (status != TL_OK) return status;
+    plane->serving.wants_copies = plane->provider->limits.needs_regions;
     status = tl_memory_create(plane->provider, &plane->options.memory, &plane->memory, ret_error);
     if (status == TL_OK) {
         status = tl_reactor_create(plane->provider, &plane->options.reactor, &plane->reactor, ret_error);
@@ -224,8 +225,24 @@ bool tl_plane_has_failed(struct tl_plane *plane, struct tl_error *ret_why)
     return ret_why->code != TL_OK;
 }
 
-enum tl_status tl_plane_copy(struct tl_plane *plane, struct tl_tensor *tensor, struct tl_tensor **ret_copy,
-                             struct tl_error *ret_error)
+/* Kept with the tensor. */
+struct kept_copy {
+    struct tl_tensor_attachment attachment;
+    struct tl_tensor *copy;
+};
+
+/* Owner of all such attachments. */
+static const char copies;
+
+static void drop_copy(struct tl_tensor_attachment *attachment)
+{
+    struct kept_copy *kept = TL_CONTAINER_OF(attachment, struct kept_copy, attachment);
+    tl_tensor_put(kept->copy);
+    free(kept);
+}
+
+static enum tl_status make_copy(struct tl_plane *plane, struct tl_tensor *tensor, struct tl_tensor **ret_copy,
+                                struct tl_error *ret_error)
 {
     size_t size_bytes = (size_t)tl_tensor_size_bytes(tensor);
     struct tl_tensor *copy;
@@ -241,6 +258,26 @@ enum tl_status tl_plane_copy(struct tl_plane *plane, struct tl_tensor *tensor, s
     }
     *ret_copy = copy;
     return TL_OK;
+}
+
+enum tl_status tl_plane_copy(struct tl_plane *plane, struct tl_tensor *tensor, struct tl_error *ret_error)
+{
+    struct kept_copy *kept = calloc(1, sizeof(*kept));
+    if (kept == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to copy a tensor");
+    enum tl_status status = make_copy(plane, tensor, &kept->copy, ret_error);
+    if (status != TL_OK) {
+        free(kept);
+        return status;
+    }
+    kept->attachment = (struct tl_tensor_attachment){.owner = &copies, .detach = drop_copy};
+    tl_tensor_attach(tensor, &kept->attachment);
+    return TL_OK;
+}
+
+struct tl_tensor *tl_plane_copy_of(const struct tl_tensor *tensor)
+{
+    struct tl_tensor_attachment *attachment = tl_tensor_find_attachment(tensor, &copies);
+    return attachment != NULL ? TL_CONTAINER_OF(attachment, struct kept_copy, attachment)->copy : NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------------ closing -- */

@@ -100,9 +100,12 @@ void tl_plane_get_stats(struct tl_plane *plane, struct tl_engine_stats *ret_engi
 /* Why the card does not work any more, and what to do; false: it does. Blocks: as above. */
 bool tl_plane_has_failed(struct tl_plane *plane, struct tl_error *ret_why);
 
-/* Copies a tensor into memory that is registered. Errors: as tl_memory_tensor_create, and of the tensor's guard. */
-enum tl_status tl_plane_copy(struct tl_plane *plane, struct tl_tensor *tensor, struct tl_tensor **ret_copy,
-                             struct tl_error *ret_error) TL_MUST_USE;
+/* Copies a tensor that is about to be published into memory that is registered, and keeps the copy with it: planes that
+ * need their sources in such memory serve that instead (server/serving.h), all others the tensor. Errors: as
+ * tl_memory_tensor_create, and of the tensor's guard. */
+enum tl_status tl_plane_copy(struct tl_plane *plane, struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;
+/* The copy that was kept with it; NULL: none. Valid as long as the tensor. Thread: any. */
+struct tl_tensor *tl_plane_copy_of(const struct tl_tensor *tensor);
 
 /* Refuses requests of peers, lets those that run finish until deadline_ns, ends all sessions; drained is called once,
  * when none is left. */

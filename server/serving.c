@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "server/plane.h"
 #include "server/worker_internal.h"
 
 /* A request of a peer, from its arrival to the end of its serve, or to the table's answer if that comes later. */
@@ -24,8 +25,19 @@ struct served {
     struct tl_offer offer;
 };
 
-static void answer(struct served *served, const struct tl_error *status, const struct tl_offer *offer)
+/* Puts the registered copy in the place of the tensor. */
+static void take_copy(struct tl_offer *offer)
 {
+    struct tl_tensor *copy = tl_plane_copy_of(offer->tensor);
+    if (copy == NULL) return;
+    struct tl_tensor *tensor = offer->tensor;
+    offer->tensor = tl_tensor_get(copy);
+    tl_tensor_put(tensor);
+}
+
+static void answer(struct served *served, const struct tl_error *status, struct tl_offer *offer)
+{
+    if (served->serving->wants_copies && status->code == TL_OK) take_copy(offer);
     served->is_answered = true;
     served->is_reserved = status->code == TL_OK && offer->is_one_shot;
     served->serve->is_final = true;
@@ -53,7 +65,7 @@ static void answer_came(struct tl_letter *letter)
     struct served *served = TL_CONTAINER_OF(letter, struct served, letter);
     const struct tl_error *failure = served->failure;
     if (served->serve != NULL) {
-        answer(served, tl_error_kept(failure), failure == NULL ? &served->offer : NULL);
+        answer(served, tl_error_kept(failure), &served->offer);
         tl_error_drop(failure);
         return;
     }
@@ -69,12 +81,12 @@ static void deliver(struct tl_receiver *receiver, const struct tl_error *status,
 {
     struct served *served = TL_CONTAINER_OF(receiver, struct served, receiver);
     const struct tl_home *home = served->serving->home;
+    if (status->code == TL_OK) served->offer = *offer;
     if (tl_home_is_here(home)) {
-        answer(served, status, offer);
+        answer(served, status, &served->offer);
         return;
     }
     served->failure = tl_error_keep(status);
-    if (status->code == TL_OK) served->offer = *offer;
     home->post(home, &served->letter);
 }
 

@@ -114,24 +114,19 @@ static enum tl_status create_control(struct tl_worker *worker, struct tl_error *
     return tl_control_create(worker->loop, &options, &worker->control, ret_error);
 }
 
-/* With a data plane of cards a file is read once into memory that a card can read; where that fails its mapping is
- * served, whose bytes are copied each time. Who is on this host may map it all the same. */
+/* For a card a file is read once into memory that it can read; where that fails its mapping is served, whose bytes are
+ * copied each time. Everybody else is served from the mapping. */
 static enum tl_status publish_tensor(struct tl_worker *worker, const char *path, const char *name,
                                      struct tl_tensor *tensor, struct tl_error *ret_error)
 {
     struct tl_plane *plane = tl_planes_of_cards(worker);
-    struct tl_tensor *copy = NULL;
     struct tl_error error;
-    if (plane != NULL && tl_plane_copy(plane, tensor, &copy, &error) != TL_OK) {
+    if (plane != NULL && tl_plane_copy(plane, tensor, &error) != TL_OK) {
         TL_LOG_AT_WARN("a tensor is served from its file, which the data plane copies each time", TL_STR("file", path),
                        TL_STR("tensor", name), TL_STR("reason", error.message));
     }
     uint64_t publication;
-    enum tl_status status = copy != NULL ? tl_mapped_tensor_is_copied(tensor, copy, ret_error) : TL_OK;
-    if (status == TL_OK)
-        status = tl_rendezvous_publish(worker->table, name, 0, copy != NULL ? copy : tensor, &publication, ret_error);
-    tl_tensor_put(copy);
-    return status;
+    return tl_rendezvous_publish(worker->table, name, 0, tensor, &publication, ret_error);
 }
 
 static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *ret_error)
