@@ -54,6 +54,8 @@ struct tl_plane_source {
     void *context;
 };
 
+/* Shared memory, between workers of this host. */
+extern const struct tl_plane_source tl_plane_local;
 /* The RDMA cards of this machine. */
 extern const struct tl_plane_source tl_plane_verbs;
 

@@ -23,7 +23,7 @@ struct tl_serving {
     struct tl_worker *worker;
     const struct tl_home *home;
     struct tl_list serves; /* of struct served (serving.c) */
-    bool wants_copies; /* of tensors that have one in registered memory, that is served (server/plane.h) */
+    bool wants_copies;     /* of tensors that have one in registered memory, that is served (server/plane.h) */
     bool is_closing;
 };
 

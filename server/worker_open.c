@@ -221,7 +221,7 @@ static enum tl_status start_driver(struct tl_worker *worker, enum tl_progress pr
     return tl_driver_init(&worker->driver, worker->loop, &worker->home, reactors, count, progress, ret_error);
 }
 
-static const struct tl_plane_source *const transports[] = {&tl_plane_verbs};
+static const struct tl_plane_source *const transports[] = {&tl_plane_local, &tl_plane_verbs};
 
 enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl_worker **ret_worker,
                               struct tl_error *ret_error)

@@ -68,7 +68,7 @@ void cluster_init(struct cluster *cluster, unsigned size, const char *settings)
 {
     TL_CHECK(size <= CLUSTER_MAX);
     tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
-    *cluster = (struct cluster){.size = size, .settings = settings};
+    *cluster = (struct cluster){.size = size, .protocol = "grpc", .settings = settings};
     for (unsigned i = 0; i < size; i++)
         cluster->ports[i] = cluster_free_port();
 }
@@ -87,7 +87,10 @@ void cluster_write_json(const struct cluster *cluster, char *ret_json)
     fprintf(out, "{\"cluster\": {\"node\": [");
     for (unsigned i = 0; i < cluster->size; i++)
         fprintf(out, "%s\"127.0.0.1:%u\"", i > 0 ? ", " : "", cluster->ports[i]);
-    fprintf(out, "]}%s%s", cluster->settings != NULL ? ", " : "", cluster->settings != NULL ? cluster->settings : "");
+    bool has_protocol = cluster->settings != NULL && strstr(cluster->settings, "\"protocol\"") != NULL;
+    fprintf(out, "]}");
+    if (!has_protocol) fprintf(out, ", \"protocol\": \"%s\"", cluster->protocol);
+    fprintf(out, "%s%s", cluster->settings != NULL ? ", " : "", cluster->settings != NULL ? cluster->settings : "");
     fprintf(out, ", \"jobs\": {\"node\": {\"tasks\": {");
     for (unsigned i = 0; i < cluster->size; i++)
         fprintf(out, "%s\"%u\": {%s}", i > 0 ? ", " : "", i, cluster->task_settings[i]);

@@ -22,6 +22,7 @@
 struct cluster {
     unsigned size;
     unsigned ports[CLUSTER_MAX];          /* what peers dial */
+    const char *protocol;                 /* where the settings name none; "grpc" unless it is changed */
     const char *settings;                 /* members of the top level of the JSON: "\"a\": 1, \"b\": 2"; may be NULL */
     char task_settings[CLUSTER_MAX][160]; /* the same of each task */
     enum tl_progress progress;

@@ -83,6 +83,7 @@ static void init_card(struct fake_plane *plane, struct fake_card *card)
 
 void fake_plane_init(struct fake_plane *plane, struct cluster *cluster)
 {
+    cluster->protocol = "auto";
     *plane = (struct fake_plane){.fabric = fake_fabric_create(NULL), .cluster = cluster};
     for (unsigned i = 0; i <= CLUSTER_MAX; i++) {
         init_card(plane, &plane->cards[i]);
