@@ -136,8 +136,10 @@ enum tl_status tl_plane_create(struct tl_worker *worker, const struct tl_plane_s
         tl_plane_destroy(plane);
         return status;
     }
-    TL_LOG_AT_INFO("data plane ready", TL_STR("transport", source->name), TL_STR("device", plane->provider->name),
-                   TL_STR("reason", plane->provider->reason));
+    /* That of the host is everywhere. */
+    TL_LOG(source->find_host == NULL ? TL_LOG_INFO : TL_LOG_DEBUG, "data plane ready",
+           TL_STR("transport", source->name), TL_STR("device", plane->provider->name),
+           TL_STR("reason", plane->provider->reason));
     *ret_plane = plane;
     return TL_OK;
 }

@@ -52,6 +52,7 @@ static void read_local(const struct tl_settings *settings, struct tl_plane_optio
                    .piece_bytes = PIECE_BYTES,
                    .register_bytes = REGISTER_BYTES,
                    .peer_memory = memory,
+                   .is_mapping_allowed = local->map == TL_LOCAL_MAP_FILES,
                    .silence_ns = local->silence_ns,
                    .connect_ns = connect_ns,
                    .cancel_ns = CANCEL_NS},

@@ -22,7 +22,6 @@
 #include "server/completion_queue.h"
 #include "server/worker_internal.h"
 #include "tensor/tensor_file.h"
-#include "tensor/mapped_tensor.h"
 
 #define ABORTED_STEPS_KEPT 1024
 

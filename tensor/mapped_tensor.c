@@ -1,19 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tensors that lie in a mapped file. That a tensor does is told by its guard, which aliases have from their base; of a
- * copy, by an attachment. */
+/* Tensors that lie in a mapped file. That a tensor does is told by its guard, which aliases have from their base. */
 #include "tensor/mapped_tensor.h"
-
-#include <stdlib.h>
-
-#include "base/error.h"
-#include "base/list.h"
-
-struct origin {
-    struct tl_tensor_attachment attachment;
-    struct tl_tensor *tensor; /* one reference */
-};
-
-static const char origins; /* their owner */
 
 static void release_file(void *data, void *context)
 {
@@ -47,29 +34,10 @@ enum tl_status tl_mapped_tensor_create(struct tl_mapped_file *file, uint64_t off
     return TL_OK;
 }
 
-static void forget_origin(struct tl_tensor_attachment *attachment)
-{
-    struct origin *origin = TL_CONTAINER_OF(attachment, struct origin, attachment);
-    tl_tensor_put(origin->tensor);
-    free(origin);
-}
-
-enum tl_status tl_mapped_tensor_is_copied(struct tl_tensor *tensor, struct tl_tensor *copy, struct tl_error *ret_error)
-{
-    struct origin *origin = malloc(sizeof(*origin));
-    if (!origin) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a copied tensor");
-    *origin =
-        (struct origin){.attachment = {.owner = &origins, .detach = forget_origin}, .tensor = tl_tensor_get(tensor)};
-    tl_tensor_attach(copy, &origin->attachment);
-    return TL_OK;
-}
-
 struct tl_mapped_file *tl_mapped_tensor_file(const struct tl_tensor *tensor, uint64_t *ret_offset_bytes)
 {
     tl_tensor_guard_fn guard;
     void *context;
-    struct tl_tensor_attachment *attachment = tl_tensor_find_attachment(tensor, &origins);
-    if (attachment) tensor = TL_CONTAINER_OF(attachment, struct origin, attachment)->tensor;
     tl_tensor_get_guard(tensor, &guard, &context);
     const char *data = tl_tensor_data(tensor);
     if (guard != tl_mapped_file_check || data == NULL) return NULL;

@@ -13,12 +13,7 @@ enum tl_status tl_mapped_tensor_create(struct tl_mapped_file *file, uint64_t off
                                        const struct tl_shape *shape, struct tl_tensor **ret_tensor,
                                        struct tl_error *ret_error) TL_MUST_USE;
 
-/* Remembers that copy, which lies elsewhere, has the bytes of a tensor that lies in a file; copy keeps that tensor.
- * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
-enum tl_status tl_mapped_tensor_is_copied(struct tl_tensor *tensor, struct tl_tensor *copy,
-                                          struct tl_error *ret_error) TL_MUST_USE;
-
-/* The file that a tensor (or what it is an alias or a copy of) was made around, and where it lies in it; valid as long
+/* The file that a tensor (or what it is an alias of) was made around, and where it lies in it; valid as long
  * as the tensor. NULL: it lies in no file. */
 struct tl_mapped_file *tl_mapped_tensor_file(const struct tl_tensor *tensor, uint64_t *ret_offset_bytes);
 

@@ -96,7 +96,7 @@ class ClientCase(cli_support.Case):
         self.start(write_safetensors(self.folder / "model.safetensors", self.tensors, {"zeros": size}))
 
     def start(self, model, extra=None, **options):
-        self.served = self.cluster(ps=1, extra=extra)
+        self.served = self.cluster(ps=1, extra={**cli_support.OVER_GRPC, **(extra or {})})
         self.worker = self.served.start("ps", 0, "--publish", model, **options)
         self.idle_descriptors = self.descriptors()
 

@@ -193,7 +193,7 @@ class ChangedMeanwhile(cli_support.Case):
         """A pull of a tensor of zeros that has begun and cannot end before self.gate is opened."""
         (self.folder / "output").mkdir()
         self.model = self.write("model.safetensors")
-        self.served = self.cluster(ps=1)
+        self.served = self.cluster(ps=1, extra=cli_support.OVER_GRPC)
         self.worker = self.served.start("ps", 0, "--publish", self.model)
         self.gate = cli_support.Gate(self, self.served.port(), self.BYTES // 8)
         path = self.write_json({"cluster": {"ps": [self.gate.address]}}, "gate.json")

@@ -20,7 +20,7 @@ def write_npy(path, header, data, version=1):
 class PushCase(cli_support.Case):
     def setUp(self):
         super().setUp()
-        self.cluster = self.cluster(ps=1)
+        self.cluster = self.cluster(ps=1, extra=cli_support.OVER_GRPC)
         self.worker = self.cluster.start()
         self.from_ps = ("--config", self.cluster.path, "--from", "/job:ps/task:0")
         self.to_ps = ("--config", self.cluster.path, "--to", "/job:ps/task:0")

@@ -166,7 +166,7 @@ class NobodyReads(cli_support.Case):
         self.assertEqual(worker.wait(cli_support.PATIENCE), 0)
 
     def test_second_signal(self):
-        cluster = self.cluster(ps=1, extra={"timeouts": {"drain": "300s"}})
+        cluster = self.cluster(ps=1, extra={**cli_support.OVER_GRPC, "timeouts": {"drain": "300s"}})
         size = 1 << 28
         model = write_safetensors(self.folder / "big.safetensors", {"zeros": ("U8", (size,), b"")}, {"zeros": size})
         worker = self.start(cluster, "--publish", model)
@@ -207,7 +207,7 @@ class Signals(cli_support.Case):
         self.assertEqual(worker.stop(), 0)
 
     def test_second_signal_ends_at_once(self):
-        cluster = self.cluster(ps=1, extra={"timeouts": {"drain": "300s"}})
+        cluster = self.cluster(ps=1, extra={**cli_support.OVER_GRPC, "timeouts": {"drain": "300s"}})
         size = 1 << 28
         model = write_safetensors(self.folder / "big.safetensors", {"zeros": ("U8", (size,), b"")}, {"zeros": size})
         worker = cluster.start("ps", 0, "--publish", model)
@@ -222,7 +222,7 @@ class Signals(cli_support.Case):
         self.assertIn("second signal", worker.output)
 
     def test_running_transfers_may_finish(self):
-        cluster = self.cluster(ps=1, extra={"timeouts": {"drain": "300s"}})
+        cluster = self.cluster(ps=1, extra={**cli_support.OVER_GRPC, "timeouts": {"drain": "300s"}})
         size = 1 << 28
         model = write_safetensors(self.folder / "big.safetensors", {"zeros": ("U8", (size,), b"")}, {"zeros": size})
         worker = cluster.start("ps", 0, "--publish", model)

@@ -139,6 +139,10 @@ class Process:
         self.process.stdout.close()
 
 
+# For what a gate holds back: it must pass through it.
+OVER_GRPC = {"protocol": "grpc"}
+
+
 class Case(unittest.TestCase):
     """A test with a folder of its own, whose background processes end with it."""
     maxDiff = None

@@ -74,7 +74,7 @@ static struct tl_engine_stats engine_of(struct tl_worker *worker)
     return engine;
 }
 
-/* Also when the file was copied for the card, and for as long as the receiver likes. */
+/* Also when the file was copied for a card besides, and for as long as the receiver likes. */
 START_TEST(mapped)
 {
     open_both(_i);
@@ -126,14 +126,26 @@ START_TEST(published_from_memory)
 }
 END_TEST
 
-/* Nothing is read from a file that was changed, but what had been read into the card's memory. */
+/* Nothing is read from a file that was changed, but what had been read into the memory of a card (the loop's index,
+ * above the progress: it is the card's turn). */
 START_TEST(file_has_changed)
 {
-    open_both(_i);
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .may_map = true};
+    struct tl_completion got;
+    bool is_copied = _i / 2 == 1;
+    if (is_copied) plane.locals[1].host = 2;
+    open_both(_i % 2);
     ck_assert_int_eq(truncate(temp_path("w.npy"), HEADER_BYTES), 0);
-    struct tl_completion got = receive(false);
-    expect(&got, TL_PATH_ZERO_COPY, "");
-    tl_tensor_put(got.tensor);
+    if (is_copied) {
+        got = receive(false);
+        expect(&got, TL_PATH_ZERO_COPY, "");
+        tl_tensor_put(got.tensor);
+    } else {
+        ck_assert_int_eq(
+            tl_recv_wait(receiver, cluster_peer(receiver, 0), "w", 0, &options, CLUSTER_LONG, &got, &error),
+            TL_DATA_LOSS);
+        ck_assert_msg(strstr(error.message, "publish it again") != NULL, "%s", error.message);
+    }
     end();
 }
 END_TEST
@@ -161,7 +173,7 @@ int main(void)
     tcase_add_loop_test(tcase, checksum, 0, 2);
     tcase_add_loop_test(tcase, other_host, 0, 2);
     tcase_add_loop_test(tcase, published_from_memory, 0, 2);
-    tcase_add_loop_test(tcase, file_has_changed, 0, 2);
+    tcase_add_loop_test(tcase, file_has_changed, 0, 4);
     tcase_add_loop_test(tcase, no_destination, 0, 2);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);

@@ -58,29 +58,6 @@ START_TEST(alias)
 }
 END_TEST
 
-/* The copy tells of the file, and keeps it, until it goes itself. */
-START_TEST(copy)
-{
-    struct tl_tensor *original = NULL;
-    uint64_t offset = 0;
-    int lowest = dup(0);
-    close(lowest);
-    ck_assert_int_eq(tl_tensor_create(TL_U8, 1, three.dims, &tensor, &error), TL_OK);
-    ck_assert_int_eq(tl_mapped_tensor_create(file, 2, TL_U8, &three, &original, &error), TL_OK);
-    ck_assert_int_eq(tl_mapped_tensor_is_copied(original, tensor, &error), TL_OK);
-    tl_tensor_put(original);
-    tl_mapped_file_put(file);
-    ck_assert_ptr_eq(tl_mapped_tensor_file(tensor, &offset), file);
-    ck_assert_uint_eq(offset, 2);
-    ck_assert(tl_tensor_is_writable(tensor));
-    tl_tensor_put(tensor);
-    tensor = NULL;
-    int after = dup(0);
-    close(after);
-    ck_assert_int_eq(after, lowest - 1);
-}
-END_TEST
-
 START_TEST(does_not_fit)
 {
     ck_assert_int_eq(tl_mapped_tensor_create(file, 10, TL_U8, &three, &tensor, &error), TL_INVALID_ARGUMENT);
@@ -108,7 +85,6 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, lies_in_the_file);
     tcase_add_test(tcase, alias);
-    tcase_add_test(tcase, copy);
     tcase_add_test(tcase, does_not_fit);
     tcase_add_test(tcase, in_no_file);
     suite_add_tcase(suite, tcase);
