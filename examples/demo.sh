@@ -7,8 +7,9 @@
 # CONFIG: a cluster with /job:ps/task:0 and /job:worker/task:0 on this machine. --divide 2, 4 or 8: the same tensors with
 # every dimension so much smaller.
 #
-# Writes the checkpoint into a temporary folder, starts both workers, pulls all tensors twice, compares each with the
-# checkpoint, shows the health of the cluster, and stops the workers. Whatever happens, also Ctrl-C, the workers are
+# Writes the checkpoint into a temporary folder, starts both workers, pulls all tensors twice over the fastest transport
+# there is and, unless CONFIG forbids that, twice over gRPC, compares each with the checkpoint, shows the health of the
+# cluster and all rates, and stops the workers. Whatever happens, also Ctrl-C, the workers are
 # stopped and the folder is removed.
 #
 # Environment: TENSORLANE, the program; TENSORLANE_BUILD, the build folder; TMPDIR, where 1.2 GB must be free.
@@ -104,17 +105,38 @@ await ps
 start worker
 await worker
 
+rates=()
+pulls=0
+# pull TRANSPORT WHICH [ARG...]: pulls everything. What is compared byte by byte needs no checksum, and what takes time
+# afterwards is not in the rate.
+pull() {
+    local name=$1 which=$2
+    shift 2
+    run pull --config "$config" --from /job:ps/task:0 -o "$folder/copy.safetensors" --no-checksum \
+        --verify-against "$folder/vgg16.safetensors" "$@" | tee "$folder/said"
+    rates+=("$(printf '%-6s %-7s %s' "$name" "$which" \
+        "$(sed -n 's/^pulled .* (\(.*\)) from .*; paths: \(.*\)$/\1, \2/p' "$folder/said")")")
+    rm "$folder/copy.safetensors"
+    pulls=$((pulls + 1))
+}
+
 printf '\n== the first pull, compared with the checkpoint tensor by tensor\n'
-pull=(pull --config "$config" --from /job:ps/task:0 -o "$folder/copy.safetensors"
-    --verify-against "$folder/vgg16.safetensors")
-run "${pull[@]}" --table
-rm "$folder/copy.safetensors"
+pull auto first --table
 
 printf '\n== the second pull\n'
-run "${pull[@]}"
+pull auto second
+
+if ! grep -q '"require"' "$config"; then
+    printf '\n== the same over gRPC\n'
+    pull grpc first --protocol grpc
+    pull grpc second --protocol grpc
+fi
 
 printf '\n== the health of the cluster\n'
 run health --config "$config"
+
+printf '\n== the rates: protocol, pull, rate, and on which paths how many tensors came\n'
+printf '%s\n' "${rates[@]}"
 
 printf '\n== stopping the workers\n'
 for index in "${!workers[@]}"; do
@@ -122,4 +144,4 @@ for index in "${!workers[@]}"; do
     wait "${workers[index]}" || die "a worker did not stop well: exit status $?"
 done
 workers=()
-printf 'done: %s, pulled twice and equal\n' "${made%, *}"
+printf 'done: %s, pulled %d times and equal\n' "${made%, *}" "$pulls"

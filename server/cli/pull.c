@@ -181,6 +181,8 @@ static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
         TL_TARGET_OPTIONS(&pull->target, "from"),
         {"output", 'o', TL_OPTION_TEXT, &output, "PATH", "the file to write, or the folder when it ends in /"},
         {"format", 0, TL_OPTION_TEXT, &pull->format, "FORMAT", "safetensors, or npy: a folder of NAME.npy"},
+        {"protocol", 0, TL_OPTION_TEXT, &pull->target.protocol, "PROTOCOL",
+         "auto, grpc, grpc+local or grpc+verbs (auto)"},
         {"exclude", 'x', TL_OPTION_TEXTS, &pull->excluded, "PATTERN", "leave out what matches; may be repeated"},
         {"checksum", 0, TL_OPTION_FLAG, &is_checked, NULL, "verify every tensor end to end (the default)"},
         {"no-checksum", 0, TL_OPTION_FLAG, &pull->is_unchecked, NULL, "do not"},

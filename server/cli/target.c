@@ -160,6 +160,7 @@ static char *make_config(const struct tl_target *target)
     struct tl_json_out *config = tl_json_out_object();
     struct tl_json_out *cluster = tl_json_out_put_object(config, "cluster");
     tl_json_out_put_text(tl_json_out_put_object(cluster, job), task, target->address);
+    if (target->protocol) tl_json_out_put_text(config, "protocol", target->protocol);
     return tl_json_out_text(config, false);
 }
 

@@ -21,6 +21,7 @@ struct tl_target {
     const char *task_name;
     const char *given_address;
     int64_t timeout_ns;
+    const char *protocol; /* as in the configuration, for a client; NULL: auto */
     /* Known after tl_target_resolve. */
     char name[TL_MAX_NAME_BYTES]; /* "" with --address, until tl_target_identify */
     char address[TL_MAX_ADDRESS_BYTES];

@@ -101,7 +101,8 @@ static struct tl_worker *open_worker(const char *json, const char *job)
 START_TEST(moves_five_gibibytes_in_bounded_memory)
 {
     char json[256];
-    snprintf(json, sizeof(json), "{\"cluster\": {\"ps\": [\"127.0.0.1:%u\"], \"worker\": [\"127.0.0.1:%u\"]}}",
+    snprintf(json, sizeof(json),
+             "{\"cluster\": {\"ps\": [\"127.0.0.1:%u\"], \"worker\": [\"127.0.0.1:%u\"]}, \"protocol\": \"grpc\"}",
              tl_free_port(), tl_free_port());
     struct tl_worker *owner = open_worker(json, "ps");
     struct tl_worker *receiver = open_worker(json, "worker");
