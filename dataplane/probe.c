@@ -151,8 +151,8 @@ static enum tl_status start(struct probe *probe, enum tl_keys keys, struct tl_er
     struct tl_queue_pair *pair;
     if (keys == TL_KEYS_WINDOW && !probe->provider->limits.has_windows) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
-                            "it has no memory windows; set \"verbs\": {\"keys\": \"region\"} if peers may write all "
-                            "memory that is made for them");
+                            "it has no memory windows; set verbs.keys to \"region\" if peers may write all memory "
+                            "that is made for them");
     }
     enum tl_status status = make_memory(probe, ret_error);
     if (status == TL_OK) status = make_pair(probe, keys, &probe->reader, ret_error);

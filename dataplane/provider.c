@@ -43,7 +43,7 @@ enum tl_status tl_queue_pair_create(struct tl_provider *provider, const struct t
                                     struct tl_queue_pair **ret_pair, struct tl_error *ret_error)
 {
     if (options->keys == TL_KEYS_WINDOW && !provider->limits.has_windows) {
-        return not_supported(provider, "memory windows; set \"verbs\": {\"keys\": \"region\"}", ret_error);
+        return not_supported(provider, "memory windows; set verbs.keys to \"region\"", ret_error);
     }
     return provider->ops->create(provider, options, events, owner, ret_pair, ret_error);
 }

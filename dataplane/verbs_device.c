@@ -281,7 +281,7 @@ static enum tl_status take_limits(struct verbs_device *device, const struct tl_v
     struct tl_provider_limits *limits = &device->base.limits;
     const struct ibv_device_attr *attributes = &device->attributes;
     if ((int64_t)options->queue_depth > attributes->max_qp_wr) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "queue_depth: %u is more than the %d that %s does",
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "verbs.queue_depth: %u is more than the %d that %s does",
                             options->queue_depth, attributes->max_qp_wr, device->base.name);
     }
     limits->max_write_bytes = port->max_msg_sz;

@@ -16,6 +16,9 @@
 
 #define FIRST_PAUSE_NS (100 * TL_NS_PER_MS)
 #define MAX_PAUSE_NS (5 * TL_NS_PER_SEC)
+/* A connection that breaks before it is that old counts as an attempt that failed: one that is set up again and again
+ * costs both sides more than it carries. */
+#define SETTLED_NS (5 * TL_NS_PER_SEC)
 
 static const struct tl_session_events session_events;
 
@@ -121,6 +124,7 @@ static void failed(struct tl_data_path *path, bool is_final)
     tl_error_set(&reason, TL_UNAVAILABLE, "%s", path->reason);
     abandon(path, &reason);
     disarm(path);
+    if (path->state == TL_DATA_PATH_UP && tl_clock_now_ns() - path->up_since_ns >= SETTLED_NS) path->failure_count = 0;
     path->is_first = false;
     if (is_final || path->worker->is_closing) {
         path->state = TL_DATA_PATH_REFUSED;
@@ -182,7 +186,7 @@ static void session_up(void *owner)
     struct tl_data_path *path = owner;
     disarm(path);
     path->state = TL_DATA_PATH_UP;
-    path->failure_count = 0;
+    path->up_since_ns = tl_clock_now_ns();
     set_reason(path, "%s", "");
     log_change(path);
     path->events->changed(path->owner);

@@ -63,7 +63,8 @@ struct tl_data_path {
     bool is_first;              /* no attempt on this link has ended yet */
     bool is_elsewhere;          /* the peer is on a host that this transport does not reach */
     bool is_left;               /* the peer has closed it in order: it restarts, or will be offered one again */
-    unsigned failure_count;     /* attempts in a row */
+    unsigned failure_count;     /* attempts in a row, and connections that did not last */
+    int64_t up_since_ns;        /* while UP */
     struct tl_timer timer;      /* end of the attempt, or of the pause */
     char reason[TL_ERROR_MESSAGE_BYTES]; /* why it cannot be used; "" when UP */
     const char *lasting_reason;          /* the same for completions (base/reason.h) */

@@ -40,7 +40,8 @@ static enum tl_status open_card(void *context, const struct tl_settings *setting
     bool is_local = card->source.find_host != NULL;
     snprintf(name, sizeof(name), "%s%td%s", is_local ? "local" : "card",
              card - (is_local ? card->plane->locals : card->plane->cards), spare);
-    const struct fake_provider_options options = {.needs_no_regions = is_local, .has_no_mapping = !is_local};
+    const struct fake_provider_options options = {
+        .needs_no_regions = is_local, .has_no_mapping = !is_local, .has_no_windows = card->has_no_windows};
     card->provider = fake_provider_open(card->plane->fabric, name, &options);
     struct fake_rule fault = card->faults[order];
     fault.provider = card->provider;

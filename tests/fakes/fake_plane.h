@@ -22,9 +22,10 @@ struct fake_plane {
         struct tl_provider *provider; /* of the latest worker of the task; gone when that is closed */
         uint8_t host;                 /* of those in locals */
         bool is_missing;              /* there is no card */
-        unsigned spare_count;         /* so many more may be opened when the first cannot be used */
-        struct fake_rule faults[3];   /* of each in its order, from its opening on; kinds 0: none */
-    } cards[CLUSTER_MAX + 1];         /* by task, then that of clients */
+        bool has_no_windows;
+        unsigned spare_count;       /* so many more may be opened when the first cannot be used */
+        struct fake_rule faults[3]; /* of each in its order, from its opening on; kinds 0: none */
+    } cards[CLUSTER_MAX + 1];       /* by task, then that of clients */
     struct fake_card locals[CLUSTER_MAX + 1];
     bool has_local;
     int64_t silence_ns;  /* of every engine; 0: a long time */

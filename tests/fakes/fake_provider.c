@@ -378,6 +378,7 @@ static enum tl_status pair_create(struct tl_provider *base, const struct tl_queu
     }
     enum tl_status status = TL_OK;
     lock(provider->fabric);
+    provider->counters.creates++;
     if (provider->is_gone) {
         tell_gone(provider);
         status = tl_error_copy(ret_error, &base->failure);

@@ -158,6 +158,7 @@ struct fake_counters {
     uint64_t exposures;
     uint64_t revokes;
     uint64_t regions;
+    uint64_t creates;         /* of queue pairs, also those that failed */
     uint64_t reactor_regions; /* made or destroyed in fake_is_reactor */
     uint64_t rings;
     uint64_t shares;

@@ -254,6 +254,30 @@ START_TEST(a_card_that_does_not_work_where_one_is_required)
 }
 END_TEST
 
+/* What health shows, and what a worker says that does not start. */
+START_TEST(a_card_without_windows)
+{
+    prepare(NULL);
+    plane.cards[0].has_no_windows = true;
+    identify();
+    ck_assert(!transport("verbs")->is_available);
+    ck_assert_msg(strstr(transport("verbs")->reason, "it has no memory windows; set verbs.keys to \"region\"") != NULL,
+                  "%s", transport("verbs")->reason);
+    teardown();
+    prepare("\"rdma\": \"require\"");
+    plane.cards[0].has_no_windows = true;
+    ck_assert_int_eq(fake_plane_try(&plane, 0, TL_PROGRESS_THREAD, &error), TL_FAILED_PRECONDITION);
+    ck_assert_msg(strstr(error.message, "it has no memory windows; set verbs.keys to \"region\"") != NULL, "%s",
+                  error.message);
+    teardown();
+    prepare("\"rdma\": \"require\", \"verbs\": {\"keys\": \"region\"}");
+    plane.cards[0].has_no_windows = true;
+    identify();
+    ck_assert(transport("verbs")->is_available);
+    teardown();
+}
+END_TEST
+
 /* The next card would lack it, too. */
 START_TEST(too_little_locked_memory)
 {
@@ -310,6 +334,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_card_that_was_not_the_first, 0, 2);
     tcase_add_loop_test(tcase, no_card_that_works, 0, 2);
     tcase_add_test(tcase, a_card_that_does_not_work_where_one_is_required);
+    tcase_add_test(tcase, a_card_without_windows);
     tcase_add_test(tcase, too_little_locked_memory);
     tcase_add_test(tcase, none_is_wanted);
     tcase_add_test(tcase, variables_reach_the_card);

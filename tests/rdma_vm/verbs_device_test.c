@@ -183,7 +183,7 @@ START_TEST(keys_that_the_device_was_not_opened_for)
     options.work_count = 16385;
     ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &pair_events, &a, &pair, &error),
                      TL_RESOURCE_EXHAUSTED);
-    ck_assert_ptr_nonnull(strstr(error.message, "queue_depth"));
+    ck_assert_ptr_nonnull(strstr(error.message, "verbs.queue_depth"));
     close_both();
 }
 END_TEST
