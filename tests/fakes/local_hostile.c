@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The hostile peer: connecting by hand, and the steps of its script. */
+#include "fakes/local_hostile.h"
+
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "dataplane/pages.h"
+
+#define SLOTS 16
+#define SEGMENT_BYTES 8192
+#define GUARD 0xa5
+
+/* ------------------------------------------------------------------------------------------------- of the victim -- */
+
+static void on_message(void *owner, const void *data, uint32_t len_bytes)
+{
+    const struct hostile *hostile = owner;
+    uint8_t copy[TL_SLOT_BYTES];
+    TL_CHECK(hostile->broken == 0 && len_bytes <= sizeof(copy));
+    memcpy(copy, data, len_bytes);
+}
+
+static void on_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
+{
+    const struct hostile *hostile = owner;
+    (void)immediate;
+    (void)len_bytes;
+    TL_CHECK(hostile->broken == 0);
+}
+
+static void on_broken(void *owner, const struct tl_error *reason)
+{
+    struct hostile *hostile = owner;
+    TL_CHECK(hostile->broken++ == 0 && reason->message[0] != '\0');
+}
+
+static void on_drained(void *owner)
+{
+    struct hostile *hostile = owner;
+    TL_CHECK(hostile->broken == 1 && hostile->works_out == 0 && hostile->drained++ == 0);
+}
+
+static const struct tl_queue_pair_events events = {on_message, on_immediate, on_broken, on_drained};
+
+struct posted {
+    struct tl_work work;
+    struct hostile *hostile;
+};
+
+static void on_done(struct tl_work *work, enum tl_status status)
+{
+    struct posted *posted = TL_CONTAINER_OF(work, struct posted, work);
+    TL_CHECK(status == TL_OK || status == TL_CANCELLED);
+    posted->hostile->works_out--;
+    free(posted);
+}
+
+static struct tl_work *new_work(struct hostile *hostile)
+{
+    struct posted *posted = malloc(sizeof(*posted));
+    TL_CHECK(posted != NULL);
+    *posted = (struct posted){.work = {TL_WORK_MAGIC, on_done}, .hostile = hostile};
+    hostile->works_out++;
+    return &posted->work;
+}
+
+static void poll_once(struct hostile *hostile)
+{
+    /* Looks at the sockets each time. */
+    tl_provider_disarm(hostile->provider);
+    (void)hostile->provider->ops->poll(hostile->provider);
+}
+
+/* ------------------------------------------------------------------------------------------------------ connecting --
+ */
+
+static int make_memory(uint64_t len_bytes, void **ret_address)
+{
+    int fd = memfd_create("hostile", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    TL_CHECK(fd >= 0 && ftruncate(fd, (off_t)len_bytes) == 0);
+    TL_CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    if (ret_address == NULL) return fd;
+    *ret_address = mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    TL_CHECK(*ret_address != MAP_FAILED);
+    return fd;
+}
+
+static void dial(struct hostile *hostile, const struct local_introduction *victim)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    void *memory;
+    memcpy(address.sun_path, victim->name, victim->name_bytes);
+    hostile->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    TL_CHECK(connect(hostile->socket, (const struct sockaddr *)&address,
+                     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + victim->name_bytes)) == 0);
+    int fd = make_memory(local_ring_bytes(SLOTS), &memory);
+    local_ring_place(&hostile->ring, memory, SLOTS);
+    const uint64_t proof = 42;
+    struct local_hello hello = {.kind = LOCAL_PACKET_HELLO,
+                                .protocol = LOCAL_PROTOCOL,
+                                .slot_count = SLOTS,
+                                .proof_address = (uintptr_t)&proof,
+                                .proof = proof};
+    memcpy(hello.to, victim->token, sizeof(hello.to));
+    TL_CHECK(local_send(hostile->socket, &hello, sizeof(hello), fd));
+    for (unsigned i = 0; i < 1000 && !local_pair_of(hostile->pair)->has_connected; i++)
+        poll_once(hostile);
+    close(fd);
+    union local_packet packet;
+    TL_CHECK(local_receive(hostile->socket, &packet, &fd) == LOCAL_RECEIVED_PACKET && fd >= 0);
+    struct tl_error error;
+    TL_CHECK(local_memory_map(fd, local_ring_bytes(packet.hello.slot_count), &memory, &error) == TL_OK);
+    local_ring_place(&hostile->theirs, memory, packet.hello.slot_count);
+    close(fd);
+}
+
+static void expose(struct hostile *hostile)
+{
+    struct tl_error error;
+    TL_CHECK(tl_region_map(hostile->provider, SEGMENT_BYTES, &hostile->region, &error) == TL_OK);
+    TL_CHECK(tl_queue_pair_expose(hostile->pair, hostile->region, hostile->region->address, SEGMENT_BYTES,
+                                  &hostile->exposure, &error) == TL_OK);
+    hostile->users = malloc(HOSTILE_TARGET_BYTES);
+    hostile->source = calloc(1, SEGMENT_BYTES);
+    TL_CHECK(hostile->users != NULL && hostile->source != NULL);
+    memset(hostile->users, GUARD, HOSTILE_TARGET_BYTES);
+    if (hostile->pair->outside_refusal != NULL) return;
+    TL_CHECK(tl_queue_pair_expose(hostile->pair, NULL, hostile->users + HOSTILE_TARGET_BYTES / 4,
+                                  HOSTILE_TARGET_BYTES / 2, &hostile->users_exposure, &error) == TL_OK);
+}
+
+void hostile_open(struct hostile *hostile)
+{
+    struct tl_error error;
+    struct tl_introduction bytes;
+    struct local_introduction victim, own;
+    const struct tl_queue_pair_options options = {.slot_count = SLOTS, .work_count = 16, .keys = TL_KEYS_REGION};
+    *hostile = (struct hostile){.socket = -1};
+    TL_CHECK(tl_local_open(&(struct tl_local_options){0}, &hostile->provider, &error) == TL_OK);
+    TL_CHECK(tl_queue_pair_create(hostile->provider, &options, &events, hostile, &hostile->pair, &error) == TL_OK);
+    hostile->pair->ops->introduce(hostile->pair, &bytes);
+    TL_CHECK(local_introduction_read(&bytes, &victim));
+    own = victim;
+    memset(own.token, 0, sizeof(own.token)); /* the smaller one dials */
+    local_introduction_write(&own, &bytes);
+    TL_CHECK(hostile->pair->ops->connect(hostile->pair, &bytes, &error) == TL_OK);
+    dial(hostile, &victim);
+    expose(hostile);
+    hostile->segment = make_memory(SEGMENT_BYTES, NULL);
+}
+
+/* --------------------------------------------------------------------------------------------------------- script --
+ */
+
+static uint64_t take(struct hostile_input *input, unsigned len_bytes)
+{
+    uint64_t value = 0;
+    for (unsigned i = 0; i < len_bytes && input->left_bytes > 0; i++, input->left_bytes--)
+        value |= (uint64_t)*input->data++ << (8 * i);
+    return value;
+}
+
+/* Numbers that are near what is right, and far from it. */
+static uint64_t take_size(struct hostile_input *input)
+{
+    switch (take(input, 1) % 6) {
+    case 0:
+        return take(input, 1);
+    case 1:
+        return take(input, 2);
+    case 2:
+        return UINT64_MAX - take(input, 2);
+    case 3:
+        return HOSTILE_TARGET_BYTES / 2 - take(input, 1) + 2;
+    case 4:
+        return (UINT64_C(1) << (take(input, 1) % 64)) - 1;
+    default:
+        return take(input, 8);
+    }
+}
+
+static void write_slot(struct hostile *hostile, struct hostile_input *input)
+{
+    uint32_t number = hostile->turn + (take(input, 1) % 8 == 0 ? (uint32_t)take_size(input) : 0);
+    struct local_slot *slot = local_ring_slot(&hostile->theirs, number);
+    slot->kind = take(input, 1) % 8 == 0 ? (uint16_t)take(input, 2) : (uint16_t)(1 + take(input, 1) % 3);
+    slot->flags = (uint16_t)take(input, 1);
+    slot->immediate = (uint32_t)take(input, 4);
+    slot->message_bytes = take(input, 1) % 4 == 0 ? (uint32_t)take_size(input) : (uint32_t)(take(input, 2) % 1200);
+    if (slot->kind != LOCAL_SLOT_MESSAGE) {
+        slot->len_bytes = take_size(input);
+        slot->offset_bytes = take(input, 1) % 2 ? take_size(input) : 0;
+        slot->source = take(input, 1) % 2 ? take_size(input) : (uintptr_t)hostile->source;
+        slot->exposure = take(input, 1) % 4 ? 0 : (uint32_t)take_size(input);
+        slot->generation = take(input, 1) % 4 ? 0 : (uint32_t)take_size(input);
+    }
+    atomic_store_explicit(&slot->turn, number + 1, memory_order_release);
+    if (number == hostile->turn) hostile->turn++;
+}
+
+static void write_word(struct hostile *hostile, struct hostile_input *input)
+{
+    _Atomic uint32_t *const words[] = {&hostile->ring.head->state,      &hostile->ring.head->consumed,
+                                       &hostile->ring.head->answered,   &hostile->ring.head->news,
+                                       &hostile->theirs.head->state,    &hostile->theirs.head->consumed,
+                                       &hostile->theirs.head->answered, &hostile->theirs.head->news};
+    _Atomic uint32_t *word = words[take(input, 1) % TL_ARRAY_COUNT(words)];
+    uint32_t value =
+        take(input, 1) % 2 ? atomic_load_explicit(word, memory_order_relaxed) + 1 : (uint32_t)take_size(input);
+    atomic_store_explicit(word, value, memory_order_relaxed);
+}
+
+static void send_packet(struct hostile *hostile, struct hostile_input *input)
+{
+    union local_packet packet;
+    memset(&packet, 0, sizeof(packet));
+    packet.kind = 1 + (uint32_t)take(input, 1) % 6;
+    packet.segment.number = take(input, 1) % 2 ? 1 : (uint32_t)take_size(input);
+    packet.segment.len_bytes = take(input, 1) % 4 ? SEGMENT_BYTES : take_size(input);
+    static const size_t sizes[] = {4, sizeof(struct local_segment_packet), sizeof(struct local_hello), 1};
+    size_t len_bytes = packet.kind == LOCAL_PACKET_WAKE ? 4 : sizes[1];
+    if (take(input, 1) % 4 == 0) len_bytes = sizes[take(input, 1) % TL_ARRAY_COUNT(sizes)];
+    bool has_fd = packet.kind != LOCAL_PACKET_WAKE && packet.kind != LOCAL_PACKET_DETACH;
+    if (take(input, 1) % 8 == 0) has_fd = !has_fd;
+    (void)local_send(hostile->socket, &packet, len_bytes, has_fd ? hostile->segment : -1);
+}
+
+/* What an honest side does meanwhile, with places that the peer has told. */
+static void post(struct hostile *hostile, struct hostile_input *input)
+{
+    struct tl_queue_pair *pair = hostile->pair;
+    if (hostile->broken > 0 || pair->ops->room(pair) < 2) return;
+    if (take(input, 1) % 2) {
+        pair->ops->message(pair, hostile->source, (uint32_t)take(input, 2) % TL_SLOT_BYTES, new_work(hostile));
+    } else {
+        struct local_place place = {.kind = 1 + (uint32_t)take(input, 1) % 3,
+                                    .number = take(input, 1) % 2 ? 1 : (uint32_t)take_size(input),
+                                    .offset_bytes = take(input, 1) % 2 ? 0 : take_size(input),
+                                    .len_bytes = take(input, 1) % 2 ? 64 : take_size(input)};
+        struct tl_descriptor descriptor = {.len_bytes = sizeof(place)};
+        memcpy(descriptor.bytes, &place, sizeof(place));
+        pair->ops->write(pair, NULL, hostile->source, take(input, 2) % SEGMENT_BYTES, &descriptor,
+                         take(input, 1) % 2 ? 0 : take_size(input), true, 1, new_work(hostile));
+    }
+    tl_queue_pair_ring(pair);
+}
+
+void hostile_step(struct hostile *hostile, struct hostile_input *input)
+{
+    switch (take(input, 1) % 8) {
+    case 0:
+    case 1:
+    case 2:
+        write_slot(hostile, input);
+        break;
+    case 3:
+        write_word(hostile, input);
+        break;
+    case 4:
+        send_packet(hostile, input);
+        break;
+    case 5:
+        post(hostile, input);
+        break;
+    case 6: { /* anywhere in the ring */
+        uint64_t at_bytes = take(input, 3) % (hostile->theirs.len_bytes - 8);
+        uint64_t value = take(input, 8);
+        memcpy((char *)hostile->theirs.head + at_bytes, &value, sizeof(value));
+        break;
+    }
+    default:
+        poll_once(hostile);
+        break;
+    }
+    poll_once(hostile);
+}
+
+void hostile_close(struct hostile *hostile)
+{
+    struct tl_error reason;
+    tl_error_set(&reason, TL_CANCELLED, "the test is over");
+    hostile->pair->ops->sever(hostile->pair, &reason);
+    for (unsigned i = 0; i < 1000 && !hostile->drained; i++)
+        poll_once(hostile);
+    TL_CHECK(hostile->drained == 1);
+    hostile->pair->ops->destroy(hostile->pair);
+    for (unsigned i = 0; i < HOSTILE_TARGET_BYTES / 4; i++)
+        TL_CHECK(hostile->users[i] == GUARD && hostile->users[HOSTILE_TARGET_BYTES - 1 - i] == GUARD);
+    void *address = hostile->region->address;
+    tl_region_destroy(hostile->region);
+    tl_pages_unmap(address, SEGMENT_BYTES);
+    poll_once(hostile);
+    hostile->provider->ops->close(hostile->provider);
+    close(hostile->socket);
+    close(hostile->segment);
+    local_ring_unmap(&hostile->ring);
+    local_ring_unmap(&hostile->theirs);
+    free(hostile->users);
+    free(hostile->source);
+}
