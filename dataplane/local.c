@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -35,6 +36,7 @@
 /* Each pair has two descriptors, and a third while it connects. */
 #define MAX_QUEUE_PAIRS 4096
 #define LISTENER_NUMBER 0
+#define GONE_NUMBER UINT64_MAX
 
 /* ------------------------------------------------------------------------------------------------------- sockets -- */
 
@@ -103,7 +105,9 @@ static void handle(struct local_provider *provider, uint64_t number, uint32_t ev
 static void tell_of_gone_regions(struct local_provider *provider)
 {
     struct tl_list gone, *link;
+    uint64_t count;
     tl_list_init(&gone);
+    (void)!read(provider->gone_fd, &count, sizeof(count));
     TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
     tl_list_splice_back(&gone, &provider->gone);
     atomic_store_explicit(&provider->has_gone, false, memory_order_relaxed);
@@ -259,6 +263,7 @@ static void provider_close(struct tl_provider *base)
     if (provider->listen_fd >= 0) close(provider->listen_fd);
     if (provider->address.sun_path[0] != '\0') unlink(provider->address.sun_path);
     if (provider->spare_fd >= 0) close(provider->spare_fd);
+    if (provider->gone_fd >= 0) close(provider->gone_fd);
     if (base->fd >= 0) close(base->fd);
     pthread_mutex_destroy(&provider->mutex);
     free(provider->socket_folder);
@@ -309,10 +314,13 @@ static enum tl_status open_descriptors(struct local_provider *provider, struct t
 {
     provider->base.fd = epoll_create1(EPOLL_CLOEXEC);
     if (provider->base.fd >= 0) provider->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (provider->spare_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor for the local transport");
+    if (provider->spare_fd >= 0) provider->gone_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (provider->gone_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor for the local transport");
     enum tl_status status = local_listen(provider, ret_error);
     if (status != TL_OK) return status;
-    if (local_watch(provider, provider->listen_fd, LISTENER_NUMBER)) return TL_OK;
+    bool is_watched = local_watch(provider, provider->listen_fd, LISTENER_NUMBER) &&
+                      local_watch(provider, provider->gone_fd, GONE_NUMBER);
+    if (is_watched) return TL_OK;
     return tl_error_set_errno(ret_error, errno, "cannot watch the socket of the local transport");
 }
 
@@ -338,7 +346,7 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
     provider->base.limits = (struct tl_provider_limits){
         .max_write_bytes = UINT64_C(1) << 40, .max_queue_pairs = MAX_QUEUE_PAIRS, .numa_node = -1};
     provider->base.fd = -1;
-    provider->listen_fd = provider->spare_fd = -1;
+    provider->listen_fd = provider->spare_fd = provider->gone_fd = -1;
     provider->own_uid = geteuid();
     provider->polls_to_look = 1;
     provider->must_look = true;

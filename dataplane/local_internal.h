@@ -303,6 +303,7 @@ struct local_provider {
     pthread_mutex_t mutex; /* of what follows */
     struct tl_list gone;   /* of local_region: destroyed, of which peers may have to be told */
     atomic_bool has_gone;
+    int gone_fd; /* eventfd: who sleeps is told of them, too */
     _Atomic uint64_t last_region;
 };
 

@@ -166,9 +166,12 @@ void local_region_destroy(struct tl_region *base)
     }
     /* The peer that it was made for keeps its mapping until it is told; the reactor does that, and closes the segment.
      */
+    const uint64_t one = 1;
     TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
+    bool is_first = tl_list_is_empty(&provider->gone);
     tl_list_push_back(&provider->gone, &region->link);
     atomic_store_explicit(&provider->has_gone, true, memory_order_release);
+    if (is_first) (void)!write(provider->gone_fd, &one, sizeof(one));
     TL_CHECK(pthread_mutex_unlock(&provider->mutex) == 0);
 }
 

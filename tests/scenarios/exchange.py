@@ -13,6 +13,8 @@ from workers import Server, Tensor, Worker
 PEER = "/job:ps/task:0"
 UNDER_WAY = 200
 STEPS = 60
+BOTH_STEPS = 4
+BOTH_COUNT = 100
 ABORTED = 12
 WAITING = 20
 
@@ -37,10 +39,11 @@ class Exchange(unittest.TestCase):
     transport = None
     is_driven = False
     receive_count = 10000
+    settings = {}
 
     @classmethod
     def setUpClass(cls):
-        config = cls.transport.cluster({}, rdma="require", timeouts={"drain": "5s"})
+        config = cls.transport.cluster(cls.settings, rdma="require", timeouts={"drain": "5s"})
         cls.here = Worker(config, "worker", is_driven=cls.is_driven)
         cls.there = Worker(config, "ps", is_driven=cls.is_driven)
         cls.peer = cls.here.peer(PEER)
@@ -110,6 +113,35 @@ class Exchange(unittest.TestCase):
             got = self.exchange("words", step, Tensor(strings))
             self.assertEqual((strings, "serialized"), (got.tensor.strings(), got.path))
 
+    def test_both_ask_each_other(self):
+        """Everything at once, large and small."""
+        back = self.there.peer("/job:worker/task:0")
+        for step in range(BOTH_STEPS):
+            contents = [random.randbytes(random.choice((1, 100, 3000, 40000, 300000))) for _ in range(BOTH_COUNT)]
+            asked = []
+            for asker, peer, sender in ((self.here, self.peer, self.there), (self.there, back, self.here)):
+                asked.append({asker.ask(peer, f"both/{number}", step): number for number in range(BOTH_COUNT)})
+                for number, content in enumerate(contents):
+                    sender.send(f"both/{number}", Tensor(content), step)
+            for worker, mine in zip((self.here, self.there), asked):
+                found = worker.wait(2 * BOTH_COUNT)
+                self.assertEqual({"OK"}, {done.status for done in found.values()})
+                for op, number in mine.items():
+                    self.assertEqual(contents[number], found[op].tensor.bytes)
+                    self.assertIn(found[op].path, self.transport.paths)
+
+    def test_into_memory_of_the_user(self):
+        for step, size in enumerate((1, 5000, 70001, 5 << 20)):
+            content = random.randbytes(size)
+            destination = Tensor(bytes(size))
+            op = self.here.ask(self.peer, "mine", step, destination)
+            self.there.send("mine", Tensor(content), step)
+            got = self.here.wait(1)[op]
+            self.assertEqual("OK", self.there.wait(1).popitem()[1].status)
+            self.assertEqual(("OK", destination.address), (got.status, got.tensor.address), got)
+            self.assertEqual(content, destination.bytes)
+            self.assertIn(got.path, self.transport.paths)
+
     def test_step_is_aborted(self):
         """By the owner, then by the receiver: what waits ends with the reason, and the step can be had again."""
         for worker in (self.there, self.here):
@@ -149,6 +181,12 @@ class DrivenExchange(Exchange):
         super().tearDownClass()
 
 
+class NarrowExchange(Exchange):
+    """With few slots and little memory, and a kernel that does not let memory of other processes be read."""
+    receive_count = 2000
+    settings = {"slots": 16, "pool": "1MiB", "max_pool": "40MiB", "process_vm": "off"}
+
+
 class Cycles(unittest.TestCase):
     """Workers come, receive and go; what the devices and both processes hold stays the same."""
     transport = None
@@ -171,7 +209,7 @@ class Cycles(unittest.TestCase):
                             got = None
                     if number == 1:
                         before = self.settled(server)
-                workers.wait_until(lambda: self.held(server) == before, f"both hold what they held, {before},"
+                workers.wait_until(lambda: self.held(server) == before, lambda: f"both hold what they held, {before},"
                                    f" but {json.dumps(self.held(server))}")
 
     def held(self, server):

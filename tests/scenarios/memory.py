@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scenarios of memory that is given back: nothing is written there any more, whatever the peer does."""
 import contextlib
+import json
 import os
 import signal
+import subprocess
 import tempfile
+import time
 import unittest
 
 import workers
-from workers import Server, Tensor, Worker
+from workers import PROGRAM, Server, Tensor, Worker
 
 PEER = "/job:ps/task:0"
 BYSTANDER = "/job:ps/task:1"
@@ -16,6 +19,8 @@ LONG_BYTES = 64 * MIB
 OLD, NEW = b"\x77", b"\x22"
 CANCELS = 3
 ATTEMPTS = 300
+KILLS = 3
+RECEIVERS = 40
 
 
 class Landing:
@@ -46,9 +51,8 @@ class Landing:
         os.close(self.memory)
 
 
-class Cancelled(unittest.TestCase):
-    """Receives are given up while their bytes come, and their memory is used again the moment they are over: nothing is
-    written there later, neither by a peer that is at work nor by one that stood still meanwhile."""
+class InFlight(unittest.TestCase):
+    """Two peers that publish large tensors, and data paths to them."""
     transport = None
 
     @classmethod
@@ -64,7 +68,7 @@ class Cancelled(unittest.TestCase):
     def setUp(self):
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
-        config = self.transport.cluster(self.transport.faulty["prefer"], timeouts={"drain": "5s"})
+        self.config = config = self.transport.cluster(self.transport.faulty["prefer"], timeouts={"drain": "5s"})
         self.ps = stack.enter_context(Server(config, "ps", publish=[self.file]))
         stack.enter_context(Server(config, "ps", 1, publish=[self.file]))
         self.here = stack.enter_context(Worker(config, "worker"))
@@ -78,13 +82,22 @@ class Cancelled(unittest.TestCase):
         self.assertEqual("OK", done.status, done)
         return done
 
+    def await_landing(self, landing):
+        """Until the first bytes are there; the completions, if there are any already."""
+        done = {}
+        while not done and not landing.has_begun():
+            done = self.here.poll()
+        return done
+
+
+class Cancelled(InFlight):
+    """Receives are given up while their bytes come, and their memory is used again the moment they are over: nothing is
+    written there later, neither by a peer that is at work nor by one that stood still meanwhile."""
     def cancel(self, destination, is_stopped):
         """Whether the cancel met a write in flight."""
         landing = Landing()
         op = self.here.ask(self.peer, "long", 0, destination, is_verified=False)
-        done = {}
-        while not done and not landing.has_begun():
-            done = self.here.poll()
+        done = self.await_landing(landing)
         if is_stopped:
             self.ps.signal(signal.SIGSTOP)
         self.here.cancel(op)
@@ -110,10 +123,9 @@ class Cancelled(unittest.TestCase):
         destination = Tensor(bytes(LONG_BYTES)) if is_users else None
         met = 0
         for _ in range(ATTEMPTS):
-            if destination:
-                destination.fill(bytes(LONG_BYTES))
             if not self.cancel(destination, is_stopped):
                 self.ps.signal(signal.SIGCONT)
+                self.receive(self.peer, destination)  # what is there already could not be told from what comes next
                 continue
             met += 1
             self.use_again(destination, is_stopped)
@@ -133,3 +145,53 @@ class Cancelled(unittest.TestCase):
 
     def test_memory_of_the_user_and_a_peer_that_is_stopped(self):
         self.cancel_many(is_users=True, is_stopped=True)
+
+
+class Killed(InFlight):
+    """A process is killed while bytes come from it, or go to it, and nothing of it is left."""
+    def test_peer(self):
+        """What was asked for comes from the process that takes its place."""
+        met, before = 0, None
+        for _ in range(ATTEMPTS):
+            landing = Landing()
+            op = self.here.ask(self.peer, "long", 0, is_verified=False)
+            done = self.await_landing(landing)
+            self.ps.kill()
+            done = done or self.here.poll()
+            met += not done
+            self.ps.start()
+            done = (done or self.here.wait(1))[op]
+            self.assertEqual(("OK", OLD * LONG_BYTES), (done.status, done.tensor.bytes), done)
+            done = None
+            workers.wait_until(lambda: self.receive(self.peer).path in self.transport.paths, "the data path is back")
+            before = before or self.settled("self")
+            if met == KILLS:
+                break
+        self.assertEqual(KILLS, met, "the write was always over")
+        self.assert_holds(before, "self")
+
+    def test_receiver(self):
+        pid, before = self.ps.process.pid, None
+        for number in range(RECEIVERS):
+            with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+                json.dump(self.config, file)
+                file.flush()
+                with subprocess.Popen([PROGRAM, "pull", "-c", file.name, "--from", PEER, "-o", f"{self.folder.name}/copy"],
+                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as pull:
+                    time.sleep(0.01 * (number % 20))
+                    pull.kill()
+            before = before or self.settled(pid)
+        self.assert_holds(before, pid)
+        self.assertIn(self.receive(self.peer).path, self.transport.paths)
+
+    def settled(self, pid):
+        """What a process holds when a second has not changed it."""
+        found = []
+        workers.wait_until(lambda: found.append(self.transport.held(pid)) or (len(found) > 1 and found[-1] == found[-2]),
+                           "it settles", pause_sec=1)
+        return found[-1]
+
+    def assert_holds(self, before, pid):
+        held = []
+        workers.wait_until(lambda: held.append(self.transport.held(pid)) or held[-1] == before,
+                           lambda: f"{pid} holds what it held, {before}, but {held[-1]}")

@@ -15,6 +15,7 @@ TABLE = (
     Row(exchange.Pull, YES, YES, YES),
     Row(exchange.Exchange, YES, YES, YES),
     Row(exchange.DrivenExchange, YES, YES, YES),
+    Row(exchange.NarrowExchange, "it has none of this", YES, "unit tests have it; these settings are those of local"),
     Row(exchange.Cycles, YES, YES, YES),
     Row(peers.Prefer, YES, YES, YES),
     Row(peers.Require, "gRPC is what require forbids", YES, YES),
@@ -24,6 +25,7 @@ TABLE = (
     Row(peers.Frozen, "a frozen peer is found by keep-alive alone, after half a minute; Prefer has it sooner", YES, YES),
     Row(peers.Idle, YES, YES, YES),
     Row(memory.Cancelled, YES, YES, "worker_memory.py has it over a slow wire, and looks at what is posted"),
+    Row(memory.Killed, YES, YES, "worker_hosts.py has it with whole hosts, over a slow wire"),
     Row(choice.Mixed, "all workers are such ones", YES, YES),
     Row(choice.Lacking, "every worker has gRPC", YES, YES),
 )

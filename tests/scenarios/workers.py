@@ -291,10 +291,11 @@ class Server:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, failed, *_):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGCONT)
-            self.stop()
+            status = self.stop()
+            assert status == 0 or failed, f"the server ended with {status}:\n{self.text()}"
         self.folder.cleanup()
 
     def text(self, begin=0):
@@ -411,5 +412,5 @@ def wait_until(condition, what, timeout_sec=PATIENCE_SEC, pause_sec=0.05):
     end = time.monotonic() + timeout_sec
     while not condition():
         if time.monotonic() > end:
-            raise AssertionError(f"never happened: {what}")
+            raise AssertionError(f"never happened: {what() if callable(what) else what}")
         time.sleep(pause_sec)
