@@ -32,15 +32,15 @@ static enum tl_status open_slot(struct tl_worker *worker, struct tl_plane_slot *
 {
     const struct tl_plane_source *source = slot->source;
     enum tl_status status = TL_OK;
-    uint8_t host[TL_HOST_BYTES];
-    if (source->find_host != NULL) status = source->find_host(source->context, host, &slot->error);
+    /* Also where the plane is not wanted: who offers it from this host is told why it is refused. */
+    if (source->find_host != NULL) status = source->find_host(source->context, worker->self.host, &slot->error);
+    if (!slot->is_wanted) return TL_OK;
     if (status == TL_OK) status = tl_plane_create(worker, source, has_thread, &slot->plane, &slot->error);
     if (status != TL_OK) {
         slot->reason = slot->error.message;
         return status;
     }
     worker->home.is_only = false;
-    if (source->find_host != NULL) memcpy(worker->self.host, host, sizeof(host));
     return TL_OK;
 }
 
@@ -84,7 +84,7 @@ enum tl_status tl_planes_create(struct tl_worker *worker, const struct tl_plane_
     worker->is_plane_required = is_any_wanted && worker->settings.rdma == TL_RDMA_REQUIRE;
     for (size_t i = 0; i < count; i++) {
         struct tl_plane_slot *slot = &worker->planes[i];
-        if (!slot->is_wanted || open_slot(worker, slot, has_thread) == TL_OK) continue;
+        if (open_slot(worker, slot, has_thread) == TL_OK) continue;
         if (!worker->is_plane_required) log_lack(worker, slot);
     }
     if (worker->is_plane_required && tl_planes_count(worker) == 0) return refuse_without(worker, ret_error);
