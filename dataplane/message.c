@@ -269,7 +269,8 @@ static enum tl_status take_request(struct reader *reader, struct tl_message *mes
     message->step = get_u64(at + 8);
     message->expected_step = get_u64(at + 16);
     message->key = message->text_room;
-    bool is_text = take_text(reader, get_u16(at + 24), message->text_room, TL_MESSAGE_KEY_BYTES + 1);
+    message->key_bytes = get_u16(at + 24);
+    bool is_text = take_text(reader, message->key_bytes, message->text_room, TL_MESSAGE_KEY_BYTES + 1);
     if (is_text && message->text_room[0] != '\0') return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a key that is not UTF-8 of 1 to %d bytes",
                         TL_MESSAGE_KEY_BYTES);

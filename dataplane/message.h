@@ -61,6 +61,7 @@ struct tl_message {
     enum tl_status code;
     const char *text; /* ERROR_STATUS; after decoding it is text_room */
     const char *key;  /* REQUEST; after decoding it is text_room */
+    size_t key_bytes; /* REQUEST; set by decoding */
 
     struct tl_meta_data meta_data;
     struct tl_descriptor destination;

@@ -61,10 +61,19 @@ void tl_meta_cache_destroy(struct tl_meta_cache *cache)
     free(cache);
 }
 
+/* NULL: there is none. Steps ask for the same keys in the same order, so that the key wanted next is the one that was
+ * not used for longest: it is looked at before anything is hashed. */
+static struct entry *find_entry(const struct tl_meta_cache *cache, const char *key)
+{
+    struct entry *entry = TL_CONTAINER_OF(cache->used.next, struct entry, place);
+    if (!tl_list_is_empty(&cache->used) && strcmp(entry->key, key) == 0) return entry;
+    HASH_FIND_STR(cache->entries, key, entry);
+    return entry;
+}
+
 bool tl_meta_cache_find(struct tl_meta_cache *cache, const char *key, struct tl_meta_cached *ret_cached)
 {
-    struct entry *entry;
-    HASH_FIND_STR(cache->entries, key, entry);
+    struct entry *entry = find_entry(cache, key);
     if (entry == NULL) return false;
     use(cache, entry);
     tl_meta_cached_copy(ret_cached, &entry->cached);
@@ -73,8 +82,7 @@ bool tl_meta_cache_find(struct tl_meta_cache *cache, const char *key, struct tl_
 
 void tl_meta_cache_put(struct tl_meta_cache *cache, const char *key, const struct tl_meta_cached *cached)
 {
-    struct entry *entry;
-    HASH_FIND_STR(cache->entries, key, entry);
+    struct entry *entry = find_entry(cache, key);
     if (entry != NULL) {
         tl_meta_cached_copy(&entry->cached, cached);
         use(cache, entry);

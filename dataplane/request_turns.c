@@ -11,10 +11,11 @@
 /* ------------------------------------------------------------------------------------------------------- windows -- */
 
 /* Perhaps there is a window for the one that has waited for one longest. */
-static void try_next_window(struct tl_conn *conn)
+static inline void try_next_window(struct tl_conn *conn)
 {
+    if (tl_list_is_empty(&conn->windows)) return;
     struct tl_list *place = tl_list_pop_front(&conn->windows);
-    if (place != NULL) conn_want_turn(conn, TL_CONTAINER_OF(place, struct turn, place));
+    conn_want_turn(conn, TL_CONTAINER_OF(place, struct turn, place));
 }
 
 void request_exposure_over(struct request *request)

@@ -183,7 +183,7 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
     if (message->has_meta_data) tl_meta_data_copy(&response->expected, &message->meta_data);
     response->expected_step = message->expected_step;
     response->destination = message->destination;
-    memcpy(response->key, message->key, strlen(message->key) + 1);
+    memcpy(response->key, message->key, message->key_bytes + 1);
     response->serve = (struct tl_serve){.ops = &serve_ops,
                                         .id = {.incarnation = conn->peer.incarnation, .number = message->number},
                                         .peer = &conn->peer,

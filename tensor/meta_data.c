@@ -130,7 +130,10 @@ enum tl_status tl_shape_size_bytes(enum tl_dtype dtype, const struct tl_shape *s
 
 bool tl_shape_is_equal(const struct tl_shape *a, const struct tl_shape *b)
 {
-    return a->rank == b->rank && a->rank <= TL_MAX_RANK && memcmp(a->dims, b->dims, a->rank * sizeof(a->dims[0])) == 0;
+    if (a->rank != b->rank || a->rank > TL_MAX_RANK) return false;
+    for (unsigned i = 0; i < a->rank; i++)
+        if (a->dims[i] != b->dims[i]) return false;
+    return true;
 }
 
 bool tl_meta_data_is_equal(const struct tl_meta_data *a, const struct tl_meta_data *b)

@@ -85,6 +85,23 @@ START_TEST(least_recently_used_goes_first)
 }
 END_TEST
 
+/* In the order of the last step, out of it, and what is not there. */
+START_TEST(found_in_any_order)
+{
+    static const char *const orders[] = {"abcd", "abcd", "dcba", "bbda", "xaxb", "cxdc"};
+    open_cache(4);
+    for (unsigned i = 0; i < 4; i++)
+        put((const char[]){(char)('a' + i), '\0'}, i + 1);
+    for (unsigned i = 0; i < sizeof(orders) / sizeof(orders[0]); i++) {
+        for (const char *c = orders[i]; *c != '\0'; c++) {
+            bool is_there = has((const char[]){*c, '\0'});
+            ck_assert_int_eq(is_there, *c != 'x');
+            if (is_there) ck_assert_uint_eq(found.meta_data.size_bytes, (uint64_t)(*c - 'a' + 1));
+        }
+    }
+}
+END_TEST
+
 START_TEST(bounded)
 {
     char key[16];
@@ -164,6 +181,7 @@ int main(void)
     tcase_add_test(tcase, found_as_put);
     tcase_add_test(tcase, entries_are_copies);
     tcase_add_test(tcase, least_recently_used_goes_first);
+    tcase_add_test(tcase, found_in_any_order);
     tcase_add_test(tcase, bounded);
     tcase_add_test(tcase, capacities);
     tcase_add_test(tcase, destroy_takes_null);
