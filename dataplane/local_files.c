@@ -4,7 +4,8 @@
  *
  * Happy path: who shares a file passes its descriptor over the socket, once, with a number; messages name the number.
  * The packet is in the peer's socket before the message is in its ring: who maps looks there when it does not know the
- * number yet. A file is mapped when it is first named, and stays known until LOCAL_FILES others have come.
+ * number yet. A file is mapped when it is first named, and stays known until LOCAL_FILES others have come. Memory,
+ * which would not be free so long, is passed each time, and forgotten when it was mapped.
  *
  * Failure modes: a socket that is full, a number that was forgotten, a file that is not any more what its owner has
  * opened, or none that can be mapped: an error, after which the tensor is copied. What a peer passes is not mapped
@@ -68,7 +69,8 @@ enum tl_status local_share(struct tl_queue_pair *base, struct tl_mapped_file *fi
     if (pair->shared_files == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory to share files", name);
     }
-    struct file_name name_of_file = {.number = find_shared(pair, tl_mapped_file_id(file))};
+    struct file_name name_of_file = {.number = 0};
+    if (!tl_mapped_file_is_memory(file)) name_of_file.number = find_shared(pair, tl_mapped_file_id(file));
     if (name_of_file.number == 0) name_of_file.number = pass(pair, file);
     if (name_of_file.number == 0) {
         return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: %s cannot be passed now", name, tl_mapped_file_path(file));
@@ -151,6 +153,7 @@ enum tl_status local_map(struct tl_queue_pair *base, const struct tl_descriptor 
     }
     enum tl_status status = open_file(known, ret_error);
     if (status == TL_OK) *ret_file = tl_mapped_file_get(known->file);
+    if (status == TL_OK && tl_mapped_file_is_memory(known->file)) forget(known);
     return status;
 }
 

@@ -4,10 +4,11 @@
  *
  *   cc map_published.c $(pkg-config --cflags --libs tensorlane) -o map_published && ./map_published
  *
- * One worker publishes a file with two tensors, a small one and one that is a thousand times as large. Another one
- * receives both and only reads them, which it says (may_map): on one host it maps the file, read-only, and no byte is
- * copied. Both take the same time. Where that cannot be - another host, another transport - the tensors are copied, and
- * the completion says so; the program need not care.
+ * One worker publishes a file with two tensors, a small one and one that is a thousand times as large, and one that it
+ * has computed, in memory that others may map (tl_tensor_create_shared). Another one receives all of them and only
+ * reads them, which it says (may_map): on one host it maps them, read-only, and no byte is copied. All take the same
+ * time. Where that cannot be - another host, another transport - the tensors are copied, and the completion says so;
+ * the program need not care.
  *
  * A mapped file is still its owner's, who may change it. So the reader reads first and then asks whether that counts
  * (tl_tensor_check), and has the library catch what happens when the file becomes shorter (tl_guard_mapped_files).
@@ -105,6 +106,21 @@ static struct tl_worker *open_worker(const char *json, uint32_t task)
     return worker;
 }
 
+/* Publishes a tensor of float32, whose elements are all 1, that lies in no file. Once it was published it must not
+ * change any more: a new version is a new tensor. */
+static void publish_computed(struct tl_worker *owner)
+{
+    const uint64_t count = LARGE_COUNT;
+    struct tl_tensor *tensor;
+    struct tl_error error;
+    must(tl_tensor_create_shared(TL_F32, 1, &count, &tensor, &error), &error, "create a tensor");
+    float *elements = tl_tensor_data(tensor);
+    for (uint64_t i = 0; i < count; i++)
+        elements[i] = 1;
+    must(tl_publish(owner, "computed", 1, tensor, &error), &error, "publish");
+    tl_tensor_put(tensor);
+}
+
 /* ------------------------------------------------------------------------------------------------------- reading -- */
 
 static struct tl_tensor *receive(struct tl_worker *worker, tl_peer_id peer, const char *key)
@@ -148,9 +164,11 @@ int main(void)
     tl_peer_id peer;
     must(tl_worker_find_peer(reader, "/job:worker/task:0", &peer, &error), &error, "find the peer");
 
+    publish_computed(owner);
     tl_tensor_put(receive(reader, peer, "small")); /* the first one waits for the connection */
     struct tl_tensor *small = receive(reader, peer, "small");
     struct tl_tensor *large = receive(reader, peer, "large");
+    struct tl_tensor *computed = receive(reader, peer, "computed");
     read_all(small, SMALL_COUNT);
 
     /* What was received stays when its owner goes, and when the file is removed. */
@@ -158,6 +176,8 @@ int main(void)
     tl_worker_close(reader, TL_TIMEOUT_DEFAULT);
     unlink(path);
     read_all(large, LARGE_COUNT);
+    read_all(computed, LARGE_COUNT);
+    tl_tensor_put(computed);
     tl_tensor_put(small);
     tl_tensor_put(large);
     printf("all well\n");

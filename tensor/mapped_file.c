@@ -2,6 +2,8 @@
 /*
  * A file mapped read-only, shared by the tensors that lie in it and unmapped when the last of them is gone.
  *
+ * A file that was made here is memory without a name: writable through the mapping that was there before it was sealed.
+ *
  * The descriptor stays open, so that a check is one fstat of the very file that is mapped, whatever its name means by
  * then: a file that is replaced by rename goes on being served as it was.
  */
@@ -28,6 +30,7 @@ struct tl_mapped_file {
     char *path;
     void *data; /* NULL: an empty file */
     struct tl_file_stamp stamp;
+    bool is_memory; /* it cannot shrink, and times tell nothing */
     struct tl_fault_range *range;
 };
 
@@ -78,7 +81,14 @@ static enum tl_status look(struct tl_mapped_file *file, struct tl_error *ret_err
     if (!S_ISREG(info.st_mode))
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is not a regular file", file->path);
     file->stamp = stamp_of(&info);
+    int seals = fcntl(file->fd, F_GET_SEALS);
+    file->is_memory = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
     return TL_OK;
+}
+
+static bool is_as_it_was(const struct tl_mapped_file *file, const struct tl_file_stamp *stamp)
+{
+    return file->stamp.size_bytes == stamp->size_bytes && (file->is_memory || is_same_time(&file->stamp, stamp));
 }
 
 static enum tl_status map(struct tl_mapped_file *file, struct tl_error *ret_error)
@@ -114,7 +124,7 @@ enum tl_status tl_mapped_file_adopt(int fd, const struct tl_file_stamp *stamp, c
     enum tl_status status = create(fd, name, &file, ret_error);
     if (status != TL_OK) return status;
     status = look(file, ret_error);
-    if (status == TL_OK && (file->stamp.size_bytes != stamp->size_bytes || !is_same_time(&file->stamp, stamp)))
+    if (status == TL_OK && !is_as_it_was(file, stamp))
         status = tl_error_set(ret_error, TL_DATA_LOSS, "%s was modified after it was opened", name);
     if (status == TL_OK) status = map(file, ret_error);
     if (status != TL_OK) {
@@ -123,6 +133,41 @@ enum tl_status tl_mapped_file_adopt(int fd, const struct tl_file_stamp *stamp, c
     }
     *ret_file = file;
     return TL_OK;
+}
+
+enum tl_status tl_mapped_file_make(uint64_t len_bytes, struct tl_mapped_file **ret_file, struct tl_error *ret_error)
+{
+    static const char name[] = "shared memory";
+    struct tl_mapped_file *file;
+    int fd = memfd_create("tensorlane-tensor", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) return tl_error_set_errno(ret_error, errno, "no shared memory");
+    enum tl_status status = create(fd, name, &file, ret_error);
+    if (status != TL_OK) return status;
+    void *data = MAP_FAILED;
+    if (ftruncate(fd, (off_t)len_bytes) == 0) {
+        data = mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    }
+    if (data == MAP_FAILED) {
+        status = tl_error_set_errno(ret_error, errno, "no %" PRIu64 " bytes of shared memory", len_bytes);
+    } else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
+        munmap(data, len_bytes);
+        status = tl_error_set(ret_error, TL_UNIMPLEMENTED, "this kernel cannot seal shared memory (errno %d)", errno);
+    } else {
+        file->data = data;
+        file->stamp.size_bytes = len_bytes; /* for destroy, should the next call fail */
+        status = look(file, ret_error);
+    }
+    if (status != TL_OK) {
+        destroy(file);
+        return status;
+    }
+    *ret_file = file;
+    return TL_OK;
+}
+
+bool tl_mapped_file_is_memory(const struct tl_mapped_file *file)
+{
+    return file->is_memory;
 }
 
 struct tl_mapped_file *tl_mapped_file_get(struct tl_mapped_file *file)
@@ -169,11 +214,8 @@ void tl_mapped_file_get_stamp(const struct tl_mapped_file *file, struct tl_file_
     *ret_stamp = file->stamp;
 }
 
-enum tl_status tl_mapped_file_check(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
+static enum tl_status check_stamp(const struct tl_mapped_file *file, struct tl_error *ret_error)
 {
-    (void)data;
-    (void)len_bytes;
-    const struct tl_mapped_file *file = context;
     struct stat info;
     if (fstat(file->fd, &info) != 0)
         return tl_error_set(ret_error, TL_DATA_LOSS, "%s cannot be examined any more (errno %d)", file->path, errno);
@@ -187,7 +229,16 @@ enum tl_status tl_mapped_file_check(void *context, const void *data, uint64_t le
         return tl_error_set(ret_error, TL_DATA_LOSS,
                             "%s was modified after it was opened; publish it again, and replace files by rename",
                             file->path);
-    if (tl_fault_range_is_damaged(file->range))
-        return tl_error_set(ret_error, TL_DATA_LOSS, "a part of %s could not be read", file->path);
     return TL_OK;
+}
+
+enum tl_status tl_mapped_file_check(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    (void)data;
+    (void)len_bytes;
+    const struct tl_mapped_file *file = context;
+    enum tl_status status = file->is_memory ? TL_OK : check_stamp(file, ret_error);
+    if (status == TL_OK && tl_fault_range_is_damaged(file->range))
+        status = tl_error_set(ret_error, TL_DATA_LOSS, "a part of %s could not be read", file->path);
+    return status;
 }

@@ -23,6 +23,14 @@ struct tl_mapped_file;
 enum tl_status tl_mapped_file_open(const char *path, struct tl_mapped_file **ret_file,
                                    struct tl_error *ret_error) TL_MUST_USE;
 
+/* A file without a name, in memory, of len_bytes > 0 zeros, which we may write through our mapping, and nobody through
+ * another one or in any other way; it cannot become shorter. Errors: TL_UNIMPLEMENTED: the kernel has no such thing.
+ * TL_RESOURCE_EXHAUSTED: no memory or descriptor. */
+enum tl_status tl_mapped_file_make(uint64_t len_bytes, struct tl_mapped_file **ret_file,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+/* Of whoever made it: memory, which is there as long as anybody has it mapped or open, and is never damaged. */
+bool tl_mapped_file_is_memory(const struct tl_mapped_file *file);
+
 /* What tells whether a file is still what it was. */
 struct tl_file_stamp {
     uint64_t size_bytes;

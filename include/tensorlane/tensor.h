@@ -89,6 +89,13 @@ typedef void (*tl_release_fn)(void *data, void *context);
 TL_API enum tl_status tl_tensor_create(enum tl_dtype dtype, unsigned rank, const uint64_t *dims,
                                        struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
 
+/* The same in pages of its own, which receivers on this host may map once it is published (may_map in tl_recv_options):
+ * zeros at first; after it was published its elements must never change again, also when it was withdrawn. Where the
+ * kernel has no such memory it is a tensor like any other.
+ * Shape, Errors, Ownership, Thread: as tl_tensor_create; a descriptor of the process is in use as long as it lives. */
+TL_API enum tl_status tl_tensor_create_shared(enum tl_dtype dtype, unsigned rank, const uint64_t *dims,
+                                              struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
+
 /* What tl_tensor_wrap wraps. Set size_bytes to sizeof(struct tl_tensor_view), everything unused to zero. */
 struct tl_tensor_view {
     size_t size_bytes;

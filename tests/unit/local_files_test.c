@@ -185,6 +185,28 @@ START_TEST(passed_once_and_mapped_once)
 }
 END_TEST
 
+/* Memory is passed each time, so that nobody keeps it who does not use it. */
+START_TEST(memory)
+{
+    tl_mapped_file_put(file);
+    ck_assert_int_eq(tl_mapped_file_make(5, &file, &error), TL_OK);
+    memcpy((void *)tl_mapped_file_data(file), "hello", 5);
+    unsigned count = count_fds();
+    for (unsigned i = 0; i < 3; i++) {
+        struct tl_descriptor before = name;
+        share();
+        ck_assert_mem_ne(name.bytes, before.bytes, sizeof(uint64_t));
+        struct tl_mapped_file *mapped = map();
+        ck_assert_ptr_ne(tl_mapped_file_data(mapped), tl_mapped_file_data(file));
+        ck_assert_mem_eq(tl_mapped_file_data(mapped), "hello", 5);
+        ck_assert_int_eq(tl_mapped_file_check(mapped, NULL, 0, &error), TL_OK);
+        tl_mapped_file_put(mapped);
+        ck_assert_uint_eq(count_fds(), count);
+        expect_not_mapped(TL_NOT_FOUND); /* it has been, by that number */
+    }
+}
+END_TEST
+
 START_TEST(outlives_the_owner)
 {
     share();
@@ -363,6 +385,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, passed_once_and_mapped_once);
+    tcase_add_test(tcase, memory);
     tcase_add_test(tcase, outlives_the_owner);
     tcase_add_test(tcase, never_named);
     tcase_add_loop_test(tcase, changed_meanwhile, 0, 3);

@@ -187,6 +187,36 @@ START_TEST(not_adopted)
 }
 END_TEST
 
+/* Written through one mapping, and in no other way. */
+START_TEST(made)
+{
+    struct tl_mapped_file *memory = NULL, *other = NULL;
+    struct tl_file_stamp stamp;
+    ck_assert_int_eq(tl_mapped_file_make(10000, &memory, &error), TL_OK);
+    ck_assert(tl_mapped_file_is_memory(memory) && !tl_mapped_file_is_memory(file));
+    ck_assert_uint_eq(tl_mapped_file_size_bytes(memory), 10000);
+    char *data = (char *)(uintptr_t)tl_mapped_file_data(memory);
+    ck_assert_int_eq(data[9999], 0);
+    int fd = tl_mapped_file_fd(memory);
+    ck_assert_int_ne(ftruncate(fd, 5000), 0);
+    ck_assert_int_ne(ftruncate(fd, 20000), 0);
+    ck_assert_int_eq(pwrite(fd, "x", 1, 0), -1);
+    ck_assert_ptr_eq(mmap(NULL, 10000, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
+    tl_mapped_file_get_stamp(memory, &stamp);
+    memcpy(data, "hello", 6);
+    stamp.modified_seconds++; /* tells nothing */
+    ck_assert_int_eq(tl_mapped_file_adopt(dup(fd), &stamp, "it", &other, &error), TL_OK);
+    ck_assert(tl_mapped_file_is_memory(other));
+    tl_mapped_file_put(memory);
+    ck_assert_str_eq(tl_mapped_file_data(other), "hello");
+    ck_assert_int_eq(tl_mapped_file_check(other, NULL, 0, &error), TL_OK);
+    stamp.size_bytes--;
+    fd = dup(tl_mapped_file_fd(other));
+    tl_mapped_file_put(other);
+    ck_assert_int_eq(tl_mapped_file_adopt(fd, &stamp, "it", &other, &error), TL_DATA_LOSS);
+}
+END_TEST
+
 static enum tl_status open_own(struct tl_mapped_file **ret_file)
 {
     return tl_mapped_file_open(temp_path("f"), ret_file, &error);
@@ -197,15 +227,20 @@ static enum tl_status adopt_own(struct tl_mapped_file **ret_file)
     return adopt(temp_path("f"), O_RDONLY, &as_it_was, ret_file);
 }
 
+static enum tl_status make_own(struct tl_mapped_file **ret_file)
+{
+    return tl_mapped_file_make(1, ret_file, &error);
+}
+
 START_TEST(no_memory)
 {
-    enum tl_status (*const subject)(struct tl_mapped_file * *ret_file) = _i == 0 ? open_own : adopt_own;
+    enum tl_status (*const subjects[])(struct tl_mapped_file * *ret_file) = {open_own, adopt_own, make_own};
     int lowest = dup(0);
     close(lowest);
     for (unsigned n = 1;; n++) {
         struct tl_mapped_file *other = NULL;
         fault_arm(n);
-        enum tl_status status = subject(&other);
+        enum tl_status status = subjects[_i](&other);
         if (!fault_was_hit()) {
             ck_assert_uint_eq(n, 3);
             ck_assert_int_eq(status, TL_OK);
@@ -251,7 +286,8 @@ int main(void)
     tcase_add_test(tcase, read_failed);
     tcase_add_test(tcase, adopted);
     tcase_add_test(tcase, not_adopted);
-    tcase_add_loop_test(tcase, no_memory, 0, 2);
+    tcase_add_test(tcase, made);
+    tcase_add_loop_test(tcase, no_memory, 0, 3);
     tcase_add_test(tcase, no_descriptor_is_left);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);

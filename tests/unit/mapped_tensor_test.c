@@ -3,6 +3,7 @@
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "tensor/mapped_tensor.h"
@@ -68,6 +69,46 @@ START_TEST(does_not_fit)
 }
 END_TEST
 
+START_TEST(shared)
+{
+    const struct tl_shape none = {.rank = 1};
+    const struct tl_shape impossible = {.rank = 2, .dims = {INT64_MAX, 2}};
+    uint64_t offset = 1;
+    tl_mapped_file_put(file);
+    ck_assert_int_eq(tl_tensor_create_shared(TL_F32, 1, three.dims, &tensor, &error), TL_OK);
+    ck_assert_uint_eq(tl_tensor_size_bytes(tensor), 12);
+    ck_assert(tl_tensor_is_writable(tensor));
+    ck_assert_mem_eq(tl_tensor_data(tensor), "\0\0\0\0\0\0\0\0\0\0\0", 12);
+    memset(tl_tensor_data(tensor), 7, 12);
+    file = tl_mapped_tensor_file(tensor, &offset);
+    ck_assert_ptr_nonnull(file);
+    ck_assert(tl_mapped_file_is_memory(file));
+    ck_assert_uint_eq(offset, 0);
+    ck_assert_int_eq(tl_tensor_check(tensor, &error), TL_OK);
+    tl_tensor_put(tensor);
+    tensor = NULL;
+    ck_assert_int_eq(tl_tensor_create_shared(TL_F32, 2, impossible.dims, &tensor, &error), TL_OUT_OF_RANGE);
+    ck_assert_int_eq(tl_tensor_create_shared(TL_STRING, 1, three.dims, &tensor, &error), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_tensor_create_shared(TL_F32, 1, none.dims, &tensor, &error), TL_OK);
+    ck_assert_ptr_null(tl_mapped_tensor_file(tensor, &offset));
+}
+END_TEST
+
+/* Without descriptors it is a tensor like any other. */
+START_TEST(shared_with_nobody)
+{
+    const struct rlimit none = {.rlim_cur = 0, .rlim_max = 4096};
+    const struct rlimit some = {.rlim_cur = 4096, .rlim_max = 4096};
+    uint64_t offset;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    ck_assert_int_eq(tl_tensor_create_shared(TL_F32, 1, three.dims, &tensor, &error), TL_OK);
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &some), 0);
+    ck_assert_mem_eq(tl_tensor_data(tensor), "\0\0\0\0\0\0\0\0\0\0\0", 12);
+    ck_assert_ptr_null(tl_mapped_tensor_file(tensor, &offset));
+    tl_mapped_file_put(file);
+}
+END_TEST
+
 START_TEST(in_no_file)
 {
     uint64_t offset = 0;
@@ -86,6 +127,8 @@ int main(void)
     tcase_add_test(tcase, lies_in_the_file);
     tcase_add_test(tcase, alias);
     tcase_add_test(tcase, does_not_fit);
+    tcase_add_test(tcase, shared);
+    tcase_add_test(tcase, shared_with_nobody);
     tcase_add_test(tcase, in_no_file);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);

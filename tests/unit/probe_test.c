@@ -56,7 +56,8 @@ END_TEST
 START_TEST(a_region_needs_no_windows)
 {
     provider->limits.has_windows = false;
-    expect_failure(TL_KEYS_WINDOW, PATIENCE_NS, TL_FAILED_PRECONDITION, "no memory windows; set verbs.keys to \"region\"");
+    expect_failure(TL_KEYS_WINDOW, PATIENCE_NS, TL_FAILED_PRECONDITION,
+                   "no memory windows; set verbs.keys to \"region\"");
     ck_assert_int_eq(tl_provider_probe(provider, TL_KEYS_REGION, PATIENCE_NS, &error), TL_OK);
 }
 END_TEST
