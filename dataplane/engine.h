@@ -117,9 +117,10 @@ void *tl_conn_owner(const struct tl_conn *conn);
 /* How fast it is: measured while it came up, by a few writes to the peer that its card has acknowledged. And what with.
  */
 struct tl_conn_measures {
-    uint64_t latency_ns;       /* there and back, the fastest of some small writes */
-    uint64_t bytes_per_second; /* of large ones, from the first one's posting to the last one's acknowledgement */
-    uint32_t mtu_bytes;        /* of a packet, as the two have agreed; 0: not known */
+    uint64_t latency_ns;         /* there and back, the fastest of some small writes */
+    uint64_t bytes_per_second;   /* of large ones, from the first one's posting to the last one's acknowledgement */
+    uint32_t mtu_bytes;          /* of a packet, as the two have agreed; 0: not known */
+    const char *outside_refusal; /* why memory outside of a pool is copied once more; NULL: it is not. For ever */
 };
 /* The connection is up. */
 const struct tl_conn_measures *tl_conn_measured(const struct tl_conn *conn);

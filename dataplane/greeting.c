@@ -113,6 +113,7 @@ static void maybe_up(struct tl_conn *conn)
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &conn->greeting_timer);
     conn->state = CONN_UP;
     conn->measures.mtu_bytes = conn->pair->mtu_bytes;
+    conn->measures.outside_refusal = conn->pair->outside_refusal;
     if (conn->events->up != NULL) conn->events->up(conn);
     conn_pump_later(conn);
 }

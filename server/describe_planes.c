@@ -33,6 +33,51 @@ static const char *read_port_state(const struct tl_verbs_candidate *card)
     return state < TL_ARRAY_COUNT(port_states) ? port_states[state] : "";
 }
 
+/* The word in brackets in a file of the kernel's; "": there is none. */
+static void read_choice(const char *path, char *ret_word, size_t capacity)
+{
+    char line[128] = "";
+    ret_word[0] = '\0';
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return;
+    if (fgets(line, sizeof(line), file) == NULL) line[0] = '\0';
+    fclose(file);
+    const char *begin = strchr(line, '[');
+    size_t len = begin != NULL ? strcspn(begin + 1, "]") : 0;
+    if (begin != NULL) snprintf(ret_word, capacity, "%.*s", (int)len, begin + 1);
+}
+
+static unsigned read_number(const char *path)
+{
+    unsigned number = 0;
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return 0;
+    if (fscanf(file, "%u", &number) != 1) number = 0;
+    fclose(file);
+    return number;
+}
+
+/* What the plane of the host works with: its socket, who may connect, how memory of users is copied, which pages. */
+static void describe_local(const struct tl_worker *worker, char *ret_text, size_t capacity)
+{
+    const struct tl_local_settings *local = &worker->settings.local;
+    char transparent[32];
+    const char *refusal = tl_peers_outside_refusal(worker);
+    bool is_off = local->process_vm == TL_PROCESS_VM_OFF;
+    read_choice("/sys/kernel/mm/transparent_hugepage/shmem_enabled", transparent, sizeof(transparent));
+    snprintf(ret_text, capacity,
+             "shared memory with workers of this host; socket: %.256s; users: %.128s; memory of users: %s%.256s; huge "
+             "pages: %u reserved, transparent ones %s",
+             local->socket_folder != NULL ? local->socket_folder : "no file",
+             local->users != NULL ? local->users : "same",
+             is_off            ? "copied twice, local.process_vm is off"
+             : refusal != NULL ? "copied twice with some: "
+                               : "read with process_vm_readv",
+             !is_off && refusal != NULL ? refusal : "",
+             read_number("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"),
+             transparent[0] != '\0' ? transparent : "unknown");
+}
+
 static enum tl_status add_transport(struct tl_description *description, const char *name, bool is_available,
                                     const char *reason, struct tl_error *ret_error)
 {
@@ -63,7 +108,11 @@ static enum tl_status describe_transports(const struct tl_worker *worker, struct
     enum tl_status status = add_transport(description, "grpc", true, grpc, ret_error);
     for (size_t i = 0; i < worker->plane_count && status == TL_OK; i++) {
         const struct tl_plane_slot *slot = &worker->planes[i];
+        char local[TL_ERROR_MESSAGE_BYTES];
+        bool is_local = slot->plane != NULL && slot->source->find_host != NULL;
+        if (is_local) describe_local(worker, local, sizeof(local));
         const char *reason = failures[i].code != TL_OK ? failures[i].message
+                             : is_local                ? local
                              : slot->plane != NULL     ? slot->plane->describes_device
                                                        : slot->reason;
         status = add_transport(description, slot->source->name, works[i], reason, ret_error);

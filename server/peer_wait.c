@@ -116,6 +116,32 @@ enum tl_status tl_worker_peer_info(struct tl_worker *worker, tl_peer_id peer, st
     return TL_OK;
 }
 
+/* The same for one that is in use. */
+static const char *outside_refusal_of(const struct tl_data_path *path)
+{
+    if (path == NULL || path->slot->source->find_host == NULL) return NULL;
+    return tl_session_measures(path->session)->outside_refusal;
+}
+
+const char *tl_peers_outside_refusal(const struct tl_worker *worker)
+{
+    for (size_t i = 0; i < worker->peer_count; i++) {
+        const char *reason = outside_refusal_of(tl_data_paths_best(&worker->peers[i]->data));
+        if (reason != NULL) return reason;
+    }
+    return NULL;
+}
+
+/* Why no better path is in use, and what the one in use lacks. */
+static void format_path_reason(const struct tl_peer *peer, char *ret_text, size_t capacity)
+{
+    tl_data_paths_format_reason(&peer->data, ret_text, capacity);
+    const char *refusal = outside_refusal_of(tl_data_paths_best(&peer->data));
+    size_t len = strlen(ret_text);
+    if (refusal == NULL) return;
+    snprintf(ret_text + len, capacity - len, "%smemory of users is copied twice: %s", len > 0 ? "; " : "", refusal);
+}
+
 enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description *description,
                                  struct tl_error *ret_error)
 {
@@ -128,7 +154,7 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
         item->state = strdup(tl_peer_state_name(peer->path.state));
         bool is_up = peer->path.state == TL_PEER_UP;
         char reason[TL_ERROR_MESSAGE_BYTES] = "";
-        if (is_up && !peer->is_self) tl_data_paths_format_reason(&peer->data, reason, sizeof(reason));
+        if (is_up && !peer->is_self) format_path_reason(peer, reason, sizeof(reason));
         item->transport = strdup(is_up ? tl_peer_transport(peer) : "");
         item->reason = strdup(!is_up ? peer->path.reason.message : reason);
         item->incarnation = peer->incarnation;

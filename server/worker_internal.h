@@ -109,6 +109,8 @@ void tl_peers_stop(struct tl_worker *worker);
 
 /* A link that a peer has opened and greeted on. */
 void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link);
+/* Why memory of users is copied twice on the path to some peer of this host; NULL: to none. Lives for ever. */
+const char *tl_peers_outside_refusal(const struct tl_worker *worker);
 enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description *description,
                                  struct tl_error *ret_error) TL_MUST_USE;
 

@@ -32,7 +32,7 @@ int tl_health_probe(const struct tl_health_flags *flags);
 /* Asks all workers of a cluster, once or again and again. Returns an enum tl_health_exit. */
 int tl_health_cluster(const struct tl_health_flags *flags);
 
-/* The stages of a check. Those after TRANSPORTS are of the data plane, for workers whose settings want one. */
+/* The stages of a check. Those after TRANSPORTS are of the data planes, for workers whose settings want one. */
 enum tl_health_stage {
     TL_HEALTH_STAGE_CONFIG,
     TL_HEALTH_STAGE_RESOLVE,
@@ -41,6 +41,7 @@ enum tl_health_stage {
     TL_HEALTH_STAGE_IDENTITY,
     TL_HEALTH_STAGE_SERVING,
     TL_HEALTH_STAGE_TRANSPORTS,
+    TL_HEALTH_STAGE_LOCAL,
     TL_HEALTH_STAGE_MEMLOCK,
     TL_HEALTH_STAGE_DEVICE,
     TL_HEALTH_STAGE_PORT,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The stages of the data plane: locked memory, device, port, paths to the other workers.
+ * The stages of the data planes: shared memory, locked memory, device, port, paths to the other workers.
  *
- * Happy path: the worker says that verbs works, on which device, and that every peer it is connected to is reached that
- * way: a path counts only once a write in both directions has been verified. Failure modes: what is missing stops the
+ * Happy path: the worker says that shared memory works, or verbs and on which device, and that every peer it is
+ * connected to is reached by one of them: a path counts only once a write in both directions has been verified. Whoever
+ * reaches all peers through shared memory is not asked for a card. Failure modes: what is missing stops the
  * check with its reason; that makes a worker unhealthy where rdma is "require", and otherwise is told of a healthy one,
  * since its tensors travel over gRPC. A worker that does not say why is looked at from here when it is on this machine.
  */
@@ -15,10 +16,13 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "server/cli/health.h"
+#include "server/local_settings.h"
 #include "server/plane_choice.h"
 #include "server/verbs_settings.h"
 
 #define VERBS "verbs"
+#define LOCAL "local"
+#define GRPC "grpc"
 
 static void set_reason(struct tl_health_finding *finding, enum tl_health_stage stage, const char *reason,
                        const char *remedy)
@@ -96,10 +100,10 @@ enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task
 
 /* --------------------------------------------------------------------------------------------------- the worker -- */
 
-static const struct tl_transport_state *find_verbs(const struct tl_description *description)
+static const struct tl_transport_state *find_transport(const struct tl_description *description, const char *name)
 {
     for (size_t i = 0; i < description->transport_count; i++)
-        if (strcmp(description->transports[i].name, VERBS) == 0) return &description->transports[i];
+        if (strcmp(description->transports[i].name, name) == 0) return &description->transports[i];
     return NULL;
 }
 
@@ -151,13 +155,38 @@ static bool judge_port(struct tl_health_finding *finding)
 /* ---------------------------------------------------------------------------------------------------------- paths --
  */
 
-/* The peer is a worker that wants a data plane, and is connected. */
-static bool should_have_path(const struct tl_config *config, const struct tl_config_task *self,
+/* Their addresses have the same host. */
+static bool is_same_host(const struct tl_config_task *a, const struct tl_config_task *b)
+{
+    char host_a[256], host_b[256];
+    uint16_t port;
+    return a->address && b->address && tl_address_split(a->address, host_a, sizeof(host_a), &port, NULL) == TL_OK &&
+           tl_address_split(b->address, host_b, sizeof(host_b), &port, NULL) == TL_OK && strcmp(host_a, host_b) == 0;
+}
+
+/* The peer is connected, and the two want a data plane that they can both have. */
+static bool should_have_path(const struct tl_config *config, const struct tl_health_finding *finding,
                              const struct tl_peer_description *peer)
 {
-    const struct tl_config_task *task;
+    const struct tl_config_task *self = finding->task, *task;
+    const struct tl_transport_state *local = find_transport(&finding->description, LOCAL);
     if (strcmp(peer->state, "up") != 0 || tl_config_find_name(config, peer->name, &task, NULL) != TL_OK) return false;
-    return task != self && !tl_verbs_settings_refusal(&task->settings);
+    if (task == self) return false;
+    bool can_local = local && local->is_available && is_same_host(self, task);
+    return (!tl_verbs_settings_refusal(&self->settings) && !tl_verbs_settings_refusal(&task->settings)) ||
+           (can_local && !tl_local_settings_refusal(&task->settings));
+}
+
+/* Some peer that wants a data plane is reached without one. */
+static bool is_any_over_grpc(const struct tl_config *config, const struct tl_health_finding *finding)
+{
+    const struct tl_description *description = &finding->description;
+    for (size_t i = 0; i < description->peer_count; i++) {
+        const struct tl_peer_description *peer = &description->peers[i];
+        bool is_over_grpc = strcmp(peer->transport, GRPC) == 0;
+        if (is_over_grpc && should_have_path(config, finding, peer)) return true;
+    }
+    return false;
 }
 
 /* False: a peer is reached over something else. */
@@ -169,8 +198,8 @@ static bool judge_paths(const struct tl_config *config, struct tl_health_finding
     char message[TL_ERROR_MESSAGE_BYTES], more[64] = "";
     for (size_t i = 0; i < description->peer_count; i++) {
         const struct tl_peer_description *peer = &description->peers[i];
-        if (!should_have_path(config, finding->task, peer)) continue;
-        bool is_verified = strcmp(peer->transport, VERBS) == 0;
+        if (!should_have_path(config, finding, peer)) continue;
+        bool is_verified = strcmp(peer->transport, GRPC) != 0;
         verified_count += is_verified;
         other_count += !is_verified;
         if (!is_verified && !first) first = peer;
@@ -206,19 +235,45 @@ static void note_shortcomings(struct tl_health_finding *finding)
              is_second ? "repair what was passed over, or choose with verbs.devices and verbs.gid_index" : "");
 }
 
+/* Those over cards, where they are wanted. False: something is missing. */
+static bool judge_verbs(const struct tl_config *config, bool is_on_this_machine, bool has_local,
+                        struct tl_health_finding *finding)
+{
+    const struct tl_transport_state *verbs = find_transport(&finding->description, VERBS);
+    if (verbs && verbs->is_available) return judge_port(finding) && judge_paths(config, finding);
+    if (has_local && !is_any_over_grpc(config, finding)) return judge_paths(config, finding);
+    judge_lack(config, is_on_this_machine, verbs, finding);
+    return false;
+}
+
+/* False: it is wanted and does not work. */
+static bool judge_local(struct tl_health_finding *finding, const struct tl_transport_state *local)
+{
+    if (local->is_available) {
+        pass(finding, TL_HEALTH_STAGE_LOCAL);
+        return true;
+    }
+    split_reason(finding, TL_HEALTH_STAGE_LOCAL, local->reason, "see its log");
+    finding->verified = TL_HEALTH_STAGE_TRANSPORTS;
+    return false;
+}
+
 void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding)
 {
     const struct tl_settings *settings = &finding->task->settings;
-    const struct tl_transport_state *verbs = find_verbs(&finding->description);
+    const struct tl_transport_state *local = find_transport(&finding->description, LOCAL);
+    bool wants_local = !tl_local_settings_refusal(settings), wants_verbs = !tl_verbs_settings_refusal(settings);
     pass(finding, TL_HEALTH_STAGE_TRANSPORTS);
     finding->is_healthy = true;
-    if (tl_verbs_settings_refusal(settings)) return;
+    if (!wants_local && !wants_verbs) return;
+    /* A worker of an older version does not tell of it. */
+    bool has_local = wants_local && local && judge_local(finding, local);
     bool is_complete = false;
-    if (!verbs || !verbs->is_available) {
-        judge_lack(config, is_local, verbs, finding);
-    } else {
-        is_complete = judge_port(finding) && judge_paths(config, finding);
+    if (wants_verbs) {
+        is_complete = judge_verbs(config, is_local, has_local, finding);
+    } else if (has_local) {
+        is_complete = judge_paths(config, finding);
     }
     finding->is_healthy = is_complete || settings->rdma != TL_RDMA_REQUIRE;
-    if (is_complete) note_shortcomings(finding);
+    if (is_complete && wants_verbs) note_shortcomings(finding);
 }

@@ -14,6 +14,7 @@
 #include "control/control.h"
 #include "server/cli/health.h"
 #include "server/cli/local_host.h"
+#include "server/local_settings.h"
 #include "server/verbs_settings.h"
 
 #define DEFAULT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
@@ -28,6 +29,7 @@ const char *tl_health_stage_name(enum tl_health_stage stage)
         [TL_HEALTH_STAGE_IDENTITY] = "identity",
         [TL_HEALTH_STAGE_SERVING] = "serving",
         [TL_HEALTH_STAGE_TRANSPORTS] = "transports",
+        [TL_HEALTH_STAGE_LOCAL] = "local",
         [TL_HEALTH_STAGE_MEMLOCK] = "memlock",
         [TL_HEALTH_STAGE_DEVICE] = "device",
         [TL_HEALTH_STAGE_PORT] = "port",
@@ -59,7 +61,9 @@ static void add_refusal_to_start(struct tl_health_finding *finding)
 {
     struct tl_error error;
     const struct tl_settings *settings = &finding->task->settings;
-    if (settings->rdma != TL_RDMA_REQUIRE || tl_verbs_settings_refusal(settings)) return;
+    /* Shared memory is enough. */
+    if (settings->rdma != TL_RDMA_REQUIRE || !tl_local_settings_refusal(settings)) return;
+    if (tl_verbs_settings_refusal(settings)) return;
     if (tl_health_look_at_machine(finding->task, &error) == TL_HEALTH_STAGE_PATHS) return;
     size_t len = strlen(finding->remedy);
     snprintf(finding->remedy + len, sizeof(finding->remedy) - len, "; rdma is \"require\", and it would not start: %s",

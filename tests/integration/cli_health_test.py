@@ -670,14 +670,15 @@ class DataPlane(HealthCase):
             self.assertEqual(keys == "region", "set verbs.keys" in finding["remedy"])
 
     def test_a_worker_that_would_not_start(self):
-        path = self.write_json({"cluster": {"ps": ["127.0.0.1:1"]}, "rdma": "require"})
+        path = self.write_json({"cluster": {"ps": ["127.0.0.1:1"]}, "protocol": "grpc+verbs", "rdma": "require"})
         shown = json.loads(self.assert_run(4, "health", "--config", path, "--json").stdout)
         self.assertEqual(shown["workers"][0]["stage"], "tcp")
         self.assertIn("rdma is \"require\", and it would not start: ", shown["workers"][0]["remedy"])
 
     def test_local(self):
         self.assert_error(1, "--local belong to --config", "health", "127.0.0.1:1", "--local")
-        path = self.write_json({"cluster": {"ps": ["192.0.2.1:1"]}, "rdma": "require"})
+        path = self.write_json({"cluster": {"ps": ["192.0.2.1:1"]}, "protocol": "grpc+verbs",
+                                "rdma": "require"})
         remedies = [json.loads(self.assert_run(4, "health", "--config", path, "--json", "-connect-timeout", "200ms",
                                                *arguments).stdout)["workers"][0]["remedy"]
                     for arguments in ((), ("--local",))]

@@ -1,0 +1,197 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Workers in processes of their own exchange tensors through shared memory: the choice, what is told of it, death."""
+import json
+import os
+import pathlib
+import signal
+import threading
+import time
+import unittest
+
+import cli_support
+from cli_support import read_safetensors, run, some_tensors, wait_until, write_safetensors
+
+LARGE = 1 << 27
+
+
+class LocalCase(cli_support.Case):
+    def serve(self, extra=None, tensors=None, zeros=None):
+        self.tensors = some_tensors() if tensors is None else tensors
+        self.model = write_safetensors(self.folder / "model.safetensors", self.tensors, zeros)
+        self.served = self.cluster(ps=1, worker=1, extra={"connect": "eager", **(extra or {})})
+        self.worker = self.served.start("ps", 0, "--publish", self.model)
+        self.target = ("--config", self.served.path, "--from", "ps:0")
+
+    def pull(self, *arguments):
+        result = self.assert_run(0, "pull", *self.target, "-o", self.folder / "out.safetensors", "--json", *arguments)
+        return json.loads(result.stdout)
+
+    def health(self, code=0):
+        shown = json.loads(self.assert_run(code, "health", "--config", self.served.path, "--json").stdout)
+        return {worker["name"]: worker for worker in shown["workers"]}
+
+    def pair(self, code=0):
+        """How ps:0 sees worker:0."""
+        peers = self.health(code)["/job:ps/task:0"]["peers"]
+        return next(peer for peer in peers if peer["name"] == "/job:worker/task:0")
+
+    def await_pair(self, transport):
+        wait_until(lambda: self.pair()["transport"] == transport, f"the pair is reached over {transport}")
+
+    def counters(self):
+        return self.health()["/job:ps/task:0"]["counters"]
+
+
+class Choice(LocalCase):
+    def test_auto(self):
+        """Large tensors are copied once: from where they lie into where they belong."""
+        size = 1 << 20
+        self.serve(tensors={f"w{i}": ("U8", (size,), os.urandom(size)) for i in range(4)})
+        shown = self.pull()
+        self.assertEqual(read_safetensors(self.folder / "out.safetensors"), self.tensors)
+        self.assertEqual(sum(shown["paths"].values()), 4)
+        if set(shown["paths"]) == {"bounce"}:
+            self.skipTest("this kernel does not let a process read another one's memory")
+        self.assertEqual(shown["paths"], {"zero-copy": 4})
+        self.served.start("worker", 0)
+        self.await_pair("local")
+        self.assertEqual(self.counters()["data_bytes_bounced"], 0)
+        self.assertIn(self.counters()["data_bytes_sent"] - 4 * size, range(100))  # and what the greetings write
+
+    def test_memory_is_not_read(self):
+        self.serve({"local": {"process_vm": "off"}})
+        local = next(t for t in self.health(4)["/job:ps/task:0"]["transports"] if t["name"] == "local")
+        self.assertIn("copied twice, local.process_vm is off", local["reason"])
+
+    def test_every_protocol(self):
+        self.serve()
+        for protocol, paths in (("grpc", {"grpc", "none"}), ("grpc+local", {"zero-copy", "bounce", "none"})):
+            self.assertLessEqual(set(self.pull("--protocol", protocol)["paths"]), paths)
+        self.assert_error(1, "protocol: \"fast\" is no value of protocol", "pull", *self.target, "-o",
+                          self.folder / "out.safetensors", "--protocol", "fast")
+
+    def test_required(self):
+        for protocol in ("auto", "grpc+local"):
+            with self.subTest(protocol):
+                self.serve({"rdma": "require", "protocol": protocol})
+                self.served.start("worker", 0)
+                self.await_pair("local")
+                findings = self.health()
+                self.assertEqual({finding["stage"] for finding in findings.values()}, {"paths"})
+
+    def test_health(self):
+        self.serve()
+        self.served.start("worker", 0)
+        self.await_pair("local")
+        pair = self.pair()
+        self.assertEqual(pair["reason"], "")
+        self.assertGreater(pair["bytes_per_second"], 0)
+        finding = self.health()["/job:ps/task:0"]
+        self.assertEqual((finding["stage"], finding["reason"]), ("paths", ""))
+        local = next(t for t in finding["transports"] if t["name"] == "local")
+        self.assertRegex(local["reason"], r"socket: no file; users: same; memory of users: .*; huge pages: \d+ reserved")
+
+    def test_a_socket_in_a_folder(self):
+        sockets = self.folder / "sockets"
+        sockets.mkdir(mode=0o700)
+        self.serve({"local": {"socket_folder": str(sockets)}})
+        other = self.served.start("worker", 0)
+        self.await_pair("local")
+        self.assertEqual(len(list(sockets.iterdir())), 2)
+        other.stop()
+        self.worker.stop()
+        self.assertEqual(list(sockets.iterdir()), [])
+
+    def test_one_that_does_not_want_it(self):
+        self.serve({"jobs": {"worker": {"protocol": "grpc+verbs", "rdma": "off"}}})
+        self.served.start("worker", 0)
+        wait_until(lambda: self.pair()["state"] == "up", "connected")
+        pair = self.pair()
+        self.assertEqual(pair["transport"], "grpc")
+        self.assertIn("local: ", pair["reason"])
+
+
+class Death(LocalCase):
+    def setUp(self):
+        super().setUp()
+        self.serve({"connect": "eager"}, {"zeros": ("U8", (LARGE,), b"")}, {"zeros": LARGE})
+
+    def pull_again_and_again(self, results, stop):
+        while not stop.is_set():
+            out = self.folder / "again.safetensors"
+            results.append(run("pull", *self.target, "-o", out, "--no-checksum", "--timeout", "30s").returncode)
+
+    def test_killed_and_restarted(self):
+        """Whatever it was at, the survivor notices at once, and has a local path to the next one."""
+        other = self.served.start("worker", 0)
+        self.await_pair("local")
+        for _ in range(3):
+            other.send(signal.SIGKILL)
+            other.wait()
+            wait_until(lambda: self.pair(4)["state"] != "up", "the death is noticed")
+            other = self.served.start("worker", 0)
+            self.await_pair("local")
+        self.assertIsNone(self.worker.process.poll())
+
+    def test_the_owner_is_killed_while_it_sends(self):
+        """Pulls go on with the one that takes its place."""
+        results, stop = [], threading.Event()
+        puller = threading.Thread(target=self.pull_again_and_again, args=(results, stop))
+        puller.start()
+        try:
+            for _ in range(3):
+                count = len(results)
+                wait_until(lambda count=count: len(results) > count, "a pull has ended")
+                time.sleep(0.05)
+                self.worker.send(signal.SIGKILL)
+                self.worker.wait()
+                self.worker = self.served.start("ps", 0, "--publish", self.model)
+        finally:
+            stop.set()
+            puller.join()
+        self.assertEqual(self.assert_run(0, "pull", *self.target, "-o", self.folder / "out.safetensors").returncode, 0)
+
+    def test_a_puller_is_killed(self):
+        """Nothing of it is left in the worker."""
+        def descriptors():
+            return len(os.listdir(f"/proc/{self.worker.pid}/fd"))
+        self.pull()
+        idle = descriptors()
+        for _ in range(5):
+            puller = self.spawn("pull", *self.target, "-o", self.folder / "out.safetensors")
+            time.sleep(0.05)
+            puller.send(signal.SIGKILL)
+            puller.wait()
+        wait_until(lambda: descriptors() <= idle + 1, "descriptors are closed")
+        self.pull()
+
+    def test_sigterm_under_load(self):
+        """A worker that stops lets running transfers finish; it stops."""
+        pullers = [self.spawn("pull", *self.target, "-o", self.folder / f"{i}.safetensors", "--timeout", "5s")
+                   for i in range(3)]
+        time.sleep(0.1)
+        self.assertEqual(self.worker.stop(), 0, self.worker.output)
+        self.assertIn("worker stopped", self.worker.output)
+        for puller in pullers:
+            self.assertIn(puller.wait(), (0, 1), puller.output)
+
+
+class Many(LocalCase):
+    def test_all_to_all(self):
+        count = 12
+        self.served = self.cluster(node=count, extra={"connect": "eager"})
+        launcher = self.spawn("up", "--config", self.served.path)
+        launcher.await_line("all ready after")
+
+        def all_local():
+            return all(peer["transport"] in ("local", "self") for worker in self.health().values()
+                       for peer in worker["peers"])
+        wait_until(all_local, "all pairs are local")
+        self.assertEqual(launcher.stop(), 0)
+
+
+if __name__ == "__main__":
+    if not pathlib.Path("/proc/sys/kernel/random/boot_id").exists():
+        raise unittest.SkipTest("no boot id")
+    cli_support.main()
