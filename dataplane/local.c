@@ -15,10 +15,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <limits.h>
 #include <sys/epoll.h>
+#include <sys/uio.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -28,7 +31,6 @@
 /* Sockets are looked at that often while the reactor does not sleep, and the clock once in so many polls. */
 #define LOOK_NS (TL_NS_PER_MS / 5)
 #define POLLS_PER_CLOCK 64
-#define EVENTS_PER_LOOK 64
 /* For each sleep a peer sends one wake at most, and a socket holds some hundreds. */
 #define UNHEARD_SLEEPS 64
 /* Of one pair in one poll. */
@@ -36,6 +38,7 @@
 /* Each pair has two descriptors, and a third while it connects. */
 #define MAX_QUEUE_PAIRS 4096
 #define LISTENER_NUMBER 0
+#define OTHER_NUMBER UINT64_MAX
 #define GONE_NUMBER UINT64_MAX
 
 /* ------------------------------------------------------------------------------------------------------- sockets -- */
@@ -87,14 +90,27 @@ static bool is_mere_wake(const struct local_pair *pair, uint32_t events)
            provider->sleeps - pair->heard_sleeps < UNHEARD_SLEEPS;
 }
 
+/* Bytes that wake are left in the pipe: emptying it now and then costs less. It may be the peer who makes reading wait:
+ * where the kernel cannot exclude that, the pipe fills, and the socket takes its place. */
+static void empty_pipe(struct local_pair *pair)
+{
+    uint8_t bytes[512];
+    struct iovec part = {.iov_base = bytes, .iov_len = sizeof(bytes)};
+    if (pair->peer_pipe < 0 || pair->provider->sleeps - pair->pipe_sleeps < UNHEARD_SLEEPS) return;
+    pair->pipe_sleeps = pair->provider->sleeps;
+    (void)preadv2(pair->peer_pipe, &part, 1, -1, RWF_NOWAIT);
+}
+
 static void handle(struct local_provider *provider, uint64_t number, uint32_t events)
 {
-    bool is_process = (number & LOCAL_PROCESS_NUMBER) != 0;
-    number &= ~LOCAL_PROCESS_NUMBER;
+    bool is_process = (number & LOCAL_PROCESS_NUMBER) != 0, is_pipe = (number & LOCAL_PIPE_NUMBER) != 0;
+    number &= ~(LOCAL_PROCESS_NUMBER | LOCAL_PIPE_NUMBER);
     struct local_pair *pair = number == LISTENER_NUMBER ? NULL : find_pair(provider, number);
     struct local_caller *caller = pair != NULL ? NULL : find_caller(provider, number);
     if (number == LISTENER_NUMBER) {
         local_take_calls(provider);
+    } else if (pair != NULL && is_pipe) {
+        empty_pipe(pair);
     } else if (pair != NULL) {
         if (is_process || !is_mere_wake(pair, events)) local_pair_hear(pair);
     } else if (caller != NULL) {
@@ -121,16 +137,41 @@ static void tell_of_gone_regions(struct local_provider *provider)
     }
 }
 
+/* Waits for news; true: it was woken by the other descriptor. */
+static bool take_news(struct local_provider *provider, int64_t timeout_ns)
+{
+    struct epoll_event events[LOCAL_MAX_NEWS];
+    const struct timespec timeout = {.tv_sec = timeout_ns / TL_NS_PER_SEC, .tv_nsec = timeout_ns % TL_NS_PER_SEC};
+    bool is_other = false;
+    int count =
+        epoll_pwait2(provider->base.fd, events, LOCAL_MAX_NEWS, timeout_ns == TL_TIME_NEVER ? NULL : &timeout, NULL);
+    if (count < 0 && errno == ENOSYS) { /* a kernel before 5.11 */
+        int64_t timeout_ms = timeout_ns == TL_TIME_NEVER ? -1 : timeout_ns / TL_NS_PER_MS + (timeout_ns > 0);
+        count = epoll_wait(provider->base.fd, events, LOCAL_MAX_NEWS, (int)tl_min_u64((uint64_t)timeout_ms, INT_MAX));
+    }
+    provider->news_count = 0;
+    for (int i = 0; i < count; i++) {
+        is_other |= events[i].data.u64 == OTHER_NUMBER;
+        provider->news[provider->news_count++] =
+            (struct local_news){.number = events[i].data.u64, .events = events[i].events};
+    }
+    return is_other;
+}
+
 /* Returns how much there was. */
 static unsigned look(struct local_provider *provider)
 {
-    struct epoll_event events[EVENTS_PER_LOOK];
     provider->must_look = false;
     provider->next_look_ns = tl_clock_now_ns() + LOOK_NS;
-    int count = epoll_wait(provider->base.fd, events, TL_ARRAY_COUNT(events), 0);
-    unsigned happened = count > 0 ? (unsigned)count : 0;
-    for (int i = 0; i < count; i++)
-        handle(provider, events[i].data.u64, events[i].events);
+    if (!provider->has_slept || provider->news_count == 0) take_news(provider, 0);
+    unsigned happened = 0;
+    for (unsigned i = 0; i < provider->news_count; i++) {
+        if (provider->news[i].number == OTHER_NUMBER) continue;
+        handle(provider, provider->news[i].number, provider->news[i].events);
+        happened++;
+    }
+    provider->must_look |= provider->news_count == LOCAL_MAX_NEWS;
+    provider->news_count = 0;
     TL_LIST_FOREACH(&provider->pairs, link)
     {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
@@ -227,6 +268,21 @@ static void provider_disarm(struct tl_provider *base)
     provider->must_look = provider->has_slept = true;
 }
 
+static bool provider_sleep(struct tl_provider *base, int other, int64_t timeout_ns)
+{
+    struct local_provider *provider = local_provider_of(base);
+    if (other != provider->other_fd && provider->other_fd >= 0) {
+        (void)epoll_ctl(base->fd, EPOLL_CTL_DEL, provider->other_fd, NULL);
+        provider->other_fd = -1;
+    }
+    if (other < 0) return false;
+    if (other != provider->other_fd) {
+        if (!local_watch(provider, other, OTHER_NUMBER)) return true; /* without memory nobody sleeps */
+        provider->other_fd = other;
+    }
+    return provider->news_count == 0 && take_news(provider, timeout_ns);
+}
+
 /* ----------------------------------------------------------------------------------------------- opening, closing --
  */
 
@@ -277,6 +333,7 @@ static const struct tl_provider_ops local_ops = {
     .poll = provider_poll,
     .arm = provider_arm,
     .disarm = provider_disarm,
+    .sleep = provider_sleep,
     .region_create = local_region_create,
     .region_map = local_region_map,
     .region_destroy = local_region_destroy,

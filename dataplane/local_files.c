@@ -52,7 +52,7 @@ static uint64_t pass(struct local_pair *pair, const struct tl_mapped_file *file)
                                              .size_bytes = stamp.size_bytes,
                                              .modified_seconds = stamp.modified_seconds,
                                              .modified_ns = stamp.modified_ns};
-    if (!local_send(pair->socket, &packet, sizeof(packet), tl_mapped_file_fd(file))) return 0;
+    if (!local_send_news(pair, &packet, sizeof(packet), tl_mapped_file_fd(file))) return 0;
     pair->last_shared_file = number;
     pair->shared_files[number % LOCAL_FILES] =
         (struct local_shared_file){.number = number, .file_id = tl_mapped_file_id(file)};

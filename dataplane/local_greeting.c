@@ -83,6 +83,33 @@ static bool take_ring(struct local_pair *pair, const struct local_hello *hello, 
     return true;
 }
 
+/* A pipe costs less than the socket, which does without. The peer must not be able to make us wait: it gets the other
+ * end, and nothing of ours. */
+static void pass_pipe(struct local_pair *pair)
+{
+    const struct local_segment_packet packet = {.kind = LOCAL_PACKET_PIPE};
+    if (pipe2(pair->pipe, O_CLOEXEC | O_NONBLOCK) != 0) {
+        pair->pipe[0] = pair->pipe[1] = -1;
+    } else if (!local_send_news(pair, &packet, sizeof(packet), pair->pipe[0])) {
+        close(pair->pipe[0]);
+        close(pair->pipe[1]);
+        pair->pipe[0] = pair->pipe[1] = -1;
+    }
+}
+
+void local_pipe_came(struct local_pair *pair, int fd)
+{
+    if (pair->peer_pipe >= 0) {
+        close(fd);
+        local_pair_violation(pair, "a second pipe");
+        return;
+    }
+    pair->peer_pipe = fd;
+    if (!local_watch_news(pair->provider, fd, pair->number | LOCAL_PIPE_NUMBER)) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
+    }
+}
+
 static void become_connected(struct local_pair *pair, const struct local_hello *hello)
 {
     pair->process_fd = local_process_fd(pair->socket, pair->credentials.pid);
@@ -91,6 +118,7 @@ static void become_connected(struct local_pair *pair, const struct local_hello *
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
         return;
     }
+    pass_pipe(pair);
     pair->base.outside_refusal = local_try_reading(pair, hello->proof_address, hello->proof);
     pair->state = LOCAL_CONNECTED;
     pair->has_connected = true;

@@ -158,6 +158,7 @@ enum local_packet_kind {
     LOCAL_PACKET_HELLO = 2,  /* with the descriptor of the sender's ring */
     LOCAL_PACKET_ATTACH = 3, /* with the descriptor of a segment */
     LOCAL_PACKET_DETACH = 4,
+    LOCAL_PACKET_PIPE = 6, /* with the end to read from of the pipe that wakes */
     LOCAL_PACKET_FILE = 5, /* with the descriptor of a file */
 };
 
@@ -271,6 +272,7 @@ struct local_caller {
 };
 
 #define LOCAL_MAX_CALLERS 64
+#define LOCAL_MAX_NEWS 32
 
 struct local_provider {
     struct tl_provider base; /* fd: epoll */
@@ -294,8 +296,14 @@ struct local_provider {
     uint64_t last_number; /* of callers and pairs */
     unsigned polls_to_look;
     int64_t next_look_ns;
-    bool must_look; /* at the sockets, in the next poll */
-    bool has_slept; /* since it has looked */
+    bool must_look;     /* at the sockets, in the next poll */
+    bool has_slept;     /* since it has looked */
+    int other_fd;       /* slept on as well; -1: none */
+    struct local_news { /* what ended the sleep */
+        uint64_t number;
+        uint32_t events;
+    } news[LOCAL_MAX_NEWS];
+    unsigned news_count;
     bool is_armed;
     uint32_t sleeps;
     struct tl_local_stats stats;
@@ -353,6 +361,9 @@ struct local_pair {
     struct local_credentials credentials; /* of the peer */
     int socket;
     int process_fd;
+    int pipe[2]; /* ours, to wake the peer; the end to read from is kept, so that writing never costs a signal */
+    int peer_pipe;
+    uint32_t pipe_sleeps; /* provider->sleeps when the peer's was emptied last */
 
     struct local_ring in;  /* ours */
     int in_fd;             /* until it was sent */
@@ -424,6 +435,8 @@ bool local_watch(struct local_provider *provider, int fd, uint64_t number);
 bool local_watch_news(struct local_provider *provider, int fd, uint64_t number);
 /* Added to the number of a pair: it is the peer's process that has ended. */
 #define LOCAL_PROCESS_NUMBER (UINT64_C(1) << 63)
+/* Likewise: the peer has written into its pipe. */
+#define LOCAL_PIPE_NUMBER (UINT64_C(1) << 62)
 
 /* ------------------------------------------------------------------------------------------------- local_greeting.c --
  */
@@ -435,6 +448,8 @@ void local_hear_caller(struct local_provider *provider, struct local_caller *cal
 void local_caller_close(struct local_provider *provider, struct local_caller *caller);
 /* Dials once more if it must; a pair that waits looks whether its caller is there already. */
 void local_try_connect(struct local_pair *pair);
+/* The peer's pipe. Takes over fd. */
+void local_pipe_came(struct local_pair *pair, int fd);
 /* The listener's answer to our call. Takes over ring_fd. */
 void local_hello_came(struct local_pair *pair, const struct local_hello *hello, int ring_fd);
 

@@ -73,6 +73,7 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     pair->events = *events;
     pair->owner = owner;
     pair->socket = pair->process_fd = pair->in_fd = -1;
+    pair->pipe[0] = pair->pipe[1] = pair->peer_pipe = -1;
     pair->number = ++provider->last_number;
     pair->work_count = options->work_count;
     pair->work_mask = power_of_two(options->work_count) - 1;
@@ -162,6 +163,9 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
         local_pair_violation(pair, "a packet in front of the greeting");
     } else if (packet->kind == LOCAL_PACKET_ATTACH) {
         if (local_attach(pair, &packet->segment, fd, &error) != TL_OK) local_pair_violation(pair, error.message);
+    } else if (packet->kind == LOCAL_PACKET_PIPE) {
+        local_pipe_came(pair, fd);
+        return;
     } else if (packet->kind == LOCAL_PACKET_DETACH) {
         if (!local_detach(pair, packet->segment.number)) local_pair_violation(pair, "the end of an unknown segment");
     } else if (packet->kind == LOCAL_PACKET_FILE) {
@@ -216,6 +220,9 @@ static void release(struct local_pair *pair)
     close_fd(&pair->socket);
     close_fd(&pair->process_fd);
     close_fd(&pair->in_fd);
+    close_fd(&pair->pipe[0]);
+    close_fd(&pair->pipe[1]);
+    close_fd(&pair->peer_pipe);
     local_unmap_all(pair);
     local_forget_files(pair);
     local_ring_unmap(&pair->in);

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include "base/arith.h"
 #include "base/check.h"
@@ -79,6 +80,7 @@ void local_look_at_peer(struct local_pair *pair, bool is_posted)
     if (!must_wake || state == pair->woken_state) return;
     pair->woken_state = state;
     pair->provider->stats.wakes_sent++;
+    if (pair->pipe[1] >= 0 && write(pair->pipe[1], "", 1) == 1) return;
     const uint32_t kind = LOCAL_PACKET_WAKE;
     /* When it cannot be sent, the peer has others to read. */
     (void)send(pair->socket, &kind, sizeof(kind), MSG_DONTWAIT | MSG_NOSIGNAL);

@@ -214,6 +214,8 @@ static bool is_packet(const union local_packet *packet, size_t len_bytes, size_t
         return len_bytes == sizeof(packet->kind) && fd_count == 0;
     case LOCAL_PACKET_HELLO:
         return len_bytes == sizeof(packet->hello) && fd_count == 1;
+    case LOCAL_PACKET_PIPE:
+        return len_bytes == sizeof(packet->segment) && fd_count == 1;
     case LOCAL_PACKET_ATTACH:
         return len_bytes == sizeof(packet->segment) && fd_count == 1;
     case LOCAL_PACKET_DETACH:

@@ -121,6 +121,10 @@ struct tl_provider_ops {
     bool (*arm)(struct tl_provider *provider);
     /* After sleeping on fd. */
     void (*disarm)(struct tl_provider *provider);
+    /* Sleeps on fd, between arm and disarm, and on `other` as well, at most for timeout_ns (TL_TIME_NEVER: as long as
+     * it takes); true: other is readable. `other` stays known until another one is named; -1: none, and no sleep. NULL:
+     * whoever sleeps does it with poll. */
+    bool (*sleep)(struct tl_provider *provider, int other, int64_t timeout_ns);
 
     /* Makes memory known. Blocks: pins the pages, milliseconds per gigabyte and more. Thread: any.
      * Errors: TL_RESOURCE_EXHAUSTED: the limit of locked memory (the message tells the remedy) or the card's table.

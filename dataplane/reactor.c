@@ -233,6 +233,7 @@ void tl_reactor_destroy(struct tl_reactor *reactor)
     while (tl_mailbox_deliver(&reactor->mailbox) > 0 || run_deferred(reactor)) {
     }
     TL_CHECK(reactor->busy_count == 0);
+    if (reactor->provider->ops->sleep != NULL) (void)reactor->provider->ops->sleep(reactor->provider, -1, 0);
     tl_mailbox_fini(&reactor->mailbox);
     tl_timers_fini(&reactor->timers);
     if (reactor->epoll_fd >= 0) close(reactor->epoll_fd);
@@ -285,6 +286,11 @@ static void end_sleep(struct tl_reactor *reactor)
 
 static void wait_for_descriptors(struct tl_reactor *reactor, int64_t timeout_ns)
 {
+    const struct tl_provider_ops *ops = reactor->provider->ops;
+    if (ops->sleep != NULL) {
+        if (ops->sleep(reactor->provider, reactor->wake_fd, timeout_ns)) drain(reactor->wake_fd);
+        return;
+    }
     struct pollfd descriptors[] = {
         {.fd = reactor->wake_fd, .events = POLLIN},
         {.fd = reactor->provider->fd, .events = POLLIN}, /* a negative one is passed over */
