@@ -104,11 +104,13 @@ static void choose_options(void)
 
 static void choose_faults(void)
 {
-    static const enum fake_fault faults[] = {FAKE_DROP,           FAKE_DELAY,         FAKE_LOSE_ACK,
-                                             FAKE_LATE,           FAKE_RNR,           FAKE_BREAK,
-                                             FAKE_POST_FAILURE,   FAKE_CQ_OVERRUN,    FAKE_REGION_FAILURE,
-                                             FAKE_EXPOSE_FAILURE, FAKE_SHARE_FAILURE, FAKE_MAP_FAILURE};
+    static const enum fake_fault faults[] = {
+        FAKE_DROP,  FAKE_DELAY,        FAKE_LOSE_ACK,   FAKE_LATE,           FAKE_RNR,
+        FAKE_BREAK, FAKE_POST_FAILURE, FAKE_CQ_OVERRUN, FAKE_REGION_FAILURE, FAKE_EXPOSE_FAILURE};
     fake_fabric_set_chance(pair.fabric, FAKE_DELAY, one_in(2) ? 100000 : 0);
+    /* What is not mapped is copied: nothing is missing for that. */
+    fake_fabric_set_chance(pair.fabric, FAKE_SHARE_FAILURE, one_in(4) ? 300000 : 0);
+    fake_fabric_set_chance(pair.fabric, FAKE_MAP_FAILURE, one_in(2) ? 500000 : 0);
     for (unsigned i = 0; has_faults && i < TL_ARRAY_COUNT(faults); i++) {
         if (one_in(3)) fake_fabric_set_chance(pair.fabric, faults[i], (unsigned)PICK(300, 3000, 20000));
     }
