@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Messages, writes, exposures and sleeping over the local provider, both sides in one process. */
+#include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "dataplane/probe.h"
@@ -193,6 +196,41 @@ START_TEST(segments_come_and_go)
 }
 END_TEST
 
+/* Who has made a segment cannot take pages out of it once the peer has mapped it, which would cost the peer a signal.
+ */
+START_TEST(pages_stay)
+{
+    const uint64_t len_bytes = 8 * MIB;
+    struct tl_exposure exposure = {0};
+    struct tl_region *region = side_map(&b, len_bytes);
+    side_expose(&b, region, region->address, len_bytes, &exposure);
+    side_write(&a, "x", 1, &exposure, 5 * MIB, true, 1, NULL);
+    PUMP_UNTIL(b.immediates == 1);
+    ck_assert_int_eq(madvise(region->address, len_bytes, MADV_REMOVE), -1);
+    ck_assert_int_eq(errno, EPERM);
+    region_drop(region);
+}
+END_TEST
+
+/* Small ones cost memory only when they are used, large ones have it at once. */
+START_TEST(pages_come_when_they_are_needed)
+{
+    struct tl_region *small = side_map(&a, TL_LOCAL_LAZY_BYTES), *large = side_map(&a, 2 * TL_LOCAL_LAZY_BYTES);
+    static unsigned char are_there[2 * TL_LOCAL_LAZY_BYTES / 4096];
+    unsigned count = 0;
+    ck_assert_int_eq(mincore(small->address, small->len_bytes, are_there), 0);
+    for (uint64_t i = 0; i < small->len_bytes / 4096; i++)
+        count += are_there[i] & 1;
+    ck_assert_uint_eq(count, 0);
+    ck_assert_int_eq(mincore(large->address, large->len_bytes, are_there), 0);
+    for (uint64_t i = 0; i < large->len_bytes / 4096; i++)
+        count += are_there[i] & 1;
+    ck_assert_uint_eq(count, large->len_bytes / 4096);
+    region_drop(small);
+    region_drop(large);
+}
+END_TEST
+
 static void write_outside(uint64_t len_bytes)
 {
     struct tl_exposure exposure = {0};
@@ -343,6 +381,32 @@ START_TEST(a_sleeper_is_woken_once)
         tl_provider_disarm(b.provider);
         PUMP_UNTIL(b.messages == 2 * i);
     }
+}
+END_TEST
+
+/* The provider sleeps itself, on another descriptor as well. */
+START_TEST(sleeping_on_two_descriptors)
+{
+    int other = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    uint64_t one = 1;
+    settle(&b);
+    for (unsigned i = 1; i <= 100; i++) {
+        ck_assert(tl_provider_arm(b.provider));
+        if (b.provider->ops->poll(b.provider) > 0) continue; /* what a message has left */
+        ck_assert(!b.provider->ops->sleep(b.provider, other, 1000));
+        side_message(&a, "wake", 4, NULL);
+        ck_assert(!b.provider->ops->sleep(b.provider, other, TL_TIME_NEVER));
+        tl_provider_disarm(b.provider);
+        ck_assert_uint_gt(b.provider->ops->poll(b.provider), 0);
+        settle(&b);
+    }
+    ck_assert_uint_gt(b.messages, 50);
+    ck_assert_int_eq(write(other, &one, sizeof(one)), sizeof(one));
+    ck_assert(b.provider->ops->sleep(b.provider, other, TL_TIME_NEVER));
+    tl_provider_disarm(b.provider);
+    side_poll(&b);
+    ck_assert(!b.provider->ops->sleep(b.provider, -1, 0));
+    close(other);
 }
 END_TEST
 
@@ -503,11 +567,14 @@ int main(void)
     tcase_add_test(tcase, large_writes);
     tcase_add_test(tcase, much_that_waits_leaves_no_room);
     tcase_add_test(tcase, segments_come_and_go);
+    tcase_add_test(tcase, pages_stay);
+    tcase_add_test(tcase, pages_come_when_they_are_needed);
     tcase_add_loop_test(tcase, memory_of_users, 0, 2);
     tcase_add_test(tcase, memory_that_is_not_exposed_any_more);
     tcase_add_loop_test(tcase, places_that_cannot_be, 0, 5);
     tcase_add_test(tcase, no_system_call_between_two_that_are_awake);
     tcase_add_test(tcase, a_sleeper_is_woken_once);
+    tcase_add_test(tcase, sleeping_on_two_descriptors);
     tcase_add_test(tcase, nothing_is_slept_over);
     tcase_add_test(tcase, room_wakes_who_waits_for_it);
     tcase_add_test(tcase, the_end_wakes);
