@@ -158,7 +158,8 @@ class Exchange(unittest.TestCase):
 
 
 class DrivenExchange(Exchange):
-    """The same two without threads of their own: the receiver is moved by whoever waits, the owner by a thread of ours."""
+    """The same two without threads of their own: whoever waits moves them, and a thread of ours, so that they hear each
+    other also while nobody waits."""
     is_driven = True
     receive_count = 2000
 
@@ -166,18 +167,20 @@ class DrivenExchange(Exchange):
     def setUpClass(cls):
         super().setUpClass()
         cls.is_over = threading.Event()
-        cls.mover = threading.Thread(target=cls.move)
-        cls.mover.start()
+        cls.movers = [threading.Thread(target=cls.move, args=(worker,)) for worker in (cls.here, cls.there)]
+        for mover in cls.movers:
+            mover.start()
 
     @classmethod
-    def move(cls):
+    def move(cls, worker):
         while not cls.is_over.is_set():
-            cls.there.progress(0.1)
+            worker.progress(0.1)
 
     @classmethod
     def tearDownClass(cls):
         cls.is_over.set()
-        cls.mover.join()
+        for mover in cls.movers:
+            mover.join()
         super().tearDownClass()
 
 
