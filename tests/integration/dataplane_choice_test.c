@@ -189,6 +189,30 @@ START_TEST(the_first_breaks_and_comes_back)
 }
 END_TEST
 
+/* The same where there is no other: gRPC, with the reason. */
+START_TEST(the_only_one_breaks_and_comes_back)
+{
+    prepare_both(NULL);
+    plane.cards[0].is_missing = plane.cards[1].is_missing = true;
+    open_both(_i);
+    expect(1, "local", TL_PATH_ZERO_COPY, "");
+    const struct fake_rule fault = {.fault = FAKE_BREAK,
+                                    .kinds = FAKE_MESSAGE | FAKE_WRITE,
+                                    .times = FAKE_ALWAYS,
+                                    .provider = plane.locals[0].provider};
+    fake_fabric_add_rule(plane.fabric, &fault);
+    CLUSTER_UNTIL((transfer(2), carries("grpc")));
+    struct tl_completion got = transfer(3);
+    ck_assert_int_eq(got.path, TL_PATH_GRPC);
+    ck_assert_msg(strncmp(got.path_reason, "local: ", 7) == 0, "%s", got.path_reason);
+    ck_assert_msg(strstr(got.path_reason, "; verbs: no RDMA device: the slot is empty") != NULL, "%s", got.path_reason);
+    fake_fabric_clear_rules(plane.fabric);
+    CLUSTER_UNTIL(carries("local"));
+    expect(4, "local", TL_PATH_ZERO_COPY, "");
+    teardown();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("dataplane_choice");
@@ -202,7 +226,8 @@ int main(void)
                                   local_alone_where_there_is_none,
                                   local_is_required_where_there_is_none,
                                   all_are_missing_where_one_is_required,
-                                  the_first_breaks_and_comes_back};
+                                  the_first_breaks_and_comes_back,
+                                  the_only_one_breaks_and_comes_back};
     for (unsigned i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
         tcase_add_loop_test(tcase, tests[i], TL_PROGRESS_THREAD, TL_PROGRESS_CALLER + 1);
     suite_add_tcase(suite, tcase);

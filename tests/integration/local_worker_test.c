@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Workers of one process exchange tensors through shared memory, with and without threads of their own (the loop's
+ * index: of the sender, and of the receiver).
+ */
+#include <check.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "fakes/cluster.h"
+#include "server/worker_internal.h"
+
+#define LARGE (1 << 20)
+
+static struct cluster cluster;
+static struct tl_cq *sent;
+static struct tl_error error;
+
+static void open_pair(int index, const char *settings)
+{
+    cluster_init(&cluster, 2, settings);
+    cluster.protocol = "auto";
+    for (unsigned task = 0; task < 2; task++) {
+        cluster.progress = (index >> task) % 2 == 1 ? TL_PROGRESS_CALLER : TL_PROGRESS_THREAD;
+        cluster_open(&cluster, task);
+    }
+    sent = cluster_cq();
+}
+
+static void teardown(void)
+{
+    cluster_close(&cluster, 1);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(sent);
+}
+
+/* True. Moves a worker that has no thread. */
+static bool driven(void)
+{
+    for (unsigned task = 0; task < 2; task++)
+        (void)!tl_worker_progress(cluster.workers[task], 0);
+    return true;
+}
+
+static uint64_t bounced_bytes(void)
+{
+    uint64_t sum = 0;
+    for (unsigned task = 0; task < 2; task++) {
+        struct tl_engine_stats engine;
+        struct tl_memory_stats memory;
+        struct tl_reactor_stats reactor;
+        tl_planes_get_stats(cluster.workers[task], &engine, &memory, &reactor);
+        sum += engine.bytes_bounced;
+    }
+    return sum;
+}
+
+static struct tl_completion transfer(uint64_t step, struct tl_tensor *destination)
+{
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = destination};
+    struct tl_tensor *tensor = cluster_tensor(LARGE, (unsigned)step);
+    struct tl_cq *cq = cluster_cq();
+    tl_op_id id;
+    cluster_send(cluster.workers[0], "w", step, tensor, sent);
+    tl_tensor_put(tensor);
+    ck_assert_int_eq(tl_recv(cluster.workers[1], cluster_peer(cluster.workers[1], 0), "w", step, &options, CLUSTER_LONG,
+                             cq, NULL, &id, &error),
+                     TL_OK);
+    struct tl_completion got, done;
+    CLUSTER_UNTIL(driven() && tl_cq_poll(cq, &got, 1) == 1);
+    CLUSTER_UNTIL(driven() && tl_cq_poll(sent, &done, 1) == 1);
+    ck_assert_msg(got.status.code == TL_OK, "%s", got.status.message);
+    ck_assert_int_eq(done.status.code, TL_OK);
+    ck_assert(cluster_tensor_is(got.tensor, LARGE, (unsigned)step));
+    tl_tensor_put(got.tensor);
+    tl_cq_destroy(cq);
+    return got;
+}
+
+/* Memory of the library's choice, and of the user's. */
+START_TEST(copied_once)
+{
+    open_pair(_i, _i < 4 ? NULL : "\"rdma\": \"require\"");
+    struct tl_tensor *destination = cluster_tensor(LARGE, 99);
+    for (unsigned step = 1; step < 8; step++) {
+        struct tl_completion got = transfer(step, NULL);
+        ck_assert_msg(got.path == TL_PATH_ZERO_COPY, "%s: %s", tl_path_name(got.path), got.path_reason);
+    }
+    ck_assert_uint_eq(bounced_bytes(), 0);
+    ck_assert_str_eq(cluster_peer_info(cluster.workers[1], 0).transport, "local");
+    struct tl_completion got = transfer(8, destination);
+    ck_assert_msg(got.path == TL_PATH_ZERO_COPY || got.path == TL_PATH_BOUNCE, "%s", tl_path_name(got.path));
+    ck_assert(got.path == TL_PATH_ZERO_COPY || got.path_reason[0] != '\0');
+    tl_tensor_put(destination);
+    teardown();
+}
+END_TEST
+
+START_TEST(copied_twice)
+{
+    open_pair(_i, "\"local\": {\"process_vm\": \"off\"}");
+    struct tl_tensor *destination = cluster_tensor(LARGE, 99);
+    struct tl_completion got = transfer(1, destination);
+    ck_assert_int_eq(got.path, TL_PATH_BOUNCE);
+    ck_assert_str_ne(got.path_reason, "");
+    ck_assert_uint_eq(bounced_bytes(), LARGE);
+    tl_tensor_put(destination);
+    teardown();
+}
+END_TEST
+
+START_TEST(users)
+{
+    cluster_init(&cluster, 1,
+                 "\"protocol\": \"grpc+local\", \"rdma\": \"require\", \"local\": {\"users\": [\"n0-one\"]}");
+    char json[CLUSTER_JSON_BYTES];
+    cluster_write_json(&cluster, json);
+    const struct tl_worker_options options = {.size_bytes = sizeof(options), .config_json = json, .job = "node"};
+    struct tl_worker *worker;
+    ck_assert_int_eq(tl_worker_open(&options, &worker, &error), TL_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(error.message, "there is no user n0-one on this machine") != NULL, "%s", error.message);
+    cluster_init(&cluster, 2, NULL);
+    open_pair(0, "\"local\": {\"users\": [\"root\", 12345]}");
+    ck_assert_int_eq(transfer(1, NULL).path, TL_PATH_ZERO_COPY);
+    teardown();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("local_worker");
+    TCase *tcase = tcase_create("local_worker");
+    tcase_set_timeout(tcase, 100);
+    tcase_add_loop_test(tcase, copied_once, 0, 8);
+    tcase_add_loop_test(tcase, copied_twice, 0, 4);
+    tcase_add_test(tcase, users);
+    suite_add_tcase(suite, tcase);
+    SRunner *runner = srunner_create(suite);
+    srunner_run_all(runner, CK_ENV);
+    int failed = srunner_ntests_failed(runner);
+    srunner_free(runner);
+    return failed != 0;
+}
