@@ -185,14 +185,22 @@ START_TEST(owner_refuses)
 }
 END_TEST
 
+static bool is_withdrawn(void)
+{
+    struct tl_completion got;
+    enum tl_status status =
+        tl_recv_wait(worker, cluster_peer(worker, 0), "large", 0, NULL, CLUSTER_SECOND / 10, &got, &error);
+    tl_tensor_put(got.tensor);
+    return status == TL_DEADLINE_EXCEEDED;
+}
+
 /* Of the publication, of the owner, of its file, and of the worker that has received it. */
 START_TEST(outlives_everything)
 {
     open_both("files");
     struct tl_tensor *tensor = receive_mapped();
     ck_assert_int_eq(kill(owner, SIGUSR1), 0);
-    CLUSTER_UNTIL(tl_recv_wait(worker, cluster_peer(worker, 0), "large", 0, NULL, CLUSTER_SECOND / 10,
-                               &(struct tl_completion){0}, &error) == TL_DEADLINE_EXCEEDED);
+    CLUSTER_UNTIL(is_withdrawn());
     ck_assert(cluster_tensor_is(tensor, LARGE_BYTES, 2));
     stop_owner();
     CLUSTER_UNTIL(cluster_peer_info(worker, 0).state != TL_PEER_UP);
