@@ -197,7 +197,11 @@ void local_hear_caller(struct local_provider *provider, struct local_caller *cal
                     packet.hello.protocol == LOCAL_PROTOCOL;
     if (!is_hello) {
         if (fd >= 0) close(fd);
-        if (received != LOCAL_RECEIVED_END) log_refusal(provider, "it does not speak the protocol of this release");
+        if (received != LOCAL_RECEIVED_END) {
+            log_refusal(provider, received == LOCAL_RECEIVED_NO_ROOM
+                                      ? "no descriptor for what it has passed: Too many open files (ulimit -n)"
+                                      : "it does not speak the protocol of this release");
+        }
         local_caller_close(provider, caller);
         return;
     }

@@ -221,8 +221,9 @@ struct local_credentials {
 enum local_received {
     LOCAL_RECEIVED_NOTHING,
     LOCAL_RECEIVED_PACKET,
-    LOCAL_RECEIVED_WRONG, /* a packet that cannot be */
-    LOCAL_RECEIVED_END,   /* the other side has closed, or died */
+    LOCAL_RECEIVED_WRONG,   /* a packet that cannot be */
+    LOCAL_RECEIVED_NO_ROOM, /* this process has no place for the descriptor that was passed, which is lost */
+    LOCAL_RECEIVED_END,     /* the other side has closed, or died */
 };
 
 struct local_provider;

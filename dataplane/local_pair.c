@@ -191,6 +191,10 @@ void local_pair_hear(struct local_pair *pair)
         case LOCAL_RECEIVED_WRONG:
             local_pair_violation(pair, "a packet that cannot be");
             return;
+        case LOCAL_RECEIVED_NO_ROOM:
+            local_pair_break(pair, TL_RESOURCE_EXHAUSTED,
+                             "no descriptor for what the peer has passed: Too many open files (ulimit -n)");
+            return;
         case LOCAL_RECEIVED_END:
             local_pair_break(pair, TL_UNAVAILABLE, "the peer has closed the connection, or its process has ended");
             return;

@@ -249,7 +249,9 @@ enum local_received local_receive(int socket, union local_packet *ret_packet, in
     if (is_whole && is_packet(ret_packet, (size_t)len_bytes, fd_count)) return LOCAL_RECEIVED_PACKET;
     if (fd_count > 0) close(*ret_fd);
     *ret_fd = -1;
-    return LOCAL_RECEIVED_WRONG;
+    /* Fewer than there is space for: the rest could not be opened. */
+    bool is_cut = (message.msg_flags & MSG_CTRUNC) != 0 && fd_count < MAX_DESCRIPTORS;
+    return is_cut ? LOCAL_RECEIVED_NO_ROOM : LOCAL_RECEIVED_WRONG;
 }
 
 /* --------------------------------------------------------------------------------------------------- credentials -- */

@@ -187,16 +187,22 @@ class CutRequire(Cut):
 class Scarce(Harness):
     """The transport cannot be set up again for a while: tensors go over gRPC, with the reason, and it comes back."""
     def test_no_descriptors(self):
-        held = sum(transports.descriptors(self.ps.process.pid).values())
-        resource.prlimit(self.ps.process.pid, resource.RLIMIT_NOFILE, (held - 1, held + 1000))
-        self.transport.cut()
-        found = []
-        workers.wait_until(lambda: found.append(self.here.receive(self.peer, "features.0.bias"))
-                           or found[-1].path == "grpc" and "Too many open files" in found[-1].reason,
-                           "gRPC, for want of descriptors")
-        self.assert_over(self.receive_all())
-        resource.prlimit(self.ps.process.pid, resource.RLIMIT_NOFILE, (held + 1000, held + 1000))
-        self.assert_comes_back()
+        """With some more each time, so that it fails at another one."""
+        pid = self.ps.process.pid
+        held = sum(transports.descriptors(pid).values())
+        for spare in (-1, 0, 1):
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (held + spare, held + 1000))
+            self.transport.cut()
+            found = []
+
+            def is_settled():
+                found.append(self.here.receive(self.peer, "features.0.bias"))
+                is_lack = found[-1].path == "grpc" and "Too many open files" in found[-1].reason
+                return is_lack or spare >= 0 and found[-1].path in self.transport.paths
+            workers.wait_until(is_settled, lambda: f"a path or the want of descriptors, but {found[-1]}")
+            self.assert_over(self.receive_all())
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (held + 1000, held + 1000))
+            self.assert_comes_back()
 
 
 class Defaults(unittest.TestCase):
