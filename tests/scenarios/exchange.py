@@ -34,11 +34,10 @@ class Pull(unittest.TestCase):
                              (pulled["paths"], pulled["verified"], pulled["compared"], pulled["failed"]))
 
 
-class Exchange(unittest.TestCase):
+class Pair(unittest.TestCase):
     """Two workers of this process, each with a thread that moves it."""
     transport = None
     is_driven = False
-    receive_count = 10000
     settings = {}
 
     @classmethod
@@ -63,6 +62,11 @@ class Exchange(unittest.TestCase):
         sent, = self.there.wait(1).values()
         self.assertEqual(("OK", "OK"), (sent.status, got.status), (sent, got))
         return got
+
+
+class Exchange(Pair):
+    """All kinds of tensors, in any order."""
+    receive_count = 10000
 
     def test_receives_in_random_order(self):
         order = [(number, kind) for number in range(self.receive_count) for kind in "sr"]

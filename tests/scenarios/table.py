@@ -4,6 +4,7 @@ import collections
 import unittest
 
 import choice
+import defects
 import exchange
 import memory
 import peers
@@ -17,6 +18,7 @@ TABLE = (
     Row(exchange.DrivenExchange, YES, YES, YES),
     Row(exchange.NarrowExchange, "it has none of this", YES, "unit tests have it; these settings are those of local"),
     Row(exchange.Cycles, YES, YES, YES),
+    Row(defects.Defects, YES, YES, YES),
     Row(peers.Prefer, YES, YES, YES),
     Row(peers.Require, "gRPC is what require forbids", YES, YES),
     Row(peers.Cut, YES, YES, "worker_wire.py cuts the wire itself, in several ways"),
@@ -29,7 +31,7 @@ TABLE = (
     Row(choice.Mixed, "all workers are such ones", YES, YES),
     Row(choice.Lacking, "every worker has gRPC", YES, YES),
 )
-MODULES = (exchange, peers, memory, choice)
+MODULES = (exchange, defects, peers, memory, choice)
 
 
 def check():

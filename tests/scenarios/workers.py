@@ -117,7 +117,7 @@ class Tensor:
         if content is None:
             call("tl_tensor_create_dead", ctypes.byref(self.handle))
         elif isinstance(content, bytes):
-            dims = dims or (len(content),)
+            dims = (len(content),) if dims is None else dims
             call("tl_tensor_create", U8, len(dims), (ctypes.c_uint64 * len(dims))(*dims), ctypes.byref(self.handle))
             self.fill(content)
         else:
