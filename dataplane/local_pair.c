@@ -2,8 +2,8 @@
 /*
  * The life of a queue pair of the local provider.
  *
- * The end: whoever ends it, poll takes what the peer has posted until then, marks the ring as closed, and looks once
- * more: what the peer posts later it finds refused, so that a write that it takes for done has arrived. Then nothing of
+ * The end: whoever ends it, poll marks the ring as closed, and then takes what the peer has posted until then: what it
+ * posts later it finds refused, so that a write that it takes for done has arrived. Then nothing of
  * the peer's is mapped here any more. What the peer has mapped of ours it can write until it unmaps it: that memory was
  * made for it alone.
  */
@@ -242,10 +242,9 @@ static void release(struct local_pair *pair)
 void local_pair_end(struct local_pair *pair)
 {
     if (pair->has_connected) {
-        if (!pair->is_distrusted) (void)local_take_slots(pair, pair->in.slot_count);
         atomic_fetch_or_explicit(&pair->in.head->state, LOCAL_STATE_CLOSED, memory_order_seq_cst);
         atomic_thread_fence(memory_order_seq_cst);
-        /* What was posted before the peer can see that. */
+        /* What was posted before the peer could see that. */
         if (!pair->is_distrusted) (void)local_take_slots(pair, pair->in.slot_count);
         (void)local_complete(pair);
     }

@@ -182,6 +182,13 @@ void sides_set_up(const struct tl_local_options *options)
     side_message(&b, "", 0, NULL);
     PUMP_UNTIL(a.messages == 1 && b.messages == 1);
     a.messages = b.messages = 0;
+    /* All that connecting brings has been read. */
+    for (unsigned i = 0; i < 4; i++) {
+        tl_provider_disarm(a.provider);
+        tl_provider_disarm(b.provider);
+        side_poll(&a);
+        side_poll(&b);
+    }
 }
 
 void sides_tear_down(void)

@@ -494,6 +494,30 @@ START_TEST(sever_cancels_what_is_open)
 }
 END_TEST
 
+/* The peer has closed, which has not been noticed yet: what is posted now is not taken for done. */
+START_TEST(nothing_is_done_after_the_end)
+{
+    struct tl_exposure exposure = {0};
+    struct job before = new_job(), write = new_job(), message = new_job();
+    struct tl_region *region = side_map(&b, 4096);
+    side_expose(&b, region, region->address, 4096, &exposure);
+    side_write(&a, "x", 1, &exposure, 0, true, 0, NULL);
+    PUMP_UNTIL(b.immediates == 1);
+    side_write(&a, "x", 1, &exposure, 0, true, 1, &before);
+    side_sever(&b);
+    while (!b.drained)
+        side_poll(&b);
+    ck_assert_uint_eq(b.immediates, 2); /* it was there */
+    side_write(&a, "x", 1, &exposure, 0, true, 2, &write);
+    side_message(&a, "x", 1, &message);
+    PUMP_UNTIL(a.drained);
+    ck_assert_int_eq(before.status, TL_OK);
+    ck_assert_int_eq(write.status, TL_CANCELLED);
+    ck_assert_int_eq(message.status, TL_CANCELLED);
+    region_drop(region);
+}
+END_TEST
+
 START_TEST(a_thousand_connections)
 {
     struct tl_introduction from_a, from_b;
@@ -579,6 +603,7 @@ int main(void)
     tcase_add_test(tcase, room_wakes_who_waits_for_it);
     tcase_add_test(tcase, the_end_wakes);
     tcase_add_test(tcase, sever_cancels_what_is_open);
+    tcase_add_test(tcase, nothing_is_done_after_the_end);
     tcase_add_test(tcase, a_thousand_connections);
     tcase_add_test(tcase, connections_that_are_never_made);
     suite_add_tcase(suite, tcase);
