@@ -123,8 +123,9 @@ static void tell_of_gone_regions(struct local_provider *provider)
     struct tl_list gone, *link;
     uint64_t count;
     tl_list_init(&gone);
-    (void)!read(provider->gone_fd, &count, sizeof(count));
     TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
+    /* Under the mutex: who has set has_gone may not have written yet, and what is left here would end every sleep. */
+    (void)!read(provider->gone_fd, &count, sizeof(count));
     tl_list_splice_back(&gone, &provider->gone);
     atomic_store_explicit(&provider->has_gone, false, memory_order_relaxed);
     TL_CHECK(pthread_mutex_unlock(&provider->mutex) == 0);
