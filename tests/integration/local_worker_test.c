@@ -42,15 +42,27 @@ static bool driven(void)
     return true;
 }
 
+struct count {
+    struct tl_command command;
+    uint64_t bytes;
+};
+
+static void run_count(struct tl_command *command)
+{
+    struct tl_engine_stats engine;
+    struct tl_memory_stats memory;
+    struct tl_reactor_stats reactor;
+    tl_planes_get_stats(command->worker, &engine, &memory, &reactor);
+    TL_CONTAINER_OF(command, struct count, command)->bytes = engine.bytes_bounced;
+}
+
 static uint64_t bounced_bytes(void)
 {
     uint64_t sum = 0;
     for (unsigned task = 0; task < 2; task++) {
-        struct tl_engine_stats engine;
-        struct tl_memory_stats memory;
-        struct tl_reactor_stats reactor;
-        tl_planes_get_stats(cluster.workers[task], &engine, &memory, &reactor);
-        sum += engine.bytes_bounced;
+        struct count count = {.bytes = 0};
+        tl_worker_run(cluster.workers[task], &count.command, run_count);
+        sum += count.bytes;
     }
     return sum;
 }
