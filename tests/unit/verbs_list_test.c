@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Which device, port and GID is chosen, over tables of made-up devices: this program defines the calls of rdma-core
- * that ask for them.
+ * Which device, port and GID is chosen, and what is said where it does not suffice, over tables of made-up devices:
+ * this program defines the calls of rdma-core that ask for them.
  */
 #include <check.h>
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +14,8 @@
  */
 
 #define MAX_DEVICES 4
+#define MAX_GIDS 16
+#define MAX_QUEUE_DEPTH 100
 
 struct made_gid {
     const char *device;
@@ -76,7 +79,8 @@ int ibv_close_device(struct ibv_context *context)
 
 int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *ret_attributes)
 {
-    *ret_attributes = (struct ibv_device_attr){.device_cap_flags = IBV_DEVICE_MEM_WINDOW_TYPE_2B};
+    *ret_attributes =
+        (struct ibv_device_attr){.device_cap_flags = IBV_DEVICE_MEM_WINDOW_TYPE_2B, .max_qp_wr = MAX_QUEUE_DEPTH};
     for (size_t i = 0; i < table_len; i++) {
         if (strcmp(table[i].device, context->device->name) != 0) continue;
         if (table[i].port > ret_attributes->phys_port_cnt) ret_attributes->phys_port_cnt = (uint8_t)table[i].port;
@@ -116,6 +120,19 @@ ssize_t _ibv_query_gid_table(struct ibv_context *context, struct ibv_gid_entry *
         ck_assert(verbs_address_to_gid(table[i].address, entry->gid.raw));
     }
     return count;
+}
+
+int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index, struct ibv_gid_entry *ret_entry,
+                      uint32_t flags, size_t entry_size)
+{
+    struct ibv_gid_entry entries[MAX_GIDS];
+    ssize_t count = _ibv_query_gid_table(context, entries, MAX_GIDS, flags, entry_size);
+    for (ssize_t i = 0; i < count; i++) {
+        if (entries[i].port_num != port || entries[i].gid_index != index) continue;
+        *ret_entry = entries[i];
+        return 0;
+    }
+    return ENODATA;
 }
 
 /* --------------------------------------------------------------------------------------------------------- tests -- */
@@ -229,6 +246,20 @@ START_TEST(the_reason_names_the_kind)
 }
 END_TEST
 
+/* More operations than the card can have at a time; the message names the setting. */
+START_TEST(a_queue_that_is_too_deep)
+{
+    struct tl_verbs_options options;
+    struct tl_provider *provider = NULL;
+    struct tl_error error = {0};
+    make(one_port, TL_ARRAY_COUNT(one_port));
+    tl_verbs_options_init(&options);
+    options.queue_depth = MAX_QUEUE_DEPTH + 1;
+    ck_assert_int_eq(tl_verbs_open(&options, 0, &provider, &error), TL_INVALID_ARGUMENT);
+    ck_assert_str_eq(error.message, "verbs.queue_depth: 101 is more than the 100 that mlx5_0:1 does");
+}
+END_TEST
+
 /* The one whose cable is out is not chosen for its v2. */
 START_TEST(a_port_that_is_down)
 {
@@ -253,6 +284,7 @@ int main(void)
     TCase *tcase = tcase_create("verbs_list");
     tcase_add_loop_test(tcase, the_order, 0, TL_ARRAY_COUNT(expected));
     tcase_add_test(tcase, the_reason_names_the_kind);
+    tcase_add_test(tcase, a_queue_that_is_too_deep);
     tcase_add_test(tcase, a_port_that_is_down);
     suite_add_tcase(suite, tcase);
     SRunner *runner = srunner_create(suite);
