@@ -121,7 +121,7 @@ class Exchange(Pair):
         """Everything at once, large and small."""
         back = self.there.peer("/job:worker/task:0")
         for step in range(BOTH_STEPS):
-            contents = [random.randbytes(random.choice((1, 100, 3000, 40000, 300000))) for _ in range(BOTH_COUNT)]
+            contents = [random.randbytes(random.choice(self.transport.sizes)) for _ in range(BOTH_COUNT)]
             asked = []
             for asker, peer, sender in ((self.here, self.peer, self.there), (self.there, back, self.here)):
                 asked.append({asker.ask(peer, f"both/{number}", step): number for number in range(BOTH_COUNT)})

@@ -43,6 +43,8 @@ class Transport:
     lacking = None
     # Who waits so long hears why a frozen peer does not answer, with the product's own defaults.
     give_up_sec = None
+    # Of tensors that are all under way at once.
+    sizes = (1, 100, 3000, 40000, 300000)
     # Of scenarios that are repeated.
     cycle_count = 200
 
@@ -94,6 +96,8 @@ class Verbs(Transport):
     # Every packet that is sent again may break a path under keys of windows.
     faulty = {rdma: {"keys": keys, "piece": "128KiB", "silence": "2s", "pool": "16MiB"}
               for rdma, keys in (("prefer", "window"), ("require", "region"))}
+    # More at once in both directions than the wire's queue of 1000 packets takes costs the path.
+    sizes = (1, 100, 3000, 20000)
     lacking = {"devices": "^rxe"}, "excluded by devices"
     give_up_sec = 2
     cycle_count = 50
