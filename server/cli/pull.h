@@ -48,8 +48,9 @@ struct tl_pull {
     size_t compared_count;
     int64_t receive_ns; /* from the first request to the last completion */
     int64_t compare_ns;
-    int64_t commit_ns; /* until the file is durable */
-    bool is_misfit;    /* a tensor's shape is no longer the listed one: list again */
+    int64_t prepare_ns; /* for the pages of the output */
+    int64_t commit_ns;  /* the same, and until the file is durable */
+    bool is_misfit;     /* a tensor's shape is no longer the listed one: list again */
 };
 
 /* Receives every item into its destination, all verified unless is_unchecked. Progress goes to stderr.

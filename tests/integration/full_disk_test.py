@@ -30,7 +30,7 @@ class Disk(cli_support.Case):
         """A worker that publishes zeros: name -> bytes."""
         model = write_safetensors(self.folder / "model.safetensors",
                                   {name: ("U8", (size,), b"") for name, size in sizes.items()}, sizes)
-        served = self.cluster(ps=1)
+        served = self.cluster(ps=1, extra=cli_support.OVER_GRPC)
         self.worker = served.start("ps", 0, "--publish", model)
         self.target = ("--address", served.address())
         return served, model.stat().st_size
