@@ -66,7 +66,7 @@ start() {
 await() {
     local job=$1 pid=${workers[-1]} tenths
     for ((tenths = 0; tenths < ready_tenths; tenths++)); do
-        if grep -q 'worker ready' "$folder/$job.log"; then
+        if grep -qs "worker ready" "$folder/$job.log"; then
             cat "$folder/$job.log"
             return
         fi
