@@ -172,7 +172,7 @@ class Identify(ForeignCase):
         self.assertNotEqual(who.incarnation, 0)
         self.assertEqual(who.incarnation, first.incarnation)
         self.assertGreater(who.uptime_ns, first.uptime_ns)
-        self.assertEqual([transport.name for transport in who.transports if transport.is_available], ["grpc"])
+        self.assertEqual([transport.name for transport in who.transports if transport.is_available], ["grpc", "local"])
         self.assertTrue(all(transport.reason for transport in who.transports))
         states = {peer.name: (peer.state, peer.incarnation) for peer in who.peers}
         self.assertEqual(states["/job:worker/task:0"], ("idle", 0))
