@@ -47,7 +47,7 @@ class WorkerTest(guest_support.GuestTest):
         self.assertEqual(32, len(re.findall(r"^(?:features|classifier)\.\S+ +\[.* zero-copy +", result.stdout,
                                             re.MULTILINE)))
         self.assertIn("2 of 2 workers are healthy", result.stdout)
-        self.assertIn("done: 32 tensors, 8650186 parameters, pulled twice and equal\n", result.stdout)
+        self.assertIn("done: 32 tensors, 8650186 parameters, pulled 2 times and equal\n", result.stdout)
 
 
 if __name__ == "__main__":
