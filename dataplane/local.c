@@ -330,6 +330,7 @@ static void provider_close(struct tl_provider *base)
 
 static const struct tl_provider_ops local_ops = {
     .name = "local",
+    .settings = "local",
     .close = provider_close,
     .poll = provider_poll,
     .arm = provider_arm,

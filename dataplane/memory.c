@@ -134,13 +134,16 @@ static bool evict(void *context)
 static void log_full(struct tl_memory *memory)
 {
     struct tl_memory_stats stats;
+    char remedy[96];
     int64_t now_ns = tl_clock_now_ns();
     tl_memory_get_stats(memory, &stats);
     if (stats.pool_waiting == 0 || now_ns < memory->next_full_log_ns) return;
     memory->next_full_log_ns = now_ns + FULL_LOG_NS;
+    snprintf(remedy, sizeof(remedy), "release received tensors sooner, or raise %s.max_pool",
+             memory->provider->ops->settings);
     TL_LOG_AT_WARN("requests wait for registered memory", TL_U64("waiting", stats.pool_waiting),
                    TL_U64("pool_bytes", stats.pool_bytes), TL_U64("used_bytes", stats.pool_used_bytes),
-                   TL_STR("remedy", "release received tensors sooner, or raise verbs.max_pool"));
+                   TL_STR("remedy", remedy));
 }
 
 static void serve_rooms(struct tl_memory *memory)

@@ -60,7 +60,8 @@ enum tl_status pool_region_create(struct tl_pool *pool, uint64_t len_bytes, stru
     return TL_OK;
 
 fail:
-    tl_error_prefix(ret_error, "a region of %" PRIu64 " bytes for the pool (verbs.pool): ", len_bytes);
+    tl_error_prefix(ret_error, "a region of %" PRIu64 " bytes for the pool (%s.pool): ", len_bytes,
+                    pool->provider->ops->settings);
     pool_region_destroy(region);
     return status;
 }
@@ -133,8 +134,8 @@ static enum tl_status plan_region(struct tl_pool *pool, uint64_t need_bytes, uin
     tl_pool_get_stats(pool, &stats);
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                         "%" PRIu64 " bytes do not fit into the pool, which has %" PRIu64 " bytes, %" PRIu64
-                        " of them in use, and may have %" PRIu64 "; raise its maximum (verbs.max_pool)",
-                        need_bytes, stats.bytes, stats.used_bytes, pool->max_bytes);
+                        " of them in use, and may have %" PRIu64 "; raise its maximum (%s.max_pool)",
+                        need_bytes, stats.bytes, stats.used_bytes, pool->max_bytes, pool->provider->ops->settings);
 }
 
 static enum tl_status make_region(struct tl_pool *pool, uint64_t region_bytes, struct pool_need need,
@@ -176,17 +177,19 @@ static bool can_ever_fit(const struct tl_pool *pool, struct pool_need need, bool
 
 static enum tl_status check_wait(const struct tl_pool *pool, uint64_t len_bytes, struct tl_error *ret_error)
 {
+    const char *settings = pool->provider->ops->settings;
     if (!can_ever_fit(pool, pool_need_of(len_bytes), true)) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                             "%" PRIu64 " bytes never fit into the pool, which has pieces of %" PRIu64
-                            " bytes (verbs.pool) and may have %" PRIu64 " in all; raise its maximum (verbs.max_pool)",
-                            len_bytes, pool->pool_bytes, pool->max_bytes);
+                            " bytes (%s.pool) and may have %" PRIu64 " in all; raise its maximum (%s.max_pool)",
+                            len_bytes, pool->pool_bytes, settings, pool->max_bytes, settings);
     }
     if (pool->waiting_count >= TL_POOL_MAX_WAITING) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                             "%" PRIu64 " requests wait for memory of the pool already, of which %" PRIu64
-                            " bytes are in use; raise its maximum (verbs.max_pool), which is %" PRIu64,
-                            pool->waiting_count, pool->blocks.used_bytes - pool->spare_bytes, pool->max_bytes);
+                            " bytes are in use; raise its maximum (%s.max_pool), which is %" PRIu64,
+                            pool->waiting_count, pool->blocks.used_bytes - pool->spare_bytes, settings,
+                            pool->max_bytes);
     }
     return TL_OK;
 }

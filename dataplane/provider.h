@@ -112,7 +112,8 @@ struct tl_provider_limits {
 };
 
 struct tl_provider_ops {
-    const char *name; /* "verbs": in messages, and as a path's transport */
+    const char *name;     /* "verbs": in messages, and as a path's transport */
+    const char *settings; /* "verbs": the object of the configuration that remedies name */
 
     void (*close)(struct tl_provider *provider); /* no queue pair and no region is left */
     /* Handles what has happened, at most a batch of it; returns how many events there were. */

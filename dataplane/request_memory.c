@@ -15,6 +15,8 @@
 
 static const char reason_forced[] = "everything is copied through the pool (verbs.bounce)";
 static const char reason_small[] = "the allocation that it lies in is too small to be registered (verbs.register)";
+static const char reason_cheap[] =
+    "the allocation that it lies in is small: a copy is cheaper than a call of the kernel";
 
 static void room_came(struct tl_letter *letter);
 
@@ -108,7 +110,7 @@ void request_prepare_memory(struct request *request)
         request->proxy_reason = is_forced ? reason_forced : conn->pair->outside_refusal;
         if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
     } else {
-        request->proxy_reason = reason_small;
+        request->proxy_reason = conn->engine->provider->limits.needs_regions ? reason_small : reason_cheap;
         if (!conn_is_small(conn, destination) || !use_proxy(request, NULL, &error)) expose_itself(request);
     }
 }

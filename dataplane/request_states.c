@@ -86,8 +86,9 @@ static void set_given_up_waiting(struct request *request)
     tl_memory_get_stats(request->conn->memory, &stats);
     tl_error_set(&error, TL_RESOURCE_EXHAUSTED,
                  "it waited for %" PRIu64 " bytes of the pool, of which %" PRIu64 " of %" PRIu64
-                 " are in use; release received tensors sooner, or raise its maximum (verbs.max_pool)",
-                 request->room->room.wait.len_bytes, stats.pool_used_bytes, stats.pool_bytes);
+                 " are in use; release received tensors sooner, or raise its maximum (%s.max_pool)",
+                 request->room->room.wait.len_bytes, stats.pool_used_bytes, stats.pool_bytes,
+                 request->conn->engine->provider->ops->settings);
     request_set_result(request, &error);
 }
 

@@ -218,6 +218,7 @@ static void device_close(struct tl_provider *provider)
 
 static const struct tl_provider_ops verbs_ops = {
     .name = "verbs",
+    .settings = "verbs",
     .close = device_close,
     .poll = device_poll,
     .arm = device_arm,

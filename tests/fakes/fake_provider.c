@@ -716,6 +716,7 @@ static enum tl_status pair_map(struct tl_queue_pair *base, const struct tl_descr
 
 static const struct tl_provider_ops fake_ops = {
     .name = "fake",
+    .settings = "verbs",
     .close = provider_close,
     .poll = provider_poll,
     .arm = provider_arm,

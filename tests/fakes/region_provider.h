@@ -66,8 +66,10 @@ static void region_provider_destroy(struct tl_region *region)
 
 static inline void region_provider_init(struct region_provider *provider)
 {
-    static const struct tl_provider_ops ops = {
-        .name = "regions", .region_create = region_provider_create, .region_destroy = region_provider_destroy};
+    static const struct tl_provider_ops ops = {.name = "regions",
+                                               .settings = "verbs",
+                                               .region_create = region_provider_create,
+                                               .region_destroy = region_provider_destroy};
     *provider = (struct region_provider){.base = {.ops = &ops, .limits = {.numa_node = -1}, .fd = -1},
                                          .locked_limit_bytes = UINT64_MAX / 2};
     pthread_mutex_init(&provider->mutex, NULL);
