@@ -16,8 +16,8 @@
 #define REQUEST_COUNT 1024
 /* Keys whose meta-data is remembered, per peer. */
 #define CACHE_COUNT 4096
-/* Of one write: what a cancel may have to wait for. */
-#define PIECE_BYTES (1024 * 1024)
+/* Of one write: what a cancel may have to wait for. So large that the provider copies it past the caches. */
+#define PIECE_BYTES (8 * 1024 * 1024)
 /* Tensors of users in smaller allocations are copied through the pool: that costs less than to ask the peer. */
 #define REGISTER_BYTES (16 * 1024)
 #define MAX_CACHED_COUNT 4096
