@@ -8,6 +8,7 @@
 #include <check.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,12 +52,44 @@ START_TEST(random_scripts)
 }
 END_TEST
 
-/* Another process writes into the ring and the words without end, while this one polls and posts. */
+/* a, and b with the provider that has the hostile peer as well. */
+static struct tl_region *open_bystanders(struct tl_provider *provider, struct tl_exposure *ret_exposure)
+{
+    struct tl_introduction from_a, from_b;
+    a = (struct side){.name = "a"};
+    b = (struct side){.name = "b", .provider = provider};
+    side_open(&a, "a", NULL);
+    side_create(&a, 16, 16);
+    side_create(&b, 16, 16);
+    side_introduce(&a, &from_a);
+    side_introduce(&b, &from_b);
+    side_connect(&a, &from_b);
+    side_connect(&b, &from_a);
+    struct tl_region *region = side_map(&b, 4096);
+    side_expose(&b, region, region->address, 4096, ret_exposure);
+    return region;
+}
+
+/* A write from a to b arrives as always. */
+static void use_bystanders(const struct tl_region *region, const struct tl_exposure *exposure, unsigned number)
+{
+    unsigned value = number * 2654435761u, arrived;
+    side_write(&a, &value, sizeof(value), exposure, 0, true, number, NULL);
+    PUMP_UNTIL(b.immediates == number + 1);
+    memcpy(&arrived, region->address, sizeof(arrived));
+    ck_assert_uint_eq(arrived, value);
+    ck_assert_uint_eq(a.broken + b.broken, 0);
+}
+
+/* Another process writes into the ring and the words without end, while this one polls and posts, and serves somebody
+ * else. */
 START_TEST(a_process_that_scribbles)
 {
     for (unsigned i = 0; i < 20; i++) {
         struct hostile hostile;
+        struct tl_exposure exposure;
         hostile_open(&hostile);
+        struct tl_region *region = open_bystanders(hostile.provider, &exposure);
         pid_t pid = fork();
         ck_assert_int_ge(pid, 0);
         if (pid == 0) {
@@ -82,10 +115,16 @@ START_TEST(a_process_that_scribbles)
             }
         }
         struct hostile_input input = {.left_bytes = 0};
-        for (unsigned j = 0; j < 3000 && hostile.broken == 0; j++)
-            hostile_step(&hostile, &input);
+        for (unsigned j = 0; j < 3000; j++) {
+            if (hostile.broken == 0) hostile_step(&hostile, &input);
+            if (j % 16 == 0) use_bystanders(region, &exposure, j / 16);
+        }
         ck_assert_int_eq(kill(pid, SIGKILL), 0);
         ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+        side_end(&a);
+        side_end(&b);
+        region_drop(region);
+        side_close(&a);
         hostile_close(&hostile);
     }
 }
