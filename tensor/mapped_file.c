@@ -150,8 +150,8 @@ enum tl_status tl_mapped_file_make(uint64_t len_bytes, struct tl_mapped_file **r
     if (data == MAP_FAILED) {
         status = tl_error_set_errno(ret_error, errno, "no %" PRIu64 " bytes of shared memory", len_bytes);
     } else if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) != 0) {
-        munmap(data, len_bytes);
         status = tl_error_set(ret_error, TL_UNIMPLEMENTED, "this kernel cannot seal shared memory (errno %d)", errno);
+        munmap(data, len_bytes);
     } else {
         file->data = data;
         file->stamp.size_bytes = len_bytes; /* for destroy, should the next call fail */
