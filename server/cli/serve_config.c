@@ -119,7 +119,8 @@ static enum tl_status check_files(const struct tl_serve_flags *flags, const stru
     return status;
 }
 
-/* Writes the flags into the task's own entry. */
+/* Writes the flags into the task's own entry, and what begins in the folder of the file, which the text alone does not
+ * tell. */
 static enum tl_status apply_flags(const struct tl_serve_flags *flags, struct tl_serve_config *config, const char *text,
                                   size_t len, struct tl_error *ret_error)
 {
@@ -137,6 +138,8 @@ static enum tl_status apply_flags(const struct tl_serve_flags *flags, struct tl_
         for (size_t i = 0; i < flags->publish.count; i++)
             tl_json_out_append_text(publish, flags->publish.items[i]);
     }
+    if (settings->local.socket_folder)
+        tl_json_out_put_text(tl_json_out_put_object(task, "local"), "socket_folder", settings->local.socket_folder);
     config->json = tl_json_out_text(root, false);
     if (!config->json)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for a copy of it", config->config->source);

@@ -95,7 +95,7 @@ class Choice(LocalCase):
     def test_a_socket_in_a_folder(self):
         sockets = self.folder / "sockets"
         sockets.mkdir(mode=0o700)
-        self.serve({"local": {"socket_folder": str(sockets)}})
+        self.serve({"local": {"socket_folder": "sockets"}})  # beside the configuration
         other = self.served.start("worker", 0)
         self.await_pair("local")
         self.assertEqual(len(list(sockets.iterdir())), 2)
