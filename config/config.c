@@ -56,6 +56,7 @@ enum tl_status tl_config_read_cluster(struct tl_config *config, const struct tl_
     if (status != TL_OK) return status;
     memory->layers = tl_arena_alloc_array(memory->arena, config->task_count, sizeof(*memory->layers));
     memory->addresses = tl_arena_alloc_array(memory->arena, config->task_count, sizeof(*memory->addresses));
+    memory->top = top;
     if (!memory->layers || !memory->addresses) return tl_json_no_memory(config->source, ret_error);
     for (size_t i = 0; i < config->task_count; i++) {
         memory->layers[i] = top;
@@ -74,6 +75,8 @@ enum tl_status tl_config_apply_layers(struct tl_config *config, struct tl_json_d
         if (status != TL_OK) return status;
         config->tasks[i].settings = memory->layers[i]->settings;
     }
+    config->guest_settings = memory->top->settings;
+    config->guest_error.code = tl_settings_check(memory->top, doc, &config->guest_error);
     return TL_OK;
 }
 
@@ -188,8 +191,7 @@ size_t tl_config_values(const struct tl_config *config, const struct tl_config_t
     const struct tl_config_private *memory = tl_config_private(config);
     bool is_member = task >= config->tasks && task < config->tasks + config->task_count;
     size_t place = is_member ? (size_t)(task - config->tasks) : 0;
-    const struct tl_settings_layer *layer = is_member ? memory->layers[place] : memory->self_layer;
-    TL_CHECK(layer);
+    const struct tl_settings_layer *layer = is_member ? memory->layers[place] : memory->top;
     for (size_t i = 0; i < TL_SETTING_COUNT_ALL && i < capacity; i++) {
         const struct tl_setting_origin *origin = &layer->origins[i];
         bool is_own_address = is_member && tl_settings_table[i].kind == TL_SETTING_ADDRESS && !task->settings.listen;

@@ -112,6 +112,8 @@ struct tl_config {
     struct tl_config_task *tasks; /* [task_count], sorted by job name, then index */
     size_t task_count;
     const struct tl_config_task *self; /* TF_CONFIG's own task; an evaluator need not be among tasks. NULL otherwise */
+    struct tl_settings guest_settings; /* of a process that is no task: those of the top level */
+    struct tl_error guest_error;       /* code TL_OK, or how these contradict each other, though no task's do */
     void *memory;                      /* private */
 };
 
@@ -166,8 +168,9 @@ struct tl_config_value {
     const char *origin; /* "default", "environment (RDMA_TIMEOUT)", or "FILE:LINE (jobs.ps.limits.chunk)" */
 };
 
-/* All values of a task of this configuration, or of its self, in the order of struct tl_settings; returns how many
- * there are and fills up to capacity. The strings live as long as the configuration. */
+/* All values of a task of this configuration, or of its self, or (NULL) of a process that is no task, in the order of
+ * struct tl_settings; returns how many there are and fills up to capacity. The strings live as long as the
+ * configuration. */
 size_t tl_config_values(const struct tl_config *config, const struct tl_config_task *task,
                         struct tl_config_value *ret_values, size_t capacity);
 

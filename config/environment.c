@@ -196,13 +196,13 @@ static enum tl_status apply_all(const struct tl_config *config, const struct tl_
     return TL_OK;
 }
 
-/* Makes the layers of all tasks, [task_count], and of self. Tasks that share a layer share its copy. */
+/* Makes the layers of all tasks, [task_count], and that of all others. Tasks that share a layer share its copy. */
 static enum tl_status make_layers(const struct tl_config *config, const struct given *given,
-                                  const struct tl_settings_layer **layers, const struct tl_settings_layer **ret_self,
+                                  const struct tl_settings_layer **layers, const struct tl_settings_layer **ret_top,
                                   struct tl_error *ret_error)
 {
     const struct tl_config_private *memory = tl_config_private(config);
-    enum tl_status status = TL_OK;
+    enum tl_status status = apply_all(config, memory->top, given, ret_top, ret_error);
     for (size_t i = 0; status == TL_OK && i < config->task_count; i++) {
         bool is_shared = i > 0 && memory->layers[i] == memory->layers[i - 1];
         if (is_shared) {
@@ -211,40 +211,44 @@ static enum tl_status make_layers(const struct tl_config *config, const struct g
             status = apply_all(config, memory->layers[i], given, &layers[i], ret_error);
         }
     }
-    *ret_self = NULL;
-    if (status == TL_OK && memory->self_layer) {
-        status = apply_all(config, memory->self_layer, given, ret_self, ret_error);
-    }
     return status;
+}
+
+static bool is_among_tasks(const struct tl_config *config, const struct tl_config_task *task)
+{
+    return task >= config->tasks && task < config->tasks + config->task_count;
+}
+
+static enum tl_status apply(struct tl_config *config, const struct given *given, struct tl_error *ret_error)
+{
+    struct tl_config_private *memory = tl_config_private(config);
+    const struct tl_settings_layer **layers = tl_arena_alloc_array(memory->arena, config->task_count, sizeof(*layers));
+    const struct tl_settings_layer *top;
+    if (!layers) return tl_json_no_memory(config->source, ret_error);
+    enum tl_status status = make_layers(config, given, layers, &top, ret_error);
+    if (status != TL_OK) return status;
+    memory->layers = layers;
+    memory->top = top;
+    config->guest_settings = top->settings;
+    for (size_t i = 0; i < config->task_count; i++)
+        config->tasks[i].settings = layers[i]->settings;
+    /* Such a self is ours to write: it is in the arena. */
+    if (config->self && !is_among_tasks(config, config->self))
+        ((struct tl_config_task *)(uintptr_t)config->self)->settings = top->settings;
+    return TL_OK;
 }
 
 enum tl_status tl_config_apply_environment(struct tl_config *config, const struct tl_config_environment *environment,
                                            struct tl_error *ret_error)
 {
-    struct tl_config_private *memory = tl_config_private(config);
     struct given given[TL_ARRAY_COUNT(aliases)];
-    const struct tl_settings_layer *self_layer;
     bool is_any_given = false;
-    for (size_t i = 0; i < TL_ARRAY_COUNT(aliases); i++) {
-        enum tl_status status = read_alias(environment, &aliases[i], &given[i], ret_error);
-        if (status != TL_OK) return status;
-        is_any_given |= given[i].variable != NULL;
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; status == TL_OK && i < TL_ARRAY_COUNT(aliases); i++) {
+        status = read_alias(environment, &aliases[i], &given[i], ret_error);
+        is_any_given |= status == TL_OK && given[i].variable != NULL;
     }
-    if (is_any_given) {
-        const struct tl_settings_layer **layers =
-            tl_arena_alloc_array(memory->arena, config->task_count, sizeof(*layers));
-        if (!layers) return tl_json_no_memory(config->source, ret_error);
-        enum tl_status status = make_layers(config, given, layers, &self_layer, ret_error);
-        if (status != TL_OK) return status;
-        memory->layers = layers;
-        for (size_t i = 0; i < config->task_count; i++)
-            config->tasks[i].settings = layers[i]->settings;
-        if (self_layer) {
-            /* Such a self is ours to write: it is in the arena and none of the tasks. */
-            ((struct tl_config_task *)(uintptr_t)config->self)->settings = self_layer->settings;
-            memory->self_layer = self_layer;
-        }
-    }
-    warn(environment);
-    return TL_OK;
+    if (status == TL_OK && is_any_given) status = apply(config, given, ret_error);
+    if (status == TL_OK) warn(environment);
+    return status;
 }

@@ -94,22 +94,20 @@ static enum tl_status read_index(const struct tl_json_value *task, uint32_t *ret
                         TL_MAX_TASK_INDEX);
 }
 
-static enum tl_status make_evaluator(struct tl_config *config, uint32_t index, const struct tl_settings_layer *layer,
-                                     struct tl_error *ret_error)
+static enum tl_status make_evaluator(struct tl_config *config, uint32_t index, struct tl_error *ret_error)
 {
     struct tl_config_private *memory = tl_config_private(config);
     struct tl_config_task *self = tl_arena_alloc(memory->arena, sizeof(*self));
     const char *name = tl_cluster_task_name(memory->arena, EVALUATOR, index);
     if (!self || !name) return tl_json_no_memory(SOURCE, ret_error);
-    *self = (struct tl_config_task){.job = EVALUATOR, .index = index, .name = name, .settings = layer->settings};
-    memory->self_layer = layer;
+    *self = (struct tl_config_task){.job = EVALUATOR, .index = index, .name = name, .settings = config->guest_settings};
     config->self = self;
     return TL_OK;
 }
 
 /* Finds self, whose "type" and "index" are given. */
 static enum tl_status find_self(struct tl_config *config, const struct tl_json_value *type, uint32_t index,
-                                const struct tl_settings_layer *layer, struct tl_error *ret_error)
+                                struct tl_error *ret_error)
 {
     char quoted[TL_QUOTE_BYTES], text[TL_ERROR_MESSAGE_BYTES / 2];
     const char *job = json_string_value(type->json);
@@ -120,7 +118,7 @@ static enum tl_status find_self(struct tl_config *config, const struct tl_json_v
                             tl_json_suggest(job, job_names, TL_ARRAY_COUNT(job_names), text, sizeof(text)));
     }
     if (!tl_cluster_find_job(config->tasks, config->task_count, job, &first, &end)) {
-        if (strcmp(job, EVALUATOR) == 0) return make_evaluator(config, index, layer, ret_error);
+        if (strcmp(job, EVALUATOR) == 0) return make_evaluator(config, index, ret_error);
         const char *names[TL_ARRAY_COUNT(job_names)];
         size_t count = tl_cluster_job_names(config->tasks, config->task_count, names, TL_ARRAY_COUNT(names));
         return tl_json_fail(type, TL_INVALID_ARGUMENT, ret_error, "job %s is not in the cluster; %s",
@@ -132,8 +130,7 @@ static enum tl_status find_self(struct tl_config *config, const struct tl_json_v
                         tl_cluster_describe_job(config->tasks, first, end, text, sizeof(text)));
 }
 
-static enum tl_status read_self(struct tl_config *config, const struct tl_json_value *root,
-                                const struct tl_settings_layer *layer, struct tl_error *ret_error)
+static enum tl_status read_self(struct tl_config *config, const struct tl_json_value *root, struct tl_error *ret_error)
 {
     struct tl_json_value task, type;
     uint32_t index;
@@ -146,7 +143,7 @@ static enum tl_status read_self(struct tl_config *config, const struct tl_json_v
     }
     status = tl_json_expect(&type, JSON_STRING, "a job such as \"worker\"", ret_error);
     if (status == TL_OK) status = read_index(&task, &index, ret_error);
-    if (status == TL_OK) status = find_self(config, &type, index, layer, ret_error);
+    if (status == TL_OK) status = find_self(config, &type, index, ret_error);
     return status;
 }
 
@@ -164,7 +161,7 @@ static enum tl_status build(struct tl_config *config, struct tl_json_doc *doc, s
     if (status == TL_OK) status = check_jobs(&cluster, ret_error);
     if (status == TL_OK) status = tl_config_read_cluster(config, &cluster, true, layer, ret_error);
     if (status == TL_OK) status = tl_config_apply_layers(config, doc, ret_error);
-    if (status == TL_OK) status = read_self(config, &root, layer, ret_error);
+    if (status == TL_OK) status = read_self(config, &root, ret_error);
     return status;
 }
 

@@ -73,7 +73,8 @@ static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker
 {
     const struct tl_config *config = worker->config;
     if (options->is_client) {
-        worker->settings = config->tasks[0].settings;
+        if (config->guest_error.code != TL_OK) return tl_error_copy(ret_error, &config->guest_error);
+        worker->settings = config->guest_settings;
         return TL_OK;
     }
     if (options->job != NULL) {

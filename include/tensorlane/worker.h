@@ -56,7 +56,8 @@ struct tl_worker_options {
     const char *config_json; /* the same as text; both NULL: the environment variable TF_CONFIG */
     const char *job;         /* who this process is; NULL: the task of TF_CONFIG, or, with is_client, nobody */
     uint32_t task;
-    bool is_client; /* no member of the cluster: does not listen, sends only to itself, receives from everybody */
+    bool is_client; /* no member of the cluster: does not listen, sends only to itself, receives from everybody; has the
+                       settings of the configuration's top level */
     enum tl_progress progress;
 };
 

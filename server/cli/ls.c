@@ -110,6 +110,7 @@ int tl_command_ls(int argc, char **argv)
     };
     int code = tl_options_parse(&options, argc, argv, &first);
     if (code < 0) code = tl_target_resolve(&target, &options);
-    if (code >= 0) return code;
-    return list(&target, (const char *const *)argv + first, (size_t)(argc - first), is_json);
+    if (code < 0) code = list(&target, (const char *const *)argv + first, (size_t)(argc - first), is_json);
+    tl_target_fini(&target);
+    return code;
 }

@@ -209,7 +209,7 @@ static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
         {"output", 'o', TL_OPTION_TEXT, &output, "PATH", "the file to write, or the folder when it ends in /"},
         {"format", 0, TL_OPTION_TEXT, &pull->format, "FORMAT", "safetensors, or npy: a folder of NAME.npy"},
         {"protocol", 0, TL_OPTION_TEXT, &pull->target.protocol, "PROTOCOL",
-         "auto, grpc, grpc+local or grpc+verbs (auto)"},
+         "auto, grpc, grpc+local or grpc+verbs, instead of the configuration's"},
         {"exclude", 'x', TL_OPTION_TEXTS, &pull->excluded, "PATTERN", "leave out what matches; may be repeated"},
         {"checksum", 0, TL_OPTION_FLAG, &is_checked, NULL, "verify every tensor end to end (the default)"},
         {"no-checksum", 0, TL_OPTION_FLAG, &pull->is_unchecked, NULL, "do not"},
@@ -243,6 +243,7 @@ int tl_command_pull(int argc, char **argv)
 {
     struct tl_pull pull = {.target = TL_TARGET_INIT};
     int code = parse_and_run(&pull, argc, argv);
+    tl_target_fini(&pull.target);
     tl_texts_fini(&pull.excluded);
     return code;
 }

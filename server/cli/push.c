@@ -137,6 +137,7 @@ int tl_command_push(int argc, char **argv)
     if (code >= 0) return code;
     if (first == argc) return tl_options_refuse(&options, "which files?");
     code = tl_target_resolve(&push.target, &options);
-    if (code >= 0) return code;
-    return run(&push, argv + first, (size_t)(argc - first));
+    if (code < 0) code = run(&push, argv + first, (size_t)(argc - first));
+    tl_target_fini(&push.target);
+    return code;
 }

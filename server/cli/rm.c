@@ -81,6 +81,7 @@ int tl_command_rm(int argc, char **argv)
     if (code >= 0) return code;
     if (first == argc) return tl_options_refuse(&options, "which tensors? '*' is all of them");
     code = tl_target_resolve(&target, &options);
-    if (code >= 0) return code;
-    return withdraw(&target, argv + first, (size_t)(argc - first), is_json);
+    if (code < 0) code = withdraw(&target, argv + first, (size_t)(argc - first), is_json);
+    tl_target_fini(&target);
+    return code;
 }

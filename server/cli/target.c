@@ -2,9 +2,10 @@
 /*
  * The worker that a command talks to.
  *
- * The configuration is only read for the address. The client that pulls is opened with a cluster of one task, the
- * target, so that a worker of any cluster can be pulled from by its address, and nothing else of the configuration
- * (files, limits of other tasks) matters to the command.
+ * The client that pulls is opened with a cluster of one task, the target, so that a worker of any cluster can be pulled
+ * from by its address and nobody else is dialled. Of the configuration it gets how tensors travel, as the top level
+ * says it: the client is no task, what is said of jobs and tasks does not concern it. Files, limits and time-outs are
+ * those of workers and do not matter to the command.
  */
 #include "server/cli/target.h"
 
@@ -15,11 +16,12 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "config/config.h"
 #include "server/cli/command.h"
 #include "server/cli/json_out.h"
 #include "server/cli/output.h"
 
+/* More than there are settings. */
+#define MAX_VALUES 64
 #define MAX_CONNECT_TIMEOUT_NS (10 * TL_NS_PER_SEC)
 
 static void store_task(struct tl_target *target, const struct tl_config_task *task)
@@ -37,14 +39,14 @@ static enum tl_status read_config(const char *path, struct tl_config **ret_confi
 
 static int resolve_by_config(struct tl_target *target, const struct tl_options *options)
 {
-    struct tl_config *config = NULL;
     const struct tl_config_task *task = NULL;
     struct tl_error error;
     int code = -1;
-    if (read_config(target->config_path, &config, &error) != TL_OK) {
+    if (read_config(target->config_path, &target->config, &error) != TL_OK) {
         tl_output_error(options->command, "%s", error.message);
         return TL_EXIT_FAILED;
     }
+    const struct tl_config *config = target->config;
     if (target->task_name) {
         if (tl_config_find_name(config, target->task_name, &task, &error) == TL_OK) {
             store_task(target, task);
@@ -58,7 +60,6 @@ static int resolve_by_config(struct tl_target *target, const struct tl_options *
         code = tl_options_refuse(options, "%s has %zu tasks; say which one, for example --%s %s", config->source,
                                  config->task_count, options->items[1].name, config->tasks[0].name);
     }
-    tl_config_destroy(config);
     return code;
 }
 
@@ -152,6 +153,25 @@ bool tl_target_is_hopeless(enum tl_status code)
            code == TL_UNAUTHENTICATED;
 }
 
+/* What the configuration says of how tensors travel: "rdma", "local.pool". What it does not say stays the default, so
+ * that variables of the environment can still set it. */
+static void put_transports(struct tl_json_out *json, const struct tl_config *config)
+{
+    struct tl_config_value values[MAX_VALUES];
+    size_t count = tl_config_values(config, NULL, values, MAX_VALUES);
+    for (size_t i = 0; i < count && i < MAX_VALUES; i++) {
+        const struct tl_config_value *value = &values[i];
+        const char *dot = strchr(value->path, '.');
+        bool is_wanted = strcmp(value->path, "protocol") == 0 || strcmp(value->path, "rdma") == 0 ||
+                         strncmp(value->path, "local.", 6) == 0 || strncmp(value->path, "verbs.", 6) == 0;
+        if (!is_wanted || strcmp(value->origin, "default") == 0) continue;
+        char group[16];
+        snprintf(group, sizeof(group), "%.*s", dot ? (int)(dot - value->path) : 0, value->path);
+        tl_json_out_put_json(dot ? tl_json_out_put_object(json, group) : json, dot ? dot + 1 : value->path,
+                             value->value);
+    }
+}
+
 /* A cluster of one task; NULL when there is no memory. Ownership: free. */
 static char *make_config(const struct tl_target *target)
 {
@@ -160,6 +180,7 @@ static char *make_config(const struct tl_target *target)
     struct tl_json_out *config = tl_json_out_object();
     struct tl_json_out *cluster = tl_json_out_put_object(config, "cluster");
     tl_json_out_put_text(tl_json_out_put_object(cluster, job), task, target->address);
+    if (target->config) put_transports(config, target->config);
     if (target->protocol) tl_json_out_put_text(config, "protocol", target->protocol);
     return tl_json_out_text(config, false);
 }
@@ -168,6 +189,8 @@ enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker 
                                      struct tl_error *ret_error)
 {
     struct tl_worker *worker = NULL;
+    if (target->config && target->config->guest_error.code != TL_OK)
+        return tl_error_copy(ret_error, &target->config->guest_error);
     char *config = make_config(target);
     if (!config)
         return tl_error_set(ret_error, TL_INTERNAL, "%s: cannot describe a cluster of this worker", target->name);
@@ -182,6 +205,12 @@ enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker 
     }
     *ret_worker = worker;
     return TL_OK;
+}
+
+void tl_target_fini(struct tl_target *target)
+{
+    tl_config_destroy(target->config);
+    target->config = NULL;
 }
 
 char *tl_target_describe(const struct tl_target *target, char *buffer, size_t capacity)

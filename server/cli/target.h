@@ -12,6 +12,7 @@
 
 #include <tensorlane/worker.h>
 
+#include "config/config.h"
 #include "control/client.h"
 #include "server/cli/options.h"
 
@@ -21,10 +22,11 @@ struct tl_target {
     const char *task_name;
     const char *given_address;
     int64_t timeout_ns;
-    const char *protocol; /* as in the configuration, for a client; NULL: auto */
+    const char *protocol; /* for a client, instead of the configuration's; NULL: that, or auto */
     /* Known after tl_target_resolve. */
     char name[TL_MAX_NAME_BYTES]; /* "" with --address, until tl_target_identify */
     char address[TL_MAX_ADDRESS_BYTES];
+    struct tl_config *config; /* NULL with --address */
 };
 
 /* What a target is before its flags are read. */
@@ -45,7 +47,7 @@ struct tl_target {
             "give up when nothing has moved for that long (60s)"                                                       \
     }
 
-/* Finds name and address. Returns -1, or the exit code after a line on stderr. */
+/* Finds name and address. Returns -1, or the exit code after a line on stderr. Ownership: tl_target_fini, also then. */
 int tl_target_resolve(struct tl_target *target, const struct tl_options *options);
 
 /* How to call the target: the longest part of the time-out that finding and connecting may take is 10 s. */
@@ -60,10 +62,13 @@ enum tl_status tl_target_identify(struct tl_target *target, struct tl_error *ret
 /* What is wrong with the target will not pass by itself, so that waiting for it makes no sense. */
 bool tl_target_is_hopeless(enum tl_status code);
 
-/* Opens a client that is no member of a cluster and finds the target, whose name is known, among its peers.
+/* Opens a client that is no member of a cluster and finds the target, whose name is known, among its peers. Its
+ * tensors travel as the configuration's top level says.
  * Errors: of tl_worker_open and tl_worker_find_peer. Ownership: *ret_worker until tl_worker_close. */
 enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker **ret_worker, tl_peer_id *ret_peer,
                                      struct tl_error *ret_error) TL_MUST_USE;
+
+void tl_target_fini(struct tl_target *target);
 
 /* "/job:ps/task:0 at 10.0.0.1:4000", for messages; returns buffer. */
 char *tl_target_describe(const struct tl_target *target, char *buffer, size_t capacity);

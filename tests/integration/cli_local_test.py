@@ -112,6 +112,29 @@ class Choice(LocalCase):
         self.assertIn("local: ", pair["reason"])
 
 
+class Guest(LocalCase):
+    """pull is no task: its tensors travel as the top level of the configuration says."""
+
+    def test_the_configuration_decides(self):
+        self.serve({"protocol": "grpc", "jobs": {"ps": {"protocol": "auto"}}})
+        self.assertLessEqual(set(self.pull()["paths"]), {"grpc", "none"})
+        self.assertLessEqual(set(self.pull("--protocol", "auto")["paths"]), {"zero-copy", "bounce", "none"})
+
+    def test_shared_memory_as_configured(self):
+        (self.folder / "sockets").mkdir(mode=0o700)
+        self.serve({"protocol": "grpc+local", "local": {"process_vm": "off", "socket_folder": "sockets"},
+                    "jobs": {"ps": {"local": {"process_vm": "auto"}}}}, {"w": ("U8", (1 << 20,), bytes(1 << 20))})
+        self.assertEqual(self.pull()["paths"], {"bounce": 1})
+
+    def test_the_worker_wants_another_transport(self):
+        self.serve({"protocol": "grpc+local", "jobs": {"ps": {"protocol": "grpc"}}})
+        self.assertLessEqual(set(self.pull()["paths"]), {"grpc", "none"})
+        self.serve({"protocol": "grpc+local", "rdma": "require", "jobs": {"ps": {"protocol": "grpc"}}})
+        self.assert_error(1, "rdma is .require.*the protocol is grpc", "pull", *self.target, "-o",
+                          self.folder / "required.safetensors")
+        self.assertFalse((self.folder / "required.safetensors").exists())
+
+
 class Death(LocalCase):
     def setUp(self):
         super().setUp()

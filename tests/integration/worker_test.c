@@ -76,6 +76,31 @@ START_TEST(open_needs_a_configuration)
 }
 END_TEST
 
+static enum tl_status open_client(const char *settings, struct tl_worker **ret_client)
+{
+    char json[512];
+    snprintf(json, sizeof(json), "{\"cluster\": {\"ps\": [\"127.0.0.1:4000\"]}, %s}", settings);
+    const struct tl_worker_options options = {.size_bytes = sizeof(options), .config_json = json, .is_client = true};
+    return tl_worker_open(&options, ret_client, &error);
+}
+
+START_TEST(a_client_has_the_settings_of_the_top_level)
+{
+    struct tl_worker *client = NULL;
+    /* What no worker could start with; a client is none. */
+    ck_assert_int_eq(open_client("\"jobs\": {\"ps\": {\"protocol\": \"grpc+local\", \"rdma\": \"require\", "
+                                 "\"local\": {\"users\": [\"no-such-user\"]}}}",
+                                 &client),
+                     TL_OK);
+    tl_worker_close(client, 0);
+    ck_assert_int_eq(open_client("\"limits\": {\"chunk\": \"1MiB\", \"inflight\": \"4KiB\"}, "
+                                 "\"jobs\": {\"ps\": {\"limits\": {\"chunk\": \"4KiB\"}}}",
+                                 &client),
+                     TL_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(error.message, "limits.inflight: inflight is \"4KiB\" and chunk is \"1MiB\""));
+}
+END_TEST
+
 START_TEST(opens_from_tf_config)
 {
     char text[256];
@@ -403,6 +428,7 @@ int main(void)
     tcase_add_test(opening, open_refuses_what_is_wrong);
     tcase_add_test(opening, open_refuses_options_of_another_size);
     tcase_add_test(opening, open_needs_a_configuration);
+    tcase_add_test(opening, a_client_has_the_settings_of_the_top_level);
     tcase_add_test(opening, opens_from_tf_config);
     tcase_add_test(opening, listens_where_told);
     tcase_add_test(opening, waits_for_all_or_some_peers);
