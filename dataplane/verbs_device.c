@@ -156,6 +156,17 @@ void verbs_device_die(struct verbs_device *device, const struct tl_error *reason
     verbs_device_break_all(device, true, reason);
 }
 
+bool verbs_device_is_removed(struct verbs_device *device)
+{
+    struct tl_error reason;
+    struct ibv_port_attr port;
+    if (device->is_dead) return true;
+    if (ibv_query_port(device->context, device->port, &port) != ENODEV) return false;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s: the device was removed", device->base.name);
+    verbs_device_die(device, &reason);
+    return true;
+}
+
 bool verbs_device_find_gid(const struct verbs_device *device, uint32_t *ret_index)
 {
     struct ibv_gid_entry entry;

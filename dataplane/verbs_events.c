@@ -32,7 +32,7 @@ static void handle_port(struct verbs_device *device, const struct ibv_async_even
     if (event->element.port_num != device->port) return;
     switch (event->event_type) {
     case IBV_EVENT_PORT_ERR:
-        break_all(device, "link: the port went down here");
+        if (!verbs_device_is_removed(device)) break_all(device, "link: the port went down here");
         break;
     case IBV_EVENT_LID_CHANGE:
         if (device->link_layer == IBV_LINK_LAYER_INFINIBAND) break_all(device, "link: the port's LID has changed");
@@ -42,6 +42,7 @@ static void handle_port(struct verbs_device *device, const struct ibv_async_even
             device->gid_index = index;
             break;
         }
+        if (verbs_device_is_removed(device)) break;
         verbs_gid_to_text(device->gid.raw, gid, sizeof(gid));
         snprintf(why, sizeof(why), "link: the address %s was taken from the port", gid);
         break_all(device, why);

@@ -184,6 +184,8 @@ enum tl_status verbs_device_reserve(struct verbs_device *device, uint32_t count,
 void verbs_device_break_all(struct verbs_device *device, bool is_lost, const struct tl_error *reason);
 /* The same, and no new ones. */
 void verbs_device_die(struct verbs_device *device, const struct tl_error *reason);
+/* Whether there is no such device any more; it is dead then. Not every driver reports that. */
+bool verbs_device_is_removed(struct verbs_device *device);
 /* Where the device's address is in the port's table now; false: nowhere. */
 bool verbs_device_find_gid(const struct verbs_device *device, uint32_t *ret_index);
 /* False, and why, when the port is down or the address has gone. */

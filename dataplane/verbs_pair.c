@@ -122,6 +122,7 @@ static enum tl_status fill(struct verbs_pair *pair, struct tl_error *ret_error)
     struct verbs_device *device = pair->device;
     char gid[64];
     if (!verbs_device_find_gid(device, &pair->gid_index)) {
+        if (verbs_device_is_removed(device)) return tl_error_copy(ret_error, &device->base.failure);
         verbs_gid_to_text(device->gid.raw, gid, sizeof(gid));
         return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the address %s has gone from the port", device->base.name,
                             gid);

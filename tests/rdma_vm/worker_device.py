@@ -88,5 +88,44 @@ class Lacking(unittest.TestCase):
         self.assert_lacking("GID index 200", ps={"verbs": {"gid_index": 200}})
 
 
+class Removed(unittest.TestCase):
+    """A device is taken away under workers that use it."""
+    REMEDY = "start the worker anew"
+
+    def setUp(self):
+        workers.run("ip", "link", "add", "d1", "mtu", "4200", "type", "dummy")
+        workers.run("ip", "addr", "add", "10.11.0.1/24", "dev", "d1")
+        workers.run("ip", "link", "set", "d1", "up")
+        workers.run("rdma", "link", "add", "rxe1", "type", "rxe", "netdev", "d1")
+
+    def findings(self, config):
+        """What health says of each worker."""
+        shown = subprocess.run([PROGRAM, "health", "-c", "-", "--json"], input=json.dumps(config), text=True,
+                               capture_output=True, check=False, timeout=workers.PATIENCE_SEC)
+        return [(each["stage"], each["healthy"], each["reason"], each["remedy"])
+                for each in json.loads(shown.stdout)["workers"]]
+
+    def test_device_is_removed(self):
+        """What is asked for afterwards comes over gRPC, or fails under require; all say what to do."""
+        config = {"cluster": {"ps": ["127.0.0.1:4000"], "worker": ["127.0.0.1:4001", "127.0.0.1:4002"]},
+                  "protocol": "grpc+verbs", "verbs": {"devices": "rxe1"},
+                  "jobs": {"worker": {"tasks": {"1": {"rdma": "require"}}}}}
+        with Worker(config, "ps") as there, Worker(config, "worker") as here, Worker(config, "worker", 1) as strict:
+            there.publish("x", Tensor(b"here"))
+            for each in here, strict:
+                self.assertIn(each.receive(each.peer("/job:ps/task:0"), "x").path, OVER_VERBS)
+            # It ends when nobody has the device open.
+            removal = subprocess.Popen(["ip", "link", "del", "d1"])
+            for each, end in (here, ("OK", "grpc")), (strict, ("UNAVAILABLE", "none")):
+                found = []
+                workers.wait_until(
+                    lambda: found.append(each.receive(each.peer("/job:ps/task:0"), "x"))
+                    or self.REMEDY in found[-1].message + found[-1].reason, lambda: f"the loss is told, but {found[-1]}")
+                self.assertEqual(end, (found[-1].status, found[-1].path), found[-1])
+            self.assertEqual([("device", is_healthy, "rxe1:1: the device was removed", self.REMEDY + " to use it again")
+                              for is_healthy in (True, True, False)], self.findings(config))
+        self.assertEqual(0, removal.wait(workers.PATIENCE_SEC))
+
+
 if __name__ == "__main__":
     unittest.main(verbosity=2)
