@@ -4,8 +4,8 @@
  * reaches the card through a table of functions in each device's context; when a device is opened, the one that posts
  * to queue pairs is exchanged.
  *
- * It notes what is posted, until that is taken with posts_take. And it turns one write after another into the write of
- * a peer that lies: see posts_redirect. What a program does with both is in posts.py.
+ * It notes what is posted, until that is taken with posts_take. And it turns one write or message after another into
+ * that of a peer that lies: see posts_redirect and posts_falsify. What a program does with them is in posts.py.
  *
  * Failure modes: what does not fit into the notes is counted, and posts_take says so.
  */
@@ -16,6 +16,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define MAX_POSTS 65536
 #define MAX_DEVICES 64
@@ -38,6 +39,13 @@ struct redirection {
     bool is_set;
 };
 
+/* Of the next message of the type that contains the text. */
+struct falsification {
+    char text[64]; /* "": none */
+    uint8_t type;  /* the first byte of a message */
+    uint8_t place; /* of the two bytes that are falsified */
+};
+
 typedef int post_send_fn(struct ibv_qp *qp, struct ibv_send_wr *request, struct ibv_send_wr **ret_refused);
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all of these */
@@ -45,6 +53,7 @@ static struct post posts[MAX_POSTS];
 static size_t post_count, lost_count;
 static bool is_noting;
 static struct redirection redirection;
+static struct falsification falsification;
 static struct {
     struct ibv_context *context;
     post_send_fn *post_send;
@@ -55,6 +64,8 @@ void posts_begin(void);
 long posts_take(struct post *ret_posts, size_t capacity);
 void posts_redirect(uint64_t from, uint64_t to, uint32_t key);
 bool posts_is_redirected(void);
+void posts_falsify(uint8_t type, uint8_t place, const char *text);
+bool posts_is_falsified(void);
 
 static bool is_write(const struct ibv_send_wr *request)
 {
@@ -94,6 +105,18 @@ static void redirect(struct ibv_send_wr *request)
     request->wr.rdma.rkey = redirection.key;
 }
 
+/* The length that it then has reaches beyond the slot. */
+static void falsify(const struct ibv_send_wr *request)
+{
+    size_t text_bytes = strlen(falsification.text);
+    if (text_bytes == 0 || request->opcode != IBV_WR_SEND || request->num_sge == 0) return;
+    uint8_t *message = (uint8_t *)(uintptr_t)request->sg_list->addr;
+    uint32_t len_bytes = request->sg_list->length;
+    if (message[0] != falsification.type || memmem(message, len_bytes, falsification.text, text_bytes) == NULL) return;
+    falsification.text[0] = '\0';
+    memset(message + falsification.place, 0xff, 2);
+}
+
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_send_wr **ret_refused)
 {
     post_send_fn *real = NULL;
@@ -103,6 +126,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_se
     }
     for (struct ibv_send_wr *request = first; request != NULL; request = request->next) {
         redirect(request);
+        falsify(request);
         note(qp, request);
     }
     pthread_mutex_unlock(&mutex);
@@ -185,4 +209,23 @@ bool posts_is_redirected(void)
     bool is_redirected = !redirection.is_set;
     pthread_mutex_unlock(&mutex);
     return is_redirected;
+}
+
+/* In the next message of the type that contains the text the two bytes at the place become a length that lies. */
+void posts_falsify(uint8_t type, uint8_t place, const char *text)
+{
+    pthread_mutex_lock(&mutex);
+    falsification.type = type;
+    falsification.place = place;
+    strncpy(falsification.text, text, sizeof(falsification.text) - 1);
+    pthread_mutex_unlock(&mutex);
+}
+
+/* Whether that message has been posted. */
+bool posts_is_falsified(void)
+{
+    pthread_mutex_lock(&mutex);
+    bool is_falsified = falsification.text[0] == '\0';
+    pthread_mutex_unlock(&mutex);
+    return is_falsified;
 }

@@ -16,10 +16,13 @@ BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or pathlib.Path(__file__
 LIBRARY = ctypes.CDLL(str(BUILD / "tests/rdma_vm/libposts.so"), ctypes.RTLD_GLOBAL)
 LIBRARY.posts_redirect.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32)
 LIBRARY.posts_take.restype, LIBRARY.posts_take.argtypes = ctypes.c_long, (ctypes.c_void_p, ctypes.c_size_t)
-LIBRARY.posts_is_redirected.restype = ctypes.c_bool
+LIBRARY.posts_is_redirected.restype = LIBRARY.posts_is_falsified.restype = ctypes.c_bool
+LIBRARY.posts_falsify.argtypes = (ctypes.c_uint8, ctypes.c_uint8, ctypes.c_char_p)
 CAPACITY = 65536
 # As rdma-core numbers them.
 WRITE, WRITE_WITH_IMMEDIATE, SEND, BIND = 0, 1, 2, 8
+# Types of messages, and where they have the length of their key or text (docs/protocol.md).
+REQUEST, ERROR_STATUS = (3, 36), (7, 16)
 
 Post = collections.namedtuple("Post", "opcode queue_pair local remote bytes key region_key")
 
@@ -58,3 +61,13 @@ def redirect(source, address, key):
 def is_redirected():
     """Whether that write has been posted."""
     return LIBRARY.posts_is_redirected()
+
+
+def falsify(message, text):
+    """The next such message, which contains the text, says of it that it is longer than everything there is."""
+    LIBRARY.posts_falsify(*message, text.encode())
+
+
+def is_falsified():
+    """Whether that message has been posted."""
+    return LIBRARY.posts_is_falsified()

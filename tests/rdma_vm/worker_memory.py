@@ -18,6 +18,7 @@ from workers import OVER_VERBS, Tensor, Worker
 
 PEER = "/job:ps/task:0"
 LIAR = "/job:ps/task:1"
+HERE = "/job:worker/task:0"
 MIB = 1 << 20
 # Of what is cancelled. The slow wire needs longer for the second than a peer may take to answer a cancel.
 LONG_BYTES = 6 * MIB
@@ -307,6 +308,32 @@ class Refused(unittest.TestCase):
         self.assertEqual(self.lie.bytes, destination.bytes)
         self.liar.publish("later", Tensor(b"\x02" * LIE_BYTES), 2)
         self.assertEqual("OK", self.wait(op).status)
+
+    def assert_bystander(self, lie, ask):
+        """A message of the liar's lies about the length of what `ask` lets it say: its path ends, with the reason, and
+        comes back. The bystander's bytes come as before. What was asked for over the path fails or is asked for
+        again."""
+        self.start("window")
+        before = self.writers()
+        posts.falsify(lie, "v06")
+        op = ask()
+        workers.wait_until(posts.is_falsified, "the lie is told")
+        workers.wait_until(lambda: any("UTF-8" in reason for reason in lost(self.log, LIAR)), "the lie is refused")
+        self.assertEqual(before, self.writers(), "the bystander's path has changed")
+        self.assertEqual([], lost(self.log, PEER))
+        self.receive(LIAR, "x")
+        return op
+
+    def test_v06_length_of_a_key_that_lies(self):
+        self.assert_bystander(posts.REQUEST, lambda: self.liar.ask(self.liar.peer(HERE), "v06", timeout_sec=1))
+
+    def test_v06_length_of_a_text_that_lies(self):
+        def ask():
+            op = self.here.ask(self.here.peer(LIAR), "never", 6)
+            self.receive(LIAR, "x")
+            self.liar.abort_step(6, "DATA_LOSS", "v06")
+            return op
+        self.assertIn(self.wait(self.assert_bystander(posts.ERROR_STATUS, ask)).status, ("UNAVAILABLE", "DATA_LOSS"))
 
 
 if __name__ == "__main__":
