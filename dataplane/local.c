@@ -35,7 +35,7 @@
 #define UNHEARD_SLEEPS 64
 /* Of one pair in one poll. */
 #define SLOTS_PER_POLL 64
-/* Each pair has two descriptors, and a third while it connects. */
+/* Each pair has six descriptors: two of the socket and the process, three of pipes, one of its memory. */
 #define MAX_QUEUE_PAIRS 4096
 #define LISTENER_NUMBER 0
 #define OTHER_NUMBER UINT64_MAX

@@ -196,7 +196,11 @@ void local_pair_hear(struct local_pair *pair)
                              "no descriptor for what the peer has passed: Too many open files (ulimit -n)");
             return;
         case LOCAL_RECEIVED_END:
-            local_pair_break(pair, TL_UNAVAILABLE, "the peer has closed the connection, or its process has ended");
+            local_pair_break(pair, TL_UNAVAILABLE,
+                             pair->has_connected
+                                 ? "the peer has closed the connection, or its process has ended"
+                                 : "the peer has hung up instead of greeting; its log says why, if it does not take "
+                                   "calls of this user (local.users)");
             return;
         case LOCAL_RECEIVED_NOTHING:
             if (!local_peer_lives(pair)) {

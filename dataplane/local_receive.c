@@ -39,7 +39,7 @@ const char *local_try_reading(const struct local_pair *pair, uint64_t address, u
     struct iovec to = {.iov_base = &value, .iov_len = sizeof(value)};
     struct iovec from = {.iov_base = (void *)(uintptr_t)address, .iov_len = sizeof(value)};
     if (pair->provider->is_reading_forbidden) {
-        return "memory outside of the pool is copied, as the settings say (local.read_memory)";
+        return "memory outside of the pool is copied, as the settings say (local.process_vm)";
     }
     if (pair->credentials.pid <= 0) return "the peer's process is in another container, its memory cannot be read";
     ssize_t len_bytes = process_vm_readv(pair->credentials.pid, &to, 1, &from, 1, 0);

@@ -207,8 +207,8 @@ static void session_closed(void *owner, const struct tl_error *reason)
     const char *told = !path->is_left             ? reason->message
                        : path->worker->is_closing ? "it is shutting down"
                                                   : "its half was closed in order";
-    /* Two that do not fit will not while they run. */
-    bool is_final = !was_up && reason->code == TL_FAILED_PRECONDITION;
+    /* Two that do not fit, or whose users may not connect, will not while they run. */
+    bool is_final = !was_up && (reason->code == TL_FAILED_PRECONDITION || reason->code == TL_PERMISSION_DENIED);
     tell_refusal(path->link, transport_of(path), path->attempt, is_final, told);
     failed(path, is_final);
 }

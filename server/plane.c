@@ -43,6 +43,7 @@ struct opening {
     struct tl_plane *plane;
     const struct tl_plane_source *source;
     const char *address;
+    size_t count;
 };
 
 static enum tl_status open_candidate(void *context, unsigned order, struct tl_provider **ret_provider,
@@ -56,9 +57,12 @@ static enum tl_status open_candidate(void *context, unsigned order, struct tl_pr
 
 static void candidate_failed(void *context, unsigned order, const char *name, const char *why)
 {
-    (void)context;
+    const struct opening *opening = context;
     (void)order;
-    TL_LOG_AT_WARN("a card is passed over", TL_STR("device", name), TL_STR("reason", why));
+    /* What the only one lacks is what the plane lacks, which is told by whoever wants it. */
+    if (opening->count > 1) {
+        TL_LOG_AT_WARN("a card is passed over", TL_STR("device", name), TL_STR("reason", why));
+    }
 }
 
 /* Finds the card. */
@@ -66,7 +70,7 @@ static enum tl_status choose(struct tl_plane *plane, const struct tl_plane_sourc
 {
     const struct tl_worker *worker = plane->worker;
     const char *address = worker->task != NULL ? worker->task->address : NULL;
-    struct opening opening = {plane, source, address};
+    struct opening opening = {.plane = plane, .source = source, .address = address};
     struct tl_verbs_candidate *items;
     struct tl_plane_candidates candidates = {
         .keys = plane->options.engine.keys, .open = open_candidate, .failed = candidate_failed, .context = &opening};
@@ -75,6 +79,7 @@ static enum tl_status choose(struct tl_plane *plane, const struct tl_plane_sourc
         source->list(source->context, &worker->settings, address, &items, &candidates.count, ret_error);
     if (status != TL_OK) return status;
     candidates.items = items;
+    opening.count = candidates.count;
     status = tl_plane_choose(&candidates, &choice, ret_error);
     if (status == TL_OK) {
         plane->provider = choice.provider;

@@ -26,10 +26,12 @@ size_t tl_plane_count_usable(const struct tl_verbs_candidate *candidates, size_t
     return usable_count;
 }
 
-static void name_candidate(const struct tl_verbs_candidate *candidate, unsigned order, char *ret_name, size_t capacity)
+/* The only one needs no name where it has none. */
+static void name_candidate(const struct tl_verbs_candidate *candidate, unsigned order, size_t count, char *ret_name,
+                           size_t capacity)
 {
     if (candidate->device[0] == '\0') {
-        snprintf(ret_name, capacity, "candidate %u", order + 1);
+        snprintf(ret_name, capacity, count > 1 ? "candidate %u" : "", order + 1);
     } else {
         snprintf(ret_name, capacity, "%s:%u GID %d %s", candidate->device, candidate->port, candidate->gid_index,
                  candidate->gid);
@@ -81,11 +83,11 @@ enum tl_status tl_plane_choose(const struct tl_plane_candidates *candidates, str
             return TL_OK;
         }
         if (tl_plane_is_about_memlock(error.message)) return tl_error_copy(ret_error, &error);
-        name_candidate(candidate, order, name, sizeof(name));
+        name_candidate(candidate, order, candidates->count, name, sizeof(name));
         const char *why = without_device(candidate, error.message);
         if (candidates->failed != NULL) candidates->failed(candidates->context, order, name, why);
-        int len = snprintf(choice.passed_over + used, sizeof(choice.passed_over) - used, "%s%s: %s",
-                           order > 0 ? "; " : "", name, why);
+        int len = snprintf(choice.passed_over + used, sizeof(choice.passed_over) - used, "%s%s%s%s",
+                           order > 0 ? "; " : "", name, name[0] != '\0' ? ": " : "", why);
         used = used + (size_t)len < sizeof(choice.passed_over) ? used + (size_t)len : sizeof(choice.passed_over) - 1;
     }
     if (candidates->count == 1) return tl_error_set(ret_error, error.code, "%s", choice.passed_over);

@@ -22,8 +22,9 @@
 #define REGISTER_BYTES (16 * 1024)
 #define MAX_CACHED_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)
-/* A data path that takes longer is not worth waiting for. */
-#define MAX_CONNECT_NS (3 * TL_NS_PER_SEC)
+/* A data path that takes longer is not worth waiting for. Where dozens of workers of few cores connect all to all, each
+ * takes seconds, and one that is given up then makes the others take longer. */
+#define MAX_CONNECT_NS (10 * TL_NS_PER_SEC)
 
 _Static_assert(TL_HOST_BYTES == TL_HOST_ID_BYTES, "what is told of the host is its id");
 

@@ -44,10 +44,11 @@ static enum tl_status open_slot(struct tl_worker *worker, struct tl_plane_slot *
     return TL_OK;
 }
 
-/* A machine without a card is no news, unless somebody has asked for it. */
+/* A machine without a card is no news, unless somebody has asked for it; one without shared memory is. */
 static void log_lack(const struct tl_worker *worker, const struct tl_plane_slot *slot)
 {
-    bool is_news = worker->settings.protocol != TL_PROTOCOL_AUTO || slot->error.code != TL_NOT_FOUND;
+    bool is_of_host = slot->source->find_host != NULL;
+    bool is_news = worker->settings.protocol != TL_PROTOCOL_AUTO || slot->error.code != TL_NOT_FOUND || is_of_host;
     TL_LOG(is_news ? TL_LOG_WARN : TL_LOG_DEBUG, "no data plane, tensors travel another way",
            TL_STR("worker", worker->self.name), TL_STR("transport", slot->source->name),
            TL_STR("reason", slot->error.message));

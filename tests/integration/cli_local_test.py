@@ -103,6 +103,30 @@ class Choice(LocalCase):
         self.worker.stop()
         self.assertEqual(list(sockets.iterdir()), [])
 
+    def test_one_that_cannot_have_it(self):
+        """It says so once, of the transport and not of a card, and says what to do."""
+        self.serve({"local": {"socket_folder": "/nowhere/at/all"}, "connect": "lazy"})
+        warnings = [line for line in self.worker.output.splitlines() if "level=warn" in line]
+        self.assertEqual(len(warnings), 1, warnings)
+        self.assertRegex(warnings[0], r'transport=local reason="cannot make a socket in /nowhere/at/all \(local.socket')
+        self.assertEqual(self.pull()["paths"].keys(), {"grpc", "none"})
+
+    @unittest.skipIf(os.geteuid() != 0, "nobody but root can play another user")
+    def test_two_users(self):
+        """They are kept apart, for good and not again and again, and tensors travel all the same."""
+        self.folder.chmod(0o755)
+        self.serve({"jobs": {"worker": {"connect": "lazy"}}})
+        other = self.served.start("worker", 0, user=65534, group=65534)
+        wait_until(lambda: "may not connect" in self.pair()["reason"], "the two are refused to each other")
+        first, second = (self.counters()["data_reactor_sleeps"] for _ in range(2))
+        time.sleep(0.5)  # attempts would follow each other within tenths of a second
+        third = self.counters()["data_reactor_sleeps"]
+        self.assertLessEqual(third - second, second - first, "nothing happens but that it is asked")
+        self.assertEqual(self.pair()["transport"], "grpc")
+        for worker in (self.worker, other):
+            line = worker.find("transport=local reason=")
+            self.assertRegex(line, "user (0|65534), who may not connect; .*local.users")
+
     def test_one_that_does_not_want_it(self):
         self.serve({"jobs": {"worker": {"protocol": "grpc+verbs", "rdma": "off"}}})
         self.served.start("worker", 0)

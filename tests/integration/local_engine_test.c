@@ -176,7 +176,7 @@ START_TEST(where_reading_is_forbidden)
     engine_side_send(owner, "key", 1, engine_bytes(LARGE_BYTES, 1));
     engine_ask_start(asker, &ask, "key", 1);
     engine_pair_run(&pair);
-    ck_assert_ptr_nonnull(strstr(ask.fetch.path_reason, "local.read_memory"));
+    ck_assert_ptr_nonnull(strstr(ask.fetch.path_reason, "local.process_vm"));
     expect(LARGE_BYTES, 1, TL_PATH_BOUNCE);
     ck_assert_uint_eq(engine_side_stats(asker).bytes_bounced, LARGE_BYTES);
     close_pair();

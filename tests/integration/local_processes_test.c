@@ -356,6 +356,38 @@ START_TEST(other_users)
 }
 END_TEST
 
+/* Who is refused learns only that; what it may be is in the reason. */
+START_TEST(one_that_hangs_up)
+{
+    struct local_introduction introduction = {0};
+    struct tl_introduction own;
+    struct tl_error error;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    socklen_t address_bytes = sizeof(address);
+    int listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    /* Of no length: the kernel chooses an abstract name. */
+    ck_assert_int_eq(bind(listening, (struct sockaddr *)&address, sizeof(address.sun_family)), 0);
+    ck_assert_int_eq(listen(listening, 1), 0);
+    ck_assert_int_eq(getsockname(listening, (struct sockaddr *)&address, &address_bytes), 0);
+    side_create(&a, 16, 16);
+    side_introduce(&a, &own);
+    ck_assert(local_introduction_read(&own, &introduction));
+    memset(introduction.token, 0xff, sizeof(introduction.token)); /* we dial */
+    introduction.name_bytes = address_bytes - (socklen_t)offsetof(struct sockaddr_un, sun_path);
+    memcpy(introduction.name, address.sun_path, introduction.name_bytes);
+    ck_assert_int_eq(connect_with(&introduction, &error), TL_OK);
+    a.is_connected = true;
+    int caller_ = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+    ck_assert_int_ge(caller_, 0);
+    close(caller_);
+    PUMP_UNTIL(a.drained);
+    ck_assert_int_eq(a.reason.code, TL_UNAVAILABLE);
+    ck_assert_ptr_nonnull(strstr(a.reason.message, "local.users"));
+    close(listening);
+    side_end(&a);
+}
+END_TEST
+
 /* -------------------------------------------------------------------------------------------- what may be passed -- */
 
 static struct sockaddr_un listener;
@@ -626,6 +658,7 @@ int main(void)
     tcase_add_test(tcase, a_peer_restarts);
     tcase_add_test(tcase, nobody_is_there);
     tcase_add_test(tcase, introductions_that_do_not_fit);
+    tcase_add_test(tcase, one_that_hangs_up);
     tcase_add_loop_test(tcase, other_users, 0, 3);
     tcase_add_loop_test(tcase, rings_that_may_not_be, 0, 7);
     tcase_add_loop_test(tcase, callers_that_say_something_else, 0, 7);

@@ -286,7 +286,7 @@ START_TEST(reading_is_forbidden)
     struct tl_exposure exposure = {0};
     struct tl_error error = {0};
     uint8_t target[64];
-    ck_assert_ptr_nonnull(strstr(b.pair->outside_refusal, "local.read_memory"));
+    ck_assert_ptr_nonnull(strstr(b.pair->outside_refusal, "local.process_vm"));
     ck_assert_int_eq(tl_queue_pair_expose(b.pair, NULL, target, sizeof(target), &exposure, &error),
                      TL_FAILED_PRECONDITION);
 }

@@ -104,6 +104,23 @@ START_TEST(the_only_one_has_its_own_reason)
 }
 END_TEST
 
+/* As shared memory: nothing is to be told apart. */
+START_TEST(one_without_a_name)
+{
+    good_order = COUNT;
+    items[0].device[0] = items[1].device[0] = '\0';
+    open_error = "it is dark; make light";
+    candidates.count = 1;
+    ck_assert_int_eq(tl_plane_choose(&candidates, &choice, &error), TL_UNAVAILABLE);
+    ck_assert_str_eq(error.message, "it is dark; make light");
+    candidates.count = 2;
+    opened_count = 0;
+    ck_assert_int_eq(tl_plane_choose(&candidates, &choice, &error), TL_UNAVAILABLE);
+    ck_assert_str_eq(error.message,
+                     TL_NO_PORT "; candidate 1: it is dark; make light; candidate 2: it is dark; make light");
+}
+END_TEST
+
 START_TEST(not_for_ever)
 {
     good_order = COUNT;
@@ -151,6 +168,7 @@ int main(void)
     tcase_add_test(tcase, the_last_that_is_left);
     tcase_add_test(tcase, none_is_left);
     tcase_add_test(tcase, the_only_one_has_its_own_reason);
+    tcase_add_test(tcase, one_without_a_name);
     tcase_add_test(tcase, not_for_ever);
     tcase_add_test(tcase, what_all_lack_ends_it);
     tcase_add_test(tcase, reasons_that_are_longer_than_a_message);
