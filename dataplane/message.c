@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Writing and reading of control messages. A reader checks each part of fixed length once, and then reads it as it
- * lies. */
+ * lies. Numbers that are mostly small take few bytes: a card fetches a short message with the request that posts it. */
 #include "dataplane/message.h"
 
 #include <endian.h>
@@ -11,8 +11,8 @@
 #include "base/text.h"
 
 #define HEAD_BYTES 12
-#define REQUEST_BYTES 26 /* of a REQUEST, up to its key */
-#define STATUS_BYTES 6   /* of an ERROR_STATUS, up to its text */
+#define STATUS_BYTES 6 /* of an ERROR_STATUS, up to its text */
+#define NUMBER_MAX_BYTES 10
 
 enum {
     FLAG_META_DATA = 1,
@@ -71,9 +71,11 @@ const char *tl_message_name(enum tl_message_type type)
 
 /* ------------------------------------------------------------------------------------------------------ writing -- */
 
-#define META_DATA_MAX_BYTES (3 + 8 * TL_MAX_RANK + 8)
+#define REQUEST_MAX_BYTES (4 * NUMBER_MAX_BYTES) /* up to its key */
+#define META_DATA_MAX_BYTES (3 + NUMBER_MAX_BYTES * (TL_MAX_RANK + 1))
 /* The two longest, so that nothing need be counted while a message is written. */
-#define KEY_MAX_BYTES (TL_SLOT_BYTES - HEAD_BYTES - REQUEST_BYTES - META_DATA_MAX_BYTES - 1 - TL_DESCRIPTOR_MAX_BYTES)
+#define KEY_MAX_BYTES                                                                                                  \
+    (TL_SLOT_BYTES - HEAD_BYTES - REQUEST_MAX_BYTES - META_DATA_MAX_BYTES - 1 - TL_DESCRIPTOR_MAX_BYTES)
 #define TEXT_MAX_BYTES (TL_SLOT_BYTES - HEAD_BYTES - STATUS_BYTES)
 _Static_assert(TL_MESSAGE_KEY_BYTES <= KEY_MAX_BYTES && TL_ERROR_MESSAGE_BYTES <= TEXT_MAX_BYTES,
                "slots are too small");
@@ -99,6 +101,15 @@ static inline uint8_t *put_u64(uint8_t *at, uint64_t value)
     return at + sizeof(little);
 }
 
+/* Seven bits a byte, the lowest first; all but the last byte have the highest bit. */
+static inline uint8_t *put_number(uint8_t *at, uint64_t value)
+{
+    for (; value >= 0x80; value >>= 7)
+        *at++ = (uint8_t)(value | 0x80);
+    *at++ = (uint8_t)value;
+    return at;
+}
+
 static inline uint8_t *put_bytes(uint8_t *at, const void *bytes, size_t len_bytes)
 {
     memcpy(at, bytes, len_bytes);
@@ -112,18 +123,18 @@ static uint8_t *put_meta_data(uint8_t *at, const struct tl_meta_data *meta_data)
     *at++ = meta_data->is_dead;
     *at++ = (uint8_t)meta_data->shape.rank;
     for (unsigned i = 0; i < meta_data->shape.rank; i++)
-        at = put_u64(at, meta_data->shape.dims[i]);
-    return put_u64(at, meta_data->size_bytes);
+        at = put_number(at, meta_data->shape.dims[i]);
+    return put_number(at, meta_data->size_bytes);
 }
 
 static uint8_t *put_request(uint8_t *at, const struct tl_message *message)
 {
     size_t key_bytes = strlen(message->key);
     TL_CHECK(key_bytes <= KEY_MAX_BYTES);
-    at = put_u64(at, message->number);
-    at = put_u64(at, message->step);
-    at = put_u64(at, message->expected_step);
-    at = put_u16(at, key_bytes);
+    at = put_number(at, message->number);
+    at = put_number(at, message->step);
+    at = put_number(at, message->expected_step);
+    at = put_number(at, key_bytes);
     return put_bytes(at, message->key, key_bytes);
 }
 
@@ -163,8 +174,8 @@ uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
     at = put_u32(at, message->handle);
     if (layout->has_hello) at = put_hello(at, message);
     if (layout->has_request) at = put_request(at, message);
-    if (layout->has_step) at = put_u64(at, message->step);
-    if (layout->has_offset) at = put_u64(at, message->offset);
+    if (layout->has_step) at = put_number(at, message->step);
+    if (layout->has_offset) at = put_number(at, message->offset);
     if (layout->has_checksum_field && message->has_checksum) at = put_u64(at, message->checksum);
     if ((flags & FLAG_META_DATA) != 0) at = put_meta_data(at, &message->meta_data);
     if (layout->has_destination) at = put_destination(at, &message->destination);
@@ -220,6 +231,27 @@ static enum tl_status too_short(struct tl_error *ret_error)
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message that ends before what it contains");
 }
 
+static enum tl_status bad_number(struct tl_error *ret_error)
+{
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                        "a number that is cut off, too large or longer than it need be");
+}
+
+/* The next number; false, and the reader stays: the message ends before it does, it has more than 64 bits, or more
+ * bytes than it needs. */
+static inline bool take_number(struct reader *reader, uint64_t *ret_number)
+{
+    const uint8_t *at = reader->at;
+    uint64_t number = 0;
+    unsigned shift = 0;
+    for (; at < reader->end && *at >= 0x80 && shift < 63; at++, shift += 7)
+        number |= (uint64_t)(*at & 0x7f) << shift;
+    if (at == reader->end || *at > (shift < 63 ? 0x7f : 1) || (*at == 0 && shift > 0)) return false;
+    *ret_number = number | (uint64_t)*at << shift;
+    reader->at = at + 1;
+    return true;
+}
+
 /* Text of at most capacity - 1 bytes into room; false when it is longer, or no text. */
 static bool take_text(struct reader *reader, uint64_t len_bytes, char *room, uint64_t capacity)
 {
@@ -242,11 +274,9 @@ static enum tl_status take_meta_data(struct reader *reader, struct tl_meta_data 
     meta_data->dtype = (enum tl_dtype)at[0];
     meta_data->is_dead = at[1] != 0;
     meta_data->shape.rank = rank;
-    at = take(reader, 8 * (uint64_t)rank + 8);
-    if (at == NULL) return too_short(ret_error);
-    for (unsigned i = 0; i < rank; i++, at += 8)
-        meta_data->shape.dims[i] = get_u64(at);
-    meta_data->size_bytes = get_u64(at);
+    for (unsigned i = 0; i < rank; i++)
+        if (!take_number(reader, &meta_data->shape.dims[i])) return bad_number(ret_error);
+    if (!take_number(reader, &meta_data->size_bytes)) return bad_number(ret_error);
     return tl_meta_data_validate(meta_data, ret_error);
 }
 
@@ -263,24 +293,28 @@ static enum tl_status take_hello(struct reader *reader, struct tl_message *messa
 
 static enum tl_status take_request(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
 {
-    const uint8_t *at = take(reader, REQUEST_BYTES);
-    if (at == NULL) return too_short(ret_error);
-    message->number = get_u64(at);
-    message->step = get_u64(at + 8);
-    message->expected_step = get_u64(at + 16);
+    uint64_t key_bytes;
+    if (!take_number(reader, &message->number) || !take_number(reader, &message->step) ||
+        !take_number(reader, &message->expected_step) || !take_number(reader, &key_bytes)) {
+        return bad_number(ret_error);
+    }
     message->key = message->text_room;
-    message->key_bytes = get_u16(at + 24);
+    message->key_bytes = (size_t)key_bytes;
     bool is_text = take_text(reader, message->key_bytes, message->text_room, TL_MESSAGE_KEY_BYTES + 1);
     if (is_text && message->text_room[0] != '\0') return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a key that is not UTF-8 of 1 to %d bytes",
                         TL_MESSAGE_KEY_BYTES);
 }
 
-static enum tl_status take_number(struct reader *reader, uint64_t *ret_number, struct tl_error *ret_error)
+static enum tl_status take_value(struct reader *reader, const struct layout *layout, struct tl_message *message,
+                                 struct tl_error *ret_error)
 {
+    if (!take_number(reader, &message->step)) return bad_number(ret_error);
+    if (layout->has_offset && !take_number(reader, &message->offset)) return bad_number(ret_error);
+    if (!layout->has_checksum_field || !message->has_checksum) return TL_OK;
     const uint8_t *at = take(reader, 8);
     if (at == NULL) return too_short(ret_error);
-    *ret_number = get_u64(at);
+    message->checksum = get_u64(at);
     return TL_OK;
 }
 
@@ -317,10 +351,7 @@ static enum tl_status take_body(struct reader *reader, const struct layout *layo
     enum tl_status status = TL_OK;
     if (layout->has_hello) status = take_hello(reader, message, ret_error);
     if (status == TL_OK && layout->has_request) status = take_request(reader, message, ret_error);
-    if (status == TL_OK && layout->has_step) status = take_number(reader, &message->step, ret_error);
-    if (status == TL_OK && layout->has_offset) status = take_number(reader, &message->offset, ret_error);
-    if (status == TL_OK && layout->has_checksum_field && message->has_checksum)
-        status = take_number(reader, &message->checksum, ret_error);
+    if (status == TL_OK && layout->has_step) status = take_value(reader, layout, message, ret_error);
     if (status == TL_OK && message->has_meta_data) status = take_meta_data(reader, &message->meta_data, ret_error);
     if (status == TL_OK && layout->has_destination) status = take_destination(reader, &message->destination, ret_error);
     if (status == TL_OK && layout->has_status) status = take_status(reader, message, ret_error);

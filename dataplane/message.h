@@ -3,7 +3,8 @@
  * Control messages of the data plane: what two engines tell each other in slots, and the immediates of writes
  * (docs/protocol.md, "Data plane").
  *
- * All numbers are little-endian; every message tells its own length, which must be that of what it contains.
+ * All numbers are little-endian; those that are mostly small have seven bits in each byte, and as few bytes as they
+ * need. Every message tells its own length, which must be that of what it contains.
  *
  *   type 1, flags 1, length 2, consumed 4, handle 4, then what belongs to the type
  */

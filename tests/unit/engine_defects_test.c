@@ -206,7 +206,7 @@ END_TEST
 /* What lies behind the message is not read, what lies behind the room for a key is not written. */
 START_TEST(v06_key_length_that_lies)
 {
-    enum { KEY_LENGTH = 36, BEHIND = UINT16_MAX };
+    enum { KEY_LENGTH = 15, BEHIND = UINT16_MAX };
     static uint8_t bytes[TL_SLOT_BYTES + BEHIND];
     static struct {
         struct tl_message message;
@@ -219,8 +219,9 @@ START_TEST(v06_key_length_that_lies)
         memset(bytes, 'k', sizeof(bytes));
         uint32_t len_bytes = tl_message_encode(&message, bytes);
         ck_assert_uint_eq(bytes[KEY_LENGTH], 3);
-        bytes[KEY_LENGTH] = (uint8_t)lies[i];
-        bytes[KEY_LENGTH + 1] = (uint8_t)(lies[i] >> 8);
+        uint8_t *at = bytes + KEY_LENGTH;
+        for (uint32_t lie = lies[i]; lie > 0; lie >>= 7)
+            *at++ = (uint8_t)(lie | (lie >= 0x80 ? 0x80 : 0));
         ck_assert_int_eq(tl_message_decode(bytes, len_bytes, &decoded.message, NULL), TL_INVALID_ARGUMENT);
         ck_assert_mem_eq(decoded.behind, untouched, sizeof(untouched));
     }

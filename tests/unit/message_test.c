@@ -179,17 +179,18 @@ END_TEST
 START_TEST(wire_form)
 {
     static const uint8_t expected[] = {
-        6,    1 | 2 | 16, 55,   0,                            /* type, flags, length */
-        0x04, 0x03,       0x02, 0x01,                         /* consumed */
-        0xfc, 0xfd,       0xfe, 0xff,                         /* handle */
-        0x68, 0x67,       0x66, 0x65, 0x64, 0x63, 0x62, 0x61, /* step */
-        0x78, 0x77,       0x76, 0x75, 0x74, 0x73, 0x72, 0x71, /* checksum */
-        12,   0,          2,                                  /* dtype, is_dead, rank */
-        3,    0,          0,    0,    0,    0,    0,    0,    /* dims */
-        5,    0,          0,    0,    0,    0,    0,    0,    /* */
-        60,   0,          0,    0,    0,    0,    0,    0,    /* size */
+        6,    1 | 2 | 16, 37,   0,                                  /* type, flags, length */
+        0x04, 0x03,       0x02, 0x01,                               /* consumed */
+        0xfc, 0xfd,       0xfe, 0xff,                               /* handle */
+        0xe8, 0xce,       0x99, 0xab, 0xc6, 0xec, 0x98, 0xb1, 0x61, /* step */
+        0x78, 0x77,       0x76, 0x75, 0x74, 0x73, 0x72, 0x71,       /* checksum */
+        12,   0,          2,                                        /* dtype, is_dead, rank */
+        3,    0x80,       0x01,                                     /* dims */
+        0x80, 0x0c,                                                 /* size */
     };
     compose(TL_MESSAGE_DONE);
+    message.meta_data.shape.dims[1] = 128;
+    message.meta_data.size_bytes = 1536;
     ck_assert_uint_eq(encode(), sizeof(expected));
     ck_assert_mem_eq(buffer, expected, sizeof(expected));
 }
@@ -297,7 +298,7 @@ START_TEST(unknown_types)
 }
 END_TEST
 
-#define KEY_PLACE (12 + 24) /* the length of a REQUEST's key */
+#define KEY_PLACE (12 + 3) /* the length of a REQUEST's key, behind three numbers of a byte each */
 
 START_TEST(keys)
 {
@@ -309,13 +310,39 @@ START_TEST(keys)
     message.key = "a\xc3";
     expect_refused(encode());
     message.key = "nul";
+    message.number = message.step = message.expected_step = 1;
     uint32_t len_bytes = encode();
-    buffer[KEY_PLACE + 3] = '\0';
+    ck_assert_uint_eq(buffer[KEY_PLACE], 3);
+    buffer[KEY_PLACE + 2] = '\0';
     expect_refused(len_bytes);
     encode();
-    buffer[KEY_PLACE] = 0xff; /* reaches into what follows, and beyond */
-    buffer[KEY_PLACE + 1] = 0xff;
+    buffer[KEY_PLACE] = 0x7f; /* reaches into what follows, and beyond */
     expect_refused(len_bytes);
+}
+END_TEST
+
+/* A number has one form: up to 64 bits, in as few bytes as it needs. */
+START_TEST(numbers)
+{
+    static const uint64_t values[] = {0, 1, 127, 128, 16383, 16384, UINT32_MAX, INT64_MAX, UINT64_MAX};
+    static const unsigned lens[] = {1, 1, 1, 2, 2, 3, 5, 9, 10};
+    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+        compose(TL_MESSAGE_DONE);
+        message.has_meta_data = message.has_checksum = false;
+        message.step = values[i];
+        ck_assert_uint_eq(encode(), 12 + lens[i]);
+        expect_round_trip();
+    }
+    buffer[12 + 9] = 2; /* the 65th bit */
+    expect_refused(12 + 10);
+    buffer[12 + 9] = 0x81; /* an eleventh byte */
+    buffer[12 + 10] = 0;
+    set_len(12 + 11);
+    expect_refused(12 + 11);
+    buffer[12] = 0x81; /* 1 in two bytes */
+    buffer[13] = 0;
+    set_len(12 + 2);
+    expect_refused(12 + 2);
 }
 END_TEST
 
@@ -362,14 +389,15 @@ START_TEST(meta_data)
     expect_meta_data_refused(
         (struct tl_meta_data){.dtype = TL_STRING, .shape = {.rank = 1, .dims = {2}}, .size_bytes = 15});
     compose(TL_MESSAGE_META_DATA_UPDATE);
+    message.step = 1; /* one byte */
     uint32_t len_bytes = encode();
-    buffer[20 + 1] = 2; /* neither dead nor not */
+    buffer[13 + 1] = 2; /* neither dead nor not */
     expect_refused(len_bytes);
     encode();
-    buffer[20 + 2] = TL_MAX_RANK + 1;
+    buffer[13 + 2] = TL_MAX_RANK + 1;
     expect_refused(len_bytes);
     encode();
-    buffer[20 + 2] = 255;
+    buffer[13 + 2] = 255;
     expect_refused(len_bytes);
 }
 END_TEST
@@ -478,6 +506,7 @@ int main(void)
     tcase_add_test(tcase, meta_data_of_every_kind);
     tcase_add_test(tcase, unknown_types);
     tcase_add_test(tcase, keys);
+    tcase_add_test(tcase, numbers);
     tcase_add_test(tcase, key_too_long);
     tcase_add_test(tcase, destinations);
     tcase_add_test(tcase, meta_data);
