@@ -31,7 +31,8 @@ static void name_candidate(const struct tl_verbs_candidate *candidate, unsigned 
                            size_t capacity)
 {
     if (candidate->device[0] == '\0') {
-        snprintf(ret_name, capacity, count > 1 ? "candidate %u" : "", order + 1);
+        ret_name[0] = '\0';
+        if (count > 1) snprintf(ret_name, capacity, "candidate %u", order + 1);
     } else {
         snprintf(ret_name, capacity, "%s:%u GID %d %s", candidate->device, candidate->port, candidate->gid_index,
                  candidate->gid);
