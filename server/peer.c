@@ -16,6 +16,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "server/peer_internal.h"
+#include "server/planes.h"
 #include "server/session.h"
 
 /* ----------------------------------------------------------------------------------------------------- requests -- */
@@ -24,8 +25,9 @@ static void refused(struct tl_letter *letter)
 {
     struct tl_peer_request *request = TL_CONTAINER_OF(letter, struct tl_peer_request, done_letter);
     struct tl_error error;
-    tl_error_set(&error, TL_UNAVAILABLE, "rdma is \"require\", but %s cannot be reached that way: %.700s",
-                 request->peer->name, request->path_reason);
+    char where[TL_MAX_NAME_BYTES + 8];
+    snprintf(where, sizeof(where), "from %s", request->peer->name);
+    tl_planes_require(request->peer->worker, TL_UNAVAILABLE, where, request->path_reason, &error);
     request->fetch.is_final = true;
     request->fetch.ops->done(&request->fetch, &error);
 }

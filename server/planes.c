@@ -26,6 +26,22 @@ void tl_planes_join(const struct tl_worker *worker, const char *const *reasons, 
     }
 }
 
+void tl_planes_require(const struct tl_worker *worker, enum tl_status code, const char *where, const char *reasons,
+                       struct tl_error *ret_error)
+{
+    char names[128] = "";
+    for (size_t i = 0; i < worker->plane_count; i++) {
+        const struct tl_plane_slot *slot = &worker->planes[i];
+        size_t len = strlen(names);
+        if (slot->is_wanted)
+            snprintf(names + len, sizeof(names) - len, "%s%s", len > 0 ? " or " : "", slot->source->name);
+    }
+    tl_error_set(ret_error, code,
+                 "rdma is \"require\", but no tensor can travel %s over %s: %.600s; repair that, or set rdma to "
+                 "\"prefer\", which allows gRPC",
+                 where, names, reasons);
+}
+
 /* ------------------------------------------------------------------------------------------------------ opening -- */
 
 static enum tl_status open_slot(struct tl_worker *worker, struct tl_plane_slot *slot, bool has_thread)
@@ -65,7 +81,8 @@ static enum tl_status refuse_without(const struct tl_worker *worker, struct tl_e
         if (slot->is_wanted) code = slot->error.code;
     }
     tl_planes_join(worker, reasons, worker->plane_count, text, sizeof(text));
-    return tl_error_set(ret_error, code, "rdma is \"require\" and there is no data plane: %.950s", text);
+    tl_planes_require(worker, code, "from here", text, ret_error);
+    return code;
 }
 
 enum tl_status tl_planes_create(struct tl_worker *worker, const struct tl_plane_source *const *sources, size_t count,

@@ -36,6 +36,11 @@ void tl_planes_destroy(struct tl_worker *worker);
 void tl_planes_join(const struct tl_worker *worker, const char *const *reasons, size_t count, char *ret_text,
                     size_t capacity);
 
+/* The error where "rdma" is "require" and no data plane can be used: it names those that the settings want. where:
+ * "from here"; reasons: as tl_planes_join has put them together. */
+void tl_planes_require(const struct tl_worker *worker, enum tl_status code, const char *where, const char *reasons,
+                       struct tl_error *ret_error);
+
 /* The one that needs its sources in registered memory; NULL: none is open. */
 struct tl_plane *tl_planes_of_cards(const struct tl_worker *worker);
 /* How many are open. */

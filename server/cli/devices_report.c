@@ -8,6 +8,7 @@
 #include "server/cli/json_out.h"
 #include "server/cli/output.h"
 #include "server/cli/table.h"
+#include "server/local_settings.h"
 
 const struct tl_verbs_candidate *tl_devices_chosen(const struct tl_devices_report *report)
 {
@@ -72,6 +73,18 @@ static void add_row(struct tl_table *table, const struct tl_verbs_candidate *can
     tl_table_add(table, "%s%s", candidate->reason, verdict == VERIFIED ? "; a write through it was verified" : "");
 }
 
+/* How the tensors of a task without a device travel. */
+static const char *describe_rest(const struct tl_settings *settings)
+{
+    bool is_required = settings->rdma == TL_RDMA_REQUIRE;
+    if (tl_local_settings_refusal(settings) != NULL) {
+        return is_required ? "would use none, and would not start: rdma is \"require\""
+                           : "would use none: its tensors travel over gRPC";
+    }
+    return is_required ? "would use none: its tensors travel within this host only, since rdma is \"require\""
+                       : "would use none: its tensors travel over gRPC, within this host through shared memory";
+}
+
 /* What the table means for the task. */
 static void print_verdict(const struct tl_devices_report *report)
 {
@@ -83,10 +96,8 @@ static void print_verdict(const struct tl_devices_report *report)
             printf(" would use %s port %" PRIu32 " with GID %d\n", chosen->device, chosen->port, chosen->gid_index);
         } else if (report->refusal) {
             printf(" would use none: %s\n", report->refusal);
-        } else if (report->task->settings.rdma == TL_RDMA_REQUIRE) {
-            printf(" would use none, and would not start: rdma is \"require\"\n");
         } else {
-            printf(" would use none: its tensors travel over gRPC\n");
+            printf(" %s\n", describe_rest(&report->task->settings));
         }
     } else if (chosen) {
         printf("a worker takes the first whose GID is its own address; --config, --job and --task show which\n");

@@ -148,8 +148,8 @@ START_TEST(local_is_required_where_there_is_none)
     struct tl_completion got;
     enum tl_status status = tl_recv_wait(receiver, cluster_peer(receiver, 0), "w", 1, NULL, CLUSTER_LONG, &got, &error);
     ck_assert_int_eq(status, TL_UNAVAILABLE);
-    ck_assert_str_eq(error.message, "rdma is \"require\", but /job:node/task:0 cannot be reached that way: it is on "
-                                    "another host");
+    ck_assert_str_eq(error.message, "rdma is \"require\", but no tensor can travel from /job:node/task:0 over local: "
+                                    "it is on another host; repair that, or set rdma to \"prefer\", which allows gRPC");
     teardown();
 }
 END_TEST
@@ -161,9 +161,9 @@ START_TEST(all_are_missing_where_one_is_required)
     plane.cards[0].is_missing = true;
     plane.locals[0].is_missing = true;
     ck_assert_int_eq(fake_plane_try(&plane, 0, TL_PROGRESS_THREAD, &error), TL_NOT_FOUND);
-    ck_assert_str_eq(error.message,
-                     "rdma is \"require\" and there is no data plane: local: no RDMA device: the slot is "
-                     "empty; verbs: no RDMA device: the slot is empty");
+    ck_assert_str_eq(error.message, "rdma is \"require\", but no tensor can travel from here over local or verbs: "
+                                    "local: no RDMA device: the slot is empty; verbs: no RDMA device: the slot is "
+                                    "empty; repair that, or set rdma to \"prefer\", which allows gRPC");
     plane.locals[0].is_missing = false;
     open_both(_i);
     expect(1, "local", TL_PATH_ZERO_COPY, "");

@@ -247,8 +247,9 @@ START_TEST(a_card_that_does_not_work_where_one_is_required)
     prepare("\"rdma\": \"require\"");
     plane.cards[0].faults[0] = (struct fake_rule){.fault = FAKE_CORRUPT, .kinds = FAKE_WRITE, .times = FAKE_ALWAYS};
     ck_assert_int_eq(fake_plane_try(&plane, 0, TL_PROGRESS_THREAD, &error), TL_DATA_LOSS);
-    ck_assert_str_eq(error.message, "rdma is \"require\" and there is no data plane: a probe write failed: it "
-                                    "has brought the wrong bytes");
+    ck_assert_str_eq(error.message,
+                     "rdma is \"require\", but no tensor can travel from here over verbs: a probe write failed: it has "
+                     "brought the wrong bytes; repair that, or set rdma to \"prefer\", which allows gRPC");
     teardown();
 }
 END_TEST

@@ -9,7 +9,7 @@ import unittest
 import guest_support
 
 BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / "build/release")
-CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.99:4000"]}, "rdma": "require",
+CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.99:4000"]}, "protocol": "grpc+verbs", "rdma": "require",
            "jobs": {"ps": {"tasks": {"1": {"verbs": {"devices": "rxe0"}}}}}}
 
 # The only GID of rxe1 is one without a route, which its table does not show.

@@ -98,6 +98,13 @@ START_TEST(verdicts)
     check_has("\n/job:ps/task:0 would use none: rdma is off\n");
     report = (struct tl_devices_report){.candidates = candidates + 2, .count = 1, .task = &task};
     capture(tl_devices_print_table, &report);
+    check_has(
+        "\n/job:ps/task:0 would use none: its tensors travel over gRPC, within this host through shared memory\n");
+    task.settings.rdma = TL_RDMA_REQUIRE;
+    capture(tl_devices_print_table, &report);
+    check_has("\n/job:ps/task:0 would use none: its tensors travel within this host only, since rdma is \"require\"\n");
+    task.settings = (struct tl_settings){.protocol = TL_PROTOCOL_GRPC_VERBS};
+    capture(tl_devices_print_table, &report);
     check_has("\n/job:ps/task:0 would use none: its tensors travel over gRPC\n");
     task.settings.rdma = TL_RDMA_REQUIRE;
     report.lock_error = (struct tl_error){.code = TL_RESOURCE_EXHAUSTED, .message = "64 MiB are needed"};
