@@ -20,8 +20,12 @@ void tl_planes_join(const struct tl_worker *worker, const char *const *reasons, 
         const struct tl_plane_slot *slot = &worker->planes[i];
         /* Nobody asks why what the settings exclude is not there, unless they exclude all. */
         if (reasons[i][0] == '\0' || (!slot->is_wanted && (wanted_count > 0 || i > 0))) continue;
+        size_t name_len = strlen(slot->source->name);
+        /* Messages of a provider begin with its name. */
+        bool has_name = strncmp(reasons[i], slot->source->name, name_len) == 0 && reasons[i][name_len] == ':';
+        bool must_name = wanted_count > 1 && !has_name;
         int len = snprintf(ret_text + used, capacity - used, "%s%s%s%.480s", used > 0 ? "; " : "",
-                           wanted_count > 1 ? slot->source->name : "", wanted_count > 1 ? ": " : "", reasons[i]);
+                           must_name ? slot->source->name : "", must_name ? ": " : "", reasons[i]);
         used += (size_t)len;
     }
 }

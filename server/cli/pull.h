@@ -18,7 +18,8 @@ struct tl_pull_item {
     bool is_received;
     bool is_verified; /* its checksum fits */
     enum tl_path path;
-    uint64_t step; /* of what was received: may be newer than what was listed */
+    const char *path_reason; /* why not a faster one; lives for ever */
+    uint64_t step;           /* of what was received: may be newer than what was listed */
     int64_t duration_ns;
 };
 

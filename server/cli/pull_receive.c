@@ -77,6 +77,7 @@ static void take_completion(struct receiver *receiver, const struct tl_completio
         item->is_received = true;
         item->is_verified = completion->is_verified;
         item->path = completion->path;
+        item->path_reason = completion->path_reason;
         item->step = completion->step;
         item->duration_ns = completion->duration_ns;
         pull->received_count++;

@@ -40,6 +40,16 @@ static void count_paths(const struct tl_pull *pull, size_t counts[PATH_COUNT])
         if (pull->items[i].is_received && (size_t)pull->items[i].path < PATH_COUNT) counts[pull->items[i].path]++;
 }
 
+/* Why tensors came on this path and not on a faster one; "": there is none, or nothing to tell. */
+static const char *find_reason(const struct tl_pull *pull, enum tl_path path)
+{
+    for (size_t i = 0; pull->items && i < pull->listing.count; i++) {
+        const struct tl_pull_item *item = &pull->items[i];
+        if (item->is_received && item->path == path && item->path_reason[0] != '\0') return item->path_reason;
+    }
+    return "";
+}
+
 /* -------------------------------------------------------------------------------------------------------- JSON -- */
 
 static void put_details(const struct tl_pull *pull, struct tl_json_out *root)
@@ -78,6 +88,11 @@ static bool print_json(const struct tl_pull *pull, const struct tl_error *error)
     count_paths(pull, counts);
     for (size_t i = 0; i < PATH_COUNT; i++)
         if (counts[i] > 0) tl_json_out_put_u64(paths, tl_path_name((enum tl_path)i), counts[i]);
+    struct tl_json_out *reasons = tl_json_out_put_object(root, "reasons");
+    for (size_t i = 0; i < PATH_COUNT; i++) {
+        const char *reason = find_reason(pull, (enum tl_path)i);
+        if (reason[0] != '\0') tl_json_out_put_text(reasons, tl_path_name((enum tl_path)i), reason);
+    }
     if (pull->compare_path) {
         tl_json_out_put_u64(root, "compared", pull->compared_count);
         tl_json_out_put_real(root, "compare_seconds", seconds(pull->compare_ns));
@@ -138,6 +153,12 @@ static void print_summary(const struct tl_pull *pull)
         if (counts[i] == 0) continue;
         printf("%s %s %zu", separator, tl_path_name((enum tl_path)i), counts[i]);
         separator = ",";
+    }
+    for (size_t i = 0; i < PATH_COUNT; i++) {
+        const char *reason = find_reason(pull, (enum tl_path)i);
+        if (reason[0] == '\0') continue;
+        printf("\n%s because: ", tl_path_name((enum tl_path)i));
+        tl_output_put_escaped(stdout, reason);
     }
     if (pull->is_unchecked) {
         printf("\nnot verified (--no-checksum)");

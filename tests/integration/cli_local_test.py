@@ -63,6 +63,9 @@ class Choice(LocalCase):
         self.serve({"local": {"process_vm": "off"}})
         local = next(t for t in self.health(4)["/job:ps/task:0"]["transports"] if t["name"] == "local")
         self.assertIn("copied twice, local.process_vm is off", local["reason"])
+        self.assertIn("local.process_vm", self.pull()["reasons"]["bounce"])
+        shown = self.assert_run(0, "pull", *self.target, "-o", self.folder / "out.safetensors").stdout
+        self.assertRegex(shown, r"\nbounce because: memory outside of the pool is copied, .* \(local\.process_vm\)\n")
 
     def test_every_protocol(self):
         self.serve()
@@ -122,7 +125,9 @@ class Choice(LocalCase):
         time.sleep(0.5)  # attempts would follow each other within tenths of a second
         third = self.counters()["data_reactor_sleeps"]
         self.assertLessEqual(third - second, second - first, "nothing happens but that it is asked")
-        self.assertEqual(self.pair()["transport"], "grpc")
+        pair = self.pair()
+        self.assertEqual(pair["transport"], "grpc")
+        self.assertNotIn("local: local:", pair["reason"])
         for worker in (self.worker, other):
             line = worker.find("transport=local reason=")
             self.assertRegex(line, "user (0|65534), who may not connect; .*local.users")
