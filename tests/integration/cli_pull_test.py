@@ -64,7 +64,7 @@ class Pull(PullCase):
         result = self.assert_run(0, "pull", *self.target, "-o", self.out())
         self.assertEqual(read_safetensors(self.out()), self.tensors)
         self.assertRegex(result.stdout, rf"^pulled {len(self.tensors)} tensors, .* from /job:ps/task:0 at "
-                                        rf"{cluster.address()}; paths: .*\d+\nverified \d+ of ")
+                                        rf"{cluster.address()}; paths: .*\d+\n(bounce because: .*\n)?verified \d+ of ")
         self.assertEqual(os.listdir(self.folder / "output"), ["out.safetensors"])
 
     def test_by_address(self):
