@@ -17,6 +17,7 @@
 #include "control/responses.h"
 #include "control/rpc_server.h"
 #include "fakes/fake_worker.h"
+#include "fakes/run_suite.h"
 #include "tensorlane/v1/cluster.pb-c.h"
 
 static struct tl_error error;
@@ -775,10 +776,5 @@ int main(void)
     for (size_t i = 0; i < TL_ARRAY_COUNT(without_worker); i++)
         tcase_add_test(tcase, without_worker[i]);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "fakes/plane_case.h"
+#include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
 #define LOOK_NS (3 * CLUSTER_SECOND)
@@ -146,9 +147,5 @@ int main(void)
     tcase_add_test(tcase, a_path_that_does_not_last);
     tcase_add_loop_test(tcase, a_window_that_is_not_bound, 0, 2);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "fakes/plane_case.h"
+#include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
 
@@ -231,9 +232,5 @@ int main(void)
     for (unsigned i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
         tcase_add_loop_test(tcase, tests[i], TL_PROGRESS_THREAD, TL_PROGRESS_CALLER + 1);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

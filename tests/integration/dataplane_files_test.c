@@ -10,6 +10,7 @@
 
 #include "fakes/cluster.h"
 #include "fakes/fake_plane.h"
+#include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
 #include "server/worker_internal.h"
 
@@ -166,9 +167,5 @@ int main(void)
     tcase_add_loop_test(tcase, a_file_that_does_not_fit_is_copied_and_watched, 0, 4);
     tcase_add_test(tcase, a_file_that_was_cut_is_refused);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

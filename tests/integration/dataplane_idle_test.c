@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "control/client.h"
 #include "fakes/plane_case.h"
+#include "fakes/run_suite.h"
 #include "server/worker_internal.h"
 
 #define LARGE (1 << 20)
@@ -111,9 +112,5 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     tcase_add_loop_test(tcase, workers_without_work_sleep, 0, 4);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

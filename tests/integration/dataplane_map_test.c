@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "fakes/plane_case.h"
+#include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
 #include "server/worker_internal.h"
 
@@ -176,9 +177,5 @@ int main(void)
     tcase_add_loop_test(tcase, file_has_changed, 0, 4);
     tcase_add_loop_test(tcase, no_destination, 0, 2);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -10,6 +10,7 @@
 #include "control/client.h"
 #include "fakes/cluster.h"
 #include "fakes/fake_plane.h"
+#include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
 #define FULL 4 /* so many of them are all of the pool */
@@ -210,9 +211,5 @@ int main(void)
     tcase_add_test(tcase, a_destination_of_the_user_under_keys_of_regions);
     tcase_add_loop_test(tcase, a_pool_of_a_peer_that_takes_too_long, 0, 2);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -16,6 +16,7 @@
 #include "fakes/raw_call.h"
 #include "control/control.h"
 #include "tensorlane/v1/transfer.pb-c.h"
+#include "fakes/run_suite.h"
 
 #define PATIENCE_NS (20 * TL_NS_PER_SEC)
 #define EXCHANGE "/tensorlane.v1.Transfer/Exchange"
@@ -397,9 +398,5 @@ int main(void)
     tcase_add_test(bad, a_reason_that_is_too_long_ends_the_link);
     tcase_add_test(bad, a_peer_that_does_not_take_its_refusals_ends_the_link);
     suite_add_tcase(all, bad);
-    SRunner *runner = srunner_create(all);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(all);
 }

@@ -12,6 +12,7 @@
 #include "fakes/cluster.h"
 #include "fakes/fake_plane.h"
 #include "fakes/log_capture.h"
+#include "fakes/run_suite.h"
 
 #define REASON "no RDMA device: the slot is empty"
 
@@ -83,9 +84,5 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_test(tcase, the_table_is_full);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

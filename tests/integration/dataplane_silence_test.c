@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "fakes/plane_case.h"
+#include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
 
@@ -129,9 +130,5 @@ int main(void)
     tcase_add_test(tcase, a_worker_that_nobody_drives_is_not_dead);
     tcase_add_test(tcase, a_worker_that_does_not_move_is_given_up_for_a_while);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -12,6 +12,7 @@
 
 #include "base/clock.h"
 #include "fakes/plane_case.h"
+#include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
 #define SMALL 1000
@@ -634,9 +635,5 @@ int main(void)
         }
         tcase_add_loop_test(cases, tests[i].test, 0, tests[i].count);
     }
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

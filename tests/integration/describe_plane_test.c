@@ -9,6 +9,7 @@
 #include "dataplane/verbs_internal.h"
 #include "fakes/cluster.h"
 #include "fakes/fake_plane.h"
+#include "fakes/run_suite.h"
 
 static struct cluster cluster;
 static struct fake_plane plane;
@@ -340,9 +341,5 @@ int main(void)
     tcase_add_test(tcase, variables_reach_the_card);
     tcase_add_test(tcase, wrong_variables_are_refused);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -6,6 +6,7 @@
 #include <grpc/support/alloc.h>
 #include <string.h>
 
+#include "fakes/run_suite.h"
 #include "tests/fakes/cluster.h"
 
 static struct cluster cluster;
@@ -59,10 +60,5 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     tcase_add_test(tcase, nothing_is_left_of_workers);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

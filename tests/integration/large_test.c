@@ -16,6 +16,7 @@
 
 #include <tensorlane/tensorlane.h>
 
+#include "fakes/run_suite.h"
 #include "tests/fakes/ports.h"
 
 #define GIB (UINT64_C(1) << 30)
@@ -144,10 +145,5 @@ int main(void)
     tcase_set_timeout(cases, 110);
     tcase_add_test(cases, moves_five_gibibytes_in_bounded_memory);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

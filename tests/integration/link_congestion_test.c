@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "control/link_internal.h"
+#include "fakes/run_suite.h"
 #include "fuzz/fake_stream.h"
 
 #define SELF "/job:node/task:0"
@@ -526,9 +527,5 @@ int main(void)
     tcase_add_test(window, full_window_does_not_stop_a_side_that_does_not_read);
     tcase_add_test(window, only_a_link_over_loopback_has_a_window);
     suite_add_tcase(suite, window);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "control/control.h"
 #include "control/link.h"
+#include "fakes/run_suite.h"
 #include "tests/fakes/fake_worker.h"
 
 #define PATIENCE_NS (20 * TL_NS_PER_SEC)
@@ -212,9 +213,5 @@ int main(void)
     tcase_add_test(cases, not_found_in_time);
     tcase_add_test(cases, a_link_has_a_greatest_age);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "fakes/cluster.h"
 #include "fakes/raw_call.h"
+#include "fakes/run_suite.h"
 #include "tensorlane/v1/transfer.pb-c.h"
 
 #define EXCHANGE "/tensorlane.v1.Transfer/Exchange"
@@ -787,10 +788,5 @@ int main(void)
     tcase_add_test(peer, peer_that_breaks_the_protocol_and_does_not_read_holds_nothing);
     tcase_add_test(peer, workers_that_ask_much_of_each_other_get_it);
     suite_add_tcase(suite, peer);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

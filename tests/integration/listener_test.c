@@ -15,6 +15,7 @@
 
 #include "base/check.h"
 #include "control/listener.h"
+#include "fakes/run_suite.h"
 
 #define PATIENCE_MS 60000
 
@@ -248,9 +249,5 @@ int main(void)
     tcase_add_test(tcase, no_descriptor_to_listen);
     tcase_add_test(tcase, a_lack_of_descriptors_passes);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

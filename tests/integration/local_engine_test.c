@@ -7,6 +7,7 @@
 #include "dataplane/local.h"
 #include "fakes/engine_case.h"
 #include "fakes/local_sides.h"
+#include "fakes/run_suite.h"
 
 #define LARGE_BYTES (UINT64_C(9) << 20)
 
@@ -284,9 +285,5 @@ int main(void)
     tcase_add_test(tcase, broken_in_the_middle);
     tcase_add_test(tcase, a_received_tensor_outlives_everything);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return run_suite(suite);
 }

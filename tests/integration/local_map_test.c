@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "fakes/cluster.h"
+#include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
 #include "server/worker_internal.h"
 
@@ -259,9 +260,5 @@ int main(void)
     tcase_add_test(tcase, file_is_cut);
     tcase_add_test(tcase, nothing_stays_open);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

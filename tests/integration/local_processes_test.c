@@ -20,6 +20,7 @@
 #include "dataplane/local_internal.h"
 #include "dataplane/pages.h"
 #include "fakes/local_sides.h"
+#include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
 
 #define LARGE_BYTES (64 * MIB)
@@ -668,9 +669,5 @@ int main(void)
     tcase_add_test(tcase, folders_that_cannot_be_used);
     tcase_add_test(tcase, descriptors_are_closed_on_exec);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return run_suite(suite);
 }

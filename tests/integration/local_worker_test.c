@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "fakes/cluster.h"
+#include "fakes/run_suite.h"
 #include "server/worker_internal.h"
 
 #define LARGE (1 << 20)
@@ -147,9 +148,5 @@ int main(void)
     tcase_add_loop_test(tcase, copied_twice, 0, 4);
     tcase_add_test(tcase, users);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "control/credentials.h"
 #include "control/rpc_server.h"
+#include "fakes/run_suite.h"
 
 #define METHOD "/test.Service/Method"
 
@@ -303,10 +304,5 @@ int main(void)
     tcase_add_test(tcase, connection_over_loopback_is_not_paced);
     tcase_add_test(tcase, garbage_on_the_port);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

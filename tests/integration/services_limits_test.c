@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "fakes/fake_worker.h"
 #include "fakes/raw_call.h"
+#include "fakes/run_suite.h"
 #include "grpc/health/v1/health.pb-c.h"
 #include "tensorlane/v1/transfer.pb-c.h"
 
@@ -284,10 +285,5 @@ int main(void)
     tcase_add_test(metadata, metadata_beyond_the_limit_is_refused);
     tcase_add_test(metadata, client_that_knows_no_limit_is_told);
     suite_add_tcase(suite, metadata);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

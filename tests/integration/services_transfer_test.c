@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "fakes/fake_worker.h"
 #include "fakes/raw_call.h"
+#include "fakes/run_suite.h"
 #include "tensorlane/v1/transfer.pb-c.h"
 
 #define RECEIVE "/tensorlane.v1.Transfer/Receive"
@@ -904,10 +905,5 @@ int main(void)
     for (size_t i = 0; i < sizeof(tests) / sizeof(tests[0]); i++)
         tcase_add_test(tcase, tests[i]);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

@@ -15,6 +15,7 @@
 #include "base/random.h"
 #include "fakes/cluster.h"
 #include "fakes/proxy.h"
+#include "fakes/run_suite.h"
 
 #define WORKERS 3
 #define PAIRS 300
@@ -264,10 +265,5 @@ int main(void)
     TCase *chaos = tcase_create("chaos");
     tcase_add_test(chaos, everything_at_once);
     suite_add_tcase(suite, chaos);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

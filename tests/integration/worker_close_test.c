@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "fakes/cluster.h"
+#include "fakes/run_suite.h"
 #include "server/worker_internal.h"
 
 #define BIG_BYTES (UINT64_C(48) << 20)
@@ -414,10 +415,5 @@ int main(void)
     tcase_add_test(pair, closes_under_load);
     tcase_add_test(pair, nothing_leaks_over_many_cycles);
     suite_add_tcase(suite, pair);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

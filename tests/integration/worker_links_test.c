@@ -10,6 +10,7 @@
 #include "fakes/cluster.h"
 #include "fakes/proxy.h"
 #include "fakes/raw_call.h"
+#include "fakes/run_suite.h"
 #include "tensorlane/v1/transfer.pb-c.h"
 
 static struct cluster cluster;
@@ -145,10 +146,5 @@ int main(void)
     tcase_add_test(impostors, task_that_runs_twice_does_not_keep_its_peers_busy);
     tcase_add_test(impostors, nobody_else_is_the_worker_itself);
     suite_add_tcase(suite, impostors);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

@@ -9,6 +9,7 @@
 #include "fakes/cluster.h"
 #include "fakes/proxy.h"
 #include "fakes/raw_call.h"
+#include "fakes/run_suite.h"
 #include "tensorlane/v1/transfer.pb-c.h"
 
 /* More than the sockets on the way can hold, twice. */
@@ -276,10 +277,5 @@ int main(void)
     tcase_add_test(pair, a_worker_receives_what_it_publishes_itself);
     tcase_add_test(pair, pushed_tensor_outlives_the_worker);
     suite_add_tcase(suite, pair);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

@@ -12,6 +12,7 @@
 #include "control/internal.h"
 #include "fakes/cluster.h"
 #include "fakes/proxy.h"
+#include "fakes/run_suite.h"
 #include "server/worker_internal.h"
 
 /* More than the sockets on the way can hold, twice. */
@@ -330,10 +331,5 @@ int main(void)
     tcase_add_test(pair, something_silent_at_the_address_is_given_up);
     tcase_add_test(pair, something_else_at_the_address_is_no_worker);
     suite_add_tcase(suite, pair);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

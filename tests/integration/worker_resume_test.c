@@ -8,6 +8,7 @@
 #include "base/random.h"
 #include "fakes/cluster.h"
 #include "fakes/proxy.h"
+#include "fakes/run_suite.h"
 
 /* More than the sockets on the way can hold, twice. */
 #define BIG_BYTES (UINT64_C(32) << 20)
@@ -336,10 +337,5 @@ int main(void)
     tcase_set_timeout(patient, 60);
     tcase_add_test(patient, receiver_that_gives_up_while_cut_off_says_so_later);
     suite_add_tcase(suite, patient);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "fakes/cluster.h"
 #include "fakes/proxy.h"
+#include "fakes/run_suite.h"
 
 /* More than the sockets on the way can hold, twice. */
 #define BIG_BYTES (UINT64_C(32) << 20)
@@ -475,10 +476,5 @@ int main(void)
     tcase_add_test(limits, receivers_beyond_the_limit_are_refused);
     tcase_add_test(limits, bytes_beyond_the_limit_are_refused);
     suite_add_tcase(suite, limits);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "fakes/cluster.h"
+#include "fakes/run_suite.h"
 
 static struct cluster cluster;
 static struct tl_cq *cq;
@@ -382,10 +383,5 @@ int main(void)
     tcase_add_test(pair, large_tensors_are_not_copied);
     tcase_add_test(pair, small_tensors_share_frames);
     suite_add_tcase(suite, pair);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

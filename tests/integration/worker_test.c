@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "fakes/cluster.h"
+#include "fakes/run_suite.h"
 
 static struct cluster cluster;
 static struct tl_cq *cq;
@@ -449,10 +450,5 @@ int main(void)
     tcase_add_test(pair, calls_refuse_what_is_wrong);
     tcase_add_test(pair, second_offer_of_a_tensor_is_refused);
     suite_add_tcase(suite, pair);
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

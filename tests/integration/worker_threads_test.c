@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "fakes/cluster.h"
+#include "fakes/run_suite.h"
 
 #define THREADS 6
 
@@ -385,10 +386,5 @@ int main(void)
     suite_add_tcase(suite, caller);
     suite_add_tcase(suite, threads_case("threads", setup));
     suite_add_tcase(suite, threads_case("threads without thread", setup_caller));
-    SRunner *runner = srunner_create(suite);
-    srunner_set_fork_status(runner, CK_NOFORK);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite_in_process(suite);
 }

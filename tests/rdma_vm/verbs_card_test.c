@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "dataplane/verbs_internal.h"
+#include "fakes/run_suite.h"
 
 static struct ibv_context_ops real;
 
@@ -361,9 +362,5 @@ int main(void)
     tcase_add_test(tests, no_notice);
     tcase_add_test(tests, device_is_removed);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

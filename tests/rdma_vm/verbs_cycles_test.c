@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "dataplane/engine.h"
 #include "dataplane/verbs_internal.h"
+#include "fakes/run_suite.h"
 #include "tests/fakes/made_memory.h"
 
 #define TEXT_BYTES 512
@@ -206,9 +207,5 @@ int main(void)
     tcase_set_timeout(tests, 150);
     tcase_add_loop_test(tests, paths_leave_nothing_behind, 0, TL_ARRAY_COUNT(cycles));
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

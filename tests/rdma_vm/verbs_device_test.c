@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "fakes/run_suite.h"
 
 /* ---------------------------------------------------------------------------------------------------- candidates -- */
 
@@ -315,9 +316,5 @@ int main(void)
     tcase_add_test(tests, completion_queue_grows);
     tcase_add_test(tests, nothing_leaks);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "fakes/run_suite.h"
 
 /* ------------------------------------------------------------------------------------------------------ failures -- */
 
@@ -352,9 +353,5 @@ int main(void)
     if (has_veth()) tcase_add_test(tests, link_down_wakes_a_sleeper);
     if (has_veth()) tcase_add_test(tests, address_that_is_taken_away);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "fakes/run_suite.h"
 
 /* ------------------------------------------------------------------------------------------------------- traffic -- */
 
@@ -269,9 +270,5 @@ int main(void)
     tcase_add_test(tests, sleepers_wake);
     tcase_add_test(tests, arming_loses_nothing);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "config/address.h"
 #include "config/config.h"
+#include "fakes/run_suite.h"
 
 #define LABEL "a23456789012345678901234567890123456789012345678901234567890123" /* 63 bytes */
 
@@ -220,9 +221,5 @@ int main(void)
     tcase_add_test(tcase, one_spelling_for_equal_addresses);
     tcase_add_test(tcase, what_cannot_be_dialled_can_be_listened_on);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

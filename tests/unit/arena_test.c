@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "config/arena.h"
+#include "fakes/run_suite.h"
 
 static bool is_filled(const unsigned char *object, size_t size_bytes, unsigned char value)
 {
@@ -113,9 +114,5 @@ int main(void)
     tcase_add_test(tcase, null_can_be_destroyed);
     tcase_add_test(tcase, no_memory_is_null_and_the_arena_goes_on);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/arith.h"
+#include "fakes/run_suite.h"
 
 START_TEST(add)
 {
@@ -46,9 +47,5 @@ int main(void)
     tcase_add_test(tcase, mul);
     tcase_add_test(tcase, min_max);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -7,6 +7,7 @@
 #include "tests/fakes/fault_alloc.h"
 
 #include "dataplane/blocks.c"
+#include "fakes/run_suite.h"
 
 #define UNIT 64
 #define START ((uintptr_t)0x7f0000000000)
@@ -245,9 +246,5 @@ int main(void)
     tcase_add_test(tcase, no_memory);
     tcase_add_test(tcase, random_use);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

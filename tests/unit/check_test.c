@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "fakes/run_suite.h"
 
 struct outer {
     int first;
@@ -79,9 +80,5 @@ int main(void)
     tcase_add_test(tcase, message_names_the_place);
     tcase_add_test(tcase, container_of);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

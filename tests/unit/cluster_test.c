@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "config/cluster.h"
+#include "fakes/run_suite.h"
 
 static struct tl_json_doc doc;
 static struct tl_arena *arena;
@@ -235,9 +236,5 @@ int main(void)
     tcase_add_test(tcase, searching);
     tcase_add_test(tcase, jobs_are_described);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

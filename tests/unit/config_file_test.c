@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "config/config.h"
+#include "fakes/run_suite.h"
 
 #define TEXT "{\"cluster\": {\"w\": [\"h:1\"]}, \"publish\": [\"m.npy\"]}"
 
@@ -167,9 +168,5 @@ int main(void)
     tcase_add_test(tcase, standard_input_is_called_stdin);
     tcase_add_test(tcase, a_large_file_is_read_whole);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "fakes/run_suite.h"
 
 #define CLUSTER "\"cluster\": {\"ps\": [\"a:1\", \"b:1\"], \"worker\": {\"4\": \"[::1]:2\"}}"
 
@@ -302,9 +303,5 @@ int main(void)
     tcase_add_test(tcase, null_can_be_destroyed);
     tcase_add_test(tcase, large_clusters_are_read);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "dataplane/verbs.h"
+#include "fakes/run_suite.h"
 
 #define NAME_63 "a23456789b23456789c23456789d23456789e23456789f23456789g23456789"
 
@@ -84,9 +85,5 @@ int main(void)
     tcase_add_test(tcase, what_is_none);
     tcase_add_test(tcase, entries_are_bounded);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "fakes/run_suite.h"
 
 static const struct tl_verbs_candidate candidates[] = {
     {.order = 0,
@@ -215,9 +216,5 @@ int main(void)
     tcase_add_test(tcase, none_that_works);
     tcase_add_test(tcase, json);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -6,6 +6,7 @@
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
 #include "fakes/log_capture.h"
+#include "fakes/run_suite.h"
 
 #define SMALL_BYTES 5000
 #define LARGE_BYTES 200000
@@ -152,9 +153,5 @@ int main(void)
     tcase_add_test(tcase, the_reason_changes);
     tcase_add_test(tcase, no_room_either);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

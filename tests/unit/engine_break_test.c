@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
+#include "fakes/run_suite.h"
 
 #define COUNT 24 /* of asks each way */
 
@@ -457,9 +458,5 @@ int main(void)
     tcase_add_test(tcase, asked_while_the_peer_says_goodbye);
     tcase_add_test(tcase, asked_while_it_closes);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

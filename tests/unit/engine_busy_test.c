@@ -7,6 +7,7 @@
 #include "dataplane/conn_internal.h"
 #include "fakes/engine_pair.h"
 #include "fakes/fake_clock.h"
+#include "fakes/run_suite.h"
 
 /* Three pumps. */
 #define SIZE_BYTES (5 * (uint64_t)PUMP_BYTES / 2)
@@ -190,9 +191,5 @@ int main(void)
     tcase_add_loop_test(tcase, broken_halfway, 0, 2);
     tcase_add_loop_test(tcase, damaged_in_each_part, 0, 2);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

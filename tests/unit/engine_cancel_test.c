@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
+#include "fakes/run_suite.h"
 
 #define SIZE_BYTES 5000
 #define CANARY 0x5a
@@ -316,9 +317,5 @@ int main(void)
     tcase_add_test(tcase, late_write);
     tcase_add_test(tcase, many_at_once);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include "fakes/engine_pair.h"
 #include "fakes/fake_clock.h"
 #include "fakes/raw_peer.h"
+#include "fakes/run_suite.h"
 
 static struct engine_pair pair;
 static struct engine_pair_options options;
@@ -584,9 +585,5 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, NULL);
     add_tests(tcase);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

@@ -14,6 +14,7 @@
 #include "dataplane/message.h"
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
+#include "fakes/run_suite.h"
 
 static void setup(void)
 {
@@ -629,9 +630,5 @@ int main(void)
     ADD(suite, v16_evicted_registration_is_found_no_more);
     ADD(suite, v17_nobody_waits_for_ever);
     ADD(suite, v18_not_up_before_it_is);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

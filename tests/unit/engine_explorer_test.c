@@ -21,6 +21,7 @@
 #include "dataplane/conn_internal.h"
 #include "fakes/engine_pair.h"
 #include "fakes/fake_clock.h"
+#include "fakes/run_suite.h"
 
 #define SEEDS 4000
 #define STEPS 250
@@ -432,9 +433,5 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     tcase_add_loop_test(tcase, seeds, 0, PARTS);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

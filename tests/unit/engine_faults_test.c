@@ -39,6 +39,7 @@
 #define transitions response_transitions
 #define want_turn response_want_turn
 #include "dataplane/response.c"
+#include "fakes/run_suite.h"
 #undef EVENT_CANCEL
 #undef EVENT_READY
 #undef EVENT_STATUS
@@ -228,9 +229,5 @@ int main(void)
     tcase_add_test(tcase, every_registration);
     tcase_add_test(tcase, engine_without_memory);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

@@ -12,6 +12,7 @@
 #include "fakes/engine_pair.h"
 #include "fakes/fake_clock.h"
 #include "fakes/raw_peer.h"
+#include "fakes/run_suite.h"
 
 #define SIZE_BYTES 3000
 
@@ -627,9 +628,5 @@ int main(void)
     tcase_add_loop_test(tcase, mapped_without_permission, 0, 4);
     tcase_add_loop_test(tcase, noise, 0, 50);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

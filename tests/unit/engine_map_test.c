@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
+#include "fakes/run_suite.h"
 #include "tensor/mapped_tensor.h"
 
 #define SIZE_BYTES 50000
@@ -423,9 +424,5 @@ int main(void)
     tcase_add_test(tcase, cancelled_before_it_is_asked_again);
     tcase_add_loop_test(tcase, connection_ends, 0, 4);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

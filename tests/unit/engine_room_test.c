@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "dataplane/conn_internal.h"
 #include "fakes/engine_pair.h"
+#include "fakes/run_suite.h"
 
 enum { MAX_BLOCKS = 128, ASKS = 8 };
 
@@ -512,9 +513,5 @@ int main(void)
     tcase_add_test(tcase, no_more_regions);
     tcase_add_test(tcase, forced_copies_through_a_small_pool);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

@@ -10,6 +10,7 @@
 #include "dataplane/conn_internal.h"
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
+#include "fakes/run_suite.h"
 
 static void setup(void)
 {
@@ -393,9 +394,5 @@ int main(void)
     tcase_add_test(tcase, providers_that_need_no_regions);
     tcase_add_test(tcase, destination_that_does_not_fit);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

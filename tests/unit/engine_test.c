@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
+#include "fakes/run_suite.h"
 
 static void setup(void)
 {
@@ -470,9 +471,5 @@ int main(void)
     tcase_add_test(tcase, pieces_of_the_provider);
     tcase_add_test(tcase, pieces_as_configured);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "config/config.h"
+#include "fakes/run_suite.h"
 
 #define CLUSTER "\"cluster\": {\"ps\": [\"a:1\", \"b:1\"], \"worker\": {\"4\": \"[::1]:2\"}}"
 #define MAX_WARNINGS 8
@@ -250,9 +251,5 @@ int main(void)
     tcase_add_test(tcase, unknown_variables_are_warned_of);
     tcase_add_test(tcase, it_may_be_applied_again);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "fakes/run_suite.h"
 
 START_TEST(names_are_grpcs)
 {
@@ -171,9 +172,5 @@ int main(void)
     tcase_add_test(tcase, copy);
     tcase_add_test(tcase, prefix);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The fake provider with faults: each one by script, and all of them by seed. */
 #include "fakes/fake_sides.h"
+#include "fakes/run_suite.h"
 
 static void setup(void)
 {
@@ -558,9 +559,5 @@ int main(void)
     Suite *suite = suite_create("fake_faults");
     add_scripted(suite);
     add_others(suite);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include "fakes/fake_sides.h"
+#include "fakes/run_suite.h"
 
 /* Not manual: polls carry. */
 static void setup(void)
@@ -776,9 +777,5 @@ int main(void)
     add_carrying(suite);
     add_manual(suite);
     add_checks(suite);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "dataplane/reactor.h"
 #include "fakes/fake_provider.h"
+#include "fakes/run_suite.h"
 
 enum { ROUNDS = 3000 };
 
@@ -197,9 +198,5 @@ int main(void)
     tcase_add_test(tcase, sleeping);
     tcase_add_test(tcase, spinning);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -11,6 +11,7 @@
 
 #include "tests/fakes/temp_folder.h"
 
+#include "fakes/run_suite.h"
 #include "tensor/fault_guard.c"
 
 static struct tl_error error;
@@ -189,9 +190,5 @@ int main(void)
     tcase_add_test_raise_signal(fatal, sent_signal_ends_the_process, SIGBUS);
     tcase_add_test_raise_signal(fatal, failed_access_cannot_be_ignored, SIGBUS);
     suite_add_tcase(suite, fatal);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -10,6 +10,7 @@
 #include "tests/fakes/fault_alloc.h"
 
 #define XXH3_createState() (fault_is_due() ? NULL : XXH3_createState())
+#include "fakes/run_suite.h"
 #include "tensor/fetch.c"
 
 static struct tl_error error;
@@ -299,9 +300,5 @@ int main(void)
     tcase_add_test_raise_signal(tcase, advance_too_far, SIGABRT);
     tcase_add_test_raise_signal(tcase, verify_too_early, SIGABRT);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "config/cluster.h"
 #include "config/jobs.h"
+#include "fakes/run_suite.h"
 
 #define CLUSTER "\"cluster\": {\"ps\": [\"h:1\", \"h:2\"], \"worker\": {\"3\": \"h:3\", \"5\": \"h:4\"}}"
 
@@ -151,9 +152,5 @@ int main(void)
     tcase_add_test(tcase, wrong_types_are_refused);
     tcase_add_test(tcase, settings_are_checked_on_every_level);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "config/json_doc.h"
+#include "fakes/run_suite.h"
 
 static struct tl_json_doc doc;
 static struct tl_error error;
@@ -244,9 +245,5 @@ int main(void)
     tcase_add_test(tcase, long_sources_are_shown_from_their_end);
     tcase_add_test(tcase, every_type_has_a_name);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

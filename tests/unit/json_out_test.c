@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fakes/run_suite.h"
 #include "server/cli/json_out.h"
 
 /* The text of json, read again. */
@@ -126,9 +127,5 @@ int main(void)
     tcase_add_test(tcase, objects_in_lists);
     tcase_add_test(tcase, what_could_not_be_added_is_told);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "config/json_place.h"
+#include "fakes/run_suite.h"
 
 static struct tl_json_places places;
 
@@ -240,9 +241,5 @@ int main(void)
     tcase_add_test(tcase, text_that_is_no_json_does_no_harm);
     tcase_add_test(tcase, no_memory);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

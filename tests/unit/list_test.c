@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/list.h"
+#include "fakes/run_suite.h"
 
 struct item {
     int number;
@@ -106,9 +107,5 @@ int main(void)
     tcase_add_test(tcase, splice);
     tcase_add_test(tcase, foreach_safe_allows_removal);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

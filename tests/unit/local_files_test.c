@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "dataplane/local_internal.h"
+#include "fakes/run_suite.h"
 #include "tensor/mapped_file.h"
 #include "tests/fakes/temp_folder.h"
 
@@ -398,9 +399,5 @@ int main(void)
     tcase_add_test(tcase, names_that_are_none);
     tcase_add_loop_test(tcase, wrong_packets, 0, 3);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "fakes/local_sides.h"
+#include "fakes/run_suite.h"
 
 #define SCRIPTS 150
 #define SCRIPT_BYTES 3000
@@ -138,9 +139,5 @@ int main(void)
     tcase_add_loop_test(tcase, random_scripts, 0, 3);
     tcase_add_test(tcase, a_process_that_scribbles);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return run_suite(suite);
 }

@@ -10,6 +10,7 @@
 
 #include "dataplane/probe.h"
 #include "fakes/local_sides.h"
+#include "fakes/run_suite.h"
 
 static void setup(void)
 {
@@ -611,9 +612,5 @@ int main(void)
     tcase_add_checked_fixture(tcase, set_up_unread, sides_tear_down);
     tcase_add_test(tcase, reading_is_forbidden);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed == 0 ? 0 : 1;
+    return run_suite(suite);
 }

@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "fakes/run_suite.h"
 
 static int log_fd; /* what was written to stderr can be read here */
 static char output[1 << 20];
@@ -418,9 +419,5 @@ int main(void)
     tcase_add_loop_test(tcase, nobody_reads_from_several_threads, 0, READERS);
     tcase_add_test(tcase, a_line_that_is_cut_off_has_its_own_end);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

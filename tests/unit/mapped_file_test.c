@@ -11,6 +11,7 @@
 #include "tests/fakes/fault_alloc.h"
 #include "tests/fakes/temp_folder.h"
 
+#include "fakes/run_suite.h"
 #include "tensor/mapped_file.c"
 #include "tensor/tensor.h"
 
@@ -290,9 +291,5 @@ int main(void)
     tcase_add_loop_test(tcase, no_memory, 0, 3);
     tcase_add_test(tcase, no_descriptor_is_left);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

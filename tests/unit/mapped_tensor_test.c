@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include "fakes/run_suite.h"
 #include "tensor/mapped_tensor.h"
 #include "tests/fakes/temp_folder.h"
 
@@ -131,9 +132,5 @@ int main(void)
     tcase_add_test(tcase, shared_with_nobody);
     tcase_add_test(tcase, in_no_file);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

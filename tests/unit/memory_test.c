@@ -11,6 +11,7 @@
 #include "base/mailbox.h"
 #include "dataplane/memory.c"
 #include "dataplane/pages.h"
+#include "fakes/run_suite.h"
 #include "tensor/tensor.c"
 
 #define KIB UINT64_C(1024)
@@ -540,9 +541,5 @@ int main(void)
     tcase_add_test(tcase, cannot_be_created);
     tcase_add_test(tcase, the_provider_fails_once);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

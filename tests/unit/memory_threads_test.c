@@ -14,6 +14,7 @@
 #include "fakes/region_provider.h"
 
 #include "dataplane/memory.h"
+#include "fakes/run_suite.h"
 
 #define KIB UINT64_C(1024)
 
@@ -289,9 +290,5 @@ int main(void)
     tcase_add_test(tcase, everything_at_once);
     tcase_add_test(tcase, destroy_waits_for_a_tensor_that_dies);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "fakes/run_suite.h"
 
 static uint8_t buffer[TL_SLOT_BYTES];
 static struct tl_message message;
@@ -516,9 +517,5 @@ int main(void)
     tcase_add_test(tcase, nothing_of_the_former_message_is_left);
     tcase_add_test(tcase, handles);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

@@ -7,6 +7,7 @@
 #include "tests/fakes/fault_alloc.h"
 
 #include "dataplane/meta_cache.c"
+#include "fakes/run_suite.h"
 
 static struct tl_meta_cache *cache;
 static struct tl_meta_cached found;
@@ -188,9 +189,5 @@ int main(void)
     tcase_add_test(tcase, create_without_memory);
     tcase_add_test(tcase, put_without_memory);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

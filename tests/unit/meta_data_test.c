@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "fakes/run_suite.h"
 #include "tensor/meta_data.h"
 
 #define MAX_DIM ((uint64_t)INT64_MAX)
@@ -252,9 +253,5 @@ int main(void)
     tcase_add_test(tcase, validate_accepts);
     tcase_add_test(tcase, validate_refuses);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include "tests/fakes/fault_alloc.h"
 #include "tests/fakes/temp_folder.h"
 
+#include "fakes/run_suite.h"
 #include "tensor/npy.c"
 #include "tensor/tensor_file.c"
 
@@ -331,9 +332,5 @@ int main(void)
     tcase_add_test(tcase, not_read);
     tcase_add_test(tcase, out_of_memory);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "fakes/run_suite.h"
 #include "tensor/npy.h"
 #include "tensor/tensor_file.h"
 #include "tests/fakes/temp_folder.h"
@@ -203,9 +204,5 @@ int main(void)
     tcase_add_test(tcase, disk_is_full);
     tcase_add_test(tcase, larger_than_any_file);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -6,6 +6,8 @@
 
 #include <check.h>
 
+#include "fakes/run_suite.h"
+
 static void expect(const struct tl_numbers *numbers, uint64_t first, size_t count)
 {
     bool is_right = numbers->count == count;
@@ -103,9 +105,5 @@ int main(void)
     tcase_add_test(queue, many_at_once);
     tcase_add_test(queue, stays_as_it_is_without_memory);
     suite_add_tcase(suite, queue);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

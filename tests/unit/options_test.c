@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fakes/run_suite.h"
 #include "server/cli/options.h"
 
 #define USAGE_EXIT 42
@@ -204,9 +205,5 @@ int main(void)
     tcase_add_test(tcase, refused_flags_say_so);
     tcase_add_test(tcase, help_ends_with_success);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

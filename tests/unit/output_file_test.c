@@ -61,6 +61,7 @@ static int fake_fstatvfs(int fd, struct statvfs *ret_info)
 #define msync fake_msync
 #define mmap fake_mmap
 #define fstatvfs fake_fstatvfs
+#include "fakes/run_suite.h"
 #include "tensor/output_file.c"
 
 static struct tl_error error;
@@ -316,9 +317,5 @@ int main(void)
     tcase_add_test(tcase, folder_sync);
     tcase_add_test(tcase, no_memory);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

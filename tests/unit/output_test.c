@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "fakes/run_suite.h"
 #include "server/cli/command.h"
 #include "server/cli/output.h"
 
@@ -117,9 +118,5 @@ int main(void)
     tcase_add_test(tcase, output_that_was_written_is_none);
     tcase_add_test(tcase, a_file_is_no_terminal);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

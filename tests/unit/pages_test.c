@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "dataplane/pages.h"
+#include "fakes/run_suite.h"
 
 static struct tl_error error;
 
@@ -46,9 +47,5 @@ int main(void)
     tcase_add_test(tcase, mapped);
     tcase_add_test(tcase, too_much);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "fakes/fake_clock.h"
 #include "fakes/fake_provider.h"
+#include "fakes/run_suite.h"
 
 #define COUNT 20
 
@@ -173,9 +174,5 @@ int main(void)
     tcase_add_test(tcase, what_all_lack_ends_it);
     tcase_add_test(tcase, reasons_that_are_longer_than_a_message);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

@@ -3,6 +3,7 @@
 #include <check.h>
 
 #include "base/clock.h"
+#include "fakes/run_suite.h"
 #include "server/plane.h"
 
 static int64_t attempt_ns(int64_t connect_timeout_ns)
@@ -30,9 +31,5 @@ int main(void)
     TCase *tcase = tcase_create("plane_local");
     tcase_add_test(tcase, an_attempt_may_take_as_long_as_connecting);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

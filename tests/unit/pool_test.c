@@ -10,6 +10,7 @@
 #include "dataplane/blocks.c"
 #include "dataplane/pool.c"
 #include "dataplane/pool_grow.c"
+#include "fakes/run_suite.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
@@ -361,9 +362,5 @@ int main(void)
     tcase_add_test(tcase, no_memory);
     tcase_add_test(tcase, random_use);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -6,6 +6,7 @@
 #include "fakes/region_provider.h"
 
 #include "dataplane/pool.h"
+#include "fakes/run_suite.h"
 
 #define KIB UINT64_C(1024)
 
@@ -325,9 +326,5 @@ int main(void)
     tcase_add_test(tcase, no_region);
     tcase_add_test(tcase, idle_registrations_make_room);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "fakes/fake_provider.h"
+#include "fakes/run_suite.h"
 
 #define PATIENCE_NS (60 * TL_NS_PER_SEC)
 #define SHORT_NS (20 * TL_NS_PER_MS)
@@ -153,9 +154,5 @@ int main(void)
     tcase_add_test(tcase, a_short_write);
     tcase_add_test(tcase, the_wrong_bytes);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fakes/run_suite.h"
 #include "server/cli/published.h"
 
 static struct tl_listing listing;
@@ -93,9 +94,5 @@ int main(void)
     tcase_add_test(tcase, a_pattern_without_a_match_is_an_error);
     tcase_add_test(tcase, nothing_published_is_said);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

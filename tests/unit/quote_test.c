@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "config/quote.h"
+#include "fakes/run_suite.h"
 
 START_TEST(quotes_and_escapes)
 {
@@ -73,9 +74,5 @@ int main(void)
     tcase_add_test(tcase, the_longest_result_fits);
     tcase_add_test(tcase, bare_keeps_quotes_and_respects_the_capacity);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

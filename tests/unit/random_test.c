@@ -23,6 +23,7 @@ static ssize_t fake_getrandom(void *buffer, size_t len, unsigned flags)
 
 #define getrandom fake_getrandom
 #include "base/random.c"
+#include "fakes/run_suite.h"
 
 START_TEST(differs)
 {
@@ -63,9 +64,5 @@ int main(void)
     tcase_add_test(tcase, zero_is_drawn_again);
     tcase_add_test(tcase, interruption_is_repeated);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -16,6 +16,7 @@
 #include "fakes/fault_alloc.h"
 
 #include "dataplane/reactor.c"
+#include "fakes/run_suite.h"
 
 /* Long enough that only a result ends it. */
 #define LONG_NS (INT64_C(1) << 60)
@@ -730,9 +731,5 @@ int main(void)
     add_outside(tcase);
     add_lifetime(tcase);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

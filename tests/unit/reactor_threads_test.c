@@ -15,6 +15,7 @@
 
 #include "base/clock.h"
 #include "dataplane/reactor.h"
+#include "fakes/run_suite.h"
 
 enum { SENDERS = 3, LETTERS = 2000, EVENTS = 2000, WAKES = 1000 };
 
@@ -233,9 +234,5 @@ int main(void)
     tcase_add_test(tcase, wakes_while_spinning);
     tcase_add_test(tcase, wakes_outside);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/reason.h"
+#include "fakes/run_suite.h"
 
 #define MANY 1100
 
@@ -89,9 +90,5 @@ int main(void)
     tcase_add_test(tcase, long_text);
     tcase_add_test(tcase, same_reason);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed_count = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed_count != 0;
+    return run_suite(suite);
 }

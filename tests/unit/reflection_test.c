@@ -7,6 +7,7 @@
 
 #include "control/proto_symbols.c"
 #include "control/reflection_service.c"
+#include "fakes/run_suite.h"
 
 /* FileDescriptorProto {name, package, dependency*, message*, service*}, written by hand. a imports b and c, both import
  * d, which imports a. */
@@ -130,9 +131,5 @@ int main(void)
     tcase_add_test(tcase, symbols_without_package);
     tcase_add_test(tcase, answers_without_memory);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include "tests/fakes/fault_alloc.h"
 
 #include "dataplane/registrations.c"
+#include "fakes/run_suite.h"
 
 static struct region_provider provider;
 static struct tl_registrations *registrations;
@@ -519,9 +520,5 @@ int main(void)
     tcase_add_test(tcase, no_memory);
     tcase_add_test(tcase, the_provider_fails_once);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -50,6 +50,8 @@ static char *test_strdup(const char *text)
 #include <check.h>
 #include <stdio.h>
 
+#include "fakes/run_suite.h"
+
 /* ------------------------------------------------------------------------------------------------------ helpers -- */
 
 static struct tl_rendezvous *table;
@@ -382,9 +384,5 @@ int main(void)
     tcase_add_test(tcase, abort_is_not_remembered);
     tcase_add_test(tcase, index_that_cannot_grow);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -16,6 +16,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "fakes/run_suite.h"
 #include "server/rendezvous.h"
 
 enum {
@@ -645,9 +646,5 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     tcase_add_test(tcase, table_does_what_the_model_does);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 #include <tensorlane/worker.h>
 
 #include "base/error.h"
+#include "fakes/run_suite.h"
 #include "server/rendezvous.h"
 #include "server/rendezvous_table.h"
 
@@ -371,9 +372,5 @@ int main(void)
     tcase_add_test(tcase, list);
     tcase_add_test(tcase, list_of_nothing);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

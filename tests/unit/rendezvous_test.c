@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "fakes/run_suite.h"
 #include "server/rendezvous.h"
 
 enum { WAITING_LIMIT = 4, HELD_LIMIT = 1000, ABORTED_LIMIT = 2 };
@@ -939,9 +940,5 @@ int main(void)
     suite_add_tcase(suite, reservation);
     suite_add_tcase(suite, step);
     suite_add_tcase(suite, end);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

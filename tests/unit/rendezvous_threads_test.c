@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "fakes/run_suite.h"
 #include "server/rendezvous.h"
 
 enum { THREADS = 4, ROUNDS = 24, OPERATIONS = 1500, SLOTS = 6, KEYS = 2, STEPS = 2, NUMBERS = 8 };
@@ -303,9 +304,5 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     tcase_add_test(tcase, everybody_is_told_once);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -7,6 +7,7 @@
 
 #include "control/description.c"
 #include "control/responses.c"
+#include "fakes/run_suite.h"
 
 static struct tl_wire_arena arena;
 static struct tl_error error;
@@ -121,9 +122,5 @@ int main(void)
     tcase_add_test(tcase, listing_without_memory);
     tcase_add_test(tcase, nothing_is_freed);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -10,6 +10,7 @@
 #include "tests/fakes/fault_alloc.h"
 #include "tests/fakes/temp_folder.h"
 
+#include "fakes/run_suite.h"
 #include "tensor/safetensors.c"
 #include "tensor/tensor_file.c"
 
@@ -385,9 +386,5 @@ int main(void)
     tcase_add_test(tcase, out_of_memory_for_json);
     tcase_set_timeout(tcase, 60);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -12,6 +12,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include "fakes/run_suite.h"
 #include "server/cli/sd_notify.h"
 
 static struct tl_error error;
@@ -163,9 +164,5 @@ int main(void)
     tcase_add_test(tcase, a_manager_that_has_gone_is_an_error);
     tcase_add_test(tcase, reads_the_watchdog);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

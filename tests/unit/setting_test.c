@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "config/setting.h"
+#include "fakes/run_suite.h"
 
 static const struct tl_choice choices[] = {
     {"lazy", 3, NULL}, {"eager", 5, NULL}, {"future", 7, "a crystal ball"}, {NULL, 0, NULL}};
@@ -348,9 +349,5 @@ int main(void)
     tcase_add_test(tcase, numbers_are_written_exactly);
     tcase_add_test(tcase, text_becomes_json);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

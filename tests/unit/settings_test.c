@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "config/settings.h"
 #include "dataplane/verbs.h"
+#include "fakes/run_suite.h"
 
 static struct tl_json_doc doc;
 static struct tl_arena *arena;
@@ -538,9 +539,5 @@ int main(void)
     tcase_add_test(tcase, a_folder_starts_where_the_file_is);
     tcase_add_test(tcase, a_pool_fits_into_all_pools);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -8,6 +8,7 @@
 
 #include "tests/fakes/fault_alloc.h"
 
+#include "fakes/run_suite.h"
 #include "tensor/strings.c"
 
 static struct tl_error error;
@@ -171,9 +172,5 @@ int main(void)
     tcase_add_test_raise_signal(tcase, index_beyond_the_count, SIGABRT);
     tcase_add_test(tcase, no_memory);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

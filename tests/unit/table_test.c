@@ -10,6 +10,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "fakes/run_suite.h"
 #include "server/cli/output.h"
 #include "server/cli/table.h"
 
@@ -166,9 +167,5 @@ int main(void)
     tcase_add_test(tcase, words_that_are_too_long_are_broken);
     tcase_add_test(tcase, colours_are_for_terminals);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -6,6 +6,7 @@
 
 #include "tests/fakes/temp_folder.h"
 
+#include "fakes/run_suite.h"
 #include "tensor/file_reader.h"
 
 static struct tl_error error;
@@ -73,9 +74,5 @@ int main(void)
     tcase_add_test(tcase, names);
     tcase_add_test(tcase, empty_list);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

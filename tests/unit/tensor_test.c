@@ -8,6 +8,7 @@
 
 #include "tests/fakes/fault_alloc.h"
 
+#include "fakes/run_suite.h"
 #include "tensor/tensor.c"
 
 static struct tl_error error;
@@ -738,9 +739,5 @@ int main(void)
     tcase_add_test(tcase, out_of_memory);
     tcase_add_test(tcase, out_of_memory_for_an_alias);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -29,6 +29,7 @@ static int fake_renameat2(int from_fd, const char *from, int to_fd, const char *
 
 #define rename fake_rename
 #define renameat2 fake_renameat2
+#include "fakes/run_suite.h"
 #include "tensor/tensor_writer.c"
 
 static struct tl_error error;
@@ -348,9 +349,5 @@ int main(void)
     tcase_add_unchecked_fixture(fatal, temp_folder_make, temp_folder_remove);
     tcase_add_test_raise_signal(fatal, commit_twice, SIGABRT);
     suite_add_tcase(suite, fatal);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

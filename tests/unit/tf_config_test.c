@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "config/config.h"
+#include "fakes/run_suite.h"
 
 #define CLUSTER "\"cluster\": {\"worker\": [\"w0:1\", \"w1:1\"], \"ps\": [\"p0:1\"]}"
 
@@ -239,9 +240,5 @@ int main(void)
     tcase_add_test(tcase, wrong_indexes_are_refused);
     tcase_add_test(tcase, rewritten_as_our_json);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

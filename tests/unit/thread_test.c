@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "base/check.h"
+#include "fakes/run_suite.h"
 
 struct seen {
     sigset_t blocked;
@@ -73,9 +74,5 @@ int main(void)
     tcase_add_test(cases, signals_of_the_program_are_not_taken);
     tcase_add_test(cases, detached_threads_run_too);
     suite_add_tcase(suite, cases);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -6,6 +6,7 @@
 #include "tests/fakes/fault_alloc.h"
 
 #include "base/timer.c"
+#include "fakes/run_suite.h"
 
 static struct tl_timers timers;
 static int fired[256];
@@ -206,9 +207,5 @@ int main(void)
     tcase_add_test(tcase, no_memory);
     tcase_add_test(tcase, as_a_searched_list);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

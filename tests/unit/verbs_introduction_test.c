@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "dataplane/verbs_internal.h"
+#include "fakes/run_suite.h"
 
 static const struct verbs_introduction roce = {
     .link_layer = IBV_LINK_LAYER_ETHERNET,
@@ -231,9 +232,5 @@ int main(void)
     tcase_add_test(tests, descriptor_is_these_bytes);
     tcase_add_test(tests, ids_come_back);
     suite_add_tcase(suite, tests);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

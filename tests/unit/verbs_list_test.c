@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "dataplane/verbs_internal.h"
+#include "fakes/run_suite.h"
 
 /* ------------------------------------------------------------------------------------------------ made-up devices --
  */
@@ -287,9 +288,5 @@ int main(void)
     tcase_add_test(tcase, a_queue_that_is_too_deep);
     tcase_add_test(tcase, a_port_that_is_down);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_ENV);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "dataplane/verbs_internal.h"
+#include "fakes/run_suite.h"
 
 static struct tl_verbs_options defaults(void)
 {
@@ -249,9 +250,5 @@ int main(void)
     suite_add_tcase(suite, options);
     suite_add_tcase(suite, lists);
     suite_add_tcase(suite, memlock);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "fakes/run_suite.h"
+
 static struct tl_config *config;
 static struct tl_verbs_options options;
 static char host[TL_VERBS_HOST_BYTES];
@@ -107,9 +109,5 @@ int main(void)
     tcase_add_test(tcase, names_become_addresses);
     tcase_add_test(tcase, some_settings_want_none);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }

@@ -6,6 +6,8 @@
 
 #include <tensorlane/version.h>
 
+#include "fakes/run_suite.h"
+
 START_TEST(is_that_of_the_headers)
 {
     unsigned major, minor, patch;
@@ -21,9 +23,5 @@ int main(void)
     TCase *tcase = tcase_create("version");
     tcase_add_test(tcase, is_that_of_the_headers);
     suite_add_tcase(suite, tcase);
-    SRunner *runner = srunner_create(suite);
-    srunner_run_all(runner, CK_NORMAL);
-    int failed = srunner_ntests_failed(runner);
-    srunner_free(runner);
-    return failed != 0;
+    return run_suite(suite);
 }
