@@ -43,7 +43,7 @@ struct redirection {
 struct falsification {
     char text[64]; /* "": none */
     uint8_t type;  /* the first byte of a message */
-    uint8_t place; /* of the two bytes that are falsified */
+    uint8_t place; /* of the two bytes that are falsified; 0: from the one in front of the text */
 };
 
 typedef int post_send_fn(struct ibv_qp *qp, struct ibv_send_wr *request, struct ibv_send_wr **ret_refused);
@@ -112,9 +112,10 @@ static void falsify(const struct ibv_send_wr *request)
     if (text_bytes == 0 || request->opcode != IBV_WR_SEND || request->num_sge == 0) return;
     uint8_t *message = (uint8_t *)(uintptr_t)request->sg_list->addr;
     uint32_t len_bytes = request->sg_list->length;
-    if (message[0] != falsification.type || memmem(message, len_bytes, falsification.text, text_bytes) == NULL) return;
+    uint8_t *text = memmem(message, len_bytes, falsification.text, text_bytes);
+    if (message[0] != falsification.type || text == NULL) return;
     falsification.text[0] = '\0';
-    memset(message + falsification.place, 0xff, 2);
+    memset(falsification.place != 0 ? message + falsification.place : text - 1, 0xff, 2);
 }
 
 static int post_send(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_send_wr **ret_refused)

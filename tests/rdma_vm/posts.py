@@ -21,8 +21,8 @@ LIBRARY.posts_falsify.argtypes = (ctypes.c_uint8, ctypes.c_uint8, ctypes.c_char_
 CAPACITY = 65536
 # As rdma-core numbers them.
 WRITE, WRITE_WITH_IMMEDIATE, SEND, BIND = 0, 1, 2, 8
-# Types of messages, and where they have the length of their key or text (docs/protocol.md).
-REQUEST, ERROR_STATUS = (3, 36), (7, 16)
+# Types of messages, and where they have the length of their key or text (docs/protocol.md); 0: right in front of it.
+REQUEST, ERROR_STATUS = (3, 0), (7, 16)
 
 Post = collections.namedtuple("Post", "opcode queue_pair local remote bytes key region_key")
 
