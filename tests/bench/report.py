@@ -174,7 +174,8 @@ ready. Proportional: shared pages divided among those who share them.""",
 
 PREAMBLE = """# Benchmarks
 
-Written by `./dev bench --write-docs`; the raw numbers of a run are in `build/bench/results.json`.
+Written by `./dev bench --write-docs`, the sections on the data plane by `./dev bench --rdma --write-docs` and
+`./dev bench --local --write-docs`; the raw numbers of a run are in `build/bench/results.json`.
 
 ![ratios](benchmarks.svg)
 
