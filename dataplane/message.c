@@ -237,18 +237,25 @@ static enum tl_status bad_number(struct tl_error *ret_error)
                         "a number that is cut off, too large or longer than it need be");
 }
 
-/* The next number; false, and the reader stays: the message ends before it does, it has more than 64 bits, or more
- * bytes than it needs. */
-static inline bool take_number(struct reader *reader, uint64_t *ret_number)
+/* A number of several bytes. */
+static __attribute__((noinline)) bool take_long_number(struct reader *reader, uint64_t *ret_number)
 {
     const uint8_t *at = reader->at;
     uint64_t number = 0;
     unsigned shift = 0;
     for (; at < reader->end && *at >= 0x80 && shift < 63; at++, shift += 7)
         number |= (uint64_t)(*at & 0x7f) << shift;
-    if (at == reader->end || *at > (shift < 63 ? 0x7f : 1) || (*at == 0 && shift > 0)) return false;
+    if (at == reader->end || *at > (shift < 63 ? 0x7f : 1) || *at == 0) return false;
     *ret_number = number | (uint64_t)*at << shift;
     reader->at = at + 1;
+    return true;
+}
+
+/* The next number; false: the message ends before it does, it has more than 64 bits, or more bytes than it needs. */
+static inline bool take_number(struct reader *reader, uint64_t *ret_number)
+{
+    if (reader->at == reader->end || *reader->at >= 0x80) return take_long_number(reader, ret_number);
+    *ret_number = *reader->at++;
     return true;
 }
 

@@ -16,6 +16,9 @@
  * carries before the peer is taken for dead. */
 #define SIGNAL_BYTES (1u << 20)
 
+/* Of writes: what leaves with its request, so that the card does not have to fetch it. */
+#define INLINE_WRITE_BYTES 64
+
 static struct verbs_record *record_at(const struct verbs_pair *pair, uint64_t sequence)
 {
     return &pair->records[sequence & (pair->record_count - 1)];
@@ -107,6 +110,9 @@ void verbs_post_write(struct tl_queue_pair *base, const struct tl_region *region
     set_piece(record, source, (uint32_t)len_bytes, len_bytes > 0 ? verbs_region_of(region)->mr->lkey : 0);
     record->request.opcode = has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
     if (has_immediate) record->request.imm_data = htobe32(immediate);
+    if (len_bytes <= INLINE_WRITE_BYTES && len_bytes <= pair->max_inline_bytes) {
+        record->request.send_flags = IBV_SEND_INLINE;
+    }
 }
 
 /* ------------------------------------------------------------------------------------------------------ doorbell -- */

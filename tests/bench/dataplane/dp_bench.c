@@ -101,7 +101,7 @@ static const struct tl_conn_events conn_events = {.up = up, .closed = closed};
 static void source_request(void *context, struct tl_serve *serve)
 {
     struct side *side = context;
-    struct tl_error ok = {.code = TL_OK};
+    static const struct tl_error ok = {.code = TL_OK};
     struct tl_offer offer = {.tensor = tl_tensor_get(side->published), .publication = 1};
     serve->is_final = true;
     serve->ops->reply(serve, &ok, &offer);
