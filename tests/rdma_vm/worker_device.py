@@ -13,7 +13,7 @@ import workers
 from workers import OVER_VERBS, PROGRAM, Server, Tensor, Worker
 
 CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.1:4002"], "worker": ["10.10.0.1:4001"]},
-           "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "5s"},
+           "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "5s", "connect": "60s"},
            # For guests of a busy machine. timeout: rxe binds windows anew when it sends packets again, which fails
            # since they are bound.
            "verbs": {"timeout": 22, "piece": "1MiB", "silence": "10s", "pool": "4MiB"}}

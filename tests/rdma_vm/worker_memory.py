@@ -35,7 +35,7 @@ GUESSES = 3
 
 def cluster(keys, **verbs):
     return {"cluster": {"ps": ["10.9.0.2:4000", "10.9.0.2:4002"], "worker": ["10.9.0.1:4001"]},
-            "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "1s"},
+            "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "1s", "connect": "60s"},
             "verbs": {"keys": keys, "piece": "128KiB", "silence": "10s", "pool": "64MiB", "timeout": 22} | verbs}
 
 

@@ -42,7 +42,7 @@ class Pair(unittest.TestCase):
 
     @classmethod
     def setUpClass(cls):
-        config = cls.transport.cluster(cls.settings, rdma="require", timeouts={"drain": "5s"})
+        config = cls.transport.cluster(cls.settings, rdma="require", timeouts={"drain": "5s", "connect": "60s"})
         cls.here = Worker(config, "worker", is_driven=cls.is_driven)
         cls.there = Worker(config, "ps", is_driven=cls.is_driven)
         cls.peer = cls.here.peer(PEER)

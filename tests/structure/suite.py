@@ -2,12 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that ./dev test does after the packages are there.
 
-    suite.py [STAGE...]      all stages, or those named: release asan tsan clang fuzz vm
+    suite.py [STAGE...]      all stages, or those named: release asan tsan fuzz vm
 
 release   builds, then every test: unit, integration, fuzz corpus, structure, package
 asan      builds with AddressSanitizer and UndefinedBehaviorSanitizer, then unit, integration, fuzz corpus
-tsan      builds with ThreadSanitizer, then the tests labelled threads
-clang     builds with clang, warnings are errors
+tsan      builds with clang and ThreadSanitizer, then the tests labelled threads
 fuzz      builds with libFuzzer and runs every target for 10 s
 vm        builds as release does, then every test of tests/rdma_vm: programs run in a virtual machine with RDMA devices;
           none of these may be skipped
@@ -16,6 +15,7 @@ The last line is "N passed, N failed, N skipped" over all stages; the exit statu
 lacking is printed for each test that was skipped. A stage that cannot be built counts as one failed test.
 """
 import collections
+import concurrent.futures
 import os
 import pathlib
 import platform
@@ -24,13 +24,16 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 import xml.etree.ElementTree
 
 import source
 
-JOBS = str(max(2, min(8, os.cpu_count() or 2)))
+PROCESSORS = os.cpu_count() or 2
+# Many tests wait most of the time.
+JOBS = str(min(16, 2 * PROCESSORS))
 FUZZ_SECONDS = 10
-VM_TEST_SECONDS = 900
+VM_TEST_SECONDS = 600
 # What Python's unittest prints for one test of a file that is skipped.
 SKIPPED_INSIDE = re.compile(r"^(\w+) \([\w.]+\) \.\.\. skipped ['\"](.*)['\"]$", re.MULTILINE)
 
@@ -90,28 +93,43 @@ def run_tests(preset, *selection, prefix=()):
                     report("skipped", f"{preset}: {case.get('name')}: {part}", reason)
 
 
+def at_once(function, items):
+    """Calls the function with each item, as many at a time as there are processors; the results, in order."""
+    with concurrent.futures.ThreadPoolExecutor(PROCESSORS) as pool:
+        return zip(items, pool.map(function, items))
+
+
 def run_fuzzers():
-    targets = sorted((source.ROOT / "build/fuzz/bin").glob("*_fuzz"))
     known = {path.stem for path in source.files("_fuzz.c")}
-    for target in targets:
-        if target.name not in known:
-            continue
-        result = subprocess.run([source.ROOT / "tests/fuzz/run", str(FUZZ_SECONDS), target.name], capture_output=True,
-                                text=True, errors="replace", check=False)
-        report("failed" if result.returncode else "passed", f"fuzz: {target.name}", result.stdout + result.stderr)
+    names = sorted(path.name for path in (source.ROOT / "build/fuzz/bin").glob("*_fuzz") if path.name in known)
+    for name, result in at_once(lambda name: subprocess.run(
+            [source.ROOT / "tests/fuzz/run", str(FUZZ_SECONDS), name], capture_output=True, text=True, errors="replace",
+            check=False), names):
+        report("failed" if result.returncode else "passed", f"fuzz: {name}", result.stdout + result.stderr)
+
+
+def cases(suite):
+    for test in suite:
+        if isinstance(test, unittest.TestSuite):
+            yield from cases(test)
+        else:
+            yield test.id()
 
 
 def run_vm_tests():
+    """Each case has guests of its own, which wait much of the time. The longest cases are those of the last file."""
     folder = source.ROOT / "build/release"
+    tests = str(source.ROOT / "tests/rdma_vm")
     environment = {**os.environ, "TENSORLANE": str(folder / "bin/tensorlane"), "TENSORLANE_BUILD": str(folder),
-                   "TENSORLANE_SOURCE": str(source.ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    for test in sorted((source.ROOT / "tests/rdma_vm").glob("*_test.py")):
-        # timeout ends what the test has started, too
-        result = subprocess.run(["timeout", "--kill-after=30", str(VM_TEST_SECONDS), "/usr/bin/python3", test],
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-                                env=environment, check=False)
+                   "TENSORLANE_SOURCE": str(source.ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": tests}
+    sys.dont_write_bytecode = True
+    # timeout ends what the test has started, too
+    for name, result in at_once(lambda name: subprocess.run(
+            ["timeout", "--kill-after=30", str(VM_TEST_SECONDS), "/usr/bin/python3", "-m", "unittest", "-v", name],
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment,
+            check=False), list(cases(unittest.defaultTestLoader.discover(tests, "*_test.py")))[::-1]):
         is_skipped = SKIPPED_INSIDE.search(result.stdout)
-        report("failed" if result.returncode or is_skipped else "passed", f"vm: {test.stem}", result.stdout)
+        report("failed" if result.returncode or is_skipped else "passed", f"vm: {name}", result.stdout)
 
 
 def release():
@@ -129,11 +147,6 @@ def tsan():
         run_tests("tsan", "-L", "^threads$", prefix=without_address_randomization())
 
 
-def clang():
-    if build("clang"):
-        report("passed", "clang: build")
-
-
 def fuzz():
     if build("fuzz", "fuzzers"):
         run_fuzzers()
@@ -144,7 +157,7 @@ def vm():
         run_vm_tests()
 
 
-STAGES = {"release": release, "asan": asan, "tsan": tsan, "clang": clang, "fuzz": fuzz, "vm": vm}
+STAGES = {"release": release, "asan": asan, "tsan": tsan, "fuzz": fuzz, "vm": vm}
 
 
 def main():
