@@ -8,11 +8,13 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <linux/memfd.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/check.h"
@@ -32,6 +34,9 @@
 #endif
 
 #define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
+/* A ring and a small segment: the pages of huge ones are asked for when a peer's is mapped, those of larger segments
+ * when they are written. */
+#define MAX_HUGE_MAP_BYTES (UINT64_C(32) << 20)
 #define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
 /* -------------------------------------------------------------------------------------------------------- memory -- */
@@ -74,6 +79,12 @@ enum tl_status local_memory_make(const char *name, uint64_t len_bytes, bool may_
     if (may_be_huge && len_bytes % HUGE_PAGE_BYTES == 0) {
         fd = make_sized(name, len_bytes, MFD_HUGETLB | MFD_HUGE_2MB, ret_address);
     }
+    /* A container may be allowed to map them and not to touch them, which would end in a signal. */
+    if (fd >= 0 && madvise(*ret_address, len_bytes, MADV_POPULATE_WRITE) != 0) {
+        tl_pages_unmap(*ret_address, len_bytes);
+        close(fd);
+        fd = -1;
+    }
     if (fd < 0) {
         fd = make_sized(name, len_bytes, 0, ret_address);
         if (fd >= 0 && may_be_huge) (void)madvise(*ret_address, len_bytes, MADV_HUGEPAGE);
@@ -84,6 +95,12 @@ enum tl_status local_memory_make(const char *name, uint64_t len_bytes, bool may_
     }
     *ret_fd = fd;
     return TL_OK;
+}
+
+static bool is_reserved(int fd)
+{
+    struct statfs system;
+    return fstatfs(fd, &system) == 0 && system.f_type == HUGETLBFS_MAGIC;
 }
 
 enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error)
@@ -97,6 +114,13 @@ enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, 
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "memory of another size than it says");
     }
     void *address = map(fd, len_bytes);
+    if (address != MAP_FAILED && len_bytes <= MAX_HUGE_MAP_BYTES && is_reserved(fd) &&
+        madvise(address, len_bytes, MADV_POPULATE_WRITE) != 0) {
+        int error = errno;
+        tl_pages_unmap(address, len_bytes);
+        address = MAP_FAILED;
+        errno = error;
+    }
     if (address == MAP_FAILED) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "cannot map %" PRIu64 " bytes of a peer: %s", len_bytes,
                             strerror(errno));

@@ -21,6 +21,11 @@
 #include "base/check.h"
 #include "base/error.h"
 
+/* Headers of older systems lack it. */
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 #define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
 
 static void *map(uint64_t len_bytes, int flags)
@@ -53,16 +58,30 @@ static void prefer_node(void *address, uint64_t len_bytes, int numa_node)
     (void)syscall(SYS_mbind, address, len_bytes, MPOL_PREFERRED, nodes, sizeof(nodes) * CHAR_BIT + 1, 0);
 }
 
+/* Huge pages that the administrator has reserved, if they are there: a container may be allowed to map them and not to
+ * touch them, which would end in a signal. */
+static void *map_reserved(uint64_t len_bytes, int numa_node)
+{
+    void *address = map(len_bytes, MAP_HUGETLB | MAP_HUGE_2MB);
+    if (address == MAP_FAILED) return address;
+    prefer_node(address, len_bytes, numa_node);
+    if (madvise(address, len_bytes, MADV_POPULATE_WRITE) == 0) return address;
+    munmap(address, len_bytes);
+    return MAP_FAILED;
+}
+
 enum tl_status tl_pages_map(uint64_t len_bytes, int numa_node, void **ret_address, struct tl_error *ret_error)
 {
     void *address = MAP_FAILED;
     TL_CHECK(len_bytes > 0 && len_bytes % TL_PAGE_BYTES == 0);
-    if (len_bytes % HUGE_PAGE_BYTES == 0) address = map(len_bytes, MAP_HUGETLB | MAP_HUGE_2MB);
-    if (address == MAP_FAILED) address = len_bytes < HUGE_PAGE_BYTES ? map(len_bytes, 0) : map_aligned(len_bytes);
+    if (len_bytes % HUGE_PAGE_BYTES == 0) address = map_reserved(len_bytes, numa_node);
+    if (address == MAP_FAILED) {
+        address = len_bytes < HUGE_PAGE_BYTES ? map(len_bytes, 0) : map_aligned(len_bytes);
+        if (address != MAP_FAILED) prefer_node(address, len_bytes, numa_node);
+    }
     if (address == MAP_FAILED)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "cannot map %" PRIu64 " bytes of memory: %s", len_bytes,
                             strerror(errno));
-    prefer_node(address, len_bytes, numa_node);
     *ret_address = address;
     return TL_OK;
 }
