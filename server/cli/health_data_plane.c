@@ -164,27 +164,34 @@ static bool is_same_host(const struct tl_config_task *a, const struct tl_config_
            tl_address_split(b->address, host_b, sizeof(host_b), &port, NULL) == TL_OK && strcmp(host_a, host_b) == 0;
 }
 
-/* The peer is connected, and the two want a data plane that they can both have. */
+/* Both are on one host, and want shared memory. */
+static bool can_share(const struct tl_health_finding *finding, const struct tl_config_task *task)
+{
+    const struct tl_transport_state *local = find_transport(&finding->description, LOCAL);
+    return local && local->is_available && is_same_host(finding->task, task) &&
+           !tl_local_settings_refusal(&task->settings);
+}
+
+/* The peer is connected, and the two want a data plane that they can both have; over shared memory, where only that
+ * counts. */
 static bool should_have_path(const struct tl_config *config, const struct tl_health_finding *finding,
-                             const struct tl_peer_description *peer)
+                             const struct tl_peer_description *peer, bool is_shared)
 {
     const struct tl_config_task *self = finding->task, *task;
-    const struct tl_transport_state *local = find_transport(&finding->description, LOCAL);
     if (strcmp(peer->state, "up") != 0 || tl_config_find_name(config, peer->name, &task, NULL) != TL_OK) return false;
     if (task == self) return false;
-    bool can_local = local && local->is_available && is_same_host(self, task);
-    return (!tl_verbs_settings_refusal(&self->settings) && !tl_verbs_settings_refusal(&task->settings)) ||
-           (can_local && !tl_local_settings_refusal(&task->settings));
+    return can_share(finding, task) ||
+           (!is_shared && !tl_verbs_settings_refusal(&self->settings) && !tl_verbs_settings_refusal(&task->settings));
 }
 
 /* Some peer that wants a data plane is reached without one. */
-static bool is_any_over_grpc(const struct tl_config *config, const struct tl_health_finding *finding)
+static bool is_any_over_grpc(const struct tl_config *config, const struct tl_health_finding *finding, bool is_shared)
 {
     const struct tl_description *description = &finding->description;
     for (size_t i = 0; i < description->peer_count; i++) {
         const struct tl_peer_description *peer = &description->peers[i];
         bool is_over_grpc = strcmp(peer->transport, GRPC) == 0;
-        if (is_over_grpc && should_have_path(config, finding, peer)) return true;
+        if (is_over_grpc && should_have_path(config, finding, peer, is_shared)) return true;
     }
     return false;
 }
@@ -198,7 +205,7 @@ static bool judge_paths(const struct tl_config *config, struct tl_health_finding
     char message[TL_ERROR_MESSAGE_BYTES], more[64] = "";
     for (size_t i = 0; i < description->peer_count; i++) {
         const struct tl_peer_description *peer = &description->peers[i];
-        if (!should_have_path(config, finding, peer)) continue;
+        if (!should_have_path(config, finding, peer, false)) continue;
         bool is_verified = strcmp(peer->transport, GRPC) != 0;
         verified_count += is_verified;
         other_count += !is_verified;
@@ -241,7 +248,9 @@ static bool judge_verbs(const struct tl_config *config, bool is_on_this_machine,
 {
     const struct tl_transport_state *verbs = find_transport(&finding->description, VERBS);
     if (verbs && verbs->is_available) return judge_port(finding) && judge_paths(config, finding);
-    if (has_local && !is_any_over_grpc(config, finding)) return judge_paths(config, finding);
+    /* A card is not what two on one host lack. */
+    bool is_card_missed = is_any_over_grpc(config, finding, false) && !is_any_over_grpc(config, finding, true);
+    if (has_local && !is_card_missed) return judge_paths(config, finding);
     judge_lack(config, is_on_this_machine, verbs, finding);
     return false;
 }

@@ -128,6 +128,9 @@ class Choice(LocalCase):
         pair = self.pair()
         self.assertEqual(pair["transport"], "grpc")
         self.assertNotIn("local: local:", pair["reason"])
+        finding = self.health()["/job:ps/task:0"]
+        self.assertEqual(finding["stage"], "paths", finding)
+        self.assertRegex(finding["reason"], "over grpc to /job:worker/task:0: local: .* who may not connect")
         for worker in (self.worker, other):
             line = worker.find("transport=local reason=")
             self.assertRegex(line, "user (0|65534), who may not connect; .*local.users")
