@@ -39,7 +39,7 @@ static bool child_connects(int fd_, const struct tl_local_options *options)
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     a = (struct side){.name = "a"};
     side_open(&b, "child", options);
-    side_create(&b, 16, 16);
+    side_create(&b, 16, 16, TL_KEYS_REGION);
     send_introduction(fd_, &b);
     if (!receive_introduction(fd_, &parents)) return false;
     side_connect(&b, &parents);
@@ -94,7 +94,7 @@ static int child_that_waits(int fd_)
 /* a of this process, and a child to connect it to. */
 static pid_t start(int (*child)(int fd_))
 {
-    side_create(&a, 16, 16);
+    side_create(&a, 16, 16, TL_KEYS_REGION);
     pid_t pid = fork_side(child, &fd);
     ck_assert(receive_introduction(fd, &theirs));
     send_introduction(fd, &a);
@@ -290,7 +290,7 @@ START_TEST(introductions_that_do_not_fit)
     struct local_introduction introduction;
     struct tl_introduction own;
     struct tl_error error;
-    side_create(&a, 16, 16);
+    side_create(&a, 16, 16, TL_KEYS_REGION);
     side_introduce(&a, &own);
     ck_assert_int_eq(a.pair->ops->connect(a.pair, &own, &error), TL_INVALID_ARGUMENT);
     own.len_bytes--;
@@ -370,7 +370,7 @@ START_TEST(one_that_hangs_up)
     ck_assert_int_eq(bind(listening, (struct sockaddr *)&address, sizeof(address.sun_family)), 0);
     ck_assert_int_eq(listen(listening, 1), 0);
     ck_assert_int_eq(getsockname(listening, (struct sockaddr *)&address, &address_bytes), 0);
-    side_create(&a, 16, 16);
+    side_create(&a, 16, 16, TL_KEYS_REGION);
     side_introduce(&a, &own);
     ck_assert(local_introduction_read(&own, &introduction));
     memset(introduction.token, 0xff, sizeof(introduction.token)); /* we dial */
@@ -399,7 +399,7 @@ static int caller;
 static void call_by_hand(struct local_introduction *ret_as)
 {
     struct tl_introduction own;
-    side_create(&a, 16, 16);
+    side_create(&a, 16, 16, TL_KEYS_REGION);
     side_introduce(&a, &own);
     ck_assert(local_introduction_read(&own, ret_as));
     listener.sun_family = AF_UNIX;

@@ -70,7 +70,7 @@ START_TEST(requests_refused)
     set_up(16, 16, TL_KEYS_WINDOW);
     functions()->post_send = refuse_send;
     for (unsigned i = 0; i < COUNT; i++) {
-        jobs[i] = new_job(&a);
+        jobs[i] = new_job_of(&a);
         a.pair->ops->message(a.pair, "x", 1, &jobs[i].work);
     }
     tl_queue_pair_ring(a.pair);
@@ -107,8 +107,8 @@ START_TEST(slots_refused_while_connecting)
     struct tl_introduction from_b;
     struct tl_error error = {0};
     open_both(TL_KEYS_WINDOW);
-    create_pair(&a, 16, 16, TL_KEYS_WINDOW);
-    create_pair(&b, 16, 16, TL_KEYS_WINDOW);
+    side_create(&a, 16, 16, TL_KEYS_WINDOW);
+    side_create(&b, 16, 16, TL_KEYS_WINDOW);
     b.pair->ops->introduce(b.pair, &from_b);
     functions()->post_recv = refuse_receive;
     ck_assert_int_eq(a.pair->ops->connect(a.pair, &from_b, &error), TL_UNAVAILABLE);
@@ -137,7 +137,7 @@ START_TEST(windows_refused)
     set_up(16, 128, TL_KEYS_WINDOW);
     make_memory(MIB);
     functions()->alloc_mw = refuse_window;
-    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &pair_events, &a, &pair, &error),
+    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &side_events, &a, &pair, &error),
                      TL_RESOURCE_EXHAUSTED);
     restore();
     verbs_device_of(b.provider)->context->ops.alloc_mw = refuse_window;
@@ -209,7 +209,7 @@ START_TEST(every_status_breaks_with_words)
     set_up(16, 16, TL_KEYS_WINDOW);
     functions()->poll_cq = forge;
     for (unsigned i = 0; i < TL_ARRAY_COUNT(jobs); i++) {
-        jobs[i] = new_job(&a);
+        jobs[i] = new_job_of(&a);
         send_text(&a, "x", &jobs[i]);
     }
     /* The first one has succeeded. */
@@ -227,7 +227,7 @@ END_TEST
 START_TEST(completions_of_nothing)
 {
     const int64_t indexes[] = {16, 0x7fffff, 7};
-    struct job job = new_job(&a);
+    struct job job = new_job_of(&a);
     forged_status = IBV_WC_SUCCESS;
     forged_index = indexes[_i];
     forged_skip = 0;
@@ -255,15 +255,15 @@ static int lose(struct ibv_cq *cq, int capacity, struct ibv_wc *ret_completions)
 START_TEST(completions_are_lost)
 {
     struct tl_exposure exposure = {0};
-    struct job job = new_job(&a);
+    struct job job = new_job_of(&a);
     set_up(16, 16, TL_KEYS_WINDOW);
     make_memory(8 * MIB);
-    expose_memory(&b, target_region, target, 8 * MIB, &exposure);
+    side_expose(&b, target_region, target, 8 * MIB, &exposure);
     let_expose_happen(&b);
     functions()->poll_cq = lose;
     write_to(&exposure, 0, 8 * MIB, 0, false, &job);
     tl_queue_pair_ring(a.pair);
-    sever_pair(&a);
+    side_sever(&a);
     PUMP_UNTIL(a.drained);
     ck_assert_uint_eq(job.done, 1);
     ck_assert_int_eq(job.status, TL_CANCELLED);
@@ -279,7 +279,7 @@ static void expect_dead(struct job *job, const char *part)
     struct tl_queue_pair *pair;
     struct tl_error error = {0};
     expect_end(job, 1, part);
-    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &pair_events, &a, &pair, &error), TL_UNAVAILABLE);
+    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &side_events, &a, &pair, &error), TL_UNAVAILABLE);
     ck_assert_ptr_nonnull(strstr(error.message, part));
     ck_assert(tl_provider_arm(a.provider));
     restore();
@@ -296,7 +296,7 @@ static int fail_poll(struct ibv_cq *cq, int capacity, struct ibv_wc *ret_complet
 
 START_TEST(completions_cannot_be_read)
 {
-    struct job job = new_job(&a);
+    struct job job = new_job_of(&a);
     set_up(16, 16, TL_KEYS_WINDOW);
     functions()->poll_cq = fail_poll;
     send_text(&a, "x", &job);
@@ -313,7 +313,7 @@ static int fail_notify(struct ibv_cq *cq, int solicited_only)
 
 START_TEST(no_notice)
 {
-    struct job job = new_job(&a);
+    struct job job = new_job_of(&a);
     set_up(16, 16, TL_KEYS_WINDOW);
     functions()->req_notify_cq = fail_notify;
     send_text(&a, "x", &job);
@@ -332,7 +332,7 @@ struct kernel_event {
 START_TEST(device_is_removed)
 {
     int ends[2];
-    struct job job = new_job(&a);
+    struct job job = new_job_of(&a);
     struct kernel_event event = {.event_type = IBV_EVENT_DEVICE_FATAL};
     set_up(16, 16, TL_KEYS_WINDOW);
     functions();

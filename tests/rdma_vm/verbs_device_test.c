@@ -179,10 +179,10 @@ START_TEST(keys_that_the_device_was_not_opened_for)
     struct tl_queue_pair *pair = NULL;
     struct tl_error error = {0};
     open_both(TL_KEYS_WINDOW);
-    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &pair_events, &a, &pair, &error), TL_UNIMPLEMENTED);
+    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &side_events, &a, &pair, &error), TL_UNIMPLEMENTED);
     options.keys = TL_KEYS_WINDOW;
     options.work_count = 16385;
-    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &pair_events, &a, &pair, &error),
+    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &side_events, &a, &pair, &error),
                      TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_nonnull(strstr(error.message, "verbs.queue_depth"));
     close_both();
@@ -195,13 +195,13 @@ START_TEST(completion_queue_is_never_overrun)
     struct tl_queue_pair *pair = NULL, *other = NULL;
     struct tl_error error = {0};
     open_both(TL_KEYS_WINDOW);
-    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &pair_events, &a, &pair, &error), TL_OK);
+    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &side_events, &a, &pair, &error), TL_OK);
     options.slot_count = options.work_count = 400;
-    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &pair_events, &a, &other, &error),
+    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &side_events, &a, &other, &error),
                      TL_RESOURCE_EXHAUSTED);
     ck_assert_msg(strstr(error.message, "completions") != NULL, "%s", error.message);
     pair->ops->destroy(pair);
-    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &pair_events, &a, &other, &error), TL_OK);
+    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &side_events, &a, &other, &error), TL_OK);
     other->ops->destroy(other);
     close_both();
 }
@@ -220,8 +220,8 @@ START_TEST(completion_queue_grows)
         struct tl_introduction from_a, from_b;
         as[i] = (struct side){.provider = provider_a};
         bs[i] = (struct side){.provider = provider_b};
-        ck_assert_int_eq(tl_queue_pair_create(provider_a, &options, &pair_events, &as[i], &as[i].pair, NULL), TL_OK);
-        ck_assert_int_eq(tl_queue_pair_create(provider_b, &options, &pair_events, &bs[i], &bs[i].pair, NULL), TL_OK);
+        ck_assert_int_eq(tl_queue_pair_create(provider_a, &options, &side_events, &as[i], &as[i].pair, NULL), TL_OK);
+        ck_assert_int_eq(tl_queue_pair_create(provider_b, &options, &side_events, &bs[i], &bs[i].pair, NULL), TL_OK);
         as[i].pair->ops->introduce(as[i].pair, &from_a);
         bs[i].pair->ops->introduce(bs[i].pair, &from_b);
         ck_assert_int_eq(as[i].pair->ops->connect(as[i].pair, &from_b, NULL), TL_OK);
@@ -239,8 +239,8 @@ START_TEST(completion_queue_grows)
         }
     }
     for (unsigned i = 0; i < PAIRS; i++) {
-        sever_pair(&as[i]);
-        sever_pair(&bs[i]);
+        side_sever(&as[i]);
+        side_sever(&bs[i]);
     }
     while (drained < 2 * PAIRS) {
         provider_a->ops->poll(provider_a);
@@ -284,9 +284,9 @@ START_TEST(nothing_leaks)
     ck_assert_ptr_nonnull(strstr(before, "qp"));
     open_both(TL_KEYS_WINDOW);
     for (unsigned i = 0; i < 200; i++) {
-        create_pair(&a, 16, 32, TL_KEYS_WINDOW);
-        create_pair(&b, 16, 32, TL_KEYS_WINDOW);
-        connect_both();
+        side_create(&a, 16, 32, TL_KEYS_WINDOW);
+        side_create(&b, 16, 32, TL_KEYS_WINDOW);
+        sides_connect();
         send_text(&a, "hello", NULL);
         if (i % 3 == 0) PUMP_UNTIL(b.messages == 1);
         destroy_both();

@@ -20,10 +20,10 @@ static void expect_reason(const struct side *side, const char *part)
 START_TEST(late_write_is_refused)
 {
     struct tl_exposure exposure = {0};
-    struct job revoked = new_job(&b), late = new_job(&a);
+    struct job revoked = new_job_of(&b), late = new_job_of(&a);
     set_up(16, 16, TL_KEYS_WINDOW);
     make_memory(MIB);
-    expose_memory(&b, target_region, target, 65536, &exposure);
+    side_expose(&b, target_region, target, 65536, &exposure);
     let_expose_happen(&b);
     struct tl_exposure copy = exposure;
     b.pair->ops->revoke(b.pair, &exposure, &revoked.work);
@@ -49,12 +49,12 @@ END_TEST
 START_TEST(revoke_cuts_a_write_off)
 {
     struct tl_exposure exposure = {0};
-    struct job revoked = new_job(&b), cut = new_job(&a);
+    struct job revoked = new_job_of(&b), cut = new_job_of(&a);
     const uint64_t len = 8 * MIB;
     set_up(16, 16, TL_KEYS_WINDOW);
     make_memory(len);
     uint8_t *seen = malloc(len);
-    expose_memory(&b, target_region, target, len, &exposure);
+    side_expose(&b, target_region, target, len, &exposure);
     let_expose_happen(&b);
     write_to(&exposure, 0, len, 0, false, &cut);
     tl_queue_pair_ring(a.pair);
@@ -80,13 +80,13 @@ START_TEST(keys_of_others_are_refused)
     struct side other_a, other_b;
     set_up(16, 16, TL_KEYS_WINDOW);
     make_memory(MIB);
-    expose_memory(&b, target_region, target, 4096, &exposure);
+    side_expose(&b, target_region, target, 4096, &exposure);
     let_expose_happen(&b);
     other_a = a;
     other_b = b;
-    create_pair(&a, 16, 16, TL_KEYS_WINDOW);
-    create_pair(&b, 16, 16, TL_KEYS_WINDOW);
-    connect_both();
+    side_create(&a, 16, 16, TL_KEYS_WINDOW);
+    side_create(&b, 16, 16, TL_KEYS_WINDOW);
+    sides_connect();
     write_to(&exposure, 0, 4096, 0, false, NULL);
     tl_queue_pair_ring(a.pair);
     PUMP_UNTIL(a.drained && b.drained);
@@ -95,7 +95,7 @@ START_TEST(keys_of_others_are_refused)
     a.pair = other_a.pair;
     b.pair = other_b.pair;
     a.broken = b.broken = a.drained = b.drained = 0;
-    struct job job = new_job(&a);
+    struct job job = new_job_of(&a);
     write_to(&exposure, 0, 4096, 0, true, &job);
     tl_queue_pair_ring(a.pair);
     PUMP_UNTIL(job.done == 1 && b.immediates == 1);
@@ -112,12 +112,12 @@ START_TEST(writes_outside_are_not_posted)
     open_both(TL_KEYS_WINDOW);
     for (unsigned i = 0; i < TL_ARRAY_COUNT(outside); i++) {
         struct tl_exposure exposure = {0};
-        struct job bad = new_job(&a), after = new_job(&a);
-        create_pair(&a, 4, 16, TL_KEYS_WINDOW);
-        create_pair(&b, 4, 16, TL_KEYS_WINDOW);
-        connect_both();
+        struct job bad = new_job_of(&a), after = new_job_of(&a);
+        side_create(&a, 4, 16, TL_KEYS_WINDOW);
+        side_create(&b, 4, 16, TL_KEYS_WINDOW);
+        sides_connect();
         make_memory(MIB);
-        expose_memory(&b, target_region, target, 4096, &exposure);
+        side_expose(&b, target_region, target, 4096, &exposure);
         write_to(&exposure, 0, outside[i].len, outside[i].offset, false, &bad);
         ck_assert_uint_eq(bad.done, 0);
         ck_assert_uint_gt(a.pair->ops->room(a.pair), 0);
@@ -157,16 +157,16 @@ START_TEST(sever_with_work_outstanding)
     struct job jobs[COUNT], late;
     set_up(16, 16, TL_KEYS_WINDOW);
     make_memory(8 * MIB);
-    expose_memory(&b, target_region, target, 8 * MIB, &exposure);
+    side_expose(&b, target_region, target, 8 * MIB, &exposure);
     let_expose_happen(&b);
     for (unsigned i = 0; i < COUNT; i++) {
-        jobs[i] = new_job(&a);
+        jobs[i] = new_job_of(&a);
         write_to(&exposure, 0, 8 * MIB, 0, false, &jobs[i]);
         if (i == COUNT / 2) tl_queue_pair_ring(a.pair);
     }
-    sever_pair(&a);
-    sever_pair(&a);
-    late = new_job(&a);
+    side_sever(&a);
+    side_sever(&a);
+    late = new_job_of(&a);
     a.pair->ops->message(a.pair, "x", 1, &late.work);
     tl_queue_pair_ring(a.pair);
     ck_assert_uint_eq(a.broken, 0);
@@ -182,7 +182,7 @@ START_TEST(sever_with_work_outstanding)
     }
     ck_assert_int_eq(late.status, TL_CANCELLED);
     ck_assert_uint_eq(late.order, COUNT + 1);
-    sever_pair(&a);
+    side_sever(&a);
     tear_down();
 }
 END_TEST
@@ -190,9 +190,9 @@ END_TEST
 START_TEST(sever_before_connect)
 {
     open_both(TL_KEYS_WINDOW);
-    create_pair(&a, 16, 16, TL_KEYS_WINDOW);
-    create_pair(&b, 16, 16, TL_KEYS_WINDOW);
-    sever_pair(&a);
+    side_create(&a, 16, 16, TL_KEYS_WINDOW);
+    side_create(&b, 16, 16, TL_KEYS_WINDOW);
+    side_sever(&a);
     PUMP_UNTIL(a.drained == 1);
     a.pair->ops->destroy(a.pair);
     b.pair->ops->destroy(b.pair);
@@ -202,9 +202,9 @@ END_TEST
 
 START_TEST(peer_that_is_gone)
 {
-    struct job job = new_job(&a);
+    struct job job = new_job_of(&a);
     set_up(16, 16, TL_KEYS_WINDOW);
-    sever_pair(&b);
+    side_sever(&b);
     PUMP_UNTIL(b.drained);
     b.pair->ops->destroy(b.pair);
     send_text(&a, "anybody there", &job);
@@ -235,13 +235,13 @@ START_TEST(introductions_that_are_none)
     struct tl_introduction introduction = {.len_bytes = 3, .bytes = "abc"};
     struct tl_error error = {0};
     open_both(TL_KEYS_WINDOW);
-    create_pair(&a, 4, 4, TL_KEYS_WINDOW);
-    create_pair(&b, 4, 4, TL_KEYS_WINDOW);
+    side_create(&a, 4, 4, TL_KEYS_WINDOW);
+    side_create(&b, 4, 4, TL_KEYS_WINDOW);
     ck_assert_int_eq(a.pair->ops->connect(a.pair, &introduction, &error), TL_INVALID_ARGUMENT);
     a.pair->ops->introduce(a.pair, &introduction);
     introduction.bytes[3]++;
     ck_assert_int_eq(a.pair->ops->connect(a.pair, &introduction, &error), TL_FAILED_PRECONDITION);
-    connect_both();
+    sides_connect();
     send_text(&a, "all is well", NULL);
     PUMP_UNTIL(b.messages == 1);
     tear_down();
@@ -254,8 +254,8 @@ START_TEST(peer_without_a_route)
     struct tl_introduction introduction;
     struct tl_error error = {0};
     open_both(TL_KEYS_WINDOW);
-    create_pair(&a, 4, 4, TL_KEYS_WINDOW);
-    create_pair(&b, 4, 4, TL_KEYS_WINDOW);
+    side_create(&a, 4, 4, TL_KEYS_WINDOW);
+    side_create(&b, 4, 4, TL_KEYS_WINDOW);
     b.pair->ops->introduce(b.pair, &introduction);
     memcpy(introduction.bytes + 34, "\xc0\x00\x02\x01", 4);
     if (a.pair->ops->connect(a.pair, &introduction, &error) == TL_OK) {
@@ -277,7 +277,7 @@ END_TEST
 
 START_TEST(link_down_is_said_to_be_the_link)
 {
-    struct job job = new_job(&a);
+    struct job job = new_job_of(&a);
     set_up(16, 16, TL_KEYS_WINDOW);
     ck_assert_int_eq(system("tests/rdma_vm/link va down"), 0);
     send_text(&a, "anybody there", &job);
@@ -297,7 +297,7 @@ START_TEST(link_down_wakes_a_sleeper)
     while (!tl_provider_arm(a.provider))
         a.provider->ops->poll(a.provider);
     ck_assert_int_eq(system("tests/rdma_vm/link va down"), 0);
-    ck_assert(is_readable(&a, 20000));
+    ck_assert(side_is_readable(&a, 20000));
     tl_provider_disarm(a.provider);
     PUMP_UNTIL(a.drained);
     ck_assert_int_eq(system("tests/rdma_vm/link va up"), 0);
@@ -313,20 +313,20 @@ START_TEST(address_that_is_taken_away)
     struct tl_error error = {0};
     set_up(16, 16, TL_KEYS_WINDOW);
     idle.provider = a.provider;
-    create_pair(&idle, 4, 4, TL_KEYS_WINDOW);
+    side_create(&idle, 4, 4, TL_KEYS_WINDOW);
     b.pair->ops->introduce(b.pair, &from_b);
     ck_assert_int_eq(system("ip addr del 10.9.0.1/32 dev va"), 0);
     PUMP_UNTIL(a.drained);
     expect_reason(&a, "link: the address 10.9.0.1");
     struct tl_queue_pair_options options = {4, 4, TL_KEYS_WINDOW};
     struct tl_queue_pair *pair;
-    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &pair_events, &a, &pair, NULL), TL_UNAVAILABLE);
+    ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &side_events, &a, &pair, NULL), TL_UNAVAILABLE);
     ck_assert_int_eq(idle.pair->ops->connect(idle.pair, &from_b, &error), TL_UNAVAILABLE);
     printf("address gone: %s\n", error.message);
     idle.pair->ops->destroy(idle.pair);
     destroy_both();
     ck_assert_int_eq(system("ip addr add 10.9.0.1/32 dev va; tests/rdma_vm/link va up"), 0);
-    while (tl_queue_pair_create(a.provider, &options, &pair_events, &a, &pair, NULL) != TL_OK)
+    while (tl_queue_pair_create(a.provider, &options, &side_events, &a, &pair, NULL) != TL_OK)
         usleep(1000);
     pair->ops->destroy(pair);
     close_both();

@@ -60,8 +60,8 @@ static struct tl_region *open_bystanders(struct tl_provider *provider, struct tl
     a = (struct side){.name = "a"};
     b = (struct side){.name = "b", .provider = provider};
     side_open(&a, "a", NULL);
-    side_create(&a, 16, 16);
-    side_create(&b, 16, 16);
+    side_create(&a, 16, 16, TL_KEYS_REGION);
+    side_create(&b, 16, 16, TL_KEYS_REGION);
     side_introduce(&a, &from_a);
     side_introduce(&b, &from_b);
     side_connect(&a, &from_b);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Messages, writes, exposures and sleeping over the local provider, both sides in one process. */
+/* Writes, exposures, sleeping and the end over the local provider, both sides in one process; and what every provider
+ * does. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -10,6 +11,7 @@
 
 #include "dataplane/probe.h"
 #include "fakes/local_sides.h"
+#include "fakes/provider_cases.h"
 #include "fakes/run_suite.h"
 
 static void setup(void)
@@ -32,57 +34,6 @@ START_TEST(a_probe)
 }
 END_TEST
 
-START_TEST(messages_arrive)
-{
-    const uint32_t sizes[] = {0, 1, 48, 49, 256, TL_SLOT_BYTES};
-    uint8_t data[TL_SLOT_BYTES];
-    fill_bytes(data, sizeof(data), 3);
-    for (unsigned i = 0; i < TL_ARRAY_COUNT(sizes); i++) {
-        struct job job = new_job();
-        side_message(&a, data, sizes[i], &job);
-        ck_assert_uint_eq(job.done, 0); /* only within poll */
-        PUMP_UNTIL(b.messages == i + 1 && job.done == 1);
-        ck_assert_int_eq(job.status, TL_OK);
-        ck_assert_uint_eq(b.last_len, sizes[i]);
-        ck_assert_int_eq(memcmp(b.last, data, sizes[i]), 0);
-    }
-}
-END_TEST
-
-START_TEST(answers_from_callbacks)
-{
-    b.answers = true;
-    for (unsigned i = 1; i <= 1000; i++) {
-        side_message(&a, "ping", 4, NULL);
-        PUMP_UNTIL(a.messages == i);
-    }
-    ck_assert_uint_eq(b.messages, 1000);
-}
-END_TEST
-
-/* Far more posts than the ring has slots; done in the order of posting. */
-START_TEST(many_posts)
-{
-    enum { COUNT = 5000 };
-    static struct job jobs[COUNT];
-    unsigned posted = 0;
-    for (unsigned i = 0; i < COUNT; i++)
-        jobs[i] = new_job();
-    while (posted < COUNT) {
-        while (posted < COUNT && a.pair->ops->room(a.pair) > 0) {
-            a.pair->ops->message(a.pair, &posted, sizeof(posted), &jobs[posted].work);
-            posted++;
-        }
-        tl_queue_pair_ring(a.pair);
-        PUMP_UNTIL(a.pair->ops->room(a.pair) > 0);
-    }
-    PUMP_UNTIL(b.messages == COUNT && jobs[COUNT - 1].done == 1);
-    ck_assert_mem_eq(b.last, &(unsigned){COUNT - 1}, sizeof(unsigned));
-    for (unsigned i = 1; i < COUNT; i++)
-        ck_assert(jobs[i].done == 1 && jobs[i].order == jobs[i - 1].order + 1 && jobs[i].status == TL_OK);
-}
-END_TEST
-
 /* What is posted without anybody reading it waits here, and arrives in order. */
 START_TEST(a_reader_that_pauses)
 {
@@ -97,34 +48,6 @@ START_TEST(a_reader_that_pauses)
 END_TEST
 
 /* -------------------------------------------------------------------------------------------------------- writes -- */
-
-START_TEST(writes_into_segments)
-{
-    struct tl_exposure exposure = {0};
-    struct job silent = new_job(), telling = new_job(), empty = new_job();
-    struct tl_region *region = side_map(&b, MIB);
-    uint8_t *target = region->address, *source = malloc(MIB);
-    fill_bytes(source, MIB, 1);
-    side_expose(&b, region, target + 4096, 65536, &exposure);
-    side_write(&a, source + 100, 1000, &exposure, 0, false, 0, &silent);
-    side_write(&a, source + 2000, 64536, &exposure, 1000, true, 0xcafe0001, &telling);
-    PUMP_UNTIL(b.immediates == 1 && telling.done == 1);
-    ck_assert_uint_lt(silent.order, telling.order);
-    ck_assert_uint_eq(b.last_immediate, 0xcafe0001);
-    ck_assert_uint_eq(b.last_immediate_len, 64536);
-    ck_assert_int_eq(memcmp(target + 4096, source + 100, 1000), 0);
-    ck_assert_int_eq(memcmp(target + 5096, source + 2000, 64536), 0);
-    ck_assert_uint_eq(target[4095], 0);
-    ck_assert_uint_eq(target[4096 + 65536], 0);
-    a.pair->ops->write(a.pair, NULL, NULL, 0, &(struct tl_descriptor){0}, 0, true, 7, &empty.work);
-    tl_queue_pair_ring(a.pair);
-    PUMP_UNTIL(b.immediates == 2 && empty.done == 1);
-    ck_assert_uint_eq(b.last_immediate_len, 0);
-    b.pair->ops->revoke(b.pair, &exposure, NULL);
-    region_drop(region);
-    free(source);
-}
-END_TEST
 
 /* Larger than what is copied in one poll, to a segment whose pages are looked after; a message in the other direction
  * comes through meanwhile, and what was posted after it comes after it. */
@@ -351,12 +274,6 @@ END_TEST
 
 /* ------------------------------------------------------------------------------------------------------ sleeping -- */
 
-static bool is_readable(const struct side *side, int timeout_ms)
-{
-    struct pollfd descriptor = {.fd = side->provider->fd, .events = POLLIN};
-    return poll(&descriptor, 1, timeout_ms) == 1;
-}
-
 static uint64_t wakes(const struct side *side)
 {
     struct tl_local_stats stats;
@@ -371,7 +288,7 @@ static void settle(struct side *side)
         side_poll(side);
         tl_provider_disarm(side->provider);
         side_poll(side);
-    } while (is_readable(side, 0));
+    } while (side_is_readable(side, 0));
 }
 
 START_TEST(no_system_call_between_two_that_are_awake)
@@ -392,12 +309,12 @@ START_TEST(a_sleeper_is_woken_once)
         settle(&b);
         ck_assert(tl_provider_arm(b.provider));
         ck_assert_uint_eq(b.provider->ops->poll(b.provider), 0);
-        ck_assert(!is_readable(&b, 0));
+        ck_assert(!side_is_readable(&b, 0));
         uint64_t before = wakes(&a);
         side_message(&a, "one", 3, NULL);
         side_message(&a, "two", 3, NULL);
         ck_assert_uint_eq(wakes(&a), before + 1);
-        ck_assert(is_readable(&b, 1000));
+        ck_assert(side_is_readable(&b, 1000));
         tl_provider_disarm(b.provider);
         PUMP_UNTIL(b.messages == 2 * i);
     }
@@ -451,12 +368,12 @@ START_TEST(room_wakes_who_waits_for_it)
     settle(&a);
     ck_assert(tl_provider_arm(a.provider));
     ck_assert_uint_eq(a.provider->ops->poll(a.provider), 0);
-    ck_assert(!is_readable(&a, 0));
+    ck_assert(!side_is_readable(&a, 0));
     for (unsigned i = 0; i < 100; i++)
         side_poll(&b);
     ck_assert_uint_ge(b.messages, 12);
     ck_assert_uint_lt(b.messages, 20);
-    ck_assert(is_readable(&a, 1000));
+    ck_assert(side_is_readable(&a, 1000));
     tl_provider_disarm(a.provider);
     PUMP_UNTIL(b.messages == 20);
     settle(&a);
@@ -477,7 +394,7 @@ START_TEST(the_end_wakes)
     ck_assert_uint_eq(b.provider->ops->poll(b.provider), 0);
     side_message(&a, "last", 4, NULL);
     side_end(&a);
-    ck_assert(is_readable(&b, 1000));
+    ck_assert(side_is_readable(&b, 1000));
     tl_provider_disarm(b.provider);
     PUMP_UNTIL(b.drained);
     ck_assert_uint_eq(b.messages, 1); /* what had been posted has arrived */
@@ -547,8 +464,8 @@ START_TEST(a_thousand_connections)
     for (unsigned i = 0; i < 1000; i++) {
         struct tl_exposure exposure = {0};
         struct tl_region *region = side_map(&b, 4096);
-        side_create(&a, 16, 16);
-        side_create(&b, 16, 16);
+        side_create(&a, 16, 16, TL_KEYS_REGION);
+        side_create(&b, 16, 16, TL_KEYS_REGION);
         side_introduce(&a, &from_a);
         side_introduce(&b, &from_b);
         side_connect(i % 2 == 0 ? &a : &b, i % 2 == 0 ? &from_b : &from_a);
@@ -573,10 +490,10 @@ START_TEST(connections_that_are_never_made)
     struct tl_introduction from_b;
     side_end(&a);
     side_end(&b);
-    side_create(&b, 16, 16);
+    side_create(&b, 16, 16, TL_KEYS_REGION);
     unsigned descriptors = count_descriptors(), mappings = count_mappings();
     for (unsigned i = 0; i < 50; i++) {
-        side_create(&a, 16, 16);
+        side_create(&a, 16, 16, TL_KEYS_REGION);
         side_introduce(&b, &from_b);
         if (i % 2 == 0) { /* b's connection is another's: nobody answers */
             side_connect(&a, &from_b);
@@ -596,6 +513,35 @@ START_TEST(connections_that_are_never_made)
 }
 END_TEST
 
+/* -------------------------------------------------------------------------------------- what every provider does -- */
+
+static struct provider_memory common;
+
+static void set_up_common(uint32_t slots, uint32_t work, enum tl_keys keys)
+{
+    (void)keys;
+    sides_set_up_with(slots, work, NULL);
+}
+
+static void make_common(uint64_t len_bytes, struct provider_memory *ret_memory)
+{
+    common.source = malloc(len_bytes);
+    fill_bytes(common.source, len_bytes, 1);
+    common.target_region = side_map(&b, len_bytes);
+    common.target = common.target_region->address;
+    *ret_memory = common;
+}
+
+static void tear_down_common(void)
+{
+    if (common.target_region != NULL) region_drop(common.target_region);
+    free(common.source);
+    sides_tear_down();
+}
+
+static const struct provider_kind kind = {
+    .has_queue = true, .set_up = set_up_common, .make_memory = make_common, .tear_down = tear_down_common};
+
 int main(void)
 {
     Suite *suite = suite_create("local_provider");
@@ -603,11 +549,7 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     tcase_add_checked_fixture(tcase, setup, sides_tear_down);
     tcase_add_test(tcase, a_probe);
-    tcase_add_test(tcase, messages_arrive);
-    tcase_add_test(tcase, answers_from_callbacks);
-    tcase_add_test(tcase, many_posts);
     tcase_add_test(tcase, a_reader_that_pauses);
-    tcase_add_test(tcase, writes_into_segments);
     tcase_add_test(tcase, large_writes);
     tcase_add_test(tcase, much_that_waits_leaves_no_room);
     tcase_add_test(tcase, segments_come_and_go);
@@ -630,6 +572,9 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, sides_tear_down);
     tcase_add_test(tcase, pages_come_when_they_are_needed);
     tcase_add_test(tcase, all_of_a_segment_can_be_written);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("every provider");
+    provider_cases_add(tcase, &kind);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("unread");
     tcase_add_checked_fixture(tcase, set_up_unread, sides_tear_down);

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Two queue pairs of any provider, a and b, as the tests of providers see them: what has arrived, what was done and in
+ * which order. The header of a provider's sides says how they are opened. Everything here fails the running test when
+ * it does not work.
+ */
+#ifndef FAKES_SIDES_H
+#define FAKES_SIDES_H
+
+#include <check.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "dataplane/provider.h"
+
+#define PATIENCE_NS (30 * TL_NS_PER_SEC)
+#define MIB (UINT64_C(1) << 20)
+
+struct side {
+    const char *name;
+    struct tl_provider *provider;
+    struct tl_queue_pair *pair;
+    struct side *peer;
+    bool is_connected;
+    bool answers; /* every message with the same */
+    unsigned messages, immediates, broken, drained;
+    uint8_t last[TL_SLOT_BYTES];
+    uint32_t last_len, last_immediate;
+    uint64_t last_immediate_len;
+    uint8_t *watched; /* the byte there is looked at with each immediate */
+    unsigned watched_value;
+    struct tl_error reason;
+};
+
+struct job {
+    struct tl_work work;
+    unsigned done;
+    unsigned order; /* among all of the process that are done, from 1 */
+    enum tl_status status;
+    const struct side *side;
+    unsigned broken_before; /* how often the side had been told when this was done */
+};
+
+extern struct side a, b;
+extern const struct tl_queue_pair_events side_events; /* the owner is a struct side */
+
+#define PUMP_UNTIL(condition)                                                                                          \
+    do {                                                                                                               \
+        int64_t end_ns_ = tl_clock_now_ns() + PATIENCE_NS;                                                             \
+        while (!(condition)) {                                                                                         \
+            side_poll(&a);                                                                                             \
+            side_poll(&b);                                                                                             \
+            ck_assert_msg(tl_clock_now_ns() < end_ns_, "never: %s (a: %s, b: %s)", #condition, a.reason.message,       \
+                          b.reason.message);                                                                           \
+        }                                                                                                              \
+    } while (0)
+
+struct job new_job(void);
+/* One that takes note of broken_before. */
+struct job new_job_of(const struct side *side);
+
+/* Harmless when it is not open. */
+void side_poll(struct side *side);
+/* Nothing but name, provider and peer stays of what the side was. */
+void side_create(struct side *side, uint32_t slots, uint32_t work, enum tl_keys keys);
+void side_introduce(const struct side *side, struct tl_introduction *ret_introduction);
+void side_connect(struct side *side, const struct tl_introduction *peer);
+void sides_connect(void);
+void side_message(struct side *side, const void *data, uint32_t len_bytes, struct job *job);
+void side_expose(struct side *side, struct tl_region *region, void *address, uint64_t len_bytes,
+                 struct tl_exposure *ret_exposure);
+void side_sever(struct side *side);
+bool side_is_readable(const struct side *side, int timeout_ms);
+
+void fill_bytes(uint8_t *bytes, uint64_t len_bytes, unsigned seed);
+
+#endif
