@@ -4,7 +4,6 @@
 
 #include <arpa/inet.h>
 #include <check.h>
-#include <dirent.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -173,17 +172,6 @@ struct tl_worker_stats cluster_stats(struct tl_worker *worker)
     struct tl_error error;
     must(tl_worker_stats(worker, &stats, &error), &error);
     return stats;
-}
-
-unsigned cluster_fd_count(void)
-{
-    unsigned count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    TL_CHECK(folder != NULL);
-    while (readdir(folder) != NULL)
-        count++;
-    closedir(folder);
-    return count;
 }
 
 /* ------------------------------------------------------------------------------------------------------- tensors -- */

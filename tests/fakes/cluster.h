@@ -86,7 +86,4 @@ bool cluster_is_quiet(struct tl_cq *cq);
 int64_t cluster_now_ns(void);
 void cluster_pause(void); /* a millisecond */
 
-/* Of this process. */
-unsigned cluster_fd_count(void);
-
 #endif

@@ -2,7 +2,6 @@
 /* Sides over the local provider: how they are made and ended. */
 #include "fakes/local_sides.h"
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,17 +93,6 @@ void sides_tear_down(void)
 {
     side_close(&a);
     side_close(&b);
-}
-
-unsigned count_descriptors(void)
-{
-    DIR *listing = opendir("/proc/self/fd");
-    ck_assert_ptr_nonnull(listing);
-    unsigned count = 0;
-    while (readdir(listing) != NULL)
-        count++;
-    closedir(listing);
-    return count;
 }
 
 unsigned count_mappings(void)

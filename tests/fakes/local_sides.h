@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "dataplane/local.h"
+#include "fakes/descriptors.h"
 #include "fakes/sides.h"
 
 void side_open(struct side *side, const char *name, const struct tl_local_options *options);
@@ -26,9 +27,8 @@ void sides_set_up(const struct tl_local_options *options);
 void sides_set_up_with(uint32_t slots, uint32_t work, const struct tl_local_options *options);
 void sides_tear_down(void);
 
-/* Of this process, but not those of coverage and the like: what grows where something leaks. */
-unsigned count_descriptors(void);
-unsigned count_mappings(void); /* of shared memory */
+/* Of shared memory in this process. */
+unsigned count_mappings(void);
 
 /* Forks; the child runs `child` with its end of a socket that passes introductions, and exits with what that returns.
  */

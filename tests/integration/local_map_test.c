@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "fakes/cluster.h"
+#include "fakes/descriptors.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
 #include "server/worker_internal.h"
@@ -240,10 +241,10 @@ START_TEST(nothing_stays_open)
 {
     open_both("files");
     tl_tensor_put(receive_mapped());
-    unsigned count = cluster_fd_count();
+    unsigned count = count_descriptors();
     for (unsigned i = 0; i < 50; i++)
         tl_tensor_put(receive_mapped());
-    ck_assert_uint_le(cluster_fd_count(), count);
+    ck_assert_uint_le(count_descriptors(), count);
     end();
 }
 END_TEST

@@ -6,7 +6,6 @@
  */
 #include "tests/rdma_vm/verbs_sides.h"
 
-#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +14,7 @@
 #include "base/error.h"
 #include "dataplane/engine.h"
 #include "dataplane/verbs_internal.h"
+#include "fakes/descriptors.h"
 #include "fakes/run_suite.h"
 #include "tests/fakes/made_memory.h"
 
@@ -154,17 +154,6 @@ static void count_windows(struct tl_provider *provider)
     if (real.alloc_mw == NULL) real = *ops;
     ops->alloc_mw = count_window;
     ops->dealloc_mw = count_window_off;
-}
-
-static unsigned count_descriptors(void)
-{
-    unsigned count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    ck_assert_ptr_nonnull(folder);
-    while (readdir(folder) != NULL)
-        count++;
-    closedir(folder);
-    return count;
 }
 
 static const struct {

@@ -2,7 +2,6 @@
 /* Candidates, opening, memory, and limits of the verbs provider on soft-RoCE. */
 #include "tests/rdma_vm/verbs_sides.h"
 
-#include <dirent.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "fakes/descriptors.h"
 #include "fakes/run_suite.h"
 
 /* ---------------------------------------------------------------------------------------------------- candidates -- */
@@ -256,16 +256,6 @@ START_TEST(completion_queue_grows)
     close_both();
 }
 END_TEST
-
-static unsigned count_descriptors(void)
-{
-    unsigned count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    while (readdir(folder) != NULL)
-        count++;
-    closedir(folder);
-    return count;
-}
 
 /* The kernel's count of queue pairs, memory regions and completion queues. */
 static void count_resources(char *ret_text, size_t capacity)

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Files that two queue pairs of the local provider pass to each other: what is mapped, what is not, what stays. */
 #include <check.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "dataplane/local_internal.h"
+#include "fakes/descriptors.h"
 #include "fakes/run_suite.h"
 #include "tensor/mapped_file.h"
 #include "tests/fakes/temp_folder.h"
@@ -33,17 +33,6 @@ static struct tl_mapped_file *file;
 static struct tl_descriptor name;
 static struct tl_error error;
 static unsigned fd_count;
-
-static unsigned count_fds(void)
-{
-    unsigned count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    ck_assert_ptr_nonnull(folder);
-    while (readdir(folder) != NULL)
-        count++;
-    closedir(folder);
-    return count;
-}
 
 static void on_message(void *context, const void *data, uint32_t len_bytes)
 {
@@ -110,7 +99,7 @@ static void setup(void)
     struct tl_introduction introductions[2];
     temp_folder_make();
     temp_write(temp_path("f"), "hello", 5);
-    fd_count = count_fds();
+    fd_count = count_descriptors();
     ck_assert_int_eq(tl_mapped_file_open(temp_path("f"), &file, &error), TL_OK);
     for (unsigned i = 0; i < 2; i++) {
         open_side(&sides[i]);
@@ -140,7 +129,7 @@ static void teardown(void)
     close_side(owner);
     close_side(reader);
     tl_mapped_file_put(file);
-    ck_assert_uint_eq(count_fds(), fd_count);
+    ck_assert_uint_eq(count_descriptors(), fd_count);
     temp_folder_remove();
 }
 
@@ -175,12 +164,12 @@ START_TEST(passed_once_and_mapped_once)
     ck_assert_mem_eq(tl_mapped_file_data(mapped), "hello", 5);
     ck_assert_ptr_ne(tl_mapped_file_data(mapped), tl_mapped_file_data(file));
     ck_assert_str_eq(tl_mapped_file_path(mapped), temp_path("f"));
-    unsigned count = count_fds();
+    unsigned count = count_descriptors();
     share();
     ck_assert_mem_eq(name.bytes, first.bytes, first.len_bytes);
     struct tl_mapped_file *again = map();
     ck_assert_ptr_eq(again, mapped);
-    ck_assert_uint_eq(count_fds(), count);
+    ck_assert_uint_eq(count_descriptors(), count);
     tl_mapped_file_put(again);
     tl_mapped_file_put(mapped);
 }
@@ -192,7 +181,7 @@ START_TEST(memory)
     tl_mapped_file_put(file);
     ck_assert_int_eq(tl_mapped_file_make(5, &file, &error), TL_OK);
     memcpy((void *)tl_mapped_file_data(file), "hello", 5);
-    unsigned count = count_fds();
+    unsigned count = count_descriptors();
     for (unsigned i = 0; i < 3; i++) {
         struct tl_descriptor before = name;
         share();
@@ -202,7 +191,7 @@ START_TEST(memory)
         ck_assert_mem_eq(tl_mapped_file_data(mapped), "hello", 5);
         ck_assert_int_eq(tl_mapped_file_check(mapped, NULL, 0, &error), TL_OK);
         tl_mapped_file_put(mapped);
-        ck_assert_uint_eq(count_fds(), count);
+        ck_assert_uint_eq(count_descriptors(), count);
         expect_not_mapped(TL_NOT_FOUND); /* it has been, by that number */
     }
 }
