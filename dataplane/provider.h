@@ -90,7 +90,8 @@ struct tl_queue_pair_events {
     /* A write with an immediate has arrived, which wrote len_bytes; its slot is posted again. All earlier writes of the
      * peer on this queue pair are in memory. */
     void (*immediate)(void *owner, uint32_t immediate, uint64_t len_bytes);
-    /* The queue pair has failed, or was broken by us: nothing arrives any more and nothing can be posted. Once. */
+    /* The queue pair has failed, or was broken by us: nothing can be posted any more. What had arrived before, and so
+     * was done for the peer, comes still, until it is drained. Once. */
     void (*broken)(void *owner, const struct tl_error *reason);
     /* Every posted operation is done, no window lets the peer write any more: it may be destroyed. Once, last. */
     void (*drained)(void *owner);

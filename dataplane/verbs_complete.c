@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Completions. A good one of posted work retires all that was posted before it; one of a slot hands the message or the
- * immediate to the owner. The first bad one breaks the queue pair; those that follow only hand back what was posted.
+ * immediate to the owner. The first bad one breaks the queue pair; of those that follow good ones of slots are handed
+ * to the owner still, and the rest only hand back what was posted.
  *
  * Of a failed completion only the id, the status and the vendor's number mean anything. Many failures show the same
  * status, and a failed link none at all of its own: before a reason is given, the device is asked for its events, for
@@ -106,12 +107,11 @@ static void complete_receive(struct verbs_pair *pair, uint32_t index, const stru
         return;
     }
     pair->slots_posted--;
-    if (!verbs_pair_is_broken(pair)) {
-        if (completion->status == IBV_WC_SUCCESS) {
-            deliver(pair, index, completion);
-        } else {
-            break_for(pair, completion);
-        }
+    if (completion->status == IBV_WC_SUCCESS) {
+        /* Also when the queue pair is broken meanwhile: the peer was told that it has arrived. */
+        deliver(pair, index, completion);
+    } else if (!verbs_pair_is_broken(pair)) {
+        break_for(pair, completion);
     }
     verbs_slots_return(pair, index);
 }

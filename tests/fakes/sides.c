@@ -30,7 +30,7 @@ struct job new_job_of(const struct side *side)
 static void on_message(void *owner, const void *data, uint32_t len_bytes)
 {
     struct side *side = owner;
-    ck_assert_uint_eq(side->broken, 0);
+    ck_assert_uint_eq(side->drained, 0);
     side->messages++;
     side->last_len = len_bytes;
     memcpy(side->last, data, len_bytes);
@@ -40,7 +40,7 @@ static void on_message(void *owner, const void *data, uint32_t len_bytes)
 static void on_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
 {
     struct side *side = owner;
-    ck_assert_uint_eq(side->broken, 0);
+    ck_assert_uint_eq(side->drained, 0);
     side->immediates++;
     side->last_immediate = immediate;
     side->last_immediate_len = len_bytes;

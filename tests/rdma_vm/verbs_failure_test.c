@@ -187,6 +187,30 @@ START_TEST(sever_with_work_outstanding)
 }
 END_TEST
 
+/* The writer was told that it has arrived. */
+START_TEST(what_has_arrived_before_it_is_severed)
+{
+    struct tl_exposure exposure = {0};
+    struct job jobs[2] = {new_job_of(&a), new_job_of(&a)};
+    set_up(16, 16, TL_KEYS_WINDOW);
+    make_memory(MIB);
+    side_expose(&b, target_region, target, MIB, &exposure);
+    let_expose_happen(&b);
+    write_to(&exposure, 0, MIB, 0, true, &jobs[0]);
+    send_text(&a, "and a message", &jobs[1]);
+    while (!jobs[1].done)
+        a.provider->ops->poll(a.provider);
+    ck_assert_int_eq(jobs[0].status, TL_OK);
+    ck_assert_int_eq(jobs[1].status, TL_OK);
+    side_sever(&b);
+    PUMP_UNTIL(b.drained);
+    ck_assert_uint_eq(b.immediates, 1);
+    ck_assert_uint_eq(b.messages, 1);
+    ck_assert_int_eq(memcmp(source, target, MIB), 0);
+    tear_down();
+}
+END_TEST
+
 START_TEST(sever_before_connect)
 {
     open_both(TL_KEYS_WINDOW);
@@ -344,6 +368,7 @@ int main(void)
     tcase_add_test(tests, writes_outside_are_not_posted);
     tcase_add_test(tests, descriptors_that_are_none);
     tcase_add_test(tests, sever_with_work_outstanding);
+    tcase_add_test(tests, what_has_arrived_before_it_is_severed);
     tcase_add_test(tests, sever_before_connect);
     tcase_add_test(tests, peer_that_is_gone);
     tcase_add_test(tests, slots_exhausted);
