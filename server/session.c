@@ -329,7 +329,8 @@ static void maybe_done(struct tl_peer_request *request)
     request->session = NULL;
     request->result = NULL;
     tl_driver_busy(&session->plane->worker->driver, -1);
-    if (failure == NULL && session->is_over) {
+    /* Who has let the session go has taken over what was answered until then. */
+    if (failure == NULL && session->owner == NULL) {
         tl_peer_answered(request->peer, session->peer.incarnation, request->fetch.id.number);
     } else if (failure == NULL && tl_numbers_push(&session->answered, request->fetch.id.number) &&
                session->answered.count > MAX_UNCONFIRMED) {

@@ -56,6 +56,7 @@ struct fake_provider {
     unsigned network;
     bool is_armed;
     bool is_gone;
+    bool is_held;
     bool is_polling;
 };
 

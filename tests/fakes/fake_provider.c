@@ -150,7 +150,7 @@ struct tl_queue_pair *fake_provider_pair(struct tl_provider *base, unsigned plac
 static struct fake_event *take_event(struct fake_provider *provider)
 {
     lock(provider->fabric);
-    struct tl_list *link = tl_list_pop_front(&provider->events);
+    struct tl_list *link = provider->is_held ? NULL : tl_list_pop_front(&provider->events);
     unlock(provider->fabric);
     return link == NULL ? NULL : TL_CONTAINER_OF(link, struct fake_event, link);
 }
@@ -240,6 +240,14 @@ static void tell_gone(struct fake_provider *provider)
     struct tl_error reason;
     tl_error_set(&reason, TL_UNAVAILABLE, "%s: the device is gone", provider->base.name);
     tl_provider_fail(&provider->base, &reason);
+}
+
+void fake_provider_hold(struct tl_provider *base, bool is_held)
+{
+    struct fake_provider *provider = as_provider(base);
+    lock(provider->fabric);
+    provider->is_held = is_held;
+    unlock(provider->fabric);
 }
 
 static unsigned provider_poll(struct tl_provider *base)

@@ -69,6 +69,9 @@ struct tl_provider *fake_provider_open(struct fake_fabric *fabric, const char *n
 /* The queue pair at this place among those that the provider has now, in the order of their creation; NULL: none. */
 struct tl_queue_pair *fake_provider_pair(struct tl_provider *provider, unsigned place);
 
+/* While it is held, its polls tell nothing. */
+void fake_provider_hold(struct tl_provider *provider, bool is_held);
+
 /* While they are held, nobody who registers memory comes back from that. */
 void fake_fabric_hold_regions(struct fake_fabric *fabric, bool are_held);
 

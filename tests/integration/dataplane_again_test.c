@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "fakes/plane_case.h"
+#include "fakes/proxy.h"
 #include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
@@ -138,6 +139,37 @@ START_TEST(a_window_that_is_not_bound)
 }
 END_TEST
 
+/* Over a path that is about to end with its link; its owner is not told that it has arrived. */
+START_TEST(arrived_when_the_link_is_lost)
+{
+    static struct proxy proxy;
+    prepare(NULL);
+    cluster_use_proxy(&cluster, 0, &proxy);
+    open_both(TL_PROGRESS_THREAD);
+    expect_transfer(1, true);
+    const struct fake_rule rule = {.fault = FAKE_LOSE_ACK, .kinds = FAKE_WRITE, .provider = plane.cards[0].provider};
+    fake_fabric_add_rule(plane.fabric, &rule);
+    size_t before = fake_fabric_write_count(plane.fabric);
+    fake_provider_hold(plane.cards[1].provider, true);
+    struct tl_tensor *tensor = cluster_tensor(LARGE, 2);
+    cluster_send(sender, "w", 2, tensor, sent);
+    tl_tensor_put(tensor);
+    cluster_recv(receiver, 0, "w", 2, cq);
+    CLUSTER_UNTIL(fake_fabric_write_count(plane.fabric) > before);
+    proxy_cut(&proxy);
+    CLUSTER_UNTIL(cluster_peer_info(receiver, 0).state != TL_PEER_UP);
+    fake_provider_hold(plane.cards[1].provider, false);
+    struct tl_completion got = cluster_next(cq);
+    ck_assert_msg(got.status.code == TL_OK, "%s", got.status.message);
+    ck_assert_int_eq(got.path, TL_PATH_ZERO_COPY);
+    ck_assert(cluster_tensor_is(got.tensor, LARGE, 2));
+    tl_tensor_put(got.tensor);
+    cluster_expect(sent, TL_OK);
+    teardown();
+    proxy_stop(&proxy);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("dataplane_again");
@@ -146,6 +178,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_path_that_cannot_be_made, 0, 4);
     tcase_add_test(tcase, a_path_that_does_not_last);
     tcase_add_loop_test(tcase, a_window_that_is_not_bound, 0, 2);
+    tcase_add_test(tcase, arrived_when_the_link_is_lost);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

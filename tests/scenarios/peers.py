@@ -7,16 +7,18 @@ asked for must have completed, with the right bytes or the reason, and the data 
 import contextlib
 import datetime
 import pathlib
+import random
 import re
 import resource
 import signal
+import socket
 import tempfile
 import time
 import unittest
 
 import transports
 import workers
-from workers import Server, Worker
+from workers import Server, Tensor, Worker
 
 PEER = "/job:ps/task:0"
 BYSTANDER = "/job:ps/task:1"
@@ -24,6 +26,11 @@ IDLE_LOOKS = 50
 # To meet transfers that are under way, and how often a peer is killed there.
 ATTEMPTS = 30
 KILLS = 3
+# What is under way when links are lost, and how often they are. Where somebody waits for what has been lost it fails
+# after this time.
+ONE_SHOTS = 100
+CUTS = 4
+FEW_SEC = 10
 
 
 class Harness(unittest.TestCase):
@@ -182,6 +189,32 @@ class Cut(Harness):
 class CutRequire(Cut):
     """The same where gRPC is forbidden."""
     rdma = "require"
+
+
+class CutLinks(unittest.TestCase):
+    """The links between two workers are lost, and their data paths with them, while what is sent once is on its way."""
+    transport = None
+
+    def test_nothing_is_lost_or_kept(self):
+        """What has arrived has been received for both sides, and the rest is asked for again."""
+        config = self.transport.cluster({}, timeouts={"drain": "1s"})
+        with Worker(config, "ps") as there, Worker(config, "worker") as here:
+            peer = here.peer(PEER)
+            there.publish("published", Tensor(b"is there"))
+            for cut in range(CUTS):
+                workers.wait_until(lambda: here.receive(peer, "published").path in self.transport.paths, "a data path")
+                asked = {}
+                for number in range(cut * ONE_SHOTS, (cut + 1) * ONE_SHOTS):
+                    content = b"%07d" % number * random.choice((1, 100, 3000))
+                    asked[here.ask(peer, "once", number, timeout_sec=FEW_SEC)] = content
+                    there.send("once", Tensor(content), number, FEW_SEC)
+                got = here.wait(random.randrange(ONE_SHOTS // 2))
+                transports.cut_sockets(socket.AF_INET)
+                got |= here.wait(ONE_SHOTS - len(got))
+                for op, done in got.items():
+                    self.assertEqual(("OK", asked[op]), (done.status, done.tensor and done.tensor.bytes), done)
+                for done in there.wait(ONE_SHOTS).values():
+                    self.assertEqual("OK", done.status, done)
 
 
 class Scarce(Harness):

@@ -23,6 +23,7 @@ TABLE = (
     Row(peers.Require, "gRPC is what require forbids", YES, YES),
     Row(peers.Cut, YES, YES, "worker_wire.py cuts the wire itself, in several ways"),
     Row(peers.CutRequire, "gRPC is what require forbids", YES, "worker_wire.py cuts the wire itself, in several ways"),
+    Row(peers.CutLinks, YES, YES, YES),
     Row(peers.Scarce, "there is nothing else to fall back on", YES, "a card's connection needs no descriptor"),
     Row(peers.Frozen, "a frozen peer is found by keep-alive alone, after half a minute; Prefer has it sooner", YES, YES),
     Row(peers.Idle, YES, YES, YES),
