@@ -64,8 +64,8 @@ struct tl_worker_options {
 /* Opens a worker: reads and checks the configuration, listens, publishes the configured files, starts.
  * Errors: TL_INVALID_ARGUMENT: the configuration is wrong, with file, line, column and path. TL_NOT_FOUND: the task is
  * not in the cluster, or a file is missing. TL_ALREADY_EXISTS: the address is in use by another process.
- * TL_UNIMPLEMENTED: a protocol this version does not have. TL_RESOURCE_EXHAUSTED: no memory or descriptors. With "rdma":
- * "require" also why no transport but gRPC can be used, each with its reason, under the code of one of them.
+ * TL_UNIMPLEMENTED: a protocol this version does not have. TL_RESOURCE_EXHAUSTED: no memory or descriptors. With
+ * "rdma": "require" also why no transport but gRPC can be used, each with its reason, under the code of one of them.
  * Ownership: *ret_worker until tl_worker_close. Blocks: while files are mapped, and cards tried, some seconds. */
 TL_API enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl_worker **ret_worker,
                                      struct tl_error *ret_error) TL_MUST_USE;
