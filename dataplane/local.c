@@ -407,6 +407,7 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
     provider->base.fd = -1;
     provider->listen_fd = provider->spare_fd = provider->gone_fd = -1;
     provider->own_uid = geteuid();
+    provider->unknown_uid = local_unknown_uid();
     provider->polls_to_look = 1;
     provider->must_look = true;
     tl_list_init(&provider->pairs);

@@ -238,6 +238,9 @@ enum tl_status local_dial(const uint8_t *name, uint32_t name_bytes, int *ret_fd,
 bool local_send(int socket, const void *packet, size_t len_bytes, int fd);
 /* *ret_fd is the caller's, -1: none has come. */
 enum local_received local_receive(int socket, union local_packet *ret_packet, int *ret_fd);
+/* The number as which the kernel shows all users who have none here, in a container with users of its own; -1:
+ * everybody has one. */
+uid_t local_unknown_uid(void);
 /* Errors: TL_PERMISSION_DENIED: not a user who may. */
 enum tl_status local_check_user(const struct local_provider *provider, int socket,
                                 struct local_credentials *ret_credentials, struct tl_error *ret_error) TL_MUST_USE;
@@ -278,6 +281,7 @@ struct local_caller {
 struct local_provider {
     struct tl_provider base; /* fd: epoll */
     uid_t own_uid;
+    uid_t unknown_uid;
     uid_t *users; /* [user_count] */
     size_t user_count;
     bool is_any_user_allowed;

@@ -256,6 +256,26 @@ enum local_received local_receive(int socket, union local_packet *ret_packet, in
 
 /* --------------------------------------------------------------------------------------------------- credentials -- */
 
+static unsigned read_number(const char *path, unsigned other)
+{
+    unsigned number;
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return other;
+    bool is_read = fscanf(file, "%u", &number) == 1;
+    fclose(file);
+    return is_read ? number : other;
+}
+
+uid_t local_unknown_uid(void)
+{
+    unsigned inside = 1, outside = 1, count = 0;
+    FILE *file = fopen("/proc/self/uid_map", "re");
+    bool is_read = file != NULL && fscanf(file, "%u %u %u", &inside, &outside, &count) == 3;
+    if (file != NULL) fclose(file);
+    if (is_read && inside == 0 && count == UINT32_MAX) return (uid_t)-1;
+    return (uid_t)read_number("/proc/sys/kernel/overflowuid", 65534);
+}
+
 enum tl_status local_check_user(const struct local_provider *provider, int socket,
                                 struct local_credentials *ret_credentials, struct tl_error *ret_error)
 {
@@ -263,6 +283,11 @@ enum tl_status local_check_user(const struct local_provider *provider, int socke
     socklen_t len_bytes = sizeof(credentials);
     if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &len_bytes) != 0) {
         return tl_error_set_errno(ret_error, errno, "cannot tell whose process is at the other end");
+    }
+    if (credentials.uid == provider->unknown_uid && !provider->is_any_user_allowed) {
+        return tl_error_set(ret_error, TL_PERMISSION_DENIED,
+                            "the peer's process belongs to a user who has no number in this container, and so may not "
+                            "connect unless all may (local.users)");
     }
     bool is_allowed = provider->is_any_user_allowed || credentials.uid == provider->own_uid;
     for (size_t i = 0; i < provider->user_count && !is_allowed; i++)

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <grp.h>
 #include <linux/memfd.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -322,6 +323,45 @@ static int child_of_another_user(int fd_)
         side_poll(&b);
     return 0;
 }
+
+/* In a container with users of its own, as the one that the kernel takes for all who are unknown there. */
+static int child_in_a_container(int fd_)
+{
+    static const char map[] = "65534 12345 1";
+    int map_fd = -1;
+    if (setgroups(0, NULL) == 0 && setresuid(12345, 12345, 12345) == 0 && unshare(CLONE_NEWUSER) == 0 &&
+        prctl(PR_SET_DUMPABLE, 1) == 0)
+        map_fd = open("/proc/self/uid_map", O_WRONLY | O_CLOEXEC);
+    /* Where that is forbidden it is somebody else all the same. */
+    if (map_fd >= 0 && write(map_fd, map, strlen(map)) != (ssize_t)strlen(map)) return 1;
+    if (map_fd >= 0) close(map_fd);
+    if (!child_connects(fd_, NULL)) return 1;
+    b.answers = true;
+    while (!b.drained)
+        side_poll(&b);
+    return 0;
+}
+
+START_TEST(users_of_another_container)
+{
+    if (geteuid() != 0) return; /* nobody else can be played */
+    side_close(&a);
+    side_open(&a, "a", &(struct tl_local_options){.is_any_user_allowed = true});
+    pid_t pid = start(child_in_a_container);
+    struct tl_error error;
+    a.is_connected = a.pair->ops->connect(a.pair, &theirs, &error) == TL_OK;
+    if (a.is_connected) side_message(&a, "x", 1, NULL);
+    for (unsigned i = 0; i < 20; i++) {
+        usleep(10000);
+        for (unsigned j = 0; j < 100; j++)
+            side_poll(&a);
+    }
+    ck_assert_uint_eq(a.messages, 0);
+    side_end(&a);
+    (void)kill(pid, SIGKILL);
+    (void)wait_for(pid);
+}
+END_TEST
 
 START_TEST(other_users)
 {
@@ -660,6 +700,7 @@ int main(void)
     tcase_add_test(tcase, nobody_is_there);
     tcase_add_test(tcase, introductions_that_do_not_fit);
     tcase_add_test(tcase, one_that_hangs_up);
+    tcase_add_test(tcase, users_of_another_container);
     tcase_add_loop_test(tcase, other_users, 0, 3);
     tcase_add_loop_test(tcase, rings_that_may_not_be, 0, 7);
     tcase_add_loop_test(tcase, callers_that_say_something_else, 0, 7);
