@@ -71,9 +71,17 @@ class Cancelled(unittest.TestCase):
         self.destination = Tensor(bytes(self.size)) if keys == "window" else None
         self.there.publish("long", self.source)
         self.there.publish("other", Tensor(b"\x22" * self.size))
-        self.assertEqual("zero-copy", self.here.receive(self.peer, "long", 0, self.destination).path)
+        self.receive("long", self.destination)
         self.use_again()
         stack.enter_context(slow_wire())
+
+    def receive(self, key, destination=None):
+        """Directly, when there is a path."""
+        found = []
+        workers.wait_until(lambda: found.append(self.here.receive(self.peer, key, 0, destination))
+                           or found[-1].status != "UNAVAILABLE", "a path")
+        self.assertEqual(("OK", "zero-copy"), (found[-1].status, found[-1].path), found)
+        return found[-1].tensor
 
     def ask(self):
         """Begins to receive; what it is, and where its first and its last byte go to."""
@@ -92,11 +100,7 @@ class Cancelled(unittest.TestCase):
         if other:
             other.fill(content)
         else:
-            found = []
-            workers.wait_until(lambda: found.append(self.here.receive(self.peer, "other"))
-                               or found[-1].status != "UNAVAILABLE", "the path is back")
-            self.assertEqual(("OK", "zero-copy"), (found[-1].status, found[-1].path), found)
-            other = found[-1].tensor
+            other = self.receive("other")
         self.assertEqual(content, other.bytes)
         self.assertTrue(self.here.is_quiet(0.5))
         self.assertEqual(content, other.bytes, "something was written later")
