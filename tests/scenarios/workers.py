@@ -310,6 +310,13 @@ class Server:
 
     def signal(self, number):
         self.process.send_signal(number)
+        if number == signal.SIGSTOP:
+            # A thread that is at work goes on for a moment.
+            wait_until(lambda: all(text.rpartition(")")[2].split()[0] == "T" for text in self.threads()), "it stops")
+
+    def threads(self):
+        """What the kernel says of its threads, a line each."""
+        return [path.read_text() for path in pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/stat")]
 
     def kill(self):
         self.process.kill()
