@@ -47,6 +47,7 @@ struct tl_data_plane_description {
     char *keys;        /* "window", "region" */
     char *reason;      /* why this device, port and GID */
     char *passed_over; /* those that came before it and have failed, each with its reason; "": none */
+    char *not_tried;   /* those that come after it; "": none */
 };
 
 struct tl_counter {

@@ -119,6 +119,7 @@ static void pack_data_plane(const struct tl_data_plane_description *from, Tensor
     to->keys = wire_text(from->keys);
     to->reason = wire_text(from->reason);
     to->passed_over = wire_text(from->passed_over);
+    to->not_tried = wire_text(from->not_tried);
 }
 
 static void leave_out_reasons(struct packing *packing, size_t peer_count)

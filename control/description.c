@@ -18,6 +18,7 @@ static void fini_data_plane(struct tl_data_plane_description *plane)
     free(plane->keys);
     free(plane->reason);
     free(plane->passed_over);
+    free(plane->not_tried);
     free(plane);
 }
 

@@ -167,6 +167,7 @@ static enum tl_status copy_data_plane(const Tensorlane__V1__IdentifyResponse *me
         {from->keys, "mode of keys", &to->keys},
         {from->reason, "reason of a device", &to->reason},
         {from->passed_over, "devices passed over", &to->passed_over},
+        {from->not_tried, "devices not tried", &to->not_tried},
     };
     enum tl_status status = TL_OK;
     for (size_t i = 0; i < TL_ARRAY_COUNT(texts) && status == TL_OK; i++)

@@ -157,10 +157,12 @@ static enum tl_status describe_card(const struct tl_worker *worker, struct tl_de
         to->keys = strdup(keys);
         to->reason = strdup(plane != NULL ? plane->provider->reason : "");
         to->passed_over = strdup(plane != NULL ? plane->passed_over : "");
+        to->not_tried = strdup(plane != NULL ? plane->not_tried : "");
     }
     bool is_complete = to != NULL && to->memlock != NULL && to->device != NULL && to->gid != NULL &&
                        to->gid_type != NULL && to->interface != NULL && to->port_state != NULL &&
-                       to->link_layer != NULL && to->keys != NULL && to->reason != NULL && to->passed_over != NULL;
+                       to->link_layer != NULL && to->keys != NULL && to->reason != NULL && to->passed_over != NULL &&
+                       to->not_tried != NULL;
     if (is_complete) return TL_OK;
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the description of the data plane");
 }

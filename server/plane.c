@@ -85,12 +85,13 @@ static enum tl_status choose(struct tl_plane *plane, const struct tl_plane_sourc
         plane->provider = choice.provider;
         plane->card = items[choice.order];
         plane->passed_over = strdup(choice.passed_over);
+        plane->not_tried = strdup(choice.not_tried);
         bool has_reason = plane->provider->reason[0] != '\0';
         if (asprintf(&plane->describes_device, "%s%s%s%s%s", plane->provider->name, has_reason ? ": " : "",
                      plane->provider->reason, choice.order > 0 ? "; passed over: " : "", choice.passed_over) < 0) {
             plane->describes_device = NULL;
         }
-        if (plane->passed_over == NULL || plane->describes_device == NULL) {
+        if (plane->passed_over == NULL || plane->not_tried == NULL || plane->describes_device == NULL) {
             status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
         }
     }
@@ -167,6 +168,7 @@ void tl_plane_destroy(struct tl_plane *plane)
     if (plane->provider != NULL) plane->provider->ops->close(plane->provider);
     free(plane->describes_device);
     free(plane->passed_over);
+    free(plane->not_tried);
     free(plane);
 }
 

@@ -71,6 +71,7 @@ struct tl_plane {
     struct tl_serving serving;      /* the reactor's */
     char *describes_device;         /* "mlx5_0:1: why this one" */
     char *passed_over;              /* cards that came before it, and why each has failed; "": none */
+    char *not_tried;                /* those that come after it; "": none */
     struct tl_verbs_candidate card; /* as it was when it was opened; no device: not known */
     pthread_t thread;
     bool has_thread;

@@ -39,6 +39,18 @@ static void name_candidate(const struct tl_verbs_candidate *candidate, unsigned 
     }
 }
 
+/* As many of those from the order on as have room. */
+static void name_rest(const struct tl_plane_candidates *candidates, unsigned order, char *ret_names, size_t capacity)
+{
+    size_t used = 0;
+    ret_names[0] = '\0';
+    for (; order < candidates->count && used < capacity; order++) {
+        char name[192];
+        name_candidate(&candidates->items[order], order, candidates->count, name, sizeof(name));
+        used += (size_t)snprintf(ret_names + used, capacity - used, "%s%s", used > 0 ? "; " : "", name);
+    }
+}
+
 /* The message without the device and port that it begins with: the name has them. */
 static const char *without_device(const struct tl_verbs_candidate *candidate, const char *message)
 {
@@ -80,6 +92,7 @@ enum tl_status tl_plane_choose(const struct tl_plane_candidates *candidates, str
         }
         choice.order = order;
         if (try_candidate(candidates, order, &choice.provider, &error) == TL_OK) {
+            name_rest(candidates, order + 1, choice.not_tried, sizeof(choice.not_tried));
             *ret_choice = choice;
             return TL_OK;
         }

@@ -36,6 +36,7 @@ struct tl_plane_choice {
     struct tl_provider *provider;
     unsigned order;                           /* so many before it have failed */
     char passed_over[TL_ERROR_MESSAGE_BYTES]; /* these: "NAME: why; NAME: why" */
+    char not_tried[TL_ERROR_MESSAGE_BYTES];   /* those after it: "NAME; NAME" */
 };
 
 /* Errors: that of the only candidate; TL_UNAVAILABLE: none works, a list; TL_RESOURCE_EXHAUSTED: the limit of locked

@@ -85,6 +85,7 @@ static void put_data_plane(struct tl_json_out *worker, const struct tl_data_plan
     tl_json_out_put_text(object, "keys", plane->keys);
     tl_json_out_put_text(object, "reason", plane->reason);
     tl_json_out_put_text(object, "passed_over", plane->passed_over);
+    tl_json_out_put_text(object, "not_tried", plane->not_tried);
     if (plane->keys[0] != '\0') tl_json_out_put_bool(object, "isolated", strcmp(plane->keys, "region") != 0);
 }
 

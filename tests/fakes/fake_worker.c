@@ -233,6 +233,7 @@ static void describe_data_plane(struct tl_description *description)
     plane->mtu_bytes = 4096;
     plane->reason = copy("its GID fits");
     plane->passed_over = copy("mlx5_1:1: broken");
+    plane->not_tried = copy("mlx5_0:2 GID 4 10.0.0.1");
     description->data_plane = plane;
 }
 

@@ -621,14 +621,15 @@ class DataPlane(HealthCase):
     def test_all_is_well(self):
         values = {"device": "mlx5_0", "port": 1, "gid_index": 3, "gid": "10.0.0.1", "gid_type": "RoCE v2",
                   "interface": "eth0", "port_state": "active", "link_layer": "Ethernet", "mtu_bytes": 4096,
-                  "keys": "window", "reason": "its GID is the worker's address"}
+                  "keys": "window", "reason": "its GID is the worker's address", "not_tried": "mlx5_0:1 GID 2 10.0.0.1"}
         says = self.peers(("up", "verbs", ""), ("idle", "", ""), **values)
         finding = self.find(0, {"rdma": "require"}, says, verbs="")
         self.assert_finding(finding, "paths", "paths")
         self.assertEqual(finding["data_plane"], {
             "memlock": "", "device": "mlx5_0", "port": 1, "gid_index": 3, "gid": "10.0.0.1", "gid_type": "RoCE v2",
             "interface": "eth0", "port_state": "active", "link_layer": "Ethernet", "mtu": 4096, "keys": "window",
-            "reason": "its GID is the worker's address", "passed_over": "", "isolated": True})
+            "reason": "its GID is the worker's address", "passed_over": "",
+            "not_tried": "mlx5_0:1 GID 2 10.0.0.1", "isolated": True})
         peer = finding["peers"][0]
         self.assertEqual((peer["latency_ns"], peer["bytes_per_second"], peer["mtu"]), (1500, 2000000000, 1024))
         result = self.assert_run(4, "health", "--config", self.folder / "cluster.json", "--pairs").stdout

@@ -252,6 +252,7 @@ START_TEST(identify_tells_of_the_data_plane)
     ck_assert_uint_eq(plane->mtu_bytes, 4096);
     ck_assert_str_eq(plane->reason, "its GID fits");
     ck_assert_str_eq(plane->passed_over, "mlx5_1:1: broken");
+    ck_assert_str_eq(plane->not_tried, "mlx5_0:2 GID 4 10.0.0.1");
     /* One that is no text, one that was not filled. */
     ck_assert_str_eq(plane->interface, "");
     ck_assert_str_eq(plane->keys, "");

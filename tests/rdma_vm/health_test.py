@@ -100,6 +100,7 @@ class HealthTest(guest_support.GuestTest):
                              tuple(told[key] for key in ("device", "port", "gid", "gid_type", "port_state",
                                                          "link_layer", "keys", "isolated")))
             self.assertIn(told["mtu"], (1024, 2048, 4096))
+            self.assertRegex(told["not_tried"], r"^rxe0:1 GID 0 fe80:")
             self.assert_measured(finding)
         for pair in (("ps", "worker"), ("worker", "ps")):
             self.assertRegex(result.stderr, r"/job:{}/task:0 +/job:{}/task:0 +up +verbs +\d+\.\d us +\d+.* [KMG]i?B/s"

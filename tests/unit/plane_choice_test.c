@@ -68,6 +68,7 @@ START_TEST(the_first_that_works)
     ck_assert_int_eq(tl_plane_choose(&candidates, &choice, &error), TL_OK);
     ck_assert_uint_eq(choice.order, 0);
     ck_assert_str_eq(choice.passed_over, "");
+    ck_assert_str_eq(choice.not_tried, "mlx5_0:1 GID 1 10.0.0.1; mlx5_0:1 GID 2 10.0.0.1");
     ck_assert_str_eq(told, "");
 }
 END_TEST
@@ -79,6 +80,7 @@ START_TEST(the_last_that_is_left)
     ck_assert_int_eq(tl_plane_choose(&candidates, &choice, &error), TL_OK);
     ck_assert_uint_eq(choice.order, 2);
     ck_assert_str_eq(choice.passed_over, "mlx5_0:1 GID 0 10.0.0.1: no; mlx5_0:1 GID 1 10.0.0.1: no");
+    ck_assert_str_eq(choice.not_tried, "");
     ck_assert_str_eq(told, "0 mlx5_0:1 GID 0 10.0.0.1: no\n1 mlx5_0:1 GID 1 10.0.0.1: no\n");
 }
 END_TEST
