@@ -121,10 +121,9 @@ class Choice(LocalCase):
         self.serve({"jobs": {"worker": {"connect": "lazy"}}})
         other = self.served.start("worker", 0, user=65534, group=65534)
         wait_until(lambda: "may not connect" in self.pair()["reason"], "the two are refused to each other")
-        first, second = (self.counters()["data_reactor_sleeps"] for _ in range(2))
-        time.sleep(0.5)  # attempts would follow each other within tenths of a second
-        third = self.counters()["data_reactor_sleeps"]
-        self.assertLessEqual(third - second, second - first, "nothing happens but that it is asked")
+        before = self.counters()["data_reactor_sleeps"]
+        time.sleep(1)  # attempts would follow each other within tenths of a second
+        self.assertLess(self.counters()["data_reactor_sleeps"] - before, 8, "little happens but that it is asked")
         pair = self.pair()
         self.assertEqual(pair["transport"], "grpc")
         self.assertNotIn("local: local:", pair["reason"])

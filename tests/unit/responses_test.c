@@ -66,8 +66,8 @@ START_TEST(description_without_memory)
         }
     }
     /* 2 texts of its own, 3 arrays, 2 texts of the transport, 2 x 4 of the peers, 1 of the counter, the data plane and
-     * its 10 texts. */
-    ck_assert_uint_eq(number, 1 + 2 + 3 + 2 + 8 + 1 + 11);
+     * its 11 texts. */
+    ck_assert_uint_eq(number, 1 + 2 + 3 + 2 + 8 + 1 + 12);
     grpc_byte_buffer_destroy(buffer);
 }
 END_TEST
