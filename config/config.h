@@ -168,6 +168,9 @@ struct tl_config_value {
     const char *origin; /* "default", "environment (RDMA_TIMEOUT)", or "FILE:LINE (jobs.ps.limits.chunk)" */
 };
 
+/* How many there are. */
+#define TL_CONFIG_VALUE_COUNT 48
+
 /* All values of a task of this configuration, or of its self, or (NULL) of a process that is no task, in the order of
  * struct tl_settings; returns how many there are and fills up to capacity. The strings live as long as the
  * configuration. */

@@ -17,7 +17,7 @@
 #include "config/json_doc.h"
 #include "config/setting.h"
 
-#define TL_SETTING_COUNT_ALL 48
+#define TL_SETTING_COUNT_ALL TL_CONFIG_VALUE_COUNT
 
 enum tl_settings_level { TL_LEVEL_DEFAULT, TL_LEVEL_ENVIRONMENT, TL_LEVEL_TOP, TL_LEVEL_JOB, TL_LEVEL_TASK };
 

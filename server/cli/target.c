@@ -14,14 +14,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "server/cli/command.h"
 #include "server/cli/json_out.h"
 #include "server/cli/output.h"
 
-/* More than there are settings. */
-#define MAX_VALUES 64
 #define MAX_CONNECT_TIMEOUT_NS (10 * TL_NS_PER_SEC)
 
 static void store_task(struct tl_target *target, const struct tl_config_task *task)
@@ -157,9 +156,9 @@ bool tl_target_is_hopeless(enum tl_status code)
  * that variables of the environment can still set it. */
 static void put_transports(struct tl_json_out *json, const struct tl_config *config)
 {
-    struct tl_config_value values[MAX_VALUES];
-    size_t count = tl_config_values(config, NULL, values, MAX_VALUES);
-    for (size_t i = 0; i < count && i < MAX_VALUES; i++) {
+    struct tl_config_value values[TL_CONFIG_VALUE_COUNT];
+    size_t count = tl_config_values(config, NULL, values, TL_ARRAY_COUNT(values));
+    for (size_t i = 0; i < count; i++) {
         const struct tl_config_value *value = &values[i];
         const char *dot = strchr(value->path, '.');
         bool is_wanted = strcmp(value->path, "protocol") == 0 || strcmp(value->path, "rdma") == 0 ||
