@@ -19,7 +19,7 @@
 #include "dataplane/provider.h"
 #include "tensor/meta_data.h"
 
-#define TL_DATAPLANE_VERSION 1
+#define TL_DATAPLANE_VERSION 2 /* 1: numbers had their full width */
 #define TL_MESSAGE_KEY_BYTES 512
 
 enum tl_message_type {
