@@ -26,8 +26,8 @@ def pair(*command, address, env=None):
     environment = {"PATH": PATH, **(env or {})}
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
     try:
-        for _ in range(20):
-            time.sleep(0.3)
+        for _ in range(60):
+            time.sleep(0.1)
             client = subprocess.run([*command, address], capture_output=True, text=True, timeout=PROGRAM_SEC,
                                     env=environment, check=False)
             if client.returncode == 0:

@@ -126,11 +126,17 @@ static enum tl_status open_provider(struct tl_provider **ret_provider, struct tl
     return tl_verbs_open(&verbs, 0, ret_provider, ret_error);
 }
 
+/* To register much takes longer than to receive small tensors. */
+static uint64_t pool_bytes(void)
+{
+    return settings.size_bytes * settings.outstanding <= 64 << 10 ? 4 << 20 : 64 << 20;
+}
+
 static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnation, bool is_opener)
 {
     struct tl_error error;
     if (open_provider(&side->provider, &error) != TL_OK) die("device", &error);
-    const struct tl_memory_options memory = {.pool_bytes = 64 << 20,
+    const struct tl_memory_options memory = {.pool_bytes = pool_bytes(),
                                              .max_pool_bytes = UINT64_C(1) << 30,
                                              .max_cached_bytes = UINT64_C(1) << 30,
                                              .max_cached_count = 4096};
