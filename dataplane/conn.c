@@ -22,6 +22,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <xxhash.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -538,7 +539,8 @@ enum tl_status tl_conn_create(struct tl_engine *engine, struct tl_memory *memory
     if (status != TL_OK) goto fail;
     const struct tl_queue_pair_options options = {.slot_count = engine->options.slot_count,
                                                   .work_count = engine->options.work_count,
-                                                  .keys = engine->options.keys};
+                                                  .keys = engine->options.keys,
+                                                  .peer = XXH3_64bits(peer->name, strlen(peer->name))};
     status = tl_queue_pair_create(engine->provider, &options, &pair_events, conn, &conn->pair, ret_error);
     if (status != TL_OK) goto fail;
     *ret_conn = conn;

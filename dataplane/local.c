@@ -17,7 +17,6 @@
 #include <string.h>
 #include <limits.h>
 #include <sys/epoll.h>
-#include <sys/uio.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -25,21 +24,26 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "dataplane/local_internal.h"
+#include "dataplane/local_porter.h"
 #include "dataplane/pages.h"
 
 /* Sockets are looked at that often while the reactor does not sleep, and the clock once in so many polls. */
 #define LOOK_NS (TL_NS_PER_MS / 5)
 #define POLLS_PER_CLOCK 64
 /* For each sleep a peer sends one wake at most, and a socket holds some hundreds. */
-#define UNHEARD_SLEEPS 64
+#define UNHEARD_SLEEPS 16
+/* Sockets for which the closer had no room are offered to it again after that time. */
+#define HUNG_UP_NS (10 * TL_NS_PER_MS)
+/* Memory that has been read for longer is taken for memory that does not come. */
+#define LONGEST_READ_NS (TL_NS_PER_SEC / 5)
 /* Of one pair in one poll. */
 #define SLOTS_PER_POLL 64
-/* Each pair has six descriptors: two of the socket and the process, three of pipes, one of its memory. */
+/* Each pair has three descriptors: of the socket, the process, and its memory. */
 #define MAX_QUEUE_PAIRS 4096
 #define LISTENER_NUMBER 0
 #define OTHER_NUMBER UINT64_MAX
 #define GONE_NUMBER UINT64_MAX
+#define DONE_NUMBER (UINT64_MAX - 1)
 
 /* ------------------------------------------------------------------------------------------------------- sockets -- */
 
@@ -49,7 +53,8 @@ static bool control(struct local_provider *provider, int operation, int fd, uint
     return epoll_ctl(provider->base.fd, operation, fd, &event) == 0;
 }
 
-bool local_watch(struct local_provider *provider, int fd, uint64_t number)
+/* What can be read from the descriptor is told with this number as long as it can. False: no memory. */
+static bool watch(struct local_provider *provider, int fd, uint64_t number)
 {
     return control(provider, EPOLL_CTL_ADD, fd, number, 0);
 }
@@ -90,29 +95,63 @@ static bool is_mere_wake(const struct local_pair *pair, uint32_t events)
            provider->sleeps - pair->heard_sleeps < UNHEARD_SLEEPS;
 }
 
-/* Bytes that wake are left in the pipe: emptying it now and then costs less. It may be the peer who makes reading wait:
- * where the kernel cannot exclude that, the pipe fills, and the socket takes its place. */
-static void empty_pipe(struct local_pair *pair)
+void local_forget_socket(struct local_provider *provider, int socket)
 {
-    uint8_t bytes[512];
-    struct iovec part = {.iov_base = bytes, .iov_len = sizeof(bytes)};
-    if (pair->peer_pipe < 0 || pair->provider->sleeps - pair->pipe_sleeps < UNHEARD_SLEEPS) return;
-    pair->pipe_sleeps = pair->provider->sleeps;
-    (void)preadv2(pair->peer_pipe, &part, 1, -1, RWF_NOWAIT);
+    (void)shutdown(socket, SHUT_RDWR);
+    (void)epoll_ctl(provider->base.fd, EPOLL_CTL_DEL, socket, NULL);
+}
+
+/* Keeps it until the closer has room. */
+static bool keep_hung_up(struct local_provider *provider, int socket)
+{
+    if (provider->hung_up_count == provider->hung_up_capacity) {
+        size_t capacity = provider->hung_up_capacity > 0 ? 2 * provider->hung_up_capacity : 16;
+        int *sockets = realloc(provider->hung_up, capacity * sizeof(*sockets));
+        if (sockets == NULL) return false;
+        provider->hung_up = sockets;
+        provider->hung_up_capacity = capacity;
+    }
+    provider->hung_up[provider->hung_up_count++] = socket;
+    return true;
+}
+
+void local_hang_up(struct local_provider *provider, int socket)
+{
+    local_forget_socket(provider, socket);
+    if (provider->hung_up_count == 0 && local_closer_take(provider->closer, socket)) return;
+    if (keep_hung_up(provider, socket)) {
+        (void)control(provider, EPOLL_CTL_MOD, provider->listen_fd, LISTENER_NUMBER, EPOLLONESHOT);
+    } else {
+        close(socket);
+    }
+}
+
+/* False: there are some still, and nobody else is let in. */
+static bool see_off(struct local_provider *provider)
+{
+    if (provider->hung_up_count == 0) return true;
+    while (provider->hung_up_count > 0 &&
+           local_closer_take(provider->closer, provider->hung_up[provider->hung_up_count - 1]))
+        provider->hung_up_count--;
+    if (provider->hung_up_count == 0) (void)control(provider, EPOLL_CTL_MOD, provider->listen_fd, LISTENER_NUMBER, 0);
+    return provider->hung_up_count == 0;
 }
 
 static void handle(struct local_provider *provider, uint64_t number, uint32_t events)
 {
-    bool is_process = (number & LOCAL_PROCESS_NUMBER) != 0, is_pipe = (number & LOCAL_PIPE_NUMBER) != 0;
-    number &= ~(LOCAL_PROCESS_NUMBER | LOCAL_PIPE_NUMBER);
+    if (number == DONE_NUMBER) { /* poll asks the porters */
+        uint64_t count;
+        (void)!read(provider->done_fd, &count, sizeof(count));
+        return;
+    }
+    bool is_process = (number & LOCAL_PROCESS_NUMBER) != 0;
+    number &= ~LOCAL_PROCESS_NUMBER;
     struct local_pair *pair = number == LISTENER_NUMBER ? NULL : find_pair(provider, number);
     struct local_caller *caller = pair != NULL ? NULL : find_caller(provider, number);
     if (number == LISTENER_NUMBER) {
         local_take_calls(provider);
-    } else if (pair != NULL && is_pipe) {
-        empty_pipe(pair);
     } else if (pair != NULL) {
-        if (is_process || !is_mere_wake(pair, events)) local_pair_hear(pair);
+        if (is_process || !is_mere_wake(pair, events)) (void)local_pair_hear(pair);
     } else if (caller != NULL) {
         local_hear_caller(provider, caller);
     }
@@ -142,8 +181,10 @@ static void tell_of_gone_regions(struct local_provider *provider)
 static bool take_news(struct local_provider *provider, int64_t timeout_ns)
 {
     struct epoll_event events[LOCAL_MAX_NEWS];
-    const struct timespec timeout = {.tv_sec = timeout_ns / TL_NS_PER_SEC, .tv_nsec = timeout_ns % TL_NS_PER_SEC};
     bool is_other = false;
+    if (provider->hung_up_count > 0 && (timeout_ns == TL_TIME_NEVER || timeout_ns > HUNG_UP_NS))
+        timeout_ns = HUNG_UP_NS;
+    const struct timespec timeout = {.tv_sec = timeout_ns / TL_NS_PER_SEC, .tv_nsec = timeout_ns % TL_NS_PER_SEC};
     int count =
         epoll_pwait2(provider->base.fd, events, LOCAL_MAX_NEWS, timeout_ns == TL_TIME_NEVER ? NULL : &timeout, NULL);
     if (count < 0 && errno == ENOSYS) { /* a kernel before 5.11 */
@@ -166,6 +207,7 @@ static unsigned look(struct local_provider *provider)
     provider->next_look_ns = tl_clock_now_ns() + LOOK_NS;
     if (!provider->has_slept || provider->news_count == 0) take_news(provider, 0);
     unsigned happened = 0;
+    (void)see_off(provider);
     for (unsigned i = 0; i < provider->news_count; i++) {
         if (provider->news[i].number == OTHER_NUMBER) continue;
         handle(provider, provider->news[i].number, provider->news[i].events);
@@ -178,9 +220,7 @@ static unsigned look(struct local_provider *provider)
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         if (pair->state == LOCAL_DIALING) local_try_connect(pair);
         if (pair->state == LOCAL_CONNECTED && pair->told_unsent > 0) local_tell_segments(pair);
-        if (pair->state != LOCAL_CONNECTED || !pair->must_hear) continue;
-        local_pair_hear(pair);
-        happened++;
+        if (pair->must_hear) happened += local_pair_hear(pair);
     }
     provider->has_slept = false;
     return happened;
@@ -200,6 +240,8 @@ static bool is_time_to_look(struct local_provider *provider)
 static unsigned poll_pair(struct local_pair *pair)
 {
     unsigned events = 0;
+    bool has_ended = pair->state == LOCAL_ENDING || pair->state == LOCAL_ENDED;
+    if (!has_ended && local_pair_has_job(pair)) events += local_pair_ask_porters(pair);
     if (pair->state == LOCAL_CONNECTED) {
         events += local_take_slots(pair, SLOTS_PER_POLL);
         if (pair->carried != pair->posted || pair->has_posted) events += local_carry(pair);
@@ -224,16 +266,28 @@ static void set_states(struct local_provider *provider, bool is_asleep)
     }
 }
 
+/* Memory is being read by a porter, ours or the peer's. One that never comes to an end is nothing to sleep for: others
+ * may be served. */
+static bool is_reading(const struct local_pair *pair)
+{
+    bool is_under_way = pair->reading.is_under_way || pair->reads_posted != pair->reads_answered;
+    return is_under_way && pair->state == LOCAL_CONNECTED &&
+           pair->provider->next_look_ns - pair->read_began_ns < LONGEST_READ_NS;
+}
+
 static unsigned provider_poll(struct tl_provider *base)
 {
     struct local_provider *provider = local_provider_of(base);
     unsigned events = 0;
+    base->is_best_asleep = false;
     if (is_time_to_look(provider)) events += look(provider);
     if (atomic_load_explicit(&provider->has_gone, memory_order_acquire)) tell_of_gone_regions(provider);
     struct tl_list *link = provider->pairs.next;
     while (link != &provider->pairs) {
+        struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         provider->cursor = link->next;
-        events += poll_pair(TL_CONTAINER_OF(link, struct local_pair, link));
+        base->is_best_asleep |= is_reading(pair);
+        events += poll_pair(pair);
         link = provider->cursor;
     }
     provider->cursor = NULL;
@@ -278,7 +332,7 @@ static bool provider_sleep(struct tl_provider *base, int other, int64_t timeout_
     }
     if (other < 0) return false;
     if (other != provider->other_fd) {
-        if (!local_watch(provider, other, OTHER_NUMBER)) return true; /* without memory nobody sleeps */
+        if (!watch(provider, other, OTHER_NUMBER)) return true; /* without memory nobody sleeps */
         provider->other_fd = other;
     }
     return provider->news_count == 0 && take_news(provider, timeout_ns);
@@ -317,7 +371,14 @@ static void provider_close(struct tl_provider *base)
     while (!tl_list_is_empty(&provider->callers))
         local_caller_close(provider, TL_CONTAINER_OF(provider->callers.next, struct local_caller, link));
     tell_of_gone_regions(provider);
-    if (provider->listen_fd >= 0) close(provider->listen_fd);
+    if (provider->listen_fd >= 0) local_hang_up(provider, provider->listen_fd); /* with those who have called it */
+    if (provider->folder_fd >= 0) close(provider->folder_fd);
+    if (provider->done_fd >= 0) close(provider->done_fd);
+    (void)see_off(provider);
+    local_closer_end(provider->closer);
+    (void)see_off(provider); /* what the closer has not taken may linger */
+    free(provider->hung_up);
+    free(provider->closer);
     if (provider->address.sun_path[0] != '\0') unlink(provider->address.sun_path);
     if (provider->spare_fd >= 0) close(provider->spare_fd);
     if (provider->gone_fd >= 0) close(provider->gone_fd);
@@ -374,11 +435,13 @@ static enum tl_status open_descriptors(struct local_provider *provider, struct t
     provider->base.fd = epoll_create1(EPOLL_CLOEXEC);
     if (provider->base.fd >= 0) provider->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (provider->spare_fd >= 0) provider->gone_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (provider->gone_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor for the local transport");
+    if (provider->gone_fd >= 0) provider->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (provider->done_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor for the local transport");
     enum tl_status status = local_listen(provider, ret_error);
     if (status != TL_OK) return status;
-    bool is_watched = local_watch(provider, provider->listen_fd, LISTENER_NUMBER) &&
-                      local_watch(provider, provider->gone_fd, GONE_NUMBER);
+    bool is_watched = watch(provider, provider->listen_fd, LISTENER_NUMBER) &&
+                      watch(provider, provider->gone_fd, GONE_NUMBER) &&
+                      watch(provider, provider->done_fd, DONE_NUMBER);
     if (is_watched) return TL_OK;
     return tl_error_set_errno(ret_error, errno, "cannot watch the socket of the local transport");
 }
@@ -401,11 +464,17 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
 {
     struct local_provider *provider = calloc(1, sizeof(*provider));
     if (provider == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
+    provider->closer = calloc(1, sizeof(*provider->closer));
+    if (provider->closer == NULL) {
+        free(provider);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
+    }
+    local_closer_open(provider->closer);
     provider->base.ops = &local_ops;
     provider->base.limits = (struct tl_provider_limits){
         .max_write_bytes = UINT64_C(1) << 40, .max_queue_pairs = MAX_QUEUE_PAIRS, .numa_node = -1};
     provider->base.fd = -1;
-    provider->listen_fd = provider->spare_fd = provider->gone_fd = -1;
+    provider->listen_fd = provider->folder_fd = provider->spare_fd = provider->gone_fd = provider->done_fd = -1;
     provider->own_uid = geteuid();
     provider->unknown_uid = local_unknown_uid();
     provider->polls_to_look = 1;

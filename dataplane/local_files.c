@@ -3,28 +3,19 @@
  * Files of published tensors that a peer may map.
  *
  * Happy path: who shares a file passes its descriptor over the socket, once, with a number; messages name the number.
- * The packet is in the peer's socket before the message is in its ring: who maps looks there when it does not know the
- * number yet. A file is mapped when it is first named, and stays known until LOCAL_FILES others have come. Memory,
- * which would not be free so long, is passed each time, and forgotten when it was mapped.
+ * The packet is in the peer's socket before the message is in its ring, and taken from there before the message is: the
+ * porter has mapped the file when it is named. It stays known until LOCAL_FILES others have come. Memory, which would
+ * not be free so long, is passed each time, and forgotten when it was named.
  *
  * Failure modes: a socket that is full, a number that was forgotten, a file that is not any more what its owner has
- * opened, or none that can be mapped: an error, after which the tensor is copied. What a peer passes is not mapped
- * unless a message names it; a file that would take too much of the address space is not mapped at all.
+ * opened, or none that can be mapped: an error, after which the tensor is copied.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/error.h"
-#include "base/text.h"
 #include "dataplane/local_internal.h"
 #include "tensor/mapped_file.h"
-
-#define MAX_FILE_BYTES (UINT64_C(1) << 42)
-
-/* So often packets that are in front of a file are read. */
-#define MAX_LOOKS 16
 
 /* Wire form of what names a file. */
 struct file_name {
@@ -82,25 +73,39 @@ enum tl_status local_share(struct tl_queue_pair *base, struct tl_mapped_file *fi
 
 /* ------------------------------------------------------------------------------------------------------- mapping -- */
 
-static void forget(struct local_peer_file *known)
+void local_file_free(struct local_peer_file *file)
 {
-    if (known->packet.number != 0 && known->fd >= 0) close(known->fd);
-    tl_mapped_file_put(known->file);
-    *known = (struct local_peer_file){.fd = -1};
+    tl_mapped_file_put(file->file);
+    free(file->refusal);
+    *file = (struct local_peer_file){0};
 }
 
-bool local_file_came(struct local_pair *pair, const struct local_file_packet *packet, int fd)
+static void forget(struct local_pair *pair, struct local_peer_file *known)
+{
+    if (known->file != NULL) local_pair_count_bytes(pair, -(int64_t)tl_mapped_file_size_bytes(known->file));
+    local_file_free(known);
+}
+
+bool local_file_came(struct local_pair *pair, const struct local_file_packet *packet, struct tl_mapped_file *file,
+                     const struct tl_error *refusal)
 {
     bool is_next = packet->number > pair->last_peer_file;
     if (is_next && pair->peer_files == NULL) pair->peer_files = calloc(LOCAL_FILES, sizeof(*pair->peer_files));
     if (!is_next || pair->peer_files == NULL) {
-        close(fd);
+        tl_mapped_file_put(file);
         return is_next; /* without memory it is not known */
     }
     pair->last_peer_file = packet->number;
     struct local_peer_file *known = &pair->peer_files[packet->number % LOCAL_FILES];
-    forget(known);
-    *known = (struct local_peer_file){.packet = *packet, .fd = fd};
+    forget(pair, known);
+    known->number = packet->number;
+    known->file = file;
+    if (file != NULL) {
+        local_pair_count_bytes(pair, (int64_t)tl_mapped_file_size_bytes(file));
+    } else {
+        known->refusal = malloc(sizeof(*known->refusal));
+        if (known->refusal != NULL) *known->refusal = *refusal;
+    }
     return true;
 }
 
@@ -108,33 +113,7 @@ static struct local_peer_file *find(const struct local_pair *pair, uint64_t numb
 {
     if (pair->peer_files == NULL || number == 0) return NULL;
     struct local_peer_file *known = &pair->peer_files[number % LOCAL_FILES];
-    return known->packet.number == number ? known : NULL;
-}
-
-/* Its path, if it has one here. */
-static const char *describe(int fd, char *buffer, size_t capacity)
-{
-    char link[32];
-    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
-    ssize_t len = readlink(link, buffer, capacity - 1);
-    if (len <= 0 || !tl_text_is_utf8(buffer, (size_t)len)) return "a file of the peer's";
-    buffer[len] = '\0';
-    return buffer;
-}
-
-static enum tl_status open_file(struct local_peer_file *known, struct tl_error *ret_error)
-{
-    char path[512];
-    const struct tl_file_stamp stamp = {.size_bytes = known->packet.size_bytes,
-                                        .modified_seconds = known->packet.modified_seconds,
-                                        .modified_ns = known->packet.modified_ns};
-    if (known->file != NULL) return tl_mapped_file_check(known->file, NULL, 0, ret_error);
-    if (known->fd < 0 || stamp.size_bytes > MAX_FILE_BYTES) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a file of the peer's that cannot be mapped");
-    }
-    int fd = known->fd;
-    known->fd = -1;
-    return tl_mapped_file_adopt(fd, &stamp, describe(fd, path, sizeof(path)), &known->file, ret_error);
+    return known->number == number ? known : NULL;
 }
 
 enum tl_status local_map(struct tl_queue_pair *base, const struct tl_descriptor *descriptor,
@@ -144,25 +123,16 @@ enum tl_status local_map(struct tl_queue_pair *base, const struct tl_descriptor 
     struct file_name name = {0};
     if (descriptor->len_bytes == sizeof(name)) memcpy(&name, descriptor->bytes, sizeof(name));
     struct local_peer_file *known = find(pair, name.number);
-    for (unsigned i = 0; known == NULL && i < MAX_LOOKS && (i == 0 || pair->must_hear); i++) {
-        local_pair_hear(pair);
-        known = find(pair, name.number);
-    }
     if (known == NULL) {
         return tl_error_set(ret_error, TL_NOT_FOUND, "%s: the peer has not passed this file", base->provider->name);
     }
-    enum tl_status status = open_file(known, ret_error);
+    if (known->file == NULL) {
+        return known->refusal != NULL
+                   ? tl_error_copy(ret_error, known->refusal)
+                   : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for files", base->provider->name);
+    }
+    enum tl_status status = tl_mapped_file_check(known->file, NULL, 0, ret_error);
     if (status == TL_OK) *ret_file = tl_mapped_file_get(known->file);
-    if (status == TL_OK && tl_mapped_file_is_memory(known->file)) forget(known);
+    if (status == TL_OK && tl_mapped_file_is_memory(known->file)) forget(pair, known);
     return status;
-}
-
-void local_forget_files(struct local_pair *pair)
-{
-    for (unsigned i = 0; pair->peer_files != NULL && i < LOCAL_FILES; i++)
-        forget(&pair->peer_files[i]);
-    free(pair->peer_files);
-    free(pair->shared_files);
-    pair->peer_files = NULL;
-    pair->shared_files = NULL;
 }

@@ -6,14 +6,16 @@
  *   dials, HELLO + ring  ----------------> takes the call, looks who it is, finds the queue pair by its token
  *                        <---------------- HELLO + ring
  *
- * Who calls before the queue pair that he wants was told of him waits in provider->callers, as do those who have not
- * said anything yet; of these there are never more than a few.
+ * The words of a HELLO are looked at where they are; only of a caller whose tokens are right the queue pair's porter
+ * takes the ring. Who calls before the queue pair that he wants was told of him waits in provider->callers, as do those
+ * who have not said anything yet; of these there are never more than a few.
  *
  * Failure modes: a caller of another user, with tokens that are not ours, or that says anything else: his connection is
  * closed, and the log says so. Nobody at the socket, or an answer that cannot be: the queue pair breaks.
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -22,7 +24,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "dataplane/local_internal.h"
+#include "dataplane/local_porter.h"
 
 #define CALLS_PER_LOOK 16
 /* A stranger can call without end. */
@@ -43,12 +45,6 @@ static bool is_token(const uint8_t *a, const uint8_t *b)
     return memcmp(a, b, LOCAL_TOKEN_BYTES) == 0;
 }
 
-static bool is_count(uint32_t slot_count)
-{
-    return slot_count >= LOCAL_MIN_RING_SLOTS && slot_count <= LOCAL_MAX_RING_SLOTS &&
-           (slot_count & (slot_count - 1)) == 0;
-}
-
 static bool send_hello(struct local_pair *pair)
 {
     struct local_hello hello = {.kind = LOCAL_PACKET_HELLO,
@@ -67,73 +63,34 @@ static bool send_hello(struct local_pair *pair)
     return true;
 }
 
-/* The peer's ring is here. Takes over ring_fd. */
-static bool take_ring(struct local_pair *pair, const struct local_hello *hello, int ring_fd)
+bool local_is_awaited(const struct local_pair *pair, const struct local_hello *hello)
 {
-    void *address;
-    struct tl_error error;
-    bool is_mapped = is_count(hello->slot_count) &&
-                     local_memory_map(ring_fd, local_ring_bytes(hello->slot_count), &address, &error) == TL_OK;
-    close(ring_fd);
-    if (!is_mapped) {
-        local_pair_violation(pair, is_count(hello->slot_count) ? error.message : "a ring of a size that cannot be");
-        return false;
-    }
-    local_ring_place(&pair->out, address, hello->slot_count);
-    return true;
+    return (pair->state == LOCAL_DIALING || pair->state == LOCAL_CALLED) && hello->protocol == LOCAL_PROTOCOL &&
+           is_token(hello->from, pair->peer.token) && is_token(hello->to, pair->self.token);
 }
 
-/* A pipe costs less than the socket, which does without. The peer must not be able to make us wait: it gets the other
- * end, and nothing of ours. */
-static void pass_pipe(struct local_pair *pair)
+void local_hello_came(struct local_pair *pair, const struct local_hello *hello, void *ring, const char *reading_refusal)
 {
-    const struct local_segment_packet packet = {.kind = LOCAL_PACKET_PIPE};
-    if (pipe2(pair->pipe, O_CLOEXEC | O_NONBLOCK) != 0) {
-        pair->pipe[0] = pair->pipe[1] = -1;
-    } else if (!local_send_news(pair, &packet, sizeof(packet), pair->pipe[0])) {
-        close(pair->pipe[0]);
-        close(pair->pipe[1]);
-        pair->pipe[0] = pair->pipe[1] = -1;
-    }
-}
-
-void local_pipe_came(struct local_pair *pair, int fd)
-{
-    if (pair->peer_pipe >= 0) {
-        close(fd);
-        local_pair_violation(pair, "a second pipe");
+    local_ring_place(&pair->out, ring, hello->slot_count);
+    if (pair->state == LOCAL_CALLED && !send_hello(pair)) return;
+    pair->process_fd = local_process_fd(pair->socket, pair->credentials.pid);
+    if (pair->process_fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no descriptor for the peer's process: %s", strerror(errno));
         return;
     }
-    pair->peer_pipe = fd;
-    if (!local_watch_news(pair->provider, fd, pair->number | LOCAL_PIPE_NUMBER)) {
-        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
-    }
-}
-
-static void become_connected(struct local_pair *pair, const struct local_hello *hello)
-{
-    pair->process_fd = local_process_fd(pair->socket, pair->credentials.pid);
     if (pair->process_fd >= 0 &&
         !local_watch_news(pair->provider, pair->process_fd, pair->number | LOCAL_PROCESS_NUMBER)) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
         return;
     }
-    pass_pipe(pair);
-    pair->base.outside_refusal = local_try_reading(pair, hello->proof_address, hello->proof);
+    pair->base.outside_refusal = reading_refusal;
+    if (pair->provider->is_reading_forbidden) {
+        pair->base.outside_refusal = "memory outside of the pool is copied, as the settings say (local.process_vm)";
+    } else if (pair->credentials.pid <= 0) {
+        pair->base.outside_refusal = "the peer's process is in another container, its memory cannot be read";
+    }
     pair->state = LOCAL_CONNECTED;
     pair->has_connected = true;
-}
-
-void local_hello_came(struct local_pair *pair, const struct local_hello *hello, int ring_fd)
-{
-    bool is_right = pair->state == LOCAL_DIALING && hello->protocol == LOCAL_PROTOCOL &&
-                    is_token(hello->from, pair->peer.token) && is_token(hello->to, pair->self.token);
-    if (!is_right) {
-        close(ring_fd);
-        local_pair_violation(pair, "a greeting that is not for us");
-        return;
-    }
-    if (take_ring(pair, hello, ring_fd)) become_connected(pair, hello);
 }
 
 /* ------------------------------------------------------------------------------------------------------- callers -- */
@@ -147,8 +104,7 @@ static void caller_free(struct local_provider *provider, struct local_caller *ca
 
 void local_caller_close(struct local_provider *provider, struct local_caller *caller)
 {
-    close(caller->socket);
-    if (caller->ring_fd >= 0) close(caller->ring_fd);
+    local_hang_up(provider, caller->socket);
     caller_free(provider, caller);
 }
 
@@ -156,17 +112,15 @@ void local_caller_close(struct local_provider *provider, struct local_caller *ca
 static void adopt(struct local_pair *pair, struct local_caller *caller)
 {
     struct local_provider *provider = pair->provider;
-    struct local_hello hello = caller->hello;
-    int ring_fd = caller->ring_fd;
     pair->socket = caller->socket;
     pair->credentials = caller->credentials;
     caller_free(provider, caller);
+    pair->state = LOCAL_CALLED;
     if (!local_watch_news(provider, pair->socket, pair->number)) {
-        close(ring_fd);
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
         return;
     }
-    if (take_ring(pair, &hello, ring_fd) && send_hello(pair)) become_connected(pair, &hello);
+    pair->must_hear = provider->must_look = true;
 }
 
 /* Finds the pair that the caller wants; false: it is not waiting for him now. */
@@ -186,51 +140,78 @@ static bool match(struct local_provider *provider, struct local_caller *caller, 
     return false;
 }
 
+static bool has_hung_up(int socket)
+{
+    struct pollfd descriptor = {.fd = socket, .events = POLLRDHUP};
+    return poll(&descriptor, 1, 0) > 0;
+}
+
 void local_hear_caller(struct local_provider *provider, struct local_caller *caller)
 {
     union local_packet packet;
-    int fd;
     bool is_known;
-    enum local_received received = local_receive(caller->socket, &packet, &fd);
+    if (caller->has_spoken) { /* what else he says is heard by whom he wants */
+        if (has_hung_up(caller->socket)) local_caller_close(provider, caller);
+        return;
+    }
+    enum local_received received = local_look_at(caller->socket, &packet);
     if (received == LOCAL_RECEIVED_NOTHING) return;
-    bool is_hello = received == LOCAL_RECEIVED_PACKET && packet.kind == LOCAL_PACKET_HELLO && !caller->has_spoken &&
+    bool is_hello = received == LOCAL_RECEIVED_PASSED && packet.kind == LOCAL_PACKET_HELLO &&
                     packet.hello.protocol == LOCAL_PROTOCOL;
     if (!is_hello) {
-        if (fd >= 0) close(fd);
-        if (received != LOCAL_RECEIVED_END) {
-            log_refusal(provider, received == LOCAL_RECEIVED_NO_ROOM
-                                      ? "no descriptor for what it has passed: Too many open files (ulimit -n)"
-                                      : "it does not speak the protocol of this release");
-        }
+        if (received != LOCAL_RECEIVED_END) log_refusal(provider, "it does not speak the protocol of this release");
         local_caller_close(provider, caller);
         return;
     }
     caller->has_spoken = true;
     caller->hello = packet.hello;
-    caller->ring_fd = fd;
-    if (match(provider, caller, &is_known) || is_known) return;
-    log_refusal(provider, "it does not know the token of a connection that is awaited");
+    if (match(provider, caller, &is_known)) return;
+    if (is_known && !has_hung_up(caller->socket)) return; /* if he does later, that is told */
+    if (!is_known) log_refusal(provider, "it does not know the token of a connection that is awaited");
     local_caller_close(provider, caller);
+}
+
+static unsigned count_callers(const struct local_provider *provider, uid_t uid, struct local_caller **ret_oldest)
+{
+    unsigned count = 0;
+    TL_LIST_FOREACH(&provider->callers, link)
+    {
+        struct local_caller *caller = TL_CONTAINER_OF(link, struct local_caller, link);
+        if (caller->credentials.uid == uid && count++ == 0) *ret_oldest = caller;
+    }
+    return count;
+}
+
+/* There are too many: the user who has most of them loses his oldest, so that nobody can keep others out. */
+static void drop_caller(struct local_provider *provider)
+{
+    struct local_caller *chosen = NULL, *oldest = NULL;
+    unsigned most = 0;
+    TL_LIST_FOREACH(&provider->callers, link)
+    {
+        uid_t uid = TL_CONTAINER_OF(link, struct local_caller, link)->credentials.uid;
+        unsigned count = count_callers(provider, uid, &oldest);
+        if (count <= most) continue;
+        most = count;
+        chosen = oldest;
+    }
+    log_refusal(provider, "too many callers say nothing");
+    local_caller_close(provider, chosen);
 }
 
 static void add_caller(struct local_provider *provider, int socket, const struct local_credentials *credentials)
 {
     struct local_caller *caller = calloc(1, sizeof(*caller));
-    if (caller == NULL || !local_watch(provider, socket, provider->last_number + 1)) {
+    if (caller == NULL || !local_watch_news(provider, socket, provider->last_number + 1)) {
         free(caller);
-        close(socket);
+        local_hang_up(provider, socket);
         return;
     }
     caller->number = ++provider->last_number;
     caller->socket = socket;
     caller->credentials = *credentials;
-    caller->ring_fd = -1;
-    if (provider->caller_count == LOCAL_MAX_CALLERS) {
-        log_refusal(provider, "too many callers say nothing");
-        local_caller_close(provider, TL_CONTAINER_OF(provider->callers.next, struct local_caller, link));
-    }
     tl_list_push_back(&provider->callers, &caller->link);
-    provider->caller_count++;
+    if (provider->caller_count++ == LOCAL_MAX_CALLERS) drop_caller(provider);
 }
 
 /* No descriptor is left: a call that stays in the queue would keep the socket readable for ever. */
@@ -239,13 +220,14 @@ static void turn_away(struct local_provider *provider)
     log_refusal(provider, "no file descriptor is left");
     close(provider->spare_fd);
     int fd = accept4(provider->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (fd >= 0) close(fd);
+    if (fd >= 0) local_hang_up(provider, fd);
     provider->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 }
 
 void local_take_calls(struct local_provider *provider)
 {
-    for (unsigned i = 0; i < CALLS_PER_LOOK; i++) {
+    /* Who was turned away comes first: so strangers cannot take all descriptors. */
+    for (unsigned i = 0; i < CALLS_PER_LOOK && provider->hung_up_count == 0; i++) {
         struct local_credentials credentials;
         struct tl_error error;
         int fd = accept4(provider->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -257,7 +239,7 @@ void local_take_calls(struct local_provider *provider)
             add_caller(provider, fd, &credentials);
         } else {
             log_refusal(provider, error.message);
-            close(fd);
+            local_hang_up(provider, fd);
         }
     }
 }
@@ -267,7 +249,7 @@ void local_take_calls(struct local_provider *provider)
 static void dial(struct local_pair *pair)
 {
     struct tl_error error;
-    enum tl_status status = local_dial(pair->peer.name, pair->peer.name_bytes, &pair->socket, &error);
+    enum tl_status status = local_dial(pair->provider, pair->peer.name, pair->peer.name_bytes, &pair->socket, &error);
     if (status == TL_OK && pair->socket < 0) return; /* later */
     if (status == TL_OK) status = local_check_user(pair->provider, pair->socket, &pair->credentials, &error);
     if (status != TL_OK) {

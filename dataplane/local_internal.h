@@ -3,7 +3,7 @@
  * The local provider as its files see it: local.c (open, poll, sleep), local_socket.c (sockets, descriptors, who may),
  * local_segment.c (shared memory), local_greeting.c (how two get connected), local_pair.c (life and posting),
  * local_send.c (what was posted leaves), local_receive.c (what the peer has posted), local_files.c (files that the peer
- * may map).
+ * may map), local_porter.c and local_closer.c (what a peer could make us wait for; local_porter.h).
  *
  * Everything in a ring may be changed by the peer at any time: it is read once, and only what was read is believed, as
  * far as our own records allow it.
@@ -83,6 +83,8 @@ static inline struct local_slot *local_ring_slot(const struct local_ring *ring, 
     return &ring->slots[number & (ring->slot_count - 1)];
 }
 
+/* Whether a ring can have so many slots. */
+bool local_ring_is_count(uint32_t slot_count);
 uint64_t local_ring_bytes(uint32_t slot_count);
 void local_ring_place(struct local_ring *ring, void *address, uint32_t slot_count);
 void local_ring_unmap(struct local_ring *ring);
@@ -114,7 +116,7 @@ struct local_mapped {
 };
 
 #define LOCAL_CHUNK_BYTES (UINT64_C(2) << 20)
-#define LOCAL_MAX_SEGMENTS 4096
+#define LOCAL_MAX_SEGMENTS 1024
 
 /* Where a peer may write, as it travels. */
 enum local_place_kind { LOCAL_PLACE_SEGMENT = 1, LOCAL_PLACE_OUTSIDE = 2 };
@@ -158,12 +160,11 @@ enum local_packet_kind {
     LOCAL_PACKET_HELLO = 2,  /* with the descriptor of the sender's ring */
     LOCAL_PACKET_ATTACH = 3, /* with the descriptor of a segment */
     LOCAL_PACKET_DETACH = 4,
-    LOCAL_PACKET_PIPE = 6, /* with the end to read from of the pipe that wakes */
     LOCAL_PACKET_FILE = 5, /* with the descriptor of a file */
 };
 
 #define LOCAL_TOKEN_BYTES 16
-#define LOCAL_PROTOCOL UINT32_C(0x314c4c54)
+#define LOCAL_PROTOCOL UINT32_C(0x324c4c54)
 
 struct local_hello {
     uint32_t kind;
@@ -206,11 +207,11 @@ struct local_shared_file {
     uint64_t file_id;
 };
 
-/* A file of the peer's that we may map, likewise. */
+/* A file of the peer's, likewise. */
 struct local_peer_file {
-    struct local_file_packet packet; /* number 0: none */
-    int fd;                          /* -1: it is mapped */
-    struct tl_mapped_file *file;     /* NULL: not yet; one reference */
+    uint64_t number;             /* 0: none */
+    struct tl_mapped_file *file; /* one reference; NULL: it could not be mapped */
+    struct tl_error *refusal;    /* why not; NULL: no memory to tell */
 };
 
 struct local_credentials {
@@ -221,6 +222,7 @@ struct local_credentials {
 enum local_received {
     LOCAL_RECEIVED_NOTHING,
     LOCAL_RECEIVED_PACKET,
+    LOCAL_RECEIVED_PASSED,  /* only looked at: a packet with descriptors, which a porter takes */
     LOCAL_RECEIVED_WRONG,   /* a packet that cannot be */
     LOCAL_RECEIVED_NO_ROOM, /* this process has no place for the descriptor that was passed, which is lost */
     LOCAL_RECEIVED_END,     /* the other side has closed, or died */
@@ -230,13 +232,18 @@ struct local_provider;
 struct local_pair;
 
 enum tl_status local_listen(struct local_provider *provider, struct tl_error *ret_error) TL_MUST_USE;
-/* Errors: TL_UNAVAILABLE: nobody listens there. *ret_fd is -1 with TL_OK when the other one is too busy: again later.
- */
-enum tl_status local_dial(const uint8_t *name, uint32_t name_bytes, int *ret_fd,
+/* Dials the socket of a peer: an abstract name, or the file in our own folder that is called as the last part of the
+ * name. Errors: TL_UNAVAILABLE: nobody listens there. *ret_fd is -1 with TL_OK when the other one is too busy: again
+ * later. */
+enum tl_status local_dial(const struct local_provider *provider, const uint8_t *name, uint32_t name_bytes, int *ret_fd,
                           struct tl_error *ret_error) TL_MUST_USE;
 /* fd -1: none goes with it. False: not now, or never any more. */
 bool local_send(int socket, const void *packet, size_t len_bytes, int fd);
-/* *ret_fd is the caller's, -1: none has come. */
+/* Looks at the words of the next packet, which stays where it is. */
+enum local_received local_look_at(int socket, union local_packet *ret_packet);
+/* Takes the packet that was just looked at, and that nothing was passed with. */
+void local_skip(int socket);
+/* Takes the next packet; *ret_fd is the caller's, -1: none has come. A peer can make us wait in this: for porters. */
 enum local_received local_receive(int socket, union local_packet *ret_packet, int *ret_fd);
 /* The number as which the kernel shows all users who have none here, in a container with users of its own; -1:
  * everybody has one. */
@@ -270,13 +277,15 @@ struct local_caller {
     uint64_t number;
     int socket;
     struct local_credentials credentials;
-    bool has_spoken;
+    bool has_spoken; /* what he has said, and passed, is in the socket still */
     struct local_hello hello;
-    int ring_fd;
 };
 
 #define LOCAL_MAX_CALLERS 64
 #define LOCAL_MAX_NEWS 32
+
+struct local_porter;
+struct local_closer;
 
 struct local_provider {
     struct tl_provider base; /* fd: epoll */
@@ -290,8 +299,11 @@ struct local_provider {
     char *socket_folder;        /* NULL: none */
     struct sockaddr_un address; /* sun_path "" with a folder: there is no file */
     socklen_t address_bytes;
+    int folder_fd; /* of socket_folder; -1: none */
     int listen_fd;
     int spare_fd; /* given up for a moment when there is none left */
+    int done_fd;  /* eventfd: a porter has done its job */
+    struct local_closer *closer;
     int64_t next_refusal_log_ns;
     struct tl_list pairs;
     struct tl_list *cursor; /* of the poll: the next one in pairs; NULL: no poll */
@@ -309,6 +321,9 @@ struct local_provider {
         uint32_t events;
     } news[LOCAL_MAX_NEWS];
     unsigned news_count;
+    int *hung_up; /* [hung_up_count] sockets that the closer has no room for */
+    size_t hung_up_count, hung_up_capacity;
+    uint64_t peers_bytes; /* peer_bytes of all pairs */
     bool is_armed;
     uint32_t sleeps;
     struct tl_local_stats stats;
@@ -338,13 +353,14 @@ struct local_work {
 };
 
 /*
- *   NEW --connect--> DIALING (the smaller token) or WAITING --rings exchanged--> CONNECTED
+ *   NEW --connect--> DIALING (the smaller token) or WAITING --called--> CALLED --rings exchanged--> CONNECTED
  *     any but NEW --sever, hang-up, rule broken--> ENDING --told broken--> drained --> ENDED
  */
 enum local_state {
     LOCAL_NEW,
     LOCAL_DIALING,   /* waits for the listener to take our call, then for its hello */
     LOCAL_WAITING,   /* waits for the peer's call */
+    LOCAL_CALLED,    /* waits for its porter, who takes the caller's ring */
     LOCAL_CONNECTED, /* carries messages */
     LOCAL_ENDING,    /* waits for poll to tell */
     LOCAL_ENDED,
@@ -366,9 +382,8 @@ struct local_pair {
     struct local_credentials credentials; /* of the peer */
     int socket;
     int process_fd;
-    int pipe[2]; /* ours, to wake the peer; the end to read from is kept, so that writing never costs a signal */
-    int peer_pipe;
-    uint32_t pipe_sleeps; /* provider->sleeps when the peer's was emptied last */
+    struct local_porter *porter;
+    struct local_porter *second; /* reads half of what is large */
 
     struct local_ring in;  /* ours */
     int in_fd;             /* until it was sent */
@@ -391,6 +406,7 @@ struct local_pair {
     uint64_t queued_bytes;                          /* of writes that were posted and are not completed */
     uint32_t reads_posted;
     uint32_t reads_answered; /* by the peer */
+    int64_t read_began_ns;   /* the last one, of either side */
 
     struct local_told *told; /* [told_count] */
     size_t told_count, told_capacity;
@@ -411,7 +427,9 @@ struct local_pair {
         bool has_immediate;
         uint32_t immediate;
         uint32_t exposure, generation;
-        uint64_t source, offset_bytes, len_bytes, done_bytes;
+        uint64_t source, offset_bytes, len_bytes;
+        unsigned parts_left; /* that porters have not read */
+        int error;           /* of one of them; 0: none */
     } reading;
     uint32_t answered;
 
@@ -419,6 +437,9 @@ struct local_pair {
     uint64_t last_shared_file;
     struct local_peer_file *peer_files; /* [LOCAL_FILES]; NULL: none */
     uint64_t last_peer_file;
+    uint64_t peer_bytes;   /* of our addresses: the peer's segments and files that are mapped */
+    uint32_t awaited_slot; /* of ours and the peer's ring: the last one for which the socket was looked at */
+    uint32_t awaited_work;
 };
 
 static inline struct local_provider *local_provider_of(const struct tl_provider *provider)
@@ -434,14 +455,15 @@ static inline struct local_pair *local_pair_of(const struct tl_queue_pair *pair)
 /* -------------------------------------------------------------------------------------------------------- local.c --
  */
 
-/* What can be read from the descriptor is told with this number, of a caller, as long as it can. False: no memory. */
-bool local_watch(struct local_provider *provider, int fd, uint64_t number);
-/* What comes is told once, with the number of a pair. The descriptor may be watched already. */
+/* What comes is told once, with the number of a pair or a caller. The descriptor may be watched already. False: no
+ * memory. */
 bool local_watch_news(struct local_provider *provider, int fd, uint64_t number);
 /* Added to the number of a pair: it is the peer's process that has ended. */
 #define LOCAL_PROCESS_NUMBER (UINT64_C(1) << 63)
-/* Likewise: the peer has written into its pipe. */
-#define LOCAL_PIPE_NUMBER (UINT64_C(1) << 62)
+/* The connection is over, and nothing is told of its socket any more. */
+void local_forget_socket(struct local_provider *provider, int socket);
+/* Ends a connection in whose socket the peer may have left descriptors. */
+void local_hang_up(struct local_provider *provider, int socket);
 
 /* ------------------------------------------------------------------------------------------------- local_greeting.c --
  */
@@ -453,10 +475,11 @@ void local_hear_caller(struct local_provider *provider, struct local_caller *cal
 void local_caller_close(struct local_provider *provider, struct local_caller *caller);
 /* Dials once more if it must; a pair that waits looks whether its caller is there already. */
 void local_try_connect(struct local_pair *pair);
-/* The peer's pipe. Takes over fd. */
-void local_pipe_came(struct local_pair *pair, int fd);
-/* The listener's answer to our call. Takes over ring_fd. */
-void local_hello_came(struct local_pair *pair, const struct local_hello *hello, int ring_fd);
+/* Whether this is the HELLO that the pair awaits. */
+bool local_is_awaited(const struct local_pair *pair, const struct local_hello *hello);
+/* The other one's HELLO, with its ring, mapped, which is taken over; reading_refusal as outside_refusal. */
+void local_hello_came(struct local_pair *pair, const struct local_hello *hello, void *ring,
+                      const char *reading_refusal);
 
 /* ---------------------------------------------------------------------------------------------------- local_pair.c --
  */
@@ -474,8 +497,16 @@ void local_pair_break(struct local_pair *pair, enum tl_status code, const char *
     __attribute__((format(printf, 3, 4)));
 /* The peer has done what may not be. */
 void local_pair_violation(struct local_pair *pair, const char *what);
-/* Something has come over its socket, or the peer has gone. */
-void local_pair_hear(struct local_pair *pair);
+/* Something has come over its socket, or the peer has gone. Returns how much there was. */
+unsigned local_pair_hear(struct local_pair *pair);
+/* So many bytes of our addresses the peer's memory and files may still take. */
+uint64_t local_pair_room_bytes(const struct local_pair *pair);
+/* They take more of them, or less. */
+void local_pair_count_bytes(struct local_pair *pair, int64_t change_bytes);
+/* One of its porters does something. */
+bool local_pair_has_job(const struct local_pair *pair);
+/* Looks whether its porters have done a job; returns how much has happened. */
+unsigned local_pair_ask_porters(struct local_pair *pair);
 /* Tells that it has ended; the owner may destroy it meanwhile. */
 void local_pair_end(struct local_pair *pair);
 
@@ -512,15 +543,17 @@ void local_forget_region(struct local_pair *pair, uint64_t region_number);
 
 /* Hands over what the peer has posted, at most a batch of it; returns how many events there were. */
 unsigned local_take_slots(struct local_pair *pair, unsigned most);
-enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, int fd,
+/* A segment of the peer's, mapped, which is taken over, also on error. */
+enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, void *address,
                             struct tl_error *ret_error) TL_MUST_USE;
-/* False: there is no such segment. */
-bool local_detach(struct local_pair *pair, uint32_t number);
-void local_unmap_all(struct local_pair *pair);
+/* Takes the record of the segment out; its memory is the caller's to unmap. False: there is no such segment. */
+bool local_detach(struct local_pair *pair, uint32_t number, struct local_mapped *ret_mapped);
+/* Thread: any. */
+void local_unmap(struct local_mapped *mapped);
 /* Whether the process at the other end still runs and has not closed. */
 bool local_peer_lives(const struct local_pair *pair);
-/* Whether we can read the peer's memory: NULL, or why not. */
-const char *local_try_reading(const struct local_pair *pair, uint64_t address, uint64_t proof);
+/* A porter has read its part of what the peer has asked for; error as in struct local_reading. */
+void local_part_is_read(struct local_pair *pair, int error);
 
 /* --------------------------------------------------------------------------------------------------- local_files.c --
  */
@@ -529,9 +562,10 @@ enum tl_status local_share(struct tl_queue_pair *pair, struct tl_mapped_file *fi
                            struct tl_descriptor *ret_descriptor, struct tl_error *ret_error);
 enum tl_status local_map(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor,
                          struct tl_mapped_file **ret_file, struct tl_error *ret_error);
-/* A file of the peer's has come; fd is taken over. False: it may not be so. */
-bool local_file_came(struct local_pair *pair, const struct local_file_packet *packet, int fd);
-/* What is mapped outlives it. */
-void local_forget_files(struct local_pair *pair);
+/* A file of the peer's has come; file, NULL with a refusal, is taken over. False: it may not be so. */
+bool local_file_came(struct local_pair *pair, const struct local_file_packet *packet, struct tl_mapped_file *file,
+                     const struct tl_error *refusal);
+/* What is mapped outlives it. Thread: any. */
+void local_file_free(struct local_peer_file *file);
 
 #endif

@@ -9,6 +9,7 @@
  */
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,13 +17,19 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/random.h"
-#include "dataplane/local_internal.h"
+#include "dataplane/local_porter.h"
+#include "dataplane/pages.h"
+#include "tensor/mapped_file.h"
 
 /* Of packets of one pair, in one look at the sockets. */
 #define PACKETS_PER_LOOK 64
+/* Of our addresses for what one peer, and all together, have passed: there are 128 TiB. */
+#define PAIR_BYTES (UINT64_C(4) << 40)
+#define PEERS_BYTES (UINT64_C(64) << 40)
 
 /* -------------------------------------------------------------------------------------------------------- making -- */
 
@@ -66,6 +73,8 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
                             options->slot_count > LOCAL_MAX_RING_SLOTS ? "so many slots are not to be had"
                                                                        : "all queue pairs are in use");
     }
+    enum tl_status status = local_porter_may_serve(options->peer, ret_error);
+    if (status != TL_OK) return status;
     struct local_pair *pair = calloc(1, sizeof(*pair));
     if (pair == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
     pair->base = (struct tl_queue_pair){.ops = base->ops, .provider = base};
@@ -73,7 +82,6 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     pair->events = *events;
     pair->owner = owner;
     pair->socket = pair->process_fd = pair->in_fd = -1;
-    pair->pipe[0] = pair->pipe[1] = pair->peer_pipe = -1;
     pair->number = ++provider->last_number;
     pair->work_count = options->work_count;
     pair->work_mask = power_of_two(options->work_count) - 1;
@@ -83,9 +91,11 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     tl_list_push_back(&provider->pairs, &pair->link);
     provider->pair_count++;
     pair->works = calloc((size_t)pair->work_mask + 1, sizeof(*pair->works));
-    enum tl_status status = pair->works != NULL
-                                ? make_ring(pair, options->slot_count, ret_error)
-                                : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
+    pair->porter = local_porter_make(options->peer, provider->done_fd);
+    pair->second = local_porter_make(options->peer, provider->done_fd);
+    status = pair->works != NULL && pair->porter != NULL && pair->second != NULL
+                 ? make_ring(pair, options->slot_count, ret_error)
+                 : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
     if (status != TL_OK) {
         local_pair_destroy(&pair->base);
         return status;
@@ -150,67 +160,154 @@ void local_pair_sever(struct tl_queue_pair *base, const struct tl_error *reason)
     pair->state = LOCAL_ENDING;
 }
 
-/* Of packets on the socket, while it lives. */
-static void handle_packet(struct local_pair *pair, const union local_packet *packet, int fd)
+uint64_t local_pair_room_bytes(const struct local_pair *pair)
 {
-    struct tl_error error;
-    if (packet->kind == LOCAL_PACKET_HELLO) {
-        local_hello_came(pair, &packet->hello, fd);
-        return;
-    }
-    pair->news_heard += packet->kind != LOCAL_PACKET_WAKE;
-    if (pair->state != LOCAL_CONNECTED) {
-        local_pair_violation(pair, "a packet in front of the greeting");
-    } else if (packet->kind == LOCAL_PACKET_ATTACH) {
-        if (local_attach(pair, &packet->segment, fd, &error) != TL_OK) local_pair_violation(pair, error.message);
-    } else if (packet->kind == LOCAL_PACKET_PIPE) {
-        local_pipe_came(pair, fd);
-        return;
-    } else if (packet->kind == LOCAL_PACKET_DETACH) {
-        if (!local_detach(pair, packet->segment.number)) local_pair_violation(pair, "the end of an unknown segment");
-    } else if (packet->kind == LOCAL_PACKET_FILE) {
-        if (!local_file_came(pair, &packet->file, fd)) local_pair_violation(pair, "a file with a wrong number");
-        return;
-    }
-    if (fd >= 0) close(fd);
+    return tl_min_u64(PAIR_BYTES - pair->peer_bytes, PEERS_BYTES - pair->provider->peers_bytes);
 }
 
-void local_pair_hear(struct local_pair *pair)
+void local_pair_count_bytes(struct local_pair *pair, int64_t change_bytes)
+{
+    pair->peer_bytes += (uint64_t)change_bytes;
+    pair->provider->peers_bytes += (uint64_t)change_bytes;
+}
+
+/* Of packets that nothing is passed with. */
+static void handle_packet(struct local_pair *pair, const union local_packet *packet)
+{
+    struct local_mapped mapped;
+    struct tl_error error;
+    if (packet->kind == LOCAL_PACKET_WAKE) return;
+    pair->news_heard++;
+    if (pair->state != LOCAL_CONNECTED) {
+        local_pair_violation(pair, "a packet in front of the greeting");
+    } else if (!local_detach(pair, packet->segment.number, &mapped)) {
+        local_pair_violation(pair, "the end of an unknown segment");
+    } else if (local_porter_drop(pair->porter, &mapped, &error) != TL_OK) {
+        local_unmap(&mapped);
+    }
+}
+
+/* Of packets that something is passed with, which the porter takes. */
+static void have_it_taken(struct local_pair *pair, const union local_packet *packet)
+{
+    struct tl_error error;
+    const struct local_provider *provider = pair->provider;
+    struct local_taking taking = {.socket = pair->socket, .files_bytes = local_pair_room_bytes(pair)};
+    if (packet->kind == LOCAL_PACKET_HELLO && !local_is_awaited(pair, &packet->hello)) {
+        local_pair_violation(pair, "a greeting that is not for us");
+        return;
+    }
+    if (packet->kind != LOCAL_PACKET_HELLO && pair->state != LOCAL_CONNECTED) {
+        local_pair_violation(pair, "a packet in front of the greeting");
+        return;
+    }
+    if (packet->kind == LOCAL_PACKET_ATTACH && packet->segment.len_bytes > local_pair_room_bytes(pair)) {
+        local_pair_violation(pair, "memory that takes too many addresses");
+        return;
+    }
+    if (!provider->is_reading_forbidden) taking.peer = pair->credentials.pid;
+    if (local_porter_take(pair->porter, &taking, &error) != TL_OK)
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
+}
+
+/* The packet that the porter has taken, and what was passed. */
+static void handle_taken(struct local_pair *pair, struct local_taking *taking)
+{
+    struct tl_error error;
+    union local_packet *packet = &taking->packet;
+    if (taking->received == LOCAL_RECEIVED_NO_ROOM) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED,
+                         "no descriptor for what the peer has passed: Too many open files (ulimit -n)");
+    } else if (taking->received == LOCAL_RECEIVED_NOTHING) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no memory for what the peer has passed");
+    } else if (taking->received != LOCAL_RECEIVED_PACKET) {
+        local_pair_violation(pair, "a packet that cannot be");
+    } else if (packet->kind == LOCAL_PACKET_FILE) {
+        pair->news_heard++;
+        if (!local_file_came(pair, &packet->file, taking->file, &taking->error))
+            local_pair_violation(pair, "a file with a wrong number");
+    } else if (taking->address == NULL) {
+        local_pair_violation(pair, taking->error.message);
+    } else if (packet->kind == LOCAL_PACKET_HELLO) {
+        local_hello_came(pair, &packet->hello, taking->address, taking->reading_refusal);
+    } else {
+        pair->news_heard++;
+        if (local_attach(pair, &packet->segment, taking->address, &error) != TL_OK)
+            local_pair_violation(pair, error.message);
+    }
+}
+
+bool local_pair_has_job(const struct local_pair *pair)
+{
+    return (pair->porter != NULL && local_porter_is_busy(pair->porter)) ||
+           (pair->second != NULL && local_porter_is_busy(pair->second));
+}
+
+unsigned local_pair_ask_porters(struct local_pair *pair)
+{
+    unsigned count = 0;
+    if (local_porter_done(pair->second) == LOCAL_JOB_READ) {
+        local_part_is_read(pair, local_porter_has_read(pair->second)->error);
+        count++;
+    }
+    enum local_job job = local_porter_done(pair->porter);
+    if (job == LOCAL_JOB_NONE) return count;
+    if (job == LOCAL_JOB_TAKE) {
+        handle_taken(pair, local_porter_taken(pair->porter));
+    } else if (job == LOCAL_JOB_READ) {
+        local_part_is_read(pair, local_porter_has_read(pair->porter)->error);
+    }
+    pair->must_hear = pair->provider->must_look = true;
+    return count + 1;
+}
+
+static bool has_process_ended(const struct local_pair *pair)
+{
+    struct pollfd descriptor = {.fd = pair->process_fd, .events = POLLIN};
+    return poll(&descriptor, 1, 0) > 0;
+}
+
+unsigned local_pair_hear(struct local_pair *pair)
 {
     pair->must_hear = false;
     pair->heard_sleeps = pair->provider->sleeps;
     /* News come once: all of it, unless that has no end. */
     for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
         union local_packet packet;
-        int fd;
-        if (pair->state != LOCAL_DIALING && pair->state != LOCAL_CONNECTED) return;
-        switch (local_receive(pair->socket, &packet, &fd)) {
+        if (pair->state != LOCAL_DIALING && pair->state != LOCAL_CALLED && pair->state != LOCAL_CONNECTED) return i;
+        if (pair->socket < 0) return i;
+        if (local_porter_is_busy(pair->porter)) { /* what comes next is heard when it is back */
+            if (has_process_ended(pair)) local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
+            return i;
+        }
+        switch (local_look_at(pair->socket, &packet)) {
         case LOCAL_RECEIVED_PACKET:
-            handle_packet(pair, &packet, fd);
+            local_skip(pair->socket);
+            handle_packet(pair, &packet);
             break;
-        case LOCAL_RECEIVED_WRONG:
-            local_pair_violation(pair, "a packet that cannot be");
-            return;
-        case LOCAL_RECEIVED_NO_ROOM:
-            local_pair_break(pair, TL_RESOURCE_EXHAUSTED,
-                             "no descriptor for what the peer has passed: Too many open files (ulimit -n)");
-            return;
+        case LOCAL_RECEIVED_PASSED:
+            have_it_taken(pair, &packet);
+            return i + 1;
         case LOCAL_RECEIVED_END:
             local_pair_break(pair, TL_UNAVAILABLE,
                              pair->has_connected
                                  ? "the peer has closed the connection, or its process has ended"
                                  : "the peer has hung up instead of greeting; its log says why, if it does not take "
                                    "calls of this user (local.users)");
-            return;
+            return i + 1;
         case LOCAL_RECEIVED_NOTHING:
             if (!local_peer_lives(pair)) {
                 local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
             }
-            return;
+            return i;
+        default:
+            local_pair_violation(pair, "a packet that cannot be");
+            return i + 1;
         }
     }
     pair->must_hear = true;
     pair->provider->must_look = true;
+    return PACKETS_PER_LOOK;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- end -- */
@@ -223,19 +320,28 @@ static void close_fd(int *fd)
 
 static void release(struct local_pair *pair)
 {
-    /* A child that was forked may have it open as well. */
-    if (pair->socket >= 0) (void)shutdown(pair->socket, SHUT_RDWR);
-    close_fd(&pair->socket);
+    if (pair->socket >= 0) local_forget_socket(pair->provider, pair->socket);
+    const struct local_remains remains = {.ring = pair->out,
+                                          .mapped = pair->mapped,
+                                          .mapped_count = pair->mapped_count,
+                                          .files = pair->peer_files,
+                                          .file_count = pair->peer_files != NULL ? LOCAL_FILES : 0};
+    bool is_free = pair->porter == NULL || local_porter_end(pair->porter, pair->socket, &remains);
+    if (pair->socket >= 0 && is_free) local_hang_up(pair->provider, pair->socket);
+    if (pair->second != NULL) (void)local_porter_end(pair->second, -1, &(struct local_remains){0});
+    pair->porter = pair->second = NULL;
+    pair->socket = -1;
     close_fd(&pair->process_fd);
     close_fd(&pair->in_fd);
-    close_fd(&pair->pipe[0]);
-    close_fd(&pair->pipe[1]);
-    close_fd(&pair->peer_pipe);
-    local_unmap_all(pair);
-    local_forget_files(pair);
+    local_pair_count_bytes(pair, -(int64_t)pair->peer_bytes);
     local_ring_unmap(&pair->in);
-    local_ring_unmap(&pair->out);
+    pair->out.head = NULL;
+    pair->mapped = NULL;
+    pair->mapped_count = pair->mapped_capacity = 0;
+    pair->peer_files = NULL;
+    free(pair->shared_files);
     free(pair->told);
+    pair->shared_files = NULL;
     free(pair->exposed);
     pair->told = NULL;
     pair->told_count = pair->told_unsent = 0;

@@ -3,8 +3,9 @@
  * Receiving: what the peer has put into our ring, and its segments.
  *
  * Slots are taken in order by their turn, each field read once; what they say is compared with our own records. A slot
- * that asks to read is carried out here, with the peer's process as the source: when the last byte has been read the
- * peer must still live and not have closed, else what was read may be anything.
+ * waits until the packets have been heard that were sent before it. One that asks to read is carried out by porters,
+ * with the peer's process as the source: when the last byte has been read the peer must still live and not have closed,
+ * else what was read may be anything.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -14,12 +15,13 @@
 #include <sys/uio.h>
 
 #include "base/arith.h"
+#include "base/clock.h"
 #include "base/error.h"
-#include "base/reason.h"
-#include "dataplane/local_internal.h"
+#include "dataplane/local_porter.h"
 #include "dataplane/pages.h"
 
-#define READ_BYTES_PER_POLL (UINT64_C(2) << 20)
+/* Memory of at least that size is read by two porters. */
+#define MIN_SPLIT_BYTES (UINT64_C(1) << 20)
 
 /* ------------------------------------------------------------------------------------------------ reading memory -- */
 
@@ -31,25 +33,6 @@ bool local_peer_lives(const struct local_pair *pair)
     };
     if (poll(descriptors, TL_ARRAY_COUNT(descriptors), 0) <= 0) return true;
     return (descriptors[0].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0 && descriptors[1].revents == 0;
-}
-
-const char *local_try_reading(const struct local_pair *pair, uint64_t address, uint64_t proof)
-{
-    uint64_t value = 0;
-    struct iovec to = {.iov_base = &value, .iov_len = sizeof(value)};
-    struct iovec from = {.iov_base = (void *)(uintptr_t)address, .iov_len = sizeof(value)};
-    if (pair->provider->is_reading_forbidden) {
-        return "memory outside of the pool is copied, as the settings say (local.process_vm)";
-    }
-    if (pair->credentials.pid <= 0) return "the peer's process is in another container, its memory cannot be read";
-    ssize_t len_bytes = process_vm_readv(pair->credentials.pid, &to, 1, &from, 1, 0);
-    if (len_bytes == (ssize_t)sizeof(value) && value == proof) return NULL;
-    struct tl_error error;
-    (void)tl_error_set(&error, TL_PERMISSION_DENIED,
-                       "this process may not read the peer's memory: %s (process_vm_readv; see "
-                       "/proc/sys/kernel/yama/ptrace_scope)",
-                       len_bytes < 0 ? strerror(errno) : "other bytes were there");
-    return tl_reason(error.message);
 }
 
 /* Where the read goes; NULL: to nowhere that is exposed. */
@@ -89,42 +72,65 @@ static void finish_reading(struct local_pair *pair)
     if (reading->has_immediate) pair->events.immediate(pair->owner, reading->immediate, reading->len_bytes);
 }
 
-/* Reads the next bytes of what is under way. */
-static void read_on(struct local_pair *pair)
+static void read_part(struct local_pair *pair, struct local_porter *porter, uint8_t *destination, uint64_t offset_bytes,
+                      uint64_t len_bytes)
 {
-    struct local_slot_read *reading = &pair->reading;
-    uint8_t *address = find_exposed(pair, reading);
-    if (address == NULL) {
+    struct tl_error error;
+    const struct local_reading part = {.peer = pair->credentials.pid,
+                                       .source = pair->reading.source + offset_bytes,
+                                       .destination = destination + offset_bytes,
+                                       .len_bytes = len_bytes};
+    pair->reading.parts_left++;
+    if (local_porter_read(porter, &part, &error) != TL_OK)
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
+}
+
+static void start_reading(struct local_pair *pair)
+{
+    const struct local_slot_read *reading = &pair->reading;
+    uint8_t *destination = find_exposed(pair, reading);
+    pair->read_began_ns = tl_clock_now_ns();
+    if (destination == NULL || local_porter_is_busy(pair->porter)) {
         local_pair_violation(pair, "a write to memory that is not exposed");
-        return;
+    } else if (reading->len_bytes == 0) {
+        finish_reading(pair);
+    } else {
+        uint64_t len_bytes = reading->len_bytes;
+        uint64_t first_bytes = len_bytes < MIN_SPLIT_BYTES ? len_bytes : len_bytes / 2 / TL_PAGE_BYTES * TL_PAGE_BYTES;
+        read_part(pair, pair->porter, destination, 0, first_bytes);
+        if (first_bytes < len_bytes) read_part(pair, pair->second, destination, first_bytes, len_bytes - first_bytes);
     }
-    uint64_t left_bytes = reading->len_bytes - reading->done_bytes;
-    size_t len_bytes = (size_t)tl_min_u64(left_bytes, READ_BYTES_PER_POLL);
-    struct iovec to = {.iov_base = address + reading->done_bytes, .iov_len = len_bytes};
-    struct iovec from = {.iov_base = (void *)(uintptr_t)(reading->source + reading->done_bytes), .iov_len = len_bytes};
-    ssize_t read_bytes = len_bytes > 0 ? process_vm_readv(pair->credentials.pid, &to, 1, &from, 1, 0) : 0;
-    if (len_bytes > 0 && read_bytes <= 0) {
-        local_pair_break(pair, TL_UNAVAILABLE, "the peer's memory cannot be read: %s", strerror(errno));
-        return;
+}
+
+void local_part_is_read(struct local_pair *pair, int error)
+{
+    if (error != 0) pair->reading.error = error;
+    if (--pair->reading.parts_left > 0) return;
+    if (find_exposed(pair, &pair->reading) == NULL) {
+        local_pair_violation(pair, "a write to memory that is not exposed");
+    } else if (pair->reading.error != 0) {
+        local_pair_break(pair, TL_UNAVAILABLE, "the peer's memory cannot be read: %s", strerror(pair->reading.error));
+    } else {
+        pair->provider->stats.bytes_read += pair->reading.len_bytes;
+        finish_reading(pair);
     }
-    reading->done_bytes += (uint64_t)read_bytes;
-    pair->provider->stats.bytes_read += (uint64_t)read_bytes;
-    if (reading->done_bytes == reading->len_bytes) finish_reading(pair);
 }
 
 /* --------------------------------------------------------------------------------------------------------- slots -- */
 
 static void begin_reading(struct local_pair *pair, const struct local_slot *slot)
 {
+    /* Each field is read once. */
+    const volatile struct local_slot *once = slot;
     pair->reading = (struct local_slot_read){.is_under_way = true,
-                                             .has_immediate = (slot->flags & LOCAL_FLAG_IMMEDIATE) != 0,
-                                             .immediate = slot->immediate,
-                                             .exposure = slot->exposure,
-                                             .generation = slot->generation,
-                                             .source = slot->source,
-                                             .offset_bytes = slot->offset_bytes,
-                                             .len_bytes = slot->len_bytes};
-    read_on(pair);
+                                             .has_immediate = (once->flags & LOCAL_FLAG_IMMEDIATE) != 0,
+                                             .immediate = once->immediate,
+                                             .exposure = once->exposure,
+                                             .generation = once->generation,
+                                             .source = once->source,
+                                             .offset_bytes = once->offset_bytes,
+                                             .len_bytes = once->len_bytes};
+    start_reading(pair);
 }
 
 static void take(struct local_pair *pair, const struct local_slot *slot)
@@ -156,18 +162,26 @@ static void take(struct local_pair *pair, const struct local_slot *slot)
     }
 }
 
+/* Packets that were sent before the next slot have not been heard yet, or the porter, who may be wanted for it, is busy
+ * with one of them. At the end nothing more is heard. */
+static bool must_wait(struct local_pair *pair)
+{
+    if (pair->state != LOCAL_CONNECTED) return false;
+    if (local_porter_is_busy(pair->porter)) return true; /* poll asks it */
+    if (atomic_load_explicit(&pair->in.head->news, memory_order_relaxed) == pair->news_heard) return false;
+    /* They are in the socket: one look finds them, if the number is no lie. */
+    if (pair->awaited_slot != pair->in.next + 1) pair->must_hear = pair->provider->must_look = true;
+    pair->awaited_slot = pair->in.next + 1;
+    return true;
+}
+
 unsigned local_take_slots(struct local_pair *pair, unsigned most)
 {
     enum local_state state = pair->state;
     unsigned count = 0;
-    if (pair->reading.is_under_way) {
-        if (state != LOCAL_CONNECTED) return 0;
-        read_on(pair);
-        count++;
-    }
     while (count < most && pair->state == state && !pair->reading.is_under_way) {
         const struct local_slot *slot = local_ring_slot(&pair->in, pair->in.next);
-        if (atomic_load_explicit(&slot->turn, memory_order_acquire) != pair->in.next + 1) break;
+        if (atomic_load_explicit(&slot->turn, memory_order_acquire) != pair->in.next + 1 || must_wait(pair)) break;
         uint32_t next = pair->in.next;
         take(pair, slot);
         if (pair->in.next == next) return count + 1;
@@ -178,25 +192,26 @@ unsigned local_take_slots(struct local_pair *pair, unsigned most)
 
 /* ------------------------------------------------------------------------------------------------------ segments -- */
 
-enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, int fd,
+static bool have_place(struct local_pair *pair)
+{
+    if (pair->mapped_count < pair->mapped_capacity) return true;
+    size_t capacity = pair->mapped_capacity > 0 ? 2 * pair->mapped_capacity : 4;
+    struct local_mapped *mapped = realloc(pair->mapped, capacity * sizeof(*mapped));
+    if (mapped == NULL) return false;
+    pair->mapped = mapped;
+    pair->mapped_capacity = capacity;
+    return true;
+}
+
+enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, void *address,
                             struct tl_error *ret_error)
 {
-    void *address;
-    if (packet->number != pair->next_mapped || pair->mapped_count >= LOCAL_MAX_SEGMENTS) {
+    bool is_next = packet->number == pair->next_mapped && pair->mapped_count < LOCAL_MAX_SEGMENTS;
+    if (!is_next || !have_place(pair)) {
+        tl_pages_unmap(address, packet->len_bytes);
+        if (is_next) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment out of turn, or too many");
     }
-    if (packet->len_bytes % TL_PAGE_BYTES != 0) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment that does not consist of pages");
-    }
-    if (pair->mapped_count == pair->mapped_capacity) {
-        size_t capacity = pair->mapped_capacity > 0 ? 2 * pair->mapped_capacity : 4;
-        struct local_mapped *mapped = realloc(pair->mapped, capacity * sizeof(*mapped));
-        if (mapped == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
-        pair->mapped = mapped;
-        pair->mapped_capacity = capacity;
-    }
-    enum tl_status status = local_memory_map(fd, packet->len_bytes, &address, ret_error);
-    if (status != TL_OK) return status;
     struct local_mapped *mapped = &pair->mapped[pair->mapped_count];
     *mapped = (struct local_mapped){.number = packet->number, .address = address, .len_bytes = packet->len_bytes};
     if (packet->len_bytes > TL_LOCAL_LAZY_BYTES) {
@@ -208,31 +223,24 @@ enum tl_status local_attach(struct local_pair *pair, const struct local_segment_
     }
     pair->mapped_count++;
     pair->next_mapped++;
+    local_pair_count_bytes(pair, (int64_t)packet->len_bytes);
     return TL_OK;
 }
 
-static void unmap(struct local_mapped *mapped)
+void local_unmap(struct local_mapped *mapped)
 {
     tl_pages_unmap(mapped->address, mapped->len_bytes);
     free(mapped->has_pages);
 }
 
-bool local_detach(struct local_pair *pair, uint32_t number)
+bool local_detach(struct local_pair *pair, uint32_t number, struct local_mapped *ret_mapped)
 {
     for (size_t i = 0; i < pair->mapped_count; i++) {
         if (pair->mapped[i].number != number) continue;
-        unmap(&pair->mapped[i]);
+        *ret_mapped = pair->mapped[i];
         memmove(&pair->mapped[i], &pair->mapped[i + 1], (--pair->mapped_count - i) * sizeof(*pair->mapped));
+        local_pair_count_bytes(pair, -(int64_t)ret_mapped->len_bytes);
         return true;
     }
     return false;
-}
-
-void local_unmap_all(struct local_pair *pair)
-{
-    for (size_t i = 0; i < pair->mapped_count; i++)
-        unmap(&pair->mapped[i]);
-    free(pair->mapped);
-    pair->mapped = NULL;
-    pair->mapped_count = pair->mapped_capacity = 0;
 }

@@ -103,6 +103,13 @@ static bool is_reserved(int fd)
     return fstatfs(fd, &system) == 0 && system.f_type == HUGETLBFS_MAGIC;
 }
 
+/* Both have mapped it: from now on nobody can punch holes into it. Kernels before 5.1 do not know that. */
+static bool keep_pages(int fd)
+{
+    return fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0 || errno == EINVAL ||
+           (fcntl(fd, F_GET_SEALS) & F_SEAL_FUTURE_WRITE) != 0;
+}
+
 enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error)
 {
     struct stat stat;
@@ -114,6 +121,10 @@ enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, 
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "memory of another size than it says");
     }
     void *address = map(fd, len_bytes);
+    if (address != MAP_FAILED && !keep_pages(fd)) {
+        tl_pages_unmap(address, len_bytes);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "memory that cannot be sealed");
+    }
     if (address != MAP_FAILED && len_bytes <= MAX_HUGE_MAP_BYTES && is_reserved(fd) &&
         madvise(address, len_bytes, MADV_POPULATE_WRITE) != 0) {
         int error = errno;
@@ -125,8 +136,6 @@ enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, 
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "cannot map %" PRIu64 " bytes of a peer: %s", len_bytes,
                             strerror(errno));
     }
-    /* Both have mapped it: from now on nobody can punch holes into it. Kernels before 5.1 do not know that. */
-    (void)fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE);
     (void)madvise(address, len_bytes, MADV_HUGEPAGE);
     *ret_address = address;
     return TL_OK;
@@ -205,6 +214,12 @@ static uint64_t slots_at(void)
 {
     _Static_assert(sizeof(struct local_ring_head) <= TL_PAGE_BYTES, "a page in front of the slots");
     return TL_PAGE_BYTES;
+}
+
+bool local_ring_is_count(uint32_t slot_count)
+{
+    return slot_count >= LOCAL_MIN_RING_SLOTS && slot_count <= LOCAL_MAX_RING_SLOTS &&
+           (slot_count & (slot_count - 1)) == 0;
 }
 
 uint64_t local_ring_bytes(uint32_t slot_count)

@@ -11,21 +11,26 @@
  * told of it, so that it is on its way.
  */
 #include <errno.h>
+#include <linux/sockios.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/arith.h"
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/copy.h"
 #include "base/error.h"
-#include "dataplane/local_internal.h"
+#include "dataplane/local_porter.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
+/* Of packets that the peer has not read, each of which the kernel takes for some 768. */
+#define MAX_UNREAD_BYTES (64 * 1024)
 #define COPY_BYTES_PER_POLL (UINT64_C(1) << 20)
 /* Writes of at least that size go past the caches: the tensor would push everything else out of them. */
 #define UNCACHED_BYTES (UINT64_C(8) << 20)
@@ -80,7 +85,6 @@ void local_look_at_peer(struct local_pair *pair, bool is_posted)
     if (!must_wake || state == pair->woken_state) return;
     pair->woken_state = state;
     pair->provider->stats.wakes_sent++;
-    if (pair->pipe[1] >= 0 && write(pair->pipe[1], "", 1) == 1) return;
     const uint32_t kind = LOCAL_PACKET_WAKE;
     /* When it cannot be sent, the peer has others to read. */
     (void)send(pair->socket, &kind, sizeof(kind), MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -123,7 +127,9 @@ static enum carrying copy(struct local_pair *pair, struct local_work *work, uint
     const struct local_place *place = &work->place;
     struct local_mapped *mapped = find_mapped(pair, place->number);
     if (mapped == NULL && place->number - pair->next_mapped < LOCAL_MAX_SEGMENTS) {
-        pair->must_hear = pair->provider->must_look = true; /* it was sent before the message that told of it */
+        /* It was sent before the message that told of it: one look finds it, if it was. */
+        if (pair->awaited_work != pair->carried + 1) pair->must_hear = pair->provider->must_look = true;
+        pair->awaited_work = pair->carried + 1;
         return CARRYING_WAITS;
     }
     bool is_there = mapped != NULL && place->offset_bytes <= mapped->len_bytes &&
@@ -165,6 +171,7 @@ static enum carrying ask_to_read(struct local_pair *pair, struct local_work *wor
     slot->exposure = work->place.number;
     slot->generation = work->place.generation;
     work->read_number = ++pair->reads_posted;
+    pair->read_began_ns = tl_clock_now_ns();
     publish(pair, slot);
     return CARRYING_DONE;
 }
@@ -360,13 +367,22 @@ void local_write(struct tl_queue_pair *base, const struct tl_region *region, con
 
 /* ----------------------------------------------------------------------------------------------------- exposures -- */
 
-/* The number comes first: who sees the packet sees that it is worth reading. */
+/* The kernel lets all processes of a user have only so many descriptors under way: a peer that does not read gets no
+ * more of them. The number comes first: who sees the packet sees that it is worth reading. Whoever has waited for a
+ * packet that was not sent is told to go on. */
 bool local_send_news(struct local_pair *pair, const void *packet, size_t len_bytes, int fd)
 {
+    int unread_bytes = 0;
+    if (fd >= 0 && ioctl(pair->socket, SIOCOUTQ, &unread_bytes) == 0 && unread_bytes > MAX_UNREAD_BYTES) return false;
     atomic_store_explicit(&pair->out.head->news, pair->news_sent + 1, memory_order_seq_cst);
-    if (!local_send(pair->socket, packet, len_bytes, fd)) return false;
-    pair->news_sent++;
-    return true;
+    bool is_sent = local_send(pair->socket, packet, len_bytes, fd);
+    if (is_sent) {
+        pair->news_sent++;
+    } else {
+        atomic_store_explicit(&pair->out.head->news, pair->news_sent, memory_order_seq_cst);
+        pair->has_posted = true;
+    }
+    return is_sent;
 }
 
 void local_tell_segments(struct local_pair *pair)
@@ -499,6 +515,10 @@ void local_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, stru
     uint32_t index = (uint32_t)((uintptr_t)exposure->provider_state - 1);
     TL_CHECK(index < pair->exposed_count && pair->exposed[index].address == exposure->address);
     exposure->provider_state = NULL;
+    if (pair->reading.is_under_way && pair->reading.exposure == index) {
+        local_porter_forget(pair->porter);
+        local_porter_forget(pair->second);
+    }
     pair->exposed[index].address = NULL;
     pair->exposed[index].generation++;
     pair->exposed[index].next_free = pair->free_exposed;

@@ -3,10 +3,11 @@
  * The sockets of the local provider: where others call, what passes over a connection, and who may.
  *
  * A socket in a folder gets its name only once it listens: a name whose socket refuses calls belongs to a process that
- * has died, and is removed by whoever opens next. Nothing here ever blocks.
+ * has died, and is removed by whoever opens next. Nothing here ever blocks but local_receive.
  */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
 #include <stddef.h>
@@ -50,12 +51,33 @@ static bool ends_with(const char *text, const char *end)
     return len >= end_len && strcmp(text + len - end_len, end) == 0;
 }
 
+/* Connects with the socket of that name in the folder, and follows no link: somebody else may have put one there that
+ * leads to where opening waits. errno tells why not. */
+static bool connect_in(int socket, int folder_fd, const char *name)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct stat stat;
+    int fd = openat(folder_fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
+    if (fd < 0) return false;
+    bool is_connected = false;
+    if (fstat(fd, &stat) == 0 && S_ISSOCK(stat.st_mode)) {
+        snprintf(address.sun_path, sizeof(address.sun_path), "/proc/thread-self/fd/%d", fd);
+        is_connected = connect(socket, (const struct sockaddr *)&address, sizeof(address)) == 0;
+    } else {
+        errno = ENOTSOCK;
+    }
+    int error = errno;
+    close(fd);
+    errno = error;
+    return is_connected;
+}
+
 /* Nobody listens there any more. */
-static bool is_dead(const struct sockaddr_un *address)
+static bool is_dead(int folder_fd, const char *name)
 {
     int fd = make_socket();
     if (fd < 0) return false;
-    bool is_refused = connect(fd, (const struct sockaddr *)address, sizeof(*address)) != 0 && errno == ECONNREFUSED;
+    bool is_refused = !connect_in(fd, folder_fd, name) && errno == ECONNREFUSED;
     close(fd);
     return is_refused;
 }
@@ -67,7 +89,7 @@ static bool is_unfinished_for_ever(const char *path)
 }
 
 /* Removes what processes that have died have left in the folder. */
-static void clean_folder(const char *folder)
+static void clean_folder(int folder_fd, const char *folder)
 {
     DIR *listing = opendir(folder);
     if (listing == NULL) return;
@@ -79,7 +101,7 @@ static void clean_folder(const char *folder)
         if (strncmp(entry->d_name, NAME_PREFIX, strlen(NAME_PREFIX)) != 0 || (!is_named && !is_unfinished)) continue;
         int len = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", folder, entry->d_name);
         if (len < 0 || (size_t)len >= sizeof(address.sun_path)) continue;
-        if (is_named ? !is_dead(&address) : !is_unfinished_for_ever(address.sun_path)) continue;
+        if (is_named ? !is_dead(folder_fd, entry->d_name) : !is_unfinished_for_ever(address.sun_path)) continue;
         if (unlink(address.sun_path) == 0) {
             TL_LOG_AT_INFO("removed the socket of a worker that has died", TL_STR("path", address.sun_path));
         }
@@ -135,18 +157,47 @@ enum tl_status local_listen(struct local_provider *provider, struct tl_error *re
     provider->listen_fd = make_socket();
     if (provider->listen_fd < 0) return tl_error_set_errno(ret_error, errno, "no socket for workers of this host");
     if (folder == NULL) return listen_abstractly(provider, ret_error);
-    clean_folder(folder);
-    return listen_in(provider, folder, ret_error);
+    provider->folder_fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int error = errno;
+    clean_folder(provider->folder_fd, folder);
+    enum tl_status status = listen_in(provider, folder, ret_error);
+    if (status != TL_OK || provider->folder_fd >= 0) return status;
+    return tl_error_set_errno(ret_error, error, "cannot open %s (local.socket_folder)", folder);
 }
 
-enum tl_status local_dial(const uint8_t *name, uint32_t name_bytes, int *ret_fd, struct tl_error *ret_error)
+/* The last part of a path; NULL: it has none. name may lack its end. */
+static const char *last_part(const uint8_t *name, uint32_t name_bytes, char part[static 1], size_t capacity)
+{
+    const uint8_t *slash = memrchr(name, '/', name_bytes);
+    const uint8_t *start = slash != NULL ? slash + 1 : name;
+    size_t len = strnlen((const char *)start, name_bytes - (size_t)(start - name));
+    if (len == 0 || len >= capacity) return NULL;
+    memcpy(part, start, len);
+    part[len] = '\0';
+    return part;
+}
+
+/* errno tells why not. */
+static bool call(const struct local_provider *provider, int fd, const uint8_t *name, uint32_t name_bytes)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
+    char part[sizeof(address.sun_path)];
+    if (name_bytes > 0 && name[0] == '\0') {
+        memcpy(address.sun_path, name, name_bytes);
+        socklen_t address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + name_bytes);
+        return connect(fd, (const struct sockaddr *)&address, address_bytes) == 0;
+    }
+    errno = ENOENT;
+    return provider->folder_fd >= 0 && last_part(name, name_bytes, part, sizeof(part)) != NULL &&
+           connect_in(fd, provider->folder_fd, part);
+}
+
+enum tl_status local_dial(const struct local_provider *provider, const uint8_t *name, uint32_t name_bytes, int *ret_fd,
+                          struct tl_error *ret_error)
+{
     int fd = make_socket();
     if (fd < 0) return tl_error_set_errno(ret_error, errno, "no socket to call a worker of this host");
-    memcpy(address.sun_path, name, name_bytes);
-    socklen_t address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + name_bytes);
-    if (connect(fd, (const struct sockaddr *)&address, address_bytes) == 0) {
+    if (call(provider, fd, name, name_bytes)) {
         *ret_fd = fd;
         return TL_OK;
     }
@@ -154,11 +205,11 @@ enum tl_status local_dial(const uint8_t *name, uint32_t name_bytes, int *ret_fd,
     close(fd);
     *ret_fd = -1;
     if (error == EAGAIN || error == EINTR) return TL_OK; /* its backlog is full */
+    bool is_abstract = name_bytes > 0 && name[0] == '\0';
     return tl_error_set(ret_error, TL_UNAVAILABLE,
                         "nobody answers at the peer's socket%s%.*s: %s; has it ended, or is it in a container with "
-                        "another network namespace? (local.socket_folder)",
-                        name[0] != '\0' ? " " : "", name[0] != '\0' ? (int)name_bytes : 0, (const char *)name,
-                        strerror(error));
+                        "another network namespace, or another folder of sockets? (local.socket_folder)",
+                        is_abstract ? "" : " ", is_abstract ? 0 : (int)name_bytes, (const char *)name, strerror(error));
 }
 
 /* ------------------------------------------------------------------------------------------------------- packets -- */
@@ -214,8 +265,6 @@ static bool is_packet(const union local_packet *packet, size_t len_bytes, size_t
         return len_bytes == sizeof(packet->kind) && fd_count == 0;
     case LOCAL_PACKET_HELLO:
         return len_bytes == sizeof(packet->hello) && fd_count == 1;
-    case LOCAL_PACKET_PIPE:
-        return len_bytes == sizeof(packet->segment) && fd_count == 1;
     case LOCAL_PACKET_ATTACH:
         return len_bytes == sizeof(packet->segment) && fd_count == 1;
     case LOCAL_PACKET_DETACH:
@@ -225,6 +274,30 @@ static bool is_packet(const union local_packet *packet, size_t len_bytes, size_t
     default:
         return false;
     }
+}
+
+enum local_received local_look_at(int socket, union local_packet *ret_packet)
+{
+    struct iovec part = {.iov_base = ret_packet, .iov_len = sizeof(*ret_packet)};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    ssize_t len_bytes;
+    memset(ret_packet, 0, sizeof(*ret_packet));
+    do {
+        len_bytes = recvmsg(socket, &message, MSG_DONTWAIT | MSG_PEEK);
+    } while (len_bytes < 0 && errno == EINTR);
+    if (len_bytes < 0 && (errno == EAGAIN || errno == ENOMEM || errno == ENOBUFS)) return LOCAL_RECEIVED_NOTHING;
+    /* There is no space for descriptors. */
+    bool are_passed = (message.msg_flags & MSG_CTRUNC) != 0;
+    if (len_bytes <= 0 && !are_passed) return LOCAL_RECEIVED_END;
+    bool is_whole = (message.msg_flags & MSG_TRUNC) == 0;
+    if (!is_whole || !is_packet(ret_packet, (size_t)len_bytes, are_passed ? 1 : 0)) return LOCAL_RECEIVED_WRONG;
+    return are_passed ? LOCAL_RECEIVED_PASSED : LOCAL_RECEIVED_PACKET;
+}
+
+void local_skip(int socket)
+{
+    char byte;
+    (void)recv(socket, &byte, sizeof(byte), MSG_DONTWAIT);
 }
 
 enum local_received local_receive(int socket, union local_packet *ret_packet, int *ret_fd)

@@ -101,6 +101,7 @@ struct tl_queue_pair_options {
     uint32_t slot_count; /* messages and immediates that may be under way to us */
     uint32_t work_count; /* operations that may be posted at a time; the provider adds what it needs itself */
     enum tl_keys keys;
+    uint64_t peer; /* a number of the peer's name, under which what it leaves behind is counted; 0: nobody is known */
 };
 
 /* What a provider is like; fixed while it is open. */
@@ -196,6 +197,7 @@ struct tl_provider {
     int fd;                  /* to sleep on, after arm; -1: never sleeps */
     char name[64];           /* of the device: "mlx5_0:1" */
     char reason[256];        /* why this device, port and GID */
+    bool is_best_asleep;     /* what is awaited is done by another thread, from which polling only takes time */
     struct tl_error failure; /* code TL_OK: it works. Else it is broken for good: why, and what to do. The reactor's */
 };
 

@@ -244,17 +244,18 @@ void tl_reactor_destroy(struct tl_reactor *reactor)
 
 /* ------------------------------------------------------------------------------------------------------- waiting -- */
 
-/* Polls until there is a result, attention is wanted, until_ns has come, or it has gone on for spin_ns. Returns how
- * many events there were. */
+/* Polls until there is a result, attention is wanted, until_ns has come, it has gone on for spin_ns, or the provider
+ * knows better. Returns how many events there were. */
 static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
 {
-    if (reactor->busy_count == 0 || reactor->spin_ns <= 0) return 0;
+    const struct tl_provider *provider = reactor->provider;
+    if (reactor->busy_count == 0 || reactor->spin_ns <= 0 || provider->is_best_asleep) return 0;
     int64_t now_ns = tl_clock_now_ns();
     if (reactor->idle_since_ns == 0) reactor->idle_since_ns = now_ns;
     while (now_ns < until_ns && now_ns - reactor->idle_since_ns < reactor->spin_ns) {
         for (unsigned i = 0; i < POLLS_PER_CLOCK; i++) {
             unsigned events = poll_provider(reactor);
-            if (events > 0 || is_wanted(reactor)) return events;
+            if (events > 0 || is_wanted(reactor) || provider->is_best_asleep) return events;
         }
         now_ns = tl_clock_now_ns();
     }

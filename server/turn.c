@@ -175,6 +175,13 @@ static bool sleep_until(struct tl_turn *turn, int64_t deadline_ns)
     return did_work;
 }
 
+static bool is_best_asleep(const struct tl_turn *turn)
+{
+    for (unsigned i = 0; i < turn->reactor_count; i++)
+        if (tl_reactor_provider(turn->reactors[i].reactor)->is_best_asleep) return true;
+    return false;
+}
+
 bool tl_turn_run(struct tl_turn *turn, int64_t deadline_ns)
 {
     if (turn->reactor_count == 0) return run_loop(turn, deadline_ns);
@@ -182,7 +189,7 @@ bool tl_turn_run(struct tl_turn *turn, int64_t deadline_ns)
     if (deadline_ns == 0) return false;
     int64_t now_ns = tl_clock_now_ns();
     int64_t spin_until_ns = turn->busy_count > 0 ? now_ns + turn->spin_ns : now_ns;
-    while (now_ns < spin_until_ns && now_ns < deadline_ns) {
+    while (now_ns < spin_until_ns && now_ns < deadline_ns && !is_best_asleep(turn)) {
         if (run_all(turn)) return true;
         now_ns = tl_clock_now_ns();
     }

@@ -233,6 +233,8 @@ void engine_pair_run(struct engine_pair *pair)
     for (unsigned idle = 0; idle < idle_rounds; idle++) {
         bool did_work = round_of(pair->left);
         did_work |= round_of(pair->right);
+        for (unsigned i = 0; i < 2 && pair->options.is_at_work != NULL; i++)
+            did_work |= pair->options.is_at_work(pair->sides[i].provider);
         if (did_work) idle = 0;
     }
 }

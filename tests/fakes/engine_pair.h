@@ -53,7 +53,9 @@ struct engine_pair_options {
     struct fake_fabric_options fabric;
     struct fake_provider_options provider;                  /* of both */
     struct tl_provider *(*open_provider)(const char *name); /* another one than the fabric's; NULL: that */
-    struct tl_engine_options engine;                        /* of both */
+    /* Whether a thread of such a provider does something, after which there is more to do; NULL: it has none. */
+    bool (*is_at_work)(const struct tl_provider *provider);
+    struct tl_engine_options engine; /* of both */
     struct tl_memory_options memory;
     bool is_right_raw; /* the right side has no engine */
 };

@@ -76,9 +76,11 @@ static struct tl_work *new_work(struct hostile *hostile)
 
 static void poll_once(struct hostile *hostile)
 {
-    /* Looks at the sockets each time. */
-    tl_provider_disarm(hostile->provider);
-    (void)hostile->provider->ops->poll(hostile->provider);
+    const struct local_pair *pair = local_pair_of(hostile->pair);
+    do { /* Looks at the sockets each time. */
+        tl_provider_disarm(hostile->provider);
+        (void)hostile->provider->ops->poll(hostile->provider);
+    } while (hostile->pair != NULL && local_pair_has_job(pair));
 }
 
 /* ------------------------------------------------------------------------------------------------------ connecting --
@@ -95,7 +97,7 @@ static int make_memory(uint64_t len_bytes, void **ret_address)
     return fd;
 }
 
-static void dial(struct hostile *hostile, const struct local_introduction *victim)
+static void dial(struct hostile *hostile, const struct local_introduction *victim, void (*show)(int ring_fd))
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     void *memory;
@@ -105,6 +107,7 @@ static void dial(struct hostile *hostile, const struct local_introduction *victi
                      (socklen_t)(offsetof(struct sockaddr_un, sun_path) + victim->name_bytes)) == 0);
     int fd = make_memory(local_ring_bytes(SLOTS), &memory);
     local_ring_place(&hostile->ring, memory, SLOTS);
+    if (show != NULL) show(fd);
     const uint64_t proof = 42;
     struct local_hello hello = {.kind = LOCAL_PACKET_HELLO,
                                 .protocol = LOCAL_PROTOCOL,
@@ -113,15 +116,15 @@ static void dial(struct hostile *hostile, const struct local_introduction *victi
                                 .proof = proof};
     memcpy(hello.to, victim->token, sizeof(hello.to));
     TL_CHECK(local_send(hostile->socket, &hello, sizeof(hello), fd));
-    for (unsigned i = 0; i < 1000 && !local_pair_of(hostile->pair)->has_connected; i++)
+    while (!local_pair_of(hostile->pair)->has_connected)
         poll_once(hostile);
     close(fd);
     union local_packet packet;
     TL_CHECK(local_receive(hostile->socket, &packet, &fd) == LOCAL_RECEIVED_PACKET && fd >= 0);
-    struct tl_error error;
-    TL_CHECK(local_memory_map(fd, local_ring_bytes(packet.hello.slot_count), &memory, &error) == TL_OK);
+    memory = mmap(NULL, local_ring_bytes(packet.hello.slot_count), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    TL_CHECK(memory != MAP_FAILED);
     local_ring_place(&hostile->theirs, memory, packet.hello.slot_count);
-    close(fd);
+    hostile->theirs_fd = fd;
 }
 
 static void expose(struct hostile *hostile)
@@ -139,7 +142,7 @@ static void expose(struct hostile *hostile)
                                   HOSTILE_TARGET_BYTES / 2, &hostile->users_exposure, &error) == TL_OK);
 }
 
-void hostile_open(struct hostile *hostile)
+void hostile_open_shown(struct hostile *hostile, void (*show)(int ring_fd))
 {
     struct tl_error error;
     struct tl_introduction bytes;
@@ -154,9 +157,14 @@ void hostile_open(struct hostile *hostile)
     memset(own.token, 0, sizeof(own.token)); /* the smaller one dials */
     local_introduction_write(&own, &bytes);
     TL_CHECK(hostile->pair->ops->connect(hostile->pair, &bytes, &error) == TL_OK);
-    dial(hostile, &victim);
+    dial(hostile, &victim, show);
     expose(hostile);
     hostile->segment = make_memory(SEGMENT_BYTES, NULL);
+}
+
+void hostile_open(struct hostile *hostile)
+{
+    hostile_open_shown(hostile, NULL);
 }
 
 /* --------------------------------------------------------------------------------------------------------- script --
@@ -290,10 +298,11 @@ void hostile_close(struct hostile *hostile)
     struct tl_error reason;
     tl_error_set(&reason, TL_CANCELLED, "the test is over");
     hostile->pair->ops->sever(hostile->pair, &reason);
-    for (unsigned i = 0; i < 1000 && !hostile->drained; i++)
+    for (unsigned i = 0; i < 1000 && hostile->drained == 0; i++)
         poll_once(hostile);
     TL_CHECK(hostile->drained == 1);
     hostile->pair->ops->destroy(hostile->pair);
+    hostile->pair = NULL;
     for (unsigned i = 0; i < HOSTILE_TARGET_BYTES / 4; i++)
         TL_CHECK(hostile->users[i] == GUARD && hostile->users[HOSTILE_TARGET_BYTES - 1 - i] == GUARD);
     void *address = hostile->region->address;
@@ -303,6 +312,7 @@ void hostile_close(struct hostile *hostile)
     hostile->provider->ops->close(hostile->provider);
     close(hostile->socket);
     close(hostile->segment);
+    close(hostile->theirs_fd);
     local_ring_unmap(&hostile->ring);
     local_ring_unmap(&hostile->theirs);
     free(hostile->users);

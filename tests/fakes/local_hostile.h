@@ -30,12 +30,15 @@ struct hostile {
     int socket;
     struct local_ring ring;   /* its own, in which we write */
     struct local_ring theirs; /* ours, in which it writes */
+    int theirs_fd;
     int segment;
     uint32_t turn;
 };
 
 /* Aborts when it cannot connect. */
 void hostile_open(struct hostile *hostile);
+/* The same; its ring is first shown to somebody who maps it as well, which he cannot do later. */
+void hostile_open_shown(struct hostile *hostile, void (*show)(int ring_fd));
 /* Takes some bytes of the script, does what they say, polls. */
 void hostile_step(struct hostile *hostile, struct hostile_input *input);
 /* Checks that nothing was written where nothing was exposed; ends everything. */

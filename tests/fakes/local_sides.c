@@ -107,21 +107,6 @@ unsigned count_mappings(void)
     return count;
 }
 
-pid_t fork_side(int (*child)(int fd), int *ret_fd)
-{
-    int fds[2];
-    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds), 0);
-    pid_t pid = fork();
-    ck_assert_int_ge(pid, 0);
-    if (pid == 0) {
-        close(fds[0]);
-        _exit(child(fds[1]));
-    }
-    close(fds[1]);
-    *ret_fd = fds[0];
-    return pid;
-}
-
 void send_introduction(int fd, const struct side *side)
 {
     struct tl_introduction introduction;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Queue pairs of local providers, for the tests of these: two in this process, or one here and one in a process that
- * was forked. Everything here fails the running test when it does not work.
+ * Queue pairs of local providers, for the tests of these: two in this process, or one here and one in a child of
+ * fakes/forker.h. Everything here fails the running test when it does not work.
  */
 #ifndef TESTS_FAKES_LOCAL_SIDES_H
 #define TESTS_FAKES_LOCAL_SIDES_H
@@ -30,9 +30,7 @@ void sides_tear_down(void);
 /* Of shared memory in this process. */
 unsigned count_mappings(void);
 
-/* Forks; the child runs `child` with its end of a socket that passes introductions, and exits with what that returns.
- */
-pid_t fork_side(int (*child)(int fd), int *ret_fd);
+/* Over a socket between processes. */
 void send_introduction(int fd, const struct side *side);
 /* False: the other end has gone. */
 bool receive_introduction(int fd, struct tl_introduction *ret_introduction);

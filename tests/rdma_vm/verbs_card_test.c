@@ -131,7 +131,7 @@ START_TEST(windows_refused)
 {
     struct tl_exposure exposures[100] = {{0}};
     struct tl_error error = {0};
-    struct tl_queue_pair_options options = {16, 128, TL_KEYS_WINDOW};
+    struct tl_queue_pair_options options = {.slot_count = 16, .work_count = 128, .keys = TL_KEYS_WINDOW};
     struct tl_queue_pair *pair;
     unsigned count = 0;
     set_up(16, 128, TL_KEYS_WINDOW);
@@ -275,7 +275,7 @@ END_TEST
 /* Nothing can be made any more, and all there was has ended. */
 static void expect_dead(struct job *job, const char *part)
 {
-    struct tl_queue_pair_options options = {4, 4, TL_KEYS_WINDOW};
+    struct tl_queue_pair_options options = {.slot_count = 4, .work_count = 4, .keys = TL_KEYS_WINDOW};
     struct tl_queue_pair *pair;
     struct tl_error error = {0};
     expect_end(job, 1, part);

@@ -175,7 +175,7 @@ END_TEST
 
 START_TEST(keys_that_the_device_was_not_opened_for)
 {
-    struct tl_queue_pair_options options = {4, 4, TL_KEYS_REGION};
+    struct tl_queue_pair_options options = {.slot_count = 4, .work_count = 4, .keys = TL_KEYS_REGION};
     struct tl_queue_pair *pair = NULL;
     struct tl_error error = {0};
     open_both(TL_KEYS_WINDOW);
@@ -191,7 +191,7 @@ END_TEST
 
 START_TEST(completion_queue_is_never_overrun)
 {
-    struct tl_queue_pair_options options = {16000, 16000, TL_KEYS_WINDOW};
+    struct tl_queue_pair_options options = {.slot_count = 16000, .work_count = 16000, .keys = TL_KEYS_WINDOW};
     struct tl_queue_pair *pair = NULL, *other = NULL;
     struct tl_error error = {0};
     open_both(TL_KEYS_WINDOW);
@@ -216,7 +216,7 @@ START_TEST(completion_queue_grows)
     open_both(TL_KEYS_WINDOW);
     struct tl_provider *provider_a = a.provider, *provider_b = b.provider;
     for (unsigned i = 0; i < PAIRS; i++) {
-        struct tl_queue_pair_options options = {64, 64, TL_KEYS_WINDOW};
+        struct tl_queue_pair_options options = {.slot_count = 64, .work_count = 64, .keys = TL_KEYS_WINDOW};
         struct tl_introduction from_a, from_b;
         as[i] = (struct side){.provider = provider_a};
         bs[i] = (struct side){.provider = provider_b};

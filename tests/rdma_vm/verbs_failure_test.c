@@ -342,7 +342,7 @@ START_TEST(address_that_is_taken_away)
     ck_assert_int_eq(system("ip addr del 10.9.0.1/32 dev va"), 0);
     PUMP_UNTIL(a.drained);
     expect_reason(&a, "link: the address 10.9.0.1");
-    struct tl_queue_pair_options options = {4, 4, TL_KEYS_WINDOW};
+    struct tl_queue_pair_options options = {.slot_count = 4, .work_count = 4, .keys = TL_KEYS_WINDOW};
     struct tl_queue_pair *pair;
     ck_assert_int_eq(tl_queue_pair_create(a.provider, &options, &side_events, &a, &pair, NULL), TL_UNAVAILABLE);
     ck_assert_int_eq(idle.pair->ops->connect(idle.pair, &from_b, &error), TL_UNAVAILABLE);

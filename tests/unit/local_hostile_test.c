@@ -9,11 +9,12 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/check.h"
 #include "base/log.h"
+#include "fakes/forker.h"
 #include "fakes/local_sides.h"
 #include "fakes/run_suite.h"
 
@@ -82,52 +83,91 @@ static void use_bystanders(const struct tl_region *region, const struct tl_expos
     ck_assert_uint_eq(a.broken + b.broken, 0);
 }
 
+/* What the process that scribbles is told, with the victim's ring. */
+struct scribbling {
+    uint64_t seed;
+    uint64_t source; /* of the reads it asks for */
+    uint32_t turn;
+};
+
+static pid_t scribbler;
+static int scribbler_fd;
+
+static void take_ring(int fd_, void *words, size_t len_bytes, struct local_ring *ret_ring)
+{
+    int memory;
+    TL_CHECK(forker_take(fd_, words, len_bytes, &memory) == len_bytes);
+    void *address = mmap(NULL, local_ring_bytes(LOCAL_MIN_RING_SLOTS), PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    TL_CHECK(address != MAP_FAILED);
+    local_ring_place(ret_ring, address, LOCAL_MIN_RING_SLOTS);
+}
+
+static int child_that_scribbles(int fd_)
+{
+    struct scribbling scribbling;
+    struct local_ring own, theirs;
+    char word = 0;
+    take_ring(fd_, &word, 1, &own);
+    TL_CHECK(forker_pass(fd_, &word, 1, -1));
+    take_ring(fd_, &scribbling, sizeof(scribbling), &theirs);
+    seed = scribbling.seed;
+    uint32_t turn = scribbling.turn;
+    while (true) {
+        for (unsigned j = 0; j < 8; j++) {
+            struct local_slot *slot = local_ring_slot(&theirs, turn);
+            slot->kind = (uint16_t)(1 + next_byte() % 3);
+            slot->message_bytes = next_byte() * 5u;
+            slot->len_bytes = next_byte() * 16u;
+            slot->offset_bytes = next_byte() * 8u;
+            slot->source = scribbling.source;
+            slot->exposure = slot->generation = 0;
+            atomic_store(&slot->turn, ++turn);
+            for (unsigned k = 0; k < 40; k++) { /* while it is looked at */
+                slot->message_bytes = next_byte() * 40u;
+                slot->len_bytes = next_byte() * 300u;
+                slot->offset_bytes = next_byte() * UINT64_C(0x100000001);
+            }
+        }
+        if (next_byte() % 64 == 0) atomic_fetch_add(&own.head->consumed, 1);
+    }
+    return 0;
+}
+
+static void show_scribbler(int ring_fd)
+{
+    char word = 0;
+    int none;
+    scribbler = forker_start(child_that_scribbles, &scribbler_fd);
+    TL_CHECK(forker_pass(scribbler_fd, &word, 1, ring_fd) && forker_take(scribbler_fd, &word, 1, &none) == 1);
+}
+
 /* Another process writes into the ring and the words without end, while this one polls and posts, and serves somebody
  * else. */
 START_TEST(a_process_that_scribbles)
 {
+    forker_open();
     for (unsigned i = 0; i < 20; i++) {
         struct hostile hostile;
         struct tl_exposure exposure;
-        hostile_open(&hostile);
+        hostile_open_shown(&hostile, show_scribbler);
         struct tl_region *region = open_bystanders(hostile.provider, &exposure);
-        pid_t pid = fork();
-        ck_assert_int_ge(pid, 0);
-        if (pid == 0) {
-            struct local_slot *slot;
-            seed = i;
-            for (;;) {
-                for (unsigned j = 0; j < 8; j++) {
-                    slot = local_ring_slot(&hostile.theirs, hostile.turn);
-                    slot->kind = (uint16_t)(1 + next_byte() % 3);
-                    slot->message_bytes = next_byte() * 5u;
-                    slot->len_bytes = next_byte() * 16u;
-                    slot->offset_bytes = next_byte() * 8u;
-                    slot->source = (uintptr_t)hostile.source;
-                    slot->exposure = slot->generation = 0;
-                    atomic_store(&slot->turn, ++hostile.turn);
-                    for (unsigned k = 0; k < 40; k++) { /* while it is looked at */
-                        slot->message_bytes = next_byte() * 40u;
-                        slot->len_bytes = next_byte() * 300u;
-                        slot->offset_bytes = next_byte() * UINT64_C(0x100000001);
-                    }
-                }
-                if (next_byte() % 64 == 0) atomic_fetch_add(&hostile.ring.head->consumed, 1);
-            }
-        }
+        const struct scribbling scribbling = {.seed = i, .source = (uintptr_t)hostile.source, .turn = hostile.turn};
+        ck_assert(forker_pass(scribbler_fd, &scribbling, sizeof(scribbling), hostile.theirs_fd));
         struct hostile_input input = {.left_bytes = 0};
         for (unsigned j = 0; j < 3000; j++) {
             if (hostile.broken == 0) hostile_step(&hostile, &input);
             if (j % 16 == 0) use_bystanders(region, &exposure, j / 16);
         }
-        ck_assert_int_eq(kill(pid, SIGKILL), 0);
-        ck_assert_int_eq(waitpid(pid, NULL, 0), pid);
+        ck_assert_int_eq(kill(scribbler, SIGKILL), 0);
+        (void)forker_wait(scribbler);
+        close(scribbler_fd);
         side_end(&a);
         side_end(&b);
         region_drop(region);
         side_close(&a);
         hostile_close(&hostile);
     }
+    forker_close();
 }
 END_TEST
 

@@ -420,6 +420,19 @@ START_TEST(sleeps_at_once_without_spinning)
 }
 END_TEST
 
+/* A provider whose work is done by another thread would take the time from it. */
+START_TEST(sleeps_at_once_when_that_is_better)
+{
+    create_again(TL_NS_PER_SEC);
+    tl_reactor_busy(reactor, 1);
+    stub.base.is_best_asleep = true;
+    stub.on_arm = one_event;
+    ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
+    ck_assert_uint_eq(stub.poll_count, 2);
+    tl_reactor_busy(reactor, -1);
+}
+END_TEST
+
 START_TEST(spinning_comes_to_an_end)
 {
     create_again(1);
@@ -693,6 +706,7 @@ static void add_spinning(TCase *tcase)
     tcase_add_test(tcase, spins_while_busy);
     tcase_add_test(tcase, sleeps_at_once_when_not_busy);
     tcase_add_test(tcase, sleeps_at_once_without_spinning);
+    tcase_add_test(tcase, sleeps_at_once_when_that_is_better);
     tcase_add_test(tcase, spinning_comes_to_an_end);
     tcase_add_test(tcase, spinning_goes_on_over_rounds);
     tcase_add_test(tcase, a_letter_ends_spinning);

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a peer of the local transport could make us wait for is done aside of the reactor.
+ *
+ *   porter   of a queue pair: takes what the peer passes (recvmsg, fstat, mmap, seals, close), reads the peer's memory,
+ *            and unmaps what the peer may have filled. A file system that is a process (FUSE) answers when it likes, so
+ *            do pages that the peer keeps back (userfaultfd), and freeing pages takes as long as there are many. Its
+ *            thread runs from the first job until it has had none for a second
+ *   closer   of a provider: closes sockets in which peers may have left descriptors. The last one to close such a
+ *            socket closes those too, and a TCP socket among them may linger
+ *
+ * A porter that a peer keeps waiting is left alone when its queue pair ends, and ends itself when it comes back. Of
+ * these there may be LOCAL_MAX_LOST_OF_PEER for one peer and LOCAL_MAX_LOST in this process: then there are no new
+ * queue pairs, until some have come back.
+ */
+#ifndef DATAPLANE_LOCAL_PORTER_H
+#define DATAPLANE_LOCAL_PORTER_H
+
+#include <semaphore.h>
+
+#include "dataplane/local_internal.h"
+
+#define LOCAL_MAX_LOST_OF_PEER 16
+#define LOCAL_MAX_LOST 256
+
+struct local_porter;
+
+enum local_job {
+    LOCAL_JOB_NONE,
+    LOCAL_JOB_TAKE,
+    LOCAL_JOB_READ,
+    LOCAL_JOB_DROP,
+};
+
+/* The packet in front of the socket, and what was passed with it. */
+struct local_taking {
+    /* What the job is given. */
+    int socket;
+    pid_t peer;           /* whose memory is tried to be read, with a HELLO; 0: none */
+    uint64_t files_bytes; /* no file is mapped that is larger */
+    /* What comes of it. */
+    enum local_received received;
+    union local_packet packet;
+    void *address;               /* of the memory, with HELLO and ATTACH; the caller's */
+    struct tl_mapped_file *file; /* with FILE; the caller's */
+    struct tl_error error;       /* why there is neither; code TL_OK: there is */
+    const char *reading_refusal; /* with HELLO: why the peer's memory cannot be read; NULL: it can */
+};
+
+/* Bytes of the peer's memory. */
+struct local_reading {
+    pid_t peer;
+    uint64_t source;
+    uint8_t *destination; /* not touched any more once local_porter_forget has returned */
+    uint64_t len_bytes;
+    int error; /* errno; 0: they were read */
+};
+
+/* What is left of a queue pair, or a part of it: to be unmapped and freed. */
+struct local_remains {
+    struct local_ring ring;
+    struct local_mapped *mapped; /* [mapped_count] */
+    size_t mapped_count;
+    struct local_peer_file *files; /* [file_count] */
+    size_t file_count;
+};
+
+/* Whether a porter may be made for this peer (a number of its name; 0: nobody is known). Thread: any.
+ * Errors: TL_RESOURCE_EXHAUSTED: too many wait for it already. */
+enum tl_status local_porter_may_serve(uint64_t peer, struct tl_error *ret_error) TL_MUST_USE;
+/* NULL: no memory. done_fd: an eventfd that is written when a job is over; open until local_porter_end. */
+struct local_porter *local_porter_make(uint64_t peer, int done_fd);
+/* Only one job at a time. Errors: TL_RESOURCE_EXHAUSTED: no thread. */
+enum tl_status local_porter_take(struct local_porter *porter, const struct local_taking *taking,
+                                 struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status local_porter_read(struct local_porter *porter, const struct local_reading *reading,
+                                 struct tl_error *ret_error) TL_MUST_USE;
+/* One segment; its records are copied. */
+enum tl_status local_porter_drop(struct local_porter *porter, const struct local_mapped *mapped,
+                                 struct tl_error *ret_error) TL_MUST_USE;
+/* What is given has a job. */
+bool local_porter_is_busy(const struct local_porter *porter);
+/* The job that is over, once; LOCAL_JOB_NONE: it is not, or there is none. */
+enum local_job local_porter_done(struct local_porter *porter);
+/* Of the job that local_porter_done has told of, until the next one. */
+struct local_taking *local_porter_taken(struct local_porter *porter);
+const struct local_reading *local_porter_has_read(const struct local_porter *porter);
+/* The destination of what is being read is the user's again. */
+void local_porter_forget(struct local_porter *porter);
+/* The porter is not the caller's any more, and sees to the remains, which are taken over. False: it still waits, and
+ * closes the socket when it comes back. */
+bool local_porter_end(struct local_porter *porter, int socket, const struct local_remains *remains);
+
+struct local_closer {
+    int fd;        /* -1: none, and sockets are closed by a thread that may linger */
+    sem_t *handed; /* the closer's, while fd is open: as often as a socket was passed, and closed here */
+};
+
+/* Starts its thread. Without it (kernels before 5.9) things work all the same. */
+void local_closer_open(struct local_closer *closer);
+/* What it was given is closed still. */
+void local_closer_end(struct local_closer *closer);
+/* Closes a socket that was shut down and is in no epoll set any more. False: there are too many, again later. */
+bool local_closer_take(struct local_closer *closer, int socket);
+
+#endif

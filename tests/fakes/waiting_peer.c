@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The peer that makes others wait: what it has, how it calls, and the strangers. */
+#include "fakes/waiting_peer.h"
+
+#include <fcntl.h>
+#include <grp.h>
+#include <linux/memfd.h>
+#include <linux/userfaultfd.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "fakes/forker.h"
+#include "fakes/slow_file.h"
+
+#define SLOTS 16
+#define NOBODY 65534
+#define LINGERING_PER_CALL 2
+
+_Static_assert(WAITING_PEER_BYTE == SLOW_FILE_BYTE && WAITING_PEER_BYTES <= SLOW_FILE_BYTES, "alike");
+_Static_assert(sizeof(WAITING_PEER_WAITS) == sizeof(SLOW_FILE_WAITS), "alike");
+
+static int told;
+static struct slow_file file = {.fd = -1};
+static int faults = -1;
+static uint8_t *memory;
+
+/* The connection. */
+static int line = -1;
+static struct local_ring ring, theirs;
+static const uint64_t proof = 42;
+static unsigned news;
+
+static int callers[WAITING_PEER_STRANGERS];
+static unsigned caller_count;
+
+static void say(const char *word)
+{
+    (void)send(told, word, strlen(word) + 1, MSG_NOSIGNAL);
+}
+
+/* -------------------------------------------------------------------------------------------------- what it has -- */
+
+static const char *have_faults(void)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    faults = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    if (faults < 0 || ioctl(faults, UFFDIO_API, &api) != 0) return "userfaultfd is not allowed";
+    memory = mmap(NULL, WAITING_PEER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TL_CHECK(memory != MAP_FAILED);
+    struct uffdio_register all = {.range = {.start = (uintptr_t)memory, .len = WAITING_PEER_BYTES},
+                                  .mode = UFFDIO_REGISTER_MODE_MISSING};
+    return ioctl(faults, UFFDIO_REGISTER, &all) == 0 ? NULL : "userfaultfd knows no missing pages";
+}
+
+static const char *have_file(void)
+{
+    const char *lacking = slow_file_begin(&file, told);
+    if (lacking != NULL) return lacking;
+    (void)prctl(PR_SET_DUMPABLE, 1); /* whoever could read our memory still can */
+    memory = mmap(NULL, WAITING_PEER_BYTES, PROT_READ, MAP_SHARED, file.fd, 0);
+    TL_CHECK(memory != MAP_FAILED);
+    return NULL;
+}
+
+static void have_page(void)
+{
+    memory = mmap(NULL, WAITING_PEER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TL_CHECK(memory != MAP_FAILED);
+    memset(memory, WAITING_PEER_BYTE, WAITING_PEER_BYTES);
+}
+
+static void let_go(void)
+{
+    static _Alignas(WAITING_PEER_BYTES) uint8_t page[WAITING_PEER_BYTES];
+    if (file.fd >= 0) slow_file_let_go(&file);
+    if (faults < 0) return;
+    memset(page, WAITING_PEER_BYTE, sizeof(page));
+    struct uffdio_copy copy = {.dst = (uintptr_t)memory, .src = (uintptr_t)page, .len = sizeof(page)};
+    TL_CHECK(ioctl(faults, UFFDIO_COPY, &copy) == 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------- calling -- */
+
+static int dial(const struct local_introduction *to)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memcpy(address.sun_path, to->name, to->name_bytes);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    TL_CHECK(fd >= 0);
+    TL_CHECK(connect(fd, (const struct sockaddr *)&address,
+                     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + to->name_bytes)) == 0);
+    return fd;
+}
+
+/* From a token that is zero. */
+static struct local_hello hello_to(const struct local_introduction *to)
+{
+    struct local_hello hello = {.kind = LOCAL_PACKET_HELLO,
+                                .protocol = LOCAL_PROTOCOL,
+                                .slot_count = SLOTS,
+                                .proof_address = (uintptr_t)&proof,
+                                .proof = proof};
+    memcpy(hello.to, to->token, sizeof(hello.to));
+    return hello;
+}
+
+static void post(const struct local_slot *what)
+{
+    struct local_slot *slot = local_ring_slot(&theirs, theirs.next);
+    slot->kind = what->kind;
+    slot->flags = what->flags;
+    slot->immediate = what->immediate;
+    slot->message_bytes = what->message_bytes;
+    slot->len_bytes = what->len_bytes;
+    slot->source = what->source;
+    slot->offset_bytes = what->offset_bytes;
+    slot->exposure = what->exposure;
+    slot->generation = what->generation;
+    atomic_store_explicit(&slot->turn, ++theirs.next, memory_order_release);
+}
+
+static void post_message(void)
+{
+    post(&(struct local_slot){.kind = LOCAL_SLOT_MESSAGE, .message_bytes = 1});
+}
+
+static void *map_ring(int fd, uint32_t slot_count)
+{
+    void *address = mmap(NULL, local_ring_bytes(slot_count), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    TL_CHECK(address != MAP_FAILED);
+    close(fd);
+    return address;
+}
+
+static void call(const struct local_introduction *to)
+{
+    const struct local_hello hello = hello_to(to);
+    union local_packet packet = {.kind = 0};
+    uint64_t len_bytes = local_ring_bytes(SLOTS);
+    int fd = memfd_create("hostile", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    TL_CHECK(fd >= 0 && ftruncate(fd, (off_t)len_bytes) == 0);
+    TL_CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
+    if (line >= 0) close(line);
+    line = dial(to);
+    TL_CHECK(forker_pass(line, &hello, sizeof(hello), fd));
+    local_ring_unmap(&ring);
+    local_ring_place(&ring, map_ring(fd, SLOTS), SLOTS);
+    TL_CHECK(forker_take(line, &packet, sizeof(packet), &fd) == sizeof(packet.hello));
+    TL_CHECK(packet.kind == LOCAL_PACKET_HELLO && fd >= 0);
+    local_ring_unmap(&theirs);
+    local_ring_place(&theirs, map_ring(fd, packet.hello.slot_count), packet.hello.slot_count);
+    news = 0;
+    post_message();
+}
+
+static void call_with_file(const struct local_introduction *to)
+{
+    const struct local_hello hello = hello_to(to);
+    if (line >= 0) close(line);
+    line = dial(to);
+    TL_CHECK(forker_pass(line, &hello, sizeof(hello), file.fd));
+}
+
+static void pass(const void *packet, size_t len_bytes)
+{
+    atomic_store_explicit(&theirs.head->news, ++news, memory_order_seq_cst);
+    TL_CHECK(forker_pass(line, packet, len_bytes, file.fd));
+}
+
+static void pass_segment(void)
+{
+    pass(&(struct local_segment_packet){.kind = LOCAL_PACKET_ATTACH, .number = 1, .len_bytes = SLOW_FILE_BYTES},
+         sizeof(struct local_segment_packet));
+}
+
+static void pass_file(void)
+{
+    pass(&(struct local_file_packet){.kind = LOCAL_PACKET_FILE, .number = 1, .size_bytes = SLOW_FILE_BYTES},
+         sizeof(struct local_file_packet));
+    post_message();
+}
+
+static void post_read(const struct local_place *place)
+{
+    post(&(struct local_slot){.kind = LOCAL_SLOT_READ,
+                              .flags = LOCAL_FLAG_IMMEDIATE,
+                              .immediate = 7,
+                              .len_bytes = WAITING_PEER_BYTES,
+                              .source = (uintptr_t)memory,
+                              .exposure = place->number,
+                              .generation = place->generation});
+}
+
+/* ----------------------------------------------------------------------------------------------------- strangers -- */
+
+/* A socket with so much that its reader has not taken that closing it takes long. The reader's end stays with us. */
+static int make_lingering(int listening, const struct sockaddr_in *address)
+{
+    static const char bytes[4096];
+    static const int small = 4096;
+    static const struct linger lingers = {.l_onoff = 1, .l_linger = SLOW_FILE_SECONDS};
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    TL_CHECK(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)) == 0);
+    TL_CHECK(connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0);
+    TL_CHECK(accept4(listening, NULL, NULL, SOCK_CLOEXEC) >= 0);
+    struct pollfd room = {.fd = fd, .events = POLLOUT};
+    while (poll(&room, 1, 2) > 0)
+        (void)send(fd, bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL);
+    TL_CHECK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &lingers, sizeof(lingers)) == 0);
+    return fd;
+}
+
+static const char *listen_for_lingering(int *ret_listening, struct sockaddr_in *ret_address)
+{
+    static const int small = 4096;
+    *ret_address = (struct sockaddr_in){.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t address_bytes = sizeof(*ret_address);
+    *ret_listening = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (*ret_listening < 0 || bind(*ret_listening, (const struct sockaddr *)ret_address, address_bytes) != 0 ||
+        setsockopt(*ret_listening, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small)) != 0 ||
+        listen(*ret_listening, 16) != 0 ||
+        getsockname(*ret_listening, (struct sockaddr *)ret_address, &address_bytes) != 0)
+        return "no TCP over the loopback interface";
+    return NULL;
+}
+
+static const char *become_nobody(void)
+{
+    if (geteuid() != 0 || setgroups(0, NULL) != 0 || setresgid(NOBODY, NOBODY, NOBODY) != 0 ||
+        setresuid(NOBODY, NOBODY, NOBODY) != 0)
+        return "nobody else can be played";
+    return NULL;
+}
+
+static const char *call_as_strangers(enum waiting_peer_do what, const struct local_introduction *to)
+{
+    struct sockaddr_in address;
+    struct local_hello hello = hello_to(to);
+    int listening;
+    const char *lacking = listen_for_lingering(&listening, &address);
+    if (lacking == NULL && what == WAITING_PEER_SAY_AS_USER) lacking = become_nobody();
+    if (lacking != NULL) return lacking;
+    if (what == WAITING_PEER_SAY_TOKEN) hello.to[3] ^= 1;
+    if (what == WAITING_PEER_SAY_NOTHING) hello.kind = UINT32_MAX;
+    for (; caller_count < WAITING_PEER_STRANGERS; caller_count++) {
+        callers[caller_count] = dial(to);
+        for (unsigned i = 0; i < LINGERING_PER_CALL; i++) {
+            int fd = make_lingering(listening, &address);
+            (void)forker_pass(callers[caller_count], &hello, sizeof(hello), fd);
+            close(fd); /* while it is under way nothing lingers */
+        }
+    }
+    return NULL;
+}
+
+static bool is_one_hung_up(void)
+{
+    struct pollfd fds[WAITING_PEER_STRANGERS];
+    for (unsigned i = 0; i < caller_count; i++)
+        fds[i] = (struct pollfd){.fd = callers[i], .events = POLLRDHUP};
+    return poll(fds, caller_count, 0) > 0;
+}
+
+/* -------------------------------------------------------------------------------------------------------- orders -- */
+
+/* Returns what is lacking, or NULL. */
+static const char *carry_out(const struct waiting_peer_order *order)
+{
+    switch (order->what) {
+    case WAITING_PEER_HAS_PAGE:
+        have_page();
+        return NULL;
+    case WAITING_PEER_HAS_FAULTS:
+        return have_faults();
+    case WAITING_PEER_HAS_FILE:
+        return have_file();
+    case WAITING_PEER_CALL:
+        call(&order->to);
+        return NULL;
+    case WAITING_PEER_CALL_WITH_FILE:
+        call_with_file(&order->to);
+        return NULL;
+    case WAITING_PEER_PASS_SEGMENT:
+        pass_segment();
+        return NULL;
+    case WAITING_PEER_PASS_FILE:
+        pass_file();
+        return NULL;
+    case WAITING_PEER_POST_READ:
+        post_read(&order->place);
+        return NULL;
+    case WAITING_PEER_LET_GO:
+        let_go();
+        return NULL;
+    default:
+        return call_as_strangers(order->what, &order->to);
+    }
+}
+
+int waiting_peer_run(int fd)
+{
+    bool has_told = false;
+    told = fd;
+    alarm(SLOW_FILE_SECONDS);
+    for (;;) {
+        struct waiting_peer_order order;
+        struct uffd_msg fault;
+        struct pollfd fds[] = {{.fd = fd, .events = POLLIN}, {.fd = faults, .events = POLLIN}};
+        if (poll(fds, 2, caller_count > 0 && !has_told ? 10 : -1) < 0) return 1;
+        if (fds[1].revents != 0 && read(faults, &fault, sizeof(fault)) == sizeof(fault)) say(WAITING_PEER_WAITS);
+        if (!has_told && is_one_hung_up()) {
+            say(WAITING_PEER_WAITS);
+            has_told = true;
+        }
+        if (fds[0].revents == 0) continue;
+        if (recv(fd, &order, sizeof(order), 0) != sizeof(order)) return 0;
+        const char *lacking = carry_out(&order);
+        say(lacking != NULL ? lacking : WAITING_PEER_DONE);
+    }
+}

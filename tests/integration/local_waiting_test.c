@@ -1,0 +1,568 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The local provider and a peer that makes the kernel wait: it can hurt its own requests only. A worker has two queue
+ * pairs: one with a bystander, b, and one with the peer, which is a process that is played by hand. While that lets
+ * somebody wait - memory whose pages do not come, files whose server does not answer, sockets that linger - messages go
+ * to and fro between a and b.
+ *
+ * Nothing is said about speed: that no call of the provider takes LIMIT_NS tells it from one that waits, which would
+ * take until the peer's process ends, SLOW_FILE_SECONDS after its start.
+ */
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "dataplane/local_internal.h"
+#include "fakes/forker.h"
+#include "fakes/local_sides.h"
+#include "fakes/run_suite.h"
+#include "fakes/slow_file.h"
+#include "fakes/temp_folder.h"
+#include "fakes/waiting_peer.h"
+
+#define LIMIT_NS (20 * TL_NS_PER_SEC)
+#define ROUNDS 200
+#define GUARD 0xa5
+#define USERS_BYTES (4 * WAITING_PEER_BYTES)
+
+_Static_assert(LIMIT_NS < SLOW_FILE_SECONDS * TL_NS_PER_SEC, "who waits is told from who is slow");
+
+static struct side victim; /* the other pair of a's provider */
+static struct {
+    pid_t pid;
+    int fd;
+    unsigned waits; /* how often it has said that somebody waits */
+    bool has_answered;
+    char answer[200];
+} peer;
+
+#define IN_TIME(statement)                                                                                             \
+    do {                                                                                                               \
+        int64_t begun_ns_ = tl_clock_now_ns();                                                                         \
+        statement;                                                                                                     \
+        ck_assert_msg(tl_clock_now_ns() - begun_ns_ < LIMIT_NS, "the peer has made us wait in: %s", #statement);       \
+    } while (0)
+
+static void hear_peer(void)
+{
+    char word[sizeof(peer.answer)];
+    ssize_t len_bytes;
+    while ((len_bytes = recv(peer.fd, word, sizeof(word), MSG_DONTWAIT)) > 0) {
+        word[len_bytes - 1] = '\0';
+        if (strcmp(word, WAITING_PEER_WAITS) == 0) {
+            peer.waits++;
+        } else {
+            memcpy(peer.answer, word, sizeof(word));
+            peer.has_answered = true;
+        }
+    }
+}
+
+static void poll_all(void)
+{
+    IN_TIME(side_poll(&a));
+    side_poll(&b);
+    hear_peer();
+}
+
+#define AWAIT(condition)                                                                                               \
+    do {                                                                                                               \
+        int64_t end_ns_ = tl_clock_now_ns() + LIMIT_NS;                                                                \
+        while (!(condition)) {                                                                                         \
+            poll_all();                                                                                                \
+            ck_assert_msg(tl_clock_now_ns() < end_ns_, "never: %s (a: %s, victim: %s, peer: %s)", #condition,          \
+                          a.reason.message, victim.reason.message, peer.answer);                                       \
+        }                                                                                                              \
+    } while (0)
+
+/* Messages go to and fro, and nobody else has ended. */
+static void bystander_goes_on(void)
+{
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        unsigned messages = a.messages;
+        AWAIT(a.pair->ops->room(a.pair) > 0);
+        side_message(&a, &i, sizeof(i), NULL);
+        AWAIT(a.messages == messages + 1);
+        ck_assert_mem_eq(a.last, &i, sizeof(i));
+    }
+    ck_assert_uint_eq(a.broken + b.broken, 0);
+}
+
+/* ------------------------------------------------------------------------------------------------------- the peer --
+ */
+
+static void send_order(const struct waiting_peer_order *order)
+{
+    peer.has_answered = false;
+    ck_assert(forker_pass(peer.fd, order, sizeof(*order), -1));
+}
+
+/* False: something is lacking for it, which was said. */
+static bool is_done(void)
+{
+    bool is_lacking = strcmp(peer.answer, WAITING_PEER_DONE) != 0;
+    if (is_lacking) printf("skipped: %s\n", peer.answer);
+    return !is_lacking;
+}
+
+static bool peer_does_this(const struct waiting_peer_order *order)
+{
+    send_order(order);
+    AWAIT(peer.has_answered);
+    return is_done();
+}
+
+static bool peer_does(enum waiting_peer_do what)
+{
+    return peer_does_this(&(struct waiting_peer_order){.what = what});
+}
+
+static void read_introduction(const struct side *side, struct local_introduction *ret_introduction)
+{
+    struct tl_introduction bytes;
+    side_introduce(side, &bytes);
+    ck_assert(local_introduction_read(&bytes, ret_introduction));
+}
+
+static enum tl_status create_victim(uint64_t peer_number, struct tl_error *ret_error)
+{
+    const struct tl_queue_pair_options options = {
+        .slot_count = 16, .work_count = 16, .keys = TL_KEYS_REGION, .peer = peer_number};
+    victim = (struct side){.name = "victim", .provider = a.provider};
+    return tl_queue_pair_create(a.provider, &options, &side_events, &victim, &victim.pair, ret_error);
+}
+
+/* The peer calls the victim, in this way. */
+static void peer_calls(enum waiting_peer_do how)
+{
+    struct waiting_peer_order order = {.what = how};
+    struct tl_introduction bytes;
+    read_introduction(&victim, &order.to);
+    struct local_introduction peers = order.to;
+    memset(peers.token, 0, sizeof(peers.token)); /* the smaller one dials */
+    local_introduction_write(&peers, &bytes);
+    side_connect(&victim, &bytes);
+    ck_assert(peer_does_this(&order));
+}
+
+static void create_and_call(enum waiting_peer_do how)
+{
+    struct tl_error error = {0};
+    ck_assert_msg(create_victim(1, &error) == TL_OK, "%s", error.message);
+    peer_calls(how);
+    if (how == WAITING_PEER_CALL) AWAIT(victim.messages == 1);
+}
+
+static void end_victim(void)
+{
+    if (!victim.drained) IN_TIME(side_sever(&victim));
+    AWAIT(victim.drained);
+    IN_TIME(victim.pair->ops->destroy(victim.pair));
+    victim.pair = NULL;
+}
+
+/* --------------------------------------------------------------------------------------------------------- fixture --
+ */
+
+static void setup(void)
+{
+    forker_open();
+    victim = (struct side){.name = "victim"};
+    memset(&peer, 0, sizeof(peer));
+    peer.pid = forker_start(waiting_peer_run, &peer.fd);
+}
+
+static void set_up_sides(const struct tl_local_options *options)
+{
+    sides_set_up(options);
+    b.answers = true;
+    bystander_goes_on();
+}
+
+static void teardown(void)
+{
+    forker_close(); /* nobody is made to wait any more */
+    if (victim.pair != NULL) end_victim();
+    sides_tear_down();
+    close(peer.fd);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- memory --
+ */
+
+static uint8_t *users;
+static struct tl_exposure exposure;
+
+/* Looked at while somebody may still write there: that he does not is what is asked. */
+__attribute__((no_sanitize("thread"))) static bool is_guarded(uint64_t first, uint64_t end)
+{
+    bool is_guard = true;
+    for (uint64_t i = first; i < end; i++)
+        is_guard &= users[i] == GUARD;
+    return is_guard;
+}
+
+/* The peer has posted that we are to read its memory. False: something is lacking for it. */
+static bool begin_to_read(enum waiting_peer_do memory)
+{
+    set_up_sides(NULL);
+    if (!peer_does(memory)) return false;
+    create_and_call(WAITING_PEER_CALL);
+    if (victim.pair->outside_refusal != NULL) {
+        printf("skipped: %s\n", victim.pair->outside_refusal);
+        return false;
+    }
+    users = malloc(USERS_BYTES);
+    ck_assert_ptr_nonnull(users);
+    memset(users, GUARD, USERS_BYTES);
+    side_expose(&victim, NULL, users + WAITING_PEER_BYTES, WAITING_PEER_BYTES, &exposure);
+    struct waiting_peer_order order = {.what = WAITING_PEER_POST_READ};
+    memcpy(&order.place, exposure.descriptor.bytes, sizeof(order.place));
+    ck_assert(peer_does_this(&order));
+    return true;
+}
+
+static void peer_has_been_read(void)
+{
+    AWAIT(victim.immediates == 1);
+    ck_assert_uint_eq(victim.last_immediate, 7);
+    ck_assert_uint_eq(victim.last_immediate_len, WAITING_PEER_BYTES);
+    bool is_right = true;
+    for (uint64_t i = 0; i < WAITING_PEER_BYTES; i++)
+        is_right &= users[WAITING_PEER_BYTES + i] == WAITING_PEER_BYTE;
+    ck_assert(is_right);
+    ck_assert(is_guarded(0, WAITING_PEER_BYTES) && is_guarded(2 * WAITING_PEER_BYTES, USERS_BYTES));
+    victim.pair->ops->revoke(victim.pair, &exposure, NULL);
+    end_victim();
+    free(users);
+}
+
+/* That the peer plays by the rules as long as it answers. */
+START_TEST(memory_that_is_there)
+{
+    if (!begin_to_read(WAITING_PEER_HAS_PAGE)) return;
+    peer_has_been_read();
+    ck_assert_uint_eq(peer.waits, 0);
+}
+END_TEST
+
+static const enum waiting_peer_do memories[] = {WAITING_PEER_HAS_FAULTS, WAITING_PEER_HAS_FILE};
+
+START_TEST(memory_that_comes_late)
+{
+    if (!begin_to_read(memories[_i])) return;
+    AWAIT(peer.waits > 0);
+    bystander_goes_on();
+    ck_assert_uint_eq(victim.immediates, 0);
+    ck_assert(is_guarded(0, USERS_BYTES));
+    ck_assert(peer_does(WAITING_PEER_LET_GO));
+    peer_has_been_read();
+    bystander_goes_on();
+}
+END_TEST
+
+/* The user has his memory back before anything has come: nothing of it may land there. */
+START_TEST(memory_that_comes_too_late)
+{
+    if (!begin_to_read(memories[_i])) return;
+    AWAIT(peer.waits > 0);
+    bystander_goes_on();
+    victim.pair->ops->revoke(victim.pair, &exposure, NULL);
+    end_victim();
+    ck_assert_uint_eq(victim.immediates, 0);
+    ck_assert(is_guarded(0, USERS_BYTES));
+    bystander_goes_on();
+    ck_assert(peer_does(WAITING_PEER_LET_GO));
+    for (unsigned i = 0; i < 50; i++) { /* whoever has waited has time to go on */
+        usleep(10000);
+        poll_all();
+    }
+    ck_assert(is_guarded(0, USERS_BYTES));
+    bystander_goes_on();
+    free(users);
+}
+END_TEST
+
+/* ----------------------------------------------------------------------------------------------------------- files --
+ */
+
+START_TEST(a_ring_that_is_a_slow_file)
+{
+    set_up_sides(NULL);
+    if (!peer_does(WAITING_PEER_HAS_FILE)) return;
+    unsigned descriptors = count_descriptors();
+    create_and_call(WAITING_PEER_CALL_WITH_FILE);
+    AWAIT(peer.waits > 0);
+    bystander_goes_on();
+    end_victim();
+    bystander_goes_on();
+    ck_assert(peer_does(WAITING_PEER_LET_GO));
+    AWAIT(count_descriptors() == descriptors);
+}
+END_TEST
+
+START_TEST(a_segment_that_is_a_slow_file)
+{
+    set_up_sides(NULL);
+    if (!peer_does(WAITING_PEER_HAS_FILE)) return;
+    unsigned descriptors = count_descriptors();
+    create_and_call(WAITING_PEER_CALL);
+    ck_assert(peer_does(WAITING_PEER_PASS_SEGMENT));
+    AWAIT(peer.waits > 0);
+    bystander_goes_on();
+    end_victim();
+    bystander_goes_on();
+    ck_assert(peer_does(WAITING_PEER_LET_GO));
+    AWAIT(count_descriptors() == descriptors);
+}
+END_TEST
+
+/* 0: it is to be mapped; 1: nobody wants it, and it goes with the connection. */
+START_TEST(a_file_that_is_slow)
+{
+    const uint64_t number = 1;
+    struct tl_descriptor descriptor = {.len_bytes = sizeof(number)};
+    struct tl_mapped_file *file;
+    struct tl_error error;
+    set_up_sides(NULL);
+    if (!peer_does(WAITING_PEER_HAS_FILE)) return;
+    unsigned descriptors = count_descriptors();
+    create_and_call(WAITING_PEER_CALL);
+    ck_assert(peer_does(WAITING_PEER_PASS_FILE));
+    AWAIT(peer.waits > 0 || victim.messages == 2); /* it is looked at, or kept */
+    if (_i == 0) {
+        enum tl_status status;
+        memcpy(descriptor.bytes, &number, sizeof(number));
+        IN_TIME(status = tl_queue_pair_map(victim.pair, &descriptor, &file, &error));
+        ck_assert_int_ne(status, TL_OK);
+    }
+    bystander_goes_on();
+    end_victim();
+    AWAIT(peer.waits > 0);
+    bystander_goes_on();
+    ck_assert(peer_does(WAITING_PEER_LET_GO));
+    AWAIT(count_descriptors() == descriptors);
+}
+END_TEST
+
+/* One peer may keep so many waiting, and no more; others are not concerned. */
+START_TEST(a_peer_that_keeps_many_waiting)
+{
+    struct tl_error error = {0};
+    enum tl_status status;
+    unsigned kept = 0;
+    set_up_sides(NULL);
+    if (!peer_does(WAITING_PEER_HAS_FILE)) return;
+    while ((status = create_victim(7, &error)) == TL_OK) {
+        ck_assert_uint_lt(kept, 16);
+        unsigned waits = peer.waits;
+        peer_calls(WAITING_PEER_CALL_WITH_FILE);
+        AWAIT(peer.waits > waits);
+        end_victim();
+        kept++;
+    }
+    ck_assert_int_eq(status, TL_RESOURCE_EXHAUSTED);
+    ck_assert_uint_gt(kept, 0);
+    ck_assert_uint_gt(strlen(error.message), 0);
+    bystander_goes_on();
+    ck_assert_msg(create_victim(8, &error) == TL_OK, "%s", error.message); /* another one's */
+    IN_TIME(victim.pair->ops->destroy(victim.pair));
+    victim.pair = NULL;
+    ck_assert(peer_does(WAITING_PEER_LET_GO));
+    AWAIT(create_victim(7, &error) == TL_OK);
+    peer_calls(WAITING_PEER_CALL);
+    AWAIT(victim.messages == 1);
+    end_victim();
+    bystander_goes_on();
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------- strangers --
+ */
+
+static const enum waiting_peer_do strangers[] = {WAITING_PEER_SAY_TOKEN, WAITING_PEER_SAY_NOTHING,
+                                                 WAITING_PEER_SAY_AS_USER};
+
+/* All of them have called before anybody is polled, so that what they pass is in the queues. */
+static bool strangers_call(enum waiting_peer_do how, const struct side *whom)
+{
+    struct waiting_peer_order order = {.what = how};
+    read_introduction(whom, &order.to);
+    send_order(&order);
+    while (!peer.has_answered) {
+        struct pollfd fd = {.fd = peer.fd, .events = POLLIN};
+        ck_assert_int_eq(poll(&fd, 1, (int)(LIMIT_NS / TL_NS_PER_MS)), 1);
+        hear_peer();
+    }
+    return is_done();
+}
+
+START_TEST(strangers_whose_sockets_linger)
+{
+    set_up_sides(NULL);
+    unsigned descriptors = count_descriptors();
+    if (!strangers_call(strangers[_i], &a)) return;
+    AWAIT(peer.waits > 0);
+    bystander_goes_on();
+    ck_assert_int_eq(kill(peer.pid, SIGKILL), 0); /* nothing lingers any more */
+    (void)forker_wait(peer.pid);
+    AWAIT(count_descriptors() == descriptors);
+    bystander_goes_on();
+}
+END_TEST
+
+/* A provider is closed in front of which they stand. */
+START_TEST(strangers_who_were_not_heard)
+{
+    struct side other;
+    set_up_sides(NULL);
+    unsigned descriptors = count_descriptors();
+    side_open(&other, "other", NULL);
+    side_create(&other, 16, 16, TL_KEYS_REGION);
+    bool have_called = strangers_call(strangers[_i], &other);
+    IN_TIME(other.pair->ops->destroy(other.pair));
+    IN_TIME(other.provider->ops->close(other.provider));
+    if (!have_called) return;
+    bystander_goes_on();
+    ck_assert_int_eq(kill(peer.pid, SIGKILL), 0);
+    (void)forker_wait(peer.pid);
+    AWAIT(count_descriptors() == descriptors);
+}
+END_TEST
+
+/* ----------------------------------------------------------------------------------------------------------- names --
+ */
+
+#define SOCKET_NAME "tensorlane-0123456789abcdef.sock"
+
+static const char *own_folder(void)
+{
+    static char path[sizeof(temp_folder) + 8];
+    snprintf(path, sizeof(path), "%s/own", temp_folder);
+    return path;
+}
+
+/* A place that looks like a socket, through which a file system is asked that does not answer. */
+static const char *slow_name(void)
+{
+    static char path[100];
+    snprintf(path, sizeof(path), "/proc/%d/root" SLOW_FILE_FOLDER "/" SOCKET_NAME, (int)peer.pid);
+    return path;
+}
+
+/* Somebody who listens outside of the folder. */
+static int listen_elsewhere(char *ret_path, size_t capacity)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(ret_path, capacity, "%s/" SOCKET_NAME, temp_folder);
+    ck_assert_uint_lt(strlen(ret_path), sizeof(address.sun_path));
+    memcpy(address.sun_path, ret_path, strlen(ret_path) + 1);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    ck_assert_int_eq(bind(fd, (const struct sockaddr *)&address, sizeof(address)), 0);
+    ck_assert_int_eq(listen(fd, 4), 0);
+    return fd;
+}
+
+static void link_in_folder(const char *target)
+{
+    char path[300];
+    snprintf(path, sizeof(path), "%s/" SOCKET_NAME, own_folder());
+    ck_assert_int_eq(symlink(target, path), 0);
+}
+
+/* The victim is told that its peer listens there, and dials; it gets an error, at once or later. */
+static void dial_in_vain(const char *name)
+{
+    struct local_introduction told;
+    struct tl_introduction bytes;
+    struct tl_error error = {0};
+    enum tl_status status;
+    ck_assert_msg(create_victim(1, &error) == TL_OK, "%s", error.message);
+    read_introduction(&victim, &told);
+    memset(told.token, 0xff, sizeof(told.token)); /* the smaller one dials */
+    told.name_bytes = (uint32_t)strlen(name) + 1;
+    ck_assert_uint_le(told.name_bytes, sizeof(told.name));
+    memcpy(told.name, name, told.name_bytes);
+    local_introduction_write(&told, &bytes);
+    IN_TIME(status = victim.pair->ops->connect(victim.pair, &bytes, &error));
+    bystander_goes_on();
+    if (status == TL_OK) {
+        AWAIT(victim.drained);
+        ck_assert_int_ne(victim.reason.code, TL_OK);
+    }
+    IN_TIME(victim.pair->ops->destroy(victim.pair));
+    victim.pair = NULL;
+}
+
+/* 0: a path outside of the folder; 1: a link in the folder that leads there. */
+START_TEST(names_that_lead_elsewhere)
+{
+    char name[300], elsewhere[200];
+    temp_folder_make();
+    ck_assert_int_eq(mkdir(own_folder(), 0700), 0);
+    set_up_sides(&(struct tl_local_options){.socket_folder = own_folder()});
+    int listening = listen_elsewhere(elsewhere, sizeof(elsewhere));
+    if (_i == 1) link_in_folder(elsewhere);
+    snprintf(name, sizeof(name), "%s/" SOCKET_NAME, own_folder());
+    dial_in_vain(_i == 1 ? name : elsewhere);
+    ck_assert_int_lt(accept4(listening, NULL, NULL, SOCK_CLOEXEC), 0);
+    close(listening);
+    temp_folder_remove();
+}
+END_TEST
+
+/* Likewise, to a file system that does not answer. */
+START_TEST(names_that_lead_to_nowhere)
+{
+    char name[300];
+    temp_folder_make();
+    ck_assert_int_eq(mkdir(own_folder(), 0700), 0);
+    set_up_sides(&(struct tl_local_options){.socket_folder = own_folder()});
+    bool has_file = peer_does(WAITING_PEER_HAS_FILE);
+    if (has_file && _i == 1) link_in_folder(slow_name());
+    snprintf(name, sizeof(name), "%s/" SOCKET_NAME, own_folder());
+    if (has_file) dial_in_vain(_i == 1 ? name : slow_name());
+    ck_assert_uint_eq(peer.waits, 0);
+    temp_folder_remove();
+}
+END_TEST
+
+/* A provider that opens looks for sockets that were left in its folder. */
+START_TEST(links_in_a_folder_that_is_cleaned)
+{
+    temp_folder_make();
+    ck_assert_int_eq(mkdir(own_folder(), 0700), 0);
+    bool has_file = peer_does(WAITING_PEER_HAS_FILE);
+    if (has_file) link_in_folder(slow_name());
+    IN_TIME(set_up_sides(&(struct tl_local_options){.socket_folder = own_folder()}));
+    ck_assert_uint_eq(peer.waits, 0);
+    temp_folder_remove();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("local_waiting");
+    TCase *tcase = tcase_create("local_waiting");
+    tcase_set_timeout(tcase, 100);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, memory_that_is_there);
+    tcase_add_loop_test(tcase, memory_that_comes_late, 0, 2);
+    tcase_add_loop_test(tcase, memory_that_comes_too_late, 0, 2);
+    tcase_add_test(tcase, a_ring_that_is_a_slow_file);
+    tcase_add_test(tcase, a_segment_that_is_a_slow_file);
+    tcase_add_loop_test(tcase, a_file_that_is_slow, 0, 2);
+    tcase_add_test(tcase, a_peer_that_keeps_many_waiting);
+    tcase_add_loop_test(tcase, strangers_whose_sockets_linger, 0, 3);
+    tcase_add_loop_test(tcase, strangers_who_were_not_heard, 0, 3);
+    tcase_add_loop_test(tcase, names_that_lead_elsewhere, 0, 2);
+    tcase_add_loop_test(tcase, names_that_lead_to_nowhere, 0, 2);
+    tcase_add_test(tcase, links_in_a_folder_that_is_cleaned);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
