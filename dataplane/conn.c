@@ -262,7 +262,9 @@ static void pair_broken(void *owner, const struct tl_error *reason)
     }
     conn->engine->stats.connections_broken++;
     struct tl_error end = *reason;
-    end.code = TL_UNAVAILABLE;
+    /* Whoever may not connect need not try again. */
+    bool is_refused = conn->state != CONN_UP && reason->code == TL_PERMISSION_DENIED;
+    if (!is_refused) end.code = TL_UNAVAILABLE;
     tl_error_prefix(&end, "%s: ", conn->peer.name);
     begin_close(conn, &end);
 }

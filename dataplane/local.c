@@ -3,7 +3,7 @@
  * The local provider as a whole: opening it, polling it, sleeping.
  *
  * A poll hands over what peers have posted, carries out what was posted here and tells what is over; now and then, and
- * after each sleep, it looks at the sockets, where news are rare: callers, descriptors, the end of a peer.
+ * after each sleep, it looks at the sockets, where news are rare: calls, descriptors, the end of a peer.
  *
  * Sleep: each ring says so, and what peers have posted before is looked at once more; a peer that posts later sees it
  * and sends a packet, which makes the epoll descriptor readable, as does everything else that sockets tell.
@@ -32,37 +32,33 @@
 #define POLLS_PER_CLOCK 64
 /* For each sleep a peer sends one wake at most, and a socket holds some hundreds. */
 #define UNHEARD_SLEEPS 16
-/* Sockets for which the closer had no room are offered to it again after that time. */
-#define HUNG_UP_NS (10 * TL_NS_PER_MS)
 /* Memory that has been read for longer is taken for memory that does not come. */
 #define LONGEST_READ_NS (TL_NS_PER_SEC / 5)
 /* Of one pair in one poll. */
 #define SLOTS_PER_POLL 64
-/* Each pair has three descriptors: of the socket, the process, and its memory. */
+/* Each pair has four descriptors: of the two lines, the process, and its memory. */
 #define MAX_QUEUE_PAIRS 4096
-#define LISTENER_NUMBER 0
 #define OTHER_NUMBER UINT64_MAX
 #define GONE_NUMBER UINT64_MAX
 #define DONE_NUMBER (UINT64_MAX - 1)
 
 /* ------------------------------------------------------------------------------------------------------- sockets -- */
 
-static bool control(struct local_provider *provider, int operation, int fd, uint64_t number, uint32_t flags)
+static bool add(struct local_provider *provider, int fd, uint64_t number, uint32_t flags)
 {
     struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | flags, .data.u64 = number};
-    return epoll_ctl(provider->base.fd, operation, fd, &event) == 0;
+    return epoll_ctl(provider->base.fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
 /* What can be read from the descriptor is told with this number as long as it can. False: no memory. */
 static bool watch(struct local_provider *provider, int fd, uint64_t number)
 {
-    return control(provider, EPOLL_CTL_ADD, fd, number, 0);
+    return add(provider, fd, number, 0);
 }
 
 bool local_watch_news(struct local_provider *provider, int fd, uint64_t number)
 {
-    return control(provider, EPOLL_CTL_ADD, fd, number, EPOLLET) ||
-           (errno == EEXIST && control(provider, EPOLL_CTL_MOD, fd, number, EPOLLET));
+    return add(provider, fd, number, EPOLLET);
 }
 
 static struct local_pair *find_pair(const struct local_provider *provider, uint64_t number)
@@ -71,16 +67,6 @@ static struct local_pair *find_pair(const struct local_provider *provider, uint6
     {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         if (pair->number == number) return pair;
-    }
-    return NULL;
-}
-
-static struct local_caller *find_caller(const struct local_provider *provider, uint64_t number)
-{
-    TL_LIST_FOREACH(&provider->callers, link)
-    {
-        struct local_caller *caller = TL_CONTAINER_OF(link, struct local_caller, link);
-        if (caller->number == number) return caller;
     }
     return NULL;
 }
@@ -101,42 +87,6 @@ void local_forget_socket(struct local_provider *provider, int socket)
     (void)epoll_ctl(provider->base.fd, EPOLL_CTL_DEL, socket, NULL);
 }
 
-/* Keeps it until the closer has room. */
-static bool keep_hung_up(struct local_provider *provider, int socket)
-{
-    if (provider->hung_up_count == provider->hung_up_capacity) {
-        size_t capacity = provider->hung_up_capacity > 0 ? 2 * provider->hung_up_capacity : 16;
-        int *sockets = realloc(provider->hung_up, capacity * sizeof(*sockets));
-        if (sockets == NULL) return false;
-        provider->hung_up = sockets;
-        provider->hung_up_capacity = capacity;
-    }
-    provider->hung_up[provider->hung_up_count++] = socket;
-    return true;
-}
-
-void local_hang_up(struct local_provider *provider, int socket)
-{
-    local_forget_socket(provider, socket);
-    if (provider->hung_up_count == 0 && local_closer_take(provider->closer, socket)) return;
-    if (keep_hung_up(provider, socket)) {
-        (void)control(provider, EPOLL_CTL_MOD, provider->listen_fd, LISTENER_NUMBER, EPOLLONESHOT);
-    } else {
-        close(socket);
-    }
-}
-
-/* False: there are some still, and nobody else is let in. */
-static bool see_off(struct local_provider *provider)
-{
-    if (provider->hung_up_count == 0) return true;
-    while (provider->hung_up_count > 0 &&
-           local_closer_take(provider->closer, provider->hung_up[provider->hung_up_count - 1]))
-        provider->hung_up_count--;
-    if (provider->hung_up_count == 0) (void)control(provider, EPOLL_CTL_MOD, provider->listen_fd, LISTENER_NUMBER, 0);
-    return provider->hung_up_count == 0;
-}
-
 static void handle(struct local_provider *provider, uint64_t number, uint32_t events)
 {
     if (number == DONE_NUMBER) { /* poll asks the porters */
@@ -146,15 +96,8 @@ static void handle(struct local_provider *provider, uint64_t number, uint32_t ev
     }
     bool is_process = (number & LOCAL_PROCESS_NUMBER) != 0;
     number &= ~LOCAL_PROCESS_NUMBER;
-    struct local_pair *pair = number == LISTENER_NUMBER ? NULL : find_pair(provider, number);
-    struct local_caller *caller = pair != NULL ? NULL : find_caller(provider, number);
-    if (number == LISTENER_NUMBER) {
-        local_take_calls(provider);
-    } else if (pair != NULL) {
-        if (is_process || !is_mere_wake(pair, events)) (void)local_pair_hear(pair);
-    } else if (caller != NULL) {
-        local_hear_caller(provider, caller);
-    }
+    struct local_pair *pair = find_pair(provider, number);
+    if (pair != NULL && (is_process || !is_mere_wake(pair, events))) (void)local_pair_hear(pair);
 }
 
 static void tell_of_gone_regions(struct local_provider *provider)
@@ -182,8 +125,6 @@ static bool take_news(struct local_provider *provider, int64_t timeout_ns)
 {
     struct epoll_event events[LOCAL_MAX_NEWS];
     bool is_other = false;
-    if (provider->hung_up_count > 0 && (timeout_ns == TL_TIME_NEVER || timeout_ns > HUNG_UP_NS))
-        timeout_ns = HUNG_UP_NS;
     const struct timespec timeout = {.tv_sec = timeout_ns / TL_NS_PER_SEC, .tv_nsec = timeout_ns % TL_NS_PER_SEC};
     int count =
         epoll_pwait2(provider->base.fd, events, LOCAL_MAX_NEWS, timeout_ns == TL_TIME_NEVER ? NULL : &timeout, NULL);
@@ -207,7 +148,6 @@ static unsigned look(struct local_provider *provider)
     provider->next_look_ns = tl_clock_now_ns() + LOOK_NS;
     if (!provider->has_slept || provider->news_count == 0) take_news(provider, 0);
     unsigned happened = 0;
-    (void)see_off(provider);
     for (unsigned i = 0; i < provider->news_count; i++) {
         if (provider->news[i].number == OTHER_NUMBER) continue;
         handle(provider, provider->news[i].number, provider->news[i].events);
@@ -218,7 +158,6 @@ static unsigned look(struct local_provider *provider)
     TL_LIST_FOREACH(&provider->pairs, link)
     {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
-        if (pair->state == LOCAL_DIALING) local_try_connect(pair);
         if (pair->state == LOCAL_CONNECTED && pair->told_unsent > 0) local_tell_segments(pair);
         if (pair->must_hear) happened += local_pair_hear(pair);
     }
@@ -302,11 +241,6 @@ static unsigned provider_poll(struct tl_provider *base)
 static bool provider_arm(struct tl_provider *base)
 {
     struct local_provider *provider = local_provider_of(base);
-    TL_LIST_FOREACH(&provider->pairs, link)
-    {
-        const struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
-        if (pair->state == LOCAL_DIALING && pair->socket < 0) return false; /* nobody tells when to dial again */
-    }
     provider->sleeps++;
     provider->is_armed = true;
     set_states(provider, true);
@@ -368,19 +302,9 @@ static void provider_close(struct tl_provider *base)
 {
     struct local_provider *provider = local_provider_of(base);
     TL_CHECK(tl_list_is_empty(&provider->pairs));
-    while (!tl_list_is_empty(&provider->callers))
-        local_caller_close(provider, TL_CONTAINER_OF(provider->callers.next, struct local_caller, link));
     tell_of_gone_regions(provider);
-    if (provider->listen_fd >= 0) local_hang_up(provider, provider->listen_fd); /* with those who have called it */
     if (provider->folder_fd >= 0) close(provider->folder_fd);
     if (provider->done_fd >= 0) close(provider->done_fd);
-    (void)see_off(provider);
-    local_closer_end(provider->closer);
-    (void)see_off(provider); /* what the closer has not taken may linger */
-    free(provider->hung_up);
-    free(provider->closer);
-    if (provider->address.sun_path[0] != '\0') unlink(provider->address.sun_path);
-    if (provider->spare_fd >= 0) close(provider->spare_fd);
     if (provider->gone_fd >= 0) close(provider->gone_fd);
     if (base->fd >= 0) close(base->fd);
     pthread_mutex_destroy(&provider->mutex);
@@ -433,17 +357,32 @@ static enum tl_status take_options(struct local_provider *provider, const struct
 static enum tl_status open_descriptors(struct local_provider *provider, struct tl_error *ret_error)
 {
     provider->base.fd = epoll_create1(EPOLL_CLOEXEC);
-    if (provider->base.fd >= 0) provider->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    if (provider->spare_fd >= 0) provider->gone_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (provider->base.fd >= 0) provider->gone_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (provider->gone_fd >= 0) provider->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (provider->done_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor for the local transport");
-    enum tl_status status = local_listen(provider, ret_error);
+    if (watch(provider, provider->gone_fd, GONE_NUMBER) && watch(provider, provider->done_fd, DONE_NUMBER))
+        return TL_OK;
+    return tl_error_set_errno(ret_error, errno, "cannot watch the descriptors of the local transport");
+}
+
+/* What a sandbox, or the folder, does not allow is better known now than with the first peer. */
+static enum tl_status try_door(struct local_provider *provider, struct tl_error *ret_error)
+{
+    struct local_introduction nobody = {.name_bytes = 0};
+    const char *folder = provider->socket_folder;
+    int door;
+    if (folder != NULL) provider->folder_fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int error = errno;
+    enum tl_status status = local_door_open(provider, &nobody, &door, ret_error);
     if (status != TL_OK) return status;
-    bool is_watched = watch(provider, provider->listen_fd, LISTENER_NUMBER) &&
-                      watch(provider, provider->gone_fd, GONE_NUMBER) &&
-                      watch(provider, provider->done_fd, DONE_NUMBER);
-    if (is_watched) return TL_OK;
-    return tl_error_set_errno(ret_error, errno, "cannot watch the socket of the local transport");
+    close(door);
+    if (folder == NULL) return TL_OK;
+    if (provider->folder_fd < 0) {
+        return tl_error_set_errno(ret_error, error, "cannot open %s (local.socket_folder)", folder);
+    }
+    local_door_remove_name(provider, &nobody);
+    local_clean_folder(provider->folder_fd, folder);
+    return TL_OK;
 }
 
 /* A sandbox may forbid shared memory, which is better known now than with the first peer. */
@@ -464,23 +403,16 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
 {
     struct local_provider *provider = calloc(1, sizeof(*provider));
     if (provider == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
-    provider->closer = calloc(1, sizeof(*provider->closer));
-    if (provider->closer == NULL) {
-        free(provider);
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
-    }
-    local_closer_open(provider->closer);
     provider->base.ops = &local_ops;
     provider->base.limits = (struct tl_provider_limits){
         .max_write_bytes = UINT64_C(1) << 40, .max_queue_pairs = MAX_QUEUE_PAIRS, .numa_node = -1};
     provider->base.fd = -1;
-    provider->listen_fd = provider->folder_fd = provider->spare_fd = provider->gone_fd = provider->done_fd = -1;
+    provider->folder_fd = provider->gone_fd = provider->done_fd = -1;
     provider->own_uid = geteuid();
     provider->unknown_uid = local_unknown_uid();
     provider->polls_to_look = 1;
     provider->must_look = true;
     tl_list_init(&provider->pairs);
-    tl_list_init(&provider->callers);
     tl_list_init(&provider->gone);
     pthread_mutex_init(&provider->mutex, NULL);
     snprintf(provider->base.name, sizeof(provider->base.name), "local");
@@ -489,6 +421,7 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
     if (status == TL_OK) status = tl_local_host_id(provider->host_id, ret_error);
     if (status == TL_OK) status = try_memory(&provider->base, ret_error);
     if (status == TL_OK) status = open_descriptors(provider, ret_error);
+    if (status == TL_OK) status = try_door(provider, ret_error);
     if (status != TL_OK) {
         provider_close(&provider->base);
         return status;

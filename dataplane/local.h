@@ -2,18 +2,18 @@
 /*
  * The local provider: workers of one host exchange tensors through shared memory (docs/local.md).
  *
- *   listening socket   one for each provider; a pair of workers has one connection of it, over which they pass
- *                      descriptors, wake each other, and notice that the other one has died
- *   ring               of each pair and direction, in shared memory: messages and immediates
- *   segment            a region that was made by region_map: memory that a peer maps and writes
+ *   door               of each pair until it is connected: a socket with a name, where only the peer can call
+ *   line               of each pair and direction: a socket over which they pass descriptors, wake each other, and
+ * notice that the other one has died ring               of each pair and direction, in shared memory: messages and
+ * immediates segment            a region that was made by region_map: memory that a peer maps and writes
  *
- * Happy path: connect dials, or waits for the other's call; rings are exchanged; what is posted is copied into the
- * peer's ring and segments by poll and ring, and found there by the peer's poll. No system call is made between two
- * that are awake.
+ * Happy path: both call the other one's door, and pass an end of their line and their ring; what is posted is copied
+ * into the peer's ring and segments by poll and ring, and found there by the peer's poll. No system call is made
+ * between two that are awake.
  *
  * Failure modes: a peer on another host, of a user who may not, with the wrong token, one that dies, or one whose ring
  * holds what cannot be: the queue pair breaks, with the reason. Nothing is left behind but, after a crash, the file of
- * a socket, which the next provider in its folder removes.
+ * a door, which the next provider in its folder removes.
  */
 #ifndef DATAPLANE_LOCAL_H
 #define DATAPLANE_LOCAL_H

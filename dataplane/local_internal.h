@@ -3,7 +3,7 @@
  * The local provider as its files see it: local.c (open, poll, sleep), local_socket.c (sockets, descriptors, who may),
  * local_segment.c (shared memory), local_greeting.c (how two get connected), local_pair.c (life and posting),
  * local_send.c (what was posted leaves), local_receive.c (what the peer has posted), local_files.c (files that the peer
- * may map), local_porter.c and local_closer.c (what a peer could make us wait for; local_porter.h).
+ * may map), local_porter.c (what a peer could make us wait for).
  *
  * Everything in a ring may be changed by the peer at any time: it is read once, and only what was read is believed, as
  * far as our own records allow it.
@@ -137,12 +137,19 @@ struct local_exposed {
     uint32_t next_free; /* index and 1; 0: none */
 };
 
+enum local_pages {
+    LOCAL_PAGES_SMALL,
+    LOCAL_PAGES_HUGE,     /* where the kernel makes them by itself */
+    LOCAL_PAGES_RESERVED, /* those of the administrator, if there are any left; else the same */
+};
+
 /* Errors: TL_RESOURCE_EXHAUSTED. */
-enum tl_status local_memory_make(const char *name, uint64_t len_bytes, bool may_be_huge, int *ret_fd,
+enum tl_status local_memory_make(const char *name, uint64_t len_bytes, enum local_pages pages, int *ret_fd,
                                  void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
-/* Maps what a peer has passed, after looking whether it can be made smaller and is that large. fd stays the caller's.
- * Errors: TL_INVALID_ARGUMENT: it is not like that. TL_RESOURCE_EXHAUSTED. */
-enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
+/* Maps what a peer has passed, after looking whether it can be made smaller, is that large, and may be of reserved huge
+ * pages. fd stays the caller's. Errors: TL_INVALID_ARGUMENT: it is not like that. TL_RESOURCE_EXHAUSTED. */
+enum tl_status local_memory_map(int fd, uint64_t len_bytes, bool may_be_reserved, void **ret_address,
+                                struct tl_error *ret_error) TL_MUST_USE;
 
 enum tl_status local_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
                                    enum tl_region_access access, struct tl_region **ret_region,
@@ -154,18 +161,20 @@ void local_region_destroy(struct tl_region *region);
 /* -------------------------------------------------------------------------------------------------------- sockets --
  */
 
-/* Everything that passes over a socket, one packet each. */
+/* Everything that passes over a socket, one packet each: HELLO into a door, the others over the line. */
 enum local_packet_kind {
     LOCAL_PACKET_WAKE = 1,
-    LOCAL_PACKET_HELLO = 2,  /* with the descriptor of the sender's ring */
+    LOCAL_PACKET_HELLO = 2,  /* with descriptors of the end of the sender's line, and of its ring */
     LOCAL_PACKET_ATTACH = 3, /* with the descriptor of a segment */
     LOCAL_PACKET_DETACH = 4,
     LOCAL_PACKET_FILE = 5, /* with the descriptor of a file */
 };
 
 #define LOCAL_TOKEN_BYTES 16
-#define LOCAL_PROTOCOL UINT32_C(0x324c4c54)
+#define LOCAL_PROTOCOL UINT32_C(0x334c4c54)
+#define LOCAL_HELLO_DESCRIPTORS 2
 
+/* The filter of a door looks for `to` where it is here. */
 struct local_hello {
     uint32_t kind;
     uint32_t protocol;
@@ -224,18 +233,29 @@ enum local_received {
     LOCAL_RECEIVED_PACKET,
     LOCAL_RECEIVED_PASSED,  /* only looked at: a packet with descriptors, which a porter takes */
     LOCAL_RECEIVED_WRONG,   /* a packet that cannot be */
-    LOCAL_RECEIVED_NO_ROOM, /* this process has no place for the descriptor that was passed, which is lost */
+    LOCAL_RECEIVED_NO_ROOM, /* this process has no place for what was passed, which is lost */
     LOCAL_RECEIVED_END,     /* the other side has closed, or died */
 };
 
 struct local_provider;
 struct local_pair;
 
-enum tl_status local_listen(struct local_provider *provider, struct tl_error *ret_error) TL_MUST_USE;
-/* Dials the socket of a peer: an abstract name, or the file in our own folder that is called as the last part of the
- * name. Errors: TL_UNAVAILABLE: nobody listens there. *ret_fd is -1 with TL_OK when the other one is too busy: again
- * later. */
-enum tl_status local_dial(const struct local_provider *provider, const uint8_t *name, uint32_t name_bytes, int *ret_fd,
+struct local_introduction;
+
+/* Makes the door of the queue pair with the token in self, and puts the name in there. The door is the caller's.
+ * Errors: TL_UNAVAILABLE: the kernel lacks something; TL_INVALID_ARGUMENT, TL_PERMISSION_DENIED and others: the folder;
+ * TL_RESOURCE_EXHAUSTED. */
+enum tl_status local_door_open(const struct local_provider *provider, struct local_introduction *self, int *ret_door,
+                               struct tl_error *ret_error) TL_MUST_USE;
+/* Nobody needs to find it any more. */
+void local_door_remove_name(const struct local_provider *provider, const struct local_introduction *self);
+/* Removes what processes that have died have left in the folder. */
+void local_clean_folder(int folder_fd, const char *folder);
+/* Puts a HELLO with these descriptors, which stay the caller's, into the peer's door: one with an abstract name, or the
+ * file in our own folder that is called as the last part of the name. Errors: TL_UNAVAILABLE: there is none, or it
+ * takes nothing. */
+enum tl_status local_call(const struct local_provider *provider, int door, const struct local_introduction *peer,
+                          const struct local_hello *hello, const int fds[LOCAL_HELLO_DESCRIPTORS],
                           struct tl_error *ret_error) TL_MUST_USE;
 /* fd -1: none goes with it. False: not now, or never any more. */
 bool local_send(int socket, const void *packet, size_t len_bytes, int fd);
@@ -243,16 +263,22 @@ bool local_send(int socket, const void *packet, size_t len_bytes, int fd);
 enum local_received local_look_at(int socket, union local_packet *ret_packet);
 /* Takes the packet that was just looked at, and that nothing was passed with. */
 void local_skip(int socket);
-/* Takes the next packet; *ret_fd is the caller's, -1: none has come. A peer can make us wait in this: for porters. */
-enum local_received local_receive(int socket, union local_packet *ret_packet, int *ret_fd);
+/* Looks at what is in the door, and whose process has put it there: PASSED, WRONG or NOTHING. */
+enum local_received local_look_at_door(int door, union local_packet *ret_packet,
+                                       struct local_credentials *ret_credentials);
+/* Takes the next packet; the descriptors are the caller's, -1: none has come. A peer can make us wait in this: for
+ * porters. */
+enum local_received local_receive(int socket, union local_packet *ret_packet, int ret_fds[LOCAL_HELLO_DESCRIPTORS]);
+/* Whether this is a socket over which packets can be sent. */
+bool local_is_line(int fd);
 /* The number as which the kernel shows all users who have none here, in a container with users of its own; -1:
  * everybody has one. */
 uid_t local_unknown_uid(void);
 /* Errors: TL_PERMISSION_DENIED: not a user who may. */
-enum tl_status local_check_user(const struct local_provider *provider, int socket,
-                                struct local_credentials *ret_credentials, struct tl_error *ret_error) TL_MUST_USE;
-/* Readable when the process has ended; -1: there is none to be had. */
-int local_process_fd(int socket, pid_t pid);
+enum tl_status local_check_user(const struct local_provider *provider, uid_t uid,
+                                struct tl_error *ret_error) TL_MUST_USE;
+/* Readable when the process has ended; -1: there is none to be had, errno tells why. */
+int local_process_fd(pid_t pid);
 
 /* -------------------------------------------------------------------------------------------------- introductions --
  */
@@ -271,21 +297,9 @@ bool local_introduction_read(const struct tl_introduction *bytes, struct local_i
 /* ------------------------------------------------------------------------------------------ provider, queue pairs --
  */
 
-/* Somebody who has called, and has not said yet for whom; or whose queue pair does not wait for him yet. */
-struct local_caller {
-    struct tl_list link;
-    uint64_t number;
-    int socket;
-    struct local_credentials credentials;
-    bool has_spoken; /* what he has said, and passed, is in the socket still */
-    struct local_hello hello;
-};
-
-#define LOCAL_MAX_CALLERS 64
 #define LOCAL_MAX_NEWS 32
 
 struct local_porter;
-struct local_closer;
 
 struct local_provider {
     struct tl_provider base; /* fd: epoll */
@@ -296,21 +310,13 @@ struct local_provider {
     bool is_any_user_allowed;
     bool is_reading_forbidden;
     uint8_t host_id[TL_HOST_ID_BYTES];
-    char *socket_folder;        /* NULL: none */
-    struct sockaddr_un address; /* sun_path "" with a folder: there is no file */
-    socklen_t address_bytes;
-    int folder_fd; /* of socket_folder; -1: none */
-    int listen_fd;
-    int spare_fd; /* given up for a moment when there is none left */
-    int done_fd;  /* eventfd: a porter has done its job */
-    struct local_closer *closer;
-    int64_t next_refusal_log_ns;
+    char *socket_folder; /* NULL: none */
+    int folder_fd;       /* of socket_folder; -1: none */
+    int done_fd;         /* eventfd: a porter has done its job */
     struct tl_list pairs;
     struct tl_list *cursor; /* of the poll: the next one in pairs; NULL: no poll */
-    struct tl_list callers;
-    uint32_t caller_count;
     uint32_t pair_count;
-    uint64_t last_number; /* of callers and pairs */
+    uint64_t last_number; /* of pairs */
     unsigned polls_to_look;
     int64_t next_look_ns;
     bool must_look;     /* at the sockets, in the next poll */
@@ -321,8 +327,6 @@ struct local_provider {
         uint32_t events;
     } news[LOCAL_MAX_NEWS];
     unsigned news_count;
-    int *hung_up; /* [hung_up_count] sockets that the closer has no room for */
-    size_t hung_up_count, hung_up_capacity;
     uint64_t peers_bytes; /* peer_bytes of all pairs */
     bool is_armed;
     uint32_t sleeps;
@@ -353,14 +357,12 @@ struct local_work {
 };
 
 /*
- *   NEW --connect--> DIALING (the smaller token) or WAITING --called--> CALLED --rings exchanged--> CONNECTED
+ *   NEW --connect--> CALLING --the peer's call was taken--> CONNECTED
  *     any but NEW --sever, hang-up, rule broken--> ENDING --told broken--> drained --> ENDED
  */
 enum local_state {
     LOCAL_NEW,
-    LOCAL_DIALING,   /* waits for the listener to take our call, then for its hello */
-    LOCAL_WAITING,   /* waits for the peer's call */
-    LOCAL_CALLED,    /* waits for its porter, who takes the caller's ring */
+    LOCAL_CALLING,   /* has called, and waits for the peer's call, or for its porter, who takes that */
     LOCAL_CONNECTED, /* carries messages */
     LOCAL_ENDING,    /* waits for poll to tell */
     LOCAL_ENDED,
@@ -379,8 +381,11 @@ struct local_pair {
     bool is_distrusted;     /* the peer has broken a rule: nothing of it counts any more */
     struct local_introduction self, peer;
     uint64_t proof;
-    struct local_credentials credentials; /* of the peer */
-    int socket;
+    struct local_credentials credentials; /* of the peer's process; uid -1: not known yet */
+    int door;                             /* where the peer calls; -1: it has */
+    int in_socket;                        /* our end of our line: what the peer says */
+    int peers_end;                        /* the other one, until it was passed */
+    int out_socket;                       /* of the peer's line: nothing is read from it. -1: not connected */
     int process_fd;
     struct local_porter *porter;
     struct local_porter *second; /* reads half of what is large */
@@ -393,8 +398,8 @@ struct local_pair {
     uint32_t woken_state;  /* of the peer, in which it was woken last */
     bool has_posted;       /* since the peer's state was looked at */
     bool is_stalled;       /* there is no room in the peer's ring */
-    bool must_hear;        /* its socket was not read to the end */
-    uint32_t heard_sleeps; /* provider->sleeps when its socket was read last */
+    bool must_hear;        /* our line, or the door, was not read to the end */
+    uint32_t heard_sleeps; /* provider->sleeps when our line was read last */
     uint32_t news_heard;   /* packets, but for wakes */
     uint32_t news_sent;
 
@@ -438,7 +443,7 @@ struct local_pair {
     struct local_peer_file *peer_files; /* [LOCAL_FILES]; NULL: none */
     uint64_t last_peer_file;
     uint64_t peer_bytes;   /* of our addresses: the peer's segments and files that are mapped */
-    uint32_t awaited_slot; /* of ours and the peer's ring: the last one for which the socket was looked at */
+    uint32_t awaited_slot; /* of ours and the peer's ring: the last one for which our line was looked at */
     uint32_t awaited_work;
 };
 
@@ -455,30 +460,23 @@ static inline struct local_pair *local_pair_of(const struct tl_queue_pair *pair)
 /* -------------------------------------------------------------------------------------------------------- local.c --
  */
 
-/* What comes is told once, with the number of a pair or a caller. The descriptor may be watched already. False: no
- * memory. */
+/* What comes is told once, with the number of a pair. False: no memory. */
 bool local_watch_news(struct local_provider *provider, int fd, uint64_t number);
 /* Added to the number of a pair: it is the peer's process that has ended. */
 #define LOCAL_PROCESS_NUMBER (UINT64_C(1) << 63)
-/* The connection is over, and nothing is told of its socket any more. */
+/* Nothing more comes or goes over this socket, and nothing is told of it any more. */
 void local_forget_socket(struct local_provider *provider, int socket);
-/* Ends a connection in whose socket the peer may have left descriptors. */
-void local_hang_up(struct local_provider *provider, int socket);
 
 /* ------------------------------------------------------------------------------------------------- local_greeting.c --
  */
 
-/* There are calls to take. */
-void local_take_calls(struct local_provider *provider);
-/* A caller has something to say. */
-void local_hear_caller(struct local_provider *provider, struct local_caller *caller);
-void local_caller_close(struct local_provider *provider, struct local_caller *caller);
-/* Dials once more if it must; a pair that waits looks whether its caller is there already. */
-void local_try_connect(struct local_pair *pair);
-/* Whether this is the HELLO that the pair awaits. */
-bool local_is_awaited(const struct local_pair *pair, const struct local_hello *hello);
-/* The other one's HELLO, with its ring, mapped, which is taken over; reading_refusal as outside_refusal. */
-void local_hello_came(struct local_pair *pair, const struct local_hello *hello, void *ring,
+/* Calls the peer that the pair was told of. Errors: TL_UNAVAILABLE. */
+enum tl_status local_greet(struct local_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
+/* Something may be in the door of a pair that has called. Returns how much there was. */
+unsigned local_hear_door(struct local_pair *pair);
+/* The peer's HELLO, with its ring, mapped, and the end of its line, which are taken over; reading_refusal as
+ * outside_refusal. */
+void local_hello_came(struct local_pair *pair, const struct local_hello *hello, void *ring, int line,
                       const char *reading_refusal);
 
 /* ---------------------------------------------------------------------------------------------------- local_pair.c --

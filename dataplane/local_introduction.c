@@ -5,7 +5,7 @@
 #include "dataplane/local_internal.h"
 
 /* version 4, host id, token, length of the name 1, name */
-#define VERSION 1
+#define VERSION 2 /* 1: the name was that of a socket that listened */
 #define FIXED_BYTES (4 + TL_HOST_ID_BYTES + LOCAL_TOKEN_BYTES + 1)
 
 void local_introduction_write(const struct local_introduction *introduction, struct tl_introduction *ret_bytes)

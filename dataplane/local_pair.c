@@ -45,21 +45,34 @@ static enum tl_status make_ring(struct local_pair *pair, uint32_t slot_count, st
 {
     void *address;
     slot_count = power_of_two(slot_count);
-    enum tl_status status =
-        local_memory_make("tensorlane-ring", local_ring_bytes(slot_count), false, &pair->in_fd, &address, ret_error);
+    enum tl_status status = local_memory_make("tensorlane-ring", local_ring_bytes(slot_count), LOCAL_PAGES_SMALL,
+                                              &pair->in_fd, &address, ret_error);
     if (status == TL_OK) local_ring_place(&pair->in, address, slot_count);
     return status;
 }
 
-static void make_introduction(struct local_pair *pair)
+/* Our line, the door, and what the peer is told. */
+static enum tl_status make_sockets(struct local_pair *pair, struct tl_error *ret_error)
 {
-    const struct local_provider *provider = pair->provider;
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+        return tl_error_set_errno(ret_error, errno, "no socket for a worker of this host");
+    pair->in_socket = ends[0];
+    pair->peers_end = ends[1];
+    enum tl_status status = local_door_open(pair->provider, &pair->self, &pair->door, ret_error);
+    if (status != TL_OK) return status;
+    if (local_watch_news(pair->provider, pair->in_socket, pair->number) &&
+        local_watch_news(pair->provider, pair->door, pair->number))
+        return TL_OK;
+    return tl_error_set_errno(ret_error, errno, "the peer cannot be watched");
+}
+
+static void choose_token(struct local_pair *pair)
+{
     const uint64_t token[2] = {tl_random_u64(), tl_random_u64()};
     _Static_assert(sizeof(token) == LOCAL_TOKEN_BYTES, "two numbers");
     memcpy(pair->self.token, token, sizeof(token));
-    memcpy(pair->self.host_id, provider->host_id, TL_HOST_ID_BYTES);
-    pair->self.name_bytes = (uint32_t)(provider->address_bytes - offsetof(struct sockaddr_un, sun_path));
-    memcpy(pair->self.name, provider->address.sun_path, pair->self.name_bytes);
+    memcpy(pair->self.host_id, pair->provider->host_id, TL_HOST_ID_BYTES);
 }
 
 enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue_pair_options *options,
@@ -81,13 +94,14 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     pair->provider = provider;
     pair->events = *events;
     pair->owner = owner;
-    pair->socket = pair->process_fd = pair->in_fd = -1;
+    pair->door = pair->in_socket = pair->peers_end = pair->out_socket = pair->process_fd = pair->in_fd = -1;
+    pair->credentials.uid = (uid_t)-1;
     pair->number = ++provider->last_number;
     pair->work_count = options->work_count;
     pair->work_mask = power_of_two(options->work_count) - 1;
     pair->proof = tl_random_u64();
     pair->next_told = pair->next_mapped = 1;
-    make_introduction(pair);
+    choose_token(pair);
     tl_list_push_back(&provider->pairs, &pair->link);
     provider->pair_count++;
     pair->works = calloc((size_t)pair->work_mask + 1, sizeof(*pair->works));
@@ -96,6 +110,7 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     status = pair->works != NULL && pair->porter != NULL && pair->second != NULL
                  ? make_ring(pair, options->slot_count, ret_error)
                  : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
+    if (status == TL_OK) status = make_sockets(pair, ret_error);
     if (status != TL_OK) {
         local_pair_destroy(&pair->base);
         return status;
@@ -119,17 +134,19 @@ enum tl_status local_pair_connect(struct tl_queue_pair *base, const struct tl_in
     if (!local_introduction_read(peer, &theirs)) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: not an introduction", name);
     }
-    int order = memcmp(pair->self.token, theirs.token, LOCAL_TOKEN_BYTES);
-    if (order == 0) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of our own", name);
+    if (memcmp(pair->self.token, theirs.token, LOCAL_TOKEN_BYTES) == 0) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of our own", name);
+    }
     if (memcmp(pair->self.host_id, theirs.host_id, TL_HOST_ID_BYTES) != 0) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s: the peer is on another host", name);
     }
     pair->peer = theirs;
-    pair->state = order < 0 ? LOCAL_DIALING : LOCAL_WAITING;
-    local_try_connect(pair);
-    if (pair->state != LOCAL_ENDING) return TL_OK;
-    pair->state = LOCAL_NEW; /* nothing follows */
-    return tl_error_copy(ret_error, &pair->reason);
+    struct tl_error error;
+    enum tl_status status = local_greet(pair, &error);
+    if (status != TL_OK) return tl_error_set(ret_error, status, "%s: %.960s", name, error.message);
+    pair->state = LOCAL_CALLING;
+    pair->must_hear = pair->provider->must_look = true; /* the peer may have called already */
+    return TL_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------ breaking -- */
@@ -178,9 +195,7 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
     struct tl_error error;
     if (packet->kind == LOCAL_PACKET_WAKE) return;
     pair->news_heard++;
-    if (pair->state != LOCAL_CONNECTED) {
-        local_pair_violation(pair, "a packet in front of the greeting");
-    } else if (!local_detach(pair, packet->segment.number, &mapped)) {
+    if (!local_detach(pair, packet->segment.number, &mapped)) {
         local_pair_violation(pair, "the end of an unknown segment");
     } else if (local_porter_drop(pair->porter, &mapped, &error) != TL_OK) {
         local_unmap(&mapped);
@@ -191,21 +206,17 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
 static void have_it_taken(struct local_pair *pair, const union local_packet *packet)
 {
     struct tl_error error;
-    const struct local_provider *provider = pair->provider;
-    struct local_taking taking = {.socket = pair->socket, .files_bytes = local_pair_room_bytes(pair)};
-    if (packet->kind == LOCAL_PACKET_HELLO && !local_is_awaited(pair, &packet->hello)) {
-        local_pair_violation(pair, "a greeting that is not for us");
-        return;
-    }
-    if (packet->kind != LOCAL_PACKET_HELLO && pair->state != LOCAL_CONNECTED) {
-        local_pair_violation(pair, "a packet in front of the greeting");
+    const struct local_taking taking = {.socket = pair->in_socket,
+                                        .may_be_reserved = pair->credentials.uid == pair->provider->own_uid,
+                                        .files_bytes = local_pair_room_bytes(pair)};
+    if (packet->kind == LOCAL_PACKET_HELLO) {
+        local_pair_violation(pair, "a second greeting");
         return;
     }
     if (packet->kind == LOCAL_PACKET_ATTACH && packet->segment.len_bytes > local_pair_room_bytes(pair)) {
         local_pair_violation(pair, "memory that takes too many addresses");
         return;
     }
-    if (!provider->is_reading_forbidden) taking.peer = pair->credentials.pid;
     if (local_porter_take(pair->porter, &taking, &error) != TL_OK)
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
 }
@@ -229,7 +240,7 @@ static void handle_taken(struct local_pair *pair, struct local_taking *taking)
     } else if (taking->address == NULL) {
         local_pair_violation(pair, taking->error.message);
     } else if (packet->kind == LOCAL_PACKET_HELLO) {
-        local_hello_came(pair, &packet->hello, taking->address, taking->reading_refusal);
+        local_hello_came(pair, &packet->hello, taking->address, taking->line, taking->reading_refusal);
     } else {
         pair->news_heard++;
         if (local_attach(pair, &packet->segment, taking->address, &error) != TL_OK)
@@ -271,29 +282,25 @@ unsigned local_pair_hear(struct local_pair *pair)
 {
     pair->must_hear = false;
     pair->heard_sleeps = pair->provider->sleeps;
+    if (pair->state == LOCAL_CALLING) return local_hear_door(pair);
     /* News come once: all of it, unless that has no end. */
     for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
         union local_packet packet;
-        if (pair->state != LOCAL_DIALING && pair->state != LOCAL_CALLED && pair->state != LOCAL_CONNECTED) return i;
-        if (pair->socket < 0) return i;
+        if (pair->state != LOCAL_CONNECTED) return i;
         if (local_porter_is_busy(pair->porter)) { /* what comes next is heard when it is back */
             if (has_process_ended(pair)) local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
             return i;
         }
-        switch (local_look_at(pair->socket, &packet)) {
+        switch (local_look_at(pair->in_socket, &packet)) {
         case LOCAL_RECEIVED_PACKET:
-            local_skip(pair->socket);
+            local_skip(pair->in_socket);
             handle_packet(pair, &packet);
             break;
         case LOCAL_RECEIVED_PASSED:
             have_it_taken(pair, &packet);
             return i + 1;
         case LOCAL_RECEIVED_END:
-            local_pair_break(pair, TL_UNAVAILABLE,
-                             pair->has_connected
-                                 ? "the peer has closed the connection, or its process has ended"
-                                 : "the peer has hung up instead of greeting; its log says why, if it does not take "
-                                   "calls of this user (local.users)");
+            local_pair_break(pair, TL_UNAVAILABLE, "the peer has closed the connection, or its process has ended");
             return i + 1;
         case LOCAL_RECEIVED_NOTHING:
             if (!local_peer_lives(pair)) {
@@ -318,19 +325,39 @@ static void close_fd(int *fd)
     *fd = -1;
 }
 
+/* The peer hears at once that it is over, but what it may have left in a socket is closed by a porter. */
+static void hand_over_socket(struct local_pair *pair, int *socket, struct local_remains *remains)
+{
+    if (*socket < 0) return;
+    local_forget_socket(pair->provider, *socket);
+    remains->sockets[remains->socket_count++] = *socket;
+    *socket = -1;
+}
+
+/* Who has called, and was not heard, is the one who makes us wait if anybody does. */
+static void find_out_user(struct local_pair *pair)
+{
+    union local_packet packet;
+    if (pair->door >= 0 && pair->credentials.uid == (uid_t)-1)
+        (void)local_look_at_door(pair->door, &packet, &pair->credentials);
+}
+
 static void release(struct local_pair *pair)
 {
-    if (pair->socket >= 0) local_forget_socket(pair->provider, pair->socket);
-    const struct local_remains remains = {.ring = pair->out,
-                                          .mapped = pair->mapped,
-                                          .mapped_count = pair->mapped_count,
-                                          .files = pair->peer_files,
-                                          .file_count = pair->peer_files != NULL ? LOCAL_FILES : 0};
-    bool is_free = pair->porter == NULL || local_porter_end(pair->porter, pair->socket, &remains);
-    if (pair->socket >= 0 && is_free) local_hang_up(pair->provider, pair->socket);
-    if (pair->second != NULL) (void)local_porter_end(pair->second, -1, &(struct local_remains){0});
+    struct local_remains remains = {.ring = pair->out,
+                                    .mapped = pair->mapped,
+                                    .mapped_count = pair->mapped_count,
+                                    .files = pair->peer_files,
+                                    .file_count = pair->peer_files != NULL ? LOCAL_FILES : 0};
+    if (pair->door >= 0) local_door_remove_name(pair->provider, &pair->self);
+    find_out_user(pair);
+    hand_over_socket(pair, &pair->door, &remains);
+    hand_over_socket(pair, &pair->in_socket, &remains);
+    hand_over_socket(pair, &pair->out_socket, &remains);
+    if (pair->porter != NULL) local_porter_end(pair->porter, pair->credentials.uid, &remains);
+    if (pair->second != NULL) local_porter_end(pair->second, pair->credentials.uid, &(struct local_remains){0});
     pair->porter = pair->second = NULL;
-    pair->socket = -1;
+    close_fd(&pair->peers_end);
     close_fd(&pair->process_fd);
     close_fd(&pair->in_fd);
     local_pair_count_bytes(pair, -(int64_t)pair->peer_bytes);

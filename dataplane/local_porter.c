@@ -61,12 +61,11 @@ struct local_porter {
     enum local_job job; /* NONE: waits for one */
     bool has_thread;
     bool is_ended;   /* it is the thread's alone */
-    bool is_lost;    /* ... and was at work for the peer when it ended */
-    int socket;      /* once it is ended: closed by the thread; -1: by somebody else */
+    uid_t uid;       /* once it is ended: whose process may make it wait */
     uint8_t *buffer; /* [BUFFER_BYTES] the thread's; NULL: nothing was read yet */
 };
 
-/* Those that have ended and are not free yet. */
+/* Those that were left alone and have not come back yet. */
 static struct {
     pthread_mutex_t mutex;
     struct tl_list porters;
@@ -88,23 +87,33 @@ static void remove_from_ended(struct local_porter *porter)
     TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
 }
 
-enum tl_status local_porter_may_serve(uint64_t peer, struct tl_error *ret_error)
+static enum tl_status check_left(unsigned left, unsigned most, const char *whom, struct tl_error *ret_error)
 {
-    unsigned of_peer = 0, count = 0;
-    TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
-    TL_LIST_FOREACH(&ended.porters, link)
-    {
-        const struct local_porter *porter = TL_CONTAINER_OF(link, struct local_porter, link);
-        count += porter->is_lost;
-        of_peer += porter->is_lost && peer != 0 && porter->peer == peer;
-    }
-    TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
-    if (of_peer < LOCAL_MAX_LOST_OF_PEER && count < LOCAL_MAX_LOST) return TL_OK;
+    if (left < most) return TL_OK;
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                         "local: %u threads still wait for memory or files of %s; when it ends, or answers, they come "
                         "back",
-                        of_peer < LOCAL_MAX_LOST_OF_PEER ? count : of_peer,
-                        of_peer < LOCAL_MAX_LOST_OF_PEER ? "peers" : "this peer");
+                        left, whom);
+}
+
+enum tl_status local_porter_may_serve(uint64_t peer, struct tl_error *ret_error)
+{
+    unsigned left = 0;
+    TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
+    TL_LIST_FOREACH(&ended.porters, link)
+    left += peer != 0 && TL_CONTAINER_OF(link, struct local_porter, link)->peer == peer;
+    TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
+    return check_left(left, LOCAL_MAX_LEFT_OF_PEER, "this peer", ret_error);
+}
+
+enum tl_status local_porter_may_serve_user(uid_t uid, struct tl_error *ret_error)
+{
+    unsigned left = 0;
+    TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
+    TL_LIST_FOREACH(&ended.porters, link)
+    left += TL_CONTAINER_OF(link, struct local_porter, link)->uid == uid;
+    TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
+    return check_left(left, LOCAL_MAX_LEFT_OF_USER, "processes of the peer's user", ret_error);
 }
 
 /* -------------------------------------------------------------------------------------------------------- taking -- */
@@ -168,7 +177,8 @@ static enum tl_status map_memory(struct local_taking *taking, int fd)
     } else if (len_bytes % TL_PAGE_BYTES != 0) {
         status = tl_error_set(&taking->error, TL_INVALID_ARGUMENT, "a segment that does not consist of pages");
     }
-    if (status == TL_OK) status = local_memory_map(fd, len_bytes, &taking->address, &taking->error);
+    if (status == TL_OK)
+        status = local_memory_map(fd, len_bytes, taking->may_be_reserved, &taking->address, &taking->error);
     close(fd);
     return status;
 }
@@ -188,19 +198,32 @@ static const char *try_reading(pid_t peer, const struct local_hello *hello)
     return tl_reason(error.message);
 }
 
+static void take_hello(struct local_taking *taking, int line, int ring)
+{
+    if (!local_is_line(line)) {
+        (void)tl_error_set(&taking->error, TL_INVALID_ARGUMENT, "a line that is no socket of the right kind");
+        close(ring);
+    } else if (map_memory(taking, ring) == TL_OK) {
+        taking->line = line;
+        if (taking->peer > 0) taking->reading_refusal = try_reading(taking->peer, &taking->packet.hello);
+        return;
+    }
+    close(line);
+}
+
 static void take(struct local_taking *taking)
 {
-    int fd;
-    taking->address = NULL;
-    taking->file = NULL;
-    taking->error.code = TL_OK;
-    taking->received = local_receive(taking->socket, &taking->packet, &fd);
-    if (taking->received != LOCAL_RECEIVED_PACKET || fd < 0) return;
-    if (taking->packet.kind == LOCAL_PACKET_FILE) {
-        (void)map_file(taking, fd);
-    } else if (map_memory(taking, fd) == TL_OK && taking->packet.kind == LOCAL_PACKET_HELLO && taking->peer > 0) {
-        taking->reading_refusal = try_reading(taking->peer, &taking->packet.hello);
+    int fds[LOCAL_HELLO_DESCRIPTORS];
+    taking->received = local_receive(taking->socket, &taking->packet, fds);
+    if (taking->received == LOCAL_RECEIVED_PACKET && taking->packet.kind == LOCAL_PACKET_HELLO) {
+        take_hello(taking, fds[0], fds[1]);
+    } else if (taking->received == LOCAL_RECEIVED_PACKET && taking->packet.kind == LOCAL_PACKET_FILE) {
+        (void)map_file(taking, fds[0]);
+    } else if (taking->received == LOCAL_RECEIVED_PACKET && taking->packet.kind == LOCAL_PACKET_ATTACH) {
+        (void)map_memory(taking, fds[0]);
     }
+    if (taking->is_door) close(taking->socket);
+    taking->is_door = false;
 }
 
 /* What nobody wants any more. */
@@ -208,16 +231,18 @@ static void drop_taken(struct local_taking *taking)
 {
     uint64_t len_bytes = taking->packet.kind == LOCAL_PACKET_HELLO ? local_ring_bytes(taking->packet.hello.slot_count)
                                                                    : taking->packet.segment.len_bytes;
+    if (taking->is_door) close(taking->socket);
+    if (taking->address != NULL && taking->packet.kind == LOCAL_PACKET_HELLO) close(taking->line);
     if (taking->address != NULL) tl_pages_unmap(taking->address, len_bytes);
     tl_mapped_file_put(taking->file);
-    taking->address = NULL;
-    taking->file = NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------------ dropping -- */
 
 static void drop_remains(struct local_remains *remains)
 {
+    for (unsigned i = 0; i < remains->socket_count; i++)
+        close(remains->sockets[i]);
     local_ring_unmap(&remains->ring);
     for (size_t i = 0; i < remains->mapped_count; i++)
         local_unmap(&remains->mapped[i]);
@@ -225,7 +250,6 @@ static void drop_remains(struct local_remains *remains)
         local_file_free(&remains->files[i]);
     free(remains->mapped);
     free(remains->files);
-    *remains = (struct local_remains){0};
 }
 
 /* ------------------------------------------------------------------------------------------------------- reading -- */
@@ -260,8 +284,13 @@ static int read_memory(struct local_porter *porter)
 
 /* -------------------------------------------------------------------------------------------------------- thread -- */
 
-static void destroy(struct local_porter *porter)
+/* Of one that has ended: what it has still, and the porter itself. */
+static void finish(struct local_porter *porter)
 {
+    if (porter->job == LOCAL_JOB_DROP) local_unmap(&porter->dropping); /* that it has not begun with */
+    if (porter->given == LOCAL_JOB_TAKE) drop_taken(&porter->taking);  /* nobody was told of it */
+    drop_remains(&porter->remains);
+    remove_from_ended(porter);
     pthread_cond_destroy(&porter->has_news);
     pthread_mutex_destroy(&porter->mutex);
     free(porter->buffer);
@@ -298,7 +327,6 @@ static void do_job(struct local_porter *porter, enum local_job job)
 static void tell(struct local_porter *porter)
 {
     const uint64_t one = 1;
-    porter->job = LOCAL_JOB_NONE;
     atomic_store_explicit(&porter->is_done, true, memory_order_release);
     (void)!write(porter->done_fd, &one, sizeof(one));
 }
@@ -313,20 +341,13 @@ static void *run(void *argument)
         TL_CHECK(pthread_mutex_unlock(&porter->mutex) == 0);
         do_job(porter, job);
         TL_CHECK(pthread_mutex_lock(&porter->mutex) == 0);
-        if (!porter->is_ended) {
-            tell(porter);
-        } else if (job == LOCAL_JOB_TAKE) {
-            drop_taken(&porter->taking);
-        }
+        porter->job = LOCAL_JOB_NONE;
+        if (!porter->is_ended) tell(porter);
     }
     bool is_ended = porter->is_ended;
     porter->has_thread = false;
     TL_CHECK(pthread_mutex_unlock(&porter->mutex) == 0);
-    if (!is_ended) return NULL; /* another thread is started when there is a job */
-    drop_remains(&porter->remains);
-    if (porter->socket >= 0) close(porter->socket);
-    remove_from_ended(porter);
-    destroy(porter);
+    if (is_ended) finish(porter); /* else another thread is started when there is a job */
     return NULL;
 }
 
@@ -340,7 +361,6 @@ struct local_porter *local_porter_make(uint64_t peer, int done_fd)
     tl_list_init(&porter->link);
     porter->peer = peer;
     porter->done_fd = done_fd;
-    porter->socket = -1;
     pthread_mutex_init(&porter->mutex, NULL);
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -372,6 +392,7 @@ enum tl_status local_porter_take(struct local_porter *porter, const struct local
 {
     TL_CHECK(porter->given == LOCAL_JOB_NONE);
     porter->taking = *taking;
+    porter->taking.error.code = TL_OK;
     return give(porter, LOCAL_JOB_TAKE, ret_error);
 }
 
@@ -421,34 +442,27 @@ void local_porter_forget(struct local_porter *porter)
     TL_CHECK(pthread_mutex_unlock(&porter->mutex) == 0);
 }
 
-static bool is_nothing(const struct local_remains *remains)
+static bool has_something(const struct local_porter *porter)
 {
-    return remains->ring.head == NULL && remains->mapped_count == 0 && remains->files == NULL;
+    const struct local_remains *remains = &porter->remains;
+    return porter->given == LOCAL_JOB_TAKE || remains->socket_count > 0 || remains->ring.head != NULL ||
+           remains->mapped_count > 0 || remains->files != NULL;
 }
 
-bool local_porter_end(struct local_porter *porter, int socket, const struct local_remains *remains)
+void local_porter_end(struct local_porter *porter, uid_t uid, const struct local_remains *remains)
 {
     struct tl_error error;
     TL_CHECK(pthread_mutex_lock(&porter->mutex) == 0);
-    bool is_at_work = porter->job != LOCAL_JOB_NONE;
-    /* Its last job is over, and nobody was told. */
-    if (!is_at_work && porter->given == LOCAL_JOB_TAKE) drop_taken(&porter->taking);
     porter->is_ended = true;
-    porter->is_lost = is_at_work;
-    porter->socket = is_at_work ? socket : -1;
+    porter->uid = uid;
     porter->remains = *remains;
     add_to_ended(porter);
     if (porter->has_thread) {
         pthread_cond_signal(&porter->has_news);
-    } else if (!is_nothing(remains)) {
+    } else if (has_something(porter)) {
         porter->has_thread = tl_thread_start("tl-porter", run, porter, NULL, &error) == TL_OK;
     }
     bool has_thread = porter->has_thread;
     TL_CHECK(pthread_mutex_unlock(&porter->mutex) == 0);
-    if (!has_thread) {
-        drop_remains(&porter->remains);
-        remove_from_ended(porter);
-        destroy(porter);
-    }
-    return !is_at_work;
+    if (!has_thread) finish(porter); /* there is nothing, or no thread */
 }

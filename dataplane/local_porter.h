@@ -1,27 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a peer of the local transport could make us wait for is done aside of the reactor.
+ * What a peer of the local transport could make us wait for is done aside of the reactor, by the porter of its queue
+ * pair: it takes what the peer passes (recvmsg, fstat, mmap, seals, close), reads the peer's memory, unmaps what the
+ * peer may have filled, and closes the sockets, with what the peer has left in them. A file system that is a process
+ * (FUSE) answers when it likes, so do pages that the peer keeps back (userfaultfd); a TCP socket lingers; and freeing
+ * pages takes as long as there are many. A porter's thread runs from the first job until it has had none for a second.
  *
- *   porter   of a queue pair: takes what the peer passes (recvmsg, fstat, mmap, seals, close), reads the peer's memory,
- *            and unmaps what the peer may have filled. A file system that is a process (FUSE) answers when it likes, so
- *            do pages that the peer keeps back (userfaultfd), and freeing pages takes as long as there are many. Its
- *            thread runs from the first job until it has had none for a second
- *   closer   of a provider: closes sockets in which peers may have left descriptors. The last one to close such a
- *            socket closes those too, and a TCP socket among them may linger
- *
- * A porter that a peer keeps waiting is left alone when its queue pair ends, and ends itself when it comes back. Of
- * these there may be LOCAL_MAX_LOST_OF_PEER for one peer and LOCAL_MAX_LOST in this process: then there are no new
- * queue pairs, until some have come back.
+ * A porter whose queue pair ends is left alone, and ends itself when it comes back. Of these there may be
+ * LOCAL_MAX_LEFT_OF_PEER for one peer and LOCAL_MAX_LEFT_OF_USER for the processes of one user: then these get no new
+ * connection, until some have come back.
  */
 #ifndef DATAPLANE_LOCAL_PORTER_H
 #define DATAPLANE_LOCAL_PORTER_H
 
-#include <semaphore.h>
-
 #include "dataplane/local_internal.h"
 
-#define LOCAL_MAX_LOST_OF_PEER 16
-#define LOCAL_MAX_LOST 256
+#define LOCAL_MAX_LEFT_OF_PEER 16
+#define LOCAL_MAX_LEFT_OF_USER 256
 
 struct local_porter;
 
@@ -36,12 +31,15 @@ enum local_job {
 struct local_taking {
     /* What the job is given. */
     int socket;
+    bool is_door;         /* the porter's, who closes it */
     pid_t peer;           /* whose memory is tried to be read, with a HELLO; 0: none */
+    bool may_be_reserved; /* memory of huge pages is mapped */
     uint64_t files_bytes; /* no file is mapped that is larger */
     /* What comes of it. */
     enum local_received received;
     union local_packet packet;
     void *address;               /* of the memory, with HELLO and ATTACH; the caller's */
+    int line;                    /* with HELLO, if there is an address; the caller's */
     struct tl_mapped_file *file; /* with FILE; the caller's */
     struct tl_error error;       /* why there is neither; code TL_OK: there is */
     const char *reading_refusal; /* with HELLO: why the peer's memory cannot be read; NULL: it can */
@@ -63,11 +61,14 @@ struct local_remains {
     size_t mapped_count;
     struct local_peer_file *files; /* [file_count] */
     size_t file_count;
+    int sockets[3]; /* [socket_count] shut down, and in no epoll set */
+    unsigned socket_count;
 };
 
-/* Whether a porter may be made for this peer (a number of its name; 0: nobody is known). Thread: any.
- * Errors: TL_RESOURCE_EXHAUSTED: too many wait for it already. */
+/* Whether a porter may be made for this peer (a number of its name; 0: nobody is known), and may do something for this
+ * user. Thread: any. Errors: TL_RESOURCE_EXHAUSTED: too many wait for it already. */
 enum tl_status local_porter_may_serve(uint64_t peer, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status local_porter_may_serve_user(uid_t uid, struct tl_error *ret_error) TL_MUST_USE;
 /* NULL: no memory. done_fd: an eventfd that is written when a job is over; open until local_porter_end. */
 struct local_porter *local_porter_make(uint64_t peer, int done_fd);
 /* Only one job at a time. Errors: TL_RESOURCE_EXHAUSTED: no thread. */
@@ -87,20 +88,8 @@ struct local_taking *local_porter_taken(struct local_porter *porter);
 const struct local_reading *local_porter_has_read(const struct local_porter *porter);
 /* The destination of what is being read is the user's again. */
 void local_porter_forget(struct local_porter *porter);
-/* The porter is not the caller's any more, and sees to the remains, which are taken over. False: it still waits, and
- * closes the socket when it comes back. */
-bool local_porter_end(struct local_porter *porter, int socket, const struct local_remains *remains);
-
-struct local_closer {
-    int fd;        /* -1: none, and sockets are closed by a thread that may linger */
-    sem_t *handed; /* the closer's, while fd is open: as often as a socket was passed, and closed here */
-};
-
-/* Starts its thread. Without it (kernels before 5.9) things work all the same. */
-void local_closer_open(struct local_closer *closer);
-/* What it was given is closed still. */
-void local_closer_end(struct local_closer *closer);
-/* Closes a socket that was shut down and is in no epoll set any more. False: there are too many, again later. */
-bool local_closer_take(struct local_closer *closer, int socket);
+/* The porter is not the caller's any more, and sees to the remains, which are taken over. uid: whose process may make
+ * it wait. */
+void local_porter_end(struct local_porter *porter, uid_t uid, const struct local_remains *remains);
 
 #endif

@@ -28,7 +28,7 @@
 bool local_peer_lives(const struct local_pair *pair)
 {
     struct pollfd descriptors[] = {
-        {.fd = pair->socket, .events = POLLRDHUP},
+        {.fd = pair->in_socket, .events = POLLRDHUP},
         {.fd = pair->process_fd, .events = POLLIN}, /* a negative one is passed over */
     };
     if (poll(descriptors, TL_ARRAY_COUNT(descriptors), 0) <= 0) return true;

@@ -87,7 +87,7 @@ void local_look_at_peer(struct local_pair *pair, bool is_posted)
     pair->provider->stats.wakes_sent++;
     const uint32_t kind = LOCAL_PACKET_WAKE;
     /* When it cannot be sent, the peer has others to read. */
-    (void)send(pair->socket, &kind, sizeof(kind), MSG_DONTWAIT | MSG_NOSIGNAL);
+    (void)send(pair->out_socket, &kind, sizeof(kind), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 /* ------------------------------------------------------------------------------------------------------ carrying -- */
@@ -373,9 +373,10 @@ void local_write(struct tl_queue_pair *base, const struct tl_region *region, con
 bool local_send_news(struct local_pair *pair, const void *packet, size_t len_bytes, int fd)
 {
     int unread_bytes = 0;
-    if (fd >= 0 && ioctl(pair->socket, SIOCOUTQ, &unread_bytes) == 0 && unread_bytes > MAX_UNREAD_BYTES) return false;
+    if (fd >= 0 && ioctl(pair->out_socket, SIOCOUTQ, &unread_bytes) == 0 && unread_bytes > MAX_UNREAD_BYTES)
+        return false;
     atomic_store_explicit(&pair->out.head->news, pair->news_sent + 1, memory_order_seq_cst);
-    bool is_sent = local_send(pair->socket, packet, len_bytes, fd);
+    bool is_sent = local_send(pair->out_socket, packet, len_bytes, fd);
     if (is_sent) {
         pair->news_sent++;
     } else {

@@ -1,15 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The sockets of the local provider: where others call, what passes over a connection, and who may.
+ * The sockets of the local provider: doors, at which peers call, and what passes over a connection.
  *
- * A socket in a folder gets its name only once it listens: a name whose socket refuses calls belongs to a process that
- * has died, and is removed by whoever opens next. Nothing here ever blocks but local_receive.
+ * A door is a datagram socket with a name. The kernel asks its filter before it queues a packet, and drops in the
+ * sender's own call what does not hold the token of the queue pair: nobody but the peer that was told it can leave
+ * anything there. A connection is two socket pairs, one for each direction, each made by who receives: of a socket that
+ * somebody else has as well the words can be written at any time, but not read.
+ *
+ * A door that is a file gets its name only once it is bound: a name whose socket refuses calls belongs to a process
+ * that has died, and is removed by whoever opens next. Nothing here ever blocks but local_receive.
  */
 #include <dirent.h>
+#include <endian.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <poll.h>
+#include <linux/filter.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <string.h>
@@ -19,11 +25,11 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "base/text.h"
 #include "dataplane/local_internal.h"
 
 #define NAME_PREFIX "tensorlane-"
@@ -31,19 +37,28 @@
 #define UNFINISHED_SUFFIX ".new"
 /* A socket that was not given its name in that time never is. */
 #define UNFINISHED_SECONDS 60
-#define BACKLOG 512
 #define MAX_DESCRIPTORS 4
 
-#ifndef SO_PEERPIDFD
-#define SO_PEERPIDFD 77
-#endif
+/* --------------------------------------------------------------------------------------------------------- doors -- */
 
-static int make_socket(void)
+/* Lets through only what holds the token where a HELLO has that of whom it is for. */
+static bool set_filter(int fd, const uint8_t *token)
 {
-    return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    enum { WORDS = LOCAL_TOKEN_BYTES / 4 };
+    struct sock_filter steps[2 * WORDS + 2];
+    uint32_t words[WORDS];
+    memcpy(words, token, LOCAL_TOKEN_BYTES);
+    for (unsigned i = 0; i < WORDS; i++) {
+        uint32_t at = (uint32_t)offsetof(struct local_hello, to) + 4 * i;
+        uint8_t rest = (uint8_t)(2 * (WORDS - i - 1) + 1); /* to the last step */
+        steps[2 * i] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at);
+        steps[2 * i + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, be32toh(words[i]), 0, rest);
+    }
+    steps[2 * WORDS] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, UINT32_MAX);
+    steps[2 * WORDS + 1] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, 0);
+    const struct sock_fprog filter = {.len = TL_ARRAY_COUNT(steps), .filter = steps};
+    return setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter)) == 0;
 }
-
-/* ----------------------------------------------------------------------------------------------------- listening -- */
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -51,185 +66,174 @@ static bool ends_with(const char *text, const char *end)
     return len >= end_len && strcmp(text + len - end_len, end) == 0;
 }
 
-/* Connects with the socket of that name in the folder, and follows no link: somebody else may have put one there that
- * leads to where opening waits. errno tells why not. */
-static bool connect_in(int socket, int folder_fd, const char *name)
+/* The address of the socket of that name in the folder, as long as the descriptor, which is the caller's, is open. No
+ * link is followed: somebody else may have put one there that leads to where opening waits. -1: errno tells why not. */
+static int find_in(int folder_fd, const char *name, struct sockaddr_un *ret_address)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct stat stat;
     int fd = openat(folder_fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) return false;
-    bool is_connected = false;
+    if (fd < 0) return -1;
     if (fstat(fd, &stat) == 0 && S_ISSOCK(stat.st_mode)) {
-        snprintf(address.sun_path, sizeof(address.sun_path), "/proc/thread-self/fd/%d", fd);
-        is_connected = connect(socket, (const struct sockaddr *)&address, sizeof(address)) == 0;
-    } else {
-        errno = ENOTSOCK;
+        *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
+        snprintf(ret_address->sun_path, sizeof(ret_address->sun_path), "/proc/thread-self/fd/%d", fd);
+        return fd;
     }
-    int error = errno;
     close(fd);
-    errno = error;
-    return is_connected;
+    errno = ENOTSOCK;
+    return -1;
 }
 
-/* Nobody listens there any more. */
+/* Nobody has that socket any more. */
 static bool is_dead(int folder_fd, const char *name)
 {
-    int fd = make_socket();
+    struct sockaddr_un address;
+    int fd = find_in(folder_fd, name, &address);
     if (fd < 0) return false;
-    bool is_refused = !connect_in(fd, folder_fd, name) && errno == ECONNREFUSED;
+    int caller = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    bool is_refused = caller >= 0 && connect(caller, (const struct sockaddr *)&address, sizeof(address)) != 0 &&
+                      errno == ECONNREFUSED;
+    if (caller >= 0) close(caller);
     close(fd);
     return is_refused;
 }
 
-static bool is_unfinished_for_ever(const char *path)
+static bool is_unfinished_for_ever(int folder_fd, const char *name)
 {
     struct stat stat;
-    return lstat(path, &stat) == 0 && stat.st_mtime + UNFINISHED_SECONDS < time(NULL);
+    return fstatat(folder_fd, name, &stat, AT_SYMLINK_NOFOLLOW) == 0 && stat.st_mtime + UNFINISHED_SECONDS < time(NULL);
 }
 
-/* Removes what processes that have died have left in the folder. */
-static void clean_folder(int folder_fd, const char *folder)
+void local_clean_folder(int folder_fd, const char *folder)
 {
     DIR *listing = opendir(folder);
     if (listing == NULL) return;
     const struct dirent *entry;
     while ((entry = readdir(listing)) != NULL) {
-        struct sockaddr_un address = {.sun_family = AF_UNIX};
-        bool is_named = ends_with(entry->d_name, NAME_SUFFIX),
-             is_unfinished = ends_with(entry->d_name, UNFINISHED_SUFFIX);
-        if (strncmp(entry->d_name, NAME_PREFIX, strlen(NAME_PREFIX)) != 0 || (!is_named && !is_unfinished)) continue;
-        int len = snprintf(address.sun_path, sizeof(address.sun_path), "%s/%s", folder, entry->d_name);
-        if (len < 0 || (size_t)len >= sizeof(address.sun_path)) continue;
-        if (is_named ? !is_dead(folder_fd, entry->d_name) : !is_unfinished_for_ever(address.sun_path)) continue;
-        if (unlink(address.sun_path) == 0) {
-            TL_LOG_AT_INFO("removed the socket of a worker that has died", TL_STR("path", address.sun_path));
+        const char *name = entry->d_name;
+        bool is_named = ends_with(name, NAME_SUFFIX), is_unfinished = ends_with(name, UNFINISHED_SUFFIX);
+        if (strncmp(name, NAME_PREFIX, strlen(NAME_PREFIX)) != 0 || (!is_named && !is_unfinished)) continue;
+        if (is_named ? !is_dead(folder_fd, name) : !is_unfinished_for_ever(folder_fd, name)) continue;
+        if (unlinkat(folder_fd, name, 0) == 0) {
+            TL_LOG_AT_INFO("removed the socket of a worker that has died", TL_STR("folder", folder),
+                           TL_STR("name", name));
         }
     }
     closedir(listing);
 }
 
-/* Binds under a name that nobody looks at, listens, and renames. */
-static enum tl_status listen_in(struct local_provider *provider, const char *folder, struct tl_error *ret_error)
+/* Binds under a name that nobody looks at, and renames. */
+static enum tl_status name_in_folder(const struct local_provider *provider, int fd, struct sockaddr_un *address,
+                                     socklen_t *ret_bytes, struct tl_error *ret_error)
 {
     struct sockaddr_un unfinished = {.sun_family = AF_UNIX};
-    struct sockaddr_un *address = &provider->address;
     uint64_t number = tl_random_u64();
     int len = snprintf(address->sun_path, sizeof(address->sun_path), "%s/" NAME_PREFIX "%016" PRIx64 NAME_SUFFIX,
-                       folder, number);
+                       provider->socket_folder, number);
     int unfinished_len = snprintf(unfinished.sun_path, sizeof(unfinished.sun_path),
-                                  "%s/" NAME_PREFIX "%016" PRIx64 UNFINISHED_SUFFIX, folder, number);
+                                  "%s/" NAME_PREFIX "%016" PRIx64 UNFINISHED_SUFFIX, provider->socket_folder, number);
     if (len < 0 || (size_t)len >= sizeof(address->sun_path) || unfinished_len < 0) {
-        address->sun_path[0] = '\0';
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "the path of a socket in %s is too long; name a shorter folder (local.socket_folder)",
-                            folder);
+                            provider->socket_folder);
     }
-    provider->address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)len + 1);
+    *ret_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)len + 1);
     bool are_others_allowed = provider->is_any_user_allowed || provider->user_count > 0;
-    bool is_bound = bind(provider->listen_fd, (const struct sockaddr *)&unfinished, sizeof(unfinished)) == 0;
+    bool is_bound = bind(fd, (const struct sockaddr *)&unfinished, sizeof(unfinished)) == 0;
     if (is_bound && chmod(unfinished.sun_path, are_others_allowed ? 0666 : 0600) == 0 &&
-        listen(provider->listen_fd, BACKLOG) == 0 && rename(unfinished.sun_path, address->sun_path) == 0)
+        rename(unfinished.sun_path, address->sun_path) == 0)
         return TL_OK;
     int error = errno;
-    address->sun_path[0] = '\0';
     if (is_bound) unlink(unfinished.sun_path);
-    return tl_error_set_errno(ret_error, error, "cannot make a socket in %s (local.socket_folder)", folder);
+    return tl_error_set_errno(ret_error, error, "cannot make a socket in %s (local.socket_folder)",
+                              provider->socket_folder);
 }
 
-static enum tl_status listen_abstractly(struct local_provider *provider, struct tl_error *ret_error)
+static enum tl_status name_abstractly(int fd, struct sockaddr_un *address, socklen_t *ret_bytes,
+                                      struct tl_error *ret_error)
 {
-    struct sockaddr_un *address = &provider->address;
     /* The first byte of an abstract name is 0. */
     int len = snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, NAME_PREFIX "%016" PRIx64 "%016" PRIx64,
                        tl_random_u64(), tl_random_u64());
-    provider->address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len);
-    if (bind(provider->listen_fd, (const struct sockaddr *)address, provider->address_bytes) == 0 &&
-        listen(provider->listen_fd, BACKLOG) == 0)
-        return TL_OK;
+    *ret_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len);
+    if (bind(fd, (const struct sockaddr *)address, *ret_bytes) == 0) return TL_OK;
     return tl_error_set_errno(ret_error, errno, "cannot make a socket for workers of this host");
 }
 
-enum tl_status local_listen(struct local_provider *provider, struct tl_error *ret_error)
+enum tl_status local_door_open(const struct local_provider *provider, struct local_introduction *self, int *ret_door,
+                               struct tl_error *ret_error)
 {
-    const char *folder = provider->socket_folder;
-    provider->address.sun_family = AF_UNIX;
-    provider->listen_fd = make_socket();
-    if (provider->listen_fd < 0) return tl_error_set_errno(ret_error, errno, "no socket for workers of this host");
-    if (folder == NULL) return listen_abstractly(provider, ret_error);
-    provider->folder_fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int error = errno;
-    clean_folder(provider->folder_fd, folder);
-    enum tl_status status = listen_in(provider, folder, ret_error);
-    if (status != TL_OK || provider->folder_fd >= 0) return status;
-    return tl_error_set_errno(ret_error, error, "cannot open %s (local.socket_folder)", folder);
+    static const int yes = 1;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    socklen_t address_bytes = 0;
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return tl_error_set_errno(ret_error, errno, "no socket for workers of this host");
+    enum tl_status status = TL_OK;
+    if (!set_filter(fd, self->token) || setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &yes, sizeof(yes)) != 0) {
+        status = tl_error_set(ret_error, TL_UNAVAILABLE,
+                              "the kernel does not let a socket refuse strangers: %s (SO_ATTACH_FILTER, SO_PASSCRED)",
+                              strerror(errno));
+    } else if (provider->socket_folder != NULL) {
+        status = name_in_folder(provider, fd, &address, &address_bytes, ret_error);
+    } else {
+        status = name_abstractly(fd, &address, &address_bytes, ret_error);
+    }
+    if (status != TL_OK) {
+        close(fd);
+        return status;
+    }
+    self->name_bytes = (uint32_t)(address_bytes - offsetof(struct sockaddr_un, sun_path));
+    memcpy(self->name, address.sun_path, self->name_bytes);
+    *ret_door = fd;
+    return TL_OK;
 }
 
-/* The last part of a path; NULL: it has none. name may lack its end. */
-static const char *last_part(const uint8_t *name, uint32_t name_bytes, char part[static 1], size_t capacity)
+/* The last part of a path; false: it has none. name may lack its end. */
+static bool get_last_part(const struct local_introduction *of, char part[static 1], size_t capacity)
 {
-    const uint8_t *slash = memrchr(name, '/', name_bytes);
-    const uint8_t *start = slash != NULL ? slash + 1 : name;
-    size_t len = strnlen((const char *)start, name_bytes - (size_t)(start - name));
-    if (len == 0 || len >= capacity) return NULL;
+    const uint8_t *slash = memrchr(of->name, '/', of->name_bytes);
+    const uint8_t *start = slash != NULL ? slash + 1 : of->name;
+    size_t len = strnlen((const char *)start, of->name_bytes - (size_t)(start - of->name));
+    if (len == 0 || len >= capacity) return false;
     memcpy(part, start, len);
     part[len] = '\0';
-    return part;
+    return true;
 }
 
-/* errno tells why not. */
-static bool call(const struct local_provider *provider, int fd, const uint8_t *name, uint32_t name_bytes)
+static bool is_abstract(const struct local_introduction *introduction)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    char part[sizeof(address.sun_path)];
-    if (name_bytes > 0 && name[0] == '\0') {
-        memcpy(address.sun_path, name, name_bytes);
-        socklen_t address_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + name_bytes);
-        return connect(fd, (const struct sockaddr *)&address, address_bytes) == 0;
-    }
-    errno = ENOENT;
-    return provider->folder_fd >= 0 && last_part(name, name_bytes, part, sizeof(part)) != NULL &&
-           connect_in(fd, provider->folder_fd, part);
+    return introduction->name_bytes > 0 && introduction->name[0] == '\0';
 }
 
-enum tl_status local_dial(const struct local_provider *provider, const uint8_t *name, uint32_t name_bytes, int *ret_fd,
-                          struct tl_error *ret_error)
+void local_door_remove_name(const struct local_provider *provider, const struct local_introduction *self)
 {
-    int fd = make_socket();
-    if (fd < 0) return tl_error_set_errno(ret_error, errno, "no socket to call a worker of this host");
-    if (call(provider, fd, name, name_bytes)) {
-        *ret_fd = fd;
-        return TL_OK;
-    }
-    int error = errno;
-    close(fd);
-    *ret_fd = -1;
-    if (error == EAGAIN || error == EINTR) return TL_OK; /* its backlog is full */
-    bool is_abstract = name_bytes > 0 && name[0] == '\0';
-    return tl_error_set(ret_error, TL_UNAVAILABLE,
-                        "nobody answers at the peer's socket%s%.*s: %s; has it ended, or is it in a container with "
-                        "another network namespace, or another folder of sockets? (local.socket_folder)",
-                        is_abstract ? "" : " ", is_abstract ? 0 : (int)name_bytes, (const char *)name, strerror(error));
+    char part[sizeof(self->name)];
+    if (is_abstract(self) || !get_last_part(self, part, sizeof(part))) return;
+    (void)unlinkat(provider->folder_fd, part, 0);
 }
 
 /* ------------------------------------------------------------------------------------------------------- packets -- */
 
-bool local_send(int socket, const void *packet, size_t len_bytes, int fd)
+union control {
+    struct cmsghdr align;
+    char bytes[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
+};
+
+static bool send_packet(int socket, const struct sockaddr_un *to, socklen_t to_bytes, const void *packet,
+                        size_t len_bytes, const int *fds, size_t fd_count)
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(sizeof(int))];
-    } control = {0};
+    union control control = {0};
     struct iovec part = {.iov_base = (void *)(uintptr_t)packet, .iov_len = len_bytes};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    if (fd >= 0) {
+    struct msghdr message = {
+        .msg_name = (void *)(uintptr_t)to, .msg_namelen = to_bytes, .msg_iov = &part, .msg_iovlen = 1};
+    TL_CHECK(fd_count <= MAX_DESCRIPTORS);
+    if (fd_count > 0) {
         message.msg_control = control.bytes;
-        message.msg_controllen = sizeof(control.bytes);
+        message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
         struct cmsghdr *header = CMSG_FIRSTHDR(&message);
         header->cmsg_level = SOL_SOCKET;
         header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(sizeof(int));
-        memcpy(CMSG_DATA(header), &fd, sizeof(fd));
+        header->cmsg_len = CMSG_LEN(fd_count * sizeof(int));
+        memcpy(CMSG_DATA(header), fds, fd_count * sizeof(int));
     }
     ssize_t sent;
     do {
@@ -238,8 +242,51 @@ bool local_send(int socket, const void *packet, size_t len_bytes, int fd)
     return sent == (ssize_t)len_bytes;
 }
 
-/* Keeps the first descriptor of a packet, closes others; returns how many there were. */
-static size_t take_descriptors(struct msghdr *message, int *ret_fd)
+bool local_send(int socket, const void *packet, size_t len_bytes, int fd)
+{
+    return send_packet(socket, NULL, 0, packet, len_bytes, &fd, fd >= 0 ? 1 : 0);
+}
+
+/* errno tells why not. */
+static bool call_in_folder(int folder_fd, int door, const struct local_introduction *peer,
+                           const struct local_hello *hello, const int *fds)
+{
+    struct sockaddr_un address;
+    char part[sizeof(peer->name)];
+    errno = ENOENT;
+    if (folder_fd < 0 || !get_last_part(peer, part, sizeof(part))) return false;
+    int fd = find_in(folder_fd, part, &address);
+    if (fd < 0) return false;
+    bool is_sent = send_packet(door, &address, sizeof(address), hello, sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS);
+    int error = errno;
+    close(fd);
+    errno = error;
+    return is_sent;
+}
+
+enum tl_status local_call(const struct local_provider *provider, int door, const struct local_introduction *peer,
+                          const struct local_hello *hello, const int fds[LOCAL_HELLO_DESCRIPTORS],
+                          struct tl_error *ret_error)
+{
+    bool is_sent;
+    if (is_abstract(peer)) {
+        struct sockaddr_un address = {.sun_family = AF_UNIX};
+        memcpy(address.sun_path, peer->name, peer->name_bytes);
+        is_sent = send_packet(door, &address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + peer->name_bytes),
+                              hello, sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS);
+    } else {
+        is_sent = call_in_folder(provider->folder_fd, door, peer, hello, fds);
+    }
+    if (is_sent) return TL_OK;
+    return tl_error_set(ret_error, TL_UNAVAILABLE,
+                        "nobody answers at the peer's socket%s%.*s: %s; has it ended, or is it in a container with "
+                        "another network namespace, or another folder of sockets? (local.socket_folder)",
+                        is_abstract(peer) ? "" : " ", is_abstract(peer) ? 0 : (int)peer->name_bytes,
+                        (const char *)peer->name, strerror(errno));
+}
+
+/* Keeps the first descriptors of a packet, closes others; returns how many there were. */
+static size_t take_descriptors(struct msghdr *message, int *ret_fds)
 {
     size_t count = 0;
     for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header != NULL; header = CMSG_NXTHDR(message, header)) {
@@ -248,50 +295,78 @@ static size_t take_descriptors(struct msghdr *message, int *ret_fd)
         for (size_t i = 0; i < fd_count; i++) {
             int fd;
             memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(fd));
-            if (count++ == 0)
-                *ret_fd = fd;
+            if (count < LOCAL_HELLO_DESCRIPTORS)
+                ret_fds[count] = fd;
             else
                 close(fd);
+            count++;
         }
     }
     return count;
 }
 
-static bool is_packet(const union local_packet *packet, size_t len_bytes, size_t fd_count)
+/* How many descriptors go with a packet of this kind and length; -1: there is none. */
+static int count_descriptors_of(const union local_packet *packet, size_t len_bytes)
 {
-    if (len_bytes < sizeof(packet->kind)) return false;
+    if (len_bytes < sizeof(packet->kind)) return -1;
     switch (packet->kind) {
     case LOCAL_PACKET_WAKE:
-        return len_bytes == sizeof(packet->kind) && fd_count == 0;
+        return len_bytes == sizeof(packet->kind) ? 0 : -1;
     case LOCAL_PACKET_HELLO:
-        return len_bytes == sizeof(packet->hello) && fd_count == 1;
+        return len_bytes == sizeof(packet->hello) ? LOCAL_HELLO_DESCRIPTORS : -1;
     case LOCAL_PACKET_ATTACH:
-        return len_bytes == sizeof(packet->segment) && fd_count == 1;
+        return len_bytes == sizeof(packet->segment) ? 1 : -1;
     case LOCAL_PACKET_DETACH:
-        return len_bytes == sizeof(packet->segment) && fd_count == 0;
+        return len_bytes == sizeof(packet->segment) ? 0 : -1;
     case LOCAL_PACKET_FILE:
-        return len_bytes == sizeof(packet->file) && fd_count == 1;
+        return len_bytes == sizeof(packet->file) ? 1 : -1;
     default:
-        return false;
+        return -1;
     }
+}
+
+/* message has no space for descriptors, so that none is opened. */
+static enum local_received look_at(int socket, struct msghdr *message, union local_packet *ret_packet)
+{
+    struct iovec part = {.iov_base = ret_packet, .iov_len = sizeof(*ret_packet)};
+    message->msg_iov = &part;
+    message->msg_iovlen = 1;
+    ssize_t len_bytes;
+    memset(ret_packet, 0, sizeof(*ret_packet));
+    do {
+        len_bytes = recvmsg(socket, message, MSG_DONTWAIT | MSG_PEEK);
+    } while (len_bytes < 0 && errno == EINTR);
+    if (len_bytes < 0 && (errno == EAGAIN || errno == ENOMEM || errno == ENOBUFS)) return LOCAL_RECEIVED_NOTHING;
+    bool are_passed = (message->msg_flags & MSG_CTRUNC) != 0;
+    if (len_bytes <= 0 && !are_passed) return LOCAL_RECEIVED_END;
+    int fd_count = count_descriptors_of(ret_packet, (size_t)len_bytes);
+    bool is_whole = (message->msg_flags & MSG_TRUNC) == 0;
+    if (!is_whole || fd_count < 0 || (fd_count > 0) != are_passed) return LOCAL_RECEIVED_WRONG;
+    return are_passed ? LOCAL_RECEIVED_PASSED : LOCAL_RECEIVED_PACKET;
 }
 
 enum local_received local_look_at(int socket, union local_packet *ret_packet)
 {
-    struct iovec part = {.iov_base = ret_packet, .iov_len = sizeof(*ret_packet)};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
-    ssize_t len_bytes;
-    memset(ret_packet, 0, sizeof(*ret_packet));
-    do {
-        len_bytes = recvmsg(socket, &message, MSG_DONTWAIT | MSG_PEEK);
-    } while (len_bytes < 0 && errno == EINTR);
-    if (len_bytes < 0 && (errno == EAGAIN || errno == ENOMEM || errno == ENOBUFS)) return LOCAL_RECEIVED_NOTHING;
-    /* There is no space for descriptors. */
-    bool are_passed = (message.msg_flags & MSG_CTRUNC) != 0;
-    if (len_bytes <= 0 && !are_passed) return LOCAL_RECEIVED_END;
-    bool is_whole = (message.msg_flags & MSG_TRUNC) == 0;
-    if (!is_whole || !is_packet(ret_packet, (size_t)len_bytes, are_passed ? 1 : 0)) return LOCAL_RECEIVED_WRONG;
-    return are_passed ? LOCAL_RECEIVED_PASSED : LOCAL_RECEIVED_PACKET;
+    struct msghdr message = {.msg_control = NULL};
+    return look_at(socket, &message, ret_packet);
+}
+
+enum local_received local_look_at_door(int door, union local_packet *ret_packet,
+                                       struct local_credentials *ret_credentials)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(sizeof(struct ucred))];
+    } control;
+    struct msghdr message = {.msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
+    struct ucred sender = {.pid = 0, .uid = (uid_t)-1};
+    enum local_received received = look_at(door, &message, ret_packet);
+    if (received == LOCAL_RECEIVED_NOTHING) return received;
+    const struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+    if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS)
+        memcpy(&sender, CMSG_DATA(header), sizeof(sender));
+    *ret_credentials = (struct local_credentials){.pid = sender.pid, .uid = sender.uid};
+    return received == LOCAL_RECEIVED_PASSED ? received : LOCAL_RECEIVED_WRONG;
 }
 
 void local_skip(int socket)
@@ -300,31 +375,38 @@ void local_skip(int socket)
     (void)recv(socket, &byte, sizeof(byte), MSG_DONTWAIT);
 }
 
-enum local_received local_receive(int socket, union local_packet *ret_packet, int *ret_fd)
+enum local_received local_receive(int socket, union local_packet *ret_packet, int ret_fds[LOCAL_HELLO_DESCRIPTORS])
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))];
-    } control;
+    union control control;
     struct iovec part = {.iov_base = ret_packet, .iov_len = sizeof(*ret_packet)};
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
     ssize_t len_bytes;
-    *ret_fd = -1;
+    ret_fds[0] = ret_fds[1] = -1;
     memset(ret_packet, 0, sizeof(*ret_packet));
     do {
         len_bytes = recvmsg(socket, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
     } while (len_bytes < 0 && errno == EINTR);
     if (len_bytes < 0 && (errno == EAGAIN || errno == ENOMEM || errno == ENOBUFS)) return LOCAL_RECEIVED_NOTHING;
     if (len_bytes <= 0) return LOCAL_RECEIVED_END;
-    size_t fd_count = take_descriptors(&message, ret_fd);
+    size_t fd_count = take_descriptors(&message, ret_fds);
     bool is_whole = (message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0;
-    if (is_whole && is_packet(ret_packet, (size_t)len_bytes, fd_count)) return LOCAL_RECEIVED_PACKET;
-    if (fd_count > 0) close(*ret_fd);
-    *ret_fd = -1;
+    if (is_whole && count_descriptors_of(ret_packet, (size_t)len_bytes) == (int)fd_count) return LOCAL_RECEIVED_PACKET;
+    for (size_t i = 0; i < LOCAL_HELLO_DESCRIPTORS; i++) {
+        if (ret_fds[i] >= 0) close(ret_fds[i]);
+        ret_fds[i] = -1;
+    }
     /* Fewer than there is space for: the rest could not be opened. */
     bool is_cut = (message.msg_flags & MSG_CTRUNC) != 0 && fd_count < MAX_DESCRIPTORS;
     return is_cut ? LOCAL_RECEIVED_NO_ROOM : LOCAL_RECEIVED_WRONG;
+}
+
+bool local_is_line(int fd)
+{
+    int domain = 0, type = 0;
+    socklen_t domain_bytes = sizeof(domain), type_bytes = sizeof(type);
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) == 0 && domain == AF_UNIX &&
+           getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_bytes) == 0 && type == SOCK_SEQPACKET;
 }
 
 /* --------------------------------------------------------------------------------------------------- credentials -- */
@@ -349,36 +431,25 @@ uid_t local_unknown_uid(void)
     return (uid_t)read_number("/proc/sys/kernel/overflowuid", 65534);
 }
 
-enum tl_status local_check_user(const struct local_provider *provider, int socket,
-                                struct local_credentials *ret_credentials, struct tl_error *ret_error)
+enum tl_status local_check_user(const struct local_provider *provider, uid_t uid, struct tl_error *ret_error)
 {
-    struct ucred credentials;
-    socklen_t len_bytes = sizeof(credentials);
-    if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &len_bytes) != 0) {
-        return tl_error_set_errno(ret_error, errno, "cannot tell whose process is at the other end");
-    }
-    if (credentials.uid == provider->unknown_uid && !provider->is_any_user_allowed) {
+    if (uid == provider->unknown_uid && !provider->is_any_user_allowed) {
         return tl_error_set(ret_error, TL_PERMISSION_DENIED,
                             "the peer's process belongs to a user who has no number in this container, and so may not "
                             "connect unless all may (local.users)");
     }
-    bool is_allowed = provider->is_any_user_allowed || credentials.uid == provider->own_uid;
+    bool is_allowed = provider->is_any_user_allowed || uid == provider->own_uid;
     for (size_t i = 0; i < provider->user_count && !is_allowed; i++)
-        is_allowed = provider->users[i] == credentials.uid;
-    if (!is_allowed) {
-        return tl_error_set(ret_error, TL_PERMISSION_DENIED,
-                            "the peer's process belongs to user %ju, who may not connect; this worker runs as user %ju "
-                            "(local.users)",
-                            (uintmax_t)credentials.uid, (uintmax_t)provider->own_uid);
-    }
-    *ret_credentials = (struct local_credentials){.pid = credentials.pid, .uid = credentials.uid};
-    return TL_OK;
+        is_allowed = provider->users[i] == uid;
+    if (is_allowed) return TL_OK;
+    return tl_error_set(ret_error, TL_PERMISSION_DENIED,
+                        "the peer's process belongs to user %ju, who may not connect; this worker runs as user %ju "
+                        "(local.users)",
+                        (uintmax_t)uid, (uintmax_t)provider->own_uid);
 }
 
-int local_process_fd(int socket, pid_t pid)
+int local_process_fd(pid_t pid)
 {
-    int fd;
-    socklen_t len_bytes = sizeof(fd);
-    if (getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &len_bytes) == 0) return fd;
+    errno = ESRCH;
     return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
 }

@@ -4,11 +4,9 @@
 
 #include <fcntl.h>
 #include <linux/memfd.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -97,33 +95,24 @@ static int make_memory(uint64_t len_bytes, void **ret_address)
     return fd;
 }
 
-static void dial(struct hostile *hostile, const struct local_introduction *victim, void (*show)(int ring_fd))
+static void call(struct hostile *hostile, const struct local_introduction *victim, void (*show)(int ring_fd))
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
     void *memory;
-    memcpy(address.sun_path, victim->name, victim->name_bytes);
-    hostile->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    TL_CHECK(connect(hostile->socket, (const struct sockaddr *)&address,
-                     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + victim->name_bytes)) == 0);
     int fd = make_memory(local_ring_bytes(SLOTS), &memory);
     local_ring_place(&hostile->ring, memory, SLOTS);
     if (show != NULL) show(fd);
     const uint64_t proof = 42;
-    struct local_hello hello = {.kind = LOCAL_PACKET_HELLO,
-                                .protocol = LOCAL_PROTOCOL,
-                                .slot_count = SLOTS,
-                                .proof_address = (uintptr_t)&proof,
-                                .proof = proof};
-    memcpy(hello.to, victim->token, sizeof(hello.to));
-    TL_CHECK(local_send(hostile->socket, &hello, sizeof(hello), fd));
+    struct local_hello hello = caller_hello(victim, SLOTS);
+    hello.proof_address = (uintptr_t)&proof;
+    hello.proof = proof;
+    caller_call(&hostile->caller, victim, &hello, fd);
     while (!local_pair_of(hostile->pair)->has_connected)
         poll_once(hostile);
     close(fd);
-    union local_packet packet;
-    TL_CHECK(local_receive(hostile->socket, &packet, &fd) == LOCAL_RECEIVED_PACKET && fd >= 0);
-    memory = mmap(NULL, local_ring_bytes(packet.hello.slot_count), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    fd = caller_take(&hostile->caller, &hello);
+    memory = mmap(NULL, local_ring_bytes(hello.slot_count), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     TL_CHECK(memory != MAP_FAILED);
-    local_ring_place(&hostile->theirs, memory, packet.hello.slot_count);
+    local_ring_place(&hostile->theirs, memory, hello.slot_count);
     hostile->theirs_fd = fd;
 }
 
@@ -146,18 +135,17 @@ void hostile_open_shown(struct hostile *hostile, void (*show)(int ring_fd))
 {
     struct tl_error error;
     struct tl_introduction bytes;
-    struct local_introduction victim, own;
+    struct local_introduction victim;
     const struct tl_queue_pair_options options = {.slot_count = SLOTS, .work_count = 16, .keys = TL_KEYS_REGION};
-    *hostile = (struct hostile){.socket = -1};
+    *hostile = (struct hostile){.provider = NULL};
     TL_CHECK(tl_local_open(&(struct tl_local_options){0}, &hostile->provider, &error) == TL_OK);
     TL_CHECK(tl_queue_pair_create(hostile->provider, &options, &events, hostile, &hostile->pair, &error) == TL_OK);
     hostile->pair->ops->introduce(hostile->pair, &bytes);
     TL_CHECK(local_introduction_read(&bytes, &victim));
-    own = victim;
-    memset(own.token, 0, sizeof(own.token)); /* the smaller one dials */
-    local_introduction_write(&own, &bytes);
+    caller_open(&hostile->caller, &victim);
+    local_introduction_write(&hostile->caller.self, &bytes);
     TL_CHECK(hostile->pair->ops->connect(hostile->pair, &bytes, &error) == TL_OK);
-    dial(hostile, &victim, show);
+    call(hostile, &victim, show);
     expose(hostile);
     hostile->segment = make_memory(SEGMENT_BYTES, NULL);
 }
@@ -240,7 +228,7 @@ static void send_packet(struct hostile *hostile, struct hostile_input *input)
     if (take(input, 1) % 4 == 0) len_bytes = sizes[take(input, 1) % TL_ARRAY_COUNT(sizes)];
     bool has_fd = packet.kind != LOCAL_PACKET_WAKE && packet.kind != LOCAL_PACKET_DETACH;
     if (take(input, 1) % 8 == 0) has_fd = !has_fd;
-    (void)local_send(hostile->socket, &packet, len_bytes, has_fd ? hostile->segment : -1);
+    (void)local_send(hostile->caller.out, &packet, len_bytes, has_fd ? hostile->segment : -1);
 }
 
 /* What an honest side does meanwhile, with places that the peer has told. */
@@ -310,7 +298,7 @@ void hostile_close(struct hostile *hostile)
     tl_pages_unmap(address, SEGMENT_BYTES);
     poll_once(hostile);
     hostile->provider->ops->close(hostile->provider);
-    close(hostile->socket);
+    caller_close(&hostile->caller);
     close(hostile->segment);
     close(hostile->theirs_fd);
     local_ring_unmap(&hostile->ring);

@@ -6,7 +6,7 @@
 #ifndef TESTS_FAKES_LOCAL_HOSTILE_H
 #define TESTS_FAKES_LOCAL_HOSTILE_H
 
-#include "dataplane/local_internal.h"
+#include "fakes/local_caller.h"
 
 struct hostile_input {
     const uint8_t *data;
@@ -27,7 +27,7 @@ struct hostile {
     uint8_t *source; /* what is written to the peer */
 
     /* The peer's. */
-    int socket;
+    struct local_caller caller;
     struct local_ring ring;   /* its own, in which we write */
     struct local_ring theirs; /* ours, in which it writes */
     int theirs_fd;

@@ -22,7 +22,8 @@
 
 #define SLOTS 16
 #define NOBODY 65534
-#define LINGERING_PER_CALL 2
+/* More than a door or a line holds. */
+#define TIMES 80
 
 _Static_assert(WAITING_PEER_BYTE == SLOW_FILE_BYTE && WAITING_PEER_BYTES <= SLOW_FILE_BYTES, "alike");
 _Static_assert(sizeof(WAITING_PEER_WAITS) == sizeof(SLOW_FILE_WAITS), "alike");
@@ -33,13 +34,10 @@ static int faults = -1;
 static uint8_t *memory;
 
 /* The connection. */
-static int line = -1;
+static struct local_caller line = {.door = -1, .in = -1, .peers_end = -1, .out = -1};
 static struct local_ring ring, theirs;
 static const uint64_t proof = 42;
 static unsigned news;
-
-static int callers[WAITING_PEER_STRANGERS];
-static unsigned caller_count;
 
 static void say(const char *word)
 {
@@ -89,26 +87,20 @@ static void let_go(void)
 
 /* ------------------------------------------------------------------------------------------------------- calling -- */
 
-static int dial(const struct local_introduction *to)
+/* Opens a new line; the door is the one that was passed. */
+static void begin_line(const struct local_introduction *to, int door)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    memcpy(address.sun_path, to->name, to->name_bytes);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    TL_CHECK(fd >= 0);
-    TL_CHECK(connect(fd, (const struct sockaddr *)&address,
-                     (socklen_t)(offsetof(struct sockaddr_un, sun_path) + to->name_bytes)) == 0);
-    return fd;
+    caller_close(&line);
+    caller_open(&line, to);
+    close(line.door);
+    line.door = door;
 }
 
-/* From a token that is zero. */
 static struct local_hello hello_to(const struct local_introduction *to)
 {
-    struct local_hello hello = {.kind = LOCAL_PACKET_HELLO,
-                                .protocol = LOCAL_PROTOCOL,
-                                .slot_count = SLOTS,
-                                .proof_address = (uintptr_t)&proof,
-                                .proof = proof};
-    memcpy(hello.to, to->token, sizeof(hello.to));
+    struct local_hello hello = caller_hello(to, SLOTS);
+    hello.proof_address = (uintptr_t)&proof;
+    hello.proof = proof;
     return hello;
 }
 
@@ -142,21 +134,18 @@ static void *map_ring(int fd, uint32_t slot_count)
 
 static void call(const struct local_introduction *to)
 {
-    const struct local_hello hello = hello_to(to);
-    union local_packet packet = {.kind = 0};
+    struct local_hello hello = hello_to(to);
     uint64_t len_bytes = local_ring_bytes(SLOTS);
     int fd = memfd_create("hostile", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     TL_CHECK(fd >= 0 && ftruncate(fd, (off_t)len_bytes) == 0);
     TL_CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
-    if (line >= 0) close(line);
-    line = dial(to);
-    TL_CHECK(forker_pass(line, &hello, sizeof(hello), fd));
     local_ring_unmap(&ring);
-    local_ring_place(&ring, map_ring(fd, SLOTS), SLOTS);
-    TL_CHECK(forker_take(line, &packet, sizeof(packet), &fd) == sizeof(packet.hello));
-    TL_CHECK(packet.kind == LOCAL_PACKET_HELLO && fd >= 0);
+    local_ring_place(&ring, map_ring(dup(fd), SLOTS), SLOTS);
+    caller_call(&line, to, &hello, fd);
+    close(fd);
     local_ring_unmap(&theirs);
-    local_ring_place(&theirs, map_ring(fd, packet.hello.slot_count), packet.hello.slot_count);
+    fd = caller_take(&line, &hello);
+    local_ring_place(&theirs, map_ring(fd, hello.slot_count), hello.slot_count);
     news = 0;
     post_message();
 }
@@ -164,15 +153,13 @@ static void call(const struct local_introduction *to)
 static void call_with_file(const struct local_introduction *to)
 {
     const struct local_hello hello = hello_to(to);
-    if (line >= 0) close(line);
-    line = dial(to);
-    TL_CHECK(forker_pass(line, &hello, sizeof(hello), file.fd));
+    caller_call(&line, to, &hello, file.fd);
 }
 
 static void pass(const void *packet, size_t len_bytes)
 {
     atomic_store_explicit(&theirs.head->news, ++news, memory_order_seq_cst);
-    TL_CHECK(forker_pass(line, packet, len_bytes, file.fd));
+    TL_CHECK(forker_pass(line.out, packet, len_bytes, file.fd));
 }
 
 static void pass_segment(void)
@@ -199,7 +186,7 @@ static void post_read(const struct local_place *place)
                               .generation = place->generation});
 }
 
-/* ----------------------------------------------------------------------------------------------------- strangers -- */
+/* ---------------------------------------------------------------------------------------------------- lingering -- */
 
 /* A socket with so much that its reader has not taken that closing it takes long. The reader's end stays with us. */
 static int make_lingering(int listening, const struct sockaddr_in *address)
@@ -240,35 +227,38 @@ static const char *become_nobody(void)
     return NULL;
 }
 
-static const char *call_as_strangers(enum waiting_peer_do what, const struct local_introduction *to)
+/* False: there is no room for more. */
+static bool leave(enum waiting_peer_do what, const struct local_introduction *to, int lingering)
+{
+    struct local_hello hello = hello_to(to);
+    const int fds[] = {lingering, lingering};
+    const struct local_segment_packet segment = {
+        .kind = LOCAL_PACKET_ATTACH, .number = 1, .len_bytes = SLOW_FILE_BYTES};
+    if (what == WAITING_PEER_LEAVE_IN_LINE) {
+        atomic_store_explicit(&theirs.head->news, ++news, memory_order_seq_cst);
+        return local_send(line.out, &segment, sizeof(segment), lingering);
+    }
+    if (what == WAITING_PEER_SAY_TOKEN) hello.to[3] ^= 1;
+    if (what == WAITING_PEER_SAY_NOTHING) memset(&hello, 0xff, sizeof(hello));
+    return caller_say(to, &hello, sizeof(hello), fds, 2);
+}
+
+static const char *leave_lingering(enum waiting_peer_do what, const struct local_introduction *to)
 {
     struct sockaddr_in address;
-    struct local_hello hello = hello_to(to);
     int listening;
+    bool is_room = true;
     const char *lacking = listen_for_lingering(&listening, &address);
-    if (lacking == NULL && what == WAITING_PEER_SAY_AS_USER) lacking = become_nobody();
+    if (lacking == NULL && what == WAITING_PEER_LEAVE_AS_USER) lacking = become_nobody();
     if (lacking != NULL) return lacking;
-    if (what == WAITING_PEER_SAY_TOKEN) hello.to[3] ^= 1;
-    if (what == WAITING_PEER_SAY_NOTHING) hello.kind = UINT32_MAX;
-    for (; caller_count < WAITING_PEER_STRANGERS; caller_count++) {
-        callers[caller_count] = dial(to);
-        for (unsigned i = 0; i < LINGERING_PER_CALL; i++) {
-            int fd = make_lingering(listening, &address);
-            (void)forker_pass(callers[caller_count], &hello, sizeof(hello), fd);
-            close(fd); /* while it is under way nothing lingers */
-        }
+    bool is_kept = what == WAITING_PEER_SAY_TOKEN || what == WAITING_PEER_SAY_NOTHING;
+    for (unsigned i = 0; i < TIMES && is_room; i++) {
+        int fd = make_lingering(listening, &address);
+        is_room = leave(what, to, fd);
+        if (is_room && !is_kept) close(fd); /* while it is under way nothing lingers */
     }
     return NULL;
 }
-
-static bool is_one_hung_up(void)
-{
-    struct pollfd fds[WAITING_PEER_STRANGERS];
-    for (unsigned i = 0; i < caller_count; i++)
-        fds[i] = (struct pollfd){.fd = callers[i], .events = POLLRDHUP};
-    return poll(fds, caller_count, 0) > 0;
-}
-
 /* -------------------------------------------------------------------------------------------------------- orders -- */
 
 /* Returns what is lacking, or NULL. */
@@ -301,27 +291,24 @@ static const char *carry_out(const struct waiting_peer_order *order)
         let_go();
         return NULL;
     default:
-        return call_as_strangers(order->what, &order->to);
+        return leave_lingering(order->what, &order->to);
     }
 }
 
 int waiting_peer_run(int fd)
 {
-    bool has_told = false;
     told = fd;
     alarm(SLOW_FILE_SECONDS);
     for (;;) {
         struct waiting_peer_order order;
         struct uffd_msg fault;
         struct pollfd fds[] = {{.fd = fd, .events = POLLIN}, {.fd = faults, .events = POLLIN}};
-        if (poll(fds, 2, caller_count > 0 && !has_told ? 10 : -1) < 0) return 1;
+        int door;
+        if (poll(fds, 2, -1) < 0) return 1;
         if (fds[1].revents != 0 && read(faults, &fault, sizeof(fault)) == sizeof(fault)) say(WAITING_PEER_WAITS);
-        if (!has_told && is_one_hung_up()) {
-            say(WAITING_PEER_WAITS);
-            has_told = true;
-        }
         if (fds[0].revents == 0) continue;
-        if (recv(fd, &order, sizeof(order), 0) != sizeof(order)) return 0;
+        if (forker_take(fd, &order, sizeof(order), &door) != sizeof(order)) return 0;
+        if (door >= 0) begin_line(&order.to, door);
         const char *lacking = carry_out(&order);
         say(lacking != NULL ? lacking : WAITING_PEER_DONE);
     }

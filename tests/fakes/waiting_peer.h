@@ -8,7 +8,7 @@
 #ifndef TESTS_FAKES_WAITING_PEER_H
 #define TESTS_FAKES_WAITING_PEER_H
 
-#include "dataplane/local_internal.h"
+#include "fakes/local_caller.h"
 
 enum waiting_peer_do {
     /* What it is to have; one of these comes first. */
@@ -16,6 +16,7 @@ enum waiting_peer_do {
     WAITING_PEER_HAS_FAULTS, /* memory whose page comes when it is let go (userfaultfd) */
     WAITING_PEER_HAS_FILE,   /* a file that answers when it is let go, and memory that lies in it */
 
+    /* With the door of the one who calls, into which the other one has called already. */
     WAITING_PEER_CALL,           /* as a peer does; and posts a message */
     WAITING_PEER_CALL_WITH_FILE, /* the ring is the file */
     WAITING_PEER_PASS_SEGMENT,   /* which is the file */
@@ -23,10 +24,12 @@ enum waiting_peer_do {
     WAITING_PEER_POST_READ,      /* of WAITING_PEER_BYTES, from the memory to `place` */
     WAITING_PEER_LET_GO,
 
-    /* Calls WAITING_PEER_STRANGERS times, and passes sockets that linger when they are closed. */
-    WAITING_PEER_SAY_TOKEN,   /* a wrong one */
-    WAITING_PEER_SAY_NOTHING, /* that means anything */
-    WAITING_PEER_SAY_AS_USER, /* everything, as a user who may not */
+    /* Passes sockets that linger when they are closed, again and again. */
+    WAITING_PEER_SAY_TOKEN,     /* into the door, with a wrong token; and keeps them */
+    WAITING_PEER_SAY_NOTHING,   /* into the door, with words that mean nothing; and keeps them */
+    WAITING_PEER_LEAVE_IN_DOOR, /* with the right words */
+    WAITING_PEER_LEAVE_AS_USER, /* the same, as a user who may not */
+    WAITING_PEER_LEAVE_IN_LINE, /* as segments, once it has called */
 };
 
 struct waiting_peer_order {
@@ -36,10 +39,9 @@ struct waiting_peer_order {
 };
 
 #define WAITING_PEER_BYTES 4096
-#define WAITING_PEER_STRANGERS (LOCAL_MAX_CALLERS + 16)
 /* What the memory is full of. */
 #define WAITING_PEER_BYTE 0x5a
-/* What it says when somebody begins to wait; of strangers: when one of them was hung up on. */
+/* What it says when somebody begins to wait. */
 #define WAITING_PEER_WAITS "waits"
 /* When an order was carried out; or what is lacking for it. */
 #define WAITING_PEER_DONE "done"

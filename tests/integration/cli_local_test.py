@@ -101,7 +101,9 @@ class Choice(LocalCase):
         self.serve({"local": {"socket_folder": "sockets"}})  # beside the configuration
         other = self.served.start("worker", 0)
         self.await_pair("local")
-        self.assertEqual(len(list(sockets.iterdir())), 2)
+        self.assertEqual(list(sockets.iterdir()), [], "there is one only while somebody is awaited")
+        local = next(t for t in self.health()["/job:ps/task:0"]["transports"] if t["name"] == "local")
+        self.assertRegex(local["reason"], f"socket: {sockets};")
         other.stop()
         self.worker.stop()
         self.assertEqual(list(sockets.iterdir()), [])

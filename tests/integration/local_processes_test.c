@@ -21,6 +21,7 @@
 #include "dataplane/local_internal.h"
 #include "dataplane/pages.h"
 #include "fakes/forker.h"
+#include "fakes/local_caller.h"
 #include "fakes/local_sides.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
@@ -235,7 +236,7 @@ static int child_that_forks(int fd_)
     side_message(&b, "x", 1, NULL);
     while (b.pair->ops->room(b.pair) < 16)
         side_poll(&b);
-    if (!forker_pass(fds[1], &byte, sizeof(byte), local_pair_of(b.pair)->socket)) return 1;
+    if (!forker_pass(fds[1], &byte, sizeof(byte), local_pair_of(b.pair)->out_socket)) return 1;
     b.messages = 0;
     while (b.messages == 0)
         side_poll(&b);
@@ -281,9 +282,7 @@ START_TEST(nobody_is_there)
     pid_t pid = start(child_that_waits);
     ck_assert_int_eq(kill(pid, SIGKILL), 0);
     (void)wait_for(pid);
-    a.is_connected = a.pair->ops->connect(a.pair, &theirs, &error) == TL_OK;
-    if (a.is_connected) return; /* it is he who dials */
-    ck_assert_int_eq(error.code, TL_UNAVAILABLE);
+    ck_assert_int_eq(a.pair->ops->connect(a.pair, &theirs, &error), TL_UNAVAILABLE);
     ck_assert_ptr_nonnull(strstr(error.message, "nobody answers"));
     a.pair->ops->destroy(a.pair);
     a.pair = NULL;
@@ -317,7 +316,6 @@ START_TEST(introductions_that_do_not_fit)
     ck_assert_int_eq(connect_with(&introduction, &error), TL_FAILED_PRECONDITION);
     ck_assert_ptr_nonnull(strstr(error.message, "another host"));
     introduction.host_id[5] ^= 1;
-    memset(introduction.token, 0xff, sizeof(introduction.token)); /* we dial */
     introduction.name[introduction.name_bytes - 1] ^= 1;
     ck_assert_int_eq(connect_with(&introduction, &error), TL_UNAVAILABLE);
     a.pair->ops->destroy(a.pair);
@@ -362,9 +360,8 @@ START_TEST(users_of_another_container)
     side_close(&a);
     side_open(&a, "a", &(struct tl_local_options){.is_any_user_allowed = true});
     pid_t pid = start(child_in_a_container);
-    struct tl_error error;
-    a.is_connected = a.pair->ops->connect(a.pair, &theirs, &error) == TL_OK;
-    if (a.is_connected) side_message(&a, "x", 1, NULL);
+    side_connect(&a, &theirs);
+    side_message(&a, "x", 1, NULL);
     for (unsigned i = 0; i < 20; i++) {
         usleep(10000);
         for (unsigned j = 0; j < 100; j++)
@@ -386,24 +383,14 @@ START_TEST(other_users)
     side_open(&a, "a",
               &(struct tl_local_options){.users = &nobody, .user_count = _i == 1, .is_any_user_allowed = _i == 2});
     pid_t pid = start(child_of_another_user);
-    struct tl_error error;
-    enum tl_status status = a.pair->ops->connect(a.pair, &theirs, &error);
-    a.is_connected = status == TL_OK;
+    side_connect(&a, &theirs);
     if (is_allowed) {
-        ck_assert_int_eq(status, TL_OK);
         side_message(&a, "x", 1, NULL);
         PUMP_UNTIL(a.messages == 1);
-    } else if (status == TL_OK) { /* the child has called, or will */
-        side_message(&a, "x", 1, NULL);
-        for (unsigned i = 0; i < 20; i++) {
-            usleep(10000);
-            for (unsigned j = 0; j < 100; j++)
-                side_poll(&a);
-        }
-        ck_assert_uint_eq(a.messages, 0);
     } else {
-        ck_assert_int_eq(status, TL_PERMISSION_DENIED);
-        ck_assert_ptr_nonnull(strstr(error.message, "65534"));
+        PUMP_UNTIL(a.drained);
+        ck_assert_int_eq(a.reason.code, TL_PERMISSION_DENIED);
+        ck_assert_ptr_nonnull(strstr(a.reason.message, "65534"));
     }
     side_end(&a);
     (void)kill(pid, SIGKILL);
@@ -411,71 +398,36 @@ START_TEST(other_users)
 }
 END_TEST
 
+static struct local_caller caller;
+static struct local_introduction to;
+
+/* a, and somebody who is played by hand: they are told of each other, and a has called. */
+static void set_up_caller(void)
+{
+    struct tl_introduction bytes;
+    side_create(&a, 16, 16, TL_KEYS_REGION);
+    side_introduce(&a, &bytes);
+    ck_assert(local_introduction_read(&bytes, &to));
+    caller_open(&caller, &to);
+    local_introduction_write(&caller.self, &bytes);
+    side_connect(&a, &bytes);
+}
+
 /* Who is refused learns only that; what it may be is in the reason. */
 START_TEST(one_that_hangs_up)
 {
-    struct local_introduction introduction = {0};
-    struct tl_introduction own;
-    struct tl_error error;
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    socklen_t address_bytes = sizeof(address);
-    int listening = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    /* Of no length: the kernel chooses an abstract name. */
-    ck_assert_int_eq(bind(listening, (struct sockaddr *)&address, sizeof(address.sun_family)), 0);
-    ck_assert_int_eq(listen(listening, 1), 0);
-    ck_assert_int_eq(getsockname(listening, (struct sockaddr *)&address, &address_bytes), 0);
-    side_create(&a, 16, 16, TL_KEYS_REGION);
-    side_introduce(&a, &own);
-    ck_assert(local_introduction_read(&own, &introduction));
-    memset(introduction.token, 0xff, sizeof(introduction.token)); /* we dial */
-    introduction.name_bytes = address_bytes - (socklen_t)offsetof(struct sockaddr_un, sun_path);
-    memcpy(introduction.name, address.sun_path, introduction.name_bytes);
-    ck_assert_int_eq(connect_with(&introduction, &error), TL_OK);
-    a.is_connected = true;
-    int caller_ = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
-    ck_assert_int_ge(caller_, 0);
-    close(caller_);
+    struct local_hello hello;
+    set_up_caller();
+    close(caller_take(&caller, &hello));
+    caller_close(&caller);
     PUMP_UNTIL(a.drained);
     ck_assert_int_eq(a.reason.code, TL_UNAVAILABLE);
     ck_assert_ptr_nonnull(strstr(a.reason.message, "local.users"));
-    close(listening);
     side_end(&a);
 }
 END_TEST
 
 /* -------------------------------------------------------------------------------------------- what may be passed -- */
-
-static struct sockaddr_un listener;
-static socklen_t listener_bytes;
-static int caller;
-
-/* Calls a as its introduction says, by hand. */
-static void call_by_hand(struct local_introduction *ret_as)
-{
-    struct tl_introduction own;
-    side_create(&a, 16, 16, TL_KEYS_REGION);
-    side_introduce(&a, &own);
-    ck_assert(local_introduction_read(&own, ret_as));
-    listener.sun_family = AF_UNIX;
-    memcpy(listener.sun_path, ret_as->name, ret_as->name_bytes);
-    listener_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + ret_as->name_bytes);
-    caller = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(connect(caller, (struct sockaddr *)&listener, listener_bytes), 0);
-    /* The smaller token dials. */
-    struct local_introduction peer = *ret_as;
-    memset(peer.token, 0, sizeof(peer.token));
-    struct tl_introduction bytes;
-    local_introduction_write(&peer, &bytes);
-    side_connect(&a, &bytes);
-}
-
-static struct local_hello hello_to(const struct local_introduction *to)
-{
-    struct local_hello hello = {
-        .kind = LOCAL_PACKET_HELLO, .protocol = LOCAL_PROTOCOL, .slot_count = 16, .proof_address = 1, .proof = 2};
-    memcpy(hello.to, to->token, sizeof(hello.to));
-    return hello;
-}
 
 static int make_memory(const char *how, uint64_t len_bytes)
 {
@@ -493,7 +445,7 @@ static int make_memory(const char *how, uint64_t len_bytes)
 static bool is_hung_up(void)
 {
     uint8_t bytes[256];
-    return recv(caller, bytes, sizeof(bytes), MSG_DONTWAIT) == 0;
+    return recv(caller.in, bytes, sizeof(bytes), MSG_DONTWAIT) == 0;
 }
 
 START_TEST(rings_that_may_not_be)
@@ -504,73 +456,85 @@ START_TEST(rings_that_may_not_be)
         uint32_t slots;
     } rings[] = {{"unsealed", 0, 16}, {"can shrink", 0, 16}, {"sealed", -4096, 16},   {"sealed", 4096, 16},
                  {"sealed", 0, 17},   {"sealed", 0, 0},      {"sealed", 0, 1u << 31}, {"keeps holes", 0, 16}};
-    struct local_introduction to;
     unsigned mappings = count_mappings();
-    call_by_hand(&to);
-    struct local_hello hello = hello_to(&to);
-    hello.slot_count = rings[_i].slots;
+    set_up_caller();
+    const struct local_hello hello = caller_hello(&to, rings[_i].slots);
     uint64_t len_bytes =
         local_ring_bytes(rings[_i].slots > 1000 ? 16 : rings[_i].slots) + (uint64_t)rings[_i].more_bytes;
     int memory = make_memory(rings[_i].how, len_bytes);
-    ck_assert(local_send(caller, &hello, sizeof(hello), memory));
+    caller_call(&caller, &to, &hello, memory);
     PUMP_UNTIL(a.drained);
     ck_assert_ptr_nonnull(strstr(a.reason.message, "broken the protocol"));
-    ck_assert(is_hung_up());
+    PUMP_UNTIL(is_hung_up());
     close(memory);
-    close(caller);
+    caller_close(&caller);
     side_end(&a);
     PUMP_UNTIL(count_mappings() == mappings);
 }
 END_TEST
 
-/* Whoever calls with anything but the right words is hung up on, and nobody else notices. */
-START_TEST(callers_that_say_something_else)
+/* Whoever calls without the right token is not heard, and nobody notices: the right one is still welcome. */
+START_TEST(strangers_who_call)
 {
-    struct local_introduction to;
     unsigned descriptors = count_descriptors();
-    call_by_hand(&to);
-    struct local_hello hello = hello_to(&to);
+    set_up_caller();
+    struct local_hello hello = caller_hello(&to, 16);
+    hello.to[_i] ^= 1;
     int memory = make_memory("sealed", local_ring_bytes(16));
-    size_t len_bytes = sizeof(hello);
-    int passed = memory;
-    switch (_i) {
-    case 0:
-        hello.to[3] ^= 1;
-        break;
-    case 1:
-        hello.from[3] ^= 1;
-        break;
-    case 2:
-        hello.protocol++;
-        break;
-    case 3:
-        hello.kind = LOCAL_PACKET_ATTACH;
-        break;
-    case 4:
-        len_bytes--;
-        break;
-    case 5:
-        passed = -1;
-        break;
-    default:
-        len_bytes = 1;
-        break;
-    }
-    ck_assert(local_send(caller, &hello, len_bytes, passed));
-    PUMP_UNTIL(is_hung_up());
-    ck_assert_uint_eq(a.broken, 0);
-    close(memory);
-    close(caller);
-    /* The right one is still welcome. */
-    caller = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    ck_assert_int_eq(connect(caller, (struct sockaddr *)&listener, listener_bytes), 0);
-    hello = hello_to(&to);
-    memory = make_memory("sealed", local_ring_bytes(16));
-    ck_assert(local_send(caller, &hello, sizeof(hello), memory));
+    const int fds[] = {caller.peers_end, memory};
+    for (unsigned i = 0; i < 1000; i++) /* more than there would be room for */
+        ck_assert(caller_say(&to, &hello, i % 2 == 0 ? sizeof(hello) : 30, fds, 2));
+    hello = caller_hello(&to, 16);
+    caller_call(&caller, &to, &hello, memory);
     side_message(&a, "x", 1, NULL);
     PUMP_UNTIL(a.pair->ops->room(a.pair) == 16);
     close(memory);
-    close(caller);
+    caller_close(&caller);
+    side_end(&a);
+    PUMP_UNTIL(count_descriptors() == descriptors);
+}
+END_TEST
+
+/* Who knows the token says something else. */
+START_TEST(calls_that_may_not_be)
+{
+    unsigned descriptors = count_descriptors();
+    set_up_caller();
+    struct local_hello hello = caller_hello(&to, 16);
+    int memory = make_memory("sealed", local_ring_bytes(16));
+    int fds[] = {caller.peers_end, memory, memory};
+    size_t len_bytes = sizeof(hello), fd_count = 2;
+    switch (_i) {
+    case 0:
+        hello.from[3] ^= 1;
+        break;
+    case 1:
+        hello.protocol++;
+        break;
+    case 2:
+        hello.kind = LOCAL_PACKET_ATTACH;
+        break;
+    case 3:
+        len_bytes--;
+        break;
+    case 4:
+        fd_count = 0;
+        break;
+    case 5:
+        fd_count = 1;
+        break;
+    case 6:
+        fd_count = 3;
+        break;
+    default: /* a line that is none */
+        fds[0] = memory;
+        break;
+    }
+    ck_assert(caller_say(&to, &hello, len_bytes, fds, fd_count));
+    PUMP_UNTIL(a.drained);
+    ck_assert_ptr_nonnull(strstr(a.reason.message, "broken the protocol"));
+    close(memory);
+    caller_close(&caller);
     side_end(&a);
     PUMP_UNTIL(count_descriptors() == descriptors);
 }
@@ -590,39 +554,35 @@ START_TEST(segments_that_may_not_be)
                     {"sealed", 8192, 8192, 2},      {"sealed", 8192, 8191, 1},
                     {"sealed", 8192, 0, 1},         {"sealed", 8192, UINT64_MAX - 4095, 1},
                     {"keeps holes", 8192, 8192, 1}, {"sealed", TOO_MANY_BYTES, TOO_MANY_BYTES, 1}};
-    struct local_introduction to;
-    call_by_hand(&to);
-    struct local_hello hello = hello_to(&to);
+    set_up_caller();
+    struct local_hello hello = caller_hello(&to, 16);
     int ring = make_memory("sealed", local_ring_bytes(16));
-    ck_assert(local_send(caller, &hello, sizeof(hello), ring));
+    caller_call(&caller, &to, &hello, ring);
+    close(caller_take(&caller, &hello));
     int memory = make_memory(segments[_i].how, segments[_i].len_bytes);
     const struct local_segment_packet packet = {
         .kind = LOCAL_PACKET_ATTACH, .number = segments[_i].number, .len_bytes = segments[_i].said_bytes};
-    ck_assert(local_send(caller, &packet, sizeof(packet), memory));
+    ck_assert(local_send(caller.out, &packet, sizeof(packet), memory));
     PUMP_UNTIL(a.drained);
     ck_assert_ptr_nonnull(strstr(a.reason.message, "broken the protocol"));
     close(memory);
     close(ring);
-    close(caller);
+    caller_close(&caller);
 }
 END_TEST
 
-START_TEST(callers_that_say_nothing)
+/* Whether there are any or not. */
+START_TEST(reserved_pages_of_another_user)
 {
-    struct local_introduction to;
-    int callers[LOCAL_MAX_CALLERS + 20];
-    call_by_hand(&to);
-    unsigned descriptors = count_descriptors();
-    for (unsigned i = 0; i < TL_ARRAY_COUNT(callers); i++) {
-        callers[i] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-        ck_assert_int_eq(connect(callers[i], (struct sockaddr *)&listener, listener_bytes), 0);
-    }
-    PUMP_UNTIL(recv(callers[10], &to, 1, MSG_DONTWAIT) == 0);
-    ck_assert_int_lt(recv(callers[TL_ARRAY_COUNT(callers) - 1], &to, 1, MSG_DONTWAIT), 0);
-    for (unsigned i = 0; i < TL_ARRAY_COUNT(callers); i++)
-        close(callers[i]);
-    PUMP_UNTIL(count_descriptors() < descriptors + 2);
-    close(caller);
+    void *address;
+    struct tl_error error;
+    int memory = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB | MFD_HUGE_2MB);
+    if (memory < 0) return; /* this kernel knows none */
+    ck_assert_int_eq(ftruncate(memory, 2 * MIB), 0);
+    ck_assert_int_eq(fcntl(memory, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK), 0);
+    ck_assert_int_eq(local_memory_map(memory, 2 * MIB, false, &address, &error), TL_INVALID_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(error.message, "another user"));
+    close(memory);
 }
 END_TEST
 
@@ -649,16 +609,20 @@ START_TEST(sockets_in_a_folder)
     side_close(&a);
     side_open(&a, "a", &options);
     pid_t pid = start_with(child_in_folder, folder);
-    ck_assert_uint_eq(temp_entry_count(folder), 2);
+    ck_assert_uint_eq(temp_entry_count(folder), 2); /* the doors */
     side_connect(&a, &theirs);
     side_message(&a, "x", 1, NULL);
     PUMP_UNTIL(a.messages == 1);
+    ck_assert_uint_eq(temp_entry_count(folder), 0); /* nobody else is to come */
     wait_for_end_of(pid);
+    pid = start_with(child_in_folder, folder);
+    ck_assert_int_eq(kill(pid, SIGKILL), 0);
+    (void)wait_for(pid);
     ck_assert_uint_eq(temp_entry_count(folder), 2); /* it could not clean up */
     struct tl_provider *next;
     struct tl_error error;
     ck_assert_msg(tl_local_open(&options, &next, &error) == TL_OK, "%s", error.message);
-    ck_assert_uint_eq(temp_entry_count(folder), 2); /* a's and the new one; what was left is gone */
+    ck_assert_uint_eq(temp_entry_count(folder), 1); /* a's */
     next->ops->close(next);
     side_close(&a);
     ck_assert_uint_eq(temp_entry_count(folder), 0);
@@ -723,9 +687,10 @@ int main(void)
     tcase_add_test(tcase, users_of_another_container);
     tcase_add_loop_test(tcase, other_users, 0, 3);
     tcase_add_loop_test(tcase, rings_that_may_not_be, 0, 8);
-    tcase_add_loop_test(tcase, callers_that_say_something_else, 0, 7);
+    tcase_add_loop_test(tcase, strangers_who_call, 0, LOCAL_TOKEN_BYTES);
+    tcase_add_loop_test(tcase, calls_that_may_not_be, 0, 8);
     tcase_add_loop_test(tcase, segments_that_may_not_be, 0, 8);
-    tcase_add_test(tcase, callers_that_say_nothing);
+    tcase_add_test(tcase, reserved_pages_of_another_user);
     tcase_add_test(tcase, sockets_in_a_folder);
     tcase_add_test(tcase, folders_that_cannot_be_used);
     tcase_add_test(tcase, descriptors_are_closed_on_exec);

@@ -96,10 +96,10 @@ static void bystander_goes_on(void)
 /* ------------------------------------------------------------------------------------------------------- the peer --
  */
 
-static void send_order(const struct waiting_peer_order *order)
+static void send_order(const struct waiting_peer_order *order, int door)
 {
     peer.has_answered = false;
-    ck_assert(forker_pass(peer.fd, order, sizeof(*order), -1));
+    ck_assert(forker_pass(peer.fd, order, sizeof(*order), door));
 }
 
 /* False: something is lacking for it, which was said. */
@@ -112,7 +112,7 @@ static bool is_done(void)
 
 static bool peer_does_this(const struct waiting_peer_order *order)
 {
-    send_order(order);
+    send_order(order, -1);
     AWAIT(peer.has_answered);
     return is_done();
 }
@@ -137,17 +137,20 @@ static enum tl_status create_victim(uint64_t peer_number, struct tl_error *ret_e
     return tl_queue_pair_create(a.provider, &options, &side_events, &victim, &victim.pair, ret_error);
 }
 
-/* The peer calls the victim, in this way. */
+/* The victim is told of the peer, and the peer calls it, in this way. */
 static void peer_calls(enum waiting_peer_do how)
 {
     struct waiting_peer_order order = {.what = how};
+    struct local_caller caller;
     struct tl_introduction bytes;
     read_introduction(&victim, &order.to);
-    struct local_introduction peers = order.to;
-    memset(peers.token, 0, sizeof(peers.token)); /* the smaller one dials */
-    local_introduction_write(&peers, &bytes);
+    caller_open(&caller, &order.to);
+    local_introduction_write(&caller.self, &bytes);
     side_connect(&victim, &bytes);
-    ck_assert(peer_does_this(&order));
+    send_order(&order, caller.door);
+    caller_close(&caller);
+    AWAIT(peer.has_answered);
+    ck_assert(is_done());
 }
 
 static void create_and_call(enum waiting_peer_do how)
@@ -382,18 +385,50 @@ START_TEST(a_peer_that_keeps_many_waiting)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- strangers --
+/* The processes of one user may keep so many waiting, whatever their names are. */
+START_TEST(a_user_who_keeps_many_waiting)
+{
+    struct tl_error error = {0};
+    unsigned kept = 0;
+    set_up_sides(NULL);
+    if (!peer_does(WAITING_PEER_HAS_FILE)) return;
+    do {
+        unsigned waits = peer.waits;
+        ck_assert_uint_le(kept, 256);
+        ck_assert_msg(create_victim(100 + kept / 8, &error) == TL_OK, "%s", error.message);
+        peer_calls(WAITING_PEER_CALL_WITH_FILE);
+        AWAIT(peer.waits > waits || victim.drained);
+        if (peer.waits > waits) end_victim();
+        kept++;
+    } while (victim.reason.code != TL_RESOURCE_EXHAUSTED);
+    ck_assert_uint_gt(kept, 1);
+    end_victim();
+    bystander_goes_on();
+    ck_assert(peer_does(WAITING_PEER_LET_GO));
+    int64_t end_ns = tl_clock_now_ns() + LIMIT_NS;
+    do {
+        ck_assert_int_lt(tl_clock_now_ns(), end_ns);
+        if (victim.pair != NULL) end_victim();
+        ck_assert_msg(create_victim(1, &error) == TL_OK, "%s", error.message);
+        peer_calls(WAITING_PEER_CALL);
+        AWAIT(victim.messages == 1 || victim.drained);
+    } while (victim.drained);
+    end_victim();
+    bystander_goes_on();
+}
+END_TEST
+
+/* --------------------------------------------------------------------------------------------------------- sockets --
  */
 
-static const enum waiting_peer_do strangers[] = {WAITING_PEER_SAY_TOKEN, WAITING_PEER_SAY_NOTHING,
-                                                 WAITING_PEER_SAY_AS_USER};
+static const enum waiting_peer_do strangers[] = {WAITING_PEER_SAY_TOKEN, WAITING_PEER_SAY_NOTHING};
 
-/* All of them have called before anybody is polled, so that what they pass is in the queues. */
-static bool strangers_call(enum waiting_peer_do how, const struct side *whom)
+/* All has been left before anybody is polled. False: something is lacking for it. */
+static bool peer_leaves(enum waiting_peer_do how, const struct side *whom)
 {
     struct waiting_peer_order order = {.what = how};
     read_introduction(whom, &order.to);
-    send_order(&order);
+    send_order(&order, -1);
     while (!peer.has_answered) {
         struct pollfd fd = {.fd = peer.fd, .events = POLLIN};
         ck_assert_int_eq(poll(&fd, 1, (int)(LIMIT_NS / TL_NS_PER_MS)), 1);
@@ -402,36 +437,82 @@ static bool strangers_call(enum waiting_peer_do how, const struct side *whom)
     return is_done();
 }
 
-START_TEST(strangers_whose_sockets_linger)
+/* Who does not know the token leaves nothing in the door, and so there is room for who does. */
+START_TEST(strangers_at_the_door)
 {
+    struct tl_error error = {0};
+    union local_packet packet;
+    struct local_credentials credentials;
     set_up_sides(NULL);
-    unsigned descriptors = count_descriptors();
-    if (!strangers_call(strangers[_i], &a)) return;
-    AWAIT(peer.waits > 0);
+    ck_assert_msg(create_victim(1, &error) == TL_OK, "%s", error.message);
+    if (!peer_leaves(strangers[_i], &victim)) return;
+    ck_assert_int_eq(local_look_at_door(local_pair_of(victim.pair)->door, &packet, &credentials),
+                     LOCAL_RECEIVED_NOTHING);
     bystander_goes_on();
-    ck_assert_int_eq(kill(peer.pid, SIGKILL), 0); /* nothing lingers any more */
+    peer_calls(WAITING_PEER_CALL);
+    AWAIT(victim.messages == 1);
+    end_victim();
+}
+END_TEST
+
+static const enum waiting_peer_do leavings[] = {WAITING_PEER_LEAVE_IN_DOOR, WAITING_PEER_LEAVE_AS_USER,
+                                                WAITING_PEER_LEAVE_IN_LINE};
+
+static void nothing_lingers_any_more(unsigned descriptors)
+{
+    ck_assert_int_eq(kill(peer.pid, SIGKILL), 0);
     (void)forker_wait(peer.pid);
     AWAIT(count_descriptors() == descriptors);
     bystander_goes_on();
 }
+
+START_TEST(sockets_that_linger)
+{
+    struct tl_error error = {0};
+    struct tl_introduction bytes;
+    struct local_introduction to;
+    struct local_caller caller;
+    bool is_in_line = leavings[_i] == WAITING_PEER_LEAVE_IN_LINE;
+    set_up_sides(NULL);
+    unsigned descriptors = count_descriptors();
+    ck_assert_msg(create_victim(1, &error) == TL_OK, "%s", error.message);
+    if (is_in_line) {
+        peer_calls(WAITING_PEER_CALL);
+        AWAIT(victim.messages == 1);
+    }
+    if (!peer_leaves(leavings[_i], &victim)) return;
+    if (!is_in_line) {
+        read_introduction(&victim, &to);
+        caller_open(&caller, &to);
+        local_introduction_write(&caller.self, &bytes);
+        side_connect(&victim, &bytes);
+    }
+    bystander_goes_on();
+    if (leavings[_i] == WAITING_PEER_LEAVE_AS_USER) {
+        AWAIT(victim.drained);
+        ck_assert_int_eq(victim.reason.code, TL_PERMISSION_DENIED);
+    }
+    end_victim();
+    bystander_goes_on();
+    if (!is_in_line) caller_close(&caller);
+    nothing_lingers_any_more(descriptors);
+}
 END_TEST
 
-/* A provider is closed in front of which they stand. */
-START_TEST(strangers_who_were_not_heard)
+/* They lie in the door of a queue pair that ends before it was connected, and its provider with it. */
+START_TEST(sockets_that_were_not_looked_at)
 {
     struct side other;
     set_up_sides(NULL);
     unsigned descriptors = count_descriptors();
     side_open(&other, "other", NULL);
     side_create(&other, 16, 16, TL_KEYS_REGION);
-    bool have_called = strangers_call(strangers[_i], &other);
+    bool have_left = peer_leaves(leavings[_i], &other);
     IN_TIME(other.pair->ops->destroy(other.pair));
     IN_TIME(other.provider->ops->close(other.provider));
-    if (!have_called) return;
+    if (!have_left) return;
     bystander_goes_on();
-    ck_assert_int_eq(kill(peer.pid, SIGKILL), 0);
-    (void)forker_wait(peer.pid);
-    AWAIT(count_descriptors() == descriptors);
+    nothing_lingers_any_more(descriptors);
 }
 END_TEST
 
@@ -455,16 +536,15 @@ static const char *slow_name(void)
     return path;
 }
 
-/* Somebody who listens outside of the folder. */
-static int listen_elsewhere(char *ret_path, size_t capacity)
+/* Somebody whose door is outside of the folder. */
+static int open_elsewhere(char *ret_path, size_t capacity)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     snprintf(ret_path, capacity, "%s/" SOCKET_NAME, temp_folder);
     ck_assert_uint_lt(strlen(ret_path), sizeof(address.sun_path));
     memcpy(address.sun_path, ret_path, strlen(ret_path) + 1);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int fd = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     ck_assert_int_eq(bind(fd, (const struct sockaddr *)&address, sizeof(address)), 0);
-    ck_assert_int_eq(listen(fd, 4), 0);
     return fd;
 }
 
@@ -475,8 +555,8 @@ static void link_in_folder(const char *target)
     ck_assert_int_eq(symlink(target, path), 0);
 }
 
-/* The victim is told that its peer listens there, and dials; it gets an error, at once or later. */
-static void dial_in_vain(const char *name)
+/* The victim is told that its peer's door is there; it gets an error. */
+static void call_in_vain(const char *name)
 {
     struct local_introduction told;
     struct tl_introduction bytes;
@@ -484,17 +564,14 @@ static void dial_in_vain(const char *name)
     enum tl_status status;
     ck_assert_msg(create_victim(1, &error) == TL_OK, "%s", error.message);
     read_introduction(&victim, &told);
-    memset(told.token, 0xff, sizeof(told.token)); /* the smaller one dials */
+    told.token[0] ^= 1;
     told.name_bytes = (uint32_t)strlen(name) + 1;
     ck_assert_uint_le(told.name_bytes, sizeof(told.name));
     memcpy(told.name, name, told.name_bytes);
     local_introduction_write(&told, &bytes);
     IN_TIME(status = victim.pair->ops->connect(victim.pair, &bytes, &error));
+    ck_assert_int_eq(status, TL_UNAVAILABLE);
     bystander_goes_on();
-    if (status == TL_OK) {
-        AWAIT(victim.drained);
-        ck_assert_int_ne(victim.reason.code, TL_OK);
-    }
     IN_TIME(victim.pair->ops->destroy(victim.pair));
     victim.pair = NULL;
 }
@@ -506,12 +583,13 @@ START_TEST(names_that_lead_elsewhere)
     temp_folder_make();
     ck_assert_int_eq(mkdir(own_folder(), 0700), 0);
     set_up_sides(&(struct tl_local_options){.socket_folder = own_folder()});
-    int listening = listen_elsewhere(elsewhere, sizeof(elsewhere));
+    char byte;
+    int door = open_elsewhere(elsewhere, sizeof(elsewhere));
     if (_i == 1) link_in_folder(elsewhere);
     snprintf(name, sizeof(name), "%s/" SOCKET_NAME, own_folder());
-    dial_in_vain(_i == 1 ? name : elsewhere);
-    ck_assert_int_lt(accept4(listening, NULL, NULL, SOCK_CLOEXEC), 0);
-    close(listening);
+    call_in_vain(_i == 1 ? name : elsewhere);
+    ck_assert_int_lt(recv(door, &byte, sizeof(byte), 0), 0);
+    close(door);
     temp_folder_remove();
 }
 END_TEST
@@ -526,7 +604,7 @@ START_TEST(names_that_lead_to_nowhere)
     bool has_file = peer_does(WAITING_PEER_HAS_FILE);
     if (has_file && _i == 1) link_in_folder(slow_name());
     snprintf(name, sizeof(name), "%s/" SOCKET_NAME, own_folder());
-    if (has_file) dial_in_vain(_i == 1 ? name : slow_name());
+    if (has_file) call_in_vain(_i == 1 ? name : slow_name());
     ck_assert_uint_eq(peer.waits, 0);
     temp_folder_remove();
 }
@@ -558,8 +636,10 @@ int main(void)
     tcase_add_test(tcase, a_segment_that_is_a_slow_file);
     tcase_add_loop_test(tcase, a_file_that_is_slow, 0, 2);
     tcase_add_test(tcase, a_peer_that_keeps_many_waiting);
-    tcase_add_loop_test(tcase, strangers_whose_sockets_linger, 0, 3);
-    tcase_add_loop_test(tcase, strangers_who_were_not_heard, 0, 3);
+    tcase_add_test(tcase, a_user_who_keeps_many_waiting);
+    tcase_add_loop_test(tcase, strangers_at_the_door, 0, 2);
+    tcase_add_loop_test(tcase, sockets_that_linger, 0, 3);
+    tcase_add_loop_test(tcase, sockets_that_were_not_looked_at, 0, 2);
     tcase_add_loop_test(tcase, names_that_lead_elsewhere, 0, 2);
     tcase_add_loop_test(tcase, names_that_lead_to_nowhere, 0, 2);
     tcase_add_test(tcase, links_in_a_folder_that_is_cleaned);

@@ -271,7 +271,7 @@ START_TEST(behind_other_packets)
 {
     const uint32_t wake = LOCAL_PACKET_WAKE;
     for (unsigned i = 0; i < 60; i++)
-        ck_assert(local_send(local_pair_of(owner->pair)->socket, &wake, sizeof(wake), -1));
+        ck_assert(local_send(local_pair_of(owner->pair)->out_socket, &wake, sizeof(wake), -1));
     share();
     tl_mapped_file_put(map());
 }
@@ -281,7 +281,7 @@ END_TEST
 START_TEST(socket_is_full)
 {
     const uint32_t wake = LOCAL_PACKET_WAKE;
-    while (local_send(local_pair_of(owner->pair)->socket, &wake, sizeof(wake), -1)) {
+    while (local_send(local_pair_of(owner->pair)->out_socket, &wake, sizeof(wake), -1)) {
     }
     ck_assert_int_eq(tl_queue_pair_share(owner->pair, file, &name, &error), TL_UNAVAILABLE);
 }
@@ -369,7 +369,7 @@ START_TEST(wrong_packets)
     if (_i == 1) ck_assert(pass(0, tl_mapped_file_fd(file), 0));
     if (_i == 2) {
         const struct local_file_packet packet = {.kind = LOCAL_PACKET_FILE, .number = 2};
-        ck_assert(local_send(local_pair_of(owner->pair)->socket, &packet, sizeof(packet), -1));
+        ck_assert(local_send(local_pair_of(owner->pair)->out_socket, &packet, sizeof(packet), -1));
     }
     UNTIL(reader->is_broken);
     ck_assert_ptr_nonnull(strstr(reader->reason.message, "broken the protocol"));

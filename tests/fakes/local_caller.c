@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "fakes/local_caller.h"
+
+#include <stddef.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/check.h"
+
+#define MAX_DESCRIPTORS 4
+
+void caller_open(struct local_caller *caller, const struct local_introduction *whom)
+{
+    const struct local_provider provider = {.folder_fd = -1};
+    struct tl_error error;
+    int ends[2];
+    *caller = (struct local_caller){.out = -1};
+    memcpy(caller->self.host_id, whom->host_id, sizeof(caller->self.host_id));
+    TL_CHECK(local_door_open(&provider, &caller->self, &caller->door, &error) == TL_OK);
+    TL_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+    caller->in = ends[0];
+    caller->peers_end = ends[1];
+}
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+void caller_close(struct local_caller *caller)
+{
+    close_fd(&caller->door);
+    close_fd(&caller->in);
+    close_fd(&caller->peers_end);
+    close_fd(&caller->out);
+}
+
+struct local_hello caller_hello(const struct local_introduction *whom, uint32_t slot_count)
+{
+    struct local_hello hello = {.kind = LOCAL_PACKET_HELLO, .protocol = LOCAL_PROTOCOL, .slot_count = slot_count};
+    memcpy(hello.to, whom->token, sizeof(hello.to));
+    return hello;
+}
+
+bool caller_say(const struct local_introduction *whom, const void *bytes, size_t len_bytes, const int *fds,
+                size_t fd_count)
+{
+    union {
+        struct cmsghdr align;
+        char bytes[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))];
+    } control = {0};
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = len_bytes};
+    struct msghdr message = {.msg_name = &address,
+                             .msg_namelen = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + whom->name_bytes),
+                             .msg_iov = &part,
+                             .msg_iovlen = 1};
+    memcpy(address.sun_path, whom->name, whom->name_bytes);
+    if (fd_count > 0) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
+        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(fd_count * sizeof(int));
+        memcpy(CMSG_DATA(header), fds, fd_count * sizeof(int));
+    }
+    int mouth = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+    TL_CHECK(mouth >= 0);
+    bool is_said = sendmsg(mouth, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)len_bytes;
+    close(mouth);
+    return is_said;
+}
+
+void caller_call(struct local_caller *caller, const struct local_introduction *whom, const struct local_hello *hello,
+                 int ring)
+{
+    const int fds[] = {caller->peers_end, ring};
+    TL_CHECK(caller_say(whom, hello, sizeof(*hello), fds, 2));
+    close_fd(&caller->peers_end);
+}
+
+int caller_take(struct local_caller *caller, struct local_hello *ret_hello)
+{
+    union local_packet packet;
+    int fds[LOCAL_HELLO_DESCRIPTORS];
+    TL_CHECK(local_receive(caller->door, &packet, fds) == LOCAL_RECEIVED_PACKET && packet.kind == LOCAL_PACKET_HELLO);
+    caller->out = fds[0];
+    *ret_hello = packet.hello;
+    return fds[1];
+}
