@@ -39,8 +39,17 @@ struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *
     TL_CHECK(pair->state != VERBS_FRESH && pair->state != VERBS_DRAINED);
     TL_CHECK(pair->tail - pair->retired < pair->work_count);
     TL_CHECK(work == NULL || work->magic == TL_WORK_MAGIC);
-    *record = (struct verbs_record){.work = work, .is_empty = true};
+    /* No more than what is read of every request: it has room for all kinds, and to clear that takes as long as half a
+     * post. */
     record->request.wr_id = verbs_id_pack((struct verbs_id){pair->generation, pair->place, VERBS_SEND, index});
+    record->request.sg_list = NULL;
+    record->request.num_sge = 0;
+    record->request.send_flags = 0;
+    record->request.imm_data = 0; /* a driver may refuse a bind that has one */
+    record->piece.length = 0;
+    record->work = work;
+    record->window = NULL;
+    record->is_empty = true;
     pair->tail++;
     if (verbs_pair_is_broken(pair)) verbs_pair_needs_attention(pair);
     return record;
@@ -75,7 +84,11 @@ static bool find_destination(struct verbs_pair *pair, const struct tl_descriptor
 {
     uint64_t address, room;
     uint32_t rkey;
-    if (len_bytes == 0) return true;
+    if (len_bytes == 0) {
+        request->wr.rdma.remote_addr = 0;
+        request->wr.rdma.rkey = 0;
+        return true;
+    }
     if (!verbs_descriptor_read(destination, &address, &rkey, &room)) {
         verbs_pair_break_because(pair, "the peer's descriptor has %u bytes and is none of verbs",
                                  destination->len_bytes);
