@@ -84,11 +84,10 @@ enum tl_status tl_timers_arm(struct tl_timers *timers, struct tl_timer *timer, i
     return TL_OK;
 }
 
-void tl_timers_disarm(struct tl_timers *timers, struct tl_timer *timer)
+void tl_timers_remove(struct tl_timers *timers, struct tl_timer *timer)
 {
     size_t index = timer->heap_place;
-    if (index == 0) return;
-    TL_CHECK(index <= timers->count && timers->heap[index - 1] == timer);
+    TL_CHECK(index > 0 && index <= timers->count && timers->heap[index - 1] == timer);
     struct tl_timer *last = timers->heap[--timers->count];
     timer->heap_place = 0;
     if (last == timer) return;

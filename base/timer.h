@@ -30,8 +30,14 @@ void tl_timers_fini(struct tl_timers *timers);
  * Errors: TL_RESOURCE_EXHAUSTED: no memory; the timer is as before. */
 enum tl_status tl_timers_arm(struct tl_timers *timers, struct tl_timer *timer, int64_t due_ns) TL_MUST_USE;
 
+/* Takes an armed timer out. */
+void tl_timers_remove(struct tl_timers *timers, struct tl_timer *timer);
+
 /* Disarms the timer if it is armed. */
-void tl_timers_disarm(struct tl_timers *timers, struct tl_timer *timer);
+static inline void tl_timers_disarm(struct tl_timers *timers, struct tl_timer *timer)
+{
+    if (timer->heap_place != 0) tl_timers_remove(timers, timer);
+}
 
 /* Fires every timer due at now_ns, earliest first; returns how many. Timers may be armed and disarmed from fire; one
  * that is armed there for a time that has come may have to wait for the next call. */

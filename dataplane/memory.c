@@ -339,11 +339,9 @@ bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_r
     return true;
 }
 
-void tl_memory_unpin(struct tl_memory *memory, struct tl_pin *pin)
+void tl_memory_unpin_entry(struct tl_memory *memory, void *entry)
 {
-    if (!pin->region) return;
-    if (pin->entry) tl_registrations_unpin(memory->registrations, pin->entry);
-    *pin = (struct tl_pin){0};
+    tl_registrations_unpin(memory->registrations, entry);
 }
 
 enum tl_status tl_memory_region_map(struct tl_memory *memory, uint64_t len_bytes, struct tl_region **ret_region,

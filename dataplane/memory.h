@@ -104,8 +104,14 @@ struct tl_pin {
  * tensor without bytes. Thread: any. */
 bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_region_access access,
                    struct tl_pin *ret_pin);
+/* Gives back what a pin keeps in the cache. Thread: any. */
+void tl_memory_unpin_entry(struct tl_memory *memory, void *entry);
 /* Thread: any. A pin that is not pinned is accepted. */
-void tl_memory_unpin(struct tl_memory *memory, struct tl_pin *pin);
+static inline void tl_memory_unpin(struct tl_memory *memory, struct tl_pin *pin)
+{
+    if (pin->entry != NULL) tl_memory_unpin_entry(memory, pin->entry);
+    *pin = (struct tl_pin){.region = NULL};
+}
 
 /* A registration by the slow worker. Embedded in whoever waits; must stay valid until done was called. */
 struct tl_registration {

@@ -343,8 +343,13 @@ unsigned verbs_pair_tell_broken(struct verbs_pair *pair);
 /* Memory of the slots, idle; registered. Errors: TL_RESOURCE_EXHAUSTED. */
 enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
 void verbs_slots_fini(struct verbs_pair *pair);
-/* Posts the idle slots if they are more than may be; breaks the queue pair when that fails. */
-void verbs_slots_post(struct verbs_pair *pair);
+/* Posts the idle slots; breaks the queue pair when that fails. */
+void verbs_slots_post_idle(struct verbs_pair *pair);
+/* The same if they are more than may be: looked at with every doorbell. */
+static inline void verbs_slots_post(struct verbs_pair *pair)
+{
+    if (pair->slots_idle_count > pair->slots_may_idle) verbs_slots_post_idle(pair);
+}
 /* A request of a slot is back. */
 void verbs_slots_return(struct verbs_pair *pair, uint32_t index);
 /* First those that messages arrive in, then those of the records. */

@@ -53,10 +53,10 @@ void verbs_slots_fini(struct verbs_pair *pair)
     free(pair->slots);
 }
 
-void verbs_slots_post(struct verbs_pair *pair)
+void verbs_slots_post_idle(struct verbs_pair *pair)
 {
     struct ibv_recv_wr *refused = NULL;
-    if (pair->slots_idle_count <= pair->slots_may_idle || verbs_pair_is_broken(pair) || pair->qp == NULL) return;
+    if (verbs_pair_is_broken(pair) || pair->qp == NULL) return;
     int error = ibv_post_recv(pair->qp, pair->slots_idle, &refused);
     uint32_t refused_count = 0;
     for (; error != 0 && refused != NULL; refused = refused->next)
