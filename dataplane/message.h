@@ -50,10 +50,6 @@ struct tl_message {
     bool is_published; /* META_DATA_UPDATE, DONE, MAPPED: the step is the version of a published value */
     bool may_map;      /* REQUEST: MAPPED may be the answer */
 
-    uint32_t version;
-    uint64_t incarnation;
-    uint64_t token;
-    uint64_t challenge;
     uint64_t number;
     uint64_t step;
     uint64_t expected_step;
@@ -64,6 +60,11 @@ struct tl_message {
     const char *key;  /* REQUEST; after decoding it is text_room */
     size_t key_bytes; /* REQUEST; set by decoding */
 
+    /* Up to here all is cleared. */
+    uint32_t version; /* HELLO, as the three that follow */
+    uint64_t incarnation;
+    uint64_t token;
+    uint64_t challenge;
     struct tl_meta_data meta_data;
     struct tl_descriptor destination;
     char text_room[TL_ERROR_MESSAGE_BYTES];
@@ -73,7 +74,7 @@ struct tl_message {
  * millisecond. */
 static inline void tl_message_clear(struct tl_message *message)
 {
-    memset(message, 0, offsetof(struct tl_message, meta_data));
+    memset(message, 0, offsetof(struct tl_message, version));
     tl_meta_data_clear(&message->meta_data);
     message->destination.len_bytes = 0;
 }

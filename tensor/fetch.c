@@ -80,7 +80,7 @@ static enum tl_status start_value(struct tl_fetch *fetch, const struct tl_meta_d
         fetch->received_bytes = 0;
         return TL_OK;
     }
-    drop_progress(fetch);
+    if (fetch->destination) drop_progress(fetch); /* without one there is none */
     struct tl_tensor *destination;
     enum tl_status status = fetch->ops->place(fetch, meta_data, &destination, ret_error);
     if (status != TL_OK) return status;

@@ -5,9 +5,12 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <tensorlane/status.h>
 #include <tensorlane/tensor.h>
+
+#define TL_USUAL_RANK 4
 
 struct tl_shape {
     unsigned rank; /* 0..TL_MAX_RANK */
@@ -59,7 +62,9 @@ static inline void tl_meta_data_copy(struct tl_meta_data *to, const struct tl_me
     to->is_dead = from->is_dead;
     to->size_bytes = from->size_bytes;
     to->shape.rank = from->shape.rank;
-    for (unsigned i = 0; i < from->shape.rank; i++)
+    /* Mostly there are no more dimensions than that: a few moves, and no call with a length that varies. */
+    memcpy(to->shape.dims, from->shape.dims, TL_USUAL_RANK * sizeof(from->shape.dims[0]));
+    for (unsigned i = TL_USUAL_RANK; i < from->shape.rank; i++)
         to->shape.dims[i] = from->shape.dims[i];
 }
 
