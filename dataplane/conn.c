@@ -134,6 +134,7 @@ static void pump(struct tl_letter *letter)
     conn->is_pump_deferred = false;
     if (conn->turns_left_bytes == 0) conn_pump_later(conn);
     maybe_tell(conn);
+    requests_free_told(conn);
     conn_something_over(conn);
 }
 
@@ -507,7 +508,7 @@ static void init_places(struct tl_conn *conn)
     struct tl_list *const lists[] = {&conn->engine_link,      &conn->turns,           &conn->revokes,
                                      &conn->waiting,          &conn->finished,        &conn->refused,
                                      &conn->pump_letter.link, &conn->end_letter.link, &conn->goodbye_turn.place,
-                                     &conn->windows,          &conn->spare_requests};
+                                     &conn->windows,          &conn->spare_requests,  &conn->told};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);
     conn->pump_letter.deliver = pump;

@@ -155,6 +155,7 @@ struct tl_conn {
     struct tl_list spare_requests; /* of struct request: over, for those that begin */
     struct tl_list waiting;        /* of tl_fetch: want a handle */
     struct tl_list finished;       /* of struct request: done is to be called */
+    struct tl_list told;           /* of struct request: done was called; to be freed when what waits has left */
     struct tl_list refused;        /* of tl_fetch: no memory to begin; done is to be called */
     struct tl_meta_cache *cache;
 
@@ -301,6 +302,8 @@ void requests_tell(struct tl_conn *conn);
 /* The queue pair is drained: ends what is open. */
 void requests_break(struct tl_conn *conn);
 bool requests_are_over(const struct tl_conn *conn);
+/* Frees those that are told: nobody waits for that, and what was posted has left before. */
+void requests_free_told(struct tl_conn *conn);
 /* Frees those that are kept. */
 void requests_fini(struct tl_conn *conn);
 

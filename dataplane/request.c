@@ -175,13 +175,8 @@ static char given_up;
 /* One that is over, or a new one; NULL: no memory. */
 static struct request *request_create(struct tl_conn *conn)
 {
-    size_t begin = offsetof(struct request, fetch), end = offsetof(struct request, expected);
     struct tl_list *place = tl_list_pop_front(&conn->spare_requests);
-    if (place != NULL) {
-        struct request *request = TL_CONTAINER_OF(place, struct request, place);
-        memset((char *)request + begin, 0, end - begin);
-        return request;
-    }
+    if (place != NULL) return TL_CONTAINER_OF(place, struct request, place);
     struct request *request = calloc(1, sizeof(*request));
     if (request == NULL) return NULL;
     request->conn = conn;
@@ -227,10 +222,17 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     return true;
 }
 
+/* For one request more, here and at the peer. */
+static bool has_handle(const struct tl_conn *conn)
+{
+    return conn->free_count > 0 && conn->request_count - conn->free_count < conn->peer_request_count;
+}
+
 void requests_begin(struct tl_conn *conn)
 {
-    while (!tl_list_is_empty(&conn->waiting) && conn->free_count > 0) {
-        if (conn->request_count - conn->free_count >= conn->peer_request_count) return;
+    while (!tl_list_is_empty(&conn->waiting)) {
+        if (!has_handle(conn)) requests_free_told(conn);
+        if (!has_handle(conn)) return;
         struct tl_fetch *fetch = TL_CONTAINER_OF(tl_list_pop_front(&conn->waiting), struct tl_fetch, transport_link);
         if (!begin(conn, fetch)) tl_list_push_back(&conn->refused, &fetch->transport_link);
     }
@@ -312,7 +314,7 @@ void request_free(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     uint32_t index = tl_handle_index(request->handle);
-    request_release_memory(request);
+    size_t begin = offsetof(struct request, fetch), end = offsetof(struct request, expected);
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer);
     tl_list_remove(&request->turn.place);
     tl_list_remove(&request->revoke.place);
@@ -320,7 +322,15 @@ void request_free(struct request *request)
     conn->generations[index]++;
     conn->free_indexes[conn->free_count++] = (uint16_t)index;
     if (request->result != NULL && request->result != &request_out_of_memory) free(request->result);
+    memset((char *)request + begin, 0, end - begin);
     tl_list_push_front(&conn->spare_requests, &request->place);
+}
+
+void requests_free_told(struct tl_conn *conn)
+{
+    struct tl_list *place;
+    while ((place = tl_list_pop_front(&conn->told)) != NULL)
+        request_free(TL_CONTAINER_OF(place, struct request, place));
 }
 
 void requests_fini(struct tl_conn *conn)
@@ -366,7 +376,8 @@ static bool tell(struct request *request)
         return false;
     }
     if (result.code != TL_OK) leave_destination(request->conn, fetch);
-    request_free(request);
+    request_release_memory(request); /* before done: the callee may be the last that holds it */
+    tl_list_push_back(&request->conn->told, &request->place);
     fetch->allocator = NULL;
     fetch->transport_state = NULL;
     fetch->ops->done(fetch, &result);

@@ -41,7 +41,7 @@ enum request_event {
 /* Used again for the next one, by the same connection. */
 struct request {
     struct tl_conn *conn;
-    struct tl_list place; /* in conn->finished, or in conn->spare_requests */
+    struct tl_list place; /* in conn->finished, conn->told or conn->spare_requests */
     struct turn turn;     /* REQUEST, RE_REQUEST or CANCEL */
     struct turn revoke;   /* of the exposure */
     struct tl_work revoke_work;
@@ -133,6 +133,7 @@ void request_ask_without_map(struct request *request);
 
 /* ---------------------------------------------------------------------------------------------------- request.c -- */
 
+/* Its memory is released. Clears it for the next one. */
 void request_free(struct request *request);
 
 /* It is over, and is told at the end of the round. */

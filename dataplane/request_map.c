@@ -55,6 +55,7 @@ void request_ask_without_map(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     struct tl_fetch *fetch = request->fetch;
+    request_release_memory(request);
     request_free(request);
     fetch->allocator = NULL;
     fetch->may_map = false;

@@ -45,12 +45,20 @@ static struct response **find_place(struct tl_conn *conn, uint32_t handle_)
     return place;
 }
 
+/* What is zero when a response begins. */
+static void clear(struct response *response)
+{
+    size_t begin = offsetof(struct response, state), end = offsetof(struct response, serve);
+    memset((char *)response + begin, 0, end - begin);
+}
+
 static void give_response(struct tl_conn *conn, struct response *response)
 {
     if (conn->spare_response_count == MAX_SPARE_RESPONSES) {
         free(response);
         return;
     }
+    clear(response); /* here, because this is not what a peer waits for */
     response->next = conn->spare_responses;
     conn->spare_responses = response;
     conn->spare_response_count++;
@@ -155,19 +163,19 @@ static const struct tl_serve_ops serve_ops = {.reply = reply};
 /* One that is over, or a new one; NULL: no memory. */
 static struct response *take_response(struct tl_conn *conn)
 {
-    size_t begin = offsetof(struct response, state), end = offsetof(struct response, serve);
     struct response *response = conn->spare_responses;
     if (response != NULL) {
         conn->spare_responses = response->next;
         conn->spare_response_count--;
-    } else {
-        response = malloc(sizeof(*response));
-        if (response == NULL) return NULL;
-        response->conn = conn;
-        response->turn.take = response_take_turn;
-        tl_list_init(&response->turn.place);
+        response->next = NULL;
+        return response;
     }
-    memset((char *)response + begin, 0, end - begin);
+    response = malloc(sizeof(*response));
+    if (response == NULL) return NULL;
+    clear(response);
+    response->conn = conn;
+    response->turn.take = response_take_turn;
+    tl_list_init(&response->turn.place);
     return response;
 }
 

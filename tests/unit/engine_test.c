@@ -409,6 +409,60 @@ START_TEST(more_fetches_than_requests)
 }
 END_TEST
 
+/* Who is told: nothing of the engine's holds the destination any more. Asks for the next one, or closes. */
+static struct engine_ask next_ask;
+
+static void ask_next(struct engine_ask *told)
+{
+    ck_assert(!tl_tensor_is_shared(told->fetch.destination));
+    next_ask = (struct engine_ask){.is_open = false};
+    engine_ask_start(asker, &next_ask, "key", 2);
+}
+
+START_TEST(asked_when_told_with_the_only_handle)
+{
+    options.engine.request_count = 1;
+    open_pair();
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, 100, 1));
+    engine_side_send(owner, "key", 2, engine_pool_bytes(owner, 100, 2));
+    ask.on_done = ask_next;
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(next_ask.done_count, 1);
+    ck_assert(engine_is_bytes(next_ask.fetch.destination, 100, 2));
+    engine_ask_fini(&ask);
+    engine_ask_fini(&next_ask);
+    /* And is free again, with nothing that comes after: a connection without requests can be drained. */
+    tl_conn_drain(asker->conn);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(asker->closed_count, 1);
+    ck_assert_int_eq(asker->reason.code, TL_OK);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+static void close_conn(struct engine_ask *told)
+{
+    struct tl_error reason;
+    tl_error_set(&reason, TL_CANCELLED, "enough");
+    tl_conn_close(told->side->conn, &reason);
+}
+
+START_TEST(closed_when_told)
+{
+    open_pair();
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, 100, 1));
+    ask.on_done = close_conn;
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_OK);
+    ck_assert_uint_eq(asker->closed_count, 1);
+    ck_assert_str_eq(asker->reason.message, "enough");
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* ----------------------------------------------------------------------------------------------------------- pieces --
  */
 
@@ -468,6 +522,8 @@ int main(void)
     tcase_add_test(tcase, request_comes_first);
     tcase_add_test(tcase, status_is_told_whole);
     tcase_add_test(tcase, more_fetches_than_requests);
+    tcase_add_test(tcase, asked_when_told_with_the_only_handle);
+    tcase_add_test(tcase, closed_when_told);
     tcase_add_test(tcase, pieces_of_the_provider);
     tcase_add_test(tcase, pieces_as_configured);
     suite_add_tcase(suite, tcase);
