@@ -100,24 +100,42 @@ static void handle(struct local_provider *provider, uint64_t number, uint32_t ev
     if (pair != NULL && (is_process || !is_mere_wake(pair, events))) (void)local_pair_hear(pair);
 }
 
+/* Who has had a segment may have left all of its pages to us, or locks without end: it is closed by a porter. */
+static void close_segments(int *segments, size_t count)
+{
+    if (count > 0) {
+        local_porter_drop_all(&(struct local_remains){.segments = segments, .segment_count = count});
+    } else {
+        free(segments);
+    }
+}
+
 static void tell_of_gone_regions(struct local_provider *provider)
 {
     struct tl_list gone, *link;
-    uint64_t count;
+    uint64_t number;
+    size_t count = 0, most = 0;
     tl_list_init(&gone);
     TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
     /* Under the mutex: who has set has_gone may not have written yet, and what is left here would end every sleep. */
-    (void)!read(provider->gone_fd, &count, sizeof(count));
+    (void)!read(provider->gone_fd, &number, sizeof(number));
     tl_list_splice_back(&gone, &provider->gone);
     atomic_store_explicit(&provider->has_gone, false, memory_order_relaxed);
     TL_CHECK(pthread_mutex_unlock(&provider->mutex) == 0);
+    TL_LIST_FOREACH(&gone, place)
+    most++;
+    int *segments = calloc(most + 1, sizeof(*segments));
     while ((link = tl_list_pop_front(&gone)) != NULL) {
         struct local_region *region = TL_CONTAINER_OF(link, struct local_region, link);
         TL_LIST_FOREACH(&provider->pairs, place)
         local_forget_region(TL_CONTAINER_OF(place, struct local_pair, link), region->number);
-        close(region->fd);
+        if (segments != NULL)
+            segments[count++] = region->fd;
+        else
+            close(region->fd);
         free(region);
     }
+    close_segments(segments, count);
 }
 
 /* Waits for news; true: it was woken by the other descriptor. */
@@ -386,15 +404,16 @@ static enum tl_status try_door(struct local_provider *provider, struct tl_error 
 }
 
 /* A sandbox may forbid shared memory, which is better known now than with the first peer. */
-static enum tl_status try_memory(struct tl_provider *provider, struct tl_error *ret_error)
+static enum tl_status try_memory(struct tl_error *ret_error)
 {
-    struct tl_region *region;
+    int fd;
+    void *address;
     struct tl_error error;
-    if (local_region_map(provider, TL_PAGE_BYTES, &region, &error) != TL_OK) {
+    if (local_memory_make("tensorlane-segment", TL_PAGE_BYTES, LOCAL_PAGES_SMALL, &fd, &address, &error) != TL_OK) {
         return tl_error_set(ret_error, TL_UNAVAILABLE, "%s (memfd_create)", error.message);
     }
-    tl_pages_unmap(region->address, TL_PAGE_BYTES);
-    local_region_destroy(region);
+    tl_pages_unmap(address, TL_PAGE_BYTES);
+    close(fd);
     return TL_OK;
 }
 
@@ -419,7 +438,7 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
     snprintf(provider->base.reason, sizeof(provider->base.reason), "shared memory with workers of this host");
     enum tl_status status = take_options(provider, options, ret_error);
     if (status == TL_OK) status = tl_local_host_id(provider->host_id, ret_error);
-    if (status == TL_OK) status = try_memory(&provider->base, ret_error);
+    if (status == TL_OK) status = try_memory(ret_error);
     if (status == TL_OK) status = open_descriptors(provider, ret_error);
     if (status == TL_OK) status = try_door(provider, ret_error);
     if (status != TL_OK) {

@@ -80,24 +80,31 @@ void local_file_free(struct local_peer_file *file)
     *file = (struct local_peer_file){0};
 }
 
-static void forget(struct local_pair *pair, struct local_peer_file *known)
+void local_file_forget(struct local_pair *pair, struct local_peer_file *known)
 {
     if (known->file != NULL) local_pair_count_bytes(pair, -(int64_t)tl_mapped_file_size_bytes(known->file));
-    local_file_free(known);
+    *known = (struct local_peer_file){0};
 }
 
-bool local_file_came(struct local_pair *pair, const struct local_file_packet *packet, struct tl_mapped_file *file,
+struct local_peer_file *local_file_place(struct local_pair *pair, const struct local_file_packet *packet)
+{
+    if (packet->number <= pair->last_peer_file) {
+        local_pair_violation(pair, "a file with a wrong number");
+        return NULL;
+    }
+    if (pair->peer_files == NULL) pair->peer_files = calloc(LOCAL_FILES, sizeof(*pair->peer_files));
+    if (pair->peer_files == NULL) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no memory for the peer's files");
+        return NULL;
+    }
+    return &pair->peer_files[packet->number % LOCAL_FILES];
+}
+
+void local_file_came(struct local_pair *pair, const struct local_file_packet *packet, struct tl_mapped_file *file,
                      const struct tl_error *refusal)
 {
-    bool is_next = packet->number > pair->last_peer_file;
-    if (is_next && pair->peer_files == NULL) pair->peer_files = calloc(LOCAL_FILES, sizeof(*pair->peer_files));
-    if (!is_next || pair->peer_files == NULL) {
-        tl_mapped_file_put(file);
-        return is_next; /* without memory it is not known */
-    }
-    pair->last_peer_file = packet->number;
     struct local_peer_file *known = &pair->peer_files[packet->number % LOCAL_FILES];
-    forget(pair, known);
+    pair->last_peer_file = packet->number;
     known->number = packet->number;
     known->file = file;
     if (file != NULL) {
@@ -106,7 +113,6 @@ bool local_file_came(struct local_pair *pair, const struct local_file_packet *pa
         known->refusal = malloc(sizeof(*known->refusal));
         if (known->refusal != NULL) *known->refusal = *refusal;
     }
-    return true;
 }
 
 static struct local_peer_file *find(const struct local_pair *pair, uint64_t number)
@@ -132,7 +138,12 @@ enum tl_status local_map(struct tl_queue_pair *base, const struct tl_descriptor 
                    : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for files", base->provider->name);
     }
     enum tl_status status = tl_mapped_file_check(known->file, NULL, 0, ret_error);
-    if (status == TL_OK) *ret_file = tl_mapped_file_get(known->file);
-    if (status == TL_OK && tl_mapped_file_is_memory(known->file)) forget(pair, known);
-    return status;
+    if (status != TL_OK) return status;
+    *ret_file = known->file;
+    if (tl_mapped_file_is_memory(known->file)) {
+        local_file_forget(pair, known);
+    } else {
+        (void)tl_mapped_file_get(known->file);
+    }
+    return TL_OK;
 }

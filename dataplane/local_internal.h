@@ -541,11 +541,15 @@ void local_forget_region(struct local_pair *pair, uint64_t region_number);
 
 /* Hands over what the peer has posted, at most a batch of it; returns how many events there were. */
 unsigned local_take_slots(struct local_pair *pair, unsigned most);
-/* A segment of the peer's, mapped, which is taken over, also on error. */
+/* Whether it is the next segment of the peer's, and there may be one more. */
+bool local_may_attach(const struct local_pair *pair, const struct local_segment_packet *packet);
+/* A segment of the peer's that may be, mapped, which is taken over, also on error. */
 enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, void *address,
                             struct tl_error *ret_error) TL_MUST_USE;
-/* Takes the record of the segment out; its memory is the caller's to unmap. False: there is no such segment. */
-bool local_detach(struct local_pair *pair, uint32_t number, struct local_mapped *ret_mapped);
+/* NULL: there is no such segment. */
+struct local_mapped *local_find_attached(struct local_pair *pair, uint32_t number);
+/* Takes the record of the segment out; its memory is somebody else's to unmap. */
+void local_detach(struct local_pair *pair, struct local_mapped *mapped);
 /* Thread: any. */
 void local_unmap(struct local_mapped *mapped);
 /* Whether the process at the other end still runs and has not closed. */
@@ -560,8 +564,13 @@ enum tl_status local_share(struct tl_queue_pair *pair, struct tl_mapped_file *fi
                            struct tl_descriptor *ret_descriptor, struct tl_error *ret_error);
 enum tl_status local_map(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor,
                          struct tl_mapped_file **ret_file, struct tl_error *ret_error);
-/* A file of the peer's has come; file, NULL with a refusal, is taken over. False: it may not be so. */
-bool local_file_came(struct local_pair *pair, const struct local_file_packet *packet, struct tl_mapped_file *file,
+/* The place of a file that the peer passes, with what is known there, which is forgotten before the file comes. NULL:
+ * the pair is broken, for a number out of turn or for want of memory. */
+struct local_peer_file *local_file_place(struct local_pair *pair, const struct local_file_packet *packet);
+/* It is not known any more; what was mapped is the caller's. */
+void local_file_forget(struct local_pair *pair, struct local_peer_file *known);
+/* The file; NULL with a refusal. It is taken over. */
+void local_file_came(struct local_pair *pair, const struct local_file_packet *packet, struct tl_mapped_file *file,
                      const struct tl_error *refusal);
 /* What is mapped outlives it. Thread: any. */
 void local_file_free(struct local_peer_file *file);

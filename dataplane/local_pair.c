@@ -191,24 +191,27 @@ void local_pair_count_bytes(struct local_pair *pair, int64_t change_bytes)
 /* Of packets that nothing is passed with. */
 static void handle_packet(struct local_pair *pair, const union local_packet *packet)
 {
-    struct local_mapped mapped;
     struct tl_error error;
     if (packet->kind == LOCAL_PACKET_WAKE) return;
     pair->news_heard++;
-    if (!local_detach(pair, packet->segment.number, &mapped)) {
+    struct local_mapped *mapped = local_find_attached(pair, packet->segment.number);
+    if (mapped == NULL) {
         local_pair_violation(pair, "the end of an unknown segment");
-    } else if (local_porter_drop(pair->porter, &mapped, &error) != TL_OK) {
-        local_unmap(&mapped);
+    } else if (local_porter_drop(pair->porter, mapped, &error) != TL_OK) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
+    } else {
+        local_detach(pair, mapped);
     }
 }
 
-/* Of packets that something is passed with, which the porter takes. */
+/* Of packets that something is passed with, which the porter takes if it is in turn: what was mapped in vain would be
+ * freed here. */
 static void have_it_taken(struct local_pair *pair, const union local_packet *packet)
 {
     struct tl_error error;
-    const struct local_taking taking = {.socket = pair->in_socket,
-                                        .may_be_reserved = pair->credentials.uid == pair->provider->own_uid,
-                                        .files_bytes = local_pair_room_bytes(pair)};
+    struct local_taking taking = {.socket = pair->in_socket,
+                                  .may_be_reserved = pair->credentials.uid == pair->provider->own_uid,
+                                  .files_bytes = local_pair_room_bytes(pair)};
     if (packet->kind == LOCAL_PACKET_HELLO) {
         local_pair_violation(pair, "a second greeting");
         return;
@@ -217,8 +220,21 @@ static void have_it_taken(struct local_pair *pair, const union local_packet *pac
         local_pair_violation(pair, "memory that takes too many addresses");
         return;
     }
-    if (local_porter_take(pair->porter, &taking, &error) != TL_OK)
+    if (packet->kind == LOCAL_PACKET_ATTACH && !local_may_attach(pair, &packet->segment)) {
+        local_pair_violation(pair, "a segment out of turn, or too many");
+        return;
+    }
+    struct local_peer_file *place = NULL;
+    if (packet->kind == LOCAL_PACKET_FILE) {
+        place = local_file_place(pair, &packet->file);
+        if (place == NULL) return;
+        taking.replaced = *place;
+    }
+    if (local_porter_take(pair->porter, &taking, &error) != TL_OK) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
+    } else if (place != NULL) {
+        local_file_forget(pair, place);
+    }
 }
 
 /* The packet that the porter has taken, and what was passed. */
@@ -235,8 +251,7 @@ static void handle_taken(struct local_pair *pair, struct local_taking *taking)
         local_pair_violation(pair, "a packet that cannot be");
     } else if (packet->kind == LOCAL_PACKET_FILE) {
         pair->news_heard++;
-        if (!local_file_came(pair, &packet->file, taking->file, &taking->error))
-            local_pair_violation(pair, "a file with a wrong number");
+        local_file_came(pair, &packet->file, taking->file, &taking->error);
     } else if (taking->address == NULL) {
         local_pair_violation(pair, taking->error.message);
     } else if (packet->kind == LOCAL_PACKET_HELLO) {

@@ -214,6 +214,7 @@ static void take_hello(struct local_taking *taking, int line, int ring)
 static void take(struct local_taking *taking)
 {
     int fds[LOCAL_HELLO_DESCRIPTORS];
+    local_file_free(&taking->replaced);
     taking->received = local_receive(taking->socket, &taking->packet, fds);
     if (taking->received == LOCAL_RECEIVED_PACKET && taking->packet.kind == LOCAL_PACKET_HELLO) {
         take_hello(taking, fds[0], fds[1]);
@@ -231,6 +232,7 @@ static void drop_taken(struct local_taking *taking)
 {
     uint64_t len_bytes = taking->packet.kind == LOCAL_PACKET_HELLO ? local_ring_bytes(taking->packet.hello.slot_count)
                                                                    : taking->packet.segment.len_bytes;
+    local_file_free(&taking->replaced);
     if (taking->is_door) close(taking->socket);
     if (taking->address != NULL && taking->packet.kind == LOCAL_PACKET_HELLO) close(taking->line);
     if (taking->address != NULL) tl_pages_unmap(taking->address, len_bytes);
@@ -239,15 +241,19 @@ static void drop_taken(struct local_taking *taking)
 
 /* ------------------------------------------------------------------------------------------------------ dropping -- */
 
-static void drop_remains(struct local_remains *remains)
+static void drop_remains(const struct local_remains *remains)
 {
+    struct local_ring ring = remains->ring;
     for (unsigned i = 0; i < remains->socket_count; i++)
         close(remains->sockets[i]);
-    local_ring_unmap(&remains->ring);
+    local_ring_unmap(&ring);
     for (size_t i = 0; i < remains->mapped_count; i++)
         local_unmap(&remains->mapped[i]);
     for (size_t i = 0; i < remains->file_count; i++)
         local_file_free(&remains->files[i]);
+    for (size_t i = 0; i < remains->segment_count; i++)
+        close(remains->segments[i]);
+    free(remains->segments);
     free(remains->mapped);
     free(remains->files);
 }
@@ -446,7 +452,7 @@ static bool has_something(const struct local_porter *porter)
 {
     const struct local_remains *remains = &porter->remains;
     return porter->given == LOCAL_JOB_TAKE || remains->socket_count > 0 || remains->ring.head != NULL ||
-           remains->mapped_count > 0 || remains->files != NULL;
+           remains->mapped_count > 0 || remains->files != NULL || remains->segment_count > 0;
 }
 
 void local_porter_end(struct local_porter *porter, uid_t uid, const struct local_remains *remains)
@@ -465,4 +471,13 @@ void local_porter_end(struct local_porter *porter, uid_t uid, const struct local
     bool has_thread = porter->has_thread;
     TL_CHECK(pthread_mutex_unlock(&porter->mutex) == 0);
     if (!has_thread) finish(porter); /* there is nothing, or no thread */
+}
+
+void local_porter_drop_all(const struct local_remains *remains)
+{
+    struct local_porter *porter = local_porter_make(0, -1);
+    if (porter != NULL)
+        local_porter_end(porter, (uid_t)-1, remains);
+    else
+        drop_remains(remains);
 }

@@ -31,10 +31,11 @@ enum local_job {
 struct local_taking {
     /* What the job is given. */
     int socket;
-    bool is_door;         /* the porter's, who closes it */
-    pid_t peer;           /* whose memory is tried to be read, with a HELLO; 0: none */
-    bool may_be_reserved; /* memory of huge pages is mapped */
-    uint64_t files_bytes; /* no file is mapped that is larger */
+    bool is_door;                    /* the porter's, who closes it */
+    pid_t peer;                      /* whose memory is tried to be read, with a HELLO; 0: none */
+    bool may_be_reserved;            /* memory of huge pages is mapped */
+    uint64_t files_bytes;            /* no file is mapped that is larger */
+    struct local_peer_file replaced; /* with FILE: what is freed first; the porter's */
     /* What comes of it. */
     enum local_received received;
     union local_packet packet;
@@ -63,6 +64,8 @@ struct local_remains {
     size_t file_count;
     int sockets[3]; /* [socket_count] shut down, and in no epoll set */
     unsigned socket_count;
+    int *segments; /* [segment_count] descriptors of ours, that peers have had */
+    size_t segment_count;
 };
 
 /* Whether a porter may be made for this peer (a number of its name; 0: nobody is known), and may do something for this
@@ -91,5 +94,7 @@ void local_porter_forget(struct local_porter *porter);
 /* The porter is not the caller's any more, and sees to the remains, which are taken over. uid: whose process may make
  * it wait. */
 void local_porter_end(struct local_porter *porter, uid_t uid, const struct local_remains *remains);
+/* A porter of nobody's sees to the remains. */
+void local_porter_drop_all(const struct local_remains *remains);
 
 #endif

@@ -203,14 +203,17 @@ static bool have_place(struct local_pair *pair)
     return true;
 }
 
+bool local_may_attach(const struct local_pair *pair, const struct local_segment_packet *packet)
+{
+    return packet->number == pair->next_mapped && pair->mapped_count < LOCAL_MAX_SEGMENTS;
+}
+
 enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, void *address,
                             struct tl_error *ret_error)
 {
-    bool is_next = packet->number == pair->next_mapped && pair->mapped_count < LOCAL_MAX_SEGMENTS;
-    if (!is_next || !have_place(pair)) {
+    if (!have_place(pair)) {
         tl_pages_unmap(address, packet->len_bytes);
-        if (is_next) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment out of turn, or too many");
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
     }
     struct local_mapped *mapped = &pair->mapped[pair->mapped_count];
     *mapped = (struct local_mapped){.number = packet->number, .address = address, .len_bytes = packet->len_bytes};
@@ -233,14 +236,17 @@ void local_unmap(struct local_mapped *mapped)
     free(mapped->has_pages);
 }
 
-bool local_detach(struct local_pair *pair, uint32_t number, struct local_mapped *ret_mapped)
+struct local_mapped *local_find_attached(struct local_pair *pair, uint32_t number)
 {
-    for (size_t i = 0; i < pair->mapped_count; i++) {
-        if (pair->mapped[i].number != number) continue;
-        *ret_mapped = pair->mapped[i];
-        memmove(&pair->mapped[i], &pair->mapped[i + 1], (--pair->mapped_count - i) * sizeof(*pair->mapped));
-        local_pair_count_bytes(pair, -(int64_t)ret_mapped->len_bytes);
-        return true;
+    for (size_t i = pair->mapped_count; i-- > 0;) {
+        if (pair->mapped[i].number == number) return &pair->mapped[i];
     }
-    return false;
+    return NULL;
+}
+
+void local_detach(struct local_pair *pair, struct local_mapped *mapped)
+{
+    size_t left = (size_t)(&pair->mapped[--pair->mapped_count] - mapped);
+    local_pair_count_bytes(pair, -(int64_t)mapped->len_bytes);
+    memmove(mapped, mapped + 1, left * sizeof(*mapped));
 }

@@ -98,14 +98,6 @@ enum carrying {
     CARRYING_WAITS, /* for the peer */
 };
 
-static struct local_mapped *find_mapped(struct local_pair *pair, uint32_t number)
-{
-    for (size_t i = pair->mapped_count; i-- > 0;) {
-        if (pair->mapped[i].number == number) return &pair->mapped[i];
-    }
-    return NULL;
-}
-
 /* Sees to it that the pages are there: a peer that takes its memory away must not cost us a signal. False: they are
  * not, and the pair is broken. */
 static bool have_pages(struct local_pair *pair, struct local_mapped *mapped, uint64_t offset_bytes)
@@ -125,7 +117,7 @@ static bool have_pages(struct local_pair *pair, struct local_mapped *mapped, uin
 static enum carrying copy(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
 {
     const struct local_place *place = &work->place;
-    struct local_mapped *mapped = find_mapped(pair, place->number);
+    struct local_mapped *mapped = local_find_attached(pair, place->number);
     if (mapped == NULL && place->number - pair->next_mapped < LOCAL_MAX_SEGMENTS) {
         /* It was sent before the message that told of it: one look finds it, if it was. */
         if (pair->awaited_work != pair->carried + 1) pair->must_hear = pair->provider->must_look = true;

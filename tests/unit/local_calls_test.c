@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Which system calls the local provider makes, in which thread and of what: what a peer could make wait or take long is
+ * no call of the reactor's, which is the thread of these tests.
+ */
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "dataplane/local_internal.h"
+#include "fakes/local_sides.h"
+#include "fakes/run_suite.h"
+
+#define FILE_BYTES 8192
+
+static pthread_t reactor;
+static bool is_watching; /* the reactor's calls */
+static unsigned freed;   /* by it: memory that a peer may have, and what it has passed */
+
+/* -------------------------------------------------------------------------------------- instead of the C library -- */
+
+static bool is_watched(void)
+{
+    return is_watching && pthread_equal(pthread_self(), reactor) != 0;
+}
+
+int close(int fd)
+{
+    if (is_watched() && fcntl(fd, F_GET_SEALS) > 0) freed++;
+    return (int)syscall(SYS_close, fd);
+}
+
+int munmap(void *address, size_t len_bytes)
+{
+    if (is_watched() && len_bytes == FILE_BYTES) freed++; /* no ring */
+    return (int)syscall(SYS_munmap, address, len_bytes);
+}
+
+/* ------------------------------------------------------------------------------------------------------- freeing -- */
+
+static void setup(void)
+{
+    reactor = pthread_self();
+    sides_set_up(NULL);
+}
+
+static void teardown(void)
+{
+    is_watching = false;
+    sides_tear_down();
+}
+
+static int make_memory(void)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    ck_assert(fd >= 0 && ftruncate(fd, FILE_BYTES) == 0);
+    ck_assert_int_eq(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW), 0);
+    return fd;
+}
+
+static bool pass(const void *packet, size_t len_bytes)
+{
+    int fd = make_memory();
+    bool is_passed = local_send_news(local_pair_of(a.pair), packet, len_bytes, fd);
+    (void)syscall(SYS_close, fd);
+    return is_passed;
+}
+
+static bool pass_file(uint64_t number)
+{
+    const struct local_file_packet packet = {.kind = LOCAL_PACKET_FILE, .number = number, .size_bytes = FILE_BYTES};
+    return pass(&packet, sizeof(packet));
+}
+
+/* A peer that has died leaves all of its pages to whoever closes last. */
+START_TEST(segments_that_are_given_up)
+{
+    struct tl_exposure exposure = {0};
+    struct tl_region *region = side_map(&a, 8 * MIB);
+    side_expose(&a, region, region->address, 8 * MIB, &exposure);
+    side_message(&a, &exposure.descriptor, sizeof(exposure.descriptor), NULL);
+    PUMP_UNTIL(b.messages == 1);
+    unsigned descriptors = count_descriptors();
+    region_drop(region);
+    is_watching = true;
+    PUMP_UNTIL(count_descriptors() < descriptors);
+    ck_assert_uint_eq(freed, 0);
+}
+END_TEST
+
+START_TEST(files_that_are_forgotten)
+{
+    is_watching = true;
+    for (uint64_t number = 1; number <= LOCAL_FILES + 3; number++) {
+        ck_assert(pass_file(number));
+        side_message(&a, "", 0, NULL);
+        PUMP_UNTIL(b.messages == number);
+    }
+    ck_assert_uint_eq(freed, 0);
+}
+END_TEST
+
+/* 0: a file with a number that was there before; 1: a segment out of turn. */
+START_TEST(what_comes_out_of_turn)
+{
+    const struct local_segment_packet segment = {.kind = LOCAL_PACKET_ATTACH, .number = 2, .len_bytes = FILE_BYTES};
+    if (_i == 0) {
+        ck_assert(pass_file(1));
+        side_message(&a, "", 0, NULL);
+        PUMP_UNTIL(b.messages == 1);
+    }
+    const struct local_pair *pair = local_pair_of(b.pair);
+    is_watching = true;
+    ck_assert(_i == 0 ? pass_file(1) : pass(&segment, sizeof(segment)));
+    PUMP_UNTIL(pair->is_distrusted);
+    ck_assert_uint_eq(freed, 0);
+    is_watching = false;
+    PUMP_UNTIL(a.drained && b.drained);
+    ck_assert_ptr_nonnull(strstr(b.reason.message, "broken the protocol"));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("local_calls");
+    TCase *tcase = tcase_create("local_calls");
+    tcase_set_timeout(tcase, 100);
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, segments_that_are_given_up);
+    tcase_add_test(tcase, files_that_are_forgotten);
+    tcase_add_loop_test(tcase, what_comes_out_of_turn, 0, 2);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
