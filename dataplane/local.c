@@ -389,6 +389,7 @@ static enum tl_status try_door(struct local_provider *provider, struct tl_error 
     struct local_introduction nobody = {.name_bytes = 0};
     const char *folder = provider->socket_folder;
     int door;
+    local_choose_token(nobody.token); /* as long as it is there, strangers may call */
     if (folder != NULL) provider->folder_fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
     int error = errno;
     enum tl_status status = local_door_open(provider, &nobody, &door, ret_error);

@@ -242,6 +242,8 @@ struct local_pair;
 
 struct local_introduction;
 
+/* One that nobody can guess. */
+void local_choose_token(uint8_t ret_token[LOCAL_TOKEN_BYTES]);
 /* Makes the door of the queue pair with the token in self, and puts the name in there. The door is the caller's.
  * Errors: TL_UNAVAILABLE: the kernel lacks something; TL_INVALID_ARGUMENT, TL_PERMISSION_DENIED and others: the folder;
  * TL_RESOURCE_EXHAUSTED. */

@@ -67,14 +67,6 @@ static enum tl_status make_sockets(struct local_pair *pair, struct tl_error *ret
     return tl_error_set_errno(ret_error, errno, "the peer cannot be watched");
 }
 
-static void choose_token(struct local_pair *pair)
-{
-    const uint64_t token[2] = {tl_random_u64(), tl_random_u64()};
-    _Static_assert(sizeof(token) == LOCAL_TOKEN_BYTES, "two numbers");
-    memcpy(pair->self.token, token, sizeof(token));
-    memcpy(pair->self.host_id, pair->provider->host_id, TL_HOST_ID_BYTES);
-}
-
 enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue_pair_options *options,
                                  const struct tl_queue_pair_events *events, void *owner,
                                  struct tl_queue_pair **ret_pair, struct tl_error *ret_error)
@@ -101,7 +93,8 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     pair->work_mask = power_of_two(options->work_count) - 1;
     pair->proof = tl_random_u64();
     pair->next_told = pair->next_mapped = 1;
-    choose_token(pair);
+    local_choose_token(pair->self.token);
+    memcpy(pair->self.host_id, provider->host_id, TL_HOST_ID_BYTES);
     tl_list_push_back(&provider->pairs, &pair->link);
     provider->pair_count++;
     pair->works = calloc((size_t)pair->work_mask + 1, sizeof(*pair->works));

@@ -41,6 +41,13 @@
 
 /* --------------------------------------------------------------------------------------------------------- doors -- */
 
+void local_choose_token(uint8_t ret_token[LOCAL_TOKEN_BYTES])
+{
+    const uint64_t token[2] = {tl_random_u64(), tl_random_u64()};
+    _Static_assert(sizeof(token) == LOCAL_TOKEN_BYTES, "two numbers");
+    memcpy(ret_token, token, sizeof(token));
+}
+
 /* Lets through only what holds the token where a HELLO has that of whom it is for. */
 static bool set_filter(int fd, const uint8_t *token)
 {
@@ -81,6 +88,19 @@ static int find_in(int folder_fd, const char *name, struct sockaddr_un *ret_addr
     close(fd);
     errno = ENOTSOCK;
     return -1;
+}
+
+/* By what it is: under the name there may be something else by now, where others may write to the folder. */
+static bool set_mode(int folder_fd, const char *name, mode_t mode)
+{
+    struct sockaddr_un address;
+    int fd = find_in(folder_fd, name, &address);
+    if (fd < 0) return false;
+    bool is_set = chmod(address.sun_path, mode) == 0;
+    int error = errno;
+    close(fd);
+    errno = error;
+    return is_set;
 }
 
 /* Nobody has that socket any more. */
@@ -138,8 +158,9 @@ static enum tl_status name_in_folder(const struct local_provider *provider, int 
     }
     *ret_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)len + 1);
     bool are_others_allowed = provider->is_any_user_allowed || provider->user_count > 0;
+    const char *name = unfinished.sun_path + strlen(provider->socket_folder) + 1;
     bool is_bound = bind(fd, (const struct sockaddr *)&unfinished, sizeof(unfinished)) == 0;
-    if (is_bound && chmod(unfinished.sun_path, are_others_allowed ? 0666 : 0600) == 0 &&
+    if (is_bound && set_mode(provider->folder_fd, name, are_others_allowed ? 0666 : 0600) &&
         rename(unfinished.sun_path, address->sun_path) == 0)
         return TL_OK;
     int error = errno;

@@ -4,22 +4,31 @@
  * no call of the reactor's, which is the thread of these tests.
  */
 #include <fcntl.h>
+#include <linux/filter.h>
 #include <linux/memfd.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include "dataplane/local_internal.h"
 #include "fakes/local_sides.h"
 #include "fakes/run_suite.h"
+#include "fakes/temp_folder.h"
 
 #define FILE_BYTES 8192
 
 static pthread_t reactor;
-static bool is_watching; /* the reactor's calls */
-static unsigned freed;   /* by it: memory that a peer may have, and what it has passed */
+static bool is_watching;   /* the reactor's calls */
+static unsigned freed;     /* by it: memory that a peer may have, and what it has passed */
+static unsigned doors;     /* that have got a filter */
+static unsigned open_ones; /* of those: they let through whoever guesses zeros */
+static const char *put_in; /* what somebody puts where a socket has just been made; NULL: nobody does */
 
 /* -------------------------------------------------------------------------------------- instead of the C library -- */
 
@@ -38,6 +47,27 @@ int munmap(void *address, size_t len_bytes)
 {
     if (is_watched() && len_bytes == FILE_BYTES) freed++; /* no ring */
     return (int)syscall(SYS_munmap, address, len_bytes);
+}
+
+int setsockopt(int fd, int level, int name, const void *value, socklen_t value_bytes)
+{
+    if (level == SOL_SOCKET && name == SO_ATTACH_FILTER) {
+        const struct sock_fprog *filter = value;
+        bool has_token = false;
+        for (unsigned i = 0; i < filter->len; i++)
+            has_token |= BPF_CLASS(filter->filter[i].code) == BPF_JMP && filter->filter[i].k != 0;
+        doors++;
+        open_ones += !has_token;
+    }
+    return (int)syscall(SYS_setsockopt, fd, level, name, value, value_bytes);
+}
+
+int bind(int fd, const struct sockaddr *address, socklen_t address_bytes)
+{
+    int error = (int)syscall(SYS_bind, fd, address, address_bytes);
+    const char *path = ((const struct sockaddr_un *)(const void *)address)->sun_path;
+    if (error == 0 && put_in != NULL && path[0] != '\0') ck_assert(unlink(path) == 0 && symlink(put_in, path) == 0);
+    return error;
 }
 
 /* ------------------------------------------------------------------------------------------------------- freeing -- */
@@ -124,6 +154,41 @@ START_TEST(what_comes_out_of_turn)
 }
 END_TEST
 
+/* --------------------------------------------------------------------------------------------------------- doors -- */
+
+START_TEST(every_door_has_a_token)
+{
+    struct side side;
+    side_open(&side, "side", NULL);
+    side_create(&side, 16, 16, TL_KEYS_REGION);
+    side_close(&side);
+    ck_assert_uint_ge(doors, 2);
+    ck_assert_uint_eq(open_ones, 0);
+}
+END_TEST
+
+/* Somebody who may write to the folder puts a link where a door has just been made. */
+START_TEST(links_instead_of_doors)
+{
+    struct stat info;
+    struct tl_error error;
+    struct tl_provider *provider = NULL;
+    temp_folder_make();
+    const char *file = temp_path("file");
+    const struct tl_local_options options = {.socket_folder = temp_folder, .is_any_user_allowed = _i == 1};
+    temp_write(file, "x", 1);
+    ck_assert_int_eq(chmod(file, 0640), 0);
+    put_in = file;
+    enum tl_status status = tl_local_open(&options, &provider, &error);
+    put_in = NULL;
+    ck_assert_int_eq(stat(file, &info), 0);
+    ck_assert_uint_eq(info.st_mode & 0777, 0640);
+    ck_assert_int_ne(status, TL_OK);
+    ck_assert_ptr_nonnull(strstr(error.message, "local.socket_folder"));
+    temp_folder_remove();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("local_calls");
@@ -133,6 +198,8 @@ int main(void)
     tcase_add_test(tcase, segments_that_are_given_up);
     tcase_add_test(tcase, files_that_are_forgotten);
     tcase_add_loop_test(tcase, what_comes_out_of_turn, 0, 2);
+    tcase_add_test(tcase, every_door_has_a_token);
+    tcase_add_loop_test(tcase, links_instead_of_doors, 0, 2);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
