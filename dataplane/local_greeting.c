@@ -90,8 +90,13 @@ void local_hello_came(struct local_pair *pair, const struct local_hello *hello, 
     local_ring_place(&pair->out, ring, hello->slot_count);
     pair->out_socket = line;
     pair->process_fd = local_process_fd(pair->credentials.pid);
-    if (pair->process_fd < 0 && (errno == EMFILE || errno == ENFILE)) {
+    bool is_unwatched = pair->process_fd < 0 && pair->credentials.pid > 0;
+    if (is_unwatched && (errno == EMFILE || errno == ENFILE)) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no descriptor for the peer's process: %s", strerror(errno));
+        return;
+    }
+    if (is_unwatched && errno == ESRCH) {
+        local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
         return;
     }
     if (pair->process_fd >= 0 &&
@@ -104,6 +109,8 @@ void local_hello_came(struct local_pair *pair, const struct local_hello *hello, 
         pair->base.outside_refusal = "memory outside of the pool is copied, as the settings say (local.process_vm)";
     } else if (pair->credentials.pid <= 0) {
         pair->base.outside_refusal = "the peer's process is in another container, its memory cannot be read";
+    } else if (is_unwatched) { /* somebody else may get its number */
+        pair->base.outside_refusal = "this kernel does not tell when the peer's process ends (pidfd_open)";
     }
     pair->state = LOCAL_CONNECTED;
     pair->has_connected = true;

@@ -427,6 +427,34 @@ START_TEST(one_that_hangs_up)
 }
 END_TEST
 
+/* Calls a, and ends: its number may be another process's by now. */
+static int child_that_calls(int fd_)
+{
+    struct tl_introduction bytes;
+    if (!receive_introduction(fd_, &bytes) || !local_introduction_read(&bytes, &to)) return 1;
+    struct local_hello hello = caller_hello(&to, 16);
+    int memory = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (memory < 0 || ftruncate(memory, (off_t)local_ring_bytes(16)) != 0) return 1;
+    if (fcntl(memory, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK) != 0) return 1;
+    caller_open(&caller, &to);
+    const int fds[] = {caller.peers_end, memory};
+    return caller_say(&to, &hello, sizeof(hello), fds, 2) ? 0 : 1;
+}
+
+START_TEST(one_that_calls_and_dies)
+{
+    set_up_caller();
+    pid_t pid = forker_start(child_that_calls, &fd);
+    send_introduction(fd, &a);
+    ck_assert_int_eq(wait_for(pid), 0);
+    PUMP_UNTIL(a.drained);
+    ck_assert_int_eq(a.reason.code, TL_UNAVAILABLE);
+    ck_assert_ptr_nonnull(strstr(a.reason.message, "process has ended"));
+    caller_close(&caller);
+    side_end(&a);
+}
+END_TEST
+
 /* -------------------------------------------------------------------------------------------- what may be passed -- */
 
 static int make_memory(const char *how, uint64_t len_bytes)
@@ -684,6 +712,7 @@ int main(void)
     tcase_add_test(tcase, nobody_is_there);
     tcase_add_test(tcase, introductions_that_do_not_fit);
     tcase_add_test(tcase, one_that_hangs_up);
+    tcase_add_test(tcase, one_that_calls_and_dies);
     tcase_add_test(tcase, users_of_another_container);
     tcase_add_loop_test(tcase, other_users, 0, 3);
     tcase_add_loop_test(tcase, rings_that_may_not_be, 0, 8);
