@@ -127,12 +127,14 @@ static bool is_mount_of_root(int fd)
 }
 
 /* File systems that whoever likes may mount, and that answer when a process of his does: what lies there is not used by
- * threads that others need. An overlay may lie over one; the one that our own root lies in does not. */
-static bool may_wait(int fd)
+ * threads that others need. An overlay may lie over one; the one that our own root lies in does not. Reserved huge
+ * pages of another user are waited for as memory is. */
+static bool may_wait(int fd, bool may_be_reserved)
 {
     struct statfs system;
     if (fstatfs(fd, &system) != 0) return true;
     if (system.f_type == FUSE_SUPER_MAGIC) return true;
+    if (system.f_type == HUGETLBFS_MAGIC) return !may_be_reserved;
     return system.f_type == OVERLAYFS_SUPER_MAGIC && !is_mount_of_root(fd);
 }
 
@@ -155,14 +157,14 @@ static enum tl_status map_file(struct local_taking *taking, int fd)
     const struct tl_file_stamp stamp = {.size_bytes = packet->size_bytes,
                                         .modified_seconds = packet->modified_seconds,
                                         .modified_ns = packet->modified_ns};
-    if (stamp.size_bytes <= taking->files_bytes && !may_wait(fd)) {
+    if (stamp.size_bytes <= taking->files_bytes && !may_wait(fd, taking->may_be_reserved)) {
         return tl_mapped_file_adopt(fd, &stamp, describe(fd, path, sizeof(path)), &taking->file, &taking->error);
     }
     close(fd);
     if (stamp.size_bytes > taking->files_bytes) {
         return tl_error_set(&taking->error, TL_INVALID_ARGUMENT, "files of the peer's that take too many addresses");
     }
-    return tl_error_set(&taking->error, TL_INVALID_ARGUMENT, "a file of the peer's in a file system of processes");
+    return tl_error_set(&taking->error, TL_INVALID_ARGUMENT, "a file of the peer's for which we might have to wait");
 }
 
 static enum tl_status map_memory(struct local_taking *taking, int fd)
