@@ -86,14 +86,8 @@ class Prefer(Wire):
         self.assertTrue(lost or reports, "nothing was lost")
         self.assert_comes_back()
 
-    def test_loss_of_1_percent(self):
-        self.through("loss 1%")
-
     def test_loss_of_10_percent(self):
         self.through("loss 10%")
-
-    def test_corruption(self):
-        self.through("corrupt 2%")
 
     def test_partition(self):
         with self.broken(PARTITION) as (asked, _):
@@ -125,6 +119,12 @@ class Prefer(Wire):
 class Require(Prefer):
     """What fails is UNAVAILABLE, or is asked for again."""
     rdma = "require"
+
+    def test_loss_of_1_percent(self):
+        self.through("loss 1%")
+
+    def test_corruption(self):
+        self.through("corrupt 2%")
 
 
 class Deadlines(Wire):
