@@ -540,10 +540,11 @@ enum tl_status tl_conn_create(struct tl_engine *engine, struct tl_memory *memory
     enum tl_status status = create_tables(conn, ret_error);
     if (status == TL_OK) status = greeting_init(conn, ret_error);
     if (status != TL_OK) goto fail;
-    const struct tl_queue_pair_options options = {.slot_count = engine->options.slot_count,
-                                                  .work_count = engine->options.work_count,
-                                                  .keys = engine->options.keys,
-                                                  .peer = XXH3_64bits(peer->name, strlen(peer->name))};
+    const struct tl_queue_pair_options options = {
+        .slot_count = engine->options.slot_count,
+        .work_count = engine->options.work_count,
+        .keys = engine->options.keys,
+        .peer = XXH3_64bits_withSeed(peer->name, strlen(peer->name), engine->name_seed)};
     status = tl_queue_pair_create(engine->provider, &options, &pair_events, conn, &conn->pair, ret_error);
     if (status != TL_OK) goto fail;
     *ret_conn = conn;

@@ -69,7 +69,7 @@ unsigned local_hear_door(struct local_pair *pair)
     union local_packet packet;
     struct tl_error error;
     if (pair->door < 0) return 0; /* the porter has it */
-    enum local_received received = local_look_at_door(pair->door, &packet, &pair->credentials);
+    enum local_received received = local_look_at(pair->door, &packet, &pair->credentials);
     if (received == LOCAL_RECEIVED_NOTHING && local_peer_lives(pair)) return 0;
     if (received == LOCAL_RECEIVED_NOTHING) {
         local_pair_break(pair, TL_UNAVAILABLE,

@@ -261,17 +261,19 @@ enum tl_status local_call(const struct local_provider *provider, int door, const
                           struct tl_error *ret_error) TL_MUST_USE;
 /* fd -1: none goes with it. False: not now, or never any more. */
 bool local_send(int socket, const void *packet, size_t len_bytes, int fd);
-/* Looks at the words of the next packet, which stays where it is. */
-enum local_received local_look_at(int socket, union local_packet *ret_packet);
+/* Looks at the words of the next packet, which stays where it is, and at whose process has sent it. */
+enum local_received local_look_at(int socket, union local_packet *ret_packet,
+                                  struct local_credentials *ret_credentials);
 /* Takes the packet that was just looked at, and that nothing was passed with. */
 void local_skip(int socket);
-/* Looks at what is in the door, and whose process has put it there: PASSED, WRONG or NOTHING. */
-enum local_received local_look_at_door(int door, union local_packet *ret_packet,
-                                       struct local_credentials *ret_credentials);
 /* Takes the next packet; the descriptors are the caller's, -1: none has come. A peer can make us wait in this: for
  * porters. */
 enum local_received local_receive(int socket, union local_packet *ret_packet, int ret_fds[LOCAL_HELLO_DESCRIPTORS]);
-/* Whether this is a socket over which packets can be sent. */
+/* A line: our end, on which it is told who has sent what, and the peer's.
+ * Errors: TL_RESOURCE_EXHAUSTED; TL_UNAVAILABLE: the kernel lacks something. */
+enum tl_status local_line_make(int *ret_own, int *ret_peers, struct tl_error *ret_error) TL_MUST_USE;
+/* Whether this is the end of a line, over which packets can be sent: it has a name, so that the kernel does not look
+ * for one when we send. */
 bool local_is_line(int fd);
 /* The number as which the kernel shows all users who have none here, in a container with users of its own; -1:
  * everybody has one. */
@@ -403,6 +405,7 @@ struct local_pair {
     bool must_hear;        /* our line, or the door, was not read to the end */
     uint32_t heard_sleeps; /* provider->sleeps when our line was read last */
     uint32_t news_heard;   /* packets, but for wakes */
+    int64_t sending_ns;    /* more than packets should take, in the last time */
     uint32_t news_sent;
 
     /* What was posted: a ring of its own, numbers modulo 2^32. */

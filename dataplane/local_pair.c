@@ -54,12 +54,8 @@ static enum tl_status make_ring(struct local_pair *pair, uint32_t slot_count, st
 /* Our line, the door, and what the peer is told. */
 static enum tl_status make_sockets(struct local_pair *pair, struct tl_error *ret_error)
 {
-    int ends[2];
-    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
-        return tl_error_set_errno(ret_error, errno, "no socket for a worker of this host");
-    pair->in_socket = ends[0];
-    pair->peers_end = ends[1];
-    enum tl_status status = local_door_open(pair->provider, &pair->self, &pair->door, ret_error);
+    enum tl_status status = local_line_make(&pair->in_socket, &pair->peers_end, ret_error);
+    if (status == TL_OK) status = local_door_open(pair->provider, &pair->self, &pair->door, ret_error);
     if (status != TL_OK) return status;
     if (local_watch_news(pair->provider, pair->in_socket, pair->number) &&
         local_watch_news(pair->provider, pair->door, pair->number))
@@ -294,12 +290,13 @@ unsigned local_pair_hear(struct local_pair *pair)
     /* News come once: all of it, unless that has no end. */
     for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
         union local_packet packet;
+        struct local_credentials sender; /* who has the other end may have passed it on */
         if (pair->state != LOCAL_CONNECTED) return i;
         if (local_porter_is_busy(pair->porter)) { /* what comes next is heard when it is back */
             if (has_process_ended(pair)) local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
             return i;
         }
-        switch (local_look_at(pair->in_socket, &packet)) {
+        switch (local_look_at(pair->in_socket, &packet, &sender)) {
         case LOCAL_RECEIVED_PACKET:
             local_skip(pair->in_socket);
             handle_packet(pair, &packet);
@@ -342,12 +339,14 @@ static void hand_over_socket(struct local_pair *pair, int *socket, struct local_
     *socket = -1;
 }
 
-/* Who has called, and was not heard, is the one who makes us wait if anybody does. */
+/* Who has left something, and was not heard, is the one who makes us wait if anybody does. */
 static void find_out_user(struct local_pair *pair)
 {
     union local_packet packet;
     if (pair->door >= 0 && pair->credentials.uid == (uid_t)-1)
-        (void)local_look_at_door(pair->door, &packet, &pair->credentials);
+        (void)local_look_at(pair->door, &packet, &pair->credentials);
+    if (pair->in_socket >= 0 && pair->credentials.uid == (uid_t)-1)
+        (void)local_look_at(pair->in_socket, &packet, &pair->credentials);
 }
 
 static void release(struct local_pair *pair)

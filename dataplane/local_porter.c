@@ -61,6 +61,7 @@ struct local_porter {
     enum local_job job; /* NONE: waits for one */
     bool has_thread;
     bool is_ended;   /* it is the thread's alone */
+    bool is_orphan;  /* ... and has none: with ended.mutex */
     uid_t uid;       /* once it is ended: whose process may make it wait */
     uint8_t *buffer; /* [BUFFER_BYTES] the thread's; NULL: nothing was read yet */
 };
@@ -85,35 +86,6 @@ static void remove_from_ended(struct local_porter *porter)
     TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
     tl_list_remove(&porter->link);
     TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
-}
-
-static enum tl_status check_left(unsigned left, unsigned most, const char *whom, struct tl_error *ret_error)
-{
-    if (left < most) return TL_OK;
-    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
-                        "local: %u threads still wait for memory or files of %s; when it ends, or answers, they come "
-                        "back",
-                        left, whom);
-}
-
-enum tl_status local_porter_may_serve(uint64_t peer, struct tl_error *ret_error)
-{
-    unsigned left = 0;
-    TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
-    TL_LIST_FOREACH(&ended.porters, link)
-    left += peer != 0 && TL_CONTAINER_OF(link, struct local_porter, link)->peer == peer;
-    TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
-    return check_left(left, LOCAL_MAX_LEFT_OF_PEER, "this peer", ret_error);
-}
-
-enum tl_status local_porter_may_serve_user(uid_t uid, struct tl_error *ret_error)
-{
-    unsigned left = 0;
-    TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
-    TL_LIST_FOREACH(&ended.porters, link)
-    left += TL_CONTAINER_OF(link, struct local_porter, link)->uid == uid;
-    TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
-    return check_left(left, LOCAL_MAX_LEFT_OF_USER, "processes of the peer's user", ret_error);
 }
 
 /* -------------------------------------------------------------------------------------------------------- taking -- */
@@ -339,6 +311,30 @@ static void tell(struct local_porter *porter)
     (void)!write(porter->done_fd, &one, sizeof(one));
 }
 
+/* One that has ended and could not be given a thread; NULL: none. */
+static struct local_porter *take_orphan(void)
+{
+    struct local_porter *orphan = NULL;
+    TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
+    TL_LIST_FOREACH(&ended.porters, link)
+    {
+        struct local_porter *porter = TL_CONTAINER_OF(link, struct local_porter, link);
+        if (porter->is_orphan) orphan = porter;
+    }
+    if (orphan != NULL) orphan->is_orphan = false;
+    TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
+    return orphan;
+}
+
+static void *finish_orphans(void *argument)
+{
+    struct local_porter *orphan;
+    (void)argument;
+    while ((orphan = take_orphan()) != NULL)
+        finish(orphan);
+    return NULL;
+}
+
 static void *run(void *argument)
 {
     struct local_porter *porter = argument;
@@ -355,11 +351,54 @@ static void *run(void *argument)
     bool is_ended = porter->is_ended;
     porter->has_thread = false;
     TL_CHECK(pthread_mutex_unlock(&porter->mutex) == 0);
-    if (is_ended) finish(porter); /* else another thread is started when there is a job */
-    return NULL;
+    if (!is_ended) return NULL; /* another thread is started when there is a job */
+    finish(porter);
+    return finish_orphans(NULL);
 }
 
 /* ------------------------------------------------------------------------------------------------ of the reactor -- */
+
+static bool has_orphan(void)
+{
+    bool is_one = false;
+    TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
+    TL_LIST_FOREACH(&ended.porters, link)
+    is_one |= TL_CONTAINER_OF(link, struct local_porter, link)->is_orphan;
+    TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
+    return is_one;
+}
+
+static enum tl_status check_left(unsigned left, unsigned most, const char *whom, struct tl_error *ret_error)
+{
+    if (left < most) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                        "local: %u threads still wait for memory or files of %s; when it ends, or answers, they come "
+                        "back",
+                        left, whom);
+}
+
+enum tl_status local_porter_may_serve(uint64_t peer, struct tl_error *ret_error)
+{
+    unsigned left = 0;
+    struct tl_error error;
+    if (has_orphan() && tl_thread_start("tl-porter", finish_orphans, NULL, NULL, &error) != TL_OK)
+        return tl_error_copy(ret_error, &error); /* a queue pair needs threads, too */
+    TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
+    TL_LIST_FOREACH(&ended.porters, link)
+    left += peer != 0 && TL_CONTAINER_OF(link, struct local_porter, link)->peer == peer;
+    TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
+    return check_left(left, LOCAL_MAX_LEFT_OF_PEER, "this peer", ret_error);
+}
+
+enum tl_status local_porter_may_serve_user(uid_t uid, struct tl_error *ret_error)
+{
+    unsigned left = 0;
+    TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
+    TL_LIST_FOREACH(&ended.porters, link)
+    left += TL_CONTAINER_OF(link, struct local_porter, link)->uid == uid;
+    TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
+    return check_left(left, LOCAL_MAX_LEFT_OF_USER, "processes of the peer's user", ret_error);
+}
 
 struct local_porter *local_porter_make(uint64_t peer, int done_fd)
 {
@@ -457,6 +496,14 @@ static bool has_something(const struct local_porter *porter)
            remains->mapped_count > 0 || remains->files != NULL || remains->segment_count > 0;
 }
 
+/* What it has is not touched here: the next porter that comes back sees to it, or a thread that is started later. */
+static void leave_orphan(struct local_porter *porter)
+{
+    TL_CHECK(pthread_mutex_lock(&ended.mutex) == 0);
+    porter->is_orphan = true;
+    TL_CHECK(pthread_mutex_unlock(&ended.mutex) == 0);
+}
+
 void local_porter_end(struct local_porter *porter, uid_t uid, const struct local_remains *remains)
 {
     struct tl_error error;
@@ -470,9 +517,10 @@ void local_porter_end(struct local_porter *porter, uid_t uid, const struct local
     } else if (has_something(porter)) {
         porter->has_thread = tl_thread_start("tl-porter", run, porter, NULL, &error) == TL_OK;
     }
-    bool has_thread = porter->has_thread;
+    bool is_over = !porter->has_thread && !has_something(porter), is_orphan = !porter->has_thread && !is_over;
     TL_CHECK(pthread_mutex_unlock(&porter->mutex) == 0);
-    if (!has_thread) finish(porter); /* there is nothing, or no thread */
+    if (is_over) finish(porter);
+    if (is_orphan) leave_orphan(porter);
 }
 
 void local_porter_drop_all(const struct local_remains *remains)

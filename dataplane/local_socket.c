@@ -169,15 +169,14 @@ static enum tl_status name_in_folder(const struct local_provider *provider, int 
                               provider->socket_folder);
 }
 
-static enum tl_status name_abstractly(int fd, struct sockaddr_un *address, socklen_t *ret_bytes,
-                                      struct tl_error *ret_error)
+/* errno tells why not. */
+static bool name_abstractly(int fd, struct sockaddr_un *address, socklen_t *ret_bytes)
 {
     /* The first byte of an abstract name is 0. */
     int len = snprintf(address->sun_path + 1, sizeof(address->sun_path) - 1, NAME_PREFIX "%016" PRIx64 "%016" PRIx64,
                        tl_random_u64(), tl_random_u64());
     *ret_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)len);
-    if (bind(fd, (const struct sockaddr *)address, *ret_bytes) == 0) return TL_OK;
-    return tl_error_set_errno(ret_error, errno, "cannot make a socket for workers of this host");
+    return bind(fd, (const struct sockaddr *)address, *ret_bytes) == 0;
 }
 
 enum tl_status local_door_open(const struct local_provider *provider, struct local_introduction *self, int *ret_door,
@@ -195,8 +194,8 @@ enum tl_status local_door_open(const struct local_provider *provider, struct loc
                               strerror(errno));
     } else if (provider->socket_folder != NULL) {
         status = name_in_folder(provider, fd, &address, &address_bytes, ret_error);
-    } else {
-        status = name_abstractly(fd, &address, &address_bytes, ret_error);
+    } else if (!name_abstractly(fd, &address, &address_bytes)) {
+        status = tl_error_set_errno(ret_error, errno, "cannot make a socket for workers of this host");
     }
     if (status != TL_OK) {
         close(fd);
@@ -223,6 +222,13 @@ static bool get_last_part(const struct local_introduction *of, char part[static 
 static bool is_abstract(const struct local_introduction *introduction)
 {
     return introduction->name_bytes > 0 && introduction->name[0] == '\0';
+}
+
+/* Nobody is called by us who is none of us, whatever the peer says where its door is. */
+static bool is_of_ours(const struct local_introduction *introduction)
+{
+    return introduction->name_bytes > strlen(NAME_PREFIX) &&
+           memcmp(introduction->name + 1, NAME_PREFIX, strlen(NAME_PREFIX)) == 0;
 }
 
 void local_door_remove_name(const struct local_provider *provider, const struct local_introduction *self)
@@ -289,8 +295,11 @@ enum tl_status local_call(const struct local_provider *provider, int door, const
                           const struct local_hello *hello, const int fds[LOCAL_HELLO_DESCRIPTORS],
                           struct tl_error *ret_error)
 {
-    bool is_sent;
-    if (is_abstract(peer)) {
+    bool is_sent = false;
+    errno = ECONNREFUSED;
+    if (is_abstract(peer) && !is_of_ours(peer)) {
+        /* not even tried */
+    } else if (is_abstract(peer)) {
         struct sockaddr_un address = {.sun_family = AF_UNIX};
         memcpy(address.sun_path, peer->name, peer->name_bytes);
         is_sent = send_packet(door, &address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + peer->name_bytes),
@@ -366,14 +375,7 @@ static enum local_received look_at(int socket, struct msghdr *message, union loc
     return are_passed ? LOCAL_RECEIVED_PASSED : LOCAL_RECEIVED_PACKET;
 }
 
-enum local_received local_look_at(int socket, union local_packet *ret_packet)
-{
-    struct msghdr message = {.msg_control = NULL};
-    return look_at(socket, &message, ret_packet);
-}
-
-enum local_received local_look_at_door(int door, union local_packet *ret_packet,
-                                       struct local_credentials *ret_credentials)
+enum local_received local_look_at(int socket, union local_packet *ret_packet, struct local_credentials *ret_credentials)
 {
     union {
         struct cmsghdr align;
@@ -381,13 +383,13 @@ enum local_received local_look_at_door(int door, union local_packet *ret_packet,
     } control;
     struct msghdr message = {.msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
     struct ucred sender = {.pid = 0, .uid = (uid_t)-1};
-    enum local_received received = look_at(door, &message, ret_packet);
-    if (received == LOCAL_RECEIVED_NOTHING) return received;
+    enum local_received received = look_at(socket, &message, ret_packet);
+    if (received == LOCAL_RECEIVED_NOTHING || received == LOCAL_RECEIVED_END) return received;
     const struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS)
         memcpy(&sender, CMSG_DATA(header), sizeof(sender));
     *ret_credentials = (struct local_credentials){.pid = sender.pid, .uid = sender.uid};
-    return received == LOCAL_RECEIVED_PASSED ? received : LOCAL_RECEIVED_WRONG;
+    return received;
 }
 
 void local_skip(int socket)
@@ -422,11 +424,36 @@ enum local_received local_receive(int socket, union local_packet *ret_packet, in
     return is_cut ? LOCAL_RECEIVED_NO_ROOM : LOCAL_RECEIVED_WRONG;
 }
 
+enum tl_status local_line_make(int *ret_own, int *ret_peers, struct tl_error *ret_error)
+{
+    static const int yes = 1;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    socklen_t address_bytes;
+    int ends[2];
+    if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
+        return tl_error_set_errno(ret_error, errno, "no socket for a worker of this host");
+    /* A name that it has already cannot be given to it by the peer: one in a file system that does not answer. */
+    if (setsockopt(ends[0], SOL_SOCKET, SO_PASSCRED, &yes, sizeof(yes)) == 0 &&
+        name_abstractly(ends[1], &address, &address_bytes)) {
+        *ret_own = ends[0];
+        *ret_peers = ends[1];
+        return TL_OK;
+    }
+    int error = errno;
+    close(ends[0]);
+    close(ends[1]);
+    return tl_error_set_errno(ret_error, error, "cannot make a socket for a worker of this host");
+}
+
 bool local_is_line(int fd)
 {
     int domain = 0, type = 0;
     socklen_t domain_bytes = sizeof(domain), type_bytes = sizeof(type);
-    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) == 0 && domain == AF_UNIX &&
+    struct sockaddr_un address;
+    socklen_t address_bytes = sizeof(address);
+    return getsockname(fd, (struct sockaddr *)&address, &address_bytes) == 0 &&
+           address_bytes > offsetof(struct sockaddr_un, sun_path) &&
+           getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) == 0 && domain == AF_UNIX &&
            getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_bytes) == 0 && type == SOCK_SEQPACKET;
 }
 

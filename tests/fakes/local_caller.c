@@ -14,13 +14,10 @@ void caller_open(struct local_caller *caller, const struct local_introduction *w
 {
     const struct local_provider provider = {.folder_fd = -1};
     struct tl_error error;
-    int ends[2];
     *caller = (struct local_caller){.out = -1};
     memcpy(caller->self.host_id, whom->host_id, sizeof(caller->self.host_id));
     TL_CHECK(local_door_open(&provider, &caller->self, &caller->door, &error) == TL_OK);
-    TL_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
-    caller->in = ends[0];
-    caller->peers_end = ends[1];
+    TL_CHECK(local_line_make(&caller->in, &caller->peers_end, &error) == TL_OK);
 }
 
 static void close_fd(int *fd)

@@ -106,8 +106,10 @@ static void call(struct hostile *hostile, const struct local_introduction *victi
     hello.proof_address = (uintptr_t)&proof;
     hello.proof = proof;
     caller_call(&hostile->caller, victim, &hello, fd);
-    while (!local_pair_of(hostile->pair)->has_connected)
+    while (!local_pair_of(hostile->pair)->has_connected) {
+        TL_CHECK(hostile->broken == 0);
         poll_once(hostile);
+    }
     close(fd);
     fd = caller_take(&hostile->caller, &hello);
     memory = mmap(NULL, local_ring_bytes(hello.slot_count), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -446,8 +446,7 @@ START_TEST(strangers_at_the_door)
     set_up_sides(NULL);
     ck_assert_msg(create_victim(1, &error) == TL_OK, "%s", error.message);
     if (!peer_leaves(strangers[_i], &victim)) return;
-    ck_assert_int_eq(local_look_at_door(local_pair_of(victim.pair)->door, &packet, &credentials),
-                     LOCAL_RECEIVED_NOTHING);
+    ck_assert_int_eq(local_look_at(local_pair_of(victim.pair)->door, &packet, &credentials), LOCAL_RECEIVED_NOTHING);
     bystander_goes_on();
     peer_calls(WAITING_PEER_CALL);
     AWAIT(victim.messages == 1);
