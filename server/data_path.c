@@ -117,6 +117,13 @@ static void pause_before_offer(struct tl_data_path *path)
     arm(path, pause_ns / 2 + (int64_t)(tl_random_u64() % (uint64_t)(pause_ns / 2)));
 }
 
+static void expect_offer(struct tl_data_path *path)
+{
+    path->state = TL_DATA_PATH_EXPECTING;
+    set_reason(path, "the data path is being set up");
+    arm(path, path->slot->plane->options.attempt_ns);
+}
+
 /* The attempt, or the connection, is over; path->reason says why. */
 static void failed(struct tl_data_path *path, bool is_final)
 {
@@ -124,6 +131,16 @@ static void failed(struct tl_data_path *path, bool is_final)
     tl_error_set(&reason, TL_UNAVAILABLE, "%s", path->reason);
     abandon(path, &reason);
     disarm(path);
+    if (path->is_passing && path->state != TL_DATA_PATH_EXPECTING && !is_final && !path->worker->is_closing) {
+        /* The peer goes over to the other link first, and ends its half without a word: nothing is wrong then, and
+         * who waits for the path still does. Where it has not, it offers again, and the next failure counts. */
+        path->is_passing = false;
+        TL_LOG_AT_DEBUG("a data path has ended, perhaps for that of another link", TL_STR("peer", path->name),
+                        TL_STR("transport", transport_of(path)), TL_STR("reason", path->reason));
+        expect_offer(path);
+        path->events->changed(path->owner);
+        return;
+    }
     if (path->state == TL_DATA_PATH_UP && tl_clock_now_ns() - path->up_since_ns >= SETTLED_NS) path->failure_count = 0;
     path->is_first = false;
     if (is_final || path->worker->is_closing) {
@@ -323,13 +340,14 @@ static bool is_in_reach(const struct tl_data_path *path)
     return tl_identity_has_host(peer) && memcmp(peer->host, path->worker->self.host, TL_HOST_BYTES) == 0;
 }
 
-void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link)
+void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link, bool is_passing)
 {
     const struct tl_plane_slot *slot = path->slot;
     if (path->link == link) return;
     tl_data_path_end(path);
     path->link = link;
     path->is_first = true;
+    path->is_passing = is_passing;
     path->is_left = false;
     path->failure_count = 0;
     path->is_elsewhere = slot->plane != NULL && !is_in_reach(path);
@@ -348,6 +366,11 @@ void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link)
     log_change(path);
 }
 
+void tl_data_path_stay(struct tl_data_path *path)
+{
+    path->is_passing = false;
+}
+
 void tl_data_path_go_on(struct tl_data_path *path)
 {
     if (path->state != TL_DATA_PATH_HELD) return;
@@ -358,9 +381,7 @@ void tl_data_path_go_on(struct tl_data_path *path)
     } else if (tl_link_is_ours(path->link)) {
         offer(path);
     } else {
-        path->state = TL_DATA_PATH_EXPECTING;
-        set_reason(path, "the data path is being set up");
-        arm(path, path->slot->plane->options.attempt_ns);
+        expect_offer(path);
     }
 }
 

@@ -15,7 +15,8 @@
  * The side that opened the link offers, and offers again with growing pauses when an attempt fails or the connection
  * breaks; the other side answers, also while it holds the path. Without a data plane of our own the path is REFUSED
  * from the beginning, and the peer is told so, with the reason. Every attempt has a deadline. Who sees a path break
- * tells the other side, over the link.
+ * tells the other side, over the link. When two have opened links to each other, the one whose link stays is the last
+ * to use it: a path over the other's link may end under its hands in the meantime, at any point, which is no failure.
  *
  * Thread: the loop's owner.
  */
@@ -60,7 +61,8 @@ struct tl_data_path {
     struct tl_link *link;       /* NULL: OFF */
     struct tl_session *session; /* from CREATING to UP, of our side; NULL: none */
     uint64_t attempt;           /* of the latest offer, ours or the peer's */
-    bool is_first;              /* no attempt on this link has ended yet */
+    bool is_first;              /* no attempt on this link has failed yet */
+    bool is_passing;            /* another link is about to take the place of this one: the next failure is none */
     bool is_elsewhere;          /* the peer is on a host that this transport does not reach */
     bool is_left;               /* the peer has closed it in order: it restarts, or will be offered one again */
     unsigned failure_count;     /* attempts in a row, and connections that did not last */
@@ -82,8 +84,11 @@ enum tl_data_path_use {
 /* name lives as long as the path, slot as long as the worker. */
 void tl_data_path_init(struct tl_data_path *path, struct tl_worker *worker, const struct tl_plane_slot *slot,
                        const char *name, const struct tl_data_path_events *events, void *owner);
-/* This link is in use from now on, in place of another or of none: the path is held, or refused. */
-void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link);
+/* This link is in use from now on, in place of another or of none: the path is held, or refused. is_passing: the peer
+ * has opened it, and one of ours will take its place unless that fails. */
+void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link, bool is_passing);
+/* It has failed. */
+void tl_data_path_stay(struct tl_data_path *path);
 /* There is no link any more. Harmless when there was none. */
 void tl_data_path_end(struct tl_data_path *path);
 /* Refuses an offer of a transport that this worker does not have. */

@@ -39,11 +39,17 @@ void tl_data_paths_init(struct tl_data_paths *paths, struct tl_worker *worker, c
         tl_data_path_init(&paths->items[i], worker, &worker->planes[i], name, &path_events, paths);
 }
 
-void tl_data_paths_begin(struct tl_data_paths *paths, struct tl_link *link)
+void tl_data_paths_begin(struct tl_data_paths *paths, struct tl_link *link, bool is_passing)
 {
     for (size_t i = 0; i < paths->worker->plane_count; i++)
-        tl_data_path_begin(&paths->items[i], link);
+        tl_data_path_begin(&paths->items[i], link, is_passing);
     go_on(paths);
+}
+
+void tl_data_paths_stay(struct tl_data_paths *paths)
+{
+    for (size_t i = 0; i < paths->worker->plane_count; i++)
+        tl_data_path_stay(&paths->items[i]);
 }
 
 void tl_data_paths_end(struct tl_data_paths *paths)

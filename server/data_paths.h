@@ -26,8 +26,11 @@ struct tl_data_paths {
 /* name: of the peer, "" for a client; lives as long as the paths. */
 void tl_data_paths_init(struct tl_data_paths *paths, struct tl_worker *worker, const char *name,
                         const struct tl_data_path_events *events, void *owner);
-/* This link is in use from now on, in place of another or of none. */
-void tl_data_paths_begin(struct tl_data_paths *paths, struct tl_link *link);
+/* This link is in use from now on, in place of another or of none. is_passing: the peer has opened it, and one of ours
+ * will take its place unless that fails. */
+void tl_data_paths_begin(struct tl_data_paths *paths, struct tl_link *link, bool is_passing);
+/* It has failed. Harmless when there was none. */
+void tl_data_paths_stay(struct tl_data_paths *paths);
 /* There is no link any more. Harmless when there was none. */
 void tl_data_paths_end(struct tl_data_paths *paths);
 /* What the peer tells on any link of its. */

@@ -45,5 +45,5 @@ void tl_guest_welcome(struct tl_worker *worker, struct tl_link *link)
     }
     tl_data_paths_init(&guest->data, worker, "", &data_path_events, guest);
     tl_link_set_events(link, &link_events, guest);
-    tl_data_paths_begin(&guest->data, link);
+    tl_data_paths_begin(&guest->data, link, false);
 }

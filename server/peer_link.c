@@ -183,12 +183,16 @@ static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
     tl_numbers_drop(&peer->given_up, peer->given_up.count);
 }
 
+/* Of two links, one opened by each side. */
+static bool is_ours_preferred(const struct tl_peer *peer)
+{
+    return strcmp(peer->worker->self.name, peer->name) < 0;
+}
+
 /* Of two links to the same process, one opened by each side, whether the second one is to be used. */
 static bool is_preferred(const struct tl_peer *peer, const struct tl_link *current, const struct tl_link *other)
 {
-    if (!tl_link_is_up(current)) return true;
-    bool is_ours_preferred = strcmp(peer->worker->self.name, peer->name) < 0;
-    return tl_link_is_ours(other) == is_ours_preferred;
+    return !tl_link_is_up(current) || tl_link_is_ours(other) == is_ours_preferred(peer);
 }
 
 /* Of two links to the same process, whether the one in use is dead at the other side. That side opens another one only
@@ -238,7 +242,7 @@ static void use_link(struct tl_peer *peer, struct tl_link *link)
     }
     if (path->link != link) return;
     path->link_since_ns = tl_clock_now_ns();
-    tl_data_paths_begin(&peer->data, link);
+    tl_data_paths_begin(&peer->data, link, path->opening != NULL && is_ours_preferred(peer));
     tl_timers_disarm(tl_loop_timers(peer->worker->loop), &path->back_off);
     if (path->state != TL_PEER_UP || is_restart) set_state(peer, TL_PEER_UP, NULL);
     tl_peer_tell_received(peer);
@@ -259,6 +263,7 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
     inherit_received(peer, link);
     if (link == path->opening) {
         path->opening = NULL;
+        tl_data_paths_stay(&peer->data);
         tl_peer_tell_received(peer);
         if (path->link != NULL) return;
         set_state(peer, TL_PEER_DOWN, reason);

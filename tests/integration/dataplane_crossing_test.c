@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Two workers that connect to each other at the same time: the link of the second one is there first, a data path is
+ * set up over it, and then both go over to the link of the first one, the second one before the first.
+ *
+ * All that one says to the other on the link that it has opened passes a proxy, which holds it back.
+ */
+#include <check.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fakes/plane_case.h"
+#include "fakes/proxy.h"
+#include "fakes/run_suite.h"
+
+#define LARGE (1 << 20)
+
+static struct proxy proxies[2]; /* in front of each task */
+
+static bool has_path(unsigned task)
+{
+    return strcmp(cluster_peer_info(cluster.workers[task], 1 - task).transport, "verbs") == 0;
+}
+
+static void connect_from(unsigned task)
+{
+    tl_peer_id peer = cluster_peer(cluster.workers[task], 1 - task);
+    ck_assert_int_eq(tl_worker_wait_for_peers(cluster.workers[task], &peer, 1, 1, CLUSTER_LONG, &error), TL_OK);
+}
+
+static void open_both_behind_proxies(const char *settings)
+{
+    prepare(settings);
+    for (unsigned task = 0; task < 2; task++)
+        cluster_use_proxy(&cluster, task, &proxies[task]);
+    open_both(TL_PROGRESS_THREAD);
+}
+
+static void close_all(void)
+{
+    teardown();
+    for (unsigned task = 0; task < 2; task++)
+        proxy_stop(&proxies[task]);
+}
+
+/* Task 0 asks for what is sent later, and its link gets as far as the other's HTTP/2. */
+static void begin_to_ask(void)
+{
+    proxy_limit(&proxies[1], PROXY_UP, 0);
+    cluster_recv(sender, 1, "w", 1, cq);
+    CLUSTER_UNTIL(proxy_passed(&proxies[1], PROXY_DOWN) > 0);
+}
+
+static void expect_what_was_asked(uint64_t step)
+{
+    struct tl_tensor *tensor = cluster_tensor(LARGE, 7);
+    cluster_send(receiver, "w", step, tensor, sent);
+    tl_tensor_put(tensor);
+    struct tl_completion got = cluster_next(cq);
+    ck_assert_msg(got.status.code == TL_OK, "%s", got.status.message);
+    ck_assert_msg(got.path == TL_PATH_ZERO_COPY, "%s: %s", tl_path_name(got.path), got.path_reason);
+    ck_assert(cluster_tensor_is(got.tensor, LARGE, 7));
+    tl_tensor_put(got.tensor);
+    cluster_expect(sent, TL_OK);
+}
+
+/* No link is given up while it is held back. */
+#define PATIENT "\"timeouts\": {\"connect\": \"60s\"}, "
+
+static const char *const policies[] = {PATIENT "\"rdma\": \"require\"", PATIENT "\"rdma\": \"prefer\""};
+
+/* The peer has gone over and has ended its half; what was asked for waits for the path over the other link. */
+START_TEST(the_peer_goes_over_first)
+{
+    open_both_behind_proxies(policies[_i]);
+    begin_to_ask();
+    connect_from(1);
+    CLUSTER_UNTIL(cluster_stats(receiver).waiting_receivers == 1 && has_path(0));
+    proxy_limit(&proxies[0], PROXY_UP, 0);
+    proxy_limit(&proxies[1], PROXY_DOWN, 0);
+    proxy_limit(&proxies[1], PROXY_UP, UINT64_MAX);
+    CLUSTER_UNTIL(!has_path(1));
+    /* Who asks for nothing would not learn of the end. */
+    cluster_recv(sender, 1, "w", 2, cq);
+    CLUSTER_UNTIL(!has_path(0));
+    cluster_recv(sender, 1, "w", 3, cq);
+    ck_assert_int_eq(cluster_peer_info(sender, 1).state, TL_PEER_UP);
+    proxy_limit(&proxies[1], PROXY_DOWN, UINT64_MAX);
+    CLUSTER_UNTIL(has_path(0));
+    proxy_limit(&proxies[0], PROXY_UP, UINT64_MAX);
+    for (uint64_t step = 1; step <= 3; step++)
+        expect_what_was_asked(step);
+    close_all();
+}
+END_TEST
+
+/* An attempt on the link that is to go fails, as it does when the peer has gone over in the middle of it; but the other
+ * link never comes, and the peer offers again on this one. */
+START_TEST(nobody_goes_over)
+{
+    open_both_behind_proxies(policies[_i]);
+    const struct fake_rule rule = {.fault = FAKE_CONNECT_FAILURE, .provider = plane.cards[0].provider, .times = 1};
+    fake_fabric_add_rule(plane.fabric, &rule);
+    begin_to_ask();
+    connect_from(1);
+    expect_what_was_asked(1);
+    ck_assert(has_path(0));
+    proxy_limit(&proxies[1], PROXY_UP, UINT64_MAX);
+    close_all();
+}
+END_TEST
+
+/* One that fails again and again is no longer waited for. */
+START_TEST(the_path_cannot_be_made)
+{
+    open_both_behind_proxies(policies[0]);
+    const struct fake_rule rule = {
+        .fault = FAKE_CONNECT_FAILURE, .provider = plane.cards[0].provider, .times = FAKE_ALWAYS};
+    fake_fabric_add_rule(plane.fabric, &rule);
+    begin_to_ask();
+    connect_from(1);
+    cluster_expect(cq, TL_UNAVAILABLE);
+    fake_fabric_clear_rules(plane.fabric);
+    CLUSTER_UNTIL(has_path(0));
+    proxy_limit(&proxies[1], PROXY_UP, UINT64_MAX);
+    close_all();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("dataplane_crossing");
+    TCase *tcase = tcase_create("dataplane_crossing");
+    tcase_set_timeout(tcase, 60);
+    tcase_add_loop_test(tcase, the_peer_goes_over_first, 0, 2);
+    tcase_add_loop_test(tcase, nobody_goes_over, 0, 2);
+    tcase_add_test(tcase, the_path_cannot_be_made);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
