@@ -218,12 +218,11 @@ static void have_it_taken(struct local_pair *pair, const union local_packet *pac
         place = local_file_place(pair, &packet->file);
         if (place == NULL) return;
         taking.replaced = *place;
+        local_file_forget(pair, place); /* once the porter has it, it is gone at any moment */
     }
-    if (local_porter_take(pair->porter, &taking, &error) != TL_OK) {
-        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
-    } else if (place != NULL) {
-        local_file_forget(pair, place);
-    }
+    if (local_porter_take(pair->porter, &taking, &error) == TL_OK) return;
+    local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
+    if (place != NULL) *place = taking.replaced; /* freed with the others */
 }
 
 /* The packet that the porter has taken, and what was passed. */

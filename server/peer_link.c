@@ -68,7 +68,7 @@ static void set_state(struct tl_peer *peer, enum tl_peer_state state, const stru
         TL_LOG_AT_INFO("peer has closed its connection", TL_STR("peer", peer->name));
     } else if (was_up && reason != NULL) {
         TL_LOG_AT_WARN("peer lost", TL_STR("peer", peer->name), TL_STR("reason", reason->message));
-    } else if (state == TL_PEER_DOWN && is_news) {
+    } else if (state == TL_PEER_DOWN && is_news && !peer->worker->is_closing) {
         TL_LOG_AT_WARN("peer cannot be reached", TL_STR("peer", peer->name), TL_STR("reason", reason->message));
     }
     tl_peer_check_waits(peer->worker);
