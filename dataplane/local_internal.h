@@ -259,6 +259,10 @@ void local_clean_folder(int folder_fd, const char *folder);
 enum tl_status local_call(const struct local_provider *provider, int door, const struct local_introduction *peer,
                           const struct local_hello *hello, const int fds[LOCAL_HELLO_DESCRIPTORS],
                           struct tl_error *ret_error) TL_MUST_USE;
+/* At most 4 descriptors, which stay the caller's; to NULL: where the socket is connected to. False: not now, or never
+ * any more, errno tells why. */
+bool local_send_to(int socket, const struct sockaddr_un *to, socklen_t to_bytes, const void *packet, size_t len_bytes,
+                   const int *fds, size_t fd_count);
 /* fd -1: none goes with it. False: not now, or never any more. */
 bool local_send(int socket, const void *packet, size_t len_bytes, int fd);
 /* Looks at the words of the next packet, which stays where it is, and at whose process has sent it. */

@@ -245,8 +245,8 @@ union control {
     char bytes[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int)) + CMSG_SPACE(sizeof(struct ucred))];
 };
 
-static bool send_packet(int socket, const struct sockaddr_un *to, socklen_t to_bytes, const void *packet,
-                        size_t len_bytes, const int *fds, size_t fd_count)
+bool local_send_to(int socket, const struct sockaddr_un *to, socklen_t to_bytes, const void *packet, size_t len_bytes,
+                   const int *fds, size_t fd_count)
 {
     union control control = {0};
     struct iovec part = {.iov_base = (void *)(uintptr_t)packet, .iov_len = len_bytes};
@@ -271,7 +271,7 @@ static bool send_packet(int socket, const struct sockaddr_un *to, socklen_t to_b
 
 bool local_send(int socket, const void *packet, size_t len_bytes, int fd)
 {
-    return send_packet(socket, NULL, 0, packet, len_bytes, &fd, fd >= 0 ? 1 : 0);
+    return local_send_to(socket, NULL, 0, packet, len_bytes, &fd, fd >= 0 ? 1 : 0);
 }
 
 /* errno tells why not. */
@@ -284,7 +284,7 @@ static bool call_in_folder(int folder_fd, int door, const struct local_introduct
     if (folder_fd < 0 || !get_last_part(peer, part, sizeof(part))) return false;
     int fd = find_in(folder_fd, part, &address);
     if (fd < 0) return false;
-    bool is_sent = send_packet(door, &address, sizeof(address), hello, sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS);
+    bool is_sent = local_send_to(door, &address, sizeof(address), hello, sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS);
     int error = errno;
     close(fd);
     errno = error;
@@ -302,8 +302,8 @@ enum tl_status local_call(const struct local_provider *provider, int door, const
     } else if (is_abstract(peer)) {
         struct sockaddr_un address = {.sun_family = AF_UNIX};
         memcpy(address.sun_path, peer->name, peer->name_bytes);
-        is_sent = send_packet(door, &address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + peer->name_bytes),
-                              hello, sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS);
+        is_sent = local_send_to(door, &address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + peer->name_bytes),
+                                hello, sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS);
     } else {
         is_sent = call_in_folder(provider->folder_fd, door, peer, hello, fds);
     }

@@ -8,8 +8,6 @@
 
 #include "base/check.h"
 
-#define MAX_DESCRIPTORS 4
-
 void caller_open(struct local_caller *caller, const struct local_introduction *whom)
 {
     const struct local_provider provider = {.folder_fd = -1};
@@ -44,29 +42,13 @@ struct local_hello caller_hello(const struct local_introduction *whom, uint32_t 
 bool caller_say(const struct local_introduction *whom, const void *bytes, size_t len_bytes, const int *fds,
                 size_t fd_count)
 {
-    union {
-        struct cmsghdr align;
-        char bytes[CMSG_SPACE(MAX_DESCRIPTORS * sizeof(int))];
-    } control = {0};
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = len_bytes};
-    struct msghdr message = {.msg_name = &address,
-                             .msg_namelen = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + whom->name_bytes),
-                             .msg_iov = &part,
-                             .msg_iovlen = 1};
     memcpy(address.sun_path, whom->name, whom->name_bytes);
-    if (fd_count > 0) {
-        message.msg_control = control.bytes;
-        message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
-        struct cmsghdr *header = CMSG_FIRSTHDR(&message);
-        header->cmsg_level = SOL_SOCKET;
-        header->cmsg_type = SCM_RIGHTS;
-        header->cmsg_len = CMSG_LEN(fd_count * sizeof(int));
-        memcpy(CMSG_DATA(header), fds, fd_count * sizeof(int));
-    }
     int mouth = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     TL_CHECK(mouth >= 0);
-    bool is_said = sendmsg(mouth, &message, MSG_DONTWAIT | MSG_NOSIGNAL) == (ssize_t)len_bytes;
+    bool is_said =
+        local_send_to(mouth, &address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + whom->name_bytes), bytes,
+                      len_bytes, fds, fd_count);
     close(mouth);
     return is_said;
 }
