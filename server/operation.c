@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/struct_version.h"
 #include "base/text.h"
 #include "server/loan.h"
 #include "server/operation_internal.h"
@@ -29,6 +30,8 @@ void tl_op_free(struct tl_op *op)
     tl_error_drop(op->error);
     free(op);
 }
+
+_Static_assert(sizeof(struct tl_completion) == TL_COMPLETION_BYTES, "arrays of completions have one stride");
 
 static void op_take(struct tl_cq_item *item, struct tl_completion *ret_completion)
 {
@@ -48,6 +51,7 @@ static void op_take(struct tl_cq_item *item, struct tl_completion *ret_completio
     ret_completion->bytes = op->bytes;
     ret_completion->duration_ns = op->duration_ns;
     ret_completion->is_verified = op->is_verified;
+    memset(ret_completion->reserved, 0, sizeof(ret_completion->reserved));
     tl_op_free(op);
 }
 

@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/struct_version.h"
 #include "server/loan.h"
 #include "server/operation_internal.h"
 
@@ -282,30 +283,36 @@ bool tl_op_receive_end(struct tl_op *op, const struct tl_error *error)
     return true;
 }
 
-enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
-                                    const struct tl_recv_options *options, int64_t timeout_ns, struct tl_op **ret_op,
-                                    struct tl_error *ret_error)
+static enum tl_status read_options(const struct tl_recv_options *caller_options, struct tl_recv_options *ret_options,
+                                   struct tl_error *ret_error)
 {
+    return tl_struct_read(ret_options, sizeof(*ret_options), TL_RECV_OPTIONS_FIRST_BYTES, caller_options,
+                          "tl_recv_options", ret_error);
+}
+
+enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
+                                    const struct tl_recv_options *caller_options, int64_t timeout_ns,
+                                    struct tl_op **ret_op, struct tl_error *ret_error)
+{
+    struct tl_recv_options options = {.size_bytes = sizeof(options)};
     struct tl_peer *from = tl_peer_by_id(worker, peer);
     if (from == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer to receive %.64s from", key);
-    if (options != NULL && options->size_bytes != sizeof(*options)) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "size_bytes must be sizeof(struct tl_recv_options)");
-    }
-    struct tl_tensor *destination = options != NULL ? options->destination : NULL;
+    enum tl_status status = caller_options == NULL ? TL_OK : read_options(caller_options, &options, ret_error);
+    if (status != TL_OK) return status;
+    struct tl_tensor *destination = options.destination;
     if (destination != NULL && !tl_tensor_is_writable(destination)) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the destination for %.64s is read-only", key);
     }
-    bool may_map = options != NULL && options->may_map;
-    if (destination != NULL && may_map) {
+    if (destination != NULL && options.may_map) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%.64s cannot be mapped into a destination", key);
     }
     struct tl_op *op;
-    enum tl_status status = tl_op_create(worker, TL_OP_RECV, key, step, timeout_ns, &op, ret_error);
+    status = tl_op_create(worker, TL_OP_RECV, key, step, timeout_ns, &op, ret_error);
     if (status != TL_OK) return status;
     op->peer = from;
     op->destination = destination != NULL ? tl_tensor_get(destination) : NULL;
-    op->wants_checksum = worker->settings.checksum || (options != NULL && options->wants_checksum);
-    op->may_map = may_map;
+    op->wants_checksum = worker->settings.checksum || options.wants_checksum;
+    op->may_map = options.may_map;
     op->retry_timer.fire = retry;
     op->answer_letter.deliver = answer_came;
     tl_fetch_init(&op->request.fetch, &fetch_ops);

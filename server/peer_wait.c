@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/struct_version.h"
 #include "server/peer_internal.h"
 #include "server/session.h"
 
@@ -107,12 +108,13 @@ static void run_info(struct tl_command *command)
 enum tl_status tl_worker_peer_info(struct tl_worker *worker, tl_peer_id peer, struct tl_peer_info *ret_info,
                                    struct tl_error *ret_error)
 {
-    if (ret_info->size_bytes != sizeof(*ret_info)) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "size_bytes must be sizeof(struct tl_peer_info)");
-    }
-    struct info_command query = {.peer = tl_peer_by_id(worker, peer), .info = ret_info};
+    enum tl_status status = tl_struct_check_size(ret_info, TL_PEER_INFO_FIRST_BYTES, "tl_peer_info", ret_error);
+    if (status != TL_OK) return status;
+    struct tl_peer_info info = {.size_bytes = sizeof(info)};
+    struct info_command query = {.peer = tl_peer_by_id(worker, peer), .info = &info};
     if (query.peer == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer");
     tl_worker_run(worker, &query.command, run_info);
+    tl_struct_fill(ret_info, &info, sizeof(info));
     return TL_OK;
 }
 

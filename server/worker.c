@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/struct_version.h"
 #include "base/text.h"
 #include "server/worker_internal.h"
 
@@ -98,11 +99,12 @@ static void run_stats(struct tl_command *command)
 
 enum tl_status tl_worker_stats(struct tl_worker *worker, struct tl_worker_stats *ret_stats, struct tl_error *ret_error)
 {
-    if (ret_stats->size_bytes != sizeof(*ret_stats)) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "size_bytes must be sizeof(struct tl_worker_stats)");
-    }
-    struct stats_command query = {.stats = ret_stats};
+    enum tl_status status = tl_struct_check_size(ret_stats, TL_WORKER_STATS_FIRST_BYTES, "tl_worker_stats", ret_error);
+    if (status != TL_OK) return status;
+    struct tl_worker_stats stats;
+    struct stats_command query = {.stats = &stats};
     tl_worker_run(worker, &query.command, run_stats);
+    tl_struct_fill(ret_stats, &stats, sizeof(stats));
     return TL_OK;
 }
 

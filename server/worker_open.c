@@ -19,6 +19,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/random.h"
+#include "base/struct_version.h"
 #include "server/completion_queue.h"
 #include "server/worker_internal.h"
 #include "tensor/tensor_file.h"
@@ -229,12 +230,14 @@ enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl
     return tl_worker_open_with(options, transports, TL_ARRAY_COUNT(transports), ret_worker, ret_error);
 }
 
-enum tl_status tl_worker_open_with(const struct tl_worker_options *options, const struct tl_plane_source *const *planes,
-                                   size_t plane_count, struct tl_worker **ret_worker, struct tl_error *ret_error)
+enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_options,
+                                   const struct tl_plane_source *const *planes, size_t plane_count,
+                                   struct tl_worker **ret_worker, struct tl_error *ret_error)
 {
-    if (options->size_bytes != sizeof(*options)) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "size_bytes must be sizeof(struct tl_worker_options)");
-    }
+    struct tl_worker_options options;
+    enum tl_status status = tl_struct_read(&options, sizeof(options), TL_WORKER_OPTIONS_FIRST_BYTES, caller_options,
+                                           "tl_worker_options", ret_error);
+    if (status != TL_OK) return status;
     struct tl_worker *worker = calloc(1, sizeof(*worker));
     if (worker == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
     static pthread_once_t taught = PTHREAD_ONCE_INIT;
@@ -243,15 +246,15 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *options, cons
     worker->self.incarnation = tl_random_u64();
     worker->home.post = post_home;
     tl_list_init(&worker->peer_waits);
-    enum tl_status status = tl_source_init(worker, ret_error);
-    if (status == TL_OK) status = build(worker, options, planes, plane_count, ret_error);
+    status = tl_source_init(worker, ret_error);
+    if (status == TL_OK) status = build(worker, &options, planes, plane_count, ret_error);
     if (status == TL_OK) status = start(worker, ret_error);
     if (status != TL_OK) {
         worker_free(worker);
         return status;
     }
     tl_peers_start(worker);
-    status = start_driver(worker, options->progress, ret_error);
+    status = start_driver(worker, options.progress, ret_error);
     if (status != TL_OK) {
         stop_now(worker);
         worker_free(worker);

@@ -18,6 +18,7 @@
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/struct_version.h"
 #include "tensor/strings.h"
 
 #define TENSOR_MAGIC 0x746c544eu
@@ -271,6 +272,12 @@ static enum tl_status check_view(const struct tl_tensor_view *view, const struct
     if (!view->data && meta_data->size_bytes > 0)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "data is NULL, the tensor has %" PRIu64 " bytes",
                             meta_data->size_bytes);
+    uintptr_t allocation_end;
+    if (view->data && (view->capacity_bytes > PTRDIFF_MAX ||
+                       __builtin_add_overflow((uintptr_t)view->data, view->capacity_bytes, &allocation_end)))
+        return tl_error_set(ret_error, TL_OUT_OF_RANGE,
+                            "capacity_bytes is %" PRIu64 ", and no allocation at %p can be so large",
+                            view->capacity_bytes, view->data);
     if (!tl_add_u64(view->offset_bytes, meta_data->size_bytes, &end_bytes) || end_bytes > view->capacity_bytes)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%" PRIu64 " bytes at offset %" PRIu64 " do not lie within the %" PRIu64
@@ -279,30 +286,30 @@ static enum tl_status check_view(const struct tl_tensor_view *view, const struct
     return check_strides(&meta_data->shape, view->strides, element_count, ret_error);
 }
 
-enum tl_status tl_tensor_wrap(const struct tl_tensor_view *view, struct tl_tensor **ret_tensor,
+enum tl_status tl_tensor_wrap(const struct tl_tensor_view *caller_view, struct tl_tensor **ret_tensor,
                               struct tl_error *ret_error)
 {
+    struct tl_tensor_view view;
     struct tl_meta_data meta_data;
     uint64_t count = 0;
-    if (view->size_bytes != sizeof(*view))
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                            "view->size_bytes is %zu, not %zu; set it to sizeof(struct tl_tensor_view)",
-                            view->size_bytes, sizeof(*view));
-    enum tl_status status = describe_plain(view->dtype, view->rank, view->dims, &meta_data, &count, ret_error);
+    enum tl_status status =
+        tl_struct_read(&view, sizeof(view), TL_TENSOR_VIEW_FIRST_BYTES, caller_view, "tl_tensor_view", ret_error);
     if (status != TL_OK) return status;
-    status = check_view(view, &meta_data, count, ret_error);
+    status = describe_plain(view.dtype, view.rank, view.dims, &meta_data, &count, ret_error);
+    if (status != TL_OK) return status;
+    status = check_view(&view, &meta_data, count, ret_error);
     if (status != TL_OK) return status;
     struct tl_tensor *tensor = create_empty(&meta_data);
     if (!tensor) return no_memory(ret_error, 0);
-    if (view->data) {
-        tensor->data = (unsigned char *)view->data + view->offset_bytes;
-        tensor->allocation = view->data;
-        tensor->capacity_bytes = view->capacity_bytes;
+    if (view.data) {
+        tensor->data = (unsigned char *)view.data + view.offset_bytes;
+        tensor->allocation = view.data;
+        tensor->capacity_bytes = view.capacity_bytes;
     }
-    tensor->is_read_only = view->read_only;
-    tensor->release = view->release;
-    tensor->release_data = view->data;
-    tensor->release_context = view->release_context;
+    tensor->is_read_only = view.read_only;
+    tensor->release = view.release;
+    tensor->release_data = view.data;
+    tensor->release_context = view.release_context;
     *ret_tensor = tensor;
     return TL_OK;
 }

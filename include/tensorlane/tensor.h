@@ -114,9 +114,10 @@ struct tl_tensor_view {
 
 /* Wraps memory of the caller without copying it.
  * Errors: TL_INVALID_ARGUMENT: as tl_tensor_create, or the strides are not those of a contiguous row-major tensor, or
- * the tensor does not lie within capacity_bytes. TL_OUT_OF_RANGE: as tl_tensor_create. TL_UNIMPLEMENTED: a device
- * other than host. TL_RESOURCE_EXHAUSTED: no memory. On error release is not called.
- * Ownership: data must stay valid until release has been called. Thread: any. */
+ * the tensor does not lie within capacity_bytes, or size_bytes is wrong. TL_OUT_OF_RANGE: as tl_tensor_create, or
+ * capacity_bytes exceeds 2^63-1 or reaches beyond the address space. TL_UNIMPLEMENTED: a device other than host, or a
+ * field that this version does not know (tensorlane.h). TL_RESOURCE_EXHAUSTED: no memory. On error release is not
+ * called. Ownership: data must stay valid until release has been called. Thread: any. */
 TL_API enum tl_status tl_tensor_wrap(const struct tl_tensor_view *view, struct tl_tensor **ret_tensor,
                                      struct tl_error *ret_error) TL_MUST_USE;
 

@@ -64,7 +64,8 @@ struct tl_worker_options {
 /* Opens a worker: reads and checks the configuration, listens, publishes the configured files, starts.
  * Errors: TL_INVALID_ARGUMENT: the configuration is wrong, with file, line, column and path. TL_NOT_FOUND: the task is
  * not in the cluster, or a file is missing. TL_ALREADY_EXISTS: the address is in use by another process.
- * TL_UNIMPLEMENTED: a protocol this version does not have. TL_RESOURCE_EXHAUSTED: no memory or descriptors. With
+ * TL_UNIMPLEMENTED: a protocol this version does not have, or an option that it does not know (tensorlane.h).
+ * TL_RESOURCE_EXHAUSTED: no memory or descriptors. With
  * "rdma": "require" also why no transport but gRPC can be used, each with its reason, under the code of one of them.
  * Ownership: *ret_worker until tl_worker_close. Blocks: while files are mapped, and cards tried, some seconds. */
 TL_API enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl_worker **ret_worker,
@@ -100,7 +101,7 @@ enum tl_peer_state {
 };
 
 struct tl_peer_info {
-    size_t size_bytes; /* set by the caller */
+    size_t size_bytes; /* set by the caller to sizeof(struct tl_peer_info) */
     tl_peer_id id;
     char name[320];
     char address[320];
@@ -155,7 +156,7 @@ enum tl_path {
 TL_API const char *tl_path_name(enum tl_path path);
 
 struct tl_completion {
-    size_t size_bytes; /* set by the library */
+    size_t size_bytes; /* set by the library: sizeof(struct tl_completion), the same in every version */
     tl_op_id op;
     enum tl_op_kind kind;
     void *user_data;
@@ -167,6 +168,7 @@ struct tl_completion {
     uint64_t bytes;          /* of the tensor that moved */
     int64_t duration_ns;     /* from the call to the completion */
     bool is_verified;        /* a checksum was asked for and fits */
+    uint64_t reserved[8];    /* zero; fields of later versions, so that the size of the struct never changes */
 };
 
 /* Creates a completion queue. Errors: TL_RESOURCE_EXHAUSTED. Ownership: until tl_cq_destroy. */
@@ -210,8 +212,9 @@ TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_
 
 /* Receives from a peer what it offers as (key, step), or what it has published as key with a version of at least step,
  * whichever is there first. The completion carries the tensor.
- * Errors of the call: TL_INVALID_ARGUMENT: the key, or a destination that is read-only, or one with may_map.
- * TL_NOT_FOUND: no such peer. Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer.
+ * Errors of the call: TL_INVALID_ARGUMENT: the key, size_bytes, or a destination that is read-only, or one with
+ * may_map. TL_UNIMPLEMENTED: an option that this version does not know (tensorlane.h). TL_NOT_FOUND: no such peer.
+ * Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer.
  * TL_CANCELLED: tl_cancel or close. TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape).
  * TL_DATA_LOSS: the checksum does not fit, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait
  * at the peer, or no memory here. The status of an aborted step, here or at the peer. A connection that breaks is no

@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The library as its users find it: installed under some prefix, found by pkg-config or CMake, linked and run.
 
-    package.py files|shared|static|cmake
+    package.py files|shared|static|cmake|readme|first_version
 
-Installs into a temporary prefix. files: everything is there. The others build every program of examples/ that includes
-<tensorlane/...> against the installed library in that way and run it without arguments; it must exit with 0.
+Installs into a temporary prefix. files: everything is there. shared, static and cmake build every program of examples/
+that includes <tensorlane/...> against the installed library in that way and run it without arguments; it must exit with
+0. readme: the program in README.md compiles without a warning. first_version: a program that was compiled with the
+first headers of this SONAME works with the library.
 """
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -19,7 +22,7 @@ CC = os.environ.get("CC", "cc")
 
 INSTALLED = [
     "bin/tensorlane", "include/tensorlane/tensorlane.h", "include/tensorlane/worker.h", "lib/libtensorlane.so",
-    "lib/libtensorlane.so.0", "lib/libtensorlane.a", "lib/pkgconfig/tensorlane.pc",
+    "lib/libtensorlane.so.1", "lib/libtensorlane.a", "lib/pkgconfig/tensorlane.pc",
     "lib/pkgconfig/tensorlane-static.pc", "lib/cmake/tensorlane/tensorlaneConfig.cmake",
     "lib/systemd/system/tensorlane@.service", "share/tensorlane/config/schema.json",
     "share/tensorlane/proto/tensorlane/v1/transfer.proto", "share/tensorlane/deploy/slurm.sh",
@@ -47,7 +50,7 @@ def examples():
 
 def needs_shared(program):
     listing = run("readelf", "-d", program, stdout=subprocess.PIPE).stdout
-    return "[libtensorlane.so.0]" in listing
+    return "[libtensorlane.so.1]" in listing
 
 
 def check_program(program, prefix, is_shared):
@@ -97,6 +100,40 @@ def check_cmake(prefix, work):
         check_program(work / "build" / f"{example.stem}_tensorlane_static", prefix, False)
 
 
+def check_readme(prefix, work):
+    text = (SOURCE / "README.md").read_text(encoding="utf-8")
+    programs = re.findall(r"^```c\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    if not programs:
+        sys.exit("README.md has no program in C")
+    for number, program in enumerate(programs):
+        source = work / f"readme_{number}.c"
+        source.write_text(program, encoding="utf-8")
+        run(CC, "-Wall", "-Wextra", "-Werror", source, "-o", work / "readme", *pkg_config(prefix, "--cflags", "--libs", "tensorlane"))
+
+
+def layout(program, environment):
+    lines = run(program, "layout", env=environment, stdout=subprocess.PIPE).stdout.splitlines()
+    return {name: numbers for name, *numbers in (line.split() for line in lines)}
+
+
+def check_layout(first, now):
+    """Structs with size_bytes may grow, but for tl_completion; everything else stays where and as large as it is."""
+    growing = {"tl_worker_options", "tl_recv_options", "tl_tensor_view", "tl_peer_info", "tl_worker_stats"}
+    for name, numbers in first.items():
+        if now[name] != numbers and not (name in growing and int(now[name][0]) > int(numbers[0])):
+            sys.exit(f"{name} was {numbers} (offset and size) and is {now[name]}: compiled programs break")
+
+
+def check_first_version(prefix, work):
+    folder = SOURCE / "tests/package/first_version"
+    environment = {**os.environ, "LD_LIBRARY_PATH": f"{prefix}/lib"}
+    link = pkg_config(prefix, "--libs", "tensorlane")
+    for name, include in (("first", folder / "include"), ("now", prefix / "include")):
+        run(CC, "-O1", "-Wall", "-Werror", "-I", include, folder / "program.c", "-o", work / name, *link)
+    check_layout(layout(work / "first", environment), layout(work / "now", environment))
+    check_program(work / "first", prefix, True)
+
+
 def main():
     kind = sys.argv[1]
     with tempfile.TemporaryDirectory() as folder:
@@ -107,6 +144,10 @@ def main():
             check_files(prefix)
         elif kind == "cmake":
             check_cmake(prefix, work)
+        elif kind == "readme":
+            check_readme(prefix, work)
+        elif kind == "first_version":
+            check_first_version(prefix, work)
         else:
             check_pkg_config(prefix, work, kind == "shared")
 

@@ -274,6 +274,20 @@ START_TEST(wrap_errors)
 }
 END_TEST
 
+START_TEST(no_allocation_is_larger_than_the_address_space)
+{
+    struct tl_tensor_view view = float_view();
+    view.capacity_bytes = UINT64_C(1) << 63;
+    refuse_view(view, TL_OUT_OF_RANGE);
+    view.capacity_bytes = UINT64_MAX;
+    refuse_view(view, TL_OUT_OF_RANGE);
+    view = float_view();
+    view.data = (void *)(UINTPTR_MAX - 1000);
+    view.capacity_bytes = 2000;
+    refuse_view(view, TL_OUT_OF_RANGE);
+}
+END_TEST
+
 /* ------------------------------------------------------------------------------------------------------- strings -- */
 
 static const struct tl_string words[] = {{"ab", 2}, {NULL, 0}, {"c", 1}, {"def", 3}, {"", 0}, {"g", 1}};
@@ -720,6 +734,7 @@ int main(void)
     tcase_add_test(tcase, strides_accepted);
     tcase_add_test(tcase, strides_refused);
     tcase_add_test(tcase, wrap_errors);
+    tcase_add_test(tcase, no_allocation_is_larger_than_the_address_space);
     tcase_add_test(tcase, strings);
     tcase_add_test(tcase, string_scalar_and_empty);
     tcase_add_test(tcase, string_errors);
