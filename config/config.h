@@ -89,6 +89,7 @@ struct tl_settings {
     int64_t keepalive_ns;           /* {"keepalive": "10s"}: quiet time after which a connection is probed */
     int64_t keepalive_timeout_ns;   /* {"keepalive_answer": "5s"}: and the time it then has to answer */
     int64_t reservation_timeout_ns; /* {"reservation": "30s"}: how long a value waits for a receiver that broke off */
+    int64_t stalled_timeout_ns;     /* {"stalled": "60s"}: for a peer to take something of what it asked for */
     int64_t drain_timeout_ns;       /* {"drain": "10s"}: for running transfers when the worker stops */
 
     struct tl_local_settings local; /* "local" */
@@ -169,7 +170,7 @@ struct tl_config_value {
 };
 
 /* How many there are. */
-#define TL_CONFIG_VALUE_COUNT 48
+#define TL_CONFIG_VALUE_COUNT 49
 
 /* All values of a task of this configuration, or of its self, or (NULL) of a process that is no task, in the order of
  * struct tl_settings; returns how many there are and fills up to capacity. The strings live as long as the

@@ -117,6 +117,7 @@ const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
     {IN("timeouts", "keepalive"), AT(keepalive_ns), DURATION(100 * MS, 24 * HOUR, 10 * SEC)},
     {IN("timeouts", "keepalive_answer"), AT(keepalive_timeout_ns), DURATION(100 * MS, 24 * HOUR, 5 * SEC)},
     {IN("timeouts", "reservation"), AT(reservation_timeout_ns), DURATION(1 * MS, 24 * HOUR, 30 * SEC)},
+    {IN("timeouts", "stalled"), AT(stalled_timeout_ns), DURATION(1 * MS, 24 * HOUR, 60 * SEC)},
     {IN("timeouts", "drain"), AT(drain_timeout_ns), DURATION(0, 24 * HOUR, 10 * SEC)},
     {IN("local", "socket_folder"), AT(local.socket_folder), .kind = TL_SETTING_FOLDER},
     {IN("local", "users"), AT(local.users), .kind = TL_SETTING_USERS},

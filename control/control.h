@@ -62,6 +62,7 @@ struct tl_control_options {
     int64_t connect_timeout_ns;
     int64_t max_link_age_ns;    /* of one that we opened: the deadline of its call */
     int64_t request_timeout_ns; /* for a call of a foreign client to make progress */
+    int64_t stalled_timeout_ns; /* for a peer to take something of the answers that wait for it */
     int64_t keepalive_ns;
     int64_t keepalive_timeout_ns;
     const struct tl_control_handlers *handlers;

@@ -62,6 +62,7 @@ static void begin_close(struct tl_link *link, const struct tl_error *reason)
     link->close_reason = *reason;
     link->has_close_reason = true;
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
+    link_stall_fini(link);
     if (link->stream == NULL) {
         if (link->lookup != NULL) tl_lookup_abandon(link->lookup);
         link->lookup = NULL;
@@ -148,6 +149,7 @@ static void link_free(struct tl_link *link)
     tl_list_remove(&link->control_link);
     if (link->is_flush_deferred) tl_list_remove(&link->flush_letter.link);
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
+    link_stall_fini(link);
     tl_numbers_fini(&link->cancels);
     tl_numbers_fini(&link->received);
     link_paths_drop(link);
@@ -250,6 +252,7 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     link->end_letter.deliver = end_without_stream;
     link->flush_letter.deliver = flush;
     link->greeting_timer.fire = greeting_timeout;
+    link_stall_init(link);
     tl_list_init(&link->control_link);
     tl_list_init(&link->flush_letter.link);
     tl_list_init(&link->to_request);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The link, as its files see it: link.c (life, Hello), link_send.c (requests and tensors out), link_receive.c (frames
- * in), link_window.c (how far each side is ahead of the other), link_paths.c (what is told about paths, out and in). */
+ * in), link_window.c (how far each side is ahead of the other), link_stall.c (the end of links whose peer takes
+ * nothing), link_paths.c (what is told about paths, out and in). */
 #ifndef CONTROL_LINK_INTERNAL_H
 #define CONTROL_LINK_INTERNAL_H
 
@@ -37,6 +38,13 @@ struct link_window {
     uint64_t confirmed_bytes; /* of sent_bytes, that the peer has taken */
 };
 
+/* Whether the peer takes what waits for it. */
+struct link_stall {
+    struct tl_timer timer;
+    bool has_progressed; /* since the timer looked */
+    int64_t since_ns;    /* progress was made then or later */
+};
+
 struct tl_link {
     struct tl_control *control;
     struct tl_list control_link; /* in control->links */
@@ -68,6 +76,7 @@ struct tl_link {
     uint64_t confirmed_count;   /* dropped from the front of received, since the peer has heard of them */
 
     struct link_window window;
+    struct link_stall stall;
 
     struct tl_list path_messages; /* of link_path_message: to be told */
     size_t path_message_count;
@@ -161,6 +170,14 @@ void link_window_sent(struct tl_link *link, uint64_t data_bytes);
 void link_window_took(struct tl_link *link, uint64_t data_bytes);
 /* A frame's taken_bytes. */
 void link_window_heard(struct tl_link *link, uint64_t taken_bytes);
+
+/* link_stall.c */
+void link_stall_init(struct tl_link *link);
+/* Something may be unsent: watches whether the peer takes it, unless that is watched already. */
+void link_stall_watch(struct tl_link *link);
+/* A frame was sent with so many chunks. */
+void link_stall_sent(struct tl_link *link, size_t chunk_count);
+void link_stall_fini(struct tl_link *link);
 
 /* link_paths.c */
 /* Of one frame. */

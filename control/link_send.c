@@ -471,9 +471,8 @@ static void finish_frame(struct tl_link *link, struct tl_frame_builder *builder)
     }
 }
 
-void link_send_frames(struct tl_link *link)
+static void send_frame(struct tl_link *link)
 {
-    if (link->state != LINK_UP && link->state != LINK_DRAINING) return;
     if (!tl_stream_can_send(link->stream) || !is_anything_waiting(link)) return;
     struct tl_frame_builder *builder = link->control->builder;
     tensorlane__v1__frame__init(&builder->frame);
@@ -521,5 +520,13 @@ void link_send_frames(struct tl_link *link)
     link->control->stats.frames_sent++;
     tl_stream_send(link->stream, message);
     link_window_sent(link, builder->data_bytes);
+    link_stall_sent(link, builder->frame.n_chunks);
     finish_frame(link, builder);
+}
+
+void link_send_frames(struct tl_link *link)
+{
+    if (link->state != LINK_UP && link->state != LINK_DRAINING) return;
+    send_frame(link);
+    if (link->state != LINK_CLOSING) link_stall_watch(link);
 }

@@ -107,6 +107,7 @@ static enum tl_status create_control(struct tl_worker *worker, struct tl_error *
         .connect_timeout_ns = settings->connect_timeout_ns,
         .max_link_age_ns = MAX_LINK_AGE_NS,
         .request_timeout_ns = settings->request_timeout_ns,
+        .stalled_timeout_ns = settings->stalled_timeout_ns,
         .keepalive_ns = settings->keepalive_ns,
         .keepalive_timeout_ns = settings->keepalive_timeout_ns,
         .handlers = &tl_worker_handlers,

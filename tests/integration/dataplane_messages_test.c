@@ -121,6 +121,7 @@ static void side_create(struct side *side, uint64_t incarnation)
         .connect_timeout_ns = PATIENCE_NS,
         .max_link_age_ns = TL_TIME_NEVER,
         .request_timeout_ns = PATIENCE_NS,
+        .stalled_timeout_ns = TL_TIME_NEVER,
         .keepalive_ns = 10 * TL_NS_PER_SEC,
         .keepalive_timeout_ns = 10 * TL_NS_PER_SEC,
         .handlers = &handlers,

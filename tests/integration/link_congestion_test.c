@@ -15,6 +15,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "control/link_internal.h"
+#include "fakes/fake_clock.h"
 #include "fakes/run_suite.h"
 #include "fuzz/fake_stream.h"
 
@@ -27,6 +28,7 @@
 #define MAX_UNSENT 16384
 #define MAX_REQUESTS 256
 #define CHUNK_BYTES 4096
+#define STALLED_NS (60 * TL_NS_PER_SEC)
 #define INFLIGHT_BYTES 65536
 #define LARGE_BYTES 20000
 #define SMALL_BYTES 1000
@@ -40,6 +42,7 @@ static struct tl_fetch *fetches; /* [2 * ASKED] */
 static size_t done_count[2];
 static size_t serve_count;
 static size_t closed_count;
+static struct tl_error end_reason; /* of the link that was closed last */
 static size_t max_unsent[2];
 static grpc_byte_buffer *carried[2]; /* a copy of the message in flight */
 static size_t sent_count[2];
@@ -66,7 +69,7 @@ static void on_closed(void *context, struct tl_serve *serve, enum tl_serve_end e
 
 static void on_link_closed(struct tl_link *link, const struct tl_error *reason)
 {
-    (void)reason;
+    end_reason = *reason;
     links[link == links[OPENED] ? OPENED : ACCEPTED] = NULL;
 }
 
@@ -159,6 +162,7 @@ static void setup(void)
         .max_calls = FAKE_STREAMS,
         .connect_timeout_ns = 3600 * TL_NS_PER_SEC,
         .request_timeout_ns = 3600 * TL_NS_PER_SEC,
+        .stalled_timeout_ns = STALLED_NS,
         .handlers = &handlers,
     };
     uint16_t port;
@@ -504,6 +508,76 @@ START_TEST(only_a_link_over_loopback_has_a_window)
 }
 END_TEST
 
+/* ----------------------------------------------------------------------------------------------- links that stall --
+ */
+
+static void pass_seconds(unsigned seconds)
+{
+    for (unsigned i = 0; i < seconds; i++) {
+        fake_clock_advance(TL_NS_PER_SEC);
+        run_loop();
+    }
+}
+
+START_TEST(link_that_takes_nothing_ends)
+{
+    offered = make_tensor(LARGE_BYTES);
+    greet(0);
+    request_large(1);
+    pass_seconds(58);
+    ck_assert_ptr_nonnull(links[ACCEPTED]);
+    ck_assert(tl_tensor_is_shared(offered));
+    pass_seconds(3);
+    /* The answers are over although the connection still lasts: they are pinned no longer than that. */
+    (void)fake_stream_end(0);
+    run_loop();
+    ck_assert_ptr_null(links[ACCEPTED]);
+    ck_assert_uint_eq(closed_count, LARGE_COUNT);
+    ck_assert_int_eq(end_reason.code, TL_UNAVAILABLE);
+    ck_assert_msg(strstr(end_reason.message, "has taken nothing for 60") != NULL, "%s", end_reason.message);
+    ck_assert_msg(strstr(end_reason.message, "timeouts.stalled") != NULL, "%s", end_reason.message);
+}
+END_TEST
+
+/* A window of one byte, which the peer never opens again. All else that it is sent it takes. */
+START_TEST(link_whose_window_stays_shut_ends)
+{
+    struct begun begun = {.complete = 0};
+    offered = make_tensor(LARGE_BYTES);
+    greet(1);
+    request_large(1);
+    take_all(&begun);
+    for (unsigned i = 0; i < 61 && links[ACCEPTED] != NULL; i++) {
+        const struct tl_path_message message = {.transport = "verbs", .kind = TL_PATH_MESSAGE_REFUSAL};
+        tl_link_tell_path(links[ACCEPTED], &message);
+        pass_seconds(1);
+        take_all(&begun);
+        (void)fake_stream_end(0);
+        run_loop();
+    }
+    ck_assert_ptr_null(links[ACCEPTED]);
+    ck_assert_uint_eq(closed_count, LARGE_COUNT);
+}
+END_TEST
+
+START_TEST(link_that_takes_a_frame_now_and_then_stays)
+{
+    struct begun begun = {.complete = 0};
+    offered = make_tensor(LARGE_BYTES);
+    greet(0);
+    request_large(1);
+    for (unsigned i = 0; i < 10; i++) {
+        pass_seconds(59);
+        note_frame(&begun, take(0));
+    }
+    take_all(&begun);
+    ck_assert_uint_eq(begun.complete, LARGE_COUNT);
+    /* Nothing is unsent: it may be quiet for as long as it likes. */
+    pass_seconds(1000);
+    ck_assert_ptr_nonnull(links[ACCEPTED]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("link_congestion");
@@ -527,5 +601,12 @@ int main(void)
     tcase_add_test(window, full_window_does_not_stop_a_side_that_does_not_read);
     tcase_add_test(window, only_a_link_over_loopback_has_a_window);
     suite_add_tcase(suite, window);
+    TCase *stalled = tcase_create("stalled");
+    tcase_set_timeout(stalled, 100);
+    tcase_add_checked_fixture(stalled, setup, teardown);
+    tcase_add_test(stalled, link_that_takes_nothing_ends);
+    tcase_add_test(stalled, link_whose_window_stays_shut_ends);
+    tcase_add_test(stalled, link_that_takes_a_frame_now_and_then_stays);
+    suite_add_tcase(suite, stalled);
     return run_suite(suite);
 }

@@ -69,6 +69,7 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(settings->keepalive_ns, 10 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->keepalive_timeout_ns, 5 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->reservation_timeout_ns, 30 * TL_NS_PER_SEC);
+    ck_assert_int_eq(settings->stalled_timeout_ns, 60 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->drain_timeout_ns, 10 * TL_NS_PER_SEC);
     ck_assert_ptr_null(settings->local.socket_folder);
     ck_assert_ptr_null(settings->local.users);
@@ -245,7 +246,8 @@ START_TEST(every_setting_can_be_set)
         "3},\n"
         "\"timeouts\": {\"connect\": \"1ms\", \"request\": \"2s\", \"keepalive\": \"3s\", \"keepalive_answer\": "
         "\"4s\",\n"
-        "\"reservation\": \"5s\", \"drain\": \"0\"}, \"log\": {\"level\": \"debug\", \"format\": \"json\"},\n"
+        "\"reservation\": \"5s\", \"stalled\": \"6s\", \"drain\": \"0\"}, \"log\": {\"level\": \"debug\", \"format\": "
+        "\"json\"},\n"
         "\"verbs\": {\"devices\": \"a:1,^b\", \"port\": 2, \"gid_index\": 0, \"mtu\": 512, \"service_level\": 7,\n"
         "\"traffic_class\": 106, \"timeout\": 0, \"retry_count\": 7, \"queue_depth\": 16, \"pkey_index\": 3,\n"
         "\"keys\": \"region\", \"pool\": \"1MiB\", \"max_pool\": \"2MiB\", \"cached\": 0, \"register\": 1,\n"
@@ -270,6 +272,7 @@ START_TEST(every_setting_can_be_set)
         "\"3s\"",
         "\"4s\"",
         "\"5s\"",
+        "\"6s\"",
         "\"0s\"",
         /* local */
         "\"/run/x\"",
@@ -306,9 +309,9 @@ START_TEST(every_setting_can_be_set)
         "\"debug\"",
         "\"json\"",
     };
-    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1,  1,  1,  2,  2,  3,  3,  3,  3,  3, 4, 4, 4, 4, 5,
-                                                         5, 10, 10, 10, 10, 11, 11, 11, 11, 11, 6, 6, 6, 6, 6, 7,
-                                                         7, 7,  7,  7,  8,  8,  8,  8,  8,  9,  9, 9, 9, 9, 5, 5};
+    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1,  1,  1,  2,  2,  3,  3,  3,  3,  3, 4, 4, 4, 4, 5, 5,
+                                                         5, 10, 10, 10, 10, 11, 11, 11, 11, 11, 6, 6, 6, 6, 6, 7, 7,
+                                                         7, 7,  7,  8,  8,  8,  8,  8,  9,  9,  9, 9, 9, 5, 5};
     const struct tl_settings_layer *layer;
     open_text(text);
     ck_assert_int_eq(read_level(TL_LEVEL_TASK, &layer), TL_OK);

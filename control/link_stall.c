@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The end of links whose peer takes nothing.
+ *
+ * Answers that wait for their turn keep memory: the tensors that they will send, also values that were replaced in the
+ * meantime, and what is in flight. A peer that asks and does not take would keep as much as the worker publishes. So a
+ * link is ended when nothing has moved on it for options.stalled_timeout_ns while something was unsent.
+ *
+ * Moving means that a frame could be sent. While chunks wait, only a frame with a chunk counts: a peer whose window is
+ * full could otherwise keep its tensors by asking for something else now and then.
+ *
+ * A timer looks several times in this period, so that sending reads no clock.
+ */
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "control/link_internal.h"
+
+/* How often the timer looks in the time that a peer has. */
+#define LOOKS 4
+
+static bool has_unsent(const struct tl_link *link)
+{
+    return link->unsent_count > 0 || !tl_stream_can_send(link->stream);
+}
+
+static void end(struct tl_link *link, int64_t stalled_ns)
+{
+    struct tl_error reason;
+    const char *name = link->peer.name[0] != '\0' ? link->peer.name : link->peer.address;
+    tl_error_set(&reason, TL_UNAVAILABLE,
+                 "%s has taken nothing for %lld ms while %zu answers waited for it; it is stopped or cut off, or the "
+                 "network needs a longer timeouts.stalled",
+                 name, (long long)(stalled_ns / TL_NS_PER_MS), link->unsent_count);
+    TL_LOG_AT_WARN("link ended", TL_STR("peer", link->peer.name), TL_STR("address", link->peer.address),
+                   TL_STR("reason", reason.message));
+    tl_link_close(link, &reason);
+}
+
+static void arm(struct tl_link *link, int64_t after_ns)
+{
+    struct tl_error reason;
+    struct tl_timers *timers = tl_loop_timers(link->control->loop);
+    if (tl_timers_arm(timers, &link->stall.timer, tl_clock_deadline_ns(after_ns)) == TL_OK) return;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s: no memory to watch a link", link->control->options.self.name);
+    tl_link_close(link, &reason);
+}
+
+static void look(struct tl_timer *timer)
+{
+    struct tl_link *link = TL_CONTAINER_OF(timer, struct tl_link, stall.timer);
+    int64_t limit_ns = link->control->options.stalled_timeout_ns;
+    if ((link->state != LINK_UP && link->state != LINK_DRAINING) || !has_unsent(link)) return;
+    if (link->stall.has_progressed) link->stall.since_ns = tl_clock_now_ns();
+    link->stall.has_progressed = false;
+    int64_t stalled_ns = tl_clock_now_ns() - link->stall.since_ns;
+    if (stalled_ns >= limit_ns) {
+        end(link, stalled_ns);
+        return;
+    }
+    int64_t left_ns = limit_ns - stalled_ns;
+    arm(link, left_ns < limit_ns / LOOKS ? left_ns : limit_ns / LOOKS);
+}
+
+void link_stall_init(struct tl_link *link)
+{
+    link->stall.timer.fire = look;
+}
+
+void link_stall_watch(struct tl_link *link)
+{
+    if (link->stall.timer.heap_place != 0 || !has_unsent(link)) return;
+    int64_t limit_ns = link->control->options.stalled_timeout_ns;
+    if (limit_ns == TL_TIME_NEVER) return;
+    link->stall.has_progressed = false;
+    link->stall.since_ns = tl_clock_now_ns();
+    arm(link, limit_ns / LOOKS);
+}
+
+void link_stall_sent(struct tl_link *link, size_t chunk_count)
+{
+    bool do_chunks_wait = !tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active);
+    if (chunk_count > 0 || !do_chunks_wait) link->stall.has_progressed = true;
+}
+
+void link_stall_fini(struct tl_link *link)
+{
+    tl_timers_disarm(tl_loop_timers(link->control->loop), &link->stall.timer);
+}
