@@ -192,6 +192,7 @@ static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
     struct tl_timers *timers = tl_reactor_timers(conn->engine->reactor);
     tl_timers_disarm(timers, &conn->greeting_timer);
     tl_timers_disarm(timers, &conn->silence_timer);
+    tl_timers_disarm(timers, &conn->turn_away_timer);
     if (was_connected) {
         conn->pair->ops->sever(conn->pair, reason);
         conn_arm(conn, &conn->drain_timer, DRAIN_LOOK_NS);
@@ -208,6 +209,7 @@ static void conn_free(struct tl_conn *conn)
     tl_timers_disarm(timers, &conn->greeting_timer);
     tl_timers_disarm(timers, &conn->silence_timer);
     tl_timers_disarm(timers, &conn->drain_timer);
+    tl_timers_disarm(timers, &conn->turn_away_timer);
     if (conn->is_pump_deferred) tl_list_remove(&conn->pump_letter.link);
     if (conn->is_busy) tl_reactor_busy(engine->reactor, -1);
     if (conn->pair != NULL) conn->pair->ops->destroy(conn->pair);
@@ -517,6 +519,7 @@ static void init_places(struct tl_conn *conn)
     conn->room_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = room_done};
     conn->silence_timer.fire = silence_check;
     conn->drain_timer.fire = drain_look;
+    conn->turn_away_timer.fire = requests_turn_away;
 }
 
 enum tl_status tl_conn_create(struct tl_engine *engine, struct tl_memory *memory, const struct tl_identity *peer,

@@ -153,11 +153,13 @@ struct tl_conn {
     uint16_t *free_indexes;    /* [request_count], a stack */
     uint32_t request_count;
     uint32_t free_count;
-    struct tl_list spare_requests; /* of struct request: over, for those that begin */
-    struct tl_list waiting;        /* of tl_fetch: want a handle */
-    struct tl_list finished;       /* of struct request: done is to be called */
-    struct tl_list told;           /* of struct request: done was called; to be freed when what waits has left */
-    struct tl_list refused;        /* of tl_fetch: no memory to begin; done is to be called */
+    struct tl_list spare_requests;   /* of struct request: over, for those that begin */
+    struct tl_list waiting;          /* of tl_fetch: want a handle */
+    struct tl_list finished;         /* of struct request: done is to be called */
+    struct tl_list told;             /* of struct request: done was called; to be freed when what waits has left */
+    struct tl_list refused;          /* of tl_fetch: cannot begin, or given up before; done is to be called */
+    struct tl_timer turn_away_timer; /* armed while fetches wait for a handle */
+    bool has_moved;                  /* since it was armed something has come for a request */
     struct tl_meta_cache *cache;
 
     /* What the peer asks. */
@@ -294,6 +296,8 @@ void measure_start(struct tl_conn *conn);
 
 /* Begins requests for waiting fetches, as far as there are handles. */
 void requests_begin(struct tl_conn *conn);
+/* Fetches have waited for a handle for turn_away_ns. */
+void requests_turn_away(struct tl_timer *timer);
 /* Messages about requests of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED. */
 void requests_message(struct tl_conn *conn, const struct tl_message *message);
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);

@@ -42,6 +42,8 @@ struct tl_engine_options {
     int64_t silence_ns;      /* a peer from which nothing has come for so long while something is expected is dead */
     int64_t connect_ns;      /* from connect until up */
     int64_t cancel_ns;       /* for the peer to answer a cancel */
+    int64_t turn_away_ns;    /* when all request_count are open and nothing comes for any of them for so long, fetches
+                                that wait for one are turned away; 0: they wait */
 };
 
 /* Counters of all connections since create. */
@@ -57,6 +59,7 @@ struct tl_engine_stats {
     uint64_t writes_posted;
     uint64_t meta_data_updates; /* received */
     uint64_t credits_sent;      /* messages that carry nothing but credits, and answers to pings */
+    uint64_t turned_away;       /* fetches that found no place */
     uint64_t late_answers;      /* for requests that were over; dropped */
     uint64_t protocol_errors;
     uint64_t connections_broken; /* by a peer or a card, not by us */
@@ -130,7 +133,8 @@ bool tl_conn_is_up(const struct tl_conn *conn);
  * fetch has made elsewhere is dropped. fetch->allocator is set while the engine has it. */
 void tl_conn_fetch(struct tl_conn *conn, struct tl_fetch *fetch);
 /* Gives the fetch up: done follows, with TL_CANCELLED unless the tensor has arrived meanwhile, once no write of the
- * peer can land in the destination any more. TL_RESOURCE_EXHAUSTED: it was still waiting for room in the pool. */
+ * peer can land in the destination any more. TL_RESOURCE_EXHAUSTED: it was still waiting for room in the pool, or for
+ * one of the requests that may be open. */
 void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch);
 
 /* Closes it once it is idle; new requests of the peer are refused with TL_UNAVAILABLE meanwhile. */

@@ -21,6 +21,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/reason.h"
 
 /* ------------------------------------------------------------------------------------------------- from the peer -- */
 
@@ -28,7 +29,10 @@ static struct request *find(struct tl_conn *conn, uint32_t handle_)
 {
     uint32_t index = tl_handle_index(handle_);
     struct request *request = index < conn->request_count ? conn->requests[index] : NULL;
-    if (request != NULL && request->handle == handle_) return request;
+    if (request != NULL && request->handle == handle_) {
+        conn->has_moved = true;
+        return request;
+    }
     conn->engine->stats.late_answers++;
     return NULL;
 }
@@ -169,8 +173,10 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
 
 /* ----------------------------------------------------------------------------------------------------- beginning -- */
 
-/* The transport_state of a fetch that was cancelled before it had a request. */
-static char given_up;
+/* The transport_state of a fetch that ends before it has had a request. */
+static char given_up;         /* it was cancelled */
+static char given_up_waiting; /* ... while it waited for a handle */
+static char turned_away;
 
 /* One that is over, or a new one; NULL: no memory. */
 static struct request *request_create(struct tl_conn *conn)
@@ -228,11 +234,49 @@ static bool has_handle(const struct tl_conn *conn)
     return conn->free_count > 0 && conn->request_count - conn->free_count < conn->peer_request_count;
 }
 
+/* What does not come to an end by itself is waited for no longer than turn_away_ns. */
+static void watch_waiting(struct tl_conn *conn)
+{
+    int64_t after_ns = conn->engine->options.turn_away_ns;
+    if (after_ns == 0 || conn->turn_away_timer.heap_place != 0 || conn->state != CONN_UP) return;
+    conn->has_moved = false;
+    conn_arm(conn, &conn->turn_away_timer, after_ns);
+}
+
+/* Some request waits for memory of ours: when that comes back, so do handles. */
+static bool is_memory_awaited(const struct tl_conn *conn)
+{
+    for (uint32_t i = 0; i < conn->request_count; i++) {
+        if (conn->requests[i] != NULL && conn->requests[i]->room != NULL) return true;
+    }
+    return false;
+}
+
+void requests_turn_away(struct tl_timer *timer)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, turn_away_timer);
+    struct tl_list *place;
+    if (tl_list_is_empty(&conn->waiting)) return;
+    if (conn->has_moved || has_handle(conn) || is_memory_awaited(conn)) {
+        watch_waiting(conn);
+        return;
+    }
+    while ((place = tl_list_pop_front(&conn->waiting)) != NULL) {
+        TL_CONTAINER_OF(place, struct tl_fetch, transport_link)->transport_state = &turned_away;
+        tl_list_push_back(&conn->refused, place);
+        conn->engine->stats.turned_away++;
+    }
+    conn_pump_later(conn);
+}
+
 void requests_begin(struct tl_conn *conn)
 {
     while (!tl_list_is_empty(&conn->waiting)) {
         if (!has_handle(conn)) requests_free_told(conn);
-        if (!has_handle(conn)) return;
+        if (!has_handle(conn)) {
+            watch_waiting(conn);
+            return;
+        }
         struct tl_fetch *fetch = TL_CONTAINER_OF(tl_list_pop_front(&conn->waiting), struct tl_fetch, transport_link);
         if (!begin(conn, fetch)) tl_list_push_back(&conn->refused, &fetch->transport_link);
     }
@@ -242,19 +286,21 @@ void tl_conn_fetch(struct tl_conn *conn, struct tl_fetch *fetch)
 {
     fetch->transport_state = NULL;
     fetch->is_final = false;
+    fetch->is_turned_away = false;
     tl_list_push_back(conn->state == CONN_UP ? &conn->waiting : &conn->refused, &fetch->transport_link);
     conn_pump_later(conn);
 }
 
 void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch)
 {
-    if (fetch->transport_state == &given_up) return;
-    if (fetch->transport_state != NULL) {
+    const void *state = fetch->transport_state;
+    if (state == &given_up || state == &given_up_waiting) return;
+    if (state != NULL && state != &turned_away) {
         request_handle(fetch->transport_state, EVENT_CANCEL);
         return;
     }
     tl_list_remove(&fetch->transport_link);
-    fetch->transport_state = &given_up;
+    fetch->transport_state = has_handle(conn) || conn->state != CONN_UP ? &given_up : &given_up_waiting;
     tl_list_push_back(&conn->refused, &fetch->transport_link);
     conn_pump_later(conn);
 }
@@ -384,6 +430,16 @@ static bool tell(struct request *request)
     return true;
 }
 
+static void explain_waiting(const struct tl_conn *conn, enum tl_status code, const char *prefix,
+                            struct tl_error *ret_error)
+{
+    uint32_t most = conn->request_count < conn->peer_request_count ? conn->request_count : conn->peer_request_count;
+    tl_error_set(ret_error, code,
+                 "%sall %u requests that the data path to %s takes at a time wait for their values; receive fewer "
+                 "tensors at a time that were not sent yet",
+                 prefix, most, conn->peer.name);
+}
+
 void requests_tell(struct tl_conn *conn)
 {
     struct tl_list *place;
@@ -398,8 +454,14 @@ void requests_tell(struct tl_conn *conn)
     while ((place = tl_list_pop_front(&conn->refused)) != NULL) {
         struct tl_fetch *fetch = TL_CONTAINER_OF(place, struct tl_fetch, transport_link);
         struct tl_error error;
-        if (fetch->transport_state != NULL) {
+        if (fetch->transport_state == &given_up) {
             tl_error_set(&error, TL_CANCELLED, "%s was given up", fetch->key);
+        } else if (fetch->transport_state == &given_up_waiting) {
+            explain_waiting(conn, TL_RESOURCE_EXHAUSTED, "it waited to be asked for: ", &error);
+        } else if (fetch->transport_state == &turned_away && conn->state == CONN_UP) {
+            explain_waiting(conn, TL_UNAVAILABLE, "", &error);
+            fetch->is_turned_away = true;
+            fetch->path_reason = tl_reason(error.message);
         } else if (conn->state == CONN_UP) {
             error = request_out_of_memory;
         } else {

@@ -115,7 +115,12 @@ static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
         recv_fail(op);
         return;
     }
-    if (result->code == TL_UNAVAILABLE && !fetch->is_final && !op->worker->is_closing) {
+    bool may_go_on = result->code == TL_UNAVAILABLE && !fetch->is_final && !op->worker->is_closing;
+    if (may_go_on && fetch->is_turned_away) {
+        tl_peer_fetch_on_link(op->peer, &op->request, fetch->path_reason);
+        return;
+    }
+    if (may_go_on) {
         recv_retry_later(op);
         return;
     }

@@ -40,6 +40,13 @@ static void refuse(struct tl_peer_request *request)
     tl_loop_defer(request->peer->worker->loop, &request->done_letter);
 }
 
+static void send_on_link(struct tl_link *link, struct tl_peer_request *request, const char *reason)
+{
+    request->link = link;
+    request->path_reason = reason;
+    tl_link_fetch(link, &request->fetch);
+}
+
 /* Sends a request on the best path; false when it must wait. */
 static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
 {
@@ -58,9 +65,7 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
     if (peer->worker->is_plane_required) {
         refuse(request);
     } else {
-        request->link = link;
-        request->path_reason = tl_data_paths_lasting_reason(&peer->data);
-        tl_link_fetch(link, &request->fetch);
+        send_on_link(link, request, tl_data_paths_lasting_reason(&peer->data));
     }
     return true;
 }
@@ -89,6 +94,17 @@ void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
         tl_peer_send_waiting(peer);
     } else {
         tl_peer_want(peer);
+    }
+}
+
+void tl_peer_fetch_on_link(struct tl_peer *peer, struct tl_peer_request *request, const char *reason)
+{
+    struct tl_link *link = peer->path.link;
+    request->fetch.is_turned_away = false;
+    if (link != NULL && tl_link_is_up(link)) {
+        send_on_link(link, request, reason);
+    } else {
+        tl_peer_fetch(peer, request);
     }
 }
 

@@ -32,6 +32,9 @@ struct tl_plane_options {
     int64_t attempt_ns; /* for one attempt to set up a path to a peer */
 };
 
+/* Under "rdma": "prefer", where the link may take what finds no place (struct tl_engine_options). */
+#define TL_PLANE_TURN_AWAY_NS (20 * TL_NS_PER_MS)
+
 /* A transport: where its provider comes from. */
 struct tl_plane_source {
     const char *name; /* "verbs": in messages, and as a path's transport; at most TL_PATH_TRANSPORT_BYTES with NUL */

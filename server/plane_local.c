@@ -56,7 +56,8 @@ static void read_local(const struct tl_settings *settings, struct tl_plane_optio
                    .is_mapping_allowed = local->map == TL_LOCAL_MAP_FILES,
                    .silence_ns = local->silence_ns,
                    .connect_ns = connect_ns,
-                   .cancel_ns = CANCEL_NS},
+                   .cancel_ns = CANCEL_NS,
+                   .turn_away_ns = settings->rdma == TL_RDMA_REQUIRE ? 0 : TL_PLANE_TURN_AWAY_NS},
         .attempt_ns = connect_ns,
     };
 }

@@ -52,7 +52,8 @@ static void read_verbs(const struct tl_settings *settings, struct tl_plane_optio
                    .is_bounce_forced = verbs->is_bounce_forced,
                    .silence_ns = verbs->silence_ns,
                    .connect_ns = connect_ns,
-                   .cancel_ns = CANCEL_NS},
+                   .cancel_ns = CANCEL_NS,
+                   .turn_away_ns = settings->rdma == TL_RDMA_REQUIRE ? 0 : TL_PLANE_TURN_AWAY_NS},
         .attempt_ns = connect_ns,
     };
 }

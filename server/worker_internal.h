@@ -143,6 +143,8 @@ struct tl_peer_request {
 
 /* Asks the peer as soon as it is up; fetch.ops->done follows once, unless cancelled. */
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request);
+/* The same over the link if that is up, for this reason, which lives for ever: the data path has turned it away. */
+void tl_peer_fetch_on_link(struct tl_peer *peer, struct tl_peer_request *request, const char *reason);
 /* True: it is given up, done will not be called. False: done follows, once the memory cannot be written any more. */
 bool tl_peer_cancel(struct tl_peer_request *request) TL_MUST_USE;
 /* To be told by fetch.ops->done, first thing. */

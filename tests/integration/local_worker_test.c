@@ -139,6 +139,75 @@ START_TEST(users)
 }
 END_TEST
 
+/* More receives of values that nobody has sent than the data path has open at a time. */
+#define NEVER_SENT 1100
+
+static struct tl_cq *ask_in_vain(void)
+{
+    struct tl_cq *cq = cluster_cq();
+    tl_tensor_put(cluster_recv_wait(cluster.workers[1], 0, "there", 1));
+    for (unsigned step = 0; step < NEVER_SENT; step++)
+        cluster_recv(cluster.workers[1], 0, "never", step, cq);
+    return cq;
+}
+
+static enum tl_status receive(const char *key, int64_t timeout_ns, struct tl_completion *ret_got)
+{
+    return tl_recv_wait(cluster.workers[1], cluster_peer(cluster.workers[1], 0), key, 1, NULL, timeout_ns, ret_got,
+                        &error);
+}
+
+static void publish_there(void)
+{
+    struct tl_tensor *tensor = cluster_tensor(LARGE, 3);
+    cluster_publish(cluster.workers[0], "there", 1, tensor);
+    tl_tensor_put(tensor);
+}
+
+START_TEST(published_tensor_arrives_while_many_others_are_awaited)
+{
+    struct tl_completion got;
+    open_pair(0, NULL);
+    publish_there();
+    struct tl_cq *cq = ask_in_vain();
+    ck_assert_msg(receive("there", CLUSTER_LONG / 3, &got) == TL_OK, "%s", error.message);
+    ck_assert(cluster_tensor_is(got.tensor, LARGE, 3));
+    ck_assert_int_eq(got.path, TL_PATH_GRPC);
+    ck_assert_msg(strstr(got.path_reason, "all 1024 requests that the data path to /job:node/task:0 takes at a time "
+                                          "wait for their values") != NULL,
+                  "%s", got.path_reason);
+    tl_tensor_put(got.tensor);
+    /* What has waited on either path comes when it is sent. */
+    for (unsigned step = 0; step < NEVER_SENT; step++) {
+        struct tl_tensor *tensor = cluster_tensor(8, step);
+        cluster_send(cluster.workers[0], "never", step, tensor, sent);
+        tl_tensor_put(tensor);
+    }
+    for (unsigned step = 0; step < NEVER_SENT; step++)
+        cluster_expect(cq, TL_OK);
+    ck_assert_int_eq(receive("there", CLUSTER_LONG, &got), TL_OK);
+    ck_assert_int_eq(got.path, TL_PATH_ZERO_COPY);
+    tl_tensor_put(got.tensor);
+    tl_cq_destroy(cq);
+    teardown();
+}
+END_TEST
+
+START_TEST(what_a_receive_has_waited_for_is_told)
+{
+    struct tl_completion got;
+    open_pair(0, "\"rdma\": \"require\"");
+    publish_there();
+    struct tl_cq *cq = ask_in_vain();
+    ck_assert_int_eq(receive("there", CLUSTER_SECOND / 10, &got), TL_DEADLINE_EXCEEDED);
+    ck_assert_msg(strstr(error.message, "it waited to be asked for: all 1024 requests that the data path to "
+                                        "/job:node/task:0 takes at a time wait for their values") != NULL,
+                  "%s", error.message);
+    teardown();
+    tl_cq_destroy(cq);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("local_worker");
@@ -147,6 +216,8 @@ int main(void)
     tcase_add_loop_test(tcase, copied_once, 0, 8);
     tcase_add_loop_test(tcase, copied_twice, 0, 4);
     tcase_add_test(tcase, users);
+    tcase_add_test(tcase, published_tensor_arrives_while_many_others_are_awaited);
+    tcase_add_test(tcase, what_a_receive_has_waited_for_is_told);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -212,14 +212,16 @@ static void check_result(struct asked *asked)
     const struct tl_error *result = &asked->ask.result;
     struct value *value = asked->value;
     TL_CHECK(asked->is_cancelled || result->code != TL_CANCELLED);
-    if (!has_faults) TL_CHECK(result->code == TL_OK || result->code == TL_CANCELLED || result->code == TL_UNAVAILABLE);
+    bool has_waited = asked->is_cancelled && result->code == TL_RESOURCE_EXHAUSTED; /* for a handle */
+    TL_CHECK(has_faults || has_waited || result->code == TL_OK || result->code == TL_CANCELLED ||
+             result->code == TL_UNAVAILABLE);
     if (value == NULL) {
         uint64_t version = asked->ask.fetch.offer_step;
         if (result->code == TL_OK)
             TL_CHECK(engine_is_bytes(asked->ask.fetch.destination, published_bytes(version), version));
         return;
     }
-    if (is_definite(result->code)) value->told_count++;
+    if (is_definite(result->code) && !has_waited) value->told_count++;
     if (result->code != TL_OK) return;
     TL_CHECK(++value->ok_count == 1 && value->is_sent);
     TL_CHECK(asked->ask.fetch.offer_step == value->step);
