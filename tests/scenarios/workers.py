@@ -46,7 +46,8 @@ class Completion(ctypes.Structure):
     _fields_ = [("size_bytes", ctypes.c_size_t), ("op", ctypes.c_uint64), ("kind", ctypes.c_int),
                 ("user_data", ctypes.c_void_p), ("error", Error), ("tensor", ctypes.c_void_p),
                 ("step", ctypes.c_uint64), ("path_number", ctypes.c_int), ("path_reason", ctypes.c_char_p),
-                ("bytes", ctypes.c_uint64), ("duration_ns", ctypes.c_int64), ("is_verified", ctypes.c_bool)]
+                ("bytes", ctypes.c_uint64), ("duration_ns", ctypes.c_int64), ("is_verified", ctypes.c_bool),
+                ("reserved", ctypes.c_uint64 * 8)]
 
 
 class Receiving(ctypes.Structure):
