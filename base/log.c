@@ -158,8 +158,9 @@ static void put_field(struct line *line, const struct tl_log_field *field)
     case TL_LOG_KIND_U64:
         snprintf(number, sizeof(number), "%s%" PRIu64, prefix, field->u64);
         break;
-    case TL_LOG_KIND_HEX:
-        snprintf(number, sizeof(number), line->is_json ? "%s\"0x%" PRIx64 "\"" : "%s0x%" PRIx64, prefix, field->u64);
+    case TL_LOG_KIND_INCARNATION:
+        snprintf(number, sizeof(number), line->is_json ? "%s\"" TL_INCARNATION_FORMAT "\"" : "%s" TL_INCARNATION_FORMAT,
+                 prefix, field->u64);
         break;
     case TL_LOG_KIND_BOOL:
         snprintf(number, sizeof(number), "%s%s", prefix, field->u64 ? "true" : "false");

@@ -2,8 +2,8 @@
 /*
  * The log: one line per event on stderr, as key=value or JSON.
  *
- *     TL_LOG_AT_INFO("worker ready", TL_STR("address", address), TL_U64("incarnation", incarnation));
- *     -> ts=2026-01-02T03:04:05.678Z level=info msg="worker ready" address=127.0.0.1:4000 incarnation=77
+ *     TL_LOG_AT_INFO("worker ready", TL_STR("address", address), TL_I64("port", 4000));
+ *     -> ts=2026-01-02T03:04:05.678Z level=info msg="worker ready" address=127.0.0.1:4000 port=4000
  *
  * Values are escaped; control characters and invalid UTF-8 never reach the terminal. A line is one write of at most
  * 4096 bytes. A full disk, a closed stderr, or a pipe that nobody reads loses the line, never the process or its time;
@@ -13,6 +13,7 @@
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
 
+#include <inttypes.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,7 +21,10 @@
 enum tl_log_level { TL_LOG_ERROR = 0, TL_LOG_WARN = 1, TL_LOG_INFO = 2, TL_LOG_DEBUG = 3 };
 enum tl_log_format { TL_LOG_KEY_VALUE = 0, TL_LOG_JSON = 1 };
 
-enum tl_log_kind { TL_LOG_KIND_STR, TL_LOG_KIND_I64, TL_LOG_KIND_U64, TL_LOG_KIND_HEX, TL_LOG_KIND_BOOL };
+enum tl_log_kind { TL_LOG_KIND_STR, TL_LOG_KIND_I64, TL_LOG_KIND_U64, TL_LOG_KIND_INCARNATION, TL_LOG_KIND_BOOL };
+
+/* The one form of incarnations in logs, tables and JSON, where it is a text: numbers above 2^53 lose digits there. */
+#define TL_INCARNATION_FORMAT "0x%016" PRIx64
 
 struct tl_log_field {
     const char *key;
@@ -33,7 +37,7 @@ struct tl_log_field {
 #define TL_STR(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_STR, .str = (v)})
 #define TL_I64(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_I64, .i64 = (int64_t)(v)})
 #define TL_U64(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_U64, .u64 = (uint64_t)(v)})
-#define TL_HEX(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_HEX, .u64 = (uint64_t)(v)})
+#define TL_INCARNATION(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_INCARNATION, .u64 = (uint64_t)(v)})
 #define TL_BOOLEAN(k, v) ((struct tl_log_field){.key = (k), .kind = TL_LOG_KIND_BOOL, .u64 = (v) ? 1 : 0})
 
 #define TL_LOG(level, message, ...)                                                                                    \

@@ -63,7 +63,7 @@ static void set_state(struct tl_peer *peer, enum tl_peer_state state, const stru
         path->reason = (struct tl_error){.code = TL_OK};
         path->failure_count = 0;
         TL_LOG_AT_INFO("peer up", TL_STR("peer", peer->name), TL_STR("address", peer->address),
-                       TL_STR("transport", "grpc"), TL_HEX("incarnation", peer->incarnation));
+                       TL_STR("transport", "grpc"), TL_INCARNATION("incarnation", peer->incarnation));
     } else if (was_up && reason != NULL && reason->code == TL_OK) {
         TL_LOG_AT_INFO("peer has closed its connection", TL_STR("peer", peer->name));
     } else if (was_up && reason != NULL) {
@@ -175,7 +175,7 @@ static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
     if (peer->incarnation == incarnation) return;
     if (peer->incarnation != 0) {
         peer->restart_count++;
-        TL_LOG_AT_INFO("peer has restarted", TL_STR("peer", peer->name), TL_HEX("incarnation", incarnation));
+        TL_LOG_AT_INFO("peer has restarted", TL_STR("peer", peer->name), TL_INCARNATION("incarnation", incarnation));
         tl_rendezvous_release_incarnation(peer->worker->table, peer->incarnation);
     }
     peer->incarnation = incarnation;

@@ -40,8 +40,8 @@ static int dispatch(struct tl_health_flags *flags, const struct tl_options *opti
             return tl_options_refuse(options, "--rpc-header, --gzip and --tls belong to an address, not to --config");
         return tl_health_cluster(flags);
     }
-    if (flags->is_json || flags->is_watching || flags->has_pairs || flags->is_local)
-        return tl_options_refuse(options, "--json, --watch, --pairs and --local belong to --config");
+    if (flags->is_json || flags->is_watching || flags->has_pairs || flags->has_incarnations || flags->is_local)
+        return tl_options_refuse(options, "--json, --watch, --pairs, --incarnations and --local belong to --config");
     if (!flags->address || !flags->address[0])
         return tl_options_refuse(options, "whose health? -addr HOST:PORT or --config FILE");
     int code = tl_probe_flags_check(&flags->probe, options);
@@ -66,6 +66,8 @@ int tl_command_health(int argc, char **argv)
         {"config", 'c', TL_OPTION_TEXT, &flags.config_path, "FILE", "ask all workers of this cluster"},
         {"json", 0, TL_OPTION_FLAG, &flags.is_json, NULL, "with -config: print one JSON object"},
         {"pairs", 0, TL_OPTION_FLAG, &flags.has_pairs, NULL, "with -config: also how every worker sees every other"},
+        {"incarnations", 0, TL_OPTION_FLAG, &flags.has_incarnations, NULL,
+         "with -config: also the incarnation of every worker"},
         {"local", 0, TL_OPTION_FLAG, &flags.is_local, NULL, "with -config: this is the machine of all workers"},
         {"watch", 0, TL_OPTION_FLAG, &flags.is_watching, NULL, "with -config: again and again"},
         {"interval", 0, TL_OPTION_DURATION, &flags.interval_ns, "DURATION", "with -watch: time between two (2s)"},
@@ -83,7 +85,8 @@ int tl_command_health(int argc, char **argv)
     };
     const struct tl_options options = {
         .command = "health",
-        .usage = "HOST:PORT\n-addr HOST:PORT [-service NAME]\n--config FILE [--json] [--pairs] [--local] [--watch]",
+        .usage = "HOST:PORT\n-addr HOST:PORT [-service NAME]\n--config FILE [--json] [--pairs] [--incarnations] "
+                 "[--local]\n--config FILE --watch [--interval DURATION]",
         .description = "Asks one gRPC server for its health, as grpc_health_probe does, or all workers of a cluster.\n"
                        "Exit codes: 0 healthy, 1 usage or configuration, 2 not connected, 3 call failed, 4 unhealthy.",
         .items = items,

@@ -23,6 +23,7 @@ struct tl_health_flags {
     bool is_json;
     bool is_watching;
     bool has_pairs;
+    bool has_incarnations;
     bool is_local; /* all workers are on this machine, whatever their addresses say */
 };
 

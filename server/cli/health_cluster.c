@@ -15,6 +15,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "server/cli/command.h"
 #include "server/cli/health.h"
@@ -158,15 +159,13 @@ static void add_device(struct tl_table *table, const struct tl_data_plane_descri
 static bool print_workers(const struct round *round)
 {
     static const struct tl_column columns[] = {
-        {.title = "WORKER"},
-        {.title = "ADDRESS"},
+        {.title = "WORKER", .wraps = true},
+        {.title = "ADDRESS", .wraps = true},
         {.title = "HEALTHY"},
         {.title = "STAGE"},
-        {.title = "INCARNATION", .is_right = true},
-        {.title = "VERSION"},
-        {.title = "DEVICE"},
-        {.title = "REASON", .wraps = true},
-        {.title = "REMEDY", .wraps = true},
+        {.title = "VERSION", .is_optional = true},
+        {.title = "DEVICE", .is_optional = true},
+        {.title = "INCARNATION", .is_optional = true},
     };
     struct tl_table *table = tl_table_create(columns, TL_ARRAY_COUNT(columns));
     if (!table) return false;
@@ -177,16 +176,15 @@ static bool print_workers(const struct round *round)
         tl_table_add(table, "%s", finding->is_healthy ? "yes" : "no");
         tl_table_paint(table, finding->is_healthy ? TL_COLOUR_GREEN : TL_COLOUR_RED);
         tl_table_add(table, "%s", tl_health_stage_name(finding->stage));
-        if (finding->has_description) {
-            tl_table_add(table, "%" PRIu64, finding->description.incarnation);
-            tl_table_add(table, "%s", finding->description.software_version);
+        tl_table_add(table, "%s", finding->has_description ? finding->description.software_version : "-");
+        add_device(table, finding->description.data_plane);
+        if (round->flags->has_incarnations && finding->has_description) {
+            tl_table_add(table, TL_INCARNATION_FORMAT, finding->description.incarnation);
         } else {
             tl_table_add(table, "-");
-            tl_table_add(table, "-");
         }
-        add_device(table, finding->description.data_plane);
-        tl_table_add(table, "%s", finding->reason);
-        tl_table_add(table, "%s", finding->remedy);
+        tl_table_add_note(table, "reason", finding->reason);
+        tl_table_add_note(table, "remedy", finding->remedy);
     }
     bool is_printed = tl_table_print(table, stdout);
     tl_table_destroy(table);
@@ -209,22 +207,33 @@ static void add_measures(struct tl_table *table, const struct tl_peer_descriptio
     }
 }
 
+/* The rate of a path over shared memory, of which its reader must know what was copied. */
+static bool has_local_rate(const struct tl_description *description)
+{
+    for (size_t i = 0; i < description->peer_count; i++) {
+        const struct tl_peer_description *peer = &description->peers[i];
+        if (peer->bytes_per_second > 0 && strcmp(peer->transport, "local") == 0) return true;
+    }
+    return false;
+}
+
 /* How every worker sees every other. */
 static bool print_pairs(const struct round *round)
 {
     static const struct tl_column columns[] = {
-        {.title = "FROM"},
-        {.title = "TO"},
+        {.title = "FROM", .wraps = true},
+        {.title = "TO", .wraps = true},
         {.title = "STATE"},
-        {.title = "TRANSPORT"},
-        {.title = "LATENCY", .is_right = true},
-        {.title = "RATE", .is_right = true},
-        {.title = "REASON", .wraps = true},
+        {.title = "TRANSPORT", .is_optional = true},
+        {.title = "LATENCY", .is_right = true, .is_optional = true},
+        {.title = "RATE", .is_right = true, .is_optional = true},
     };
+    bool is_cached = false;
     struct tl_table *table = tl_table_create(columns, TL_ARRAY_COUNT(columns));
     if (!table) return false;
     for (size_t i = 0; i < round->config->task_count; i++) {
         const struct tl_health_finding *finding = &round->findings[i];
+        is_cached = is_cached || has_local_rate(&finding->description);
         for (size_t j = 0; j < finding->description.peer_count; j++) {
             const struct tl_peer_description *peer = &finding->description.peers[j];
             tl_table_add(table, "%s", finding->task->name);
@@ -232,11 +241,16 @@ static bool print_pairs(const struct round *round)
             tl_table_add(table, "%s", peer->state);
             tl_table_add(table, "%s", peer->transport[0] ? peer->transport : "-");
             add_measures(table, peer);
-            tl_table_add(table, "%s", peer->reason);
+            tl_table_add_note(table, "reason", peer->reason);
         }
     }
     putchar('\n');
     bool is_printed = tl_table_print(table, stdout);
+    if (is_cached) {
+        puts("The rate over local is that of the processor's caches: it was measured with\n"
+             "the same 64 KiB again and again. Larger tensors are copied at memory's rate.");
+    }
+    putchar('\n');
     tl_table_destroy(table);
     return is_printed;
 }

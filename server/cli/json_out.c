@@ -2,11 +2,11 @@
 /* JSON, by jansson. A struct tl_json_out is a json_t under a name that keeps jansson's header in this file. */
 #include "server/cli/json_out.h"
 
-#include <inttypes.h>
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/log.h"
 #include "server/cli/output.h"
 
 /* Digits of a number that is no integer: nanoseconds of a second. */
@@ -128,7 +128,7 @@ void tl_json_out_put_json(struct tl_json_out *object, const char *key, const cha
 void tl_json_out_put_incarnation(struct tl_json_out *object, const char *key, uint64_t incarnation)
 {
     char digits[24];
-    snprintf(digits, sizeof(digits), "%" PRIu64, incarnation);
+    snprintf(digits, sizeof(digits), TL_INCARNATION_FORMAT, incarnation);
     put(object, key, json_string(digits));
 }
 

@@ -40,7 +40,7 @@ void tl_json_out_put_real(struct tl_json_out *object, const char *key, double va
 void tl_json_out_put_bool(struct tl_json_out *object, const char *key, bool value);
 /* value is JSON text, of any type; what cannot be read is put as text. */
 void tl_json_out_put_json(struct tl_json_out *object, const char *key, const char *value);
-/* An incarnation, as text: it has 64 random bits, more than most readers keep of a number. */
+/* An incarnation, as the text that logs and tables have as well. */
 void tl_json_out_put_incarnation(struct tl_json_out *object, const char *key, uint64_t incarnation);
 
 /* Prints to standard output, indented or on one line, and destroys. False: no memory, nothing was printed. */

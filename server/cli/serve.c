@@ -129,7 +129,7 @@ static void tell_ready(const struct serve *serve)
         TL_STR("name", tl_worker_name(serve->worker)),
         TL_STR("address", address),
         TL_U64("port", tl_worker_port(serve->worker)),
-        TL_U64("incarnation", tl_worker_incarnation(serve->worker)),
+        TL_INCARNATION("incarnation", tl_worker_incarnation(serve->worker)),
         TL_U64("published", stats.published_tensors),
         TL_STR("version", tl_version()),
         {.key = NULL},

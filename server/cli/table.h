@@ -9,8 +9,9 @@
 
 struct tl_column {
     const char *title;
-    bool is_right; /* numbers */
-    bool wraps;    /* continues on the next line where the terminal is too narrow */
+    bool is_right;    /* numbers */
+    bool wraps;       /* continues on the next line where the terminal is too narrow */
+    bool is_optional; /* left out when no row has text in it; "-" counts as none */
 };
 
 struct tl_table;
@@ -24,6 +25,10 @@ void tl_table_add(struct tl_table *table, const char *format, ...) __attribute__
 
 /* Colours the last cell (TL_COLOUR_...) where the terminal takes colours. */
 void tl_table_paint(struct tl_table *table, const char *colour);
+
+/* Puts "label: text" on lines of its own below the current row, wrapped to the terminal's width, and to 80 columns
+ * elsewhere. Nothing where the text is empty. */
+void tl_table_add_note(struct tl_table *table, const char *label, const char *text);
 
 /* Prints the titles and all rows, on a terminal within its width. False: no memory. */
 bool tl_table_print(const struct tl_table *table, FILE *stream);

@@ -400,6 +400,7 @@ class Whole(HealthCase):
         for name, worker in zip(found, workers):
             incarnation = worker.find("worker ready").split("incarnation=")[1].split()[0]
             finding = found[name]
+            self.assertRegex(incarnation, "^0x[0-9a-f]{16}$")
             self.assertEqual((finding["healthy"], finding["stage"], finding["verified"], finding["reason"],
                               finding["remedy"], finding["incarnation"]),
                              (True, "transports", "transports", "", "", incarnation))
@@ -407,16 +408,20 @@ class Whole(HealthCase):
                           [{key: transport[key] for key in ("name", "available")} for transport in finding["transports"]])
             self.assertEqual({peer["name"] for peer in finding["peers"]} | {name}, set(found))
         table = self.assert_run(0, "health", "--config", cluster.path).stdout.splitlines()
-        self.assertEqual(table[0].split()[:6], ["WORKER", "ADDRESS", "HEALTHY", "STAGE", "INCARNATION", "VERSION"])
-        self.assertRegex(table[1], rf"^/job:ps/task:0 +{cluster.address()} +yes +transports +\d+ +\d+\.\d+\.\d+ +-$")
+        self.assertEqual(table[0].split(), ["WORKER", "ADDRESS", "HEALTHY", "STAGE", "VERSION"])
+        self.assertRegex(table[1], rf"^/job:ps/task:0 +{cluster.address()} +yes +transports +\d+\.\d+\.\d+$")
         self.assertEqual(table[-1], "3 of 3 workers are healthy")
+        table = self.assert_run(0, "health", "--config", cluster.path, "--incarnations").stdout.splitlines()
+        self.assertEqual(table[0].split()[-1], "INCARNATION")
+        self.assertEqual([line.split()[-1] for line in table[1:-1]],
+                         [found[name]["incarnation"] for name in found])
 
     def test_pairs(self):
         cluster = self.cluster(ps=1, worker=1)
         cluster.start("ps")
         cluster.start("worker")
         output = self.assert_run(0, "health", "--config", cluster.path, "--pairs").stdout
-        self.assertRegex(output, r"(?m)^FROM +TO +STATE +TRANSPORT +LATENCY +RATE +REASON$")
+        self.assertRegex(output, r"(?m)^FROM +TO +STATE +TRANSPORT +LATENCY +RATE$|^FROM +TO +STATE +TRANSPORT$")
         self.assertRegex(output, r"(?m)^/job:ps/task:0 +/job:worker/task:0 +(idle|up|connecting) ")
 
     def test_not_started(self):
@@ -430,6 +435,11 @@ class Whole(HealthCase):
         self.assertIn(f"tensorlane serve --config {cluster.path} --job worker --task 0", finding["remedy"])
         result = self.assert_run(4, "health", "--config", cluster.path)
         self.assertIn("1 of 2 workers are healthy", result.stdout)
+        lines = result.stdout.splitlines()
+        place = next(i for i, line in enumerate(lines) if line.startswith("/job:worker/task:0"))
+        self.assertRegex(lines[place + 1], "^    reason: .*refused")
+        self.assertRegex(lines[place + 2], "^    remedy: start it there: tensorlane serve --config")
+        self.assertEqual([line for line in lines if len(line) > 80], [])
 
     def test_unresolvable(self):
         path = self.write_json({"cluster": {"ps": ["nowhere.invalid:4000"]}})
@@ -464,7 +474,7 @@ class Whole(HealthCase):
         address = self.foreign_server(Identify=lambda *_: cluster_pb2.IdentifyResponse(
             job="ps", task=0, incarnation=5, software_version="9.9.9", protocol_version=1, is_serving=False))
         finding = self.check(4, self.write_json({"cluster": {"ps": [address]}}))["/job:ps/task:0"]
-        self.assertEqual((finding["stage"], finding["incarnation"], finding["version"]), ("serving", "5", "9.9.9"))
+        self.assertEqual((finding["stage"], finding["incarnation"], finding["version"]), ("serving", "0x0000000000000005", "9.9.9"))
 
     def test_a_worker_whose_health_service_disagrees(self):
         address = self.foreign_server(
@@ -633,8 +643,14 @@ class DataPlane(HealthCase):
         peer = finding["peers"][0]
         self.assertEqual((peer["latency_ns"], peer["bytes_per_second"], peer["mtu"]), (1500, 2000000000, 1024))
         result = self.assert_run(4, "health", "--config", self.folder / "cluster.json", "--pairs").stdout
-        self.assertRegex(result, r"/job:ps/task:0 +\S+ +yes +paths +\d+ +\S* +mlx5_0:1")
+        self.assertRegex(result, r"/job:ps/task:0 +\S+ +yes +paths +mlx5_0:1")
         self.assertRegex(result, r"/job:ps/task:0 +/job:worker/task:0 +up +verbs +1\.5 us +2\.0\d* GB/s")
+        self.assertNotIn("processor's caches", result)
+
+    def test_a_rate_of_the_caches_is_told_as_such(self):
+        self.find(0, {"protocol": "grpc"}, self.peers(("up", "local", "")))
+        result = self.assert_run(4, "health", "--config", self.folder / "cluster.json", "--pairs").stdout
+        self.assertIn("The rate over local is that of the processor's caches", result)
 
     def test_nobody_connected(self):
         says = self.peers(("idle", "", ""), ("down", "", "refused"), port_state="active")

@@ -36,7 +36,7 @@ START_TEST(every_type_is_written)
     ck_assert(json_is_true(json_object_get(read, "yes")));
     ck_assert_uint_eq(json_array_size(json_object_get(read, "list")), 2);
     ck_assert_str_eq(json_string_value(json_object_get(read, "word")), "1MiB");
-    ck_assert_str_eq(json_string_value(json_object_get(read, "incarnation")), "18446744073709551615");
+    ck_assert_str_eq(json_string_value(json_object_get(read, "incarnation")), "0xffffffffffffffff");
     json_decref(read);
 }
 END_TEST

@@ -94,11 +94,12 @@ END_TEST
 START_TEST(key_value)
 {
     TL_LOG_AT_INFO("worker ready", TL_STR("address", "127.0.0.1:4000"), TL_I64("i", -5), TL_U64("u", UINT64_MAX),
-                   TL_HEX("h", 0xBEEF), TL_BOOLEAN("b", true), TL_BOOLEAN("c", false), TL_STR("empty", ""),
+                   TL_INCARNATION("h", 0xBEEF), TL_BOOLEAN("b", true), TL_BOOLEAN("c", false), TL_STR("empty", ""),
                    TL_STR("none", NULL), TL_STR("spaced", "a b"), TL_STR("equal", "a=b"));
-    ck_assert_str_eq(rest_of_line(KEY_VALUE_START),
-                     "msg=\"worker ready\" address=127.0.0.1:4000 i=-5 u=18446744073709551615 h=0xbeef b=true c=false "
-                     "empty= none= spaced=\"a b\" equal=\"a=b\"");
+    ck_assert_str_eq(
+        rest_of_line(KEY_VALUE_START),
+        "msg=\"worker ready\" address=127.0.0.1:4000 i=-5 u=18446744073709551615 h=0x000000000000beef b=true c=false "
+        "empty= none= spaced=\"a b\" equal=\"a=b\"");
 }
 END_TEST
 
@@ -117,7 +118,7 @@ START_TEST(json)
     json_error_t error;
     tl_log_configure(TL_LOG_DEBUG, TL_LOG_JSON);
     TL_LOG_AT_DEBUG("a \"b\"", TL_STR("s", "x\ny\\\x01\xff"), TL_I64("i", INT64_MIN), TL_U64("u", 7),
-                    TL_HEX("h", 0xBEEF), TL_BOOLEAN("b", true), TL_STR("none", NULL));
+                    TL_INCARNATION("h", 0xBEEF), TL_BOOLEAN("b", true), TL_STR("none", NULL));
     const char *line = written();
     ck_assert_str_eq(strchr(line, '\n'), "\n");
     json_t *root = json_loads(line, JSON_REJECT_DUPLICATES, &error);
@@ -128,7 +129,7 @@ START_TEST(json)
     ck_assert_str_eq(json_string_value(json_object_get(root, "s")), "x\ny\\\x01\xef\xbf\xbd");
     ck_assert_int_eq(json_integer_value(json_object_get(root, "i")), INT64_MIN);
     ck_assert_int_eq(json_integer_value(json_object_get(root, "u")), 7);
-    ck_assert_str_eq(json_string_value(json_object_get(root, "h")), "0xbeef");
+    ck_assert_str_eq(json_string_value(json_object_get(root, "h")), "0x000000000000beef");
     ck_assert(json_is_true(json_object_get(root, "b")));
     ck_assert_str_eq(json_string_value(json_object_get(root, "none")), "");
     json_decref(root);

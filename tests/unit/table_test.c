@@ -138,6 +138,58 @@ START_TEST(words_that_are_too_long_are_broken)
 }
 END_TEST
 
+static const struct tl_column optional_columns[] = {{.title = "NAME", .wraps = true},
+                                                    {.title = "DEVICE", .is_optional = true},
+                                                    {.title = "SIZE", .is_optional = true, .is_right = true}};
+
+static struct tl_table *make_table_with_notes(void)
+{
+    struct tl_table *table = tl_table_create(optional_columns, 3);
+    ck_assert_ptr_nonnull(table);
+    tl_table_add(table, "a");
+    tl_table_add(table, "-");
+    tl_table_add(table, "1");
+    tl_table_add_note(table, "reason", "one two three four five six seven eight nine ten eleven twelve thirteen x");
+    tl_table_add_note(table, "remedy", "");
+    tl_table_add(table, "b");
+    tl_table_add(table, "%s", "");
+    tl_table_add(table, "22");
+    tl_table_add_note(table, "remedy", "\033");
+    return table;
+}
+
+START_TEST(notes_stand_below_their_row_and_columns_without_text_are_left_out)
+{
+    FILE *file = tmpfile();
+    struct tl_table *table = make_table_with_notes();
+    char read[512] = {0};
+    ck_assert(tl_table_print(table, file));
+    rewind(file);
+    fread(read, 1, sizeof(read) - 1, file);
+    ck_assert_str_eq(read, "NAME  SIZE\n"
+                           "a        1\n"
+                           "    reason: one two three four five six seven eight nine ten eleven twelve\n"
+                           "            thirteen x\n"
+                           "b       22\n"
+                           "    remedy: \\x1B\n");
+    tl_table_destroy(table);
+    fclose(file);
+}
+END_TEST
+
+START_TEST(notes_fit_the_terminal)
+{
+    char text[1024];
+    struct tl_table *table = make_table_with_notes();
+    setenv("NO_COLOR", "1", 1);
+    print_on_terminal(table, 40, text, sizeof(text));
+    ck_assert_ptr_nonnull(strstr(text, "    reason: one two three four five six\n"
+                                       "            seven eight nine ten eleven\n"
+                                       "            twelve thirteen x\n"));
+    tl_table_destroy(table);
+}
+END_TEST
+
 START_TEST(colours_are_for_terminals)
 {
     char text[1024];
@@ -165,6 +217,8 @@ int main(void)
     tcase_add_test(tcase, a_table_without_rows_has_titles);
     tcase_add_test(tcase, wide_columns_wrap_between_words);
     tcase_add_test(tcase, words_that_are_too_long_are_broken);
+    tcase_add_test(tcase, notes_stand_below_their_row_and_columns_without_text_are_left_out);
+    tcase_add_test(tcase, notes_fit_the_terminal);
     tcase_add_test(tcase, colours_are_for_terminals);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
