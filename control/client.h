@@ -138,12 +138,12 @@ enum tl_status tl_client_list(const struct tl_call_options *options, const char 
 enum tl_status tl_client_withdraw(const struct tl_call_options *options, const char *pattern, uint64_t *ret_count,
                                   enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Publishes a tensor on the worker. The bytes are sent from the tensor's memory in pieces of chunk_bytes (not 0), with
- * a checksum. progress (may be NULL) is called on this thread with the bytes sent since the last call. rpc_timeout_ns
- * counts from the last progress. Errors: the worker's refusal; of the tensor's guard, when its bytes stop being
- * readable. */
+/* Publishes a tensor on the worker, which refuses to replace one of a later step unless may_go_back. The bytes are sent
+ * from the tensor's memory in pieces of chunk_bytes (not 0), with a checksum. progress (may be NULL) is called on this
+ * thread with the bytes sent since the last call. rpc_timeout_ns counts from the last progress. Errors: the worker's
+ * refusal; of the tensor's guard, when its bytes stop being readable. */
 enum tl_status tl_client_publish(const struct tl_call_options *options, const char *key, uint64_t step,
-                                 struct tl_tensor *tensor, uint64_t chunk_bytes,
+                                 bool may_go_back, struct tl_tensor *tensor, uint64_t chunk_bytes,
                                  void (*progress)(void *context, uint64_t bytes), void *progress_context,
                                  enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -24,6 +24,7 @@ struct publish {
     struct tl_client client;
     const char *key;
     uint64_t step;
+    bool may_go_back;
     struct tl_tensor *tensor;
     uint64_t chunk_bytes;
     void (*progress)(void *context, uint64_t bytes);
@@ -66,6 +67,7 @@ static enum tl_status compose_piece(struct publish *publish, grpc_byte_buffer **
         tl_wire_from_meta_data(tl_tensor_meta_data(publish->tensor), dims, &meta_data);
         request.key = (char *)publish->key;
         request.step = publish->step;
+        request.may_go_back = publish->may_go_back;
         request.meta_data = &meta_data;
     }
     if (count > 0) {
@@ -153,13 +155,14 @@ static enum tl_status run(struct publish *publish, struct tl_error *ret_error)
 }
 
 enum tl_status tl_client_publish(const struct tl_call_options *options, const char *key, uint64_t step,
-                                 struct tl_tensor *tensor, uint64_t chunk_bytes,
+                                 bool may_go_back, struct tl_tensor *tensor, uint64_t chunk_bytes,
                                  void (*progress)(void *context, uint64_t bytes), void *progress_context,
                                  enum tl_call_stage *ret_stage, struct tl_error *ret_error)
 {
     TL_CHECK(chunk_bytes > 0);
     struct publish publish = {.key = key,
                               .step = step,
+                              .may_go_back = may_go_back,
                               .tensor = tensor,
                               .chunk_bytes = chunk_bytes,
                               .progress = progress,

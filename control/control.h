@@ -31,6 +31,14 @@ enum tl_health {
     TL_HEALTH_SERVICE_UNKNOWN = 3,
 };
 
+/* What a client wants to publish. */
+struct tl_push {
+    const char *key;
+    uint64_t step;
+    bool may_go_back; /* to an older step than the published tensor has */
+    struct tl_meta_data meta_data;
+};
+
 /* What the worker answers for the services. `worker` is options.worker. */
 struct tl_control_handlers {
     struct tl_source_ops source; /* requests for tensors; its `source` is `worker` */
@@ -38,14 +46,13 @@ struct tl_control_handlers {
     /* A peer has opened a link and said who it is; set its events with tl_link_set_events now. */
     void (*link_up)(void *worker, struct tl_link *link);
 
-    /* A client wants to publish a tensor of this meta-data: errors refuse it before any memory is taken. */
-    enum tl_status (*admit)(void *worker, const struct tl_identity *client, const char *key,
-                            const struct tl_meta_data *meta_data, struct tl_error *ret_error);
+    /* A client wants to publish a tensor: errors refuse it before any memory is taken. */
+    enum tl_status (*admit)(void *worker, const struct tl_identity *client, const struct tl_push *push,
+                            struct tl_error *ret_error);
     /* Its bytes are complete and checked; the callee takes a reference of its own. Called exactly once for each admit
      * that succeeded: with tensor NULL when the client broke off. */
-    enum tl_status (*publish)(void *worker, const struct tl_identity *client, const char *key, uint64_t step,
-                              const struct tl_meta_data *meta_data, struct tl_tensor *tensor, uint64_t *ret_publication,
-                              struct tl_error *ret_error);
+    enum tl_status (*publish)(void *worker, const struct tl_identity *client, const struct tl_push *push,
+                              struct tl_tensor *tensor, uint64_t *ret_publication, struct tl_error *ret_error);
     uint64_t (*withdraw)(void *worker, const struct tl_identity *client, const char *pattern);
     /* Ownership of *ret_listing: freed with tl_listing_fini. */
     enum tl_status (*list)(void *worker, const char *pattern, struct tl_listing *ret_listing,

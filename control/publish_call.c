@@ -35,8 +35,7 @@ struct publish_call {
     enum publish_state state;
     bool is_admitted; /* and the worker still waits for the tensor */
     char key[TL_MAX_KEY_BYTES + 1];
-    uint64_t step;
-    struct tl_meta_data meta_data;
+    struct tl_push push;      /* its key is the one above */
     struct tl_tensor *tensor; /* one reference; NULL until admitted */
     uint64_t received_bytes;
     XXH3_state_t *hash_state; /* over the bytes so far, because only the last message tells whether it matters */
@@ -50,8 +49,8 @@ static enum tl_status hand_over(struct publish_call *publish, struct tl_tensor *
 {
     struct tl_control *control = publish->call.control;
     publish->is_admitted = false;
-    return control->options.handlers->publish(control->options.worker, &publish->call.client, publish->key,
-                                              publish->step, &publish->meta_data, tensor, ret_publication, ret_error);
+    return control->options.handlers->publish(control->options.worker, &publish->call.client, &publish->push, tensor,
+                                              ret_publication, ret_error);
 }
 
 /* Frees the memory, then tells the worker, if it still waits, that it is free. */
@@ -78,14 +77,16 @@ static enum tl_status start(struct publish_call *publish, const struct tl_publis
 {
     struct tl_control *control = publish->call.control;
     memcpy(publish->key, request->key, strlen(request->key) + 1);
-    publish->step = request->step;
-    publish->meta_data = request->meta_data;
-    enum tl_status status = control->options.handlers->admit(control->options.worker, &publish->call.client,
-                                                             publish->key, &publish->meta_data, ret_error);
+    publish->push = (struct tl_push){.key = publish->key,
+                                     .step = request->step,
+                                     .may_go_back = request->may_go_back,
+                                     .meta_data = request->meta_data};
+    enum tl_status status =
+        control->options.handlers->admit(control->options.worker, &publish->call.client, &publish->push, ret_error);
     if (status != TL_OK) return status;
     publish->is_admitted = true;
     publish->state = PUBLISH_RECEIVING;
-    status = tl_tensor_create_for(&publish->meta_data, &publish->tensor, ret_error);
+    status = tl_tensor_create_for(&publish->push.meta_data, &publish->tensor, ret_error);
     if (status != TL_OK) return status;
     publish->hash_state = XXH3_createState();
     if (publish->hash_state == NULL) {
@@ -97,11 +98,11 @@ static enum tl_status start(struct publish_call *publish, const struct tl_publis
 
 static enum tl_status copy_bytes(struct publish_call *publish, struct tl_wire_data *data, struct tl_error *ret_error)
 {
-    uint64_t left = publish->meta_data.size_bytes - publish->received_bytes;
+    uint64_t left = publish->push.meta_data.size_bytes - publish->received_bytes;
     if (data->left_bytes > left) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%s: %llu bytes were announced, and at least %llu were sent", publish->key,
-                            (unsigned long long)publish->meta_data.size_bytes,
+                            (unsigned long long)publish->push.meta_data.size_bytes,
                             (unsigned long long)(publish->received_bytes + data->left_bytes));
     }
     unsigned char *to = tl_tensor_data(publish->tensor);
@@ -158,9 +159,9 @@ static enum tl_status check_complete(const struct publish_call *publish, struct 
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "the client sent no message; the first one tells key and meta-data");
     }
-    if (publish->received_bytes != publish->meta_data.size_bytes) {
+    if (publish->received_bytes != publish->push.meta_data.size_bytes) {
         return tl_error_set(ret_error, TL_DATA_LOSS, "%s: %llu bytes were announced, but only %llu were sent",
-                            publish->key, (unsigned long long)publish->meta_data.size_bytes,
+                            publish->key, (unsigned long long)publish->push.meta_data.size_bytes,
                             (unsigned long long)publish->received_bytes);
     }
     uint64_t checksum = XXH3_64bits_digest(publish->hash_state);

@@ -44,6 +44,7 @@ static enum tl_status read_publish_start(const Tensorlane__V1__PublishRequest *m
     }
     ret_request->key = message->key;
     ret_request->step = message->step;
+    ret_request->may_go_back = message->may_go_back != 0;
     return TL_OK;
 }
 

@@ -29,8 +29,9 @@ enum tl_status tl_receive_request_read(grpc_byte_buffer *message, struct tl_wire
                                        struct tl_receive_request *ret_request, struct tl_error *ret_error) TL_MUST_USE;
 
 struct tl_publish_request {
-    const char *key; /* the first three: of the first message */
+    const char *key; /* the first four: of the first message */
     uint64_t step;
+    bool may_go_back;
     struct tl_meta_data meta_data;
     bool has_checksum;
     uint64_t checksum;

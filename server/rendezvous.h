@@ -83,6 +83,11 @@ enum tl_status tl_rendezvous_publish(struct tl_rendezvous *table, const char *ke
                                      struct tl_tensor *tensor, uint64_t *ret_publication,
                                      struct tl_error *ret_error) TL_MUST_USE;
 
+/* Whether a tensor of this step would replace none that is newer. On the thread that publishes the answer stays true.
+ * Errors: TL_FAILED_PRECONDITION, naming both steps. */
+enum tl_status tl_rendezvous_check_version(struct tl_rendezvous *table, const char *key, uint64_t step,
+                                           struct tl_error *ret_error) TL_MUST_USE;
+
 /* Ends one publication. Errors: TL_NOT_FOUND: naming the nearest key that is published. The status of close. */
 enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *key,
                                       struct tl_error *ret_error) TL_MUST_USE;

@@ -80,6 +80,21 @@ enum tl_status tl_rendezvous_publish(struct tl_rendezvous *table, const char *ke
     return status;
 }
 
+enum tl_status tl_rendezvous_check_version(struct tl_rendezvous *table, const char *key, uint64_t step,
+                                           struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    tl_table_lock(table);
+    const struct tl_table_name *name = tl_table_name_find(table, key);
+    if (name && name->publication && name->publication->step > step)
+        status = tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                              "%s is published with step %" PRIu64 ", which is newer than step %" PRIu64
+                              "; give a step of at least that, or say that it may go back (push --force)",
+                              key, name->publication->step, step);
+    tl_table_unlock(table);
+    return status;
+}
+
 static enum tl_status not_published(struct tl_rendezvous *table, const char *key, struct tl_error *ret_error)
 {
     const char *candidates[NEAREST_KEYS];

@@ -100,12 +100,21 @@ void tl_source_fini(struct tl_worker *worker)
     if (worker->pushed != NULL) account_put(worker->pushed);
 }
 
-static enum tl_status admit(void *context, const struct tl_identity *client, const char *key,
-                            const struct tl_meta_data *meta_data, struct tl_error *ret_error)
+/* Local publishers may go back, since they know why; a client may be the one of two that comes too late. */
+static enum tl_status check_version(struct tl_worker *worker, const struct tl_push *push, struct tl_error *ret_error)
 {
+    return push->may_go_back ? TL_OK : tl_rendezvous_check_version(worker->table, push->key, push->step, ret_error);
+}
+
+static enum tl_status admit(void *context, const struct tl_identity *client, const struct tl_push *push,
+                            struct tl_error *ret_error)
+{
+    const struct tl_meta_data *meta_data = &push->meta_data;
     struct tl_worker *worker = context;
     (void)client;
     if (worker->is_closing) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s is shutting down", worker->self.name);
+    enum tl_status status = check_version(worker, push, ret_error);
+    if (status != TL_OK) return status;
     uint64_t pushed_bytes = __atomic_load_n(&worker->pushed->bytes, __ATOMIC_RELAXED);
     struct tl_rendezvous_stats stats;
     tl_rendezvous_get_stats(worker->table, &stats);
@@ -116,7 +125,7 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                             "%s holds %" PRIu64 " bytes and cannot take the %" PRIu64
                             " of %s; withdraw something or raise limits.held (%" PRIu64 ")",
-                            worker->self.name, pushed_bytes + stats.held_bytes, meta_data->size_bytes, key,
+                            worker->self.name, pushed_bytes + stats.held_bytes, meta_data->size_bytes, push->key,
                             worker->settings.held_bytes);
     }
     __atomic_fetch_add(&worker->pushed->bytes, meta_data->size_bytes, __ATOMIC_RELAXED);
@@ -158,15 +167,17 @@ static enum tl_status publish_pushed(struct tl_worker *worker, const char *key, 
     return status;
 }
 
-static enum tl_status publish(void *context, const struct tl_identity *client, const char *key, uint64_t step,
-                              const struct tl_meta_data *meta_data, struct tl_tensor *tensor, uint64_t *ret_publication,
-                              struct tl_error *ret_error)
+static enum tl_status publish(void *context, const struct tl_identity *client, const struct tl_push *push,
+                              struct tl_tensor *tensor, uint64_t *ret_publication, struct tl_error *ret_error)
 {
     struct tl_worker *worker = context;
     (void)client;
     enum tl_status status = TL_OK;
-    if (tensor != NULL) status = publish_pushed(worker, key, step, tensor, ret_publication, ret_error);
-    __atomic_fetch_sub(&worker->pushed->bytes, meta_data->size_bytes, __ATOMIC_RELAXED);
+    /* Again: another client may have been faster. */
+    if (tensor != NULL) status = check_version(worker, push, ret_error);
+    if (tensor != NULL && status == TL_OK)
+        status = publish_pushed(worker, push->key, push->step, tensor, ret_publication, ret_error);
+    __atomic_fetch_sub(&worker->pushed->bytes, push->meta_data.size_bytes, __ATOMIC_RELAXED);
     return status;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Writing a folder of .npy files, one for each tensor, version 1.0: with at most 16 dimensions the header always fits
+ * Writing .npy files, a folder of them or one, version 1.0: with at most 16 dimensions the header always fits
  * into the 65535 bytes of that version.
  *
  * Failure modes: names and dtypes are refused before anything is created; a name that comes twice shows when its file
@@ -23,21 +23,26 @@
 #define HEADER_ALIGNMENT_BYTES 64
 #define MAX_HEADER_BYTES 1024 /* with magic and length; 16 dimensions of 19 digits take some 450 */
 
-static enum tl_status check_slot(const struct tl_tensor_slot *slot, struct tl_error *ret_error)
+static enum tl_status check_dtype(const struct tl_tensor_slot *slot, struct tl_error *ret_error)
+{
+    if (tl_npy_descr(slot->meta_data.dtype)) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                        "tensor '%s': NumPy has no dtype %s; write a safetensors file instead", slot->name,
+                        tl_dtype_name(slot->meta_data.dtype));
+}
+
+static enum tl_status check_slot(const struct tl_tensor_slot *slot, bool is_folder, struct tl_error *ret_error)
 {
     enum tl_status status = tl_tensor_slot_check(slot, ret_error);
     if (status != TL_OK) return status;
+    if (!is_folder) return check_dtype(slot, ret_error);
     if (slot->name[0] == '.' || strchr(slot->name, '/') || strlen(slot->name) > MAX_TENSOR_NAME_BYTES)
         return tl_error_set(
             ret_error, TL_INVALID_ARGUMENT,
             "tensor '%s': the name cannot be that of a file (no '/', no '.' in front, at most %d bytes);"
             " write a safetensors file instead",
             slot->name, MAX_TENSOR_NAME_BYTES);
-    if (!tl_npy_descr(slot->meta_data.dtype))
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                            "tensor '%s': NumPy has no dtype %s; write a safetensors file instead", slot->name,
-                            tl_dtype_name(slot->meta_data.dtype));
-    return TL_OK;
+    return check_dtype(slot, ret_error);
 }
 
 /* Composes everything in front of the data, a multiple of 64 bytes; returns how many. */
@@ -68,8 +73,9 @@ static size_t compose_header(const struct tl_meta_data *meta_data, unsigned char
 }
 
 /* Creates the file of a tensor, of which nothing is written yet. */
-static enum tl_status add_slot(struct tl_tensor_writer *writer, size_t index, const struct tl_tensor_slot *slot,
-                               struct tl_output_file **ret_file, struct tl_error *ret_error)
+static enum tl_status add_slot(struct tl_tensor_writer *writer, bool is_folder, size_t index,
+                               const struct tl_tensor_slot *slot, struct tl_output_file **ret_file,
+                               struct tl_error *ret_error)
 {
     unsigned char header[MAX_HEADER_BYTES];
     char name[FILE_NAME_BYTES];
@@ -78,8 +84,8 @@ static enum tl_status add_slot(struct tl_tensor_writer *writer, size_t index, co
     snprintf(name, sizeof(name), "%s.npy", slot->name);
     if (!tl_add_u64(header_bytes, slot->meta_data.size_bytes, &len_bytes))
         return tl_error_set(ret_error, TL_OUT_OF_RANGE, "tensor '%s' is too large for a file", slot->name);
-    enum tl_status status = tl_tensor_writer_add_file(writer, name, len_bytes, ret_file, ret_error);
-    if (status == TL_ALREADY_EXISTS)
+    enum tl_status status = tl_tensor_writer_add_file(writer, is_folder ? name : NULL, len_bytes, ret_file, ret_error);
+    if (status == TL_ALREADY_EXISTS && is_folder)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "tensor '%s' is there twice", slot->name);
     if (status != TL_OK) return status;
     return tl_tensor_writer_add_tensor(writer, index, slot, *ret_file, header_bytes, ret_error);
@@ -93,14 +99,14 @@ static void write_header(const struct tl_tensor_slot *slot, struct tl_output_fil
 }
 
 /* All files are made, with their space, before any of it is given back: so the disk has room for all of them. */
-static enum tl_status fill_writer(struct tl_tensor_writer *writer, const struct tl_tensor_slot *slots, size_t count,
-                                  struct tl_error *ret_error)
+static enum tl_status fill_writer(struct tl_tensor_writer *writer, bool is_folder, const struct tl_tensor_slot *slots,
+                                  size_t count, struct tl_error *ret_error)
 {
     struct tl_output_file **files = calloc(count + 1, sizeof(files[0]));
     if (!files) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu files", count);
     enum tl_status status = TL_OK;
     for (size_t i = 0; i < count && status == TL_OK; i++)
-        status = add_slot(writer, i, &slots[i], &files[i], ret_error);
+        status = add_slot(writer, is_folder, i, &slots[i], &files[i], ret_error);
     if (status == TL_OK) status = tl_tensor_writer_give_back_space(writer, ret_error);
     for (size_t i = 0; i < count && status == TL_OK; i++)
         write_header(&slots[i], files[i]);
@@ -108,21 +114,33 @@ static enum tl_status fill_writer(struct tl_tensor_writer *writer, const struct 
     return status;
 }
 
-enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
-                                    struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
+static enum tl_status create(const char *path, bool is_folder, const struct tl_tensor_slot *slots, size_t count,
+                             struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
 {
     struct tl_tensor_writer *writer;
     enum tl_status status = TL_OK;
     for (size_t i = 0; i < count && status == TL_OK; i++)
-        status = check_slot(&slots[i], ret_error);
+        status = check_slot(&slots[i], is_folder, ret_error);
     if (status != TL_OK) return status;
-    status = tl_tensor_writer_start(path, count, true, &writer, ret_error);
+    status = tl_tensor_writer_start(path, count, is_folder, &writer, ret_error);
     if (status != TL_OK) return status;
-    status = fill_writer(writer, slots, count, ret_error);
+    status = fill_writer(writer, is_folder, slots, count, ret_error);
     if (status != TL_OK) {
         tl_tensor_writer_destroy(writer);
         return status;
     }
     *ret_writer = writer;
     return TL_OK;
+}
+
+enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
+                                    struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
+{
+    return create(path, true, slots, count, ret_writer, ret_error);
+}
+
+enum tl_status tl_npy_file_writer_create(const char *path, const struct tl_tensor_slot *slot,
+                                         struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
+{
+    return create(path, false, slot, 1, ret_writer, ret_error);
 }

@@ -22,6 +22,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -36,6 +37,10 @@ struct tl_output_file {
     void *data;
     uint64_t len_bytes;
     bool is_allocated; /* and never written: space to give back */
+    bool is_replacing; /* a file whose owner, group and permissions these are: */
+    uid_t owner;
+    gid_t group;
+    mode_t mode;
     struct tl_fault_range *range;
 };
 
@@ -92,8 +97,8 @@ static enum tl_status allocate_and_map(struct tl_output_file *file, int fd, stru
     return tl_fault_range_add(data, file->len_bytes, PROT_READ | PROT_WRITE, &file->range, ret_error);
 }
 
-enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, struct tl_output_file **ret_file,
-                                     struct tl_error *ret_error)
+enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const struct stat *replaced,
+                                     struct tl_output_file **ret_file, struct tl_error *ret_error)
 {
     TL_CHECK(len_bytes > 0);
     if (len_bytes > INT64_MAX)
@@ -106,7 +111,14 @@ enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, struc
     }
     atomic_init(&file->reference_count, 1);
     file->len_bytes = len_bytes;
-    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (replaced) {
+        file->is_replacing = true;
+        file->owner = replaced->st_uid;
+        file->group = replaced->st_gid;
+        file->mode = replaced->st_mode & (S_IRWXU | S_IRWXG | S_IRWXO);
+    }
+    /* Until it is complete nobody else may read what replaces a file that others perhaps may not read. */
+    int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, replaced ? 0600 : 0666);
     if (fd < 0) {
         enum tl_status status = tl_error_set_errno(ret_error, errno, "cannot create %s", path);
         destroy(file);
@@ -165,15 +177,13 @@ const char *tl_output_file_path(const struct tl_output_file *file)
     return file->path;
 }
 
-/* Opens and syncs a file or a folder. Returns an errno. */
-static int sync_path(const char *path, int flags)
+/* Gives the file the owner, group and permissions of the one that it replaces. Who may not change the owner keeps the
+ * permissions; who may not change the group gives its own group none. Returns an errno. */
+static int take_over_mode(const struct tl_output_file *file, int fd)
 {
-    int error_number = 0;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | flags);
-    if (fd < 0) return errno;
-    if (fsync(fd) != 0) error_number = errno;
-    close(fd);
-    return error_number;
+    mode_t mode = file->mode;
+    if (fchown(fd, file->owner, file->group) != 0 && fchown(fd, (uid_t)-1, file->group) != 0) mode &= ~(mode_t)S_IRWXG;
+    return fchmod(fd, mode) == 0 ? 0 : errno;
 }
 
 enum tl_status tl_output_file_check(const struct tl_output_file *file, struct tl_error *ret_error)
@@ -183,17 +193,29 @@ enum tl_status tl_output_file_check(const struct tl_output_file *file, struct tl
                         file->path);
 }
 
+static int sync_and_close(int fd)
+{
+    int error_number = fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    return error_number;
+}
+
 enum tl_status tl_output_file_sync(const struct tl_output_file *file, struct tl_error *ret_error)
 {
-    int error_number = msync(file->data, file->len_bytes, MS_SYNC) == 0 ? 0 : errno;
-    if (error_number == 0) error_number = sync_path(file->path, O_NOFOLLOW);
+    int error_number = 0;
+    int fd = open(file->path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    if (fd < 0 || msync(file->data, file->len_bytes, MS_SYNC) != 0) error_number = errno;
+    if (error_number == 0 && file->is_replacing) error_number = take_over_mode(file, fd);
+    int sync_error = fd < 0 ? 0 : sync_and_close(fd);
+    if (error_number == 0) error_number = sync_error;
     if (error_number != 0) return tl_error_set_errno(ret_error, error_number, "cannot sync %s", file->path);
     return tl_output_file_check(file, ret_error);
 }
 
 enum tl_status tl_folder_sync(const char *path, struct tl_error *ret_error)
 {
-    int error_number = sync_path(path, O_DIRECTORY);
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_DIRECTORY);
+    int error_number = fd < 0 ? errno : sync_and_close(fd);
     /* EINVAL: a file system whose folders cannot be synced. */
     if (error_number == 0 || error_number == EINVAL) return TL_OK;
     return tl_error_set_errno(ret_error, error_number, "cannot sync the folder %s", path);

@@ -7,17 +7,20 @@
 #define TENSOR_OUTPUT_FILE_H
 
 #include <stdint.h>
+#include <sys/stat.h>
 
 #include <tensorlane/status.h>
 
 struct tl_output_file;
 
-/* Creates a new file at path of len_bytes > 0, all zeros, and maps it. Its disk space is allocated and stays so until
+/* Creates a new file at path of len_bytes > 0, all zeros, and maps it. With replaced (NULL: no file) only this user may
+ * open it until it is synced; then it gets the permissions of that file, and its owner and group if the process may set
+ * them. Its disk space is allocated and stays so until
  * tl_output_file_give_back_space: other files find only what is left. Starts with one reference.
  * Errors: as tl_error_set_errno; TL_ALREADY_EXISTS: path exists. TL_RESOURCE_EXHAUSTED: the disk is full or a limit is
  * too low, with the bytes that were needed. Nothing is left behind. */
-enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, struct tl_output_file **ret_file,
-                                     struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const struct stat *replaced,
+                                     struct tl_output_file **ret_file, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Gives the space back, to be allocated anew by writing. What has been written is lost: called before anything is.
  * Errors: as tl_error_set_errno, naming the path. */
@@ -35,7 +38,7 @@ const char *tl_output_file_path(const struct tl_output_file *file);
  * Errors: TL_DATA_LOSS: a page could not be written through the mapping. */
 enum tl_status tl_output_file_check(const struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Makes the contents durable.
+/* Makes the contents durable, and sets the permissions of a file that replaces another.
  * Errors: as tl_error_set_errno; of tl_output_file_check. Blocks: yes. */
 enum tl_status tl_output_file_sync(const struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
 

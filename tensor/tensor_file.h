@@ -61,12 +61,13 @@ struct tl_tensor_slot {
 };
 
 /* Starts a safetensors file at path: writes the header, allocates all disk space and maps the data. A file that is
- * there is replaced by the rename of commit. The data are in an order that aligns every element; the data of the file
- * start at a multiple of 64 bytes. Errors: TL_INVALID_ARGUMENT: path is there and no regular file, a name twice, empty,
- * longer than 512 bytes, not UTF-8 or "__metadata__", a dtype safetensors cannot hold (STRING, C128, I4, U4), a dead
- * tensor, or a packed tensor whose bits do not fill its bytes, naming the tensor. TL_OUT_OF_RANGE: more than 2^63-1
- * bytes. As tl_error_set_errno for the file: a full disk is TL_RESOURCE_EXHAUSTED and says how many bytes were needed.
- * Nothing is left behind. */
+ * there is replaced by the rename of commit; the new one has its permissions, and its owner and group where the process
+ * may set them. A symbolic link is followed: what it leads to is replaced. The data are in an order that aligns every
+ * element; the data of the file start at a multiple of 64 bytes. Errors: TL_INVALID_ARGUMENT: path is there and no
+ * regular file, a name twice, empty, longer than 512 bytes, not UTF-8 or "__metadata__", a dtype safetensors cannot
+ * hold (STRING, C128, I4, U4), a dead tensor, or a packed tensor whose bits do not fill its bytes, naming the tensor.
+ * TL_OUT_OF_RANGE: more than 2^63-1 bytes. As tl_error_set_errno for the file: a full disk is TL_RESOURCE_EXHAUSTED and
+ * says how many bytes were needed. Nothing is left behind. */
 enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
                                             struct tl_tensor_writer **ret_writer,
                                             struct tl_error *ret_error) TL_MUST_USE;
@@ -77,6 +78,12 @@ enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_te
  * dtype npy cannot hold (all that NumPy itself does not have), naming the tensor. The rest as above. */
 enum tl_status tl_npy_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
                                     struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Starts one .npy file with one tensor, whose name is not in it. A file that is there is replaced, as above.
+ * Errors: TL_INVALID_ARGUMENT: path is there and no regular file, or a dtype that npy cannot hold. The rest as above.
+ */
+enum tl_status tl_npy_file_writer_create(const char *path, const struct tl_tensor_slot *slot,
+                                         struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
 
 /* The writable tensor of slot i, lying in the file; one reference for the caller, which must be put before commit. It
  * may be kept longer than the writer: the memory stays valid. */

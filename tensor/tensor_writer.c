@@ -2,8 +2,8 @@
 /*
  * Writing tensor files: a temporary file or folder beside the target, tensors that lie in its mappings, and a rename.
  *
- * Happy path: start checks the target and chooses the temporary name; the format adds files and tensors; a transport
- * writes into the tensors; commit syncs every file, renames, and syncs the folder.
+ * Happy path: start checks the target, follows symbolic links and chooses the temporary name; the format adds files and
+ * tensors; a transport writes into the tensors; commit syncs every file, renames, and syncs the folder.
  *
  * Failure modes: whatever fails before the rename leaves the target as it was, and destroy removes the temporary name.
  * A tensor that somebody still holds keeps its mapping, not the name: a late write lands in a file without a name. If
@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,12 +32,14 @@ struct destination {
 };
 
 struct tl_tensor_writer {
-    char *target_path; /* without slashes at the end */
+    char *target_path; /* without slashes at the end, links followed */
     char *folder_path; /* where the target is */
     char *temporary_path;
     bool is_folder;
     bool has_folder; /* is_folder, and the temporary one exists */
     bool is_committed;
+    bool is_replacing;                /* a file that is there, */
+    struct stat replaced;             /* which was this */
     struct destination *destinations; /* [count] */
     size_t count;
     struct tl_output_file **files; /* [file_count], room for count, at least 1 */
@@ -45,7 +48,54 @@ struct tl_tensor_writer {
 
 /* ------------------------------------------------------------------------------------------------------ starting -- */
 
-/* Splits the target into folder and name and composes the temporary name. */
+/* What more links than this are is a ring, as for the kernel. */
+#define MAX_LINKS 40
+
+/* The path that a symbolic link leads to, for as long as there is one; it need not exist. The caller has checked with
+ * stat that it may follow the links. NULL: no memory, or too many links (ELOOP). */
+static char *follow_links(char *path)
+{
+    char target[PATH_MAX];
+    for (unsigned i = 0; path != NULL && i < MAX_LINKS; i++) {
+        ssize_t len = readlink(path, target, sizeof(target));
+        if (len < 0 || (size_t)len == sizeof(target)) return path;
+        const char *slash = target[0] == '/' ? NULL : strrchr(path, '/');
+        char *next;
+        if (asprintf(&next, "%.*s%.*s", slash ? (int)(slash + 1 - path) : 0, path, (int)len, target) < 0) next = NULL;
+        free(path);
+        path = next;
+    }
+    free(path);
+    errno = ELOOP;
+    return NULL;
+}
+
+/* Before the links are followed by hand, so that the system refuses those that it does not trust. */
+static enum tl_status check_target(struct tl_tensor_writer *writer, struct tl_error *ret_error)
+{
+    const char *path = writer->target_path;
+    if (writer->is_folder ? lstat(path, &writer->replaced) : stat(path, &writer->replaced)) {
+        if (errno == ENOENT) return TL_OK;
+        return tl_error_set_errno(ret_error, errno, "cannot write %s", path);
+    }
+    if (writer->is_folder)
+        return tl_error_set(ret_error, TL_ALREADY_EXISTS, "%s exists; choose another name or remove it", path);
+    if (!S_ISREG(writer->replaced.st_mode))
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s exists and is not a regular file; choose another name",
+                            path);
+    writer->is_replacing = true;
+    return TL_OK;
+}
+
+/* The last part of a path; NULL when it cannot be the name of a file. */
+static const char *name_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    return *name == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ? NULL : name;
+}
+
+/* Checks the target, follows its links, splits it into folder and name and composes the temporary name. */
 static enum tl_status choose_names(struct tl_tensor_writer *writer, const char *path, struct tl_error *ret_error)
 {
     size_t len = strlen(path);
@@ -53,11 +103,17 @@ static enum tl_status choose_names(struct tl_tensor_writer *writer, const char *
         len--;
     writer->target_path = strndup(path, len);
     if (!writer->target_path) goto no_memory;
-    char *slash = strrchr(writer->target_path, '/');
-    const char *name = slash ? slash + 1 : writer->target_path;
-    if (*name == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+    if (name_of(writer->target_path)) {
+        enum tl_status status = check_target(writer, ret_error);
+        if (status != TL_OK) return status;
+        if (!writer->is_folder) writer->target_path = follow_links(writer->target_path);
+        if (!writer->target_path) goto no_memory;
+    }
+    const char *name = name_of(writer->target_path);
+    if (!name)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "'%s' does not end in the name of a %s to write", path,
                             writer->is_folder ? "folder" : "file");
+    char *slash = strrchr(writer->target_path, '/');
     if (!slash) {
         writer->folder_path = strdup(".");
     } else {
@@ -77,22 +133,6 @@ no_memory:
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", path);
 }
 
-static enum tl_status check_target(const struct tl_tensor_writer *writer, struct tl_error *ret_error)
-{
-    struct stat info;
-    if (writer->is_folder ? lstat(writer->target_path, &info) : stat(writer->target_path, &info)) {
-        if (errno == ENOENT) return TL_OK;
-        return tl_error_set_errno(ret_error, errno, "cannot write %s", writer->target_path);
-    }
-    if (writer->is_folder)
-        return tl_error_set(ret_error, TL_ALREADY_EXISTS, "%s exists; choose another name or remove it",
-                            writer->target_path);
-    if (!S_ISREG(info.st_mode))
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s exists and is not a regular file; choose another name",
-                            writer->target_path);
-    return TL_OK;
-}
-
 enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder,
                                       struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
 {
@@ -109,8 +149,6 @@ enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_fo
     }
     writer->count = count;
     status = choose_names(writer, path, ret_error);
-    if (status != TL_OK) goto fail;
-    status = check_target(writer, ret_error);
     if (status != TL_OK) goto fail;
     if (is_folder) {
         if (mkdir(writer->temporary_path, 0777) != 0) {
@@ -136,7 +174,8 @@ enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const 
     if (name && asprintf(&path, "%s/%s", writer->temporary_path, name) < 0)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", writer->target_path);
     struct tl_output_file *file;
-    enum tl_status status = tl_output_file_create(path ? path : writer->temporary_path, len_bytes, &file, ret_error);
+    enum tl_status status = tl_output_file_create(path ? path : writer->temporary_path, len_bytes,
+                                                  writer->is_replacing ? &writer->replaced : NULL, &file, ret_error);
     free(path);
     if (status != TL_OK) return status;
     writer->files[writer->file_count++] = file;

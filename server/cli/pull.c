@@ -66,9 +66,14 @@ static enum tl_status choose(struct tl_pull *pull, struct tl_error *ret_error)
     return TL_OK;
 }
 
-/* What neither format can hold is refused with the flag that leaves it out. */
+/* What the format cannot hold is refused with what to do instead. */
 static enum tl_status check_storable(const struct tl_pull *pull, struct tl_error *ret_error)
 {
+    if (pull->is_npy_file && pull->listing.count > 1)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%s is a file for one tensor, and %zu were chosen; name one of them, or write a folder of "
+                            "npy files (-o FOLDER/) or a safetensors file",
+                            pull->output, pull->listing.count);
     for (size_t i = 0; i < pull->listing.count; i++) {
         const struct tl_listed *item = &pull->listing.items[i];
         if (!item->meta_data.is_dead && tl_dtype_is_plain(item->meta_data.dtype)) continue;
@@ -93,9 +98,13 @@ static enum tl_status create_writer(struct tl_pull *pull, struct tl_error *ret_e
         slots[i].name = pull->listing.items[i].key;
         slots[i].meta_data = pull->listing.items[i].meta_data;
     }
-    enum tl_status status = pull->is_npy
-                                ? tl_npy_writer_create(pull->output, slots, count, &pull->writer, ret_error)
-                                : tl_safetensors_writer_create(pull->output, slots, count, &pull->writer, ret_error);
+    enum tl_status status;
+    if (pull->is_npy_file)
+        status = tl_npy_file_writer_create(pull->output, slots, &pull->writer, ret_error);
+    else if (pull->is_npy)
+        status = tl_npy_writer_create(pull->output, slots, count, &pull->writer, ret_error);
+    else
+        status = tl_safetensors_writer_create(pull->output, slots, count, &pull->writer, ret_error);
     free(slots);
     for (size_t i = 0; status == TL_OK && i < count; i++)
         pull->items[i].destination = tl_tensor_writer_destination(pull->writer, i);
@@ -178,6 +187,12 @@ static int run(struct tl_pull *pull)
 
 /* ------------------------------------------------------------------------------------------------------- flags -- */
 
+static bool ends_with(const char *text, const char *end)
+{
+    size_t len = strlen(text), end_len = strlen(end);
+    return len >= end_len && strcmp(text + len - end_len, end) == 0;
+}
+
 /* Chooses the format and checks that the path fits it; -1, or the exit code. */
 static int choose_format(struct tl_pull *pull, char *output, const struct tl_options *options)
 {
@@ -187,10 +202,20 @@ static int choose_format(struct tl_pull *pull, char *output, const struct tl_opt
     if (len == 0) return tl_options_refuse(options, "-o '': an empty path");
     if (strcmp(output, "-") == 0)
         return tl_options_refuse(options, "-o -: tensors are received into a file and cannot go into a pipe");
-    if (!pull->format) pull->format = has_slash ? "npy" : "safetensors";
+    bool is_npy_file = ends_with(output, ".npy");
+    if (!pull->format) pull->format = has_slash || is_npy_file ? "npy" : "safetensors";
     pull->is_npy = strcmp(pull->format, "npy") == 0;
+    pull->is_npy_file = pull->is_npy && is_npy_file;
     if (!pull->is_npy && strcmp(pull->format, "safetensors") != 0)
         return tl_options_refuse(options, "--format %s: there are safetensors and npy", pull->format);
+    if (ends_with(output, ".npz"))
+        return tl_options_refuse(options,
+                                 "-o %s: npz archives are not written; end the path in .npy for one tensor, or "
+                                 "in / for a folder of npy files",
+                                 output);
+    if (!pull->is_npy && is_npy_file)
+        return tl_options_refuse(options, "-o %s: a safetensors file must not end in .npy; choose another name",
+                                 output);
     if (!pull->is_npy && (has_slash || (stat(output, &info) == 0 && S_ISDIR(info.st_mode))))
         return tl_options_refuse(options, "-o %s: a folder; name a file, or use --format npy", output);
     while (len > 1 && output[len - 1] == '/')
@@ -207,7 +232,7 @@ static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
     const struct tl_option items[] = {
         TL_TARGET_OPTIONS(&pull->target, "from"),
         {"output", 'o', TL_OPTION_TEXT, &output, "PATH", "the file to write, or the folder when it ends in /"},
-        {"format", 0, TL_OPTION_TEXT, &pull->format, "FORMAT", "safetensors, or npy: a folder of NAME.npy"},
+        {"format", 0, TL_OPTION_TEXT, &pull->format, "FORMAT", "safetensors, or npy: NAME.npy, or a folder of them"},
         {"protocol", 0, TL_OPTION_TEXT, &pull->target.protocol, "PROTOCOL",
          "auto, grpc, grpc+local or grpc+verbs, instead of the configuration's"},
         {"exclude", 'x', TL_OPTION_TEXTS, &pull->excluded, "PATTERN", "leave out what matches; may be repeated"},

@@ -33,6 +33,7 @@ struct tl_pull {
     const char *const *patterns;
     size_t pattern_count;
     bool is_npy;
+    bool is_npy_file; /* one tensor, not a folder */
     bool is_unchecked;
     bool has_table;
     bool is_json;

@@ -28,6 +28,7 @@ struct push {
     struct tl_target target;
     const char *prefix;
     uint64_t step;
+    bool is_forced;
     bool is_json;
     bool is_quiet;
     struct tl_tensor_set set;
@@ -54,8 +55,8 @@ static enum tl_status push_all(struct push *push, struct tl_error *ret_error)
     enum tl_status status = TL_OK;
     for (size_t i = 0; status == TL_OK && i < push->set.count; i++) {
         const struct tl_set_item *item = &push->set.items[i];
-        status = tl_client_publish(&call, item->key, push->step, item->tensor, CHUNK_BYTES, add_progress, push, NULL,
-                                   ret_error);
+        status = tl_client_publish(&call, item->key, push->step, push->is_forced, item->tensor, CHUNK_BYTES,
+                                   add_progress, push, NULL, ret_error);
         if (status == TL_OK) {
             push->pushed_count++;
         } else if (ret_error) {
@@ -119,6 +120,7 @@ int tl_command_push(int argc, char **argv)
     const struct tl_option items[] = {
         TL_TARGET_OPTIONS(&push.target, "to"),
         {"step", 0, TL_OPTION_U64, &push.step, "N", "version of the tensors (0)"},
+        {"force", 'f', TL_OPTION_FLAG, &push.is_forced, NULL, "replace tensors of a later step, too"},
         {"prefix", 0, TL_OPTION_TEXT, &push.prefix, "TEXT", "put before every name"},
         {"json", 0, TL_OPTION_FLAG, &push.is_json, NULL, "print one JSON object"},
         {"quiet", 'q', TL_OPTION_FLAG, &push.is_quiet, NULL, "print errors only"},
@@ -128,7 +130,7 @@ int tl_command_push(int argc, char **argv)
         .usage = "FILE... --config FILE --to TASK\nFILE... --address HOST:PORT",
         .description =
             "Publishes the tensors of safetensors and .npy files on a running worker, under their own names,\n"
-            "replacing what was published under them.",
+            "replacing what was published under them, unless that has a later step.",
         .items = items,
         .count = TL_ARRAY_COUNT(items),
         .usage_exit = TL_EXIT_USAGE,

@@ -104,27 +104,24 @@ static void on_link_up(void *context, struct tl_link *link)
     (void)link;
 }
 
-static enum tl_status on_admit(void *context, const struct tl_identity *client, const char *key,
-                               const struct tl_meta_data *meta_data, struct tl_error *ret_error)
+static enum tl_status on_admit(void *context, const struct tl_identity *client, const struct tl_push *push,
+                               struct tl_error *ret_error)
 {
     struct fake_worker *worker = context;
     (void)client;
-    (void)meta_data;
     if (worker->script.admit.code != TL_OK) return tl_error_copy(ret_error, &worker->script.admit);
     note_begin(worker);
     worker->seen.admitted++;
-    snprintf(worker->seen.key, sizeof(worker->seen.key), "%s", key);
+    snprintf(worker->seen.key, sizeof(worker->seen.key), "%s", push->key);
     note_end(worker);
     return TL_OK;
 }
 
-static enum tl_status on_publish(void *context, const struct tl_identity *client, const char *key, uint64_t step,
-                                 const struct tl_meta_data *meta_data, struct tl_tensor *tensor,
-                                 uint64_t *ret_publication, struct tl_error *ret_error)
+static enum tl_status on_publish(void *context, const struct tl_identity *client, const struct tl_push *push,
+                                 struct tl_tensor *tensor, uint64_t *ret_publication, struct tl_error *ret_error)
 {
     struct fake_worker *worker = context;
     (void)client;
-    (void)meta_data;
     note_begin(worker);
     if (tensor == NULL) {
         worker->seen.broken_off++;
@@ -132,8 +129,8 @@ static enum tl_status on_publish(void *context, const struct tl_identity *client
         return TL_OK;
     }
     worker->seen.published++;
-    snprintf(worker->seen.key, sizeof(worker->seen.key), "%s", key);
-    worker->seen.published_step = step;
+    snprintf(worker->seen.key, sizeof(worker->seen.key), "%s", push->key);
+    worker->seen.published_step = push->step;
     tl_tensor_put(worker->seen.tensor);
     worker->seen.tensor = tl_tensor_get(tensor);
     note_end(worker);

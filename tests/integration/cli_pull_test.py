@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import threading
+import unittest
 
 import cli_support
 from cli_support import (PATIENCE, environment, free_ports, read_safetensors, run, run_in_terminal, some_tensors,
@@ -162,6 +163,65 @@ class Pull(PullCase):
             for name, (_, shape, data) in tensors.items():
                 array = numpy.load(folder / f"{name}.npy")
                 self.assertEqual((array.shape, array.tobytes()), (shape, data), name)
+
+    def test_npy_of_one_tensor(self):
+        """A path that ends in .npy is such a file, whatever the tensor is called; several tensors do not fit."""
+        tensors = {"a/b": ("F32", (2, 1), bytes(range(8))), "c": ("U8", (3,), b"xyz")}
+        self.serve(tensors)
+        self.assert_run(0, "pull", "a/b", *self.target, "-o", self.out("x.npy"))
+        whole = self.out("x.npy").read_bytes()
+        self.assertEqual((whole[:6], whole[-8:]), (b"\x93NUMPY", tensors["a/b"][2]))
+        if numpy is not None:
+            array = numpy.load(self.out("x.npy"))
+            self.assertEqual((array.dtype.str, array.shape, array.tobytes()), ("<f4", (2, 1), tensors["a/b"][2]))
+        self.assert_error(1, "x.npy is a file for one tensor, and 2 were chosen", "pull", *self.target, "-o",
+                          self.out("x.npy"))
+        self.assert_error(2, "must not end in .npy", "pull", *self.target, "-o", self.out("y.npy"), "--format",
+                          "safetensors")
+        self.assert_error(2, "npz archives are not written", "pull", *self.target, "-o", self.out("y.npz"))
+        self.assertEqual((os.listdir(self.folder / "output"), self.out("x.npy").read_bytes()), (["x.npy"], whole))
+
+    def test_keeps_the_mode_of_a_file(self):
+        self.serve()
+        for mode in (0o600, 0o400, 0o666):
+            self.out().write_text("old")
+            self.out().chmod(mode)
+            self.assert_run(0, "pull", *self.target, "-o", self.out())
+            self.assertEqual(self.out().stat().st_mode & 0o7777, mode)
+            self.assertEqual(read_safetensors(self.out()), self.tensors)
+            self.out().unlink()
+
+    @unittest.skipIf(os.geteuid() != 0, "only root can give a file away")
+    def test_keeps_the_owner_of_a_file(self):
+        self.serve()
+        self.out().write_text("old")
+        os.chown(self.out(), 12, 34)
+        self.assert_run(0, "pull", *self.target, "-o", self.out())
+        self.assertEqual((self.out().stat().st_uid, self.out().stat().st_gid), (12, 34))
+
+    def test_follows_symbolic_links(self):
+        """To a file, which is replaced at once and keeps its mode, and to none."""
+        self.serve()
+        elsewhere = self.folder / "elsewhere"
+        elsewhere.mkdir()
+        for name, mode in (("old", 0o640), ("new", None)):
+            if mode is not None:
+                (elsewhere / name).write_text("old")
+                (elsewhere / name).chmod(mode)
+            inode = (elsewhere / name).stat().st_ino if mode is not None else None
+            (elsewhere / "hop").symlink_to(name)
+            self.out().symlink_to("../elsewhere/hop")
+            self.assert_run(0, "pull", *self.target, "-o", self.out())
+            self.assertTrue(self.out().is_symlink() and (elsewhere / "hop").is_symlink())
+            self.assertEqual(read_safetensors(elsewhere / name), self.tensors)
+            if mode is not None:
+                self.assertEqual((elsewhere / name).stat().st_mode & 0o777, mode)
+                self.assertNotEqual((elsewhere / name).stat().st_ino, inode)
+            self.out().unlink()
+            (elsewhere / "hop").unlink()
+        self.assertEqual(sorted(os.listdir(elsewhere)), ["new", "old"])
+        self.out().symlink_to("out.safetensors")
+        self.assert_error(1, "symbolic links", "pull", *self.target, "-o", self.out())
 
 
 class Refused(PullCase):

@@ -72,6 +72,18 @@ class Push(PushCase):
         self.assert_run(0, "push", self.folder / "model.safetensors", *self.to_ps, "--step", 8, "--prefix", "v/")
         self.assertEqual({name: tensor["step"] for name, tensor in self.listed().items()}, {"v/a": 8})
 
+    def test_older_step_is_refused(self):
+        """The same step again is welcome: a pusher that was broken off says everything again."""
+        model = self.model({"a": ("F32", (1,), b"new!"), "b": ("F32", (1,), b"new!")})
+        self.assert_run(0, "push", model, *self.to_ps, "--step", 3)
+        for steps in (["--step", 1], []):
+            self.push_error("tensor 'a' .*a is published with step 3, which is newer than step [01]; .*--force",
+                            self.model({"a": ("F32", (1,), b"old!")}, "old.safetensors"), *steps, published=2)
+        self.assertEqual({tensor["step"] for tensor in self.listed().values()}, {3})
+        self.assert_run(0, "push", model, *self.to_ps, "--step", 3)
+        self.assert_run(0, "push", model, *self.to_ps, "--step", 1, "--force")
+        self.assertEqual({tensor["step"] for tensor in self.listed().values()}, {1})
+
     def test_largest_step(self):
         self.assert_run(0, "push", self.model({"a": ("F32", (1,), b"abcd")}), *self.to_ps, "--step", 2**64 - 1)
         self.assertEqual(self.listed()["a"]["step"], str(2**64 - 1))

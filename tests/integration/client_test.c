@@ -187,8 +187,9 @@ static void publish(uint64_t size_bytes, uint64_t chunk_bytes)
     struct tl_call_options options = options_for(worker.address);
     struct tl_tensor *tensor = make_tensor(size_bytes);
     uint64_t progress = 0;
-    expect(tl_client_publish(&options, "weights", 8, tensor, chunk_bytes, add_progress, &progress, &stage, &error),
-           TL_OK, TL_CALL_RPC, "");
+    expect(
+        tl_client_publish(&options, "weights", 8, false, tensor, chunk_bytes, add_progress, &progress, &stage, &error),
+        TL_OK, TL_CALL_RPC, "");
     ck_assert_uint_eq(progress, size_bytes);
     struct fake_seen seen = fake_worker_seen(&worker);
     ck_assert_str_eq(seen.key, "weights");
@@ -217,7 +218,8 @@ START_TEST(publish_of_a_dead_tensor)
     struct tl_call_options options = options_for(worker.address);
     struct tl_tensor *tensor;
     ck_assert(tl_tensor_create_dead(&tensor, &error) == TL_OK);
-    expect(tl_client_publish(&options, "dead", 0, tensor, 1024, NULL, NULL, &stage, &error), TL_OK, TL_CALL_RPC, "");
+    expect(tl_client_publish(&options, "dead", 0, false, tensor, 1024, NULL, NULL, &stage, &error), TL_OK, TL_CALL_RPC,
+           "");
     ck_assert(tl_tensor_is_dead(fake_worker_seen(&worker).tensor));
     tl_tensor_put(tensor);
 }
@@ -229,7 +231,7 @@ START_TEST(publish_refused_early)
     fake_worker_start(&worker);
     struct tl_call_options options = options_for(worker.address);
     struct tl_tensor *tensor = make_tensor(50000000);
-    expect(tl_client_publish(&options, "weights", 8, tensor, 1 << 20, NULL, NULL, &stage, &error),
+    expect(tl_client_publish(&options, "weights", 8, false, tensor, 1 << 20, NULL, NULL, &stage, &error),
            TL_RESOURCE_EXHAUSTED, TL_CALL_RPC, "limits.published is full");
     tl_tensor_put(tensor);
 }
@@ -258,7 +260,7 @@ START_TEST(publish_of_bytes_that_cannot_be_read)
         struct tl_tensor *tensor = make_tensor(3000);
         int left = passing;
         tl_tensor_set_guard(tensor, failing_guard, &left);
-        expect(tl_client_publish(&options, "weights", 8, tensor, 1000, NULL, NULL, &stage, &error), TL_DATA_LOSS,
+        expect(tl_client_publish(&options, "weights", 8, false, tensor, 1000, NULL, NULL, &stage, &error), TL_DATA_LOSS,
                TL_CALL_RPC, "model.safetensors was truncated");
         fake_worker_wait(&worker, is_broken_off);
         tl_tensor_put(tensor);
@@ -272,10 +274,10 @@ START_TEST(publish_under_a_bad_key)
     fake_worker_start(&worker);
     struct tl_call_options options = options_for(worker.address);
     struct tl_tensor *tensor = make_tensor(3);
-    expect(tl_client_publish(&options, "", 8, tensor, 1000, NULL, NULL, &stage, &error), TL_INVALID_ARGUMENT,
+    expect(tl_client_publish(&options, "", 8, false, tensor, 1000, NULL, NULL, &stage, &error), TL_INVALID_ARGUMENT,
            TL_CALL_RPC, "key");
-    expect(tl_client_publish(&options, "bad\xff", 8, tensor, 1000, NULL, NULL, &stage, &error), TL_INVALID_ARGUMENT,
-           TL_CALL_RPC, "UTF-8");
+    expect(tl_client_publish(&options, "bad\xff", 8, false, tensor, 1000, NULL, NULL, &stage, &error),
+           TL_INVALID_ARGUMENT, TL_CALL_RPC, "UTF-8");
     tl_tensor_put(tensor);
 }
 END_TEST
@@ -493,8 +495,8 @@ START_TEST(servers_that_take_no_bytes)
     struct tl_call_options options = options_for(hostile.address);
     options.rpc_timeout_ns = 300 * TL_NS_PER_MS;
     struct tl_tensor *tensor = make_tensor(100 << 20);
-    expect(tl_client_publish(&options, "weights", 0, tensor, 1 << 20, NULL, NULL, &stage, &error), TL_DEADLINE_EXCEEDED,
-           TL_CALL_RPC, "weights: 127.0.0.1:");
+    expect(tl_client_publish(&options, "weights", 0, false, tensor, 1 << 20, NULL, NULL, &stage, &error),
+           TL_DEADLINE_EXCEEDED, TL_CALL_RPC, "weights: 127.0.0.1:");
     tl_tensor_put(tensor);
     hostile_stop(&hostile);
 }

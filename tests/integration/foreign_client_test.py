@@ -317,6 +317,19 @@ class Publish(ForeignCase):
         self.assert_run(0, "pull", "--address", self.served.address(), "-o", out)
         self.assertEqual(read_safetensors(out), tensors)
 
+    def test_a_later_step_stays_unless_told_otherwise(self):
+        self.start()
+        self.publish("w", b"new", 3)
+        self.publish("w", b"new", 3)
+        first = transfer_pb2.PublishRequest(key="w", step=2, meta_data=meta_data("U8", (3,), b"old"), data=b"old")
+        with self.assertRaises(grpc.RpcError) as refused:
+            self.send_publish([first])
+        self.assertEqual(refused.exception.code(), grpc.StatusCode.FAILED_PRECONDITION)
+        self.assertEqual([entry.step for entry in self.list()[0]], [3])
+        first.may_go_back = True
+        self.send_publish([first])
+        self.assertEqual([entry.step for entry in self.list()[0]], [2])
+
     def test_in_one_message_with_checksum(self):
         if XXH3 is None:
             self.skipTest("libxxhash.so.0 is not there")
@@ -393,14 +406,14 @@ class Publish(ForeignCase):
     def test_replaced_or_withdrawn_while_it_is_received(self):
         self.start()
         size = 48 << 20
-        for change in (lambda: self.publish("w", b"b" * size, 2), lambda: self.withdraw("*")):
-            self.publish("w", b"a" * size, 1)
+        for step, change in ((1, lambda: self.publish("w", b"b" * size, 2)), (2, lambda: self.withdraw("*"))):
+            self.publish("w", b"a" * size, step)
             sent = self.counter("tensors_sent")
             call = self.receive("w", 0, True)
             first = next(call)
             change()
             self.assertEqual(self.counter("tensors_sent"), sent)
-            self.assertEqual(self.collect([first, *call], True), (1, ("U8", (size,), b"a" * size)))
+            self.assertEqual(self.collect([first, *call], True), (step, ("U8", (size,), b"a" * size)))
         self.assert_published()
 
     def test_never_mixed(self):

@@ -69,13 +69,13 @@ static struct tl_output_file *file;
 
 static void create(uint64_t len_bytes)
 {
-    ck_assert_int_eq(tl_output_file_create(temp_path("f"), len_bytes, &file, &error), TL_OK);
+    ck_assert_int_eq(tl_output_file_create(temp_path("f"), len_bytes, NULL, &file, &error), TL_OK);
 }
 
 static void refuse(uint64_t len_bytes, enum tl_status status)
 {
     file = NULL;
-    ck_assert_int_eq(tl_output_file_create(temp_path("f"), len_bytes, &file, &error), status);
+    ck_assert_int_eq(tl_output_file_create(temp_path("f"), len_bytes, NULL, &file, &error), status);
     ck_assert_ptr_null(file);
     ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
 }
@@ -110,14 +110,14 @@ END_TEST
 START_TEST(exists)
 {
     temp_write(temp_path("f"), "mine", 4);
-    ck_assert_int_eq(tl_output_file_create(temp_path("f"), 10, &file, &error), TL_ALREADY_EXISTS);
+    ck_assert_int_eq(tl_output_file_create(temp_path("f"), 10, NULL, &file, &error), TL_ALREADY_EXISTS);
     ck_assert_uint_eq(size_on_disk(), 4);
 }
 END_TEST
 
 START_TEST(no_folder)
 {
-    ck_assert_int_eq(tl_output_file_create(temp_path("none/f"), 10, &file, &error), TL_NOT_FOUND);
+    ck_assert_int_eq(tl_output_file_create(temp_path("none/f"), 10, NULL, &file, &error), TL_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(error.message, temp_path("none/f")));
 }
 END_TEST
@@ -280,7 +280,7 @@ START_TEST(no_memory)
     for (unsigned n = 1;; n++) {
         file = NULL;
         fault_arm(n);
-        enum tl_status status = tl_output_file_create(temp_path("f"), 10, &file, &error);
+        enum tl_status status = tl_output_file_create(temp_path("f"), 10, NULL, &file, &error);
         if (!fault_was_hit()) {
             ck_assert_uint_gt(n, 2);
             ck_assert_int_eq(status, TL_OK);
