@@ -13,7 +13,7 @@
 #define BENCH_OUTSTANDING_COUNT 1000
 
 /* Tensors of these sizes are published as tensor/BYTES and offered as one-shot/SERIES/BYTES, step after step. */
-static const uint64_t bench_sizes[] = {BENCH_SMALL_BYTES, UINT64_C(1) << 20, BENCH_MAX_BYTES};
+static const uint64_t bench_sizes[] = {8, BENCH_SMALL_BYTES, UINT64_C(64) << 10, UINT64_C(1) << 20, BENCH_MAX_BYTES};
 /* Each client consumes the steps of a series of its own. */
 static const char *const bench_series[] = {"thread", "caller"};
 
@@ -32,7 +32,7 @@ struct tl_tensor *bench_create_tensor(uint64_t size_bytes);
 void bench_check_contents(const struct tl_tensor *tensor);
 
 /* Both return the exit code. */
-int bench_serve(void);
+int bench_serve(const char *protocol);
 int bench_pull(const char *port, enum tl_progress progress, const char *protocol, const char *names_path);
 
 #endif

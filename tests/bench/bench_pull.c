@@ -2,13 +2,17 @@
 /*
  * tl_bench pull PORT thread|caller PROTOCOL [NAMES]: receives from the worker at the port as its standard input says.
  *
- * Prints "ready tensorlane VERSION". Then every line of input is a command that is answered with one line, the seconds
- * it took:
+ * Prints "ready tensorlane VERSION". Then every line of input is a command,
  *
  *     MODE BYTES COUNT
  *
- * pull        COUNT published tensors of BYTES, one after the other, into one destination
- * one_shot    the same with tensors that were sent
+ * that is answered with one line of numbers: the seconds that it took, the tensors that were received, the messages
+ * between the workers, and how often the bytes of these tensors were copied.
+ *
+ * pull        COUNT published tensors of BYTES, one after the other, into one destination: memory of this program
+ * library     the same into memory that the library chooses each time
+ * one_shot    as pull with tensors that were sent
+ * path        COUNT tensors of BYTES, or the first of NAMES, again and again until one has not come over gRPC
  * burst       COUNT times 1,000 small published tensors, all asked for at once; the next 1,000 when all are there
  * window      the same number of tensors, 1,000 of them outstanding all the time
  * send_burst  burst with tensors that were sent
@@ -27,6 +31,8 @@
 #include "tests/bench/bench.h"
 
 #define COMPLETION_COUNT 256
+#define PAGE_BYTES 4096
+#define PATH_SEC 5.0 /* a data path takes far less */
 #define KEY_BYTES (TL_MAX_KEY_BYTES + 1)
 
 /* One tensor out of many that are asked for at once. */
@@ -47,11 +53,23 @@ struct client {
     const char *series; /* "thread" or "caller" */
     struct tl_tensor *destinations[BENCH_COUNT(bench_sizes)];
     uint64_t next_steps[BENCH_COUNT(bench_sizes)]; /* of the one-shot series */
+    struct tl_tensor *received;                    /* by library: the last one */
+    enum tl_path last_path;                        /* of what was received one at a time */
+    uint64_t received_count;
+    uint64_t received_bytes;
+    uint64_t written_bytes; /* of those received, once for each time that they were written on their way */
     struct places small;
     struct places model;
 };
 
 typedef void (*mode_function)(struct client *client, uint64_t size_bytes, uint64_t count);
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
 
 static size_t size_index(uint64_t size_bytes)
 {
@@ -62,7 +80,30 @@ static size_t size_index(uint64_t size_bytes)
 
 /* ---------------------------------------------------------------------------------------------- one at a time -- */
 
-static void receive(struct client *client, const char *key, uint64_t step, struct tl_tensor *destination)
+/* How often the bytes of a tensor are written on this path by what moves them, the processor or a card. */
+static uint64_t write_count(enum tl_path path)
+{
+    switch (path) {
+    case TL_PATH_NONE:
+    case TL_PATH_SELF:
+    case TL_PATH_MAPPED:
+        return 0;
+    case TL_PATH_BOUNCE:
+        return 2;
+    default:
+        return 1;
+    }
+}
+
+static void count_received(struct client *client, const struct tl_completion *completion)
+{
+    client->received_count++;
+    client->received_bytes += completion->bytes;
+    client->written_bytes += completion->bytes * write_count(completion->path);
+}
+
+/* The tensor is the caller's. */
+static struct tl_tensor *receive(struct client *client, const char *key, uint64_t step, struct tl_tensor *destination)
 {
     const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = destination};
     struct tl_completion completion;
@@ -70,7 +111,9 @@ static void receive(struct client *client, const char *key, uint64_t step, struc
     bench_check(
         tl_recv_wait(client->worker, client->peer, key, step, &options, TL_TIMEOUT_DEFAULT, &completion, &error), key,
         &error);
-    tl_tensor_put(completion.tensor);
+    count_received(client, &completion);
+    client->last_path = completion.path;
+    return completion.tensor;
 }
 
 static void run_pull(struct client *client, uint64_t size_bytes, uint64_t count)
@@ -79,7 +122,17 @@ static void run_pull(struct client *client, uint64_t size_bytes, uint64_t count)
     struct tl_tensor *destination = client->destinations[size_index(size_bytes)];
     snprintf(key, sizeof(key), "tensor/%" PRIu64, size_bytes);
     for (uint64_t i = 0; i < count; i++)
-        receive(client, key, 0, destination);
+        tl_tensor_put(receive(client, key, 0, destination));
+}
+
+static void run_library(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    char key[64];
+    snprintf(key, sizeof(key), "tensor/%" PRIu64, size_bytes);
+    for (uint64_t i = 0; i < count; i++) {
+        tl_tensor_put(client->received);
+        client->received = receive(client, key, 0, NULL);
+    }
 }
 
 static void run_one_shot(struct client *client, uint64_t size_bytes, uint64_t count)
@@ -88,7 +141,20 @@ static void run_one_shot(struct client *client, uint64_t size_bytes, uint64_t co
     size_t index = size_index(size_bytes);
     snprintf(key, sizeof(key), "one-shot/%s/%" PRIu64, client->series, size_bytes);
     for (uint64_t i = 0; i < count; i++)
-        receive(client, key, client->next_steps[index]++, client->destinations[index]);
+        tl_tensor_put(receive(client, key, client->next_steps[index]++, client->destinations[index]));
+}
+
+/* COUNT receives at a time, until one has not come over gRPC, or none will. */
+static void run_path(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    char key[KEY_BYTES];
+    double start = now();
+    snprintf(key, sizeof(key), "tensor/%" PRIu64, size_bytes);
+    if (client->model.count > 0) memcpy(key, client->model.items[0].key, sizeof(key));
+    do {
+        for (uint64_t i = 0; i < count; i++)
+            tl_tensor_put(receive(client, key, 0, NULL));
+    } while (client->last_path == TL_PATH_GRPC && now() - start < PATH_SEC);
 }
 
 /* ------------------------------------------------------------------------------------------------ many at once -- */
@@ -111,6 +177,7 @@ static size_t take_some(struct client *client, struct place **ret_places)
     for (size_t i = 0; i < count; i++) {
         struct place *place = completions[i].user_data;
         bench_check(completions[i].status.code, place->key, &completions[i].status);
+        count_received(client, &completions[i]);
         tl_tensor_put(place->tensor);
         place->tensor = completions[i].tensor;
         ret_places[i] = place;
@@ -214,13 +281,28 @@ static void read_names(struct places *model, const char *path)
     fclose(file);
 }
 
-/* Destinations with memory that was touched already and does not have the contents yet. */
+static void release_memory(void *data, void *context)
+{
+    (void)context;
+    free(data);
+}
+
+/* Memory of this program, not of the library, that was touched already and does not have the contents yet. */
 static struct tl_tensor *create_destination(uint64_t size_bytes)
 {
     struct tl_tensor *tensor;
     struct tl_error error;
-    bench_check(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, &error), "create a tensor", &error);
-    memset(tl_tensor_data(tensor), 0xa5, size_bytes);
+    void *data = aligned_alloc(PAGE_BYTES, (size_bytes + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES);
+    if (!data) bench_die("setup", "no memory");
+    memset(data, 0xa5, size_bytes);
+    const struct tl_tensor_view view = {.size_bytes = sizeof(view),
+                                        .dtype = TL_U8,
+                                        .rank = 1,
+                                        .dims = &size_bytes,
+                                        .data = data,
+                                        .capacity_bytes = size_bytes,
+                                        .release = release_memory};
+    bench_check(tl_tensor_wrap(&view, &tensor, &error), "wrap memory", &error);
     return tensor;
 }
 
@@ -242,8 +324,9 @@ static mode_function find_mode(const char *name)
     static const struct {
         const char *name;
         mode_function run;
-    } modes[] = {{"pull", run_pull},     {"one_shot", run_one_shot},     {"burst", run_burst},
-                 {"window", run_window}, {"send_burst", run_send_burst}, {"model", run_model}};
+    } modes[] = {{"pull", run_pull},   {"library", run_library},      {"one_shot", run_one_shot},
+                 {"path", run_path},   {"burst", run_burst},          {"window", run_window},
+                 {"model", run_model}, {"send_burst", run_send_burst}};
     for (size_t i = 0; i < BENCH_COUNT(modes); i++)
         if (strcmp(modes[i].name, name) == 0) return modes[i].run;
     bench_die(name, "no such mode");
@@ -252,7 +335,13 @@ static mode_function find_mode(const char *name)
 /* What the mode has received, and what the next one is to overwrite. */
 static void check_contents(struct client *client, mode_function mode, uint64_t size_bytes)
 {
-    if (mode == run_model) return;
+    if (mode == run_model || mode == run_path) return;
+    if (mode == run_library) {
+        bench_check_contents(client->received);
+        tl_tensor_put(client->received);
+        client->received = NULL;
+        return;
+    }
     if (mode == run_pull || mode == run_one_shot) {
         struct tl_tensor *destination = client->destinations[size_index(size_bytes)];
         bench_check_contents(destination);
@@ -265,26 +354,35 @@ static void check_contents(struct client *client, mode_function mode, uint64_t s
     }
 }
 
-static double now(void)
+static struct tl_worker_stats get_counters(struct client *client)
 {
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+    struct tl_worker_stats stats = {.size_bytes = sizeof(stats)};
+    struct tl_error error;
+    bench_check(tl_worker_stats(client->worker, &stats, &error), "counters", &error);
+    return stats;
+}
+
+static void run_command(struct client *client, mode_function mode, uint64_t size_bytes, uint64_t count)
+{
+    struct tl_worker_stats before = get_counters(client);
+    client->received_count = client->received_bytes = client->written_bytes = 0;
+    double start = now();
+    mode(client, size_bytes, count);
+    double passed = now() - start;
+    struct tl_worker_stats after = get_counters(client);
+    uint64_t messages = after.frames_sent + after.frames_received - before.frames_sent - before.frames_received;
+    check_contents(client, mode, size_bytes);
+    printf("%.9f %" PRIu64 " %" PRIu64 " %.3f\n", passed, client->received_count, messages,
+           (double)client->written_bytes / (double)client->received_bytes);
+    fflush(stdout);
 }
 
 static void run_commands(struct client *client)
 {
     char name[32];
     uint64_t size_bytes, count;
-    while (scanf("%31s %" SCNu64 " %" SCNu64, name, &size_bytes, &count) == 3) {
-        mode_function mode = find_mode(name);
-        double start = now();
-        mode(client, size_bytes, count);
-        double passed = now() - start;
-        check_contents(client, mode, size_bytes);
-        printf("%.9f\n", passed);
-        fflush(stdout);
-    }
+    while (scanf("%31s %" SCNu64 " %" SCNu64, name, &size_bytes, &count) == 3)
+        run_command(client, find_mode(name), size_bytes, count);
 }
 
 int bench_pull(const char *port, enum tl_progress progress, const char *protocol, const char *names_path)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * tl_bench serve: the parameter server of the benchmarks.
+ * tl_bench serve PROTOCOL: the parameter server of the benchmarks.
  *
  * Publishes one tensor of each size and the small ones, offers one-shot tensors ahead of their receivers, prints
  * "ready PORT", and offers the next step of a series whenever one was received. Ends with its standard input.
@@ -17,9 +17,6 @@
 #define SMALL_AHEAD_COUNT BENCH_OUTSTANDING_COUNT
 #define LARGE_AHEAD_COUNT 4
 #define COMPLETION_COUNT 64
-
-static const char config[] = "{\"cluster\": {\"ps\": [\"127.0.0.1:1\"]}, \"protocol\": \"grpc\","
-                             " \"listen\": \"127.0.0.1:0\", \"log\": {\"level\": \"warn\"}}";
 
 /* Steps of one size for one client. */
 struct series {
@@ -100,8 +97,13 @@ static void run(struct server *server)
     }
 }
 
-int bench_serve(void)
+int bench_serve(const char *protocol)
 {
+    char config[256];
+    snprintf(config, sizeof(config),
+             "{\"cluster\": {\"ps\": [\"127.0.0.1:1\"]}, \"protocol\": \"%s\", \"listen\": \"127.0.0.1:0\","
+             " \"log\": {\"level\": \"warn\"}}",
+             protocol);
     struct server server = {0};
     struct tl_error error;
     const struct tl_worker_options options = {.size_bytes = sizeof(options), .config_json = config, .job = "ps"};

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs that are measured, as child processes.
 
-A program prints a line that starts with "ready" and then answers every line of its standard input with one line, the
-seconds that it took; it ends when its standard input does. Whatever goes wrong - it dies, it does not answer in time -
+A program prints a line that starts with "ready" and then answers every line of its standard input with one line of
+numbers, the first of which are the seconds that it took; it ends when its standard input does. Whatever goes wrong - it dies, it does not answer in time -
 is a Failure that carries what it wrote to stderr: a benchmark that went wrong has no number.
 """
 import os
@@ -87,12 +87,16 @@ class Process:
 
     def ask(self, command):
         """Sends a command; returns the seconds it took."""
+        return self.ask_all(command)[0]
+
+    def ask_all(self, command):
+        """Sends a command; returns all numbers of the answer."""
         try:
             self.child.stdin.write(command.encode() + b"\n")
             self.child.stdin.flush()
         except BrokenPipeError:
             self.fail(f"ended with {self.child.wait()}")
-        return float(self.read_line(ANSWER_SEC))
+        return [float(word) for word in self.read_line(ANSWER_SEC).split()]
 
     def end(self):
         """Closes its standard input, and is less polite when that does not end it."""

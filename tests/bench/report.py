@@ -30,12 +30,26 @@ def cpu_field(name):
     return "unknown"
 
 
+def processor():
+    return f"{cpu_field('model name')}, family {cpu_field('cpu family')}, model {cpu_field('model')}"
+
+
+def huge_pages():
+    """The setting that is chosen of those that each file lists: for anonymous memory, and for shared memory."""
+    chosen = []
+    for name, what in (("enabled", "anonymous"), ("shmem_enabled", "shared")):
+        path = pathlib.Path("/sys/kernel/mm/transparent_hugepage", name)
+        words = path.read_text().partition("[")[2].partition("]")[0] if path.exists() else "not in this kernel"
+        chosen.append(f"{what} {words}")
+    return ", ".join(chosen)
+
+
 def describe_machine(build):
     """What the numbers depend on."""
     memory_kib = int(pathlib.Path("/proc/meminfo").read_text().split()[1])
     processors = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
     cores = sum(line.startswith("processor") for line in processors)
-    machine = {"processor": cpu_field("model name"), "cores": cores, "memory": mib(memory_kib * 1024),
+    machine = {"processor": processor(), "huge pages": huge_pages(), "cores": cores, "memory": mib(memory_kib * 1024),
                "hypervisor": "yes" if "hypervisor" in cpu_field("flags").split() else "no",
                "kernel": platform.release(), "transport": "TCP over the loopback interface"}
     congestion = pathlib.Path("/proc/sys/net/ipv4/tcp_congestion_control")

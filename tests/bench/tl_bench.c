@@ -2,7 +2,7 @@
 /*
  * The benchmarks' own program, a user of the public API like any other.
  *
- *     tl_bench serve                                      publishes and offers tensors; prints "ready PORT"
+ *     tl_bench serve PROTOCOL                             publishes and offers tensors; prints "ready PORT"
  *     tl_bench pull PORT thread|caller PROTOCOL [NAMES]   receives them as its standard input says; see bench_pull.c
  *
  * Both end when their standard input does. Anything that fails ends the process with a line on stderr and exit code 1:
@@ -52,11 +52,11 @@ void bench_check_contents(const struct tl_tensor *tensor)
 
 int main(int argc, char **argv)
 {
-    if (argc == 2 && strcmp(argv[1], "serve") == 0) return bench_serve();
+    if (argc == 3 && strcmp(argv[1], "serve") == 0) return bench_serve(argv[2]);
     if ((argc == 5 || argc == 6) && strcmp(argv[1], "pull") == 0) {
         if (strcmp(argv[3], "thread") == 0) return bench_pull(argv[2], TL_PROGRESS_THREAD, argv[4], argv[5]);
         if (strcmp(argv[3], "caller") == 0) return bench_pull(argv[2], TL_PROGRESS_CALLER, argv[4], argv[5]);
     }
-    fprintf(stderr, "usage: tl_bench serve | tl_bench pull PORT thread|caller PROTOCOL [NAMES]\n");
+    fprintf(stderr, "usage: tl_bench serve PROTOCOL | tl_bench pull PORT thread|caller PROTOCOL [NAMES]\n");
     return EXIT_FAILURE;
 }

@@ -2,7 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that ./dev test does after the packages are there.
 
-    suite.py [STAGE...]      all stages, or those named: release asan tsan fuzz vm
+    suite.py [STAGE...]      all stages but interop, or those named: release asan tsan fuzz vm interop
+    suite.py --quick         the stage release alone: minutes, and no virtual machine
+    suite.py --interop       the stage interop alone, which needs PyPI
 
 release   builds, then every test: unit, integration, fuzz corpus, structure, package
 asan      builds with AddressSanitizer and UndefinedBehaviorSanitizer, then unit, integration, fuzz corpus
@@ -10,6 +12,7 @@ tsan      builds with clang and ThreadSanitizer, then the tests labelled threads
 fuzz      builds with libFuzzer and runs every target for 10 s
 vm        builds as release does, then every test of tests/rdma_vm: programs run in a virtual machine with RDMA devices;
           none of these may be skipped
+interop   builds as release does, then tests with current packages of PyPI (tests/interop); without PyPI they are skipped
 
 The last line is "N passed, N failed, N skipped" over all stages; the exit status is 0 when nothing failed. What was
 lacking is printed for each test that was skipped. A stage that cannot be built counts as one failed test.
@@ -157,14 +160,28 @@ def vm():
         run_vm_tests()
 
 
-STAGES = {"release": release, "asan": asan, "tsan": tsan, "fuzz": fuzz, "vm": vm}
+def interop():
+    if not build("release"):
+        return
+    result = subprocess.run(["/usr/bin/python3", source.ROOT / "tests/interop/run.py"], stdout=subprocess.PIPE,
+                            stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+    lines = re.findall(r"^(passed|failed|skipped) (\S+) ?(.*)((?:\n    .*)*)", result.stdout, re.MULTILINE)
+    for outcome, name, reason, output in lines:
+        report(outcome, f"interop: {name}", output or reason)
+    if not lines:
+        report("failed", "interop", result.stdout)
+
+
+STAGES = {"release": release, "asan": asan, "tsan": tsan, "fuzz": fuzz, "vm": vm, "interop": interop}
+BY_DEFAULT = [name for name in STAGES if name != "interop"]
+OPTIONS = {"--quick": "release", "--interop": "interop"}
 
 
 def main():
-    names = sys.argv[1:] or list(STAGES)
+    names = [OPTIONS.get(word, word) for word in sys.argv[1:]] or BY_DEFAULT
     unknown = [name for name in names if name not in STAGES]
     if unknown:
-        sys.exit(f"no such stage: {', '.join(unknown)}; there are {', '.join(STAGES)}")
+        sys.exit(f"no such stage: {', '.join(unknown)}; there are {', '.join(STAGES)}, and {', '.join(OPTIONS)}")
     for name in names:
         before, start = totals.copy(), time.monotonic()
         print(f"== {name}", flush=True)
