@@ -9,7 +9,9 @@
 
 #include <grpc/grpc.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -32,6 +34,21 @@ static void wake_complete(struct tl_tag *tag, bool is_ok)
 {
     (void)tag;
     (void)is_ok;
+}
+
+/* gRPC 1.51 aborts the process when one connection has had bytes to read without a pause for about 2 GiB: its estimate
+ * of how much to read next then overflows the int that it computes the size of new buffers with (maybe_make_read_slices
+ * in tcp_posix.cc). Any client can bring that about. The older way to make buffers, which this variable selects, limits
+ * the size on both sides. The variable is set before main, while there are no other threads that read the environment.
+ */
+__attribute__((constructor)) static void choose_read_buffers(void)
+{
+    static const char choice[] = "-tcp_read_chunks";
+    if (strncmp(grpc_version_string(), "1.51.", 5) != 0) return;
+    const char *others = getenv("GRPC_EXPERIMENTS");
+    char all[1024];
+    int length = snprintf(all, sizeof(all), "%s%s%s", others != NULL ? others : "", others != NULL ? "," : "", choice);
+    (void)setenv("GRPC_EXPERIMENTS", length < (int)sizeof(all) ? all : choice, 1);
 }
 
 /* gRPC is initialised once and never shut down: its shutdown runs behind the caller's back, waits up to 10 s for a

@@ -9,6 +9,8 @@ import resource
 import signal
 import socket
 import struct
+import threading
+import time
 
 import cli_support
 from cli_support import PATIENCE, Gate, read_safetensors, some_tensors, wait_until, write_safetensors
@@ -173,6 +175,35 @@ class Nonsense(ClientCase):
         gate.open()
         self.assertEqual(puller.wait(), 0, puller.output)
         self.assertEqual(read_safetensors(self.folder / "out.safetensors"), self.tensors)
+
+
+class Floods(ClientCase):
+    """Clients that send cheap frames as fast as they can."""
+    FLOOD_BYTES = 5 << 29
+    FLOOD_SEC = 15
+
+    def flood(self, says, frames):
+        """Sends the frames again and again, until the bound is reached or the worker hangs up."""
+        client = self.connect(says)
+        block = frames * ((1 << 20) // len(frames))
+        end = time.monotonic() + self.FLOOD_SEC
+        left = self.FLOOD_BYTES
+        with contextlib.suppress(ConnectionError):
+            while left > 0 and time.monotonic() < end:
+                client.sendall(block)
+                left -= len(block)
+
+    def test_window_updates(self):
+        """gRPC's estimate of the bytes to read next must not overflow."""
+        self.serve()
+        frames = frame(WINDOW_UPDATE, stream=3, payload=struct.pack(">I", 1))
+        flood = threading.Thread(target=self.flood, args=(HELLO, frames))
+        flood.start()
+        while flood.is_alive():  # so that the worker has less time to read than the flood to send
+            cli_support.run("health", self.served.address(), "-connect-timeout", "1s", "-rpc-timeout", "1s")
+        flood.join()
+        self.assert_serves()
+        self.assert_all_is_given_back()
 
 
 class Silence(ClientCase):
