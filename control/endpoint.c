@@ -286,6 +286,30 @@ bool tl_endpoint_is_loopback(const char *target)
     return false;
 }
 
+bool tl_endpoint_ip(const char *target, struct tl_ip *ret_ip)
+{
+    char host[TL_ENDPOINT_TARGET_BYTES];
+    size_t len = 0;
+    if (strncmp(target, "ipv4:", 5) == 0) {
+        target += 5;
+        len = strcspn(target, ":");
+    } else if (strncmp(target, "ipv6:[", 6) == 0) {
+        target += 6;
+        len = strcspn(target, "]");
+    }
+    if (len == 0 || len >= sizeof(host)) return false;
+    memcpy(host, target, len);
+    host[len] = '\0';
+    return tl_ip_parse(host, ret_ip);
+}
+
+bool tl_endpoint_is_here(const char *target)
+{
+    struct tl_ip ip;
+    if (strncmp(target, "unix:", 5) == 0 || strncmp(target, "unix-abstract:", 14) == 0) return true;
+    return tl_endpoint_ip(target, &ip) && tl_ip_is_here(&ip);
+}
+
 bool tl_endpoint_peer(int fd, char ret_target[TL_ENDPOINT_TARGET_BYTES])
 {
     struct sockaddr_storage address = {0};

@@ -9,6 +9,8 @@
 
 #include <tensorlane/status.h>
 
+#include "base/ip.h"
+
 struct tl_endpoint {
     char host[256]; /* a name or an address, without brackets */
     char port[6];
@@ -38,6 +40,12 @@ bool tl_endpoint_peer(int fd, char ret_target[TL_ENDPOINT_TARGET_BYTES]);
 
 /* Whether no packet to such a target leaves this machine by an interface of its own. */
 bool tl_endpoint_is_loopback(const char *target);
+
+/* The address in such a target. False: there is none, as in that of a Unix socket. */
+bool tl_endpoint_ip(const char *target, struct tl_ip *ret_ip);
+
+/* Whether such a target is on this machine, in this network namespace. */
+bool tl_endpoint_is_here(const char *target);
 
 /* Opens a TCP connection to the first of the addresses that takes one, closes it, and tells which one that was.
  * Errors: TL_UNAVAILABLE: none of them does until deadline_ns; the message tells of the first.

@@ -99,6 +99,13 @@ struct tl_conn_events {
  * TL_RESOURCE_EXHAUSTED: those of tl_memory_create. Thread: any. */
 void tl_engine_make_memory(struct tl_engine *engine, struct tl_memory_making *making);
 
+/* Checks what a peer's tl_conn_introduce wrote, as far as that is possible without a connection. Errors:
+ * TL_INVALID_ARGUMENT: not an introduction. TL_FAILED_PRECONDITION: another version, another incarnation, or another
+ * host where that matters. Thread: any. */
+enum tl_status tl_conn_check_introduction(const struct tl_provider *provider, const struct tl_identity *peer,
+                                          const uint8_t *bytes, uint32_t len_bytes,
+                                          struct tl_error *ret_error) TL_MUST_USE;
+
 /* Creates a connection and its queue pair. memory is from tl_engine_make_memory and taken over, also on error. peer
  * names the peer in messages and is handed to the source; its incarnation is the one whose introduction will be
  * accepted. Exactly one of the two sides is the opener: it says hello first, and must connect after the other has.

@@ -257,26 +257,33 @@ uint32_t tl_conn_introduce(const struct tl_conn *conn, uint8_t *ret_bytes)
     return INTRODUCTION_HEAD_BYTES + pair.len_bytes;
 }
 
-enum tl_status greeting_introduced(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
-                                   struct tl_introduction *ret_pair, struct tl_error *ret_error)
+/* What a peer has told of itself. */
+struct introduction {
+    uint64_t token;
+    uint32_t slot_count;
+    uint32_t request_count;
+    struct tl_introduction pair;
+};
+
+static enum tl_status read_introduction(const struct tl_identity *peer, const uint8_t *bytes, uint32_t len_bytes,
+                                        struct introduction *ret_introduction, struct tl_error *ret_error)
 {
     const uint8_t *place = bytes;
     if (len_bytes < INTRODUCTION_HEAD_BYTES) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of %u bytes", conn->peer.name,
-                            len_bytes);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of %u bytes", peer->name, len_bytes);
     }
     uint64_t version = get_number(&place, 4);
     if (version != TL_DATAPLANE_VERSION) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                             "%s speaks version %u of the data plane, this worker %d; run the same release on both",
-                            conn->peer.name, (unsigned)version, TL_DATAPLANE_VERSION);
+                            peer->name, (unsigned)version, TL_DATAPLANE_VERSION);
     }
     uint64_t incarnation = get_number(&place, 8);
-    if (incarnation != conn->peer.incarnation) {
+    if (incarnation != peer->incarnation) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s has restarted since it introduced itself",
-                            conn->peer.name);
+                            peer->name);
     }
-    conn->peer_token = get_number(&place, 8);
+    uint64_t token = get_number(&place, 8);
     uint64_t slot_count = get_number(&place, 4);
     uint64_t request_count = get_number(&place, 4);
     uint64_t pair_bytes = get_number(&place, 4);
@@ -284,11 +291,34 @@ enum tl_status greeting_introduced(struct tl_conn *conn, const uint8_t *bytes, u
                    pair_bytes <= TL_INTRODUCTION_MAX_BYTES && pair_bytes == len_bytes - INTRODUCTION_HEAD_BYTES;
     if (!is_sane) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of %u bytes that cannot be",
-                            conn->peer.name, len_bytes);
+                            peer->name, len_bytes);
     }
-    conn->peer_slot_count = (uint32_t)slot_count;
-    conn->peer_request_count = (uint32_t)request_count;
-    ret_pair->len_bytes = (uint32_t)pair_bytes;
-    memcpy(ret_pair->bytes, place, (size_t)pair_bytes);
+    *ret_introduction = (struct introduction){.token = token,
+                                              .slot_count = (uint32_t)slot_count,
+                                              .request_count = (uint32_t)request_count,
+                                              .pair = {.len_bytes = (uint32_t)pair_bytes}};
+    memcpy(ret_introduction->pair.bytes, place, (size_t)pair_bytes);
+    return TL_OK;
+}
+
+enum tl_status tl_conn_check_introduction(const struct tl_provider *provider, const struct tl_identity *peer,
+                                          const uint8_t *bytes, uint32_t len_bytes, struct tl_error *ret_error)
+{
+    struct introduction theirs;
+    enum tl_status status = read_introduction(peer, bytes, len_bytes, &theirs, ret_error);
+    if (status != TL_OK || provider->ops->check == NULL) return status;
+    return provider->ops->check(provider, &theirs.pair, ret_error);
+}
+
+enum tl_status greeting_introduced(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
+                                   struct tl_introduction *ret_pair, struct tl_error *ret_error)
+{
+    struct introduction theirs;
+    enum tl_status status = read_introduction(&conn->peer, bytes, len_bytes, &theirs, ret_error);
+    if (status != TL_OK) return status;
+    conn->peer_token = theirs.token;
+    conn->peer_slot_count = theirs.slot_count;
+    conn->peer_request_count = theirs.request_count;
+    *ret_pair = theirs.pair;
     return TL_OK;
 }

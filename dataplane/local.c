@@ -344,6 +344,7 @@ static const struct tl_provider_ops local_ops = {
     .region_destroy = local_region_destroy,
     .create = local_pair_create,
     .introduce = local_pair_introduce,
+    .check = local_introduction_check,
     .connect = local_pair_connect,
     .sever = local_pair_sever,
     .destroy = local_pair_destroy,

@@ -299,6 +299,10 @@ struct local_introduction {
 };
 
 void local_introduction_write(const struct local_introduction *introduction, struct tl_introduction *ret_bytes);
+/* The provider's `check`. Errors: TL_INVALID_ARGUMENT: not an introduction. TL_FAILED_PRECONDITION: it comes from
+ * another host. */
+enum tl_status local_introduction_check(const struct tl_provider *provider, const struct tl_introduction *bytes,
+                                        struct tl_error *ret_error) TL_MUST_USE;
 /* False: not an introduction. */
 bool local_introduction_read(const struct tl_introduction *bytes, struct local_introduction *ret_introduction);
 

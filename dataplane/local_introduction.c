@@ -2,6 +2,7 @@
 /* The bytes with which the queue pairs of two local providers are introduced, over the control plane. */
 #include <string.h>
 
+#include "base/error.h"
 #include "dataplane/local_internal.h"
 
 /* version 4, host id, token, length of the name 1, name */
@@ -41,4 +42,18 @@ bool local_introduction_read(const struct tl_introduction *bytes, struct local_i
     memcpy(introduction.name, place, introduction.name_bytes);
     *ret_introduction = introduction;
     return true;
+}
+
+enum tl_status local_introduction_check(const struct tl_provider *base, const struct tl_introduction *bytes,
+                                        struct tl_error *ret_error)
+{
+    const struct local_provider *provider = TL_CONTAINER_OF(base, const struct local_provider, base);
+    struct local_introduction theirs;
+    if (!local_introduction_read(bytes, &theirs)) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: not an introduction", base->name);
+    }
+    if (memcmp(provider->host_id, theirs.host_id, TL_HOST_ID_BYTES) != 0) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s: the peer is on another host", base->name);
+    }
+    return TL_OK;
 }

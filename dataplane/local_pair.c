@@ -120,18 +120,15 @@ enum tl_status local_pair_connect(struct tl_queue_pair *base, const struct tl_in
     struct local_introduction theirs;
     const char *name = base->provider->name;
     TL_CHECK(pair->state == LOCAL_NEW);
-    if (!local_introduction_read(peer, &theirs)) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: not an introduction", name);
-    }
+    enum tl_status status = local_introduction_check(base->provider, peer, ret_error);
+    if (status != TL_OK) return status;
+    TL_CHECK(local_introduction_read(peer, &theirs));
     if (memcmp(pair->self.token, theirs.token, LOCAL_TOKEN_BYTES) == 0) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: an introduction of our own", name);
     }
-    if (memcmp(pair->self.host_id, theirs.host_id, TL_HOST_ID_BYTES) != 0) {
-        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s: the peer is on another host", name);
-    }
     pair->peer = theirs;
     struct tl_error error;
-    enum tl_status status = local_greet(pair, &error);
+    status = local_greet(pair, &error);
     if (status != TL_OK) return tl_error_set(ret_error, status, "%s: %.960s", name, error.message);
     pair->state = LOCAL_CALLING;
     pair->must_hear = pair->provider->must_look = true; /* the peer may have called already */

@@ -148,6 +148,10 @@ struct tl_provider_ops {
                              const struct tl_queue_pair_events *events, void *owner, struct tl_queue_pair **ret_pair,
                              struct tl_error *ret_error);
     void (*introduce)(const struct tl_queue_pair *pair, struct tl_introduction *ret_introduction);
+    /* Checks what can be checked of an introduction without a queue pair. NULL: nothing. Thread: any.
+     * Errors: TL_INVALID_ARGUMENT, TL_FAILED_PRECONDITION: those of connect. */
+    enum tl_status (*check)(const struct tl_provider *provider, const struct tl_introduction *peer,
+                            struct tl_error *ret_error);
     /* Slots are posted before this returns. Errors: TL_INVALID_ARGUMENT: not an introduction.
      * TL_FAILED_PRECONDITION: one that does not fit ours, and why. TL_UNAVAILABLE: the card refuses. */
     enum tl_status (*connect)(struct tl_queue_pair *pair, const struct tl_introduction *peer,

@@ -238,6 +238,7 @@ static const struct tl_provider_ops verbs_ops = {
     .region_destroy = verbs_region_destroy,
     .create = verbs_pair_create,
     .introduce = verbs_pair_introduce,
+    .check = verbs_introduction_check,
     .connect = verbs_pair_connect,
     .sever = verbs_pair_sever,
     .destroy = verbs_pair_destroy,

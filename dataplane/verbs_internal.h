@@ -103,6 +103,9 @@ void verbs_introduction_write(const struct verbs_introduction *introduction, str
 /* Errors: TL_INVALID_ARGUMENT: not an introduction. TL_FAILED_PRECONDITION: of another version. */
 enum tl_status verbs_introduction_read(const struct tl_introduction *bytes, struct verbs_introduction *ret_introduction,
                                        struct tl_error *ret_error) TL_MUST_USE;
+/* The provider's `check`: the same, and what was read is dropped. */
+enum tl_status verbs_introduction_check(const struct tl_provider *provider, const struct tl_introduction *bytes,
+                                        struct tl_error *ret_error) TL_MUST_USE;
 /* Errors: TL_FAILED_PRECONDITION: packets of one never reach the other, and why. */
 enum tl_status verbs_introduction_match(const struct verbs_introduction *ours, const struct verbs_introduction *theirs,
                                         struct tl_error *ret_error) TL_MUST_USE;

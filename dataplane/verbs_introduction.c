@@ -135,6 +135,14 @@ enum tl_status verbs_introduction_read(const struct tl_introduction *bytes, stru
     return TL_OK;
 }
 
+enum tl_status verbs_introduction_check(const struct tl_provider *provider, const struct tl_introduction *bytes,
+                                        struct tl_error *ret_error)
+{
+    struct verbs_introduction theirs;
+    (void)provider;
+    return verbs_introduction_read(bytes, &theirs, ret_error);
+}
+
 static const char *link_layer_name(uint8_t link_layer)
 {
     return link_layer == IBV_LINK_LAYER_ETHERNET ? "Ethernet" : "InfiniBand";

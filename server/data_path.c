@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/reason.h"
+#include "control/endpoint.h"
 #include "server/session.h"
 #include "server/worker_internal.h"
 
@@ -209,6 +210,12 @@ static void session_up(void *owner)
     path->events->changed(path->owner);
 }
 
+/* Two that do not fit, or whose users may not connect, will not while they run. */
+static bool is_lasting(enum tl_status code)
+{
+    return code == TL_FAILED_PRECONDITION || code == TL_PERMISSION_DENIED;
+}
+
 static void session_closed(void *owner, const struct tl_error *reason)
 {
     struct tl_data_path *path = owner;
@@ -224,8 +231,7 @@ static void session_closed(void *owner, const struct tl_error *reason)
     const char *told = !path->is_left             ? reason->message
                        : path->worker->is_closing ? "it is shutting down"
                                                   : "its half was closed in order";
-    /* Two that do not fit, or whose users may not connect, will not while they run. */
-    bool is_final = !was_up && (reason->code == TL_FAILED_PRECONDITION || reason->code == TL_PERMISSION_DENIED);
+    bool is_final = !was_up && is_lasting(reason->code);
     tell_refusal(path->link, transport_of(path), path->attempt, is_final, told);
     failed(path, is_final);
 }
@@ -235,10 +241,25 @@ static const struct tl_session_events session_events = {
 
 /* ------------------------------------------------------------------------------------------------- what is heard -- */
 
+static void take_offer(struct tl_data_path *path, const struct tl_path_message *message)
+{
+    struct tl_error error;
+    path->attempt = message->attempt;
+    path->state = TL_DATA_PATH_CREATING;
+    path->is_left = false;
+    arm(path, path->slot->plane->options.attempt_ns);
+    if (tl_session_open(path->slot->plane, tl_link_peer(path->link), message->bytes, message->len_bytes,
+                        &session_events, path, &path->session, &error) == TL_OK) {
+        return;
+    }
+    set_reason(path, "%s", error.message);
+    tell_refusal(path->link, message->transport, message->attempt, is_lasting(error.code), error.message);
+    failed(path, is_lasting(error.code));
+}
+
 static void hear_offer(struct tl_data_path *path, const struct tl_path_message *message)
 {
     struct tl_link *link = path->link;
-    struct tl_error error;
     const char *transport = message->transport;
     if (path->slot->plane == NULL || path->is_elsewhere) {
         tell_refusal(link, transport, message->attempt, true, path->reason);
@@ -246,20 +267,13 @@ static void hear_offer(struct tl_data_path *path, const struct tl_path_message *
         /* The link is about to end, and with it the attempt: a refusal would only fail what can still wait. */
     } else if (tl_link_is_ours(link) || message->attempt == 0) {
         tell_refusal(link, transport, message->attempt, false, "offers come from the side that opened the link");
-    } else {
-        tl_error_set(&error, TL_UNAVAILABLE, "%s has offered another data path", tl_link_peer(link)->name);
-        abandon(path, &error);
-        path->attempt = message->attempt;
-        path->state = TL_DATA_PATH_CREATING;
-        path->is_left = false;
-        arm(path, path->slot->plane->options.attempt_ns);
-        if (tl_session_open(path->slot->plane, tl_link_peer(link), message->bytes, message->len_bytes, &session_events,
-                            path, &path->session, &error) == TL_OK) {
-            return;
-        }
-        set_reason(path, "%s", error.message);
-        tell_refusal(link, transport, message->attempt, false, error.message);
+    } else if (path->session != NULL) {
+        /* The peer has given up the attempt before this one without a word. It may offer again when that is gone. */
+        tell_refusal(link, transport, message->attempt, false, "the attempt before this one has not ended yet");
+        set_reason(path, "%s has offered another data path", tl_link_peer(link)->name);
         failed(path, false);
+    } else {
+        take_offer(path, message);
     }
 }
 
@@ -332,12 +346,23 @@ void tl_data_path_end(struct tl_data_path *path)
     set_reason(path, "the peer is not connected");
 }
 
-/* Whether the transport reaches the peer's host. */
-static bool is_in_reach(const struct tl_data_path *path)
+/* Whether the transport does not reach the peer; then the reason is set. The side that has accepted the link does not
+ * take the peer's word for it, except between containers, which share the folder of the sockets and not the network. */
+static bool find_elsewhere(struct tl_data_path *path)
 {
     const struct tl_identity *peer = tl_link_peer(path->link);
-    if (path->slot->source->find_host == NULL) return true;
-    return tl_identity_has_host(peer) && memcmp(peer->host, path->worker->self.host, TL_HOST_BYTES) == 0;
+    if (path->slot->source->find_host == NULL) return false;
+    if (!tl_identity_has_host(peer) || memcmp(peer->host, path->worker->self.host, TL_HOST_BYTES) != 0) {
+        set_reason(path, "it is on another host");
+        return true;
+    }
+    if (tl_link_is_ours(path->link) || path->worker->settings.local.socket_folder != NULL) return false;
+    if (tl_endpoint_is_here(peer->address)) return false;
+    set_reason(path,
+               "the connection comes from %s, which is no address of this host; set local.socket_folder where "
+               "containers of one host have networks of their own",
+               peer->address);
+    return true;
 }
 
 void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link, bool is_passing)
@@ -350,17 +375,16 @@ void tl_data_path_begin(struct tl_data_path *path, struct tl_link *link, bool is
     path->is_passing = is_passing;
     path->is_left = false;
     path->failure_count = 0;
-    path->is_elsewhere = slot->plane != NULL && !is_in_reach(path);
+    path->is_elsewhere = slot->plane != NULL && find_elsewhere(path);
     if (slot->plane != NULL && !path->is_elsewhere && !path->worker->is_closing) {
         path->state = TL_DATA_PATH_HELD;
         set_reason(path, "another data path is tried first");
         return;
     }
     path->state = TL_DATA_PATH_REFUSED;
-    set_reason(path, "%s",
-               slot->plane == NULL  ? slot->reason
-               : path->is_elsewhere ? "it is on another host"
-                                    : "this worker is shutting down");
+    if (!path->is_elsewhere) {
+        set_reason(path, "%s", slot->plane == NULL ? slot->reason : "this worker is shutting down");
+    }
     /* Both know on which hosts they are. */
     if (tl_link_is_ours(link) && !path->is_elsewhere) tell_refusal(link, transport_of(path), 0, true, path->reason);
     log_change(path);

@@ -11,8 +11,13 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/numbers.h"
-#include "server/worker_internal.h"
+#include "server/peer_internal.h"
 
+/* Sessions that a peer has offered and that are not up, but on their way there or to their end: one of the present
+ * attempt, and one of an attempt or a link before it that is not gone yet. */
+#define MAX_ATTEMPTS_OF_PEER 2
+/* Of all peers together that are no members of the cluster. */
+#define MAX_ATTEMPTS_OF_GUESTS 128
 /* Requests that were answered over a session and are remembered until it ends. Whatever was answered before them, the
  * peer has heard of long ago. */
 #define MAX_UNCONFIRMED 1024
@@ -24,6 +29,7 @@ struct tl_session {
     void *owner; /* NULL: abandoned */
     struct tl_identity peer;
     bool is_opener;
+    bool is_guest; /* of a peer that is no member of the cluster */
     bool is_up;
     bool is_over;         /* closed has come, or nothing was created */
     bool is_end_asked;    /* end_letter has been posted */
@@ -227,6 +233,33 @@ static void ask_end(struct tl_session *session, const struct tl_error *reason)
     send_out(session, &session->end_letter, end);
 }
 
+static bool is_guest(const struct tl_plane *plane, const struct tl_identity *peer)
+{
+    return tl_peer_by_name(plane->worker, peer->name) == NULL;
+}
+
+/* Whether anything may be made for an offer. */
+static enum tl_status check_offer(const struct tl_plane *plane, const struct tl_identity *peer, const uint8_t *offer,
+                                  uint32_t len_bytes, struct tl_error *ret_error)
+{
+    enum tl_status status = tl_conn_check_introduction(plane->provider, peer, offer, len_bytes, ret_error);
+    if (status != TL_OK) return status;
+    size_t peer_count = 0, guest_count = 0;
+    TL_LIST_FOREACH(&plane->sessions, place)
+    {
+        const struct tl_session *session = TL_CONTAINER_OF(place, const struct tl_session, link);
+        if (session->is_opener || session->is_up) continue;
+        peer_count += session->peer.incarnation == peer->incarnation && strcmp(session->peer.name, peer->name) == 0;
+        guest_count += session->is_guest;
+    }
+    bool are_guests_too_many = guest_count >= MAX_ATTEMPTS_OF_GUESTS && is_guest(plane, peer);
+    if (peer_count < MAX_ATTEMPTS_OF_PEER && !are_guests_too_many) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                        "%zu data paths of %s to %s are being set up or have not ended yet; offer again later",
+                        are_guests_too_many ? guest_count : peer_count, are_guests_too_many ? "clients" : "this peer",
+                        plane->worker->self.name);
+}
+
 enum tl_status tl_session_open(struct tl_plane *plane, const struct tl_identity *peer, const uint8_t *offer,
                                uint32_t len_bytes, const struct tl_session_events *events, void *owner,
                                struct tl_session **ret_session, struct tl_error *ret_error)
@@ -235,6 +268,8 @@ enum tl_status tl_session_open(struct tl_plane *plane, const struct tl_identity 
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s has introduced itself with %u bytes", peer->name,
                             len_bytes);
     }
+    enum tl_status status = offer != NULL ? check_offer(plane, peer, offer, len_bytes, ret_error) : TL_OK;
+    if (status != TL_OK) return status;
     struct tl_session *session = calloc(1, sizeof(*session));
     if (session == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a connection to %s", peer->name);
@@ -244,6 +279,7 @@ enum tl_status tl_session_open(struct tl_plane *plane, const struct tl_identity 
     session->owner = owner;
     session->peer = *peer;
     session->is_opener = offer == NULL;
+    session->is_guest = is_guest(plane, peer);
     if (offer != NULL) memcpy(session->bytes, offer, len_bytes);
     session->len_bytes = len_bytes;
     tl_list_push_back(&plane->sessions, &session->link);

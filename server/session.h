@@ -28,7 +28,9 @@ struct tl_session_events {
 };
 
 /* offer: what the peer told, of the side that did not open the link; NULL for the opener.
- * Errors: TL_RESOURCE_EXHAUSTED: no memory. TL_INVALID_ARGUMENT: the offer is too long. */
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory, or too many offers of this member, or of clients, are under way.
+ * TL_INVALID_ARGUMENT: the offer is too long or not an introduction. TL_FAILED_PRECONDITION: as
+ * tl_conn_check_introduction. */
 enum tl_status tl_session_open(struct tl_plane *plane, const struct tl_identity *peer, const uint8_t *offer,
                                uint32_t len_bytes, const struct tl_session_events *events, void *owner,
                                struct tl_session **ret_session, struct tl_error *ret_error) TL_MUST_USE;

@@ -9,18 +9,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/error.h"
 #include "fakes/cluster.h"
 #include "fakes/raw_call.h"
 #include "control/control.h"
+#include "dataplane/local.h"
+#include "dataplane/local_internal.h"
+#include "dataplane/message.h"
 #include "tensorlane/v1/transfer.pb-c.h"
 #include "fakes/run_suite.h"
 
 #define PATIENCE_NS (20 * TL_NS_PER_SEC)
 #define EXCHANGE "/tensorlane.v1.Transfer/Exchange"
 #define MAX_HEARD 16
+#define INCARNATION 77
 
 typedef Tensorlane__V1__Frame Frame;
 typedef Tensorlane__V1__PathMessage Message;
@@ -269,6 +274,7 @@ END_TEST
 static struct cluster cluster;
 static struct tl_worker *worker;
 static struct raw_call call;
+static uint8_t host_id[TL_HOST_ID_BYTES]; /* of the raw peer */
 
 static void setup_worker(void)
 {
@@ -291,7 +297,8 @@ static void connect_as(const char *name)
     Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
     hello.protocol_version = 1;
     hello.name = (char *)name;
-    hello.incarnation = 77;
+    hello.incarnation = INCARNATION;
+    hello.host = (ProtobufCBinaryData){.len = sizeof(host_id), .data = host_id};
     frame.hello = &hello;
     raw_call_send_message(&call, &frame.base);
     Frame *answer = raw_call_receive_message(&call, &tensorlane__v1__frame__descriptor);
@@ -382,6 +389,116 @@ START_TEST(a_peer_that_does_not_take_its_refusals_ends_the_link)
 }
 END_TEST
 
+/* ------------------------------------------------------------------------------------------------ storms of offers --
+ */
+
+#define STORM 40
+#define MEMBER "/job:node/task:1"
+
+static void setup_local(void)
+{
+    struct tl_error error;
+    ck_assert_msg(tl_local_host_id(host_id, &error) == TL_OK, "%s", error.message);
+    cluster_init(&cluster, 2, "\"protocol\": \"grpc+local\"");
+    worker = cluster_open(&cluster, 0);
+}
+
+static uint8_t *put_number(uint8_t *place, uint64_t value, unsigned len_bytes)
+{
+    for (unsigned i = 0; i < len_bytes; i++)
+        *place++ = (uint8_t)(value >> (8 * i));
+    return place;
+}
+
+/* What a peer of this host says that it is. Returns how many bytes. */
+static size_t introduce(uint8_t *ret_bytes)
+{
+    struct local_introduction introduction = {.name_bytes = 8, .name = "nowhere"};
+    struct tl_introduction pair;
+    memcpy(introduction.host_id, host_id, sizeof(host_id));
+    memset(introduction.token, 7, sizeof(introduction.token));
+    local_introduction_write(&introduction, &pair);
+    uint8_t *place = put_number(ret_bytes, TL_DATAPLANE_VERSION, 4);
+    place = put_number(place, INCARNATION, 8);
+    place = put_number(place, 1, 8);
+    place = put_number(place, 256, 4);
+    place = put_number(place, 64, 4);
+    place = put_number(place, pair.len_bytes, 4);
+    memcpy(place, pair.bytes, pair.len_bytes);
+    return (size_t)(place - ret_bytes) + pair.len_bytes;
+}
+
+/* Offers so many data paths in one frame, the first of them as this attempt. */
+static void say_offers(size_t count, uint64_t attempt, uint8_t *introduction, size_t len_bytes)
+{
+    Frame frame = TENSORLANE__V1__FRAME__INIT;
+    Message offers[STORM], *messages[STORM];
+    ck_assert_uint_le(count, STORM);
+    for (size_t i = 0; i < count; i++) {
+        offers[i] = offer_message();
+        offers[i].transport = (char *)"local";
+        offers[i].attempt = attempt + i;
+        offers[i].introduction = (ProtobufCBinaryData){.len = len_bytes, .data = introduction};
+        messages[i] = &offers[i];
+    }
+    frame.n_paths = count;
+    frame.paths = messages;
+    raw_call_send_message(&call, &frame.base);
+}
+
+/* Reads until this attempt is refused; returns how many refusals came. */
+static unsigned read_refusals(uint64_t attempt, char *ret_reason)
+{
+    unsigned refusals = 0;
+    for (bool is_found = false; !is_found;) {
+        Frame *frame = raw_call_receive_message(&call, &tensorlane__v1__frame__descriptor);
+        ck_assert_ptr_nonnull(frame);
+        for (size_t i = 0; i < frame->n_paths; i++) {
+            const Message *message = frame->paths[i];
+            bool is_refusal = message->kind == TENSORLANE__V1__PATH_MESSAGE__KIND__REFUSAL;
+            refusals += is_refusal;
+            if (!is_refusal || message->attempt != attempt) continue;
+            is_found = true;
+            snprintf(ret_reason, TL_ERROR_MESSAGE_BYTES, "%s", message->reason);
+        }
+        tensorlane__v1__frame__free_unpacked(frame, NULL);
+    }
+    return refusals;
+}
+
+START_TEST(an_introduction_is_looked_at_before_anything_is_made)
+{
+    char reason[TL_ERROR_MESSAGE_BYTES];
+    setup_local();
+    connect_as(_i == 0 ? "" : MEMBER);
+    say_offers(STORM, 1, NULL, 0);
+    ck_assert_uint_eq(read_refusals(STORM, reason), STORM);
+    ck_assert_msg(strstr(reason, "an introduction of 0 bytes") != NULL, "%s", reason);
+    teardown_worker();
+}
+END_TEST
+
+/* The first of a storm gets its attempt, which the second ends; the third gets another one. Until these two are gone no
+ * other is made; then one is made again, which fails because the peer has no socket. */
+START_TEST(a_storm_of_offers_makes_two_attempts)
+{
+    uint8_t introduction[TL_PATH_INTRODUCTION_BYTES];
+    char reason[TL_ERROR_MESSAGE_BYTES];
+    setup_local();
+    connect_as(_i == 0 ? "" : MEMBER);
+    size_t len_bytes = introduce(introduction);
+    say_offers(STORM, 1, introduction, len_bytes);
+    ck_assert_uint_eq(read_refusals(STORM, reason), STORM - 2);
+    ck_assert_msg(strstr(reason, "offer again later") != NULL, "%s", reason);
+    for (uint64_t attempt = STORM + 1; strstr(reason, "nobody answers at the peer's socket") == NULL; attempt++) {
+        usleep(20000);
+        say_offers(1, attempt, introduction, len_bytes);
+        ck_assert_uint_eq(read_refusals(attempt, reason), 1);
+    }
+    teardown_worker();
+}
+END_TEST
+
 int main(void)
 {
     Suite *all = suite_create("dataplane_messages");
@@ -399,5 +516,10 @@ int main(void)
     tcase_add_test(bad, a_reason_that_is_too_long_ends_the_link);
     tcase_add_test(bad, a_peer_that_does_not_take_its_refusals_ends_the_link);
     suite_add_tcase(all, bad);
+    TCase *storm = tcase_create("storm");
+    tcase_set_timeout(storm, 60);
+    tcase_add_loop_test(storm, an_introduction_is_looked_at_before_anything_is_made, 0, 2);
+    tcase_add_loop_test(storm, a_storm_of_offers_makes_two_attempts, 0, 2);
+    suite_add_tcase(all, storm);
     return run_suite(all);
 }

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Numeric addresses of the Internet Protocol, without ports, and networks of them. An IPv4 address and the IPv6 address
+ * that it is mapped to are the same; the zone of a link-local address is not looked at. */
+#ifndef BASE_IP_H
+#define BASE_IP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+struct tl_ip {
+    uint8_t bytes[16]; /* IPv6; an IPv4 address as ::ffff:a.b.c.d */
+};
+
+/* All addresses that begin with the same bits as ip. */
+struct tl_ip_network {
+    struct tl_ip ip;
+    unsigned bits; /* 0 to 128; of an IPv4 network 96 more than are written */
+};
+
+/* "10.0.0.7", "fd00::7", "fe80::1%eth0". False: not such an address. */
+bool tl_ip_parse(const char *text, struct tl_ip *ret_ip);
+/* False: an address of another family. */
+bool tl_ip_of_sockaddr(const struct sockaddr *address, struct tl_ip *ret_ip);
+/* "10.1.0.0/16", "fd00::/8", or one address. False: neither. */
+bool tl_ip_network_parse(const char *text, struct tl_ip_network *ret_network);
+
+bool tl_ip_is_equal(const struct tl_ip *a, const struct tl_ip *b);
+bool tl_ip_network_has(const struct tl_ip_network *network, const struct tl_ip *ip);
+/* Whether it is an address of this machine, in this network namespace: of an interface, or of loopback. When the
+ * interfaces cannot be listed, only loopback is. */
+bool tl_ip_is_here(const struct tl_ip *ip);
+
+#endif
