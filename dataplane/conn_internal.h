@@ -168,7 +168,8 @@ struct tl_conn {
     struct response **responses; /* [response_places]: lists of those whose handles have the same index there */
     uint32_t response_places;    /* a power of two */
     uint32_t response_count;
-    uint32_t notice_count; /* CANCELLED that wait for their turn */
+    uint64_t late_response_count; /* parked too long: for each, one RE_REQUEST may still come */
+    uint32_t notice_count;        /* CANCELLED that wait for their turn */
     uint32_t peer_request_count;
     struct turn goodbye_turn;
     struct tl_work goodbye_work;

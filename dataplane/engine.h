@@ -44,6 +44,7 @@ struct tl_engine_options {
     int64_t cancel_ns;       /* for the peer to answer a cancel */
     int64_t turn_away_ns;    /* when all request_count are open and nothing comes for any of them for so long, fetches
                                 that wait for one are turned away; 0: they wait */
+    int64_t parked_ns;       /* for the peer to say where a value goes, once it was told of other meta-data */
 };
 
 /* Counters of all connections since create. */

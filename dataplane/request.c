@@ -140,8 +140,13 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
         break;
     case TL_MESSAGE_ERROR_STATUS: {
         struct tl_error error;
+        if (!request->is_asked) {
+            conn_protocol_error(conn, "a status of %s, which was not asked for", request->fetch->key);
+            return;
+        }
         tl_error_set(&error, message->code, "%s", message->text);
         request->fetch->is_final = message->is_final;
+        request->is_answered = true;
         request_set_result(request, &error);
         request_handle(request, EVENT_STATUS);
         break;

@@ -60,7 +60,8 @@ struct request {
     bool has_meta_data; /* expected; of the cache, then of META_DATA_UPDATE */
     bool is_exposed;    /* until it is certain that nobody writes through the exposure any more */
     bool is_source_bounced;
-    bool is_told; /* a DONE follows the data */
+    bool is_told;     /* a DONE follows the data */
+    bool is_answered; /* with a status, which is the last word */
     bool has_checksum;
     bool may_map; /* MAPPED is a possible answer */
     bool is_mapped;

@@ -68,10 +68,10 @@ static void give_up(struct request *request)
     request_start_revoke(request);
 }
 
-/* Cancelled before the peer knows of it: nobody can write. */
+/* Cancelled before the peer knows of it, or after its last word: nobody can write. */
 static void cancel_unasked(struct request *request)
 {
-    if (request->is_asked) {
+    if (request->is_asked && !request->is_answered) {
         request->state = REQUEST_CANCELLING;
         start_cancel(request);
     } else {
@@ -148,11 +148,13 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [EVENT_READY] = {REQUEST_QUEUED, ready},
         [EVENT_FAILED] = {REQUEST_CANCELLING, cancel_unasked},
         [EVENT_CANCEL] = {REQUEST_PREPARING, cancel_preparing},
+        [EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner waits no longer for a place */
     },
     [REQUEST_QUEUED] = {
         [EVENT_SENT] = {REQUEST_ASKED, sent},
         [EVENT_FAILED] = {REQUEST_CANCELLING, cancel_unasked},
         [EVENT_CANCEL] = {REQUEST_CANCELLING, cancel_unasked},
+        [EVENT_STATUS] = {REQUEST_CANCELLING, cancel_unasked},
     },
     [REQUEST_ASKED] = {
         [EVENT_META_DATA] = {REQUEST_RENEWING, request_start_revoke},
@@ -162,6 +164,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
     },
     [REQUEST_RENEWING] = {
         [EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
+        [EVENT_STATUS] = {REQUEST_REVOKING, NULL},
         [EVENT_REVOKED] = {REQUEST_PREPARING, prepare_again},
     },
     [REQUEST_CANCELLING] = {

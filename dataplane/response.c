@@ -78,6 +78,7 @@ void response_close(struct response *response, enum tl_serve_end end)
     struct tl_conn *conn = response->conn;
     struct tl_engine *engine = conn->engine;
     struct response **place = find_place(conn, response->handle);
+    tl_timers_disarm(tl_reactor_timers(engine->reactor), &response->park_timer);
     TL_CHECK(*place == response);
     *place = response->next;
     conn->response_count--;
@@ -175,6 +176,7 @@ static struct response *take_response(struct tl_conn *conn)
     clear(response);
     response->conn = conn;
     response->turn.take = response_take_turn;
+    response->park_timer = (struct tl_timer){.fire = response_park_timeout};
     tl_list_init(&response->turn.place);
     return response;
 }
@@ -241,6 +243,8 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
         } else {
             response_tell_cancelled(conn, message->handle);
         }
+    } else if ((response == NULL || response->is_late) && conn->late_response_count > 0) {
+        conn->late_response_count--; /* it has crossed the word that it comes too late */
     } else if (response == NULL || message->destination.len_bytes == 0) {
         conn_protocol_error(conn, "a RE_REQUEST with the handle %#x", message->handle);
     } else {

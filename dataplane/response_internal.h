@@ -15,13 +15,14 @@
 /*
  *   WAITING --offer fits--> PREPARING --memory is there--> WRITING --all written, all told--> (closed, freed)
  *      |  \--offer differs--> PARKED --RE_REQUEST--> PREPARING
+ *      |                        \--too late--> TELLING
  *      \--status, no bytes, or mapped--> TELLING --told--> (closed, freed)
  *   WAITING, PARKED, PREPARING, WRITING --cancel--> STOPPING --nothing under way--> (closed, CANCELLED told)
  */
 enum response_state {
     RESPONSE_NEVER,     /* no state */
     RESPONSE_WAITING,   /* for the source's reply */
-    RESPONSE_PARKED,    /* META_DATA_UPDATE is queued or sent; waits for RE_REQUEST */
+    RESPONSE_PARKED,    /* META_DATA_UPDATE is queued or sent; waits for RE_REQUEST, or the park timer */
     RESPONSE_PREPARING, /* for the slow worker to register the source tensor */
     RESPONSE_WRITING,   /* for its turns, for what it has posted, or for room in the pool */
     RESPONSE_TELLING,   /* for its turn to send its only message, and for that to be done */
@@ -38,6 +39,7 @@ enum response_event {
     EVENT_READY,      /* the source tensor can be read */
     EVENT_WORK_DONE,  /* something posted is over */
     EVENT_CANCEL,     /* the peer gives up */
+    EVENT_LATE,       /* RE_REQUEST has not come in time */
     RESPONSE_EVENTS,
 };
 
@@ -71,6 +73,7 @@ struct response {
     bool is_done_wanted; /* a DONE follows the bytes */
     bool is_told;        /* DONE or ERROR_STATUS is posted */
     bool is_message_out;
+    bool is_late;    /* it was parked for too long, and has let the tensor go */
     bool is_flushed; /* something posted did not arrive for certain */
     unsigned pieces_out;
     void *hash_state;      /* XXH3 over what is posted; NULL: no checksum is wanted, or nothing is posted yet */
@@ -89,6 +92,7 @@ struct response {
     uint64_t file_offset;     /* when is_shared */
     struct piece first_piece; /* the rest is allocated */
     struct tl_work message_work;
+    struct tl_timer park_timer;
     char key[TL_MESSAGE_KEY_BYTES + 1];
 };
 
@@ -103,6 +107,8 @@ void response_handle(struct response *response, enum response_event event);
 void response_set_status(struct response *response, const struct tl_error *status);
 /* What is left cannot be sent: the status takes its place in its next turn. Returns true: it wants one. */
 bool response_fail(struct response *response, const struct tl_error *error);
+/* The peer has had its time to say where the value goes. */
+void response_park_timeout(struct tl_timer *timer);
 /* Ends it when nothing is under way any more. */
 void response_maybe_stopped(struct response *response);
 

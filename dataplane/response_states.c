@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 
 const struct tl_error response_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory for a request"};
@@ -67,7 +68,7 @@ static void told(struct response *response)
     bool is_sent = response->status == NULL;
     if (is_sent) response->conn->engine->stats.tensors_sent++;
     /* What was offered and could not be sent is offered again. */
-    bool is_kept = !is_sent && response->offer.tensor != NULL;
+    bool is_kept = !is_sent && (response->offer.tensor != NULL || response->is_late);
     response_close(response, is_kept ? TL_SERVE_CANCELLED : TL_SERVE_RECEIVED);
 }
 
@@ -78,9 +79,49 @@ static void stop(struct response *response)
     response_maybe_stopped(response);
 }
 
-static void want_update(struct response *response)
+void response_park_timeout(struct tl_timer *timer)
 {
+    response_handle(TL_CONTAINER_OF(timer, struct response, park_timer), EVENT_LATE);
+}
+
+static void park(struct response *response)
+{
+    struct tl_conn *conn = response->conn;
     response->is_update_wanted = true;
+    response_want_turn(response);
+    conn_arm(conn, &response->park_timer, conn->engine->options.parked_ns);
+}
+
+static void disarm(struct response *response)
+{
+    tl_timers_disarm(tl_reactor_timers(response->conn->engine->reactor), &response->park_timer);
+}
+
+static void prepare_parked(struct response *response)
+{
+    disarm(response);
+    response_prepare(response);
+}
+
+static void stop_parked(struct response *response)
+{
+    disarm(response);
+    stop(response);
+}
+
+/* The value is not kept for the peer any longer, which may ask again. Its RE_REQUEST may be under way. */
+static void give_up(struct response *response)
+{
+    struct tl_conn *conn = response->conn;
+    struct tl_error error;
+    tl_error_set(&error, TL_UNAVAILABLE, "%s has not said within %lld ms where %s goes (timeouts.stalled)",
+                 conn->peer.name, (long long)(conn->engine->options.parked_ns / TL_NS_PER_MS), response->key);
+    response_set_status(response, &error);
+    response->serve.is_final = false;
+    response->is_late = true;
+    tl_tensor_put(response->offer.tensor);
+    response->offer.tensor = NULL;
+    conn->late_response_count++;
     response_want_turn(response);
 }
 
@@ -108,12 +149,13 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
         [EVENT_STATUS] = {RESPONSE_TELLING, response_want_turn},
         [EVENT_EMPTY] = {RESPONSE_TELLING, response_want_turn},
         [EVENT_FITS] = {RESPONSE_PREPARING, response_prepare},
-        [EVENT_DIFFERS] = {RESPONSE_PARKED, want_update},
+        [EVENT_DIFFERS] = {RESPONSE_PARKED, park},
         [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
     },
     [RESPONSE_PARKED] = {
-        [EVENT_RE_REQUEST] = {RESPONSE_PREPARING, response_prepare},
-        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+        [EVENT_RE_REQUEST] = {RESPONSE_PREPARING, prepare_parked},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop_parked},
+        [EVENT_LATE] = {RESPONSE_TELLING, give_up},
     },
     [RESPONSE_PREPARING] = {
         [EVENT_READY] = {RESPONSE_WRITING, response_want_turn},

@@ -57,6 +57,7 @@ static void read_local(const struct tl_settings *settings, struct tl_plane_optio
                    .silence_ns = local->silence_ns,
                    .connect_ns = connect_ns,
                    .cancel_ns = CANCEL_NS,
+                   .parked_ns = settings->stalled_timeout_ns,
                    .turn_away_ns = settings->rdma == TL_RDMA_REQUIRE ? 0 : TL_PLANE_TURN_AWAY_NS},
         .attempt_ns = connect_ns,
     };

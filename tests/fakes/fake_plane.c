@@ -67,6 +67,7 @@ static void adjust(void *context, struct tl_plane_options *options)
     options->engine.peer_memory.max_pool_bytes = options->memory.max_pool_bytes;
     options->engine.register_bytes = 64 << 10;
     options->engine.silence_ns = plane->silence_ns > 0 ? plane->silence_ns : PATIENCE_NS;
+    options->engine.parked_ns = PATIENCE_NS;
     options->engine.cancel_ns = plane->cancel_ns > 0 ? plane->cancel_ns : PATIENCE_NS;
     options->engine.connect_ns = plane->attempt_ns > 0 ? plane->attempt_ns : PATIENCE_NS;
     options->attempt_ns = options->engine.connect_ns;

@@ -68,7 +68,8 @@ static void open_end(struct end *end, struct tl_provider *provider, enum tl_keys
                                               .peer_memory = memory,
                                               .silence_ns = PATIENCE_NS,
                                               .connect_ns = PATIENCE_NS,
-                                              .cancel_ns = PATIENCE_NS};
+                                              .cancel_ns = PATIENCE_NS,
+                                              .parked_ns = PATIENCE_NS};
     *end = (struct end){.memory = NULL};
     ck_assert_int_eq(tl_memory_create(provider, &memory, &end->memory, NULL), TL_OK);
     ck_assert_int_eq(tl_reactor_create(provider, &(struct tl_reactor_options){0}, &end->reactor, NULL), TL_OK);

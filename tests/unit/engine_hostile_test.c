@@ -333,6 +333,39 @@ START_TEST(re_request_that_was_not_asked_for)
 }
 END_TEST
 
+/* The value is offered again, and what crosses the word of that is no fault. */
+START_TEST(peer_that_never_says_where_a_value_goes)
+{
+    options.engine.parked_ns = options.engine.silence_ns / 2;
+    open_raw();
+    engine_side_send(pair.left, "key", 1, engine_pool_bytes(pair.left, 100, 1));
+    struct tl_message message = ask_for(5);
+    raw_peer_send(&raw, &message);
+    raw_peer_run(&raw);
+    ck_assert_ptr_nonnull(raw_peer_heard(&raw, TL_MESSAGE_META_DATA_UPDATE));
+    ck_assert_uint_eq(pair.left->open_serve_count, 1);
+    fake_clock_advance(options.engine.parked_ns);
+    raw_peer_run(&raw);
+    const struct tl_message *status = raw_peer_heard(&raw, TL_MESSAGE_ERROR_STATUS);
+    ck_assert_ptr_nonnull(status);
+    ck_assert_uint_eq(status->handle, 5);
+    ck_assert_int_eq(status->code, TL_UNAVAILABLE);
+    ck_assert(!status->is_final);
+    ck_assert_uint_eq(pair.left->open_serve_count, 0);
+    ck_assert_int_eq(pair.left->last_end, TL_SERVE_CANCELLED);
+    ck_assert(engine_side_has(pair.left, "key", 1));
+    message = raw_peer_message(&raw, TL_MESSAGE_RE_REQUEST, 5);
+    message.destination = raw.exposure.descriptor;
+    raw_peer_send(&raw, &message);
+    raw_peer_run(&raw);
+    ck_assert_ptr_nonnull(pair.left->conn);
+    ck_assert(tl_conn_is_up(pair.left->conn));
+    /* Once. */
+    raw_peer_send(&raw, &message);
+    expect_protocol_error();
+}
+END_TEST
+
 START_TEST(re_request_to_nowhere)
 {
     open_raw();
@@ -614,6 +647,7 @@ int main(void)
     tcase_add_test(tcase, too_many_requests);
     tcase_add_test(tcase, re_request_of_nothing);
     tcase_add_test(tcase, re_request_that_was_not_asked_for);
+    tcase_add_test(tcase, peer_that_never_says_where_a_value_goes);
     tcase_add_test(tcase, re_request_to_nowhere);
     tcase_add_loop_test(tcase, destination_that_cannot_be_written, 0, 3);
     tcase_add_test(tcase, cancel_of_nothing_is_answered);

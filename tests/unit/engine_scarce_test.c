@@ -372,6 +372,40 @@ START_TEST(destination_that_does_not_fit)
 }
 END_TEST
 
+/* ------------------------------------------------------------------------------------------------ parked for too long
+ * --
+ */
+
+/* An asker that waits for room in its pool is told that the owner keeps the value no longer, and may ask again. */
+START_TEST(value_is_not_kept_for_ever_for_an_asker_without_room)
+{
+    options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;
+    options.engine.parked_ns = options.engine.silence_ns / 2;
+    open_pair();
+    struct tl_tensor *block = engine_pool_bytes(asker, 7 << 19, 0);
+    engine_side_send(owner, "key", 1, engine_bytes(1 << 20, 1));
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 0);
+    ck_assert_uint_eq(engine_side_memory(asker).pool_waiting, 1);
+    fake_clock_advance(options.engine.parked_ns);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    ck_assert_msg(strstr(ask.result.message, "timeouts.stalled") != NULL, "%s", ask.result.message);
+    ck_assert(!ask.fetch.is_final);
+    ck_assert_uint_eq(engine_side_memory(asker).pool_waiting, 0);
+    ck_assert(tl_conn_is_up(asker->conn) && tl_conn_is_up(owner->conn));
+    ck_assert(engine_side_has(owner, "key", 1));
+    engine_ask_fini(&ask);
+    tl_tensor_put(block);
+    fetch(1);
+    ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine_scarce");
@@ -393,6 +427,7 @@ int main(void)
     tcase_add_loop_test(tcase, no_memory_at_the_asker, 0, 2);
     tcase_add_test(tcase, providers_that_need_no_regions);
     tcase_add_test(tcase, destination_that_does_not_fit);
+    tcase_add_test(tcase, value_is_not_kept_for_ever_for_an_asker_without_room);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
