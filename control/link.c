@@ -203,6 +203,7 @@ static void stream_sent(struct tl_stream *stream)
 {
     struct tl_link *link = tl_stream_owner(stream);
     if (link->state == LINK_GREETING || link->state == LINK_CLOSING) return;
+    link_serves_left(link);
     link_send_frames(link);
     if (link->is_read_paused && !link_is_congested(link)) {
         link->is_read_paused = false;
@@ -261,6 +262,7 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     tl_list_init(&link->failures);
     tl_list_init(&link->ready);
     tl_list_init(&link->active);
+    tl_list_init(&link->leaving);
     int64_t due_ns = tl_clock_deadline_ns(control->options.connect_timeout_ns);
     if (tl_timers_arm(tl_loop_timers(control->loop), &link->greeting_timer, due_ns) != TL_OK) {
         tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a link");

@@ -85,6 +85,7 @@ struct tl_link {
     struct tl_list failures;   /* of link_serve: a status is to be told */
     struct tl_list ready;      /* of link_serve: has an offer, waits for room in flight */
     struct tl_list active;     /* of link_serve: being sent, in turn */
+    struct tl_list leaving;    /* of link_serve: the frame in flight, or one before it, has bytes of their files */
     uint64_t active_bytes;     /* left to send of the active ones */
     size_t unsent_count;       /* serves that are over as soon as enough was sent: ready, active and failed ones */
     bool is_read_paused;       /* too many of them: the peer is not read until some are gone */
@@ -104,13 +105,15 @@ struct link_fetch {
 
 /*
  *   WAITING --reply: offer--> READY --room--> ACTIVE --all sent, one-shot--> SENT --received--> (freed)
- *      |                                         \---all sent, published--> (freed)
+ *      |                                       |  \---all sent, published--> (freed)
+ *      |                                       \--file, all but its end--> LEAVING --kernel has it--> ACTIVE
  *      \--reply: status--> FAILED --told--> (freed)        cancel, broken: from any state --> (freed)
  */
 enum serve_state {
     SERVE_WAITING, /* for the source's reply */
     SERVE_READY,   /* for room in flight */
     SERVE_ACTIVE,  /* for its turn to send */
+    SERVE_LEAVING, /* for the kernel to have what was sent of a file; then the file is checked and its end is sent */
     SERVE_SENT,    /* for the acknowledgement */
     SERVE_FAILED,  /* for its turn to tell the status */
 };
@@ -120,7 +123,7 @@ struct link_serve {
     struct tl_link *link;
     enum serve_state state;
     uint64_t number;
-    struct tl_list place; /* in failures, ready or active */
+    struct tl_list place; /* in failures, ready, active or leaving */
     bool wants_checksum;
     uint64_t asked_publication;
     uint64_t resume_offset;
@@ -152,6 +155,8 @@ void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *reque
 void link_serve_cancel(struct tl_link *link, uint64_t number);
 void link_serve_received(struct tl_link *link, uint64_t number);
 void link_serves_break(struct tl_link *link);
+/* The frame in flight was sent: files that it had bytes of are not read any more. */
+void link_serves_left(struct tl_link *link);
 /* True when the peer has asked for more than it takes off the stream. */
 bool link_is_congested(const struct tl_link *link);
 

@@ -9,6 +9,11 @@
  *
  * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only tensors of at
  * most COPY_BYTES are copied, because a reference costs more than they do.
+ *
+ * A file may be cut or changed while it is sent, and the kernel then reads zeros or other bytes. So the last bytes of a
+ * tensor that lies in a file are sent only when the kernel has read all others and the file is still what it was; these
+ * last bytes are copied, and checked after that. A small tensor of a file is copied as a whole. With a checksum the
+ * receiver notices, and nothing is held back.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +25,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "control/link_internal.h"
+#include "tensor/mapped_tensor.h"
 
 #define MAX_REQUESTS 256
 #define MAX_FAILURES 64
@@ -28,6 +34,9 @@
 /* Of a frame's head; what the peer accepts is TL_MAX_FRAME_HEAD_BYTES. */
 #define HEAD_BUDGET_BYTES (192 * 1024)
 #define COPY_BYTES 256
+/* Of a tensor in a file: up to this size it is copied, and of a larger one so many bytes are held back. */
+#define FILE_COPY_BYTES (64 * 1024)
+#define FILE_END_BYTES 4096
 /* Requests of one peer that are answered but not sent; beyond it a peer that has opened the link is not read. */
 #define MAX_UNSENT 16384
 /* Bytes hashed again in one turn before a resumed transfer goes on. */
@@ -119,7 +128,7 @@ static uint64_t bytes_left(const struct link_serve *entry)
 
 static bool is_unsent(enum serve_state state)
 {
-    return state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_FAILED;
+    return state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_LEAVING || state == SERVE_FAILED;
 }
 
 bool link_is_congested(const struct tl_link *link)
@@ -354,40 +363,62 @@ static void announce(struct link_serve *entry, struct tl_frame_builder *builder,
     builder->head_bytes += 64 + 10 * (size_t)builder->meta_data[i].n_dims;
 }
 
-/* Hashes the next bytes, if asked to, and makes sure that they can be read: before they are hashed, and again after,
- * because a file may shrink in between and be read as zeros. */
-static enum tl_status prepare_bytes(struct link_serve *entry, uint64_t count, struct tl_error *ret_error)
+/* What must be checked after it was read, where no checksum tells. */
+static bool is_of_a_file(const struct link_serve *entry)
 {
-    struct tl_tensor *tensor = entry->offer.tensor;
-    enum tl_status status = tl_tensor_check_readable(tensor, entry->sent_bytes, count, ret_error);
-    if (status != TL_OK || entry->hash_state == NULL) return status;
-    const unsigned char *data = (const unsigned char *)tl_tensor_data(tensor) + entry->sent_bytes;
-    XXH3_64bits_update(entry->hash_state, data, (size_t)count);
-    entry->hashed_bytes += count;
-    return tl_tensor_check_readable(tensor, entry->sent_bytes, count, ret_error);
+    return entry->hash_state == NULL && tl_tensor_may_change(entry->offer.tensor);
 }
 
-static void add_slice(struct link_serve *entry, struct tl_frame_builder *builder, uint64_t count)
+static bool is_copied(const struct link_serve *entry)
+{
+    uint64_t size_bytes = tl_tensor_size_bytes(entry->offer.tensor);
+    if (size_bytes <= COPY_BYTES) return true;
+    return is_of_a_file(entry) && (size_bytes <= FILE_COPY_BYTES || bytes_left(entry) <= FILE_END_BYTES);
+}
+
+/* Reads the next bytes, as far as the CPU does: hashes them, if asked to, and copies or refers to them. What is read
+ * here is checked before, and again after, because a file may be cut in between and be read as zeros. */
+static enum tl_status take_bytes(struct link_serve *entry, uint64_t count, grpc_slice *ret_slice,
+                                 struct tl_error *ret_error)
 {
     struct tl_tensor *tensor = entry->offer.tensor;
+    bool is_copy = is_copied(entry);
+    enum tl_status status = tl_tensor_check_readable(tensor, entry->sent_bytes, count, ret_error);
+    if (status != TL_OK) return status;
     const unsigned char *data = (const unsigned char *)tl_tensor_data(tensor) + entry->sent_bytes;
-    if (tl_tensor_size_bytes(tensor) <= COPY_BYTES) {
-        builder->slices[builder->slice_count++] = grpc_slice_from_copied_buffer((const char *)data, (size_t)count);
-        entry->link->control->stats.bytes_copied_send += count;
-    } else {
-        builder->slices[builder->slice_count++] = tl_wire_slice_of_tensor(tensor, entry->sent_bytes, count);
+    if (entry->hash_state != NULL) {
+        XXH3_64bits_update(entry->hash_state, data, (size_t)count);
+        entry->hashed_bytes += count;
     }
-    builder->data_bytes += count;
+    grpc_slice slice = is_copy ? grpc_slice_from_copied_buffer((const char *)data, (size_t)count)
+                               : tl_wire_slice_of_tensor(tensor, entry->sent_bytes, count);
+    if (is_copy) entry->link->control->stats.bytes_copied_send += count;
+    if (is_copy || entry->hash_state != NULL) {
+        status = tl_tensor_check_readable(tensor, entry->sent_bytes, count, ret_error);
+    }
+    if (status == TL_OK) {
+        *ret_slice = slice;
+    } else {
+        grpc_slice_unref(slice);
+    }
+    return status;
+}
+
+/* How many bytes the next piece of an active tensor has. */
+static uint64_t next_bytes(const struct link_serve *entry, const struct tl_frame_builder *builder)
+{
+    uint64_t left = bytes_left(entry);
+    if (is_of_a_file(entry) && !is_copied(entry)) left -= FILE_END_BYTES;
+    return tl_min_u64(left, entry->link->control->options.chunk_bytes - builder->data_bytes);
 }
 
 /* Adds the next piece of an active tensor; false when it has failed instead. */
 static bool add_chunk(struct link_serve *entry, struct tl_frame_builder *builder)
 {
     struct tl_link *link = entry->link;
-    uint64_t left = bytes_left(entry);
-    uint64_t count = tl_min_u64(left, link->control->options.chunk_bytes - builder->data_bytes);
+    uint64_t count = next_bytes(entry, builder);
     struct tl_error error;
-    if (count > 0 && prepare_bytes(entry, count, &error) != TL_OK) {
+    if (count > 0 && take_bytes(entry, count, &builder->slices[builder->slice_count], &error) != TL_OK) {
         serve_fail(entry, &error);
         return false;
     }
@@ -399,17 +430,39 @@ static bool add_chunk(struct link_serve *entry, struct tl_frame_builder *builder
     chunk->len_bytes = count;
     builder->head_bytes += 64;
     if (!entry->is_announced) announce(entry, builder, i);
-    if (count > 0) add_slice(entry, builder, count);
+    if (count > 0) builder->slice_count++;
+    builder->data_bytes += count;
     entry->sent_bytes += count;
     link->active_bytes -= count;
     link->control->stats.bytes_sent += count;
-    if (count < left) return true;
+    if (bytes_left(entry) > 0) return true;
     if (entry->hash_state != NULL) {
         chunk->has_checksum = 1;
         chunk->checksum = XXH3_64bits_digest(entry->hash_state);
     }
     builder->complete[builder->complete_count++] = entry;
     return true;
+}
+
+/* A piece was sent: where the serve waits for the next one. */
+static void wait_for_next(struct link_serve *entry, bool was_copied)
+{
+    struct tl_link *link = entry->link;
+    tl_list_remove(&entry->place);
+    if (bytes_left(entry) == 0) return;
+    /* Its end would be copied, and the bytes before it were not: they leave first. */
+    bool is_leaving = !was_copied && is_of_a_file(entry) && is_copied(entry);
+    if (is_leaving) serve_set_state(entry, SERVE_LEAVING);
+    tl_list_push_back(is_leaving ? &link->leaving : &link->active, &entry->place);
+}
+
+void link_serves_left(struct tl_link *link)
+{
+    TL_LIST_FOREACH(&link->leaving, place)
+    {
+        serve_set_state(TL_CONTAINER_OF(place, struct link_serve, place), SERVE_ACTIVE);
+    }
+    tl_list_splice_back(&link->active, &link->leaving);
 }
 
 /* Adds pieces of the active tensors, in turn, until the frame is full. */
@@ -427,9 +480,9 @@ static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
             tl_list_push_back(&waiting, &entry->place);
             continue;
         }
+        bool was_copied = is_copied(entry);
         if (!add_chunk(entry, builder)) continue;
-        tl_list_remove(&entry->place);
-        if (bytes_left(entry) > 0) tl_list_push_back(&link->active, &entry->place);
+        wait_for_next(entry, was_copied);
         activate_ready(link);
     }
     if (!tl_list_is_empty(&waiting)) {
@@ -518,6 +571,7 @@ static void send_frame(struct tl_link *link)
         return;
     }
     link->control->stats.frames_sent++;
+    tl_stream_set_through(link->stream, !tl_list_is_empty(&link->leaving));
     tl_stream_send(link->stream, message);
     link_window_sent(link, builder->data_bytes);
     link_stall_sent(link, builder->frame.n_chunks);

@@ -21,6 +21,7 @@
 #include "control/requests.h"
 #include "control/service_call.h"
 #include "control/transfer_calls.h"
+#include "tensor/mapped_tensor.h"
 
 /* gRPC's clients refuse messages of more than 4 MiB unless they are told otherwise. */
 #define MAX_PIECE_BYTES (2 * 1024 * 1024)
@@ -56,7 +57,8 @@ static void receive_fail(struct receive_call *receive, const struct tl_error *st
     tl_service_call_finish(&receive->call, status);
 }
 
-/* Checks that the bytes may be read and adds them to the checksum. */
+/* Checks that the bytes may be read and adds them to the checksum. That they could be read until the end is checked
+ * when the kernel has all of them. */
 static enum tl_status prepare_piece(struct receive_call *receive, uint64_t count, struct tl_error *ret_error)
 {
     if (count == 0) return TL_OK;
@@ -145,6 +147,7 @@ static void receive_reply(struct tl_serve *serve, const struct tl_error *status,
     }
     receive->offer = *offer;
     receive->state = RECEIVE_SENDING;
+    tl_stream_set_through(receive->call.stream, tl_tensor_may_change(offer->tensor));
     if (receive->wants_checksum) {
         receive->hash_state = XXH3_createState();
         if (receive->hash_state == NULL) {

@@ -37,6 +37,7 @@ struct tl_stream {
     bool is_end_known;     /* the close batch has completed */
     bool is_reading;       /* the read batch is outstanding */
     bool is_sending;       /* the send batch is outstanding */
+    bool is_through;       /* on_sent waits for the kernel */
     bool has_sent_initial; /* server: initial metadata is out or under way */
     bool is_last_wanted;   /* finish or half_close was asked for */
     bool is_last_started;  /* its batch is, or was, outstanding */
@@ -306,6 +307,11 @@ bool tl_stream_can_send(const struct tl_stream *stream)
     return !stream->is_sending && !stream->is_last_wanted && !stream->is_end_known;
 }
 
+void tl_stream_set_through(struct tl_stream *stream, bool is_through)
+{
+    stream->is_through = is_through;
+}
+
 void tl_stream_send(struct tl_stream *stream, grpc_byte_buffer *message)
 {
     if (stream->is_last_wanted || stream->is_end_known) {
@@ -318,6 +324,7 @@ void tl_stream_send(struct tl_stream *stream, grpc_byte_buffer *message)
     if (!stream->has_sent_initial) ops[count++] = initial_metadata_op();
     stream->has_sent_initial = true;
     ops[count] = (grpc_op){.op = GRPC_OP_SEND_MESSAGE};
+    ops[count].flags = stream->is_through ? GRPC_WRITE_THROUGH : 0;
     ops[count].data.send_message.send_message = message;
     count++;
     stream->sending = message;

@@ -65,6 +65,10 @@ const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer,
 bool tl_stream_can_send(const struct tl_stream *stream);
 /* Sends a message, which the stream takes over; dropped when the stream is ending. */
 void tl_stream_send(struct tl_stream *stream, grpc_byte_buffer *message);
+/* From the next message on, on_sent comes only when the kernel has all bytes of the message, so that nothing reads the
+ * memory that its slices refer to any more; otherwise it comes as soon as flow control lets the message go. Also true
+ * of all messages before it. */
+void tl_stream_set_through(struct tl_stream *stream, bool is_through);
 /* Client: no more messages. After the last send, which may still be in flight. */
 void tl_stream_half_close(struct tl_stream *stream);
 /* Asks for one message. Only when no read is outstanding. */

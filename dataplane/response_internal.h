@@ -71,6 +71,7 @@ struct response {
     bool is_bounced;
     bool is_first_piece_used;
     bool is_done_wanted; /* a DONE follows the bytes */
+    bool may_change;     /* the bytes lie in a file, which is checked when all were read, before the DONE */
     bool is_told;        /* DONE or ERROR_STATUS is posted */
     bool is_message_out;
     bool is_late;    /* it was parked for too long, and has let the tensor go */

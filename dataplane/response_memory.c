@@ -94,7 +94,9 @@ void response_prepare(struct response *response)
     struct tl_engine *engine = response->conn->engine;
     struct tl_tensor *tensor = response->offer.tensor;
     const struct tl_offer *offer = &response->offer;
-    response->is_done_wanted = response->wants_checksum || offer->step != response->expected_step;
+    response->may_change = tl_tensor_may_change(tensor);
+    response->is_done_wanted =
+        response->wants_checksum || response->may_change || offer->step != response->expected_step;
     bool is_direct =
         !engine->options.is_bounce_forced && (!engine->provider->limits.needs_regions ||
                                               tl_memory_pin(engine->memory, tensor, TL_REGION_READ, &response->pin));

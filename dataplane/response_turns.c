@@ -185,6 +185,22 @@ static bool post_piece(struct response *response)
     return len_bytes < left_bytes || response->is_done_wanted;
 }
 
+/* All bytes are posted. Those of a file were the tensor's only if it is still what it was once all have been read;
+ * until then the next piece that is done wants a turn. True: another turn is wanted, to tell what is wrong. */
+static bool finish(struct response *response)
+{
+    const struct tl_tensor *tensor = response->offer.tensor;
+    struct tl_error error;
+    if (response->may_change) {
+        if (response->pieces_out > 0) return false;
+        if (tl_tensor_check_readable(tensor, 0, tl_tensor_size_bytes(tensor), &error) != TL_OK) {
+            return response_fail(response, &error);
+        }
+    }
+    post_done(response);
+    return false;
+}
+
 /* --------------------------------------------------------------------------------------------------------- turns -- */
 
 bool response_take_turn(struct turn *turn)
@@ -196,8 +212,7 @@ bool response_take_turn(struct turn *turn)
         return false;
     case RESPONSE_WRITING:
         if (response->posted_bytes < tl_tensor_size_bytes(response->offer.tensor)) return post_piece(response);
-        if (response->is_done_wanted && !response->is_told) post_done(response);
-        return false;
+        return response->is_done_wanted && !response->is_told && finish(response);
     case RESPONSE_TELLING:
         if (response->is_told) return false;
         if (response->status != NULL) {

@@ -153,6 +153,9 @@ static enum tl_status self_copy(struct tl_op *op, struct tl_tensor **tensor, str
     if (status == TL_OK) status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
     if (status != TL_OK) return status;
     if (size_bytes > 0) memcpy(tl_tensor_data(op->destination), tl_tensor_data(source), size_bytes);
+    /* Again: a file that is cut meanwhile is read as zeros. */
+    status = tl_tensor_check_readable(source, 0, size_bytes, ret_error);
+    if (status != TL_OK) return status;
     *tensor = tl_tensor_get(op->destination);
     tl_tensor_put(source);
     return TL_OK;

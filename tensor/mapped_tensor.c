@@ -63,6 +63,15 @@ enum tl_status tl_tensor_create_shared(enum tl_dtype dtype, unsigned rank, const
     return status;
 }
 
+bool tl_tensor_may_change(const struct tl_tensor *tensor)
+{
+    tl_tensor_guard_fn guard;
+    void *context;
+    tl_tensor_get_guard(tensor, &guard, &context);
+    if (guard == NULL) return false;
+    return guard != tl_mapped_file_check || !tl_mapped_file_is_memory(context);
+}
+
 struct tl_mapped_file *tl_mapped_tensor_file(const struct tl_tensor *tensor, uint64_t *ret_offset_bytes)
 {
     tl_tensor_guard_fn guard;

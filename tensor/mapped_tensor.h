@@ -17,4 +17,8 @@ enum tl_status tl_mapped_tensor_create(struct tl_mapped_file *file, uint64_t off
  * as the tensor. NULL: it lies in no file. */
 struct tl_mapped_file *tl_mapped_tensor_file(const struct tl_tensor *tensor, uint64_t *ret_offset_bytes);
 
+/* True when the bytes of the tensor may change or go while they are read, because they lie in a file that others can
+ * write. They were the tensor's bytes only if tl_tensor_check_readable still agrees after they were read. */
+bool tl_tensor_may_change(const struct tl_tensor *tensor);
+
 #endif

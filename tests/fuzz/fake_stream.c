@@ -28,6 +28,7 @@ struct tl_stream {
     bool is_client;
     bool is_reading;
     bool is_end_wanted; /* finish, half_close */
+    bool is_through;    /* as tl_stream_set_through has it */
     bool is_cancelled;
     const struct tl_stream_events *events;
     void *owner;
@@ -150,6 +151,11 @@ const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer,
 bool tl_stream_can_send(const struct tl_stream *stream)
 {
     return stream->sending == NULL && !stream->is_end_wanted;
+}
+
+void tl_stream_set_through(struct tl_stream *stream, bool is_through)
+{
+    stream->is_through = is_through;
 }
 
 void tl_stream_send(struct tl_stream *stream, grpc_byte_buffer *message)
@@ -328,6 +334,11 @@ bool fake_stream_is_reading(unsigned slot)
 bool fake_stream_is_sending(unsigned slot)
 {
     return streams[slot] != NULL && streams[slot]->sending != NULL;
+}
+
+bool fake_stream_is_through(unsigned slot)
+{
+    return streams[slot]->is_through;
 }
 
 bool fake_stream_give(unsigned slot, grpc_byte_buffer *message)

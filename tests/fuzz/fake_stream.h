@@ -39,6 +39,9 @@ bool fake_stream_is_client(unsigned slot);
 bool fake_stream_is_reading(unsigned slot);
 bool fake_stream_is_sending(unsigned slot);
 
+/* As tl_stream_set_through has set it. */
+bool fake_stream_is_through(unsigned slot);
+
 /* Each of these does nothing, and returns false, when the stream is not open or not in the state for it. */
 /* Answers the read with a message, which is taken over in any case. */
 bool fake_stream_give(unsigned slot, grpc_byte_buffer *message);

@@ -44,6 +44,7 @@ static size_t serve_count;
 static size_t closed_count;
 static struct tl_error end_reason; /* of the link that was closed last */
 static size_t max_unsent[2];
+static enum tl_status expected_code; /* of fetches */
 static grpc_byte_buffer *carried[2]; /* a copy of the message in flight */
 static size_t sent_count[2];
 
@@ -91,7 +92,7 @@ static enum tl_status on_place(struct tl_fetch *fetch, const struct tl_meta_data
 
 static void on_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
-    ck_assert_msg(result->code == TL_OK, "%s", result->message);
+    ck_assert_msg(result->code == expected_code, "%s", result->message);
     done_count[fetch < fetches + ASKED ? OPENED : ACCEPTED]++;
     tl_fetch_fini(fetch);
 }
@@ -171,6 +172,7 @@ static void setup(void)
     memset(max_unsent, 0, sizeof(max_unsent));
     memset(sent_count, 0, sizeof(sent_count));
     serve_count = closed_count = 0;
+    expected_code = TL_OK;
     fake_stream_on_send = on_send;
     ck_assert(tl_loop_create(&loop, &error) == TL_OK);
     ck_assert(tl_control_create(loop, &options, &control, &error) == TL_OK);
@@ -578,6 +580,93 @@ START_TEST(link_that_takes_a_frame_now_and_then_stays)
 }
 END_TEST
 
+/* --------------------------------------------------------------------------------------------------- files cut short
+ * --
+ */
+
+/* A file in which the offered tensor lies. */
+static struct {
+    uint64_t cut_at_bytes; /* it is cut right after a check of bytes up to here; 0: never */
+    bool is_cut;
+} file;
+
+static void cut(void)
+{
+    file.is_cut = true;
+    memset(tl_tensor_data(offered), 0, tl_tensor_size_bytes(offered));
+}
+
+static enum tl_status check_file(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    (void)context;
+    if (file.is_cut) return tl_error_set(ret_error, TL_DATA_LOSS, "the file was cut");
+    const unsigned char *first = tl_tensor_data(offered);
+    if ((uint64_t)((const unsigned char *)data - first) + len_bytes == file.cut_at_bytes) cut();
+    return TL_OK;
+}
+
+static void offer_file(uint64_t size_bytes, uint64_t cut_at_bytes)
+{
+    offered = make_tensor(size_bytes);
+    tl_tensor_set_guard(offered, check_file, NULL);
+    file.cut_at_bytes = cut_at_bytes;
+    file.is_cut = false;
+}
+
+static const uint64_t file_sizes[] = {1, SMALL_BYTES, LARGE_BYTES, 65536, 65537, 200001};
+
+START_TEST(file_arrives)
+{
+    uint64_t size_bytes = file_sizes[_i];
+    offer_file(size_bytes, 0);
+    connect_to_itself();
+    ask(OPENED, 0, 3);
+    while (carry(OPENED) || carry(ACCEPTED))
+        continue;
+    ck_assert_uint_eq(done_count[OPENED], 3);
+    ck_assert_uint_eq(control->stats.bytes_received, 3 * size_bytes);
+    /* Of a large one only the end was copied. */
+    uint64_t copied_bytes = size_bytes > 65536 ? 4096 : size_bytes;
+    ck_assert_uint_eq(control->stats.bytes_copied_send, 3 * copied_bytes);
+}
+END_TEST
+
+/* Between the last check of its bytes and their being read. */
+START_TEST(file_cut_after_its_last_check_is_no_success)
+{
+    uint64_t size_bytes = file_sizes[_i];
+    offer_file(size_bytes, size_bytes);
+    connect_to_itself();
+    expected_code = TL_DATA_LOSS;
+    ask(OPENED, 0, 1);
+    while (carry(OPENED) || carry(ACCEPTED))
+        continue;
+    ck_assert(file.is_cut);
+    ck_assert_uint_eq(done_count[OPENED], 1);
+}
+END_TEST
+
+/* Between the check of bytes that are not the last ones, and the kernel's reading them. */
+START_TEST(file_cut_before_its_bytes_left_is_no_success)
+{
+    const uint64_t size_bytes = 200000;
+    offer_file(size_bytes, 0);
+    connect_to_itself();
+    expected_code = TL_DATA_LOSS;
+    ask(OPENED, 0, 1);
+    while (control->stats.bytes_sent < size_bytes - 4096)
+        ck_assert(carry(OPENED) || carry(ACCEPTED));
+    ck_assert(fake_stream_is_through(ACCEPTED));
+    /* Nothing more is said before the kernel has what was sent. */
+    run_loop();
+    ck_assert_uint_eq(control->stats.bytes_sent, size_bytes - 4096);
+    cut();
+    while (carry(OPENED) || carry(ACCEPTED))
+        continue;
+    ck_assert_uint_eq(done_count[OPENED], 1);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("link_congestion");
@@ -601,6 +690,13 @@ int main(void)
     tcase_add_test(window, full_window_does_not_stop_a_side_that_does_not_read);
     tcase_add_test(window, only_a_link_over_loopback_has_a_window);
     suite_add_tcase(suite, window);
+    TCase *files = tcase_create("files");
+    tcase_set_timeout(files, 100);
+    tcase_add_checked_fixture(files, setup, teardown);
+    tcase_add_loop_test(files, file_arrives, 0, TL_ARRAY_COUNT(file_sizes));
+    tcase_add_loop_test(files, file_cut_after_its_last_check_is_no_success, 0, TL_ARRAY_COUNT(file_sizes));
+    tcase_add_test(files, file_cut_before_its_bytes_left_is_no_success);
+    suite_add_tcase(suite, files);
     TCase *stalled = tcase_create("stalled");
     tcase_set_timeout(stalled, 100);
     tcase_add_checked_fixture(stalled, setup, teardown);

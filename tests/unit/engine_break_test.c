@@ -200,6 +200,52 @@ START_TEST(what_cannot_be_sent_is_offered_again)
 }
 END_TEST
 
+/* A file that is cut right after the check of its last bytes. */
+struct cut_file {
+    struct tl_tensor *tensor;
+    bool is_cut;
+};
+
+static enum tl_status check_cut_file(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    struct cut_file *file = context;
+    if (file->is_cut) return tl_error_set(ret_error, TL_DATA_LOSS, "it was cut");
+    uint8_t *first = tl_tensor_data(file->tensor);
+    uint64_t size_bytes = tl_tensor_size_bytes(file->tensor);
+    if ((const uint8_t *)data + len_bytes == first + size_bytes) {
+        file->is_cut = true;
+        memset(first, 0, size_bytes);
+    }
+    return TL_OK;
+}
+
+/* Its zeros were written to the peer, which is told that they are none of its bytes; with a checksum, of zeros, too. */
+START_TEST(file_cut_while_it_is_read_is_no_success)
+{
+    static const uint64_t sizes[] = {1, 100, 70000};
+    static struct cut_file file;
+    bool is_bounced = (_i & 1) != 0;
+    options.engine.is_bounce_forced = is_bounced;
+    options.engine.piece_bytes = 16384;
+    open_pair();
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(sizes); i++) {
+        file = (struct cut_file){.tensor = engine_pool_bytes(owner, sizes[i], 1)};
+        tl_tensor_set_guard(file.tensor, check_cut_file, &file);
+        engine_side_publish(owner, "key", 1, file.tensor);
+        ask = (struct engine_ask){.wants_checksum = (_i & 2) != 0};
+        engine_ask_start(asker, &ask, "key", 0);
+        engine_pair_run(&pair);
+        ck_assert(file.is_cut);
+        ck_assert_uint_eq(ask.done_count, 1);
+        ck_assert_int_eq(ask.result.code, TL_DATA_LOSS);
+        ck_assert_str_eq(ask.result.message, "it was cut");
+        engine_ask_fini(&ask);
+    }
+    ck_assert(tl_conn_is_up(asker->conn));
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* A card that does not hand back what was posted is given up by its provider, which is polled for that. */
 START_TEST(a_closing_connection_keeps_its_reactor_awake)
 {
@@ -447,6 +493,7 @@ int main(void)
     tcase_add_test(tcase, closed_at_every_round);
     tcase_add_test(tcase, serves_are_told_how_they_ended);
     tcase_add_test(tcase, what_cannot_be_sent_is_offered_again);
+    tcase_add_loop_test(tcase, file_cut_while_it_is_read_is_no_success, 0, 4);
     tcase_add_test(tcase, a_closing_connection_keeps_its_reactor_awake);
     tcase_add_loop_test(tcase, device_gone, 0, 12);
     tcase_add_loop_test(tcase, peer_is_silent, 0, 30);
