@@ -225,8 +225,8 @@ void conn_memory_init(struct tl_conn *conn, struct tl_memory *memory);
 /* Gives a memory of the peer's own back. */
 void conn_memory_fini(struct tl_conn *conn);
 
-/* Whether the memory that the tensor lies in is not worth registering: a small tensor in a large allocation shares its
- * registration with all others there. */
+/* Whether it costs less to copy the tensor through the pool. Where memory must be registered, a small tensor in a large
+ * allocation shares its registration with all others there; where it need not be, only the tensor's own size counts. */
 bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor);
 
 /* Registers the memory of a tensor by the slow worker; deliver is called on the reactor and takes over the

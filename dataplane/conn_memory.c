@@ -15,9 +15,9 @@
 bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor)
 {
     void *data;
-    uint64_t capacity_bytes;
-    tl_tensor_allocation(tensor, &data, &capacity_bytes);
-    return capacity_bytes < conn->engine->options.register_bytes;
+    uint64_t len_bytes = tl_tensor_size_bytes(tensor);
+    if (conn->engine->provider->limits.needs_regions) tl_tensor_allocation(tensor, &data, &len_bytes);
+    return len_bytes < conn->engine->options.register_bytes;
 }
 
 /* -------------------------------------------------------------------------------------------------------- blocks -- */

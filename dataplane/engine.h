@@ -36,7 +36,7 @@ struct tl_engine_options {
     uint64_t piece_bytes;   /* of one write; the provider's limit if that is smaller; 0: that */
     struct tl_memory_options peer_memory; /* under TL_KEYS_REGION each peer has a pool of its own to write into */
     uint64_t register_bytes; /* users' allocations of at least so many bytes are registered; tensors in smaller ones are
-                                copied through the pool */
+                                copied through the pool. Where nothing need be registered: tensors of so many bytes */
     bool is_mapping_allowed; /* peers that ask for it may map the files that published tensors lie in */
     bool is_bounce_forced;   /* everything is copied through the pool, on both sides */
     int64_t silence_ns;      /* a peer from which nothing has come for so long while something is expected is dead */

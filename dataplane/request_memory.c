@@ -15,8 +15,7 @@
 
 static const char reason_forced[] = "everything is copied through the pool (verbs.bounce)";
 static const char reason_small[] = "the allocation that it lies in is too small to be registered (verbs.register)";
-static const char reason_cheap[] =
-    "the allocation that it lies in is small: a copy is cheaper than a call of the kernel";
+static const char reason_cheap[] = "it is small: copying it twice takes less time than having it read by the kernel";
 
 static void room_came(struct tl_letter *letter);
 

@@ -18,7 +18,7 @@
 #define CACHE_COUNT 4096
 /* Of one write: what a cancel may have to wait for. So large that the provider copies it past the caches. */
 #define PIECE_BYTES (8 * 1024 * 1024)
-/* Tensors of users in smaller allocations are copied through the pool: that costs less than to ask the peer. */
+/* Smaller tensors in memory of users are copied through the pool: to have a helper thread read them takes longer. */
 #define REGISTER_BYTES (16 * 1024)
 #define MAX_CACHED_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)

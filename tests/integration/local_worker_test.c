@@ -122,6 +122,37 @@ START_TEST(copied_twice)
 }
 END_TEST
 
+/* It would take longer to wake the thread that reads large ones. */
+START_TEST(small_tensor_in_a_large_allocation_is_copied_twice)
+{
+    static uint8_t memory[LARGE];
+    const uint64_t size_bytes = 1000;
+    const struct tl_tensor_view view = {.size_bytes = sizeof(view),
+                                        .dtype = TL_U8,
+                                        .rank = 1,
+                                        .dims = &size_bytes,
+                                        .data = memory,
+                                        .offset_bytes = LARGE / 2,
+                                        .capacity_bytes = LARGE};
+    struct tl_tensor *destination, *tensor = cluster_tensor(size_bytes, 5);
+    struct tl_completion got;
+    open_pair(2 * _i, NULL);
+    ck_assert_int_eq(tl_tensor_wrap(&view, &destination, &error), TL_OK);
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = destination};
+    cluster_publish(cluster.workers[0], "w", 1, tensor);
+    tl_tensor_put(tensor);
+    ck_assert_int_eq(tl_recv_wait(cluster.workers[1], cluster_peer(cluster.workers[1], 0), "w", 1, &options,
+                                  CLUSTER_LONG, &got, &error),
+                     TL_OK);
+    ck_assert_msg(got.path == TL_PATH_BOUNCE, "%s: %s", tl_path_name(got.path), got.path_reason);
+    ck_assert_msg(strstr(got.path_reason, "it is small") != NULL, "%s", got.path_reason);
+    ck_assert(cluster_tensor_is(got.tensor, size_bytes, 5));
+    tl_tensor_put(got.tensor);
+    tl_tensor_put(destination);
+    teardown();
+}
+END_TEST
+
 START_TEST(users)
 {
     cluster_init(&cluster, 1,
@@ -215,6 +246,7 @@ int main(void)
     tcase_set_timeout(tcase, 100);
     tcase_add_loop_test(tcase, copied_once, 0, 8);
     tcase_add_loop_test(tcase, copied_twice, 0, 4);
+    tcase_add_loop_test(tcase, small_tensor_in_a_large_allocation_is_copied_twice, 0, 2);
     tcase_add_test(tcase, users);
     tcase_add_test(tcase, published_tensor_arrives_while_many_others_are_awaited);
     tcase_add_test(tcase, what_a_receive_has_waited_for_is_told);

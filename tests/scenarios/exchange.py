@@ -30,7 +30,7 @@ class Pull(unittest.TestCase):
             with Server(config, "ps", publish=[checkpoint]):
                 pulled = workers.pull(config, PEER, f"{folder}/copy.safetensors", "--verify-against", checkpoint)
             self.assertTrue(pulled["complete"], pulled)
-            self.assertEqual(({self.transport.paths[0]: 32}, 32, 32, 0),
+            self.assertEqual((self.transport.checkpoint_paths, 32, 32, 0),
                              (pulled["paths"], pulled["verified"], pulled["compared"], pulled["failed"]))
 
 

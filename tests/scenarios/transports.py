@@ -34,6 +34,7 @@ class Transport:
     protocol = "grpc"
     # Of plain tensors.
     paths = ("grpc",)
+    checkpoint_paths = {"grpc": 32}
     # Address of the job.
     hosts = {"ps": "127.0.0.1", "worker": "127.0.0.1"}
     # The section of the configuration that its settings are in; what they are unless a scenario says otherwise, and, under
@@ -75,6 +76,7 @@ class Local(Transport):
     name = "local"
     protocol = "grpc+local"
     paths = ("zero-copy", "bounce")
+    checkpoint_paths = {"zero-copy": 14, "bounce": 18}  # small ones are copied twice
     section, defaults = "local", {"silence": "10s"}
     faulty = {"prefer": {"silence": "2s"}, "require": {"silence": "2s", "process_vm": "off"}}
     lacking = {"socket_folder": "/nowhere/at/all"}, "/nowhere/at/all"
@@ -89,6 +91,7 @@ class Verbs(Transport):
     name = "verbs"
     protocol = "grpc+verbs"
     paths = ("zero-copy", "bounce")
+    checkpoint_paths = {"zero-copy": 32}
     hosts = {"ps": "10.9.0.2", "worker": "10.9.0.1"}
     # For guests of a busy machine. timeout: rxe binds windows anew when it sends packets again, which fails since they
     # are bound.
