@@ -100,8 +100,7 @@ static void handle(struct local_provider *provider, uint64_t number, uint32_t ev
     if (pair != NULL && (is_process || !is_mere_wake(pair, events))) (void)local_pair_hear(pair);
 }
 
-/* Who has had a segment may have left all of its pages to us, or locks without end: it is closed by a porter. */
-static void close_segments(int *segments, size_t count)
+void local_close_segments(int *segments, size_t count)
 {
     if (count > 0) {
         local_porter_drop_all(&(struct local_remains){.segments = segments, .segment_count = count});
@@ -129,13 +128,13 @@ static void tell_of_gone_regions(struct local_provider *provider)
         struct local_region *region = TL_CONTAINER_OF(link, struct local_region, link);
         TL_LIST_FOREACH(&provider->pairs, place)
         local_forget_region(TL_CONTAINER_OF(place, struct local_pair, link), region->number);
-        if (segments != NULL)
+        if (region->fd >= 0 && segments != NULL)
             segments[count++] = region->fd;
-        else
+        else if (region->fd >= 0)
             close(region->fd);
         free(region);
     }
-    close_segments(segments, count);
+    local_close_segments(segments, count);
 }
 
 /* Waits for news; true: it was woken by the other descriptor. */
@@ -425,8 +424,10 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
     struct local_provider *provider = calloc(1, sizeof(*provider));
     if (provider == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
     provider->base.ops = &local_ops;
-    provider->base.limits = (struct tl_provider_limits){
-        .max_write_bytes = UINT64_C(1) << 40, .max_queue_pairs = MAX_QUEUE_PAIRS, .numa_node = -1};
+    provider->base.limits = (struct tl_provider_limits){.max_write_bytes = UINT64_C(1) << 40,
+                                                        .max_queue_pairs = MAX_QUEUE_PAIRS,
+                                                        .max_pool_regions = LOCAL_MAX_POOL_REGIONS,
+                                                        .numa_node = -1};
     provider->base.fd = -1;
     provider->folder_fd = provider->gone_fd = provider->done_fd = -1;
     provider->own_uid = geteuid();

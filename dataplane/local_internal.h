@@ -94,17 +94,17 @@ void local_ring_unmap(struct local_ring *ring);
 
 struct local_region {
     struct tl_region base;
-    int fd;              /* of the segment; -1: memory of somebody else's */
+    bool is_segment;     /* else memory of somebody else's */
+    int fd;              /* of the segment, the reactor's; -1: none, or the peer has it, which is enough */
     uint64_t number;     /* of the provider */
     struct tl_list link; /* in provider->gone */
 };
 
 /* A segment of ours that the peer has been told of. */
 struct local_told {
-    uint64_t region_number;
+    struct local_region *region;
     uint32_t number; /* for this pair */
-    int fd;          /* ours while it was not sent; -1: it was */
-    uint64_t len_bytes;
+    bool is_sent;
 };
 
 /* A segment of the peer's. */
@@ -116,7 +116,9 @@ struct local_mapped {
 };
 
 #define LOCAL_CHUNK_BYTES (UINT64_C(2) << 20)
+/* Of one peer, mapped at a time; and regions of a pool, which leave some for what lies outside of it. */
 #define LOCAL_MAX_SEGMENTS 1024
+#define LOCAL_MAX_POOL_REGIONS (LOCAL_MAX_SEGMENTS - 16)
 
 /* Where a peer may write, as it travels. */
 enum local_place_kind { LOCAL_PLACE_SEGMENT = 1, LOCAL_PLACE_OUTSIDE = 2 };
@@ -477,6 +479,9 @@ static inline struct local_pair *local_pair_of(const struct tl_queue_pair *pair)
 bool local_watch_news(struct local_provider *provider, int fd, uint64_t number);
 /* Added to the number of a pair: it is the peer's process that has ended. */
 #define LOCAL_PROCESS_NUMBER (UINT64_C(1) << 63)
+/* Has a porter close descriptors of segments, and frees the array. Whoever has had a segment may have left all of its
+ * pages to us, or locks without end. */
+void local_close_segments(int *segments, size_t count);
 /* Nothing more comes or goes over this socket, and nothing is told of it any more. */
 void local_forget_socket(struct local_provider *provider, int socket);
 

@@ -92,8 +92,9 @@ enum tl_status local_memory_make(const char *name, uint64_t len_bytes, enum loca
         if (fd >= 0 && pages != LOCAL_PAGES_SMALL) (void)madvise(*ret_address, len_bytes, MADV_HUGEPAGE);
     }
     if (fd < 0) {
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "cannot make %" PRIu64 " bytes of shared memory: %s",
-                            len_bytes, strerror(errno));
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "cannot make %" PRIu64 " bytes of shared memory: %s%s",
+                            len_bytes, strerror(errno),
+                            errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
     }
     *ret_fd = fd;
     return TL_OK;
@@ -158,6 +159,7 @@ static enum tl_status make_region(struct tl_provider *provider, void *address, u
     if (region == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a region");
     region->base =
         (struct tl_region){.provider = provider, .address = address, .len_bytes = len_bytes, .access = access};
+    region->is_segment = fd >= 0;
     region->fd = fd;
     region->number = atomic_fetch_add_explicit(&local->last_region, 1, memory_order_relaxed) + 1;
     tl_list_init(&region->link);
@@ -202,7 +204,7 @@ void local_region_destroy(struct tl_region *base)
 {
     struct local_region *region = (struct local_region *)base;
     struct local_provider *provider = local_provider_of(base->provider);
-    if (region->fd < 0) {
+    if (!region->is_segment) {
         free(region);
         return;
     }

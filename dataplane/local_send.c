@@ -403,27 +403,36 @@ bool local_send_news(struct local_pair *pair, const void *packet, size_t len_byt
     return is_sent;
 }
 
+/* A pool may have a thousand segments, and a process no more open files than that: what was sent is closed. */
 void local_tell_segments(struct local_pair *pair)
 {
-    for (size_t i = 0; i < pair->told_count; i++) {
+    int *sent = calloc(pair->told_unsent, sizeof(*sent));
+    size_t sent_count = 0;
+    bool may_send = true;
+    for (size_t i = 0; i < pair->told_count && may_send; i++) {
         struct local_told *told = &pair->told[i];
-        if (told->fd < 0) continue;
+        if (told->is_sent) continue;
         const struct local_segment_packet packet = {
-            .kind = LOCAL_PACKET_ATTACH, .number = told->number, .len_bytes = told->len_bytes};
-        if (!local_send_news(pair, &packet, sizeof(packet), told->fd)) return;
-        told->fd = -1;
+            .kind = LOCAL_PACKET_ATTACH, .number = told->number, .len_bytes = told->region->base.len_bytes};
+        may_send = local_send_news(pair, &packet, sizeof(packet), told->region->fd);
+        if (!may_send) continue;
+        told->is_sent = true;
         pair->told_unsent--;
+        if (sent == NULL) continue; /* closed with the region */
+        sent[sent_count++] = told->region->fd;
+        told->region->fd = -1;
     }
+    local_close_segments(sent, sent_count);
 }
 
 void local_forget_region(struct local_pair *pair, uint64_t region_number)
 {
     for (size_t i = 0; i < pair->told_count; i++) {
         struct local_told told = pair->told[i];
-        if (told.region_number != region_number) continue;
+        if (told.region->number != region_number) continue;
         if (pair->last_told_region == region_number) pair->last_told_region = 0;
         memmove(&pair->told[i], &pair->told[i + 1], (--pair->told_count - i) * sizeof(told));
-        if (told.fd >= 0) {
+        if (!told.is_sent) {
             /* Numbers follow each other: the next one would not be what the peer awaits. */
             pair->told_unsent--;
             local_pair_break(pair, TL_UNAVAILABLE, "memory has gone before the peer was told of it");
@@ -436,13 +445,14 @@ void local_forget_region(struct local_pair *pair, uint64_t region_number)
 }
 
 /* The number under which the peer knows the segment; 0: no memory to tell it. */
-static uint32_t tell(struct local_pair *pair, const struct local_region *region)
+static uint32_t tell(struct local_pair *pair, struct local_region *region)
 {
     if (pair->last_told_region == region->number) return pair->last_told_number;
     uint32_t number = 0;
     for (size_t i = 0; i < pair->told_count && number == 0; i++)
-        number = pair->told[i].region_number == region->number ? pair->told[i].number : 0;
+        number = pair->told[i].region == region ? pair->told[i].number : 0;
     if (number == 0) {
+        TL_CHECK(region->fd >= 0); /* it serves one peer alone */
         if (pair->told_count == pair->told_capacity) {
             size_t capacity = pair->told_capacity > 0 ? 2 * pair->told_capacity : 4;
             struct local_told *told = realloc(pair->told, capacity * sizeof(*told));
@@ -451,8 +461,7 @@ static uint32_t tell(struct local_pair *pair, const struct local_region *region)
             pair->told_capacity = capacity;
         }
         number = pair->next_told++;
-        pair->told[pair->told_count++] = (struct local_told){
-            .region_number = region->number, .number = number, .fd = region->fd, .len_bytes = region->base.len_bytes};
+        pair->told[pair->told_count++] = (struct local_told){.region = region, .number = number};
         pair->told_unsent++;
         if (pair->state == LOCAL_CONNECTED) local_tell_segments(pair);
     }
@@ -502,10 +511,10 @@ enum tl_status local_expose(struct tl_queue_pair *base, struct tl_region *region
                             struct tl_exposure *exposure, struct tl_error *ret_error)
 {
     struct local_pair *pair = local_pair_of(base);
-    const struct local_region *local = (const struct local_region *)region;
+    struct local_region *local = (struct local_region *)region;
     struct local_place place = {0};
     TL_CHECK(len_bytes > 0);
-    bool is_outside = region == NULL || local->fd < 0;
+    bool is_outside = region == NULL || !local->is_segment;
     *exposure = (struct tl_exposure){.region = region, .address = address, .len_bytes = len_bytes};
     if (is_outside) {
         enum tl_status status = expose_outside(pair, address, len_bytes, &place, ret_error);

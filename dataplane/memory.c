@@ -9,6 +9,7 @@
  */
 #include "dataplane/memory.h"
 
+#include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -134,16 +135,15 @@ static bool evict(void *context)
 static void log_full(struct tl_memory *memory)
 {
     struct tl_memory_stats stats;
-    char remedy[96];
+    struct tl_error refusal;
     int64_t now_ns = tl_clock_now_ns();
     tl_memory_get_stats(memory, &stats);
     if (stats.pool_waiting == 0 || now_ns < memory->next_full_log_ns) return;
     memory->next_full_log_ns = now_ns + FULL_LOG_NS;
-    snprintf(remedy, sizeof(remedy), "release received tensors sooner, or raise %s.max_pool",
-             memory->provider->ops->settings);
+    tl_pool_get_refusal(memory->pool, &refusal);
     TL_LOG_AT_WARN("requests wait for registered memory", TL_U64("waiting", stats.pool_waiting),
                    TL_U64("pool_bytes", stats.pool_bytes), TL_U64("used_bytes", stats.pool_used_bytes),
-                   TL_STR("remedy", remedy));
+                   TL_STR("reason", refusal.message), TL_STR("remedy", "release received tensors sooner"));
 }
 
 static void serve_rooms(struct tl_memory *memory)
@@ -359,6 +359,19 @@ enum tl_status tl_memory_region_map(struct tl_memory *memory, uint64_t len_bytes
 void tl_memory_count_bounce(struct tl_memory *memory, uint64_t len_bytes)
 {
     atomic_fetch_add_explicit(&memory->bounced_bytes, len_bytes, memory_order_relaxed);
+}
+
+void tl_memory_format_wait(struct tl_memory *memory, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    struct tl_memory_stats stats;
+    struct tl_error refusal;
+    tl_memory_get_stats(memory, &stats);
+    tl_pool_get_refusal(memory->pool, &refusal);
+    tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                 "it waited for %" PRIu64 " bytes of the pool, of which %" PRIu64 " of %" PRIu64
+                 " are in use; release received tensors sooner%s%.500s",
+                 len_bytes, stats.pool_used_bytes, stats.pool_bytes,
+                 refusal.code != TL_OK ? "; it does not grow: " : "", refusal.code != TL_OK ? refusal.message : "");
 }
 
 void tl_memory_get_stats(struct tl_memory *memory, struct tl_memory_stats *ret_stats)

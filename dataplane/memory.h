@@ -136,5 +136,8 @@ enum tl_status tl_memory_region_map(struct tl_memory *memory, uint64_t len_bytes
 void tl_memory_count_bounce(struct tl_memory *memory, uint64_t len_bytes);
 /* Thread: any. */
 void tl_memory_get_stats(struct tl_memory *memory, struct tl_memory_stats *ret_stats);
+/* What a request says that has waited in vain for so many bytes of the pool: TL_RESOURCE_EXHAUSTED, with the reason why
+ * it does not grow, and the remedy. */
+void tl_memory_format_wait(struct tl_memory *memory, uint64_t len_bytes, struct tl_error *ret_error);
 
 #endif

@@ -229,3 +229,10 @@ void tl_pool_get_stats(struct tl_pool *pool, struct tl_pool_stats *ret_stats)
                                         .waiting = pool->waiting_count};
     pthread_mutex_unlock(&pool->mutex);
 }
+
+void tl_pool_get_refusal(struct tl_pool *pool, struct tl_error *ret_refusal)
+{
+    pthread_mutex_lock(&pool->mutex);
+    *ret_refusal = pool->refusal;
+    pthread_mutex_unlock(&pool->mutex);
+}

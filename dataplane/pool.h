@@ -91,5 +91,7 @@ struct tl_region *tl_pool_find(struct tl_pool *pool, const void *address, uint64
 struct tl_region *tl_pool_region_of(const struct tl_pool *pool, const struct tl_block *block);
 
 void tl_pool_get_stats(struct tl_pool *pool, struct tl_pool_stats *ret_stats);
+/* What kept the pool from growing when that was tried last, with the remedy; TL_OK: nothing did. */
+void tl_pool_get_refusal(struct tl_pool *pool, struct tl_error *ret_refusal);
 
 #endif

@@ -17,6 +17,9 @@
 #include "base/check.h"
 #include "base/error.h"
 
+/* So many regions have the size that the settings say; then a further one has that part of the pool. */
+#define REGIONS_OF_ONE_SIZE 64
+
 /* ------------------------------------------------------------------------------------------------------- regions -- */
 
 size_t pool_count_up_to(const struct tl_pool *pool, uintptr_t address)
@@ -115,27 +118,42 @@ static struct pool_region *pick_unused(struct tl_pool *pool)
     return picked;
 }
 
+/* There may be no further one: each costs its provider something. */
+static bool has_most_regions(const struct tl_pool *pool)
+{
+    uint32_t most = pool->provider->limits.max_pool_regions;
+    return most > 0 && pool->region_count >= most;
+}
+
 /* Makes room below the maximum, and says how large a region for need_bytes will be. Under growing. */
 static enum tl_status plan_region(struct tl_pool *pool, uint64_t need_bytes, uint64_t *ret_len_bytes,
                                   struct tl_error *ret_error)
 {
-    uint64_t len_bytes = tl_max_u64(pool->pool_bytes, need_bytes);
-    while (len_bytes <= pool->max_bytes && len_bytes > pool->max_bytes - pool->bytes) {
+    /* In a large pool regions become larger, so that they stay few. */
+    uint64_t share_bytes = pool_round(pool->bytes / REGIONS_OF_ONE_SIZE, TL_PAGE_BYTES);
+    uint64_t len_bytes = tl_max_u64(tl_max_u64(pool->pool_bytes, share_bytes), need_bytes);
+    while (len_bytes <= pool->max_bytes && (len_bytes > pool->max_bytes - pool->bytes || has_most_regions(pool))) {
         struct pool_region *unused = pick_unused(pool);
         if (!unused) break;
         pool_region_destroy(unused);
     }
     len_bytes = tl_min_u64(len_bytes, pool->max_bytes - pool->bytes);
-    if (len_bytes >= need_bytes) {
+    if (len_bytes >= need_bytes && !has_most_regions(pool)) {
         *ret_len_bytes = len_bytes;
         return TL_OK;
     }
     struct tl_pool_stats stats;
     tl_pool_get_stats(pool, &stats);
+    const char *settings = pool->provider->ops->settings;
+    if (has_most_regions(pool)) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "the pool has %" PRIu64 " regions, which is the most; make them larger (%s.pool)",
+                            stats.regions, settings);
+    }
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                         "%" PRIu64 " bytes do not fit into the pool, which has %" PRIu64 " bytes, %" PRIu64
                         " of them in use, and may have %" PRIu64 "; raise its maximum (%s.max_pool)",
-                        need_bytes, stats.bytes, stats.used_bytes, pool->max_bytes, pool->provider->ops->settings);
+                        need_bytes, stats.bytes, stats.used_bytes, pool->max_bytes, settings);
 }
 
 static enum tl_status make_region(struct tl_pool *pool, uint64_t region_bytes, struct pool_need need,
@@ -240,7 +258,7 @@ bool tl_pool_withdraw(struct tl_pool *pool, struct tl_pool_wait *wait)
 /* It is the maximum that stands in the way of a region for this, not the card or the system. Under both locks. */
 static bool is_full(const struct tl_pool *pool, struct pool_need need)
 {
-    return pool_round(need.len_bytes, TL_PAGE_BYTES) > pool->max_bytes - pool->bytes;
+    return has_most_regions(pool) || pool_round(need.len_bytes, TL_PAGE_BYTES) > pool->max_bytes - pool->bytes;
 }
 
 /* Serves the longest wait; false: it must go on waiting. Under both locks, but mutex is not held while the pool grows.
@@ -255,6 +273,8 @@ static bool serve_first(struct tl_pool *pool, struct tl_pool_wait *wait)
         pthread_mutex_unlock(&pool->mutex);
         status = pool_grow(pool, need, &wait->block, &error);
         pthread_mutex_lock(&pool->mutex);
+        pool->refusal.code = TL_OK;
+        if (status != TL_OK) pool->refusal = error;
         wait->is_being_served = false;
         /* It may yet come back. */
         if (status != TL_OK && !wait->is_withdrawn && can_ever_fit(pool, need, is_full(pool, need))) return false;

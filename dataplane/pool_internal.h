@@ -66,7 +66,8 @@ struct tl_pool {
     struct pool_region **regions; /* [region_count], by address */
     size_t region_count;
     size_t region_capacity;
-    uint64_t bytes; /* of all regions; changes under both locks */
+    uint64_t bytes;          /* of all regions; changes under both locks */
+    struct tl_error refusal; /* why it did not grow when that was tried last for a waiting request; TL_OK: it did */
     bool is_closed;
 };
 

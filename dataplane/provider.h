@@ -108,9 +108,10 @@ struct tl_queue_pair_options {
 struct tl_provider_limits {
     uint64_t max_write_bytes; /* of one write */
     uint32_t max_queue_pairs;
-    bool has_windows;   /* TL_KEYS_WINDOW works */
-    bool needs_regions; /* sources, and what is exposed, must lie in a region */
-    int numa_node;      /* of the card; -1: none */
+    uint32_t max_pool_regions; /* that a pool may have at a time; 0: any number */
+    bool has_windows;          /* TL_KEYS_WINDOW works */
+    bool needs_regions;        /* sources, and what is exposed, must lie in a region */
+    int numa_node;             /* of the card; -1: none */
 };
 
 struct tl_provider_ops {

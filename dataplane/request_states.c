@@ -2,7 +2,6 @@
 /* What happens to a request, and what follows from it. */
 #include "dataplane/request_internal.h"
 
-#include <inttypes.h>
 #include <stdlib.h>
 
 #include "base/clock.h"
@@ -81,14 +80,8 @@ static void cancel_unasked(struct request *request)
 
 static void set_given_up_waiting(struct request *request)
 {
-    struct tl_memory_stats stats;
     struct tl_error error;
-    tl_memory_get_stats(request->conn->memory, &stats);
-    tl_error_set(&error, TL_RESOURCE_EXHAUSTED,
-                 "it waited for %" PRIu64 " bytes of the pool, of which %" PRIu64 " of %" PRIu64
-                 " are in use; release received tensors sooner, or raise its maximum (%s.max_pool)",
-                 request->room->room.wait.len_bytes, stats.pool_used_bytes, stats.pool_bytes,
-                 request->conn->engine->provider->ops->settings);
+    tl_memory_format_wait(request->conn->memory, request->room->room.wait.len_bytes, &error);
     request_set_result(request, &error);
 }
 

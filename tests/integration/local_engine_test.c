@@ -3,9 +3,11 @@
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "dataplane/local_internal.h"
+#include "dataplane/pages.h"
 #include "fakes/engine_case.h"
 #include "fakes/local_sides.h"
 #include "fakes/run_suite.h"
@@ -282,6 +284,37 @@ START_TEST(a_received_tensor_outlives_everything)
 }
 END_TEST
 
+/* So many tensors are kept that regions of the pool's first size would be more than a peer may map and, at one
+ * descriptor for each, more than this process may have open. */
+START_TEST(more_regions_than_a_process_has_descriptors)
+{
+    enum { COUNT = 1500, AT_ONCE = 60, DESCRIPTORS = 128 };
+    static struct engine_ask asks[COUNT];
+    struct rlimit limit;
+    options.engine.peer_memory.pool_bytes = TL_PAGE_BYTES;
+    open_pair();
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    limit.rlim_cur = DESCRIPTORS;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    for (unsigned i = 0; i < COUNT; i++) {
+        asks[i] = (struct engine_ask){.is_open = false};
+        engine_side_send(owner, "key", i, engine_bytes(TL_PAGE_BYTES, i));
+        engine_ask_start(asker, &asks[i], "key", i);
+        if (i % AT_ONCE == 0 || i == COUNT - 1) engine_pair_run(&pair);
+    }
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert_uint_eq(asks[i].done_count, 1);
+        ck_assert_msg(asks[i].result.code == TL_OK, "%u: %s", i, asks[i].result.message);
+        ck_assert(engine_is_bytes(asks[i].fetch.destination, TL_PAGE_BYTES, i));
+    }
+    ck_assert_uint_gt(engine_side_memory(asker).pool_regions, DESCRIPTORS);
+    ck_assert_uint_lt(engine_side_memory(asker).pool_regions, LOCAL_MAX_POOL_REGIONS);
+    for (unsigned i = 0; i < COUNT; i++)
+        engine_ask_fini(&asks[i]);
+    close_pair();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("local_engine");
@@ -297,6 +330,7 @@ int main(void)
     tcase_add_test(tcase, cancelled_in_the_middle);
     tcase_add_test(tcase, broken_in_the_middle);
     tcase_add_test(tcase, a_received_tensor_outlives_everything);
+    tcase_add_test(tcase, more_regions_than_a_process_has_descriptors);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

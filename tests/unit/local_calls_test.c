@@ -106,18 +106,22 @@ static bool pass_file(uint64_t number)
     return pass(&packet, sizeof(packet));
 }
 
-/* A peer that has died leaves all of its pages to whoever closes last. */
+/* A peer that has died leaves all of its pages to whoever closes last. The descriptor is closed as soon as the peer has
+ * it. */
 START_TEST(segments_that_are_given_up)
 {
     struct tl_exposure exposure = {0};
+    unsigned descriptors = count_descriptors();
     struct tl_region *region = side_map(&a, 8 * MIB);
+    is_watching = true;
     side_expose(&a, region, region->address, 8 * MIB, &exposure);
     side_message(&a, &exposure.descriptor, sizeof(exposure.descriptor), NULL);
-    PUMP_UNTIL(b.messages == 1);
-    unsigned descriptors = count_descriptors();
+    PUMP_UNTIL(b.messages == 1 && count_descriptors() == descriptors);
+    ck_assert_uint_eq(local_pair_of(b.pair)->mapped_count, 1);
+    is_watching = false;
     region_drop(region);
     is_watching = true;
-    PUMP_UNTIL(count_descriptors() < descriptors);
+    PUMP_UNTIL(local_pair_of(b.pair)->mapped_count == 0);
     ck_assert_uint_eq(freed, 0);
 }
 END_TEST

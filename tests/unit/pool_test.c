@@ -340,12 +340,47 @@ START_TEST(random_use)
 }
 END_TEST
 
+START_TEST(regions_stay_few)
+{
+    enum { COUNT = 4096 };
+    static struct tl_block *blocks[COUNT];
+    struct tl_pool_stats stats;
+    open_pool(4 * KIB, 64 * MIB);
+    for (unsigned i = 0; i < COUNT; i++)
+        blocks[i] = take(4 * KIB);
+    tl_pool_get_stats(pool, &stats);
+    ck_assert_uint_lt(stats.regions, COUNT / 8);
+    for (unsigned i = 0; i < COUNT; i++)
+        tl_pool_give(blocks[i]);
+}
+END_TEST
+
+START_TEST(no_more_regions_than_the_provider_takes)
+{
+    struct tl_block *blocks[3];
+    provider.base.limits.max_pool_regions = 3;
+    open_pool(4 * KIB, 64 * MIB);
+    for (unsigned i = 0; i < 3; i++)
+        blocks[i] = take(4 * KIB);
+    refuse(4 * KIB);
+    ck_assert_msg(strstr(error.message, "the pool has 3 regions, which is the most; make them larger (") != NULL, "%s",
+                  error.message);
+    /* One that is wholly free makes room for another one. */
+    tl_pool_give(blocks[2]);
+    blocks[2] = take(12 * KIB);
+    for (unsigned i = 0; i < 3; i++)
+        tl_pool_give(blocks[i]);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("pool");
     TCase *tcase = tcase_create("pool");
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, regions_stay_few);
+    tcase_add_test(tcase, no_more_regions_than_the_provider_takes);
     tcase_add_test(tcase, alignment);
 #ifdef HAS_ADDRESS_SANITIZER
     tcase_add_test(tcase, late_writes_are_found);
