@@ -27,7 +27,7 @@
 #define IDLE_COUNT 64
 
 struct tl_share {
-    struct tl_client client;
+    struct tl_share_client client;
     UT_hash_handle hh; /* in tl_shares.clients, by client */
     struct tl_shares *shares;
     uint64_t held;
@@ -49,7 +49,7 @@ struct tl_shares {
 /* ------------------------------------------------------------------------------------------------------ clients -- */
 
 /* The host of "[::1]:4000", where brackets may be percent-encoded. False: it is no such address. */
-static bool parse_ipv6(const char *text, struct tl_client *client)
+static bool parse_ipv6(const char *text, struct tl_share_client *client)
 {
     char host[INET6_ADDRSTRLEN];
     text += strncmp(text, "%5B", 3) == 0 ? 3 : *text == '[';
@@ -60,7 +60,7 @@ static bool parse_ipv6(const char *text, struct tl_client *client)
     return inet_pton(AF_INET6, host, client->address) == 1;
 }
 
-static bool parse_ipv4(const char *text, struct tl_client *client)
+static bool parse_ipv4(const char *text, struct tl_share_client *client)
 {
     char host[INET_ADDRSTRLEN];
     size_t len = strcspn(text, ":");
@@ -71,13 +71,13 @@ static bool parse_ipv4(const char *text, struct tl_client *client)
     return inet_pton(AF_INET, host, client->address + 12) == 1;
 }
 
-struct tl_client tl_client_of_address(const char *address)
+struct tl_share_client tl_share_client_of(const char *address)
 {
-    struct tl_client client = {.link = 0};
+    struct tl_share_client client = {.link = 0};
     const size_t scheme_len = strlen("ipv4:");
     bool is_ip = (strncmp(address, "ipv4:", scheme_len) == 0 && parse_ipv4(address + scheme_len, &client)) ||
                  (strncmp(address, "ipv6:", scheme_len) == 0 && parse_ipv6(address + scheme_len, &client));
-    return is_ip ? client : (struct tl_client){.link = 0};
+    return is_ip ? client : (struct tl_share_client){.link = 0};
 }
 
 /* ------------------------------------------------------------------------------------------------------- shares -- */
@@ -133,7 +133,7 @@ void tl_shares_destroy(struct tl_shares *shares)
 }
 
 /* NULL: no memory. */
-static struct tl_share *find_or_add(struct tl_shares *shares, const struct tl_client *client)
+static struct tl_share *find_or_add(struct tl_shares *shares, const struct tl_share_client *client)
 {
     struct tl_share *share;
     unsigned hash = (unsigned)XXH3_64bits_withSeed(client, sizeof(*client), shares->hash_seed);
@@ -167,7 +167,7 @@ static bool is_admitted(const struct tl_shares *shares, const struct tl_share *s
     return used <= shares->limit || held <= shares->limit / (count_others(shares, share) + 1);
 }
 
-static enum tl_status take(struct tl_shares *shares, const struct tl_client *client, uint64_t amount,
+static enum tl_status take(struct tl_shares *shares, const struct tl_share_client *client, uint64_t amount,
                            struct tl_share **ret_share, struct tl_error *ret_error)
 {
     struct tl_share *share = find_or_add(shares, client);
@@ -187,7 +187,7 @@ static enum tl_status take(struct tl_shares *shares, const struct tl_client *cli
     return TL_OK;
 }
 
-enum tl_status tl_shares_take(struct tl_shares *shares, const struct tl_client *client, uint64_t amount,
+enum tl_status tl_shares_take(struct tl_shares *shares, const struct tl_share_client *client, uint64_t amount,
                               struct tl_share **ret_share, struct tl_error *ret_error)
 {
     TL_CHECK(amount > 0);

@@ -28,14 +28,14 @@ struct tl_share; /* what one client holds */
 
 /* Who is charged: a link, or the address of a caller that has none. Compared as bytes. All zero: the caller's address
  * is not one of IP, as with Unix sockets; all of these are one client. */
-struct tl_client {
+struct tl_share_client {
     uint64_t link;       /* number of the link within this worker; 0: none */
     uint8_t address[16]; /* IPv6, or IPv4 mapped to it; zero with a link */
 };
 
 /* The client of a caller without a link, from its address as gRPC writes it: "ipv4:10.0.0.1:4000",
  * "ipv6:[::1]:4000" or "ipv6:%5B::1%5D:4000". The port does not matter. */
-struct tl_client tl_client_of_address(const char *address);
+struct tl_share_client tl_share_client_of(const char *address);
 
 /* setting is the name of the limit in the configuration, static: "limits.waiting". NULL: no memory. */
 struct tl_shares *tl_shares_create(const char *setting, uint64_t limit);
@@ -47,7 +47,7 @@ void tl_shares_destroy(struct tl_shares *shares);
 /* Charges a client with amount, which is at least 1. *ret_share is needed to give it back; it is the same for all that
  * one client holds at a time.
  * Errors: TL_RESOURCE_EXHAUSTED: the rule above, naming the limit, what is in use and the remedy; no memory. */
-enum tl_status tl_shares_take(struct tl_shares *shares, const struct tl_client *client, uint64_t amount,
+enum tl_status tl_shares_take(struct tl_shares *shares, const struct tl_share_client *client, uint64_t amount,
                               struct tl_share **ret_share, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Gives back amount, or a part of it. The share is invalid once everything that was taken was given back. */

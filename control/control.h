@@ -46,13 +46,14 @@ struct tl_control_handlers {
     /* A peer has opened a link and said who it is; set its events with tl_link_set_events now. */
     void (*link_up)(void *worker, struct tl_link *link);
 
-    /* A client wants to publish a tensor: errors refuse it before any memory is taken. */
+    /* A client wants to publish a tensor: errors refuse it before any memory is taken. *ret_admission is the worker's,
+     * for publish. */
     enum tl_status (*admit)(void *worker, const struct tl_identity *client, const struct tl_push *push,
-                            struct tl_error *ret_error);
+                            void **ret_admission, struct tl_error *ret_error);
     /* Its bytes are complete and checked; the callee takes a reference of its own. Called exactly once for each admit
-     * that succeeded: with tensor NULL when the client broke off. */
-    enum tl_status (*publish)(void *worker, const struct tl_identity *client, const struct tl_push *push,
-                              struct tl_tensor *tensor, uint64_t *ret_publication, struct tl_error *ret_error);
+     * that succeeded, with what that returned: with tensor NULL when the client broke off. */
+    enum tl_status (*publish)(void *worker, void *admission, const struct tl_push *push, struct tl_tensor *tensor,
+                              uint64_t *ret_publication, struct tl_error *ret_error);
     uint64_t (*withdraw)(void *worker, const struct tl_identity *client, const char *pattern);
     /* Ownership of *ret_listing: freed with tl_listing_fini. */
     enum tl_status (*list)(void *worker, const char *pattern, struct tl_listing *ret_listing,

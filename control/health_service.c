@@ -8,8 +8,8 @@
  *
  * When the server stops, every service becomes NOT_SERVING; a watcher is told so and ended with UNAVAILABLE.
  *
- * Failure modes: Check of an unknown service is NOT_FOUND; watchers beyond MAX_WATCHERS are refused with
- * RESOURCE_EXHAUSTED.
+ * Failure modes: Check of an unknown service is NOT_FOUND; watchers beyond their client's share of MAX_WATCHERS
+ * (base/shares.h) are refused with RESOURCE_EXHAUSTED.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,13 +34,14 @@ struct tl_health_service {
     struct named_health services[MAX_SERVICES]; /* [service_count] */
     size_t service_count;
     struct tl_list watches;
-    size_t watch_count;
+    struct tl_shares *watchers; /* MAX_WATCHERS, divided among the clients */
     bool is_stopping;
 };
 
 struct watch_call {
     struct tl_service_call call;
-    struct tl_list link; /* in the service's watches once the request was read */
+    struct tl_list link;    /* in the service's watches once the request was read */
+    struct tl_share *share; /* of MAX_WATCHERS, from then on */
     char name[TL_MAX_SYMBOL_BYTES + 1];
     bool is_told; /* told_health was sent */
     enum tl_health told_health;
@@ -117,8 +118,9 @@ static void watch_request(struct tl_service_call *call, grpc_byte_buffer *messag
     const char *name;
     struct tl_error error;
     enum tl_status status = tl_health_request_read(message, call->control->arena, &name, &error);
-    if (status == TL_OK && service->watch_count == MAX_WATCHERS) {
-        status = tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%d clients watch already; use Check", MAX_WATCHERS);
+    if (status == TL_OK && tl_shares_take(service->watchers, &call->client.client, 1, &watch->share, NULL) != TL_OK) {
+        status = tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%d calls of Watch may be open, and %llu are; use Check",
+                              MAX_WATCHERS, (unsigned long long)tl_shares_used(service->watchers));
     }
     if (status != TL_OK) {
         tl_service_call_finish(call, &error);
@@ -127,7 +129,6 @@ static void watch_request(struct tl_service_call *call, grpc_byte_buffer *messag
     memcpy(watch->name, name, strlen(name) + 1);
     tl_list_init(&watch->link);
     tl_list_push_back(&service->watches, &watch->link);
-    service->watch_count++;
     watch_advance(call);
 }
 
@@ -137,7 +138,7 @@ static void watch_closed(struct tl_service_call *call, bool is_delivered)
     struct watch_call *watch = TL_CONTAINER_OF(call, struct watch_call, call);
     if (watch->link.next == NULL) return;
     tl_list_remove(&watch->link);
-    call->control->health->watch_count--;
+    tl_shares_give(watch->share, 1);
 }
 
 static const struct tl_service_call_ops watch_ops = {
@@ -170,12 +171,19 @@ enum tl_status tl_health_service_add(struct tl_control *control, struct tl_error
             return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the health service");
         }
         tl_list_init(&control->health->watches);
+        control->health->watchers = tl_shares_create("watchers", MAX_WATCHERS);
+        if (control->health->watchers == NULL) {
+            free(control->health);
+            control->health = NULL;
+            return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the health service");
+        }
         tl_health_service_set(control->health, "", TL_HEALTH_NOT_SERVING);
     }
-    enum tl_status status =
-        tl_rpc_server_add_method(control->server, "/grpc.health.v1.Health/Check", check_accept, control, ret_error);
+    enum tl_status status = tl_rpc_server_add_health_method(control->server, "/grpc.health.v1.Health/Check",
+                                                            check_accept, control, ret_error);
     if (status != TL_OK) return status;
-    return tl_rpc_server_add_method(control->server, "/grpc.health.v1.Health/Watch", watch_accept, control, ret_error);
+    return tl_rpc_server_add_health_method(control->server, "/grpc.health.v1.Health/Watch", watch_accept, control,
+                                           ret_error);
 }
 
 void tl_health_service_set(struct tl_health_service *service, const char *name, enum tl_health health)
@@ -202,5 +210,6 @@ void tl_health_service_destroy(struct tl_health_service *service)
 {
     if (service == NULL) return;
     TL_CHECK(tl_list_is_empty(&service->watches));
+    tl_shares_destroy(service->watchers);
     free(service);
 }

@@ -248,6 +248,7 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
         return NULL;
     }
     link->control = control;
+    link->peer.client.link = ++control->link_count;
     link->events = &no_events;
     link->state = LINK_GREETING;
     link->end_letter.deliver = end_without_stream;

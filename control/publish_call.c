@@ -7,8 +7,8 @@
  * The next message is read only when the present one is done with, so that gRPC's flow control holds the client back.
  *
  * Failure modes: more bytes than announced, or a message behind the one with the checksum, is INVALID_ARGUMENT; fewer,
- * a wrong checksum or damaged strings, DATA_LOSS; a client that stalls, DEADLINE_EXCEEDED. Whatever ends the call after
- * the worker has admitted it and before it has the tensor, the worker is told once that there is none.
+ * a wrong checksum or damaged strings, DATA_LOSS; a client that stalls or is too slow, DEADLINE_EXCEEDED. Whatever ends
+ * the call after the worker has admitted it and before it has the tensor, the worker is told once that there is none.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ enum publish_state {
 struct publish_call {
     struct tl_service_call call;
     enum publish_state state;
-    bool is_admitted; /* and the worker still waits for the tensor */
+    void *admission; /* while the worker waits for the tensor; NULL else */
     char key[TL_MAX_KEY_BYTES + 1];
     struct tl_push push;      /* its key is the one above */
     struct tl_tensor *tensor; /* one reference; NULL until admitted */
@@ -48,8 +48,9 @@ static enum tl_status hand_over(struct publish_call *publish, struct tl_tensor *
                                 struct tl_error *ret_error)
 {
     struct tl_control *control = publish->call.control;
-    publish->is_admitted = false;
-    return control->options.handlers->publish(control->options.worker, &publish->call.client, &publish->push, tensor,
+    void *admission = publish->admission;
+    publish->admission = NULL;
+    return control->options.handlers->publish(control->options.worker, admission, &publish->push, tensor,
                                               ret_publication, ret_error);
 }
 
@@ -58,7 +59,7 @@ static void break_off(struct publish_call *publish)
 {
     tl_tensor_put(publish->tensor);
     publish->tensor = NULL;
-    if (!publish->is_admitted) return;
+    if (publish->admission == NULL) return;
     uint64_t publication;
     struct tl_error error;
     (void)hand_over(publish, NULL, &publication, &error);
@@ -81,10 +82,9 @@ static enum tl_status start(struct publish_call *publish, const struct tl_publis
                                      .step = request->step,
                                      .may_go_back = request->may_go_back,
                                      .meta_data = request->meta_data};
-    enum tl_status status =
-        control->options.handlers->admit(control->options.worker, &publish->call.client, &publish->push, ret_error);
+    enum tl_status status = control->options.handlers->admit(control->options.worker, &publish->call.client,
+                                                             &publish->push, &publish->admission, ret_error);
     if (status != TL_OK) return status;
-    publish->is_admitted = true;
     publish->state = PUBLISH_RECEIVING;
     status = tl_tensor_create_for(&publish->push.meta_data, &publish->tensor, ret_error);
     if (status != TL_OK) return status;
@@ -131,8 +131,9 @@ static enum tl_status take_request(struct publish_call *publish, struct tl_publi
     }
     publish->has_checksum = request->has_checksum;
     publish->checksum = request->checksum;
-    if (is_progress) tl_service_call_expect_progress(&publish->call);
-    return copy_bytes(publish, &request->data, ret_error);
+    enum tl_status status = copy_bytes(publish, &request->data, ret_error);
+    if (status == TL_OK && is_progress) tl_service_call_expect_bytes(&publish->call, publish->received_bytes);
+    return status;
 }
 
 static void publish_request(struct tl_service_call *call, grpc_byte_buffer *message)

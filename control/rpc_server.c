@@ -26,11 +26,13 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "base/shares.h"
 #include "control/credentials.h"
 #include "control/endpoint.h"
 #include "control/listener.h"
 #include "control/stream_hook.h"
 #include "control/tag.h"
+#include "tensor/transfer.h"
 
 #define SLOTS_PER_METHOD 8
 #define MAX_METHODS 24
@@ -42,8 +44,9 @@
 
 struct method {
     struct tl_rpc_server *server;
-    const char *name;   /* NULL: every method that was not added */
-    void *registration; /* gRPC's */
+    const char *name;        /* NULL: every method that was not added */
+    void *registration;      /* gRPC's */
+    struct tl_shares *calls; /* what its calls are charged to */
     tl_accept_fn accept;
     void *context;
 };
@@ -57,8 +60,16 @@ struct slot {
     gpr_timespec deadline;
 };
 
+/* A call that is charged to its client. */
+struct charged_call {
+    struct tl_rpc_server *server;
+    struct tl_share *share;
+};
+
 struct tl_rpc_server {
     struct tl_loop *loop;
+    struct tl_shares *calls;        /* limits.connections */
+    struct tl_shares *health_calls; /* as many again, for health checks alone */
     grpc_server *server;
     grpc_server_credentials *credentials;
     struct tl_listener *listener; /* NULL: not started, or stopping */
@@ -128,6 +139,32 @@ static void slot_arm(struct slot *slot)
     server->armed_slots++;
 }
 
+static void charged_call_ended(void *context)
+{
+    struct charged_call *charged = context;
+    struct tl_rpc_server *server = charged->server;
+    tl_shares_give(charged->share, 1);
+    free(charged);
+    call_ended(server);
+}
+
+/* Charges the client with the call, until the stream ends. */
+static enum tl_status charge(struct method *method, struct tl_stream *stream, struct tl_error *ret_error)
+{
+    char address[TL_MAX_ADDRESS_BYTES];
+    const struct tl_share_client client = tl_share_client_of(tl_stream_peer_address(stream, address, sizeof(address)));
+    struct charged_call *charged = malloc(sizeof(*charged));
+    if (charged == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a call");
+    charged->server = method->server;
+    enum tl_status status = tl_shares_take(method->calls, &client, 1, &charged->share, ret_error);
+    if (status != TL_OK) {
+        free(charged);
+        return status;
+    }
+    tl_stream_set_end_hook(stream, charged_call_ended, charged);
+    return TL_OK;
+}
+
 /* Hands a call on, or refuses it. */
 static void dispatch(struct method *method, grpc_call *call)
 {
@@ -140,9 +177,7 @@ static void dispatch(struct method *method, grpc_call *call)
     if (method->name == NULL) {
         tl_error_set(&refusal, TL_UNIMPLEMENTED, "no such method; see the server's reflection for those it has");
         tl_stream_finish(stream, &refusal);
-    } else if (server->open_calls > server->options.max_calls) {
-        tl_error_set(&refusal, TL_RESOURCE_EXHAUSTED, "%llu calls are open already; raise limits.connections",
-                     (unsigned long long)server->options.max_calls);
+    } else if (charge(method, stream, &refusal) != TL_OK) {
         tl_stream_finish(stream, &refusal);
     } else {
         method->accept(method->context, stream);
@@ -203,6 +238,14 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
     if (server == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the server");
     server->loop = loop;
     server->options = *options;
+    server->calls = tl_shares_create("limits.connections", options->max_calls);
+    server->health_calls = tl_shares_create("limits.connections", options->max_calls);
+    if (server->calls == NULL || server->health_calls == NULL) {
+        tl_shares_destroy(server->calls);
+        tl_shares_destroy(server->health_calls);
+        free(server);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the server");
+    }
     tl_tag_init(&server->notify_tag, notify_complete);
     server->stop_timer.fire = stop_timer_fire;
     grpc_arg args[] = {
@@ -228,8 +271,8 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
     return TL_OK;
 }
 
-enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
-                                        void *context, struct tl_error *ret_error)
+static enum tl_status add_method(struct tl_rpc_server *server, const char *method, struct tl_shares *calls,
+                                 tl_accept_fn accept, void *context, struct tl_error *ret_error)
 {
     TL_CHECK(!server->is_started && server->method_count < MAX_METHODS);
     void *registration = NULL;
@@ -237,9 +280,25 @@ enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char
         registration = grpc_server_register_method(server->server, method, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
         if (registration == NULL) return tl_error_set(ret_error, TL_ALREADY_EXISTS, "method %s is added twice", method);
     }
-    server->methods[server->method_count++] = (struct method){
-        .server = server, .name = method, .registration = registration, .accept = accept, .context = context};
+    server->methods[server->method_count++] = (struct method){.server = server,
+                                                              .name = method,
+                                                              .registration = registration,
+                                                              .calls = calls,
+                                                              .accept = accept,
+                                                              .context = context};
     return TL_OK;
+}
+
+enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
+                                        void *context, struct tl_error *ret_error)
+{
+    return add_method(server, method, server->calls, accept, context, ret_error);
+}
+
+enum tl_status tl_rpc_server_add_health_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
+                                               void *context, struct tl_error *ret_error)
+{
+    return add_method(server, method, server->health_calls, accept, context, ret_error);
 }
 
 /* Over the loopback interface nothing is lost and nothing queues, so that there is nothing for a congestion control to
@@ -309,5 +368,7 @@ void tl_rpc_server_destroy(struct tl_rpc_server *server)
     tl_listener_close(server->listener);
     grpc_server_destroy(server->server);
     grpc_server_credentials_release(server->credentials);
+    tl_shares_destroy(server->calls);
+    tl_shares_destroy(server->health_calls);
     free(server);
 }

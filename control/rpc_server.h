@@ -5,6 +5,9 @@
  * Happy path: create, add methods, listen, start; each accepted call becomes a stream given to its method; stop refuses
  * new calls, waits for the running ones until the deadline, cancels what is left, then calls back; destroy.
  * A call to a method that was not added is answered with UNIMPLEMENTED.
+ *
+ * The calls that may be open are divided among the clients by their addresses (base/shares.h). Health checks have an
+ * account of their own, as large, so that no other call can keep them from being answered.
  */
 #ifndef CONTROL_RPC_SERVER_H
 #define CONTROL_RPC_SERVER_H
@@ -20,7 +23,7 @@ struct tl_rpc_server_options {
     int64_t keepalive_ns;         /* after which a connection is probed, whether it has calls or not */
     int64_t keepalive_timeout_ns; /* for the client to answer, else the connection ends */
     uint64_t max_message_bytes;   /* received */
-    uint64_t max_calls;           /* open at a time over all connections; more are refused RESOURCE_EXHAUSTED */
+    uint64_t max_calls;           /* open at a time: limits.connections; more are refused RESOURCE_EXHAUSTED */
 };
 
 /* A new call: set owner and events of the stream, read from it. */
@@ -32,6 +35,10 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
 /* Before start. method is a static string "/package.Service/Method". */
 enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
                                         void *context, struct tl_error *ret_error) TL_MUST_USE;
+
+/* The same for a method of the health check. */
+enum tl_status tl_rpc_server_add_health_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
+                                               void *context, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Binds "host:port" (port 0: any) and starts. Errors: TL_ALREADY_EXISTS: the address is in use. TL_UNAVAILABLE: it
  * cannot be resolved or bound, naming it and why. TL_INVALID_ARGUMENT: it is no such address. TL_RESOURCE_EXHAUSTED: no

@@ -12,6 +12,8 @@
 
 /* Of a call that has one request: a key or a pattern and what stands around it. */
 #define MAX_REQUEST_BYTES (64 * 1024)
+/* What a client that sends much must keep up: half a megabit per second, which every network for tensors has. */
+#define MIN_BYTES_PER_SECOND (64 * 1024)
 
 static struct tl_timers *timers_of(const struct tl_service_call *call)
 {
@@ -31,18 +33,35 @@ static void progress_timeout(struct tl_timer *timer)
     struct tl_service_call *call = TL_CONTAINER_OF(timer, struct tl_service_call, progress_timer);
     char duration[32];
     struct tl_error status;
-    tl_error_set(&status, TL_DEADLINE_EXCEEDED, "the client made no progress for %s",
-                 tl_text_format_duration(call->control->options.request_timeout_ns, duration, sizeof(duration)));
+    tl_text_format_duration(call->control->options.request_timeout_ns, duration, sizeof(duration));
+    if (tl_clock_now_ns() < call->pace_deadline_ns) {
+        tl_error_set(&status, TL_DEADLINE_EXCEEDED, "the client made no progress for %s", duration);
+    } else {
+        tl_error_set(
+            &status, TL_DEADLINE_EXCEEDED,
+            "the client sends too slowly: after the first %s it must keep up %d bytes per second; use a faster "
+            "network or raise timeouts.request of the worker",
+            duration, MIN_BYTES_PER_SECOND);
+    }
     abort_call(call, &status);
 }
 
 void tl_service_call_expect_progress(struct tl_service_call *call)
 {
     int64_t due_ns = tl_clock_deadline_ns(call->control->options.request_timeout_ns);
+    if (call->pace_deadline_ns < due_ns) due_ns = call->pace_deadline_ns;
     if (tl_timers_arm(timers_of(call), &call->progress_timer, due_ns) == TL_OK) return;
     struct tl_error status;
     tl_error_set(&status, TL_RESOURCE_EXHAUSTED, "no memory for a timer");
     abort_call(call, &status);
+}
+
+void tl_service_call_expect_bytes(struct tl_service_call *call, uint64_t received_bytes)
+{
+    /* No overflow: the bytes are in memory, so that they are fewer than 2^48. */
+    int64_t earned_ns = (int64_t)received_bytes * (TL_NS_PER_SEC / MIN_BYTES_PER_SECOND);
+    call->pace_deadline_ns = call->accepted_ns + call->control->options.request_timeout_ns + earned_ns;
+    tl_service_call_expect_progress(call);
 }
 
 void tl_service_call_expect_nothing(struct tl_service_call *call)
@@ -70,6 +89,7 @@ void tl_service_call_finish(struct tl_service_call *call, const struct tl_error 
 {
     if (call->is_finished) return;
     call->is_finished = true;
+    call->pace_deadline_ns = TL_TIME_NEVER;
     tl_service_call_expect_progress(call);
     tl_stream_finish(call->stream, status);
 }
@@ -173,8 +193,11 @@ void tl_service_call_accept(struct tl_control *control, struct tl_stream *stream
     call->ops = ops;
     call->control = control;
     call->stream = stream;
+    call->accepted_ns = tl_clock_now_ns();
+    call->pace_deadline_ns = TL_TIME_NEVER;
     call->progress_timer.fire = progress_timeout;
     tl_stream_peer_address(stream, call->client.address, sizeof(call->client.address));
+    call->client.client = tl_share_client_of(call->client.address);
     tl_stream_set_owner(stream, call);
     tl_stream_set_events(stream, &stream_events);
     tl_service_call_expect_progress(call);

@@ -7,7 +7,8 @@
  * finishes; `closed` is the last callback and the object is freed.
  *
  * Failure modes: a client that does not do what is expected of it within options.request_timeout_ns ends with
- * DEADLINE_EXCEEDED; none or more than one request where one belongs, with INVALID_ARGUMENT.
+ * DEADLINE_EXCEEDED, and so does one that sends much too slowly; none or more than one request where one belongs, with
+ * INVALID_ARGUMENT.
  *
  * Thread: the loop's owner. No callback runs inside a call to these functions.
  */
@@ -37,6 +38,8 @@ struct tl_service_call {
     struct tl_stream *stream;
     struct tl_identity client;
     struct tl_timer progress_timer;
+    int64_t accepted_ns;
+    int64_t pace_deadline_ns;       /* of tl_service_call_expect_bytes; TL_TIME_NEVER: none */
     grpc_byte_buffer *only_request; /* waits for the half-close behind it; NULL: not yet read, or a stream */
     bool is_finished;
 };
@@ -49,6 +52,9 @@ void tl_service_call_accept(struct tl_control *control, struct tl_stream *stream
 /* The client has options.request_timeout_ns from now on, until this is called again or tl_service_call_expect_nothing.
  */
 void tl_service_call_expect_progress(struct tl_service_call *call);
+/* The same for a client that sends much and has sent received_bytes: besides, it must keep up MIN_BYTES_PER_SECOND
+ * (service_call.c) from options.request_timeout_ns after its call came. So the time that the whole takes is bounded. */
+void tl_service_call_expect_bytes(struct tl_service_call *call, uint64_t received_bytes);
 void tl_service_call_expect_nothing(struct tl_service_call *call);
 
 /* Streams: asks for the next message. */

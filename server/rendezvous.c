@@ -44,6 +44,11 @@ enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, s
 {
     struct tl_rendezvous *table = calloc(1, sizeof(*table));
     if (table == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the rendezvous table");
+    table->waiting = tl_shares_create("limits.waiting", limits->waiting_receivers);
+    if (table->waiting == NULL) {
+        free(table);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the rendezvous table");
+    }
     TL_CHECK(pthread_mutex_init(&table->mutex, NULL) == 0);
     table->limits = *limits;
     table->hash_seed = tl_random_u64();
@@ -107,6 +112,7 @@ void tl_rendezvous_destroy(struct tl_rendezvous *table)
     clear(table, &superseded, &errands);
     tl_table_unlock_and_run(table, &errands);
     TL_CHECK(pthread_mutex_destroy(&table->mutex) == 0);
+    tl_shares_destroy(table->waiting);
     free(table);
 }
 
@@ -244,16 +250,26 @@ static bool answer(struct tl_rendezvous *table, const struct tl_receiver *receiv
     return false;
 }
 
+/* Charges whoever waits. *ret_share NULL: this program. */
+static enum tl_status admit_waiter(struct tl_rendezvous *table, const struct tl_receiver *receiver,
+                                   struct tl_share **ret_share, struct tl_error *ret_error)
+{
+    *ret_share = NULL;
+    if (receiver->client != NULL) return tl_shares_take(table->waiting, receiver->client, 1, ret_share, ret_error);
+    if (table->own_waiting < table->limits.waiting_receivers) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                        "%" PRIu64 " receives of this program wait already; raise limits.waiting", table->own_waiting);
+}
+
 static bool wait_for_value(struct tl_rendezvous *table, struct tl_receiver *receiver, struct tl_error *ret_status)
 {
-    if (table->stats.waiting_receivers >= table->limits.waiting_receivers) {
-        tl_error_set(ret_status, TL_RESOURCE_EXHAUSTED,
-                     "%s of step %" PRIu64 " is not there yet and %" PRIu64
-                     " receivers wait already; raise limits.waiting",
-                     receiver->key, receiver->step, table->stats.waiting_receivers);
+    struct tl_share *share;
+    if (admit_waiter(table, receiver, &share, ret_status) != TL_OK) {
+        tl_error_prefix(ret_status, "%s of step %" PRIu64 " is not there yet, and ", receiver->key, receiver->step);
         return false;
     }
-    if (tl_table_waiter_add(table, receiver)) return true;
+    if (tl_table_waiter_add(table, receiver, share)) return true;
+    if (share != NULL) tl_shares_give(share, 1);
     tl_error_set(ret_status, TL_RESOURCE_EXHAUSTED, "no memory to wait for %s of step %" PRIu64, receiver->key,
                  receiver->step);
     return false;

@@ -24,12 +24,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/shares.h"
 #include "tensor/transfer.h"
 
 struct tl_rendezvous;
 
 struct tl_rendezvous_limits {
-    uint64_t waiting_receivers; /* receivers that may wait at a time */
+    uint64_t waiting_receivers; /* receivers that may wait at a time: divided among clients (base/shares.h), and again
+                                   that many of this program */
     uint64_t held_bytes;        /* bytes of sent values not yet acknowledged */
     uint64_t aborted_steps;     /* marks of aborted steps kept, 0: none; beyond it the oldest is forgotten */
 };
@@ -107,6 +109,7 @@ struct tl_receiver {
     struct tl_request_id id;
     const char *key; /* valid until deliver has been called or tl_rendezvous_cancel has returned true */
     uint64_t step;
+    const struct tl_share_client *client; /* who is charged while it waits; NULL: this program */
     /* The answer, exactly once unless cancelled: a status, or with TL_OK an offer whose tensor reference the callee
      * takes over. */
     void (*deliver)(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer);

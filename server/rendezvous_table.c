@@ -332,7 +332,8 @@ void tl_table_value_conclude(struct tl_rendezvous *table, struct tl_table_value 
 
 /* ----------------------------------------------------------------------------------------------------- waiters -- */
 
-struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver)
+struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
+                                            struct tl_share *share)
 {
     struct tl_table_waiter *waiter = calloc(1, sizeof(*waiter));
     if (waiter == NULL) return NULL;
@@ -347,6 +348,8 @@ struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct 
     if (waiter->hh.tbl == NULL) goto fail;
     tl_list_push_back(&waiter->place->waiters, &waiter->place_link);
     tl_list_push_back(&waiter->step->waiters, &waiter->step_link);
+    waiter->share = share;
+    if (share == NULL) table->own_waiting++;
     receiver->entry = waiter;
     table->stats.waiting_receivers++;
     return waiter;
@@ -374,6 +377,11 @@ void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter 
     tl_table_step_put(table, waiter->step);
     waiter->receiver->entry = NULL;
     table->stats.waiting_receivers--;
+    if (waiter->share != NULL) {
+        tl_shares_give(waiter->share, 1);
+    } else {
+        table->own_waiting--;
+    }
 }
 
 /* The receiver may be gone as soon as it was told; so may the table. */

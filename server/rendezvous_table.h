@@ -97,6 +97,7 @@ struct tl_table_waiter {
     const struct tl_error *status; /* of the errand; valid until it has run */
     struct tl_offer offer;         /* of the errand, with TL_OK */
     struct tl_receiver *receiver;
+    struct tl_share *share; /* what its client is charged to; NULL: of this program */
     struct tl_request_id id;
     UT_hash_handle hh; /* in tl_rendezvous.waiters, by id */
     struct tl_table_place *place;
@@ -120,6 +121,8 @@ struct tl_rendezvous {
     pthread_mutex_t mutex;
     struct tl_rendezvous_limits limits;
     struct tl_rendezvous_stats stats;
+    struct tl_shares *waiting; /* what clients have of limits.waiting_receivers */
+    uint64_t own_waiting;      /* receivers of this program that wait */
     uint64_t hash_seed;
     uint64_t last_publication; /* the number that was given last */
     bool is_closed;
@@ -181,8 +184,9 @@ void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *v
 void tl_table_value_conclude(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_error *status,
                              struct tl_list *errands);
 
-/* NULL: no memory. */
-struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver);
+/* Takes the share over unless it fails. NULL: no memory. */
+struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
+                                            struct tl_share *share);
 struct tl_table_waiter *tl_table_waiter_find(struct tl_rendezvous *table, const struct tl_request_id *id);
 /* Takes the waiter out of the table; the receiver is not told. */
 void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter *waiter);

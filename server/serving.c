@@ -116,8 +116,8 @@ static void request(void *context, struct tl_serve *serve)
     served->serving = serving;
     served->serve = serve;
     served->letter.deliver = answer_came;
-    served->receiver =
-        (struct tl_receiver){.id = serve->id, .key = serve->key, .step = serve->step, .deliver = deliver};
+    served->receiver = (struct tl_receiver){
+        .id = serve->id, .key = serve->key, .step = serve->step, .client = &serve->peer->client, .deliver = deliver};
     serve->source_state = served;
     tl_list_push_back(&serving->serves, &served->link);
     tl_rendezvous_receive(worker->table, &served->receiver);

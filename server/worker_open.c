@@ -188,6 +188,7 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
 {
     enum tl_status status = read_config(options, &worker->config, ret_error);
     if (status == TL_OK) status = find_self(worker, options, ret_error);
+    if (status == TL_OK) status = tl_source_init(worker, ret_error);
     if (status == TL_OK) status = tl_loop_create(&worker->loop, ret_error);
     if (status != TL_OK) return status;
     const struct tl_rendezvous_limits limits = {.waiting_receivers = worker->settings.waiting_receivers,
@@ -247,8 +248,7 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
     worker->self.incarnation = tl_random_u64();
     worker->home.post = post_home;
     tl_list_init(&worker->peer_waits);
-    status = tl_source_init(worker, ret_error);
-    if (status == TL_OK) status = build(worker, &options, planes, plane_count, ret_error);
+    status = build(worker, &options, planes, plane_count, ret_error);
     if (status == TL_OK) status = start(worker, ret_error);
     if (status != TL_OK) {
         worker_free(worker);

@@ -17,6 +17,7 @@
 #include <tensorlane/worker.h>
 
 #include "base/list.h"
+#include "base/shares.h"
 #include "tensor/tensor.h"
 
 #define TL_MAX_NAME_BYTES 300 /* of "/job:J/task:N", with NUL */
@@ -36,7 +37,8 @@ struct tl_identity {
     char name[TL_MAX_NAME_BYTES]; /* "/job:ps/task:0"; "" for a client */
     uint64_t incarnation;         /* 0: unknown */
     char address[TL_MAX_ADDRESS_BYTES];
-    uint8_t host[TL_HOST_BYTES]; /* equal for workers of one host that has run on since; zeros: not told */
+    struct tl_share_client client; /* who is charged for what it holds */
+    uint8_t host[TL_HOST_BYTES];   /* equal for workers of one host that has run on since; zeros: not told */
 };
 
 static inline bool tl_identity_has_host(const struct tl_identity *identity)

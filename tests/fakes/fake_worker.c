@@ -105,7 +105,7 @@ static void on_link_up(void *context, struct tl_link *link)
 }
 
 static enum tl_status on_admit(void *context, const struct tl_identity *client, const struct tl_push *push,
-                               struct tl_error *ret_error)
+                               void **ret_admission, struct tl_error *ret_error)
 {
     struct fake_worker *worker = context;
     (void)client;
@@ -114,14 +114,15 @@ static enum tl_status on_admit(void *context, const struct tl_identity *client, 
     worker->seen.admitted++;
     snprintf(worker->seen.key, sizeof(worker->seen.key), "%s", push->key);
     note_end(worker);
+    *ret_admission = worker;
     return TL_OK;
 }
 
-static enum tl_status on_publish(void *context, const struct tl_identity *client, const struct tl_push *push,
-                                 struct tl_tensor *tensor, uint64_t *ret_publication, struct tl_error *ret_error)
+static enum tl_status on_publish(void *context, void *admission, const struct tl_push *push, struct tl_tensor *tensor,
+                                 uint64_t *ret_publication, struct tl_error *ret_error)
 {
     struct fake_worker *worker = context;
-    (void)client;
+    TL_CHECK(admission == worker);
     note_begin(worker);
     if (tensor == NULL) {
         worker->seen.broken_off++;

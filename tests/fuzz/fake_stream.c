@@ -241,6 +241,12 @@ enum tl_status tl_rpc_server_add_method(struct tl_rpc_server *server, const char
     return TL_OK;
 }
 
+enum tl_status tl_rpc_server_add_health_method(struct tl_rpc_server *server, const char *method, tl_accept_fn accept,
+                                               void *context, struct tl_error *ret_error)
+{
+    return tl_rpc_server_add_method(server, method, accept, context, ret_error);
+}
+
 enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *address, uint16_t *ret_port,
                                    struct tl_error *ret_error)
 {

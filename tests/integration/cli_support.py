@@ -205,10 +205,10 @@ class Cluster:
 
 class Gate:
     """A port that leads to another one and lets only so many bytes come back from there until it is opened: a transfer
-    through it is certainly not over while it is closed."""
+    through it is certainly not over while it is closed. source: the address that it comes from."""
 
-    def __init__(self, case, port, limit_bytes):
-        self.port, self.left = port, limit_bytes
+    def __init__(self, case, port, limit_bytes, source="127.0.0.1"):
+        self.port, self.left, self.source = port, limit_bytes, source
         self.lock = threading.Lock()
         self.held = threading.Event()
         self.opened = threading.Event()
@@ -236,7 +236,7 @@ class Gate:
         while True:
             try:
                 client, _ = self.listener.accept()
-                server = socket.create_connection(("127.0.0.1", self.port))
+                server = socket.create_connection(("127.0.0.1", self.port), source_address=(self.source, 0))
             except ConnectionRefusedError:
                 client.close()
                 continue

@@ -386,7 +386,7 @@ class Publish(ForeignCase):
         arrived, left = threading.Event(), threading.Event()
 
         def messages():
-            yield transfer_pb2.PublishRequest(key="a", meta_data=meta_data("U8", (1 << 20,), bytes(1 << 20)), data=b"x")
+            yield transfer_pb2.PublishRequest(key="a", meta_data=meta_data("U8", (785000,), bytes(785000)), data=b"x")
             arrived.set()
             left.wait(PATIENCE)
         call = self.transfer.Publish.future(messages(), timeout=PATIENCE)

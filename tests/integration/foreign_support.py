@@ -58,8 +58,9 @@ class ForeignCase(cli_support.Case):
         self.addCleanup(self.stop)
         self.channel = self.connect()
 
-    def connect(self, **options):
-        channel = grpc.insecure_channel(self.served.address(), options=[("grpc.enable_http_proxy", 0)], **options)
+    def connect(self, address=None, **options):
+        channel = grpc.insecure_channel(address or self.served.address(), options=[("grpc.enable_http_proxy", 0)],
+                                        **options)
         self.addCleanup(channel.close)
         self.transfer = transfer_pb2_grpc.TransferStub(channel)
         self.health = health_pb2_grpc.HealthStub(channel)

@@ -402,28 +402,41 @@ END_TEST
 
 START_TEST(receivers_beyond_the_limit_are_refused)
 {
-    tl_op_id ops[4];
-    for (unsigned i = 0; i < 4; i++)
+    tl_op_id ops[3];
+    for (unsigned i = 0; i < 3; i++)
         ops[i] = cluster_recv(cluster.workers[1], 0, "none", i, cq);
-    wait_for_waiting(4);
+    wait_for_waiting(3);
     ck_assert_int_eq(recv_status(1, 0, "none", 4, CLUSTER_LONG), TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_nonnull(strstr(error.message, "limits.waiting"));
-    ck_assert_int_eq(recv_status(0, 0, "none", 4, CLUSTER_LONG), TL_RESOURCE_EXHAUSTED);
     /* A place that is given up can be used at once. */
     ck_assert_int_eq(tl_cancel(cluster.workers[1], ops[2]), TL_OK);
     cluster_expect(cq, TL_CANCELLED);
-    wait_for_waiting(3);
+    wait_for_waiting(2);
     cluster_recv(cluster.workers[1], 0, "none", 5, cq);
-    wait_for_waiting(4);
+    wait_for_waiting(3);
     /* What is there needs no place. */
     struct tl_tensor *tensor = cluster_tensor(10, 1);
     cluster_publish(cluster.workers[0], "there", 0, tensor);
     tl_tensor_put(tensor);
     ck_assert_int_eq(recv_status(1, 0, "there", 0, CLUSTER_LONG), TL_OK);
     cluster_close(&cluster, 1);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 3; i++)
         cluster_expect(cq, TL_CANCELLED);
     wait_for_waiting(0);
+}
+END_TEST
+
+/* A link has three quarters of the limit, and the program has the whole of it, whatever its peers wait for. */
+START_TEST(own_receivers_have_their_own_limit)
+{
+    for (unsigned i = 0; i < 3; i++)
+        cluster_recv(cluster.workers[1], 0, "none", i, cq);
+    wait_for_waiting(3);
+    for (unsigned i = 0; i < 4; i++)
+        cluster_recv(cluster.workers[0], 0, "none", i, cq);
+    wait_for_waiting(7);
+    ck_assert_int_eq(recv_status(0, 0, "none", 4, CLUSTER_LONG), TL_RESOURCE_EXHAUSTED);
+    ck_assert_ptr_nonnull(strstr(error.message, "limits.waiting"));
 }
 END_TEST
 
@@ -474,6 +487,7 @@ int main(void)
     TCase *limits = tcase_create("limits");
     tcase_add_checked_fixture(limits, setup_small, teardown);
     tcase_add_test(limits, receivers_beyond_the_limit_are_refused);
+    tcase_add_test(limits, own_receivers_have_their_own_limit);
     tcase_add_test(limits, bytes_beyond_the_limit_are_refused);
     suite_add_tcase(suite, limits);
     return run_suite_in_process(suite);

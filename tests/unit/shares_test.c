@@ -21,15 +21,15 @@ static void teardown(void)
     tl_shares_destroy(shares);
 }
 
-static struct tl_client link_number(uint64_t number)
+static struct tl_share_client link_number(uint64_t number)
 {
-    return (struct tl_client){.link = number};
+    return (struct tl_share_client){.link = number};
 }
 
 /* What a client gets when it takes one at a time for as long as it can. */
 static uint64_t take_all(uint64_t number, struct tl_share **ret_share)
 {
-    struct tl_client client = link_number(number);
+    struct tl_share_client client = link_number(number);
     struct tl_error error;
     uint64_t count = 0;
     while (tl_shares_take(shares, &client, 1, ret_share, &error) == TL_OK)
@@ -42,7 +42,7 @@ START_TEST(one_alone_has_three_quarters)
 {
     struct tl_share *share;
     struct tl_error error;
-    struct tl_client client = link_number(1);
+    struct tl_share_client client = link_number(1);
     ck_assert_uint_eq(take_all(1, &share), LIMIT * 3 / 4);
     ck_assert_int_eq(tl_shares_take(shares, &client, 7, &share, &error), TL_RESOURCE_EXHAUSTED);
     ck_assert_str_eq(error.message, "limits.test (1200) has no room for 7 more of this client, which holds 900 of 900 "
@@ -78,7 +78,7 @@ START_TEST(a_limit_of_one)
 {
     struct tl_share *share, *other;
     struct tl_error error;
-    struct tl_client second = link_number(2);
+    struct tl_share_client second = link_number(2);
     tl_shares_destroy(shares);
     shares = tl_shares_create("limits.test", 1);
     ck_assert_uint_eq(take_all(1, &share), 1);
@@ -95,7 +95,7 @@ START_TEST(those_that_are_gone_do_not_count)
     struct tl_share *share;
     struct tl_error error;
     for (uint64_t i = 100; i < 10100; i++) {
-        struct tl_client client = link_number(i);
+        struct tl_share_client client = link_number(i);
         ck_assert_int_eq(tl_shares_take(shares, &client, 1, &share, &error), TL_OK);
         tl_shares_give(share, 1);
     }
@@ -114,10 +114,10 @@ START_TEST(many_at_a_time)
     static struct tl_share *all[LIMIT + 10];
     struct tl_error error;
     for (uint64_t i = 0; i < LIMIT; i++) {
-        struct tl_client client = link_number(i + 1);
+        struct tl_share_client client = link_number(i + 1);
         ck_assert_int_eq(tl_shares_take(shares, &client, 1, &all[i], &error), TL_OK);
     }
-    struct tl_client late = link_number(LIMIT + 1);
+    struct tl_share_client late = link_number(LIMIT + 1);
     ck_assert_int_eq(tl_shares_take(shares, &late, 1, &all[LIMIT], &error), TL_RESOURCE_EXHAUSTED);
     for (uint64_t i = 0; i < LIMIT; i++)
         tl_shares_give(all[i], 1);
@@ -129,7 +129,7 @@ START_TEST(given_back_after_the_end)
 {
     struct tl_share *share;
     struct tl_error error;
-    struct tl_client client = link_number(1);
+    struct tl_share_client client = link_number(1);
     ck_assert_int_eq(tl_shares_take(shares, &client, 5, &share, &error), TL_OK);
     tl_shares_destroy(shares);
     tl_shares_give(share, 2);
@@ -141,7 +141,7 @@ END_TEST
 
 static bool is_same(const char *a, const char *b)
 {
-    struct tl_client first = tl_client_of_address(a), second = tl_client_of_address(b);
+    struct tl_share_client first = tl_share_client_of(a), second = tl_share_client_of(b);
     return memcmp(&first, &second, sizeof(first)) == 0;
 }
 
