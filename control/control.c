@@ -46,6 +46,9 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
     control->options = *options;
     control->stop_timer.fire = links_deadline;
     tl_list_init(&control->links);
+    tl_list_init(&control->walks);
+    tl_list_init(&control->walk_letter.link);
+    control->walk_letter.deliver = tl_transfer_walk_on;
     enum tl_status status = TL_RESOURCE_EXHAUSTED;
     control->builder = tl_frame_builder_create();
     control->arena = calloc(1, sizeof(*control->arena));
@@ -138,7 +141,8 @@ void tl_control_stop(struct tl_control *control, int64_t deadline_ns, void (*sto
 void tl_control_destroy(struct tl_control *control)
 {
     if (control == NULL) return;
-    TL_CHECK(tl_list_is_empty(&control->links));
+    TL_CHECK(tl_list_is_empty(&control->links) && tl_list_is_empty(&control->walks));
+    tl_list_remove(&control->walk_letter.link);
     tl_timers_disarm(tl_loop_timers(control->loop), &control->stop_timer);
     tl_rpc_server_destroy(control->server);
     tl_health_service_destroy(control->health);

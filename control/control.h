@@ -39,6 +39,13 @@ struct tl_push {
     struct tl_meta_data meta_data;
 };
 
+/* What has been found of a pattern; the worker's object begins with it. */
+struct tl_walk {
+    bool is_complete;
+    uint64_t withdrawn_count;
+    struct tl_listing listing; /* unless it withdraws; sorted by key when complete */
+};
+
 /* What the worker answers for the services. `worker` is options.worker. */
 struct tl_control_handlers {
     struct tl_source_ops source; /* requests for tensors; its `source` is `worker` */
@@ -54,10 +61,13 @@ struct tl_control_handlers {
      * that succeeded, with what that returned: with tensor NULL when the client broke off. */
     enum tl_status (*publish)(void *worker, void *admission, const struct tl_push *push, struct tl_tensor *tensor,
                               uint64_t *ret_publication, struct tl_error *ret_error);
-    uint64_t (*withdraw)(void *worker, const struct tl_identity *client, const char *pattern);
-    /* Ownership of *ret_listing: freed with tl_listing_fini. */
-    enum tl_status (*list)(void *worker, const char *pattern, struct tl_listing *ret_listing,
-                           struct tl_error *ret_error);
+    /* Looks for the published tensors whose key matches a pattern ("": all), and lists or withdraws them. */
+    enum tl_status (*walk_begin)(void *worker, const struct tl_identity *client, const char *pattern, bool withdraws,
+                                 struct tl_walk **ret_walk, struct tl_error *ret_error);
+    /* Goes on for at most a few milliseconds; to be called until walk->is_complete. Errors end the walk. */
+    enum tl_status (*walk_step)(void *worker, struct tl_walk *walk, struct tl_error *ret_error);
+    /* Frees the walk and its listing; at any time. */
+    void (*walk_end)(void *worker, struct tl_walk *walk);
     /* Fills a zeroed description, all but protocol_version; freed with tl_description_fini, also on error. */
     enum tl_status (*describe)(void *worker, struct tl_description *ret_description, struct tl_error *ret_error);
 };

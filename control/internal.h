@@ -23,6 +23,8 @@ struct tl_control {
     struct tl_wire_arena *arena;      /* the message that is being handled */
     struct tl_frame_builder *builder; /* the frame that is being composed */
     struct tl_control_stats stats;
+    struct tl_list walks;            /* calls that look for a pattern, the one that goes on next first */
+    struct tl_letter walk_letter;    /* lets the first of them go on; deferred while there are any */
     struct tl_request_id foreign_id; /* of the latest Receive of a client without identity; number 0: none yet */
     bool is_stopping;
     bool is_server_stopped;
@@ -39,6 +41,8 @@ static inline uint64_t tl_control_max_message_bytes(const struct tl_control_opti
     return options->chunk_bytes > 16 * 1024 * 1024 ? options->chunk_bytes + TL_MAX_FRAME_HEAD_BYTES
                                                    : 16 * 1024 * 1024 + TL_MAX_FRAME_HEAD_BYTES;
 }
+
+void tl_transfer_walk_on(struct tl_letter *letter);
 
 /* Each adds the methods of one service to control->server before it starts. */
 enum tl_status tl_link_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;

@@ -3,8 +3,10 @@
  * tensorlane.v1.Transfer for any client. Exchange, between workers, is the link (control/link.h); Receive and Publish
  * have files of their own; Withdraw and List are here.
  *
- * A listing leaves in messages of at most MAX_ENTRIES entries and about MESSAGE_BYTES, one at a time. It is taken as it
- * is when the call comes, and does not change under the client.
+ * Both look through all that is published, in steps of a few milliseconds, so that many tensors and a costly pattern do
+ * not hold up the loop. One step is made in each round of the loop, by one call after the other.
+ *
+ * A listing leaves in messages of at most MAX_ENTRIES entries and about MESSAGE_BYTES, one at a time.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,25 +23,89 @@
 /* What an entry has besides its key, at most: tags, lengths, 16 dimensions. */
 #define ENTRY_BYTES (64 + 10 * TL_MAX_RANK)
 
+/* ------------------------------------------------------------------------------------------------------- walks -- */
+
+/* A call of Withdraw or List. */
+struct walk_call {
+    struct tl_service_call call;
+    struct tl_list place; /* in control->walks while the walk goes on */
+    struct tl_walk *walk; /* NULL: not begun */
+    size_t sent_count;    /* entries of the listing */
+};
+
+static void walk_later(struct walk_call *call)
+{
+    struct tl_control *control = call->call.control;
+    tl_list_push_back(&control->walks, &call->place);
+    if (!tl_list_is_linked(&control->walk_letter.link)) tl_loop_defer(control->loop, &control->walk_letter);
+}
+
+/* One step of the walk that waits longest. */
+void tl_transfer_walk_on(struct tl_letter *letter)
+{
+    struct tl_control *control = TL_CONTAINER_OF(letter, struct tl_control, walk_letter);
+    struct tl_list *place = tl_list_pop_front(&control->walks);
+    if (place == NULL) return;
+    struct walk_call *call = TL_CONTAINER_OF(place, struct walk_call, place);
+    struct tl_error error;
+    enum tl_status status = control->options.handlers->walk_step(control->options.worker, call->walk, &error);
+    if (!tl_list_is_empty(&control->walks)) tl_loop_defer(control->loop, &control->walk_letter);
+    if (status != TL_OK) {
+        tl_service_call_finish(&call->call, &error);
+    } else if (call->walk->is_complete) {
+        call->call.ops->sent(&call->call);
+    } else {
+        walk_later(call);
+    }
+}
+
+static void walk_start(struct walk_call *call, const char *pattern, bool withdraws)
+{
+    struct tl_control *control = call->call.control;
+    struct tl_error error;
+    if (control->options.handlers->walk_begin(control->options.worker, &call->call.client, pattern, withdraws,
+                                              &call->walk, &error) == TL_OK) {
+        walk_later(call);
+    } else {
+        tl_service_call_finish(&call->call, &error);
+    }
+}
+
+static void walk_closed(struct tl_service_call *service_call, bool is_delivered)
+{
+    (void)is_delivered;
+    struct walk_call *call = TL_CONTAINER_OF(service_call, struct walk_call, call);
+    struct tl_control *control = service_call->control;
+    if (call->walk == NULL) return;
+    tl_list_remove(&call->place);
+    control->options.handlers->walk_end(control->options.worker, call->walk);
+}
+
 /* ---------------------------------------------------------------------------------------------------- Withdraw -- */
 
 static void withdraw_request(struct tl_service_call *call, grpc_byte_buffer *message)
 {
-    struct tl_control *control = call->control;
     const char *pattern;
     struct tl_error error;
-    if (tl_withdraw_request_read(message, control->arena, &pattern, &error) != TL_OK) {
+    if (tl_withdraw_request_read(message, call->control->arena, &pattern, &error) == TL_OK) {
+        walk_start(TL_CONTAINER_OF(call, struct walk_call, call), pattern, true);
+    } else {
         tl_service_call_finish(call, &error);
-        return;
     }
+}
+
+static void withdraw_complete(struct tl_service_call *call)
+{
     Tensorlane__V1__WithdrawResponse response = TENSORLANE__V1__WITHDRAW_RESPONSE__INIT;
-    response.count = control->options.handlers->withdraw(control->options.worker, &call->client, pattern);
+    response.count = TL_CONTAINER_OF(call, struct walk_call, call)->walk->withdrawn_count;
     tl_service_call_answer(call, &response.base);
 }
 
 static const struct tl_service_call_ops withdraw_ops = {
-    .size_bytes = sizeof(struct tl_service_call),
+    .size_bytes = sizeof(struct walk_call),
     .request = withdraw_request,
+    .sent = withdraw_complete,
+    .closed = walk_closed,
 };
 
 static void withdraw_accept(void *control, struct tl_stream *stream)
@@ -48,12 +114,6 @@ static void withdraw_accept(void *control, struct tl_stream *stream)
 }
 
 /* -------------------------------------------------------------------------------------------------------- List -- */
-
-struct list_call {
-    struct tl_service_call call;
-    struct tl_listing listing;
-    size_t sent_count;
-};
 
 /* One message of entries, while it is packed. */
 struct batch {
@@ -76,15 +136,15 @@ static void batch_add(struct batch *batch, size_t i, const struct tl_listed *ite
 }
 
 /* Packs the next entries; NULL when there is no memory. */
-static grpc_byte_buffer *compose_batch(struct list_call *list)
+static grpc_byte_buffer *compose_batch(struct walk_call *list)
 {
     struct batch *batch = malloc(sizeof(*batch));
     if (batch == NULL) return NULL;
     Tensorlane__V1__ListResponse response = TENSORLANE__V1__LIST_RESPONSE__INIT;
     response.entries = batch->pointers;
     size_t used = 0;
-    while (list->sent_count < list->listing.count && response.n_entries < MAX_ENTRIES && used < MESSAGE_BYTES) {
-        const struct tl_listed *item = &list->listing.items[list->sent_count++];
+    while (list->sent_count < list->walk->listing.count && response.n_entries < MAX_ENTRIES && used < MESSAGE_BYTES) {
+        const struct tl_listed *item = &list->walk->listing.items[list->sent_count++];
         batch_add(batch, response.n_entries++, item);
         used += ENTRY_BYTES + strlen(item->key);
     }
@@ -95,8 +155,8 @@ static grpc_byte_buffer *compose_batch(struct list_call *list)
 
 static void list_send(struct tl_service_call *call)
 {
-    struct list_call *list = TL_CONTAINER_OF(call, struct list_call, call);
-    if (list->sent_count == list->listing.count) {
+    struct walk_call *list = TL_CONTAINER_OF(call, struct walk_call, call);
+    if (list->sent_count == list->walk->listing.count) {
         tl_service_call_finish_ok(call);
         return;
     }
@@ -106,32 +166,20 @@ static void list_send(struct tl_service_call *call)
 
 static void list_request(struct tl_service_call *call, grpc_byte_buffer *message)
 {
-    struct list_call *list = TL_CONTAINER_OF(call, struct list_call, call);
-    struct tl_control *control = call->control;
     const char *pattern;
     struct tl_error error;
-    enum tl_status status = tl_list_request_read(message, control->arena, &pattern, &error);
-    if (status == TL_OK) {
-        status = control->options.handlers->list(control->options.worker, pattern, &list->listing, &error);
-    }
-    if (status == TL_OK) {
-        list_send(call);
+    if (tl_list_request_read(message, call->control->arena, &pattern, &error) == TL_OK) {
+        walk_start(TL_CONTAINER_OF(call, struct walk_call, call), pattern, false);
     } else {
         tl_service_call_finish(call, &error);
     }
 }
 
-static void list_closed(struct tl_service_call *call, bool is_delivered)
-{
-    (void)is_delivered;
-    tl_listing_fini(&TL_CONTAINER_OF(call, struct list_call, call)->listing);
-}
-
 static const struct tl_service_call_ops list_ops = {
-    .size_bytes = sizeof(struct list_call),
+    .size_bytes = sizeof(struct walk_call),
     .request = list_request,
     .sent = list_send,
-    .closed = list_closed,
+    .closed = walk_closed,
 };
 
 static void list_accept(void *control, struct tl_stream *stream)

@@ -55,6 +55,7 @@ enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, s
     /* Not from 1: after a restart, no number may mean a value of the time before. */
     table->last_publication = tl_random_u64();
     tl_list_init(&table->publications);
+    tl_list_init(&table->walks);
     tl_list_init(&table->marks);
     tl_list_init(&table->orphans);
     *ret_table = table;

@@ -94,13 +94,33 @@ enum tl_status tl_rendezvous_check_version(struct tl_rendezvous *table, const ch
 enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *key,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
-/* Ends all publications whose key matches the shell pattern; returns how many. */
-size_t tl_rendezvous_withdraw_matching(struct tl_rendezvous *table, const char *pattern);
+/* Ends this publication of the key; false: it has ended already. */
+bool tl_rendezvous_withdraw_number(struct tl_rendezvous *table, const char *key, uint64_t publication);
 
-/* What is published, by pattern ("" or NULL: all). Errors: TL_RESOURCE_EXHAUSTED: no memory. The status of close. */
-enum tl_status tl_rendezvous_list(struct tl_rendezvous *table, const char *pattern, struct tl_listing *ret_listing,
-                                  struct tl_error *ret_error) TL_MUST_USE;
-void tl_rendezvous_listing_fini(struct tl_listing *listing);
+/* A walk over what is published, a few at a time, so that the mutex is never held for long. Each key that is published
+ * from the beginning to the end of the walk is met exactly once, with the publication that it has in that moment; keys
+ * that come or go meanwhile may be met. The table may not be destroyed before the end. */
+struct tl_table_walk {
+    struct tl_list link;  /* in the table's walks */
+    struct tl_list *next; /* the next publication's link, or the list's head */
+    uint64_t left_count;  /* how many to visit at most, so that it ends even if others publish faster */
+};
+
+/* A copy of what the table says of one publication. */
+struct tl_table_entry {
+    char key[TL_MAX_KEY_BYTES + 1];
+    uint64_t step;
+    uint64_t publication;
+    struct tl_meta_data meta_data;
+};
+
+/* Errors: The status of close. */
+enum tl_status tl_rendezvous_walk_begin(struct tl_rendezvous *table, struct tl_table_walk *walk,
+                                        struct tl_error *ret_error) TL_MUST_USE;
+/* The next publications, at most capacity; returns how many, 0 at the end. */
+size_t tl_rendezvous_walk_next(struct tl_rendezvous *table, struct tl_table_walk *walk, struct tl_table_entry *entries,
+                               size_t capacity);
+void tl_rendezvous_walk_end(struct tl_rendezvous *table, struct tl_table_walk *walk);
 
 /* --------------------------------------------------------------------------------------------------- receivers -- */
 

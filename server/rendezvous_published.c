@@ -46,13 +46,19 @@ static struct tl_table_publication *add_publication(struct tl_rendezvous *table,
         free(publication);
         return NULL;
     }
-    if (publication->name->publication) tl_table_publication_end(table, publication->name->publication, errands);
+    struct tl_table_publication *earlier = publication->name->publication;
+    if (earlier) {
+        /* In its place, so that walks meet the key once. */
+        tl_list_insert_before(earlier->link.next, &publication->link);
+        tl_table_publication_end(table, earlier, errands);
+    } else {
+        tl_list_push_back(&table->publications, &publication->link);
+    }
     publication->name->publication = publication;
     publication->tensor = tl_tensor_get(tensor);
     publication->size_bytes = tl_tensor_size_bytes(tensor);
     publication->step = step;
     publication->number = tl_table_next_publication(table);
-    tl_list_push_back(&table->publications, &publication->link);
     table->stats.published_tensors++;
     table->stats.published_bytes += publication->size_bytes;
     return publication;
@@ -131,73 +137,52 @@ enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *k
     return status;
 }
 
-size_t tl_rendezvous_withdraw_matching(struct tl_rendezvous *table, const char *pattern)
+bool tl_rendezvous_withdraw_number(struct tl_rendezvous *table, const char *key, uint64_t publication)
 {
     struct tl_list errands;
-    size_t count = 0;
     tl_list_init(&errands);
     tl_table_lock(table);
-    TL_LIST_FOREACH_SAFE(&table->publications, link)
-    {
-        struct tl_table_publication *publication = TL_CONTAINER_OF(link, struct tl_table_publication, link);
-        if (!tl_text_glob_match(pattern, publication->name->key)) continue;
-        tl_table_publication_end(table, publication, &errands);
-        count++;
-    }
+    struct tl_table_name *name = tl_table_name_find(table, key);
+    bool is_there = name && name->publication && name->publication->number == publication;
+    if (is_there) tl_table_publication_end(table, name->publication, &errands);
     tl_table_unlock_and_run(table, &errands);
+    return is_there;
+}
+
+enum tl_status tl_rendezvous_walk_begin(struct tl_rendezvous *table, struct tl_table_walk *walk,
+                                        struct tl_error *ret_error)
+{
+    tl_table_lock(table);
+    enum tl_status status = table->is_closed ? tl_error_copy(ret_error, &table->close_status) : TL_OK;
+    walk->next = table->publications.next;
+    walk->left_count = table->stats.published_tensors;
+    if (status == TL_OK) tl_list_push_back(&table->walks, &walk->link);
+    tl_table_unlock(table);
+    return status;
+}
+
+size_t tl_rendezvous_walk_next(struct tl_rendezvous *table, struct tl_table_walk *walk, struct tl_table_entry *entries,
+                               size_t capacity)
+{
+    size_t count = 0;
+    tl_table_lock(table);
+    while (count < capacity && walk->left_count > 0 && walk->next != &table->publications) {
+        const struct tl_table_publication *from = TL_CONTAINER_OF(walk->next, struct tl_table_publication, link);
+        struct tl_table_entry *to = &entries[count++];
+        memcpy(to->key, from->name->key, strlen(from->name->key) + 1);
+        to->step = from->step;
+        to->publication = from->number;
+        to->meta_data = *tl_tensor_meta_data(from->tensor);
+        walk->next = walk->next->next;
+        walk->left_count--;
+    }
+    tl_table_unlock(table);
     return count;
 }
 
-static int compare_listed(const void *a, const void *b)
+void tl_rendezvous_walk_end(struct tl_rendezvous *table, struct tl_table_walk *walk)
 {
-    return strcmp(((const struct tl_listed *)a)->key, ((const struct tl_listed *)b)->key);
-}
-
-/* Fills a listing that has room for all that is published. False: no memory. */
-static bool fill_listing(struct tl_rendezvous *table, const char *pattern, struct tl_listing *listing)
-{
-    TL_LIST_FOREACH(&table->publications, link)
-    {
-        const struct tl_table_publication *publication = TL_CONTAINER_OF(link, struct tl_table_publication, link);
-        if (pattern && *pattern && !tl_text_glob_match(pattern, publication->name->key)) continue;
-        char *key = strdup(publication->name->key);
-        if (key == NULL) return false;
-        listing->items[listing->count++] = (struct tl_listed){.key = key,
-                                                              .step = publication->step,
-                                                              .publication = publication->number,
-                                                              .meta_data = *tl_tensor_meta_data(publication->tensor)};
-    }
-    return true;
-}
-
-enum tl_status tl_rendezvous_list(struct tl_rendezvous *table, const char *pattern, struct tl_listing *ret_listing,
-                                  struct tl_error *ret_error)
-{
-    struct tl_listing listing = {.items = NULL};
-    enum tl_status status = TL_OK;
     tl_table_lock(table);
-    if (table->is_closed) {
-        status = tl_error_copy(ret_error, &table->close_status);
-    } else if (table->stats.published_tensors > 0) {
-        listing.items = calloc(table->stats.published_tensors, sizeof(*listing.items));
-        if (listing.items == NULL || !fill_listing(table, pattern, &listing))
-            status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to list %" PRIu64 " tensors",
-                                  table->stats.published_tensors);
-    }
+    tl_list_remove(&walk->link);
     tl_table_unlock(table);
-    if (status != TL_OK) {
-        tl_rendezvous_listing_fini(&listing);
-        return status;
-    }
-    if (listing.count > 1) qsort(listing.items, listing.count, sizeof(*listing.items), compare_listed);
-    *ret_listing = listing;
-    return TL_OK;
-}
-
-void tl_rendezvous_listing_fini(struct tl_listing *listing)
-{
-    for (size_t i = 0; i < listing->count; i++)
-        free(listing->items[i].key);
-    free(listing->items);
-    *listing = (struct tl_listing){.items = NULL};
 }

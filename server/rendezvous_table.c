@@ -424,6 +424,11 @@ void tl_table_publication_end(struct tl_rendezvous *table, struct tl_table_publi
                               struct tl_list *errands)
 {
     publication->name->publication = NULL;
+    TL_LIST_FOREACH(&table->walks, link)
+    {
+        struct tl_table_walk *walk = TL_CONTAINER_OF(link, struct tl_table_walk, link);
+        if (walk->next == &publication->link) walk->next = publication->link.next;
+    }
     tl_list_remove(&publication->link);
     tl_table_name_put(table, publication->name);
     table->stats.published_tensors--;

@@ -134,6 +134,7 @@ struct tl_rendezvous {
     struct tl_table_value *reservations;
     struct tl_table_waiter *waiters;
     struct tl_list publications;
+    struct tl_list walks; /* of struct tl_table_walk, over publications */
     struct tl_list marks; /* steps with a mark, the oldest first */
     uint64_t mark_count;
     struct tl_list orphans; /* values, by deadline */

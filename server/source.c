@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "server/walk.h"
 #include "server/worker_internal.h"
 
 static void expire_now(struct tl_worker *worker)
@@ -89,13 +90,16 @@ enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_err
     worker->expire_timer.fire = expire_timer_fired;
     worker->expire_letter.deliver = expire_asked;
     worker->pushed = tl_shares_create("limits.held", worker->settings.held_bytes);
-    if (worker->pushed == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
+    worker->listings = tl_shares_create("listings", TL_LISTINGS_BYTES);
+    if (worker->pushed == NULL || worker->listings == NULL)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
     return TL_OK;
 }
 
 void tl_source_fini(struct tl_worker *worker)
 {
     tl_shares_destroy(worker->pushed);
+    tl_shares_destroy(worker->listings);
 }
 
 /* Local publishers may go back, since they know why; a client may be the one of two that comes too late. */
@@ -156,20 +160,6 @@ static enum tl_status publish(void *context, void *admission, const struct tl_pu
     return status;
 }
 
-static uint64_t withdraw(void *context, const struct tl_identity *client, const char *pattern)
-{
-    struct tl_worker *worker = context;
-    (void)client;
-    return tl_rendezvous_withdraw_matching(worker->table, pattern);
-}
-
-static enum tl_status list(void *context, const char *pattern, struct tl_listing *ret_listing,
-                           struct tl_error *ret_error)
-{
-    struct tl_worker *worker = context;
-    return tl_rendezvous_list(worker->table, pattern, ret_listing, ret_error);
-}
-
 static void link_up(void *context, struct tl_link *link)
 {
     tl_peers_link_up(context, link);
@@ -180,7 +170,8 @@ const struct tl_control_handlers tl_worker_handlers = {
     .link_up = link_up,
     .admit = admit,
     .publish = publish,
-    .withdraw = withdraw,
-    .list = list,
+    .walk_begin = tl_walk_begin,
+    .walk_step = tl_walk_step,
+    .walk_end = tl_walk_end,
     .describe = tl_worker_describe,
 };

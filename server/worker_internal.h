@@ -61,8 +61,9 @@ struct tl_worker {
     struct tl_serving serving;    /* requests over links */
     struct tl_timer expire_timer; /* for reservations whose receiver broke off */
     struct tl_letter expire_letter;
-    bool is_expire_asked;     /* expire_letter is on its way; any thread, atomic */
-    struct tl_shares *pushed; /* what clients have of limits.held (source.c) */
+    bool is_expire_asked;       /* expire_letter is on its way; any thread, atomic */
+    struct tl_shares *pushed;   /* what clients have of limits.held (source.c) */
+    struct tl_shares *listings; /* bytes of listings that were made for clients (walk.c) */
 
     uint64_t requests_retried;
     struct tl_wait *stopped_wait; /* the closing thread */

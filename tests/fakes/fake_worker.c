@@ -147,20 +147,8 @@ static void note_pattern(struct fake_worker *worker, const char *pattern)
     note_end(worker);
 }
 
-static uint64_t on_withdraw(void *context, const struct tl_identity *client, const char *pattern)
+static void make_listing(struct fake_worker *worker, struct tl_listing *ret_listing)
 {
-    struct fake_worker *worker = context;
-    (void)client;
-    note_pattern(worker, pattern);
-    return worker->script.withdraw_count;
-}
-
-static enum tl_status on_list(void *context, const char *pattern, struct tl_listing *ret_listing,
-                              struct tl_error *ret_error)
-{
-    struct fake_worker *worker = context;
-    note_pattern(worker, pattern);
-    if (worker->script.list.code != TL_OK) return tl_error_copy(ret_error, &worker->script.list);
     size_t count = worker->script.list_count;
     struct tl_listing listing = {.items = calloc(count > 0 ? count : 1, sizeof(*listing.items)), .count = count};
     TL_CHECK(listing.items != NULL);
@@ -178,7 +166,36 @@ static enum tl_status on_list(void *context, const char *pattern, struct tl_list
         item->meta_data.shape = (struct tl_shape){.rank = 2, .dims = {2, 3}};
     }
     *ret_listing = listing;
+}
+
+static enum tl_status on_walk_begin(void *context, const struct tl_identity *client, const char *pattern,
+                                    bool withdraws, struct tl_walk **ret_walk, struct tl_error *ret_error)
+{
+    struct fake_worker *worker = context;
+    (void)client;
+    note_pattern(worker, pattern);
+    if (!withdraws && worker->script.list.code != TL_OK) return tl_error_copy(ret_error, &worker->script.list);
+    struct tl_walk *walk = calloc(1, sizeof(*walk));
+    TL_CHECK(walk != NULL);
+    if (!withdraws) make_listing(worker, &walk->listing);
+    walk->withdrawn_count = worker->script.withdraw_count;
+    *ret_walk = walk;
     return TL_OK;
+}
+
+static enum tl_status on_walk_step(void *context, struct tl_walk *walk, struct tl_error *ret_error)
+{
+    (void)context;
+    (void)ret_error;
+    walk->is_complete = true;
+    return TL_OK;
+}
+
+static void on_walk_end(void *context, struct tl_walk *walk)
+{
+    (void)context;
+    tl_listing_fini(&walk->listing);
+    free(walk);
 }
 
 static char *copy(const char *text)
@@ -263,8 +280,9 @@ static const struct tl_control_handlers handlers = {
     .link_up = on_link_up,
     .admit = on_admit,
     .publish = on_publish,
-    .withdraw = on_withdraw,
-    .list = on_list,
+    .walk_begin = on_walk_begin,
+    .walk_step = on_walk_step,
+    .walk_end = on_walk_end,
     .describe = on_describe,
 };
 

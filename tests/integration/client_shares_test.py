@@ -115,5 +115,35 @@ class Pushes(SharesCase):
         self.publish("a", b"")
 
 
+class Lists(SharesCase):
+    """Many tensors with names for which a pattern takes long."""
+
+    def setUp(self):
+        super().setUp()
+        self.names = ["a" * 470 + f"{i:06}" for i in range(20000)]
+        self.start({name: ("U8", (0,), b"") for name in self.names})
+
+    def test_a_costly_pattern_does_not_stop_the_worker(self):
+        pattern = "*" + "a" * 240 + "b"
+        costly = self.transfer.List(transfer_pb2.ListRequest(pattern=pattern))
+        withdrawal = self.transfer.Withdraw.future(transfer_pb2.WithdrawRequest(pattern=pattern))
+        self.addCleanup(costly.cancel)
+        self.addCleanup(withdrawal.cancel)
+        for _ in range(20):
+            self.assertEqual(self.check("", 5), health_pb2.HealthCheckResponse.SERVING)
+        self.assertEqual([entry.key for entry in self.list("*01999?")[0]], self.names[19990:])
+        self.assertTrue(costly.is_active())
+        self.assertEqual(self.counter("published_tensors"), len(self.names))
+
+    def test_listings_that_are_not_read(self):
+        unread = [self.transfer.List(transfer_pb2.ListRequest()) for _ in range(60)]
+        for call in unread:
+            self.addCleanup(call.cancel)
+        wait_until(lambda: any(call.code() == Code.RESOURCE_EXHAUSTED for call in unread if not call.is_active()),
+                   "one listing is refused")
+        self.from_another_address()
+        self.assertEqual([entry.key for entry in self.list()[0]], self.names)
+
+
 if __name__ == "__main__":
     cli_support.main()

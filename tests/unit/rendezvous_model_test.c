@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "fakes/run_suite.h"
+#include "fakes/table_list.h"
 #include "server/rendezvous.h"
 
 enum {
@@ -432,7 +433,7 @@ static void do_withdraw_matching(struct operation *o)
 {
     (void)o;
     size_t expected = (model.published[0] >= 0) + (model.published[1] >= 0);
-    require(tl_rendezvous_withdraw_matching(table, "alpha*") == expected, "how many are withdrawn");
+    require(table_withdraw_matching(table, "alpha*") == expected, "how many are withdrawn");
     model.published[0] = model.published[1] = -1;
 }
 
@@ -441,7 +442,7 @@ static void do_list(struct operation *o)
     struct tl_listing listing;
     size_t count = 0;
     (void)o;
-    enum tl_status code = tl_rendezvous_list(table, NULL, &listing, NULL);
+    enum tl_status code = table_list(table, NULL, &listing, NULL);
     require(code == model.close_code, "what list returns");
     if (code != TL_OK) return;
     for (int i = 0; i < KEYS; i++) {
@@ -454,7 +455,7 @@ static void do_list(struct operation *o)
         count++;
     }
     require(count == listing.count, "how many are listed");
-    tl_rendezvous_listing_fini(&listing);
+    table_listing_fini(&listing);
 }
 
 static void do_receive(struct operation *o)

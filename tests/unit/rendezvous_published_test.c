@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "fakes/run_suite.h"
+#include "fakes/table_list.h"
 #include "server/rendezvous.h"
 #include "server/rendezvous_table.h"
 
@@ -279,7 +280,7 @@ START_TEST(withdraw_looks_for_the_nearest_among_some)
     }
     ck_assert_int_eq(tl_rendezvous_withdraw(table, "short-1x", &error), TL_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(error.message, "did you mean short-1?"));
-    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "short-*"), 1200);
+    ck_assert_uint_eq(table_withdraw_matching(table, "short-*"), 1200);
     /* Long keys: more work than is spent. The last one would be nearer than the first. */
     memset(wanted, 'x', TL_MAX_KEY_BYTES);
     wanted[TL_MAX_KEY_BYTES] = '\0';
@@ -301,11 +302,11 @@ START_TEST(withdraw_by_pattern)
     publish("layer1/weights", 1, 10);
     publish("layer1/bias", 1, 20);
     publish("layer2/bias", 1, 30);
-    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "nothing*"), 0);
-    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "layer1/*"), 2);
+    ck_assert_uint_eq(table_withdraw_matching(table, "nothing*"), 0);
+    ck_assert_uint_eq(table_withdraw_matching(table, "layer1/*"), 2);
     ck_assert_int_eq(released_count, 2);
     ck_assert_uint_eq(stats_now().published_bytes, 30);
-    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "*"), 1);
+    ck_assert_uint_eq(table_withdraw_matching(table, "*"), 1);
     ck_assert_uint_eq(stats_now().published_tensors, 0);
 }
 END_TEST
@@ -316,7 +317,7 @@ START_TEST(list)
     publish("b", 2, 20);
     uint64_t number = publish("a", 1, 10);
     publish("c/d", 3, 30);
-    ck_assert_int_eq(tl_rendezvous_list(table, NULL, &listing, NULL), TL_OK);
+    ck_assert_int_eq(table_list(table, NULL, &listing, NULL), TL_OK);
     ck_assert_uint_eq(listing.count, 3);
     ck_assert_str_eq(listing.items[0].key, "a");
     ck_assert_str_eq(listing.items[1].key, "b");
@@ -326,30 +327,73 @@ START_TEST(list)
     ck_assert_int_eq(listing.items[0].meta_data.dtype, TL_U8);
     ck_assert_uint_eq(listing.items[0].meta_data.size_bytes, 10);
     /* It stays when what it lists goes. */
-    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "a"), 1);
+    ck_assert_uint_eq(table_withdraw_matching(table, "a"), 1);
     ck_assert_str_eq(listing.items[0].key, "a");
-    tl_rendezvous_listing_fini(&listing);
+    table_listing_fini(&listing);
     ck_assert_uint_eq(listing.count, 0);
-    tl_rendezvous_listing_fini(&listing);
-    ck_assert_int_eq(tl_rendezvous_list(table, "", &listing, NULL), TL_OK);
+    table_listing_fini(&listing);
+    ck_assert_int_eq(table_list(table, "", &listing, NULL), TL_OK);
     ck_assert_uint_eq(listing.count, 2);
-    tl_rendezvous_listing_fini(&listing);
-    ck_assert_int_eq(tl_rendezvous_list(table, "c*", &listing, NULL), TL_OK);
+    table_listing_fini(&listing);
+    ck_assert_int_eq(table_list(table, "c*", &listing, NULL), TL_OK);
     ck_assert_uint_eq(listing.count, 1);
     ck_assert_str_eq(listing.items[0].key, "c/d");
-    tl_rendezvous_listing_fini(&listing);
-    ck_assert_int_eq(tl_rendezvous_list(table, "x", &listing, NULL), TL_OK);
+    table_listing_fini(&listing);
+    ck_assert_int_eq(table_list(table, "x", &listing, NULL), TL_OK);
     ck_assert_uint_eq(listing.count, 0);
-    tl_rendezvous_listing_fini(&listing);
+    table_listing_fini(&listing);
 }
 END_TEST
 
 START_TEST(list_of_nothing)
 {
     struct tl_listing listing;
-    ck_assert_int_eq(tl_rendezvous_list(table, NULL, &listing, NULL), TL_OK);
+    ck_assert_int_eq(table_list(table, NULL, &listing, NULL), TL_OK);
     ck_assert_uint_eq(listing.count, 0);
-    tl_rendezvous_listing_fini(&listing);
+    table_listing_fini(&listing);
+}
+END_TEST
+
+static void next_is(struct tl_table_walk *walk, const char *key, uint64_t publication)
+{
+    struct tl_table_entry entry;
+    ck_assert_uint_eq(tl_rendezvous_walk_next(table, walk, &entry, 1), 1);
+    ck_assert_str_eq(entry.key, key);
+    ck_assert_uint_eq(entry.publication, publication);
+}
+
+/* Keys that are replaced, before or after they were met, are met once; what comes and goes meanwhile does no harm. */
+START_TEST(walk_while_others_publish)
+{
+    struct tl_table_walk walk, second;
+    struct tl_table_entry entry;
+    uint64_t a = publish("a", 1, 1);
+    publish("b", 1, 1);
+    publish("c", 1, 1);
+    uint64_t d = publish("d", 1, 1);
+    ck_assert_int_eq(tl_rendezvous_walk_begin(table, &walk, NULL), TL_OK);
+    ck_assert_int_eq(tl_rendezvous_walk_begin(table, &second, NULL), TL_OK);
+    next_is(&walk, "a", a);
+    publish("a", 2, 1);
+    uint64_t b = publish("b", 2, 1); /* the one that comes next */
+    ck_assert_int_eq(tl_rendezvous_withdraw(table, "c", NULL), TL_OK);
+    next_is(&walk, "b", b);
+    for (unsigned i = 0; i < 10; i++) {
+        char key[32];
+        snprintf(key, sizeof(key), "new%u", i);
+        publish(key, 1, 1);
+    }
+    next_is(&walk, "d", d);
+    ck_assert(!tl_rendezvous_withdraw_number(table, "d", d + 100));
+    ck_assert(tl_rendezvous_withdraw_number(table, "d", d));
+    ck_assert(!tl_rendezvous_withdraw_number(table, "d", d));
+    /* As many as there were in the beginning, and no more. */
+    ck_assert_uint_eq(tl_rendezvous_walk_next(table, &walk, &entry, 1), 1);
+    ck_assert_uint_eq(tl_rendezvous_walk_next(table, &walk, &entry, 1), 0);
+    ck_assert_int_eq(tl_rendezvous_withdraw(table, "a", NULL), TL_OK);
+    next_is(&second, "b", b);
+    tl_rendezvous_walk_end(table, &walk);
+    tl_rendezvous_walk_end(table, &second);
 }
 END_TEST
 
@@ -371,6 +415,7 @@ int main(void)
     tcase_add_test(tcase, withdraw_by_pattern);
     tcase_add_test(tcase, list);
     tcase_add_test(tcase, list_of_nothing);
+    tcase_add_test(tcase, walk_while_others_publish);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -9,6 +9,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "fakes/run_suite.h"
+#include "fakes/table_list.h"
 #include "server/rendezvous.h"
 
 enum { WAITING_LIMIT = 4, HELD_LIMIT = 1000, ABORTED_LIMIT = 2 };
@@ -756,8 +757,8 @@ START_TEST(close_ends_everything)
     assert_got(&waits, TL_UNAVAILABLE);
     ck_assert_int_eq(tl_rendezvous_publish(table, "p", 1, tensor, NULL, NULL), TL_UNAVAILABLE);
     ck_assert_int_eq(tl_rendezvous_withdraw(table, "p", NULL), TL_UNAVAILABLE);
-    ck_assert_uint_eq(tl_rendezvous_withdraw_matching(table, "*"), 0);
-    ck_assert_int_eq(tl_rendezvous_list(table, NULL, &listing, NULL), TL_UNAVAILABLE);
+    ck_assert_uint_eq(table_withdraw_matching(table, "*"), 0);
+    ck_assert_int_eq(table_list(table, NULL, &listing, NULL), TL_UNAVAILABLE);
     ck_assert(!tl_rendezvous_cancel(table, &waits.base));
     ck_assert(!tl_rendezvous_unsend(table, &offered.base));
     abort_step(1, "one");

@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "fakes/run_suite.h"
+#include "fakes/table_list.h"
 #include "server/rendezvous.h"
 
 enum { THREADS = 4, ROUNDS = 24, OPERATIONS = 1500, SLOTS = 6, KEYS = 2, STEPS = 2, NUMBERS = 8 };
@@ -178,16 +179,16 @@ static void do_list(struct actor *actor)
 {
     struct tl_listing listing;
     (void)actor;
-    if (tl_rendezvous_list(table, "*", &listing, NULL) != TL_OK) return;
+    if (table_list(table, "*", &listing, NULL) != TL_OK) return;
     if (listing.count > KEYS) atomic_fetch_add(&violations, 1);
-    tl_rendezvous_listing_fini(&listing);
+    table_listing_fini(&listing);
 }
 
 static void do_withdraw(struct actor *actor)
 {
     enum tl_status code = tl_rendezvous_withdraw(table, keys[below(actor, KEYS)], NULL);
     if (code != TL_OK && code != TL_NOT_FOUND && code != TL_UNAVAILABLE) atomic_fetch_add(&violations, 1);
-    if (below(actor, 2) && tl_rendezvous_withdraw_matching(table, "*a") > KEYS) atomic_fetch_add(&violations, 1);
+    if (below(actor, 2) && table_withdraw_matching(table, "*a") > KEYS) atomic_fetch_add(&violations, 1);
 }
 
 static void do_reservation(struct actor *actor)

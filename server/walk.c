@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/walk.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/text.h"
+#include "server/worker_internal.h"
+
+#define STEP_NS (2 * TL_NS_PER_MS)
+#define PAGE_ENTRIES 16
+#define FIRST_CAPACITY 64
+
+struct walk {
+    struct tl_walk base;
+    struct tl_table_walk cursor;
+    struct tl_share_client client;
+    bool withdraws;
+    size_t capacity;        /* of the listing */
+    struct tl_share *share; /* of worker->listings, for charged_bytes */
+    uint64_t charged_bytes;
+    struct tl_table_entry page[PAGE_ENTRIES]; /* [page_count], of which the first page_used were looked at */
+    size_t page_count;
+    size_t page_used;
+    char pattern[];
+};
+
+enum tl_status tl_walk_begin(void *context, const struct tl_identity *client, const char *pattern, bool withdraws,
+                             struct tl_walk **ret_walk, struct tl_error *ret_error)
+{
+    struct tl_worker *worker = context;
+    size_t pattern_bytes = strlen(pattern) + 1;
+    struct walk *walk = calloc(1, sizeof(*walk) + pattern_bytes);
+    if (walk == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to look for a pattern");
+    memcpy(walk->pattern, pattern, pattern_bytes);
+    walk->client = client->client;
+    walk->withdraws = withdraws;
+    enum tl_status status = tl_rendezvous_walk_begin(worker->table, &walk->cursor, ret_error);
+    if (status != TL_OK) {
+        free(walk);
+        return status;
+    }
+    *ret_walk = &walk->base;
+    return TL_OK;
+}
+
+static enum tl_status charge(struct tl_worker *worker, struct walk *walk, uint64_t bytes, struct tl_error *ret_error)
+{
+    if (tl_shares_take(worker->listings, &walk->client, bytes, &walk->share, NULL) != TL_OK)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "listings that clients have not read take %llu of %llu bytes already; read them to their "
+                            "end, or ask for fewer tensors with a pattern",
+                            (unsigned long long)tl_shares_used(worker->listings),
+                            (unsigned long long)TL_LISTINGS_BYTES);
+    walk->charged_bytes += bytes;
+    return TL_OK;
+}
+
+/* Makes room for one more in the listing. */
+static enum tl_status reserve(struct tl_worker *worker, struct walk *walk, struct tl_error *ret_error)
+{
+    struct tl_listing *listing = &walk->base.listing;
+    if (listing->count < walk->capacity) return TL_OK;
+    size_t capacity = walk->capacity > 0 ? walk->capacity + walk->capacity / 2 : FIRST_CAPACITY;
+    enum tl_status status = charge(worker, walk, (capacity - walk->capacity) * sizeof(*listing->items), ret_error);
+    if (status != TL_OK) return status;
+    struct tl_listed *items = realloc(listing->items, capacity * sizeof(*items));
+    if (items == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to list %zu tensors", capacity);
+    listing->items = items;
+    walk->capacity = capacity;
+    return TL_OK;
+}
+
+static enum tl_status list(struct tl_worker *worker, struct walk *walk, const struct tl_table_entry *entry,
+                           struct tl_error *ret_error)
+{
+    enum tl_status status = reserve(worker, walk, ret_error);
+    if (status == TL_OK) status = charge(worker, walk, strlen(entry->key) + 1, ret_error);
+    if (status != TL_OK) return status;
+    char *key = strdup(entry->key);
+    if (key == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to list %s", entry->key);
+    struct tl_listing *listing = &walk->base.listing;
+    listing->items[listing->count++] = (struct tl_listed){
+        .key = key, .step = entry->step, .publication = entry->publication, .meta_data = entry->meta_data};
+    return TL_OK;
+}
+
+static enum tl_status handle(struct tl_worker *worker, struct walk *walk, const struct tl_table_entry *entry,
+                             struct tl_error *ret_error)
+{
+    if (walk->pattern[0] != '\0' && !tl_text_glob_match(walk->pattern, entry->key)) return TL_OK;
+    if (!walk->withdraws) return list(worker, walk, entry, ret_error);
+    if (tl_rendezvous_withdraw_number(worker->table, entry->key, entry->publication)) walk->base.withdrawn_count++;
+    return TL_OK;
+}
+
+static int compare_listed(const void *a, const void *b)
+{
+    return strcmp(((const struct tl_listed *)a)->key, ((const struct tl_listed *)b)->key);
+}
+
+enum tl_status tl_walk_step(void *context, struct tl_walk *base, struct tl_error *ret_error)
+{
+    struct tl_worker *worker = context;
+    struct walk *walk = TL_CONTAINER_OF(base, struct walk, base);
+    struct tl_listing *listing = &base->listing;
+    int64_t end_ns = tl_clock_now_ns() + STEP_NS;
+    do {
+        if (walk->page_used == walk->page_count) {
+            walk->page_used = 0;
+            walk->page_count = tl_rendezvous_walk_next(worker->table, &walk->cursor, walk->page, PAGE_ENTRIES);
+            base->is_complete = walk->page_count == 0;
+        } else {
+            enum tl_status status = handle(worker, walk, &walk->page[walk->page_used++], ret_error);
+            if (status != TL_OK) return status;
+        }
+    } while (!base->is_complete && tl_clock_now_ns() < end_ns);
+    if (base->is_complete && listing->count > 1)
+        qsort(listing->items, listing->count, sizeof(*listing->items), compare_listed);
+    return TL_OK;
+}
+
+void tl_walk_end(void *context, struct tl_walk *base)
+{
+    struct tl_worker *worker = context;
+    struct walk *walk = TL_CONTAINER_OF(base, struct walk, base);
+    tl_rendezvous_walk_end(worker->table, &walk->cursor);
+    tl_listing_fini(&base->listing);
+    if (walk->charged_bytes > 0) tl_shares_give(walk->share, walk->charged_bytes);
+    free(walk);
+}
