@@ -98,6 +98,9 @@ struct local_region {
     int fd;              /* of the segment, the reactor's; -1: none, or the peer has it, which is enough */
     uint64_t number;     /* of the provider */
     struct tl_list link; /* in provider->gone */
+    bool has_populater;  /* a thread that gets the pages of a large segment */
+    pthread_t populater;
+    atomic_bool must_stop; /* the populater */
 };
 
 /* A segment of ours that the peer has been told of. */
@@ -351,6 +354,7 @@ struct local_provider {
     atomic_bool has_gone;
     int gone_fd; /* eventfd: who sleeps is told of them, too */
     _Atomic uint64_t last_region;
+    atomic_uint populaters; /* now: threads that get the pages of regions */
 };
 
 enum local_work_kind { LOCAL_WORK_MESSAGE, LOCAL_WORK_WRITE, LOCAL_WORK_READ };

@@ -19,8 +19,10 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "dataplane/local_internal.h"
 #include "dataplane/pages.h"
 
@@ -31,7 +33,8 @@
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010
 #endif
-#ifndef MADV_POPULATE_WRITE
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
 #define MADV_POPULATE_WRITE 23
 #endif
 
@@ -40,6 +43,8 @@
  * when they are written. */
 #define MAX_HUGE_MAP_BYTES (UINT64_C(32) << 20)
 #define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
+/* Threads that get pages, of one provider. */
+#define MAX_POPULATERS 2
 
 /* -------------------------------------------------------------------------------------------------------- memory -- */
 
@@ -177,6 +182,35 @@ enum tl_status local_region_create(struct tl_provider *provider, void *address, 
     return make_region(provider, address, len_bytes, access, -1, ret_region, ret_error);
 }
 
+/* Gets the pages of a segment, from its end: the peer gets those that it is about to write, from the start, and two
+ * processors share what takes longer than the copy. Where there are no pages the peer finds out, before it writes, and
+ * takes another path. To read is to get a page as well, and where the peer has got it, to map it with its neighbours.
+ */
+static void *populate(void *argument)
+{
+    struct local_region *region = argument;
+    char *address = region->base.address;
+    for (uint64_t left_bytes = region->base.len_bytes; left_bytes > 0;) {
+        uint64_t len_bytes = tl_min_u64(LOCAL_CHUNK_BYTES, left_bytes);
+        left_bytes -= len_bytes;
+        if (atomic_load_explicit(&region->must_stop, memory_order_relaxed)) break;
+        if (madvise(address + left_bytes, len_bytes, MADV_POPULATE_READ) != 0) break;
+    }
+    atomic_fetch_sub_explicit(&local_provider_of(region->base.provider)->populaters, 1, memory_order_relaxed);
+    return NULL;
+}
+
+/* In a thread; without one before this returns. */
+static void start_populating(struct local_region *region)
+{
+    struct tl_error error;
+    struct local_provider *local = local_provider_of(region->base.provider);
+    unsigned before = atomic_fetch_add_explicit(&local->populaters, 1, memory_order_relaxed);
+    region->has_populater =
+        before < MAX_POPULATERS && tl_thread_start("tl-pages", populate, region, &region->populater, &error) == TL_OK;
+    if (!region->has_populater) (void)populate(region);
+}
+
 enum tl_status local_region_map(struct tl_provider *provider, uint64_t len_bytes, struct tl_region **ret_region,
                                 struct tl_error *ret_error)
 {
@@ -187,23 +221,22 @@ enum tl_status local_region_map(struct tl_provider *provider, uint64_t len_bytes
         local->is_any_user_allowed || local->user_count > 0 ? LOCAL_PAGES_HUGE : LOCAL_PAGES_RESERVED;
     enum tl_status status = local_memory_make("tensorlane-segment", len_bytes, pages, &fd, &address, ret_error);
     if (status != TL_OK) return status;
-    bool is_lazy = len_bytes <= TL_LOCAL_LAZY_BYTES;
-    /* Kernels before 5.14 do not know it; the pages come as they are touched. */
-    if (!is_lazy && madvise(address, len_bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
-        status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no pages for %" PRIu64 " bytes of shared memory: %s",
-                              len_bytes, strerror(errno));
+    status = make_region(provider, address, len_bytes, TL_REGION_WRITE, fd, ret_region, ret_error);
+    if (status != TL_OK) {
+        tl_pages_unmap(address, len_bytes);
+        close(fd);
+        return status;
     }
-    if (status == TL_OK) status = make_region(provider, address, len_bytes, TL_REGION_WRITE, fd, ret_region, ret_error);
-    if (status == TL_OK) return TL_OK;
-    tl_pages_unmap(address, len_bytes);
-    close(fd);
-    return status;
+    if (len_bytes > TL_LOCAL_LAZY_BYTES) start_populating((struct local_region *)*ret_region);
+    return TL_OK;
 }
 
 void local_region_destroy(struct tl_region *base)
 {
     struct local_region *region = (struct local_region *)base;
     struct local_provider *provider = local_provider_of(base->provider);
+    atomic_store_explicit(&region->must_stop, true, memory_order_relaxed);
+    if (region->has_populater) TL_CHECK(pthread_join(region->populater, NULL) == 0);
     if (!region->is_segment) {
         free(region);
         return;

@@ -26,8 +26,8 @@
 #include "base/error.h"
 #include "dataplane/local_porter.h"
 
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22
 #endif
 
 /* Of packets that the peer has not read, each of which the kernel takes for some 768. */
@@ -123,15 +123,16 @@ enum carrying {
     CARRYING_WAITS, /* for the peer */
 };
 
-/* Sees to it that the pages are there: a peer that takes its memory away must not cost us a signal. False: they are
- * not, and the pair is broken. */
+/* Sees to it that the pages are there: a peer that takes its memory away must not cost us a signal. To read is enough
+ * for a page of shared memory to come, and those that are there are mapped 16 at a time, for writing as well, which
+ * takes a quarter of asking for them to be written. False: there are none, and the pair is broken. */
 static bool have_pages(struct local_pair *pair, struct local_mapped *mapped, uint64_t offset_bytes)
 {
     if (mapped->has_pages == NULL) return true;
     uint64_t chunk = offset_bytes / LOCAL_CHUNK_BYTES;
     if (mapped->has_pages[chunk / 8] >> (chunk % 8) & 1) return true;
     uint64_t len_bytes = tl_min_u64(LOCAL_CHUNK_BYTES, mapped->len_bytes - chunk * LOCAL_CHUNK_BYTES);
-    if (madvise(mapped->address + chunk * LOCAL_CHUNK_BYTES, len_bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+    if (madvise(mapped->address + chunk * LOCAL_CHUNK_BYTES, len_bytes, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
         local_pair_break(pair, TL_UNAVAILABLE, "no pages for the peer's memory: %s", strerror(errno));
         return false;
     }

@@ -18,6 +18,7 @@
  * send_burst  burst with tensors that were sent
  * model       COUNT times all tensors that the file NAMES lists, one key per line: the first time into new memory,
  *             then into the same; BYTES is what they must have together
+ * new_model   the same after a model, into tensors that are created anew
  *
  * thread and caller say who moves the data: a thread of the library, or whoever waits. What was received last is
  * compared with what was sent, outside of the time.
@@ -27,12 +28,14 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "tests/bench/bench.h"
 
 #define COMPLETION_COUNT 256
 #define PAGE_BYTES 4096
-#define PATH_SEC 5.0 /* a data path takes far less */
+#define FREEING_US (500 * 1000) /* memory of tensors is given back in the background */
+#define PATH_SEC 5.0            /* a data path takes far less */
 #define KEY_BYTES (TL_MAX_KEY_BYTES + 1)
 
 /* One tensor out of many that are asked for at once. */
@@ -242,6 +245,25 @@ static void run_model(struct client *client, uint64_t size_bytes, uint64_t count
     }
 }
 
+/* Tensors of the same shape that were just created; outside of the time. */
+static void renew_model(struct client *client)
+{
+    struct tl_error error;
+    for (size_t j = 0; j < client->model.count; j++) {
+        struct tl_tensor **place = &client->model.items[j].tensor, *old = *place;
+        if (!old) bench_die("new_model", "the model was not received before");
+        bench_check(tl_tensor_create(tl_tensor_dtype(old), tl_tensor_rank(old), tl_tensor_dims(old), place, &error),
+                    "create a tensor", &error);
+        tl_tensor_put(old);
+    }
+    usleep(FREEING_US);
+}
+
+static void run_new_model(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    run_model(client, size_bytes, count);
+}
+
 /* ------------------------------------------------------------------------------------------------------- setup -- */
 
 static void open_client(struct client *client, const char *port, enum tl_progress progress, const char *protocol)
@@ -324,9 +346,9 @@ static mode_function find_mode(const char *name)
     static const struct {
         const char *name;
         mode_function run;
-    } modes[] = {{"pull", run_pull},   {"library", run_library},      {"one_shot", run_one_shot},
-                 {"path", run_path},   {"burst", run_burst},          {"window", run_window},
-                 {"model", run_model}, {"send_burst", run_send_burst}};
+    } modes[] = {{"pull", run_pull},   {"library", run_library},     {"one_shot", run_one_shot},
+                 {"path", run_path},   {"burst", run_burst},         {"window", run_window},
+                 {"model", run_model}, {"new_model", run_new_model}, {"send_burst", run_send_burst}};
     for (size_t i = 0; i < BENCH_COUNT(modes); i++)
         if (strcmp(modes[i].name, name) == 0) return modes[i].run;
     bench_die(name, "no such mode");
@@ -335,7 +357,7 @@ static mode_function find_mode(const char *name)
 /* What the mode has received, and what the next one is to overwrite. */
 static void check_contents(struct client *client, mode_function mode, uint64_t size_bytes)
 {
-    if (mode == run_model || mode == run_path) return;
+    if (mode == run_model || mode == run_new_model || mode == run_path) return;
     if (mode == run_library) {
         bench_check_contents(client->received);
         tl_tensor_put(client->received);
@@ -366,6 +388,7 @@ static void run_command(struct client *client, mode_function mode, uint64_t size
 {
     struct tl_worker_stats before = get_counters(client);
     client->received_count = client->received_bytes = client->written_bytes = 0;
+    if (mode == run_new_model) renew_model(client);
     double start = now();
     mode(client, size_bytes, count);
     double passed = now() - start;

@@ -49,22 +49,25 @@ def served_model(build, folder, protocol):
         server.stop()
 
 
-def pull_twice(build, address, listing, progress, protocol, log_folder):
-    """One receiver: the first pull connects and allocates, the second is into the same tensors."""
+def pull_twice(build, address, listing, progress, protocol, log_folder, is_apart=False):
+    """One receiver: the first pull connects and allocates, the second is into the same tensors. is_apart: connecting is
+    measured apart, and a third pull is into tensors of the caller's that are new."""
     names = log_folder / "names"
     names.write_text("".join(tensor["name"] + "\n" for tensor in listing["tensors"]))
     command = [build / "bin" / "bench" / "tl_bench", "pull", address.rpartition(":")[2], progress, protocol, names]
     with Process(f"model {progress}", command, log_folder) as client:
         client.wait_ready()
-        seconds = [client.ask(f"model {listing['bytes']} 1") for _ in range(2)]
-        return {"first_seconds": seconds[0], "second_seconds": seconds[1],
-                "peak_bytes": status_field(client.pid, "VmHWM")}
+        results = {"path_seconds": client.ask("path 0 1")} if is_apart and protocol != "grpc" else {}
+        for name, mode in (("first", "model"), ("second", "model"), ("new", "new_model")):
+            if is_apart or name != "new":
+                results[f"{name}_seconds"] = client.ask(f"{mode} {listing['bytes']} 1")
+        return {**results, "peak_bytes": status_field(client.pid, "VmHWM")}
 
 
-def pull_command(build, address, folder):
-    """`tensorlane pull`, which writes a file and verifies it."""
+def pull_command(build, address, folder, *options):
+    """`tensorlane pull`, which writes a file."""
     output = folder / "pulled.safetensors"
-    report = run_json([build / "bin" / "tensorlane", "pull", "--address", address, "-o", output, "--json"])
+    report = run_json([build / "bin" / "tensorlane", "pull", "--address", address, "-o", output, "--json", *options])
     output.unlink()
     return report["seconds"]
 

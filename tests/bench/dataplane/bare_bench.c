@@ -2,16 +2,22 @@
 /*
  * What the machine can do without us: the measures that the local transport is compared with.
  *
- *   bare_bench memcpy BYTES COUNT    one thread copies between two buffers, whose pages are there
- *   bare_bench eventfd COUNT         two processes wake each other in turn, each asleep in between
+ *   bare_bench memcpy BYTES COUNT        one thread copies between two buffers, whose pages are there
+ *   bare_bench memfd BYTES COUNT         ... into shared memory that was just mapped, which has no pages yet
+ *   bare_bench anonymous BYTES COUNT     ... into anonymous memory of that kind, with huge pages if it may have them
+ *   bare_bench FOLDER BYTES COUNT        ... into a new file in the folder (a path with a slash)
+ *   bare_bench eventfd COUNT             two processes wake each other in turn, each asleep in between
  *
  * Prints one JSON object with the median, in microseconds, of a copy, or of there and back.
  */
+#include <fcntl.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -61,6 +67,38 @@ static void measure_memcpy(size_t size_bytes, double *times_us, size_t count)
     free(destination);
 }
 
+/* Has no pages yet. kind: as on the command line. */
+static char *map_fresh(const char *kind, size_t size_bytes)
+{
+    bool is_anonymous = strcmp(kind, "anonymous") == 0;
+    int fd = -1;
+    if (strcmp(kind, "memfd") == 0) fd = memfd_create("bare_bench", MFD_CLOEXEC);
+    if (strchr(kind, '/') != NULL) fd = open(kind, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+    if (!is_anonymous && (fd < 0 || ftruncate(fd, (off_t)size_bytes) != 0)) die(kind);
+    char *memory =
+        mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, is_anonymous ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
+    if (memory == MAP_FAILED) die("mmap");
+    (void)madvise(memory, size_bytes, MADV_HUGEPAGE);
+    if (fd >= 0) close(fd);
+    return memory;
+}
+
+static void measure_fresh(const char *kind, size_t size_bytes, double *times_us, size_t count)
+{
+    char *source = malloc(size_bytes);
+    if (source == NULL) die("memory");
+    memset(source, 0x5a, size_bytes);
+    for (size_t i = 0; i < count; i++) {
+        char *destination = map_fresh(kind, size_bytes);
+        double begun_us = now_us();
+        memcpy(destination, source, size_bytes);
+        __asm__ volatile("" : : "r"(destination) : "memory"); /* the copy is not left out */
+        times_us[i] = now_us() - begun_us;
+        munmap(destination, size_bytes);
+    }
+    free(source);
+}
+
 static void wake(int fd)
 {
     const uint64_t one = 1;
@@ -102,10 +140,12 @@ int main(int argc, char **argv)
     double *times_us = count > 0 ? calloc(count, sizeof(*times_us)) : NULL;
     if (times_us != NULL && argc == 4 && strcmp(argv[1], "memcpy") == 0) {
         measure_memcpy(strtoul(argv[2], NULL, 10), times_us, count);
+    } else if (times_us != NULL && argc == 4) {
+        measure_fresh(argv[1], strtoul(argv[2], NULL, 10), times_us, count);
     } else if (times_us != NULL && argc == 3 && strcmp(argv[1], "eventfd") == 0) {
         measure_eventfd(times_us, count);
     } else {
-        fprintf(stderr, "usage: bare_bench memcpy BYTES COUNT | eventfd COUNT\n");
+        fprintf(stderr, "usage: bare_bench memcpy|memfd|anonymous|FOLDER BYTES COUNT | eventfd COUNT\n");
         return 2;
     }
     report(times_us, count);

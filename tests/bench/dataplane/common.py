@@ -61,12 +61,17 @@ def verdict(ratio, is_more_better, target):
 
 def table(rows, samples):
     """rows: title, the name of ours, the peer, the peer's as a function of the medians, whether more is better, and the
-    target. A row of which one side is missing is left out."""
+    target. A peer of None: there is nothing to compare with. A row of which one side is missing is left out."""
     medians = {name: statistics.median(values) for name, values in samples.items() if values}
     yield ["measure", "ours", "peer", "peer's", "ratio", "target"]
     for title, ours, peer, peers_value, is_more_better, target in rows:
+        if ours not in medians:
+            continue
+        if peer is None:
+            yield [title, amount(ours, medians[ours]), "-", "-", "-", "-"]
+            continue
         theirs = peers_value(medians)
-        if theirs is None or ours not in medians:
+        if theirs is None:
             continue
         ratio = medians[ours] / theirs
         yield [title, amount(ours, medians[ours]), peer, amount(ours, theirs), f"{ratio:.2f}",
