@@ -52,7 +52,8 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
     enum tl_status status = TL_RESOURCE_EXHAUSTED;
     control->builder = tl_frame_builder_create();
     control->arena = calloc(1, sizeof(*control->arena));
-    if (control->builder == NULL || control->arena == NULL) {
+    control->unsent = tl_shares_create("limits.waiting", options->max_unsent);
+    if (control->builder == NULL || control->arena == NULL || control->unsent == NULL) {
         tl_error_set(ret_error, status, "no memory for the control plane");
         goto fail;
     }
@@ -149,6 +150,7 @@ void tl_control_destroy(struct tl_control *control)
     if (control->arena != NULL) tl_wire_arena_fini(control->arena);
     free(control->arena);
     tl_frame_builder_destroy(control->builder);
+    tl_shares_destroy(control->unsent);
     free(control);
 }
 

@@ -77,6 +77,7 @@ struct tl_control_options {
     uint64_t chunk_bytes;    /* largest piece of a tensor in one message */
     uint64_t inflight_bytes; /* of tensors being sent over one link at a time */
     uint64_t max_calls;
+    uint64_t max_unsent; /* answers that may wait to be sent on links that peers have opened: limits.waiting */
     int64_t connect_timeout_ns;
     int64_t max_link_age_ns;    /* of one that we opened: the deadline of its call */
     int64_t request_timeout_ns; /* for a call of a foreign client to make progress */

@@ -19,6 +19,7 @@ struct tl_control {
     struct tl_rpc_server *server; /* NULL: a client */
     struct tl_health_service *health;
     struct tl_list links;             /* all, of both sides */
+    struct tl_shares *unsent;         /* options.max_unsent, divided among the links */
     uint64_t link_count;              /* since create: the number of the newest link */
     struct tl_wire_arena *arena;      /* the message that is being handled */
     struct tl_frame_builder *builder; /* the frame that is being composed */

@@ -153,6 +153,7 @@ static void link_free(struct tl_link *link)
     tl_numbers_fini(&link->cancels);
     tl_numbers_fini(&link->received);
     link_paths_drop(link);
+    link_unsent_fini(link);
     if (link->channel != NULL) grpc_channel_destroy(link->channel);
     free(link);
 }

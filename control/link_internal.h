@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The link, as its files see it: link.c (life, Hello), link_send.c (requests and tensors out), link_receive.c (frames
  * in), link_window.c (how far each side is ahead of the other), link_stall.c (the end of links whose peer takes
- * nothing), link_paths.c (what is told about paths, out and in). */
+ * nothing), link_unsent.c (how many answers may wait), link_paths.c (what is told about paths, out and in). */
 #ifndef CONTROL_LINK_INTERNAL_H
 #define CONTROL_LINK_INTERNAL_H
 
@@ -87,8 +87,11 @@ struct tl_link {
     struct tl_list active;     /* of link_serve: being sent, in turn */
     struct tl_list leaving;    /* of link_serve: the frame in flight, or one before it, has bytes of their files */
     uint64_t active_bytes;     /* left to send of the active ones */
-    size_t unsent_count;       /* serves that are over as soon as enough was sent: ready, active and failed ones */
-    bool is_read_paused;       /* too many of them: the peer is not read until some are gone */
+    size_t unsent_count;       /* serves that are over as soon as enough was sent: ready, active, leaving and failed */
+    uint64_t unsent_room;      /* how many of them may be: taken from control->unsent */
+    struct tl_share *unsent_share;   /* invalid without room */
+    struct link_status *last_status; /* of the serve that has failed last; NULL: none waits */
+    bool is_read_paused;             /* too many of them: the peer is not read until some are gone */
 };
 
 /* A fetch while it is on a link. */
@@ -118,6 +121,13 @@ enum serve_state {
     SERVE_FAILED,  /* for its turn to tell the status */
 };
 
+/* What serves that have failed tell; counted by them. */
+struct link_status {
+    size_t reference_count;
+    enum tl_status code;
+    char message[];
+};
+
 struct link_serve {
     struct tl_serve serve;
     struct tl_link *link;
@@ -130,9 +140,9 @@ struct link_serve {
     struct tl_offer offer; /* from READY to SENT; holds the tensor's reference until all is sent */
     uint64_t sent_bytes;
     uint64_t hashed_bytes;
-    bool is_announced; /* the meta-data was sent */
-    void *hash_state;  /* XXH3; NULL unless wants_checksum */
-    struct tl_error *failure;
+    bool is_announced;           /* the meta-data was sent */
+    void *hash_state;            /* XXH3; NULL unless wants_checksum */
+    struct link_status *failure; /* FAILED; NULL: no memory */
     UT_hash_handle hh;
     char key[]; /* NUL-terminated */
 };
@@ -157,8 +167,6 @@ void link_serve_received(struct tl_link *link, uint64_t number);
 void link_serves_break(struct tl_link *link);
 /* The frame in flight was sent: files that it had bytes of are not read any more. */
 void link_serves_left(struct tl_link *link);
-/* True when the peer has asked for more than it takes off the stream. */
-bool link_is_congested(const struct tl_link *link);
 
 /* link_window.c */
 /* target: where the peer is. Before our greeting is made. */
@@ -175,6 +183,18 @@ void link_window_sent(struct tl_link *link, uint64_t data_bytes);
 void link_window_took(struct tl_link *link, uint64_t data_bytes);
 /* A frame's taken_bytes. */
 void link_window_heard(struct tl_link *link, uint64_t taken_bytes);
+
+/* link_unsent.c */
+/* Of one frame. Ours have fewer. */
+#define LINK_MAX_REQUESTS 1024
+/* True when so many answers wait for the peer, who has opened the link, that it must not be read. */
+bool link_is_congested(struct tl_link *link);
+/* Gives back what the link may keep waiting and does not need. */
+void link_unsent_shrink(struct tl_link *link);
+void link_unsent_fini(struct tl_link *link);
+/* The status as the failures of this link share it, with a reference for the caller; NULL: no memory. */
+struct link_status *link_status_get(struct tl_link *link, const struct tl_error *error);
+void link_status_put(struct tl_link *link, struct link_status *status); /* NULL is accepted */
 
 /* link_stall.c */
 void link_stall_init(struct tl_link *link);

@@ -276,6 +276,11 @@ static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Fr
         link_serve_received(link, frame->received[i]);
     for (size_t i = 0; i < frame->n_cancels; i++)
         link_serve_cancel(link, frame->cancels[i]);
+    if (frame->n_requests > LINK_MAX_REQUESTS) {
+        link_protocol_error(link, "%zu requests in a frame; at most %d are possible", frame->n_requests,
+                            LINK_MAX_REQUESTS);
+        return;
+    }
     for (size_t i = 0; i < frame->n_requests && link->state != LINK_CLOSING; i++) {
         struct tl_error error;
         if (tl_wire_text(frame->requests[i]->key, 1, TL_MAX_KEY_BYTES, "key", &error) != TL_OK) {

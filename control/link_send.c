@@ -37,8 +37,6 @@
 /* Of a tensor in a file: up to this size it is copied, and of a larger one so many bytes are held back. */
 #define FILE_COPY_BYTES (64 * 1024)
 #define FILE_END_BYTES 4096
-/* Requests of one peer that are answered but not sent; beyond it a peer that has opened the link is not read. */
-#define MAX_UNSENT 16384
 /* Bytes hashed again in one turn before a resumed transfer goes on. */
 #define CATCH_UP_BYTES (4 * 1024 * 1024)
 
@@ -131,13 +129,6 @@ static bool is_unsent(enum serve_state state)
     return state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_LEAVING || state == SERVE_FAILED;
 }
 
-bool link_is_congested(const struct tl_link *link)
-{
-    /* Only on one side: if both stopped reading, neither could send, for ever. A peer whom we have called is trusted as
-     * far as the configuration is. */
-    return !link->is_ours && link->unsent_count >= MAX_UNSENT;
-}
-
 /* Every change of state goes through here, so that what the link counts is always right. */
 static void serve_set_state(struct link_serve *entry, enum serve_state state)
 {
@@ -157,7 +148,7 @@ static void serve_free(struct link_serve *entry)
     tl_list_remove(&entry->place);
     tl_tensor_put(entry->offer.tensor);
     XXH3_freeState(entry->hash_state);
-    free(entry->failure);
+    link_status_put(link, entry->failure);
     free(entry);
 }
 
@@ -172,8 +163,7 @@ static void serve_fail(struct link_serve *entry, const struct tl_error *status)
 {
     struct tl_link *link = entry->link;
     serve_set_state(entry, SERVE_FAILED);
-    entry->failure = malloc(sizeof(*entry->failure));
-    if (entry->failure != NULL) *entry->failure = *status;
+    entry->failure = link_status_get(link, status);
     tl_list_remove(&entry->place);
     tl_list_push_back(&link->failures, &entry->place);
     link_flush_later(link);
@@ -302,21 +292,21 @@ void link_serves_break(struct tl_link *link)
 
 static void add_failures(struct tl_link *link, struct tl_frame_builder *builder)
 {
-    static const struct tl_error no_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
     while (!tl_list_is_empty(&link->failures) && builder->frame.n_failures < MAX_FAILURES &&
            builder->head_bytes < HEAD_BUDGET_BYTES) {
         struct link_serve *entry = TL_CONTAINER_OF(tl_list_pop_front(&link->failures), struct link_serve, place);
-        const struct tl_error *error = entry->failure != NULL ? entry->failure : &no_memory;
+        enum tl_status code = entry->failure != NULL ? entry->failure->code : TL_RESOURCE_EXHAUSTED;
+        const char *message = entry->failure != NULL ? entry->failure->message : "no memory";
         size_t i = builder->frame.n_failures++;
         builder->failed[i] = entry;
         tensorlane__v1__failure__init(&builder->failures[i]);
         tensorlane__v1__status__init(&builder->statuses[i]);
-        builder->statuses[i].code = (uint32_t)error->code;
-        builder->statuses[i].message = (char *)error->message;
+        builder->statuses[i].code = (uint32_t)code;
+        builder->statuses[i].message = (char *)message;
         builder->failures[i].number = entry->number;
         builder->failures[i].status = &builder->statuses[i];
         builder->failures[i].is_final = entry->serve.is_final;
-        builder->head_bytes += strlen(error->message) + 48;
+        builder->head_bytes += strlen(message) + 48;
     }
 }
 
@@ -582,5 +572,6 @@ void link_send_frames(struct tl_link *link)
 {
     if (link->state != LINK_UP && link->state != LINK_DRAINING) return;
     send_frame(link);
+    link_unsent_shrink(link);
     if (link->state != LINK_CLOSING) link_stall_watch(link);
 }

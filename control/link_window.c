@@ -28,7 +28,7 @@ bool link_window_is_full(const struct tl_link *link)
     const struct link_window *window = &link->window;
     if (window->peers_bytes == 0 || window->sent_bytes - window->confirmed_bytes < window->peers_bytes) return false;
     /* A side that does not read would wait for ever for what it does not hear. */
-    return !link_is_congested(link);
+    return !link->is_read_paused;
 }
 
 bool link_window_must_tell(const struct tl_link *link)

@@ -104,6 +104,7 @@ static enum tl_status create_control(struct tl_worker *worker, struct tl_error *
         .chunk_bytes = settings->chunk_bytes,
         .inflight_bytes = settings->inflight_bytes,
         .max_calls = settings->connections,
+        .max_unsent = settings->waiting_receivers,
         .connect_timeout_ns = settings->connect_timeout_ns,
         .max_link_age_ns = MAX_LINK_AGE_NS,
         .request_timeout_ns = settings->request_timeout_ns,

@@ -325,6 +325,7 @@ void fake_worker_start(struct fake_worker *worker)
         .connect_timeout_ns = 10 * TL_NS_PER_SEC,
         .max_link_age_ns = TL_TIME_NEVER,
         .request_timeout_ns = worker->script.request_timeout_ns,
+        .max_unsent = 65536,
         .stalled_timeout_ns = TL_TIME_NEVER,
         .keepalive_ns = 10 * TL_NS_PER_SEC,
         .keepalive_timeout_ns = 10 * TL_NS_PER_SEC,

@@ -521,6 +521,7 @@ static void start(void)
         .max_calls = FAKE_STREAMS,
         .connect_timeout_ns = 3600 * TL_NS_PER_SEC,
         .request_timeout_ns = 3600 * TL_NS_PER_SEC,
+        .max_unsent = 65536,
         .stalled_timeout_ns = TL_TIME_NEVER,
         .keepalive_ns = 10 * TL_NS_PER_SEC,
         .keepalive_timeout_ns = 10 * TL_NS_PER_SEC,

@@ -126,6 +126,7 @@ static void side_create(struct side *side, uint64_t incarnation)
         .connect_timeout_ns = PATIENCE_NS,
         .max_link_age_ns = TL_TIME_NEVER,
         .request_timeout_ns = PATIENCE_NS,
+        .max_unsent = 65536,
         .stalled_timeout_ns = TL_TIME_NEVER,
         .keepalive_ns = 10 * TL_NS_PER_SEC,
         .keepalive_timeout_ns = 10 * TL_NS_PER_SEC,

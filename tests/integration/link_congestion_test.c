@@ -23,8 +23,9 @@
 #define OPENED 0 /* slots of the streams */
 #define ACCEPTED 1
 #define ASKED 70000
-/* As in control/link_send.c: what may wait to be sent before an accepted link is not read, and what one more frame may
- * bring. */
+/* What may wait to be sent on all accepted links, on one of them before it is not read, and what one more frame may
+ * bring, as in control/link_send.c. */
+#define MAX_UNSENT_OF_ALL 21845
 #define MAX_UNSENT 16384
 #define MAX_REQUESTS 256
 #define CHUNK_BYTES 4096
@@ -45,6 +46,7 @@ static size_t closed_count;
 static struct tl_error end_reason; /* of the link that was closed last */
 static size_t max_unsent[2];
 static enum tl_status expected_code; /* of fetches */
+static struct tl_error refusal;      /* instead of the offered tensor; TL_OK: none */
 static grpc_byte_buffer *carried[2]; /* a copy of the message in flight */
 static size_t sent_count[2];
 
@@ -55,8 +57,12 @@ static void on_request(void *context, struct tl_serve *serve)
 {
     (void)context;
     const struct tl_error ok = {.code = TL_OK};
-    const struct tl_offer offer = {.tensor = tl_tensor_get(offered), .publication = 1};
     serve_count++;
+    if (refusal.code != TL_OK) {
+        serve->ops->reply(serve, &refusal, NULL);
+        return;
+    }
+    const struct tl_offer offer = {.tensor = tl_tensor_get(offered), .publication = 1};
     serve->ops->reply(serve, &ok, &offer);
 }
 
@@ -161,6 +167,7 @@ static void setup(void)
         .chunk_bytes = CHUNK_BYTES,
         .inflight_bytes = INFLIGHT_BYTES,
         .max_calls = FAKE_STREAMS,
+        .max_unsent = MAX_UNSENT_OF_ALL,
         .connect_timeout_ns = 3600 * TL_NS_PER_SEC,
         .request_timeout_ns = 3600 * TL_NS_PER_SEC,
         .stalled_timeout_ns = STALLED_NS,
@@ -173,6 +180,7 @@ static void setup(void)
     memset(sent_count, 0, sizeof(sent_count));
     serve_count = closed_count = 0;
     expected_code = TL_OK;
+    refusal.code = TL_OK;
     fake_stream_on_send = on_send;
     ck_assert(tl_loop_create(&loop, &error) == TL_OK);
     ck_assert(tl_control_create(loop, &options, &control, &error) == TL_OK);
@@ -510,6 +518,111 @@ START_TEST(only_a_link_over_loopback_has_a_window)
 }
 END_TEST
 
+/* -------------------------------------------------------------------------------------- many links that take nothing
+ * --
+ */
+
+static grpc_byte_buffer *frame_of_requests(uint64_t first_number, size_t count)
+{
+    static Tensorlane__V1__Request requests[2 * LINK_MAX_REQUESTS];
+    static Tensorlane__V1__Request *pointers[2 * LINK_MAX_REQUESTS];
+    Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
+    for (size_t i = 0; i < count; i++) {
+        tensorlane__v1__request__init(&requests[i]);
+        requests[i].number = first_number + i;
+        requests[i].key = "k";
+        pointers[i] = &requests[i];
+    }
+    frame.requests = pointers;
+    frame.n_requests = count;
+    return pack_frame(&frame);
+}
+
+/* A peer that asks until it is not read any more, and takes nothing. Returns how many answers wait for it. */
+static size_t ask_until_not_read(uint64_t incarnation)
+{
+    Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
+    Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
+    hello.protocol_version = 1;
+    hello.name = "";
+    hello.incarnation = incarnation;
+    frame.hello = &hello;
+    int slot = fake_stream_accept(fake_stream_method("/tensorlane.v1.Transfer/Exchange"));
+    ck_assert_int_ge(slot, 0);
+    ck_assert(fake_stream_give((unsigned)slot, pack_frame(&frame)));
+    run_loop();
+    uint64_t number = 1;
+    size_t before = serve_count;
+    while (fake_stream_is_reading((unsigned)slot)) {
+        ck_assert(fake_stream_give((unsigned)slot, frame_of_requests(number, MAX_REQUESTS)));
+        run_loop();
+        number += MAX_REQUESTS;
+        ck_assert_uint_lt(number, 100000);
+    }
+    return serve_count - before;
+}
+
+START_TEST(links_share_what_may_wait)
+{
+    const size_t count = FAKE_STREAMS;
+    size_t total = 0, least = SIZE_MAX;
+    fake_stream_on_send = NULL; /* nothing is carried */
+    offered = make_tensor(SMALL_BYTES);
+    for (size_t i = 0; i < count; i++) {
+        size_t waiting = ask_until_not_read(100 + i);
+        total += waiting;
+        if (waiting < least) least = waiting;
+    }
+    /* 3/4 + 1/2 + ... + 1/8 of what may wait, and a frame for each; the last one still gets a share. */
+    ck_assert_uint_lt(total, MAX_UNSENT_OF_ALL * 5 / 2 + count * MAX_REQUESTS);
+    ck_assert_uint_ge(least, MAX_UNSENT_OF_ALL / count - MAX_REQUESTS);
+    ck_assert_uint_le(tl_shares_used(control->unsent), total);
+    const struct tl_error gone = {.code = TL_UNAVAILABLE, .message = "gone"};
+    for (unsigned slot = 0; slot < count; slot++)
+        ck_assert(fake_stream_break(slot, &gone));
+    run_loop();
+    ck_assert_uint_eq(tl_shares_used(control->unsent), 0);
+}
+END_TEST
+
+START_TEST(frame_with_too_many_requests_ends_the_link)
+{
+    offered = make_tensor(SMALL_BYTES);
+    greet(0);
+    ck_assert(fake_stream_give(0, frame_of_requests(1, LINK_MAX_REQUESTS)));
+    run_loop();
+    ck_assert_uint_eq(serve_count, LINK_MAX_REQUESTS);
+    ck_assert_uint_eq(control->stats.protocol_errors, 0);
+    ck_assert(fake_stream_give(0, frame_of_requests(5000, LINK_MAX_REQUESTS + 1)));
+    run_loop();
+    ck_assert_uint_eq(serve_count, LINK_MAX_REQUESTS);
+    ck_assert_uint_eq(control->stats.protocol_errors, 1);
+}
+END_TEST
+
+START_TEST(equal_failures_are_kept_once)
+{
+    tl_error_set(&refusal, TL_ABORTED, "step 7 was aborted");
+    offered = make_tensor(SMALL_BYTES);
+    greet(0);
+    /* The first frame with failures is not taken. */
+    ck_assert(fake_stream_give(0, frame_of_requests(1, 100)));
+    run_loop();
+    size_t waiting = links[ACCEPTED]->unsent_count;
+    ck_assert_uint_gt(waiting, 1);
+    ck_assert_ptr_nonnull(links[ACCEPTED]->last_status);
+    ck_assert_uint_eq(links[ACCEPTED]->last_status->reference_count, waiting);
+    tl_error_set(&refusal, TL_ABORTED, "step 8 was aborted");
+    ck_assert(fake_stream_give(0, frame_of_requests(101, 1)));
+    run_loop();
+    ck_assert_uint_eq(links[ACCEPTED]->last_status->reference_count, 1);
+    while (carried[0] != NULL)
+        grpc_byte_buffer_destroy(take(0));
+    ck_assert_uint_eq(closed_count, 101);
+    ck_assert_ptr_null(links[ACCEPTED]->last_status);
+}
+END_TEST
+
 /* ----------------------------------------------------------------------------------------------- links that stall --
  */
 
@@ -690,6 +803,13 @@ int main(void)
     tcase_add_test(window, full_window_does_not_stop_a_side_that_does_not_read);
     tcase_add_test(window, only_a_link_over_loopback_has_a_window);
     suite_add_tcase(suite, window);
+    TCase *many = tcase_create("many");
+    tcase_set_timeout(many, 100);
+    tcase_add_checked_fixture(many, setup, teardown);
+    tcase_add_test(many, links_share_what_may_wait);
+    tcase_add_test(many, frame_with_too_many_requests_ends_the_link);
+    tcase_add_test(many, equal_failures_are_kept_once);
+    suite_add_tcase(suite, many);
     TCase *files = tcase_create("files");
     tcase_set_timeout(files, 100);
     tcase_add_checked_fixture(files, setup, teardown);

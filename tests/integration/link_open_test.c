@@ -64,6 +64,7 @@ static void client_start(int64_t max_link_age_ns, int64_t connect_timeout_ns)
         .inflight_bytes = 64 << 20,
         .connect_timeout_ns = connect_timeout_ns,
         .max_link_age_ns = max_link_age_ns,
+        .max_unsent = 65536,
         .stalled_timeout_ns = TL_TIME_NEVER,
         .keepalive_ns = 10 * TL_NS_PER_SEC,
         .keepalive_timeout_ns = 10 * TL_NS_PER_SEC,

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What waits to be sent on links: how much of it a worker keeps, and the statuses among it.
+ *
+ * A request that is answered and not sent takes some hundred bytes. A peer that asks and does not take is therefore not
+ * read any more once so many answers wait that its share of options.max_unsent is used up. Nothing is refused: what was
+ * not read waits at the peer, and is read when answers have left. Only links that the peer has opened are held up: if
+ * both sides stopped reading, neither could send, for ever. A peer whom we have called is trusted as far as the
+ * configuration is.
+ *
+ * A link takes its share in steps, so that an answer costs a comparison; what it does not need it gives back.
+ *
+ * Many answers are the same status, as when a step was aborted. They refer to one copy of it.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arith.h"
+#include "base/error.h"
+#include "control/link_internal.h"
+
+#define MAX_STEP 256
+
+static uint64_t step_of(const struct tl_link *link)
+{
+    uint64_t step = link->control->options.max_unsent / 64;
+    return step == 0 ? 1 : tl_min_u64(step, MAX_STEP);
+}
+
+bool link_is_congested(struct tl_link *link)
+{
+    if (link->is_ours || link->unsent_count == 0) return false;
+    while (link->unsent_count >= link->unsent_room) {
+        uint64_t step = step_of(link);
+        if (tl_shares_take(link->control->unsent, &link->peer.client, step, &link->unsent_share, NULL) != TL_OK) {
+            return true;
+        }
+        link->unsent_room += step;
+    }
+    return false;
+}
+
+void link_unsent_shrink(struct tl_link *link)
+{
+    uint64_t step = step_of(link);
+    uint64_t needed = link->unsent_count + 2 * step; /* so that it is not taken again at once */
+    if (link->unsent_room <= needed) return;
+    uint64_t given = (link->unsent_room - needed) / step * step;
+    if (given == 0) return;
+    link->unsent_room -= given;
+    tl_shares_give(link->unsent_share, given);
+}
+
+void link_unsent_fini(struct tl_link *link)
+{
+    if (link->unsent_room > 0) tl_shares_give(link->unsent_share, link->unsent_room);
+    link->unsent_room = 0;
+}
+
+/* ----------------------------------------------------------------------------------------------------- statuses -- */
+
+struct link_status *link_status_get(struct tl_link *link, const struct tl_error *error)
+{
+    struct link_status *status = link->last_status;
+    if (status != NULL && status->code == error->code && strcmp(status->message, error->message) == 0) {
+        status->reference_count++;
+        return status;
+    }
+    size_t message_bytes = strlen(error->message) + 1;
+    status = malloc(sizeof(*status) + message_bytes);
+    if (status == NULL) return NULL;
+    status->reference_count = 1;
+    status->code = error->code;
+    memcpy(status->message, error->message, message_bytes);
+    link->last_status = status;
+    return status;
+}
+
+void link_status_put(struct tl_link *link, struct link_status *status)
+{
+    if (status == NULL || --status->reference_count > 0) return;
+    if (link->last_status == status) link->last_status = NULL;
+    free(status);
+}
