@@ -43,6 +43,15 @@ bool tl_ip_parse(const char *text, struct tl_ip *ret_ip)
     return true;
 }
 
+char *tl_ip_format(const struct tl_ip *ip, char ret_text[TL_IP_TEXT_BYTES])
+{
+    _Static_assert(TL_IP_TEXT_BYTES == INET6_ADDRSTRLEN, "every address fits");
+    bool is_four = is_v4(ip);
+    (void)inet_ntop(is_four ? AF_INET : AF_INET6, is_four ? ip->bytes + sizeof(v4_prefix) : ip->bytes, ret_text,
+                    TL_IP_TEXT_BYTES);
+    return ret_text;
+}
+
 bool tl_ip_of_sockaddr(const struct sockaddr *address, struct tl_ip *ret_ip)
 {
     struct sockaddr_in v4;

@@ -20,6 +20,10 @@ struct tl_ip_network {
 
 /* "10.0.0.7", "fd00::7", "fe80::1%eth0". False: not such an address. */
 bool tl_ip_parse(const char *text, struct tl_ip *ret_ip);
+/* Holds every address as text, with NUL. */
+#define TL_IP_TEXT_BYTES 46
+/* Returns the buffer. */
+char *tl_ip_format(const struct tl_ip *ip, char ret_text[TL_IP_TEXT_BYTES]);
 /* False: an address of another family. */
 bool tl_ip_of_sockaddr(const struct sockaddr *address, struct tl_ip *ret_ip);
 /* "10.1.0.0/16", "fd00::/8", or one address. False: neither. */

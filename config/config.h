@@ -27,6 +27,9 @@ enum tl_local_map { TL_LOCAL_MAP_FILES = 0, TL_LOCAL_MAP_OFF = 1 };
 /* A number that follows from the machine: "auto". */
 #define TL_SETTING_AUTO UINT64_MAX
 
+/* In "peers.addresses". */
+#define TL_MAX_PEER_NETWORKS 256
+
 /* In a list of users. */
 #define TL_LOCAL_MAX_USERS 64
 
@@ -77,6 +80,9 @@ struct tl_settings {
     const char *listen;             /* "listen": host:port to bind, NULL: the task's own address */
     const char *const *publish; /* "publish": files, [publish_count], relative ones as seen from the file's folder */
     size_t publish_count;
+
+    const char *peer_networks; /* "peers": {"addresses": ["10.0.0.7", "10.1.0.0/16"]}: where members may connect from
+                                  besides the addresses of their entries: "10.0.0.7,10.1.0.0/16"; "any"; NULL: none */
 
     uint64_t chunk_bytes;       /* "limits": {"chunk": "1MiB"}: largest piece of a tensor in one message */
     uint64_t inflight_bytes;    /* {"inflight": "64MiB"}: bytes of tensors being sent to one peer at a time */
@@ -170,7 +176,7 @@ struct tl_config_value {
 };
 
 /* How many there are. */
-#define TL_CONFIG_VALUE_COUNT 49
+#define TL_CONFIG_VALUE_COUNT 50
 
 /* All values of a task of this configuration, or of its self, or (NULL) of a process that is no task, in the order of
  * struct tl_settings; returns how many there are and fills up to capacity. The strings live as long as the

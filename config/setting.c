@@ -18,6 +18,7 @@
 #include "base/text.h"
 #include "config/address.h"
 #include "config/device_list.h"
+#include "config/network_list.h"
 #include "config/quote.h"
 #include "config/user_list.h"
 
@@ -323,6 +324,8 @@ enum tl_status tl_setting_read(const struct tl_setting *setting, const struct tl
         return read_folder(value, arena, folder, field(settings, setting), ret_error);
     case TL_SETTING_USERS:
         return tl_user_list_read(value, arena, field(settings, setting), ret_error);
+    case TL_SETTING_NETWORKS:
+        return tl_network_list_read(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_DEVICES:
         return read_devices(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_SIZE:
@@ -348,6 +351,7 @@ void tl_setting_set_default(const struct tl_setting *setting, struct tl_settings
     case TL_SETTING_ADDRESS:
     case TL_SETTING_FOLDER:
     case TL_SETTING_USERS:
+    case TL_SETTING_NETWORKS:
     case TL_SETTING_DEVICES:
         memcpy(field(settings, setting), &text, sizeof(text));
         break;

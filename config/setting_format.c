@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/text.h"
+#include "config/network_list.h"
 #include "config/user_list.h"
 
 static const void *const_field(const struct tl_settings *settings, const struct tl_setting *setting)
@@ -119,6 +120,9 @@ const char *tl_setting_format(const struct tl_setting *setting, const struct tl_
     case TL_SETTING_USERS:
         memcpy(&text, from, sizeof(text));
         return tl_user_list_format(text, arena);
+    case TL_SETTING_NETWORKS:
+        memcpy(&text, from, sizeof(text));
+        return tl_network_list_format(text, arena);
     case TL_SETTING_FOLDER:
         memcpy(&text, from, sizeof(text));
         if (text && !tl_text_is_utf8(text, strlen(text))) text = "(not UTF-8)";

@@ -107,6 +107,7 @@ const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
     {TOP("checksum"), AT(checksum), .kind = TL_SETTING_BOOL},
     {TOP("listen"), AT(listen), .kind = TL_SETTING_ADDRESS},
     {TOP("publish"), AT(publish), .kind = TL_SETTING_FILES},
+    {IN("peers", "addresses"), AT(peer_networks), .kind = TL_SETTING_NETWORKS},
     {IN("limits", "chunk"), AT(chunk_bytes), SIZE(4 * KIB, 16 * MIB, DEFAULT_CHUNK_BYTES)},
     {IN("limits", "inflight"), AT(inflight_bytes), SIZE(4 * KIB, 1 * TIB, 64 * MIB)},
     {IN("limits", "held"), AT(held_bytes), SIZE(4 * KIB, 1024 * TIB, 16 * GIB)},

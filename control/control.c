@@ -37,6 +37,11 @@ static void links_deadline(struct tl_timer *timer)
     tl_links_close(control, &reason);
 }
 
+static void ask_again(struct tl_letter *letter)
+{
+    tl_links_ask_again(TL_CONTAINER_OF(letter, struct tl_control, ask_letter));
+}
+
 enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_options *options,
                                  struct tl_control **ret_control, struct tl_error *ret_error)
 {
@@ -45,10 +50,13 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
     control->loop = loop;
     control->options = *options;
     control->stop_timer.fire = links_deadline;
+    control->ask_letter.deliver = ask_again;
     tl_list_init(&control->links);
     tl_list_init(&control->walks);
     tl_list_init(&control->walk_letter.link);
     control->walk_letter.deliver = tl_transfer_walk_on;
+    tl_list_init(&control->asking_links);
+    tl_list_init(&control->ask_letter.link);
     enum tl_status status = TL_RESOURCE_EXHAUSTED;
     control->builder = tl_frame_builder_create();
     control->arena = calloc(1, sizeof(*control->arena));
@@ -85,6 +93,11 @@ enum tl_status tl_control_start(struct tl_control *control, const char *address,
     tl_rpc_server_destroy(server);
     control->server = NULL;
     return status;
+}
+
+void tl_control_ask_again(struct tl_control *control)
+{
+    if (!tl_list_is_linked(&control->ask_letter.link)) tl_loop_defer(control->loop, &control->ask_letter);
 }
 
 void tl_control_set_health(struct tl_control *control, const char *service, enum tl_health health)
@@ -144,6 +157,7 @@ void tl_control_destroy(struct tl_control *control)
     if (control == NULL) return;
     TL_CHECK(tl_list_is_empty(&control->links) && tl_list_is_empty(&control->walks));
     tl_list_remove(&control->walk_letter.link);
+    tl_list_remove(&control->ask_letter.link);
     tl_timers_disarm(tl_loop_timers(control->loop), &control->stop_timer);
     tl_rpc_server_destroy(control->server);
     tl_health_service_destroy(control->health);

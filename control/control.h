@@ -46,11 +46,17 @@ struct tl_walk {
     struct tl_listing listing; /* unless it withdraws; sorted by key when complete */
 };
 
+enum tl_link_admission { TL_LINK_ADMITTED, TL_LINK_REFUSED, TL_LINK_LATER };
+
 /* What the worker answers for the services. `worker` is options.worker. */
 struct tl_control_handlers {
     struct tl_source_ops source; /* requests for tensors; its `source` is `worker` */
 
-    /* A peer has opened a link and said who it is; set its events with tl_link_set_events now. */
+    /* A peer has opened a link and claims to be tl_link_peer: whether that may be. After TL_LINK_LATER it is asked
+     * again when tl_control_ask_again has been called. TL_LINK_REFUSED: ret_error says why. NULL: everybody is
+     * admitted. */
+    enum tl_link_admission (*admit_link)(void *worker, const struct tl_identity *peer, struct tl_error *ret_error);
+    /* It was admitted; set its events with tl_link_set_events now. */
     void (*link_up)(void *worker, struct tl_link *link);
 
     /* A client wants to publish a tensor: errors refuse it before any memory is taken. *ret_admission is the worker's,
@@ -107,6 +113,9 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
 /* Listens on "host:port". Errors: as tl_rpc_server_start. Not called for a client. */
 enum tl_status tl_control_start(struct tl_control *control, const char *address, uint16_t *ret_port,
                                 struct tl_error *ret_error) TL_MUST_USE;
+
+/* Asks handlers->admit_link again for all links that it has put off, soon. */
+void tl_control_ask_again(struct tl_control *control);
 
 /* Tells health watchers and checks: a service by name, "" for the whole worker. */
 void tl_control_set_health(struct tl_control *control, const char *service, enum tl_health health);

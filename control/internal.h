@@ -21,6 +21,8 @@ struct tl_control {
     struct tl_list links;             /* all, of both sides */
     struct tl_shares *unsent;         /* options.max_unsent, divided among the links */
     uint64_t link_count;              /* since create: the number of the newest link */
+    struct tl_list asking_links;      /* those that wait to be admitted */
+    struct tl_letter ask_letter;      /* asks for them again */
     struct tl_wire_arena *arena;      /* the message that is being handled */
     struct tl_frame_builder *builder; /* the frame that is being composed */
     struct tl_control_stats stats;
@@ -59,6 +61,8 @@ void tl_health_service_set(struct tl_health_service *service, const char *name, 
 void tl_health_service_stop(struct tl_health_service *service);
 void tl_health_service_destroy(struct tl_health_service *service); /* NULL is accepted */
 
+/* Asks for all links that wait to be admitted once more (control/link.c). */
+void tl_links_ask_again(struct tl_control *control);
 /* The end of links at stop (control/link.c): drains them all; tl_control_link_gone is called as each goes. */
 void tl_links_drain(struct tl_control *control);
 void tl_links_close(struct tl_control *control, const struct tl_error *reason);

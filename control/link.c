@@ -59,6 +59,7 @@ static void begin_close(struct tl_link *link, const struct tl_error *reason)
 {
     if (link->state == LINK_CLOSING) return;
     link->state = LINK_CLOSING;
+    tl_list_remove(&link->asking_link);
     link->close_reason = *reason;
     link->has_close_reason = true;
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
@@ -147,6 +148,8 @@ static void close_status(const struct tl_link *link, const struct tl_error *stre
 static void link_free(struct tl_link *link)
 {
     tl_list_remove(&link->control_link);
+    tl_list_remove(&link->asking_link);
+    if (link->held_frame != NULL) grpc_byte_buffer_destroy(link->held_frame);
     if (link->is_flush_deferred) tl_list_remove(&link->flush_letter.link);
     tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
     link_stall_fini(link);
@@ -203,7 +206,7 @@ static void stream_half_closed(struct tl_stream *stream)
 static void stream_sent(struct tl_stream *stream)
 {
     struct tl_link *link = tl_stream_owner(stream);
-    if (link->state == LINK_GREETING || link->state == LINK_CLOSING) return;
+    if (link->state == LINK_GREETING || link->state == LINK_ASKING || link->state == LINK_CLOSING) return;
     link_serves_left(link);
     link_send_frames(link);
     if (link->is_read_paused && !link_is_congested(link)) {
@@ -218,11 +221,33 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
     struct tl_link *link = tl_stream_owner(stream);
     if (link->state != LINK_CLOSING) {
         link_receive_frame(link, message);
-        link->is_read_paused = link_is_congested(link);
+        link->is_read_paused = link_is_congested(link) || link->state == LINK_ASKING;
     }
-    grpc_byte_buffer_destroy(message);
+    if (link->state == LINK_ASKING && grpc_byte_buffer_length(message) > TL_MAX_FRAME_HEAD_BYTES) {
+        link_protocol_error(link, "a greeting of %zu bytes", grpc_byte_buffer_length(message));
+    }
+    if (link->state == LINK_ASKING) {
+        link->held_frame = message;
+    } else {
+        grpc_byte_buffer_destroy(message);
+    }
     /* Also when closing: the peer may be in the middle of a message, and answers only after it. */
     if (!link->is_read_paused) tl_stream_read(stream);
+}
+
+void tl_links_ask_again(struct tl_control *control)
+{
+    struct tl_list asking;
+    struct tl_list *place;
+    tl_list_init(&asking);
+    tl_list_splice_back(&asking, &control->asking_links);
+    while ((place = tl_list_pop_front(&asking)) != NULL) {
+        struct tl_link *link = TL_CONTAINER_OF(place, struct tl_link, asking_link);
+        grpc_byte_buffer *frame = link->held_frame;
+        link->held_frame = NULL;
+        link->state = LINK_GREETING;
+        stream_message(link->stream, frame);
+    }
 }
 
 static const struct tl_stream_events stream_events = {
@@ -237,7 +262,9 @@ static void greeting_timeout(struct tl_timer *timer)
     struct tl_link *link = TL_CONTAINER_OF(timer, struct tl_link, greeting_timer);
     struct tl_error reason;
     tl_error_set(&reason, TL_DEADLINE_EXCEEDED, "%s %s within the connect time-out", link->peer.address,
-                 link->state == LINK_SEARCHING ? "was not found" : "did not answer");
+                 link->state == LINK_SEARCHING ? "was not found"
+                 : link->state == LINK_ASKING  ? "could not be compared with the addresses of the peer's host"
+                                               : "did not answer");
     begin_close(link, &reason);
 }
 
@@ -257,6 +284,7 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     link->greeting_timer.fire = greeting_timeout;
     link_stall_init(link);
     tl_list_init(&link->control_link);
+    tl_list_init(&link->asking_link);
     tl_list_init(&link->flush_letter.link);
     tl_list_init(&link->to_request);
     tl_list_init(&link->to_fail);
@@ -400,6 +428,26 @@ static enum tl_status check_hello(const struct tl_link *link, const Tensorlane__
     return TL_OK;
 }
 
+/* Whether the peer may be who it says it is. Otherwise the link ends, or is put off. */
+static bool is_admitted(struct tl_link *link)
+{
+    const struct tl_control *control = link->control;
+    struct tl_error error;
+    if (control->options.handlers->admit_link == NULL) return true;
+    switch (control->options.handlers->admit_link(control->options.worker, &link->peer, &error)) {
+    case TL_LINK_ADMITTED:
+        return true;
+    case TL_LINK_REFUSED:
+        begin_close(link, &error);
+        return false;
+    case TL_LINK_LATER:
+        link->state = LINK_ASKING;
+        tl_list_push_back(&link->control->asking_links, &link->asking_link);
+        break;
+    }
+    return false;
+}
+
 void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
 {
     struct tl_control *control = link->control;
@@ -408,10 +456,11 @@ void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
         begin_close(link, &error);
         return;
     }
-    tl_timers_disarm(tl_loop_timers(control->loop), &link->greeting_timer);
     link->peer.source = TL_IDENTITY_CLAIMED;
     link->peer.incarnation = hello->incarnation;
     snprintf(link->peer.name, sizeof(link->peer.name), "%s", hello->name);
+    if (!link->is_ours && !is_admitted(link)) return;
+    tl_timers_disarm(tl_loop_timers(control->loop), &link->greeting_timer);
     if (hello->host.len == TL_HOST_BYTES) memcpy(link->peer.host, hello->host.data, TL_HOST_BYTES);
     link->window.peers_bytes = hello->window_bytes;
     link->state = LINK_UP;
@@ -492,7 +541,7 @@ size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numb
 void tl_link_drain(struct tl_link *link)
 {
     struct tl_error reason;
-    if (link->state == LINK_SEARCHING || link->state == LINK_GREETING) {
+    if (link->state == LINK_SEARCHING || link->state == LINK_GREETING || link->state == LINK_ASKING) {
         tl_error_set(&reason, TL_CANCELLED, "closed before the peer answered");
         begin_close(link, &reason);
     }

@@ -17,12 +17,15 @@
 #include <uthash.h>
 
 /*
+ *   opened by the peer: GREETING <--Hello, not known yet / asked again--> ASKING
  *   SEARCHING --found--> GREETING --Hello of the peer fits--> UP --tl_link_drain, goodbye--> DRAINING --idle--> CLOSING
  *      any state --broken, refused, tl_link_close--> CLOSING --stream ended--> (freed)
  */
 enum link_state {
     LINK_SEARCHING, /* ours: has no stream yet; waits for the address of the peer's host */
     LINK_GREETING,  /* waits for the peer's Hello; woken by the stream or the greeting timer */
+    LINK_ASKING,    /* has the peer's first frame in held_frame; waits until it is known whether the peer may be who it
+                       says it is; woken by tl_control_ask_again or the greeting timer */
     LINK_UP,        /* carries requests */
     LINK_DRAINING,  /* refuses new requests; waits for fetches and serves to end */
     LINK_CLOSING,   /* waits for the end of the stream; nothing is sent or handled any more */
@@ -57,6 +60,8 @@ struct tl_link {
     enum link_state state;
     struct tl_identity peer;
     char expected_name[TL_MAX_NAME_BYTES];
+    struct tl_list asking_link;   /* in control->asking_links while ASKING */
+    grpc_byte_buffer *held_frame; /* not handled yet, while ASKING; NULL: none */
     struct tl_timer greeting_timer;
     struct tl_error close_reason; /* code TL_OK: none was given, the stream's status tells */
     bool has_close_reason;

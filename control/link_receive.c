@@ -298,6 +298,7 @@ static void handle_frame(struct tl_link *link, const Tensorlane__V1__Frame *fram
         return;
     }
     if (frame->hello != NULL) link_greeted(link, frame->hello);
+    if (link->state == LINK_ASKING) return;
     link_paths_handle(link, frame);
     if (link->state == LINK_CLOSING) return;
     handle_control_fields(link, frame);
@@ -327,6 +328,10 @@ void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer)
     }
     uint64_t data_bytes = data.left_bytes;
     handle_frame(link, (const Tensorlane__V1__Frame *)message, &data);
-    link_window_took(link, data_bytes);
+    if (link->state == LINK_ASKING) {
+        link->control->stats.frames_received--; /* it comes again */
+    } else {
+        link_window_took(link, data_bytes);
+    }
     tl_wire_data_fini(&data);
 }

@@ -25,13 +25,18 @@ struct tl_lookup {
     struct tl_endpoint endpoint;
     int64_t deadline_ns;
     tl_lookup_done_fn done;
+    tl_lookup_ips_fn ips_done; /* NULL: `done` is called */
     void *owner;
 
-    pthread_mutex_t mutex; /* guards what follows */
+    pthread_mutex_t mutex; /* guards is_abandoned and is_found */
     bool is_abandoned;
     bool is_found; /* the thread is over; the loop has the letter */
+
+    /* The thread's until is_found, then the loop's. */
     char target[TL_ENDPOINT_TARGET_BYTES];
-    struct tl_error error; /* code TL_OK: target is set */
+    struct tl_ip ips[TL_LOOKUP_MAX_IPS];
+    size_t ip_count;
+    struct tl_error error; /* code TL_OK: target, or ips, are set */
 };
 
 static void lookup_free(struct tl_lookup *lookup)
@@ -40,21 +45,30 @@ static void lookup_free(struct tl_lookup *lookup)
     free(lookup);
 }
 
+static size_t list_ips(const struct addrinfo *found, struct tl_ip ret_ips[TL_LOOKUP_MAX_IPS])
+{
+    size_t count = 0;
+    for (const struct addrinfo *item = found; item != NULL && count < TL_LOOKUP_MAX_IPS; item = item->ai_next)
+        count += tl_ip_of_sockaddr(item->ai_addr, &ret_ips[count]);
+    return count;
+}
+
+/* What is looked up belongs to this thread until is_found. */
 static void *run(void *argument)
 {
     struct tl_lookup *lookup = argument;
     struct addrinfo *found;
-    struct tl_error error = {.code = TL_OK};
-    char target[TL_ENDPOINT_TARGET_BYTES] = "";
-    if (tl_endpoint_resolve(&lookup->endpoint, TL_TIME_NEVER, &found, &error) == TL_OK) {
-        if (tl_endpoint_dial(&lookup->endpoint, found, lookup->deadline_ns, target, &error) == TL_OK) {
-            error = (struct tl_error){.code = TL_OK};
+    if (tl_endpoint_resolve(&lookup->endpoint, TL_TIME_NEVER, &found, &lookup->error) == TL_OK) {
+        enum tl_status status = TL_OK;
+        if (lookup->ips_done != NULL) {
+            lookup->ip_count = list_ips(found, lookup->ips);
+        } else {
+            status = tl_endpoint_dial(&lookup->endpoint, found, lookup->deadline_ns, lookup->target, &lookup->error);
         }
+        if (status == TL_OK) lookup->error = (struct tl_error){.code = TL_OK};
         freeaddrinfo(found);
     }
     pthread_mutex_lock(&lookup->mutex);
-    lookup->error = error;
-    memcpy(lookup->target, target, sizeof(target));
     lookup->is_found = true;
     bool is_abandoned = lookup->is_abandoned;
     if (!is_abandoned) tl_loop_post(lookup->loop, &lookup->letter);
@@ -70,22 +84,21 @@ static void deliver(struct tl_letter *letter)
     pthread_mutex_lock(&lookup->mutex);
     bool is_abandoned = lookup->is_abandoned;
     pthread_mutex_unlock(&lookup->mutex);
-    if (!is_abandoned) lookup->done(lookup->owner, lookup->target, &lookup->error);
+    if (!is_abandoned && lookup->ips_done != NULL) {
+        lookup->ips_done(lookup->owner, lookup->ips, lookup->ip_count, &lookup->error);
+    } else if (!is_abandoned) {
+        lookup->done(lookup->owner, lookup->target, &lookup->error);
+    }
     lookup_free(lookup);
 }
 
-enum tl_status tl_lookup_start(struct tl_loop *loop, const struct tl_endpoint *endpoint, int64_t deadline_ns,
-                               tl_lookup_done_fn done, void *owner, struct tl_lookup **ret_lookup,
-                               struct tl_error *ret_error)
+/* Copies the look-up, and starts its thread. */
+static enum tl_status start(const struct tl_lookup *wanted, struct tl_lookup **ret_lookup, struct tl_error *ret_error)
 {
-    struct tl_lookup *lookup = calloc(1, sizeof(*lookup));
+    struct tl_lookup *lookup = malloc(sizeof(*lookup));
     if (lookup == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to look up a host");
+    *lookup = *wanted;
     lookup->letter.deliver = deliver;
-    lookup->loop = loop;
-    lookup->endpoint = *endpoint;
-    lookup->deadline_ns = deadline_ns;
-    lookup->done = done;
-    lookup->owner = owner;
     pthread_mutex_init(&lookup->mutex, NULL);
     enum tl_status status = tl_thread_start("tl-lookup", run, lookup, NULL, ret_error);
     if (status != TL_OK) {
@@ -94,6 +107,22 @@ enum tl_status tl_lookup_start(struct tl_loop *loop, const struct tl_endpoint *e
     }
     *ret_lookup = lookup;
     return TL_OK;
+}
+
+enum tl_status tl_lookup_start(struct tl_loop *loop, const struct tl_endpoint *endpoint, int64_t deadline_ns,
+                               tl_lookup_done_fn done, void *owner, struct tl_lookup **ret_lookup,
+                               struct tl_error *ret_error)
+{
+    const struct tl_lookup wanted = {
+        .loop = loop, .endpoint = *endpoint, .deadline_ns = deadline_ns, .done = done, .owner = owner};
+    return start(&wanted, ret_lookup, ret_error);
+}
+
+enum tl_status tl_lookup_ips(struct tl_loop *loop, const struct tl_endpoint *endpoint, tl_lookup_ips_fn done,
+                             void *owner, struct tl_lookup **ret_lookup, struct tl_error *ret_error)
+{
+    const struct tl_lookup wanted = {.loop = loop, .endpoint = *endpoint, .ips_done = done, .owner = owner};
+    return start(&wanted, ret_lookup, ret_error);
 }
 
 void tl_lookup_abandon(struct tl_lookup *lookup)

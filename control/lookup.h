@@ -24,6 +24,16 @@ enum tl_status tl_lookup_start(struct tl_loop *loop, const struct tl_endpoint *e
                                tl_lookup_done_fn done, void *owner, struct tl_lookup **ret_lookup,
                                struct tl_error *ret_error) TL_MUST_USE;
 
+/* A host has at most so many addresses here; more are dropped. */
+#define TL_LOOKUP_MAX_IPS 64
+
+/* All addresses of a host that were found, or why there are none: count is 0 then. */
+typedef void (*tl_lookup_ips_fn)(void *owner, const struct tl_ip *ips, size_t count, const struct tl_error *error);
+
+/* The same without dialling: finds all addresses of the host. */
+enum tl_status tl_lookup_ips(struct tl_loop *loop, const struct tl_endpoint *endpoint, tl_lookup_ips_fn done,
+                             void *owner, struct tl_lookup **ret_lookup, struct tl_error *ret_error) TL_MUST_USE;
+
 /* Its end is of no interest any more; the thread frees what it holds. Not after done. */
 void tl_lookup_abandon(struct tl_lookup *lookup);
 

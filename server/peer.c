@@ -164,6 +164,11 @@ static enum tl_status add_member(struct tl_worker *worker, const char *name, con
     peer->worker = worker;
     snprintf(peer->name, sizeof(peer->name), "%s", name);
     snprintf(peer->address, sizeof(peer->address), "%s", address);
+    enum tl_status status = tl_origin_init(&peer->origin, address, ret_error);
+    if (status != TL_OK) {
+        free(peer);
+        return status;
+    }
     peer->is_self = strcmp(name, worker->self.name) == 0;
     tl_peer_link_init(peer);
     tl_data_paths_init(&peer->data, worker, peer->name, &data_path_events, peer);
@@ -182,11 +187,16 @@ static enum tl_status add_member(struct tl_worker *worker, const char *name, con
 enum tl_status tl_peers_create(struct tl_worker *worker, struct tl_error *ret_error)
 {
     size_t count = worker->config->task_count;
+    enum tl_status status = tl_admission_init(worker, ret_error);
+    if (status != TL_OK) return status;
     worker->peers = calloc(count > 0 ? count : 1, sizeof(*worker->peers));
-    if (worker->peers == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu peers", count);
+    if (worker->peers == NULL) {
+        tl_admission_fini(worker);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu peers", count);
+    }
     for (size_t i = 0; i < count; i++) {
         const struct tl_config_task *task = &worker->config->tasks[i];
-        enum tl_status status = add_member(worker, task->name, task->address, ret_error);
+        status = add_member(worker, task->name, task->address, ret_error);
         if (status != TL_OK) return status;
     }
     return TL_OK;
@@ -199,11 +209,13 @@ void tl_peers_destroy(struct tl_worker *worker)
         tl_data_paths_end(&peer->data);
         TL_CHECK(tl_list_is_empty(&peer->requests) && peer->path.link == NULL && peer->path.opening == NULL);
         tl_timers_disarm(tl_loop_timers(worker->loop), &peer->path.back_off);
+        tl_origin_fini(&peer->origin);
         tl_numbers_fini(&peer->received);
         tl_numbers_fini(&peer->given_up);
         free(peer);
     }
     free(worker->peers);
+    tl_admission_fini(worker);
 }
 
 void tl_peers_start(struct tl_worker *worker)

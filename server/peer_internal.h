@@ -5,6 +5,7 @@
 #define SERVER_PEER_INTERNAL_H
 
 #include "base/numbers.h"
+#include "server/admission.h"
 #include "server/data_paths.h"
 #include "server/worker_internal.h"
 
@@ -34,6 +35,7 @@ struct tl_peer {
     struct tl_numbers received; /* requests whose tensors have arrived, to be told on the next link */
     struct tl_numbers given_up; /* requests that broke and will not be asked again, to be told likewise */
     int64_t received_until_ns;  /* the peer no longer waits to hear of them */
+    struct tl_origin origin;    /* where its links may come from */
     struct link_path path;
     struct tl_data_paths data; /* over path.link */
 };

@@ -179,6 +179,7 @@ static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
         tl_rendezvous_release_incarnation(peer->worker->table, peer->incarnation);
     }
     peer->incarnation = incarnation;
+    tl_guests_evict(peer->worker, incarnation);
     tl_numbers_drop(&peer->received, peer->received.count);
     tl_numbers_drop(&peer->given_up, peer->given_up.count);
 }
@@ -300,20 +301,11 @@ void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link)
 {
     const struct tl_identity *identity = tl_link_peer(link);
     struct tl_peer *peer = identity->name[0] != '\0' ? tl_peer_by_name(worker, identity->name) : NULL;
-    struct tl_error reason;
     if (peer == NULL) {
         tl_guest_welcome(worker, link);
         if (identity->name[0] == '\0') return;
         TL_LOG_AT_WARN("a worker that is not in the configuration has connected", TL_STR("peer", identity->name),
                        TL_STR("address", identity->address));
-        return;
-    }
-    if (peer->is_self) {
-        tl_error_set(&reason, TL_FAILED_PRECONDITION,
-                     "%s is this worker itself; is the same task started twice? give each process its own task",
-                     peer->name);
-        TL_LOG_AT_WARN("a second worker claims this task", TL_STR("address", identity->address));
-        tl_link_close(link, &reason);
         return;
     }
     tl_link_set_events(link, &link_events, peer);

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "server/admission.h"
 #include "server/walk.h"
 #include "server/worker_internal.h"
 
@@ -165,8 +166,14 @@ static void link_up(void *context, struct tl_link *link)
     tl_peers_link_up(context, link);
 }
 
+static enum tl_link_admission admit_link(void *context, const struct tl_identity *peer, struct tl_error *ret_error)
+{
+    return tl_peers_admit(context, peer, ret_error);
+}
+
 const struct tl_control_handlers tl_worker_handlers = {
     .source = {.request = request, .closed = closed, .received = received, .given_up = given_up},
+    .admit_link = admit_link,
     .link_up = link_up,
     .admit = admit,
     .publish = publish,

@@ -12,6 +12,7 @@
 
 #include <tensorlane/worker.h>
 
+#include "base/ip.h"
 #include "base/mailbox.h"
 #include "base/timer.h"
 #include "config/config.h"
@@ -51,6 +52,10 @@ struct tl_worker {
 
     struct tl_peer **peers; /* [peer_count], in the order of the configuration */
     size_t peer_count;
+    struct tl_ip_network *peer_networks; /* [peer_network_count]: members may call from there (server/admission.h) */
+    size_t peer_network_count;
+    bool takes_any_origin;     /* from everywhere */
+    struct tl_list guests;     /* of struct guest (guest.c): all links of clients that are no members */
     struct tl_list peer_waits; /* of struct tl_peer_wait (peer.c) */
 
     struct tl_op *ops;            /* by id: all that have not completed */
@@ -157,6 +162,10 @@ void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t numbe
 
 /* A link of somebody who is no member. */
 void tl_guest_welcome(struct tl_worker *worker, struct tl_link *link);
+/* Whether a guest of another name or at another address has this one's incarnation. */
+bool tl_guest_has_incarnation(const struct tl_worker *worker, const struct tl_identity *who);
+/* The incarnation has turned out to be that of a member: ends the links of guests that have given it. */
+void tl_guests_evict(struct tl_worker *worker, uint64_t incarnation);
 
 /* ------------------------------------------------------------------------------------------------------ source -- */
 

@@ -3,6 +3,7 @@
  * and who does not read, asks too much or claims to be somebody else harms nobody. */
 #include <check.h>
 #include <stdio.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -134,6 +135,191 @@ START_TEST(nobody_else_is_the_worker_itself)
 }
 END_TEST
 
+#define MEMBER "/job:node/task:1"
+#define CLIENT ""
+
+static struct raw_call calls[3];
+
+/* Opens a link to task 0 as this peer, which tells that the tensor of its first request has arrived. */
+static void call_as(struct raw_call *call, const char *name, uint64_t incarnation, bool tells_received)
+{
+    char address[32];
+    uint64_t number = 1;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", cluster.ports[0]);
+    raw_call_open(call, address, "/tensorlane.v1.Transfer/Exchange", CLUSTER_LONG);
+    Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
+    hello.protocol_version = TL_PROTOCOL_VERSION;
+    hello.name = (char *)name;
+    hello.incarnation = incarnation;
+    hello.n_received = tells_received;
+    hello.received = &number;
+    Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
+    frame.hello = &hello;
+    raw_call_send_message(call, &frame.base);
+}
+
+static void expect_hello(struct raw_call *call)
+{
+    Tensorlane__V1__Frame *frame = raw_call_receive_message(call, &tensorlane__v1__frame__descriptor);
+    ck_assert_ptr_nonnull(frame);
+    ck_assert_ptr_nonnull(frame->hello);
+    tensorlane__v1__frame__free_unpacked(frame, NULL);
+}
+
+static void expect_refused(struct raw_call *call, enum tl_status code, const char *text)
+{
+    const struct tl_error *status = raw_call_finish(call);
+    ck_assert_msg(status->code == code && strstr(status->message, text) != NULL, "%d: %s", (int)status->code,
+                  status->message);
+}
+
+/* Asks for k of step 0 as request 1, and reads the tensor. */
+static void take(struct raw_call *call)
+{
+    Tensorlane__V1__Request request = TENSORLANE__V1__REQUEST__INIT, *requests[] = {&request};
+    request.number = 1;
+    request.key = (char *)"k";
+    Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
+    frame.n_requests = 1;
+    frame.requests = requests;
+    raw_call_send_message(call, &frame.base);
+    Tensorlane__V1__Frame *answer = raw_call_receive_message(call, &tensorlane__v1__frame__descriptor);
+    ck_assert_ptr_nonnull(answer);
+    ck_assert_uint_eq(answer->n_chunks, 1);
+    tensorlane__v1__frame__free_unpacked(answer, NULL);
+}
+
+static void hang_up(struct raw_call *call)
+{
+    raw_call_close(call);
+    memset(call, 0, sizeof(*call));
+}
+
+static void setup_impostors(const char *settings)
+{
+    cluster_init(&cluster, 2, settings);
+    cluster_open(&cluster, 0);
+    send_cq = cluster_cq();
+    memset(calls, 0, sizeof(calls));
+}
+
+static void teardown_impostors(void)
+{
+    for (unsigned i = 0; i < 3; i++)
+        if (calls[i].loop != NULL) hang_up(&calls[i]);
+    cluster_close_all(&cluster);
+    tl_cq_destroy(send_cq);
+}
+
+/* The incarnation of a member is no secret. */
+START_TEST(an_acknowledgement_counts_only_from_the_peer_that_asked)
+{
+    setup_impostors(NULL);
+    struct tl_tensor *tensor = cluster_tensor(100, 1);
+    cluster_send(cluster.workers[0], "k", 0, tensor, send_cq);
+    tl_tensor_put(tensor);
+    call_as(&calls[0], MEMBER, 77, false);
+    expect_hello(&calls[0]);
+    take(&calls[0]);
+    call_as(&calls[1], _i == 0 ? CLIENT : "/job:other/task:0", 77, true);
+    expect_refused(&calls[1], TL_UNAVAILABLE, "another process with the incarnation");
+    hang_up(&calls[1]);
+    ck_assert_uint_eq(cluster_stats(cluster.workers[0]).held_tensors, 1);
+    /* Also when that one has no link. */
+    hang_up(&calls[0]);
+    CLUSTER_UNTIL(cluster_peer_info(cluster.workers[0], 1).state != TL_PEER_UP);
+    call_as(&calls[1], CLIENT, 77, true);
+    expect_refused(&calls[1], TL_UNAVAILABLE, "another process with the incarnation");
+    ck_assert_uint_eq(cluster_stats(cluster.workers[0]).held_tensors, 1);
+    call_as(&calls[0], MEMBER, 77, true);
+    expect_hello(&calls[0]);
+    cluster_expect(send_cq, TL_OK);
+    teardown_impostors();
+}
+END_TEST
+
+/* Nobody keeps a member out by being there first. */
+START_TEST(a_member_takes_its_incarnation_from_a_client)
+{
+    setup_impostors(NULL);
+    call_as(&calls[0], CLIENT, 77, false);
+    expect_hello(&calls[0]);
+    call_as(&calls[1], MEMBER, 77, false);
+    expect_hello(&calls[1]);
+    expect_refused(&calls[0], TL_UNAVAILABLE, "belongs to a member");
+    call_as(&calls[2], MEMBER, 78, false);
+    expect_hello(&calls[2]);
+    ck_assert_uint_eq(cluster_peer_info(cluster.workers[0], 1).restart_count, 1);
+    teardown_impostors();
+}
+END_TEST
+
+START_TEST(a_client_connects_twice)
+{
+    setup_impostors(NULL);
+    for (unsigned i = 0; i < 2; i++) {
+        call_as(&calls[i], CLIENT, 77, false);
+        expect_hello(&calls[i]);
+    }
+    teardown_impostors();
+}
+END_TEST
+
+/* A cluster whose task 1 has this host. */
+static void open_with_host(const char *host, const char *settings)
+{
+    char json[512];
+    cluster_init(&cluster, 2, NULL);
+    memset(calls, 0, sizeof(calls));
+    snprintf(json, sizeof(json), "{\"cluster\": {\"node\": [\"127.0.0.1:%u\", \"%s:%u\"]}, \"protocol\": \"grpc\"%s}",
+             cluster.ports[0], host, cluster.ports[1], settings);
+    const struct tl_worker_options options = {.size_bytes = sizeof(options), .config_json = json, .job = "node"};
+    struct tl_error error;
+    ck_assert_msg(tl_worker_open(&options, &cluster.workers[0], &error) == TL_OK, "%s", error.message);
+    send_cq = cluster_cq();
+}
+
+/* 192.0.2.0/24 and 2001:db8::/32 are of documentation: no machine has them. */
+START_TEST(a_member_is_who_comes_from_its_address)
+{
+    static const struct {
+        const char *host, *settings, *refusal; /* NULL: it is believed */
+    } cases[] = {
+        {"127.0.0.1", "", NULL},
+        {"127.0.0.9", "", NULL},
+        {"localhost", "", NULL},
+        {"[::1]", "", NULL},
+        {"192.0.2.1", "", "called /job:node/task:0 from 127.0.0.1, which is no address of its host 192.0.2.1"},
+        {"[2001:db8::7]", "", "list it in peers.addresses of /job:node/task:0"},
+        {"192.0.2.1", ", \"peers\": {\"addresses\": [\"192.0.2.0/24\"]}", "from 127.0.0.1"},
+        {"192.0.2.1", ", \"peers\": {\"addresses\": [\"::1\", \"127.0.0.0/8\"]}", NULL},
+        {"192.0.2.1", ", \"peers\": {\"addresses\": \"any\"}", NULL},
+    };
+    open_with_host(cases[_i].host, cases[_i].settings);
+    call_as(&calls[0], MEMBER, 77, false);
+    if (cases[_i].refusal == NULL) {
+        expect_hello(&calls[0]);
+        CLUSTER_UNTIL(cluster_peer_info(cluster.workers[0], 1).state == TL_PEER_UP);
+    } else {
+        expect_refused(&calls[0], TL_PERMISSION_DENIED, cases[_i].refusal);
+        ck_assert_int_ne(cluster_peer_info(cluster.workers[0], 1).state, TL_PEER_UP);
+    }
+    /* Clients are nobody in particular. */
+    call_as(&calls[1], CLIENT, 78, false);
+    expect_hello(&calls[1]);
+    teardown_impostors();
+}
+END_TEST
+
+START_TEST(a_member_whose_host_is_not_found_may_come_again)
+{
+    open_with_host("nowhere.invalid", "");
+    call_as(&calls[0], MEMBER, 77, false);
+    expect_refused(&calls[0], TL_UNAVAILABLE, "the host \"nowhere.invalid\" cannot be resolved");
+    teardown_impostors();
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("worker_links");
@@ -145,6 +331,11 @@ int main(void)
     TCase *impostors = tcase_create("impostors");
     tcase_add_test(impostors, task_that_runs_twice_does_not_keep_its_peers_busy);
     tcase_add_test(impostors, nobody_else_is_the_worker_itself);
+    tcase_add_loop_test(impostors, an_acknowledgement_counts_only_from_the_peer_that_asked, 0, 2);
+    tcase_add_test(impostors, a_member_takes_its_incarnation_from_a_client);
+    tcase_add_test(impostors, a_client_connects_twice);
+    tcase_add_loop_test(impostors, a_member_is_who_comes_from_its_address, 0, 9);
+    tcase_add_test(impostors, a_member_whose_host_is_not_found_may_come_again);
     suite_add_tcase(suite, impostors);
     return run_suite_in_process(suite);
 }

@@ -34,6 +34,10 @@ START_TEST(what_is_the_same)
     ck_assert(is_equal("fd00::7", "fd00:0:0::7"));
     ck_assert(is_equal("fe80::1%eth0", "fe80::1%eth1"));
     ck_assert(!is_equal("10.0.0.7", "10.0.0.8"));
+    char text[TL_IP_TEXT_BYTES];
+    struct tl_ip four = ip("::ffff:10.0.0.7"), six = ip("fd00:0:0::7");
+    ck_assert_str_eq(tl_ip_format(&four, text), "10.0.0.7");
+    ck_assert_str_eq(tl_ip_format(&six, text), "fd00::7");
     struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_addr = {htonl(0x0a000007)}};
     struct tl_ip got, expected = ip("10.0.0.7");
     ck_assert(tl_ip_of_sockaddr((const struct sockaddr *)&v4, &got));

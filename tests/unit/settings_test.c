@@ -59,6 +59,7 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_ptr_null(settings->listen);
     ck_assert_ptr_null(settings->publish);
     ck_assert_uint_eq(settings->publish_count, 0);
+    ck_assert_ptr_null(settings->peer_networks);
     ck_assert_uint_eq(settings->chunk_bytes, 2 << 20);
     ck_assert_uint_eq(settings->inflight_bytes, 64 << 20);
     ck_assert_uint_eq(settings->held_bytes, UINT64_C(16) << 30);
@@ -241,7 +242,8 @@ START_TEST(every_setting_can_be_set)
 {
     static const char text[] =
         "{\"protocol\": \"grpc\", \"rdma\": \"off\", \"connect\": \"eager\", \"checksum\": true,\n"
-        "\"listen\": \"0.0.0.0:1\", \"publish\": [\"m\"],\n"
+        "\"listen\": \"0.0.0.0:1\", \"publish\": [\"m\"], "
+        "\"peers\": {\"addresses\": [\"10.1.0.0/16\", \"fd00::1\"]},\n"
         "\"limits\": {\"chunk\": \"4KiB\", \"inflight\": 8192, \"held\": \"1GB\", \"waiting\": 2, \"connections\": "
         "3},\n"
         "\"timeouts\": {\"connect\": \"1ms\", \"request\": \"2s\", \"keepalive\": \"3s\", \"keepalive_answer\": "
@@ -262,6 +264,7 @@ START_TEST(every_setting_can_be_set)
         "true",
         "\"0.0.0.0:1\"",
         "[\"m\"]",
+        "[\"10.1.0.0/16\", \"fd00::1\"]",
         "\"4KiB\"",
         "\"8KiB\"",
         "\"1GB\"",
@@ -309,9 +312,9 @@ START_TEST(every_setting_can_be_set)
         "\"debug\"",
         "\"json\"",
     };
-    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1,  1,  1,  2,  2,  3,  3,  3,  3,  3, 4, 4, 4, 4, 5, 5,
-                                                         5, 10, 10, 10, 10, 11, 11, 11, 11, 11, 6, 6, 6, 6, 6, 7, 7,
-                                                         7, 7,  7,  8,  8,  8,  8,  8,  9,  9,  9, 9, 9, 5, 5};
+    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1, 1,  1,  2,  2,  2,  3,  3,  3,  3,  3, 4, 4, 4, 4, 5,
+                                                         5, 5, 10, 10, 10, 10, 11, 11, 11, 11, 11, 6, 6, 6, 6, 6, 7,
+                                                         7, 7, 7,  7,  8,  8,  8,  8,  8,  9,  9,  9, 9, 9, 5, 5};
     const struct tl_settings_layer *layer;
     open_text(text);
     ck_assert_int_eq(read_level(TL_LEVEL_TASK, &layer), TL_OK);
@@ -322,6 +325,7 @@ START_TEST(every_setting_can_be_set)
         ck_assert_str_eq(layer->origins[i].origin, origin);
         ck_assert_int_eq(layer->origins[i].level, TL_LEVEL_TASK);
     }
+    ck_assert_str_eq(layer->settings.peer_networks, "10.1.0.0/16,fd00::1");
     ck_assert_uint_eq(layer->settings.inflight_bytes, 8192);
     ck_assert_int_eq(layer->settings.reservation_timeout_ns, 5 * TL_NS_PER_SEC);
     ck_assert_str_eq(layer->settings.local.socket_folder, "/run/x");
@@ -387,6 +391,52 @@ START_TEST(users_are_words_or_a_list)
 }
 END_TEST
 
+static void expect_networks(const char *value, const char *networks, const char *written)
+{
+    const struct tl_settings_layer *layer;
+    char text[256];
+    snprintf(text, sizeof(text), "{\"peers\": {\"addresses\": %s}}", value);
+    open_text(text);
+    ck_assert_int_eq(read_level(TL_LEVEL_TOP, &layer), TL_OK);
+    if (networks == NULL) {
+        ck_assert_ptr_null(layer->settings.peer_networks);
+    } else {
+        ck_assert_str_eq(layer->settings.peer_networks, networks);
+    }
+    ck_assert_str_eq(layer->origins[tl_settings_find(offsetof(struct tl_settings, peer_networks))].value, written);
+    close_text();
+}
+
+static void expect_no_networks(const char *value, const char *reason)
+{
+    const struct tl_settings_layer *layer;
+    char text[2048];
+    snprintf(text, sizeof(text), "{\"peers\": {\"addresses\": %s}}", value);
+    open_text(text);
+    ck_assert_int_eq(read_level(TL_LEVEL_TOP, &layer), TL_INVALID_ARGUMENT);
+    ck_assert_msg(strstr(error.message, reason) != NULL, "%s", error.message);
+    close_text();
+}
+
+START_TEST(addresses_of_peers_are_any_or_a_list)
+{
+    expect_networks("[]", NULL, "[]");
+    expect_networks("\"any\"", "any", "\"any\"");
+    expect_networks("[\"10.0.0.7\", \"fd00::/8\"]", "10.0.0.7,fd00::/8", "[\"10.0.0.7\", \"fd00::/8\"]");
+    expect_no_networks("\"10.0.0.7\"", "peers.addresses: \"10.0.0.7\" is not \"any\"");
+    expect_no_networks("[\"any\"]", "neither a numeric address nor a network");
+    expect_no_networks("[\"gpu-0.example\"]", "neither a numeric address nor a network");
+    expect_no_networks("[\"10.0.0.0/33\"]", "neither a numeric address nor a network");
+    expect_no_networks("[\"10.0.0.7:4000\"]", "neither a numeric address nor a network");
+    expect_no_networks("[7]", "an address or a network");
+    expect_no_networks("7", "a list of addresses");
+    char many[8 * 257 + 3] = "[";
+    for (int i = 0; i < 257; i++)
+        strcat(many, i == 0 ? "\"::1\"" : ",\"::1\"");
+    expect_no_networks(strcat(many, "]"), "257 entries are too many");
+}
+END_TEST
+
 START_TEST(a_folder_starts_where_the_file_is)
 {
     const struct tl_settings_layer *layer;
@@ -444,7 +494,7 @@ START_TEST(unknown_names_are_refused)
     check_refused(
         TL_LEVEL_TOP, "{\"chunk\": 1}", TL_INVALID_ARGUMENT,
         "f:1:2: chunk: there is no setting \"chunk\"; use one of \"protocol\", \"rdma\", \"connect\", "
-        "\"checksum\", \"listen\", \"publish\", \"limits\", \"timeouts\", \"local\", \"verbs\", \"log\", \"cluster\", "
+        "\"checksum\", \"listen\", \"publish\", \"peers\", \"limits\", \"timeouts\", \"local\", \"verbs\", \"log\", "
         "...");
     check_refused(TL_LEVEL_TASK, "{\"log\": {\"levle\": 1}}", TL_INVALID_ARGUMENT,
                   "f:1:10: log.levle: there is no setting \"levle\"; did you mean \"level\"?");
@@ -539,6 +589,7 @@ int main(void)
     tcase_add_test(tcase, security_is_reserved);
     tcase_add_test(tcase, inflight_must_hold_a_chunk);
     tcase_add_test(tcase, users_are_words_or_a_list);
+    tcase_add_test(tcase, addresses_of_peers_are_any_or_a_list);
     tcase_add_test(tcase, a_folder_starts_where_the_file_is);
     tcase_add_test(tcase, a_pool_fits_into_all_pools);
     suite_add_tcase(suite, tcase);
