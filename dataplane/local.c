@@ -235,14 +235,15 @@ static unsigned provider_poll(struct tl_provider *base)
 {
     struct local_provider *provider = local_provider_of(base);
     unsigned events = 0;
-    base->is_best_asleep = false;
+    base->helper_until_ns = 0;
     if (is_time_to_look(provider)) events += look(provider);
     if (atomic_load_explicit(&provider->has_gone, memory_order_acquire)) tell_of_gone_regions(provider);
     struct tl_list *link = provider->pairs.next;
     while (link != &provider->pairs) {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         provider->cursor = link->next;
-        base->is_best_asleep |= is_reading(pair);
+        if (is_reading(pair) && pair->read_until_ns > base->helper_until_ns)
+            base->helper_until_ns = pair->read_until_ns;
         events += poll_pair(pair);
         link = provider->cursor;
     }

@@ -431,6 +431,7 @@ struct local_pair {
     uint32_t reads_posted;
     uint32_t reads_answered; /* by the peer */
     int64_t read_began_ns;   /* the last one, of either side */
+    int64_t read_until_ns;   /* ... and until when it is expected to be over */
 
     struct local_told *told; /* [told_count] */
     size_t told_count, told_capacity;
@@ -548,6 +549,10 @@ unsigned local_carry(struct local_pair *pair);
 unsigned local_complete(struct local_pair *pair);
 /* Calls `done` of everything else with TL_CANCELLED. */
 void local_cancel_works(struct local_pair *pair);
+/* Memory of at least that size is read by two porters. */
+#define LOCAL_MIN_SPLIT_BYTES (UINT64_C(1) << 20)
+/* Memory of so many bytes is read from now on, by a porter of ours or of the peer's. */
+void local_expect_read(struct local_pair *pair, uint64_t len_bytes);
 /* Wakes the peer if it sleeps, after something was written for it. */
 void local_look_at_peer(struct local_pair *pair, bool is_posted);
 /* Sends a packet that is more than a wake, once connected; everything but HELLO and WAKE goes this way, so that the

@@ -20,9 +20,6 @@
 #include "dataplane/local_porter.h"
 #include "dataplane/pages.h"
 
-/* Memory of at least that size is read by two porters. */
-#define MIN_SPLIT_BYTES (UINT64_C(1) << 20)
-
 /* ------------------------------------------------------------------------------------------------ reading memory -- */
 
 bool local_peer_lives(const struct local_pair *pair)
@@ -89,14 +86,15 @@ static void start_reading(struct local_pair *pair)
 {
     const struct local_slot_read *reading = &pair->reading;
     uint8_t *destination = find_exposed(pair, reading);
-    pair->read_began_ns = tl_clock_now_ns();
+    local_expect_read(pair, reading->len_bytes);
     if (destination == NULL || local_porter_is_busy(pair->porter)) {
         local_pair_violation(pair, "a write to memory that is not exposed");
     } else if (reading->len_bytes == 0) {
         finish_reading(pair);
     } else {
         uint64_t len_bytes = reading->len_bytes;
-        uint64_t first_bytes = len_bytes < MIN_SPLIT_BYTES ? len_bytes : len_bytes / 2 / TL_PAGE_BYTES * TL_PAGE_BYTES;
+        uint64_t first_bytes =
+            len_bytes < LOCAL_MIN_SPLIT_BYTES ? len_bytes : len_bytes / 2 / TL_PAGE_BYTES * TL_PAGE_BYTES;
         read_part(pair, pair->porter, destination, 0, first_bytes);
         if (first_bytes < len_bytes) read_part(pair, pair->second, destination, first_bytes, len_bytes - first_bytes);
     }

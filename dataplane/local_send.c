@@ -38,6 +38,11 @@
 #define COPY_BYTES_PER_POLL (UINT64_C(1) << 20)
 /* Writes of at least that size go past the caches: the tensor would push everything else out of them. */
 #define UNCACHED_BYTES (UINT64_C(8) << 20)
+/* A porter takes so long to wake, and reads at least so fast. Larger tensors are read by two porters, which need the
+ * processors; and what waking costs for them, or for one of several reads, is little or hidden by the others. */
+#define WAKING_NS (TL_NS_PER_MS / 10)
+#define SLOW_BYTES_PER_NS 4
+#define AWAITED_BYTES LOCAL_MIN_SPLIT_BYTES
 /* More is not posted at a time: what was posted is copied, whoever gives it up, and what is posted later waits for it.
  */
 #define MAX_QUEUED_BYTES (UINT64_C(16) << 20)
@@ -176,6 +181,15 @@ static enum carrying copy(struct local_pair *pair, struct local_work *work, uint
     return CARRYING_DONE;
 }
 
+void local_expect_read(struct local_pair *pair, uint64_t len_bytes)
+{
+    int64_t now_ns = tl_clock_now_ns();
+    bool is_one_of_many = pair->reads_posted - pair->reads_answered > 1;
+    bool is_awaited = len_bytes < AWAITED_BYTES && !is_one_of_many;
+    pair->read_began_ns = now_ns;
+    pair->read_until_ns = is_awaited ? now_ns + WAKING_NS + (int64_t)(len_bytes / SLOW_BYTES_PER_NS) : now_ns;
+}
+
 static enum carrying ask_to_read(struct local_pair *pair, struct local_work *work)
 {
     struct local_slot *slot = free_slot(pair);
@@ -189,7 +203,7 @@ static enum carrying ask_to_read(struct local_pair *pair, struct local_work *wor
     slot->exposure = work->place.number;
     slot->generation = work->place.generation;
     work->read_number = ++pair->reads_posted;
-    pair->read_began_ns = tl_clock_now_ns();
+    local_expect_read(pair, work->len_bytes);
     publish(pair, slot);
     return CARRYING_DONE;
 }

@@ -202,7 +202,8 @@ struct tl_provider {
     int fd;                  /* to sleep on, after arm; -1: never sleeps */
     char name[64];           /* of the device: "mlx5_0:1" */
     char reason[256];        /* why this device, port and GID */
-    bool is_best_asleep;     /* what is awaited is done by another thread, from which polling only takes time */
+    int64_t helper_until_ns; /* a helper thread does what is awaited, until about then: who polls meanwhile gives way to
+                                other threads, and sleeps afterwards; 0: there is none */
     struct tl_error failure; /* code TL_OK: it works. Else it is broken for good: why, and what to do. The reactor's */
 };
 

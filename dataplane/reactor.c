@@ -23,6 +23,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/epoll.h>
@@ -244,19 +245,25 @@ void tl_reactor_destroy(struct tl_reactor *reactor)
 
 /* ------------------------------------------------------------------------------------------------------- waiting -- */
 
-/* Polls until there is a result, attention is wanted, until_ns has come, it has gone on for spin_ns, or the provider
- * knows better. Returns how many events there were. */
+static bool may_spin(const struct tl_reactor *reactor, int64_t now_ns)
+{
+    int64_t helper_until_ns = reactor->provider->helper_until_ns;
+    return helper_until_ns != 0 ? now_ns < helper_until_ns : now_ns - reactor->idle_since_ns < reactor->spin_ns;
+}
+
+/* Polls until there is a result, attention is wanted, until_ns has come, or it has gone on for spin_ns, or for as long
+ * as a helper thread is expected to take. Returns how many events there were. */
 static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
 {
-    const struct tl_provider *provider = reactor->provider;
-    if (reactor->busy_count == 0 || reactor->spin_ns <= 0 || provider->is_best_asleep) return 0;
+    if (reactor->busy_count == 0 || reactor->spin_ns <= 0) return 0;
     int64_t now_ns = tl_clock_now_ns();
     if (reactor->idle_since_ns == 0) reactor->idle_since_ns = now_ns;
-    while (now_ns < until_ns && now_ns - reactor->idle_since_ns < reactor->spin_ns) {
+    while (now_ns < until_ns && may_spin(reactor, now_ns)) {
         for (unsigned i = 0; i < POLLS_PER_CLOCK; i++) {
             unsigned events = poll_provider(reactor);
-            if (events > 0 || is_wanted(reactor) || provider->is_best_asleep) return events;
+            if (events > 0 || is_wanted(reactor)) return events;
         }
+        if (reactor->provider->helper_until_ns != 0) (void)sched_yield();
         now_ns = tl_clock_now_ns();
     }
     return 0;

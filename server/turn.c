@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <limits.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -175,10 +176,27 @@ static bool sleep_until(struct tl_turn *turn, int64_t deadline_ns)
     return did_work;
 }
 
-static bool is_best_asleep(const struct tl_turn *turn)
+/* Until when a helper thread of some provider is expected to take; 0: none is at work. */
+static int64_t helper_until_ns(const struct tl_turn *turn)
 {
-    for (unsigned i = 0; i < turn->reactor_count; i++)
-        if (tl_reactor_provider(turn->reactors[i].reactor)->is_best_asleep) return true;
+    int64_t until_ns = 0;
+    for (unsigned i = 0; i < turn->reactor_count; i++) {
+        int64_t its_ns = tl_reactor_provider(turn->reactors[i].reactor)->helper_until_ns;
+        if (its_ns > until_ns) until_ns = its_ns;
+    }
+    return until_ns;
+}
+
+/* Polls for so long as a result is expected. False: there was none. */
+static bool spin(struct tl_turn *turn, int64_t now_ns, int64_t deadline_ns)
+{
+    int64_t spin_until_ns = now_ns + turn->spin_ns, helper_ns;
+    while ((helper_ns = helper_until_ns(turn), now_ns < (helper_ns != 0 ? helper_ns : spin_until_ns)) &&
+           now_ns < deadline_ns) {
+        if (run_all(turn)) return true;
+        if (helper_ns != 0) (void)sched_yield();
+        now_ns = tl_clock_now_ns();
+    }
     return false;
 }
 
@@ -188,10 +206,6 @@ bool tl_turn_run(struct tl_turn *turn, int64_t deadline_ns)
     if (run_all(turn)) return true;
     if (deadline_ns == 0) return false;
     int64_t now_ns = tl_clock_now_ns();
-    int64_t spin_until_ns = turn->busy_count > 0 ? now_ns + turn->spin_ns : now_ns;
-    while (now_ns < spin_until_ns && now_ns < deadline_ns && !is_best_asleep(turn)) {
-        if (run_all(turn)) return true;
-        now_ns = tl_clock_now_ns();
-    }
+    if (turn->busy_count > 0 && turn->spin_ns > 0 && spin(turn, now_ns, deadline_ns)) return true;
     return now_ns < deadline_ns && sleep_until(turn, deadline_ns);
 }

@@ -420,12 +420,25 @@ START_TEST(sleeps_at_once_without_spinning)
 }
 END_TEST
 
-/* A provider whose work is done by another thread would take the time from it. */
-START_TEST(sleeps_at_once_when_that_is_better)
+START_TEST(spins_as_long_as_a_helper_is_expected_to_take)
+{
+    create_again(1);
+    tl_reactor_busy(reactor, 1);
+    stub.base.helper_until_ns = LONG_NS;
+    stub.on_poll = event_at_poll_1000;
+    ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
+    ck_assert_uint_eq(stub.poll_count, 1000);
+    ck_assert_uint_eq(stub.arm_count, 0);
+    tl_reactor_busy(reactor, -1);
+}
+END_TEST
+
+/* Polling would only take the time from it. */
+START_TEST(sleeps_at_once_when_a_helper_takes_longer)
 {
     create_again(TL_NS_PER_SEC);
     tl_reactor_busy(reactor, 1);
-    stub.base.is_best_asleep = true;
+    stub.base.helper_until_ns = 1;
     stub.on_arm = one_event;
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert_uint_eq(stub.poll_count, 2);
@@ -706,7 +719,8 @@ static void add_spinning(TCase *tcase)
     tcase_add_test(tcase, spins_while_busy);
     tcase_add_test(tcase, sleeps_at_once_when_not_busy);
     tcase_add_test(tcase, sleeps_at_once_without_spinning);
-    tcase_add_test(tcase, sleeps_at_once_when_that_is_better);
+    tcase_add_test(tcase, spins_as_long_as_a_helper_is_expected_to_take);
+    tcase_add_test(tcase, sleeps_at_once_when_a_helper_takes_longer);
     tcase_add_test(tcase, spinning_comes_to_an_end);
     tcase_add_test(tcase, spinning_goes_on_over_rounds);
     tcase_add_test(tcase, a_letter_ends_spinning);
