@@ -21,6 +21,7 @@
 #include "base/text.h"
 #include "control/credentials.h"
 #include "control/endpoint.h"
+#include "control/grpc_text.h"
 #include "control/tag.h"
 
 #define ARENA_BYTES (4 * 1024 * 1024)
@@ -280,7 +281,7 @@ enum tl_status tl_client_start(struct tl_client *client, const struct tl_client_
 /* gRPC's own words for a deadline or a broken connection name nobody. */
 static void explain(const struct tl_client *client, struct tl_error *error)
 {
-    if (error->code == TL_UNAVAILABLE) tl_error_prefix(error, "%s: ", client->options->address);
+    if (error->code == TL_UNAVAILABLE) tl_grpc_text_explain(error, client->options->address);
     if (error->code == TL_DEADLINE_EXCEEDED && strcmp(error->message, "Deadline Exceeded") == 0) {
         char duration[32];
         tl_error_set(error, TL_DEADLINE_EXCEEDED, "%s did not answer %s within %s", client->options->address,

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /* gRPC's own log lines, as lines of ours: what it calls an error is a warning here, because it says so of every peer
- * that misbehaves; everything else is for debugging. */
+ * that misbehaves; everything else is for debugging. The address is that of the peer, where gRPC tells it. */
 #include <grpc/support/log.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "control/control.h"
+#include "control/grpc_text.h"
 
 static void write_line(gpr_log_func_args *args)
 {
     enum tl_log_level level = args->severity == GPR_LOG_SEVERITY_ERROR ? TL_LOG_WARN : TL_LOG_DEBUG;
     const char *slash = strrchr(args->file, '/');
-    TL_LOG(level, "grpc", TL_STR("text", args->message), TL_STR("file", slash != NULL ? slash + 1 : args->file),
+    char address[128];
+    TL_LOG(level, "grpc", TL_STR("address", tl_grpc_text_address(args->message, address, sizeof(address))),
+           TL_STR("text", args->message), TL_STR("file", slash != NULL ? slash + 1 : args->file),
            TL_I64("line", args->line));
 }
 

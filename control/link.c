@@ -21,6 +21,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "control/credentials.h"
+#include "control/grpc_text.h"
 #include "control/link_internal.h"
 
 #define EXCHANGE_METHOD "/tensorlane.v1.Transfer/Exchange"
@@ -141,7 +142,7 @@ static void close_status(const struct tl_link *link, const struct tl_error *stre
                      link->peer.address);
     } else {
         *ret_status = *stream_status;
-        tl_error_prefix(ret_status, "%s: ", link->peer.address);
+        tl_grpc_text_explain(ret_status, link->peer.address);
     }
 }
 

@@ -23,6 +23,10 @@
 
 static const struct tl_session_events session_events;
 
+/* What the peer is told when a path ends without a failure. */
+#define IT_SHUTS_DOWN "it is shutting down"
+#define IT_CLOSED_IN_ORDER "its half was closed in order"
+
 /* ----------------------------------------------------------------------------------------------------- messages -- */
 
 static const char *transport_of(const struct tl_data_path *path)
@@ -62,8 +66,8 @@ static void log_change(struct tl_data_path *path)
         TL_LOG_AT_DEBUG("no data path", TL_STR("peer", path->name), TL_STR("transport", transport_of(path)),
                         TL_STR("reason", path->reason));
     } else if (!path->worker->is_closing) {
-        TL_LOG_AT_WARN("no data path", TL_STR("peer", path->name), TL_STR("transport", transport_of(path)),
-                       TL_STR("reason", path->reason));
+        TL_LOG(path->is_left ? TL_LOG_INFO : TL_LOG_WARN, "no data path", TL_STR("peer", path->name),
+               TL_STR("transport", transport_of(path)), TL_STR("reason", path->reason));
     }
 }
 
@@ -228,9 +232,7 @@ static void session_closed(void *owner, const struct tl_error *reason)
         set_reason(path, "%s%s", was_up ? "the data path broke: " : "", reason->message);
     }
     /* The peer's half may not notice for long. */
-    const char *told = !path->is_left             ? reason->message
-                       : path->worker->is_closing ? "it is shutting down"
-                                                  : "its half was closed in order";
+    const char *told = !path->is_left ? reason->message : path->worker->is_closing ? IT_SHUTS_DOWN : IT_CLOSED_IN_ORDER;
     bool is_final = !was_up && is_lasting(reason->code);
     tell_refusal(path->link, transport_of(path), path->attempt, is_final, told);
     failed(path, is_final);
@@ -303,6 +305,7 @@ static void hear_refusal(struct tl_data_path *path, const struct tl_path_message
     if (path->state == TL_DATA_PATH_REFUSED || (!is_of_all && !is_of_this)) return;
     const char *reason = message->reason[0] != '\0' ? message->reason : "it gives no reason";
     bool was_up = path->state == TL_DATA_PATH_UP;
+    path->is_left = was_up && (strcmp(reason, IT_SHUTS_DOWN) == 0 || strcmp(reason, IT_CLOSED_IN_ORDER) == 0);
     set_reason(path,
                is_of_all ? "%s has no data plane: %s"
                : was_up  ? "%s has given up the data path: %s"
@@ -341,6 +344,8 @@ void tl_data_path_end(struct tl_data_path *path)
     tl_error_set(&reason, TL_UNAVAILABLE, "the link to %s has ended", path->name);
     abandon(path, &reason);
     disarm(path);
+    /* That it comes back over the next link is news. */
+    if (path->state == TL_DATA_PATH_UP) path->has_logged = false;
     path->link = NULL;
     path->state = TL_DATA_PATH_OFF;
     set_reason(path, "the peer is not connected");

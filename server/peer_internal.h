@@ -17,6 +17,9 @@ struct link_path {
     enum tl_peer_state state;
     struct tl_error reason;   /* why it is down; code TL_OK otherwise */
     unsigned failure_count;   /* attempts since it was up last */
+    int64_t down_since_ns;    /* when the first of them failed */
+    bool has_left;            /* its process has closed the connection in order */
+    bool has_warned;          /* of its absence, since it was up last */
     unsigned loss_count;      /* links that ended before SETTLED_NS, in a row */
     struct tl_timer back_off; /* armed: another attempt will follow */
 };

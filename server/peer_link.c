@@ -35,6 +35,8 @@
 #define MAX_BACK_OFF_NS (1 * TL_NS_PER_SEC)
 /* Links that end before they are that old, */
 #define SETTLED_NS (5 * TL_NS_PER_SEC)
+/* Workers of one cluster start within this time. */
+#define START_NS (30 * TL_NS_PER_SEC)
 /* and more than so many of them in a row, are opened again only after longer and longer pauses, as if they had failed:
  * two processes that claim one task end each other's links. */
 #define LOSSES_WITHOUT_PAUSE 3
@@ -51,6 +53,21 @@ static bool is_wanted(const struct tl_peer *peer)
     return peer->received.count + peer->given_up.count > 0 && tl_clock_now_ns() < peer->received_until_ns;
 }
 
+/* Workers start one after the other, and end before each other: a peer that has not been there yet, or has left in
+ * order, is no reason for a warning. One that does not start is. */
+static void log_absence(struct tl_peer *peer, const struct tl_error *reason, bool is_news)
+{
+    struct link_path *path = &peer->path;
+    int64_t now_ns = tl_clock_now_ns();
+    if (path->failure_count == 0) path->down_since_ns = now_ns;
+    bool is_starting = peer->incarnation == 0 && now_ns - path->down_since_ns < START_NS;
+    bool is_expected = reason->code == TL_UNAVAILABLE && (path->has_left || is_starting);
+    if (is_expected ? !is_news : !is_news && path->has_warned) return;
+    TL_LOG(is_expected ? TL_LOG_INFO : TL_LOG_WARN, "peer cannot be reached", TL_STR("peer", peer->name),
+           TL_STR("reason", reason->message));
+    path->has_warned = !is_expected;
+}
+
 static void set_state(struct tl_peer *peer, enum tl_peer_state state, const struct tl_error *reason)
 {
     struct link_path *path = &peer->path;
@@ -62,14 +79,17 @@ static void set_state(struct tl_peer *peer, enum tl_peer_state state, const stru
     if (state == TL_PEER_UP) {
         path->reason = (struct tl_error){.code = TL_OK};
         path->failure_count = 0;
+        path->has_left = false;
+        path->has_warned = false;
         TL_LOG_AT_INFO("peer up", TL_STR("peer", peer->name), TL_STR("address", peer->address),
                        TL_STR("transport", "grpc"), TL_INCARNATION("incarnation", peer->incarnation));
     } else if (was_up && reason != NULL && reason->code == TL_OK) {
+        path->has_left = true;
         TL_LOG_AT_INFO("peer has closed its connection", TL_STR("peer", peer->name));
     } else if (was_up && reason != NULL) {
         TL_LOG_AT_WARN("peer lost", TL_STR("peer", peer->name), TL_STR("reason", reason->message));
-    } else if (state == TL_PEER_DOWN && is_news && !peer->worker->is_closing) {
-        TL_LOG_AT_WARN("peer cannot be reached", TL_STR("peer", peer->name), TL_STR("reason", reason->message));
+    } else if (state == TL_PEER_DOWN && reason != NULL && !peer->worker->is_closing) {
+        log_absence(peer, reason, is_news);
     }
     tl_peer_check_waits(peer->worker);
 }

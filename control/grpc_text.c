@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * gRPC's messages are chains such as "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.1:4000:
+ * Failed to connect to remote host: Connection refused". The end of the chain is the reason; what stands before it is
+ * taken away, and a reason that is known becomes a sentence. The texts are those of gRPC 1.51; another text of a later
+ * version is passed on as it is, behind the address.
+ */
+#include "control/grpc_text.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/error.h"
+
+/* A reason, or its beginning, and what the sentence says behind the address. */
+struct sentence {
+    const char *reason;
+    const char *text;
+    const char *remedy; /* behind the rest of the reason, which the sentence repeats; NULL: it does not */
+};
+
+/* Before the connection stood. */
+static const struct sentence connecting[] = {
+    {"Failed to connect to remote host: Connection refused", " refused the connection; is the worker started?", NULL},
+    {"Failed to connect to remote host: Connection timed out",
+     " did not take the connection in time; is the machine up, and is there a firewall in between?", NULL},
+    {"connect() timed out",
+     " did not take the connection in time; is the machine up, and is there a firewall in between?", NULL},
+    {"Failed to connect to remote host: ", " cannot be reached: ", "; check the address and the network"},
+    {"Trying to connect an http1.x server",
+     " takes connections but does not speak gRPC (HTTP/2 without TLS); is it the port of another program?", NULL},
+    {"Socket closed", " takes connections and closes them at once; is it the port of another program?", NULL},
+    {"connection attempt timed out before receiving SETTINGS frame",
+     " takes connections but has not answered in time; is the process stopped or overloaded, or is it the port of "
+     "another program?",
+     NULL},
+};
+
+/* Afterwards. */
+static const struct sentence connected[] = {
+    {"Socket closed", " closed the connection", NULL},
+    {"Connection reset by peer", " broke the connection off", NULL},
+    {"recvmsg:Connection reset by peer", " broke the connection off", NULL},
+    {"sendmsg:Connection reset by peer", " broke the connection off", NULL},
+    {"Broken pipe", " broke the connection off", NULL},
+    {"sendmsg:Broken pipe", " broke the connection off", NULL},
+    {"keepalive watchdog timeout", " has been silent for too long; is the machine up, and the process running?", NULL},
+    {"DNS resolution failed for ", " cannot be resolved: ", "; check the name, and the name service of this machine"},
+};
+
+const char *tl_grpc_text_address(const char *text, char *buffer, size_t capacity)
+{
+    buffer[0] = '\0';
+    if (strncmp(text, "ipv4:", 5) != 0 && strncmp(text, "ipv6:", 5) != 0) return buffer;
+    const char *end = strstr(text, ": ");
+    if (end != NULL && (size_t)(end - text) - 5 < capacity)
+        snprintf(buffer, capacity, "%.*s", (int)(end - text) - 5, text + 5);
+    return buffer;
+}
+
+/* Without what stands before the reason: "UNKNOWN: ", "ipv4:10.0.0.1:4000: ". */
+static const char *skip_to_reason(const char *text)
+{
+    static const char capitals[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_";
+    size_t len = strspn(text, capitals);
+    char address[128];
+    if (len > 0 && strncmp(text + len, ": ", 2) == 0) text += len + 2;
+    if (tl_grpc_text_address(text, address, sizeof(address))[0] != '\0') text = strstr(text, ": ") + 2;
+    return text;
+}
+
+static bool explain_as(struct tl_error *error, const char *reason, const char *address,
+                       const struct sentence *sentences, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        size_t len = strlen(sentences[i].reason);
+        if (strncmp(reason, sentences[i].reason, len) != 0) continue;
+        char rest[512];
+        const char *remedy = sentences[i].remedy;
+        snprintf(rest, sizeof(rest), "%.250s%s", remedy != NULL ? reason + len : "", remedy != NULL ? remedy : "");
+        tl_error_set(error, error->code, "%s%s%s", address, sentences[i].text, rest);
+        return true;
+    }
+    return false;
+}
+
+void tl_grpc_text_explain(struct tl_error *error, const char *address)
+{
+    static const char before[] = "last error: ";
+    const char *last = strstr(error->message, before);
+    const char *reason = skip_to_reason(last != NULL ? last + strlen(before) : error->message);
+    bool is_explained = last != NULL ? explain_as(error, reason, address, connecting, TL_ARRAY_COUNT(connecting))
+                                     : explain_as(error, reason, address, connected, TL_ARRAY_COUNT(connected));
+    if (is_explained) return;
+    if (last == NULL) {
+        tl_error_prefix(error, "%s: ", address);
+        return;
+    }
+    char copy[TL_ERROR_MESSAGE_BYTES];
+    snprintf(copy, sizeof(copy), "%s", reason);
+    tl_error_set(error, error->code, "%.256s cannot be connected to: %.700s", address, copy);
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What gRPC says of a connection, in the sentences that the commands have for the same. */
+#ifndef CONTROL_GRPC_TEXT_H
+#define CONTROL_GRPC_TEXT_H
+
+#include <stddef.h>
+
+#include <tensorlane/status.h>
+
+/* Rewrites the message of a call that has failed. It names the address, says what happened and what to look at; a
+ * message that is not gRPC's own only gets the address in front. The code stays. */
+void tl_grpc_text_explain(struct tl_error *error, const char *address);
+
+/* The address, without its scheme, with which a text of gRPC's begins ("ipv4:10.0.0.1:4000: ..."); "" when it begins
+ * with something else. capacity: of buffer, in bytes. Returns buffer. */
+const char *tl_grpc_text_address(const char *text, char *buffer, size_t capacity);
+
+#endif
