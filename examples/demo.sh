@@ -137,6 +137,10 @@ run health --config "$config"
 
 printf '\n== the rates: protocol, pull, rate, and on which paths how many tensors came\n'
 printf '%s\n' "${rates[@]}"
+# Only soft-RoCE's devices name their parent.
+if grep -q verbs "$config" && compgen -G '/sys/class/infiniband/*/parent' > /dev/null; then
+    printf 'The RDMA card is emulated (soft-RoCE): the processor does its work, so these rates say nothing of a real card.\n'
+fi
 
 printf '\n== stopping the workers\n'
 for index in "${!workers[@]}"; do

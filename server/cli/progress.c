@@ -4,6 +4,7 @@
 #include "server/cli/progress.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
@@ -15,17 +16,6 @@
 #define SAMPLE_PERIOD_NS (250 * TL_NS_PER_MS)
 #define NEW_SAMPLE_WEIGHT 0.3
 #define MAX_BAR_COLUMNS 40
-
-void tl_progress_bar_start(struct tl_progress_bar *progress)
-{
-    progress->is_terminal = tl_output_width(stderr) > 0;
-    progress->start_ns = tl_clock_now_ns();
-    progress->shown_ns = progress->start_ns;
-    progress->sampled_ns = progress->start_ns;
-    progress->sampled_bytes = 0;
-    progress->bytes_per_sec = 0;
-    progress->has_bar = false;
-}
 
 static void sample_rate(struct tl_progress_bar *progress, int64_t now_ns, uint64_t bytes)
 {
@@ -74,20 +64,65 @@ static void show_bar(struct tl_progress_bar *progress, uint64_t bytes, const cha
     progress->has_bar = true;
 }
 
-void tl_progress_bar_update(struct tl_progress_bar *progress, uint64_t bytes)
+/* Prints what fits the terminal's line. */
+static void show_text(struct tl_progress_bar *progress, const char *text)
 {
-    char text[160];
+    unsigned width = tl_output_width(stderr);
+    char *escaped = tl_output_escape(text);
+    if (escaped == NULL) return;
+    size_t len = strlen(escaped);
+    while (len > 0 && (tl_output_columns(escaped, len) >= width || ((unsigned char)escaped[len] & 0xC0) == 0x80))
+        len--;
+    fprintf(stderr, "\r%.*s\033[K", (int)len, escaped);
+    fflush(stderr);
+    free(escaped);
+    progress->has_bar = true;
+}
+
+static void show(struct tl_progress_bar *progress, uint64_t bytes, const char *stall)
+{
+    char text[1536], done[32], total[32];
+    if (stall != NULL) {
+        snprintf(text, sizeof(text), "%s of %s; %s", tl_text_format_size(bytes, done, sizeof(done)),
+                 tl_text_format_size(progress->total_bytes, total, sizeof(total)), stall);
+    } else {
+        describe(progress, bytes, text, sizeof(text));
+    }
+    if (!progress->is_terminal) {
+        fprintf(stderr, "%s ", progress->verb);
+        tl_output_put_escaped(stderr, text);
+        fputc('\n', stderr);
+    } else if (stall != NULL) {
+        show_text(progress, text);
+    } else {
+        show_bar(progress, bytes, text);
+    }
+}
+
+void tl_progress_bar_start(struct tl_progress_bar *progress)
+{
+    progress->is_terminal = tl_output_width(stderr) > 0;
+    progress->start_ns = tl_clock_now_ns();
+    progress->shown_ns = progress->start_ns;
+    progress->sampled_ns = progress->start_ns;
+    progress->sampled_bytes = 0;
+    progress->bytes_per_sec = 0;
+    if (progress->is_terminal && !progress->is_quiet) show(progress, 0, NULL);
+}
+
+void tl_progress_bar_update(struct tl_progress_bar *progress, uint64_t bytes, const char *stall)
+{
     int64_t now_ns = tl_clock_now_ns();
     if (progress->is_quiet) return;
     sample_rate(progress, now_ns, bytes);
     if (now_ns - progress->shown_ns < (progress->is_terminal ? BAR_PERIOD_NS : LINE_PERIOD_NS)) return;
     progress->shown_ns = now_ns;
-    describe(progress, bytes, text, sizeof(text));
-    if (progress->is_terminal) {
-        show_bar(progress, bytes, text);
-    } else {
-        fprintf(stderr, "%s %s\n", progress->verb, text);
-    }
+    show(progress, bytes, stall);
+}
+
+void tl_progress_bar_say(struct tl_progress_bar *progress, const char *text)
+{
+    if (!progress->is_quiet && tl_output_width(stderr) > 0) show_text(progress, text);
 }
 
 void tl_progress_bar_end(struct tl_progress_bar *progress)

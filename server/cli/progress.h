@@ -21,11 +21,15 @@ struct tl_progress_bar {
     bool has_bar; /* a bar stands on the terminal's line */
 };
 
-/* Starts the clock; verb, total_bytes and is_quiet are set. */
+/* Starts the clock and shows the bar at once; verb, total_bytes and is_quiet are set. */
 void tl_progress_bar_start(struct tl_progress_bar *progress);
 
-/* Tells how many bytes have been moved since the start. Cheap: shows at most ten times a second. */
-void tl_progress_bar_update(struct tl_progress_bar *progress, uint64_t bytes);
+/* Tells how many bytes have been moved since the start. Cheap: shows at most ten times a second. stall: why nothing
+ * moves and how long that may last, shown instead of rate and time left; NULL: something moves. */
+void tl_progress_bar_update(struct tl_progress_bar *progress, uint64_t bytes, const char *stall);
+
+/* Shows on a terminal what is done before or after the transfer, in place of the bar; is_quiet is set. */
+void tl_progress_bar_say(struct tl_progress_bar *progress, const char *text);
 
 /* Removes the bar. Other lines may be written from now on. */
 void tl_progress_bar_end(struct tl_progress_bar *progress);

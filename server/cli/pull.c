@@ -150,15 +150,23 @@ static enum tl_status commit(struct tl_pull *pull, struct tl_error *ret_error)
 
 static enum tl_status attempt(struct tl_pull *pull, struct tl_error *ret_error)
 {
+    char text[TL_TARGET_TEXT_BYTES + 64], target[TL_TARGET_TEXT_BYTES];
+    pull->bar = (struct tl_progress_bar){.verb = "pulled", .is_quiet = pull->is_quiet || pull->is_json};
+    snprintf(text, sizeof(text), "asking %s what it publishes",
+             tl_target_describe(&pull->target, target, sizeof(target)));
+    tl_progress_bar_say(&pull->bar, text);
     enum tl_status status = choose(pull, ret_error);
+    pull->bar.total_bytes = pull->total_bytes;
     if (status == TL_OK) status = check_storable(pull, ret_error);
     if (status != TL_OK) return status;
     /* From here on there is something to remove. */
     tl_interrupt_catch();
+    tl_progress_bar_start(&pull->bar);
     status = create_writer(pull, ret_error);
     if (status == TL_OK) prepare_pages(pull);
     if (status == TL_OK) status = tl_pull_receive(pull, ret_error);
     if (status == TL_OK && pull->compare_path) status = tl_pull_compare(pull, ret_error);
+    if (status == TL_OK) tl_progress_bar_say(&pull->bar, "making the output durable");
     if (status == TL_OK) status = commit(pull, ret_error);
     return status;
 }
@@ -174,6 +182,7 @@ static int run(struct tl_pull *pull)
     }
     if (status == TL_OK) error.code = TL_OK;
     int code = status == TL_OK ? TL_EXIT_OK : TL_EXIT_FAILED;
+    tl_progress_bar_end(&pull->bar);
     if (status != TL_OK && !tl_interrupt_is_set()) tl_output_error("pull", "%s", error.message);
     if (!tl_pull_report(pull, &error)) {
         tl_output_error("pull", "no memory for the output");

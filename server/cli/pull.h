@@ -8,6 +8,7 @@
 #include <stdint.h>
 
 #include "server/cli/options.h"
+#include "server/cli/progress.h"
 #include "server/cli/target.h"
 #include "tensor/tensor_file.h"
 
@@ -18,6 +19,7 @@ struct tl_pull_item {
     bool is_received;
     bool is_verified; /* its checksum fits */
     enum tl_path path;
+    char transport[16];      /* the one that carried it, of those that have more than one path; "" otherwise */
     const char *path_reason; /* why not a faster one; lives for ever */
     uint64_t step;           /* of what was received: may be newer than what was listed */
     int64_t duration_ns;
@@ -52,7 +54,8 @@ struct tl_pull {
     int64_t compare_ns;
     int64_t prepare_ns; /* for the pages of the output */
     int64_t commit_ns;  /* the same, and until the file is durable */
-    bool is_misfit;     /* a tensor's shape is no longer the listed one: list again */
+    struct tl_progress_bar bar;
+    bool is_misfit; /* a tensor's shape is no longer the listed one: list again */
 };
 
 /* Receives every item into its destination, all verified unless is_unchecked. Progress goes to stderr.

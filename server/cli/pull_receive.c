@@ -16,13 +16,14 @@
 #include "base/error.h"
 #include "base/text.h"
 #include "server/cli/interrupt.h"
-#include "server/cli/progress.h"
 #include "server/cli/pull.h"
 
 #define MAX_OUTSTANDING 256
 #define BATCH 64
 /* How often signals, progress and silence are looked at. */
 #define TICK_NS (50 * TL_NS_PER_MS)
+/* Without a byte for so long, the reason is shown. */
+#define STALL_NS TL_NS_PER_SEC
 
 /* State of the loop. */
 struct receiver {
@@ -30,7 +31,6 @@ struct receiver {
     struct tl_worker *worker;
     tl_peer_id peer;
     struct tl_cq *cq;
-    struct tl_progress_bar bar;
     size_t next;             /* item to ask for */
     size_t open_count;       /* asked for and not completed */
     uint64_t moved_bytes;    /* at the last look */
@@ -67,6 +67,15 @@ static void name_tensor(struct tl_error *error, const char *key)
     if (strncmp(error->message, name, strlen(name)) != 0) tl_error_prefix(error, "%s", name);
 }
 
+/* The paths of a data plane are those of the transport that is in use now. */
+static void note_transport(const struct receiver *receiver, struct tl_pull_item *item)
+{
+    struct tl_peer_info info = {.size_bytes = sizeof(info)};
+    if (item->path != TL_PATH_ZERO_COPY && item->path != TL_PATH_BOUNCE) return;
+    if (tl_worker_peer_info(receiver->worker, receiver->peer, &info, NULL) != TL_OK) return;
+    if (strcmp(info.transport, "grpc") != 0) snprintf(item->transport, sizeof(item->transport), "%s", info.transport);
+}
+
 static void take_completion(struct receiver *receiver, const struct tl_completion *completion)
 {
     struct tl_pull *pull = receiver->pull;
@@ -78,6 +87,7 @@ static void take_completion(struct receiver *receiver, const struct tl_completio
         item->is_verified = completion->is_verified;
         item->path = completion->path;
         item->path_reason = completion->path_reason;
+        note_transport(receiver, item);
         item->step = completion->step;
         item->duration_ns = completion->duration_ns;
         pull->received_count++;
@@ -99,20 +109,36 @@ static void look_at_peer(struct receiver *receiver, struct tl_peer_info *ret_inf
     if (status == TL_OK && ret_info->reason.code != TL_OK) receiver->trouble = ret_info->reason;
 }
 
+static const char *state_of(const struct tl_peer_info *info)
+{
+    static const char *const states[] = {"idle", "being connected to", "connected", "out of reach"};
+    return (size_t)info->state < TL_ARRAY_COUNT(states) ? states[info->state] : "in an unknown state";
+}
+
+/* Nothing has moved for some time: says why, as far as that is known, and how long it may last. */
+static void describe_stall(const struct receiver *receiver, const struct tl_peer_info *info, int64_t now_ns,
+                           char *ret_text, size_t capacity)
+{
+    int64_t stall_ns = now_ns - receiver->last_moved_ns;
+    int64_t left_ns = receiver->pull->target.timeout_ns - stall_ns;
+    const char *reason = info->reason.code != TL_OK ? info->reason.message : "";
+    snprintf(ret_text, capacity, "nothing has come for %.0f s, gives up in %.0f s: the worker is %s%s%.900s",
+             (double)stall_ns / 1e9, left_ns > 0 ? (double)left_ns / 1e9 : 0.0, state_of(info),
+             reason[0] != '\0' ? ": " : "", reason);
+}
+
 /* Nothing has moved for too long: says what is known of the worker. */
 static enum tl_status report_silence(const struct receiver *receiver, const struct tl_peer_info *info,
                                      struct tl_error *ret_error)
 {
-    static const char *const states[] = {"idle", "being connected to", "connected", "out of reach"};
     char timeout[32], target[TL_TARGET_TEXT_BYTES];
     const struct tl_pull *pull = receiver->pull;
-    const char *state = (size_t)info->state < TL_ARRAY_COUNT(states) ? states[info->state] : "in an unknown state";
     const char *join = info->reason.code != TL_OK ? ": " : receiver->trouble.code != TL_OK ? "; before that: " : "";
     tl_text_format_duration(pull->target.timeout_ns, timeout, sizeof(timeout));
     tl_target_describe(&pull->target, target, sizeof(target));
     return tl_error_set(ret_error, TL_DEADLINE_EXCEEDED,
                         "%s: nothing was received for %s, with %zu of %zu tensors complete; the worker is %s%s%s",
-                        target, timeout, pull->received_count, pull->listing.count, state, join,
+                        target, timeout, pull->received_count, pull->listing.count, state_of(info), join,
                         receiver->trouble.message);
 }
 
@@ -127,10 +153,13 @@ static enum tl_status look(struct receiver *receiver, size_t completed_count, st
     if (tl_worker_stats(receiver->worker, &stats, NULL) == TL_OK) moved_bytes = stats.bytes_received;
     if (completed_count > 0 || moved_bytes != receiver->moved_bytes) receiver->last_moved_ns = now_ns;
     receiver->moved_bytes = moved_bytes;
-    tl_progress_bar_update(&receiver->bar, moved_bytes);
     enum tl_status status = tl_tensor_writer_check(receiver->pull->writer, ret_error);
     if (status != TL_OK) return status;
     look_at_peer(receiver, &info);
+    char stall[TL_ERROR_MESSAGE_BYTES];
+    bool is_stalled = now_ns - receiver->last_moved_ns >= STALL_NS;
+    if (is_stalled) describe_stall(receiver, &info, now_ns, stall, sizeof(stall));
+    tl_progress_bar_update(&receiver->pull->bar, moved_bytes, is_stalled ? stall : NULL);
     if (info.state != TL_PEER_UP && tl_target_is_hopeless(info.reason.code)) {
         char target[TL_TARGET_TEXT_BYTES];
         tl_error_copy(ret_error, &info.reason);
@@ -163,14 +192,12 @@ enum tl_status tl_pull_receive(struct tl_pull *pull, struct tl_error *ret_error)
     enum tl_status status = tl_target_open_client(&pull->target, &receiver.worker, &receiver.peer, ret_error);
     if (status == TL_OK) status = tl_cq_create(&receiver.cq, ret_error);
     if (status == TL_OK) {
-        receiver.bar = (struct tl_progress_bar){
-            .verb = "pulled", .total_bytes = pull->total_bytes, .is_quiet = pull->is_quiet || pull->is_json};
-        tl_progress_bar_start(&receiver.bar);
+        tl_progress_bar_start(&pull->bar);
         receiver.last_moved_ns = tl_clock_now_ns();
         int64_t start_ns = receiver.last_moved_ns;
         status = run_loop(&receiver, ret_error);
         pull->receive_ns = tl_clock_now_ns() - start_ns;
-        tl_progress_bar_end(&receiver.bar);
+        tl_progress_bar_end(&pull->bar);
     }
     /* Completes what is still open; the queue drops it. */
     tl_worker_close(receiver.worker, 0);

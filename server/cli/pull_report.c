@@ -3,6 +3,7 @@
  * of their own. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -13,6 +14,7 @@
 #include "server/cli/table.h"
 
 #define PATH_COUNT (TL_PATH_MAPPED + 1)
+#define MAX_LABELS (3 * PATH_COUNT)
 
 static double seconds(int64_t ns)
 {
@@ -50,6 +52,16 @@ static const char *find_reason(const struct tl_pull *pull, enum tl_path path)
     return "";
 }
 
+#define LABEL_BYTES 48
+
+/* "local zero-copy": the transport, where it has more than one path, and the path. */
+static const char *label_of(const struct tl_pull_item *item, char label[LABEL_BYTES])
+{
+    snprintf(label, LABEL_BYTES, "%s%s%s", item->transport, item->transport[0] != '\0' ? " " : "",
+             tl_path_name(item->path));
+    return label;
+}
+
 /* -------------------------------------------------------------------------------------------------------- JSON -- */
 
 static void put_details(const struct tl_pull *pull, struct tl_json_out *root)
@@ -68,6 +80,7 @@ static void put_details(const struct tl_pull *pull, struct tl_json_out *root)
         if (!item->is_received) continue;
         tl_json_out_put_u64(detail, "step", item->step);
         tl_json_out_put_text(detail, "path", tl_path_name(item->path));
+        tl_json_out_put_text(detail, "transport", item->transport);
         tl_json_out_put_real(detail, "seconds", seconds(item->duration_ns));
         tl_json_out_put_bool(detail, "verified", item->is_verified);
     }
@@ -119,7 +132,7 @@ static bool print_table(const struct tl_pull *pull)
         {.title = "PATH"},
         {.title = "TIME", .is_right = true},
     };
-    char text[TL_SHAPE_TEXT_BYTES];
+    char text[TL_SHAPE_TEXT_BYTES], label[LABEL_BYTES];
     struct tl_table *table = tl_table_create(columns, TL_ARRAY_COUNT(columns));
     if (!table) return false;
     for (size_t i = 0; i < pull->listing.count; i++) {
@@ -129,7 +142,7 @@ static bool print_table(const struct tl_pull *pull)
         tl_table_add(table, "%s", tl_shape_format(&meta_data->shape, text, sizeof(text)));
         tl_table_add(table, "%s", tl_dtype_name(meta_data->dtype));
         tl_table_add(table, "%" PRIu64, meta_data->size_bytes);
-        tl_table_add(table, "%s", tl_path_name(item->path));
+        tl_table_add(table, "%s", label_of(item, label));
         tl_table_add(table, "%s", tl_text_format_duration(item->duration_ns, text, sizeof(text)));
     }
     bool is_printed = tl_table_print(table, stdout);
@@ -137,23 +150,35 @@ static bool print_table(const struct tl_pull *pull)
     return is_printed;
 }
 
+/* How many tensors came over which transport on which path, in the order in which they first did. */
+static void print_paths(const struct tl_pull *pull)
+{
+    char labels[MAX_LABELS][LABEL_BYTES], label[LABEL_BYTES];
+    size_t counts[MAX_LABELS] = {0}, label_count = 0;
+    for (size_t i = 0; i < pull->listing.count; i++) {
+        size_t place = 0;
+        if (!pull->items[i].is_received) continue;
+        label_of(&pull->items[i], label);
+        while (place < label_count && strcmp(labels[place], label) != 0)
+            place++;
+        if (place == MAX_LABELS) continue;
+        if (place == label_count) memcpy(labels[label_count++], label, sizeof(label));
+        counts[place]++;
+    }
+    printf("; paths:");
+    for (size_t i = 0; i < label_count; i++)
+        printf("%s %s %zu", i > 0 ? "," : "", labels[i], counts[i]);
+}
+
 static void print_summary(const struct tl_pull *pull)
 {
     char size[32], duration[32], rate[32], text[TL_TARGET_TEXT_BYTES];
-    const char *separator = "";
-    size_t counts[PATH_COUNT] = {0};
     printf("pulled %zu tensor%s, %s in %s (%s/s) from ", pull->received_count, pull->received_count == 1 ? "" : "s",
            tl_text_format_size(pull->received_bytes, size, sizeof(size)),
            tl_text_format_duration(pull->receive_ns, duration, sizeof(duration)),
            tl_text_format_size(bytes_per_sec(pull), rate, sizeof(rate)));
     tl_output_put_escaped(stdout, tl_target_describe(&pull->target, text, sizeof(text)));
-    printf("; paths:");
-    count_paths(pull, counts);
-    for (size_t i = 0; i < PATH_COUNT; i++) {
-        if (counts[i] == 0) continue;
-        printf("%s %s %zu", separator, tl_path_name((enum tl_path)i), counts[i]);
-        separator = ",";
-    }
+    print_paths(pull);
     for (size_t i = 0; i < PATH_COUNT; i++) {
         const char *reason = find_reason(pull, (enum tl_path)i);
         if (reason[0] == '\0') continue;

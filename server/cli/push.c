@@ -42,7 +42,7 @@ static void add_progress(void *context, uint64_t bytes)
 {
     struct push *push = context;
     push->pushed_bytes += bytes;
-    tl_progress_bar_update(&push->progress, push->pushed_bytes);
+    tl_progress_bar_update(&push->progress, push->pushed_bytes, NULL);
 }
 
 static enum tl_status push_all(struct push *push, struct tl_error *ret_error)

@@ -54,9 +54,9 @@ class Demo(cli_support.Case):
         self.assertEqual(demo.returncode, 0, output)
         self.assertEqual(output.count("\npulled 32 tensors, 553 MB in "), 4, output)
         self.assertEqual(output.count("compared 32 of 32 with "), 4)
-        self.assertRegex(output, r"(?m)^classifier\.0\.weight +\[4096, 25088\] +F32 +411041792 +(zero-copy|bounce) ")
+        self.assertRegex(output, r"(?m)^classifier\.0\.weight +\[4096, 25088\] +F32 +411041792 +local (zero-copy|bounce) ")
         for which in ("first", "second"):
-            self.assertRegex(output, rf"(?m)^auto +{which} +[0-9.]+ [MG]B/s, ((zero-copy|bounce) [0-9]+,? ?)+$")
+            self.assertRegex(output, rf"(?m)^auto +{which} +[0-9.]+ [MG]B/s, (local (zero-copy|bounce) [0-9]+,? ?)+$")
             self.assertRegex(output, rf"(?m)^grpc +{which} +[0-9.]+ [MG]B/s, grpc 32$")
         self.assertIn("2 of 2 workers are healthy", output)
         self.assertTrue(output.endswith("done: 32 tensors, 138357544 parameters, pulled 4 times and equal\n"))

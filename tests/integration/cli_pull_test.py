@@ -120,7 +120,7 @@ class Pull(PullCase):
         rows = self.assert_run(0, "pull", *self.target, "-o", self.out(), "--table").stdout.splitlines()
         self.assertEqual(rows[0].split(), ["TENSOR", "SHAPE", "DTYPE", "BYTES", "PATH", "TIME"])
         row = next(row for row in rows if row.startswith("layer.0.weight "))
-        self.assertRegex(row, r"\[64, 33\] +F32 +8448 +(zero-copy|bounce) +\d")
+        self.assertRegex(row, r"\[64, 33\] +F32 +8448 +local (zero-copy|bounce) +\d")
 
     def test_quiet(self):
         self.serve()
@@ -385,6 +385,18 @@ class Broken(PullCase):
         self.assertRegex(puller.lines[-1], "^tensorlane pull: /job:ps/task:0 at .*: nothing was received for 1.00 s, "
                                            "with 0 of 1 tensors complete; the worker is ")
         self.assert_nothing_left()
+
+    def test_a_pull_that_stands_still_says_why_and_until_when(self):
+        cluster = self.serve_big()
+        gate = cli_support.Gate(self, cluster.port(), BIG_BYTES // 8)
+        path = self.write_json({"cluster": {"ps": [gate.address]}, "protocol": "grpc"}, "gate.json")
+        code, output = run_in_terminal("pull", "--config", path, "-o", self.out(), "--timeout", "2s", columns=200)
+        self.assertEqual(code, 1, output)
+        # From the beginning, too, there is something to see.
+        self.assertIn(f"\rasking /job:ps/task:0 at {gate.address} what it publishes\x1b[K\r[", output)
+        self.assertRegex(output, r"\r[0-9.]+ [KM]B of \S+ MB; nothing has come for 1 s, gives up in 1 s: the worker is "
+                                 r"connected\x1b\[K")
+        self.assertIn("nothing was received for 2.00 s", output.rsplit("\r\x1b[K", 1)[1])
 
     def test_the_worker_hangs(self):
         puller = self.start_big_pull("--timeout", "1s")

@@ -49,10 +49,11 @@ class WorkerTest(guest_support.GuestTest):
         script = "examples/demo.sh --divide 4 config/examples/demo-rdma.json"
         result = self.run_guest(script, "--show", str(BUILD), timeout=180)
         self.assert_status(0, result)
-        self.assertEqual(2, len(re.findall("paths: zero-copy 32$", result.stdout, re.MULTILINE)), result.stdout)
-        self.assertEqual(32, len(re.findall(r"^(?:features|classifier)\.\S+ +\[.* zero-copy +", result.stdout,
+        self.assertEqual(2, len(re.findall("paths: verbs zero-copy 32$", result.stdout, re.MULTILINE)), result.stdout)
+        self.assertEqual(32, len(re.findall(r"^(?:features|classifier)\.\S+ +\[.* verbs zero-copy +", result.stdout,
                                             re.MULTILINE)))
         self.assertIn("2 of 2 workers are healthy", result.stdout)
+        self.assertIn("The RDMA card is emulated (soft-RoCE)", result.stdout)
         self.assertIn("done: 32 tensors, 8650186 parameters, pulled 2 times and equal\n", result.stdout)
 
 
