@@ -135,6 +135,9 @@ enum tl_status tl_config_read(const char *path, struct tl_config **ret_config, s
 enum tl_status tl_config_parse(const char *text, size_t len_bytes, const char *source, const char *folder,
                                struct tl_config **ret_config, struct tl_error *ret_error) TL_MUST_USE;
 
+/* The environment variable TF_CONFIG; NULL when it is not set, or empty. */
+const char *tl_config_tf_text(void);
+
 /* From the text of TF_CONFIG, as TensorFlow reads it: unknown extra keys are ignored, "task" becomes self, an
  * "evaluator" need not be in the cluster. */
 enum tl_status tl_config_parse_tf(const char *text, size_t len_bytes, struct tl_config **ret_config,

@@ -78,12 +78,16 @@ static enum tl_status read_rpc_layer(const struct tl_json_value *root, struct tl
     return layer->origins[setting].value ? TL_OK : tl_json_no_memory(SOURCE, ret_error);
 }
 
-/* "index" of the task: a number, or a text of one; 0 when it is missing. */
-static enum tl_status read_index(const struct tl_json_value *task, uint32_t *ret_index, struct tl_error *ret_error)
+/* "index" of the task: a number, or a text of one; 0 when it is missing. *ret_value: where it stands, the task when it
+ * is missing. */
+static enum tl_status read_index(const struct tl_json_value *task, uint32_t *ret_index, struct tl_json_value *ret_value,
+                                 struct tl_error *ret_error)
 {
     struct tl_json_value value;
     *ret_index = 0;
+    *ret_value = *task;
     if (!tl_json_member(task, "index", &value)) return TL_OK;
+    *ret_value = value;
     if (json_is_string(value.json) && tl_cluster_parse_index(json_string_value(value.json), ret_index)) return TL_OK;
     json_int_t number = json_integer_value(value.json);
     if (json_is_integer(value.json) && number >= 0 && number <= TL_MAX_TASK_INDEX) {
@@ -105,9 +109,9 @@ static enum tl_status make_evaluator(struct tl_config *config, uint32_t index, s
     return TL_OK;
 }
 
-/* Finds self, whose "type" and "index" are given. */
-static enum tl_status find_self(struct tl_config *config, const struct tl_json_value *type, uint32_t index,
-                                struct tl_error *ret_error)
+/* Finds self, whose "type" and "index" are given; index_value is where the index stands. */
+static enum tl_status find_self(struct tl_config *config, const struct tl_json_value *type,
+                                const struct tl_json_value *index_value, uint32_t index, struct tl_error *ret_error)
 {
     char quoted[TL_QUOTE_BYTES], text[TL_ERROR_MESSAGE_BYTES / 2];
     const char *job = json_string_value(type->json);
@@ -126,13 +130,13 @@ static enum tl_status find_self(struct tl_config *config, const struct tl_json_v
     }
     config->self = tl_cluster_find_index(config->tasks, first, end, index);
     if (config->self) return TL_OK;
-    return tl_json_fail(type, TL_INVALID_ARGUMENT, ret_error, "task %u is not in the cluster, where %s", index,
+    return tl_json_fail(index_value, TL_INVALID_ARGUMENT, ret_error, "task %u is not in the cluster, where %s", index,
                         tl_cluster_describe_job(config->tasks, first, end, text, sizeof(text)));
 }
 
 static enum tl_status read_self(struct tl_config *config, const struct tl_json_value *root, struct tl_error *ret_error)
 {
-    struct tl_json_value task, type;
+    struct tl_json_value task, type, index_value;
     uint32_t index;
     if (!tl_json_member(root, "task", &task)) return TL_OK;
     enum tl_status status = tl_json_expect(&task, JSON_OBJECT, "an object, {\"type\": ..., \"index\": ...}", ret_error);
@@ -142,8 +146,8 @@ static enum tl_status read_self(struct tl_config *config, const struct tl_json_v
                             "\"type\" is missing; add the job of this process, such as \"worker\"");
     }
     status = tl_json_expect(&type, JSON_STRING, "a job such as \"worker\"", ret_error);
-    if (status == TL_OK) status = read_index(&task, &index, ret_error);
-    if (status == TL_OK) status = find_self(config, &type, index, ret_error);
+    if (status == TL_OK) status = read_index(&task, &index, &index_value, ret_error);
+    if (status == TL_OK) status = find_self(config, &type, &index_value, index, ret_error);
     return status;
 }
 
@@ -163,6 +167,12 @@ static enum tl_status build(struct tl_config *config, struct tl_json_doc *doc, s
     if (status == TL_OK) status = tl_config_apply_layers(config, doc, ret_error);
     if (status == TL_OK) status = read_self(config, &root, ret_error);
     return status;
+}
+
+const char *tl_config_tf_text(void)
+{
+    const char *text = getenv("TF_CONFIG");
+    return text && text[0] != '\0' ? text : NULL;
 }
 
 enum tl_status tl_config_parse_tf(const char *text, size_t len_bytes, struct tl_config **ret_config,

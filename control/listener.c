@@ -194,6 +194,13 @@ static enum tl_status bind_failed(const char *address, int error_number, struct 
                             "cannot listen on %s: another process uses the address; stop it or change the port",
                             address);
     }
+    if (error_number == EACCES) {
+        return tl_error_set(ret_error, TL_PERMISSION_DENIED,
+                            "cannot listen on %s: this user may not use the port, which is below "
+                            "net.ipv4.ip_unprivileged_port_start (1024); choose a larger one, or give the process "
+                            "CAP_NET_BIND_SERVICE",
+                            address);
+    }
     if (error_number == EMFILE || error_number == ENFILE) {
         return tl_error_set_errno(ret_error, error_number, "cannot listen on %s", address);
     }

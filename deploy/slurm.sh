@@ -10,11 +10,13 @@
 #                                                        TENSORLANE_CONFIG
 #   sbatch --nodes=5 slurm.sh                            no command: the workers run until the allocation ends
 #   ./slurm.sh --print                                   only prints cluster.json (inside an allocation)
+#   ./slurm.sh --help                                    prints this text
 #
 # The first TENSORLANE_PS nodes (1) are the job ps, the others the job worker; when none is left, worker is on all nodes
 # too. With TENSORLANE_PS=0 all are workers.
 #
-# TENSORLANE_SETTINGS   a cluster.json whose settings are kept, only its "cluster" is replaced; default: no settings
+# TENSORLANE_SETTINGS   a cluster.json whose settings are kept, only its "cluster" is replaced; relative paths in
+#                       "publish" start in the folder of this file; default: no settings
 # TENSORLANE_PORT       port of ps, worker has the next one; default 4000
 # TENSORLANE_PROGRAM    default tensorlane
 # TENSORLANE_WAIT       seconds until all must be healthy; default 120
@@ -73,15 +75,35 @@ cluster_json() {
         return
     fi
     python3 -c '
-import json, sys
-with open(sys.argv[1], encoding="utf-8") as file:
-    settings = json.load(file)
+import json, os, sys
+path = sys.argv[1]
+folder = os.path.dirname(os.path.abspath(path))
+try:
+    with open(path, encoding="utf-8") as file:
+        settings = json.load(file)
+except (OSError, ValueError) as error:
+    sys.exit(f"slurm.sh: TENSORLANE_SETTINGS={path}: " + str(getattr(error, "strerror", None) or error))
+
+# Relative paths start where the settings file is; cluster.json may be written elsewhere.
+def resolve(value):
+    if not isinstance(value, dict):
+        return
+    if isinstance(value.get("publish"), str):
+        value["publish"] = os.path.join(folder, value["publish"])
+    elif isinstance(value.get("publish"), list):
+        value["publish"] = [os.path.join(folder, each) if isinstance(each, str) else each for each in value["publish"]]
+    for each in value.values():
+        resolve(each)
+
+if not isinstance(settings, dict):
+    sys.exit(f"slurm.sh: TENSORLANE_SETTINGS={path}: not an object")
+resolve(settings)
 print(json.dumps({**settings, "cluster": json.loads(sys.argv[2])}, indent=2))' "$TENSORLANE_SETTINGS" "$cluster"
 }
 
 # Waits until every worker is healthy; fails when they have ended or the time is over.
 wait_until_healthy() {
-    local config=$1 workers_pid=$2 program=$3 deadline=$((SECONDS + ${TENSORLANE_WAIT:-120}))
+    local config=$1 workers_pid=$2 program=$3 deadline=$((SECONDS + 10#${TENSORLANE_WAIT:-120}))
     until "$program" health --config "$config" > /dev/null 2>&1; do
         kill -0 "$workers_pid" 2> /dev/null || die "the workers have ended, see above"
         if ((SECONDS >= deadline)); then
@@ -93,10 +115,19 @@ wait_until_healthy() {
 }
 
 main() {
-    if [[ ${1:-} == --print ]]; then
+    case ${1:-} in
+    --help | -h)
+        sed -n '/^# A cluster/,/^[^#]/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+        return
+        ;;
+    --print)
         cluster_json
         return
-    fi
+        ;;
+    --*) die "unknown option $1; there are --print and --help" ;;
+    esac
+    local wait=${TENSORLANE_WAIT:-120}
+    [[ $wait =~ ^[0-9]{1,7}$ ]] || die "TENSORLANE_WAIT=$wait is no number of seconds"
     local program=${TENSORLANE_PROGRAM:-tensorlane} folder=${TENSORLANE_DIR:-$PWD} status=0
     export TENSORLANE_CONFIG=$folder/tensorlane-${SLURM_JOB_ID:-0}.json
     cluster_json > "$TENSORLANE_CONFIG"

@@ -36,7 +36,7 @@ static enum tl_status read_source(const struct tl_worker_options *options, struc
         return tl_config_parse(options->config_json, strlen(options->config_json), "config_json", NULL, ret_config,
                                ret_error);
     }
-    const char *text = getenv("TF_CONFIG");
+    const char *text = tl_config_tf_text();
     if (text == NULL) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "no configuration: give a file or text, or set the environment variable TF_CONFIG");

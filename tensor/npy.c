@@ -186,6 +186,7 @@ static enum tl_status find_header(const unsigned char *data, uint64_t len_bytes,
                                   struct cursor *ret_cursor, struct tl_error *ret_error)
 {
     uint64_t start = TL_NPY_MAGIC_BYTES + 2, header_bytes;
+    if (len_bytes == 0) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is empty", where);
     if (len_bytes < start + 2 || memcmp(data, TL_NPY_MAGIC, TL_NPY_MAGIC_BYTES) != 0)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s does not start as a .npy file does", where);
     unsigned major = data[TL_NPY_MAGIC_BYTES], minor = data[TL_NPY_MAGIC_BYTES + 1];

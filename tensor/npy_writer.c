@@ -31,15 +31,26 @@ static enum tl_status check_dtype(const struct tl_tensor_slot *slot, struct tl_e
                         tl_dtype_name(slot->meta_data.dtype));
 }
 
+/* Each part between slashes can be the name of a folder or file, and none leads out of the folder. */
+static bool is_relative_path(const char *name)
+{
+    for (;;) {
+        size_t len = strcspn(name, "/");
+        if (len == 0 || len > MAX_TENSOR_NAME_BYTES || name[0] == '.') return false;
+        if (name[len] == '\0') return true;
+        name += len + 1;
+    }
+}
+
 static enum tl_status check_slot(const struct tl_tensor_slot *slot, bool is_folder, struct tl_error *ret_error)
 {
     enum tl_status status = tl_tensor_slot_check(slot, ret_error);
     if (status != TL_OK) return status;
     if (!is_folder) return check_dtype(slot, ret_error);
-    if (slot->name[0] == '.' || strchr(slot->name, '/') || strlen(slot->name) > MAX_TENSOR_NAME_BYTES)
+    if (!is_relative_path(slot->name))
         return tl_error_set(
             ret_error, TL_INVALID_ARGUMENT,
-            "tensor '%s': the name cannot be that of a file (no '/', no '.' in front, at most %d bytes);"
+            "tensor '%s': the name cannot be that of a file: between '/' there are 1 to %d bytes without '.' in front;"
             " write a safetensors file instead",
             slot->name, MAX_TENSOR_NAME_BYTES);
     return check_dtype(slot, ret_error);

@@ -267,6 +267,11 @@ static enum tl_status parse_file(const void *data, uint64_t len_bytes, const cha
 {
     struct header header = {0};
     uint64_t header_bytes;
+    if (len_bytes == 0) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is empty", where);
+    if (len_bytes >= 4 && memcmp(data, "PK\003\004", 4) == 0)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%s is a zip archive, as .npz files are; write its arrays as .npy files, or as safetensors",
+                            where);
     if (len_bytes < sizeof(header_bytes))
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%s: %" PRIu64 " bytes are too few for a safetensors file; is the file complete?", where,

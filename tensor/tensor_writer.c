@@ -165,6 +165,45 @@ fail:
     return status;
 }
 
+/* Makes the folders between the temporary one and the file. */
+static enum tl_status make_folders(const struct tl_tensor_writer *writer, char *path, struct tl_error *ret_error)
+{
+    char *slash = path + strlen(writer->temporary_path);
+    while ((slash = strchr(slash + 1, '/')) != NULL) {
+        *slash = '\0';
+        bool is_made = mkdir(path, 0777) == 0 || errno == EEXIST;
+        if (!is_made) tl_error_set_errno(ret_error, errno, "cannot create the folder %s", path);
+        *slash = '/';
+        if (!is_made) return TL_UNAVAILABLE;
+    }
+    return TL_OK;
+}
+
+/* Does something with each folder between the temporary one and the file, the innermost first. */
+static enum tl_status each_folder(const struct tl_tensor_writer *writer, const struct tl_output_file *file,
+                                  enum tl_status (*visit)(const char *path, struct tl_error *ret_error),
+                                  struct tl_error *ret_error)
+{
+    char path[PATH_MAX];
+    enum tl_status status = TL_OK;
+    size_t outer_len = strlen(writer->temporary_path);
+    if (!writer->is_folder) return TL_OK;
+    snprintf(path, sizeof(path), "%s", tl_output_file_path(file));
+    for (char *slash = strrchr(path, '/'); status == TL_OK && slash > path + outer_len; slash = strrchr(path, '/')) {
+        *slash = '\0';
+        status = visit(path, ret_error);
+    }
+    return status;
+}
+
+/* One that is not empty stays: another file is in it, whose turn will come. */
+static enum tl_status remove_folder(const char *path, struct tl_error *ret_error)
+{
+    (void)ret_error;
+    (void)rmdir(path);
+    return TL_OK;
+}
+
 enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const char *name, uint64_t len_bytes,
                                          struct tl_output_file **ret_file, struct tl_error *ret_error)
 {
@@ -174,8 +213,13 @@ enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const 
     if (name && asprintf(&path, "%s/%s", writer->temporary_path, name) < 0)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", writer->target_path);
     struct tl_output_file *file;
-    enum tl_status status = tl_output_file_create(path ? path : writer->temporary_path, len_bytes,
-                                                  writer->is_replacing ? &writer->replaced : NULL, &file, ret_error);
+    enum tl_status status = path ? make_folders(writer, path, ret_error) : TL_OK;
+    if (status != TL_OK) {
+        free(path);
+        return status;
+    }
+    status = tl_output_file_create(path ? path : writer->temporary_path, len_bytes,
+                                   writer->is_replacing ? &writer->replaced : NULL, &file, ret_error);
     free(path);
     if (status != TL_OK) return status;
     writer->files[writer->file_count++] = file;
@@ -284,8 +328,10 @@ enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct t
             return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                                 "cannot finish %s: tensor '%s' is still in use; put every reference first",
                                 writer->target_path, writer->destinations[i].name);
-    for (size_t i = 0; i < writer->file_count && status == TL_OK; i++)
+    for (size_t i = 0; i < writer->file_count && status == TL_OK; i++) {
         status = tl_output_file_sync(writer->files[i], ret_error);
+        if (status == TL_OK) status = each_folder(writer, writer->files[i], tl_folder_sync, ret_error);
+    }
     if (status == TL_OK && writer->is_folder) status = tl_folder_sync(writer->temporary_path, ret_error);
     if (status != TL_OK) return status;
     if (rename_temporary(writer) != 0)
@@ -306,7 +352,10 @@ void tl_tensor_writer_destroy(struct tl_tensor_writer *writer)
         free(writer->destinations[i].name);
     }
     for (size_t i = 0; i < writer->file_count; i++) {
-        if (!writer->is_committed) unlink(tl_output_file_path(writer->files[i]));
+        if (!writer->is_committed) {
+            unlink(tl_output_file_path(writer->files[i]));
+            (void)each_folder(writer, writer->files[i], remove_folder, NULL);
+        }
         tl_output_file_put(writer->files[i]);
     }
     if (writer->has_folder && !writer->is_committed) rmdir(writer->temporary_path);

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /* `tensorlane config`: checks a configuration, shows what is effective for a task and where it was set, turns TF_CONFIG
  * into our JSON. */
+#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/error.h"
 #include "base/text.h"
+#include "config/address.h"
 #include "config/config.h"
 #include "server/cli/command.h"
 #include "server/cli/json_out.h"
+#include "server/cli/local_host.h"
 #include "server/cli/options.h"
 #include "server/cli/output.h"
 #include "server/cli/table.h"
@@ -39,6 +43,65 @@ static bool requires_rdma_in_vain(const struct tl_config *config)
     return false;
 }
 
+/* Files that tasks of this machine publish and that cannot be read here. Returns how many there are. */
+static size_t check_published(const struct tl_config *config)
+{
+    char host[256];
+    uint16_t port;
+    const char *reason;
+    size_t count = 0;
+    struct tl_local_hosts *hosts = tl_local_hosts_create();
+    for (size_t i = 0; hosts && i < config->task_count; i++) {
+        const struct tl_config_task *task = &config->tasks[i];
+        if (task->settings.publish_count == 0) continue;
+        if (tl_address_split(task->address, host, sizeof(host), &port, NULL) != TL_OK) continue;
+        if (!tl_local_hosts_has(hosts, host, &reason)) continue;
+        for (size_t j = 0; j < task->settings.publish_count; j++) {
+            const char *path = task->settings.publish[j];
+            if (access(path, R_OK) == 0) continue;
+            tl_output_error("config", "%s: %s, which is to run on this machine, cannot publish %s: %s", config->source,
+                            task->name, path, strerror(errno));
+            count++;
+        }
+    }
+    tl_local_hosts_destroy(hosts);
+    return count;
+}
+
+static bool has_host(const struct tl_config_task *task, const char *host)
+{
+    char own[256];
+    uint16_t port;
+    return tl_address_split(task->address, own, sizeof(own), &port, NULL) == TL_OK && strcmp(own, host) == 0;
+}
+
+/* Tasks of one host that would listen at the same place. Returns how many there are. */
+static size_t check_listen(const struct tl_config *config)
+{
+    char host[256], listen_host[256];
+    uint16_t port, listen_port;
+    size_t count = 0;
+    for (size_t i = 1; i < config->task_count; i++) {
+        const struct tl_config_task *task = &config->tasks[i];
+        const char *listen = task->settings.listen;
+        if (!listen || tl_address_split(listen, listen_host, sizeof(listen_host), &listen_port, NULL) != TL_OK ||
+            listen_port == 0 || tl_address_split(task->address, host, sizeof(host), &port, NULL) != TL_OK)
+            continue;
+        for (size_t j = 0; j < i; j++) {
+            const struct tl_config_task *other = &config->tasks[j];
+            if (!other->settings.listen || strcmp(other->settings.listen, listen) != 0 || !has_host(other, host))
+                continue;
+            tl_output_error("config",
+                            "%s: %s and %s are on one host and would both listen on %s; set \"listen\" for each, or "
+                            "leave it out",
+                            config->source, other->name, task->name, listen);
+            count++;
+            break;
+        }
+    }
+    return count;
+}
+
 static int check_files(const struct tl_options *options, int count, char **paths)
 {
     int code = TL_EXIT_OK;
@@ -49,6 +112,11 @@ static int check_files(const struct tl_options *options, int count, char **paths
         if (tl_config_read(paths[i], &config, &error) != TL_OK) {
             tl_output_error("config", "%s", error.message);
             code = TL_EXIT_FAILED;
+            continue;
+        }
+        if (check_published(config) + check_listen(config) > 0) {
+            code = TL_EXIT_FAILED;
+            tl_config_destroy(config);
             continue;
         }
         tl_output_put_escaped(stdout, strcmp(paths[i], "-") == 0 ? "standard input" : paths[i]);
@@ -113,7 +181,7 @@ static int show_task(const struct show *show, const struct tl_options *options)
     const struct tl_config_task *task = NULL;
     struct tl_error error;
     int code = TL_EXIT_OK;
-    if (!show->flags.config_path && !getenv("TF_CONFIG"))
+    if (!show->flags.config_path && !tl_config_tf_text())
         return tl_options_refuse(options, "which configuration? --config FILE");
     if (tl_task_config_read(&show->flags, "config", &config, &task, &error) != TL_OK) {
         tl_output_error("config", "%s", error.message);
@@ -130,7 +198,7 @@ static int show_task(const struct show *show, const struct tl_options *options)
 
 static int print_from_env(void)
 {
-    const char *text = getenv("TF_CONFIG");
+    const char *text = tl_config_tf_text();
     char *json = NULL;
     struct tl_error error;
     if (!text) {
@@ -183,6 +251,6 @@ int tl_command_config(int argc, char **argv)
     if (strcmp(action, "check") == 0) return check_files(&options, argc - first, argv + first);
     bool is_show = strcmp(action, "show") == 0;
     if (!is_show && strcmp(action, "from-env") != 0) return refuse_action(&options, action);
-    if (first < argc) return tl_options_refuse(&options, "%s: too much", argv[first]);
+    if (first < argc) return tl_options_refuse(&options, "unexpected argument %s", argv[first]);
     return is_show ? show_task(&show, &options) : print_from_env();
 }

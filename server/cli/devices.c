@@ -79,7 +79,7 @@ static int run(const struct tl_task_flags *flags, bool is_json)
     struct tl_error error;
     char host[TL_VERBS_HOST_BYTES];
     tl_verbs_options_init(&options);
-    if (flags->config_path || getenv("TF_CONFIG")) {
+    if (flags->config_path || tl_config_tf_text()) {
         enum tl_status status = tl_task_config_read(flags, "devices", &config, &report.task, &error);
         if (status == TL_OK) {
             const struct tl_config_task *task = report.task;
@@ -117,8 +117,8 @@ int tl_command_devices(int argc, char **argv)
     };
     int code = tl_options_parse(&options, argc, argv, &first);
     if (code >= 0) return code;
-    if (first < argc) return tl_options_refuse(&options, "%s: too much", argv[first]);
-    if ((flags.job || flags.task > 0) && !flags.config_path && !getenv("TF_CONFIG"))
+    if (first < argc) return tl_options_refuse(&options, "unexpected argument %s", argv[first]);
+    if ((flags.job || flags.task > 0) && !flags.config_path && !tl_config_tf_text())
         return tl_options_refuse(&options, "a task of which cluster? --config FILE");
     return run(&flags, is_json);
 }

@@ -79,7 +79,7 @@ static int list(struct tl_target *target, const char *const *patterns, size_t pa
     struct tl_error error;
     enum tl_status status = tl_target_identify(target, &error);
     if (status == TL_OK) status = tl_client_list(&call, "", &listing, NULL, &error);
-    if (status == TL_OK) status = tl_published_select(&listing, patterns, pattern_count, NULL, 0, &error);
+    if (status == TL_OK) status = tl_published_select(&listing, patterns, pattern_count, NULL, 0, NULL, &error);
     bool is_printed = false;
     if (status != TL_OK) {
         tl_output_error("ls", "%s", error.message);

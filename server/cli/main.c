@@ -78,7 +78,7 @@ static int refuse_command(const char *name)
 static int run_version(int argc, char **argv)
 {
     if (argc > 1) {
-        tl_output_error("version", "%s: too much", argv[1]);
+        tl_output_error("version", "unexpected argument %s", argv[1]);
         return TL_EXIT_USAGE;
     }
     printf("tensorlane %s\n", tl_version());

@@ -39,11 +39,19 @@ static bool is_matched(const struct tl_listing *listing, const char *pattern)
 }
 
 enum tl_status tl_published_select(struct tl_listing *listing, const char *const *patterns, size_t pattern_count,
-                                   const char *const *excluded, size_t excluded_count, struct tl_error *ret_error)
+                                   const char *const *excluded, size_t excluded_count, size_t *ret_unmatched,
+                                   struct tl_error *ret_error)
 {
     size_t kept = 0;
-    for (size_t i = 0; i < pattern_count; i++)
-        if (!is_matched(listing, patterns[i])) return tl_published_not_found(listing, patterns[i], ret_error);
+    enum tl_status status = TL_OK;
+    size_t unmatched = 0;
+    for (size_t i = 0; i < pattern_count; i++) {
+        if (is_matched(listing, patterns[i])) continue;
+        if (status == TL_OK) status = tl_published_not_found(listing, patterns[i], ret_error);
+        unmatched++;
+    }
+    if (ret_unmatched) *ret_unmatched = unmatched;
+    if (status != TL_OK) return status;
     for (size_t i = 0; i < listing->count; i++) {
         char *key = listing->items[i].key;
         bool is_wanted = pattern_count == 0 || matches_any(key, patterns, pattern_count);

@@ -10,10 +10,11 @@
 
 /* Keeps the items that match at least one of the patterns (none given: all) and none of the excluded ones; frees the
  * others.
+ * *ret_unmatched: how many patterns match nothing; may be NULL.
  * Errors: TL_NOT_FOUND: a pattern that matches nothing, naming the nearest key; where nothing is published, saying so.
  * The listing is as before. */
 enum tl_status tl_published_select(struct tl_listing *listing, const char *const *patterns, size_t pattern_count,
-                                   const char *const *excluded, size_t excluded_count,
+                                   const char *const *excluded, size_t excluded_count, size_t *ret_unmatched,
                                    struct tl_error *ret_error) TL_MUST_USE;
 
 /* Says that the pattern matches nothing of the listing, naming the nearest key; returns TL_NOT_FOUND. */

@@ -45,6 +45,7 @@ static void clear_attempt(struct tl_pull *pull)
     pull->received_count = 0;
     pull->received_bytes = 0;
     pull->mismatched_count = 0;
+    pull->unmatched_count = 0;
     pull->is_misfit = false;
 }
 
@@ -56,7 +57,7 @@ static enum tl_status choose(struct tl_pull *pull, struct tl_error *ret_error)
     status = tl_client_list(&call, "", &pull->listing, NULL, ret_error);
     if (status != TL_OK) return status;
     status = tl_published_select(&pull->listing, pull->patterns, pull->pattern_count, pull->excluded.items,
-                                 pull->excluded.count, ret_error);
+                                 pull->excluded.count, &pull->unmatched_count, ret_error);
     if (status != TL_OK) return status;
     if (pull->listing.count == 0)
         return tl_error_set(ret_error, TL_NOT_FOUND, "%s: %s", pull->target.address,

@@ -48,6 +48,7 @@ struct tl_pull {
 
     size_t received_count;
     uint64_t received_bytes;
+    size_t unmatched_count;  /* patterns that match nothing */
     size_t mismatched_count; /* differ from those of compare_path */
     size_t compared_count;
     int64_t receive_ns; /* from the first request to the last completion */

@@ -89,14 +89,16 @@ static void put_details(const struct tl_pull *pull, struct tl_json_out *root)
 static bool print_json(const struct tl_pull *pull, const struct tl_error *error)
 {
     size_t counts[PATH_COUNT] = {0};
-    size_t missing = pull->listing.count - pull->received_count;
+    /* Nothing is asked for when a pattern matches nothing. */
+    size_t failed = pull->unmatched_count > 0 ? pull->unmatched_count
+                                              : pull->listing.count - pull->received_count + pull->mismatched_count;
     struct tl_json_out *root = tl_json_out_object();
     tl_json_out_put_u64(root, "tensors", pull->received_count);
     tl_json_out_put_u64(root, "bytes", pull->received_bytes);
     tl_json_out_put_real(root, "seconds", seconds(pull->receive_ns));
     tl_json_out_put_u64(root, "bytes_per_second", bytes_per_sec(pull));
     tl_json_out_put_u64(root, "verified", count_verified(pull));
-    tl_json_out_put_u64(root, "failed", error->code == TL_OK ? 0 : missing + pull->mismatched_count);
+    tl_json_out_put_u64(root, "failed", error->code == TL_OK ? 0 : failed);
     struct tl_json_out *paths = tl_json_out_put_object(root, "paths");
     count_paths(pull, counts);
     for (size_t i = 0; i < PATH_COUNT; i++)

@@ -279,7 +279,7 @@ int tl_command_serve(int argc, char **argv)
         .usage_exit = TL_EXIT_USAGE,
     };
     int code = tl_options_parse(&options, argc, argv, &first);
-    if (code < 0 && first < argc) code = tl_options_refuse(&options, "%s: too much", argv[first]);
+    if (code < 0 && first < argc) code = tl_options_refuse(&options, "unexpected argument %s", argv[first]);
     struct tl_error error;
     char host[256];
     uint16_t port;

@@ -78,7 +78,7 @@ static enum tl_status read_file(const char *path, struct tl_serve_config *config
 static enum tl_status read_environment(struct tl_serve_config *config, char **ret_text, size_t *ret_len,
                                        struct tl_error *ret_error)
 {
-    const char *text = getenv("TF_CONFIG");
+    const char *text = tl_config_tf_text();
     if (!text)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "no configuration: give --config FILE or set the environment variable TF_CONFIG");

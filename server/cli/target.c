@@ -20,6 +20,7 @@
 #include "server/cli/command.h"
 #include "server/cli/json_out.h"
 #include "server/cli/output.h"
+#include "server/cli/task_config.h"
 
 #define MAX_CONNECT_TIMEOUT_NS (10 * TL_NS_PER_SEC)
 
@@ -32,7 +33,7 @@ static void store_task(struct tl_target *target, const struct tl_config_task *ta
 static enum tl_status read_config(const char *path, struct tl_config **ret_config, struct tl_error *ret_error)
 {
     if (path) return tl_config_read(path, ret_config, ret_error);
-    const char *text = getenv("TF_CONFIG");
+    const char *text = tl_config_tf_text();
     return tl_config_parse_tf(text, strlen(text), ret_config, ret_error);
 }
 
@@ -79,7 +80,7 @@ static int resolve_by_address(struct tl_target *target, const struct tl_options 
 int tl_target_resolve(struct tl_target *target, const struct tl_options *options)
 {
     if (target->given_address) return resolve_by_address(target, options);
-    if (target->config_path || getenv("TF_CONFIG")) return resolve_by_config(target, options);
+    if (target->config_path || tl_config_tf_text()) return resolve_by_config(target, options);
     return tl_options_refuse(options, "which worker? --config FILE --%s TASK, or --address HOST:PORT",
                              options->items[1].name);
 }

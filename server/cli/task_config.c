@@ -28,7 +28,7 @@ enum tl_status tl_task_config_apply_environment(struct tl_config *config, const 
 static enum tl_status read_config(const struct tl_task_flags *flags, struct tl_config **ret_config,
                                   struct tl_error *ret_error)
 {
-    const char *text = getenv("TF_CONFIG");
+    const char *text = tl_config_tf_text();
     if (flags->config_path) return tl_config_read(flags->config_path, ret_config, ret_error);
     if (text) return tl_config_parse_tf(text, strlen(text), ret_config, ret_error);
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT,

@@ -30,6 +30,7 @@
 #include "server/cli/command.h"
 #include "server/cli/options.h"
 #include "server/cli/output.h"
+#include "server/cli/task_config.h"
 #include "server/cli/sd_notify.h"
 #include "server/cli/up_child.h"
 #include "server/cli/up_tasks.h"
@@ -296,7 +297,7 @@ static enum tl_status start_all(struct up *up, struct tl_error *ret_error)
 static int run(struct up *up)
 {
     struct tl_error error;
-    const char *text = getenv("TF_CONFIG");
+    const char *text = tl_config_tf_text();
     enum tl_status status = up->launch.config_path
                                 ? tl_config_read(up->launch.config_path, &up->config, &error)
                                 : tl_config_parse_tf(text ? text : "", text ? strlen(text) : 0, &up->config, &error);
@@ -340,8 +341,8 @@ int tl_command_up(int argc, char **argv)
         .usage_exit = TL_EXIT_USAGE,
     };
     int code = tl_options_parse(&options, argc, argv, &first);
-    if (code < 0 && first < argc) code = tl_options_refuse(&options, "%s: too much", argv[first]);
-    if (code < 0 && !up.launch.config_path && !getenv("TF_CONFIG"))
+    if (code < 0 && first < argc) code = tl_options_refuse(&options, "unexpected argument %s", argv[first]);
+    if (code < 0 && !up.launch.config_path && !tl_config_tf_text())
         code = tl_options_refuse(&options, "which cluster? --config FILE");
     if (code < 0 && up.launch.config_path && strcmp(up.launch.config_path, "-") == 0)
         code = tl_options_refuse(&options, "--config -: every worker reads the file by itself, so it must be one");

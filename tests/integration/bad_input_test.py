@@ -31,7 +31,7 @@ def entry(**changes):
 # kind of file -> what is wrong -> (bytes, what the message says besides the file's name)
 LYING = {
     "safetensors": {
-        "no bytes": (b"", "0 bytes are too few"),
+        "no bytes": (b"", "is empty"),
         "half of the length": (b"\x10\0\0\0", "4 bytes are too few"),
         "a length without header": (safetensors(b"", length=16), "a header of 16 bytes in a file of 8"),
         "a length beyond the file": (safetensors(entry(), bytes(4), 4096), "a header of 4096 bytes in a file of"),
@@ -69,7 +69,7 @@ LYING = {
         "an unknown dtype": (safetensors(entry(dtype="F33"), bytes(4)), "tensor 'a': unknown dtype \"F33\""),
     },
     "npy": {
-        "no bytes": (b"", "does not start as"),
+        "no bytes": (b"", "is empty"),
         "another beginning": (b"\x93NUMPX\x01\x00", "does not start as"),
         "a cut header": (npy(ARRAY, b"")[:20], "a header of 58 bytes in a file of 20"),
         "cut data": (npy(ARRAY, bytes(7)), "has 8 bytes, but 7 follow"),

@@ -34,7 +34,7 @@ class Devices(cli_support.Case):
     def test_refused(self):
         config = self.cluster(ps=1).path
         self.assert_error(2, "a task of which cluster", "devices", "--job", "ps")
-        self.assert_error(2, "too much", "devices", "mlx5_0")
+        self.assert_error(2, "unexpected argument", "devices", "mlx5_0")
         self.assert_error(1, "which task", "devices", "-c", config)
         self.assert_error(1, "there is no task 4", "devices", "-c", config, "-j", "ps", "-t", 4)
         self.assert_error(1, "cannot open", "devices", "-c", self.folder / "missing.json", "-j", "ps")

@@ -164,6 +164,20 @@ class Pull(PullCase):
                 array = numpy.load(folder / f"{name}.npy")
                 self.assertEqual((array.shape, array.tobytes()), (shape, data), name)
 
+    def test_npy_in_subfolders(self):
+        tensors = {name: ("U8", (3,), name.encode()[:3]) for name in ("a/b/c1", "a/b/d", "a/x12", "abc")}
+        self.serve(tensors)
+        self.assert_run(0, "pull", *self.target, "-o", f"{self.folder}/output/folder/")
+        folder = self.folder / "output/folder"
+        self.assertEqual({str(path.relative_to(folder)) for path in folder.rglob("*.npy")},
+                         {f"{name}.npy" for name in tensors})
+        self.assertEqual((folder / "a/b/c1.npy").read_bytes()[-3:], b"a/b")
+        # What fails leaves no folder behind.
+        path = write_safetensors(self.folder / "other.safetensors", {"abc": ("U8", (3,), b"xyz")})
+        self.assert_error(1, "^tensorlane pull: ", "pull", *self.target, "-o", f"{self.folder}/output/second/",
+                          "--verify-against", path)
+        self.assertEqual(os.listdir(self.folder / "output"), ["folder"])
+
     def test_npy_of_one_tensor(self):
         """A path that ends in .npy is such a file, whatever the tensor is called; several tensors do not fit."""
         tensors = {"a/b": ("F32", (2, 1), bytes(range(8))), "c": ("U8", (3,), b"xyz")}
@@ -263,7 +277,7 @@ class Refused(PullCase):
         self.assertEqual(result.stdout, "")
 
     def test_names_that_are_no_file_names(self):
-        for name in ("../escape", "a/b", ".hidden"):
+        for name in ("../escape", "a//b", ".hidden"):
             self.serve({name: ("F32", (1,), b"abcd"), "fine": ("F32", (1,), b"abcd")})
             result = self.assert_error(1, "^tensorlane pull: .*" + re.escape(name), "pull", *self.target, "-o",
                                        f"{self.folder}/output/folder/")
@@ -309,7 +323,7 @@ class Refused(PullCase):
         self.serve()
         result = self.pull_error("nothing published matches", "zzz*", "--json")
         shown = json.loads(result.stdout)
-        self.assertEqual((shown["tensors"], shown["complete"]), (0, False))
+        self.assertEqual((shown["tensors"], shown["complete"], shown["failed"]), (0, False, 1))
         self.assertIn("nothing published matches", shown["error"])
 
     def test_names_do_not_reach_the_terminal_as_they_are(self):

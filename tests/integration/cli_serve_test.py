@@ -348,6 +348,23 @@ class Refused(cli_support.Case):
             cut.write_bytes(whole[:length])
             self.refuse("cut.safetensors", "--publish", cut)
 
+    def test_empty_files_and_archives_are_called_so(self):
+        config = self.cluster(ps=1).path
+        for name, content, pattern in (("a.safetensors", b"", "a.safetensors is empty"), ("b.npy", b"", "b.npy is empty"),
+                                       ("c.npz", b"PK\x03\x04" + bytes(60), "c.npz is a zip archive, as .npz files are")):
+            (self.folder / name).write_bytes(content)
+            self.assert_error(1, pattern, "serve", "--config", config, "--job", "ps", "--publish", self.folder / name)
+
+    def test_a_port_that_the_user_may_not_use(self):
+        without = ["setpriv", "--bounding-set=-net_bind_service", "--inh-caps=-net_bind_service"]
+        if subprocess.run([*without, "true"], check=False, capture_output=True).returncode != 0:
+            self.skipTest("the capability cannot be given up here")
+        result = subprocess.run([*without, cli_support.PROGRAM, "serve", "--config", self.cluster(ps=1).path, "--job",
+                                 "ps", "--listen", "127.0.0.1:1"], check=False, capture_output=True, text=True,
+                                timeout=cli_support.PATIENCE)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("choose a larger one, or give the process CAP_NET_BIND_SERVICE", result.stderr)
+
     def test_one_name_in_two_files(self):
         one = write_safetensors(self.folder / "one.safetensors", {"a": ("F32", (1,), b"abcd")})
         two = write_safetensors(self.folder / "two.safetensors", {"a": ("F32", (1,), b"abcd")})

@@ -39,7 +39,7 @@ class Usage(cli_support.Case):
         expected = f"tensorlane {self.header_version()}\n"
         for arguments in (["version"], ["--version"], ["-V"]):
             self.assertEqual(self.assert_run(0, *arguments).stdout, expected)
-        self.assert_error(2, "too much", "version", "x")
+        self.assert_error(2, "unexpected argument", "version", "x")
 
     def header_version(self):
         text = (cli_support.SOURCE / "include/tensorlane/version.h").read_text()
@@ -84,8 +84,8 @@ class Usage(cli_support.Case):
         self.assert_error(2, "--address stands alone", "ls", "--address", "a:1", "--config", config)
         self.assert_error(2, "--address: ", "ls", "--address", "::1:4000")
         self.assert_error(2, "port 0", "ls", "--address", "localhost:0")
-        self.assert_error(2, "too much", "serve", "x")
-        self.assert_error(2, "too much", "up", "x", "--config", config)
+        self.assert_error(2, "unexpected argument", "serve", "x")
+        self.assert_error(2, "unexpected argument", "up", "x", "--config", config)
         self.assert_error(2, "must be one", "up", "--config", "-")
         self.assert_error(2, "--listen: ", "serve", "--config", config, "--listen", "nowhere")
         self.assert_error(2, "cannot go into a pipe", "pull", "--config", config, "-o", "-")
@@ -170,6 +170,23 @@ class Config(cli_support.Case):
         result = self.assert_run(1, "config", "check", bad, good)
         self.assertEqual(result.stdout, f"{good}: ok (1 task)\n")
 
+    def test_check_finds_tasks_that_listen_at_one_place(self):
+        path = self.write_json({"cluster": {"ps": ["127.0.0.1:4000", "127.0.0.1:4001", "10.9.8.7:4000"]},
+                                "jobs": {"ps": {"listen": "0.0.0.0:4000"}}})
+        self.assert_error(1, "/job:ps/task:0 and /job:ps/task:1 are on one host and would both listen on 0.0.0.0:4000",
+                          "config", "check", path)
+
+    def test_check_finds_published_files_that_are_missing(self):
+        path = self.write_json({"cluster": {"ps": ["127.0.0.1:4000"], "worker": ["10.9.8.7:4001"]},
+                                "jobs": {"ps": {"publish": ["a.safetensors", "b.npy"]},
+                                         "worker": {"publish": ["there.safetensors"]}}})
+        (self.folder / "b.npy").write_bytes(b"")
+        result = self.assert_error(1, "/job:ps/task:0, which is to run on this machine, cannot publish .*a.safetensors: "
+                                      "No such file", "config", "check", path)
+        self.assertEqual(result.stdout, "")
+        (self.folder / "a.safetensors").write_bytes(b"")
+        self.assert_run(0, "config", "check", path)
+
     def test_show(self):
         config = self.cluster(ps=1, extra={"jobs": {"ps": {"limits": {"chunk": "2MiB"}}}}).path
         result = self.assert_run(0, "config", "show", "--config", config, "--job", "ps", "--task", 0)
@@ -190,7 +207,7 @@ class Config(cli_support.Case):
         self.assert_error(1, "which task\\?", "config", "show", "--config", config)
         self.assert_error(1, "ps", "config", "show", "--config", config, "--job", "pss")
         self.assert_error(2, "which configuration\\?", "config", "show", "--job", "ps")
-        self.assert_error(2, "too much", "config", "show", "x")
+        self.assert_error(2, "unexpected argument", "config", "show", "x")
 
     def test_from_env(self):
         tf_config = json.dumps({"cluster": {"ps": ["a:1"], "worker": ["b:2", "c:3"]},
@@ -206,6 +223,12 @@ class Config(cli_support.Case):
     def test_from_env_without_or_with_a_bad_one(self):
         self.assert_error(1, "no TF_CONFIG", "config", "from-env")
         self.assert_error(1, "TF_CONFIG", "config", "from-env", env=environment(TF_CONFIG="{"))
+        # An empty one is none.
+        empty = environment(TF_CONFIG="")
+        self.assert_error(1, "no TF_CONFIG", "config", "from-env", env=empty)
+        for command in (["serve"], ["ls"], ["devices", "--job", "ps"], ["config", "show", "--job", "ps"], ["up"]):
+            without, with_empty = run(*command), run(*command, env=empty)
+            self.assertEqual((without.returncode, without.stderr), (with_empty.returncode, with_empty.stderr))
 
     def test_unknown_action(self):
         self.assert_error(2, "did you mean check\\?", "config", "chek", "x")

@@ -96,6 +96,30 @@ class Slurm(unittest.TestCase):
         self.assert_refused("scontrol does not know", nodes="broken")
         self.assert_refused("inside an allocation", nodes=None)
 
+    def test_published_files_are_relative_to_the_settings(self):
+        (self.folder / "there").mkdir()
+        path = self.folder / "there/settings.json"
+        path.write_text('{"cluster": {}, "jobs": {"ps": {"publish": ["m.safetensors", "/n.npy"]}}}', encoding="utf-8")
+        self.assertEqual(self.cluster(nodes="a,b", TENSORLANE_SETTINGS=str(path))["jobs"],
+                         {"ps": {"publish": [str(self.folder / "there/m.safetensors"), "/n.npy"]}})
+
+    def test_settings_that_cannot_be_read(self):
+        nowhere = self.folder / "nowhere.json"
+        self.assert_refused(f"slurm.sh: TENSORLANE_SETTINGS={nowhere}: No such file", TENSORLANE_SETTINGS=str(nowhere))
+        broken = self.folder / "broken.json"
+        broken.write_text("{", encoding="utf-8")
+        self.assert_refused(f"slurm.sh: TENSORLANE_SETTINGS={broken}: ", TENSORLANE_SETTINGS=str(broken))
+
+    def test_help_and_what_is_wrong_with_the_command_line(self):
+        result = self.run_script("--help")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertTrue(result.stdout.startswith("A cluster from a Slurm allocation: "), result.stdout)
+        self.assertIn("TENSORLANE_WAIT", result.stdout)
+        self.assertIn("unknown option --prnt", self.run_script("--prnt").stderr)
+        result = self.run_script("true", TENSORLANE_WAIT="2m")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("TENSORLANE_WAIT=2m is no number of seconds", result.stderr)
+
     def test_settings_that_are_wrong_stop_before_anything_starts(self):
         path = self.folder / "settings.json"
         path.write_text('{"cluster": {}, "chekcsum": true}', encoding="utf-8")

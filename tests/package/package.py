@@ -72,6 +72,7 @@ def check_files(prefix):
 def check_pkg_config(prefix, work, is_shared):
     module = "tensorlane" if is_shared else "tensorlane-static"
     flags = pkg_config(prefix, "--cflags", "--libs", module)
+    assert len(pkg_config(prefix, "--cflags", module)) == 1, "only the folder of the headers"
     for example in examples():
         program = work / example.stem
         run(CC, "-O1", "-Wall", "-Werror", example, "-o", program, *flags, "-lm")

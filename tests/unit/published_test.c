@@ -32,7 +32,8 @@ static void assert_selected(const char *const *patterns, size_t pattern_count, c
                             size_t excluded_count, const char *const *expected)
 {
     size_t count = 0;
-    ck_assert_int_eq(tl_published_select(&listing, patterns, pattern_count, excluded, excluded_count, &error), TL_OK);
+    ck_assert_int_eq(tl_published_select(&listing, patterns, pattern_count, excluded, excluded_count, NULL, &error),
+                     TL_OK);
     while (expected[count])
         count++;
     ck_assert_uint_eq(listing.count, count);
@@ -64,11 +65,13 @@ END_TEST
 START_TEST(a_pattern_without_a_match_is_an_error)
 {
     const char *const patterns[] = {"*.bias", "a.wieght"};
-    ck_assert_int_eq(tl_published_select(&listing, patterns, 2, NULL, 0, &error), TL_NOT_FOUND);
+    size_t unmatched = 7;
+    ck_assert_int_eq(tl_published_select(&listing, patterns, 2, NULL, 0, &unmatched, &error), TL_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(error.message, "'a.wieght'; the nearest is 'a.weight'"));
+    ck_assert_uint_eq(unmatched, 1);
     ck_assert_uint_eq(listing.count, 4);
     const char *const far[] = {"zzzzzzzzzzzz"};
-    ck_assert_int_eq(tl_published_select(&listing, far, 1, NULL, 0, &error), TL_NOT_FOUND);
+    ck_assert_int_eq(tl_published_select(&listing, far, 1, NULL, 0, NULL, &error), TL_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(error.message, "there are 4 tensors, such as 'a.bias'"));
 }
 END_TEST
@@ -77,9 +80,9 @@ START_TEST(nothing_published_is_said)
 {
     struct tl_listing nothing = {0};
     const char *const patterns[] = {"*"};
-    ck_assert_int_eq(tl_published_select(&nothing, patterns, 1, NULL, 0, &error), TL_NOT_FOUND);
+    ck_assert_int_eq(tl_published_select(&nothing, patterns, 1, NULL, 0, NULL, &error), TL_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(error.message, "nothing is published at all"));
-    ck_assert_int_eq(tl_published_select(&nothing, NULL, 0, NULL, 0, &error), TL_OK);
+    ck_assert_int_eq(tl_published_select(&nothing, NULL, 0, NULL, 0, NULL, &error), TL_OK);
 }
 END_TEST
 

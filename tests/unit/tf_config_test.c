@@ -179,8 +179,9 @@ START_TEST(wrong_tasks_are_refused)
                                                                      "\"worker\"?");
     check_refused("{" CLUSTER ", \"task\": {\"type\": \"chief\"}}",
                   "TF_CONFIG:1:76: task.type: job \"chief\" is not in the cluster; use one of \"ps\", \"worker\"");
-    check_refused("{" CLUSTER ", \"task\": {\"type\": \"worker\", \"index\": 2}}",
-                  "TF_CONFIG:1:76: task.type: task 2 is not in the cluster, where job \"worker\" has the tasks 0 to 1");
+    check_refused(
+        "{" CLUSTER ", \"task\": {\"type\": \"worker\", \"index\": 2}}",
+        "TF_CONFIG:1:95: task.index: task 2 is not in the cluster, where job \"worker\" has the tasks 0 to 1");
 }
 END_TEST
 
