@@ -10,6 +10,8 @@
 #include <signal.h>
 #include <stddef.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/error.h"
@@ -45,4 +47,43 @@ enum tl_status tl_thread_start(const char *name, void *(*run)(void *argument), v
         pthread_setname_np(thread, name);
     }
     return TL_OK;
+}
+
+/* The system counts a thread that was joined until it has gone altogether, a moment later. */
+#define SETTLE_PAUSE_US 100
+#define MAX_SETTLE_LOOKS 1000
+
+/* Of this process, and a constant; 0: nobody knows. */
+static nlink_t count_threads(void)
+{
+    struct stat info;
+    return stat("/proc/self/task", &info) == 0 ? info.st_nlink : 0;
+}
+
+static void *wait_at_gate(void *gate)
+{
+    pthread_mutex_lock(gate);
+    pthread_mutex_unlock(gate);
+    return NULL;
+}
+
+enum tl_status tl_thread_check_available(unsigned count, struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+    pthread_t threads[TL_THREAD_MAX_PROBES];
+    unsigned started = 0;
+    const nlink_t before = count_threads();
+    TL_CHECK(count <= TL_THREAD_MAX_PROBES);
+    pthread_mutex_lock(&gate);
+    while (status == TL_OK && started < count) {
+        status = tl_thread_start("tl-probe", wait_at_gate, &gate, &threads[started], ret_error);
+        if (status == TL_OK) started++;
+    }
+    pthread_mutex_unlock(&gate);
+    for (unsigned i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+    for (unsigned i = 0; i < MAX_SETTLE_LOOKS && count_threads() > before; i++)
+        usleep(SETTLE_PAUSE_US);
+    return status;
 }

@@ -12,4 +12,11 @@
 enum tl_status tl_thread_start(const char *name, void *(*run)(void *argument), void *argument, pthread_t *ret_thread,
                                struct tl_error *ret_error) TL_MUST_USE;
 
+/* Checks that the system gives count more threads (at most TL_THREAD_MAX_PROBES) at the same time, by starting them;
+ * they end at once. For
+ * libraries that wait for ever for a thread that they could not start.
+ * Errors: TL_RESOURCE_EXHAUSTED: it does not. Blocks: some 50 us for each. */
+#define TL_THREAD_MAX_PROBES 64
+enum tl_status tl_thread_check_available(unsigned count, struct tl_error *ret_error) TL_MUST_USE;
+
 #endif

@@ -8,6 +8,7 @@
 #include "control/loop.h"
 
 #include <grpc/grpc.h>
+#include <grpc/support/cpu.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "control/tag.h"
 
 /* Events handled before what was deferred runs: bounds how long a small answer waits for company. */
@@ -51,20 +53,60 @@ __attribute__((constructor)) static void choose_read_buffers(void)
     (void)setenv("GRPC_EXPERIMENTS", length < (int)sizeof(all) ? all : choice, 1);
 }
 
+/* What gRPC 1.51 starts: the default and the resolver executor and a thread for timers with grpc_init; with the first
+ * channel an event engine with a thread for each processor, within limits, and one for its timers. It does not look
+ * whether a thread was started: calls then wait for ever, and so does the end of the event engine. */
+#define GRPC_THREADS 4
+#define GRPC_MIN_ENGINE_THREADS 2
+#define GRPC_MAX_ENGINE_THREADS 32
+
+static enum tl_status check_threads(struct tl_error *ret_error)
+{
+    unsigned count = gpr_cpu_num_cores();
+    if (count < GRPC_MIN_ENGINE_THREADS) count = GRPC_MIN_ENGINE_THREADS;
+    if (count > GRPC_MAX_ENGINE_THREADS) count = GRPC_MAX_ENGINE_THREADS;
+    count += GRPC_THREADS;
+    struct tl_error problem;
+    if (tl_thread_check_available(count, &problem) == TL_OK) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                        "gRPC needs %u threads, and not all of them can be started: %s; raise the limit on processes "
+                        "(ulimit -u, TasksMax= of systemd, pids.max of the container)",
+                        count, problem.message);
+}
+
 /* gRPC is initialised once and never shut down: its shutdown runs behind the caller's back, waits up to 10 s for a
  * poller of its own when a connection was closed in the middle of a write, and blocks the next initialisation
- * meanwhile. */
-static void init_grpc(void)
+ * meanwhile. A channel that stays keeps its event engine, which would end with the last channel, and then wait for ever
+ * if it could not start a thread when there was much to do. */
+static void start_grpc(void)
 {
+    static grpc_channel *volatile keeper; /* volatile: nothing reads it, and it must stay all the same */
     grpc_init();
+    keeper = grpc_lame_client_channel_create("keeper", GRPC_STATUS_UNAVAILABLE, "keeper");
+    TL_CHECK(keeper != NULL);
+}
+
+static enum tl_status init_grpc(struct tl_error *ret_error)
+{
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+    static bool is_initialised;
+    enum tl_status status = TL_OK;
+    pthread_mutex_lock(&mutex);
+    if (!is_initialised) {
+        status = check_threads(ret_error);
+        if (status == TL_OK) start_grpc();
+        is_initialised = status == TL_OK;
+    }
+    pthread_mutex_unlock(&mutex);
+    return status;
 }
 
 enum tl_status tl_loop_create(struct tl_loop **ret_loop, struct tl_error *ret_error)
 {
+    enum tl_status status = init_grpc(ret_error);
+    if (status != TL_OK) return status;
     struct tl_loop *loop = calloc(1, sizeof(*loop));
     if (loop == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the control loop");
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, init_grpc);
     loop->cq = grpc_completion_queue_create_for_next(NULL);
     loop->wake_channel = grpc_lame_client_channel_create("wake", GRPC_STATUS_UNAVAILABLE, "wake");
     loop->wake_call = grpc_channel_create_call(loop->wake_channel, NULL, GRPC_PROPAGATE_DEFAULTS, loop->cq,

@@ -20,7 +20,8 @@
 
 struct tl_loop;
 
-/* Errors: TL_RESOURCE_EXHAUSTED: no memory. Thread: any. */
+/* The first one starts gRPC and its threads. Errors: TL_RESOURCE_EXHAUSTED: no memory, or not enough threads. Thread:
+ * any. */
 enum tl_status tl_loop_create(struct tl_loop **ret_loop, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Everything that belongs to the loop must be gone. NULL is accepted. Blocks: until the completion queue is empty. */

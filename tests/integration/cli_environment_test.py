@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import threading
+import unittest
 
 import cli_support
 from cli_support import PATIENCE, environment, run, some_tensors, wait_until, write_safetensors
@@ -152,6 +153,61 @@ class Log(cli_support.Case):
         self.assert_run(0, "health", served.address())
         self.assertEqual(worker.stop(), 0)
         self.assertNotIn(secret, worker.output)
+
+
+@unittest.skipIf(os.geteuid() != 0, "nobody but root can play another user, whose limit on threads counts")
+@unittest.skipIf(cli_support.SANITIZE, "sanitizers need threads of their own")
+class FewThreads(cli_support.Case):
+    """Whatever number of threads a user may have: every command works or says that it needs more of them, in time."""
+    LIMITS = range(1, 20)
+
+    def as_user_with(self, count):
+        """A user who has nothing else running and may have so many threads."""
+        user = 100000 + os.getpid()
+        return {"user": user, "group": user, "extra_groups": [],
+                "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NPROC, (count, count))}
+
+    def setUp(self):
+        super().setUp()
+        self.folder.chmod(0o755)
+        output = self.folder / "output"
+        output.mkdir()
+        output.chmod(0o777)
+        self.out = output / "out.safetensors"
+        self.served = self.cluster(ps=1)
+
+    def try_commands(self, *commands):
+        """How often each of them worked."""
+        worked = [0] * len(commands)
+        for count in self.LIMITS:
+            for i, command in enumerate(commands):
+                result = run(*command, **self.as_user_with(count))
+                worked[i] += result.returncode == 0
+                if result.returncode != 0:
+                    self.assertRegex(result.stderr, "thread.* Resource temporarily unavailable")
+        return worked
+
+    def test_ls_and_pull(self):
+        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
+        self.served.start("ps", 0, "--publish", model)
+        peer = ("--config", self.served.path, "--from", "ps:0", "--timeout", "20s")
+        worked = self.try_commands(["ls", *peer], ["pull", *peer, "-o", self.out], ["health", self.served.address()])
+        self.assertGreater(min(worked), 0)
+
+    def test_serve(self):
+        """It listens, or ends by itself; once it listens it ends by SIGTERM."""
+        ready_count = 0
+        for count in self.LIMITS:
+            worker = self.spawn("serve", "--config", self.served.path, "--job", "ps", "--task", 0,
+                                **self.as_user_with(count))
+            wait_until(lambda: worker.find("worker ready") or worker.process.poll() is not None, "it decides")
+            code = worker.stop()
+            is_ready = worker.find("worker ready") is not None
+            self.assertEqual(code, 0 if is_ready else 1, worker.output)
+            if not is_ready:
+                self.assertRegex(worker.output, "tensorlane serve: .*thread.* Resource temporarily unavailable")
+            ready_count += is_ready
+        self.assertGreater(ready_count, 0)
 
 
 if __name__ == "__main__":

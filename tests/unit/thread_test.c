@@ -67,12 +67,21 @@ START_TEST(detached_threads_run_too)
 }
 END_TEST
 
+START_TEST(as_many_as_there_may_be)
+{
+    struct tl_error error;
+    ck_assert_int_eq(tl_thread_check_available(0, &error), TL_OK);
+    ck_assert_int_eq(tl_thread_check_available(TL_THREAD_MAX_PROBES, &error), TL_OK);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("thread");
     TCase *cases = tcase_create("thread");
     tcase_add_test(cases, signals_of_the_program_are_not_taken);
     tcase_add_test(cases, detached_threads_run_too);
+    tcase_add_test(cases, as_many_as_there_may_be);
     suite_add_tcase(suite, cases);
     return run_suite(suite);
 }
