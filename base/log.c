@@ -11,6 +11,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,14 +32,47 @@ static const char *const level_names[] = {
     [TL_LOG_DEBUG] = "debug",
 };
 
+/* What the program has set and, for what it has left open, the worker that was opened last. The lock is held for
+ * reading while the program's function takes a line, so that it can be replaced. */
+static pthread_rwlock_t settings_lock = PTHREAD_RWLOCK_INITIALIZER;
+static struct tl_log_options of_program;
+static struct tl_log_options of_worker = {.level = TL_LOG_WARN, .format = TL_LOG_KEY_VALUE};
+
+/* What follows from them, for every line. */
 static atomic_int current_level = TL_LOG_WARN;
 static atomic_int current_format = TL_LOG_KEY_VALUE;
 static atomic_uint_least64_t lost_count; /* lines that nobody has been told of */
 
-void tl_log_configure(enum tl_log_level level, enum tl_log_format format)
+/* Under the lock, after a change. */
+static void decide(void)
 {
+    const enum tl_log_level level = of_program.level != TL_LOG_LEVEL_CONFIGURED ? of_program.level : of_worker.level;
+    const enum tl_log_format format =
+        of_program.format != TL_LOG_FORMAT_CONFIGURED ? of_program.format : of_worker.format;
     atomic_store_explicit(&current_level, (int)level, memory_order_relaxed);
     atomic_store_explicit(&current_format, (int)format, memory_order_relaxed);
+}
+
+void tl_log_take_over(const struct tl_log_options *options)
+{
+    pthread_rwlock_wrlock(&settings_lock);
+    of_program = *options;
+    decide();
+    pthread_rwlock_unlock(&settings_lock);
+}
+
+void tl_log_configure(enum tl_log_level level, enum tl_log_format format)
+{
+    tl_log_take_over(&(struct tl_log_options){.level = level, .format = format});
+}
+
+void tl_log_adopt(enum tl_log_level level, enum tl_log_format format)
+{
+    pthread_rwlock_wrlock(&settings_lock);
+    of_worker.level = level;
+    of_worker.format = format;
+    decide();
+    pthread_rwlock_unlock(&settings_lock);
 }
 
 bool tl_log_is_enabled(enum tl_log_level level)
@@ -48,7 +82,7 @@ bool tl_log_is_enabled(enum tl_log_level level)
 
 bool tl_log_parse_level(const char *text, enum tl_log_level *ret_level)
 {
-    for (size_t i = 0; i < TL_ARRAY_COUNT(level_names); i++) {
+    for (size_t i = TL_LOG_ERROR; i < TL_ARRAY_COUNT(level_names); i++) {
         if (strcmp(text, level_names[i]) != 0) continue;
         *ret_level = (enum tl_log_level)i;
         return true;
@@ -218,11 +252,24 @@ void tl_log_put(const char *text, size_t len_bytes)
     if (!is_written) atomic_fetch_add_explicit(&lost_count, 1, memory_order_relaxed);
 }
 
+/* Gives the line, without its newline, to the program's function; false: it has none. */
+static bool hand_over(struct line *line, enum tl_log_level level)
+{
+    pthread_rwlock_rdlock(&settings_lock);
+    bool is_taken = of_program.write != NULL;
+    if (is_taken) {
+        line->text[--line->len] = '\0';
+        of_program.write(level, line->text, line->len, of_program.context);
+    }
+    pthread_rwlock_unlock(&settings_lock);
+    return is_taken;
+}
+
 void tl_log_write(enum tl_log_level level, const char *message, const struct tl_log_field *fields)
 {
     int old_errno = errno;
     struct line line;
     build(&line, level, message, fields);
-    tl_log_put(line.text, line.len);
+    if (!hand_over(&line, level)) tl_log_put(line.text, line.len);
     errno = old_errno;
 }

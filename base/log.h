@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The log: one line per event on stderr, as key=value or JSON.
+ * The log: one line per event on stderr, or to a function of the program, as key=value or JSON.
  *
  *     TL_LOG_AT_INFO("worker ready", TL_STR("address", address), TL_I64("port", 4000));
  *     -> ts=2026-01-02T03:04:05.678Z level=info msg="worker ready" address=127.0.0.1:4000 port=4000
@@ -18,8 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum tl_log_level { TL_LOG_ERROR = 0, TL_LOG_WARN = 1, TL_LOG_INFO = 2, TL_LOG_DEBUG = 3 };
-enum tl_log_format { TL_LOG_KEY_VALUE = 0, TL_LOG_JSON = 1 };
+#include <tensorlane/log.h>
 
 enum tl_log_kind { TL_LOG_KIND_STR, TL_LOG_KIND_I64, TL_LOG_KIND_U64, TL_LOG_KIND_INCARNATION, TL_LOG_KIND_BOOL };
 
@@ -52,8 +51,14 @@ struct tl_log_field {
 #define TL_LOG_AT_INFO(...) TL_LOG(TL_LOG_INFO, __VA_ARGS__)
 #define TL_LOG_AT_DEBUG(...) TL_LOG(TL_LOG_DEBUG, __VA_ARGS__)
 
-/* Process-wide settings; the default is warn as key=value. Thread: any. */
+/* Process-wide settings of the program, whatever workers are opened (tensorlane/log.h). Thread: any. */
 void tl_log_configure(enum tl_log_level level, enum tl_log_format format);
+
+/* All of it: what is zero in the options is left to the workers. Thread: any. */
+void tl_log_take_over(const struct tl_log_options *options);
+
+/* The settings of a worker that is opened, for what the program has left open. Thread: any. */
+void tl_log_adopt(enum tl_log_level level, enum tl_log_format format);
 bool tl_log_is_enabled(enum tl_log_level level);
 
 /* Writes one line; fields end with a NULL key. Thread: any. */

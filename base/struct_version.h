@@ -25,6 +25,7 @@
 #define TL_TENSOR_VIEW_FIRST_BYTES 88
 #define TL_PEER_INFO_FIRST_BYTES 1728
 #define TL_WORKER_STATS_FIRST_BYTES 136
+#define TL_LOG_OPTIONS_FIRST_BYTES 32
 #define TL_COMPLETION_BYTES 1184 /* never grows: new fields take the place of reserved bytes */
 
 /* A larger size_bytes was not set by a caller. */

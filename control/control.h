@@ -129,7 +129,7 @@ void tl_control_destroy(struct tl_control *control);
 
 /* Sends what gRPC logs in this process to our log, in its format. For programs, not for libraries. Thread: any, before
  * the first loop is created. */
-void tl_control_route_grpc_log(void);
+void tl_control_route_grpc_log(bool is_ours);
 
 void tl_control_get_stats(const struct tl_control *control, struct tl_control_stats *ret_stats);
 

@@ -18,7 +18,7 @@ static void write_line(gpr_log_func_args *args)
            TL_I64("line", args->line));
 }
 
-void tl_control_route_grpc_log(void)
+void tl_control_route_grpc_log(bool is_ours)
 {
-    gpr_set_log_function(write_line);
+    gpr_set_log_function(is_ours ? write_line : NULL);
 }

@@ -189,7 +189,9 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
 {
     enum tl_status status = read_config(options, &worker->config, ret_error);
     if (status == TL_OK) status = find_self(worker, options, ret_error);
-    if (status == TL_OK) status = tl_source_init(worker, ret_error);
+    if (status != TL_OK) return status;
+    tl_log_adopt((enum tl_log_level)worker->settings.log_level, (enum tl_log_format)worker->settings.log_format);
+    status = tl_source_init(worker, ret_error);
     if (status == TL_OK) status = tl_loop_create(&worker->loop, ret_error);
     if (status != TL_OK) return status;
     const struct tl_rendezvous_limits limits = {.waiting_receivers = worker->settings.waiting_receivers,

@@ -17,6 +17,7 @@
 #ifndef TENSORLANE_TENSORLANE_H
 #define TENSORLANE_TENSORLANE_H
 
+#include <tensorlane/log.h>
 #include <tensorlane/status.h>
 #include <tensorlane/tensor.h>
 #include <tensorlane/version.h>

@@ -9,7 +9,7 @@
  * Every operation has an asynchronous form, which takes a completion queue and completes exactly once on it, and a
  * blocking form with the suffix _wait. Every operation has a deadline. Completions are read from the queue by the
  * threads that the caller chooses; no code of the caller ever runs on a thread of the library, except release
- * callbacks of wrapped tensors.
+ * callbacks of wrapped tensors and the log function of tl_log_set.
  *
  * All functions may be called from any thread, except that tl_worker_close and tl_cq_destroy must be the last call on
  * their object. After fork() only the parent may use a worker.

@@ -120,7 +120,7 @@ int main(int argc, char **argv)
     setlocale(LC_CTYPE, "C.UTF-8");
     /* Commands tell their errors themselves; serve has a log and sets it up. */
     tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
-    tl_control_route_grpc_log();
+    tl_control_route_grpc_log(true);
     if (argc < 2) {
         print_commands(stderr);
         return TL_EXIT_USAGE;

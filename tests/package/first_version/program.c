@@ -56,6 +56,11 @@ static void print_options(void)
     FIELD(tl_tensor_view, read_only);
     FIELD(tl_tensor_view, release);
     FIELD(tl_tensor_view, release_context);
+    STRUCT(tl_log_options);
+    FIELD(tl_log_options, level);
+    FIELD(tl_log_options, format);
+    FIELD(tl_log_options, write);
+    FIELD(tl_log_options, context);
     STRUCT(tl_device);
     STRUCT(tl_string);
     STRUCT(tl_error);
