@@ -39,22 +39,21 @@ enum tl_status tl_choice_read(const struct tl_choice *choices, const struct tl_j
 {
     char suggestion[TL_ERROR_MESSAGE_BYTES / 2];
     char quoted[TL_QUOTE_BYTES];
-    const char *all[MAX_CHOICES];
     const char *available[MAX_CHOICES];
-    size_t all_count = 0, available_count = 0;
+    size_t available_count = 0;
     enum tl_status status = tl_json_expect(value, JSON_STRING, "a string", ret_error);
     if (status != TL_OK) return status;
     const char *word = json_string_value(value->json);
     const struct tl_choice *chosen = NULL;
     for (const struct tl_choice *choice = choices; choice->name; choice++) {
-        TL_CHECK(all_count < MAX_CHOICES);
-        all[all_count++] = choice->name;
+        TL_CHECK(available_count < MAX_CHOICES);
         if (!choice->lacks) available[available_count++] = choice->name;
         if (strcmp(choice->name, word) == 0) chosen = choice;
     }
     if (!chosen) {
         return tl_json_fail(value, TL_INVALID_ARGUMENT, ret_error, "%s is no value of %s; %s", tl_quote(word, quoted),
-                            value->key, tl_json_suggest(word, all, all_count, suggestion, sizeof(suggestion)));
+                            value->key,
+                            tl_json_suggest(word, available, available_count, suggestion, sizeof(suggestion)));
     }
     if (chosen->lacks) {
         return tl_json_fail(value, TL_UNIMPLEMENTED, ret_error, "\"%s\" needs %s, which this version does not have; %s",

@@ -267,6 +267,19 @@ static bool judge_local(struct tl_health_finding *finding, const struct tl_trans
     return false;
 }
 
+/* Its own configuration knows gRPC alone, and not because it lacks something. */
+static bool is_grpc_alone(const struct tl_description *description)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < description->transport_count; i++) {
+        const struct tl_transport_state *transport = &description->transports[i];
+        if (strcmp(transport->name, GRPC) == 0) continue;
+        if (transport->is_available || strcmp(transport->reason, "the protocol is grpc") != 0) return false;
+        count++;
+    }
+    return count > 0;
+}
+
 void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding)
 {
     const struct tl_settings *settings = &finding->task->settings;
@@ -275,6 +288,14 @@ void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, s
     pass(finding, TL_HEALTH_STAGE_TRANSPORTS);
     finding->is_healthy = true;
     if (!wants_local && !wants_verbs) return;
+    if (is_grpc_alone(&finding->description)) {
+        set_reason(finding, wants_local ? TL_HEALTH_STAGE_LOCAL : TL_HEALTH_STAGE_DEVICE,
+                   "the protocol of the worker is grpc, which its own configuration says",
+                   "give it this configuration; if it reads TF_CONFIG, set \"rpc_layer\" there to \"auto\", because "
+                   "without it gRPC is meant alone");
+        finding->is_healthy = settings->rdma != TL_RDMA_REQUIRE;
+        return;
+    }
     /* A worker of an older version does not tell of it. */
     bool has_local = wants_local && local && judge_local(finding, local);
     bool is_complete = false;

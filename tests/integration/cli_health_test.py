@@ -416,6 +416,14 @@ class Whole(HealthCase):
         self.assertEqual([line.split()[-1] for line in table[1:-1]],
                          [found[name]["incarnation"] for name in found])
 
+    def test_a_worker_of_tf_config_without_rpc_layer(self):
+        cluster = self.cluster(ps=1)
+        tf_config = json.dumps({"cluster": {"ps": [cluster.address()]}, "task": {"type": "ps", "index": 0}})
+        self.spawn("serve", env=environment(TF_CONFIG=tf_config)).await_line("worker ready")
+        finding = self.check(0, cluster.path)["/job:ps/task:0"]
+        self.assertEqual((finding["stage"], finding["verified"]), ("local", "transports"))
+        self.assertIn('set "rpc_layer" there to "auto"', finding["remedy"])
+
     def test_pairs(self):
         cluster = self.cluster(ps=1, worker=1)
         cluster.start("ps")

@@ -90,7 +90,7 @@ START_TEST(words)
     check_read(&word, "\"eager\"", "\"eager\"");
     check_refused(&word, "3", "f:1:7: x: must be a string, not a number");
     check_refused(&word, "\"eagre\"", "\"eagre\" is no value of x; did you mean \"eager\"?");
-    check_refused(&word, "\"\"", "\"\" is no value of x; use one of \"lazy\", \"eager\", \"future\"");
+    check_refused(&word, "\"\"", "\"\" is no value of x; use one of \"lazy\", \"eager\"");
     check_refused(&word, "\"Lazy\"", "did you mean \"lazy\"?");
     check_refused_as(&word, "\"future\"", TL_UNIMPLEMENTED,
                      "x: \"future\" needs a crystal ball, which this version does not have; use one of \"lazy\", "
