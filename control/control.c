@@ -80,6 +80,7 @@ enum tl_status tl_control_start(struct tl_control *control, const char *address,
     const struct tl_rpc_server_options options = {
         .keepalive_ns = control->options.keepalive_ns,
         .keepalive_timeout_ns = control->options.keepalive_timeout_ns,
+        .max_unfinished_ns = control->options.stalled_timeout_ns,
         .max_message_bytes = tl_control_max_message_bytes(&control->options),
         .max_calls = control->options.max_calls,
     };

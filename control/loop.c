@@ -10,11 +10,14 @@
 #include <grpc/grpc.h>
 #include <grpc/support/cpu.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
 #include "control/tag.h"
@@ -30,6 +33,8 @@ struct tl_loop {
     struct tl_mailbox mailbox;
     struct tl_timers timers;
     struct tl_list deferred;
+    atomic_uint_fast64_t turns; /* odd while the owner is inside of gRPC */
+    atomic_int owner_clock;     /* clockid_t: the processor time of the thread that was there last */
 };
 
 static void wake_complete(struct tl_tag *tag, bool is_ok)
@@ -179,12 +184,34 @@ static bool run_deferred(struct tl_loop *loop)
     return was_any;
 }
 
+/* There is one owner at a time, so that loading and storing are enough. */
+static void count_turn(struct tl_loop *loop)
+{
+    uint64_t turns = atomic_load_explicit(&loop->turns, memory_order_relaxed);
+    atomic_store_explicit(&loop->turns, turns + 1, memory_order_relaxed);
+}
+
+void tl_loop_get_pulse(const struct tl_loop *loop, struct tl_loop_pulse *ret_pulse)
+{
+    struct timespec used;
+    clockid_t clock = atomic_load_explicit(&loop->owner_clock, memory_order_relaxed);
+    ret_pulse->turns = atomic_load_explicit(&loop->turns, memory_order_relaxed);
+    ret_pulse->is_in_grpc = ret_pulse->turns % 2 == 1;
+    ret_pulse->cpu_ns = clock_gettime(clock, &used) == 0 ? used.tv_sec * TL_NS_PER_SEC + used.tv_nsec : 0;
+}
+
 /* Handles events that are there; the first one is waited for until deadline_ns. */
 static unsigned handle_events(struct tl_loop *loop, int64_t deadline_ns)
 {
     unsigned count = 0;
+    clockid_t clock;
+    if (pthread_getcpuclockid(pthread_self(), &clock) == 0) {
+        atomic_store_explicit(&loop->owner_clock, clock, memory_order_relaxed);
+    }
     while (count < EVENTS_PER_ROUND) {
+        count_turn(loop);
         grpc_event event = grpc_completion_queue_next(loop->cq, tl_deadline_to_gpr(count == 0 ? deadline_ns : 0), NULL);
+        count_turn(loop);
         if (event.type != GRPC_OP_COMPLETE) break;
         struct tl_tag *tag = event.tag;
         TL_CHECK(tag->magic == TL_TAG_MAGIC);

@@ -43,6 +43,16 @@ void tl_loop_wake(struct tl_loop *loop);
 /* Runs the letter at the end of this round; it must not be deferred already. */
 void tl_loop_defer(struct tl_loop *loop, struct tl_letter *letter);
 
+/* What the owner is at. */
+struct tl_loop_pulse {
+    uint64_t turns;  /* a number that changes whenever the owner enters or leaves gRPC */
+    bool is_in_grpc; /* it has entered and not left */
+    int64_t cpu_ns;  /* processor time of the owner's thread so far; 0: unknown */
+};
+
+/* Thread: any. */
+void tl_loop_get_pulse(const struct tl_loop *loop, struct tl_loop_pulse *ret_pulse);
+
 struct tl_timers *tl_loop_timers(struct tl_loop *loop);
 
 #endif

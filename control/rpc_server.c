@@ -29,6 +29,7 @@
 #include "base/shares.h"
 #include "control/credentials.h"
 #include "control/endpoint.h"
+#include "control/guard.h"
 #include "control/listener.h"
 #include "control/stream_hook.h"
 #include "control/tag.h"
@@ -41,6 +42,8 @@
 /* Half of the shortest keepalive that can be configured: who probes that often is no attacker. */
 #define MIN_PING_INTERVAL_MS 50
 #define MAX_CALLS_PER_CONNECTION 4096
+/* Of the largest messages, what all connections together may leave unfinished. */
+#define MAX_UNFINISHED_MESSAGES 64
 
 struct method {
     struct tl_rpc_server *server;
@@ -72,6 +75,7 @@ struct tl_rpc_server {
     struct tl_shares *health_calls; /* as many again, for health checks alone */
     grpc_server *server;
     grpc_server_credentials *credentials;
+    struct tl_guard *guard;
     struct tl_listener *listener; /* NULL: not started, or stopping */
     struct tl_rpc_server_options options;
     struct method methods[MAX_METHODS];
@@ -113,13 +117,22 @@ static void arm_stop_timer(struct tl_rpc_server *server)
     }
 }
 
-static void call_ended(void *context)
+static void message_came(void *context, int connection, uint64_t message_bytes)
 {
     struct tl_rpc_server *server = context;
+    tl_guard_message(server->guard, connection, message_bytes);
+}
+
+static void call_ended(void *context, int connection)
+{
+    struct tl_rpc_server *server = context;
+    tl_guard_call_ended(server->guard, connection);
     server->open_calls--;
     if (server->open_calls == 0) arm_stop_timer(server);
     maybe_stopped(server);
 }
+
+static const struct tl_stream_hooks stream_hooks = {.message = message_came, .end = call_ended};
 
 static void slot_arm(struct slot *slot)
 {
@@ -139,17 +152,26 @@ static void slot_arm(struct slot *slot)
     server->armed_slots++;
 }
 
-static void charged_call_ended(void *context)
+static void charged_message_came(void *context, int connection, uint64_t message_bytes)
+{
+    struct charged_call *charged = context;
+    message_came(charged->server, connection, message_bytes);
+}
+
+static void charged_call_ended(void *context, int connection)
 {
     struct charged_call *charged = context;
     struct tl_rpc_server *server = charged->server;
     tl_shares_give(charged->share, 1);
     free(charged);
-    call_ended(server);
+    call_ended(server, connection);
 }
 
+static const struct tl_stream_hooks charged_hooks = {.message = charged_message_came, .end = charged_call_ended};
+
 /* Charges the client with the call, until the stream ends. */
-static enum tl_status charge(struct method *method, struct tl_stream *stream, struct tl_error *ret_error)
+static enum tl_status charge(struct method *method, struct tl_stream *stream, int connection,
+                             struct tl_error *ret_error)
 {
     char address[TL_MAX_ADDRESS_BYTES];
     const struct tl_share_client client = tl_share_client_of(tl_stream_peer_address(stream, address, sizeof(address)));
@@ -161,7 +183,7 @@ static enum tl_status charge(struct method *method, struct tl_stream *stream, st
         free(charged);
         return status;
     }
-    tl_stream_set_end_hook(stream, charged_call_ended, charged);
+    tl_stream_set_hooks(stream, &charged_hooks, charged, connection);
     return TL_OK;
 }
 
@@ -170,14 +192,16 @@ static void dispatch(struct method *method, grpc_call *call)
 {
     struct tl_rpc_server *server = method->server;
     struct tl_stream *stream;
+    int connection = tl_stream_connection_of(call);
     if (tl_stream_accept(server->loop, call, NULL, NULL, &stream, NULL) != TL_OK) return;
-    tl_stream_set_end_hook(stream, call_ended, server);
+    tl_stream_set_hooks(stream, &stream_hooks, server, connection);
+    tl_guard_call_began(server->guard, connection);
     server->open_calls++;
     struct tl_error refusal;
     if (method->name == NULL) {
         tl_error_set(&refusal, TL_UNIMPLEMENTED, "no such method; see the server's reflection for those it has");
         tl_stream_finish(stream, &refusal);
-    } else if (charge(method, stream, &refusal) != TL_OK) {
+    } else if (charge(method, stream, connection, &refusal) != TL_OK) {
         tl_stream_finish(stream, &refusal);
     } else {
         method->accept(method->context, stream);
@@ -248,6 +272,24 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
     }
     tl_tag_init(&server->notify_tag, notify_complete);
     server->stop_timer.fire = stop_timer_fire;
+    const struct tl_guard_options guard_options = {
+        .loop = loop,
+        .max_unfinished_bytes = MAX_UNFINISHED_MESSAGES * options->max_message_bytes,
+        .max_message_bytes = options->max_message_bytes,
+        .max_unfinished_ns = options->max_unfinished_ns,
+    };
+    enum tl_status status = tl_guard_create(&guard_options, &server->guard, ret_error);
+    if (status != TL_OK) {
+        tl_shares_destroy(server->calls);
+        tl_shares_destroy(server->health_calls);
+        free(server);
+        return status;
+    }
+    grpc_resource_quota *quota = grpc_resource_quota_create("server");
+    grpc_resource_quota_resize(quota, guard_options.max_unfinished_bytes);
+    grpc_arg quota_arg = {.type = GRPC_ARG_POINTER, .key = (char *)GRPC_ARG_RESOURCE_QUOTA};
+    quota_arg.value.pointer.p = quota;
+    quota_arg.value.pointer.vtable = grpc_resource_quota_arg_vtable();
     grpc_arg args[] = {
         integer_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)options->max_message_bytes),
         integer_arg(GRPC_ARG_MAX_METADATA_SIZE, MAX_METADATA_BYTES),
@@ -262,10 +304,12 @@ enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_se
         /* gRPC unpacks a compressed message before it looks at its size: a small one could take all memory. */
         integer_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1 << GRPC_COMPRESS_NONE),
         integer_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
+        quota_arg,
     };
     grpc_channel_args channel_args = {.num_args = TL_ARRAY_COUNT(args), .args = args};
     server->credentials = tl_credentials_for_server();
     server->server = grpc_server_create(&channel_args, NULL);
+    grpc_resource_quota_unref(quota);
     grpc_server_register_completion_queue(server->server, tl_loop_cq(loop), NULL);
     *ret_server = server;
     return TL_OK;
@@ -319,6 +363,7 @@ static void take_connection(void *context, int fd)
     /* What was sent and is not acknowledged in this time ends the connection, as unanswered pings do. */
     int timeout_ms = to_ms(server->options.keepalive_timeout_ns);
     (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof(timeout_ms));
+    tl_guard_add(server->guard, fd);
     grpc_server_add_channel_from_fd(server->server, fd, server->credentials);
 }
 
@@ -366,6 +411,7 @@ void tl_rpc_server_destroy(struct tl_rpc_server *server)
     TL_CHECK(!server->is_started || (server->is_notified && server->open_calls == 0));
     tl_timers_disarm(tl_loop_timers(server->loop), &server->stop_timer);
     tl_listener_close(server->listener);
+    tl_guard_destroy(server->guard);
     grpc_server_destroy(server->server);
     grpc_server_credentials_release(server->credentials);
     tl_shares_destroy(server->calls);

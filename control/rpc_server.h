@@ -22,6 +22,7 @@ struct tl_rpc_server;
 struct tl_rpc_server_options {
     int64_t keepalive_ns;         /* after which a connection is probed, whether it has calls or not */
     int64_t keepalive_timeout_ns; /* for the client to answer, else the connection ends */
+    int64_t max_unfinished_ns;    /* for which a connection may leave messages unfinished */
     uint64_t max_message_bytes;   /* received */
     uint64_t max_calls;           /* open at a time: limits.connections; more are refused RESOURCE_EXHAUSTED */
 };

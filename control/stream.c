@@ -30,8 +30,9 @@ struct tl_stream {
     bool is_client;
     const struct tl_stream_events *events;
     void *owner;
-    void (*end_hook)(void *context); /* the server's count of open calls; NULL: none */
-    void *end_hook_context;
+    const struct tl_stream_hooks *hooks; /* the server's; NULL: none */
+    void *hooks_context;
+    int connection; /* a server's descriptor; -1: unknown */
 
     unsigned pending;      /* batches outstanding */
     bool is_end_known;     /* the close batch has completed */
@@ -112,7 +113,7 @@ static void maybe_end(struct tl_stream *stream)
     struct tl_error status;
     end_status(stream, &status);
     if (stream->events->on_closed != NULL) stream->events->on_closed(stream, &status);
-    if (stream->end_hook != NULL) stream->end_hook(stream->end_hook_context);
+    if (stream->hooks != NULL) stream->hooks->end(stream->hooks_context, stream->connection);
     stream_free(stream);
 }
 
@@ -188,6 +189,9 @@ static void read_complete(struct tl_tag *tag, bool is_ok)
     grpc_byte_buffer *message = stream->received;
     stream->received = NULL;
     stream->is_reading = false;
+    if (message != NULL && stream->hooks != NULL) {
+        stream->hooks->message(stream->hooks_context, stream->connection, grpc_byte_buffer_length(message));
+    }
     if (is_ok && message != NULL && stream->events->on_message != NULL) {
         stream->events->on_message(stream, message);
     } else if (message != NULL) {
@@ -281,19 +285,34 @@ void tl_stream_set_events(struct tl_stream *stream, const struct tl_stream_event
     stream->events = events;
 }
 
-void tl_stream_set_end_hook(struct tl_stream *stream, void (*hook)(void *context), void *context)
+void tl_stream_set_hooks(struct tl_stream *stream, const struct tl_stream_hooks *hooks, void *context, int connection)
 {
-    stream->end_hook = hook;
-    stream->end_hook_context = context;
+    stream->hooks = hooks;
+    stream->hooks_context = context;
+    stream->connection = connection;
+}
+
+/* "fd:NUMBER" is all that gRPC knows of a connection that it was given. */
+static int connection_of(const char *address)
+{
+    int fd;
+    return address != NULL && sscanf(address, "fd:%d", &fd) == 1 ? fd : -1;
+}
+
+int tl_stream_connection_of(grpc_call *call)
+{
+    char *address = grpc_call_get_peer(call);
+    int fd = connection_of(address);
+    gpr_free(address);
+    return fd;
 }
 
 const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer, size_t capacity)
 {
     char *address = grpc_call_get_peer(stream->call);
     char target[TL_ENDPOINT_TARGET_BYTES];
-    int fd;
-    /* All that gRPC knows of a connection that it was given. */
-    if (address != NULL && sscanf(address, "fd:%d", &fd) == 1) {
+    int fd = connection_of(address);
+    if (fd >= 0) {
         snprintf(buffer, capacity, "%s", tl_endpoint_peer(fd, target) ? target : "");
     } else {
         snprintf(buffer, capacity, "%s", address != NULL ? address : "");

@@ -32,8 +32,8 @@ struct tl_stream {
     bool is_cancelled;
     const struct tl_stream_events *events;
     void *owner;
-    void (*end_hook)(void *context);
-    void *end_hook_context;
+    const struct tl_stream_hooks *hooks;
+    void *hooks_context;
     grpc_byte_buffer *sending; /* NULL: none */
     struct tl_letter end_letter;
 };
@@ -70,7 +70,7 @@ static void close_stream(struct tl_stream *stream, const struct tl_error *status
     stream->is_end_wanted = true;
     if (tl_list_is_linked(&stream->end_letter.link)) tl_list_remove(&stream->end_letter.link);
     if (stream->events->on_closed != NULL) stream->events->on_closed(stream, status);
-    if (stream->end_hook != NULL) stream->end_hook(stream->end_hook_context);
+    if (stream->hooks != NULL) stream->hooks->end(stream->hooks_context, -1);
     TL_CHECK(stream->sending == NULL);
     streams[stream->slot] = NULL;
     free(stream);
@@ -136,10 +136,11 @@ void tl_stream_set_events(struct tl_stream *stream, const struct tl_stream_event
     stream->events = events;
 }
 
-void tl_stream_set_end_hook(struct tl_stream *stream, void (*hook)(void *context), void *context)
+void tl_stream_set_hooks(struct tl_stream *stream, const struct tl_stream_hooks *hooks, void *context, int connection)
 {
-    stream->end_hook = hook;
-    stream->end_hook_context = context;
+    (void)connection;
+    stream->hooks = hooks;
+    stream->hooks_context = context;
 }
 
 const char *tl_stream_peer_address(const struct tl_stream *stream, char *buffer, size_t capacity)

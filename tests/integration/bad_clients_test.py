@@ -3,9 +3,11 @@
 """Clients that talk nonsense, stall, die or come in thousands: the worker serves the next one, and what they held is
 given back."""
 import contextlib
+import itertools
 import os
 import random
 import resource
+import select
 import signal
 import socket
 import struct
@@ -177,32 +179,146 @@ class Nonsense(ClientCase):
         self.assertEqual(read_safetensors(self.folder / "out.safetensors"), self.tensors)
 
 
-class Floods(ClientCase):
-    """Clients that send cheap frames as fast as they can."""
-    FLOOD_BYTES = 5 << 29
-    FLOOD_SEC = 15
+class Windows:
+    """What a client may send, as the worker says."""
 
-    def flood(self, says, frames):
-        """Sends the frames again and again, until the bound is reached or the worker hangs up."""
-        client = self.connect(says)
-        block = frames * ((1 << 20) // len(frames))
+    def __init__(self, streams):
+        self.of_connection = self.first = 65535
+        self.of_streams = dict.fromkeys(streams, self.first)
+        self.received = b""
+
+    def hear(self, client):
+        """Reads what is there, and answers. False when the worker has hung up."""
+        while select.select([client], [], [], 0.01)[0]:
+            piece = client.recv(65536)
+            if not piece:
+                return False
+            self.received += piece
+        while len(self.received) >= 9:
+            size = int.from_bytes(self.received[:3], "big")
+            if len(self.received) < 9 + size:
+                break
+            kind, flags, stream = struct.unpack(">BBI", self.received[3:9])
+            payload, self.received = self.received[9:9 + size], self.received[9 + size:]
+            self._hear_frame(client, kind, flags, stream, payload)
+        return True
+
+    def _hear_frame(self, client, kind, flags, stream, payload):
+        if kind == WINDOW_UPDATE and stream == 0:
+            self.of_connection += int.from_bytes(payload, "big")
+        elif kind == WINDOW_UPDATE and stream in self.of_streams:
+            self.of_streams[stream] += int.from_bytes(payload, "big")
+        elif kind == RST_STREAM:
+            self.of_streams.pop(stream, None)
+        elif kind == PING and not flags & ACKNOWLEDGED:
+            client.sendall(frame(PING, ACKNOWLEDGED, payload=payload))
+        elif kind == SETTINGS and not flags & ACKNOWLEDGED:
+            for key, value in struct.iter_unpack(">HI", payload):
+                if key == 4:  # the first window of each stream
+                    self.of_streams = {n: left + value - self.first for n, left in self.of_streams.items()}
+                    self.first = value
+            client.sendall(frame(SETTINGS, ACKNOWLEDGED))
+
+    def take(self, stream, most):
+        count = min(most, self.of_connection, self.of_streams.get(stream, 0))
+        if count <= 0:
+            return 0
+        self.of_connection -= count
+        self.of_streams[stream] -= count
+        return count
+
+
+class Floods(ClientCase):
+    """Clients that send more than a worker can parse or hold. What the worker keeps is measured where the allocator is
+    not a sanitizer's, which keeps everything for a while."""
+    FLOOD_SEC = 30
+
+    def send_all(self, client, blocks):
+        """Sends the blocks, for a time at most; true when the worker hangs up."""
         end = time.monotonic() + self.FLOOD_SEC
-        left = self.FLOOD_BYTES
-        with contextlib.suppress(ConnectionError):
-            while left > 0 and time.monotonic() < end:
+        try:
+            for block in blocks:
                 client.sendall(block)
-                left -= len(block)
+                if time.monotonic() > end:
+                    return False
+        except ConnectionError:
+            return True
+        return False
+
+    def status(self, name):
+        """MiB that the system says of the worker's memory."""
+        with open(f"/proc/{self.worker.pid}/status", encoding="ascii") as lines:
+            return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) >> 10
+
+    def assert_holds(self, most_mib):
+        """What the worker held was bounded, and is given back."""
+        if cli_support.SANITIZE:
+            return
+        self.assertLess(self.status("VmHWM"), most_mib)
+        wait_until(lambda: self.status("VmRSS") < 256, "the memory is given back")
 
     def test_window_updates(self):
         """gRPC's estimate of the bytes to read next must not overflow."""
         self.serve()
-        frames = frame(WINDOW_UPDATE, stream=3, payload=struct.pack(">I", 1))
-        flood = threading.Thread(target=self.flood, args=(HELLO, frames))
+        update = frame(WINDOW_UPDATE, stream=3, payload=struct.pack(">I", 1)) * 80000
+        client = self.connect(HELLO)
+        flood = threading.Thread(target=self.send_all, args=(client, itertools.repeat(update, 2500)))
         flood.start()
         while flood.is_alive():  # so that the worker has less time to read than the flood to send
             cli_support.run("health", self.served.address(), "-connect-timeout", "1s", "-rpc-timeout", "1s")
         flood.join()
         self.assert_serves()
+        self.assert_all_is_given_back()
+
+    def test_calls_that_are_cancelled_at_once(self):
+        self.serve()
+
+        def cancelled(stream):
+            reset = frame(RST_STREAM, stream=stream, payload=struct.pack(">I", 8))
+            return call(stream, b"/tensorlane.v1.Transfer/Exchange") + reset
+        blocks = (b"".join(cancelled(stream) for stream in range(first, first + 2000, 2))
+                  for first in range(1, 600001, 2000))
+        self.assertTrue(self.send_all(self.connect(HELLO), blocks), "the worker hangs up")
+        self.worker.await_line("connection ended")
+        self.assert_serves()
+        self.assert_holds(1536)
+        self.assert_all_is_given_back()
+
+    def test_headers_that_stay_unfinished(self):
+        self.serve({"timeouts": {"stalled": "1s"}})
+        name_and_length = b"\0\1a" + b"\x7f\x81\xaf\xa6\x96\x0b"  # a value of 3 GB
+        client = self.connect(HELLO + frame(HEADERS, 0, 1, name_and_length))
+        byte = frame(CONTINUATION, 0, 1, b"x")
+        self.send_all(client, [frame(CONTINUATION, 0, 1, bytes(1 << 14))] * 256)
+
+        def drip():
+            with contextlib.suppress(ConnectionError):
+                client.sendall(byte)
+                return False
+            return True
+        wait_until(drip, "the worker hangs up")
+        self.assertRegex(self.worker.await_line("connection ended"), "timeouts.stalled")
+        self.assert_serves()
+        self.assert_all_is_given_back()
+
+    def test_messages_that_stay_unfinished(self):
+        self.serve({"timeouts": {"stalled": "2s"}})
+        size = 1 << 24
+        left = dict.fromkeys(range(1, 201, 2), size + 4)
+        client = self.connect(HELLO + b"".join(call(stream, b"/tensorlane.v1.Transfer/Publish") for stream in left))
+        windows = Windows(left)
+        end = time.monotonic() + PATIENCE
+        with contextlib.suppress(ConnectionError):
+            while windows.hear(client) and time.monotonic() < end:
+                for stream in left:
+                    while count := windows.take(stream, min(left[stream], 1 << 14)):
+                        start = struct.pack(">BI", 0, size) if left[stream] == size + 4 else b""
+                        left[stream] -= count
+                        client.sendall(frame(DATA, 0, stream, (start + bytes(count))[:count]))
+                self.assert_is_healthy()
+        self.assertRegex(self.worker.await_line("connection ended"), "unfinished")
+        self.assert_serves()
+        self.assert_holds(1300)
         self.assert_all_is_given_back()
 
 

@@ -357,6 +357,7 @@ static void hostile_start(struct hostile *hostile)
 {
     const struct tl_rpc_server_options options = {.keepalive_ns = TL_TIME_NEVER,
                                                   .keepalive_timeout_ns = TL_TIME_NEVER,
+                                                  .max_unfinished_ns = TL_TIME_NEVER,
                                                   .max_message_bytes = 1 << 20,
                                                   .max_calls = 100};
     uint16_t port = 0;

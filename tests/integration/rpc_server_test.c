@@ -29,6 +29,7 @@ static struct tl_rpc_server *create(void)
 {
     const struct tl_rpc_server_options options = {.keepalive_ns = TL_TIME_NEVER,
                                                   .keepalive_timeout_ns = TL_TIME_NEVER,
+                                                  .max_unfinished_ns = TL_TIME_NEVER,
                                                   .max_message_bytes = 1 << 20,
                                                   .max_calls = 100};
     struct tl_rpc_server *created;

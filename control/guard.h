@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The guard: ends accepted connections that take more of the worker than they may.
+ *
+ * gRPC reads and parses on the thread of the control loop, and does not come back as long as a connection has more to
+ * read. It also keeps what it has received of a message, or of a block of headers, for as long as the rest is missing.
+ * The guard therefore watches from a thread of its own, twice a second, how many bytes the kernel has received on each
+ * connection and how many of them have arrived here in whole messages. It ends
+ *
+ *  - the connection that sent most, when the loop has used its processor for half a second without getting anywhere;
+ *  - a connection of which more bytes are unfinished than the whole server may hold;
+ *  - a connection whose bytes are still unfinished after a time.
+ *
+ * Ending means that the socket is disconnected; gRPC then closes the descriptor. The client may connect again.
+ */
+#ifndef CONTROL_GUARD_H
+#define CONTROL_GUARD_H
+
+#include <stdint.h>
+
+#include "control/loop.h"
+
+struct tl_guard;
+
+struct tl_guard_options {
+    struct tl_loop *loop;          /* whose turns are watched; must outlive the guard */
+    uint64_t max_unfinished_bytes; /* of one connection */
+    uint64_t max_message_bytes;    /* what the end of a call may give back */
+    int64_t max_unfinished_ns;     /* for how long bytes may stay unfinished; TL_TIME_NEVER: no limit */
+};
+
+/* Starts the thread. Errors: TL_RESOURCE_EXHAUSTED: no memory or thread. */
+enum tl_status tl_guard_create(const struct tl_guard_options *options, struct tl_guard **ret_guard,
+                               struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ends the thread. No connection is ended any more. NULL is accepted. */
+void tl_guard_destroy(struct tl_guard *guard);
+
+/* Watches a connection that was accepted, before gRPC gets it. Without memory the connection is not watched.
+ * Thread: any. */
+void tl_guard_add(struct tl_guard *guard, int fd);
+
+/* What came of the connection's bytes; a descriptor that is not watched is ignored. Thread: any. */
+void tl_guard_call_began(struct tl_guard *guard, int fd);
+void tl_guard_message(struct tl_guard *guard, int fd, uint64_t message_bytes);
+void tl_guard_call_ended(struct tl_guard *guard, int fd);
+
+#endif
