@@ -183,17 +183,16 @@ void tl_table_step_put(struct tl_rendezvous *table, struct tl_table_step *step)
 bool tl_table_step_mark(struct tl_rendezvous *table, uint64_t number, const struct tl_error *status)
 {
     if (table->limits.aborted_steps == 0) return true;
-    struct tl_table_step *step = tl_table_step_get(table, number);
-    if (step == NULL) return false;
-    if (step->mark == NULL) {
+    struct tl_table_step *step = tl_table_step_find(table, number);
+    if (step == NULL || step->mark == NULL) {
+        step = tl_table_step_get(table, number);
+        if (step == NULL) return false;
         step->mark = malloc(sizeof(*step->mark));
         if (step->mark == NULL) {
             tl_table_step_put(table, step);
             return false;
         }
         table->mark_count++;
-    } else {
-        tl_table_step_put(table, step);
     }
     *step->mark = *status;
     tl_list_remove(&step->mark_link);
