@@ -2,14 +2,15 @@
 /*
  * Publishing a tensor on a worker.
  *
- * Happy path: the first message carries key, meta-data and the first bytes; each further one leaves when the one before
- * has; the last carries the checksum of all; then the half-close, and the answer.
+ * Happy path: the first message carries key, meta-data, annotations and the first bytes; each further one leaves when
+ * the one before has; the last carries the checksum of all; then the half-close, and the answer.
  *
  * Failure modes: bytes that stop being readable end the call with what their guard says. The call as a whole has no
  * deadline, because nobody knows how long a large tensor takes; a timer ends it when no piece has left, or no answer
  * has come, for options->rpc_timeout_ns.
  */
 #include <stddef.h>
+#include <stdlib.h>
 #include <xxhash.h>
 
 #include "base/arith.h"
@@ -54,22 +55,13 @@ static enum tl_status expect_progress(struct publish *publish, struct tl_error *
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a timer");
 }
 
-/* Packs the next piece; *ret_message is NULL when there is no memory. */
-static enum tl_status compose_piece(struct publish *publish, grpc_byte_buffer **ret_message, struct tl_error *ret_error)
+/* Packs the next piece into the request; *ret_message is NULL when there is no memory. */
+static enum tl_status compose_piece(struct publish *publish, Tensorlane__V1__PublishRequest *request,
+                                    grpc_byte_buffer **ret_message, struct tl_error *ret_error)
 {
     uint64_t offset = publish->composed_bytes;
     uint64_t left = tl_tensor_size_bytes(publish->tensor) - offset;
     uint64_t count = tl_min_u64(left, publish->chunk_bytes);
-    Tensorlane__V1__PublishRequest request = TENSORLANE__V1__PUBLISH_REQUEST__INIT;
-    Tensorlane__V1__MetaData meta_data;
-    uint64_t dims[TL_MAX_RANK];
-    if (offset == 0) {
-        tl_wire_from_meta_data(tl_tensor_meta_data(publish->tensor), dims, &meta_data);
-        request.key = (char *)publish->key;
-        request.step = publish->step;
-        request.may_go_back = publish->may_go_back;
-        request.meta_data = &meta_data;
-    }
     if (count > 0) {
         enum tl_status status = tl_tensor_check_readable(publish->tensor, offset, count, ret_error);
         if (status != TL_OK) return status;
@@ -80,17 +72,37 @@ static enum tl_status compose_piece(struct publish *publish, grpc_byte_buffer **
     publish->piece_bytes = count;
     publish->is_last_composed = count == left;
     if (publish->is_last_composed) {
-        request.has_checksum = 1;
-        request.checksum = XXH3_64bits_digest(publish->hash_state);
+        request->has_checksum = 1;
+        request->checksum = XXH3_64bits_digest(publish->hash_state);
     }
     if (count == 0) {
-        *ret_message = tl_wire_write(&request.base);
+        *ret_message = tl_wire_write(&request->base);
         return TL_OK;
     }
     grpc_slice slice = tl_wire_slice_of_tensor(publish->tensor, offset, count);
-    *ret_message = tl_wire_write_with_data(&request.base, &slice, 1, count);
+    *ret_message = tl_wire_write_with_data(&request->base, &slice, 1, count);
     grpc_slice_unref(slice);
     return TL_OK;
+}
+
+/* The first message, which says what comes. */
+static enum tl_status compose_first(struct publish *publish, grpc_byte_buffer **ret_message, struct tl_error *ret_error)
+{
+    Tensorlane__V1__PublishRequest request = TENSORLANE__V1__PUBLISH_REQUEST__INIT;
+    Tensorlane__V1__MetaData meta_data;
+    Tensorlane__V1__Annotations annotations;
+    uint64_t dims[TL_MAX_RANK];
+    tl_wire_from_meta_data(tl_tensor_meta_data(publish->tensor), dims, &meta_data);
+    if (!tl_wire_from_annotations(tl_tensor_annotations(publish->tensor), &annotations))
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for annotations");
+    request.key = (char *)publish->key;
+    request.step = publish->step;
+    request.may_go_back = publish->may_go_back;
+    request.meta_data = &meta_data;
+    if (annotations.n_items > 0) request.annotations = &annotations;
+    enum tl_status status = compose_piece(publish, &request, ret_message, ret_error);
+    free(annotations.items);
+    return status;
 }
 
 /* All pieces have left: the client says so only if they could be read until now. */
@@ -113,7 +125,8 @@ static enum tl_status go_on(struct publish *publish, struct tl_error *ret_error)
     if (status != TL_OK) return status;
     if (publish->is_last_composed) return finish(publish, ret_error);
     grpc_byte_buffer *message;
-    status = compose_piece(publish, &message, ret_error);
+    Tensorlane__V1__PublishRequest request = TENSORLANE__V1__PUBLISH_REQUEST__INIT;
+    status = compose_piece(publish, &request, &message, ret_error);
     if (status != TL_OK) return status;
     if (message == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a request");
     tl_stream_send(publish->client.stream, message);
@@ -143,7 +156,7 @@ static enum tl_status run(struct publish *publish, struct tl_error *ret_error)
     if (publish->hash_state == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a checksum");
     XXH3_64bits_reset(publish->hash_state);
     publish->stall_timer.fire = stalled;
-    enum tl_status status = compose_piece(publish, &first, ret_error);
+    enum tl_status status = compose_first(publish, &first, ret_error);
     if (status != TL_OK) return status;
     status = tl_client_start(&publish->client, &method, &publication, TL_TIME_NEVER, first, ret_error);
     if (status != TL_OK) return status;

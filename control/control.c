@@ -153,6 +153,17 @@ void tl_control_stop(struct tl_control *control, int64_t deadline_ns, void (*sto
     }
 }
 
+struct tl_annotations *tl_control_share_annotations(struct tl_control *control, struct tl_annotations *annotations)
+{
+    if (annotations == NULL) return NULL;
+    struct tl_annotations *latest = control->latest_annotations;
+    if (latest == NULL || tl_annotations_compare(latest, annotations) != 0) {
+        tl_annotations_put(latest);
+        control->latest_annotations = tl_annotations_get(annotations);
+    }
+    return tl_annotations_get(control->latest_annotations);
+}
+
 void tl_control_destroy(struct tl_control *control)
 {
     if (control == NULL) return;
@@ -166,6 +177,7 @@ void tl_control_destroy(struct tl_control *control)
     free(control->arena);
     tl_frame_builder_destroy(control->builder);
     tl_shares_destroy(control->unsent);
+    tl_annotations_put(control->latest_annotations);
     free(control);
 }
 

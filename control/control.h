@@ -37,6 +37,7 @@ struct tl_push {
     uint64_t step;
     bool may_go_back; /* to an older step than the published tensor has */
     struct tl_meta_data meta_data;
+    struct tl_annotations *annotations; /* the tensor has them as well; NULL: none */
 };
 
 /* What has been found of a pattern; the worker's object begins with it. */

@@ -47,8 +47,10 @@ void tl_description_fini(struct tl_description *description)
 
 void tl_listing_fini(struct tl_listing *listing)
 {
-    for (size_t i = 0; i < listing->count; i++)
+    for (size_t i = 0; i < listing->count; i++) {
         free(listing->items[i].key);
+        tl_annotations_put(listing->items[i].annotations);
+    }
     free(listing->items);
     memset(listing, 0, sizeof(*listing));
 }

@@ -29,6 +29,7 @@ struct tl_control {
     struct tl_list walks;            /* calls that look for a pattern, the one that goes on next first */
     struct tl_letter walk_letter;    /* lets the first of them go on; deferred while there are any */
     struct tl_request_id foreign_id; /* of the latest Receive of a client without identity; number 0: none yet */
+    struct tl_annotations *latest_annotations; /* of a Publish; one reference; NULL: none yet */
     bool is_stopping;
     bool is_server_stopped;
     struct tl_timer stop_timer;   /* the links' deadline */
@@ -44,6 +45,10 @@ static inline uint64_t tl_control_max_message_bytes(const struct tl_control_opti
     return options->chunk_bytes > 16 * 1024 * 1024 ? options->chunk_bytes + TL_MAX_FRAME_HEAD_BYTES
                                                    : 16 * 1024 * 1024 + TL_MAX_FRAME_HEAD_BYTES;
 }
+
+/* A reference to annotations that say the same: those of the latest Publish, if they do, so that all tensors of a file
+ * share them although each is published by a call of its own. NULL for NULL. */
+struct tl_annotations *tl_control_share_annotations(struct tl_control *control, struct tl_annotations *annotations);
 
 void tl_transfer_walk_on(struct tl_letter *letter);
 

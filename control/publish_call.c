@@ -35,7 +35,7 @@ struct publish_call {
     enum publish_state state;
     void *admission; /* while the worker waits for the tensor; NULL else */
     char key[TL_MAX_KEY_BYTES + 1];
-    struct tl_push push;      /* its key is the one above */
+    struct tl_push push;      /* its key is the one above; one reference on its annotations */
     struct tl_tensor *tensor; /* one reference; NULL until admitted */
     uint64_t received_bytes;
     XXH3_state_t *hash_state; /* over the bytes so far, because only the last message tells whether it matters */
@@ -81,13 +81,15 @@ static enum tl_status start(struct publish_call *publish, const struct tl_publis
     publish->push = (struct tl_push){.key = publish->key,
                                      .step = request->step,
                                      .may_go_back = request->may_go_back,
-                                     .meta_data = request->meta_data};
+                                     .meta_data = request->meta_data,
+                                     .annotations = tl_control_share_annotations(control, request->annotations)};
     enum tl_status status = control->options.handlers->admit(control->options.worker, &publish->call.client,
                                                              &publish->push, &publish->admission, ret_error);
     if (status != TL_OK) return status;
     publish->state = PUBLISH_RECEIVING;
     status = tl_tensor_create_for(&publish->push.meta_data, &publish->tensor, ret_error);
     if (status != TL_OK) return status;
+    tl_tensor_set_annotations(publish->tensor, publish->push.annotations);
     publish->hash_state = XXH3_createState();
     if (publish->hash_state == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for a checksum", publish->key);
@@ -145,6 +147,7 @@ static void publish_request(struct tl_service_call *call, grpc_byte_buffer *mess
         tl_publish_request_read(message, call->control->arena, publish->state == PUBLISH_STARTING, &request, &error);
     if (status == TL_OK) {
         status = take_request(publish, &request, &error);
+        tl_annotations_put(request.annotations);
         tl_wire_data_fini(&request.data);
     }
     if (status == TL_OK) {
@@ -197,6 +200,7 @@ static void publish_closed(struct tl_service_call *call, bool is_delivered)
     (void)is_delivered;
     struct publish_call *publish = TL_CONTAINER_OF(call, struct publish_call, call);
     break_off(publish);
+    tl_annotations_put(publish->push.annotations);
     if (publish->hash_state != NULL) XXH3_freeState(publish->hash_state);
 }
 

@@ -38,6 +38,7 @@ static enum tl_status read_publish_start(const Tensorlane__V1__PublishRequest *m
     enum tl_status status = tl_wire_text(message->key, 1, TL_MAX_KEY_BYTES, "key", ret_error);
     if (status != TL_OK) return status;
     status = tl_wire_to_meta_data(message->meta_data, &ret_request->meta_data, ret_error);
+    if (status == TL_OK) status = tl_wire_to_annotations(message->annotations, &ret_request->annotations, ret_error);
     if (status != TL_OK) {
         tl_error_prefix(ret_error, "%s: ", message->key);
         return status;
@@ -50,10 +51,11 @@ static enum tl_status read_publish_start(const Tensorlane__V1__PublishRequest *m
 
 static enum tl_status read_publish_rest(const Tensorlane__V1__PublishRequest *message, struct tl_error *ret_error)
 {
-    if (message->key[0] == '\0' && message->step == 0 && message->meta_data == NULL) return TL_OK;
+    if (message->key[0] == '\0' && message->step == 0 && message->meta_data == NULL && message->annotations == NULL)
+        return TL_OK;
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                        "key, step and meta-data stand in the first message only; publish each tensor with a call of "
-                        "its own");
+                        "key, step, meta-data and annotations stand in the first message only; publish each tensor "
+                        "with a call of its own");
 }
 
 enum tl_status tl_publish_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, bool is_first,

@@ -29,10 +29,11 @@ enum tl_status tl_receive_request_read(grpc_byte_buffer *message, struct tl_wire
                                        struct tl_receive_request *ret_request, struct tl_error *ret_error) TL_MUST_USE;
 
 struct tl_publish_request {
-    const char *key; /* the first four: of the first message */
+    const char *key; /* the first five: of the first message */
     uint64_t step;
     bool may_go_back;
     struct tl_meta_data meta_data;
+    struct tl_annotations *annotations; /* one reference, the caller's; NULL: none */
     bool has_checksum;
     uint64_t checksum;
     struct tl_wire_data data; /* to be ended with tl_wire_data_fini; the message must live until then */

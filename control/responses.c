@@ -208,6 +208,12 @@ enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wi
 
 /* ------------------------------------------------------------------------------------------------------- listing -- */
 
+static enum tl_status too_many(const struct tl_listing_builder *builder, struct tl_error *ret_error)
+{
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                        "the listing has more than %zu tensors; ask for fewer with a pattern", builder->listing.count);
+}
+
 static enum tl_status reserve(struct tl_listing_builder *builder, struct tl_error *ret_error)
 {
     if (builder->listing.count < builder->capacity) return TL_OK;
@@ -219,8 +225,19 @@ static enum tl_status reserve(struct tl_listing_builder *builder, struct tl_erro
     return TL_OK;
 }
 
+static enum tl_status add_map(struct tl_listing_builder *builder, const Tensorlane__V1__Annotations *message,
+                              struct tl_annotations **ret_map, struct tl_error *ret_error)
+{
+    enum tl_status status = tl_wire_to_annotations(message, ret_map, ret_error);
+    if (status != TL_OK) return as_internal(status, ret_error);
+    builder->used_bytes += tl_annotations_bytes(*ret_map);
+    if (builder->used_bytes <= TL_MAX_LISTED_BYTES) return TL_OK;
+    return too_many(builder, ret_error);
+}
+
+/* maps: [map_count], the annotations of this message. */
 static enum tl_status add_entry(struct tl_listing_builder *builder, const Tensorlane__V1__ListEntry *entry,
-                                struct tl_error *ret_error)
+                                struct tl_annotations *const *maps, size_t map_count, struct tl_error *ret_error)
 {
     enum tl_status status = tl_wire_text(entry->key, 1, TL_MAX_KEY_BYTES, "key", ret_error);
     if (status != TL_OK) return as_internal(status, ret_error);
@@ -230,16 +247,18 @@ static enum tl_status add_entry(struct tl_listing_builder *builder, const Tensor
         tl_error_prefix(ret_error, "%s: ", entry->key);
         return as_internal(status, ret_error);
     }
+    if (entry->annotations > map_count)
+        return tl_error_set(ret_error, TL_INTERNAL, "%s: has annotations %u of %zu", entry->key, entry->annotations,
+                            map_count);
     uint64_t bytes = sizeof(item) + strlen(entry->key) + 1;
     if (builder->listing.count == TL_MAX_LISTED_COUNT || bytes > TL_MAX_LISTED_BYTES - builder->used_bytes) {
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
-                            "the listing has more than %zu tensors; ask for fewer with a pattern",
-                            builder->listing.count);
+        return too_many(builder, ret_error);
     }
     status = reserve(builder, ret_error);
     if (status != TL_OK) return status;
     item.key = strdup(entry->key);
     if (item.key == NULL) return no_memory("listing", ret_error);
+    if (entry->annotations > 0) item.annotations = tl_annotations_get(maps[entry->annotations - 1]);
     builder->listing.items[builder->listing.count++] = item;
     builder->used_bytes += bytes;
     return TL_OK;
@@ -252,9 +271,18 @@ enum tl_status tl_list_response_read(grpc_byte_buffer *message, struct tl_wire_a
     enum tl_status status = read_plain(&tensorlane__v1__list_response__descriptor, message, arena, &base, ret_error);
     if (status != TL_OK) return status;
     const Tensorlane__V1__ListResponse *response = (const Tensorlane__V1__ListResponse *)base;
-    for (size_t i = 0; i < response->n_entries && status == TL_OK; i++) {
-        status = add_entry(builder, response->entries[i], ret_error);
+    size_t map_count = 0;
+    struct tl_annotations **maps = calloc(response->n_annotations + 1, sizeof(struct tl_annotations *));
+    if (maps == NULL) return no_memory("listing", ret_error);
+    for (; map_count < response->n_annotations && status == TL_OK; map_count++) {
+        status = add_map(builder, response->annotations[map_count], &maps[map_count], ret_error);
     }
+    for (size_t i = 0; i < response->n_entries && status == TL_OK; i++) {
+        status = add_entry(builder, response->entries[i], maps, map_count, ret_error);
+    }
+    while (map_count > 0)
+        tl_annotations_put(maps[--map_count]);
+    free(maps);
     return status;
 }
 

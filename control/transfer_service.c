@@ -6,7 +6,8 @@
  * Both look through all that is published, in steps of a few milliseconds, so that many tensors and a costly pattern do
  * not hold up the loop. One step is made in each round of the loop, by one call after the other.
  *
- * A listing leaves in messages of at most MAX_ENTRIES entries and about MESSAGE_BYTES, one at a time.
+ * A listing leaves in messages of at most MAX_ENTRIES entries and MESSAGE_BYTES, one at a time. Annotations that
+ * several entries of a message share are in it once.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -117,11 +118,37 @@ static void withdraw_accept(void *control, struct tl_stream *stream)
 
 /* One message of entries, while it is packed. */
 struct batch {
+    size_t used_bytes; /* at most */
     Tensorlane__V1__ListEntry entries[MAX_ENTRIES];
     Tensorlane__V1__ListEntry *pointers[MAX_ENTRIES];
     Tensorlane__V1__MetaData meta_data[MAX_ENTRIES];
     uint64_t dims[MAX_ENTRIES][TL_MAX_RANK];
+    const struct tl_annotations *maps[MAX_ENTRIES]; /* [map_count], each once */
+    Tensorlane__V1__Annotations annotations[MAX_ENTRIES];
+    Tensorlane__V1__Annotations *annotation_pointers[MAX_ENTRIES];
+    size_t map_count;
 };
+
+/* Where the annotations of the item are, from 1, or will be added; 0: it has none. */
+static size_t find_map(const struct batch *batch, const struct tl_listed *item)
+{
+    size_t i = 0;
+    if (item->annotations == NULL) return 0;
+    while (i < batch->map_count && batch->maps[i] != item->annotations)
+        i++;
+    return i + 1;
+}
+
+/* False: no memory. */
+static bool add_map(struct batch *batch, const struct tl_annotations *annotations)
+{
+    size_t i = batch->map_count;
+    if (!tl_wire_from_annotations(annotations, &batch->annotations[i])) return false;
+    batch->maps[i] = annotations;
+    batch->annotation_pointers[i] = &batch->annotations[i];
+    batch->map_count++;
+    return true;
+}
 
 static void batch_add(struct batch *batch, size_t i, const struct tl_listed *item)
 {
@@ -132,7 +159,25 @@ static void batch_add(struct batch *batch, size_t i, const struct tl_listed *ite
     entry->step = item->step;
     entry->publication = item->publication;
     entry->meta_data = &batch->meta_data[i];
+    entry->annotations = (uint32_t)find_map(batch, item);
     batch->pointers[i] = entry;
+}
+
+/* Adds as many of the next entries as fit into a message; false when there is no memory. */
+static bool fill_batch(struct batch *batch, struct walk_call *list, Tensorlane__V1__ListResponse *response)
+{
+    while (list->sent_count < list->walk->listing.count && response->n_entries < MAX_ENTRIES) {
+        const struct tl_listed *item = &list->walk->listing.items[list->sent_count];
+        bool is_new = find_map(batch, item) > batch->map_count;
+        /* What annotations take in memory is more than what they take in a message. */
+        size_t bytes = ENTRY_BYTES + strlen(item->key) + (is_new ? tl_annotations_bytes(item->annotations) : 0);
+        if (response->n_entries > 0 && batch->used_bytes + bytes > MESSAGE_BYTES) break;
+        if (is_new && !add_map(batch, item->annotations)) return false;
+        batch_add(batch, response->n_entries++, item);
+        batch->used_bytes += bytes;
+        list->sent_count++;
+    }
+    return true;
 }
 
 /* Packs the next entries; NULL when there is no memory. */
@@ -140,15 +185,17 @@ static grpc_byte_buffer *compose_batch(struct walk_call *list)
 {
     struct batch *batch = malloc(sizeof(*batch));
     if (batch == NULL) return NULL;
+    batch->used_bytes = 0;
+    batch->map_count = 0;
     Tensorlane__V1__ListResponse response = TENSORLANE__V1__LIST_RESPONSE__INIT;
     response.entries = batch->pointers;
-    size_t used = 0;
-    while (list->sent_count < list->walk->listing.count && response.n_entries < MAX_ENTRIES && used < MESSAGE_BYTES) {
-        const struct tl_listed *item = &list->walk->listing.items[list->sent_count++];
-        batch_add(batch, response.n_entries++, item);
-        used += ENTRY_BYTES + strlen(item->key);
-    }
-    grpc_byte_buffer *message = tl_wire_write(&response.base);
+    response.annotations = batch->annotation_pointers;
+    grpc_byte_buffer *message = NULL;
+    bool is_filled = fill_batch(batch, list, &response);
+    response.n_annotations = batch->map_count;
+    if (is_filled) message = tl_wire_write(&response.base);
+    for (size_t i = 0; i < batch->map_count; i++)
+        free(batch->annotations[i].items);
     free(batch);
     return message;
 }

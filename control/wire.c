@@ -346,6 +346,39 @@ enum tl_status tl_wire_to_meta_data(const Tensorlane__V1__MetaData *message, str
     return status;
 }
 
+bool tl_wire_from_annotations(const struct tl_annotations *annotations, Tensorlane__V1__Annotations *ret_message)
+{
+    size_t count;
+    const struct tl_annotation *items = tl_annotations_items(annotations, &count);
+    Tensorlane__V1__Annotations__ItemsEntry **pointers = calloc(count + 1, sizeof(*pointers) + sizeof(**pointers));
+    if (pointers == NULL) return false;
+    Tensorlane__V1__Annotations__ItemsEntry *entries = (void *)&pointers[count];
+    for (size_t i = 0; i < count; i++) {
+        tensorlane__v1__annotations__items_entry__init(&entries[i]);
+        entries[i].key = (char *)items[i].key;
+        entries[i].value = (char *)items[i].value;
+        pointers[i] = &entries[i];
+    }
+    tensorlane__v1__annotations__init(ret_message);
+    ret_message->items = pointers;
+    ret_message->n_items = count;
+    return true;
+}
+
+enum tl_status tl_wire_to_annotations(const Tensorlane__V1__Annotations *message,
+                                      struct tl_annotations **ret_annotations, struct tl_error *ret_error)
+{
+    size_t count = message != NULL ? message->n_items : 0;
+    struct tl_annotation *items = calloc(count + 1, sizeof(*items));
+    if (items == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for annotations");
+    /* That they are UTF-8 was checked when the message was read. */
+    for (size_t i = 0; i < count; i++)
+        items[i] = (struct tl_annotation){message->items[i]->key, message->items[i]->value};
+    enum tl_status status = tl_annotations_create(items, count, ret_annotations, ret_error);
+    free(items);
+    return status;
+}
+
 enum tl_status tl_wire_text(const char *text, size_t min_bytes, size_t max_bytes, const char *what,
                             struct tl_error *ret_error)
 {

@@ -112,12 +112,14 @@ struct tl_table_entry {
     uint64_t step;
     uint64_t publication;
     struct tl_meta_data meta_data;
+    struct tl_annotations *annotations; /* one reference; NULL: none */
 };
 
 /* Errors: The status of close. */
 enum tl_status tl_rendezvous_walk_begin(struct tl_rendezvous *table, struct tl_table_walk *walk,
                                         struct tl_error *ret_error) TL_MUST_USE;
-/* The next publications, at most capacity; returns how many, 0 at the end. */
+/* The next publications, at most capacity; returns how many, 0 at the end. Ownership: the caller puts the annotations.
+ */
 size_t tl_rendezvous_walk_next(struct tl_rendezvous *table, struct tl_table_walk *walk, struct tl_table_entry *entries,
                                size_t capacity);
 void tl_rendezvous_walk_end(struct tl_rendezvous *table, struct tl_table_walk *walk);

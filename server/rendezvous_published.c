@@ -173,6 +173,7 @@ size_t tl_rendezvous_walk_next(struct tl_rendezvous *table, struct tl_table_walk
         to->step = from->step;
         to->publication = from->number;
         to->meta_data = *tl_tensor_meta_data(from->tensor);
+        to->annotations = tl_annotations_get(tl_tensor_annotations(from->tensor));
         walk->next = walk->next->next;
         walk->left_count--;
     }

@@ -117,7 +117,8 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
     enum tl_status status = check_version(worker, push, ret_error);
     if (status != TL_OK) return status;
     uint64_t charged_bytes;
-    if (!tl_add_u64(push->meta_data.size_bytes, strlen(push->key) + PUSHED_OVERHEAD_BYTES, &charged_bytes)) {
+    uint64_t extra_bytes = strlen(push->key) + tl_annotations_bytes(push->annotations) + PUSHED_OVERHEAD_BYTES;
+    if (!tl_add_u64(push->meta_data.size_bytes, extra_bytes, &charged_bytes)) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s has %" PRIu64 " bytes, which is too much", push->key,
                             push->meta_data.size_bytes);
     }

@@ -73,17 +73,29 @@ static enum tl_status reserve(struct tl_worker *worker, struct walk *walk, struc
     return TL_OK;
 }
 
+/* What the annotations add to the listing: those of one file are counted once as long as its tensors come together. */
+static uint64_t annotations_bytes(const struct walk *walk, const struct tl_table_entry *entry)
+{
+    const struct tl_listing *listing = &walk->base.listing;
+    bool is_counted = listing->count > 0 && listing->items[listing->count - 1].annotations == entry->annotations;
+    return is_counted ? 0 : tl_annotations_bytes(entry->annotations);
+}
+
 static enum tl_status list(struct tl_worker *worker, struct walk *walk, const struct tl_table_entry *entry,
                            struct tl_error *ret_error)
 {
     enum tl_status status = reserve(worker, walk, ret_error);
-    if (status == TL_OK) status = charge(worker, walk, strlen(entry->key) + 1, ret_error);
+    if (status == TL_OK)
+        status = charge(worker, walk, strlen(entry->key) + 1 + annotations_bytes(walk, entry), ret_error);
     if (status != TL_OK) return status;
     char *key = strdup(entry->key);
     if (key == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to list %s", entry->key);
     struct tl_listing *listing = &walk->base.listing;
-    listing->items[listing->count++] = (struct tl_listed){
-        .key = key, .step = entry->step, .publication = entry->publication, .meta_data = entry->meta_data};
+    listing->items[listing->count++] = (struct tl_listed){.key = key,
+                                                          .step = entry->step,
+                                                          .publication = entry->publication,
+                                                          .meta_data = entry->meta_data,
+                                                          .annotations = tl_annotations_get(entry->annotations)};
     return TL_OK;
 }
 
@@ -113,7 +125,9 @@ enum tl_status tl_walk_step(void *context, struct tl_walk *base, struct tl_error
             walk->page_count = tl_rendezvous_walk_next(worker->table, &walk->cursor, walk->page, PAGE_ENTRIES);
             base->is_complete = walk->page_count == 0;
         } else {
-            enum tl_status status = handle(worker, walk, &walk->page[walk->page_used++], ret_error);
+            struct tl_table_entry *entry = &walk->page[walk->page_used++];
+            enum tl_status status = handle(worker, walk, entry, ret_error);
+            tl_annotations_put(entry->annotations);
             if (status != TL_OK) return status;
         }
     } while (!base->is_complete && tl_clock_now_ns() < end_ns);
@@ -127,6 +141,8 @@ void tl_walk_end(void *context, struct tl_walk *base)
     struct tl_worker *worker = context;
     struct walk *walk = TL_CONTAINER_OF(base, struct walk, base);
     tl_rendezvous_walk_end(worker->table, &walk->cursor);
+    while (walk->page_used < walk->page_count)
+        tl_annotations_put(walk->page[walk->page_used++].annotations);
     tl_listing_fini(&base->listing);
     if (walk->charged_bytes > 0) tl_shares_give(walk->share, walk->charged_bytes);
     free(walk);

@@ -21,6 +21,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "tensor/file_reader.h"
 
@@ -309,8 +310,30 @@ enum tl_status tl_safetensors_check(const void *data, uint64_t len_bytes, const 
 
 /* ------------------------------------------------------------------------------------------------------- reading -- */
 
+/* The texts of the file, which may be more than annotations can be: then the file is read without them. */
+static enum tl_status read_annotations(const struct header *header, const char *path,
+                                       struct tl_annotations **ret_annotations, struct tl_error *ret_error)
+{
+    json_t *root = json_object_get(header->root, TL_SAFETENSORS_META_DATA_KEY);
+    size_t count = 0;
+    struct tl_annotation *items = calloc(json_object_size(root) + 1, sizeof(*items));
+    if (!items) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for the header", path);
+    const char *key;
+    json_t *value;
+    json_object_foreach(root, key, value) items[count++] = (struct tl_annotation){key, json_string_value(value)};
+    struct tl_error error;
+    enum tl_status status = tl_annotations_create(items, count, ret_annotations, &error);
+    free(items);
+    if (status == TL_OK) return TL_OK;
+    if (status != TL_INVALID_ARGUMENT) return tl_error_copy(ret_error, &error);
+    TL_LOG_AT_WARN("a file is read without its annotations", TL_STR("file", path), TL_STR("reason", error.message));
+    *ret_annotations = NULL;
+    return TL_OK;
+}
+
 static enum tl_status create_tensors(const struct header *header, struct tl_mapped_file *file,
-                                     struct tl_tensor_list *list, struct tl_error *ret_error)
+                                     struct tl_annotations *annotations, struct tl_tensor_list *list,
+                                     struct tl_error *ret_error)
 {
     list->items = calloc(header->count + 1, sizeof(list->items[0]));
     if (!list->items)
@@ -322,6 +345,7 @@ static enum tl_status create_tensors(const struct header *header, struct tl_mapp
                                                              header->data_offset_bytes + entry->begin_bytes,
                                                              entry->dtype, &entry->shape, ret_error);
         if (status != TL_OK) return status;
+        tl_tensor_set_annotations(list->items[i].tensor, annotations);
     }
     /* The header may have been read from a file that was shrinking. */
     return tl_mapped_file_check(file, NULL, 0, ret_error);
@@ -332,10 +356,13 @@ enum tl_status tl_safetensors_read(const char *path, struct tl_tensor_list *ret_
     struct tl_mapped_file *file;
     struct header header = {0};
     struct tl_tensor_list list = {0};
+    struct tl_annotations *annotations = NULL;
     enum tl_status status = tl_mapped_file_open(path, &file, ret_error);
     if (status != TL_OK) return status;
     status = parse_file(tl_mapped_file_data(file), tl_mapped_file_size_bytes(file), path, &header, ret_error);
-    if (status == TL_OK) status = create_tensors(&header, file, &list, ret_error);
+    if (status == TL_OK) status = read_annotations(&header, path, &annotations, ret_error);
+    if (status == TL_OK) status = create_tensors(&header, file, annotations, &list, ret_error);
+    tl_annotations_put(annotations);
     header_fini(&header);
     tl_mapped_file_put(file);
     if (status != TL_OK) {

@@ -108,9 +108,24 @@ static bool add_entry(json_t *root, const struct piece *piece)
     return json_object_set_new(root, piece->slot->name, entry) == 0;
 }
 
-static enum tl_status build_header(struct layout *layout, const char *path, struct tl_error *ret_error)
+/* They come first, as the reference implementation writes them. */
+static bool add_annotations(json_t *root, const struct tl_annotations *annotations)
+{
+    size_t count;
+    const struct tl_annotation *items = tl_annotations_items(annotations, &count);
+    if (count == 0) return true;
+    json_t *map = json_object();
+    bool is_complete = map != NULL;
+    for (size_t i = 0; is_complete && i < count; i++)
+        is_complete = json_object_set_new(map, items[i].key, json_string(items[i].value)) == 0;
+    return json_object_set_new(root, TL_SAFETENSORS_META_DATA_KEY, map) == 0 && is_complete;
+}
+
+static enum tl_status build_header(struct layout *layout, const struct tl_annotations *annotations, const char *path,
+                                   struct tl_error *ret_error)
 {
     layout->root = json_object();
+    if (layout->root && !add_annotations(layout->root, annotations)) goto no_memory;
     for (size_t i = 0; layout->root && i < layout->count; i++) {
         const char *name = layout->pieces[i].slot->name;
         if (json_object_get(layout->root, name))
@@ -165,6 +180,7 @@ static enum tl_status fill_writer(struct tl_tensor_writer *writer, const struct 
 }
 
 enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
+                                            const struct tl_annotations *annotations,
                                             struct tl_tensor_writer **ret_writer, struct tl_error *ret_error)
 {
     struct tl_tensor_writer *writer = NULL;
@@ -172,7 +188,7 @@ enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_te
     if (!layout.pieces)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the %zu tensors of %s", count, path);
     enum tl_status status = place_all(&layout, slots, path, ret_error);
-    if (status == TL_OK) status = build_header(&layout, path, ret_error);
+    if (status == TL_OK) status = build_header(&layout, annotations, path, ret_error);
     if (status == TL_OK) status = tl_tensor_writer_start(path, count, false, &writer, ret_error);
     if (status == TL_OK) status = fill_writer(writer, &layout, ret_error);
     layout_fini(&layout);

@@ -41,6 +41,7 @@ struct tl_tensor {
     void *release_context;
     tl_tensor_guard_fn guard; /* NULL: always readable */
     void *guard_context;
+    struct tl_annotations *annotations;                 /* one reference; NULL: none */
     _Atomic(struct tl_tensor_attachment *) attachments; /* the latest first; an alias has none */
 };
 
@@ -63,6 +64,7 @@ static void destroy(struct tl_tensor *tensor)
     if (tensor->base) tl_tensor_put(tensor->base);
     if (tensor->release) tensor->release(tensor->release_data, tensor->release_context);
     if (tensor->own_memory) free(tensor->own_memory);
+    tl_annotations_put(tensor->annotations);
     tensor->magic = 0;
     free(tensor);
 }
@@ -327,6 +329,7 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
     tensor->strings = base->strings;
     tensor->guard = base->guard;
     tensor->guard_context = base->guard_context;
+    tensor->annotations = tl_annotations_get(base->annotations);
     tensor->release = release;
     tensor->release_data = base->data;
     tensor->release_context = context;
@@ -467,6 +470,17 @@ struct tl_tensor_attachment *tl_tensor_find_attachment(const struct tl_tensor *t
     while (attachment && attachment->owner != owner)
         attachment = attachment->next;
     return attachment;
+}
+
+struct tl_annotations *tl_tensor_annotations(const struct tl_tensor *tensor)
+{
+    return tensor->annotations;
+}
+
+void tl_tensor_set_annotations(struct tl_tensor *tensor, struct tl_annotations *annotations)
+{
+    TL_CHECK(!tensor->annotations);
+    tensor->annotations = tl_annotations_get(annotations);
 }
 
 /* --------------------------------------------------------------------------------------------------------- guard -- */

@@ -27,7 +27,8 @@ struct tl_tensor_list {
 /* Frees the names, puts the tensors, zeroes the list. A zeroed list is accepted. */
 void tl_tensor_list_fini(struct tl_tensor_list *list);
 
-/* Reads a safetensors file. Every tensor keeps the mapping alive and is guarded by tl_mapped_file_check.
+/* Reads a safetensors file. Every tensor keeps the mapping alive, is guarded by tl_mapped_file_check and has the file's
+ * `__metadata__` as its annotations; those beyond the limits of annotations are left out, and a warning is logged.
  * Errors: as tl_mapped_file_open; TL_INVALID_ARGUMENT naming path, tensor and what is wrong: truncated, header longer
  * than 100 MB or than the file, not a JSON object, duplicate name, unknown dtype, rank above 16, offsets beyond the
  * data or not in order, overlapping or leaving a hole, shape and bytes that disagree, name empty or not UTF-8. */
@@ -67,8 +68,9 @@ struct tl_tensor_slot {
  * regular file, a name twice, empty, longer than 512 bytes, not UTF-8 or "__metadata__", a dtype safetensors cannot
  * hold (STRING, C128, I4, U4), a dead tensor, or a packed tensor whose bits do not fill its bytes, naming the tensor.
  * TL_OUT_OF_RANGE: more than 2^63-1 bytes. As tl_error_set_errno for the file: a full disk is TL_RESOURCE_EXHAUSTED and
- * says how many bytes were needed. Nothing is left behind. */
+ * says how many bytes were needed. Nothing is left behind. annotations become the file's `__metadata__`; NULL: none. */
 enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,
+                                            const struct tl_annotations *annotations,
                                             struct tl_tensor_writer **ret_writer,
                                             struct tl_error *ret_error) TL_MUST_USE;
 

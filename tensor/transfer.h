@@ -68,6 +68,7 @@ struct tl_listed {
     uint64_t step;
     uint64_t publication;
     struct tl_meta_data meta_data;
+    struct tl_annotations *annotations; /* one reference; NULL: none */
 };
 
 struct tl_listing {

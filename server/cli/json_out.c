@@ -132,6 +132,14 @@ void tl_json_out_put_incarnation(struct tl_json_out *object, const char *key, ui
     put(object, key, json_string(digits));
 }
 
+void tl_json_out_put_annotations(struct tl_json_out *object, const struct tl_annotations *annotations)
+{
+    size_t count;
+    const struct tl_annotation *items = tl_annotations_items(annotations, &count);
+    for (size_t i = 0; i < count; i++)
+        tl_json_out_put_text(object, items[i].key, items[i].value);
+}
+
 char *tl_json_out_text(struct tl_json_out *json, bool is_one_line)
 {
     size_t layout = is_one_line ? JSON_COMPACT : JSON_INDENT(2);

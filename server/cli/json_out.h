@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tensor/annotations.h"
+
 struct tl_json_out;
 
 /* A new object; NULL when there is no memory. Ownership: tl_json_out_print, tl_json_out_text or tl_json_out_destroy. */
@@ -42,6 +44,9 @@ void tl_json_out_put_bool(struct tl_json_out *object, const char *key, bool valu
 void tl_json_out_put_json(struct tl_json_out *object, const char *key, const char *value);
 /* An incarnation, as the text that logs and tables have as well. */
 void tl_json_out_put_incarnation(struct tl_json_out *object, const char *key, uint64_t incarnation);
+
+/* Annotations as members of the object; NULL: none. */
+void tl_json_out_put_annotations(struct tl_json_out *object, const struct tl_annotations *annotations);
 
 /* Prints to standard output, indented or on one line, and destroys. False: no memory, nothing was printed. */
 bool tl_json_out_print(struct tl_json_out *json, bool is_one_line);

@@ -2,6 +2,7 @@
 /* `tensorlane ls`: what a worker publishes, as a table or as JSON. Fails when a pattern matches nothing. */
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "base/check.h"
 #include "base/text.h"
@@ -52,7 +53,9 @@ static bool print_table(const struct tl_listing *listing)
     return is_printed;
 }
 
-static bool print_json(const struct tl_target *target, const struct tl_listing *listing)
+/* maps: [map_count], the annotations of what is listed, each once. */
+static bool print_json(const struct tl_target *target, const struct tl_listing *listing,
+                       const struct tl_annotations *const *maps, size_t map_count)
 {
     struct tl_json_out *root = tl_json_out_object();
     tl_json_out_put_text(root, "address", target->address);
@@ -68,7 +71,12 @@ static bool print_json(const struct tl_target *target, const struct tl_listing *
         tl_json_out_put_json(tensor, "shape", tl_shape_format(&item->meta_data.shape, shape, sizeof(shape)));
         tl_json_out_put_u64(tensor, "bytes", item->meta_data.size_bytes);
         tl_json_out_put_u64(tensor, "step", item->step);
+        if (item->annotations)
+            tl_json_out_put_u64(tensor, "metadata", tl_published_find_annotations(maps, map_count, item->annotations));
     }
+    struct tl_json_out *metadata = tl_json_out_put_array(root, "metadata");
+    for (size_t i = 0; i < map_count; i++)
+        tl_json_out_put_annotations(tl_json_out_append_object(metadata), maps[i]);
     return tl_json_out_print(root, false);
 }
 
@@ -80,13 +88,17 @@ static int list(struct tl_target *target, const char *const *patterns, size_t pa
     enum tl_status status = tl_target_identify(target, &error);
     if (status == TL_OK) status = tl_client_list(&call, "", &listing, NULL, &error);
     if (status == TL_OK) status = tl_published_select(&listing, patterns, pattern_count, NULL, 0, NULL, &error);
+    const struct tl_annotations **maps = NULL;
+    size_t map_count = 0;
+    if (status == TL_OK) status = tl_published_annotations(&listing, &maps, &map_count, &error);
     bool is_printed = false;
     if (status != TL_OK) {
         tl_output_error("ls", "%s", error.message);
     } else {
-        is_printed = is_json ? print_json(target, &listing) : print_table(&listing);
+        is_printed = is_json ? print_json(target, &listing, maps, map_count) : print_table(&listing);
         if (!is_printed) tl_output_error("ls", "no memory for the output");
     }
+    free(maps);
     tl_listing_fini(&listing);
     return tl_output_finish("ls", is_printed ? TL_EXIT_OK : TL_EXIT_FAILED);
 }

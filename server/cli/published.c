@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "base/text.h"
 
@@ -59,8 +60,41 @@ enum tl_status tl_published_select(struct tl_listing *listing, const char *const
             listing->items[kept++] = listing->items[i];
         } else {
             free(key);
+            tl_annotations_put(listing->items[i].annotations);
         }
     }
     listing->count = kept;
     return TL_OK;
+}
+
+static int compare_maps(const void *a, const void *b)
+{
+    return tl_annotations_compare(*(const struct tl_annotations *const *)a, *(const struct tl_annotations *const *)b);
+}
+
+enum tl_status tl_published_annotations(const struct tl_listing *listing, const struct tl_annotations ***ret_maps,
+                                        size_t *ret_count, struct tl_error *ret_error)
+{
+    size_t count = 0, kept = 0;
+    const struct tl_annotations **maps = calloc(listing->count + 1, sizeof(const struct tl_annotations *));
+    if (!maps)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a list of %zu tensors", listing->count);
+    for (size_t i = 0; i < listing->count; i++) {
+        const struct tl_annotations *map = listing->items[i].annotations;
+        if (map && (count == 0 || maps[count - 1] != map)) maps[count++] = map;
+    }
+    qsort(maps, count, sizeof(*maps), compare_maps);
+    for (size_t i = 0; i < count; i++)
+        if (kept == 0 || tl_annotations_compare(maps[kept - 1], maps[i]) != 0) maps[kept++] = maps[i];
+    *ret_maps = maps;
+    *ret_count = kept;
+    return TL_OK;
+}
+
+size_t tl_published_find_annotations(const struct tl_annotations *const *maps, size_t count,
+                                     const struct tl_annotations *annotations)
+{
+    const struct tl_annotations *const *found = bsearch(&annotations, maps, count, sizeof(*maps), compare_maps);
+    TL_CHECK(found);
+    return (size_t)(found - maps);
 }

@@ -21,4 +21,12 @@ enum tl_status tl_published_select(struct tl_listing *listing, const char *const
 enum tl_status tl_published_not_found(const struct tl_listing *listing, const char *pattern,
                                       struct tl_error *ret_error);
 
+/* The annotations of what is listed, each once: *ret_maps has *ret_count of them, in an order for bsearch. They live as
+ * long as the listing. Ownership of *ret_maps: free. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_published_annotations(const struct tl_listing *listing, const struct tl_annotations ***ret_maps,
+                                        size_t *ret_count, struct tl_error *ret_error) TL_MUST_USE;
+/* Which of them these are; they must be among them. */
+size_t tl_published_find_annotations(const struct tl_annotations *const *maps, size_t count,
+                                     const struct tl_annotations *annotations);
+
 #endif

@@ -41,6 +41,8 @@ static void clear_attempt(struct tl_pull *pull)
     pull->writer = NULL;
     tl_listing_fini(&pull->listing);
     pull->listing = (struct tl_listing){0};
+    tl_annotations_put(pull->annotations);
+    pull->annotations = NULL;
     pull->total_bytes = 0;
     pull->received_count = 0;
     pull->received_bytes = 0;
@@ -105,7 +107,7 @@ static enum tl_status create_writer(struct tl_pull *pull, struct tl_error *ret_e
     else if (pull->is_npy)
         status = tl_npy_writer_create(pull->output, slots, count, &pull->writer, ret_error);
     else
-        status = tl_safetensors_writer_create(pull->output, slots, count, &pull->writer, ret_error);
+        status = tl_safetensors_writer_create(pull->output, slots, count, pull->annotations, &pull->writer, ret_error);
     free(slots);
     for (size_t i = 0; status == TL_OK && i < count; i++)
         pull->items[i].destination = tl_tensor_writer_destination(pull->writer, i);
@@ -159,6 +161,7 @@ static enum tl_status attempt(struct tl_pull *pull, struct tl_error *ret_error)
     enum tl_status status = choose(pull, ret_error);
     pull->bar.total_bytes = pull->total_bytes;
     if (status == TL_OK) status = check_storable(pull, ret_error);
+    if (status == TL_OK && !pull->is_npy) status = tl_pull_merge_annotations(pull, ret_error);
     if (status != TL_OK) return status;
     /* From here on there is something to remove. */
     tl_interrupt_catch();

@@ -41,8 +41,9 @@ struct tl_pull {
     bool is_json;
     bool is_quiet;
 
-    struct tl_listing listing;  /* what is wanted */
-    struct tl_pull_item *items; /* [listing.count] */
+    struct tl_listing listing;          /* what is wanted */
+    struct tl_pull_item *items;         /* [listing.count] */
+    struct tl_annotations *annotations; /* of the output; one reference; NULL: none */
     uint64_t total_bytes;
     struct tl_tensor_writer *writer;
 
@@ -71,5 +72,9 @@ enum tl_status tl_pull_compare(struct tl_pull *pull, struct tl_error *ret_error)
 
 /* Tells on standard output what was done, as JSON, as a table, as a line. False: no memory. */
 bool tl_pull_report(const struct tl_pull *pull, const struct tl_error *error);
+
+/* Merges the annotations of what is listed into those of the output, and warns of those that contradict each other.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_pull_merge_annotations(struct tl_pull *pull, struct tl_error *ret_error) TL_MUST_USE;
 
 #endif

@@ -116,6 +116,7 @@ static bool print_json(const struct tl_pull *pull, const struct tl_error *error)
     tl_json_out_put_text(root, "from", pull->target.name);
     tl_json_out_put_text(root, "address", pull->target.address);
     tl_json_out_put_text(root, "output", pull->output);
+    tl_json_out_put_annotations(tl_json_out_put_object(root, "metadata"), pull->annotations);
     tl_json_out_put_bool(root, "complete", error->code == TL_OK);
     if (error->code != TL_OK) tl_json_out_put_text(root, "error", error->message);
     if (pull->has_table) put_details(pull, root);

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "control/client.h"
 #include "server/cli/command.h"
@@ -94,12 +95,21 @@ static void print_summary(const struct push *push)
     putchar('\n');
 }
 
+/* What a file has and cannot be published is told by a warning in the log. */
+static enum tl_status read_files(struct push *push, char **paths, size_t path_count, struct tl_error *ret_error)
+{
+    if (!push->is_quiet) tl_log_configure(TL_LOG_WARN, TL_LOG_KEY_VALUE);
+    enum tl_status status =
+        tl_tensor_set_read(&push->set, (const char *const *)paths, path_count, push->prefix, ret_error);
+    tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
+    return status;
+}
+
 static int run(struct push *push, char **paths, size_t path_count)
 {
     struct tl_error error = {.code = TL_OK};
     enum tl_status status = tl_guard_mapped_files(&error);
-    if (status == TL_OK)
-        status = tl_tensor_set_read(&push->set, (const char *const *)paths, path_count, push->prefix, &error);
+    if (status == TL_OK) status = read_files(push, paths, path_count, &error);
     if (status == TL_OK) status = tl_target_identify(&push->target, &error);
     if (status == TL_OK) status = push_all(push, &error);
     int code = status == TL_OK ? TL_EXIT_OK : TL_EXIT_FAILED;

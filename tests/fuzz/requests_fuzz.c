@@ -77,6 +77,7 @@ static void read_publish(grpc_byte_buffer *message, struct tl_wire_arena *arena,
         expect_text(request.key, TL_MAX_KEY_BYTES);
         expect_meta_data(&request.meta_data);
     }
+    tl_annotations_put(request.annotations);
     drain(&request.data);
 }
 

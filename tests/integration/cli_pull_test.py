@@ -12,8 +12,8 @@ import threading
 import unittest
 
 import cli_support
-from cli_support import (PATIENCE, environment, free_ports, read_safetensors, run, run_in_terminal, some_tensors,
-                         write_safetensors)
+from cli_support import (PATIENCE, environment, free_ports, read_metadata, read_safetensors, run, run_in_terminal,
+                         some_tensors, write_safetensors)
 
 try:
     import numpy
@@ -67,6 +67,21 @@ class Pull(PullCase):
         self.assertRegex(result.stdout, rf"^pulled {len(self.tensors)} tensors, .* from /job:ps/task:0 at "
                                         rf"{cluster.address()}; paths: .*\d+\n(bounce because: .*\n)?verified \d+ of ")
         self.assertEqual(os.listdir(self.folder / "output"), ["out.safetensors"])
+
+    def test_metadata_of_the_published_files(self):
+        """A folder of npy files can have none."""
+        cluster = self.cluster(ps=1)
+        files = [write_safetensors(self.folder / name, {name: ("U8", (2,), b"xy")}, metadata=metadata)
+                 for name, metadata in (("a", {"format": "pt", "epoch": "1"}), ("b", {"format": "pt", "epoch": "2"}))]
+        cluster.start("ps", 0, "--publish", files[0], "--publish", files[1])
+        self.target = ("--config", cluster.path, "--from", "ps:0")
+        result = self.assert_run(0, "pull", *self.target, "-o", self.out())
+        self.assertEqual(read_metadata(self.out()), {"format": "pt"})
+        self.assertIn("say '1' and '2' for 'epoch' in __metadata__; it is left out\n", result.stderr)
+        self.assert_run(0, "pull", "b", *self.target, "-o", self.out())
+        self.assertEqual(read_metadata(self.out()), {"format": "pt", "epoch": "2"})
+        result = self.assert_run(0, "pull", *self.target, "-o", str(self.out("npy")) + "/")
+        self.assertEqual(result.stderr, "")
 
     def test_by_address(self):
         cluster = self.serve()

@@ -7,7 +7,8 @@ import socket
 import struct
 
 import cli_support
-from cli_support import free_ports, read_safetensors, run, run_in_terminal, some_tensors, write_safetensors
+from cli_support import (free_ports, read_metadata, read_safetensors, run, run_in_terminal, some_tensors,
+                         write_safetensors)
 
 
 def write_npy(path, header, data, version=1):
@@ -61,6 +62,42 @@ class Push(PushCase):
         out = self.folder / "out.safetensors"
         self.assert_run(0, "pull", *self.from_ps, "-o", out)
         self.assertEqual(read_safetensors(out), some_tensors())
+
+    def metadata_of(self, *patterns):
+        """What a pulled file has, and what was warned of."""
+        out = self.folder / "out.safetensors"
+        result = self.assert_run(0, "pull", *patterns, *self.from_ps, "-o", out)
+        return read_metadata(out), result.stderr
+
+    def test_metadata_of_a_file_comes_along(self):
+        metadata = {"format": "pt", "café": "", "": "text\n\"quoted\"", "long": "ü" * 30000}
+        self.assert_run(0, "push", write_safetensors(self.folder / "m", some_tensors(), metadata=metadata), *self.to_ps)
+        self.assertEqual(self.metadata_of(), (metadata, ""))
+        self.assertEqual(read_safetensors(self.folder / "out.safetensors"), some_tensors())
+        shown = json.loads(self.assert_run(0, "ls", *self.from_ps, "--json").stdout)
+        self.assertEqual(shown["metadata"], [metadata])
+        self.assertEqual({tensor["metadata"] for tensor in shown["tensors"]}, {0})
+
+    def test_metadata_of_several_files_is_merged(self):
+        for name, metadata in (("a", {"format": "pt", "author": "A", "a": "1"}),
+                               ("b", {"format": "pt", "author": "B" * 100}), ("c", None)):
+            model = write_safetensors(self.folder / name, {name: ("U8", (2,), b"xy")}, metadata=metadata)
+            self.assert_run(0, "push", model, *self.to_ps)
+        merged, warned = self.metadata_of()
+        self.assertEqual(merged, {"format": "pt", "a": "1"})
+        self.assertEqual(warned, "tensorlane pull: warning: the files that the tensors come from say 'A' and "
+                                 f"'{'B' * 64}...' for 'author' in __metadata__; it is left out\n")
+        self.assertEqual(self.metadata_of("a", "c"), ({"format": "pt", "author": "A", "a": "1"}, ""))
+        self.assertEqual(self.metadata_of("c"), (None, ""))
+        shown = json.loads(self.assert_run(0, "pull", "b", *self.from_ps, "-o", self.folder / "out", "--json").stdout)
+        self.assertEqual(shown["metadata"], {"format": "pt", "author": "B" * 100})
+        self.assertEqual(self.assert_run(0, "pull", *self.from_ps, "-o", self.folder / "out", "-q").stderr, "")
+
+    def test_too_much_metadata_is_left_out(self):
+        model = write_safetensors(self.folder / "m", some_tensors(), metadata={"k": "x" * 65536})
+        result = self.assert_run(0, "push", model, *self.to_ps)
+        self.assertIn("annotations (__metadata__) of 65537 bytes; at most 65536", result.stderr)
+        self.assertEqual(self.metadata_of(), (None, ""))
 
     def test_by_address(self):
         self.assert_run(0, "push", self.model(), "--address", self.cluster.address())

@@ -267,9 +267,9 @@ class Gate:
 
 # ------------------------------------------------------------------------------------------------------ tensor files --
 
-def write_safetensors(path, tensors, sparse_bytes=None):
+def write_safetensors(path, tensors, sparse_bytes=None, metadata=None):
     """tensors: name -> (dtype, shape, bytes). With sparse_bytes: name -> bytes of zeros that take no disk space."""
-    header, offset = {}, 0
+    header, offset = {"__metadata__": metadata} if metadata is not None else {}, 0
     for name, (dtype, shape, data) in tensors.items():
         size = sparse_bytes[name] if sparse_bytes else len(data)
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [offset, offset + size]}
@@ -296,6 +296,15 @@ def read_safetensors(path):
         begin, end = entry["data_offsets"]
         result[name] = (entry["dtype"], tuple(entry["shape"]), data[8 + length + begin:8 + length + end])
     return result
+
+
+def read_metadata(path):
+    """What the file has under __metadata__, which must come first; None when there is none."""
+    data = pathlib.Path(path).read_bytes()
+    header = json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])
+    if "__metadata__" in header and next(iter(header)) != "__metadata__":
+        raise AssertionError(f"__metadata__ is not the first: {list(header)}")
+    return header.get("__metadata__")
 
 
 def some_tensors(seed=1):

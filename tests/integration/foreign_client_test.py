@@ -362,6 +362,43 @@ class Publish(ForeignCase):
         self.assert_published()
         self.assertEqual(self.counter("held_bytes"), 0)
 
+    def test_annotations(self):
+        """Those of one file are listed once in a message, however many tensors refer to them."""
+        self.start()
+        first = transfer_pb2.PublishRequest(meta_data=meta_data("U8", (1,), b"x"), data=b"x")
+        for i in range(20):
+            first.key = f"{i:02}"
+            first.annotations.items.clear()
+            if i > 0:
+                first.annotations.items.update({"format": "pt", "i": str(i % 2) * (30000 if i < 10 else 1)})
+            self.send_publish([first])
+        messages = list(self.transfer.List(transfer_pb2.ListRequest(), timeout=PATIENCE))
+        listed = {entry.key: dict(message.annotations[entry.annotations - 1].items) if entry.annotations else {}
+                  for message in messages for entry in message.entries}
+        self.assertEqual(listed.pop("00"), {})
+        for key, items in listed.items():
+            self.assertEqual(items, {"format": "pt", "i": str(int(key) % 2) * (30000 if int(key) < 10 else 1)})
+        self.assertLess(max(message.ByteSize() for message in messages), 256 << 10)
+        self.assertGreater(len(messages), 1)
+        for key in ("x", "y"):
+            first.key = key
+            self.send_publish([first])
+        message, = self.transfer.List(transfer_pb2.ListRequest(pattern="[xy]"), timeout=PATIENCE)
+        self.assertEqual([entry.annotations for entry in message.entries], [1, 1])
+        self.assertEqual(len(message.annotations), 1)
+
+    def test_annotations_that_cannot_be(self):
+        self.start()
+        first = transfer_pb2.PublishRequest(key="a", meta_data=meta_data("U8", (1,), b"x"), data=b"x")
+        for pattern, items in (("annotations .* of 65537 bytes; at most 65536", {"k": "v" * 65536}),
+                               ("1025 annotations .*at most 1024", {str(i): "" for i in range(1025)})):
+            first.annotations.items.clear()
+            first.annotations.items.update(items)
+            with self.subTest(pattern), self.refused(Code.INVALID_ARGUMENT, f"^a: {pattern}"):
+                self.send_publish([first])
+        self.assert_published()
+        self.assertEqual(self.counter("held_bytes"), 0)
+
     def test_messages_that_do_not_fit(self):
         self.start()
         first = transfer_pb2.PublishRequest(key="a", meta_data=meta_data("U8", (2,), b"xy"), data=b"x")

@@ -96,9 +96,50 @@ START_TEST(listing_without_memory)
         if (!was_hit) ck_assert_uint_eq(builder.listing.count, 2);
         tl_listing_fini(&builder.listing);
     }
-    /* The items, then a key each. */
-    ck_assert_uint_eq(number, 1 + 3);
+    /* The annotations, the items, then a key each. */
+    ck_assert_uint_eq(number, 1 + 4);
     grpc_byte_buffer_destroy(buffer);
+}
+END_TEST
+
+START_TEST(listing_with_annotations)
+{
+    Tensorlane__V1__MetaData meta_data = TENSORLANE__V1__META_DATA__INIT;
+    meta_data.is_dead = 1;
+    Tensorlane__V1__Annotations__ItemsEntry item = TENSORLANE__V1__ANNOTATIONS__ITEMS_ENTRY__INIT;
+    item.key = (char *)"format";
+    item.value = (char *)"pt";
+    Tensorlane__V1__Annotations__ItemsEntry *items[] = {&item, &item};
+    Tensorlane__V1__Annotations empty = TENSORLANE__V1__ANNOTATIONS__INIT, map = TENSORLANE__V1__ANNOTATIONS__INIT;
+    map.n_items = 1;
+    map.items = items;
+    Tensorlane__V1__Annotations *maps[] = {&empty, &map};
+    Tensorlane__V1__ListEntry entry = TENSORLANE__V1__LIST_ENTRY__INIT;
+    entry.key = (char *)"k";
+    entry.meta_data = &meta_data;
+    Tensorlane__V1__ListEntry *entries[] = {&entry};
+    Tensorlane__V1__ListResponse response = TENSORLANE__V1__LIST_RESPONSE__INIT;
+    response.n_entries = 1;
+    response.entries = entries;
+    response.n_annotations = 2;
+    response.annotations = maps;
+    for (unsigned i = 0; i <= 4; i++) {
+        /* 3: there are only two; 4: a key twice. */
+        struct tl_listing_builder builder = {0};
+        size_t count;
+        entry.annotations = i;
+        if (i == 4) map.n_items = 2;
+        grpc_byte_buffer *buffer = tl_wire_write(&response.base);
+        ck_assert_int_eq(tl_list_response_read(buffer, &arena, &builder, &error), i < 3 ? TL_OK : TL_INTERNAL);
+        ck_assert_uint_eq(builder.listing.count, i < 3);
+        if (i < 3) {
+            const struct tl_annotation *found = tl_annotations_items(builder.listing.items[0].annotations, &count);
+            ck_assert_uint_eq(count, i == 2);
+            if (i == 2) ck_assert_str_eq(found[0].value, "pt");
+        }
+        tl_listing_fini(&builder.listing);
+        grpc_byte_buffer_destroy(buffer);
+    }
 }
 END_TEST
 
@@ -120,6 +161,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, description_without_memory);
     tcase_add_test(tcase, listing_without_memory);
+    tcase_add_test(tcase, listing_with_annotations);
     tcase_add_test(tcase, nothing_is_freed);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -34,7 +34,7 @@ static struct tl_tensor_slot slot(const char *name, enum tl_dtype dtype, uint64_
 
 static void create(const struct tl_tensor_slot *slots, size_t count)
 {
-    enum tl_status status = tl_safetensors_writer_create(temp_path("out"), slots, count, &writer, &error);
+    enum tl_status status = tl_safetensors_writer_create(temp_path("out"), slots, count, NULL, &writer, &error);
     ck_assert_msg(status == TL_OK, "%s", error.message);
 }
 
@@ -106,6 +106,25 @@ START_TEST(exact_bytes)
 }
 END_TEST
 
+START_TEST(annotations_come_first)
+{
+    static const char header[] = "{\"__metadata__\":{\"caf\xc3\xa9\":\"\",\"format\":\"pt\\n\"},\"w\":{";
+    static const struct tl_annotation pairs[] = {{"format", "pt\n"}, {"caf\xc3\xa9", ""}};
+    const struct tl_tensor_slot one = slot("w", TL_U8, 2);
+    struct tl_annotations *annotations;
+    char bytes[200];
+    ck_assert_int_eq(tl_annotations_create(pairs, 2, &annotations, &error), TL_OK);
+    ck_assert_int_eq(tl_safetensors_writer_create(temp_path("out"), &one, 1, annotations, &writer, &error), TL_OK);
+    commit_and_read();
+    int fd = open(temp_path("out"), O_RDONLY);
+    ck_assert_int_ge(read(fd, bytes, sizeof(bytes)), 128);
+    close(fd);
+    ck_assert_mem_eq(bytes + 8, header, sizeof(header) - 1);
+    ck_assert_int_eq(tl_annotations_compare(tl_tensor_annotations(find("w")), annotations), 0);
+    tl_annotations_put(annotations);
+}
+END_TEST
+
 START_TEST(no_tensors)
 {
     create(NULL, 0);
@@ -132,7 +151,7 @@ END_TEST
 static void refuse(const struct tl_tensor_slot *slots, size_t count, enum tl_status status, const char *part)
 {
     writer = NULL;
-    ck_assert_int_eq(tl_safetensors_writer_create(temp_path("out"), slots, count, &writer, &error), status);
+    ck_assert_int_eq(tl_safetensors_writer_create(temp_path("out"), slots, count, NULL, &writer, &error), status);
     ck_assert_ptr_null(writer);
     ck_assert_msg(strstr(error.message, part) != NULL, "%s", error.message);
     ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
@@ -174,7 +193,7 @@ END_TEST
 START_TEST(target_is_a_folder)
 {
     const struct tl_tensor_slot one = slot("w", TL_U8, 1);
-    ck_assert_int_eq(tl_safetensors_writer_create(temp_folder, &one, 1, &writer, &error), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(tl_safetensors_writer_create(temp_folder, &one, 1, NULL, &writer, &error), TL_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(error.message, temp_folder));
 }
 END_TEST
@@ -207,14 +226,18 @@ static void json_free(void *memory)
 START_TEST(out_of_memory)
 {
     const struct tl_tensor_slot slots[] = {slot("v", TL_U8, 3), slot("w", TL_F32, 2)};
+    const struct tl_annotation pair = {"format", "pt"};
+    struct tl_annotations *annotations;
+    ck_assert_int_eq(tl_annotations_create(&pair, 1, &annotations, &error), TL_OK);
     json_set_alloc_funcs(json_malloc, json_free);
     for (unsigned n = 1;; n++) {
         writer = NULL;
         fault_arm(n);
-        enum tl_status status = tl_safetensors_writer_create(temp_path("out"), slots, 2, &writer, &error);
+        enum tl_status status = tl_safetensors_writer_create(temp_path("out"), slots, 2, annotations, &writer, &error);
         if (!fault_was_hit()) {
             ck_assert_uint_gt(n, 20);
             ck_assert_int_eq(status, TL_OK);
+            tl_annotations_put(annotations);
             break;
         }
         ck_assert_msg(status == TL_RESOURCE_EXHAUSTED, "%u: %s", n, error.message);
@@ -231,6 +254,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, temp_folder_make, teardown);
     tcase_add_test(tcase, read_again);
     tcase_add_test(tcase, exact_bytes);
+    tcase_add_test(tcase, annotations_come_first);
     tcase_add_test(tcase, no_tensors);
     tcase_add_test(tcase, many_tensors);
     tcase_add_test(tcase, refused);
