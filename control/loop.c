@@ -51,7 +51,7 @@ static void wake_complete(struct tl_tag *tag, bool is_ok)
 __attribute__((constructor)) static void choose_read_buffers(void)
 {
     static const char choice[] = "-tcp_read_chunks";
-    if (strncmp(grpc_version_string(), "1.51.", 5) != 0) return;
+    if (strncmp(grpc_version_string(), "29.", 3) != 0) return; /* the core of gRPC 1.51 */
     const char *others = getenv("GRPC_EXPERIMENTS");
     char all[1024];
     int length = snprintf(all, sizeof(all), "%s%s%s", others != NULL ? others : "", others != NULL ? "," : "", choice);

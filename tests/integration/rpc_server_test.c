@@ -4,6 +4,7 @@
 #include <check.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -51,6 +52,16 @@ static void teardown(void)
     tl_rpc_server_destroy(server);
     tl_loop_destroy(loop);
 }
+
+/* With its newer way to make read buffers, gRPC 1.51 aborts when a connection floods it. */
+START_TEST(older_read_buffers_are_chosen)
+{
+    if (strncmp(grpc_version_string(), "29.", 3) != 0) return;
+    const char *experiments = getenv("GRPC_EXPERIMENTS");
+    ck_assert_ptr_nonnull(experiments);
+    ck_assert_ptr_nonnull(strstr(experiments, "-tcp_read_chunks"));
+}
+END_TEST
 
 static void note_closed(struct tl_stream *stream, const struct tl_error *status)
 {
@@ -295,6 +306,7 @@ int main(void)
     Suite *suite = suite_create("rpc_server");
     TCase *tcase = tcase_create("rpc_server");
     tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, older_read_buffers_are_chosen);
     tcase_add_test(tcase, addresses_that_cannot_be_listened_on);
     tcase_add_test(tcase, port_of_another_server);
     tcase_add_test(tcase, every_kind_of_address);
