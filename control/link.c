@@ -234,6 +234,8 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
     }
     /* Also when closing: the peer may be in the middle of a message, and answers only after it. */
     if (!link->is_read_paused) tl_stream_read(stream);
+    /* Reading goes on when something was sent, and the window does not hold up a side that does not read. */
+    if (link->is_read_paused && link->state != LINK_ASKING) link_flush_later(link);
 }
 
 void tl_links_ask_again(struct tl_control *control)

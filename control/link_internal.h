@@ -207,6 +207,8 @@ void link_stall_init(struct tl_link *link);
 void link_stall_watch(struct tl_link *link);
 /* A frame was sent with so many chunks. */
 void link_stall_sent(struct tl_link *link, size_t chunk_count);
+/* A frame of the peer with so many chunks was handled. */
+void link_stall_heard(struct tl_link *link, size_t chunk_count);
 void link_stall_fini(struct tl_link *link);
 
 /* link_paths.c */

@@ -327,11 +327,13 @@ void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer)
         return;
     }
     uint64_t data_bytes = data.left_bytes;
+    size_t chunk_count = ((const Tensorlane__V1__Frame *)message)->n_chunks;
     handle_frame(link, (const Tensorlane__V1__Frame *)message, &data);
     if (link->state == LINK_ASKING) {
         link->control->stats.frames_received--; /* it comes again */
     } else {
         link_window_took(link, data_bytes);
+        link_stall_heard(link, chunk_count);
     }
     tl_wire_data_fini(&data);
 }

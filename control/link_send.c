@@ -338,6 +338,7 @@ static bool serve_catch_up(struct link_serve *entry)
     const unsigned char *data = tl_tensor_data(entry->offer.tensor);
     XXH3_64bits_update(entry->hash_state, data + entry->hashed_bytes, (size_t)take);
     entry->hashed_bytes += take;
+    entry->link->stall.has_progressed = true; /* the peer waits for us */
     return entry->hashed_bytes == entry->sent_bytes;
 }
 

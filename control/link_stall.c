@@ -7,7 +7,8 @@
  * link is ended when nothing has moved on it for options.stalled_timeout_ns while something was unsent.
  *
  * Moving means that a frame could be sent. While chunks wait, only a frame with a chunk counts: a peer whose window is
- * full could otherwise keep its tensors by asking for something else now and then.
+ * full could otherwise keep its tensors by asking for something else now and then. On a link that we have opened it
+ * also counts when the peer answers us: it may read nothing while many of its answers wait (link_unsent.c).
  *
  * A timer looks several times in this period, so that sending reads no clock.
  */
@@ -81,6 +82,11 @@ void link_stall_sent(struct tl_link *link, size_t chunk_count)
 {
     bool do_chunks_wait = !tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active);
     if (chunk_count > 0 || !do_chunks_wait) link->stall.has_progressed = true;
+}
+
+void link_stall_heard(struct tl_link *link, size_t chunk_count)
+{
+    if (link->is_ours && (chunk_count > 0 || link->unsent_count == 0)) link->stall.has_progressed = true;
 }
 
 void link_stall_fini(struct tl_link *link)

@@ -8,7 +8,8 @@
  * both sides stopped reading, neither could send, for ever. A peer whom we have called is trusted as far as the
  * configuration is.
  *
- * A link takes its share in steps, so that an answer costs a comparison; what it does not need it gives back.
+ * A link takes its share in steps, so that an answer costs a comparison. It gives back what it does not need, and all
+ * of it when nothing waits: links that are idle would otherwise keep the whole bound among them.
  *
  * Many answers are the same status, as when a step was aborted. They refer to one copy of it.
  */
@@ -20,6 +21,9 @@
 #include "control/link_internal.h"
 
 #define MAX_STEP 256
+/* Answers of each link that need no share, so that a link whose peer takes them is read however many others there are.
+ */
+#define FREE_UNSENT 32
 
 static uint64_t step_of(const struct tl_link *link)
 {
@@ -29,8 +33,8 @@ static uint64_t step_of(const struct tl_link *link)
 
 bool link_is_congested(struct tl_link *link)
 {
-    if (link->is_ours || link->unsent_count == 0) return false;
-    while (link->unsent_count >= link->unsent_room) {
+    if (link->is_ours) return false;
+    while (link->unsent_count >= FREE_UNSENT + link->unsent_room) {
         uint64_t step = step_of(link);
         if (tl_shares_take(link->control->unsent, &link->peer.client, step, &link->unsent_share, NULL) != TL_OK) {
             return true;
@@ -43,6 +47,10 @@ bool link_is_congested(struct tl_link *link)
 void link_unsent_shrink(struct tl_link *link)
 {
     uint64_t step = step_of(link);
+    if (link->unsent_count == 0) {
+        link_unsent_fini(link);
+        return;
+    }
     uint64_t needed = link->unsent_count + 2 * step; /* so that it is not taken again at once */
     if (link->unsent_room <= needed) return;
     uint64_t given = (link->unsent_room - needed) / step * step;

@@ -26,7 +26,8 @@
 /* What may wait to be sent on all accepted links, on one of them before it is not read, and what one more frame may
  * bring, as in control/link_send.c. */
 #define MAX_UNSENT_OF_ALL 21845
-#define MAX_UNSENT 16384
+#define FREE_UNSENT 32 /* of each link besides its share */
+#define MAX_UNSENT (16384 + FREE_UNSENT)
 #define MAX_REQUESTS 256
 #define CHUNK_BYTES 4096
 #define STALLED_NS (60 * TL_NS_PER_SEC)
