@@ -248,11 +248,14 @@ static void watch_waiting(struct tl_conn *conn)
     conn_arm(conn, &conn->turn_away_timer, after_ns);
 }
 
-/* Some request waits for memory of ours: when that comes back, so do handles. */
-static bool is_memory_awaited(const struct tl_conn *conn)
+/* Some request waits for something else than its value, such as memory of ours, or has a part of it: its handle comes
+ * back by itself. */
+static bool is_any_moving(const struct tl_conn *conn)
 {
     for (uint32_t i = 0; i < conn->request_count; i++) {
-        if (conn->requests[i] != NULL && conn->requests[i]->room != NULL) return true;
+        const struct request *request = conn->requests[i];
+        if (request == NULL) continue;
+        if (request->state != REQUEST_ASKED || request->received_bytes > 0) return true;
     }
     return false;
 }
@@ -262,7 +265,7 @@ void requests_turn_away(struct tl_timer *timer)
     struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, turn_away_timer);
     struct tl_list *place;
     if (tl_list_is_empty(&conn->waiting)) return;
-    if (conn->has_moved || has_handle(conn) || is_memory_awaited(conn)) {
+    if (conn->has_moved || has_handle(conn) || is_any_moving(conn)) {
         watch_waiting(conn);
         return;
     }
