@@ -124,6 +124,8 @@ enum tl_status tl_walk_step(void *context, struct tl_walk *base, struct tl_error
             walk->page_used = 0;
             walk->page_count = tl_rendezvous_walk_next(worker->table, &walk->cursor, walk->page, PAGE_ENTRIES);
             base->is_complete = walk->page_count == 0;
+            /* Publishing moves the cursors of walks; one whose listing is not read must not cost that. */
+            if (base->is_complete) tl_rendezvous_walk_end(worker->table, &walk->cursor);
         } else {
             struct tl_table_entry *entry = &walk->page[walk->page_used++];
             enum tl_status status = handle(worker, walk, entry, ret_error);

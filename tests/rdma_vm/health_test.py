@@ -26,8 +26,8 @@ SCRIPT = f"""
 set -u
 export LC_ALL=C.UTF-8
 T={BUILD}/bin/tensorlane
-# try NAME STAGE TASK...: starts the tasks, waits until one of them is at the stage and no path is on its way or tried
-# again, and shows the cluster
+# try NAME STAGE TASK...: starts the tasks, waits until one of them is at the stage, all of them listen (but in the case
+# not_started) and no path is on its way or tried again, and shows the cluster
 try() {{
     local config=/tmp/$1.json name=$1 stage=$2 pids=() task
     shift 2
@@ -37,7 +37,8 @@ try() {{
     done
     for _ in {{1..50}}; do
         $T health -c $config --json > /tmp/shown
-        if grep -q '"stage": "'$stage'"' /tmp/shown && ! grep -qE 'being set up|in time' /tmp/shown; then break; fi
+        if grep -q '"stage": "'$stage'"' /tmp/shown && ! grep -qE 'being set up|in time' /tmp/shown &&
+            {{ [[ $name == not_started ]] || ! grep -q '"stage": "tcp"' /tmp/shown; }}; then break; fi
         sleep 0.1
     done
     echo "== $name"
