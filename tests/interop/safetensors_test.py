@@ -32,10 +32,13 @@ class Safetensors(cli_support.Case):
         super().setUp()
         self.tensors = tensors_of_all_types()
         self.model = self.folder / "model.safetensors"
-        safetensors.numpy.save_file(self.tensors, self.model)
+        self.metadata = {"format": "np", "author": "Zoë"}
+        safetensors.numpy.save_file(self.tensors, self.model, metadata=self.metadata)
 
     def assert_loads(self, path):
-        """The package reads the file, and its tensors are those that were saved."""
+        """The package reads the file, and its tensors and metadata are those that were saved."""
+        with safetensors.safe_open(path, framework="np") as file:
+            self.assertEqual(file.metadata(), self.metadata)
         loaded = safetensors.numpy.load_file(path)
         self.assertEqual(sorted(loaded), sorted(self.tensors))
         for name, tensor in self.tensors.items():
