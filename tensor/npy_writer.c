@@ -13,12 +13,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <tensorlane/worker.h>
+
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "tensor/tensor_writer.h"
 
-#define FILE_NAME_BYTES 256       /* with NUL */
 #define MAX_TENSOR_NAME_BYTES 251 /* with ".npy" the 255 of a file name */
 #define HEADER_ALIGNMENT_BYTES 64
 #define MAX_HEADER_BYTES 1024 /* with magic and length; 16 dimensions of 19 digits take some 450 */
@@ -89,7 +90,7 @@ static enum tl_status add_slot(struct tl_tensor_writer *writer, bool is_folder, 
                                struct tl_error *ret_error)
 {
     unsigned char header[MAX_HEADER_BYTES];
-    char name[FILE_NAME_BYTES];
+    char name[TL_MAX_KEY_BYTES + sizeof(".npy")]; /* a path, whose parts check_slot has checked */
     uint64_t len_bytes;
     size_t header_bytes = compose_header(&slot->meta_data, header);
     snprintf(name, sizeof(name), "%s.npy", slot->name);

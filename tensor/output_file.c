@@ -178,12 +178,21 @@ const char *tl_output_file_path(const struct tl_output_file *file)
 }
 
 /* Gives the file the owner, group and permissions of the one that it replaces. Who may not change the owner keeps the
- * permissions; who may not change the group gives its own group none. Returns an errno. */
+ * permissions; who may not change the group gives its own group none. File systems without permissions (vfat, some of
+ * FUSE) refuse to set them: then those that the file has are good enough unless they grant more. Returns an errno. */
 static int take_over_mode(const struct tl_output_file *file, int fd)
 {
+    struct stat info;
     mode_t mode = file->mode;
-    if (fchown(fd, file->owner, file->group) != 0 && fchown(fd, (uid_t)-1, file->group) != 0) mode &= ~(mode_t)S_IRWXG;
-    return fchmod(fd, mode) == 0 ? 0 : errno;
+    if (fstat(fd, &info) != 0) return errno;
+    if (fchown(fd, file->owner, file->group) != 0 && fchown(fd, (uid_t)-1, file->group) != 0 &&
+        info.st_gid != file->group)
+        mode &= ~(mode_t)S_IRWXG;
+    if (fchmod(fd, mode) == 0) return 0;
+    int error_number = errno;
+    bool cannot_set = error_number == EPERM || error_number == ENOSYS || error_number == EOPNOTSUPP;
+    bool grants_more = (info.st_mode & (S_IRWXU | S_IRWXG | S_IRWXO) & ~mode) != 0;
+    return cannot_set && !grants_more ? 0 : error_number;
 }
 
 enum tl_status tl_output_file_check(const struct tl_output_file *file, struct tl_error *ret_error)

@@ -38,7 +38,7 @@ const char *tl_output_file_path(const struct tl_output_file *file);
  * Errors: TL_DATA_LOSS: a page could not be written through the mapping. */
 enum tl_status tl_output_file_check(const struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Makes the contents durable, and sets the permissions of a file that replaces another.
+/* Makes the contents durable, and sets the permissions of a file that replaces another, where the file system can.
  * Errors: as tl_error_set_errno; of tl_output_file_check. Blocks: yes. */
 enum tl_status tl_output_file_sync(const struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -63,10 +63,11 @@ struct tl_tensor_slot {
 
 /* Starts a safetensors file at path: writes the header, allocates all disk space and maps the data. A file that is
  * there is replaced by the rename of commit; the new one has its permissions, and its owner and group where the process
- * may set them. A symbolic link is followed: what it leads to is replaced. The data are in an order that aligns every
- * element; the data of the file start at a multiple of 64 bytes. Errors: TL_INVALID_ARGUMENT: path is there and no
- * regular file, a name twice, empty, longer than 512 bytes, not UTF-8 or "__metadata__", a dtype safetensors cannot
+ * may set them. A symbolic link to a file is followed: that file is replaced. The data are in an order that aligns
+ * every element; the data of the file start at a multiple of 64 bytes. Errors: TL_INVALID_ARGUMENT: path is there and
+ * no regular file, a name twice, empty, longer than 512 bytes, not UTF-8 or "__metadata__", a dtype safetensors cannot
  * hold (STRING, C128, I4, U4), a dead tensor, or a packed tensor whose bits do not fill its bytes, naming the tensor.
+ * TL_FAILED_PRECONDITION: a symbolic link of path was changed at the same time.
  * TL_OUT_OF_RANGE: more than 2^63-1 bytes. As tl_error_set_errno for the file: a full disk is TL_RESOURCE_EXHAUSTED and
  * says how many bytes were needed. Nothing is left behind. annotations become the file's `__metadata__`; NULL: none. */
 enum tl_status tl_safetensors_writer_create(const char *path, const struct tl_tensor_slot *slots, size_t count,

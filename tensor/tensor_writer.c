@@ -2,8 +2,8 @@
 /*
  * Writing tensor files: a temporary file or folder beside the target, tensors that lie in its mappings, and a rename.
  *
- * Happy path: start checks the target, follows symbolic links and chooses the temporary name; the format adds files and
- * tensors; a transport writes into the tensors; commit syncs every file, renames, and syncs the folder.
+ * Happy path: start checks the target, follows symbolic links to a file and chooses the temporary name; the format adds
+ * files and tensors; a transport writes into the tensors; commit syncs every file, renames, and syncs the folder.
  *
  * Failure modes: whatever fails before the rename leaves the target as it was, and destroy removes the temporary name.
  * A tensor that somebody still holds keeps its mapping, not the name: a late write lands in a file without a name. If
@@ -51,26 +51,33 @@ struct tl_tensor_writer {
 /* What more links than this are is a ring, as for the kernel. */
 #define MAX_LINKS 40
 
-/* The path that a symbolic link leads to, for as long as there is one; it need not exist. The caller has checked with
- * stat that it may follow the links. NULL: no memory, or too many links (ELOOP). */
-static char *follow_links(char *path)
+/* Puts the path that the target's symbolic links lead to in its place. readlink knows nothing of the links that the
+ * system does not trust, for example those that another user made in /tmp. So the path must lead to the file that stat,
+ * which does refuse such links, has found: otherwise a link was changed after that. */
+static enum tl_status follow_links(struct tl_tensor_writer *writer, struct tl_error *ret_error)
 {
-    char target[PATH_MAX];
-    for (unsigned i = 0; path != NULL && i < MAX_LINKS; i++) {
+    char target[PATH_MAX], *next;
+    struct stat info;
+    unsigned count;
+    for (count = 0; count < MAX_LINKS; count++) {
+        char *path = writer->target_path;
         ssize_t len = readlink(path, target, sizeof(target));
-        if (len < 0 || (size_t)len == sizeof(target)) return path;
+        if (len < 0 || (size_t)len == sizeof(target)) break;
         const char *slash = target[0] == '/' ? NULL : strrchr(path, '/');
-        char *next;
-        if (asprintf(&next, "%.*s%.*s", slash ? (int)(slash + 1 - path) : 0, path, (int)len, target) < 0) next = NULL;
+        if (asprintf(&next, "%.*s%.*s", slash ? (int)(slash + 1 - path) : 0, path, (int)len, target) < 0)
+            return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", path);
         free(path);
-        path = next;
+        writer->target_path = next;
     }
-    free(path);
-    errno = ELOOP;
-    return NULL;
+    bool is_same = count == 0 || (lstat(writer->target_path, &info) == 0 && info.st_dev == writer->replaced.st_dev &&
+                                  info.st_ino == writer->replaced.st_ino);
+    if (is_same) return TL_OK;
+    return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                        "cannot write %s: a symbolic link to it was changed at the same time; try again",
+                        writer->target_path);
 }
 
-/* Before the links are followed by hand, so that the system refuses those that it does not trust. */
+/* Finds out what the target is. A symbolic link that leads to no file is itself the target. */
 static enum tl_status check_target(struct tl_tensor_writer *writer, struct tl_error *ret_error)
 {
     const char *path = writer->target_path;
@@ -84,7 +91,7 @@ static enum tl_status check_target(struct tl_tensor_writer *writer, struct tl_er
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s exists and is not a regular file; choose another name",
                             path);
     writer->is_replacing = true;
-    return TL_OK;
+    return follow_links(writer, ret_error);
 }
 
 /* The last part of a path; NULL when it cannot be the name of a file. */
@@ -95,7 +102,7 @@ static const char *name_of(const char *path)
     return *name == '\0' || strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ? NULL : name;
 }
 
-/* Checks the target, follows its links, splits it into folder and name and composes the temporary name. */
+/* Checks the target, follows links to a file, splits it into folder and name and composes the temporary name. */
 static enum tl_status choose_names(struct tl_tensor_writer *writer, const char *path, struct tl_error *ret_error)
 {
     size_t len = strlen(path);
@@ -106,8 +113,6 @@ static enum tl_status choose_names(struct tl_tensor_writer *writer, const char *
     if (name_of(writer->target_path)) {
         enum tl_status status = check_target(writer, ret_error);
         if (status != TL_OK) return status;
-        if (!writer->is_folder) writer->target_path = follow_links(writer->target_path);
-        if (!writer->target_path) goto no_memory;
     }
     const char *name = name_of(writer->target_path);
     if (!name)
@@ -171,24 +176,25 @@ static enum tl_status make_folders(const struct tl_tensor_writer *writer, char *
     char *slash = path + strlen(writer->temporary_path);
     while ((slash = strchr(slash + 1, '/')) != NULL) {
         *slash = '\0';
-        bool is_made = mkdir(path, 0777) == 0 || errno == EEXIST;
-        if (!is_made) tl_error_set_errno(ret_error, errno, "cannot create the folder %s", path);
+        enum tl_status status = TL_OK;
+        if (mkdir(path, 0777) != 0 && errno != EEXIST)
+            status = tl_error_set_errno(ret_error, errno, "cannot create the folder %s", path);
         *slash = '/';
-        if (!is_made) return TL_UNAVAILABLE;
+        if (status != TL_OK) return status;
     }
     return TL_OK;
 }
 
 /* Does something with each folder between the temporary one and the file, the innermost first. */
-static enum tl_status each_folder(const struct tl_tensor_writer *writer, const struct tl_output_file *file,
+static enum tl_status each_folder(const struct tl_tensor_writer *writer, const char *file_path,
                                   enum tl_status (*visit)(const char *path, struct tl_error *ret_error),
                                   struct tl_error *ret_error)
 {
-    char path[PATH_MAX];
+    char path[PATH_MAX + 1]; /* a folder that could be made and a slash always fit */
     enum tl_status status = TL_OK;
     size_t outer_len = strlen(writer->temporary_path);
     if (!writer->is_folder) return TL_OK;
-    snprintf(path, sizeof(path), "%s", tl_output_file_path(file));
+    snprintf(path, sizeof(path), "%s", file_path);
     for (char *slash = strrchr(path, '/'); status == TL_OK && slash > path + outer_len; slash = strrchr(path, '/')) {
         *slash = '\0';
         status = visit(path, ret_error);
@@ -214,12 +220,10 @@ enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const 
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to write %s", writer->target_path);
     struct tl_output_file *file;
     enum tl_status status = path ? make_folders(writer, path, ret_error) : TL_OK;
-    if (status != TL_OK) {
-        free(path);
-        return status;
-    }
-    status = tl_output_file_create(path ? path : writer->temporary_path, len_bytes,
-                                   writer->is_replacing ? &writer->replaced : NULL, &file, ret_error);
+    if (status == TL_OK)
+        status = tl_output_file_create(path ? path : writer->temporary_path, len_bytes,
+                                       writer->is_replacing ? &writer->replaced : NULL, &file, ret_error);
+    if (status != TL_OK && path) (void)each_folder(writer, path, remove_folder, NULL);
     free(path);
     if (status != TL_OK) return status;
     writer->files[writer->file_count++] = file;
@@ -330,7 +334,8 @@ enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct t
                                 writer->target_path, writer->destinations[i].name);
     for (size_t i = 0; i < writer->file_count && status == TL_OK; i++) {
         status = tl_output_file_sync(writer->files[i], ret_error);
-        if (status == TL_OK) status = each_folder(writer, writer->files[i], tl_folder_sync, ret_error);
+        if (status == TL_OK)
+            status = each_folder(writer, tl_output_file_path(writer->files[i]), tl_folder_sync, ret_error);
     }
     if (status == TL_OK && writer->is_folder) status = tl_folder_sync(writer->temporary_path, ret_error);
     if (status != TL_OK) return status;
@@ -354,7 +359,7 @@ void tl_tensor_writer_destroy(struct tl_tensor_writer *writer)
     for (size_t i = 0; i < writer->file_count; i++) {
         if (!writer->is_committed) {
             unlink(tl_output_file_path(writer->files[i]));
-            (void)each_folder(writer, writer->files[i], remove_folder, NULL);
+            (void)each_folder(writer, tl_output_file_path(writer->files[i]), remove_folder, NULL);
         }
         tl_output_file_put(writer->files[i]);
     }

@@ -12,12 +12,13 @@
 /* Starts a writer with room for count tensors: checks the target and chooses the temporary name beside it. With
  * is_folder the temporary folder is made.
  * Errors: as tl_error_set_errno; TL_INVALID_ARGUMENT: path ends in no name, or something other than a file is there.
+ * TL_FAILED_PRECONDITION: a symbolic link of path was changed at the same time.
  * TL_ALREADY_EXISTS: is_folder, and something is there. */
 enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder,
                                       struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Creates a file of the writer: the temporary file itself (name NULL), or NAME in the temporary folder. The writer owns
- * *ret_file. Errors: as tl_output_file_create. */
+ * *ret_file. Errors: as tl_output_file_create; the folders that were made for NAME alone are removed. */
 enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const char *name, uint64_t len_bytes,
                                          struct tl_output_file **ret_file, struct tl_error *ret_error) TL_MUST_USE;
 

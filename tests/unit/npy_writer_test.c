@@ -142,6 +142,21 @@ START_TEST(names_refused)
 }
 END_TEST
 
+/* 512 bytes, in three folders. */
+START_TEST(longest_path)
+{
+    char path[600], name[513];
+    memset(name, 'n', sizeof(name));
+    name[100] = name[260] = name[400] = '/';
+    name[512] = '\0';
+    const struct tl_tensor_slot longest = slot(name, TL_U8, 0, 0, 0);
+    create(&longest, 1);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    snprintf(path, sizeof(path), "out/%s.npy", name);
+    ck_assert_int_eq(access(temp_path(path), F_OK), 0);
+}
+END_TEST
+
 START_TEST(twice)
 {
     const struct tl_tensor_slot slots[] = {slot("w", TL_U8, 0, 0, 0), slot("v", TL_U8, 0, 0, 0),
@@ -179,6 +194,8 @@ START_TEST(disk_is_full)
 {
     const struct tl_tensor_slot slots[] = {slot("v", TL_U8, 1, 5, 0), slot("w", TL_F32, 1, UINT64_C(1) << 49, 0)};
     refuse(slots, 2, TL_RESOURCE_EXHAUSTED, "2251799813685376 bytes");
+    const struct tl_tensor_slot deep[] = {slot("a/v", TL_U8, 1, 5, 0), slot("a/b/w", TL_F32, 1, UINT64_C(1) << 49, 0)};
+    refuse(deep, 2, TL_RESOURCE_EXHAUSTED, "2251799813685376 bytes");
 }
 END_TEST
 
@@ -199,6 +216,7 @@ int main(void)
     tcase_add_test(tcase, as_numpy);
     tcase_add_test(tcase, no_tensors);
     tcase_add_test(tcase, names_refused);
+    tcase_add_test(tcase, longest_path);
     tcase_add_test(tcase, twice);
     tcase_add_test(tcase, dtypes);
     tcase_add_test(tcase, exists);

@@ -20,7 +20,7 @@
 
 static int scripted_errors[4]; /* what the next calls of fallocate fail with, 0: do it */
 static unsigned fallocate_count;
-static int fsync_error, msync_error, mmap_error;
+static int fsync_error, msync_error, mmap_error, fchmod_error;
 static unsigned long free_blocks;
 static bool has_free_blocks; /* free_blocks counts */
 
@@ -43,6 +43,12 @@ static int fake_msync(void *data, size_t len, int flags)
     return msync_error == 0 ? msync(data, len, flags) : -1;
 }
 
+static int fake_fchmod(int fd, mode_t mode)
+{
+    errno = fchmod_error;
+    return fchmod_error == 0 ? fchmod(fd, mode) : -1;
+}
+
 static void *fake_mmap(void *place, size_t len, int protection, int flags, int fd, off_t offset)
 {
     errno = mmap_error;
@@ -59,6 +65,7 @@ static int fake_fstatvfs(int fd, struct statvfs *ret_info)
 #define fallocate fake_fallocate
 #define fsync fake_fsync
 #define msync fake_msync
+#define fchmod fake_fchmod
 #define mmap fake_mmap
 #define fstatvfs fake_fstatvfs
 #include "fakes/run_suite.h"
@@ -249,6 +256,34 @@ START_TEST(sync_fails)
 }
 END_TEST
 
+/* While it is written, the file may be read and written by its user alone. */
+START_TEST(file_system_without_permissions)
+{
+    static const int numbers[] = {EPERM, ENOSYS, EOPNOTSUPP};
+    struct stat replaced;
+    temp_write(temp_path("old"), "old", 3);
+    ck_assert_int_eq(stat(temp_path("old"), &replaced), 0);
+    for (size_t i = 0; i < TL_ARRAY_COUNT(numbers); i++) {
+        fchmod_error = numbers[i];
+        replaced.st_mode = S_IFREG | 0644;
+        ck_assert_int_eq(tl_output_file_create(temp_path("f"), 10, &replaced, &file, &error), TL_OK);
+        ck_assert_int_eq(tl_output_file_sync(file, &error), TL_OK);
+        tl_output_file_put(file);
+        unlink(temp_path("f"));
+        replaced.st_mode = S_IFREG | 0444;
+        ck_assert_int_eq(tl_output_file_create(temp_path("f"), 10, &replaced, &file, &error), TL_OK);
+        ck_assert_int_ne(tl_output_file_sync(file, &error), TL_OK);
+        tl_output_file_put(file);
+        unlink(temp_path("f"));
+    }
+    fchmod_error = EIO;
+    replaced.st_mode = S_IFREG | 0644;
+    ck_assert_int_eq(tl_output_file_create(temp_path("f"), 10, &replaced, &file, &error), TL_OK);
+    ck_assert_int_eq(tl_output_file_sync(file, &error), TL_INTERNAL);
+    tl_output_file_put(file);
+}
+END_TEST
+
 START_TEST(page_could_not_be_written)
 {
     signal(SIGBUS, SIG_DFL);
@@ -313,6 +348,7 @@ int main(void)
     tcase_add_test(tcase, space_of_a_file_that_is_gone);
     tcase_add_test(tcase, no_address_space);
     tcase_add_test(tcase, sync_fails);
+    tcase_add_test(tcase, file_system_without_permissions);
     tcase_add_test(tcase, page_could_not_be_written);
     tcase_add_test(tcase, folder_sync);
     tcase_add_test(tcase, no_memory);

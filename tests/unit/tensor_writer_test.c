@@ -27,6 +27,19 @@ static int fake_renameat2(int from_fd, const char *from, int to_fd, const char *
     return renameat2_error == 0 ? renameat2(from_fd, from, to_fd, to, flags) : -1;
 }
 
+static const char *swapped_link, *swapped_to; /* at the next readlink this link comes to lead there; NULL: none does */
+
+static ssize_t fake_readlink(const char *path, char *buffer, size_t len)
+{
+    if (swapped_link) {
+        ck_assert_int_eq(unlink(swapped_link), 0);
+        ck_assert_int_eq(symlink(swapped_to, swapped_link), 0);
+        swapped_link = NULL;
+    }
+    return readlink(path, buffer, len);
+}
+
+#define readlink fake_readlink
 #define rename fake_rename
 #define renameat2 fake_renameat2
 #include "fakes/run_suite.h"
@@ -141,6 +154,54 @@ START_TEST(file_is_replaced)
     check_content(temp_path("out"), "old");
     ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
     check_content(temp_path("out"), "abcdef");
+}
+END_TEST
+
+START_TEST(link_to_nothing_is_replaced)
+{
+    ck_assert_int_eq(symlink("nowhere", temp_path("link")), 0);
+    ck_assert_int_eq(start(temp_path("link"), false), TL_OK);
+    fill(0, "abcd");
+    fill(1, "ef");
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    check_content(temp_path("link"), "abcdef");
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 1);
+}
+END_TEST
+
+/* From a file that the system has let us find, to one that it may not let us reach through this link. */
+START_TEST(link_is_changed_while_it_is_followed)
+{
+    static const char *const changed_to[] = {"other", "nowhere"};
+    temp_write(temp_path("file"), "old", 3);
+    temp_write(temp_path("other"), "other", 5);
+    ck_assert_int_eq(symlink("file", temp_path("link")), 0);
+    swapped_link = temp_path("link");
+    swapped_to = changed_to[_i];
+    ck_assert_int_eq(start(temp_path("link"), false), TL_FAILED_PRECONDITION);
+    ck_assert_ptr_nonnull(strstr(error.message, swapped_to));
+    check_content(temp_path("file"), "old");
+    check_content(temp_path("other"), "other");
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 3);
+}
+END_TEST
+
+/* The length that the system allows shows in the second of three folders; the first has been made. */
+START_TEST(folders_of_a_file_that_cannot_be_created)
+{
+    char path[4096];
+    struct tl_output_file *file;
+    size_t len = (size_t)snprintf(path, sizeof(path), "%s", temp_folder);
+    while (len < 4040)
+        len += (size_t)snprintf(path + len, sizeof(path) - len, "/.");
+    snprintf(path + len, sizeof(path) - len, "/o");
+    ck_assert_int_eq(tl_tensor_writer_start(path, 1, true, &writer, &error), TL_OK);
+    static const char name[] = "a/bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb/c/d";
+    ck_assert_int_eq(tl_tensor_writer_add_file(writer, name, 6, &file, &error), TL_INVALID_ARGUMENT);
+    ck_assert_int_eq(error.code, TL_INVALID_ARGUMENT);
+    ck_assert_uint_eq(temp_entry_count(tl_tensor_writer_temporary_path(writer)), 0);
+    destroy();
+    ck_assert_uint_eq(temp_entry_count(temp_folder), 0);
 }
 END_TEST
 
@@ -332,6 +393,9 @@ int main(void)
     tcase_add_test(tcase, folder);
     tcase_add_test(tcase, nothing_is_left_without_commit);
     tcase_add_test(tcase, file_is_replaced);
+    tcase_add_test(tcase, link_to_nothing_is_replaced);
+    tcase_add_loop_test(tcase, link_is_changed_while_it_is_followed, 0, 2);
+    tcase_add_test(tcase, folders_of_a_file_that_cannot_be_created);
     tcase_add_test(tcase, targets_refused);
     tcase_add_test(tcase, relative_paths);
     tcase_add_test(tcase, longest_name);
