@@ -16,7 +16,7 @@
 # too. With TENSORLANE_PS=0 all are workers.
 #
 # TENSORLANE_SETTINGS   a cluster.json whose settings are kept, only its "cluster" is replaced; relative paths in
-#                       "publish" start in the folder of this file; default: no settings
+#                       "publish" and "local.socket_folder" start in the folder of this file; default: no settings
 # TENSORLANE_PORT       port of ps, worker has the next one; default 4000
 # TENSORLANE_PROGRAM    default tensorlane
 # TENSORLANE_WAIT       seconds until all must be healthy; default 120
@@ -92,6 +92,9 @@ def resolve(value):
         value["publish"] = os.path.join(folder, value["publish"])
     elif isinstance(value.get("publish"), list):
         value["publish"] = [os.path.join(folder, each) if isinstance(each, str) else each for each in value["publish"]]
+    # An empty name means that there is no folder.
+    if isinstance(value.get("socket_folder"), str) and value["socket_folder"]:
+        value["socket_folder"] = os.path.join(folder, value["socket_folder"])
     for each in value.values():
         resolve(each)
 

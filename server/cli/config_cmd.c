@@ -43,7 +43,8 @@ static bool requires_rdma_in_vain(const struct tl_config *config)
     return false;
 }
 
-/* Files that tasks of this machine publish and that cannot be read here. Returns how many there are. */
+/* Files that tasks of this machine publish and that are not there. Returns how many there are. A worker may run as a
+ * user who may read more than this one: what only this user may not read is a warning. */
 static size_t check_published(const struct tl_config *config)
 {
     char host[256];
@@ -59,9 +60,11 @@ static size_t check_published(const struct tl_config *config)
         for (size_t j = 0; j < task->settings.publish_count; j++) {
             const char *path = task->settings.publish[j];
             if (access(path, R_OK) == 0) continue;
-            tl_output_error("config", "%s: %s, which is to run on this machine, cannot publish %s: %s", config->source,
-                            task->name, path, strerror(errno));
-            count++;
+            bool is_warning = errno == EACCES;
+            tl_output_error("config", "%s%s: %s, which is to run on this machine, cannot publish %s%s: %s",
+                            is_warning ? "warning: " : "", config->source, task->name, path,
+                            is_warning ? " unless its user may read more than this one" : "", strerror(errno));
+            if (!is_warning) count++;
         }
     }
     tl_local_hosts_destroy(hosts);
@@ -75,12 +78,12 @@ static bool has_host(const struct tl_config_task *task, const char *host)
     return tl_address_split(task->address, own, sizeof(own), &port, NULL) == TL_OK && strcmp(own, host) == 0;
 }
 
-/* Tasks of one host that would listen at the same place. Returns how many there are. */
-static size_t check_listen(const struct tl_config *config)
+/* Warns of tasks of one host that would listen at the same place. Containers of one host may do so, each in a network
+ * namespace of its own. */
+static void check_listen(const struct tl_config *config)
 {
     char host[256], listen_host[256];
     uint16_t port, listen_port;
-    size_t count = 0;
     for (size_t i = 1; i < config->task_count; i++) {
         const struct tl_config_task *task = &config->tasks[i];
         const char *listen = task->settings.listen;
@@ -92,14 +95,12 @@ static size_t check_listen(const struct tl_config *config)
             if (!other->settings.listen || strcmp(other->settings.listen, listen) != 0 || !has_host(other, host))
                 continue;
             tl_output_error("config",
-                            "%s: %s and %s are on one host and would both listen on %s; set \"listen\" for each, or "
-                            "leave it out",
+                            "warning: %s: %s and %s are on one host and both listen on %s; unless each has a network "
+                            "namespace of its own, set \"listen\" for each, or leave it out",
                             config->source, other->name, task->name, listen);
-            count++;
             break;
         }
     }
-    return count;
 }
 
 static int check_files(const struct tl_options *options, int count, char **paths)
@@ -114,7 +115,8 @@ static int check_files(const struct tl_options *options, int count, char **paths
             code = TL_EXIT_FAILED;
             continue;
         }
-        if (check_published(config) + check_listen(config) > 0) {
+        check_listen(config);
+        if (check_published(config) > 0) {
             code = TL_EXIT_FAILED;
             tl_config_destroy(config);
             continue;

@@ -11,8 +11,17 @@
 #include <string.h>
 #include <unistd.h>
 
+/* What the name service has said of a host, so that it is asked once. */
+struct answer {
+    struct answer *next;
+    bool is_local;
+    const char *reason; /* static; NULL: it was found out */
+    char host[];
+};
+
 struct tl_local_hosts {
     struct ifaddrs *interfaces;
+    struct answer *answers;
 };
 
 struct tl_local_hosts *tl_local_hosts_create(void)
@@ -29,6 +38,10 @@ struct tl_local_hosts *tl_local_hosts_create(void)
 void tl_local_hosts_destroy(struct tl_local_hosts *hosts)
 {
     if (!hosts) return;
+    for (struct answer *answer = hosts->answers, *next; answer; answer = next) {
+        next = answer->next;
+        free(answer);
+    }
     freeifaddrs(hosts->interfaces);
     free(hosts);
 }
@@ -77,7 +90,7 @@ static bool is_own_name(const char *host)
     return strcasecmp(own, host) == 0;
 }
 
-bool tl_local_hosts_has(const struct tl_local_hosts *hosts, const char *host, const char **ret_reason)
+static bool look_up(const struct tl_local_hosts *hosts, const char *host, const char **ret_reason)
 {
     const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
@@ -92,5 +105,22 @@ bool tl_local_hosts_has(const struct tl_local_hosts *hosts, const char *host, co
     for (const struct addrinfo *entry = found; entry && !is_local; entry = entry->ai_next)
         is_local = is_ours(hosts, entry->ai_addr);
     freeaddrinfo(found);
+    return is_local;
+}
+
+bool tl_local_hosts_has(struct tl_local_hosts *hosts, const char *host, const char **ret_reason)
+{
+    for (const struct answer *answer = hosts->answers; answer; answer = answer->next) {
+        if (strcmp(answer->host, host) != 0) continue;
+        *ret_reason = answer->reason;
+        return answer->is_local;
+    }
+    bool is_local = look_up(hosts, host, ret_reason);
+    size_t size = strlen(host) + 1;
+    struct answer *answer = malloc(sizeof(*answer) + size);
+    if (!answer) return is_local;
+    *answer = (struct answer){.next = hosts->answers, .is_local = is_local, .reason = *ret_reason};
+    memcpy(answer->host, host, size);
+    hosts->answers = answer;
     return is_local;
 }

@@ -12,7 +12,8 @@ struct tl_local_hosts *tl_local_hosts_create(void);
 void tl_local_hosts_destroy(struct tl_local_hosts *hosts); /* NULL is accepted */
 
 /* True when the host (a name or an address) is this machine: one of its addresses is one of ours, or a loopback
- * address. *ret_reason is why it could not be found out, NULL otherwise. Blocks: for the name resolution. */
-bool tl_local_hosts_has(const struct tl_local_hosts *hosts, const char *host, const char **ret_reason);
+ * address. *ret_reason is why it could not be found out, NULL otherwise. Blocks: for the name resolution, once for each
+ * host. */
+bool tl_local_hosts_has(struct tl_local_hosts *hosts, const char *host, const char **ret_reason);
 
 #endif

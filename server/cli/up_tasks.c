@@ -49,7 +49,7 @@ static enum tl_status check_name(const struct tl_config *config, const char *nam
 }
 
 /* The host of the task is this machine. */
-static bool is_local(const struct tl_local_hosts *hosts, const struct tl_config_task *task)
+static bool is_local(struct tl_local_hosts *hosts, const struct tl_config_task *task)
 {
     char host[256];
     uint16_t port;
@@ -61,7 +61,7 @@ static bool is_local(const struct tl_local_hosts *hosts, const struct tl_config_
 }
 
 static enum tl_status choose(const struct tl_config *config, const char *const *names, size_t name_count,
-                             const struct tl_local_hosts *hosts, const struct tl_config_task **tasks, size_t *ret_count,
+                             struct tl_local_hosts *hosts, const struct tl_config_task **tasks, size_t *ret_count,
                              struct tl_error *ret_error)
 {
     size_t count = 0;

@@ -103,6 +103,19 @@ class Slurm(unittest.TestCase):
         self.assertEqual(self.cluster(nodes="a,b", TENSORLANE_SETTINGS=str(path))["jobs"],
                          {"ps": {"publish": [str(self.folder / "there/m.safetensors"), "/n.npy"]}})
 
+    def test_socket_folders_are_relative_to_the_settings(self):
+        (self.folder / "there").mkdir()
+        path = self.folder / "there/settings.json"
+        settings = {"local": {"socket_folder": "sockets"},
+                    "jobs": {"ps": {"local": {"socket_folder": "/run/ps"}}, "worker": {"local": {"socket_folder": ""}}},
+                    "tasks": {"/job:ps/task:0": {"local": {"socket_folder": "first"}}}}
+        path.write_text(json.dumps({"cluster": {}, **settings}), encoding="utf-8")
+        cluster = self.cluster(nodes="a,b", TENSORLANE_SETTINGS=str(path))
+        self.assertEqual(cluster["local"], {"socket_folder": str(self.folder / "there/sockets")})
+        self.assertEqual(cluster["jobs"], settings["jobs"])
+        self.assertEqual(cluster["tasks"]["/job:ps/task:0"]["local"],
+                         {"socket_folder": str(self.folder / "there/first")})
+
     def test_settings_that_cannot_be_read(self):
         nowhere = self.folder / "nowhere.json"
         self.assert_refused(f"slurm.sh: TENSORLANE_SETTINGS={nowhere}: No such file", TENSORLANE_SETTINGS=str(nowhere))

@@ -168,8 +168,9 @@ def interop():
     lines = re.findall(r"^(passed|failed|skipped) (\S+) ?(.*)((?:\n    .*)*)", result.stdout, re.MULTILINE)
     for outcome, name, reason, output in lines:
         report(outcome, f"interop: {name}", output or reason)
-    if not lines:
-        report("failed", "interop", result.stdout)
+    has_failed = any(outcome == "failed" for outcome, *_ in lines)
+    if not lines or (result.returncode and not has_failed):
+        report("failed", "interop", f"{result.stdout}\n(tests/interop/run.py ended with {result.returncode})")
 
 
 STAGES = {"release": release, "asan": asan, "tsan": tsan, "fuzz": fuzz, "vm": vm, "interop": interop}

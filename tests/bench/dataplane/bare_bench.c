@@ -10,6 +10,7 @@
  *
  * Prints one JSON object with the median, in microseconds, of a copy, or of there and back.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -67,13 +68,25 @@ static void measure_memcpy(size_t size_bytes, double *times_us, size_t count)
     free(destination);
 }
 
+/* A new file in the folder, without a name. Not every file system can make one that never had a name. */
+static int open_nameless(const char *folder)
+{
+    char path[4096];
+    int fd = open(folder, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+    if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR)) return fd;
+    snprintf(path, sizeof(path), "%s/bare_bench.XXXXXX", folder);
+    fd = mkostemp(path, O_CLOEXEC);
+    if (fd >= 0) unlink(path);
+    return fd;
+}
+
 /* Has no pages yet. kind: as on the command line. */
 static char *map_fresh(const char *kind, size_t size_bytes)
 {
     bool is_anonymous = strcmp(kind, "anonymous") == 0;
     int fd = -1;
     if (strcmp(kind, "memfd") == 0) fd = memfd_create("bare_bench", MFD_CLOEXEC);
-    if (strchr(kind, '/') != NULL) fd = open(kind, O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
+    if (strchr(kind, '/') != NULL) fd = open_nameless(kind);
     if (!is_anonymous && (fd < 0 || ftruncate(fd, (off_t)size_bytes) != 0)) die(kind);
     char *memory =
         mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, is_anonymous ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
