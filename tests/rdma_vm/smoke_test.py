@@ -29,6 +29,14 @@ def children(pid):
     return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
 
 
+def command_of(pid):
+    """The process's command line; nothing when it has ended."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
 def runs(pid):
     """Whether there is such a process that has not ended."""
     try:
@@ -76,11 +84,12 @@ class SmokeTest(guest_support.GuestTest):
         with subprocess.Popen([guest_support.RUN_GUEST, "sleep", "1000"], stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL, cwd=guest_support.ROOT) as runner:
             def qemu():
-                return [pid for pid in children(runner.pid)
-                        if pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"qemu-system")]
-            wait_until(qemu, "QEMU runs")
-            guest, = qemu()
-            runner.send_signal(signal.SIGKILL)
+                return [pid for pid in children(runner.pid) if command_of(pid).startswith(b"qemu-system")]
+            try:
+                wait_until(qemu, "QEMU runs")
+                guest, = qemu()
+            finally:
+                runner.send_signal(signal.SIGKILL)
         wait_until(lambda: not runs(guest), "QEMU ends with the runner")
 
 
