@@ -15,7 +15,7 @@ struct tl_ip {
 /* All addresses that begin with the same bits as ip. */
 struct tl_ip_network {
     struct tl_ip ip;
-    unsigned bits; /* 0 to 128; of an IPv4 network 96 more than are written */
+    unsigned bits; /* 0 to 128; 10.0.0.0/8 has 96 + 8 */
 };
 
 /* "10.0.0.7", "fd00::7", "fe80::1%eth0". False: not such an address. */

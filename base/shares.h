@@ -26,8 +26,8 @@
 struct tl_shares;
 struct tl_share; /* what one client holds */
 
-/* Who is charged: a link, or the address of a caller that has none. Compared as bytes. All zero: the caller's address
- * is not one of IP, as with Unix sockets; all of these are one client. */
+/* A client is a link, or the IP address of a caller that has no link. Clients are compared as bytes. All callers whose
+ * address is not an IP address, as with Unix sockets, are one client, in which every byte is zero. */
 struct tl_share_client {
     uint64_t link;       /* number of the link within this worker; 0: none */
     uint8_t address[16]; /* IPv6, or IPv4 mapped to it; zero with a link */

@@ -140,8 +140,8 @@ enum tl_status tl_client_withdraw(const struct tl_call_options *options, const c
 
 /* Publishes a tensor on the worker, which refuses to replace one of a later step unless may_go_back. The bytes are sent
  * from the tensor's memory in pieces of chunk_bytes (not 0), with a checksum. progress (may be NULL) is called on this
- * thread with the bytes sent since the last call. rpc_timeout_ns counts from the last progress. Errors: the worker's
- * refusal; of the tensor's guard, when its bytes stop being readable. */
+ * thread with the bytes sent since the last call. rpc_timeout_ns counts from the last progress. Errors: those
+ * with which the worker refuses the push, and that of the tensor when its bytes cannot be read any more. */
 enum tl_status tl_client_publish(const struct tl_call_options *options, const char *key, uint64_t step,
                                  bool may_go_back, struct tl_tensor *tensor, uint64_t chunk_bytes,
                                  void (*progress)(void *context, uint64_t bytes), void *progress_context,

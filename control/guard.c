@@ -50,7 +50,7 @@
 #define TRIM_PERIODS 4
 
 struct connection {
-    uint64_t cookie;         /* of the socket; 0: no entry */
+    uint64_t cookie;         /* identifies the socket; 0 where there is no entry */
     uint64_t credit;         /* bytes that came to something */
     uint64_t received_bytes; /* at the last look */
     uint64_t recent_bytes;   /* received between the last two looks */
@@ -63,7 +63,7 @@ struct tl_guard {
     struct tl_guard_options options;
     pthread_t thread;
     bool has_thread;
-    pthread_mutex_t mutex; /* of all below */
+    pthread_mutex_t mutex; /* protects the fields below */
     pthread_cond_t changed;
     bool is_ending;
     struct connection *connections; /* [capacity] */

@@ -29,7 +29,7 @@ enum tl_status tl_receive_request_read(grpc_byte_buffer *message, struct tl_wire
                                        struct tl_receive_request *ret_request, struct tl_error *ret_error) TL_MUST_USE;
 
 struct tl_publish_request {
-    const char *key; /* the first five: of the first message */
+    const char *key; /* the first five fields come with the first message only */
     uint64_t step;
     bool may_go_back;
     struct tl_meta_data meta_data;

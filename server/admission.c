@@ -10,9 +10,9 @@
 #include "base/log.h"
 #include "server/peer_internal.h"
 
-/* Addresses that were found are used for so long, */
+/* Addresses that were found are used for this long. */
 #define KEPT_NS (60 * TL_NS_PER_SEC)
-/* and a host is not looked up more often, whoever claims what. */
+/* A host is not looked up more often than this, however many links claim to come from it. */
 #define LOOKUP_PAUSE_NS (1 * TL_NS_PER_SEC)
 /* A refusal is logged again after this, or when it is another address. */
 #define LOG_PAUSE_NS (60 * TL_NS_PER_SEC)

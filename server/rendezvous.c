@@ -251,7 +251,7 @@ static bool answer(struct tl_rendezvous *table, const struct tl_receiver *receiv
     return false;
 }
 
-/* Charges whoever waits. *ret_share NULL: this program. */
+/* Charges the client that the receiver belongs to. *ret_share is NULL where that is this program. */
 static enum tl_status admit_waiter(struct tl_rendezvous *table, const struct tl_receiver *receiver,
                                    struct tl_share **ret_share, struct tl_error *ret_error)
 {

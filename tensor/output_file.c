@@ -117,7 +117,7 @@ enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const
         file->group = replaced->st_gid;
         file->mode = replaced->st_mode & (S_IRWXU | S_IRWXG | S_IRWXO);
     }
-    /* Until it is complete nobody else may read what replaces a file that others perhaps may not read. */
+    /* The file that is replaced may be private, so that only the user can open the new one until it is complete. */
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, replaced ? 0600 : 0666);
     if (fd < 0) {
         enum tl_status status = tl_error_set_errno(ret_error, errno, "cannot create %s", path);

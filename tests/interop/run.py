@@ -16,27 +16,14 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+from pypi import Missing, run  # noqa: E402
+
 FOLDER = ROOT / "build" / "interop"
 PACKAGES = ["grpcio", "grpcio-tools", "numpy", "safetensors"]
 FOREIGN = ["foreign_client_test.py", "foreign_exchange_test.py"]
 SKIPPED = 77
-INSTALL_SEC = 600
 TEST_SEC = 300
-
-
-class Missing(Exception):
-    """Why the tests cannot be run."""
-
-
-def run(command, what):
-    try:
-        result = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=INSTALL_SEC,
-                                check=False)
-    except subprocess.TimeoutExpired as error:
-        raise Missing(f"{what} took longer than {INSTALL_SEC} s") from error
-    if result.returncode:
-        lines = (result.stderr or result.stdout).strip().splitlines()
-        raise Missing(f"{what} failed: {lines[-1] if lines else result.returncode}")
 
 
 def install():
