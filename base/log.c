@@ -90,7 +90,7 @@ bool tl_log_parse_level(const char *text, enum tl_log_level *ret_level)
     return false;
 }
 
-/* ----------------------------------------------------------------------------------------------- building a line -- */
+/* --------------------------------------------------------------------------------------------- building a line -- */
 
 struct line {
     bool is_json;
@@ -218,7 +218,7 @@ static void put_start(struct line *line, enum tl_log_level level)
     put(line, text, strlen(text));
 }
 
-/* ------------------------------------------------------------------------------------------------------- writing -- */
+/* ----------------------------------------------------------------------------------------------------- writing -- */
 
 static void build(struct line *line, enum tl_log_level level, const char *message, const struct tl_log_field *fields)
 {

@@ -2,7 +2,7 @@
 /*
  * Mailbox of one owner thread.
  *
- * Sleeping without losing a letter: the owner says under the mutex that it is about to sleep, and only when no letter
+ * Sleeping without losing a closure: the owner says under the mutex that it is about to sleep, and only when no closure
  * waits. The first post after that finds the mark, takes it away and tells its caller to wake the owner; further posts
  * find no mark and wake nobody. A wake that comes before the owner really sleeps must be remembered by whatever the
  * owner sleeps on (an eventfd, a completion queue alarm).
@@ -12,38 +12,38 @@
 void tl_mailbox_init(struct tl_mailbox *mailbox)
 {
     TL_CHECK(pthread_mutex_init(&mailbox->mutex, NULL) == 0);
-    tl_list_init(&mailbox->letters);
+    tl_list_init(&mailbox->closures);
     mailbox->is_owner_asleep = false;
 }
 
 void tl_mailbox_fini(struct tl_mailbox *mailbox)
 {
-    TL_CHECK(tl_list_is_empty(&mailbox->letters));
+    TL_CHECK(tl_list_is_empty(&mailbox->closures));
     TL_CHECK(pthread_mutex_destroy(&mailbox->mutex) == 0);
 }
 
-bool tl_mailbox_post(struct tl_mailbox *mailbox, struct tl_letter *letter)
+bool tl_mailbox_post(struct tl_mailbox *mailbox, struct tl_closure *closure)
 {
-    TL_CHECK(letter->deliver);
+    TL_CHECK(closure->run);
     TL_CHECK(pthread_mutex_lock(&mailbox->mutex) == 0);
-    tl_list_push_back(&mailbox->letters, &letter->link);
+    tl_list_push_back(&mailbox->closures, &closure->link);
     bool must_wake = mailbox->is_owner_asleep;
     mailbox->is_owner_asleep = false;
     TL_CHECK(pthread_mutex_unlock(&mailbox->mutex) == 0);
     return must_wake;
 }
 
-unsigned tl_mailbox_deliver(struct tl_mailbox *mailbox)
+unsigned tl_mailbox_run(struct tl_mailbox *mailbox)
 {
-    struct tl_list letters;
+    struct tl_list closures;
     unsigned count = 0;
-    tl_list_init(&letters);
+    tl_list_init(&closures);
     TL_CHECK(pthread_mutex_lock(&mailbox->mutex) == 0);
-    tl_list_splice_back(&letters, &mailbox->letters);
+    tl_list_splice_back(&closures, &mailbox->closures);
     TL_CHECK(pthread_mutex_unlock(&mailbox->mutex) == 0);
-    for (struct tl_list *link; (link = tl_list_pop_front(&letters)); count++) {
-        struct tl_letter *letter = TL_CONTAINER_OF(link, struct tl_letter, link);
-        letter->deliver(letter);
+    for (struct tl_list *link; (link = tl_list_pop_front(&closures)); count++) {
+        struct tl_closure *closure = TL_CONTAINER_OF(link, struct tl_closure, link);
+        closure->run(closure);
     }
     return count;
 }
@@ -51,7 +51,7 @@ unsigned tl_mailbox_deliver(struct tl_mailbox *mailbox)
 bool tl_mailbox_prepare_sleep(struct tl_mailbox *mailbox)
 {
     TL_CHECK(pthread_mutex_lock(&mailbox->mutex) == 0);
-    bool may_sleep = tl_list_is_empty(&mailbox->letters);
+    bool may_sleep = tl_list_is_empty(&mailbox->closures);
     mailbox->is_owner_asleep = may_sleep;
     TL_CHECK(pthread_mutex_unlock(&mailbox->mutex) == 0);
     return may_sleep;

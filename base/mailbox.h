@@ -2,8 +2,8 @@
 /*
  * Mailbox of one owner thread: any thread posts, the owner takes all at once.
  *
- * A letter is embedded in the object it carries; ownership of that object travels with it. Letters are delivered in the
- * order they were posted.
+ * A closure is embedded in the object it carries; ownership of that object travels with it. Closures are delivered in
+ * the order they were posted.
  */
 #ifndef BASE_MAILBOX_H
 #define BASE_MAILBOX_H
@@ -15,14 +15,14 @@
 
 #include "base/list.h"
 
-struct tl_letter {
+struct tl_closure {
     struct tl_list link;
-    void (*deliver)(struct tl_letter *letter); /* called on the owner's thread */
+    void (*run)(struct tl_closure *closure); /* called on the owner's thread */
 };
 
 struct tl_mailbox {
     pthread_mutex_t mutex;
-    struct tl_list letters;
+    struct tl_list closures;
     bool is_owner_asleep; /* the owner said it is about to sleep; the next post must wake it */
 };
 
@@ -31,14 +31,14 @@ void tl_mailbox_init(struct tl_mailbox *mailbox);
 /* The mailbox must be empty. */
 void tl_mailbox_fini(struct tl_mailbox *mailbox);
 
-/* Posts a letter. Returns true when the owner must be woken by the caller: at most once per sleep. Thread: any. */
-bool tl_mailbox_post(struct tl_mailbox *mailbox, struct tl_letter *letter) TL_MUST_USE;
+/* Posts a closure. Returns true when the owner must be woken by the caller: at most once per sleep. Thread: any. */
+bool tl_mailbox_post(struct tl_mailbox *mailbox, struct tl_closure *closure) TL_MUST_USE;
 
-/* Takes all letters and delivers each; returns how many. Letters posted meanwhile wait for the next call.
+/* Takes all closures and delivers each; returns how many. Closures posted meanwhile wait for the next call.
  * Thread: owner. */
-unsigned tl_mailbox_deliver(struct tl_mailbox *mailbox);
+unsigned tl_mailbox_run(struct tl_mailbox *mailbox);
 
-/* Call before sleeping: returns false, and the owner must not sleep, when letters wait. Thread: owner. */
+/* Call before sleeping: returns false, and the owner must not sleep, when closures wait. Thread: owner. */
 bool tl_mailbox_prepare_sleep(struct tl_mailbox *mailbox) TL_MUST_USE;
 
 /* Call after sleeping. Thread: owner. */

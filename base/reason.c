@@ -24,7 +24,7 @@ struct reason {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct reason *reasons;
 
-/* ------------------------------------------------------------------------------------------------------- numbers -- */
+/* ----------------------------------------------------------------------------------------------------- numbers -- */
 
 static bool is_number(const char *word, size_t len)
 {
@@ -46,10 +46,10 @@ static void leave_numbers_out(const char *text, char ret_bare[TL_ERROR_MESSAGE_B
         if (len > 0 && is_number(text, len)) {
             *bare++ = '#';
         } else {
-            size_t room = (size_t)(end - bare);
+            size_t left_bytes = (size_t)(end - bare);
             if (len == 0) len = 1;
-            memcpy(bare, text, len < room ? len : room);
-            bare += len < room ? len : room;
+            memcpy(bare, text, len < left_bytes ? len : left_bytes);
+            bare += len < left_bytes ? len : left_bytes;
         }
         text += len;
     }
@@ -65,7 +65,7 @@ bool tl_reason_is_same(const char *a, const char *b)
     return strcmp(bare_a, bare_b) == 0;
 }
 
-/* --------------------------------------------------------------------------------------------------------- table -- */
+/* ------------------------------------------------------------------------------------------------------- table -- */
 
 /* NULL: not there, and there is no more room. */
 static const char *find_or_add(const char *text, unsigned max_count)

@@ -46,7 +46,7 @@ struct tl_shares {
     bool is_destroyed; /* only what is held keeps it */
 };
 
-/* ------------------------------------------------------------------------------------------------------ clients -- */
+/* ----------------------------------------------------------------------------------------------------- clients -- */
 
 /* The host of "[::1]:4000", where brackets may be percent-encoded. False: it is no such address. */
 static bool parse_ipv6(const char *text, struct tl_share_client *client)
@@ -80,7 +80,7 @@ struct tl_share_client tl_share_client_of(const char *address)
     return is_ip ? client : (struct tl_share_client){.link = 0};
 }
 
-/* ------------------------------------------------------------------------------------------------------- shares -- */
+/* ------------------------------------------------------------------------------------------------------ shares -- */
 
 static void lock(struct tl_shares *shares)
 {

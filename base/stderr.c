@@ -35,7 +35,7 @@ static int patience_ms(void)
     return atomic_load_explicit(&is_stuck, memory_order_relaxed) ? 0 : PATIENCE_MS;
 }
 
-static bool has_room(int timeout_ms)
+static bool has_space(int timeout_ms)
 {
     struct pollfd place = {.fd = STDERR_FILENO, .events = POLLOUT};
     return poll(&place, 1, timeout_ms) > 0;
@@ -53,7 +53,7 @@ static ssize_t ask_and_write(const char *text, size_t len)
     }
     ssize_t written = -1;
     int error_number = EAGAIN;
-    if (has_room(0)) {
+    if (has_space(0)) {
         written = write(STDERR_FILENO, text, len);
         error_number = errno;
     }
@@ -85,7 +85,7 @@ static bool write_all(const char *text, size_t len)
         size_t piece = len - done < TL_STDERR_PIECE_BYTES ? len - done : TL_STDERR_PIECE_BYTES;
         ssize_t written = write_some(text + done, piece);
         if (written < 0 && errno == EINTR) continue;
-        if (written < 0 && errno == EAGAIN && !has_waited && has_room(patience_ms())) {
+        if (written < 0 && errno == EAGAIN && !has_waited && has_space(patience_ms())) {
             has_waited = true;
             continue;
         }

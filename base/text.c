@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 
-/* --------------------------------------------------------------------------------------------------------- UTF-8 -- */
+/* ------------------------------------------------------------------------------------------------------- UTF-8 -- */
 
 size_t tl_text_utf8_char_len(const char *text, size_t len_bytes)
 {
@@ -76,7 +76,7 @@ bool tl_text_is_utf8(const char *text, size_t len_bytes)
     return true;
 }
 
-/* -------------------------------------------------------------------------------------------- numbers with units -- */
+/* ------------------------------------------------------------------------------------------ numbers with units -- */
 
 static bool is_digit(char c)
 {
@@ -198,7 +198,7 @@ bool tl_text_parse_duration(const char *text, int64_t *ret_ns)
     return true;
 }
 
-/* ----------------------------------------------------------------------------------------- formatting for people -- */
+/* --------------------------------------------------------------------------------------- formatting for people -- */
 
 /* Writes value with three digits and the unit of units[] that fits; every unit is 1000 of the one before. */
 static void format_three_digits(double value, const char *const *units, size_t count, char *buffer, size_t capacity)
@@ -238,7 +238,7 @@ char *tl_text_format_duration(int64_t ns, char *buffer, size_t capacity)
     return buffer;
 }
 
-/* -------------------------------------------------------------------------------------------------- nearest name -- */
+/* ------------------------------------------------------------------------------------------------ nearest name -- */
 
 #define MAX_NEAREST_BYTES 512
 
@@ -280,103 +280,4 @@ const char *tl_text_nearest(const char *name, const char *const *candidates, siz
         limit = distance - 1;
     }
     return nearest;
-}
-
-/* ---------------------------------------------------------------------------------------------------------- glob -- */
-
-/* Takes one character off *cursor: a code point, or a byte of invalid UTF-8 as a number that is no code point. */
-static uint32_t next_char(const char **cursor)
-{
-    const unsigned char *bytes = (const unsigned char *)*cursor;
-    size_t len = tl_text_utf8_char_len(*cursor, strnlen(*cursor, 4));
-    if (len == 0) {
-        *cursor += 1;
-        return 0x80000000u | bytes[0];
-    }
-    *cursor += len;
-    if (len == 1) return bytes[0];
-    uint32_t point = bytes[0] & (0x7Fu >> len);
-    for (size_t i = 1; i < len; i++)
-        point = point << 6 | (bytes[i] & 0x3Fu);
-    return point;
-}
-
-static uint32_t next_set_char(const char **cursor)
-{
-    if (**cursor == '\\' && (*cursor)[1]) ++*cursor;
-    return next_char(cursor);
-}
-
-/* *cursor is behind a '['. True, with the cursor behind the ']', when the set has an end; *ret_is_member tells whether
- * c matches it. */
-static bool match_set(const char **cursor, uint32_t c, bool *ret_is_member)
-{
-    const char *p = *cursor;
-    bool is_inverted = *p == '!' || *p == '^', is_member = false;
-    if (is_inverted) p++;
-    /* A ']' that comes first is a member. */
-    for (bool is_first = true; is_first || *p != ']'; is_first = false) {
-        if (*p == '\0') return false;
-        uint32_t low = next_set_char(&p), high = low;
-        if (p[0] == '-' && p[1] && p[1] != ']') {
-            p++;
-            high = next_set_char(&p);
-        }
-        if (c >= low && c <= high) is_member = true;
-    }
-    *cursor = p + 1;
-    *ret_is_member = is_member != is_inverted;
-    return true;
-}
-
-/* Matches one character of the name, c, with the first item of the pattern, which is no '*'; moves *pattern behind it.
- * *endless remembers the first '[' without end, so that the search for its end is made once. */
-static bool match_one(const char **pattern, const char **endless, uint32_t c)
-{
-    bool is_member;
-    switch (**pattern) {
-    case '\0':
-        return false;
-    case '?':
-        ++*pattern;
-        return true;
-    case '[': {
-        const char *set = *pattern + 1;
-        bool is_endless = *endless && *pattern >= *endless;
-        if (!is_endless && match_set(&set, c, &is_member)) {
-            *pattern = set;
-            return is_member;
-        }
-        if (!is_endless) *endless = *pattern;
-        return next_char(pattern) == c;
-    }
-    default:
-        return next_set_char(pattern) == c;
-    }
-}
-
-bool tl_text_glob_match(const char *pattern, const char *name)
-{
-    /* Only the last '*' needs to be tried again with more of the name: earlier ones took as little as they could. */
-    const char *retry_pattern = NULL, *retry_name = NULL, *endless = NULL;
-    while (*name) {
-        if (*pattern == '*') {
-            retry_pattern = ++pattern;
-            retry_name = name;
-            continue;
-        }
-        const char *rest = name;
-        uint32_t c = next_char(&rest);
-        if (match_one(&pattern, &endless, c)) {
-            name = rest;
-            continue;
-        }
-        if (!retry_pattern) return false;
-        next_char(&retry_name);
-        pattern = retry_pattern;
-        name = retry_name;
-    }
-    while (*pattern == '*')
-        pattern++;
-    return *pattern == '\0';
 }

@@ -31,10 +31,4 @@ char *tl_text_format_duration(int64_t ns, char *buffer, size_t capacity);
  * third of the name's length, at least 2, away, or nothing in common) and for names longer than 512 bytes. */
 const char *tl_text_nearest(const char *name, const char *const *candidates, size_t count);
 
-/* True when the name matches the shell pattern: '*' any text, also '/' and '.'; '?' one character; "[a-z]" one of a
- * set,
- * "[!a-z]" or "[^a-z]" one outside it, a '[' without end itself; a backslash takes the next character as it is.
- * Takes at most the product of both lengths, so that a pattern may come from a peer. */
-bool tl_text_glob_match(const char *pattern, const char *name);
-
 #endif

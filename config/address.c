@@ -44,7 +44,7 @@ static bool parse_port(const char *text, uint16_t *ret_port)
     return true;
 }
 
-/* Letters, digits, '-' and '_' in labels of at most 63, with dots between them. */
+/* Closures, digits, '-' and '_' in labels of at most 63, with dots between them. */
 static bool is_host_name(const char *host)
 {
     const char *label = host;

@@ -193,7 +193,7 @@ enum tl_status tl_cluster_read(const struct tl_json_value *cluster, bool allows_
     return TL_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------- searching -- */
+/* --------------------------------------------------------------------------------------------------- searching -- */
 
 /* The first task that does not come before (job, index). */
 static size_t lower_bound(const struct tl_config_task *tasks, size_t first, size_t end, const char *job, uint32_t index)

@@ -75,12 +75,12 @@ enum tl_status tl_config_apply_layers(struct tl_config *config, struct tl_json_d
         if (status != TL_OK) return status;
         config->tasks[i].settings = memory->layers[i]->settings;
     }
-    config->guest_settings = memory->top->settings;
-    config->guest_error.code = tl_settings_check(memory->top, doc, &config->guest_error);
+    config->client_settings = memory->top->settings;
+    config->client_error.code = tl_settings_check(memory->top, doc, &config->client_error);
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ parsing -- */
+/* ----------------------------------------------------------------------------------------------------- parsing -- */
 
 static enum tl_status build(struct tl_config *config, struct tl_json_doc *doc, const char *folder,
                             struct tl_error *ret_error)
@@ -131,7 +131,7 @@ enum tl_status tl_config_parse(const char *text, size_t len_bytes, const char *s
     return TL_OK;
 }
 
-/* ----------------------------------------------------------------------------------------------------- searching -- */
+/* --------------------------------------------------------------------------------------------------- searching -- */
 
 enum tl_status tl_config_find_task(const struct tl_config *config, const char *job, uint32_t index,
                                    const struct tl_config_task **ret_task, struct tl_error *ret_error)
@@ -183,7 +183,7 @@ enum tl_status tl_config_find_name(const struct tl_config *config, const char *n
                         tl_quote(name, quoted), tl_json_suggest(name, names, count, text, sizeof(text)));
 }
 
-/* -------------------------------------------------------------------------------------------------------- values -- */
+/* ------------------------------------------------------------------------------------------------------ values -- */
 
 size_t tl_config_values(const struct tl_config *config, const struct tl_config_task *task,
                         struct tl_config_value *ret_values, size_t capacity)

@@ -42,7 +42,7 @@ struct tl_local_settings {
     uint64_t max_pool_bytes;   /* {"max_pool": "auto"}: all of a peer; TL_SETTING_AUTO: half of the machine's memory */
     uint64_t slot_count;       /* {"slots": 256}: messages under way from one peer */
     int64_t spin_ns;           /* {"spin": "50us"}: polling without result before sleeping */
-    int64_t silence_ns;        /* {"silence": "3s"}: a peer that says nothing for so long while it should is dead */
+    int64_t peer_timeout_ns; /* {"peer_timeout": "3s"}: a peer that says nothing for so long while it should is dead */
     enum tl_process_vm process_vm; /* {"process_vm": "auto"}: whether a peer's memory may be read */
     enum tl_local_map map;         /* {"map": "files"}: which published tensors peers may map instead of copying them */
 };
@@ -67,8 +67,9 @@ struct tl_verbs_settings {
     uint64_t piece_bytes;    /* {"piece": "auto"}: of one write at most; TL_SETTING_AUTO: what the device does */
     int64_t spin_ns;         /* {"spin": "50us"}: polling without result before sleeping */
     uint64_t slot_count;     /* {"slots": 256}: messages under way from one peer */
-    int64_t silence_ns;      /* {"silence": "800ms"}: a peer that says nothing for so long while it should is dead */
-    bool is_bounce_forced;   /* {"bounce": false}: everything is copied through the pool, for measurements */
+    int64_t
+        peer_timeout_ns;   /* {"peer_timeout": "800ms"}: a peer that says nothing for so long while it should is dead */
+    bool is_bounce_forced; /* {"bounce": false}: everything is copied through the pool, for measurements */
 };
 
 /* The settings of one task, every value effective. Sizes in bytes, durations in nanoseconds. */
@@ -118,10 +119,10 @@ struct tl_config {
     const char *source;           /* file name or "TF_CONFIG", for messages */
     struct tl_config_task *tasks; /* [task_count], sorted by job name, then index */
     size_t task_count;
-    const struct tl_config_task *self; /* TF_CONFIG's own task; an evaluator need not be among tasks. NULL otherwise */
-    struct tl_settings guest_settings; /* of a process that is no task: those of the top level */
-    struct tl_error guest_error;       /* code TL_OK, or how these contradict each other, though no task's do */
-    void *memory;                      /* private */
+    const struct tl_config_task *self;  /* TF_CONFIG's own task; an evaluator need not be among tasks. NULL otherwise */
+    struct tl_settings client_settings; /* of a process that is no task: those of the top level */
+    struct tl_error client_error;       /* code TL_OK, or how these contradict each other, though no task's do */
+    void *memory;                       /* private */
 };
 
 /* Reads a file ("-": standard input). Errors: TL_NOT_FOUND, TL_PERMISSION_DENIED: the file. TL_INVALID_ARGUMENT: its

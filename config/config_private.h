@@ -16,7 +16,7 @@ struct tl_config_private {
     struct tl_arena *arena;                  /* holds everything, this too */
     const struct tl_settings_layer **layers; /* [task_count]: where the settings of each task come from */
     const char **addresses;                  /* [task_count]: the addresses as JSON */
-    const struct tl_settings_layer *top;     /* of who is none of the tasks: a guest, and an evaluator as self */
+    const struct tl_settings_layer *top;     /* of who is none of the tasks: a client peer, and an evaluator as self */
 };
 
 /* A configuration without tasks. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
@@ -33,7 +33,8 @@ enum tl_status tl_config_read_cluster(struct tl_config *config, const struct tl_
                                       bool allows_empty_jobs, const struct tl_settings_layer *top,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
-/* Checks the layers and fills the settings of all tasks, and of guests, from them. Errors: as tl_settings_check. */
+/* Checks the layers and fills the settings of all tasks, and of client peers, from them. Errors: as tl_settings_check.
+ */
 enum tl_status tl_config_apply_layers(struct tl_config *config, struct tl_json_doc *doc,
                                       struct tl_error *ret_error) TL_MUST_USE;
 

@@ -116,7 +116,7 @@ static enum tl_status read_alias(const struct tl_config_environment *environment
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ warnings -- */
+/* ---------------------------------------------------------------------------------------------------- warnings -- */
 
 /* Lists all names that are known; returns how many. */
 static size_t list_names(const char *ret_names[2 * TL_ARRAY_COUNT(aliases)])
@@ -153,7 +153,7 @@ static void warn(const struct tl_config_environment *environment)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ applying -- */
+/* ---------------------------------------------------------------------------------------------------- applying -- */
 
 /* Writes one value into the layer where that has a default. */
 static enum tl_status apply_one(struct tl_settings_layer *layer, const struct given *given, size_t index,
@@ -229,7 +229,7 @@ static enum tl_status apply(struct tl_config *config, const struct given *given,
     if (status != TL_OK) return status;
     memory->layers = layers;
     memory->top = top;
-    config->guest_settings = top->settings;
+    config->client_settings = top->settings;
     for (size_t i = 0; i < config->task_count; i++)
         config->tasks[i].settings = layers[i]->settings;
     /* Such a self is ours to write: it is in the arena. */

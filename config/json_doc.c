@@ -42,7 +42,7 @@ enum tl_status tl_json_no_memory(const char *source, struct tl_error *ret_error)
                         tl_json_shown_source(source));
 }
 
-/* ------------------------------------------------------------------------------------------------------ reading -- */
+/* ----------------------------------------------------------------------------------------------------- reading -- */
 
 static const char *syntax_remedy(enum json_error_code code)
 {
@@ -166,7 +166,7 @@ void tl_json_doc_close(struct tl_json_doc *doc)
     tl_json_places_fini(&doc->places);
 }
 
-/* ------------------------------------------------------------------------------------------------------ walking -- */
+/* ----------------------------------------------------------------------------------------------------- walking -- */
 
 struct tl_json_value tl_json_root(struct tl_json_doc *doc)
 {
@@ -257,7 +257,7 @@ unsigned tl_json_line(const struct tl_json_value *value)
     return doc->line;
 }
 
-/* ------------------------------------------------------------------------------------------------------- errors -- */
+/* ------------------------------------------------------------------------------------------------------ errors -- */
 
 static enum tl_status fail_at(const struct tl_json_value *value, size_t offset, enum tl_status code,
                               struct tl_error *ret_error, const char *message)

@@ -32,7 +32,7 @@ static void *field(struct tl_settings *settings, const struct tl_setting *settin
     return (char *)settings + setting->offset;
 }
 
-/* -------------------------------------------------------------------------------------------------------- words -- */
+/* ------------------------------------------------------------------------------------------------------- words -- */
 
 enum tl_status tl_choice_read(const struct tl_choice *choices, const struct tl_json_value *value, int *ret_choice,
                               struct tl_error *ret_error)
@@ -64,7 +64,7 @@ enum tl_status tl_choice_read(const struct tl_choice *choices, const struct tl_j
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ numbers -- */
+/* ----------------------------------------------------------------------------------------------------- numbers -- */
 
 /* Says which powers of two are in the range. */
 static enum tl_status refuse_power(const struct tl_setting *setting, uint64_t number, struct tl_error *ret_error)
@@ -186,7 +186,7 @@ static enum tl_status read_number(const struct tl_setting *setting, const struct
     return status;
 }
 
-/* --------------------------------------------------------------------------------------- addresses, files, rest -- */
+/* -------------------------------------------------------------------------------------- addresses, files, rest -- */
 
 static enum tl_status read_address(const struct tl_json_value *value, struct tl_arena *arena, const char **ret_address,
                                    struct tl_error *ret_error)

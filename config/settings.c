@@ -126,7 +126,7 @@ const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
     {IN("local", "max_pool"), AT(local.max_pool_bytes), AUTO_SIZE(1 * MIB, 1024 * TIB)},
     {IN("local", "slots"), AT(local.slot_count), COUNT(16, 4096, 256)},
     {IN("local", "spin"), AT(local.spin_ns), DURATION(0, 1 * SEC, 50 * US)},
-    {IN("local", "silence"), AT(local.silence_ns), DURATION(50 * MS, 1 * HOUR, 3 * SEC)},
+    {IN("local", "peer_timeout"), AT(local.peer_timeout_ns), DURATION(50 * MS, 1 * HOUR, 3 * SEC)},
     {IN("local", "process_vm"), AT(local.process_vm), CHOICE(process_vm_choices, TL_PROCESS_VM_AUTO)},
     {IN("local", "map"), AT(local.map), CHOICE(map_choices, TL_LOCAL_MAP_FILES)},
     {IN("verbs", "devices"), AT(verbs.devices), .kind = TL_SETTING_DEVICES},
@@ -147,7 +147,7 @@ const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
     {IN("verbs", "piece"), AT(verbs.piece_bytes), AUTO_SIZE(4 * KIB, 2 * GIB)},
     {IN("verbs", "spin"), AT(verbs.spin_ns), DURATION(0, 1 * SEC, 50 * US)},
     {IN("verbs", "slots"), AT(verbs.slot_count), COUNT(16, 4096, 256)},
-    {IN("verbs", "silence"), AT(verbs.silence_ns), DURATION(50 * MS, 1 * HOUR, 800 * MS)},
+    {IN("verbs", "peer_timeout"), AT(verbs.peer_timeout_ns), DURATION(50 * MS, 1 * HOUR, 800 * MS)},
     {IN("verbs", "bounce"), AT(verbs.is_bounce_forced), .kind = TL_SETTING_BOOL},
     {IN("log", "level"), AT(log_level), CHOICE(log_level_choices, TL_LOG_INFO)},
     {IN("log", "format"), AT(log_format), CHOICE(log_format_choices, TL_LOG_KEY_VALUE)},
@@ -189,7 +189,7 @@ enum tl_status tl_settings_create(struct tl_arena *arena, const char *source, st
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------- layers -- */
+/* ------------------------------------------------------------------------------------------------------ layers -- */
 
 /* What reading one object needs all the way down. */
 struct reading {
@@ -239,6 +239,24 @@ enum tl_status tl_settings_note_origin(struct tl_settings_layer *layer, size_t s
     return TL_OK;
 }
 
+/* Names that settings had in earlier releases, and what they are called now. */
+static const struct {
+    const char *group, *old_name, *name;
+} renamed_settings[] = {
+    {"local", "silence", "peer_timeout"},
+    {"verbs", "silence", "peer_timeout"},
+};
+
+/* The present name of a setting that `name` was the earlier name of; NULL: it was none. */
+static const char *find_present_name(const char *group, const char *name)
+{
+    for (size_t i = 0; i < TL_ARRAY_COUNT(renamed_settings); i++) {
+        if (is_same_group(renamed_settings[i].group, group) && strcmp(renamed_settings[i].old_name, name) == 0)
+            return renamed_settings[i].name;
+    }
+    return NULL;
+}
+
 static enum tl_status read_member(struct reading *reading, const char *group, const struct tl_json_value *member,
                                   struct tl_error *ret_error)
 {
@@ -250,6 +268,10 @@ static enum tl_status read_member(struct reading *reading, const char *group, co
         if (status != TL_OK) return status;
         return tl_settings_note_origin(reading->layer, i, member, reading->level, reading->arena, ret_error);
     }
+    const char *present_name = find_present_name(group, member->key);
+    if (present_name != NULL)
+        return tl_json_fail_key(member, TL_INVALID_ARGUMENT, ret_error,
+                                "the setting \"%s\" is called \"%s\" now; rename it", member->key, present_name);
     const char *names[MAX_NAMES];
     size_t count = list_names(group, reading->level, names);
     return tl_json_fail_unknown_key(member, "setting", names, count, ret_error);

@@ -104,7 +104,8 @@ static enum tl_status make_evaluator(struct tl_config *config, uint32_t index, s
     struct tl_config_task *self = tl_arena_alloc(memory->arena, sizeof(*self));
     const char *name = tl_cluster_task_name(memory->arena, EVALUATOR, index);
     if (!self || !name) return tl_json_no_memory(SOURCE, ret_error);
-    *self = (struct tl_config_task){.job = EVALUATOR, .index = index, .name = name, .settings = config->guest_settings};
+    *self =
+        (struct tl_config_task){.job = EVALUATOR, .index = index, .name = name, .settings = config->client_settings};
     config->self = self;
     return TL_OK;
 }

@@ -29,7 +29,7 @@ struct tl_peer_description {
     uint64_t incarnation;
     uint64_t latency_ns;       /* there and back; 0: not measured */
     uint64_t bytes_per_second; /* 0: not measured */
-    uint32_t mtu_bytes;        /* of a packet of its data path; 0: none, or not known */
+    uint32_t mtu_bytes;        /* of a packet of its data connection; 0: none, or not known */
 };
 
 /* What a data plane works with; texts that are not known are "", numbers 0. */

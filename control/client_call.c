@@ -29,7 +29,7 @@
 /* Before it is unpacked, which can make it a thousand times larger. */
 #define MAX_GZIP_RESPONSE_BYTES (64 * 1024)
 
-/* ---------------------------------------------------------------------------------------------------- connecting -- */
+/* -------------------------------------------------------------------------------------------------- connecting -- */
 
 /* A look-out for a change of the channel's state. */
 struct look_out {
@@ -219,7 +219,7 @@ void tl_client_close(struct tl_client *client)
     client->loop = NULL;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- call -- */
+/* -------------------------------------------------------------------------------------------------------- call -- */
 
 void tl_client_fail(struct tl_client *client, const struct tl_error *failure)
 {

@@ -37,9 +37,9 @@ static void links_deadline(struct tl_timer *timer)
     tl_links_close(control, &reason);
 }
 
-static void ask_again(struct tl_letter *letter)
+static void ask_again(struct tl_closure *closure)
 {
-    tl_links_ask_again(TL_CONTAINER_OF(letter, struct tl_control, ask_letter));
+    tl_links_ask_again(TL_CONTAINER_OF(closure, struct tl_control, ask_closure));
 }
 
 enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_options *options,
@@ -50,13 +50,13 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
     control->loop = loop;
     control->options = *options;
     control->stop_timer.fire = links_deadline;
-    control->ask_letter.deliver = ask_again;
+    control->ask_closure.run = ask_again;
     tl_list_init(&control->links);
     tl_list_init(&control->walks);
-    tl_list_init(&control->walk_letter.link);
-    control->walk_letter.deliver = tl_transfer_walk_on;
+    tl_list_init(&control->walk_closure.link);
+    control->walk_closure.run = tl_transfer_walk_on;
     tl_list_init(&control->asking_links);
-    tl_list_init(&control->ask_letter.link);
+    tl_list_init(&control->ask_closure.link);
     enum tl_status status = TL_RESOURCE_EXHAUSTED;
     control->builder = tl_frame_builder_create();
     control->arena = calloc(1, sizeof(*control->arena));
@@ -98,7 +98,7 @@ enum tl_status tl_control_start(struct tl_control *control, const char *address,
 
 void tl_control_ask_again(struct tl_control *control)
 {
-    if (!tl_list_is_linked(&control->ask_letter.link)) tl_loop_defer(control->loop, &control->ask_letter);
+    if (!tl_list_is_linked(&control->ask_closure.link)) tl_loop_defer(control->loop, &control->ask_closure);
 }
 
 void tl_control_set_health(struct tl_control *control, const char *service, enum tl_health health)
@@ -128,9 +128,9 @@ static void server_stopped(void *context)
     maybe_stopped(control);
 }
 
-static void stop_check(struct tl_letter *letter)
+static void stop_check(struct tl_closure *closure)
 {
-    maybe_stopped(TL_CONTAINER_OF(letter, struct tl_control, stop_letter));
+    maybe_stopped(TL_CONTAINER_OF(closure, struct tl_control, stop_closure));
 }
 
 void tl_control_stop(struct tl_control *control, int64_t deadline_ns, void (*stopped)(void *context), void *context)
@@ -148,8 +148,8 @@ void tl_control_stop(struct tl_control *control, int64_t deadline_ns, void (*sto
     if (control->server != NULL) {
         tl_rpc_server_stop(control->server, deadline_ns, server_stopped, control);
     } else {
-        control->stop_letter.deliver = stop_check;
-        tl_loop_defer(control->loop, &control->stop_letter);
+        control->stop_closure.run = stop_check;
+        tl_loop_defer(control->loop, &control->stop_closure);
     }
 }
 
@@ -168,8 +168,8 @@ void tl_control_destroy(struct tl_control *control)
 {
     if (control == NULL) return;
     TL_CHECK(tl_list_is_empty(&control->links) && tl_list_is_empty(&control->walks));
-    tl_list_remove(&control->walk_letter.link);
-    tl_list_remove(&control->ask_letter.link);
+    tl_list_remove(&control->walk_closure.link);
+    tl_list_remove(&control->ask_closure.link);
     tl_timers_disarm(tl_loop_timers(control->loop), &control->stop_timer);
     tl_rpc_server_destroy(control->server);
     tl_health_service_destroy(control->health);

@@ -44,7 +44,7 @@ struct tl_push {
 struct tl_walk {
     bool is_complete;
     uint64_t withdrawn_count;
-    struct tl_listing listing; /* unless it withdraws; sorted by key when complete */
+    struct tl_listing listing; /* unless it withdraws; to be taken with tl_listing_take when it is complete */
 };
 
 enum tl_link_admission { TL_LINK_ADMITTED, TL_LINK_REFUSED, TL_LINK_LATER };
@@ -73,7 +73,7 @@ struct tl_control_handlers {
                                  struct tl_walk **ret_walk, struct tl_error *ret_error);
     /* Goes on for at most a few milliseconds; to be called until walk->is_complete. Errors end the walk. */
     enum tl_status (*walk_step)(void *worker, struct tl_walk *walk, struct tl_error *ret_error);
-    /* Frees the walk and its listing; at any time. */
+    /* Ends the walk at any time, which is the callee's afterwards. A large listing is freed in steps. */
     void (*walk_end)(void *worker, struct tl_walk *walk);
     /* Fills a zeroed description, all but protocol_version; freed with tl_description_fini, also on error. */
     enum tl_status (*describe)(void *worker, struct tl_description *ret_description, struct tl_error *ret_error);

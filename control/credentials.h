@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The one place where credentials and channels are made, so that transport security has one home. */
+/* The one place where credentials and channels are made, so that transport security has one executor. */
 #ifndef CONTROL_CREDENTIALS_H
 #define CONTROL_CREDENTIALS_H
 

@@ -5,21 +5,21 @@
 
 #include "control/control.h"
 
-static void fini_data_plane(struct tl_data_plane_description *plane)
+static void fini_data_plane(struct tl_data_plane_description *data_plane)
 {
-    if (plane == NULL) return;
-    free(plane->memlock);
-    free(plane->device);
-    free(plane->gid);
-    free(plane->gid_type);
-    free(plane->interface);
-    free(plane->port_state);
-    free(plane->link_layer);
-    free(plane->keys);
-    free(plane->reason);
-    free(plane->passed_over);
-    free(plane->not_tried);
-    free(plane);
+    if (data_plane == NULL) return;
+    free(data_plane->memlock);
+    free(data_plane->device);
+    free(data_plane->gid);
+    free(data_plane->gid_type);
+    free(data_plane->interface);
+    free(data_plane->port_state);
+    free(data_plane->link_layer);
+    free(data_plane->keys);
+    free(data_plane->reason);
+    free(data_plane->passed_over);
+    free(data_plane->not_tried);
+    free(data_plane);
 }
 
 void tl_description_fini(struct tl_description *description)
@@ -43,14 +43,4 @@ void tl_description_fini(struct tl_description *description)
     free(description->counters);
     fini_data_plane(description->data_plane);
     memset(description, 0, sizeof(*description));
-}
-
-void tl_listing_fini(struct tl_listing *listing)
-{
-    for (size_t i = 0; i < listing->count; i++) {
-        free(listing->items[i].key);
-        tl_annotations_put(listing->items[i].annotations);
-    }
-    free(listing->items);
-    memset(listing, 0, sizeof(*listing));
 }

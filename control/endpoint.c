@@ -25,7 +25,7 @@
 #include "base/error.h"
 #include "base/thread.h"
 
-/* ---------------------------------------------------------------------------------------------------- addresses -- */
+/* --------------------------------------------------------------------------------------------------- addresses -- */
 
 static bool is_port(const char *text)
 {
@@ -73,7 +73,7 @@ enum tl_status tl_endpoint_parse(const char *address, struct tl_endpoint *ret_en
     strchr((endpoint)->host, ':') != NULL ? "[" : "", (endpoint)->host,                                                \
         strchr((endpoint)->host, ':') != NULL ? "]" : "", (endpoint)->port
 
-/* ------------------------------------------------------------------------------------------------------ look-up -- */
+/* ----------------------------------------------------------------------------------------------------- look-up -- */
 
 /* Shared by who waits and the thread that looks up; the last of the two frees it. */
 struct lookup {
@@ -190,7 +190,7 @@ enum tl_status tl_endpoint_resolve(const struct tl_endpoint *endpoint, int64_t d
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------ dialling -- */
+/* ---------------------------------------------------------------------------------------------------- dialling -- */
 
 /* Waits until the socket is connected; returns errno of the attempt. */
 static int wait_connected(int fd, int64_t deadline_ns)

@@ -73,7 +73,7 @@ struct tl_guard {
     unsigned trim_periods;      /* until memory is given back; 0: nothing to give back */
 };
 
-/* ------------------------------------------------------------------------------------------------------ sockets -- */
+/* ----------------------------------------------------------------------------------------------------- sockets -- */
 
 static uint64_t cookie_of(int fd)
 {
@@ -114,7 +114,7 @@ static void end_connection(struct tl_guard *guard, int fd, const char *reason)
     guard->trim_periods = TRIM_PERIODS;
 }
 
-/* ------------------------------------------------------------------------------------------------------ looking -- */
+/* ----------------------------------------------------------------------------------------------------- looking -- */
 
 /* Updates the entry; false when the connection is gone. */
 static bool look_at(struct connection *connection, int fd)
@@ -162,7 +162,7 @@ static bool is_stuck(struct tl_guard *guard)
 {
     struct tl_loop_pulse now;
     tl_loop_get_pulse(guard->options.loop, &now);
-    if (now.turns != guard->pulse.turns) guard->pulse = now;
+    if (now.rounds != guard->pulse.rounds) guard->pulse = now;
     return now.is_in_grpc && now.cpu_ns - guard->pulse.cpu_ns >= BUSY_NS;
 }
 
@@ -225,7 +225,7 @@ static void *run(void *argument)
     return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------- public -- */
+/* ------------------------------------------------------------------------------------------------------ public -- */
 
 enum tl_status tl_guard_create(const struct tl_guard_options *options, struct tl_guard **ret_guard,
                                struct tl_error *ret_error)
@@ -266,7 +266,7 @@ void tl_guard_destroy(struct tl_guard *guard)
 }
 
 /* Makes room for an entry of the descriptor; false without memory. */
-static bool make_room(struct tl_guard *guard, int fd)
+static bool make_space(struct tl_guard *guard, int fd)
 {
     if ((size_t)fd < guard->capacity) return true;
     size_t capacity = 2 * ((size_t)fd + 32);
@@ -283,7 +283,7 @@ void tl_guard_add(struct tl_guard *guard, int fd)
 {
     uint64_t cookie = cookie_of(fd);
     pthread_mutex_lock(&guard->mutex);
-    if (cookie != 0 && make_room(guard, fd)) {
+    if (cookie != 0 && make_space(guard, fd)) {
         if (guard->connections[fd].cookie == 0) guard->count++;
         guard->connections[fd] =
             (struct connection){.cookie = cookie, .limit_ns = tl_clock_deadline_ns(guard->options.max_unfinished_ns)};

@@ -43,8 +43,8 @@ struct watch_call {
     struct tl_list link;    /* in the service's watches once the request was read */
     struct tl_share *share; /* of MAX_WATCHERS, from then on */
     char name[TL_MAX_SYMBOL_BYTES + 1];
-    bool is_told; /* told_health was sent */
-    enum tl_health told_health;
+    bool is_sent; /* sent_health was sent */
+    enum tl_health sent_health;
 };
 
 static struct named_health *find(struct tl_health_service *service, const char *name)
@@ -98,9 +98,9 @@ static void watch_advance(struct tl_service_call *call)
     if (!tl_stream_can_send(call->stream)) return;
     const struct named_health *found = find(service, watch->name);
     enum tl_health health = found != NULL ? found->health : TL_HEALTH_SERVICE_UNKNOWN;
-    if (!watch->is_told || watch->told_health != health) {
-        watch->is_told = true;
-        watch->told_health = health;
+    if (!watch->is_sent || watch->sent_health != health) {
+        watch->is_sent = true;
+        watch->sent_health = health;
         Grpc__Health__V1__HealthCheckResponse response = GRPC__HEALTH__V1__HEALTH_CHECK_RESPONSE__INIT;
         response.status = (Grpc__Health__V1__HealthCheckResponse__ServingStatus)health;
         tl_service_call_send(call, tl_wire_write(&response.base));
@@ -161,7 +161,7 @@ static void advance_all(struct tl_health_service *service)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ service -- */
+/* ----------------------------------------------------------------------------------------------------- service -- */
 
 enum tl_status tl_health_service_add(struct tl_control *control, struct tl_error *ret_error)
 {

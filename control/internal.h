@@ -22,18 +22,18 @@ struct tl_control {
     struct tl_shares *unsent;         /* options.max_unsent, divided among the links */
     uint64_t link_count;              /* since create: the number of the newest link */
     struct tl_list asking_links;      /* those that wait to be admitted */
-    struct tl_letter ask_letter;      /* asks for them again */
+    struct tl_closure ask_closure;    /* asks for them again */
     struct tl_wire_arena *arena;      /* the message that is being handled */
     struct tl_frame_builder *builder; /* the frame that is being composed */
     struct tl_control_stats stats;
     struct tl_list walks;            /* calls that look for a pattern, the one that goes on next first */
-    struct tl_letter walk_letter;    /* lets the first of them go on; deferred while there are any */
+    struct tl_closure walk_closure;  /* lets the first of them go on; deferred while there are any */
     struct tl_request_id foreign_id; /* of the latest Receive of a client without identity; number 0: none yet */
     struct tl_annotations *latest_annotations; /* those that the latest push brought, one reference; NULL if none */
     bool is_stopping;
     bool is_server_stopped;
-    struct tl_timer stop_timer;   /* the links' deadline */
-    struct tl_letter stop_letter; /* without a server: looks at the links once the stop has been asked for */
+    struct tl_timer stop_timer;     /* the links' deadline */
+    struct tl_closure stop_closure; /* without a server: looks at the links once the stop has been asked for */
     void (*stopped)(void *context);
     void *stopped_context;
 };
@@ -50,7 +50,7 @@ static inline uint64_t tl_control_max_message_bytes(const struct tl_control_opti
  * share them although each is published by a call of its own. NULL for NULL. */
 struct tl_annotations *tl_control_share_annotations(struct tl_control *control, struct tl_annotations *annotations);
 
-void tl_transfer_walk_on(struct tl_letter *letter);
+void tl_transfer_walk_on(struct tl_closure *closure);
 
 /* Each adds the methods of one service to control->server before it starts. */
 enum tl_status tl_link_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;

@@ -25,14 +25,14 @@
 #include "control/link_internal.h"
 
 #define EXCHANGE_METHOD "/tensorlane.v1.Transfer/Exchange"
-/* Numbers of received tensors in a greeting; more follow in frames. */
+/* Numbers of received tensors in a handshake; more follow in frames. */
 #define MAX_HELLO_NUMBERS 1024
 
 static const struct tl_link_events no_events;
 
-static void flush(struct tl_letter *letter)
+static void flush(struct tl_closure *closure)
 {
-    struct tl_link *link = TL_CONTAINER_OF(letter, struct tl_link, flush_letter);
+    struct tl_link *link = TL_CONTAINER_OF(closure, struct tl_link, flush_closure);
     link->is_flush_deferred = false;
     struct tl_list failed;
     tl_list_init(&failed);
@@ -52,7 +52,7 @@ void link_flush_later(struct tl_link *link)
 {
     if (link->is_flush_deferred) return;
     link->is_flush_deferred = true;
-    tl_loop_defer(link->control->loop, &link->flush_letter);
+    tl_loop_defer(link->control->loop, &link->flush_closure);
 }
 
 /* Begins the end: nothing is sent or handled any more, the stream's end will come. */
@@ -63,12 +63,12 @@ static void begin_close(struct tl_link *link, const struct tl_error *reason)
     tl_list_remove(&link->asking_link);
     link->close_reason = *reason;
     link->has_close_reason = true;
-    tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
+    tl_timers_disarm(tl_loop_timers(link->control->loop), &link->handshake_timer);
     link_stall_fini(link);
     if (link->stream == NULL) {
         if (link->lookup != NULL) tl_lookup_abandon(link->lookup);
         link->lookup = NULL;
-        tl_loop_defer(link->control->loop, &link->end_letter);
+        tl_loop_defer(link->control->loop, &link->end_closure);
     } else if (link->is_ours) {
         tl_stream_cancel(link->stream);
     } else if (reason->code == TL_OK || tl_stream_can_send(link->stream)) {
@@ -117,7 +117,7 @@ static void say_goodbye(struct tl_link *link)
 void link_maybe_drained(struct tl_link *link)
 {
     if (link->state != LINK_DRAINING || !tl_link_is_idle(link)) return;
-    if (link->received.count > link->told_count || link->cancels.count > 0) return;
+    if (link->received.count > link->framed_count || link->cancels.count > 0) return;
     if (!tl_stream_can_send(link->stream)) return;
     if (!link->is_ours) {
         say_goodbye(link);
@@ -129,7 +129,7 @@ void link_maybe_drained(struct tl_link *link)
     tl_stream_half_close(link->stream);
 }
 
-/* -------------------------------------------------------------------------------------------------------- end -- */
+/* --------------------------------------------------------------------------------------------------------- end -- */
 
 static void close_status(const struct tl_link *link, const struct tl_error *stream_status, struct tl_error *ret_status)
 {
@@ -151,12 +151,12 @@ static void link_free(struct tl_link *link)
     tl_list_remove(&link->control_link);
     tl_list_remove(&link->asking_link);
     if (link->held_frame != NULL) grpc_byte_buffer_destroy(link->held_frame);
-    if (link->is_flush_deferred) tl_list_remove(&link->flush_letter.link);
-    tl_timers_disarm(tl_loop_timers(link->control->loop), &link->greeting_timer);
+    if (link->is_flush_deferred) tl_list_remove(&link->flush_closure.link);
+    tl_timers_disarm(tl_loop_timers(link->control->loop), &link->handshake_timer);
     link_stall_fini(link);
     tl_numbers_fini(&link->cancels);
     tl_numbers_fini(&link->received);
-    link_paths_drop(link);
+    link_connections_drop(link);
     link_unsent_fini(link);
     if (link->channel != NULL) grpc_channel_destroy(link->channel);
     free(link);
@@ -176,7 +176,7 @@ static void link_ended(struct tl_link *link, const struct tl_error *stream_statu
     link_serves_break(link);
     /* A call that ends in order has brought everything to the other side. That a status was sent proves nothing. */
     bool is_in_order = link->is_ours ? stream_status->code == TL_OK : link->has_peer_ended;
-    if (is_in_order) link_confirm(link, link->confirmed_count + link->told_count);
+    if (is_in_order) link_confirm(link, link->confirmed_count + link->framed_count);
     if (link->events->closed != NULL) link->events->closed(link, &reason);
     link_free(link);
     tl_control_link_gone(control);
@@ -187,9 +187,9 @@ static void stream_closed(struct tl_stream *stream, const struct tl_error *strea
     link_ended(tl_stream_owner(stream), stream_status);
 }
 
-static void end_without_stream(struct tl_letter *letter)
+static void end_without_stream(struct tl_closure *closure)
 {
-    struct tl_link *link = TL_CONTAINER_OF(letter, struct tl_link, end_letter);
+    struct tl_link *link = TL_CONTAINER_OF(closure, struct tl_link, end_closure);
     link_ended(link, &link->close_reason);
 }
 
@@ -202,12 +202,12 @@ static void stream_half_closed(struct tl_stream *stream)
     begin_close(link, &reason);
 }
 
-/* ------------------------------------------------------------------------------------------------------- frames -- */
+/* ------------------------------------------------------------------------------------------------------ frames -- */
 
 static void stream_sent(struct tl_stream *stream)
 {
     struct tl_link *link = tl_stream_owner(stream);
-    if (link->state == LINK_GREETING || link->state == LINK_ASKING || link->state == LINK_CLOSING) return;
+    if (link->state == LINK_HANDSHAKE || link->state == LINK_ASKING || link->state == LINK_CLOSING) return;
     link_serves_left(link);
     link_send_frames(link);
     if (link->is_read_paused && !link_is_congested(link)) {
@@ -225,7 +225,7 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
         link->is_read_paused = link_is_congested(link) || link->state == LINK_ASKING;
     }
     if (link->state == LINK_ASKING && grpc_byte_buffer_length(message) > TL_MAX_FRAME_HEAD_BYTES) {
-        link_protocol_error(link, "a greeting of %zu bytes", grpc_byte_buffer_length(message));
+        link_protocol_error(link, "a hello of %zu bytes", grpc_byte_buffer_length(message));
     }
     if (link->state == LINK_ASKING) {
         link->held_frame = message;
@@ -248,7 +248,7 @@ void tl_links_ask_again(struct tl_control *control)
         struct tl_link *link = TL_CONTAINER_OF(place, struct tl_link, asking_link);
         grpc_byte_buffer *frame = link->held_frame;
         link->held_frame = NULL;
-        link->state = LINK_GREETING;
+        link->state = LINK_HANDSHAKE;
         stream_message(link->stream, frame);
     }
 }
@@ -260,9 +260,9 @@ static const struct tl_stream_events stream_events = {
     .on_closed = stream_closed,
 };
 
-static void greeting_timeout(struct tl_timer *timer)
+static void handshake_timeout(struct tl_timer *timer)
 {
-    struct tl_link *link = TL_CONTAINER_OF(timer, struct tl_link, greeting_timer);
+    struct tl_link *link = TL_CONTAINER_OF(timer, struct tl_link, handshake_timer);
     struct tl_error reason;
     tl_error_set(&reason, TL_DEADLINE_EXCEEDED, "%s %s within the connect time-out", link->peer.address,
                  link->state == LINK_SEARCHING ? "was not found"
@@ -281,23 +281,23 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     link->control = control;
     link->peer.client.link = ++control->link_count;
     link->events = &no_events;
-    link->state = LINK_GREETING;
-    link->end_letter.deliver = end_without_stream;
-    link->flush_letter.deliver = flush;
-    link->greeting_timer.fire = greeting_timeout;
+    link->state = LINK_HANDSHAKE;
+    link->end_closure.run = end_without_stream;
+    link->flush_closure.run = flush;
+    link->handshake_timer.fire = handshake_timeout;
     link_stall_init(link);
     tl_list_init(&link->control_link);
     tl_list_init(&link->asking_link);
-    tl_list_init(&link->flush_letter.link);
+    tl_list_init(&link->flush_closure.link);
     tl_list_init(&link->to_request);
     tl_list_init(&link->to_fail);
-    tl_list_init(&link->path_messages);
+    tl_list_init(&link->connection_messages);
     tl_list_init(&link->failures);
     tl_list_init(&link->ready);
     tl_list_init(&link->active);
     tl_list_init(&link->leaving);
     int64_t due_ns = tl_clock_deadline_ns(control->options.connect_timeout_ns);
-    if (tl_timers_arm(tl_loop_timers(control->loop), &link->greeting_timer, due_ns) != TL_OK) {
+    if (tl_timers_arm(tl_loop_timers(control->loop), &link->handshake_timer, due_ns) != TL_OK) {
         tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a link");
         free(link);
         return NULL;
@@ -317,10 +317,10 @@ static enum tl_status start_stream(struct tl_link *link, const char *target, str
         .max_message_bytes = tl_control_max_message_bytes(&control->options),
         .authority = link->peer.address,
     };
-    link->told_count = link->received.count < MAX_HELLO_NUMBERS ? link->received.count : MAX_HELLO_NUMBERS;
+    link->framed_count = link->received.count < MAX_HELLO_NUMBERS ? link->received.count : MAX_HELLO_NUMBERS;
     link_window_init(link, target);
-    grpc_byte_buffer *hello = link_hello(link, link->told_count);
-    if (hello == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the greeting");
+    grpc_byte_buffer *hello = link_hello(link, link->framed_count);
+    if (hello == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the hello");
     link->channel = tl_channel_create(target, &channel_options);
     int64_t deadline_ns = tl_clock_deadline_ns(control->options.max_link_age_ns);
     enum tl_status status = tl_stream_call(control->loop, link->channel, EXCHANGE_METHOD, deadline_ns, &stream_events,
@@ -329,7 +329,7 @@ static enum tl_status start_stream(struct tl_link *link, const char *target, str
         grpc_byte_buffer_destroy(hello);
         return status;
     }
-    link->state = LINK_GREETING;
+    link->state = LINK_HANDSHAKE;
     tl_stream_send(link->stream, hello);
     tl_stream_read(link->stream);
     return TL_OK;
@@ -353,7 +353,7 @@ static enum tl_status start(struct tl_link *link, struct tl_error *ret_error)
     if (status != TL_OK) return status;
     if (tl_endpoint_target(&endpoint, target)) return start_stream(link, target, ret_error);
     link->state = LINK_SEARCHING;
-    return tl_lookup_start(link->control->loop, &endpoint, link->greeting_timer.due_ns, address_found, link,
+    return tl_lookup_start(link->control->loop, &endpoint, link->handshake_timer.due_ns, address_found, link,
                            &link->lookup, ret_error);
 }
 
@@ -371,7 +371,7 @@ enum tl_status tl_link_open(struct tl_control *control, const char *address, con
     if (tl_numbers_push_all(&link->received, again, again_count)) {
         status = start(link, ret_error);
     } else {
-        tl_error_set(ret_error, status, "no memory for the greeting");
+        tl_error_set(ret_error, status, "no memory for the hello");
     }
     if (status != TL_OK) {
         link_free(link);
@@ -402,7 +402,7 @@ enum tl_status tl_link_service_add(struct tl_control *control, struct tl_error *
     return tl_rpc_server_add_method(control->server, EXCHANGE_METHOD, accept_link, control, ret_error);
 }
 
-/* ----------------------------------------------------------------------------------------------------- greeting -- */
+/* --------------------------------------------------------------------------------------------------- handshake -- */
 
 static enum tl_status check_hello(const struct tl_link *link, const Tensorlane__V1__Hello *hello,
                                   struct tl_error *ret_error)
@@ -451,7 +451,7 @@ static bool is_admitted(struct tl_link *link)
     return false;
 }
 
-void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
+void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hello)
 {
     struct tl_control *control = link->control;
     struct tl_error error;
@@ -463,7 +463,7 @@ void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
     link->peer.incarnation = hello->incarnation;
     snprintf(link->peer.name, sizeof(link->peer.name), "%s", hello->name);
     if (!link->is_ours && !is_admitted(link)) return;
-    tl_timers_disarm(tl_loop_timers(control->loop), &link->greeting_timer);
+    tl_timers_disarm(tl_loop_timers(control->loop), &link->handshake_timer);
     if (hello->host.len == TL_HOST_BYTES) memcpy(link->peer.host, hello->host.data, TL_HOST_BYTES);
     link->window.peers_bytes = hello->window_bytes;
     link->state = LINK_UP;
@@ -472,14 +472,14 @@ void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
         control->options.handlers->source.received(control->options.worker, &id);
     }
     if (link->is_ours) {
-        link_confirm(link, link->told_count);
+        link_confirm(link, link->framed_count);
         if (link->received.count > 0) link_flush_later(link);
         if (link->events->up != NULL) link->events->up(link);
         return;
     }
     grpc_byte_buffer *answer = link_hello(link, 0);
     if (answer == NULL) {
-        tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory for the greeting");
+        tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory for the hello");
         begin_close(link, &error);
         return;
     }
@@ -488,7 +488,7 @@ void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello)
     if (control->is_stopping && link->state == LINK_UP) link->state = LINK_DRAINING;
 }
 
-/* ------------------------------------------------------------------------------------------------------- public -- */
+/* ------------------------------------------------------------------------------------------------------ public -- */
 
 void tl_link_set_events(struct tl_link *link, const struct tl_link_events *events, void *owner)
 {
@@ -544,7 +544,7 @@ size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numb
 void tl_link_drain(struct tl_link *link)
 {
     struct tl_error reason;
-    if (link->state == LINK_SEARCHING || link->state == LINK_GREETING || link->state == LINK_ASKING) {
+    if (link->state == LINK_SEARCHING || link->state == LINK_HANDSHAKE || link->state == LINK_ASKING) {
         tl_error_set(&reason, TL_CANCELLED, "closed before the peer answered");
         begin_close(link, &reason);
     }

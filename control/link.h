@@ -22,21 +22,21 @@ struct tl_link;
 
 /* What the two sides of a link tell each other about a path of another transport. The link carries it and knows nothing
  * of what it says. */
-#define TL_PATH_TRANSPORT_BYTES 32 /* with NUL */
-#define TL_PATH_INTRODUCTION_BYTES 1024
+#define TL_CONNECTION_TRANSPORT_BYTES 32 /* with NUL */
+#define TL_CONNECTION_ADDRESS_BYTES 1024
 
-enum tl_path_message_kind {
-    TL_PATH_MESSAGE_OFFER = 1,
-    TL_PATH_MESSAGE_ANSWER = 2,
-    TL_PATH_MESSAGE_REFUSAL = 3,
+enum tl_connection_message_kind {
+    TL_CONNECTION_MESSAGE_OFFER = 1,
+    TL_CONNECTION_MESSAGE_ANSWER = 2,
+    TL_CONNECTION_MESSAGE_REFUSAL = 3,
 };
 
-struct tl_path_message {
-    char transport[TL_PATH_TRANSPORT_BYTES]; /* "verbs" */
-    enum tl_path_message_kind kind;
+struct tl_connection_message {
+    char transport[TL_CONNECTION_TRANSPORT_BYTES]; /* "verbs" */
+    enum tl_connection_message_kind kind;
     uint64_t attempt;   /* which attempt of the side that offers it belongs to; 0: a refusal of all */
     uint32_t len_bytes; /* of an offer or an answer */
-    uint8_t bytes[TL_PATH_INTRODUCTION_BYTES];
+    uint8_t bytes[TL_CONNECTION_ADDRESS_BYTES];
     char reason[TL_ERROR_MESSAGE_BYTES]; /* of a refusal */
     bool is_final;                       /* of a refusal: for as long as this link */
 };
@@ -50,7 +50,7 @@ struct tl_link_events {
      * either side. */
     void (*closed)(struct tl_link *link, const struct tl_error *reason);
     /* The peer tells about a path; the message is valid during the call. */
-    void (*path_message)(struct tl_link *link, const struct tl_path_message *message);
+    void (*connection_message)(struct tl_link *link, const struct tl_connection_message *message);
 };
 
 /* Opens a link to "host:port". expected_name NULL: whoever answers. `again` are numbers of requests whose one-shot
@@ -87,7 +87,7 @@ void tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch);
 
 /* Tells the peer about a path, in the next frame and before any request; the message is copied. One that cannot be told
  * any more (the link ends) is dropped. */
-void tl_link_tell_path(struct tl_link *link, const struct tl_path_message *message);
+void tl_link_send_connection_message(struct tl_link *link, const struct tl_connection_message *message);
 
 /* Ends the link once it is idle; new requests of the peer are refused with TL_UNAVAILABLE meanwhile. */
 void tl_link_drain(struct tl_link *link);

@@ -17,15 +17,15 @@
 #include <uthash.h>
 
 /*
- *   opened by the peer: GREETING <--Hello, not known yet / asked again--> ASKING
- *   SEARCHING --found--> GREETING --Hello of the peer fits--> UP --tl_link_drain, goodbye--> DRAINING --idle--> CLOSING
- *      any state --broken, refused, tl_link_close--> CLOSING --stream ended--> (freed)
+ *   opened by the peer: HANDSHAKE <--Hello, not known yet / asked again--> ASKING
+ *   SEARCHING --found--> HANDSHAKE --Hello of the peer fits--> UP --tl_link_drain, goodbye--> DRAINING --idle-->
+ * CLOSING any state --broken, refused, tl_link_close--> CLOSING --stream ended--> (freed)
  */
 enum link_state {
     LINK_SEARCHING, /* ours: has no stream yet; waits for the address of the peer's host */
-    LINK_GREETING,  /* waits for the peer's Hello; woken by the stream or the greeting timer */
+    LINK_HANDSHAKE, /* waits for the peer's Hello; woken by the stream or the handshake timer */
     LINK_ASKING,    /* has the peer's first frame in held_frame; waits until it is known whether the peer may be who it
-                       says it is; woken by tl_control_ask_again or the greeting timer */
+                       says it is; woken by tl_control_ask_again or the handshake timer */
     LINK_UP,        /* carries requests */
     LINK_DRAINING,  /* refuses new requests; waits for fetches and serves to end */
     LINK_CLOSING,   /* waits for the end of the stream; nothing is sent or handled any more */
@@ -35,7 +35,7 @@ enum link_state {
 struct link_window {
     uint64_t ours_bytes;      /* the peer may be so far ahead; 0: as far as HTTP/2 lets it */
     uint64_t taken_bytes;     /* of the peer's */
-    uint64_t told_bytes;      /* of taken_bytes, that the peer was told */
+    uint64_t reported_bytes;  /* of taken_bytes, that the peer was told */
     uint64_t peers_bytes;     /* we may be so far ahead; 0: as far as HTTP/2 lets us */
     uint64_t sent_bytes;      /* of ours */
     uint64_t confirmed_bytes; /* of sent_bytes, that the peer has taken */
@@ -62,14 +62,14 @@ struct tl_link {
     char expected_name[TL_MAX_NAME_BYTES];
     struct tl_list asking_link;   /* in control->asking_links while ASKING */
     grpc_byte_buffer *held_frame; /* not handled yet, while ASKING; NULL: none */
-    struct tl_timer greeting_timer;
+    struct tl_timer handshake_timer;
     struct tl_error close_reason; /* code TL_OK: none was given, the stream's status tells */
     bool has_close_reason;
     bool has_said_goodbye; /* opened by the peer: it was asked to end the stream */
     bool has_peer_ended;   /* opened by the peer: it has half-closed, with nothing open */
 
-    struct tl_letter end_letter; /* deferred: the end of a link without a stream */
-    struct tl_letter flush_letter;
+    struct tl_closure end_closure; /* deferred: the end of a link without a stream */
+    struct tl_closure flush_closure;
     bool is_flush_deferred;
 
     struct link_fetch *fetches; /* by number: all that were given to us and are not done */
@@ -77,14 +77,14 @@ struct tl_link {
     struct tl_list to_fail;     /* of tl_fetch: could not even be started */
     struct tl_numbers cancels;  /* to be told */
     struct tl_numbers received; /* one-shot tensors that have arrived: all that the peer may not have heard of */
-    size_t told_count;          /* of received, from the front: in frames already */
+    size_t framed_count;        /* of received, from the front: in frames already */
     uint64_t confirmed_count;   /* dropped from the front of received, since the peer has heard of them */
 
     struct link_window window;
     struct link_stall stall;
 
-    struct tl_list path_messages; /* of link_path_message: to be told */
-    size_t path_message_count;
+    struct tl_list connection_messages; /* of link_connection_message: to be told */
+    size_t connection_message_count;
 
     struct link_serve *serves; /* by number: all requests of the peer that are not over */
     struct tl_list failures;   /* of link_serve: a status is to be told */
@@ -93,7 +93,7 @@ struct tl_link {
     struct tl_list leaving;    /* of link_serve: the frame in flight, or one before it, has bytes of their files */
     uint64_t active_bytes;     /* left to send of the active ones */
     size_t unsent_count;       /* serves that are over as soon as enough was sent: ready, active, leaving and failed */
-    uint64_t unsent_room;      /* how many of them may be: taken from control->unsent */
+    uint64_t unsent_left;      /* how many of them may be: taken from control->unsent */
     struct tl_share *unsent_share;   /* invalid without room */
     struct link_status *last_status; /* of the serve that has failed last; NULL: none waits */
     bool is_read_paused;             /* too many of them: the peer is not read until some are gone */
@@ -105,7 +105,7 @@ struct link_fetch {
     struct tl_fetch *fetch;
     struct tl_link *link;
     struct tl_list request_link; /* in to_request */
-    uint64_t told_before;        /* how many of `received` were told before the peer was asked, confirmed ones too */
+    uint64_t framed_before;      /* how many of `received` were told before the peer was asked, confirmed ones too */
     bool is_begun;               /* meta-data has come on this link */
     bool is_one_shot;
     UT_hash_handle hh;
@@ -157,13 +157,13 @@ void link_flush_later(struct tl_link *link);
 /* The peer broke the protocol: counts it, ends the link. */
 void link_protocol_error(struct tl_link *link, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The peer's first frame. */
-void link_greeted(struct tl_link *link, const Tensorlane__V1__Hello *hello);
+void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hello);
 /* Ends a draining link that has become idle. */
 void link_maybe_drained(struct tl_link *link);
 
 /* link_send.c */
 void link_send_frames(struct tl_link *link);
-/* Our greeting, which tells of up to so many tensors that have arrived. NULL: no memory. */
+/* Our handshake, which tells of up to so many tensors that have arrived. NULL: no memory. */
 grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count);
 /* A request of the peer; the key is valid. */
 void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *request);
@@ -174,14 +174,14 @@ void link_serves_break(struct tl_link *link);
 void link_serves_left(struct tl_link *link);
 
 /* link_window.c */
-/* target: where the peer is. Before our greeting is made. */
+/* target: where the peer is. Before our handshake is made. */
 void link_window_init(struct tl_link *link, const char *target);
 /* True when no tensor's bytes may be sent until the peer has taken more. */
 bool link_window_is_full(const struct tl_link *link);
 /* True when the peer waits, or soon will, to hear what was taken. */
 bool link_window_must_tell(const struct tl_link *link);
 /* The next frame's taken_bytes. */
-uint64_t link_window_news(const struct tl_link *link);
+uint64_t link_window_update(const struct tl_link *link);
 /* A frame with the news and so much data was sent. */
 void link_window_sent(struct tl_link *link, uint64_t data_bytes);
 /* A frame with so much data was handled. */
@@ -213,26 +213,26 @@ void link_stall_fini(struct tl_link *link);
 
 /* link_paths.c */
 /* Of one frame. */
-#define LINK_MAX_PATH_MESSAGES 8
+#define LINK_MAX_CONNECTION_MESSAGES 8
 
 /* A message on its way out, and its room in a frame. */
-struct link_path_message {
-    struct tl_list place; /* in link->path_messages */
-    struct tl_path_message message;
-    Tensorlane__V1__PathMessage wire; /* points into message */
+struct link_connection_message {
+    struct tl_list place; /* in link->connection_messages */
+    struct tl_connection_message message;
+    Tensorlane__V1__ConnectionMessage wire; /* points into message */
 };
 
-/* Puts what waits into a frame; ret_messages has LINK_MAX_PATH_MESSAGES. Returns how many. */
-size_t link_paths_add(struct tl_link *link, Tensorlane__V1__PathMessage **ret_messages);
+/* Puts what waits into a frame; ret_messages has LINK_MAX_CONNECTION_MESSAGES. Returns how many. */
+size_t link_connections_add(struct tl_link *link, Tensorlane__V1__ConnectionMessage **ret_messages);
 /* The frame with the first `count` has been sent. */
-void link_paths_sent(struct tl_link *link, size_t count);
-void link_paths_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame);
-void link_paths_drop(struct tl_link *link);
+void link_connections_sent(struct tl_link *link, size_t count);
+void link_connections_handle(struct tl_link *link, const Tensorlane__V1__Frame *frame);
+void link_connections_drop(struct tl_link *link);
 
 /* link_receive.c */
 void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer);
 /* The peer has heard of the first `told` tensors that it was told of on this link. */
-void link_confirm(struct tl_link *link, uint64_t told);
+void link_confirm(struct tl_link *link, uint64_t count_received);
 void link_fetches_break(struct tl_link *link, const struct tl_error *reason);
 /* Takes the fetch off the link and frees its state. */
 struct tl_fetch *link_fetch_remove(struct link_fetch *entry);

@@ -21,7 +21,7 @@
 /* Tensors from this size on would not stay in the caches until they are used anyway. */
 #define UNCACHED_BYTES (4 * 1024 * 1024)
 
-/* ------------------------------------------------------------------------------------------------------ fetches -- */
+/* ----------------------------------------------------------------------------------------------------- fetches -- */
 
 static struct link_fetch *fetch_find(struct tl_link *link, uint64_t number)
 {
@@ -65,13 +65,13 @@ struct tl_fetch *link_fetch_remove(struct link_fetch *entry)
     return fetch;
 }
 
-void link_confirm(struct tl_link *link, uint64_t told)
+void link_confirm(struct tl_link *link, uint64_t count_received)
 {
-    if (told <= link->confirmed_count) return;
-    size_t count = (size_t)(told - link->confirmed_count);
+    if (count_received <= link->confirmed_count) return;
+    size_t count = (size_t)(count_received - link->confirmed_count);
     tl_numbers_drop(&link->received, count);
-    link->told_count -= count;
-    link->confirmed_count = told;
+    link->framed_count -= count;
+    link->confirmed_count = count_received;
 }
 
 /* Tells the peer that the request is given up. When there is no memory to remember that, the link is ended instead. */
@@ -151,7 +151,7 @@ static void fetch_complete(struct link_fetch *entry, const Tensorlane__V1__Chunk
     fetch->ops->done(fetch, &result);
 }
 
-/* ------------------------------------------------------------------------------------------------------- chunks -- */
+/* ------------------------------------------------------------------------------------------------------ chunks -- */
 
 static void skip(struct tl_wire_data *data, uint64_t count)
 {
@@ -233,7 +233,7 @@ static void handle_chunk(struct tl_link *link, const Tensorlane__V1__Chunk *chun
         link->control->stats.late_chunks++;
         return;
     }
-    link_confirm(link, entry->told_before);
+    link_confirm(link, entry->framed_before);
     struct tl_error error;
     enum tl_status status = begin(entry, chunk, &error);
     if (status != TL_OK) {
@@ -253,7 +253,7 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
 {
     struct link_fetch *entry = fetch_find(link, failure->number);
     if (entry == NULL || tl_list_is_linked(&entry->request_link)) return;
-    link_confirm(link, entry->told_before);
+    link_confirm(link, entry->framed_before);
     struct tl_error error;
     const Tensorlane__V1__Status *status = failure->status;
     enum tl_status code = status != NULL && status->code >= 1 && status->code <= TL_UNAUTHENTICATED
@@ -266,7 +266,7 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
     fetch->ops->done(fetch, &error);
 }
 
-/* ------------------------------------------------------------------------------------------------------- frames -- */
+/* ------------------------------------------------------------------------------------------------------ frames -- */
 
 static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
@@ -293,13 +293,13 @@ static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Fr
 
 static void handle_frame(struct tl_link *link, const Tensorlane__V1__Frame *frame, struct tl_wire_data *data)
 {
-    if ((frame->hello != NULL) != (link->state == LINK_GREETING)) {
-        link_protocol_error(link, frame->hello != NULL ? "a second greeting" : "a frame before the greeting");
+    if ((frame->hello != NULL) != (link->state == LINK_HANDSHAKE)) {
+        link_protocol_error(link, frame->hello != NULL ? "a second hello" : "a frame before the hello");
         return;
     }
-    if (frame->hello != NULL) link_greeted(link, frame->hello);
+    if (frame->hello != NULL) link_handshake_done(link, frame->hello);
     if (link->state == LINK_ASKING) return;
-    link_paths_handle(link, frame);
+    link_connections_handle(link, frame);
     if (link->state == LINK_CLOSING) return;
     handle_control_fields(link, frame);
     for (size_t i = 0; i < frame->n_failures && link->state != LINK_CLOSING; i++) {

@@ -43,7 +43,7 @@
 struct tl_frame_builder {
     Tensorlane__V1__Frame frame;
     size_t head_bytes; /* estimate, never too low */
-    Tensorlane__V1__PathMessage *path_messages[LINK_MAX_PATH_MESSAGES];
+    Tensorlane__V1__ConnectionMessage *connection_messages[LINK_MAX_CONNECTION_MESSAGES];
     Tensorlane__V1__Request requests[MAX_REQUESTS];
     Tensorlane__V1__Request *request_pointers[MAX_REQUESTS];
     Tensorlane__V1__Failure failures[MAX_FAILURES];
@@ -96,14 +96,14 @@ grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count)
 static void add_requests(struct tl_link *link, struct tl_frame_builder *builder)
 {
     /* An answer will tell that the peer has handled this frame, and with it these. */
-    uint64_t told_before = link->confirmed_count + link->told_count + builder->frame.n_received;
+    uint64_t framed_before = link->confirmed_count + link->framed_count + builder->frame.n_received;
     while (!tl_list_is_empty(&link->to_request) && builder->frame.n_requests < MAX_REQUESTS &&
            builder->head_bytes < HEAD_BUDGET_BYTES) {
         struct link_fetch *entry =
             TL_CONTAINER_OF(tl_list_pop_front(&link->to_request), struct link_fetch, request_link);
         Tensorlane__V1__Request *request = &builder->requests[builder->frame.n_requests++];
         tensorlane__v1__request__init(request);
-        entry->told_before = told_before;
+        entry->framed_before = framed_before;
         entry->fetch->is_unsettled = false; /* it has its end here, or the link breaks */
         request->number = entry->number;
         request->key = (char *)entry->fetch->key;
@@ -117,7 +117,7 @@ static void add_requests(struct tl_link *link, struct tl_frame_builder *builder)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- serves -- */
+/* ------------------------------------------------------------------------------------------------------ serves -- */
 
 static uint64_t bytes_left(const struct link_serve *entry)
 {
@@ -288,7 +288,7 @@ void link_serves_break(struct tl_link *link)
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------- failures -- */
+/* ---------------------------------------------------------------------------------------------------- failures -- */
 
 static void add_failures(struct tl_link *link, struct tl_frame_builder *builder)
 {
@@ -310,7 +310,7 @@ static void add_failures(struct tl_link *link, struct tl_frame_builder *builder)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- chunks -- */
+/* ------------------------------------------------------------------------------------------------------ chunks -- */
 
 static void activate_ready(struct tl_link *link)
 {
@@ -482,12 +482,12 @@ static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- frames -- */
+/* ------------------------------------------------------------------------------------------------------ frames -- */
 
 static bool is_anything_waiting(const struct tl_link *link)
 {
-    return !tl_list_is_empty(&link->path_messages) || !tl_list_is_empty(&link->to_request) || link->cancels.count > 0 ||
-           link->received.count > link->told_count || !tl_list_is_empty(&link->failures) ||
+    return !tl_list_is_empty(&link->connection_messages) || !tl_list_is_empty(&link->to_request) ||
+           link->cancels.count > 0 || link->received.count > link->framed_count || !tl_list_is_empty(&link->failures) ||
            link_window_must_tell(link) ||
            ((!tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active)) && !link_window_is_full(link));
 }
@@ -495,9 +495,9 @@ static bool is_anything_waiting(const struct tl_link *link)
 /* What the frame said is said: ends the serves whose last word it was. */
 static void finish_frame(struct tl_link *link, struct tl_frame_builder *builder)
 {
-    link_paths_sent(link, builder->frame.n_paths);
+    link_connections_sent(link, builder->frame.n_connections);
     tl_numbers_drop(&link->cancels, builder->frame.n_cancels);
-    link->told_count += builder->frame.n_received;
+    link->framed_count += builder->frame.n_received;
     for (size_t i = 0; i < builder->frame.n_failures; i++) {
         struct link_serve *entry = builder->failed[i];
         serve_end(entry, entry->offer.tensor == NULL ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED);
@@ -529,15 +529,15 @@ static void send_frame(struct tl_link *link)
     builder->frame.chunks = builder->chunk_pointers;
     builder->frame.cancels = (uint64_t *)tl_numbers_items(&link->cancels);
     builder->frame.n_cancels = tl_min_u64(link->cancels.count, MAX_NUMBERS);
-    builder->frame.n_received = tl_min_u64(link->received.count - link->told_count, MAX_NUMBERS);
+    builder->frame.n_received = tl_min_u64(link->received.count - link->framed_count, MAX_NUMBERS);
     if (builder->frame.n_received > 0) {
-        builder->frame.received = (uint64_t *)tl_numbers_items(&link->received) + link->told_count;
+        builder->frame.received = (uint64_t *)tl_numbers_items(&link->received) + link->framed_count;
     }
-    builder->frame.taken_bytes = link_window_news(link);
-    builder->frame.paths = builder->path_messages;
-    builder->frame.n_paths = link_paths_add(link, builder->path_messages);
+    builder->frame.taken_bytes = link_window_update(link);
+    builder->frame.connections = builder->connection_messages;
+    builder->frame.n_connections = link_connections_add(link, builder->connection_messages);
     builder->head_bytes = 10 * (1 + builder->frame.n_cancels + builder->frame.n_received) +
-                          builder->frame.n_paths * sizeof(struct tl_path_message);
+                          builder->frame.n_connections * sizeof(struct tl_connection_message);
     add_requests(link, builder);
     if (!link_window_is_full(link)) add_chunks(link, builder);
     add_failures(link, builder);
@@ -547,7 +547,7 @@ static void send_frame(struct tl_link *link)
         builder->failure_pointers[i] = &builder->failures[i];
     for (size_t i = 0; i < builder->frame.n_chunks; i++)
         builder->chunk_pointers[i] = &builder->chunks[i];
-    bool is_empty = builder->frame.n_paths + builder->frame.n_requests + builder->frame.n_failures +
+    bool is_empty = builder->frame.n_connections + builder->frame.n_requests + builder->frame.n_failures +
                         builder->frame.n_chunks + builder->frame.n_cancels + builder->frame.n_received ==
                     0;
     if (is_empty && !link_window_must_tell(link)) return;

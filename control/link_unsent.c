@@ -34,12 +34,12 @@ static uint64_t step_of(const struct tl_link *link)
 bool link_is_congested(struct tl_link *link)
 {
     if (link->is_ours) return false;
-    while (link->unsent_count >= FREE_UNSENT + link->unsent_room) {
+    while (link->unsent_count >= FREE_UNSENT + link->unsent_left) {
         uint64_t step = step_of(link);
         if (tl_shares_take(link->control->unsent, &link->peer.client, step, &link->unsent_share, NULL) != TL_OK) {
             return true;
         }
-        link->unsent_room += step;
+        link->unsent_left += step;
     }
     return false;
 }
@@ -52,20 +52,20 @@ void link_unsent_shrink(struct tl_link *link)
         return;
     }
     uint64_t needed = link->unsent_count + 2 * step; /* so that it is not taken again at once */
-    if (link->unsent_room <= needed) return;
-    uint64_t given = (link->unsent_room - needed) / step * step;
+    if (link->unsent_left <= needed) return;
+    uint64_t given = (link->unsent_left - needed) / step * step;
     if (given == 0) return;
-    link->unsent_room -= given;
+    link->unsent_left -= given;
     tl_shares_give(link->unsent_share, given);
 }
 
 void link_unsent_fini(struct tl_link *link)
 {
-    if (link->unsent_room > 0) tl_shares_give(link->unsent_share, link->unsent_room);
-    link->unsent_room = 0;
+    if (link->unsent_left > 0) tl_shares_give(link->unsent_share, link->unsent_left);
+    link->unsent_left = 0;
 }
 
-/* ----------------------------------------------------------------------------------------------------- statuses -- */
+/* ---------------------------------------------------------------------------------------------------- statuses -- */
 
 struct link_status *link_status_get(struct tl_link *link, const struct tl_error *error)
 {

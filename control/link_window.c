@@ -34,18 +34,18 @@ bool link_window_is_full(const struct tl_link *link)
 bool link_window_must_tell(const struct tl_link *link)
 {
     const struct link_window *window = &link->window;
-    return window->ours_bytes > 0 && window->taken_bytes - window->told_bytes >= window->ours_bytes / 2;
+    return window->ours_bytes > 0 && window->taken_bytes - window->reported_bytes >= window->ours_bytes / 2;
 }
 
-uint64_t link_window_news(const struct tl_link *link)
+uint64_t link_window_update(const struct tl_link *link)
 {
     const struct link_window *window = &link->window;
-    return window->ours_bytes > 0 && window->taken_bytes > window->told_bytes ? window->taken_bytes : 0;
+    return window->ours_bytes > 0 && window->taken_bytes > window->reported_bytes ? window->taken_bytes : 0;
 }
 
 void link_window_sent(struct tl_link *link, uint64_t data_bytes)
 {
-    link->window.told_bytes = link->window.taken_bytes;
+    link->window.reported_bytes = link->window.taken_bytes;
     link->window.sent_bytes += data_bytes;
 }
 

@@ -48,7 +48,7 @@ struct tl_listener {
     pthread_t thread;
 };
 
-/* ------------------------------------------------------------------------------------------------------- taking -- */
+/* ------------------------------------------------------------------------------------------------------ taking -- */
 
 static void say_short(struct tl_listener *listener, int error_number)
 {
@@ -123,7 +123,7 @@ static void change_state(struct tl_listener *listener, enum listener_state state
     (void)eventfd_write(listener->waits[0].fd, 1);
 }
 
-/* ------------------------------------------------------------------------------------------------------ binding -- */
+/* ----------------------------------------------------------------------------------------------------- binding -- */
 
 static uint16_t *port_of(struct sockaddr *address)
 {
@@ -228,7 +228,7 @@ static enum tl_status resolve_and_bind(struct tl_listener *listener, const char 
     return error_number == 0 ? TL_OK : bind_failed(address, error_number, ret_error);
 }
 
-/* ------------------------------------------------------------------------------------------------------- public -- */
+/* ------------------------------------------------------------------------------------------------------ public -- */
 
 enum tl_status tl_listener_open(const char *address, tl_connection_fn take, void *context,
                                 struct tl_listener **ret_listener, uint16_t *ret_port, struct tl_error *ret_error)

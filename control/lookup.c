@@ -20,7 +20,7 @@
 #include "base/thread.h"
 
 struct tl_lookup {
-    struct tl_letter letter; /* to the loop, once is_found */
+    struct tl_closure closure; /* to the loop, once is_found */
     struct tl_loop *loop;
     struct tl_endpoint endpoint;
     int64_t deadline_ns;
@@ -30,7 +30,7 @@ struct tl_lookup {
 
     pthread_mutex_t mutex; /* guards is_abandoned and is_found */
     bool is_abandoned;
-    bool is_found; /* the thread is over; the loop has the letter */
+    bool is_found; /* the thread is over; the loop has the closure */
 
     /* The thread's until is_found, then the loop's. */
     char target[TL_ENDPOINT_TARGET_BYTES];
@@ -71,15 +71,15 @@ static void *run(void *argument)
     pthread_mutex_lock(&lookup->mutex);
     lookup->is_found = true;
     bool is_abandoned = lookup->is_abandoned;
-    if (!is_abandoned) tl_loop_post(lookup->loop, &lookup->letter);
+    if (!is_abandoned) tl_loop_post(lookup->loop, &lookup->closure);
     pthread_mutex_unlock(&lookup->mutex);
     if (is_abandoned) lookup_free(lookup);
     return NULL;
 }
 
-static void deliver(struct tl_letter *letter)
+static void deliver(struct tl_closure *closure)
 {
-    struct tl_lookup *lookup = TL_CONTAINER_OF(letter, struct tl_lookup, letter);
+    struct tl_lookup *lookup = TL_CONTAINER_OF(closure, struct tl_lookup, closure);
     /* Waits for the thread to leave the mutex. */
     pthread_mutex_lock(&lookup->mutex);
     bool is_abandoned = lookup->is_abandoned;
@@ -98,7 +98,7 @@ static enum tl_status start(const struct tl_lookup *wanted, struct tl_lookup **r
     struct tl_lookup *lookup = malloc(sizeof(*lookup));
     if (lookup == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to look up a host");
     *lookup = *wanted;
-    lookup->letter.deliver = deliver;
+    lookup->closure.run = deliver;
     pthread_mutex_init(&lookup->mutex, NULL);
     enum tl_status status = tl_thread_start("tl-lookup", run, lookup, NULL, ret_error);
     if (status != TL_OK) {

@@ -33,8 +33,8 @@ struct tl_loop {
     struct tl_mailbox mailbox;
     struct tl_timers timers;
     struct tl_list deferred;
-    atomic_uint_fast64_t turns; /* odd while the owner is inside of gRPC */
-    atomic_int owner_clock;     /* clockid_t: the processor time of the thread that was there last */
+    atomic_uint_fast64_t rounds; /* odd while the owner is inside of gRPC */
+    atomic_int owner_clock;      /* clockid_t: the processor time of the thread that was there last */
 };
 
 static void wake_complete(struct tl_tag *tag, bool is_ok)
@@ -129,7 +129,7 @@ enum tl_status tl_loop_create(struct tl_loop **ret_loop, struct tl_error *ret_er
 void tl_loop_destroy(struct tl_loop *loop)
 {
     if (loop == NULL) return;
-    (void)tl_mailbox_deliver(&loop->mailbox); /* abandoned look-ups, which free themselves */
+    (void)tl_mailbox_run(&loop->mailbox); /* abandoned look-ups, which free themselves */
     grpc_call_unref(loop->wake_call);
     grpc_channel_destroy(loop->wake_channel);
     grpc_completion_queue_shutdown(loop->cq);
@@ -160,14 +160,14 @@ void tl_loop_wake(struct tl_loop *loop)
     TL_CHECK(error == GRPC_CALL_OK);
 }
 
-void tl_loop_post(struct tl_loop *loop, struct tl_letter *letter)
+void tl_loop_post(struct tl_loop *loop, struct tl_closure *closure)
 {
-    if (tl_mailbox_post(&loop->mailbox, letter)) tl_loop_wake(loop);
+    if (tl_mailbox_post(&loop->mailbox, closure)) tl_loop_wake(loop);
 }
 
-void tl_loop_defer(struct tl_loop *loop, struct tl_letter *letter)
+void tl_loop_defer(struct tl_loop *loop, struct tl_closure *closure)
 {
-    tl_list_push_back(&loop->deferred, &letter->link);
+    tl_list_push_back(&loop->deferred, &closure->link);
 }
 
 static bool run_deferred(struct tl_loop *loop)
@@ -178,25 +178,25 @@ static bool run_deferred(struct tl_loop *loop)
     bool was_any = !tl_list_is_empty(&batch);
     struct tl_list *link;
     while ((link = tl_list_pop_front(&batch)) != NULL) {
-        struct tl_letter *letter = TL_CONTAINER_OF(link, struct tl_letter, link);
-        letter->deliver(letter);
+        struct tl_closure *closure = TL_CONTAINER_OF(link, struct tl_closure, link);
+        closure->run(closure);
     }
     return was_any;
 }
 
 /* There is one owner at a time, so that loading and storing are enough. */
-static void count_turn(struct tl_loop *loop)
+static void count_round(struct tl_loop *loop)
 {
-    uint64_t turns = atomic_load_explicit(&loop->turns, memory_order_relaxed);
-    atomic_store_explicit(&loop->turns, turns + 1, memory_order_relaxed);
+    uint64_t rounds = atomic_load_explicit(&loop->rounds, memory_order_relaxed);
+    atomic_store_explicit(&loop->rounds, rounds + 1, memory_order_relaxed);
 }
 
 void tl_loop_get_pulse(const struct tl_loop *loop, struct tl_loop_pulse *ret_pulse)
 {
     struct timespec used;
     clockid_t clock = atomic_load_explicit(&loop->owner_clock, memory_order_relaxed);
-    ret_pulse->turns = atomic_load_explicit(&loop->turns, memory_order_relaxed);
-    ret_pulse->is_in_grpc = ret_pulse->turns % 2 == 1;
+    ret_pulse->rounds = atomic_load_explicit(&loop->rounds, memory_order_relaxed);
+    ret_pulse->is_in_grpc = ret_pulse->rounds % 2 == 1;
     ret_pulse->cpu_ns = clock_gettime(clock, &used) == 0 ? used.tv_sec * TL_NS_PER_SEC + used.tv_nsec : 0;
 }
 
@@ -209,9 +209,9 @@ static unsigned handle_events(struct tl_loop *loop, int64_t deadline_ns)
         atomic_store_explicit(&loop->owner_clock, clock, memory_order_relaxed);
     }
     while (count < EVENTS_PER_ROUND) {
-        count_turn(loop);
+        count_round(loop);
         grpc_event event = grpc_completion_queue_next(loop->cq, tl_deadline_to_gpr(count == 0 ? deadline_ns : 0), NULL);
-        count_turn(loop);
+        count_round(loop);
         if (event.type != GRPC_OP_COMPLETE) break;
         struct tl_tag *tag = event.tag;
         TL_CHECK(tag->magic == TL_TAG_MAGIC);
@@ -221,24 +221,24 @@ static unsigned handle_events(struct tl_loop *loop, int64_t deadline_ns)
     return count;
 }
 
-static unsigned run_letters_and_timers(struct tl_loop *loop)
+static unsigned run_closures_and_timers(struct tl_loop *loop)
 {
-    unsigned count = tl_mailbox_deliver(&loop->mailbox);
+    unsigned count = tl_mailbox_run(&loop->mailbox);
     if (tl_timers_next_due_ns(&loop->timers) != TL_TIME_NEVER) {
         count += tl_timers_fire_due(&loop->timers, tl_clock_now_ns());
     }
     return count;
 }
 
-bool tl_loop_run_letters(struct tl_loop *loop)
+bool tl_loop_run_closures(struct tl_loop *loop)
 {
-    bool did_work = run_letters_and_timers(loop) > 0;
+    bool did_work = run_closures_and_timers(loop) > 0;
     return run_deferred(loop) || did_work;
 }
 
 bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns)
 {
-    bool did_work = run_letters_and_timers(loop) > 0;
+    bool did_work = run_closures_and_timers(loop) > 0;
     did_work |= run_deferred(loop);
     int64_t wait_until_ns = 0;
     bool may_sleep = !did_work && tl_list_is_empty(&loop->deferred) && tl_mailbox_prepare_sleep(&loop->mailbox);
@@ -248,7 +248,7 @@ bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns)
     }
     did_work |= handle_events(loop, wait_until_ns) > 0;
     if (may_sleep) tl_mailbox_end_sleep(&loop->mailbox);
-    did_work |= run_letters_and_timers(loop) > 0;
+    did_work |= run_closures_and_timers(loop) > 0;
     did_work |= run_deferred(loop);
     return did_work;
 }

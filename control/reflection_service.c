@@ -52,7 +52,7 @@ static void answer_error(struct answer *answer, enum tl_status code, const char 
     answer->response.error_response = &answer->error;
 }
 
-/* -------------------------------------------------------------------------------------------------------- files -- */
+/* ------------------------------------------------------------------------------------------------------- files -- */
 
 static bool has_file(const struct answer *answer, const struct tl_proto_file *file)
 {
@@ -100,7 +100,7 @@ static void answer_extensions(struct answer *answer, const char *type)
     answer->response.all_extension_numbers_response = &answer->numbers;
 }
 
-/* ----------------------------------------------------------------------------------------------------- services -- */
+/* ---------------------------------------------------------------------------------------------------- services -- */
 
 static void count_service(void *context, struct tl_proto_text package, struct tl_proto_text service)
 {
@@ -131,7 +131,7 @@ static void answer_services(struct answer *answer)
     answer->response.list_services_response = &answer->services;
 }
 
-/* ------------------------------------------------------------------------------------------------------- answer -- */
+/* ------------------------------------------------------------------------------------------------------ answer -- */
 
 static void answer_fini(struct answer *answer)
 {
@@ -207,7 +207,7 @@ enum tl_status tl_reflection_answer(grpc_byte_buffer *question, struct tl_wire_a
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ service -- */
+/* ----------------------------------------------------------------------------------------------------- service -- */
 
 static void reflection_asked(struct tl_service_call *call, grpc_byte_buffer *message)
 {

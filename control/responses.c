@@ -67,7 +67,7 @@ enum tl_status tl_publish_response_read(grpc_byte_buffer *message, struct tl_wir
     return status;
 }
 
-/* --------------------------------------------------------------------------------------------------- description -- */
+/* ------------------------------------------------------------------------------------------------- description -- */
 
 /* Copies a checked text. */
 static enum tl_status copy_text(const char *text, const char *what, char **ret_copy, struct tl_error *ret_error)
@@ -206,7 +206,7 @@ enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wi
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------- listing -- */
+/* ----------------------------------------------------------------------------------------------------- listing -- */
 
 static enum tl_status too_many(const struct tl_listing_builder *builder, struct tl_error *ret_error)
 {

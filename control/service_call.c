@@ -106,7 +106,7 @@ void tl_service_call_answer(struct tl_service_call *call, const ProtobufCMessage
     tl_service_call_finish_ok(call);
 }
 
-/* ------------------------------------------------------------------------------------------------------- stream -- */
+/* ------------------------------------------------------------------------------------------------------ stream -- */
 
 static void refuse_count(struct tl_service_call *call, const char *what)
 {

@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "control/listing.h"
 #include "control/requests.h"
 #include "control/service_call.h"
 #include "control/transfer_calls.h"
@@ -38,19 +39,19 @@ static void walk_later(struct walk_call *call)
 {
     struct tl_control *control = call->call.control;
     tl_list_push_back(&control->walks, &call->place);
-    if (!tl_list_is_linked(&control->walk_letter.link)) tl_loop_defer(control->loop, &control->walk_letter);
+    if (!tl_list_is_linked(&control->walk_closure.link)) tl_loop_defer(control->loop, &control->walk_closure);
 }
 
 /* One step of the walk that waits longest. */
-void tl_transfer_walk_on(struct tl_letter *letter)
+void tl_transfer_walk_on(struct tl_closure *closure)
 {
-    struct tl_control *control = TL_CONTAINER_OF(letter, struct tl_control, walk_letter);
+    struct tl_control *control = TL_CONTAINER_OF(closure, struct tl_control, walk_closure);
     struct tl_list *place = tl_list_pop_front(&control->walks);
     if (place == NULL) return;
     struct walk_call *call = TL_CONTAINER_OF(place, struct walk_call, place);
     struct tl_error error;
     enum tl_status status = control->options.handlers->walk_step(control->options.worker, call->walk, &error);
-    if (!tl_list_is_empty(&control->walks)) tl_loop_defer(control->loop, &control->walk_letter);
+    if (!tl_list_is_empty(&control->walks)) tl_loop_defer(control->loop, &control->walk_closure);
     if (status != TL_OK) {
         tl_service_call_finish(&call->call, &error);
     } else if (call->walk->is_complete) {
@@ -166,16 +167,17 @@ static void batch_add(struct batch *batch, size_t i, const struct tl_listed *ite
 /* Adds as many of the next entries as fit into a message; false when there is no memory. */
 static bool fill_batch(struct batch *batch, struct walk_call *list, Tensorlane__V1__ListResponse *response)
 {
-    while (list->sent_count < list->walk->listing.count && response->n_entries < MAX_ENTRIES) {
-        const struct tl_listed *item = &list->walk->listing.items[list->sent_count];
+    struct tl_listing *listing = &list->walk->listing;
+    while (list->sent_count < listing->count && response->n_entries < MAX_ENTRIES) {
+        const struct tl_listed *item = &listing->items[0];
         bool is_new = find_map(batch, item) > batch->map_count;
         /* What annotations take in memory is more than what they take in a message. */
         size_t bytes = ENTRY_BYTES + strlen(item->key) + (is_new ? tl_annotations_bytes(item->annotations) : 0);
         if (response->n_entries > 0 && batch->used_bytes + bytes > MESSAGE_BYTES) break;
         if (is_new && !add_map(batch, item->annotations)) return false;
+        item = tl_listing_take(listing, listing->count - list->sent_count++);
         batch_add(batch, response->n_entries++, item);
         batch->used_bytes += bytes;
-        list->sent_count++;
     }
     return true;
 }
@@ -234,7 +236,7 @@ static void list_accept(void *control, struct tl_stream *stream)
     tl_service_call_accept(control, stream, &list_ops);
 }
 
-/* ------------------------------------------------------------------------------------------------------- public -- */
+/* ------------------------------------------------------------------------------------------------------ public -- */
 
 enum tl_status tl_transfer_service_add(struct tl_control *control, struct tl_error *ret_error)
 {

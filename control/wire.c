@@ -259,7 +259,7 @@ enum tl_status tl_wire_read(const ProtobufCMessageDescriptor *descriptor, grpc_b
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ writing -- */
+/* ----------------------------------------------------------------------------------------------------- writing -- */
 
 static size_t put_varint(unsigned char *bytes, uint64_t value)
 {
@@ -316,7 +316,7 @@ grpc_slice tl_wire_slice_of_tensor(struct tl_tensor *tensor, uint64_t offset_byt
     return grpc_slice_new_with_user_data(start, (size_t)len_bytes, put_tensor, tl_tensor_get(tensor));
 }
 
-/* ------------------------------------------------------------------------------------------------------- fields -- */
+/* ------------------------------------------------------------------------------------------------------ fields -- */
 
 void tl_wire_from_meta_data(const struct tl_meta_data *meta_data, uint64_t *dims, Tensorlane__V1__MetaData *ret_message)
 {

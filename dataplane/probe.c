@@ -9,7 +9,7 @@
  *
  * The message tells the writer that the memory is exposed, as in a real transfer, so that both kinds of operations have
  * been seen to work. Failure modes: a call that is refused, a queue pair that breaks, nothing that comes in time, bytes
- * that differ. Then as after success both queue pairs are severed and drained before the memory goes.
+ * that differ. Then as after success both queue pairs are disconnected and drained before the memory goes.
  */
 #include "dataplane/probe.h"
 
@@ -22,7 +22,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/random.h"
-#include "dataplane/pages.h"
+#include "dataplane/memory/pages.h"
 
 /* More than one packet, where the settings allow that in one write. */
 #define PROBE_BYTES 8192
@@ -57,7 +57,7 @@ static void fail(struct probe *probe, const struct tl_error *reason)
     if (probe->failure.code == TL_OK) probe->failure = *reason;
 }
 
-/* ------------------------------------------------------------------------------------------------------- events -- */
+/* ------------------------------------------------------------------------------------------------------ events -- */
 
 static void write_done(struct tl_work *work, enum tl_status status)
 {
@@ -82,7 +82,7 @@ static void message_came(void *owner, const void *data, uint32_t len_bytes)
     struct tl_queue_pair *pair = probe->writer.pair;
     pair->ops->write(pair, probe->region, probe->memory + PROBE_BYTES, probe->len_bytes, descriptor, 0, true, IMMEDIATE,
                      &probe->written);
-    tl_queue_pair_ring(pair);
+    tl_queue_pair_doorbell(pair);
 }
 
 /* At the reader: the bytes are there. */
@@ -115,7 +115,7 @@ static void pair_drained(void *owner)
 static const struct tl_queue_pair_events events = {
     .message = message_came, .immediate = immediate_came, .broken = pair_broken, .drained = pair_drained};
 
-/* ------------------------------------------------------------------------------------------------------- course -- */
+/* ------------------------------------------------------------------------------------------------------ course -- */
 
 static enum tl_status make_memory(struct probe *probe, struct tl_error *ret_error)
 {
@@ -139,9 +139,9 @@ static enum tl_status make_pair(struct probe *probe, enum tl_keys keys, struct e
 
 static enum tl_status connect_to(struct end *end, const struct end *other, struct tl_error *ret_error)
 {
-    struct tl_introduction introduction;
-    other->pair->ops->introduce(other->pair, &introduction);
-    enum tl_status status = end->pair->ops->connect(end->pair, &introduction, ret_error);
+    struct tl_pair_address pair_address;
+    other->pair->ops->get_address(other->pair, &pair_address);
+    enum tl_status status = end->pair->ops->connect(end->pair, &pair_address, ret_error);
     end->is_connected = status == TL_OK;
     return status;
 }
@@ -164,7 +164,7 @@ static enum tl_status start(struct probe *probe, enum tl_keys keys, struct tl_er
     status = tl_queue_pair_expose(pair, probe->region, probe->memory, PROBE_BYTES, &probe->exposure, ret_error);
     if (status != TL_OK) return status;
     pair->ops->message(pair, probe->exposure.descriptor.bytes, probe->exposure.descriptor.len_bytes, NULL);
-    tl_queue_pair_ring(pair);
+    tl_queue_pair_doorbell(pair);
     return TL_OK;
 }
 
@@ -192,17 +192,17 @@ static void wait_for_write(struct probe *probe, int64_t timeout_ns)
     }
 }
 
-static void sever(const struct end *end)
+static void disconnect(const struct end *end)
 {
     static const struct tl_error over = {TL_CANCELLED, "the probe is over"};
-    if (end->is_connected) end->pair->ops->sever(end->pair, &over);
+    if (end->is_connected) end->pair->ops->disconnect(end->pair, &over);
 }
 
 static void finish(struct probe *probe)
 {
     struct end *const ends[] = {&probe->reader, &probe->writer};
     for (size_t i = 0; i < TL_ARRAY_COUNT(ends); i++)
-        sever(ends[i]);
+        disconnect(ends[i]);
     for (size_t i = 0; i < TL_ARRAY_COUNT(ends); i++) {
         while (ends[i]->is_connected && !ends[i]->is_drained)
             poll_once(probe);

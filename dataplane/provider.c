@@ -4,7 +4,7 @@
 
 #include "base/error.h"
 #include "base/log.h"
-#include "dataplane/pages.h"
+#include "dataplane/memory/pages.h"
 
 const char tl_outside_refused[] = "the peer writes only into the pool that was made for it (verbs.keys: region)";
 
@@ -88,7 +88,7 @@ void tl_provider_disarm(struct tl_provider *provider)
     if (provider->ops->disarm != NULL) provider->ops->disarm(provider);
 }
 
-void tl_queue_pair_ring(struct tl_queue_pair *pair)
+void tl_queue_pair_doorbell(struct tl_queue_pair *pair)
 {
-    if (pair->ops->ring != NULL) pair->ops->ring(pair);
+    if (pair->ops->doorbell != NULL) pair->ops->doorbell(pair);
 }

@@ -39,7 +39,7 @@ struct tl_region;
 extern const char tl_outside_refused[];
 
 #define TL_DESCRIPTOR_MAX_BYTES 48
-#define TL_INTRODUCTION_MAX_BYTES 192
+#define TL_PAIR_ADDRESS_MAX_BYTES 192
 /* Slots of this size hold every control message. */
 #define TL_SLOT_BYTES 1152
 
@@ -50,9 +50,9 @@ struct tl_descriptor {
 };
 
 /* What a peer must know to connect. Travels over the control plane. */
-struct tl_introduction {
+struct tl_pair_address {
     uint32_t len_bytes;
-    uint8_t bytes[TL_INTRODUCTION_MAX_BYTES];
+    uint8_t bytes[TL_PAIR_ADDRESS_MAX_BYTES];
 };
 
 /* Embedded in whatever waits for a posted operation. */
@@ -148,22 +148,22 @@ struct tl_provider_ops {
     enum tl_status (*create)(struct tl_provider *provider, const struct tl_queue_pair_options *options,
                              const struct tl_queue_pair_events *events, void *owner, struct tl_queue_pair **ret_pair,
                              struct tl_error *ret_error);
-    void (*introduce)(const struct tl_queue_pair *pair, struct tl_introduction *ret_introduction);
-    /* Checks what can be checked of an introduction without a queue pair. NULL: nothing. Thread: any.
+    void (*get_address)(const struct tl_queue_pair *pair, struct tl_pair_address *ret_pair_address);
+    /* Checks what can be checked of an address without a queue pair. NULL: nothing. Thread: any.
      * Errors: TL_INVALID_ARGUMENT, TL_FAILED_PRECONDITION: those of connect. */
-    enum tl_status (*check)(const struct tl_provider *provider, const struct tl_introduction *peer,
+    enum tl_status (*check)(const struct tl_provider *provider, const struct tl_pair_address *peer,
                             struct tl_error *ret_error);
-    /* Slots are posted before this returns. Errors: TL_INVALID_ARGUMENT: not an introduction.
+    /* Slots are posted before this returns. Errors: TL_INVALID_ARGUMENT: not an address.
      * TL_FAILED_PRECONDITION: one that does not fit ours, and why. TL_UNAVAILABLE: the card refuses. */
-    enum tl_status (*connect)(struct tl_queue_pair *pair, const struct tl_introduction *peer,
+    enum tl_status (*connect)(struct tl_queue_pair *pair, const struct tl_pair_address *peer,
                               struct tl_error *ret_error);
     /* Begins the end: broken (with the reason) and drained follow from poll. Harmless when it is broken already. */
-    void (*sever)(struct tl_queue_pair *pair, const struct tl_error *reason);
+    void (*disconnect)(struct tl_queue_pair *pair, const struct tl_error *reason);
     /* After drained, or when connect was never called, or has failed. */
     void (*destroy)(struct tl_queue_pair *pair);
 
     /* How many more operations may be posted now. message, write and revoke need one each; expose one more. */
-    uint32_t (*room)(const struct tl_queue_pair *pair);
+    uint32_t (*space)(const struct tl_queue_pair *pair);
     /* Sends a control message of at most TL_SLOT_BYTES; data is copied. work NULL: nobody waits. */
     void (*message)(struct tl_queue_pair *pair, const void *data, uint32_t len_bytes, struct tl_work *work);
     /* Writes len_bytes (at most max_write_bytes) from source into the peer's exposed memory at offset_bytes, and then,
@@ -182,7 +182,7 @@ struct tl_provider_ops {
      * forgotten, which needs no room, and work is NULL. */
     void (*revoke)(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
     /* What was posted leaves now. */
-    void (*ring)(struct tl_queue_pair *pair);
+    void (*doorbell)(struct tl_queue_pair *pair);
 
     /* Lets the peer map a file that tensors of ours lie in, for reading: fills ret_descriptor, which a message that is
      * posted later may carry to it. The same file may be shared again and again; what was shared long ago may be
@@ -225,8 +225,8 @@ struct tl_region {
 };
 
 /* How the engine calls them: an operation that the table leaves out (NULL) answers "not supported" - TL_UNIMPLEMENTED,
- * no room, nothing to poll, nothing to do. Required: close, poll, create, introduce, connect, sever, destroy, room,
- * message and write; and revoke with expose. */
+ * no room, nothing to poll, nothing to do. Required: close, poll, create, introduce, connect, disconnect, destroy,
+ * room, message and write; and revoke with expose. */
 enum tl_status tl_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
                                 enum tl_region_access access, struct tl_region **ret_region,
                                 struct tl_error *ret_error) TL_MUST_USE;
@@ -253,6 +253,6 @@ enum tl_status tl_queue_pair_map(struct tl_queue_pair *pair, const struct tl_des
 void tl_provider_fail(struct tl_provider *provider, const struct tl_error *reason);
 bool tl_provider_arm(struct tl_provider *provider);
 void tl_provider_disarm(struct tl_provider *provider);
-void tl_queue_pair_ring(struct tl_queue_pair *pair);
+void tl_queue_pair_doorbell(struct tl_queue_pair *pair);
 
 #endif

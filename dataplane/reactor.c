@@ -2,14 +2,14 @@
 /*
  * The reactor.
  *
- * A round delivers letters, fires timers, polls the provider and runs what was deferred. A round that finds nothing
+ * A round delivers closures, fires timers, polls the provider and runs what was deferred. A round that finds nothing
  * waits, if it may: while work is under way it polls on until spin_ns have gone by without a result; then it sleeps on
  * the provider's descriptor and its own eventfd until the deadline or the next timer.
  *
  * Polling is what a waiting reactor does all the time, so it costs neither a lock nor a system call: whoever posts or
  * wakes leaves a bit in `attention`, and the clock is read once in many polls.
  *
- * No wake-up is lost. A letter: the mailbox says "asleep" only when no letter waits, and the next post writes the
+ * No wake-up is lost. A closure: the mailbox says "asleep" only when no closure waits, and the next post writes the
  * eventfd. A wake: it writes the eventfd each time, and the owner forgets that only where it is about to return. An
  * event of the provider: armed first, then polled once more, so that it has either been seen by that poll or makes the
  * descriptor readable.
@@ -41,7 +41,7 @@
 #define NAP_NS TL_NS_PER_MS
 
 enum attention {
-    ATTENTION_LETTERS = 1,
+    ATTENTION_CLOSURES = 1,
     ATTENTION_WAKE = 2,
 };
 
@@ -71,7 +71,7 @@ static void count(_Atomic uint64_t *counter, uint64_t change)
     atomic_store_explicit(counter, value + change, memory_order_relaxed);
 }
 
-/* ----------------------------------------------------------------------------------------------- from any thread -- */
+/* --------------------------------------------------------------------------------------------- from any thread -- */
 
 static void write_wake_fd(struct tl_reactor *reactor)
 {
@@ -84,10 +84,10 @@ static void write_wake_fd(struct tl_reactor *reactor)
     TL_CHECK(written == sizeof(one) || errno == EAGAIN);
 }
 
-void tl_reactor_post(struct tl_reactor *reactor, struct tl_letter *letter)
+void tl_reactor_post(struct tl_reactor *reactor, struct tl_closure *closure)
 {
-    bool must_wake = tl_mailbox_post(&reactor->mailbox, letter);
-    atomic_fetch_or_explicit(&reactor->attention, ATTENTION_LETTERS, memory_order_release);
+    bool must_wake = tl_mailbox_post(&reactor->mailbox, closure);
+    atomic_fetch_or_explicit(&reactor->attention, ATTENTION_CLOSURES, memory_order_release);
     if (must_wake) write_wake_fd(reactor);
 }
 
@@ -106,7 +106,7 @@ void tl_reactor_get_stats(const struct tl_reactor *reactor, struct tl_reactor_st
     };
 }
 
-/* ------------------------------------------------------------------------------------------------------- a round -- */
+/* ----------------------------------------------------------------------------------------------------- a round -- */
 
 static void drain(int fd)
 {
@@ -120,11 +120,11 @@ static bool is_wanted(const struct tl_reactor *reactor)
     return atomic_load_explicit(&reactor->attention, memory_order_relaxed) != 0;
 }
 
-/* Returns how many letters there were; a wake counts, so that the owner returns. */
-static unsigned run_letters(struct tl_reactor *reactor)
+/* Returns how many closures there were; a wake counts, so that the owner returns. */
+static unsigned run_closures(struct tl_reactor *reactor)
 {
     unsigned attention = atomic_exchange_explicit(&reactor->attention, 0, memory_order_acquire);
-    unsigned done_count = tl_mailbox_deliver(&reactor->mailbox);
+    unsigned done_count = tl_mailbox_run(&reactor->mailbox);
     if (attention & ATTENTION_WAKE) {
         drain(reactor->wake_fd);
         done_count++;
@@ -155,8 +155,8 @@ static bool run_deferred(struct tl_reactor *reactor)
     bool was_any = !tl_list_is_empty(&batch);
     struct tl_list *link;
     while ((link = tl_list_pop_front(&batch)) != NULL) {
-        struct tl_letter *letter = TL_CONTAINER_OF(link, struct tl_letter, link);
-        letter->deliver(letter);
+        struct tl_closure *closure = TL_CONTAINER_OF(link, struct tl_closure, link);
+        closure->run(closure);
     }
     return was_any;
 }
@@ -164,7 +164,7 @@ static bool run_deferred(struct tl_reactor *reactor)
 /* What remains of a round once the provider was polled. An idle round looks at the timers, a busy one in sixteen. */
 static bool finish_round(struct tl_reactor *reactor, bool did_work)
 {
-    if (is_wanted(reactor)) did_work |= run_letters(reactor) > 0;
+    if (is_wanted(reactor)) did_work |= run_closures(reactor) > 0;
     if (!did_work || --reactor->rounds_to_clock == 0) did_work |= run_timers(reactor) > 0;
     if (!tl_list_is_empty(&reactor->deferred)) did_work |= run_deferred(reactor);
     if (did_work) reactor->idle_since_ns = 0;
@@ -173,13 +173,12 @@ static bool finish_round(struct tl_reactor *reactor, bool did_work)
 
 static bool run_round(struct tl_reactor *reactor)
 {
-    bool did_work = is_wanted(reactor) && run_letters(reactor) > 0;
+    bool did_work = is_wanted(reactor) && run_closures(reactor) > 0;
     did_work |= poll_provider(reactor) > 0;
     return finish_round(reactor, did_work);
 }
 
-/* ------------------------------------------------------------------------------------------- creating, destroying --
- */
+/* ---------------------------------------------------------------------------------------- creating, destroying -- */
 
 static enum tl_status watch(struct tl_reactor *reactor, int fd, struct tl_error *ret_error)
 {
@@ -231,7 +230,7 @@ enum tl_status tl_reactor_create(struct tl_provider *provider, const struct tl_r
 void tl_reactor_destroy(struct tl_reactor *reactor)
 {
     if (reactor == NULL) return;
-    while (tl_mailbox_deliver(&reactor->mailbox) > 0 || run_deferred(reactor)) {
+    while (tl_mailbox_run(&reactor->mailbox) > 0 || run_deferred(reactor)) {
     }
     TL_CHECK(reactor->busy_count == 0);
     if (reactor->provider->ops->sleep != NULL) (void)reactor->provider->ops->sleep(reactor->provider, -1, 0);
@@ -243,7 +242,7 @@ void tl_reactor_destroy(struct tl_reactor *reactor)
     free(reactor);
 }
 
-/* ------------------------------------------------------------------------------------------------------- waiting -- */
+/* ----------------------------------------------------------------------------------------------------- waiting -- */
 
 static bool may_spin(const struct tl_reactor *reactor, int64_t now_ns)
 {
@@ -275,7 +274,7 @@ static bool begin_sleep(struct tl_reactor *reactor, unsigned *ret_events)
 {
     *ret_events = 0;
     if (is_wanted(reactor) || !tl_mailbox_prepare_sleep(&reactor->mailbox)) {
-        atomic_fetch_or_explicit(&reactor->attention, ATTENTION_LETTERS, memory_order_relaxed);
+        atomic_fetch_or_explicit(&reactor->attention, ATTENTION_CLOSURES, memory_order_relaxed);
         return false;
     }
     bool is_armed = tl_provider_arm(reactor->provider);
@@ -338,8 +337,7 @@ bool tl_reactor_run_once(struct tl_reactor *reactor, int64_t deadline_ns)
     return did_work || deadline_ns == 0 ? did_work : wait(reactor, deadline_ns);
 }
 
-/* ------------------------------------------------------------------------------------------- owners of other kinds --
- */
+/* --------------------------------------------------------------------------------------- owners of other kinds -- */
 
 int tl_reactor_fd(const struct tl_reactor *reactor)
 {
@@ -383,9 +381,9 @@ void tl_reactor_end_sleep(struct tl_reactor *reactor)
     end_sleep(reactor);
 }
 
-void tl_reactor_defer(struct tl_reactor *reactor, struct tl_letter *letter)
+void tl_reactor_defer(struct tl_reactor *reactor, struct tl_closure *closure)
 {
-    tl_list_push_back(&reactor->deferred, &letter->link);
+    tl_list_push_back(&reactor->deferred, &closure->link);
 }
 
 struct tl_timers *tl_reactor_timers(struct tl_reactor *reactor)

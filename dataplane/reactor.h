@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A reactor: one owner at a time polls a provider, letters and timers, and runs what they call for. It spins while work
- * is under way, for a bounded time, and then sleeps on the provider's descriptor.
+ * A reactor: one owner at a time polls a provider, closures and timers, and runs what they call for. It spins while
+ * work is under way, for a bounded time, and then sleeps on the provider's descriptor.
  *
  * The same shape as the control plane's loop, so that the same drivers drive it: a thread of ours, or whoever waits.
  *
@@ -32,7 +32,7 @@ struct tl_reactor_stats {
 /* The provider stays the caller's, and outlives the reactor. Errors: TL_RESOURCE_EXHAUSTED: no memory or descriptor. */
 enum tl_status tl_reactor_create(struct tl_provider *provider, const struct tl_reactor_options *options,
                                  struct tl_reactor **ret_reactor, struct tl_error *ret_error) TL_MUST_USE;
-/* Everything that belongs to it is gone, and it is not busy. Letters that are left are delivered. NULL is accepted. */
+/* Everything that belongs to it is gone, and it is not busy. Closures that are left are delivered. NULL is accepted. */
 void tl_reactor_destroy(struct tl_reactor *reactor);
 
 /* One round; sleeps until deadline_ns (monotonic; 0: not at all) when there is nothing to do and it has spun enough.
@@ -40,11 +40,11 @@ void tl_reactor_destroy(struct tl_reactor *reactor);
 bool tl_reactor_run_once(struct tl_reactor *reactor, int64_t deadline_ns);
 
 /* Delivered on the owner's thread. Thread: any. */
-void tl_reactor_post(struct tl_reactor *reactor, struct tl_letter *letter);
+void tl_reactor_post(struct tl_reactor *reactor, struct tl_closure *closure);
 /* Makes a sleeping owner return. Thread: any. */
 void tl_reactor_wake(struct tl_reactor *reactor);
-/* Runs the letter at the end of this round; it must not be deferred already. */
-void tl_reactor_defer(struct tl_reactor *reactor, struct tl_letter *letter);
+/* Runs the closure at the end of this round; it must not be deferred already. */
+void tl_reactor_defer(struct tl_reactor *reactor, struct tl_closure *closure);
 
 struct tl_timers *tl_reactor_timers(struct tl_reactor *reactor);
 struct tl_provider *tl_reactor_provider(struct tl_reactor *reactor);

@@ -46,7 +46,7 @@ static void expect(int is_true, const char *what)
     exit(EXIT_FAILURE);
 }
 
-/* ----------------------------------------------------------------------------------------------------- the file -- */
+/* ---------------------------------------------------------------------------------------------------- the file -- */
 
 /* Writes a safetensors file of two tensors of float32, whose elements are all 1. */
 static void write_file(const char *path)
@@ -68,7 +68,7 @@ static void write_file(const char *path)
     expect(written == 1027 && fclose(file) == 0, "the disk has room for the file");
 }
 
-/* ----------------------------------------------------------------------------------------------------- a cluster -- */
+/* --------------------------------------------------------------------------------------------------- a cluster -- */
 
 /* Opens a socket on a port that nobody uses, and tells which. */
 static int take_port(unsigned *ret_port)
@@ -121,7 +121,7 @@ static void publish_computed(struct tl_worker *owner)
     tl_tensor_put(tensor);
 }
 
-/* ------------------------------------------------------------------------------------------------------- reading -- */
+/* ----------------------------------------------------------------------------------------------------- reading -- */
 
 static struct tl_tensor *receive(struct tl_worker *worker, tl_peer_id peer, const char *key)
 {

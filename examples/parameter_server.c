@@ -80,7 +80,7 @@ static void give_up(const char *why)
     exit(EXIT_FAILURE);
 }
 
-/* ------------------------------------------------------------------------------------------------- what to learn -- */
+/* ----------------------------------------------------------------------------------------------- what to learn -- */
 
 /* Rows of features and what the weights should make of them. */
 struct shard {
@@ -137,7 +137,7 @@ static struct tl_tensor *create_vector(uint64_t size)
     return tensor;
 }
 
-/* ---------------------------------------------------------------------------------------------- parameter server -- */
+/* -------------------------------------------------------------------------------------------- parameter server -- */
 
 /* A worker, as the parameter server sees it. */
 struct source {
@@ -286,7 +286,7 @@ static void run_parameter_server(struct tl_worker *self)
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------- worker -- */
+/* ------------------------------------------------------------------------------------------------------ worker -- */
 
 /* Receives weights of this version or a newer one. False: there will be none, training is over. */
 static bool receive_weights(struct tl_worker *self, tl_peer_id ps, const char *key, uint64_t version,
@@ -387,7 +387,7 @@ static void run_worker(struct tl_worker *self, uint32_t task)
     if (!(loss < 1e-9)) give_up("the loss has not become small");
 }
 
-/* --------------------------------------------------------------------------------------------------------- tasks -- */
+/* ------------------------------------------------------------------------------------------------------- tasks -- */
 
 /* Runs one task of the cluster, from opening it to closing it. */
 static void run_task(const struct tl_worker_options *options)

@@ -47,7 +47,7 @@ static void expect(int is_true, const char *what)
     exit(EXIT_FAILURE);
 }
 
-/* ----------------------------------------------------------------------------------------------------- a cluster -- */
+/* --------------------------------------------------------------------------------------------------- a cluster -- */
 
 /* Opens a socket on a port that nobody uses, and tells which. */
 static int take_port(unsigned *ret_port)
@@ -122,7 +122,7 @@ static void print_received(const char *what, const struct tl_completion *got)
            tl_dtype_name(tl_tensor_dtype(got->tensor)), got->step, tl_path_name(got->path), got->duration_ns / 1000);
 }
 
-/* ------------------------------------------------------------------------------------------------------- lessons -- */
+/* ----------------------------------------------------------------------------------------------------- lessons -- */
 
 /* A published tensor stays until it is replaced or withdrawn, and whoever asks gets it. Its step is its version; a
  * receiver asks for "at least" a version. */

@@ -32,14 +32,14 @@ static enum tl_status add_counters(struct tl_description *description, const str
     return TL_OK;
 }
 
-static enum tl_status count_planes(struct tl_worker *worker, struct tl_description *description,
-                                   struct tl_error *ret_error)
+static enum tl_status count_transports(struct tl_worker *worker, struct tl_description *description,
+                                       struct tl_error *ret_error)
 {
-    if (tl_planes_count(worker) == 0) return TL_OK;
+    if (tl_transports_count(worker) == 0) return TL_OK;
     struct tl_engine_stats engine;
     struct tl_memory_stats memory;
     struct tl_reactor_stats reactor;
-    tl_planes_get_stats(worker, &engine, &memory, &reactor);
+    tl_transports_get_stats(worker, &engine, &memory, &reactor);
     const struct named_value values[] = {
         {"data_tensors_sent", engine.tensors_sent},       {"data_tensors_received", engine.tensors_received},
         {"data_tensors_mapped", engine.tensors_mapped},   {"data_bytes_sent", engine.bytes_sent},
@@ -84,7 +84,7 @@ static enum tl_status describe_counters(struct tl_worker *worker, struct tl_desc
         {"open_operations", stats.open_operations},
     };
     enum tl_status status = add_counters(description, values, TL_ARRAY_COUNT(values), ret_error);
-    if (status == TL_OK) status = count_planes(worker, description, ret_error);
+    if (status == TL_OK) status = count_transports(worker, description, ret_error);
     return status;
 }
 
@@ -100,7 +100,7 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
     if (ret_description->job == NULL || ret_description->software_version == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a description");
     }
-    enum tl_status status = tl_planes_describe(worker, ret_description, ret_error);
+    enum tl_status status = tl_transports_describe(worker, ret_description, ret_error);
     if (status == TL_OK) status = tl_peers_describe(worker, ret_description, ret_error);
     if (status == TL_OK) status = describe_counters(worker, ret_description, ret_error);
     return status;

@@ -10,9 +10,9 @@
 #include "base/text.h"
 #include "server/worker_internal.h"
 
-static void run_command(struct tl_letter *letter)
+static void run_command(struct tl_closure *closure)
 {
-    struct tl_command *command = TL_CONTAINER_OF(letter, struct tl_command, letter);
+    struct tl_command *command = TL_CONTAINER_OF(closure, struct tl_command, closure);
     command->run(command);
     tl_wait_done(&command->wait);
 }
@@ -21,17 +21,17 @@ void tl_worker_run(struct tl_worker *worker, struct tl_command *command, void (*
 {
     command->worker = worker;
     command->run = run;
-    command->letter.deliver = run_command;
+    command->closure.run = run_command;
     tl_worker_enter(worker);
-    tl_wait_init(&command->wait, &worker->driver);
-    tl_loop_post(worker->loop, &command->letter);
+    tl_wait_init(&command->wait, &worker->progress);
+    tl_loop_post(worker->loop, &command->closure);
     while (!tl_wait_for(&command->wait, TL_TIME_NEVER))
         continue;
     tl_wait_fini(&command->wait);
     tl_worker_leave(worker);
 }
 
-/* ------------------------------------------------------------------------------------------------------- queries -- */
+/* ----------------------------------------------------------------------------------------------------- queries -- */
 
 const char *tl_worker_name(const struct tl_worker *worker)
 {
@@ -50,10 +50,10 @@ uint16_t tl_worker_port(const struct tl_worker *worker)
 
 enum tl_status tl_worker_progress(struct tl_worker *worker, int64_t timeout_ns)
 {
-    if (worker->driver.progress != TL_PROGRESS_CALLER) return TL_FAILED_PRECONDITION;
+    if (worker->progress.mode != TL_PROGRESS_CALLER) return TL_FAILED_PRECONDITION;
     int64_t deadline_ns = timeout_ns <= 0 ? 0 : tl_clock_deadline_ns(timeout_ns);
-    uint64_t rounds = tl_driver_rounds(&worker->driver);
-    return tl_driver_step(&worker->driver, rounds, deadline_ns) ? TL_OK : TL_DEADLINE_EXCEEDED;
+    uint64_t rounds = tl_progress_rounds(&worker->progress);
+    return tl_progress_step(&worker->progress, rounds, deadline_ns) ? TL_OK : TL_DEADLINE_EXCEEDED;
 }
 
 struct stats_command {
@@ -70,7 +70,7 @@ void tl_worker_count(struct tl_worker *worker, struct tl_worker_stats *ret_stats
     struct tl_engine_stats engine;
     struct tl_memory_stats memory;
     struct tl_reactor_stats reactor;
-    tl_planes_get_stats(worker, &engine, &memory, &reactor);
+    tl_transports_get_stats(worker, &engine, &memory, &reactor);
     *ret_stats = (struct tl_worker_stats){
         .size_bytes = sizeof(*ret_stats),
         .tensors_sent = control.tensors_sent + engine.tensors_sent,
@@ -108,7 +108,7 @@ enum tl_status tl_worker_stats(struct tl_worker *worker, struct tl_worker_stats 
     return TL_OK;
 }
 
-/* --------------------------------------------------------------------------------------------------- publishing -- */
+/* -------------------------------------------------------------------------------------------------- publishing -- */
 
 struct publish_command {
     struct tl_command command;
@@ -159,7 +159,7 @@ enum tl_status tl_withdraw(struct tl_worker *worker, const char *key, struct tl_
     return withdraw.status;
 }
 
-/* -------------------------------------------------------------------------------------------------------- steps -- */
+/* ------------------------------------------------------------------------------------------------------- steps -- */
 
 struct step_command {
     struct tl_command command;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The worker as its files see it: worker*.c (open, close, queries), peer*.c and data_path.c (who is reachable and how),
- * source.c and serving.c (requests of peers), operation*.c (sends and receives of this process), plane*.c and session.c
- * (the data planes).
+ * source.c and serving.c (requests of peers), operation*.c (sends and receives of this process), transport*.c and
+ * session.c (the transports).
  *
  * Everything here belongs to the loop's owner, except what says otherwise. The public functions bring their work to
- * that thread as letters.
+ * that thread as closures.
  */
 #ifndef SERVER_WORKER_INTERNAL_H
 #define SERVER_WORKER_INTERNAL_H
@@ -17,11 +17,11 @@
 #include "base/timer.h"
 #include "config/config.h"
 #include "control/control.h"
-#include "server/driver.h"
-#include "server/home.h"
-#include "server/planes.h"
-#include "server/rendezvous.h"
-#include "server/serving.h"
+#include "server/progress/progress.h"
+#include "server/progress/executor.h"
+#include "server/transports/transports.h"
+#include "server/rendezvous/rendezvous.h"
+#include "server/transfers/serving.h"
 
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
@@ -38,25 +38,26 @@ struct tl_worker {
     uint16_t port;
     int64_t opened_ns;
     struct tl_loop *loop;
-    struct tl_home home; /* of the loop's owner */
-    struct tl_driver driver;
+    struct tl_executor executor; /* of the loop's owner */
+    struct tl_progress_engine progress;
     struct tl_control *control;
-    struct tl_plane_slot planes[TL_MAX_PLANES]; /* [plane_count], the preferred one first */
-    size_t plane_count;
-    bool is_plane_required; /* "rdma": "require": nothing travels another way */
-    size_t draining_planes; /* when it closes */
-    void (*planes_drained)(void *context);
-    void *planes_drained_context;
+    struct tl_transport_slot transports[TL_MAX_TRANSPORTS]; /* [transport_count], the preferred one first */
+    size_t transport_count;
+    bool is_transport_required; /* "rdma": "require": nothing travels another way */
+    size_t draining_transports; /* when it closes */
+    void (*transports_drained)(void *context);
+    void *transports_drained_context;
     struct tl_rendezvous *table;
     bool is_closing;
 
     struct tl_peer **peers; /* [peer_count], in the order of the configuration */
     size_t peer_count;
-    struct tl_ip_network *peer_networks; /* [peer_network_count]: members may call from there (server/admission.h) */
+    struct tl_ip_network
+        *peer_networks; /* [peer_network_count]: members may call from there (server/peers/admission.h) */
     size_t peer_network_count;
-    bool takes_any_origin;     /* from everywhere */
-    struct tl_list guests;     /* of struct guest (guest.c): all links of clients that are no members */
-    struct tl_list peer_waits; /* of struct tl_peer_wait (peer.c) */
+    bool takes_any_origin;       /* from everywhere */
+    struct tl_list client_peers; /* of struct client_peer (client peer.c): all links of clients that are no members */
+    struct tl_list peer_waits;   /* of struct tl_peer_wait (peer.c) */
 
     struct tl_op *ops;            /* by id: all that have not completed */
     uint64_t next_op;             /* any thread, atomic */
@@ -65,10 +66,12 @@ struct tl_worker {
     uint64_t blocked_calls;       /* threads that wait inside the library; any thread, atomic */
     struct tl_serving serving;    /* requests over links */
     struct tl_timer expire_timer; /* for reservations whose receiver broke off */
-    struct tl_letter expire_letter;
-    bool is_expire_asked;       /* expire_letter is on its way; any thread, atomic */
+    struct tl_closure expire_closure;
+    bool is_expire_asked;       /* expire_closure is on its way; any thread, atomic */
     struct tl_shares *pushed;   /* what clients have of limits.held (source.c) */
     struct tl_shares *listings; /* bytes of listings that were made for clients (walk.c) */
+    struct tl_list ended_walks; /* of struct walk (walk.c): to be freed */
+    struct tl_closure ended_walks_closure;
 
     uint64_t requests_retried;
     struct tl_wait *stopped_wait; /* the closing thread */
@@ -76,15 +79,15 @@ struct tl_worker {
     bool is_stopped;
 };
 
-/* tl_worker_open with data planes from elsewhere, the preferred one first; at most TL_MAX_PLANES, all of which outlive
- * the worker. */
-enum tl_status tl_worker_open_with(const struct tl_worker_options *options, const struct tl_plane_source *const *planes,
-                                   size_t plane_count, struct tl_worker **ret_worker,
-                                   struct tl_error *ret_error) TL_MUST_USE;
+/* tl_worker_open with transports from elsewhere, the preferred one first; at most TL_MAX_TRANSPORTS, all of which
+ * outlive the worker. */
+enum tl_status tl_worker_open_with(const struct tl_worker_options *options,
+                                   const struct tl_transport_source *const *transports, size_t transport_count,
+                                   struct tl_worker **ret_worker, struct tl_error *ret_error) TL_MUST_USE;
 
 /* A piece of work for the loop's owner, waited for by the thread that brought it. */
 struct tl_command {
-    struct tl_letter letter;
+    struct tl_closure closure;
     struct tl_worker *worker;
     struct tl_wait wait;
     void (*run)(struct tl_command *command);
@@ -110,7 +113,7 @@ enum tl_status tl_peers_create(struct tl_worker *worker, struct tl_error *ret_er
 void tl_peers_destroy(struct tl_worker *worker);
 /* Connects to all of them, where the configuration says so. */
 void tl_peers_start(struct tl_worker *worker);
-/* Stops trying; links are left to the control plane. */
+/* Stops trying; links are left to the control transport. */
 void tl_peers_stop(struct tl_worker *worker);
 
 /* A link that a peer has opened and greeted on. */
@@ -128,28 +131,29 @@ const char *tl_peer_name(const struct tl_peer *peer);
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity);
 
 /* A fetch on its way to a peer: waits there until the peer is up, then is on its link or on a session of the data
- * plane. Letters take it from the loop to the reactor and back. */
+ * transport. Closures take it from the loop to the reactor and back. */
 struct tl_peer_request {
     struct tl_fetch fetch;
     struct tl_peer *peer;
     struct tl_list place;           /* in the peer's list of those that wait */
     struct tl_link *link;           /* that carries it; NULL: none */
-    bool is_refused;                /* done_letter is deferred: it cannot travel */
+    bool is_refused;                /* done_closure is deferred: it cannot travel */
     const char *path_reason;        /* why it travels over the link; lives for ever */
     struct tl_session *session;     /* that carries it; NULL: none */
     const struct tl_fetch_ops *ops; /* the worker's, while session has put its own into the fetch */
-    struct tl_letter start_letter;
-    struct tl_letter cancel_letter;
-    struct tl_letter done_letter;
-    const struct tl_error *result; /* of done_letter; kept, NULL: TL_OK */
-    bool is_cancel_out;            /* cancel_letter is at the reactor, or on its way */
-    bool is_done;                  /* done_letter has come */
+    struct tl_closure start_closure;
+    struct tl_closure cancel_closure;
+    struct tl_closure done_closure;
+    const struct tl_error *result; /* of done_closure; kept, NULL: TL_OK */
+    bool is_cancel_out;            /* cancel_closure is at the reactor, or on its way */
+    bool is_done;                  /* done_closure has come */
     bool is_on_conn;               /* the reactor's */
 };
 
 /* Asks the peer as soon as it is up; fetch.ops->done follows once, unless cancelled. */
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request);
-/* The same over the link if that is up, for this reason, which lives for ever: the data path has turned it away. */
+/* The same over the link if that is up, for this reason, which lives for ever: the data connection has turned it away.
+ */
 void tl_peer_fetch_on_link(struct tl_peer *peer, struct tl_peer_request *request, const char *reason);
 /* True: it is given up, done will not be called. False: done follows, once the memory cannot be written any more. */
 bool tl_peer_cancel(struct tl_peer_request *request) TL_MUST_USE;
@@ -161,11 +165,11 @@ void tl_peer_give_up(struct tl_peer_request *request);
 void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t number);
 
 /* A link of somebody who is no member. */
-void tl_guest_welcome(struct tl_worker *worker, struct tl_link *link);
-/* Whether a guest of another name or at another address has this one's incarnation. */
-bool tl_guest_has_incarnation(const struct tl_worker *worker, const struct tl_identity *who);
-/* The incarnation has turned out to be that of a member: ends the links of guests that have given it. */
-void tl_guests_evict(struct tl_worker *worker, uint64_t incarnation);
+void tl_client_peer_add(struct tl_worker *worker, struct tl_link *link);
+/* Whether a client peer of another name or at another address has this one's incarnation. */
+bool tl_client_peer_has_incarnation(const struct tl_worker *worker, const struct tl_identity *who);
+/* The incarnation has turned out to be that of a member: ends the links of client peers that have given it. */
+void tl_client_peers_evict(struct tl_worker *worker, uint64_t incarnation);
 
 /* ------------------------------------------------------------------------------------------------------ source -- */
 
@@ -188,6 +192,6 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
 /* Ends every open operation, or with `step` those of one step, that receives from a peer. */
 void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const struct tl_error *status);
 /* Lets go of the sends whose memory nobody but this worker's own receivers holds: they keep it beyond the worker. */
-void tl_ops_forget_loans(struct tl_worker *worker);
+void tl_ops_forget_borrows(struct tl_worker *worker);
 
 #endif

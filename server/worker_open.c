@@ -2,9 +2,9 @@
 /*
  * The worker's life: everything is opened in order and closed in the reverse order.
  *
- * Open: configuration -> who we are -> loop -> table -> data plane -> control plane -> peers -> files published ->
- * listen -> driver. Nothing of the loop runs before the driver starts, so a failure anywhere before it undoes what
- * there is without any waiting. Close: new work is refused, receives end, requests that wait are refused, running
+ * Open: configuration -> who we are -> loop -> table -> data plane -> control transport -> peers -> files published ->
+ * listen -> driver. Nothing of the loop runs before the progress engine starts, so a failure anywhere before it undoes
+ * what there is without any waiting. Close: new work is refused, receives end, requests that wait are refused, running
  * transfers get until the deadline, those of the data plane first, since its paths live on links; then the table fails
  * what is left, every operation has completed, and the parts are freed.
  */
@@ -20,13 +20,14 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/struct_version.h"
-#include "server/completion_queue.h"
+#include "server/progress/completion_queue.h"
+#include "server/transfers/walk.h"
 #include "server/worker_internal.h"
 #include "tensor/tensor_file.h"
 
 #define ABORTED_STEPS_KEPT 1024
 
-/* ------------------------------------------------------------------------------------------------------ opening -- */
+/* ----------------------------------------------------------------------------------------------------- opening -- */
 
 static enum tl_status read_source(const struct tl_worker_options *options, struct tl_config **ret_config,
                                   struct tl_error *ret_error)
@@ -74,8 +75,8 @@ static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker
 {
     const struct tl_config *config = worker->config;
     if (options->is_client) {
-        if (config->guest_error.code != TL_OK) return tl_error_copy(ret_error, &config->guest_error);
-        worker->settings = config->guest_settings;
+        if (config->client_error.code != TL_OK) return tl_error_copy(ret_error, &config->client_error);
+        worker->settings = config->client_settings;
         return TL_OK;
     }
     if (options->job != NULL) {
@@ -122,9 +123,9 @@ static enum tl_status create_control(struct tl_worker *worker, struct tl_error *
 static enum tl_status publish_tensor(struct tl_worker *worker, const char *path, const char *name,
                                      struct tl_tensor *tensor, struct tl_error *ret_error)
 {
-    struct tl_plane *plane = tl_planes_of_cards(worker);
+    struct tl_transport *transport = tl_transports_of_cards(worker);
     struct tl_error error;
-    if (plane != NULL && tl_plane_copy(plane, tensor, &error) != TL_OK) {
+    if (transport != NULL && tl_transport_copy(transport, tensor, &error) != TL_OK) {
         TL_LOG_AT_WARN("a tensor is served from its file, which the data plane copies each time", TL_STR("file", path),
                        TL_STR("tensor", name), TL_STR("reason", error.message));
     }
@@ -159,7 +160,7 @@ static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error
     return TL_OK;
 }
 
-/* Frees what was opened; the driver does not run and nothing is in flight. */
+/* Frees what was opened; the progress engine does not run and nothing is in flight. */
 static void worker_free(struct tl_worker *worker)
 {
     if (worker->table != NULL) {
@@ -167,7 +168,7 @@ static void worker_free(struct tl_worker *worker)
         tl_error_set(&closed, TL_CANCELLED, "the worker was closed");
         tl_rendezvous_close(worker->table, &closed);
     }
-    tl_planes_destroy(worker);
+    tl_transports_destroy(worker);
     if (worker->peers != NULL) tl_peers_destroy(worker);
     tl_control_destroy(worker->control);
     tl_rendezvous_destroy(worker->table);
@@ -178,14 +179,15 @@ static void worker_free(struct tl_worker *worker)
     free(worker);
 }
 
-static void post_home(const struct tl_home *home, struct tl_letter *letter)
+static void post_to_executor(const struct tl_executor *executor, struct tl_closure *closure)
 {
-    struct tl_worker *worker = (struct tl_worker *)TL_CONTAINER_OF(home, struct tl_worker, home);
-    tl_driver_post(&worker->driver, letter);
+    struct tl_worker *worker = (struct tl_worker *)TL_CONTAINER_OF(executor, struct tl_worker, executor);
+    tl_progress_post(&worker->progress, closure);
 }
 
 static enum tl_status build(struct tl_worker *worker, const struct tl_worker_options *options,
-                            const struct tl_plane_source *const *planes, size_t plane_count, struct tl_error *ret_error)
+                            const struct tl_transport_source *const *transports, size_t transport_count,
+                            struct tl_error *ret_error)
 {
     enum tl_status status = read_config(options, &worker->config, ret_error);
     if (status == TL_OK) status = find_self(worker, options, ret_error);
@@ -199,7 +201,8 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
                                                 .aborted_steps = ABORTED_STEPS_KEPT};
     status = tl_rendezvous_create(&limits, &worker->table, ret_error);
     if (status == TL_OK) {
-        status = tl_planes_create(worker, planes, plane_count, options->progress == TL_PROGRESS_THREAD, ret_error);
+        status = tl_transports_create(worker, transports, transport_count, options->progress == TL_PROGRESS_THREAD,
+                                      ret_error);
     }
     if (status == TL_OK) status = create_control(worker, ret_error);
     if (status == TL_OK) status = tl_peers_create(worker, ret_error);
@@ -220,14 +223,14 @@ static void teach_allocator(void)
 static void stop_now(struct tl_worker *worker);
 
 /* Reactors without a thread of their own are driven with the loop. */
-static enum tl_status start_driver(struct tl_worker *worker, enum tl_progress progress, struct tl_error *ret_error)
+static enum tl_status start_progress(struct tl_worker *worker, enum tl_progress progress, struct tl_error *ret_error)
 {
-    struct tl_turn_reactor reactors[TL_MAX_PLANES];
-    size_t count = tl_planes_driven(worker, reactors);
-    return tl_driver_init(&worker->driver, worker->loop, &worker->home, reactors, count, progress, ret_error);
+    struct tl_polled_reactor reactors[TL_MAX_TRANSPORTS];
+    size_t count = tl_transports_polled(worker, reactors);
+    return tl_progress_init(&worker->progress, worker->loop, &worker->executor, reactors, count, progress, ret_error);
 }
 
-static const struct tl_plane_source *const transports[] = {&tl_plane_local, &tl_plane_verbs};
+static const struct tl_transport_source *const transports[] = {&tl_transport_local, &tl_transport_verbs};
 
 enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl_worker **ret_worker,
                               struct tl_error *ret_error)
@@ -236,7 +239,7 @@ enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl
 }
 
 enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_options,
-                                   const struct tl_plane_source *const *planes, size_t plane_count,
+                                   const struct tl_transport_source *const *transports, size_t transport_count,
                                    struct tl_worker **ret_worker, struct tl_error *ret_error)
 {
     struct tl_worker_options options;
@@ -249,16 +252,17 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
     pthread_once(&taught, teach_allocator);
     worker->opened_ns = tl_clock_now_ns();
     worker->self.incarnation = tl_random_u64();
-    worker->home.post = post_home;
+    worker->executor.post = post_to_executor;
     tl_list_init(&worker->peer_waits);
-    status = build(worker, &options, planes, plane_count, ret_error);
+    tl_walks_init(worker);
+    status = build(worker, &options, transports, transport_count, ret_error);
     if (status == TL_OK) status = start(worker, ret_error);
     if (status != TL_OK) {
         worker_free(worker);
         return status;
     }
     tl_peers_start(worker);
-    status = start_driver(worker, options.progress, ret_error);
+    status = start_progress(worker, options.progress, ret_error);
     if (status != TL_OK) {
         stop_now(worker);
         worker_free(worker);
@@ -268,7 +272,7 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ closing -- */
+/* ----------------------------------------------------------------------------------------------------- closing -- */
 
 static void control_stopped(void *context)
 {
@@ -296,23 +300,23 @@ static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
     tl_ops_fail_receives(worker, NULL, &closed);
     tl_serving_close(&worker->serving);
     tl_control_set_health(worker->control, "", TL_HEALTH_NOT_SERVING);
-    tl_planes_drain(worker, deadline_ns, stop_control, worker);
+    tl_transports_drain(worker, deadline_ns, stop_control, worker);
 }
 
 /* Without a driver: what was started before it could not be. */
 static void stop_now(struct tl_worker *worker)
 {
-    const struct tl_home *former = tl_home_enter(&worker->home);
+    const struct tl_executor *former = tl_executor_enter(&worker->executor);
     begin_stop(worker, tl_clock_now_ns());
-    struct tl_turn_reactor reactors[TL_MAX_PLANES];
-    size_t count = tl_planes_driven(worker, reactors);
+    struct tl_polled_reactor reactors[TL_MAX_TRANSPORTS];
+    size_t count = tl_transports_polled(worker, reactors);
     while (!worker->is_stopped) {
         for (size_t i = 0; i < count; i++)
             (void)tl_reactor_run_once(reactors[i].reactor, 0);
         tl_loop_run_once(worker->loop,
-                         tl_planes_count(worker) > 0 ? tl_clock_deadline_ns(TL_NS_PER_MS) : TL_TIME_NEVER);
+                         tl_transports_count(worker) > 0 ? tl_clock_deadline_ns(TL_NS_PER_MS) : TL_TIME_NEVER);
     }
-    tl_home_leave(former);
+    tl_executor_leave(former);
 }
 
 struct close_command {
@@ -328,9 +332,9 @@ static void run_close(struct tl_command *command)
     begin_stop(command->worker, close->deadline_ns);
 }
 
-static void run_forget_loans(struct tl_command *command)
+static void run_forget_borrows(struct tl_command *command)
 {
-    tl_ops_forget_loans(command->worker);
+    tl_ops_forget_borrows(command->worker);
 }
 
 void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns)
@@ -338,7 +342,7 @@ void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns)
     if (worker == NULL) return;
     if (timeout_ns == TL_TIMEOUT_DEFAULT) timeout_ns = worker->settings.drain_timeout_ns;
     struct close_command close = {.deadline_ns = tl_clock_deadline_ns(timeout_ns)};
-    tl_wait_init(&close.stopped, &worker->driver);
+    tl_wait_init(&close.stopped, &worker->progress);
     tl_worker_run(worker, &close.command, run_close);
     while (!tl_wait_for(&close.stopped, TL_TIME_NEVER))
         continue;
@@ -346,11 +350,11 @@ void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns)
     /* What is left are operations whose memory gRPC has not let go of yet, and threads on their way out. */
     while (__atomic_load_n(&worker->open_ops, __ATOMIC_ACQUIRE) > 0 ||
            __atomic_load_n(&worker->blocked_calls, __ATOMIC_ACQUIRE) > 0) {
-        struct tl_command forget_loans = {0};
-        tl_worker_run(worker, &forget_loans, run_forget_loans);
+        struct tl_command forget_borrows = {0};
+        tl_worker_run(worker, &forget_borrows, run_forget_borrows);
         usleep(100);
     }
-    tl_cq_detach_all(&worker->driver);
-    tl_driver_fini(&worker->driver);
+    tl_cq_detach_all(&worker->progress);
+    tl_progress_fini(&worker->progress);
     worker_free(worker);
 }

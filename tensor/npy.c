@@ -20,7 +20,7 @@
 #include "base/error.h"
 #include "tensor/file_reader.h"
 
-/* -------------------------------------------------------------------------------------------------------- dtypes -- */
+/* ------------------------------------------------------------------------------------------------------ dtypes -- */
 
 static const struct {
     enum tl_dtype dtype;
@@ -49,7 +49,7 @@ enum tl_dtype tl_npy_dtype(const char *descr, size_t len_bytes)
     return TL_DTYPE_INVALID;
 }
 
-/* ---------------------------------------------------------------------------------------------------- dictionary -- */
+/* -------------------------------------------------------------------------------------------------- dictionary -- */
 
 /* The text that is left of the header. */
 struct cursor {
@@ -173,7 +173,7 @@ static bool take_dictionary(struct cursor *cursor, struct npy_header *header)
     return cursor->at == cursor->end && header->descr && header->has_order && header->has_shape;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- file -- */
+/* -------------------------------------------------------------------------------------------------------- file -- */
 
 struct npy {
     enum tl_dtype dtype;
@@ -272,7 +272,7 @@ enum tl_status tl_npy_check(const void *data, uint64_t len_bytes, const char *wh
     return parse_file(data, len_bytes, where, &npy, ret_error);
 }
 
-/* ------------------------------------------------------------------------------------------------------- reading -- */
+/* ----------------------------------------------------------------------------------------------------- reading -- */
 
 static enum tl_status create_tensor(const struct npy *npy, struct tl_mapped_file *file, struct tl_tensor_list *list,
                                     struct tl_error *ret_error)

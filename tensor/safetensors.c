@@ -63,7 +63,7 @@ static void header_fini(struct header *header)
     json_decref(header->root);
 }
 
-/* ------------------------------------------------------------------------------------------------ JSON of header -- */
+/* ---------------------------------------------------------------------------------------------- JSON of header -- */
 
 static enum tl_status check_header_text(const char *text, uint64_t len_bytes, const char *where,
                                         struct tl_error *ret_error)
@@ -110,7 +110,7 @@ static enum tl_status check_meta_data(const json_t *value, const char *where, st
                         TL_SAFETENSORS_META_DATA_KEY);
 }
 
-/* ----------------------------------------------------------------------------------------------------- one entry -- */
+/* --------------------------------------------------------------------------------------------------- one entry -- */
 
 static enum tl_status parse_dtype(const json_t *value, struct entry *entry, const char *where,
                                   struct tl_error *ret_error)
@@ -211,7 +211,7 @@ static enum tl_status parse_entry(const char *name, const json_t *value, uint64_
     return check_size(ret_entry, where, ret_error);
 }
 
-/* --------------------------------------------------------------------------------------------------- all entries -- */
+/* ------------------------------------------------------------------------------------------------- all entries -- */
 
 static int compare_places(const void *left, const void *right)
 {
@@ -308,7 +308,7 @@ enum tl_status tl_safetensors_check(const void *data, uint64_t len_bytes, const 
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------- reading -- */
+/* ----------------------------------------------------------------------------------------------------- reading -- */
 
 /* The texts of the file, which may be more than annotations can be: then the file is read without them. */
 static enum tl_status read_annotations(const struct header *header, const char *path,

@@ -45,7 +45,7 @@ struct tl_tensor {
     _Atomic(struct tl_tensor_attachment *) attachments; /* the latest first; an alias has none */
 };
 
-/* ---------------------------------------------------------------------------------------------------- life cycle -- */
+/* -------------------------------------------------------------------------------------------------- life cycle -- */
 
 static void detach_all(struct tl_tensor *tensor)
 {
@@ -244,7 +244,7 @@ enum tl_status tl_tensor_create_strings(unsigned rank, const uint64_t *dims, con
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------------ wrapping -- */
+/* ---------------------------------------------------------------------------------------------------- wrapping -- */
 
 /* Strides of dimensions of one element, and all of a tensor without elements, are never used and may be anything. */
 static enum tl_status check_strides(const struct tl_shape *shape, const int64_t *strides, uint64_t element_count,
@@ -337,7 +337,7 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
     return TL_OK;
 }
 
-/* ---------------------------------------------------------------------------------------------------- references -- */
+/* -------------------------------------------------------------------------------------------------- references -- */
 
 struct tl_tensor *tl_tensor_get(struct tl_tensor *tensor)
 {
@@ -360,7 +360,7 @@ bool tl_tensor_is_shared(const struct tl_tensor *tensor)
     return atomic_load_explicit(&tensor->reference_count, memory_order_acquire) > 1;
 }
 
-/* ------------------------------------------------------------------------------------------------------- looking -- */
+/* ----------------------------------------------------------------------------------------------------- looking -- */
 
 enum tl_dtype tl_tensor_dtype(const struct tl_tensor *tensor)
 {
@@ -437,7 +437,7 @@ enum tl_status tl_tensor_check_strings(const struct tl_tensor *tensor, struct tl
     return tl_string_index_build(tensor->strings, tensor->data, tensor->meta_data.size_bytes, ret_error);
 }
 
-/* --------------------------------------------------------------------------------------------------- attachments -- */
+/* ------------------------------------------------------------------------------------------------- attachments -- */
 
 void tl_tensor_allocation(const struct tl_tensor *tensor, void **ret_data, uint64_t *ret_capacity_bytes)
 {
@@ -483,7 +483,7 @@ void tl_tensor_set_annotations(struct tl_tensor *tensor, struct tl_annotations *
     tensor->annotations = tl_annotations_get(annotations);
 }
 
-/* --------------------------------------------------------------------------------------------------------- guard -- */
+/* ------------------------------------------------------------------------------------------------------- guard -- */
 
 void tl_tensor_set_guard(struct tl_tensor *tensor, tl_tensor_guard_fn guard, void *context)
 {

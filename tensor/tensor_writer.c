@@ -46,7 +46,7 @@ struct tl_tensor_writer {
     size_t file_count;
 };
 
-/* ------------------------------------------------------------------------------------------------------ starting -- */
+/* ---------------------------------------------------------------------------------------------------- starting -- */
 
 /* What more links than this are is a ring, as for the kernel. */
 #define MAX_LINKS 40
@@ -287,7 +287,7 @@ enum tl_status tl_tensor_slot_check(const struct tl_tensor_slot *slot, struct tl
     return TL_OK;
 }
 
-/* ------------------------------------------------------------------------------------------------- using, ending -- */
+/* ----------------------------------------------------------------------------------------------- using, ending -- */
 
 struct tl_tensor *tl_tensor_writer_destination(struct tl_tensor_writer *writer, size_t index)
 {

@@ -76,7 +76,7 @@ struct tl_listing {
     size_t count;
 };
 
-/* --------------------------------------------------------------------------------------------------------- fetch -- */
+/* ------------------------------------------------------------------------------------------------------- fetch -- */
 
 struct tl_fetch;
 
@@ -117,11 +117,11 @@ struct tl_fetch {
     uint64_t received_bytes; /* the first that many bytes of it are in the destination */
     void *hash_state;        /* XXH3 over them; NULL unless wants_checksum */
     bool is_verified;
-    bool is_final;       /* in done: the status is the owner's answer, whatever its code */
-    bool is_turned_away; /* in done with TL_UNAVAILABLE: the transport works and has no place for the fetch, for the
-                            reason in path_reason; another transport may take it */
-    bool is_unsettled;   /* it was asked for on a connection that broke, and no last word has come since: the owner may
-                            keep a value for it */
+    bool is_final;     /* in done: the status is the owner's answer, whatever its code */
+    bool is_rerouted;  /* in done with TL_UNAVAILABLE: the transport works and has no place for the fetch, for the
+                             reason in path_reason; another transport may take it */
+    bool is_unsettled; /* it was asked for on a connection that broke, and no last word has come since: the owner may
+                          keep a value for it */
 
     enum tl_path path;       /* how the bytes came; in done with TL_OK */
     const char *path_reason; /* with TL_PATH_BOUNCE: why they were copied on the way; with TL_PATH_ZERO_COPY, when it
@@ -161,7 +161,7 @@ bool tl_fetch_is_complete(const struct tl_fetch *fetch);
 enum tl_status tl_fetch_verify(struct tl_fetch *fetch, bool has_checksum, uint64_t checksum,
                                struct tl_error *ret_error) TL_MUST_USE;
 
-/* --------------------------------------------------------------------------------------------------------- serve -- */
+/* ------------------------------------------------------------------------------------------------------- serve -- */
 
 struct tl_serve;
 

@@ -44,8 +44,8 @@ enum tl_progress {
     TL_PROGRESS_THREAD = 0, /* a thread of the library moves everything */
     /* No thread: blocking calls, tl_cq_wait and tl_worker_progress move everything. While nobody calls, peers are not
      * answered; over gRPC alone they take such a worker for lost after timeouts.keepalive and keepalive_answer. A
-     * worker with a data plane is looked after: a thread takes a turn eight times per verbs.silence, so that peers keep
-     * their paths to it; release callbacks may run there. */
+     * worker with a data plane is looked after: a thread runs one round of progress eight times in each
+     * verbs.peer_timeout, so that peers keep their connections to it; release callbacks may run there. */
     TL_PROGRESS_CALLER = 1,
 };
 

@@ -17,8 +17,8 @@
 #include "server/cli/options.h"
 #include "server/cli/output.h"
 #include "server/cli/task_config.h"
-#include "server/plane_choice.h"
-#include "server/verbs_settings.h"
+#include "server/transports/transport_choice.h"
+#include "server/transports/verbs_settings.h"
 
 /* Without a task: what most of them have. */
 #define DEFAULT_POOL_BYTES (UINT64_C(64) << 20)
@@ -37,12 +37,13 @@ static void choose(const struct tl_verbs_options *options, struct tl_verbs_candi
 {
     unsigned order;
     struct tl_error error;
-    size_t usable_count = tl_plane_count_usable(candidates, report->count);
+    size_t usable_count = tl_transport_count_usable(candidates, report->count);
     if (usable_count == 0 || report->refusal || report->lock_error.code != TL_OK) return;
-    if (tl_plane_choose_verbs(options, candidates, report->count, note_failure, candidates, &order, &error) == TL_OK) {
+    if (tl_transport_choose_verbs(options, candidates, report->count, note_failure, candidates, &order, &error) ==
+        TL_OK) {
         report->failed_count = order;
         report->is_verified = true;
-    } else if (tl_plane_is_about_memlock(error.message)) {
+    } else if (tl_transport_is_about_memlock(error.message)) {
         report->lock_error = error;
     } else {
         report->failed_count = usable_count;
@@ -59,9 +60,9 @@ static int report_devices(const struct tl_verbs_options *options, struct tl_devi
     report->candidates = candidates;
     bool has_list = report->list_error.code == TL_OK;
     if (has_list) choose(options, candidates, report);
-    int code = report->failed_count < tl_plane_count_usable(candidates, report->count) ? TL_EXIT_OK
-               : has_list || report->list_error.code == TL_NOT_FOUND                   ? TL_EXIT_NO_DEVICE
-                                                                                       : TL_EXIT_FAILED;
+    int code = report->failed_count < tl_transport_count_usable(candidates, report->count) ? TL_EXIT_OK
+               : has_list || report->list_error.code == TL_NOT_FOUND                       ? TL_EXIT_NO_DEVICE
+                                                                                           : TL_EXIT_FAILED;
     if (!has_list) tl_output_error("devices", "%s", report->list_error.message);
     if (!(is_json ? tl_devices_print_json(report) : !has_list || tl_devices_print_table(report))) {
         tl_output_error("devices", "no memory for the output");

@@ -9,7 +9,7 @@
 #include <tensorlane/status.h>
 
 #include "config/config.h"
-#include "dataplane/verbs.h"
+#include "dataplane/verbs/verbs.h"
 
 struct tl_devices_report {
     const struct tl_config_task *task;           /* NULL: none was named */

@@ -8,7 +8,7 @@
 #include "server/cli/json_out.h"
 #include "server/cli/output.h"
 #include "server/cli/table.h"
-#include "server/local_settings.h"
+#include "server/transports/local_settings.h"
 
 const struct tl_verbs_candidate *tl_devices_chosen(const struct tl_devices_report *report)
 {
@@ -22,7 +22,7 @@ static const char *rdma_word(const struct tl_config_task *task)
     return task->settings.rdma == TL_RDMA_REQUIRE ? "require" : task->settings.rdma == TL_RDMA_OFF ? "off" : "prefer";
 }
 
-/* -------------------------------------------------------------------------------------------------------- table -- */
+/* ------------------------------------------------------------------------------------------------------- table -- */
 
 static const char *or_dash(const char *text)
 {
@@ -139,7 +139,7 @@ bool tl_devices_print_table(const struct tl_devices_report *report)
     return is_printed;
 }
 
-/* --------------------------------------------------------------------------------------------------------- JSON -- */
+/* -------------------------------------------------------------------------------------------------------- JSON -- */
 
 static void put_optional(struct tl_json_out *object, const char *key, int64_t value, bool is_known)
 {

@@ -33,7 +33,7 @@ int tl_health_probe(const struct tl_health_flags *flags);
 /* Asks all workers of a cluster, once or again and again. Returns an enum tl_health_exit. */
 int tl_health_cluster(const struct tl_health_flags *flags);
 
-/* The stages of a check. Those after TRANSPORTS are of the data planes, for workers whose settings want one. */
+/* The stages of a check. Those after TRANSPORTS are of the transports, for workers whose settings want one. */
 enum tl_health_stage {
     TL_HEALTH_STAGE_CONFIG,
     TL_HEALTH_STAGE_RESOLVE,

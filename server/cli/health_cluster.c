@@ -70,24 +70,24 @@ static void fini_round(struct round *round)
 
 /* -------------------------------------------------------------------------------------------------------- JSON -- */
 
-static void put_data_plane(struct tl_json_out *worker, const struct tl_data_plane_description *plane)
+static void put_data_plane(struct tl_json_out *worker, const struct tl_data_plane_description *data_plane)
 {
     struct tl_json_out *object = tl_json_out_put_object(worker, "data_plane");
-    tl_json_out_put_text(object, "memlock", plane->memlock);
-    tl_json_out_put_text(object, "device", plane->device);
-    tl_json_out_put_u64(object, "port", plane->port);
-    tl_json_out_put_u64(object, "gid_index", plane->gid_index);
-    tl_json_out_put_text(object, "gid", plane->gid);
-    tl_json_out_put_text(object, "gid_type", plane->gid_type);
-    tl_json_out_put_text(object, "interface", plane->interface);
-    tl_json_out_put_text(object, "port_state", plane->port_state);
-    tl_json_out_put_text(object, "link_layer", plane->link_layer);
-    tl_json_out_put_u64(object, "mtu", plane->mtu_bytes);
-    tl_json_out_put_text(object, "keys", plane->keys);
-    tl_json_out_put_text(object, "reason", plane->reason);
-    tl_json_out_put_text(object, "passed_over", plane->passed_over);
-    tl_json_out_put_text(object, "not_tried", plane->not_tried);
-    if (plane->keys[0] != '\0') tl_json_out_put_bool(object, "isolated", strcmp(plane->keys, "region") != 0);
+    tl_json_out_put_text(object, "memlock", data_plane->memlock);
+    tl_json_out_put_text(object, "device", data_plane->device);
+    tl_json_out_put_u64(object, "port", data_plane->port);
+    tl_json_out_put_u64(object, "gid_index", data_plane->gid_index);
+    tl_json_out_put_text(object, "gid", data_plane->gid);
+    tl_json_out_put_text(object, "gid_type", data_plane->gid_type);
+    tl_json_out_put_text(object, "interface", data_plane->interface);
+    tl_json_out_put_text(object, "port_state", data_plane->port_state);
+    tl_json_out_put_text(object, "link_layer", data_plane->link_layer);
+    tl_json_out_put_u64(object, "mtu", data_plane->mtu_bytes);
+    tl_json_out_put_text(object, "keys", data_plane->keys);
+    tl_json_out_put_text(object, "reason", data_plane->reason);
+    tl_json_out_put_text(object, "passed_over", data_plane->passed_over);
+    tl_json_out_put_text(object, "not_tried", data_plane->not_tried);
+    if (data_plane->keys[0] != '\0') tl_json_out_put_bool(object, "isolated", strcmp(data_plane->keys, "region") != 0);
 }
 
 static void put_description(struct tl_json_out *worker, const struct tl_description *description)
@@ -145,14 +145,14 @@ static bool print_json(const struct round *round)
 /* ------------------------------------------------------------------------------------------------------- table -- */
 
 /* "mlx5_0:1", without the port where that is not known. */
-static void add_device(struct tl_table *table, const struct tl_data_plane_description *plane)
+static void add_device(struct tl_table *table, const struct tl_data_plane_description *data_plane)
 {
-    if (!plane || plane->device[0] == '\0') {
+    if (!data_plane || data_plane->device[0] == '\0') {
         tl_table_add(table, "-");
-    } else if (plane->port == 0) {
-        tl_table_add(table, "%s", plane->device);
+    } else if (data_plane->port == 0) {
+        tl_table_add(table, "%s", data_plane->device);
     } else {
-        tl_table_add(table, "%s:%" PRIu32, plane->device, plane->port);
+        tl_table_add(table, "%s:%" PRIu32, data_plane->device, data_plane->port);
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The stages of the data planes: shared memory, locked memory, device, port, paths to the other workers.
+ * The stages of the transports: shared memory, locked memory, device, port, paths to the other workers.
  *
  * Happy path: the worker says that shared memory works, or verbs and on which device, and that every peer it is
  * connected to is reached by one of them: a path counts only once a write in both directions has been verified. Whoever
@@ -16,9 +16,9 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "server/cli/health.h"
-#include "server/local_settings.h"
-#include "server/plane_choice.h"
-#include "server/verbs_settings.h"
+#include "server/transports/local_settings.h"
+#include "server/transports/transport_choice.h"
+#include "server/transports/verbs_settings.h"
 
 #define VERBS "verbs"
 #define LOCAL "local"
@@ -49,7 +49,7 @@ static void pass(struct tl_health_finding *finding, enum tl_health_stage stage)
     finding->verified = stage;
 }
 
-/* ------------------------------------------------------------------------------------------------- this machine -- */
+/* ------------------------------------------------------------------------------------------------ this machine -- */
 
 /* Why none of the candidates can be used. */
 static enum tl_health_stage judge_candidates(const struct tl_verbs_candidate *candidates, size_t count,
@@ -75,10 +75,10 @@ static enum tl_health_stage try_candidates(const struct tl_verbs_options *option
     unsigned order;
     /* Without a device the limit of locked memory is not what stands in the way. */
     if (tl_verbs_check_memlock(pool_bytes, ret_error) != TL_OK) return TL_HEALTH_STAGE_MEMLOCK;
-    if (tl_plane_choose_verbs(options, candidates, count, NULL, NULL, &order, ret_error) == TL_OK) {
+    if (tl_transport_choose_verbs(options, candidates, count, NULL, NULL, &order, ret_error) == TL_OK) {
         return TL_HEALTH_STAGE_PATHS;
     }
-    return tl_plane_is_about_memlock(ret_error->message) ? TL_HEALTH_STAGE_MEMLOCK : TL_HEALTH_STAGE_DEVICE;
+    return tl_transport_is_about_memlock(ret_error->message) ? TL_HEALTH_STAGE_MEMLOCK : TL_HEALTH_STAGE_DEVICE;
 }
 
 enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task, struct tl_error *ret_error)
@@ -98,7 +98,7 @@ enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task
     return stage;
 }
 
-/* --------------------------------------------------------------------------------------------------- the worker -- */
+/* -------------------------------------------------------------------------------------------------- the worker -- */
 
 static const struct tl_transport_state *find_transport(const struct tl_description *description, const char *name)
 {
@@ -111,15 +111,15 @@ static const struct tl_transport_state *find_transport(const struct tl_descripti
 static void judge_lack(const struct tl_config *config, bool is_local, const struct tl_transport_state *verbs,
                        struct tl_health_finding *finding)
 {
-    const struct tl_data_plane_description *plane = finding->description.data_plane;
+    const struct tl_data_plane_description *data_plane = finding->description.data_plane;
     const struct tl_config_task *task = finding->task;
     char remedy[TL_ERROR_MESSAGE_BYTES];
     struct tl_error error;
     snprintf(remedy, sizeof(remedy),
              "run there: tensorlane devices --config %s --job %s --task %" PRIu32 "; start the worker anew afterwards",
              config->source, task->job, task->index);
-    if (plane && plane->memlock[0] != '\0') {
-        split_reason(finding, TL_HEALTH_STAGE_MEMLOCK, plane->memlock, remedy);
+    if (data_plane && data_plane->memlock[0] != '\0') {
+        split_reason(finding, TL_HEALTH_STAGE_MEMLOCK, data_plane->memlock, remedy);
     } else if (verbs && verbs->reason[0] != '\0') {
         split_reason(finding, TL_HEALTH_STAGE_DEVICE, verbs->reason, remedy);
         if (is_local) finding->stage = tl_health_look_at_machine(task, &error);
@@ -139,21 +139,21 @@ static void judge_lack(const struct tl_config *config, bool is_local, const stru
 /* False: the port is not active. */
 static bool judge_port(struct tl_health_finding *finding)
 {
-    const struct tl_data_plane_description *plane = finding->description.data_plane;
+    const struct tl_data_plane_description *data_plane = finding->description.data_plane;
     char message[TL_ERROR_MESSAGE_BYTES];
     pass(finding, TL_HEALTH_STAGE_DEVICE);
-    if (!plane || plane->port_state[0] == '\0') return true;
-    if (strcmp(plane->port_state, "active") == 0) {
+    if (!data_plane || data_plane->port_state[0] == '\0') return true;
+    if (strcmp(data_plane->port_state, "active") == 0) {
         pass(finding, TL_HEALTH_STAGE_PORT);
         return true;
     }
-    snprintf(message, sizeof(message), "port %" PRIu32 " of %s is %s", plane->port, plane->device, plane->port_state);
+    snprintf(message, sizeof(message), "port %" PRIu32 " of %s is %s", data_plane->port, data_plane->device,
+             data_plane->port_state);
     set_reason(finding, TL_HEALTH_STAGE_PORT, message, "look at the cable, the switch and \"ip link\"");
     return false;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- paths --
- */
+/* ------------------------------------------------------------------------------------------------------- paths -- */
 
 /* Their addresses have the same host. */
 static bool is_same_host(const struct tl_config_task *a, const struct tl_config_task *b)
@@ -225,13 +225,13 @@ static bool judge_paths(const struct tl_config *config, struct tl_health_finding
 /* A healthy worker that uses another card than its first choice, or whose peers can write what they should not. */
 static void note_shortcomings(struct tl_health_finding *finding)
 {
-    const struct tl_data_plane_description *plane = finding->description.data_plane;
-    if (!plane) return;
-    bool is_second = plane->passed_over[0] != '\0', is_open = strcmp(plane->keys, "region") == 0;
+    const struct tl_data_plane_description *data_plane = finding->description.data_plane;
+    if (!data_plane) return;
+    bool is_second = data_plane->passed_over[0] != '\0', is_open = strcmp(data_plane->keys, "region") == 0;
     char passed_over[TL_ERROR_MESSAGE_BYTES] = "";
     if (is_second) {
         snprintf(passed_over, sizeof(passed_over), "%.64s port %" PRIu32 " is not the first choice: %.800s",
-                 plane->device, plane->port, plane->passed_over);
+                 data_plane->device, data_plane->port, data_plane->passed_over);
     }
     snprintf(finding->reason, sizeof(finding->reason), "%s%s%.900s",
              is_open ? "peers are not isolated: verbs.keys is \"region\"" : "", is_open && is_second ? "; " : "",

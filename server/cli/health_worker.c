@@ -14,8 +14,8 @@
 #include "control/control.h"
 #include "server/cli/health.h"
 #include "server/cli/local_host.h"
-#include "server/local_settings.h"
-#include "server/verbs_settings.h"
+#include "server/transports/local_settings.h"
+#include "server/transports/verbs_settings.h"
 
 #define DEFAULT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
 

@@ -19,7 +19,7 @@
 #include "server/cli/output.h"
 
 #define MAX_ITEMS 32
-/* What getopt returns for item i is FIRST_VALUE + i: above every letter. */
+/* What getopt returns for item i is FIRST_VALUE + i: above every closure. */
 #define FIRST_VALUE 256
 #define HELP_VALUE (FIRST_VALUE + MAX_ITEMS)
 #define HELP_COLUMN 30
@@ -134,9 +134,9 @@ static int store(const struct tl_options *options, const struct tl_option *item,
 static void print_item(const struct tl_option *item, const char *dashes)
 {
     char left[96];
-    char letter[8] = "    ";
-    if (item->letter) snprintf(letter, sizeof(letter), "-%c, ", item->letter);
-    int len = snprintf(left, sizeof(left), "  %s%s%s%s%s", letter, dashes, item->name, item->argument ? " " : "",
+    char closure[8] = "    ";
+    if (item->closure) snprintf(closure, sizeof(closure), "-%c, ", item->closure);
+    int len = snprintf(left, sizeof(left), "  %s%s%s%s%s", closure, dashes, item->name, item->argument ? " " : "",
                        item->argument ? item->argument : "");
     printf("%s", left);
     if (len >= HELP_COLUMN - 1) {
@@ -164,7 +164,7 @@ static int print_help(const struct tl_options *options)
     for (size_t i = 0; i < options->count; i++)
         if (options->items[i].help && options->items[i].kind != TL_OPTION_REFUSED)
             print_item(&options->items[i], options->is_single_dash ? "-" : "--");
-    static const struct tl_option help = {.name = "help", .letter = 'h', .help = "this text"};
+    static const struct tl_option help = {.name = "help", .closure = 'h', .help = "this text"};
     print_item(&help, options->is_single_dash ? "-" : "--");
     return tl_output_finish(options->command, TL_EXIT_OK);
 }
@@ -174,34 +174,34 @@ static int print_help(const struct tl_options *options)
 /* The tables that getopt wants. */
 struct parser {
     struct option longs[MAX_ITEMS + 2];
-    char letters[2 * MAX_ITEMS + 4];
+    char closures[2 * MAX_ITEMS + 4];
 };
 
 static void build_parser(const struct tl_options *options, struct parser *parser)
 {
-    char *letter = parser->letters;
+    char *closure = parser->closures;
     TL_CHECK(options->count <= MAX_ITEMS);
-    *letter++ = ':'; /* tells a missing value from an unknown flag */
-    *letter++ = 'h';
+    *closure++ = ':'; /* tells a missing value from an unknown flag */
+    *closure++ = 'h';
     for (size_t i = 0; i < options->count; i++) {
         const struct tl_option *item = &options->items[i];
         bool is_flag = item->kind == TL_OPTION_FLAG || item->kind == TL_OPTION_REFUSED;
         parser->longs[i] = (struct option){.name = item->name,
                                            .has_arg = is_flag ? optional_argument : required_argument,
                                            .val = FIRST_VALUE + (int)i};
-        if (!item->letter) continue;
-        *letter++ = item->letter;
-        if (!is_flag) *letter++ = ':';
+        if (!item->closure) continue;
+        *closure++ = item->closure;
+        if (!is_flag) *closure++ = ':';
     }
-    *letter = '\0';
+    *closure = '\0';
     parser->longs[options->count] = (struct option){.name = "help", .val = HELP_VALUE};
     parser->longs[options->count + 1] = (struct option){0};
 }
 
-static const struct tl_option *find_letter(const struct tl_options *options, int letter)
+static const struct tl_option *find_closure(const struct tl_options *options, int closure)
 {
     for (size_t i = 0; i < options->count; i++)
-        if (options->items[i].letter && options->items[i].letter == letter) return &options->items[i];
+        if (options->items[i].closure && options->items[i].closure == closure) return &options->items[i];
     return NULL;
 }
 
@@ -222,12 +222,12 @@ static int refuse_unknown(const struct tl_options *options, const char *argument
 /* Handles what getopt returned; -1 to go on, or the exit code. */
 static int take(const struct tl_options *options, int found, int argc, char **argv)
 {
-    char letter[3] = {'-', (char)optopt, '\0'};
+    char closure[3] = {'-', (char)optopt, '\0'};
     if (found == HELP_VALUE || found == 'h') return print_help(options);
-    if (found == '?' && optopt > 0 && optopt < FIRST_VALUE) return refuse_unknown(options, letter);
+    if (found == '?' && optopt > 0 && optopt < FIRST_VALUE) return refuse_unknown(options, closure);
     if (found == '?') return refuse_unknown(options, argv[optind - 1]);
     if (found == ':' && optopt < FIRST_VALUE) {
-        const struct tl_option *item = find_letter(options, optopt);
+        const struct tl_option *item = find_closure(options, optopt);
         return tl_options_refuse(options, "-%c lacks its %s", optopt, item ? item->argument : "value");
     }
     if (found == ':') {
@@ -235,7 +235,7 @@ static int take(const struct tl_options *options, int found, int argc, char **ar
         return tl_options_refuse(options, "--%s lacks its %s", item->name, item->argument);
     }
     const struct tl_option *item =
-        found >= FIRST_VALUE ? &options->items[found - FIRST_VALUE] : find_letter(options, found);
+        found >= FIRST_VALUE ? &options->items[found - FIRST_VALUE] : find_closure(options, found);
     return store(options, item, optarg, argc);
 }
 
@@ -246,8 +246,8 @@ int tl_options_parse(const struct tl_options *options, int argc, char **argv, in
     opterr = 0;
     optind = 0; /* starts anew */
     for (;;) {
-        int found = options->is_single_dash ? getopt_long_only(argc, argv, parser.letters, parser.longs, NULL)
-                                            : getopt_long(argc, argv, parser.letters, parser.longs, NULL);
+        int found = options->is_single_dash ? getopt_long_only(argc, argv, parser.closures, parser.longs, NULL)
+                                            : getopt_long(argc, argv, parser.closures, parser.longs, NULL);
         if (found == -1) break;
         int code = take(options, found, argc, argv);
         if (code >= 0) return code;

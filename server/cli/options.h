@@ -32,7 +32,7 @@ void tl_texts_fini(struct tl_texts *texts);
 
 struct tl_option {
     const char *name;
-    char letter; /* 0: none */
+    char closure; /* 0: none */
     enum tl_option_kind kind;
     void *value;          /* not touched when the flag is not given */
     const char *argument; /* what its value is called in the help; NULL for flags */

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/glob.h"
 #include "base/text.h"
 
 enum tl_status tl_published_not_found(const struct tl_listing *listing, const char *pattern, struct tl_error *ret_error)
@@ -25,38 +26,69 @@ enum tl_status tl_published_not_found(const struct tl_listing *listing, const ch
                         pattern, listing->count, listing->items[0].key);
 }
 
-static bool matches_any(const char *key, const char *const *patterns, size_t count)
+/* Patterns as they are compared with keys. */
+struct globs {
+    struct tl_glob **items; /* [count] */
+    size_t count;
+};
+
+static void globs_fini(struct globs *globs)
 {
-    for (size_t i = 0; i < count; i++)
-        if (tl_text_glob_match(patterns[i], key)) return true;
+    for (size_t i = 0; i < globs->count; i++)
+        tl_glob_destroy(globs->items[i]);
+    free(globs->items);
+}
+
+static enum tl_status globs_init(struct globs *globs, const char *const *patterns, size_t count,
+                                 struct tl_error *ret_error)
+{
+    *globs = (struct globs){.items = calloc(count + 1, sizeof(struct tl_glob *))};
+    while (globs->items != NULL && globs->count < count) {
+        struct tl_glob *glob = tl_glob_create(patterns[globs->count]);
+        if (glob == NULL) break;
+        globs->items[globs->count++] = glob;
+    }
+    if (globs->items != NULL && globs->count == count) return TL_OK;
+    globs_fini(globs);
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu patterns", count);
+}
+
+static bool matches_any(const char *key, const struct globs *globs)
+{
+    for (size_t i = 0; i < globs->count; i++)
+        if (tl_glob_is_match(globs->items[i], key)) return true;
     return false;
 }
 
-static bool is_matched(const struct tl_listing *listing, const char *pattern)
+static bool is_matched(const struct tl_listing *listing, const struct tl_glob *glob)
 {
     for (size_t i = 0; i < listing->count; i++)
-        if (tl_text_glob_match(pattern, listing->items[i].key)) return true;
+        if (tl_glob_is_match(glob, listing->items[i].key)) return true;
     return false;
 }
 
-enum tl_status tl_published_select(struct tl_listing *listing, const char *const *patterns, size_t pattern_count,
-                                   const char *const *excluded, size_t excluded_count, size_t *ret_unmatched,
-                                   struct tl_error *ret_error)
+/* Counts the patterns that match nothing; the error is that of the first one. */
+static enum tl_status check_matched(const struct tl_listing *listing, const char *const *patterns,
+                                    const struct globs *globs, size_t *ret_unmatched, struct tl_error *ret_error)
 {
-    size_t kept = 0;
     enum tl_status status = TL_OK;
     size_t unmatched = 0;
-    for (size_t i = 0; i < pattern_count; i++) {
-        if (is_matched(listing, patterns[i])) continue;
+    for (size_t i = 0; i < globs->count; i++) {
+        if (is_matched(listing, globs->items[i])) continue;
         if (status == TL_OK) status = tl_published_not_found(listing, patterns[i], ret_error);
         unmatched++;
     }
     if (ret_unmatched) *ret_unmatched = unmatched;
-    if (status != TL_OK) return status;
+    return status;
+}
+
+/* Leaves what is wanted in the listing. */
+static void keep(struct tl_listing *listing, const struct globs *wanted, const struct globs *excluded)
+{
+    size_t kept = 0;
     for (size_t i = 0; i < listing->count; i++) {
         char *key = listing->items[i].key;
-        bool is_wanted = pattern_count == 0 || matches_any(key, patterns, pattern_count);
-        if (is_wanted && !matches_any(key, excluded, excluded_count)) {
+        if ((wanted->count == 0 || matches_any(key, wanted)) && !matches_any(key, excluded)) {
             listing->items[kept++] = listing->items[i];
         } else {
             free(key);
@@ -64,7 +96,23 @@ enum tl_status tl_published_select(struct tl_listing *listing, const char *const
         }
     }
     listing->count = kept;
-    return TL_OK;
+}
+
+enum tl_status tl_published_select(struct tl_listing *listing, const char *const *patterns, size_t pattern_count,
+                                   const char *const *excluded, size_t excluded_count, size_t *ret_unmatched,
+                                   struct tl_error *ret_error)
+{
+    struct globs wanted, unwanted;
+    enum tl_status status = globs_init(&wanted, patterns, pattern_count, ret_error);
+    if (status != TL_OK) return status;
+    status = globs_init(&unwanted, excluded, excluded_count, ret_error);
+    if (status == TL_OK) {
+        status = check_matched(listing, patterns, &wanted, ret_unmatched, ret_error);
+        if (status == TL_OK) keep(listing, &wanted, &unwanted);
+        globs_fini(&unwanted);
+    }
+    globs_fini(&wanted);
+    return status;
 }
 
 static int compare_maps(const void *a, const void *b)

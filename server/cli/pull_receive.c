@@ -128,8 +128,8 @@ static void describe_stall(const struct receiver *receiver, const struct tl_peer
 }
 
 /* Nothing has moved for too long: says what is known of the worker. */
-static enum tl_status report_silence(const struct receiver *receiver, const struct tl_peer_info *info,
-                                     struct tl_error *ret_error)
+static enum tl_status report_no_answer(const struct receiver *receiver, const struct tl_peer_info *info,
+                                       struct tl_error *ret_error)
 {
     char timeout[32], target[TL_TARGET_TEXT_BYTES];
     const struct tl_pull *pull = receiver->pull;
@@ -167,7 +167,7 @@ static enum tl_status look(struct receiver *receiver, size_t completed_count, st
         return info.reason.code;
     }
     if (now_ns - receiver->last_moved_ns < receiver->pull->target.timeout_ns) return TL_OK;
-    return report_silence(receiver, &info, ret_error);
+    return report_no_answer(receiver, &info, ret_error);
 }
 
 static enum tl_status run_loop(struct receiver *receiver, struct tl_error *ret_error)

@@ -123,7 +123,7 @@ static bool print_json(const struct tl_pull *pull, const struct tl_error *error)
     return tl_json_out_print(root, false);
 }
 
-/* --------------------------------------------------------------------------------------------------- for people -- */
+/* -------------------------------------------------------------------------------------------------- for people -- */
 
 static bool print_table(const struct tl_pull *pull)
 {

@@ -109,7 +109,7 @@ static void find_probe_address(struct serve *serve)
     snprintf(serve->probe_address, sizeof(serve->probe_address), format, host, tl_worker_port(serve->worker));
 }
 
-/* ---------------------------------------------------------------------------------------------------- notifying -- */
+/* --------------------------------------------------------------------------------------------------- notifying -- */
 
 static void notify(const char *state)
 {
@@ -156,7 +156,7 @@ static void feed_watchdog(const struct serve *serve, int64_t watchdog_ns)
     notify("WATCHDOG=1");
 }
 
-/* ------------------------------------------------------------------------------------------------------ running -- */
+/* ----------------------------------------------------------------------------------------------------- running -- */
 
 /* Waits for the signal that ends the worker. */
 static void wait_for_end(const struct serve *serve, const sigset_t *signals)

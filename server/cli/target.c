@@ -189,8 +189,8 @@ enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker 
                                      struct tl_error *ret_error)
 {
     struct tl_worker *worker = NULL;
-    if (target->config && target->config->guest_error.code != TL_OK)
-        return tl_error_copy(ret_error, &target->config->guest_error);
+    if (target->config && target->config->client_error.code != TL_OK)
+        return tl_error_copy(ret_error, &target->config->client_error);
     char *config = make_config(target);
     if (!config)
         return tl_error_set(ret_error, TL_INTERNAL, "%s: cannot describe a cluster of this worker", target->name);

@@ -35,7 +35,7 @@
 #define COMPLETION_COUNT 256
 #define PAGE_BYTES 4096
 #define FREEING_US (500 * 1000) /* memory of tensors is given back in the background */
-#define PATH_SEC 5.0            /* a data path takes far less */
+#define PATH_SEC 5.0            /* a data connection takes far less */
 #define KEY_BYTES (TL_MAX_KEY_BYTES + 1)
 
 /* One tensor out of many that are asked for at once. */
@@ -81,7 +81,7 @@ static size_t size_index(uint64_t size_bytes)
     bench_die("command", "no tensor has so many bytes");
 }
 
-/* ---------------------------------------------------------------------------------------------- one at a time -- */
+/* ----------------------------------------------------------------------------------------------- one at a time -- */
 
 /* How often the bytes of a tensor are written on this path by what moves them, the processor or a card. */
 static uint64_t write_count(enum tl_path path)

@@ -28,7 +28,7 @@ static void must(enum tl_status status, const struct tl_error *error)
     TL_CHECK(status == TL_OK);
 }
 
-/* --------------------------------------------------------------------------------------------------------- time -- */
+/* -------------------------------------------------------------------------------------------------------- time -- */
 
 int64_t cluster_now_ns(void)
 {
@@ -40,7 +40,7 @@ void cluster_pause(void)
     usleep(1000);
 }
 
-/* ------------------------------------------------------------------------------------------------------ lifetime -- */
+/* ---------------------------------------------------------------------------------------------------- lifetime -- */
 
 static bool can_bind(unsigned port)
 {
@@ -146,7 +146,7 @@ const char *cluster_task_name(unsigned task)
     return names[task];
 }
 
-/* ------------------------------------------------------------------------------------------------------- queries -- */
+/* ----------------------------------------------------------------------------------------------------- queries -- */
 
 tl_peer_id cluster_peer(struct tl_worker *worker, unsigned to)
 {
@@ -174,7 +174,7 @@ struct tl_worker_stats cluster_stats(struct tl_worker *worker)
     return stats;
 }
 
-/* ------------------------------------------------------------------------------------------------------- tensors -- */
+/* ----------------------------------------------------------------------------------------------------- tensors -- */
 
 static unsigned char pattern(uint64_t at, unsigned seed)
 {
@@ -229,7 +229,7 @@ struct tl_tensor *cluster_wrap(void *data, uint64_t size_bytes, unsigned *releas
     return tensor;
 }
 
-/* ---------------------------------------------------------------------------------------------------- operations -- */
+/* -------------------------------------------------------------------------------------------------- operations -- */
 
 void cluster_send(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor, struct tl_cq *cq)
 {

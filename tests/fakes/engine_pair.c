@@ -13,7 +13,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "dataplane/conn_internal.h"
+#include "dataplane/engine/conn_internal.h"
 #include "fakes/engine_source.h"
 #include "fakes/made_memory.h"
 #include "tensor/mapped_tensor.h"
@@ -23,7 +23,7 @@
 #define IDLE_ROUNDS 40
 #define REAL_IDLE_ROUNDS 20000
 
-/* ---------------------------------------------------------------------------------------------------------- life -- */
+/* -------------------------------------------------------------------------------------------------------- life -- */
 
 void engine_pair_defaults(struct engine_pair_options *ret_options)
 {
@@ -36,7 +36,7 @@ void engine_pair_defaults(struct engine_pair_options *ret_options)
                    .is_mapping_allowed = true,
                    .register_bytes = 64 * 1024,
                    .peer_memory = {.pool_bytes = 4 << 20, .max_pool_bytes = 16 << 20},
-                   .silence_ns = TL_NS_PER_SEC,
+                   .peer_timeout_ns = TL_NS_PER_SEC,
                    .connect_ns = 5 * TL_NS_PER_SEC,
                    .cancel_ns = TL_NS_PER_SEC,
                    .parked_ns = 60 * TL_NS_PER_SEC},
@@ -124,12 +124,12 @@ void engine_side_create_conn(struct engine_side *side)
 
 void engine_pair_connect(struct engine_pair *pair)
 {
-    uint8_t left[TL_CONN_INTRODUCTION_BYTES];
-    uint8_t right[TL_CONN_INTRODUCTION_BYTES];
+    uint8_t left[TL_CONN_ADDRESS_BYTES];
+    uint8_t right[TL_CONN_ADDRESS_BYTES];
     engine_side_create_conn(pair->left);
     engine_side_create_conn(pair->right);
-    uint32_t left_bytes = tl_conn_introduce(pair->left->conn, left);
-    uint32_t right_bytes = tl_conn_introduce(pair->right->conn, right);
+    uint32_t left_bytes = tl_conn_get_address(pair->left->conn, left);
+    uint32_t right_bytes = tl_conn_get_address(pair->right->conn, right);
     TL_CHECK(tl_conn_connect(pair->right->conn, left, left_bytes, NULL) == TL_OK);
     TL_CHECK(tl_conn_connect(pair->left->conn, right, right_bytes, NULL) == TL_OK);
 }
@@ -177,11 +177,11 @@ void engine_pair_close(struct engine_pair *pair)
     fake_fabric_destroy(pair->fabric);
 }
 
-/* -------------------------------------------------------------------------------------------------------- rounds -- */
+/* ------------------------------------------------------------------------------------------------------ rounds -- */
 
-static void barrier_reached(void *context, struct tl_letter *letter)
+static void barrier_reached(void *context, struct tl_closure *closure)
 {
-    (void)letter;
+    (void)closure;
     TL_CHECK(sem_post(context) == 0);
 }
 
@@ -194,7 +194,7 @@ static void pass_slow_worker(struct tl_memory *memory, struct tl_tensor *barrier
     struct tl_registration barrier = {
         .tensor = barrier_tensor, .access = TL_REGION_WRITE, .post = barrier_reached, .context = &reached};
     tl_list_init(&barrier.link);
-    tl_list_init(&barrier.letter.link);
+    tl_list_init(&barrier.closure.link);
     tl_memory_register(memory, &barrier);
     while (sem_wait(&reached) != 0) {
     }
@@ -254,7 +254,7 @@ struct tl_memory_stats engine_side_memory(const struct engine_side *side)
     return stats;
 }
 
-/* -------------------------------------------------------------------------------------------------------- asking -- */
+/* ------------------------------------------------------------------------------------------------------ asking -- */
 
 static enum tl_status place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                             struct tl_tensor **ret_destination, struct tl_error *ret_error)
@@ -324,7 +324,7 @@ void engine_ask_fini(struct engine_ask *ask)
     *ask = (struct engine_ask){.is_open = false};
 }
 
-/* ------------------------------------------------------------------------------------------------------- tensors -- */
+/* ----------------------------------------------------------------------------------------------------- tensors -- */
 
 static uint8_t byte_at(uint64_t place, uint64_t seed)
 {

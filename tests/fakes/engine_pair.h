@@ -22,7 +22,7 @@
 #ifndef TESTS_FAKES_ENGINE_PAIR_H
 #define TESTS_FAKES_ENGINE_PAIR_H
 
-#include "dataplane/engine.h"
+#include "dataplane/engine/engine.h"
 #include "fakes/fake_provider.h"
 
 struct engine_pair;
@@ -87,10 +87,10 @@ void engine_side_create_conn(struct engine_side *side);
 bool engine_side_round(struct engine_side *side);
 /* Rounds of both sides until nothing happens any more. */
 void engine_pair_run(struct engine_pair *pair);
-/* What the slow worker has been asked for is done, and its letters are on their way. */
+/* What the slow worker has been asked for is done, and its closures are on their way. */
 void engine_side_settle(struct engine_side *side);
 
-/* -------------------------------------------------------------------------------------------------------- source -- */
+/* ------------------------------------------------------------------------------------------------------ source -- */
 
 /* The reference of the tensor becomes the source's. Requests that wait for it are answered. */
 void engine_side_send(struct engine_side *side, const char *key, uint64_t step, struct tl_tensor *tensor);
@@ -106,7 +106,7 @@ bool engine_side_has(const struct engine_side *side, const char *key, uint64_t s
 struct tl_engine_stats engine_side_stats(const struct engine_side *side);
 struct tl_memory_stats engine_side_memory(const struct engine_side *side);
 
-/* -------------------------------------------------------------------------------------------------------- asking -- */
+/* ------------------------------------------------------------------------------------------------------ asking -- */
 
 /* A fetch. Zero it, set what is not to be as usual, start it. */
 struct engine_ask {
@@ -129,7 +129,7 @@ void engine_ask_cancel(struct engine_ask *ask);
 /* It is done. Puts the destination. */
 void engine_ask_fini(struct engine_ask *ask);
 
-/* ------------------------------------------------------------------------------------------------------- tensors -- */
+/* ----------------------------------------------------------------------------------------------------- tensors -- */
 
 /* A tensor of bytes that follow from the seed, in memory of its own. */
 struct tl_tensor *engine_bytes(uint64_t size_bytes, uint64_t seed);

@@ -66,7 +66,7 @@ void fake_operation_free(struct fake_operation *operation)
     free(operation);
 }
 
-/* -------------------------------------------------------------------------------------------------------- events -- */
+/* ------------------------------------------------------------------------------------------------------ events -- */
 
 void fake_signal(struct fake_provider *provider)
 {
@@ -133,7 +133,7 @@ void fake_break_all(struct fake_provider *provider, const char *why)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- arrival -- */
+/* ----------------------------------------------------------------------------------------------------- arrival -- */
 
 static bool is_within(uint64_t start, uint64_t len_bytes, uint64_t outer_start, uint64_t outer_len_bytes)
 {
@@ -205,7 +205,7 @@ static enum arrival arrive(struct fake_pair *target, const struct fake_operation
     return ARRIVED;
 }
 
-/* ------------------------------------------------------------------------------------------------------ carrying -- */
+/* ---------------------------------------------------------------------------------------------------- carrying -- */
 
 static void count_carried(struct fake_counters *counters, const struct fake_operation *operation)
 {
@@ -325,7 +325,7 @@ static enum outcome flush(struct fake_pair *pair)
     }
     push_broken(pair);
     /* Until its owner knows, it may post more. */
-    if (!pair->is_break_told) return HELD;
+    if (!pair->is_break_reported) return HELD;
     pair->state = PAIR_DRAINED;
     fake_push_event(new_event(pair, EVENT_DRAINED));
     return CARRIED;
@@ -338,7 +338,7 @@ static enum outcome step(struct fake_pair *pair)
     return carry_first(pair);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- late -- */
+/* -------------------------------------------------------------------------------------------------------- late -- */
 
 static void land_late(struct fake_fabric *fabric, struct fake_operation *late)
 {
@@ -346,7 +346,7 @@ static void land_late(struct fake_fabric *fabric, struct fake_operation *late)
     tl_list_remove(&late->link);
     if (target != NULL) {
         struct fake_counters *counters = &fake_provider_of(target)->counters;
-        bool is_reachable = target->peer_number != 0 && !target->is_drain_told;
+        bool is_reachable = target->peer_number != 0 && !target->is_drain_reported;
         enum arrival arrival = is_reachable ? arrive(target, late, late->copy) : NO_SLOT;
         if (arrival == NO_ACCESS) break_with(target, "the peer wrote where it may not");
         if (arrival == ARRIVED) counters->late_landed++;
@@ -379,7 +379,7 @@ bool fake_fabric_land_late(struct fake_fabric *fabric)
     return was_any;
 }
 
-/* --------------------------------------------------------------------------------------------------------- steps -- */
+/* ------------------------------------------------------------------------------------------------------- steps -- */
 
 bool fake_fabric_step(struct fake_fabric *fabric, struct tl_queue_pair *pair)
 {
@@ -411,7 +411,7 @@ static bool step_any(struct fake_fabric *fabric)
     unsigned pair_count = count_pairs(fabric);
     unsigned choices = pair_count + !tl_list_is_empty(&fabric->late);
     if (choices == 0) return false;
-    uint64_t first = fabric->options.seed != 0 ? fake_random(fabric, choices) : fabric->turn++ % choices;
+    uint64_t first = fabric->options.seed != 0 ? fake_random(fabric, choices) : fabric->next_choice++ % choices;
     for (unsigned i = 0; i < choices; i++) {
         uint64_t place = (first + i) % choices;
         if (place == pair_count) {

@@ -5,10 +5,10 @@
  *
  * Life of a queue pair:
  *
- *   CREATED --connect--> CONNECTED --a fault, the peer, sever--> BROKEN --its operations are cancelled, and the owner
- * was |                                                           ^      told--> DRAINED --the owner was told-->
+ *   CREATED --connect--> CONNECTED --a fault, the peer, disconnect--> BROKEN --its operations are cancelled, and the
+ * owner was |                                                           ^      told--> DRAINED --the owner was told-->
  * destroy
- *      +---------------------- sever, device gone ----------------+
+ *      +---------------------- disconnect, device gone ----------------+
  */
 #ifndef TESTS_FAKES_FAKE_FABRIC_H
 #define TESTS_FAKES_FAKE_FABRIC_H
@@ -42,7 +42,7 @@ struct fake_fabric {
     struct fake_write *writes;
     size_t write_count;
     size_t write_capacity;
-    uint64_t turn; /* step_any without a seed */
+    uint64_t next_choice; /* step_any without a seed */
 };
 
 struct fake_provider {
@@ -89,9 +89,9 @@ struct fake_pair {
     const struct tl_queue_pair_events *events;
     void *owner;
     enum fake_pair_state state;
-    bool is_break_queued; /* the event is on its way */
-    bool is_break_told;   /* the owner knows */
-    bool is_drain_told;
+    bool is_break_queued;   /* the event is on its way */
+    bool is_break_reported; /* the owner knows */
+    bool is_drain_reported;
     struct tl_error reason;
     struct tl_list operations; /* of struct fake_operation: posted, not carried */
     struct tl_list windows;
@@ -109,13 +109,13 @@ struct fake_address {
 };
 #define FAKE_ADDRESS_MAGIC UINT64_C(0x66616b6561646472)
 
-/* Wire form of an introduction. */
-struct fake_introduction {
+/* Wire form of an address. */
+struct fake_pair_address {
     uint64_t magic;
     uint64_t number;
     uint64_t network;
 };
-#define FAKE_INTRODUCTION_MAGIC UINT64_C(0x66616b65706169)
+#define FAKE_PAIR_ADDRESS_MAGIC UINT64_C(0x66616b65706169)
 
 /* A file that a queue pair has shared, until it is destroyed. */
 struct fake_shared {
@@ -164,7 +164,7 @@ struct fake_event {
     enum tl_status status;
 };
 
-/* ------------------------------------------------------------------------------ fake_fabric.c; the mutex is held -- */
+/* ---------------------------------------------------------------------------- fake_fabric.c; the mutex is held -- */
 
 struct fake_provider *fake_provider_of(const struct fake_pair *pair);
 struct fake_pair *fake_find_pair(struct fake_fabric *fabric, uint64_t number);
@@ -179,14 +179,14 @@ bool fake_carry_all(struct fake_provider *provider);
 bool fake_carry_some(struct fake_provider *provider);
 void *fake_alloc(size_t len_bytes); /* zeroed, never NULL */
 
-/* ------------------------------------------------------------------------------- fake_share.c; the mutex is held -- */
+/* ----------------------------------------------------------------------------- fake_share.c; the mutex is held -- */
 
 void fake_share(struct fake_pair *pair, struct tl_mapped_file *file, struct tl_descriptor *ret_descriptor);
 /* One reference; NULL: the peer has shared no such file. */
 struct tl_mapped_file *fake_map(struct fake_pair *pair, const struct tl_descriptor *descriptor);
 void fake_forget_shared(struct fake_pair *pair);
 
-/* ------------------------------------------------------------------------------ fake_faults.c; the mutex is held -- */
+/* ---------------------------------------------------------------------------- fake_faults.c; the mutex is held -- */
 
 uint64_t fake_random(struct fake_fabric *fabric, uint64_t below);
 /* A provider closes: another one may get its address. */

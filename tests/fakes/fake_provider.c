@@ -46,8 +46,7 @@ static struct fake_fabric *fabric_of(const struct fake_pair *pair)
     return fake_provider_of(pair)->fabric;
 }
 
-/* ------------------------------------------------------------------------------------------- fabric and providers --
- */
+/* ---------------------------------------------------------------------------------------- fabric and providers -- */
 
 struct fake_fabric *fake_fabric_create(const struct fake_fabric_options *options)
 {
@@ -145,7 +144,7 @@ struct tl_queue_pair *fake_provider_pair(struct tl_provider *base, unsigned plac
     return found;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- poll -- */
+/* -------------------------------------------------------------------------------------------------------- poll -- */
 
 static struct fake_event *take_event(struct fake_provider *provider)
 {
@@ -197,7 +196,7 @@ static void tell_done(struct fake_provider *provider, struct fake_event *event)
 static void tell_broken(struct fake_provider *provider, struct fake_event *event)
 {
     lock(provider->fabric);
-    event->pair->is_break_told = true;
+    event->pair->is_break_reported = true;
     struct tl_error reason = event->pair->reason;
     unlock(provider->fabric);
     event->pair->events->broken(event->pair->owner, &reason);
@@ -209,7 +208,7 @@ static void tell_drained(struct fake_provider *provider, struct fake_event *even
     lock(provider->fabric);
     TL_LIST_FOREACH_SAFE(&pair->windows, link)
     window_free(provider, TL_CONTAINER_OF(link, struct fake_window, link));
-    pair->is_drain_told = true;
+    pair->is_drain_reported = true;
     unlock(provider->fabric);
     pair->events->drained(pair->owner);
 }
@@ -294,7 +293,7 @@ static void provider_disarm(struct tl_provider *base)
     unlock(provider->fabric);
 }
 
-/* ------------------------------------------------------------------------------------------------------- regions -- */
+/* ----------------------------------------------------------------------------------------------------- regions -- */
 
 _Thread_local bool fake_is_reactor;
 
@@ -354,7 +353,7 @@ static void region_destroy(struct tl_region *base)
     free(region);
 }
 
-/* --------------------------------------------------------------------------------------------------- queue pairs -- */
+/* ------------------------------------------------------------------------------------------------- queue pairs -- */
 
 static struct fake_pair *new_pair(struct fake_provider *provider, const struct tl_queue_pair_options *options,
                                   const struct tl_queue_pair_events *events, void *owner)
@@ -400,16 +399,16 @@ static enum tl_status pair_create(struct tl_provider *base, const struct tl_queu
     return status;
 }
 
-static void pair_introduce(const struct tl_queue_pair *base, struct tl_introduction *ret_introduction)
+static void pair_get_address(const struct tl_queue_pair *base, struct tl_pair_address *ret_pair_address)
 {
     const struct fake_pair *pair = as_pair(base);
-    struct fake_introduction introduction = {
-        .magic = FAKE_INTRODUCTION_MAGIC, .number = pair->number, .network = fake_provider_of(pair)->network};
-    *ret_introduction = (struct tl_introduction){.len_bytes = sizeof(introduction)};
-    memcpy(ret_introduction->bytes, &introduction, sizeof(introduction));
+    struct fake_pair_address pair_address = {
+        .magic = FAKE_PAIR_ADDRESS_MAGIC, .number = pair->number, .network = fake_provider_of(pair)->network};
+    *ret_pair_address = (struct tl_pair_address){.len_bytes = sizeof(pair_address)};
+    memcpy(ret_pair_address->bytes, &pair_address, sizeof(pair_address));
 }
 
-static enum tl_status connect_locked(struct fake_pair *pair, const struct fake_introduction *peer,
+static enum tl_status connect_locked(struct fake_pair *pair, const struct fake_pair_address *peer,
                                      struct tl_error *ret_error)
 {
     struct fake_provider *provider = fake_provider_of(pair);
@@ -433,22 +432,22 @@ static enum tl_status connect_locked(struct fake_pair *pair, const struct fake_i
     return TL_OK;
 }
 
-static enum tl_status pair_connect(struct tl_queue_pair *base, const struct tl_introduction *peer,
+static enum tl_status pair_connect(struct tl_queue_pair *base, const struct tl_pair_address *peer,
                                    struct tl_error *ret_error)
 {
     struct fake_pair *pair = as_pair(base);
-    struct fake_introduction introduction;
-    if (peer->len_bytes == sizeof(introduction)) memcpy(&introduction, peer->bytes, sizeof(introduction));
-    if (peer->len_bytes != sizeof(introduction) || introduction.magic != FAKE_INTRODUCTION_MAGIC) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: not an introduction", base->provider->name);
+    struct fake_pair_address pair_address;
+    if (peer->len_bytes == sizeof(pair_address)) memcpy(&pair_address, peer->bytes, sizeof(pair_address));
+    if (peer->len_bytes != sizeof(pair_address) || pair_address.magic != FAKE_PAIR_ADDRESS_MAGIC) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: not a pair address", base->provider->name);
     }
     lock(fabric_of(pair));
-    enum tl_status status = connect_locked(pair, &introduction, ret_error);
+    enum tl_status status = connect_locked(pair, &pair_address, ret_error);
     unlock(fabric_of(pair));
     return status;
 }
 
-static void pair_sever(struct tl_queue_pair *base, const struct tl_error *reason)
+static void pair_disconnect(struct tl_queue_pair *base, const struct tl_error *reason)
 {
     struct fake_pair *pair = as_pair(base);
     lock(fabric_of(pair));
@@ -474,7 +473,7 @@ static void pair_destroy(struct tl_queue_pair *base)
     struct fake_pair *pair = as_pair(base);
     struct fake_provider *provider = fake_provider_of(pair);
     lock(provider->fabric);
-    TL_CHECK(pair->is_drain_told || pair->peer_number == 0);
+    TL_CHECK(pair->is_drain_reported || pair->peer_number == 0);
     TL_CHECK(pair->out_count == 0 && tl_list_is_empty(&pair->operations) && tl_list_is_empty(&pair->windows));
     forget_events(pair);
     fake_forget_shared(pair);
@@ -484,21 +483,21 @@ static void pair_destroy(struct tl_queue_pair *base)
     free(pair);
 }
 
-/* ------------------------------------------------------------------------------------------------------- posting -- */
+/* ----------------------------------------------------------------------------------------------------- posting -- */
 
-static uint32_t room_locked(const struct fake_pair *pair)
+static uint32_t space_locked(const struct fake_pair *pair)
 {
-    if (pair->peer_number == 0 || pair->is_break_told) return 0;
+    if (pair->peer_number == 0 || pair->is_break_reported) return 0;
     return pair->options.work_count - pair->out_count;
 }
 
-static uint32_t pair_room(const struct tl_queue_pair *base)
+static uint32_t pair_space(const struct tl_queue_pair *base)
 {
     const struct fake_pair *pair = as_pair(base);
     lock(fabric_of(pair));
-    uint32_t room = room_locked(pair);
+    uint32_t space = space_locked(pair);
     unlock(fabric_of(pair));
-    return room;
+    return space;
 }
 
 static struct fake_operation *new_operation(enum fake_kind kind, struct tl_work *work)
@@ -512,7 +511,7 @@ static struct fake_operation *new_operation(enum fake_kind kind, struct tl_work 
 
 static void post(struct fake_pair *pair, struct fake_operation *operation)
 {
-    TL_CHECK(room_locked(pair) > 0);
+    TL_CHECK(space_locked(pair) > 0);
     TL_LIST_FOREACH(&pair->operations, link)
     TL_CHECK(operation->work == NULL || TL_CONTAINER_OF(link, struct fake_operation, link)->work != operation->work);
     fake_choose_fault(pair, operation);
@@ -596,7 +595,7 @@ static void pair_write(struct tl_queue_pair *base, const struct tl_region *regio
     unlock(fabric_of(pair));
 }
 
-static void pair_ring(struct tl_queue_pair *base)
+static void pair_doorbell(struct tl_queue_pair *base)
 {
     struct fake_pair *pair = as_pair(base);
     lock(fabric_of(pair));
@@ -607,8 +606,7 @@ static void pair_ring(struct tl_queue_pair *base)
     unlock(fabric_of(pair));
 }
 
-/* ------------------------------------------------------------------------------------------------------ exposures --
- */
+/* --------------------------------------------------------------------------------------------------- exposures -- */
 
 static struct fake_window *new_window(struct fake_pair *pair, struct tl_region *region, void *address,
                                       uint64_t len_bytes)
@@ -660,7 +658,7 @@ static enum tl_status pair_expose(struct tl_queue_pair *base, struct tl_region *
     struct fake_pair *pair = as_pair(base);
     check_exposed(base, region, address, len_bytes);
     lock(fabric_of(pair));
-    TL_CHECK(room_locked(pair) > 0);
+    TL_CHECK(space_locked(pair) > 0);
     bool fails = fake_call_fails(fabric_of(pair), FAKE_EXPOSE_FAILURE, base->provider, base);
     if (!fails) {
         struct fake_window *window = new_window(pair, region, address, len_bytes);
@@ -732,22 +730,21 @@ static const struct tl_provider_ops fake_ops = {
     .region_create = provider_region_create,
     .region_destroy = region_destroy,
     .create = pair_create,
-    .introduce = pair_introduce,
+    .get_address = pair_get_address,
     .connect = pair_connect,
-    .sever = pair_sever,
+    .disconnect = pair_disconnect,
     .destroy = pair_destroy,
-    .room = pair_room,
+    .space = pair_space,
     .message = pair_message,
     .write = pair_write,
     .expose = pair_expose,
     .revoke = pair_revoke,
-    .ring = pair_ring,
+    .doorbell = pair_doorbell,
     .share = pair_share,
     .map = pair_map,
 };
 
-/* ----------------------------------------------------------------------------------------------- what has happened --
- */
+/* ------------------------------------------------------------------------------------------- what has happened -- */
 
 void fake_provider_get_counters(struct tl_provider *base, struct fake_counters *ret_counters)
 {

@@ -36,8 +36,7 @@
 
 struct fake_fabric;
 
-/* -------------------------------------------------------------------------------------------- fabric and providers --
- */
+/* ---------------------------------------------------------------------------------------- fabric and providers -- */
 
 struct fake_fabric_options {
     bool is_manual; /* nothing moves but by the functions below; false: a poll carries what its provider posted */
@@ -75,8 +74,7 @@ void fake_provider_hold(struct tl_provider *provider, bool is_held);
 /* While they are held, nobody who registers memory comes back from that. */
 void fake_fabric_hold_regions(struct fake_fabric *fabric, bool are_held);
 
-/* ---------------------------------------------------------------------------------------------------------- steps --
- */
+/* ------------------------------------------------------------------------------------------------------- steps -- */
 
 /* From now on. */
 void fake_fabric_set_manual(struct fake_fabric *fabric, bool is_manual);
@@ -89,8 +87,7 @@ bool fake_fabric_step_any(struct fake_fabric *fabric);
  * manual: the peer's poll does it. */
 bool fake_fabric_land_late(struct fake_fabric *fabric);
 
-/* --------------------------------------------------------------------------------------------------------- faults --
- */
+/* ------------------------------------------------------------------------------------------------------ faults -- */
 
 enum fake_kind {
     FAKE_MESSAGE = 1,
@@ -144,8 +141,7 @@ void fake_fabric_set_chance(struct fake_fabric *fabric, enum fake_fault fault, u
 void fake_provider_overrun(struct tl_provider *provider);
 void fake_provider_remove(struct tl_provider *provider);
 
-/* ------------------------------------------------------------------------------------------------ what has happened --
- */
+/* ------------------------------------------------------------------------------------------- what has happened -- */
 
 #define FAKE_MTU_BYTES 2048
 /* What this thread does now, a reactor does. */

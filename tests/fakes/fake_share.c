@@ -21,7 +21,7 @@ void fake_share(struct fake_pair *pair, struct tl_mapped_file *file, struct tl_d
 {
     struct fake_provider *provider = fake_provider_of(pair);
     const struct fake_file_name name = {.magic = FAKE_FILE_MAGIC, .file_id = tl_mapped_file_id(file)};
-    TL_CHECK(pair->peer_number != 0 && !pair->is_break_told);
+    TL_CHECK(pair->peer_number != 0 && !pair->is_break_reported);
     provider->counters.shares++;
     if (find(provider->fabric, pair->number, name.file_id) == NULL) {
         struct fake_shared *shared = fake_alloc(sizeof(*shared));

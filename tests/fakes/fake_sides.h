@@ -116,9 +116,9 @@ static inline void side_open(struct side *side, const char *name, const struct f
 
 static inline void side_connect(struct side *side, const struct side *peer)
 {
-    struct tl_introduction introduction;
-    peer->pair->ops->introduce(peer->pair, &introduction);
-    ck_assert_int_eq(side->pair->ops->connect(side->pair, &introduction, NULL), TL_OK);
+    struct tl_pair_address pair_address;
+    peer->pair->ops->get_address(peer->pair, &pair_address);
+    ck_assert_int_eq(side->pair->ops->connect(side->pair, &pair_address, NULL), TL_OK);
 }
 
 /* The fabric, and sides a and b, connected. */
@@ -149,10 +149,10 @@ static inline void settle(void)
     } while (did_move);
 }
 
-static inline void sever(struct side *side)
+static inline void disconnect(struct side *side)
 {
     struct tl_error reason = {.code = TL_ABORTED, .message = "severed by the test"};
-    side->pair->ops->sever(side->pair, &reason);
+    side->pair->ops->disconnect(side->pair, &reason);
 }
 
 static inline void expose(struct side *side, size_t from, size_t len_bytes)
@@ -185,7 +185,7 @@ static inline struct fake_counters counters(struct side *side)
 static inline void sides_close(void)
 {
     for (unsigned i = 0; i < TL_ARRAY_COUNT(sides); i++)
-        if (sides[i].pair != NULL) sever(&sides[i]);
+        if (sides[i].pair != NULL) disconnect(&sides[i]);
     settle();
     const char *why = "";
     for (unsigned i = 0; i < TL_ARRAY_COUNT(sides); i++) {

@@ -22,7 +22,7 @@ static void note_end(struct fake_worker *worker)
     pthread_mutex_unlock(&worker->mutex);
 }
 
-/* ------------------------------------------------------------------------------------------------------- source -- */
+/* ------------------------------------------------------------------------------------------------------ source -- */
 
 static void answer(struct fake_worker *worker, struct tl_serve *serve)
 {
@@ -45,14 +45,14 @@ static void answer(struct fake_worker *worker, struct tl_serve *serve)
 }
 
 struct late_answer {
-    struct tl_letter letter;
+    struct tl_closure closure;
     struct fake_worker *worker;
     struct tl_serve *serve;
 };
 
-static void answer_late(struct tl_letter *letter)
+static void answer_late(struct tl_closure *closure)
 {
-    struct late_answer *late = TL_CONTAINER_OF(letter, struct late_answer, letter);
+    struct late_answer *late = TL_CONTAINER_OF(closure, struct late_answer, closure);
     answer(late->worker, late->serve);
     free(late);
 }
@@ -75,10 +75,10 @@ static void on_request(void *context, struct tl_serve *serve)
     }
     struct late_answer *late = calloc(1, sizeof(*late));
     TL_CHECK(late != NULL);
-    late->letter.deliver = answer_late;
+    late->closure.run = answer_late;
     late->worker = worker;
     late->serve = serve;
-    tl_loop_post(worker->loop, &late->letter);
+    tl_loop_post(worker->loop, &late->closure);
 }
 
 static void on_closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
@@ -96,7 +96,7 @@ static void on_received(void *context, const struct tl_request_id *id)
     (void)id;
 }
 
-/* ----------------------------------------------------------------------------------------------------- handlers -- */
+/* ---------------------------------------------------------------------------------------------------- handlers -- */
 
 static void on_link_up(void *context, struct tl_link *link)
 {
@@ -234,22 +234,22 @@ static void describe_peers(const struct fake_script *script, struct tl_descripti
 
 static void describe_data_plane(struct tl_description *description)
 {
-    struct tl_data_plane_description *plane = calloc(1, sizeof(*plane));
-    TL_CHECK(plane != NULL);
-    plane->memlock = copy("too little");
-    plane->device = copy("mlx5_0");
-    plane->port = 2;
-    plane->gid_index = 3;
-    plane->gid = copy("10.0.0.1");
-    plane->gid_type = copy("RoCE v2");
-    plane->interface = copy("bad \xff name");
-    plane->port_state = copy("active");
-    plane->link_layer = copy("Ethernet");
-    plane->mtu_bytes = 4096;
-    plane->reason = copy("its GID fits");
-    plane->passed_over = copy("mlx5_1:1: broken");
-    plane->not_tried = copy("mlx5_0:2 GID 4 10.0.0.1");
-    description->data_plane = plane;
+    struct tl_data_plane_description *transport = calloc(1, sizeof(*transport));
+    TL_CHECK(transport != NULL);
+    transport->memlock = copy("too little");
+    transport->device = copy("mlx5_0");
+    transport->port = 2;
+    transport->gid_index = 3;
+    transport->gid = copy("10.0.0.1");
+    transport->gid_type = copy("RoCE v2");
+    transport->interface = copy("bad \xff name");
+    transport->port_state = copy("active");
+    transport->link_layer = copy("Ethernet");
+    transport->mtu_bytes = 4096;
+    transport->reason = copy("its GID fits");
+    transport->passed_over = copy("mlx5_1:1: broken");
+    transport->not_tried = copy("mlx5_0:2 GID 4 10.0.0.1");
+    description->data_plane = transport;
 }
 
 static enum tl_status on_describe(void *context, struct tl_description *ret_description, struct tl_error *ret_error)
@@ -286,7 +286,7 @@ static const struct tl_control_handlers handlers = {
     .describe = on_describe,
 };
 
-/* --------------------------------------------------------------------------------------------------------- life -- */
+/* -------------------------------------------------------------------------------------------------------- life -- */
 
 void fake_worker_init(struct fake_worker *worker)
 {
@@ -365,16 +365,16 @@ void fake_worker_stop(struct fake_worker *worker, int64_t deadline_ns)
 }
 
 struct errand {
-    struct tl_letter letter;
+    struct tl_closure closure;
     struct fake_worker *worker;
     void (*function)(struct fake_worker *worker, void *context);
     void *context;
     bool is_done; /* under the mutex */
 };
 
-static void run_errand(struct tl_letter *letter)
+static void run_errand(struct tl_closure *closure)
 {
-    struct errand *errand = TL_CONTAINER_OF(letter, struct errand, letter);
+    struct errand *errand = TL_CONTAINER_OF(closure, struct errand, closure);
     struct fake_worker *worker = errand->worker;
     errand->function(worker, errand->context);
     note_begin(worker);
@@ -385,9 +385,9 @@ static void run_errand(struct tl_letter *letter)
 void fake_worker_run(struct fake_worker *worker, void (*function)(struct fake_worker *worker, void *context),
                      void *context)
 {
-    struct errand errand = {.letter.deliver = run_errand, .worker = worker, .function = function, .context = context};
-    tl_list_init(&errand.letter.link);
-    tl_loop_post(worker->loop, &errand.letter);
+    struct errand errand = {.closure.run = run_errand, .worker = worker, .function = function, .context = context};
+    tl_list_init(&errand.closure.link);
+    tl_loop_post(worker->loop, &errand.closure);
     pthread_mutex_lock(&worker->mutex);
     while (!errand.is_done)
         pthread_cond_wait(&worker->changed, &worker->mutex);

@@ -35,7 +35,7 @@ struct fake_script {
     uint64_t withdraw_count;
     size_t peer_count; /* in the description */
     size_t peer_reason_bytes;
-    const char *peer_reason; /* NULL: letters */
+    const char *peer_reason; /* NULL: closures */
     bool has_data_plane;     /* in the description */
     uint64_t chunk_bytes;
     int64_t request_timeout_ns;

@@ -23,7 +23,7 @@ struct order {
 static int orders = -1;
 static pid_t forker;
 
-/* ------------------------------------------------------------------------------------------------------- packets -- */
+/* ----------------------------------------------------------------------------------------------------- packets -- */
 
 bool forker_pass(int socket, const void *packet, size_t len_bytes, int fd)
 {
@@ -64,8 +64,7 @@ size_t forker_take(int socket, void *packet, size_t capacity_bytes, int *ret_fd)
     return len_bytes > 0 ? (size_t)len_bytes : 0;
 }
 
-/* ---------------------------------------------------------------------------------------------------- the process --
- */
+/* ------------------------------------------------------------------------------------------------- the process -- */
 
 static pid_t start(const struct order *order, int orders_fd, int child_fd)
 {
@@ -106,8 +105,7 @@ static void serve(int orders_fd)
         (void)waitpid(children[i], NULL, 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------- the test --
- */
+/* ---------------------------------------------------------------------------------------------------- the test -- */
 
 void forker_open(void)
 {

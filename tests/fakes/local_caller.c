@@ -8,14 +8,14 @@
 
 #include "base/check.h"
 
-void caller_open(struct local_caller *caller, const struct local_introduction *whom)
+void caller_open(struct local_caller *caller, const struct local_address *whom)
 {
     const struct local_provider provider = {.folder_fd = -1};
     struct tl_error error;
     *caller = (struct local_caller){.out = -1};
     memcpy(caller->self.host_id, whom->host_id, sizeof(caller->self.host_id));
-    TL_CHECK(local_door_open(&provider, &caller->self, &caller->door, &error) == TL_OK);
-    TL_CHECK(local_line_make(&caller->in, &caller->peers_end, &error) == TL_OK);
+    TL_CHECK(local_accept_socket_open(&provider, &caller->self, &caller->accept_socket, &error) == TL_OK);
+    TL_CHECK(local_control_socket_make(&caller->in, &caller->peers_end, &error) == TL_OK);
 }
 
 static void close_fd(int *fd)
@@ -26,21 +26,20 @@ static void close_fd(int *fd)
 
 void caller_close(struct local_caller *caller)
 {
-    close_fd(&caller->door);
+    close_fd(&caller->accept_socket);
     close_fd(&caller->in);
     close_fd(&caller->peers_end);
     close_fd(&caller->out);
 }
 
-struct local_hello caller_hello(const struct local_introduction *whom, uint32_t slot_count)
+struct local_hello caller_hello(const struct local_address *whom, uint32_t slot_count)
 {
     struct local_hello hello = {.kind = LOCAL_PACKET_HELLO, .protocol = LOCAL_PROTOCOL, .slot_count = slot_count};
     memcpy(hello.to, whom->token, sizeof(hello.to));
     return hello;
 }
 
-bool caller_say(const struct local_introduction *whom, const void *bytes, size_t len_bytes, const int *fds,
-                size_t fd_count)
+bool caller_say(const struct local_address *whom, const void *bytes, size_t len_bytes, const int *fds, size_t fd_count)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     memcpy(address.sun_path, whom->name, whom->name_bytes);
@@ -53,7 +52,7 @@ bool caller_say(const struct local_introduction *whom, const void *bytes, size_t
     return is_said;
 }
 
-void caller_call(struct local_caller *caller, const struct local_introduction *whom, const struct local_hello *hello,
+void caller_call(struct local_caller *caller, const struct local_address *whom, const struct local_hello *hello,
                  int ring)
 {
     const int fds[] = {caller->peers_end, ring};
@@ -65,7 +64,8 @@ int caller_take(struct local_caller *caller, struct local_hello *ret_hello)
 {
     union local_packet packet;
     int fds[LOCAL_HELLO_DESCRIPTORS];
-    TL_CHECK(local_receive(caller->door, &packet, fds) == LOCAL_RECEIVED_PACKET && packet.kind == LOCAL_PACKET_HELLO);
+    TL_CHECK(local_receive(caller->accept_socket, &packet, fds) == LOCAL_RECEIVED_PACKET &&
+             packet.kind == LOCAL_PACKET_HELLO);
     caller->out = fds[0];
     *ret_hello = packet.hello;
     return fds[1];

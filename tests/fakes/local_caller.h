@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A peer of the local transport that is played by hand: its door and its line, and what it puts into others' doors. */
+/* A peer of the local transport that is played by hand: its accept socket and its control socket, and what it puts into
+ * others' accept sockets. */
 #ifndef TESTS_FAKES_LOCAL_CALLER_H
 #define TESTS_FAKES_LOCAL_CALLER_H
 
-#include "dataplane/local_internal.h"
+#include "dataplane/local/local_internal.h"
 
 struct local_caller {
-    struct local_introduction self; /* its token is zero */
-    int door;
-    int in;        /* the end of its line on which it hears */
+    struct local_address self; /* its token is zero */
+    int accept_socket;
+    int in;        /* the end of its control socket on which it hears */
     int peers_end; /* the other one */
-    int out;       /* the end of the other one's line; -1: not taken yet */
+    int out;       /* the end of the other one's control socket; -1: not taken yet */
 };
 
 /* On the host of whom it is going to call. */
-void caller_open(struct local_caller *caller, const struct local_introduction *whom);
+void caller_open(struct local_caller *caller, const struct local_address *whom);
 void caller_close(struct local_caller *caller);
 /* What it is to say, with a ring of that many slots. */
-struct local_hello caller_hello(const struct local_introduction *whom, uint32_t slot_count);
-/* Puts this into whom's door, with that many descriptors, at most 4. False: it takes nothing. */
-bool caller_say(const struct local_introduction *whom, const void *bytes, size_t len_bytes, const int *fds,
-                size_t fd_count);
+struct local_hello caller_hello(const struct local_address *whom, uint32_t slot_count);
+/* Puts this into whom's accept socket, with that many descriptors, at most 4. False: it takes nothing. */
+bool caller_say(const struct local_address *whom, const void *bytes, size_t len_bytes, const int *fds, size_t fd_count);
 /* Calls as a peer does, with this ring, and closes the end that is the peer's then. */
-void caller_call(struct local_caller *caller, const struct local_introduction *whom, const struct local_hello *hello,
+void caller_call(struct local_caller *caller, const struct local_address *whom, const struct local_hello *hello,
                  int ring);
 /* Takes the other one's HELLO, which has been said; its ring is the caller's. */
 int caller_take(struct local_caller *caller, struct local_hello *ret_hello);

@@ -12,13 +12,13 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "dataplane/pages.h"
+#include "dataplane/memory/pages.h"
 
 #define SLOTS 16
 #define SEGMENT_BYTES 8192
 #define GUARD 0xa5
 
-/* ------------------------------------------------------------------------------------------------- of the victim -- */
+/* ----------------------------------------------------------------------------------------------- of the victim -- */
 
 static void on_message(void *owner, const void *data, uint32_t len_bytes)
 {
@@ -81,8 +81,7 @@ static void poll_once(struct hostile *hostile)
     } while (hostile->pair != NULL && local_pair_has_job(pair));
 }
 
-/* ------------------------------------------------------------------------------------------------------ connecting --
- */
+/* -------------------------------------------------------------------------------------------------- connecting -- */
 
 static int make_memory(uint64_t len_bytes, void **ret_address)
 {
@@ -95,7 +94,7 @@ static int make_memory(uint64_t len_bytes, void **ret_address)
     return fd;
 }
 
-static void call(struct hostile *hostile, const struct local_introduction *victim, void (*show)(int ring_fd))
+static void call(struct hostile *hostile, const struct local_address *victim, void (*show)(int ring_fd))
 {
     void *memory;
     int fd = make_memory(local_ring_bytes(SLOTS), &memory);
@@ -136,16 +135,16 @@ static void expose(struct hostile *hostile)
 void hostile_open_shown(struct hostile *hostile, void (*show)(int ring_fd))
 {
     struct tl_error error;
-    struct tl_introduction bytes;
-    struct local_introduction victim;
+    struct tl_pair_address bytes;
+    struct local_address victim;
     const struct tl_queue_pair_options options = {.slot_count = SLOTS, .work_count = 16, .keys = TL_KEYS_REGION};
     *hostile = (struct hostile){.provider = NULL};
     TL_CHECK(tl_local_open(&(struct tl_local_options){0}, &hostile->provider, &error) == TL_OK);
     TL_CHECK(tl_queue_pair_create(hostile->provider, &options, &events, hostile, &hostile->pair, &error) == TL_OK);
-    hostile->pair->ops->introduce(hostile->pair, &bytes);
-    TL_CHECK(local_introduction_read(&bytes, &victim));
+    hostile->pair->ops->get_address(hostile->pair, &bytes);
+    TL_CHECK(local_address_read(&bytes, &victim));
     caller_open(&hostile->caller, &victim);
-    local_introduction_write(&hostile->caller.self, &bytes);
+    local_address_write(&hostile->caller.self, &bytes);
     TL_CHECK(hostile->pair->ops->connect(hostile->pair, &bytes, &error) == TL_OK);
     call(hostile, &victim, show);
     expose(hostile);
@@ -157,8 +156,7 @@ void hostile_open(struct hostile *hostile)
     hostile_open_shown(hostile, NULL);
 }
 
-/* --------------------------------------------------------------------------------------------------------- script --
- */
+/* ------------------------------------------------------------------------------------------------------ script -- */
 
 static uint64_t take(struct hostile_input *input, unsigned len_bytes)
 {
@@ -189,7 +187,7 @@ static uint64_t take_size(struct hostile_input *input)
 
 static void write_slot(struct hostile *hostile, struct hostile_input *input)
 {
-    uint32_t number = hostile->turn + (take(input, 1) % 8 == 0 ? (uint32_t)take_size(input) : 0);
+    uint32_t number = hostile->sequence + (take(input, 1) % 8 == 0 ? (uint32_t)take_size(input) : 0);
     struct local_slot *slot = local_ring_slot(&hostile->theirs, number);
     slot->kind = take(input, 1) % 8 == 0 ? (uint16_t)take(input, 2) : (uint16_t)(1 + take(input, 1) % 3);
     slot->flags = (uint16_t)take(input, 1);
@@ -202,16 +200,16 @@ static void write_slot(struct hostile *hostile, struct hostile_input *input)
         slot->exposure = take(input, 1) % 4 ? 0 : (uint32_t)take_size(input);
         slot->generation = take(input, 1) % 4 ? 0 : (uint32_t)take_size(input);
     }
-    atomic_store_explicit(&slot->turn, number + 1, memory_order_release);
-    if (number == hostile->turn) hostile->turn++;
+    atomic_store_explicit(&slot->sequence, number + 1, memory_order_release);
+    if (number == hostile->sequence) hostile->sequence++;
 }
 
 static void write_word(struct hostile *hostile, struct hostile_input *input)
 {
     _Atomic uint32_t *const words[] = {&hostile->ring.head->state,      &hostile->ring.head->consumed,
-                                       &hostile->ring.head->answered,   &hostile->ring.head->news,
+                                       &hostile->ring.head->answered,   &hostile->ring.head->packets,
                                        &hostile->theirs.head->state,    &hostile->theirs.head->consumed,
-                                       &hostile->theirs.head->answered, &hostile->theirs.head->news};
+                                       &hostile->theirs.head->answered, &hostile->theirs.head->packets};
     _Atomic uint32_t *word = words[take(input, 1) % TL_ARRAY_COUNT(words)];
     uint32_t value =
         take(input, 1) % 2 ? atomic_load_explicit(word, memory_order_relaxed) + 1 : (uint32_t)take_size(input);
@@ -237,7 +235,7 @@ static void send_packet(struct hostile *hostile, struct hostile_input *input)
 static void post(struct hostile *hostile, struct hostile_input *input)
 {
     struct tl_queue_pair *pair = hostile->pair;
-    if (hostile->broken > 0 || pair->ops->room(pair) < 2) return;
+    if (hostile->broken > 0 || pair->ops->space(pair) < 2) return;
     if (take(input, 1) % 2) {
         pair->ops->message(pair, hostile->source, (uint32_t)take(input, 2) % TL_SLOT_BYTES, new_work(hostile));
     } else {
@@ -250,7 +248,7 @@ static void post(struct hostile *hostile, struct hostile_input *input)
         pair->ops->write(pair, NULL, hostile->source, take(input, 2) % SEGMENT_BYTES, &descriptor,
                          take(input, 1) % 2 ? 0 : take_size(input), true, 1, new_work(hostile));
     }
-    tl_queue_pair_ring(pair);
+    tl_queue_pair_doorbell(pair);
 }
 
 void hostile_step(struct hostile *hostile, struct hostile_input *input)
@@ -287,7 +285,7 @@ void hostile_close(struct hostile *hostile)
 {
     struct tl_error reason;
     tl_error_set(&reason, TL_CANCELLED, "the test is over");
-    hostile->pair->ops->sever(hostile->pair, &reason);
+    hostile->pair->ops->disconnect(hostile->pair, &reason);
     for (unsigned i = 0; i < 1000 && hostile->drained == 0; i++)
         poll_once(hostile);
     TL_CHECK(hostile->drained == 1);

@@ -32,7 +32,7 @@ struct hostile {
     struct local_ring theirs; /* ours, in which it writes */
     int theirs_fd;
     int segment;
-    uint32_t turn;
+    uint32_t sequence;
 };
 
 /* Aborts when it cannot connect. */

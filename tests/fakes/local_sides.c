@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "dataplane/pages.h"
+#include "dataplane/memory/pages.h"
 
 void side_open(struct side *side, const char *name, const struct tl_local_options *options)
 {
@@ -22,10 +22,10 @@ void side_open(struct side *side, const char *name, const struct tl_local_option
 void side_write(struct side *side, const void *source, uint64_t len_bytes, const struct tl_exposure *exposure,
                 uint64_t offset_bytes, bool has_immediate, uint32_t immediate, struct job *job)
 {
-    ck_assert_msg(side->pair->ops->room(side->pair) > 0, "%s: no room: %s", side->name, side->reason.message);
+    ck_assert_msg(side->pair->ops->space(side->pair) > 0, "%s: no room: %s", side->name, side->reason.message);
     side->pair->ops->write(side->pair, NULL, source, len_bytes, &exposure->descriptor, offset_bytes, has_immediate,
                            immediate, job != NULL ? &job->work : NULL);
-    tl_queue_pair_ring(side->pair);
+    tl_queue_pair_doorbell(side->pair);
 }
 
 struct tl_region *side_map(struct side *side, uint64_t len_bytes)
@@ -47,7 +47,7 @@ void region_drop(struct tl_region *region)
 void side_end(struct side *side)
 {
     if (side->pair == NULL) return;
-    side_sever(side);
+    side_disconnect(side);
     int64_t end_ns = tl_clock_now_ns() + PATIENCE_NS;
     while (side->is_connected && !side->drained) {
         side_poll(side);
@@ -99,25 +99,25 @@ unsigned count_mappings(void)
 {
     FILE *file = fopen("/proc/self/maps", "re");
     ck_assert_ptr_nonnull(file);
-    char line[512];
+    char control_socket[512];
     unsigned count = 0;
-    while (fgets(line, sizeof(line), file) != NULL)
-        count += strstr(line, "memfd:tensorlane") != NULL;
+    while (fgets(control_socket, sizeof(control_socket), file) != NULL)
+        count += strstr(control_socket, "memfd:tensorlane") != NULL;
     ck_assert_int_eq(fclose(file), 0);
     return count;
 }
 
-void send_introduction(int fd, const struct side *side)
+void send_address(int fd, const struct side *side)
 {
-    struct tl_introduction introduction;
-    side_introduce(side, &introduction);
-    ck_assert_int_eq(send(fd, introduction.bytes, introduction.len_bytes, MSG_NOSIGNAL), introduction.len_bytes);
+    struct tl_pair_address pair_address;
+    side_get_address(side, &pair_address);
+    ck_assert_int_eq(send(fd, pair_address.bytes, pair_address.len_bytes, MSG_NOSIGNAL), pair_address.len_bytes);
 }
 
-bool receive_introduction(int fd, struct tl_introduction *ret_introduction)
+bool receive_address(int fd, struct tl_pair_address *ret_pair_address)
 {
-    ssize_t len_bytes = recv(fd, ret_introduction->bytes, sizeof(ret_introduction->bytes), 0);
+    ssize_t len_bytes = recv(fd, ret_pair_address->bytes, sizeof(ret_pair_address->bytes), 0);
     if (len_bytes <= 0) return false;
-    ret_introduction->len_bytes = (uint32_t)len_bytes;
+    ret_pair_address->len_bytes = (uint32_t)len_bytes;
     return true;
 }

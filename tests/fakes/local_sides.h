@@ -8,7 +8,7 @@
 
 #include <sys/types.h>
 
-#include "dataplane/local.h"
+#include "dataplane/local/local.h"
 #include "fakes/descriptors.h"
 #include "fakes/sides.h"
 
@@ -31,8 +31,8 @@ void sides_tear_down(void);
 unsigned count_mappings(void);
 
 /* Over a socket between processes. */
-void send_introduction(int fd, const struct side *side);
+void send_address(int fd, const struct side *side);
 /* False: the other end has gone. */
-bool receive_introduction(int fd, struct tl_introduction *ret_introduction);
+bool receive_address(int fd, struct tl_pair_address *ret_pair_address);
 
 #endif

@@ -6,11 +6,11 @@
 #include <semaphore.h>
 
 #include "base/check.h"
-#include "dataplane/engine.h"
+#include "dataplane/engine/engine.h"
 
-static inline void made_memory_reached(void *context, struct tl_letter *letter)
+static inline void made_memory_reached(void *context, struct tl_closure *closure)
 {
-    (void)letter;
+    (void)closure;
     TL_CHECK(sem_post(context) == 0);
 }
 

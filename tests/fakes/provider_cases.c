@@ -38,7 +38,7 @@ START_TEST(answers_from_callbacks)
     b.answers = true;
     for (unsigned i = 1; i <= 500; i++) {
         side_message(&a, "ping", 4, NULL);
-        PUMP_UNTIL(a.messages == i && a.pair->ops->room(a.pair) > 0);
+        PUMP_UNTIL(a.messages == i && a.pair->ops->space(a.pair) > 0);
     }
     ck_assert_uint_eq(b.messages, 500);
     kind->tear_down();
@@ -47,7 +47,7 @@ END_TEST
 
 static bool may_post(unsigned posted)
 {
-    return a.pair->ops->room(a.pair) > 0 && (kind->has_queue || posted - b.messages < SLOTS);
+    return a.pair->ops->space(a.pair) > 0 && (kind->has_queue || posted - b.messages < SLOTS);
 }
 
 /* Far more posts than there are slots, several to a doorbell; done in the order of posting. */
@@ -62,7 +62,7 @@ START_TEST(many_posts)
     while (posted < COUNT) {
         for (; posted < COUNT && may_post(posted); posted++)
             a.pair->ops->message(a.pair, &posted, sizeof(posted), &jobs[posted].work);
-        tl_queue_pair_ring(a.pair);
+        tl_queue_pair_doorbell(a.pair);
         PUMP_UNTIL(may_post(posted));
     }
     PUMP_UNTIL(b.messages == COUNT && jobs[COUNT - 1].done == 1);
@@ -91,7 +91,7 @@ static void revoke(struct tl_exposure *exposure, bool has_window)
 {
     struct job revoked = new_job();
     b.pair->ops->revoke(b.pair, exposure, has_window ? &revoked.work : NULL);
-    tl_queue_pair_ring(b.pair);
+    tl_queue_pair_doorbell(b.pair);
     PUMP_UNTIL(!has_window || revoked.done == 1);
     ck_assert_int_eq(revoked.status, TL_OK);
 }
@@ -109,7 +109,7 @@ START_TEST(writes)
     PUMP_UNTIL(a.messages == 1);
     write_from(&memory, 100, 1000, &exposure, 0, false, &silent);
     write_from(&memory, 2000, 64536, &exposure, 1000, true, &telling);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     PUMP_UNTIL(b.immediates == 1 && telling.done == 1);
     ck_assert_uint_eq(silent.order, 1);
     ck_assert_uint_eq(b.last_immediate, 0xcafe0001);
@@ -119,7 +119,7 @@ START_TEST(writes)
     ck_assert_uint_eq(memory.target[4095], 0);
     ck_assert_uint_eq(memory.target[4096 + 65536], 0);
     a.pair->ops->write(a.pair, NULL, NULL, 0, &(struct tl_descriptor){0}, 0, true, 7, &empty.work);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     PUMP_UNTIL(b.immediates == 2 && empty.done == 1);
     ck_assert_uint_eq(b.last_immediate_len, 0);
     revoke(&exposure, _i == 1);

@@ -46,7 +46,7 @@ static void end_pair(struct proxy *proxy, unsigned place)
     proxy->pairs[place] = NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------- thread -- */
+/* ------------------------------------------------------------------------------------------------------ thread -- */
 
 static void no_delay(int fd)
 {
@@ -92,9 +92,9 @@ static bool move(struct proxy *proxy, struct proxy_pair *pair, int way)
     int to = pair->fds[way == PROXY_UP ? 1 : 0];
     if (from < 0 || to < 0) return true;
     if (flow->begin == flow->end) {
-        uint64_t room = allowance(proxy, way);
-        if (room == 0) return true;
-        size_t count = room < PROXY_BUFFER_BYTES ? (size_t)room : PROXY_BUFFER_BYTES;
+        uint64_t space = allowance(proxy, way);
+        if (space == 0) return true;
+        size_t count = space < PROXY_BUFFER_BYTES ? (size_t)space : PROXY_BUFFER_BYTES;
         ssize_t got = recv(from, flow->bytes, count, MSG_DONTWAIT);
         if (got == 0 || (got < 0 && errno != EAGAIN)) return false;
         if (got < 0) return true;
@@ -161,7 +161,7 @@ static void *run(void *context)
     return NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------- public -- */
+/* ------------------------------------------------------------------------------------------------------ public -- */
 
 void proxy_start(struct proxy *proxy, unsigned target_port)
 {

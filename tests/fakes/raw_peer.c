@@ -12,7 +12,7 @@
 #define SLOT_COUNT 64
 #define REQUEST_COUNT 64
 
-/* ------------------------------------------------------------------------------------------------------- events -- */
+/* ------------------------------------------------------------------------------------------------------ events -- */
 
 static void on_message(void *owner, const void *data, uint32_t len_bytes)
 {
@@ -51,7 +51,7 @@ static void on_drained(void *owner)
 static const struct tl_queue_pair_events events = {
     .message = on_message, .immediate = on_immediate, .broken = on_broken, .drained = on_drained};
 
-/* ---------------------------------------------------------------------------------------------------------- life -- */
+/* -------------------------------------------------------------------------------------------------------- life -- */
 
 static void put_number(uint8_t *place, uint64_t value, unsigned len_bytes)
 {
@@ -59,19 +59,19 @@ static void put_number(uint8_t *place, uint64_t value, unsigned len_bytes)
         place[i] = (uint8_t)(value >> (8 * i));
 }
 
-static void introduce(struct raw_peer *raw)
+static void get_address(struct raw_peer *raw)
 {
     struct tl_conn *conn = raw->engines->left->conn;
-    uint8_t theirs[TL_CONN_INTRODUCTION_BYTES];
-    uint8_t ours[TL_CONN_INTRODUCTION_BYTES];
-    struct tl_introduction pair;
-    uint32_t their_bytes = tl_conn_introduce(conn, theirs);
+    uint8_t theirs[TL_CONN_ADDRESS_BYTES];
+    uint8_t ours[TL_CONN_ADDRESS_BYTES];
+    struct tl_pair_address pair;
+    uint32_t their_bytes = tl_conn_get_address(conn, theirs);
     TL_CHECK(their_bytes > 32);
     memcpy(&raw->token, theirs + 12, sizeof(raw->token));
     pair.len_bytes = their_bytes - 32;
     memcpy(pair.bytes, theirs + 32, pair.len_bytes);
     TL_CHECK(raw->pair->ops->connect(raw->pair, &pair, NULL) == TL_OK);
-    raw->pair->ops->introduce(raw->pair, &pair);
+    raw->pair->ops->get_address(raw->pair, &pair);
     put_number(ours, TL_DATAPLANE_VERSION, 4);
     put_number(ours + 4, raw->engines->right->self.incarnation, 8);
     put_number(ours + 12, 4242, 8);
@@ -93,12 +93,12 @@ void raw_peer_open(struct raw_peer *raw, struct engine_pair *engines)
         .slot_count = SLOT_COUNT, .work_count = 256, .keys = engines->options.engine.keys};
     TL_CHECK(tl_queue_pair_create(provider, &options, &events, raw, &raw->pair, NULL) == TL_OK);
     engine_side_create_conn(engines->left);
-    introduce(raw);
+    get_address(raw);
     TL_CHECK(tl_queue_pair_expose(raw->pair, raw->region, raw->memory, RAW_PEER_BYTES, &raw->exposure, NULL) == TL_OK);
-    tl_queue_pair_ring(raw->pair);
+    tl_queue_pair_doorbell(raw->pair);
 }
 
-void raw_peer_greet(struct raw_peer *raw)
+void raw_peer_shake_hands(struct raw_peer *raw)
 {
     raw_peer_run(raw);
     const struct tl_message *theirs = raw_peer_heard(raw, TL_MESSAGE_HELLO);
@@ -124,7 +124,7 @@ void raw_peer_close(struct raw_peer *raw)
 {
     struct tl_error reason;
     tl_error_set(&reason, TL_CANCELLED, "the test is over");
-    raw->pair->ops->sever(raw->pair, &reason);
+    raw->pair->ops->disconnect(raw->pair, &reason);
     raw_peer_run(raw);
     TL_CHECK(raw->is_broken && raw->is_drained);
     raw->pair->ops->destroy(raw->pair);
@@ -132,7 +132,7 @@ void raw_peer_close(struct raw_peer *raw)
     free(raw->memory);
 }
 
-/* ------------------------------------------------------------------------------------------------------- talking -- */
+/* ----------------------------------------------------------------------------------------------------- talking -- */
 
 struct tl_message raw_peer_message(const struct raw_peer *raw, enum tl_message_type type, uint32_t handle)
 {
@@ -160,18 +160,18 @@ void raw_peer_send(struct raw_peer *raw, const struct tl_message *message)
 
 void raw_peer_send_bytes(struct raw_peer *raw, const void *bytes, uint32_t len_bytes)
 {
-    if (raw->pair->ops->room(raw->pair) == 0) return; /* broken */
+    if (raw->pair->ops->space(raw->pair) == 0) return; /* broken */
     raw->pair->ops->message(raw->pair, bytes, len_bytes, NULL);
-    tl_queue_pair_ring(raw->pair);
+    tl_queue_pair_doorbell(raw->pair);
 }
 
 void raw_peer_write(struct raw_peer *raw, const struct tl_descriptor *destination, uint64_t offset_bytes,
                     uint64_t len_bytes, uint32_t immediate)
 {
-    if (raw->pair->ops->room(raw->pair) == 0) return;
+    if (raw->pair->ops->space(raw->pair) == 0) return;
     raw->pair->ops->write(raw->pair, raw->region, raw->memory, len_bytes, destination, offset_bytes, true, immediate,
                           NULL);
-    tl_queue_pair_ring(raw->pair);
+    tl_queue_pair_doorbell(raw->pair);
 }
 
 struct tl_descriptor raw_peer_file(struct raw_peer *raw, uint64_t size_bytes)

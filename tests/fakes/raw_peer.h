@@ -6,7 +6,7 @@
 #ifndef TESTS_FAKES_RAW_PEER_H
 #define TESTS_FAKES_RAW_PEER_H
 
-#include "dataplane/message.h"
+#include "dataplane/engine/message.h"
 #include "fakes/engine_pair.h"
 
 #define RAW_PEER_HEARD 64
@@ -33,7 +33,7 @@ struct raw_peer {
 /* The connection of the left side (the opener) and ours, connecting; nothing is said. */
 void raw_peer_open(struct raw_peer *raw, struct engine_pair *engines);
 /* Everything that is right, until the engine is up. */
-void raw_peer_greet(struct raw_peer *raw);
+void raw_peer_shake_hands(struct raw_peer *raw);
 /* Both sides work until nothing happens any more. */
 void raw_peer_run(struct raw_peer *raw);
 /* Destroys the queue pair, which is or gets broken. Before engine_pair_close. */
@@ -41,7 +41,7 @@ void raw_peer_close(struct raw_peer *raw);
 
 /* A message with this type and handle and a true `consumed`; the rest is zero. */
 struct tl_message raw_peer_message(const struct raw_peer *raw, enum tl_message_type type, uint32_t handle);
-/* A greeting as it should be. */
+/* A handshake as it should be. */
 struct tl_message raw_peer_hello(struct raw_peer *raw);
 void raw_peer_send(struct raw_peer *raw, const struct tl_message *message);
 void raw_peer_send_bytes(struct raw_peer *raw, const void *bytes, uint32_t len_bytes);

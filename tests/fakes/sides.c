@@ -79,12 +79,12 @@ void side_create(struct side *side, uint32_t slots, uint32_t work, enum tl_keys 
                   "%s", error.message);
 }
 
-void side_introduce(const struct side *side, struct tl_introduction *ret_introduction)
+void side_get_address(const struct side *side, struct tl_pair_address *ret_pair_address)
 {
-    side->pair->ops->introduce(side->pair, ret_introduction);
+    side->pair->ops->get_address(side->pair, ret_pair_address);
 }
 
-void side_connect(struct side *side, const struct tl_introduction *peer)
+void side_connect(struct side *side, const struct tl_pair_address *peer)
 {
     struct tl_error error = {0};
     ck_assert_msg(side->pair->ops->connect(side->pair, peer, &error) == TL_OK, "%s", error.message);
@@ -93,18 +93,18 @@ void side_connect(struct side *side, const struct tl_introduction *peer)
 
 void sides_connect(void)
 {
-    struct tl_introduction from_a, from_b;
-    side_introduce(&a, &from_a);
-    side_introduce(&b, &from_b);
+    struct tl_pair_address from_a, from_b;
+    side_get_address(&a, &from_a);
+    side_get_address(&b, &from_b);
     side_connect(&a, &from_b);
     side_connect(&b, &from_a);
 }
 
 void side_message(struct side *side, const void *data, uint32_t len_bytes, struct job *job)
 {
-    ck_assert_msg(side->pair->ops->room(side->pair) > 0, "%s: no room: %s", side->name, side->reason.message);
+    ck_assert_msg(side->pair->ops->space(side->pair) > 0, "%s: no room: %s", side->name, side->reason.message);
     side->pair->ops->message(side->pair, data, len_bytes, job != NULL ? &job->work : NULL);
-    tl_queue_pair_ring(side->pair);
+    tl_queue_pair_doorbell(side->pair);
 }
 
 void side_expose(struct side *side, struct tl_region *region, void *address, uint64_t len_bytes,
@@ -113,14 +113,14 @@ void side_expose(struct side *side, struct tl_region *region, void *address, uin
     struct tl_error error = {0};
     ck_assert_msg(tl_queue_pair_expose(side->pair, region, address, len_bytes, ret_exposure, &error) == TL_OK, "%s",
                   error.message);
-    tl_queue_pair_ring(side->pair);
+    tl_queue_pair_doorbell(side->pair);
 }
 
-void side_sever(struct side *side)
+void side_disconnect(struct side *side)
 {
     struct tl_error reason;
     tl_error_set(&reason, TL_CANCELLED, "the test is over");
-    side->pair->ops->sever(side->pair, &reason);
+    side->pair->ops->disconnect(side->pair, &reason);
 }
 
 bool side_is_readable(const struct side *side, int timeout_ms)

@@ -64,13 +64,13 @@ struct job new_job_of(const struct side *side);
 void side_poll(struct side *side);
 /* Nothing but name, provider and peer stays of what the side was. */
 void side_create(struct side *side, uint32_t slots, uint32_t work, enum tl_keys keys);
-void side_introduce(const struct side *side, struct tl_introduction *ret_introduction);
-void side_connect(struct side *side, const struct tl_introduction *peer);
+void side_get_address(const struct side *side, struct tl_pair_address *ret_pair_address);
+void side_connect(struct side *side, const struct tl_pair_address *peer);
 void sides_connect(void);
 void side_message(struct side *side, const void *data, uint32_t len_bytes, struct job *job);
 void side_expose(struct side *side, struct tl_region *region, void *address, uint64_t len_bytes,
                  struct tl_exposure *ret_exposure);
-void side_sever(struct side *side);
+void side_disconnect(struct side *side);
 bool side_is_readable(const struct side *side, int timeout_ms);
 
 void fill_bytes(uint8_t *bytes, uint64_t len_bytes, unsigned seed);

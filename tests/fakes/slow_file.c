@@ -36,8 +36,7 @@ static bool answers_all;
 static struct request waiting[MAX_WAITING];
 static size_t waiting_count;
 
-/* -------------------------------------------------------------------------------------------------------- answers --
- */
+/* ----------------------------------------------------------------------------------------------------- answers -- */
 
 static void send_answer(const struct fuse_in_header *header, int error, const void *body, size_t body_bytes)
 {
@@ -101,8 +100,7 @@ static void answer(const struct request *request)
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- server --
- */
+/* ------------------------------------------------------------------------------------------------------ server -- */
 
 static void take_request(int told)
 {
@@ -146,8 +144,7 @@ static void serve(int told, int control)
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------- mounting --
- */
+/* ---------------------------------------------------------------------------------------------------- mounting -- */
 
 static bool write_text(const char *path, const char *text)
 {

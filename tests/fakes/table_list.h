@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/text.h"
-#include "server/rendezvous.h"
+#include "base/glob.h"
+#include "server/rendezvous/rendezvous.h"
 
 static inline void table_listing_fini(struct tl_listing *listing)
 {
@@ -31,14 +31,16 @@ static inline enum tl_status table_list(struct tl_rendezvous *from, const char *
     struct tl_listing listing = {.items = NULL};
     enum tl_status status = tl_rendezvous_walk_begin(from, &walk, ret_error);
     if (status != TL_OK) return status;
+    struct tl_glob *glob = tl_glob_create(pattern != NULL && *pattern != '\0' ? pattern : "*");
     while (tl_rendezvous_walk_next(from, &walk, &entry, 1) > 0) {
-        if (pattern != NULL && *pattern != '\0' && !tl_text_glob_match(pattern, entry.key)) continue;
+        if (!tl_glob_is_match(glob, entry.key)) continue;
         listing.items = realloc(listing.items, (listing.count + 1) * sizeof(*listing.items));
         listing.items[listing.count++] = (struct tl_listed){.key = strdup(entry.key),
                                                             .step = entry.step,
                                                             .publication = entry.publication,
                                                             .meta_data = entry.meta_data};
     }
+    tl_glob_destroy(glob);
     tl_rendezvous_walk_end(from, &walk);
     if (listing.count > 1) qsort(listing.items, listing.count, sizeof(*listing.items), table_compare);
     *ret_listing = listing;
@@ -51,10 +53,12 @@ static inline size_t table_withdraw_matching(struct tl_rendezvous *from, const c
     struct tl_table_entry entry;
     size_t count = 0;
     if (tl_rendezvous_walk_begin(from, &walk, NULL) != TL_OK) return 0;
+    struct tl_glob *glob = tl_glob_create(pattern);
     while (tl_rendezvous_walk_next(from, &walk, &entry, 1) > 0) {
-        if (!tl_text_glob_match(pattern, entry.key)) continue;
+        if (!tl_glob_is_match(glob, entry.key)) continue;
         if (tl_rendezvous_withdraw_number(from, entry.key, entry.publication)) count++;
     }
+    tl_glob_destroy(glob);
     tl_rendezvous_walk_end(from, &walk);
     return count;
 }

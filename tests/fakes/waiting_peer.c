@@ -22,7 +22,7 @@
 
 #define SLOTS 16
 #define NOBODY 65534
-/* More than a door or a line holds. */
+/* More than an accept socket or a control socket holds. */
 #define TIMES 80
 
 _Static_assert(WAITING_PEER_BYTE == SLOW_FILE_BYTE && WAITING_PEER_BYTES <= SLOW_FILE_BYTES, "alike");
@@ -34,17 +34,17 @@ static int faults = -1;
 static uint8_t *memory;
 
 /* The connection. */
-static struct local_caller line = {.door = -1, .in = -1, .peers_end = -1, .out = -1};
+static struct local_caller control_socket = {.accept_socket = -1, .in = -1, .peers_end = -1, .out = -1};
 static struct local_ring ring, theirs;
 static const uint64_t proof = 42;
-static unsigned news;
+static unsigned packets;
 
 static void say(const char *word)
 {
     (void)send(told, word, strlen(word) + 1, MSG_NOSIGNAL);
 }
 
-/* -------------------------------------------------------------------------------------------------- what it has -- */
+/* ------------------------------------------------------------------------------------------------- what it has -- */
 
 static const char *have_faults(void)
 {
@@ -85,18 +85,18 @@ static void let_go(void)
     TL_CHECK(ioctl(faults, UFFDIO_COPY, &copy) == 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------- calling -- */
+/* ----------------------------------------------------------------------------------------------------- calling -- */
 
-/* Opens a new line; the door is the one that was passed. */
-static void begin_line(const struct local_introduction *to, int door)
+/* Opens a new control socket; the accept socket is the one that was passed. */
+static void begin_line(const struct local_address *to, int accept_socket)
 {
-    caller_close(&line);
-    caller_open(&line, to);
-    close(line.door);
-    line.door = door;
+    caller_close(&control_socket);
+    caller_open(&control_socket, to);
+    close(control_socket.accept_socket);
+    control_socket.accept_socket = accept_socket;
 }
 
-static struct local_hello hello_to(const struct local_introduction *to)
+static struct local_hello hello_to(const struct local_address *to)
 {
     struct local_hello hello = caller_hello(to, SLOTS);
     hello.proof_address = (uintptr_t)&proof;
@@ -116,7 +116,7 @@ static void post(const struct local_slot *what)
     slot->offset_bytes = what->offset_bytes;
     slot->exposure = what->exposure;
     slot->generation = what->generation;
-    atomic_store_explicit(&slot->turn, ++theirs.next, memory_order_release);
+    atomic_store_explicit(&slot->sequence, ++theirs.next, memory_order_release);
 }
 
 static void post_message(void)
@@ -132,7 +132,7 @@ static void *map_ring(int fd, uint32_t slot_count)
     return address;
 }
 
-static void call(const struct local_introduction *to)
+static void call(const struct local_address *to)
 {
     struct local_hello hello = hello_to(to);
     uint64_t len_bytes = local_ring_bytes(SLOTS);
@@ -141,25 +141,25 @@ static void call(const struct local_introduction *to)
     TL_CHECK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) == 0);
     local_ring_unmap(&ring);
     local_ring_place(&ring, map_ring(dup(fd), SLOTS), SLOTS);
-    caller_call(&line, to, &hello, fd);
+    caller_call(&control_socket, to, &hello, fd);
     close(fd);
     local_ring_unmap(&theirs);
-    fd = caller_take(&line, &hello);
+    fd = caller_take(&control_socket, &hello);
     local_ring_place(&theirs, map_ring(fd, hello.slot_count), hello.slot_count);
-    news = 0;
+    packets = 0;
     post_message();
 }
 
-static void call_with_file(const struct local_introduction *to)
+static void call_with_file(const struct local_address *to)
 {
     const struct local_hello hello = hello_to(to);
-    caller_call(&line, to, &hello, file.fd);
+    caller_call(&control_socket, to, &hello, file.fd);
 }
 
 static void pass(const void *packet, size_t len_bytes)
 {
-    atomic_store_explicit(&theirs.head->news, ++news, memory_order_seq_cst);
-    TL_CHECK(forker_pass(line.out, packet, len_bytes, file.fd));
+    atomic_store_explicit(&theirs.head->packets, ++packets, memory_order_seq_cst);
+    TL_CHECK(forker_pass(control_socket.out, packet, len_bytes, file.fd));
 }
 
 static void pass_segment(void)
@@ -186,7 +186,7 @@ static void post_read(const struct local_place *place)
                               .generation = place->generation});
 }
 
-/* ---------------------------------------------------------------------------------------------------- lingering -- */
+/* --------------------------------------------------------------------------------------------------- lingering -- */
 
 /* A socket with so much that its reader has not taken that closing it takes long. The reader's end stays with us. */
 static int make_lingering(int listening, const struct sockaddr_in *address)
@@ -198,8 +198,8 @@ static int make_lingering(int listening, const struct sockaddr_in *address)
     TL_CHECK(fd >= 0 && setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &small, sizeof(small)) == 0);
     TL_CHECK(connect(fd, (const struct sockaddr *)address, sizeof(*address)) == 0);
     TL_CHECK(accept4(listening, NULL, NULL, SOCK_CLOEXEC) >= 0);
-    struct pollfd room = {.fd = fd, .events = POLLOUT};
-    while (poll(&room, 1, 2) > 0)
+    struct pollfd space = {.fd = fd, .events = POLLOUT};
+    while (poll(&space, 1, 2) > 0)
         (void)send(fd, bytes, sizeof(bytes), MSG_DONTWAIT | MSG_NOSIGNAL);
     TL_CHECK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &lingers, sizeof(lingers)) == 0);
     return fd;
@@ -228,38 +228,38 @@ static const char *become_nobody(void)
 }
 
 /* False: there is no room for more. */
-static bool leave(enum waiting_peer_do what, const struct local_introduction *to, int lingering)
+static bool leave(enum waiting_peer_do what, const struct local_address *to, int lingering)
 {
     struct local_hello hello = hello_to(to);
     const int fds[] = {lingering, lingering};
     const struct local_segment_packet segment = {
         .kind = LOCAL_PACKET_ATTACH, .number = 1, .len_bytes = SLOW_FILE_BYTES};
-    if (what == WAITING_PEER_LEAVE_IN_LINE) {
-        atomic_store_explicit(&theirs.head->news, ++news, memory_order_seq_cst);
-        return local_send(line.out, &segment, sizeof(segment), lingering);
+    if (what == WAITING_PEER_LEAVE_IN_CONTROL_SOCKET) {
+        atomic_store_explicit(&theirs.head->packets, ++packets, memory_order_seq_cst);
+        return local_send(control_socket.out, &segment, sizeof(segment), lingering);
     }
     if (what == WAITING_PEER_SAY_TOKEN) hello.to[3] ^= 1;
     if (what == WAITING_PEER_SAY_NOTHING) memset(&hello, 0xff, sizeof(hello));
     return caller_say(to, &hello, sizeof(hello), fds, 2);
 }
 
-static const char *leave_lingering(enum waiting_peer_do what, const struct local_introduction *to)
+static const char *leave_lingering(enum waiting_peer_do what, const struct local_address *to)
 {
     struct sockaddr_in address;
     int listening;
-    bool is_room = true;
+    bool is_space = true;
     const char *lacking = listen_for_lingering(&listening, &address);
     if (lacking == NULL && what == WAITING_PEER_LEAVE_AS_USER) lacking = become_nobody();
     if (lacking != NULL) return lacking;
     bool is_kept = what == WAITING_PEER_SAY_TOKEN || what == WAITING_PEER_SAY_NOTHING;
-    for (unsigned i = 0; i < TIMES && is_room; i++) {
+    for (unsigned i = 0; i < TIMES && is_space; i++) {
         int fd = make_lingering(listening, &address);
-        is_room = leave(what, to, fd);
-        if (is_room && !is_kept) close(fd); /* while it is under way nothing lingers */
+        is_space = leave(what, to, fd);
+        if (is_space && !is_kept) close(fd); /* while it is under way nothing lingers */
     }
     return NULL;
 }
-/* -------------------------------------------------------------------------------------------------------- orders -- */
+/* ------------------------------------------------------------------------------------------------------ orders -- */
 
 /* Returns what is lacking, or NULL. */
 static const char *carry_out(const struct waiting_peer_order *order)
@@ -303,12 +303,12 @@ int waiting_peer_run(int fd)
         struct waiting_peer_order order;
         struct uffd_msg fault;
         struct pollfd fds[] = {{.fd = fd, .events = POLLIN}, {.fd = faults, .events = POLLIN}};
-        int door;
+        int accept_socket;
         if (poll(fds, 2, -1) < 0) return 1;
         if (fds[1].revents != 0 && read(faults, &fault, sizeof(fault)) == sizeof(fault)) say(WAITING_PEER_WAITS);
         if (fds[0].revents == 0) continue;
-        if (forker_take(fd, &order, sizeof(order), &door) != sizeof(order)) return 0;
-        if (door >= 0) begin_line(&order.to, door);
+        if (forker_take(fd, &order, sizeof(order), &accept_socket) != sizeof(order)) return 0;
+        if (accept_socket >= 0) begin_line(&order.to, accept_socket);
         const char *lacking = carry_out(&order);
         say(lacking != NULL ? lacking : WAITING_PEER_DONE);
     }

@@ -16,7 +16,7 @@ enum waiting_peer_do {
     WAITING_PEER_HAS_FAULTS, /* memory whose page comes when it is let go (userfaultfd) */
     WAITING_PEER_HAS_FILE,   /* a file that answers when it is let go, and memory that lies in it */
 
-    /* With the door of the one who calls, into which the other one has called already. */
+    /* With the accept socket of the one who calls, into which the other one has called already. */
     WAITING_PEER_CALL,           /* as a peer does; and posts a message */
     WAITING_PEER_CALL_WITH_FILE, /* the ring is the file */
     WAITING_PEER_PASS_SEGMENT,   /* which is the file */
@@ -25,16 +25,16 @@ enum waiting_peer_do {
     WAITING_PEER_LET_GO,
 
     /* Passes sockets that linger when they are closed, again and again. */
-    WAITING_PEER_SAY_TOKEN,     /* into the door, with a wrong token; and keeps them */
-    WAITING_PEER_SAY_NOTHING,   /* into the door, with words that mean nothing; and keeps them */
-    WAITING_PEER_LEAVE_IN_DOOR, /* with the right words */
-    WAITING_PEER_LEAVE_AS_USER, /* the same, as a user who may not */
-    WAITING_PEER_LEAVE_IN_LINE, /* as segments, once it has called */
+    WAITING_PEER_SAY_TOKEN,               /* into the accept socket, with a wrong token; and keeps them */
+    WAITING_PEER_SAY_NOTHING,             /* into the accept socket, with words that mean nothing; and keeps them */
+    WAITING_PEER_LEAVE_IN_ACCEPT_SOCKET,  /* with the right words */
+    WAITING_PEER_LEAVE_AS_USER,           /* the same, as a user who may not */
+    WAITING_PEER_LEAVE_IN_CONTROL_SOCKET, /* as segments, once it has called */
 };
 
 struct waiting_peer_order {
     enum waiting_peer_do what;
-    struct local_introduction to;
+    struct local_address to;
     struct local_place place;
 };
 

@@ -35,7 +35,7 @@ struct tl_stream {
     const struct tl_stream_hooks *hooks;
     void *hooks_context;
     grpc_byte_buffer *sending; /* NULL: none */
-    struct tl_letter end_letter;
+    struct tl_closure end_closure;
 };
 
 struct method {
@@ -46,7 +46,7 @@ struct method {
 
 struct tl_rpc_server {
     struct tl_loop *loop;
-    struct tl_letter letter;
+    struct tl_closure closure;
     void (*stopped)(void *context);
     void *stopped_context;
 };
@@ -60,15 +60,14 @@ static struct tl_loop *server_loop;
 bool fake_stream_ends_itself;
 void (*fake_stream_on_send)(unsigned slot, grpc_byte_buffer *message);
 
-/* ----------------------------------------------------------------------------------------- the library's functions --
- */
+/* ------------------------------------------------------------------------------------- the library's functions -- */
 
 static void close_stream(struct tl_stream *stream, const struct tl_error *status)
 {
     grpc_byte_buffer_destroy(stream->sending);
     stream->sending = NULL;
     stream->is_end_wanted = true;
-    if (tl_list_is_linked(&stream->end_letter.link)) tl_list_remove(&stream->end_letter.link);
+    if (tl_list_is_linked(&stream->end_closure.link)) tl_list_remove(&stream->end_closure.link);
     if (stream->events->on_closed != NULL) stream->events->on_closed(stream, status);
     if (stream->hooks != NULL) stream->hooks->end(stream->hooks_context, -1);
     TL_CHECK(stream->sending == NULL);
@@ -76,11 +75,11 @@ static void close_stream(struct tl_stream *stream, const struct tl_error *status
     free(stream);
 }
 
-static void end_cancelled(struct tl_letter *letter)
+static void end_cancelled(struct tl_closure *closure)
 {
     struct tl_error status;
     tl_error_set(&status, TL_CANCELLED, "the call was cancelled");
-    close_stream(TL_CONTAINER_OF(letter, struct tl_stream, end_letter), &status);
+    close_stream(TL_CONTAINER_OF(closure, struct tl_stream, end_closure), &status);
 }
 
 static struct tl_stream *stream_create(struct tl_loop *loop, const char *method, bool is_client)
@@ -91,8 +90,8 @@ static struct tl_stream *stream_create(struct tl_loop *loop, const char *method,
         TL_CHECK(stream != NULL);
         *stream = (struct tl_stream){
             .slot = slot, .method = method, .loop = loop, .is_client = is_client, .events = &no_events};
-        stream->end_letter.deliver = end_cancelled;
-        tl_list_init(&stream->end_letter.link);
+        stream->end_closure.run = end_cancelled;
+        tl_list_init(&stream->end_closure.link);
         streams[slot] = stream;
         return stream;
     }
@@ -192,8 +191,8 @@ void tl_stream_finish(struct tl_stream *stream, const struct tl_error *status)
 void tl_stream_cancel(struct tl_stream *stream)
 {
     stream->is_cancelled = true;
-    if (!fake_stream_ends_itself || tl_list_is_linked(&stream->end_letter.link)) return;
-    tl_loop_defer(stream->loop, &stream->end_letter);
+    if (!fake_stream_ends_itself || tl_list_is_linked(&stream->end_closure.link)) return;
+    tl_loop_defer(stream->loop, &stream->end_closure);
 }
 
 void tl_stream_abort(struct tl_stream *stream, const struct tl_error *status)
@@ -216,7 +215,7 @@ grpc_channel *tl_channel_create(const char *address, const struct tl_channel_opt
     return grpc_lame_client_channel_create(address, GRPC_STATUS_UNAVAILABLE, "fake");
 }
 
-/* ------------------------------------------------------------------------------------------------------- server -- */
+/* ------------------------------------------------------------------------------------------------------ server -- */
 
 enum tl_status tl_rpc_server_create(struct tl_loop *loop, const struct tl_rpc_server_options *options,
                                     struct tl_rpc_server **ret_server, struct tl_error *ret_error)
@@ -258,9 +257,9 @@ enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *add
     return TL_OK;
 }
 
-static void deliver_stopped(struct tl_letter *letter)
+static void deliver_stopped(struct tl_closure *closure)
 {
-    struct tl_rpc_server *server = TL_CONTAINER_OF(letter, struct tl_rpc_server, letter);
+    struct tl_rpc_server *server = TL_CONTAINER_OF(closure, struct tl_rpc_server, closure);
     for (unsigned slot = 0; slot < FAKE_STREAMS; slot++) {
         if (streams[slot] != NULL && !streams[slot]->is_client) (void)fake_stream_break(slot, NULL);
     }
@@ -273,9 +272,9 @@ void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void 
     (void)deadline_ns;
     server->stopped = stopped;
     server->stopped_context = context;
-    server->letter.deliver = deliver_stopped;
-    tl_list_init(&server->letter.link);
-    tl_loop_defer(server->loop, &server->letter);
+    server->closure.run = deliver_stopped;
+    tl_list_init(&server->closure.link);
+    tl_loop_defer(server->loop, &server->closure);
 }
 
 void tl_rpc_server_destroy(struct tl_rpc_server *server)
@@ -285,7 +284,7 @@ void tl_rpc_server_destroy(struct tl_rpc_server *server)
     free(server);
 }
 
-/* ----------------------------------------------------------------------------------------------------- the peer -- */
+/* ---------------------------------------------------------------------------------------------------- the peer -- */
 
 size_t fake_stream_method_count(void)
 {

@@ -32,7 +32,7 @@
 #define MAX_FETCHES 8
 #define MAX_PLACED_BYTES 65536
 #define OFFERS 5 /* the first keys of link_frames_keys; the next one is refused, the others wait */
-#define TOLD 3
+#define REPORTED 3
 #define MAX_PATHS 64
 
 /* A request of the peer that the source knows. */
@@ -66,14 +66,14 @@ static struct served served[MAX_SERVED];
 static struct asked asked[MAX_FETCHES];
 static struct tl_link *link; /* NULL: none, or not greeted by the peer that has opened it */
 static uint64_t last_number;
-static size_t told_count;    /* acknowledgements that links were given from outside, and fetches that could add one */
+static size_t framed_count;  /* acknowledgements that links were given from outside, and fetches that could add one */
 static unsigned given_count; /* frames on this stream */
 static bool has_half_closed;
 static bool is_chaining; /* a fetch that has ended starts the next one at once */
 
 static void start_fetch(uint8_t byte);
 
-/* ------------------------------------------------------------------------------------------------------- source -- */
+/* ------------------------------------------------------------------------------------------------------ source -- */
 
 static void reply(struct served *entry, size_t offer, const struct tl_error *status)
 {
@@ -137,7 +137,7 @@ static void answer_one(uint8_t byte)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ fetches -- */
+/* ----------------------------------------------------------------------------------------------------- fetches -- */
 
 static enum tl_status on_place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                                struct tl_tensor **ret_destination, struct tl_error *ret_error)
@@ -181,7 +181,7 @@ static void start_fetch(uint8_t byte)
         fetch->key = link_frames_keys[byte % LINK_FRAMES_MAX_KEYS];
         fetch->wants_checksum = (byte & 0x10) != 0;
         asked[i].state = ASKED_RUNNING;
-        told_count++;
+        framed_count++;
         tl_link_fetch(link, fetch);
         return;
     }
@@ -201,13 +201,12 @@ static void restart_fetches(void)
     for (size_t i = 0; i < MAX_FETCHES; i++) {
         if (asked[i].state != ASKED_BROKEN || link == NULL || !tl_link_is_up(link)) continue;
         asked[i].state = ASKED_RUNNING;
-        told_count++;
+        framed_count++;
         tl_link_fetch(link, &asked[i].fetch);
     }
 }
 
-/* ------------------------------------------------------------------------------------------------- frames we send --
- */
+/* ---------------------------------------------------------------------------------------------- frames we send -- */
 
 static struct served *find_served(uint64_t number)
 {
@@ -296,7 +295,7 @@ static void on_send(unsigned slot, grpc_byte_buffer *message)
     expect_inflight_bound();
 }
 
-/* -------------------------------------------------------------------------------------------------------- links -- */
+/* ------------------------------------------------------------------------------------------------------- links -- */
 
 static void on_link_closed(struct tl_link *closing, const struct tl_error *reason)
 {
@@ -304,7 +303,7 @@ static void on_link_closed(struct tl_link *closing, const struct tl_error *reaso
     for (size_t i = 0; i < MAX_FETCHES; i++)
         TL_CHECK(asked[i].state != ASKED_RUNNING);
     const uint64_t *numbers;
-    TL_CHECK(tl_link_unconfirmed(link, &numbers) <= told_count);
+    TL_CHECK(tl_link_unconfirmed(link, &numbers) <= framed_count);
     link = NULL;
 }
 
@@ -314,20 +313,20 @@ static void on_up(struct tl_link *up)
 }
 
 /* Answers an offer, as a data plane would; nothing else is answered. */
-static void on_path_message(struct tl_link *told, const struct tl_path_message *message)
+static void on_connection_message(struct tl_link *told, const struct tl_connection_message *message)
 {
     TL_CHECK(told == link && message->transport[0] != '\0');
     TL_CHECK(tl_text_is_utf8(message->transport, strlen(message->transport)));
     TL_CHECK(tl_text_is_utf8(message->reason, strlen(message->reason)));
     TL_CHECK(message->len_bytes <= sizeof(message->bytes));
-    if (message->kind != TL_PATH_MESSAGE_OFFER) return;
-    struct tl_path_message answer = *message;
-    answer.kind = message->attempt % 2 == 0 ? TL_PATH_MESSAGE_ANSWER : TL_PATH_MESSAGE_REFUSAL;
-    tl_link_tell_path(told, &answer);
+    if (message->kind != TL_CONNECTION_MESSAGE_OFFER) return;
+    struct tl_connection_message answer = *message;
+    answer.kind = message->attempt % 2 == 0 ? TL_CONNECTION_MESSAGE_ANSWER : TL_CONNECTION_MESSAGE_REFUSAL;
+    tl_link_send_connection_message(told, &answer);
 }
 
 static const struct tl_link_events link_events = {
-    .up = on_up, .closed = on_link_closed, .path_message = on_path_message};
+    .up = on_up, .closed = on_link_closed, .connection_message = on_connection_message};
 
 static void on_link_up(void *context, struct tl_link *up)
 {
@@ -339,7 +338,7 @@ static void on_link_up(void *context, struct tl_link *up)
 
 static void open_link(bool is_ours)
 {
-    static const uint64_t again[TOLD] = {1000, 1001, 1002};
+    static const uint64_t again[REPORTED] = {1000, 1001, 1002};
     if (fake_stream_is_open(0)) return;
     given_count = 0;
     has_half_closed = false;
@@ -347,8 +346,8 @@ static void open_link(bool is_ours)
         TL_CHECK(fake_stream_accept(fake_stream_method("/tensorlane.v1.Transfer/Exchange")) == 0);
         return;
     }
-    told_count += TOLD;
-    TL_CHECK(tl_link_open(control, "127.0.0.1:1", LINK_FRAMES_PEER, again, TOLD, &link_events, NULL, &link, NULL) ==
+    framed_count += REPORTED;
+    TL_CHECK(tl_link_open(control, "127.0.0.1:1", LINK_FRAMES_PEER, again, REPORTED, &link_events, NULL, &link, NULL) ==
              TL_OK);
 }
 
@@ -378,12 +377,13 @@ static void expect_consistent(void)
     TL_CHECK(link->active_bytes == active_bytes && (active_bytes <= INFLIGHT_BYTES || counts[SERVE_ACTIVE] == 1));
     TL_CHECK(list_length(&link->ready) == counts[SERVE_READY] && list_length(&link->active) == counts[SERVE_ACTIVE]);
     TL_CHECK(list_length(&link->failures) == counts[SERVE_FAILED]);
-    TL_CHECK(list_length(&link->path_messages) == link->path_message_count && link->path_message_count <= MAX_PATHS);
-    TL_CHECK(link->told_count <= link->received.count && link->received.count <= told_count);
-    TL_CHECK(link->cancels.count <= told_count);
+    TL_CHECK(list_length(&link->connection_messages) == link->connection_message_count &&
+             link->connection_message_count <= MAX_PATHS);
+    TL_CHECK(link->framed_count <= link->received.count && link->received.count <= framed_count);
+    TL_CHECK(link->cancels.count <= framed_count);
 }
 
-/* ----------------------------------------------------------------------------------------------------- commands -- */
+/* ---------------------------------------------------------------------------------------------------- commands -- */
 
 static void give(grpc_byte_buffer *message)
 {
@@ -440,9 +440,9 @@ static void run_command(struct fuzz_input *input)
         open_link((fuzz_take_u8(input) & 1) != 0);
         break;
     default:
-        told_count += TOLD;
+        framed_count += REPORTED;
         if (link != NULL && !tl_link_is_ours(link)) {
-            TL_CHECK(tl_link_tell_received(link, (const uint64_t[TOLD]){2000, 2001, 2002}, TOLD));
+            TL_CHECK(tl_link_tell_received(link, (const uint64_t[REPORTED]){2000, 2001, 2002}, REPORTED));
         }
         break;
     }
@@ -451,7 +451,7 @@ static void run_command(struct fuzz_input *input)
     expect_consistent();
 }
 
-/* ---------------------------------------------------------------------------------------------------------- end -- */
+/* --------------------------------------------------------------------------------------------------------- end -- */
 
 /* The peer takes all there is: then nothing is left to say, and the peer is read. Tensors wait only for a window that
  * it has, and does not say that it has taken. */
@@ -463,8 +463,8 @@ static void quiesce(void)
     TL_CHECK(tl_list_is_empty(&link->to_request) && tl_list_is_empty(&link->failures));
     TL_CHECK((tl_list_is_empty(&link->ready) && tl_list_is_empty(&link->active)) || link_window_is_full(link));
     TL_CHECK(!link_window_must_tell(link));
-    TL_CHECK(tl_list_is_empty(&link->path_messages));
-    TL_CHECK(link->cancels.count == 0 && link->received.count == link->told_count);
+    TL_CHECK(tl_list_is_empty(&link->connection_messages));
+    TL_CHECK(link->cancels.count == 0 && link->received.count == link->framed_count);
     TL_CHECK(fake_stream_is_reading(0) || has_half_closed);
 }
 
@@ -494,7 +494,7 @@ static void end_input(void)
     expect_nothing_left();
 }
 
-/* -------------------------------------------------------------------------------------------------------- start -- */
+/* ------------------------------------------------------------------------------------------------------- start -- */
 
 static const struct tl_control_handlers handlers = {
     .source = {.request = on_request, .closed = on_closed, .received = on_received, .given_up = on_received},
@@ -547,7 +547,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
     uint8_t options = fuzz_take_u8(&input);
     is_chaining = (options & 2) != 0;
     last_number = 0;
-    told_count = 0;
+    framed_count = 0;
     open_link((options & 1) != 0);
     while (input.left > 0)
         run_command(&input);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A peer over the local transport that writes what it likes: introductions, packets on the socket, and a ring and words
+ * A peer over the local transport that writes what it likes: addresses, packets on the socket, and a ring and words
  * that change at any time. The provider reads it and goes on: nothing but that connection ends, nothing is written
  * outside of what was exposed, and nothing is left.
  */
@@ -13,23 +13,23 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "dataplane/local_internal.h"
-#include "dataplane/pages.h"
+#include "dataplane/local/local_internal.h"
+#include "dataplane/memory/pages.h"
 #include "fakes/local_hostile.h"
 
-static void try_introduction(const uint8_t *data, size_t len_bytes)
+static void try_address(const uint8_t *data, size_t len_bytes)
 {
-    struct tl_introduction bytes = {.len_bytes = (uint32_t)len_bytes}, again;
-    struct local_introduction introduction;
+    struct tl_pair_address bytes = {.len_bytes = (uint32_t)len_bytes}, again;
+    struct local_address pair_address;
     memcpy(bytes.bytes, data, len_bytes);
-    if (!local_introduction_read(&bytes, &introduction)) return;
-    local_introduction_write(&introduction, &again);
+    if (!local_address_read(&bytes, &pair_address)) return;
+    local_address_write(&pair_address, &again);
     TL_CHECK(again.len_bytes == bytes.len_bytes && memcmp(again.bytes, bytes.bytes, again.len_bytes) == 0);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)
 {
-    if (len_bytes <= TL_INTRODUCTION_MAX_BYTES) try_introduction(data, len_bytes);
+    if (len_bytes <= TL_PAIR_ADDRESS_MAX_BYTES) try_address(data, len_bytes);
     struct hostile_input input = {.data = data, .left_bytes = len_bytes};
     struct hostile hostile;
     hostile_open(&hostile);

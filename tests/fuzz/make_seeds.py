@@ -68,7 +68,7 @@ def link_seeds():
     yield "accepted", UP
     yield "opened", UP_OURS
     yield "nothing", THEIRS
-    yield "never_greeted", THEIRS + TIMERS + END
+    yield "never_said_hello", THEIRS + TIMERS + END
     yield "hello_other_version", THEIRS + frame(hello(protocol_version=2)) + TAKE + END
     yield "hello_other_name", OURS + TAKE + frame(hello(name="/job:worker/task:2"))
     yield "hello_expects_other", THEIRS + frame(hello(expected_name="/job:ps/task:1"))
@@ -134,17 +134,17 @@ def link_seeds():
     yield "closed", UP + frame(requests("p2")) + FETCH + b"\0" + CLOSE + whole + TAKE + END
     yield "closed_ours", UP_OURS + FETCH + b"\0" + CLOSE + END
     yield "told", UP + TELL + TAKE + FETCH + b"\0" + TAKE + whole
-    offer = pb.PathMessage(transport="verbs", kind=pb.PathMessage.OFFER, attempt=2, introduction=b"i" * 40)
-    refusal = pb.PathMessage(transport="verbs", kind=pb.PathMessage.REFUSAL, attempt=1, reason="no device", is_final=True)
-    yield "path_offered", UP + frame(pb.Frame(paths=[offer])) + TAKE
+    offer = pb.ConnectionMessage(transport="verbs", kind=pb.ConnectionMessage.OFFER, attempt=2, pair_address=b"i" * 40)
+    refusal = pb.ConnectionMessage(transport="verbs", kind=pb.ConnectionMessage.REFUSAL, attempt=1, reason="no device", is_final=True)
+    yield "path_offered", UP + frame(pb.Frame(connections=[offer])) + TAKE
     yield "path_offered_with_request", UP_OURS + frame(pb.Frame(
         paths=[offer, refusal], requests=requests("p1").requests)) + TAKE * 3
-    yield "path_offered_too_often", UP + frame(pb.Frame(paths=[offer] * 100)) + TAKE * 3
-    yield "path_offered_while_closing", UP + CLOSE + frame(pb.Frame(paths=[offer])) + END
-    yield "path_unknown_kind", UP + frame(pb.Frame(paths=[pb.PathMessage(transport="verbs", kind=9)]))
-    yield "path_no_transport", UP + frame(pb.Frame(paths=[pb.PathMessage(kind=pb.PathMessage.OFFER)]))
-    yield "path_long_introduction", UP + frame(pb.Frame(paths=[pb.PathMessage(
-        transport="verbs", kind=pb.PathMessage.OFFER, introduction=b"i" * 1025)]))
+    yield "path_offered_too_often", UP + frame(pb.Frame(connections=[offer] * 100)) + TAKE * 3
+    yield "path_offered_while_closing", UP + CLOSE + frame(pb.Frame(connections=[offer])) + END
+    yield "path_unknown_kind", UP + frame(pb.Frame(connections=[pb.ConnectionMessage(transport="verbs", kind=9)]))
+    yield "path_no_transport", UP + frame(pb.Frame(connections=[pb.ConnectionMessage(kind=pb.ConnectionMessage.OFFER)]))
+    yield "connection_long_address", UP + frame(pb.Frame(connections=[pb.ConnectionMessage(
+        transport="verbs", kind=pb.ConnectionMessage.OFFER, pair_address=b"i" * 1025)]))
     window = THEIRS + frame(hello(window_bytes=1000)) + TAKE + frame(requests("p2", "p1", "p2")) + TAKE * 4
     yield "window", window + (frame(pb.Frame(taken_bytes=700)) + TAKE * 2) * 2 + frame(pb.Frame(taken_bytes=1000)) + TAKE
     yield "window_of_nothing_sent", UP + frame(pb.Frame(taken_bytes=1))

@@ -11,7 +11,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/text.h"
-#include "dataplane/message.h"
+#include "dataplane/engine/message.h"
 
 static struct tl_message first;
 static struct tl_message second;

@@ -67,7 +67,7 @@ static struct tl_cq *cq;
 static uint64_t submitted_count;
 static uint64_t completed_count;
 
-/* ------------------------------------------------------------------------------------------------------- answers -- */
+/* ----------------------------------------------------------------------------------------------------- answers -- */
 
 static void expect_piece(struct received *client, grpc_byte_buffer *message)
 {
@@ -125,8 +125,7 @@ static void on_send(unsigned slot, grpc_byte_buffer *message)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------ nearly right ones --
- */
+/* ------------------------------------------------------------------------------------------- nearly right ones -- */
 
 /* Any message of one text and two numbers, which most requests are: the field of the text, the text, the numbers. */
 static grpc_byte_buffer *compose_text(struct fuzz_input *input)
@@ -191,8 +190,7 @@ static grpc_byte_buffer *compose_publish(struct fuzz_input *input)
     return message;
 }
 
-/* ------------------------------------------------------------------------------------------------ the own process --
- */
+/* --------------------------------------------------------------------------------------------- the own process -- */
 
 static struct tl_tensor *make_tensor(uint64_t size_bytes)
 {
@@ -263,7 +261,7 @@ static void take_completions(void)
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------ commands -- */
+/* ---------------------------------------------------------------------------------------------------- commands -- */
 
 static void open_call(size_t method)
 {
@@ -315,7 +313,7 @@ static void run_command(struct fuzz_input *input)
     take_completions();
 }
 
-/* ----------------------------------------------------------------------------------------------------------- end -- */
+/* --------------------------------------------------------------------------------------------------------- end -- */
 
 /* Without calls there is nothing left of what they wanted. */
 static void expect_nothing_held(void)
@@ -352,7 +350,7 @@ static void close_worker(void)
     tl_cq_destroy(cq);
 }
 
-/* --------------------------------------------------------------------------------------------------------- start -- */
+/* ------------------------------------------------------------------------------------------------------- start -- */
 
 static void open_worker(void)
 {

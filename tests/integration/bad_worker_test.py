@@ -74,7 +74,7 @@ ANSWERS = {
     "a failure with a long story": (lambda n: [failure(n, 13, "long " * 20000)], "tensor 'a': long long"),
     "a failure that is not UTF-8": (lambda n: [failure(n, 13, "~~").SerializeToString().replace(b"~~", b"\xff\0")],
                                     "broke the protocol: a message that is no tensorlane.v1.Frame"),
-    "another hello": (lambda n: [hello()], "broke the protocol: a second greeting"),
+    "another hello": (lambda n: [hello()], "broke the protocol: a second hello"),
     "no frame": (lambda n: [b"\xff" * 100], "broke the protocol: a message that is no tensorlane.v1.Frame"),
     "nesting": (lambda n: [b"\x32\x80\x01" * 5000], "broke the protocol: a message that is no tensorlane.v1.Frame"),
     "a frame that is too long": (lambda n: [chunk(n, bytes(17 << 20))], "message larger than max"),
@@ -87,7 +87,7 @@ ANSWERS = {
 GREETINGS = {
     "nothing": ([WAITS], "the worker is being connected to"),
     "the end": ([], "the worker is (being connected to|out of reach)"),
-    "something else": ([chunk(1)], "broke the protocol: a frame before the greeting"),
+    "something else": ([chunk(1)], "broke the protocol: a frame before the hello"),
     "another version": ([hello(protocol_version=99)],
                         "/job:ps/task:0 \\(version 9\\) speaks protocol version 99, this client speaks 1; run"),
     "another name": ([hello(name="/job:other/task:3")], "is /job:other/task:3, not /job:ps/task:0"),

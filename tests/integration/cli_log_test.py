@@ -20,7 +20,7 @@ class Log(cli_support.Case):
             self.start(name)
         for name in NAMES:
             for other in set(NAMES) - {name}:
-                self.workers[name].await_line(f'msg="data path up" peer={other} ')
+                self.workers[name].await_line(f'msg="data connection up" peer={other} ')
 
     def start(self, name):
         job, task = name.removeprefix("/job:").split("/task:")
@@ -51,9 +51,9 @@ class Log(cli_support.Case):
             lost = self.workers[name].await_line(f'msg="peer lost" peer={NAMES[1]}')
             self.assertIn("level=warn", lost)
         self.start(NAMES[1])
-        up = f'msg="data path up" peer={NAMES[1]} '
+        up = f'msg="data connection up" peer={NAMES[1]} '
         for name in (NAMES[0], NAMES[2]):
-            self.workers[NAMES[1]].await_line(f'msg="data path up" peer={name} ')
+            self.workers[NAMES[1]].await_line(f'msg="data connection up" peer={name} ')
             wait_until(lambda: sum(up in line for line in self.workers[name].lines) == 2, f"{up} twice in {name}")
         texts = "\n".join(worker.output for worker in self.workers.values())
         for text in ("last error", "UNKNOWN", "Socket closed", "remote host"):

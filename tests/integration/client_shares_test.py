@@ -125,14 +125,15 @@ class Lists(SharesCase):
 
     def test_a_costly_pattern_does_not_stop_the_worker(self):
         pattern = "*" + "a" * 240 + "b"
-        costly = self.transfer.List(transfer_pb2.ListRequest(pattern=pattern))
-        withdrawal = self.transfer.Withdraw.future(transfer_pb2.WithdrawRequest(pattern=pattern))
+        costly = self.transfer.List(transfer_pb2.ListRequest(pattern=pattern), timeout=20)
+        withdrawal = self.transfer.Withdraw.future(transfer_pb2.WithdrawRequest(pattern=pattern), timeout=20)
         self.addCleanup(costly.cancel)
         self.addCleanup(withdrawal.cancel)
         for _ in range(20):
             self.assertEqual(self.check("", 5), health_pb2.HealthCheckResponse.SERVING)
         self.assertEqual([entry.key for entry in self.list("*01999?")[0]], self.names[19990:])
-        self.assertTrue(costly.is_active())
+        self.assertEqual(list(costly), [])
+        self.assertEqual(withdrawal.result().count, 0)
         self.assertEqual(self.counter("published_tensors"), len(self.names))
 
     def test_listings_that_are_not_read(self):

@@ -38,7 +38,7 @@ static void expect(enum tl_status status, enum tl_status code, enum tl_call_stag
     ck_assert_msg(strstr(error.message, words) != NULL, "\"%s\" lacks \"%s\"", error.message, words);
 }
 
-/* ----------------------------------------------------------------------------------------------------- a worker -- */
+/* ---------------------------------------------------------------------------------------------------- a worker -- */
 
 static struct fake_worker worker;
 
@@ -282,7 +282,7 @@ START_TEST(publish_under_a_bad_key)
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------------------- hostile servers -- */
+/* --------------------------------------------------------------------------------------------- hostile servers -- */
 
 /* A server whose only method answers each call in one way. */
 struct hostile {
@@ -297,7 +297,7 @@ struct hostile {
     char address[64];
     pthread_t thread;
     bool is_stopped;
-    struct tl_letter stop_letter;
+    struct tl_closure stop_closure;
 };
 
 struct hostile_call {
@@ -374,17 +374,17 @@ static void hostile_stopped(void *context)
     ((struct hostile *)context)->is_stopped = true;
 }
 
-static void hostile_begin_stop(struct tl_letter *letter)
+static void hostile_begin_stop(struct tl_closure *closure)
 {
-    struct hostile *hostile = TL_CONTAINER_OF(letter, struct hostile, stop_letter);
+    struct hostile *hostile = TL_CONTAINER_OF(closure, struct hostile, stop_closure);
     tl_rpc_server_stop(hostile->server, 0, hostile_stopped, hostile);
 }
 
 static void hostile_stop(struct hostile *hostile)
 {
-    hostile->stop_letter.deliver = hostile_begin_stop;
-    tl_list_init(&hostile->stop_letter.link);
-    tl_loop_post(hostile->loop, &hostile->stop_letter);
+    hostile->stop_closure.run = hostile_begin_stop;
+    tl_list_init(&hostile->stop_closure.link);
+    tl_loop_post(hostile->loop, &hostile->stop_closure);
     pthread_join(hostile->thread, NULL);
     tl_rpc_server_destroy(hostile->server);
     tl_loop_destroy(hostile->loop);
@@ -561,7 +561,7 @@ START_TEST(listings_are_sorted)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------- no servers at all -- */
+/* ------------------------------------------------------------------------------------------- no servers at all -- */
 
 /* A TCP socket on 127.0.0.1 that somebody listens to, or not. */
 static int open_port(int backlog, char *address, size_t capacity)

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "fakes/plane_case.h"
+#include "fakes/transport_case.h"
 #include "fakes/proxy.h"
 #include "fakes/run_suite.h"
 
@@ -19,7 +19,7 @@
 static uint64_t attempts(unsigned task)
 {
     struct fake_counters counters;
-    fake_provider_get_counters(plane.cards[task].provider, &counters);
+    fake_provider_get_counters(transport.cards[task].provider, &counters);
     return counters.creates;
 }
 
@@ -67,18 +67,18 @@ START_TEST(a_path_that_cannot_be_made)
     open_both(TL_PROGRESS_THREAD);
     CLUSTER_UNTIL(is_up());
     const struct fake_rule rule = {.fault = _i / 2 == 0 ? FAKE_CREATE_FAILURE : FAKE_CONNECT_FAILURE,
-                                   .provider = plane.cards[_i % 2].provider,
+                                   .provider = transport.cards[_i % 2].provider,
                                    .times = FAKE_ALWAYS};
-    fake_fabric_add_rule(plane.fabric, &rule);
+    fake_fabric_add_rule(transport.fabric, &rule);
     uint64_t before = attempts((unsigned)_i % 2), step = 1;
     int64_t begin_ns = cluster_now_ns();
-    fake_provider_overrun(plane.cards[0].provider);
+    fake_provider_overrun(transport.cards[0].provider);
     for (; cluster_now_ns() - begin_ns < LOOK_NS; cluster_pause())
         if (step < 10) expect_transfer(step++, false);
     uint64_t count = attempts((unsigned)_i % 2) - before;
     ck_assert_uint_ge(count, 1);
     ck_assert_uint_le(count, most_attempts(cluster_now_ns() - begin_ns));
-    fake_fabric_clear_rules(plane.fabric);
+    fake_fabric_clear_rules(transport.fabric);
     CLUSTER_UNTIL(is_up());
     expect_transfer(100, true);
     teardown();
@@ -94,7 +94,7 @@ START_TEST(a_path_that_does_not_last)
     int64_t begin_ns = cluster_now_ns();
     for (; cluster_now_ns() - begin_ns < LOOK_NS; cluster_pause()) {
         if (!is_up()) continue;
-        fake_provider_overrun(plane.cards[0].provider);
+        fake_provider_overrun(transport.cards[0].provider);
         expect_transfer(step++, false);
     }
     uint64_t count = attempts(0) - before;
@@ -118,8 +118,8 @@ START_TEST(a_window_that_is_not_bound)
         cluster_publish(sender, "many", i, tensor);
         tl_tensor_put(tensor);
         const struct fake_rule rule = {
-            .fault = FAKE_BREAK, .kinds = FAKE_BIND, .provider = plane.cards[1].provider, .from = 2};
-        if (i % 20 == 0) fake_fabric_add_rule(plane.fabric, &rule);
+            .fault = FAKE_BREAK, .kinds = FAKE_BIND, .provider = transport.cards[1].provider, .from = 2};
+        if (i % 20 == 0) fake_fabric_add_rule(transport.fabric, &rule);
         cluster_recv(receiver, 0, "many", i, cq);
         cluster_recv(receiver, 0, "many", i, cq);
         for (unsigned n = 0; n < 2; n++) {
@@ -130,9 +130,9 @@ START_TEST(a_window_that_is_not_bound)
         }
     }
     struct fake_counters counters;
-    fake_provider_get_counters(plane.cards[1].provider, &counters);
+    fake_provider_get_counters(transport.cards[1].provider, &counters);
     ck_assert_uint_gt(counters.cancelled, 0);
-    fake_fabric_clear_rules(plane.fabric);
+    fake_fabric_clear_rules(transport.fabric);
     CLUSTER_UNTIL(driven(receiver) && is_up());
     expect_transfer(1001, true);
     teardown();
@@ -147,20 +147,21 @@ START_TEST(arrived_when_the_link_is_lost)
     cluster_use_proxy(&cluster, 0, &proxy);
     open_both(TL_PROGRESS_THREAD);
     expect_transfer(1, true);
-    const struct fake_rule rule = {.fault = FAKE_LOSE_ACK, .kinds = FAKE_WRITE, .provider = plane.cards[0].provider};
-    fake_fabric_add_rule(plane.fabric, &rule);
-    size_t before = fake_fabric_write_count(plane.fabric);
-    fake_provider_hold(plane.cards[1].provider, true);
+    const struct fake_rule rule = {
+        .fault = FAKE_LOSE_ACK, .kinds = FAKE_WRITE, .provider = transport.cards[0].provider};
+    fake_fabric_add_rule(transport.fabric, &rule);
+    size_t before = fake_fabric_write_count(transport.fabric);
+    fake_provider_hold(transport.cards[1].provider, true);
     struct tl_tensor *tensor = cluster_tensor(LARGE, 2);
     cluster_send(sender, "w", 2, tensor, sent);
     tl_tensor_put(tensor);
     cluster_recv(receiver, 0, "w", 2, cq);
-    CLUSTER_UNTIL(fake_fabric_write_count(plane.fabric) > before);
+    CLUSTER_UNTIL(fake_fabric_write_count(transport.fabric) > before);
     /* Or it could be back before anybody has looked. */
     proxy_refuse(&proxy, true);
     proxy_cut(&proxy);
     CLUSTER_UNTIL(cluster_peer_info(receiver, 0).state != TL_PEER_UP);
-    fake_provider_hold(plane.cards[1].provider, false);
+    fake_provider_hold(transport.cards[1].provider, false);
     proxy_refuse(&proxy, false);
     struct tl_completion got = cluster_next(cq);
     ck_assert_msg(got.status.code == TL_OK, "%s", got.status.message);

@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "fakes/plane_case.h"
+#include "fakes/transport_case.h"
 #include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
@@ -16,7 +16,7 @@
 static void prepare_both(const char *settings)
 {
     prepare(settings);
-    plane.has_local = true;
+    transport.has_local = true;
 }
 
 static bool driven(struct tl_worker *worker)
@@ -68,8 +68,8 @@ START_TEST(the_first_and_no_other)
     open_both(_i);
     expect(1, "local", TL_PATH_ZERO_COPY, "");
     /* Pairs that have the fastest have no other. */
-    ck_assert_uint_eq(queue_pairs_of(&plane.locals[1]), 1);
-    ck_assert_uint_eq(queue_pairs_of(&plane.cards[1]), 0);
+    ck_assert_uint_eq(queue_pairs_of(&transport.locals[1]), 1);
+    ck_assert_uint_eq(queue_pairs_of(&transport.cards[1]), 0);
     teardown();
 }
 END_TEST
@@ -77,10 +77,10 @@ END_TEST
 START_TEST(two_hosts)
 {
     prepare_both(NULL);
-    plane.locals[0].host = 2;
+    transport.locals[0].host = 2;
     open_both(_i);
     expect(1, "verbs", TL_PATH_ZERO_COPY, "");
-    ck_assert_uint_eq(queue_pairs_of(&plane.locals[1]), 0);
+    ck_assert_uint_eq(queue_pairs_of(&transport.locals[1]), 0);
     teardown();
 }
 END_TEST
@@ -88,11 +88,12 @@ END_TEST
 START_TEST(two_hosts_without_cards)
 {
     prepare_both(NULL);
-    plane.locals[0].host = 2;
-    plane.cards[0].is_missing = true;
+    transport.locals[0].host = 2;
+    transport.cards[0].is_missing = true;
     open_both(_i);
     expect(1, "grpc", TL_PATH_GRPC,
-           "local: it is on another host; verbs: /job:node/task:0 refuses the data path: no RDMA device: the slot is "
+           "local: it is on another host; verbs: /job:node/task:0 refuses the data connection: no RDMA device: the "
+           "slot is "
            "empty");
     teardown();
 }
@@ -134,7 +135,7 @@ END_TEST
 START_TEST(local_alone_where_there_is_none)
 {
     prepare_both("\"protocol\": \"grpc+local\"");
-    plane.locals[0].host = 2;
+    transport.locals[0].host = 2;
     open_both(_i);
     expect(1, "grpc", TL_PATH_GRPC, "it is on another host");
     teardown();
@@ -144,7 +145,7 @@ END_TEST
 START_TEST(local_is_required_where_there_is_none)
 {
     prepare_both("\"protocol\": \"grpc+local\", \"rdma\": \"require\"");
-    plane.locals[0].host = 2;
+    transport.locals[0].host = 2;
     open_both(_i);
     struct tl_completion got;
     enum tl_status status = tl_recv_wait(receiver, cluster_peer(receiver, 0), "w", 1, NULL, CLUSTER_LONG, &got, &error);
@@ -159,13 +160,13 @@ END_TEST
 START_TEST(all_are_missing_where_one_is_required)
 {
     prepare_both("\"rdma\": \"require\"");
-    plane.cards[0].is_missing = true;
-    plane.locals[0].is_missing = true;
-    ck_assert_int_eq(fake_plane_try(&plane, 0, TL_PROGRESS_THREAD, &error), TL_NOT_FOUND);
+    transport.cards[0].is_missing = true;
+    transport.locals[0].is_missing = true;
+    ck_assert_int_eq(fake_transport_try(&transport, 0, TL_PROGRESS_THREAD, &error), TL_NOT_FOUND);
     ck_assert_str_eq(error.message, "rdma is \"require\", but no tensor can travel from here over local or verbs: "
                                     "local: no RDMA device: the slot is empty; verbs: no RDMA device: the slot is "
                                     "empty; repair that, or set rdma to \"prefer\", which allows gRPC");
-    plane.locals[0].is_missing = false;
+    transport.locals[0].is_missing = false;
     open_both(_i);
     expect(1, "local", TL_PATH_ZERO_COPY, "");
     teardown();
@@ -179,11 +180,11 @@ START_TEST(the_first_breaks_and_comes_back)
     open_both(_i);
     expect(1, "local", TL_PATH_ZERO_COPY, "");
     struct fake_rule fault = {
-        .fault = FAKE_BREAK, .kinds = FAKE_MESSAGE, .times = FAKE_ALWAYS, .provider = plane.locals[0].provider};
-    fake_fabric_add_rule(plane.fabric, &fault);
+        .fault = FAKE_BREAK, .kinds = FAKE_MESSAGE, .times = FAKE_ALWAYS, .provider = transport.locals[0].provider};
+    fake_fabric_add_rule(transport.fabric, &fault);
     CLUSTER_UNTIL((transfer(2), carries("verbs")));
     expect(3, "verbs", TL_PATH_ZERO_COPY, "");
-    fake_fabric_clear_rules(plane.fabric);
+    fake_fabric_clear_rules(transport.fabric);
     CLUSTER_UNTIL(carries("local"));
     expect(4, "local", TL_PATH_ZERO_COPY, "");
     teardown();
@@ -194,20 +195,20 @@ END_TEST
 START_TEST(the_only_one_breaks_and_comes_back)
 {
     prepare_both(NULL);
-    plane.cards[0].is_missing = plane.cards[1].is_missing = true;
+    transport.cards[0].is_missing = transport.cards[1].is_missing = true;
     open_both(_i);
     expect(1, "local", TL_PATH_ZERO_COPY, "");
     const struct fake_rule fault = {.fault = FAKE_BREAK,
                                     .kinds = FAKE_MESSAGE | FAKE_WRITE,
                                     .times = FAKE_ALWAYS,
-                                    .provider = plane.locals[0].provider};
-    fake_fabric_add_rule(plane.fabric, &fault);
+                                    .provider = transport.locals[0].provider};
+    fake_fabric_add_rule(transport.fabric, &fault);
     CLUSTER_UNTIL((transfer(2), carries("grpc")));
     struct tl_completion got = transfer(3);
     ck_assert_int_eq(got.path, TL_PATH_GRPC);
     ck_assert_msg(strncmp(got.path_reason, "local: ", 7) == 0, "%s", got.path_reason);
     ck_assert_msg(strstr(got.path_reason, "; verbs: no RDMA device: the slot is empty") != NULL, "%s", got.path_reason);
-    fake_fabric_clear_rules(plane.fabric);
+    fake_fabric_clear_rules(transport.fabric);
     CLUSTER_UNTIL(carries("local"));
     expect(4, "local", TL_PATH_ZERO_COPY, "");
     teardown();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Two workers that connect to each other at the same time: the link of the second one is there first, a data path is
- * set up over it, and then both go over to the link of the first one, the second one before the first.
+ * Two workers that connect to each other at the same time: the link of the second one is there first, a data connection
+ * is set up over it, and then both go over to the link of the first one, the second one before the first.
  *
  * All that one says to the other on the link that it has opened passes a proxy, which holds it back.
  */
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "fakes/plane_case.h"
+#include "fakes/transport_case.h"
 #include "fakes/proxy.h"
 #include "fakes/run_suite.h"
 
@@ -99,8 +99,8 @@ END_TEST
 START_TEST(nobody_goes_over)
 {
     open_both_behind_proxies(policies[_i]);
-    const struct fake_rule rule = {.fault = FAKE_CONNECT_FAILURE, .provider = plane.cards[0].provider, .times = 1};
-    fake_fabric_add_rule(plane.fabric, &rule);
+    const struct fake_rule rule = {.fault = FAKE_CONNECT_FAILURE, .provider = transport.cards[0].provider, .times = 1};
+    fake_fabric_add_rule(transport.fabric, &rule);
     begin_to_ask();
     connect_from(1);
     expect_what_was_asked(1);
@@ -115,12 +115,12 @@ START_TEST(the_path_cannot_be_made)
 {
     open_both_behind_proxies(policies[0]);
     const struct fake_rule rule = {
-        .fault = FAKE_CONNECT_FAILURE, .provider = plane.cards[0].provider, .times = FAKE_ALWAYS};
-    fake_fabric_add_rule(plane.fabric, &rule);
+        .fault = FAKE_CONNECT_FAILURE, .provider = transport.cards[0].provider, .times = FAKE_ALWAYS};
+    fake_fabric_add_rule(transport.fabric, &rule);
     begin_to_ask();
     connect_from(1);
     cluster_expect(cq, TL_UNAVAILABLE);
-    fake_fabric_clear_rules(plane.fabric);
+    fake_fabric_clear_rules(transport.fabric);
     CLUSTER_UNTIL(has_path(0));
     proxy_limit(&proxies[1], PROXY_UP, UINT64_MAX);
     close_all();

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "fakes/cluster.h"
-#include "fakes/fake_plane.h"
+#include "fakes/fake_transport.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
 #include "server/worker_internal.h"
@@ -18,7 +18,7 @@
 #define HEADER_BYTES 128
 
 static struct cluster cluster;
-static struct fake_plane plane;
+static struct fake_transport transport;
 static struct tl_worker *sender;
 static struct tl_worker *receiver;
 static struct tl_error error;
@@ -47,14 +47,14 @@ static void setup(void)
     snprintf(settings, sizeof(settings), "\"rdma\": \"require\", \"connect\": \"eager\", \"publish\": [\"%s\"]",
              temp_path("w.npy"));
     cluster_init(&cluster, 2, settings);
-    fake_plane_init(&plane, &cluster);
+    fake_transport_init(&transport, &cluster);
 }
 
 static void teardown(void)
 {
     cluster_close(&cluster, 1);
     cluster_close_all(&cluster);
-    fake_plane_fini(&plane);
+    fake_transport_fini(&transport);
     tl_tensor_put(content);
     temp_folder_remove();
 }
@@ -62,10 +62,10 @@ static void teardown(void)
 /* pool_bytes: of the sender; 0: plenty. */
 static void open_both(int progress, uint64_t pool_bytes)
 {
-    plane.pool_bytes = pool_bytes;
-    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
-    plane.pool_bytes = 0;
-    receiver = fake_plane_open(&plane, 1, progress);
+    transport.pool_bytes = pool_bytes;
+    sender = fake_transport_open(&transport, 0, TL_PROGRESS_THREAD);
+    transport.pool_bytes = 0;
+    receiver = fake_transport_open(&transport, 1, progress);
 }
 
 static enum tl_status receive(struct tl_completion *ret_got)
@@ -93,7 +93,7 @@ static bool driven(struct tl_worker *worker)
 static struct tl_memory_stats memory_of(const struct tl_worker *worker)
 {
     struct tl_memory_stats stats;
-    tl_memory_get_stats(worker->planes[0].plane->memory, &stats);
+    tl_memory_get_stats(worker->transports[0].transport->memory, &stats);
     return stats;
 }
 
@@ -124,8 +124,8 @@ START_TEST(a_file_that_does_not_fit_is_copied_and_watched)
     open_both(_i % 2, 4 << 20);
     CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "verbs") == 0);
     const struct fake_rule rule = {
-        .fault = FAKE_REGION_FAILURE, .provider = plane.cards[0].provider, .times = FAKE_ALWAYS};
-    fake_fabric_add_rule(plane.fabric, &rule);
+        .fault = FAKE_REGION_FAILURE, .provider = transport.cards[0].provider, .times = FAKE_ALWAYS};
+    fake_fabric_add_rule(transport.fabric, &rule);
     expect_file(TL_PATH_BOUNCE);
     expect_file(TL_PATH_BOUNCE);
     ck_assert_uint_eq(memory_of(sender).bounced_bytes, 2 * FILE_BYTES);
@@ -139,7 +139,7 @@ START_TEST(a_file_that_does_not_fit_is_copied_and_watched)
     ck_assert_msg(strstr(error.message, temp_path("w.npy")) != NULL, "%s", error.message);
     ck_assert_msg(strstr(error.message, "publish it again") != NULL, "%s", error.message);
     ck_assert_str_eq(cluster_peer_info(receiver, 0).transport, "verbs");
-    fake_fabric_clear_rules(plane.fabric);
+    fake_fabric_clear_rules(transport.fabric);
     teardown();
 }
 END_TEST
@@ -148,10 +148,10 @@ END_TEST
 START_TEST(a_file_that_was_cut_is_refused)
 {
     ck_assert_int_eq(truncate(temp_path("w.npy"), FILE_BYTES / 2), 0);
-    ck_assert_int_ne(fake_plane_try(&plane, 0, TL_PROGRESS_THREAD, &error), TL_OK);
+    ck_assert_int_ne(fake_transport_try(&transport, 0, TL_PROGRESS_THREAD, &error), TL_OK);
     ck_assert_msg(strstr(error.message, temp_path("w.npy")) != NULL, "%s", error.message);
     cluster_close_all(&cluster);
-    fake_plane_fini(&plane);
+    fake_transport_fini(&transport);
     tl_tensor_put(content);
     temp_folder_remove();
 }

@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "control/client.h"
-#include "fakes/plane_case.h"
+#include "fakes/transport_case.h"
 #include "fakes/run_suite.h"
 #include "server/worker_internal.h"
 
@@ -30,7 +30,7 @@ struct counts {
 static struct counts counts_of(unsigned task)
 {
     struct tl_description description = {0};
-    struct counts counts = {UINT64_MAX, UINT64_MAX, tl_driver_rounds(&cluster.workers[task]->driver)};
+    struct counts counts = {UINT64_MAX, UINT64_MAX, tl_progress_rounds(&cluster.workers[task]->progress)};
     char address[64];
     snprintf(address, sizeof(address), "127.0.0.1:%u", cluster.ports[task]);
     const struct tl_call_options options = {
@@ -88,7 +88,7 @@ START_TEST(workers_without_work_sleep)
     struct tl_completion got;
     bool spins = _i / 2 == 1;
     prepare(spins ? "\"rdma\": \"require\"" : "\"rdma\": \"require\", \"verbs\": {\"spin\": \"0\"}");
-    plane.silence_ns = 800 * TL_NS_PER_MS;
+    transport.peer_timeout_ns = 800 * TL_NS_PER_MS;
     open_both(_i % 2);
     struct tl_tensor *tensor = cluster_tensor(LARGE, 1);
     cluster_publish(sender, "w", 1, tensor);

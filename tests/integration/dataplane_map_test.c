@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "fakes/plane_case.h"
+#include "fakes/transport_case.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
 #include "server/worker_internal.h"
@@ -37,7 +37,7 @@ static void setup(void)
     write_file();
     snprintf(settings, sizeof(settings), "\"connect\": \"eager\", \"publish\": [\"%s\"]", temp_path("w.npy"));
     prepare(settings);
-    plane.has_local = true;
+    transport.has_local = true;
 }
 
 static void end(void)
@@ -71,7 +71,7 @@ static struct tl_engine_stats engine_of(struct tl_worker *worker)
     struct tl_engine_stats engine;
     struct tl_memory_stats memory;
     struct tl_reactor_stats reactor;
-    tl_planes_get_stats(worker, &engine, &memory, &reactor);
+    tl_transports_get_stats(worker, &engine, &memory, &reactor);
     return engine;
 }
 
@@ -104,7 +104,7 @@ END_TEST
 
 START_TEST(other_host)
 {
-    plane.locals[1].host = 2;
+    transport.locals[1].host = 2;
     open_both(_i);
     struct tl_completion got = receive(false);
     expect(&got, TL_PATH_ZERO_COPY, "only workers of one host");
@@ -134,7 +134,7 @@ START_TEST(file_has_changed)
     const struct tl_recv_options options = {.size_bytes = sizeof(options), .may_map = true};
     struct tl_completion got;
     bool is_copied = _i / 2 == 1;
-    if (is_copied) plane.locals[1].host = 2;
+    if (is_copied) transport.locals[1].host = 2;
     open_both(_i % 2);
     ck_assert_int_eq(truncate(temp_path("w.npy"), HEADER_BYTES), 0);
     if (is_copied) {

@@ -9,14 +9,14 @@
 
 #include "control/client.h"
 #include "fakes/cluster.h"
-#include "fakes/fake_plane.h"
+#include "fakes/fake_transport.h"
 #include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
 #define FULL 4 /* so many of them are all of the pool */
 
 static struct cluster cluster;
-static struct fake_plane plane;
+static struct fake_transport transport;
 static struct tl_worker *sender;
 static struct tl_worker *receiver;
 static struct tl_cq *cq;
@@ -26,12 +26,12 @@ static struct tl_error error;
 static void open_both(int progress)
 {
     cluster_init(&cluster, 2, "\"rdma\": \"require\"");
-    fake_plane_init(&plane, &cluster);
-    plane.pool_bytes = FULL * LARGE;
+    fake_transport_init(&transport, &cluster);
+    transport.pool_bytes = FULL * LARGE;
     cq = cluster_cq();
     sent = cluster_cq();
-    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
-    receiver = fake_plane_open(&plane, 1, progress);
+    sender = fake_transport_open(&transport, 0, TL_PROGRESS_THREAD);
+    receiver = fake_transport_open(&transport, 1, progress);
 }
 
 static void teardown(void)
@@ -40,7 +40,7 @@ static void teardown(void)
     cluster_close_all(&cluster);
     tl_cq_destroy(cq);
     tl_cq_destroy(sent);
-    fake_plane_fini(&plane);
+    fake_transport_fini(&transport);
 }
 
 static void send_tensor(uint64_t step)
@@ -124,14 +124,13 @@ START_TEST(a_worker_closes_while_its_receives_wait)
     cluster_close_all(&cluster);
     tl_cq_destroy(cq);
     tl_cq_destroy(sent);
-    fake_plane_fini(&plane);
+    fake_transport_fini(&transport);
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ keys of regions --
- */
+/* --------------------------------------------------------------------------------------------- keys of regions -- */
 
-static uint64_t plane_counter(const char *name)
+static uint64_t transport_counter(const char *name)
 {
     struct tl_description description = {0};
     uint64_t value = UINT64_MAX;
@@ -151,11 +150,11 @@ static uint64_t plane_counter(const char *name)
 START_TEST(a_destination_of_the_user_under_keys_of_regions)
 {
     cluster_init(&cluster, 2, "\"rdma\": \"require\", \"verbs\": {\"keys\": \"region\", \"pool\": \"4MiB\"}");
-    fake_plane_init(&plane, &cluster);
+    fake_transport_init(&transport, &cluster);
     cq = cluster_cq();
     sent = cluster_cq();
-    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
-    receiver = fake_plane_open(&plane, 1, TL_PROGRESS_THREAD);
+    sender = fake_transport_open(&transport, 0, TL_PROGRESS_THREAD);
+    receiver = fake_transport_open(&transport, 1, TL_PROGRESS_THREAD);
     send_tensor(0);
     cluster_recv(receiver, 0, "w", 0, cq);
     tl_tensor_put(expect_one());
@@ -171,8 +170,8 @@ START_TEST(a_destination_of_the_user_under_keys_of_regions)
     ck_assert_ptr_nonnull(strstr(got.path_reason, "verbs.keys: region"));
     tl_tensor_put(got.tensor);
     tl_tensor_put(destination);
-    ck_assert_uint_eq(plane_counter("data_registrations"), 0);
-    ck_assert_uint_eq(plane_counter("data_pool_bytes"), 8 << 20);
+    ck_assert_uint_eq(transport_counter("data_registrations"), 0);
+    ck_assert_uint_eq(transport_counter("data_pool_bytes"), 8 << 20);
     teardown();
 }
 END_TEST
@@ -182,20 +181,20 @@ END_TEST
 START_TEST(a_pool_of_a_peer_that_takes_too_long)
 {
     cluster_init(&cluster, 2, "\"verbs\": {\"keys\": \"region\", \"pool\": \"4MiB\"}");
-    fake_plane_init(&plane, &cluster);
-    plane.attempt_ns = CLUSTER_SECOND / 20;
+    fake_transport_init(&transport, &cluster);
+    transport.attempt_ns = CLUSTER_SECOND / 20;
     cq = cluster_cq();
     sent = cluster_cq();
-    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
-    receiver = fake_plane_open(&plane, 1, _i);
-    fake_fabric_hold_regions(plane.fabric, true);
+    sender = fake_transport_open(&transport, 0, TL_PROGRESS_THREAD);
+    receiver = fake_transport_open(&transport, 1, _i);
+    fake_fabric_hold_regions(transport.fabric, true);
     for (uint64_t step = 0; step < 3; step++) {
         send_tensor(step);
         struct tl_tensor *tensor = cluster_recv_wait(receiver, 0, "w", step);
         ck_assert(cluster_tensor_is(tensor, LARGE, (unsigned)step));
         tl_tensor_put(tensor);
     }
-    fake_fabric_hold_regions(plane.fabric, false);
+    fake_fabric_hold_regions(transport.fabric, false);
     teardown();
 }
 END_TEST

@@ -16,9 +16,9 @@
 #include "fakes/cluster.h"
 #include "fakes/raw_call.h"
 #include "control/control.h"
-#include "dataplane/local.h"
-#include "dataplane/local_internal.h"
-#include "dataplane/message.h"
+#include "dataplane/local/local.h"
+#include "dataplane/local/local_internal.h"
+#include "dataplane/engine/message.h"
 #include "tensorlane/v1/transfer.pb-c.h"
 #include "fakes/run_suite.h"
 
@@ -28,10 +28,9 @@
 #define INCARNATION 77
 
 typedef Tensorlane__V1__Frame Frame;
-typedef Tensorlane__V1__PathMessage Message;
+typedef Tensorlane__V1__ConnectionMessage Message;
 
-/* ------------------------------------------------------------------------------------------- two sides in one loop --
- */
+/* --------------------------------------------------------------------------------------- two sides in one loop -- */
 
 struct side {
     struct tl_control *control;
@@ -40,7 +39,7 @@ struct side {
     unsigned up_count;
     unsigned closed_count;
     unsigned heard_count;
-    struct tl_path_message heard[MAX_HEARD];
+    struct tl_connection_message heard[MAX_HEARD];
     unsigned requests_before; /* requests that had come when the latest message did */
     unsigned requests;
     bool is_stopped;
@@ -63,20 +62,22 @@ static void side_closed(struct tl_link *link, const struct tl_error *reason)
     side->link = NULL;
 }
 
-static void side_hears(struct tl_link *link, const struct tl_path_message *message)
+static void side_hears(struct tl_link *link, const struct tl_connection_message *message)
 {
     struct side *side = tl_link_owner(link);
     ck_assert_uint_lt(side->heard_count, MAX_HEARD);
     side->heard[side->heard_count++] = *message;
     side->requests_before = side->requests;
     if (!side->is_answering) return;
-    struct tl_path_message answer = {.kind = TL_PATH_MESSAGE_ANSWER, .attempt = message->attempt, .len_bytes = 2};
+    struct tl_connection_message answer = {
+        .kind = TL_CONNECTION_MESSAGE_ANSWER, .attempt = message->attempt, .len_bytes = 2};
     snprintf(answer.transport, sizeof(answer.transport), "%s", message->transport);
     memcpy(answer.bytes, "ok", 2);
-    tl_link_tell_path(link, &answer);
+    tl_link_send_connection_message(link, &answer);
 }
 
-static const struct tl_link_events side_events = {.up = side_up, .closed = side_closed, .path_message = side_hears};
+static const struct tl_link_events side_events = {
+    .up = side_up, .closed = side_closed, .connection_message = side_hears};
 
 static void server_link_up(void *context, struct tl_link *link)
 {
@@ -182,27 +183,27 @@ static void teardown_pair(void)
 
 static void tell_offer(uint64_t attempt, uint32_t len_bytes)
 {
-    struct tl_path_message offer = {
-        .transport = "verbs", .kind = TL_PATH_MESSAGE_OFFER, .attempt = attempt, .len_bytes = len_bytes};
+    struct tl_connection_message offer = {
+        .transport = "verbs", .kind = TL_CONNECTION_MESSAGE_OFFER, .attempt = attempt, .len_bytes = len_bytes};
     for (uint32_t i = 0; i < len_bytes; i++)
         offer.bytes[i] = (uint8_t)(i + attempt);
-    tl_link_tell_path(client.link, &offer);
+    tl_link_send_connection_message(client.link, &offer);
 }
 
 START_TEST(an_offer_and_its_answer_arrive_whole)
 {
     setup_pair();
     server.is_answering = true;
-    tell_offer(5, TL_PATH_INTRODUCTION_BYTES);
+    tell_offer(5, TL_CONNECTION_ADDRESS_BYTES);
     run_until(&client.heard_count, 1);
-    const struct tl_path_message *offer = &server.heard[0];
+    const struct tl_connection_message *offer = &server.heard[0];
     ck_assert_str_eq(offer->transport, "verbs");
-    ck_assert_int_eq(offer->kind, TL_PATH_MESSAGE_OFFER);
+    ck_assert_int_eq(offer->kind, TL_CONNECTION_MESSAGE_OFFER);
     ck_assert_uint_eq(offer->attempt, 5);
-    ck_assert_uint_eq(offer->len_bytes, TL_PATH_INTRODUCTION_BYTES);
+    ck_assert_uint_eq(offer->len_bytes, TL_CONNECTION_ADDRESS_BYTES);
     for (uint32_t i = 0; i < offer->len_bytes; i++)
         ck_assert_uint_eq(offer->bytes[i], (uint8_t)(i + 5));
-    ck_assert_int_eq(client.heard[0].kind, TL_PATH_MESSAGE_ANSWER);
+    ck_assert_int_eq(client.heard[0].kind, TL_CONNECTION_MESSAGE_ANSWER);
     ck_assert_uint_eq(client.heard[0].attempt, 5);
     ck_assert_uint_eq(client.heard[0].len_bytes, 2);
     teardown_pair();
@@ -212,11 +213,11 @@ END_TEST
 START_TEST(a_refusal_carries_its_reason)
 {
     setup_pair();
-    struct tl_path_message refusal = {
-        .transport = "verbs", .kind = TL_PATH_MESSAGE_REFUSAL, .is_final = true, .reason = "no RDMA device"};
-    tl_link_tell_path(client.link, &refusal);
+    struct tl_connection_message refusal = {
+        .transport = "verbs", .kind = TL_CONNECTION_MESSAGE_REFUSAL, .is_final = true, .reason = "no RDMA device"};
+    tl_link_send_connection_message(client.link, &refusal);
     run_until(&server.heard_count, 1);
-    ck_assert_int_eq(server.heard[0].kind, TL_PATH_MESSAGE_REFUSAL);
+    ck_assert_int_eq(server.heard[0].kind, TL_CONNECTION_MESSAGE_REFUSAL);
     ck_assert_str_eq(server.heard[0].reason, "no RDMA device");
     ck_assert(server.heard[0].is_final);
     ck_assert_uint_eq(server.heard[0].attempt, 0);
@@ -269,8 +270,7 @@ START_TEST(a_message_for_a_link_that_ends_is_dropped)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------- against a real worker
- * -- */
+/* --------------------------------------------------------------------------------------- against a real worker -- */
 
 static struct cluster cluster;
 static struct tl_worker *worker;
@@ -310,8 +310,8 @@ static void connect_as(const char *name)
 static void say_message(Message *message)
 {
     Frame frame = TENSORLANE__V1__FRAME__INIT;
-    frame.n_paths = 1;
-    frame.paths = &message;
+    frame.n_connections = 1;
+    frame.connections = &message;
     raw_call_send_message(&call, &frame.base);
 }
 
@@ -324,22 +324,22 @@ static void expect_protocol_error(const char *what)
 
 static Message offer_message(void)
 {
-    Message message = TENSORLANE__V1__PATH_MESSAGE__INIT;
+    Message message = TENSORLANE__V1__CONNECTION_MESSAGE__INIT;
     message.transport = (char *)"verbs";
-    message.kind = TENSORLANE__V1__PATH_MESSAGE__KIND__OFFER;
+    message.kind = TENSORLANE__V1__CONNECTION_MESSAGE__KIND__OFFER;
     message.attempt = 3;
     return message;
 }
 
-START_TEST(an_introduction_that_is_too_long_ends_the_link)
+START_TEST(an_address_that_is_too_long_ends_the_link)
 {
     setup_worker();
     connect_as("/job:node/task:1");
-    static uint8_t bytes[TL_PATH_INTRODUCTION_BYTES + 1];
+    static uint8_t bytes[TL_CONNECTION_ADDRESS_BYTES + 1];
     Message message = offer_message();
-    message.introduction = (ProtobufCBinaryData){.len = sizeof(bytes), .data = bytes};
+    message.pair_address = (ProtobufCBinaryData){.len = sizeof(bytes), .data = bytes};
     say_message(&message);
-    expect_protocol_error("an introduction of 1025 bytes");
+    expect_protocol_error("a pair address of 1025 bytes");
     teardown_worker();
 }
 END_TEST
@@ -364,7 +364,7 @@ START_TEST(a_reason_that_is_too_long_ends_the_link)
     static char reason[TL_ERROR_MESSAGE_BYTES + 1];
     memset(reason, 'r', sizeof(reason) - 1);
     Message message = offer_message();
-    message.kind = TENSORLANE__V1__PATH_MESSAGE__KIND__REFUSAL;
+    message.kind = TENSORLANE__V1__CONNECTION_MESSAGE__KIND__REFUSAL;
     message.reason = reason;
     say_message(&message);
     expect_protocol_error("reason");
@@ -382,16 +382,15 @@ START_TEST(a_peer_that_does_not_take_its_refusals_ends_the_link)
     for (size_t i = 0; i < 80; i++)
         messages[i] = &message;
     message.transport = (char *)"pigeon";
-    frame.n_paths = 80;
-    frame.paths = messages;
+    frame.n_connections = 80;
+    frame.connections = messages;
     raw_call_send_message(&call, &frame.base);
     expect_protocol_error("does not take the answers");
     teardown_worker();
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ storms of offers --
- */
+/* -------------------------------------------------------------------------------------------- storms of offers -- */
 
 #define STORM 40
 #define MEMBER "/job:node/task:1"
@@ -412,13 +411,13 @@ static uint8_t *put_number(uint8_t *place, uint64_t value, unsigned len_bytes)
 }
 
 /* What a peer of this host says that it is. Returns how many bytes. */
-static size_t introduce(uint8_t *ret_bytes)
+static size_t get_address(uint8_t *ret_bytes)
 {
-    struct local_introduction introduction = {.name_bytes = 8, .name = "nowhere"};
-    struct tl_introduction pair;
-    memcpy(introduction.host_id, host_id, sizeof(host_id));
-    memset(introduction.token, 7, sizeof(introduction.token));
-    local_introduction_write(&introduction, &pair);
+    struct local_address pair_address = {.name_bytes = 8, .name = "nowhere"};
+    struct tl_pair_address pair;
+    memcpy(pair_address.host_id, host_id, sizeof(host_id));
+    memset(pair_address.token, 7, sizeof(pair_address.token));
+    local_address_write(&pair_address, &pair);
     uint8_t *place = put_number(ret_bytes, TL_DATAPLANE_VERSION, 4);
     place = put_number(place, INCARNATION, 8);
     place = put_number(place, 1, 8);
@@ -429,8 +428,8 @@ static size_t introduce(uint8_t *ret_bytes)
     return (size_t)(place - ret_bytes) + pair.len_bytes;
 }
 
-/* Offers so many data paths in one frame, the first of them as this attempt. */
-static void say_offers(size_t count, uint64_t attempt, uint8_t *introduction, size_t len_bytes)
+/* Offers so many data connections in one frame, the first of them as this attempt. */
+static void say_offers(size_t count, uint64_t attempt, uint8_t *pair_address, size_t len_bytes)
 {
     Frame frame = TENSORLANE__V1__FRAME__INIT;
     Message offers[STORM], *messages[STORM];
@@ -439,11 +438,11 @@ static void say_offers(size_t count, uint64_t attempt, uint8_t *introduction, si
         offers[i] = offer_message();
         offers[i].transport = (char *)"local";
         offers[i].attempt = attempt + i;
-        offers[i].introduction = (ProtobufCBinaryData){.len = len_bytes, .data = introduction};
+        offers[i].pair_address = (ProtobufCBinaryData){.len = len_bytes, .data = pair_address};
         messages[i] = &offers[i];
     }
-    frame.n_paths = count;
-    frame.paths = messages;
+    frame.n_connections = count;
+    frame.connections = messages;
     raw_call_send_message(&call, &frame.base);
 }
 
@@ -454,9 +453,9 @@ static unsigned read_refusals(uint64_t attempt, char *ret_reason)
     for (bool is_found = false; !is_found;) {
         Frame *frame = raw_call_receive_message(&call, &tensorlane__v1__frame__descriptor);
         ck_assert_ptr_nonnull(frame);
-        for (size_t i = 0; i < frame->n_paths; i++) {
-            const Message *message = frame->paths[i];
-            bool is_refusal = message->kind == TENSORLANE__V1__PATH_MESSAGE__KIND__REFUSAL;
+        for (size_t i = 0; i < frame->n_connections; i++) {
+            const Message *message = frame->connections[i];
+            bool is_refusal = message->kind == TENSORLANE__V1__CONNECTION_MESSAGE__KIND__REFUSAL;
             refusals += is_refusal;
             if (!is_refusal || message->attempt != attempt) continue;
             is_found = true;
@@ -467,14 +466,14 @@ static unsigned read_refusals(uint64_t attempt, char *ret_reason)
     return refusals;
 }
 
-START_TEST(an_introduction_is_looked_at_before_anything_is_made)
+START_TEST(an_address_is_looked_at_before_anything_is_made)
 {
     char reason[TL_ERROR_MESSAGE_BYTES];
     setup_local();
     connect_as(_i == 0 ? "" : MEMBER);
     say_offers(STORM, 1, NULL, 0);
     ck_assert_uint_eq(read_refusals(STORM, reason), STORM);
-    ck_assert_msg(strstr(reason, "an introduction of 0 bytes") != NULL, "%s", reason);
+    ck_assert_msg(strstr(reason, "a pair address of 0 bytes") != NULL, "%s", reason);
     teardown_worker();
 }
 END_TEST
@@ -483,17 +482,17 @@ END_TEST
  * other is made; then one is made again, which fails because the peer has no socket. */
 START_TEST(a_storm_of_offers_makes_two_attempts)
 {
-    uint8_t introduction[TL_PATH_INTRODUCTION_BYTES];
+    uint8_t pair_address[TL_CONNECTION_ADDRESS_BYTES];
     char reason[TL_ERROR_MESSAGE_BYTES];
     setup_local();
     connect_as(_i == 0 ? "" : MEMBER);
-    size_t len_bytes = introduce(introduction);
-    say_offers(STORM, 1, introduction, len_bytes);
+    size_t len_bytes = get_address(pair_address);
+    say_offers(STORM, 1, pair_address, len_bytes);
     ck_assert_uint_eq(read_refusals(STORM, reason), STORM - 2);
     ck_assert_msg(strstr(reason, "offer again later") != NULL, "%s", reason);
     for (uint64_t attempt = STORM + 1; strstr(reason, "nobody answers at the peer's socket") == NULL; attempt++) {
         usleep(20000);
-        say_offers(1, attempt, introduction, len_bytes);
+        say_offers(1, attempt, pair_address, len_bytes);
         ck_assert_uint_eq(read_refusals(attempt, reason), 1);
     }
     teardown_worker();
@@ -512,14 +511,14 @@ int main(void)
     suite_add_tcase(all, pair);
     TCase *bad = tcase_create("bad");
     tcase_set_timeout(bad, 60);
-    tcase_add_test(bad, an_introduction_that_is_too_long_ends_the_link);
+    tcase_add_test(bad, an_address_that_is_too_long_ends_the_link);
     tcase_add_loop_test(bad, a_transport_that_is_too_long_or_empty_ends_the_link, 0, 2);
     tcase_add_test(bad, a_reason_that_is_too_long_ends_the_link);
     tcase_add_test(bad, a_peer_that_does_not_take_its_refusals_ends_the_link);
     suite_add_tcase(all, bad);
     TCase *storm = tcase_create("storm");
     tcase_set_timeout(storm, 60);
-    tcase_add_loop_test(storm, an_introduction_is_looked_at_before_anything_is_made, 0, 2);
+    tcase_add_loop_test(storm, an_address_is_looked_at_before_anything_is_made, 0, 2);
     tcase_add_loop_test(storm, a_storm_of_offers_makes_two_attempts, 0, 2);
     suite_add_tcase(all, storm);
     return run_suite(all);

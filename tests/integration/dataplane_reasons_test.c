@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Why there is no data path: health and the log have it whole when the table of reasons is full. */
+/* Why there is no data connection: health and the log have it whole when the table of reasons is full. */
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "base/reason.h"
 #include "control/client.h"
 #include "fakes/cluster.h"
-#include "fakes/fake_plane.h"
+#include "fakes/fake_transport.h"
 #include "fakes/log_capture.h"
 #include "fakes/run_suite.h"
 
@@ -45,18 +45,18 @@ static bool is_described(const struct cluster *cluster, const char *part)
 START_TEST(the_table_is_full)
 {
     static struct cluster cluster;
-    static struct fake_plane plane;
+    static struct fake_transport transport;
     struct tl_completion got;
     struct tl_error error;
     fill_the_table();
     cluster_init(&cluster, 2, NULL);
-    fake_plane_init(&plane, &cluster);
+    fake_transport_init(&transport, &cluster);
     tl_log_configure(TL_LOG_WARN, TL_LOG_KEY_VALUE);
     log_capture_begin();
-    plane.cards[0].is_missing = true;
+    transport.cards[0].is_missing = true;
     struct tl_cq *sent = cluster_cq();
-    struct tl_worker *sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
-    struct tl_worker *receiver = fake_plane_open(&plane, 1, TL_PROGRESS_THREAD);
+    struct tl_worker *sender = fake_transport_open(&transport, 0, TL_PROGRESS_THREAD);
+    struct tl_worker *receiver = fake_transport_open(&transport, 1, TL_PROGRESS_THREAD);
     struct tl_tensor *tensor = cluster_tensor(100000, 1);
     cluster_send(sender, "key", 1, tensor, sent);
     tl_tensor_put(tensor);
@@ -73,7 +73,7 @@ START_TEST(the_table_is_full)
     ck_assert_uint_eq(log_capture_count("see the log"), 0);
     cluster_close_all(&cluster);
     tl_cq_destroy(sent);
-    fake_plane_fini(&plane);
+    fake_transport_fini(&transport);
 }
 END_TEST
 

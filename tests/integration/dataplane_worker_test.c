@@ -11,7 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "fakes/plane_case.h"
+#include "fakes/transport_case.h"
 #include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
@@ -60,8 +60,7 @@ static void expect_transfer(uint64_t step, enum tl_path path)
     cluster_expect(sent, TL_OK);
 }
 
-/* ----------------------------------------------------------------------------------------------------- every kind --
- */
+/* -------------------------------------------------------------------------------------------------- every kind -- */
 
 START_TEST(a_tensor_that_is_sent_is_written_in_place)
 {
@@ -256,8 +255,7 @@ START_TEST(both_ask_each_other)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- endings --
- */
+/* ----------------------------------------------------------------------------------------------------- endings -- */
 
 START_TEST(a_receive_is_cancelled)
 {
@@ -290,19 +288,19 @@ START_TEST(a_deadline_ends_a_receive)
 END_TEST
 
 /* The peer's card sends nothing more: what it has to say stays in its queue. */
-static void silence_sender(void)
+static void stop_sender(void)
 {
-    const struct fake_rule rule = {.fault = FAKE_DROP, .provider = plane.cards[0].provider, .times = FAKE_ALWAYS};
-    fake_fabric_add_rule(plane.fabric, &rule);
+    const struct fake_rule rule = {.fault = FAKE_DROP, .provider = transport.cards[0].provider, .times = FAKE_ALWAYS};
+    fake_fabric_add_rule(transport.fabric, &rule);
 }
 
 START_TEST(a_cancel_that_is_not_answered_costs_the_connection)
 {
     prepare(NULL);
-    plane.cancel_ns = 100 * TL_NS_PER_MS;
+    transport.cancel_ns = 100 * TL_NS_PER_MS;
     open_both(_i);
     expect_transfer(1, TL_PATH_ZERO_COPY);
-    silence_sender();
+    stop_sender();
     if (_i % 2 == 0) {
         tl_op_id op = cluster_recv(receiver, 0, "never", 1, cq);
         CLUSTER_UNTIL(driven(receiver) && cluster_stats(sender).waiting_receivers == 1);
@@ -315,7 +313,7 @@ START_TEST(a_cancel_that_is_not_answered_costs_the_connection)
         ck_assert_int_eq(status, TL_DEADLINE_EXCEEDED);
     }
     expect_transfer(2, TL_PATH_GRPC);
-    fake_fabric_clear_rules(plane.fabric);
+    fake_fabric_clear_rules(transport.fabric);
     teardown();
 }
 END_TEST
@@ -369,7 +367,7 @@ START_TEST(the_sender_restarts_while_somebody_waits)
     CLUSTER_UNTIL(driven(receiver) && cluster_stats(sender).waiting_receivers == 1);
     uint64_t incarnation = cluster_peer_info(receiver, 0).incarnation;
     cluster_close(&cluster, 0);
-    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
+    sender = fake_transport_open(&transport, 0, TL_PROGRESS_THREAD);
     send_tensor("w", 1, LARGE, 7);
     struct tl_completion got = cluster_next(cq);
     ck_assert_msg(got.status.code == TL_OK, "%s", got.status.message);
@@ -390,7 +388,7 @@ START_TEST(the_receiver_restarts_and_asks_again)
     CLUSTER_UNTIL(cluster_stats(sender).waiting_receivers == 1);
     cluster_close(&cluster, 1);
     cluster_expect(cq, TL_CANCELLED);
-    receiver = fake_plane_open(&plane, 1, _i);
+    receiver = fake_transport_open(&transport, 1, _i);
     expect_transfer(1, TL_PATH_ZERO_COPY);
     teardown();
 }
@@ -415,14 +413,13 @@ START_TEST(everything_closes_in_the_middle)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- failures --
- */
+/* ---------------------------------------------------------------------------------------------------- failures -- */
 
 /* What the receiver's card writes or says breaks its queue pair, in the middle. */
 static void break_at(enum fake_kind kind, unsigned task)
 {
-    const struct fake_rule rule = {.fault = FAKE_BREAK, .kinds = kind, .provider = plane.cards[task].provider};
-    fake_fabric_add_rule(plane.fabric, &rule);
+    const struct fake_rule rule = {.fault = FAKE_BREAK, .kinds = kind, .provider = transport.cards[task].provider};
+    fake_fabric_add_rule(transport.fabric, &rule);
 }
 
 START_TEST(a_connection_that_breaks_is_replaced_by_grpc)
@@ -453,18 +450,18 @@ START_TEST(a_connection_that_breaks_fails_where_rdma_is_required)
     open_both(_i);
     expect_transfer(1, TL_PATH_ZERO_COPY);
     const struct fake_rule rules[] = {
-        {.fault = FAKE_BREAK, .kinds = FAKE_WRITE, .provider = plane.cards[0].provider},
-        {.fault = FAKE_CREATE_FAILURE, .provider = plane.cards[1].provider, .times = FAKE_ALWAYS},
-        {.fault = FAKE_CREATE_FAILURE, .provider = plane.cards[0].provider, .times = FAKE_ALWAYS},
+        {.fault = FAKE_BREAK, .kinds = FAKE_WRITE, .provider = transport.cards[0].provider},
+        {.fault = FAKE_CREATE_FAILURE, .provider = transport.cards[1].provider, .times = FAKE_ALWAYS},
+        {.fault = FAKE_CREATE_FAILURE, .provider = transport.cards[0].provider, .times = FAKE_ALWAYS},
     };
     for (unsigned i = 0; i < 3; i++)
-        fake_fabric_add_rule(plane.fabric, &rules[i]);
+        fake_fabric_add_rule(transport.fabric, &rules[i]);
     send_tensor("w", 1, LARGE, 3);
     struct tl_completion got;
     enum tl_status status = tl_recv_wait(receiver, cluster_peer(receiver, 0), "w", 1, NULL, CLUSTER_LONG, &got, &error);
     ck_assert_int_eq(status, TL_UNAVAILABLE);
     ck_assert_msg(strstr(error.message, "require") != NULL, "%s", error.message);
-    fake_fabric_clear_rules(plane.fabric);
+    fake_fabric_clear_rules(transport.fabric);
     CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "verbs") == 0);
     got = receive("w", 1, NULL, false);
     expect_path(&got, TL_PATH_ZERO_COPY);
@@ -480,15 +477,15 @@ START_TEST(a_path_that_cannot_be_made_is_replaced_by_grpc)
     prepare(NULL);
     open_both(TL_PROGRESS_THREAD);
     const struct fake_rule rule = {
-        .fault = faults[_i % 2], .provider = plane.cards[_i / 2].provider, .times = FAKE_ALWAYS};
-    fake_fabric_add_rule(plane.fabric, &rule);
+        .fault = faults[_i % 2], .provider = transport.cards[_i / 2].provider, .times = FAKE_ALWAYS};
+    fake_fabric_add_rule(transport.fabric, &rule);
     send_tensor("w", 1, LARGE, 3);
     struct tl_completion got = receive("w", 1, NULL, false);
     expect_path(&got, TL_PATH_GRPC);
     ck_assert_str_ne(got.path_reason, "");
     tl_tensor_put(got.tensor);
     cluster_expect(sent, TL_OK);
-    fake_fabric_clear_rules(plane.fabric);
+    fake_fabric_clear_rules(transport.fabric);
     CLUSTER_UNTIL(strcmp(cluster_peer_info(receiver, 0).transport, "verbs") == 0);
     expect_transfer(2, TL_PATH_ZERO_COPY);
     teardown();
@@ -500,7 +497,7 @@ START_TEST(a_card_that_goes_is_replaced_by_grpc)
     prepare(NULL);
     open_both(_i % 2);
     expect_transfer(1, TL_PATH_ZERO_COPY);
-    fake_provider_remove(plane.cards[_i / 2].provider);
+    fake_provider_remove(transport.cards[_i / 2].provider);
     send_tensor("w", 1, LARGE, 3);
     struct tl_completion got = receive("w", 1, NULL, false);
     expect_path(&got, TL_PATH_GRPC);
@@ -511,13 +508,12 @@ START_TEST(a_card_that_goes_is_replaced_by_grpc)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------- who has a card --
- */
+/* ---------------------------------------------------------------------------------------------- who has a card -- */
 
 START_TEST(with_and_without_a_card_in_one_cluster)
 {
     prepare(NULL);
-    plane.cards[_i].is_missing = true;
+    transport.cards[_i].is_missing = true;
     open_both(TL_PROGRESS_THREAD);
     send_tensor("w", 1, LARGE, 3);
     struct tl_completion got = receive("w", 1, NULL, false);
@@ -550,8 +546,8 @@ END_TEST
 START_TEST(a_worker_that_requires_a_card_does_not_open_without)
 {
     prepare("\"rdma\": \"require\"");
-    plane.cards[1].is_missing = true;
-    ck_assert_int_eq(fake_plane_try(&plane, 1, TL_PROGRESS_THREAD, &error), TL_NOT_FOUND);
+    transport.cards[1].is_missing = true;
+    ck_assert_int_eq(fake_transport_try(&transport, 1, TL_PROGRESS_THREAD, &error), TL_NOT_FOUND);
     ck_assert_msg(strstr(error.message, "require") != NULL && strstr(error.message, "the slot is empty") != NULL, "%s",
                   error.message);
     teardown();
@@ -561,7 +557,7 @@ END_TEST
 START_TEST(a_worker_that_requires_a_card_does_not_take_grpc)
 {
     prepare(NULL);
-    plane.cards[0].is_missing = true;
+    transport.cards[0].is_missing = true;
     snprintf(cluster.task_settings[1], sizeof(cluster.task_settings[1]), "\"rdma\": \"require\"");
     open_both(_i);
     send_tensor("w", 1, LARGE, 3);
@@ -573,11 +569,11 @@ START_TEST(a_worker_that_requires_a_card_does_not_take_grpc)
 }
 END_TEST
 
-START_TEST(a_client_has_a_data_path_too)
+START_TEST(a_client_has_a_data_connection_too)
 {
     prepare("\"rdma\": \"require\"");
-    sender = fake_plane_open(&plane, 0, TL_PROGRESS_THREAD);
-    receiver = fake_plane_open_client(&plane);
+    sender = fake_transport_open(&transport, 0, TL_PROGRESS_THREAD);
+    receiver = fake_transport_open_client(&transport);
     struct tl_tensor *tensor = cluster_tensor(LARGE, 5);
     cluster_publish(sender, "p", 4, tensor);
     tl_tensor_put(tensor);
@@ -623,7 +619,7 @@ int main(void)
         {"cards", settings_that_rule_the_data_plane_out, 2},
         {"cards", a_worker_that_requires_a_card_does_not_open_without, 1},
         {"cards", a_worker_that_requires_a_card_does_not_take_grpc, 2},
-        {"cards", a_client_has_a_data_path_too, 1},
+        {"cards", a_client_has_a_data_connection_too, 1},
     };
     Suite *suite = suite_create("dataplane_worker");
     TCase *cases = NULL;

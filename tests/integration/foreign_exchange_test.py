@@ -60,7 +60,7 @@ class Exchange(ExchangeCase):
                 foreign.open(**changes)
                 foreign.read()
         for code, pattern, say in (
-                (Code.INVALID_ARGUMENT, "before the greeting", lambda foreign: foreign.request(["a"])),
+                (Code.INVALID_ARGUMENT, "before the hello", lambda foreign: foreign.request(["a"])),
                 (Code.DEADLINE_EXCEEDED, "connect time-out", lambda foreign: None)):
             with self.subTest(pattern), self.refused(code, pattern):
                 foreign = self.foreign()
@@ -70,7 +70,7 @@ class Exchange(ExchangeCase):
     def test_a_second_hello(self):
         self.start()
         foreign = self.opened()
-        with self.refused(Code.INVALID_ARGUMENT, "a second greeting"):
+        with self.refused(Code.INVALID_ARGUMENT, "a second hello"):
             foreign.open()
 
     def test_many_tensors(self):

@@ -51,8 +51,7 @@ static struct tl_error refusal;      /* instead of the offered tensor; TL_OK: no
 static grpc_byte_buffer *carried[2]; /* a copy of the message in flight */
 static size_t sent_count[2];
 
-/* ------------------------------------------------------------------------------------------------------ the worker --
- */
+/* -------------------------------------------------------------------------------------------------- the worker -- */
 
 static void on_request(void *context, struct tl_serve *serve)
 {
@@ -110,8 +109,7 @@ static const struct tl_control_handlers handlers = {
     .link_up = on_link_up,
 };
 
-/* -------------------------------------------------------------------------------------------------------- carrying --
- */
+/* ---------------------------------------------------------------------------------------------------- carrying -- */
 
 static void on_send(unsigned slot, grpc_byte_buffer *message)
 {
@@ -215,8 +213,7 @@ static void connect_to_itself(void)
     ck_assert(links[ACCEPTED] != NULL && tl_link_is_up(links[OPENED]) && tl_link_is_up(links[ACCEPTED]));
 }
 
-/* ------------------------------------------------------------------------------------------- both ask, nobody reads --
- */
+/* -------------------------------------------------------------------------------------- both ask, nobody reads -- */
 
 static void start_fetches(unsigned slot, size_t first, size_t count)
 {
@@ -288,7 +285,7 @@ START_TEST(accepted_link_is_not_read_while_too_much_waits)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------- limits.inflight -- */
+/* --------------------------------------------------------------------------------------------- limits.inflight -- */
 
 #define LARGE_COUNT 64
 
@@ -299,7 +296,7 @@ static grpc_byte_buffer *pack_frame(Tensorlane__V1__Frame *frame)
     return message;
 }
 
-static void greet(uint64_t window_bytes)
+static void shake_hands(uint64_t window_bytes)
 {
     Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
     Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
@@ -369,10 +366,10 @@ static uint64_t begun_bytes(const struct begun *begun)
 START_TEST(peer_that_does_not_read_has_one_frame_outstanding)
 {
     offered = make_tensor(LARGE_BYTES);
-    greet(0);
+    shake_hands(0);
     request_large(1);
     ck_assert_uint_eq(serve_count, LARGE_COUNT);
-    ck_assert_uint_eq(sent_count[0], 2); /* the greeting, and one that is not taken */
+    ck_assert_uint_eq(sent_count[0], 2); /* the handshake, and one that is not taken */
     uint64_t sent_bytes = control->stats.bytes_sent;
     ck_assert_uint_gt(sent_bytes, 0);
     ck_assert_uint_le(sent_bytes, CHUNK_BYTES);
@@ -390,7 +387,7 @@ START_TEST(no_more_is_begun_than_may_be_in_flight)
     struct begun begun = {.complete = 0};
     uint64_t max_bytes = 0;
     offered = make_tensor(LARGE_BYTES);
-    greet(0);
+    shake_hands(0);
     request_large(1);
     request_large(LARGE_COUNT + 1);
     while (carried[0] != NULL) {
@@ -409,8 +406,7 @@ START_TEST(no_more_is_begun_than_may_be_in_flight)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------------- window --
- */
+/* ------------------------------------------------------------------------------------------------------ window -- */
 
 static void tell_taken(uint64_t taken_bytes)
 {
@@ -431,7 +427,7 @@ START_TEST(no_more_is_sent_than_the_peer_takes)
     struct begun begun = {.complete = 0};
     const uint64_t window_bytes = 3 * CHUNK_BYTES;
     offered = make_tensor(LARGE_BYTES);
-    greet(window_bytes);
+    shake_hands(window_bytes);
     request_large(1);
     take_all(&begun);
     ck_assert_uint_eq(control->stats.bytes_sent, window_bytes);
@@ -519,9 +515,7 @@ START_TEST(only_a_link_over_loopback_has_a_window)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------- many links that take nothing
- * --
- */
+/* -------------------------------------------------------------------------------- many links that take nothing -- */
 
 static grpc_byte_buffer *frame_of_requests(uint64_t first_number, size_t count)
 {
@@ -589,7 +583,7 @@ END_TEST
 START_TEST(frame_with_too_many_requests_ends_the_link)
 {
     offered = make_tensor(SMALL_BYTES);
-    greet(0);
+    shake_hands(0);
     ck_assert(fake_stream_give(0, frame_of_requests(1, LINK_MAX_REQUESTS)));
     run_loop();
     ck_assert_uint_eq(serve_count, LINK_MAX_REQUESTS);
@@ -605,7 +599,7 @@ START_TEST(equal_failures_are_kept_once)
 {
     tl_error_set(&refusal, TL_ABORTED, "step 7 was aborted");
     offered = make_tensor(SMALL_BYTES);
-    greet(0);
+    shake_hands(0);
     /* The first frame with failures is not taken. */
     ck_assert(fake_stream_give(0, frame_of_requests(1, 100)));
     run_loop();
@@ -624,8 +618,7 @@ START_TEST(equal_failures_are_kept_once)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------- links that stall --
- */
+/* -------------------------------------------------------------------------------------------- links that stall -- */
 
 static void pass_seconds(unsigned seconds)
 {
@@ -638,7 +631,7 @@ static void pass_seconds(unsigned seconds)
 START_TEST(link_that_takes_nothing_ends)
 {
     offered = make_tensor(LARGE_BYTES);
-    greet(0);
+    shake_hands(0);
     request_large(1);
     pass_seconds(58);
     ck_assert_ptr_nonnull(links[ACCEPTED]);
@@ -660,12 +653,12 @@ START_TEST(link_whose_window_stays_shut_ends)
 {
     struct begun begun = {.complete = 0};
     offered = make_tensor(LARGE_BYTES);
-    greet(1);
+    shake_hands(1);
     request_large(1);
     take_all(&begun);
     for (unsigned i = 0; i < 61 && links[ACCEPTED] != NULL; i++) {
-        const struct tl_path_message message = {.transport = "verbs", .kind = TL_PATH_MESSAGE_REFUSAL};
-        tl_link_tell_path(links[ACCEPTED], &message);
+        const struct tl_connection_message message = {.transport = "verbs", .kind = TL_CONNECTION_MESSAGE_REFUSAL};
+        tl_link_send_connection_message(links[ACCEPTED], &message);
         pass_seconds(1);
         take_all(&begun);
         (void)fake_stream_end(0);
@@ -680,7 +673,7 @@ START_TEST(link_that_takes_a_frame_now_and_then_stays)
 {
     struct begun begun = {.complete = 0};
     offered = make_tensor(LARGE_BYTES);
-    greet(0);
+    shake_hands(0);
     request_large(1);
     for (unsigned i = 0; i < 10; i++) {
         pass_seconds(59);
@@ -694,9 +687,7 @@ START_TEST(link_that_takes_a_frame_now_and_then_stays)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------- files cut short
- * --
- */
+/* --------------------------------------------------------------------------------------------- files cut short -- */
 
 /* A file in which the offered tensor lies. */
 static struct {

@@ -30,7 +30,7 @@ static struct raw_call call;
 static struct tl_error error;
 static unsigned char bytes[1000];
 
-/* ------------------------------------------------------------------------------------------------------ the peer -- */
+/* ---------------------------------------------------------------------------------------------------- the peer -- */
 
 static void say(const Frame *frame)
 {
@@ -54,7 +54,7 @@ static void dial(void)
     raw_call_open(&call, address, EXCHANGE, TL_TIME_NEVER);
 }
 
-static void greet(const char *name, uint64_t incarnation)
+static void shake_hands(const char *name, uint64_t incarnation)
 {
     Frame frame = TENSORLANE__V1__FRAME__INIT;
     Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
@@ -73,7 +73,7 @@ static void greet(const char *name, uint64_t incarnation)
 static void connect_as_peer(void)
 {
     dial();
-    greet("/job:node/task:1", INCARNATION);
+    shake_hands("/job:node/task:1", INCARNATION);
 }
 
 /* The number of the next request. What it acknowledges or cancels meanwhile is no matter. */
@@ -163,7 +163,7 @@ static void expect_good_transfer(void)
     tl_tensor_put(received.tensor);
 }
 
-/* -------------------------------------------------------------------------------------------------- lying chunks -- */
+/* ------------------------------------------------------------------------------------------------ lying chunks -- */
 
 static void no_meta_data(struct answer *answer)
 {
@@ -437,7 +437,7 @@ START_TEST(failures_are_passed_on)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------- broken frames -- */
+/* ----------------------------------------------------------------------------------------------- broken frames -- */
 
 /* A length-delimited field, for messages that the library would not write. */
 static size_t put_field(unsigned char *to, unsigned char tag, const void *data, size_t len_bytes)
@@ -624,8 +624,7 @@ START_TEST(numbers_that_mean_nothing_are_ignored)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------- the first frame, silence --
- */
+/* ------------------------------------------------------------------------------------ the first frame, silence -- */
 
 static void expect_hello_refused(const Tensorlane__V1__Hello *hello, enum tl_status expected, const char *text)
 {
@@ -698,7 +697,7 @@ START_TEST(peer_that_disappears_leaves_nothing)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ does not read -- */
+/* ----------------------------------------------------------------------------------------------- does not read -- */
 
 START_TEST(peer_that_asks_and_does_not_read_stays_bounded)
 {

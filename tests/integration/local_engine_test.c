@@ -6,8 +6,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "dataplane/local_internal.h"
-#include "dataplane/pages.h"
+#include "dataplane/local/local_internal.h"
+#include "dataplane/memory/pages.h"
 #include "fakes/engine_case.h"
 #include "fakes/local_sides.h"
 #include "fakes/run_suite.h"
@@ -39,7 +39,7 @@ static void setup(void)
     options.open_provider = open_local;
     options.is_at_work = is_at_work;
     options.engine.keys = TL_KEYS_REGION;
-    options.engine.silence_ns = options.engine.cancel_ns = 20 * TL_NS_PER_SEC;
+    options.engine.peer_timeout_ns = options.engine.cancel_ns = 20 * TL_NS_PER_SEC;
     descriptors = count_descriptors();
 }
 
@@ -158,8 +158,7 @@ START_TEST(with_a_checksum)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------ into the user's memory --
- */
+/* -------------------------------------------------------------------------------------- into the user's memory -- */
 
 /* Large ones are read by the receiver, small ones go through the pool. */
 START_TEST(into_memory_of_users)
@@ -199,8 +198,7 @@ START_TEST(where_reading_is_forbidden)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------------------- ends --
- */
+/* -------------------------------------------------------------------------------------------------------- ends -- */
 
 /* In the pool and in the user's memory; from the first round on until it is there. */
 START_TEST(cancelled_in_the_middle)

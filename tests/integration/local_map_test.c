@@ -129,7 +129,7 @@ START_TEST(mapped)
     open_both("files");
     for (unsigned i = 0; i < 3; i++)
         tl_tensor_put(receive_mapped());
-    tl_planes_get_stats(worker, &engine, &memory, &reactor);
+    tl_transports_get_stats(worker, &engine, &memory, &reactor);
     ck_assert_uint_eq(engine.tensors_mapped, 3);
     ck_assert_uint_eq(engine.bytes_received, 0);
     ck_assert_uint_eq(engine.bytes_bounced, 0);

@@ -20,8 +20,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "dataplane/local_internal.h"
-#include "dataplane/pages.h"
+#include "dataplane/local/local_internal.h"
+#include "dataplane/memory/pages.h"
 #include "fakes/forker.h"
 #include "fakes/local_caller.h"
 #include "fakes/local_sides.h"
@@ -31,22 +31,21 @@
 #define LARGE_BYTES (64 * MIB)
 #define NOBODY 65534
 
-static struct tl_introduction theirs;
+static struct tl_pair_address theirs;
 static int fd;
 
-/* ------------------------------------------------------------------------------------------------- the other side --
- */
+/* ---------------------------------------------------------------------------------------------- the other side -- */
 
 /* Connects b of the child to the parent. False: the parent has gone. */
 static bool child_connects(int fd_, const struct tl_local_options *options)
 {
-    struct tl_introduction parents;
+    struct tl_pair_address parents;
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* again, for one that has become somebody else */
     a = (struct side){.name = "a"};
     side_open(&b, "child", options);
     side_create(&b, 16, 16, TL_KEYS_REGION);
-    send_introduction(fd_, &b);
-    if (!receive_introduction(fd_, &parents)) return false;
+    send_address(fd_, &b);
+    if (!receive_address(fd_, &parents)) return false;
     side_connect(&b, &parents);
     return true;
 }
@@ -79,7 +78,7 @@ static int child_that_sends(int fd_)
     memcpy(&exposure.descriptor, b.last, sizeof(exposure.descriptor));
     while (!b.drained) {
         side_poll(&b);
-        if (b.drained || b.pair->ops->room(b.pair) < 2) continue;
+        if (b.drained || b.pair->ops->space(b.pair) < 2) continue;
         side_write(&b, source, LARGE_BYTES, &exposure, 0, true, 1, NULL);
     }
     side_close(&b);
@@ -102,8 +101,8 @@ static pid_t start_with(int (*child)(int fd_), const char *word)
     side_create(&a, 16, 16, TL_KEYS_REGION);
     pid_t pid = forker_start(child, &fd);
     if (word != NULL) ck_assert(forker_pass(fd, word, strlen(word) + 1, -1));
-    ck_assert(receive_introduction(fd, &theirs));
-    send_introduction(fd, &a);
+    ck_assert(receive_address(fd, &theirs));
+    send_address(fd, &a);
     return pid;
 }
 
@@ -145,7 +144,7 @@ static void wait_for_end_of(pid_t pid)
     a.pair = NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------------- killing -- */
+/* ----------------------------------------------------------------------------------------------------- killing -- */
 
 START_TEST(a_child_answers)
 {
@@ -174,7 +173,7 @@ START_TEST(a_reader_is_killed)
         PUMP_UNTIL(a.messages == 1);
         memcpy(&exposure.descriptor, a.last, sizeof(exposure.descriptor));
         unsigned posted = 0;
-        for (; posted < 8 && a.pair->ops->room(a.pair) > 0; posted++) {
+        for (; posted < 8 && a.pair->ops->space(a.pair) > 0; posted++) {
             jobs[posted] = new_job();
             side_write(&a, source, i < 3 ? LARGE_BYTES : 3 * MIB, &exposure, 0, true, posted, &jobs[posted]);
         }
@@ -199,7 +198,7 @@ START_TEST(a_writer_is_killed)
         pid_t pid = start(child_that_sends);
         side_connect(&a, &theirs);
         side_message(&a, "", 0, NULL); /* until this has left, nothing is known of the peer */
-        PUMP_UNTIL(a.pair->ops->room(a.pair) == 16);
+        PUMP_UNTIL(a.pair->ops->space(a.pair) == 16);
         bool is_users = i % 2 == 1 && a.pair->outside_refusal == NULL;
         side_expose(&a, is_users ? NULL : region, is_users ? users : region->address, LARGE_BYTES, &exposure);
         a.watched = (uint8_t *)(is_users ? (void *)users : region->address) + LARGE_BYTES - 1;
@@ -236,7 +235,7 @@ static int child_that_forks(int fd_)
     }
     if (!child_connects(fd_, NULL)) return 1;
     side_message(&b, "x", 1, NULL);
-    while (b.pair->ops->room(b.pair) < 16)
+    while (b.pair->ops->space(b.pair) < 16)
         side_poll(&b);
     if (!forker_pass(fds[1], &byte, sizeof(byte), local_pair_of(b.pair)->out_socket)) return 1;
     b.messages = 0;
@@ -291,50 +290,49 @@ START_TEST(nobody_is_there)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------- introductions --
- */
+/* --------------------------------------------------------------------------------------------------- addresses -- */
 
-static enum tl_status connect_with(const struct local_introduction *introduction, struct tl_error *ret_error)
+static enum tl_status connect_with(const struct local_address *pair_address, struct tl_error *ret_error)
 {
-    struct tl_introduction bytes;
-    local_introduction_write(introduction, &bytes);
+    struct tl_pair_address bytes;
+    local_address_write(pair_address, &bytes);
     return a.pair->ops->connect(a.pair, &bytes, ret_error);
 }
 
-START_TEST(introductions_that_do_not_fit)
+START_TEST(addresses_that_do_not_fit)
 {
-    struct local_introduction introduction;
-    struct tl_introduction own;
+    struct local_address pair_address;
+    struct tl_pair_address own;
     struct tl_error error;
     side_create(&a, 16, 16, TL_KEYS_REGION);
-    side_introduce(&a, &own);
+    side_get_address(&a, &own);
     ck_assert_int_eq(a.pair->ops->connect(a.pair, &own, &error), TL_INVALID_ARGUMENT);
     own.len_bytes--;
     ck_assert_int_eq(a.pair->ops->connect(a.pair, &own, &error), TL_INVALID_ARGUMENT);
     own.len_bytes++;
-    ck_assert(local_introduction_read(&own, &introduction));
-    introduction.token[0] ^= 1;
-    introduction.host_id[5] ^= 1;
-    ck_assert_int_eq(connect_with(&introduction, &error), TL_FAILED_PRECONDITION);
+    ck_assert(local_address_read(&own, &pair_address));
+    pair_address.token[0] ^= 1;
+    pair_address.host_id[5] ^= 1;
+    ck_assert_int_eq(connect_with(&pair_address, &error), TL_FAILED_PRECONDITION);
     ck_assert_ptr_nonnull(strstr(error.message, "another host"));
-    introduction.host_id[5] ^= 1;
-    introduction.name[introduction.name_bytes - 1] ^= 1;
-    ck_assert_int_eq(connect_with(&introduction, &error), TL_UNAVAILABLE);
+    pair_address.host_id[5] ^= 1;
+    pair_address.name[pair_address.name_bytes - 1] ^= 1;
+    ck_assert_int_eq(connect_with(&pair_address, &error), TL_UNAVAILABLE);
     /* Somebody else's socket. */
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = "\0somebody"};
     int other = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     ck_assert_int_eq(bind(other, (const struct sockaddr *)&address, offsetof(struct sockaddr_un, sun_path) + 9), 0);
-    memcpy(introduction.name, address.sun_path, 9);
-    introduction.name_bytes = 9;
-    ck_assert_int_eq(connect_with(&introduction, &error), TL_UNAVAILABLE);
-    ck_assert_int_lt(recv(other, &introduction, 1, MSG_DONTWAIT), 0);
+    memcpy(pair_address.name, address.sun_path, 9);
+    pair_address.name_bytes = 9;
+    ck_assert_int_eq(connect_with(&pair_address, &error), TL_UNAVAILABLE);
+    ck_assert_int_lt(recv(other, &pair_address, 1, MSG_DONTWAIT), 0);
     close(other);
     a.pair->ops->destroy(a.pair);
     a.pair = NULL;
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------- credentials -- */
+/* ------------------------------------------------------------------------------------------------- credentials -- */
 
 static int child_of_another_user(int fd_)
 {
@@ -410,17 +408,17 @@ START_TEST(other_users)
 END_TEST
 
 static struct local_caller caller;
-static struct local_introduction to;
+static struct local_address to;
 
 /* a, and somebody who is played by hand: they are told of each other, and a has called. */
 static void set_up_caller(void)
 {
-    struct tl_introduction bytes;
+    struct tl_pair_address bytes;
     side_create(&a, 16, 16, TL_KEYS_REGION);
-    side_introduce(&a, &bytes);
-    ck_assert(local_introduction_read(&bytes, &to));
+    side_get_address(&a, &bytes);
+    ck_assert(local_address_read(&bytes, &to));
     caller_open(&caller, &to);
-    local_introduction_write(&caller.self, &bytes);
+    local_address_write(&caller.self, &bytes);
     side_connect(&a, &bytes);
 }
 
@@ -441,8 +439,8 @@ END_TEST
 /* Calls a, and ends: its number may be another process's by now. */
 static int child_that_calls(int fd_)
 {
-    struct tl_introduction bytes;
-    if (!receive_introduction(fd_, &bytes) || !local_introduction_read(&bytes, &to)) return 1;
+    struct tl_pair_address bytes;
+    if (!receive_address(fd_, &bytes) || !local_address_read(&bytes, &to)) return 1;
     struct local_hello hello = caller_hello(&to, 16);
     int memory = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (memory < 0 || ftruncate(memory, (off_t)local_ring_bytes(16)) != 0) return 1;
@@ -456,7 +454,7 @@ START_TEST(one_that_calls_and_dies)
 {
     set_up_caller();
     pid_t pid = forker_start(child_that_calls, &fd);
-    send_introduction(fd, &a);
+    send_address(fd, &a);
     ck_assert_int_eq(wait_for(pid), 0);
     PUMP_UNTIL(a.drained);
     ck_assert_int_eq(a.reason.code, TL_UNAVAILABLE);
@@ -466,7 +464,7 @@ START_TEST(one_that_calls_and_dies)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------- what may be passed -- */
+/* ------------------------------------------------------------------------------------------ what may be passed -- */
 
 static int make_memory(const char *how, uint64_t len_bytes)
 {
@@ -526,7 +524,7 @@ START_TEST(strangers_who_call)
     hello = caller_hello(&to, 16);
     caller_call(&caller, &to, &hello, memory);
     side_message(&a, "x", 1, NULL);
-    PUMP_UNTIL(a.pair->ops->room(a.pair) == 16);
+    PUMP_UNTIL(a.pair->ops->space(a.pair) == 16);
     close(memory);
     caller_close(&caller);
     side_end(&a);
@@ -566,7 +564,7 @@ START_TEST(calls_that_may_not_be)
     case 6:
         fd_count = 3;
         break;
-    case 7: /* a line that is none */
+    case 7: /* a control socket that is none */
         fds[0] = memory;
         break;
     default: /* one for which the kernel would look for a name when we send */
@@ -588,7 +586,7 @@ END_TEST
 #define WAITERS 100
 
 /* The peer has its end watched in WAITERS^2 places, all of which are woken by what is sent to it. */
-START_TEST(a_line_that_many_wait_for)
+START_TEST(a_control_socket_that_many_wait_for)
 {
     struct local_ring ring;
     void *address = NULL;
@@ -601,7 +599,7 @@ START_TEST(a_line_that_many_wait_for)
     local_ring_place(&ring, address, 16);
     caller_call(&caller, &to, &hello, memory);
     side_message(&a, "x", 1, NULL);
-    PUMP_UNTIL(a.pair->ops->room(a.pair) == 16);
+    PUMP_UNTIL(a.pair->ops->space(a.pair) == 16);
     for (unsigned i = 0; i < WAITERS; i++) {
         watchers[i] = epoll_create1(EPOLL_CLOEXEC);
         ends[i] = dup(caller.in);
@@ -616,7 +614,7 @@ START_TEST(a_line_that_many_wait_for)
         ck_assert_uint_lt(sleeps, 100000);
         atomic_store(&ring.head->consumed, sleeps);
         atomic_store(&ring.head->state, sleeps * LOCAL_STATE_SLEEPS + LOCAL_STATE_SLEEPING);
-        if (a.pair->ops->room(a.pair) > 0) side_message(&a, "x", 1, NULL);
+        if (a.pair->ops->space(a.pair) > 0) side_message(&a, "x", 1, NULL);
         side_poll(&a);
         (void)recv(caller.in, bytes, sizeof(bytes), MSG_DONTWAIT);
     }
@@ -646,7 +644,7 @@ START_TEST(no_thread_is_to_be_had)
     a.pair = NULL;
     ck_assert_int_eq(setrlimit(RLIMIT_AS, &limit), 0);
     usleep(100000);
-    ck_assert_uint_ge(count_descriptors(), descriptors - 2); /* door and line are there still */
+    ck_assert_uint_ge(count_descriptors(), descriptors - 2); /* accept socket and control socket are there still */
     side_create(&a, 16, 16, TL_KEYS_REGION);
     PUMP_UNTIL(count_descriptors() == descriptors);
     a.pair->ops->destroy(a.pair);
@@ -700,7 +698,7 @@ START_TEST(reserved_pages_of_another_user)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------- socket files -- */
+/* ------------------------------------------------------------------------------------------------ socket files -- */
 
 static int child_in_folder(int fd_)
 {
@@ -723,7 +721,7 @@ START_TEST(sockets_in_a_folder)
     side_close(&a);
     side_open(&a, "a", &options);
     pid_t pid = start_with(child_in_folder, folder);
-    ck_assert_uint_eq(temp_entry_count(folder), 2); /* the doors */
+    ck_assert_uint_eq(temp_entry_count(folder), 2); /* the accept sockets */
     side_connect(&a, &theirs);
     side_message(&a, "x", 1, NULL);
     PUMP_UNTIL(a.messages == 1);
@@ -796,7 +794,7 @@ int main(void)
     tcase_add_test(tcase, a_peer_that_has_forked_is_killed);
     tcase_add_test(tcase, a_peer_restarts);
     tcase_add_test(tcase, nobody_is_there);
-    tcase_add_test(tcase, introductions_that_do_not_fit);
+    tcase_add_test(tcase, addresses_that_do_not_fit);
     tcase_add_test(tcase, one_that_hangs_up);
     tcase_add_test(tcase, one_that_calls_and_dies);
     tcase_add_test(tcase, users_of_another_container);
@@ -804,7 +802,7 @@ int main(void)
     tcase_add_loop_test(tcase, rings_that_may_not_be, 0, 8);
     tcase_add_loop_test(tcase, strangers_who_call, 0, LOCAL_TOKEN_BYTES);
     tcase_add_loop_test(tcase, calls_that_may_not_be, 0, 9);
-    tcase_add_test(tcase, a_line_that_many_wait_for);
+    tcase_add_test(tcase, a_control_socket_that_many_wait_for);
     tcase_add_test(tcase, no_thread_is_to_be_had);
     tcase_add_loop_test(tcase, segments_that_may_not_be, 0, 8);
     tcase_add_test(tcase, reserved_pages_of_another_user);

@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "dataplane/local_internal.h"
+#include "dataplane/local/local_internal.h"
 #include "fakes/forker.h"
 #include "fakes/local_sides.h"
 #include "fakes/run_suite.h"
@@ -85,7 +85,7 @@ static void bystander_goes_on(void)
 {
     for (unsigned i = 0; i < ROUNDS; i++) {
         unsigned messages = a.messages;
-        AWAIT(a.pair->ops->room(a.pair) > 0);
+        AWAIT(a.pair->ops->space(a.pair) > 0);
         side_message(&a, &i, sizeof(i), NULL);
         AWAIT(a.messages == messages + 1);
         ck_assert_mem_eq(a.last, &i, sizeof(i));
@@ -93,13 +93,12 @@ static void bystander_goes_on(void)
     ck_assert_uint_eq(a.broken + b.broken, 0);
 }
 
-/* ------------------------------------------------------------------------------------------------------- the peer --
- */
+/* ---------------------------------------------------------------------------------------------------- the peer -- */
 
-static void send_order(const struct waiting_peer_order *order, int door)
+static void send_order(const struct waiting_peer_order *order, int accept_socket)
 {
     peer.has_answered = false;
-    ck_assert(forker_pass(peer.fd, order, sizeof(*order), door));
+    ck_assert(forker_pass(peer.fd, order, sizeof(*order), accept_socket));
 }
 
 /* False: something is lacking for it, which was said. */
@@ -122,11 +121,11 @@ static bool peer_does(enum waiting_peer_do what)
     return peer_does_this(&(struct waiting_peer_order){.what = what});
 }
 
-static void read_introduction(const struct side *side, struct local_introduction *ret_introduction)
+static void read_address(const struct side *side, struct local_address *ret_pair_address)
 {
-    struct tl_introduction bytes;
-    side_introduce(side, &bytes);
-    ck_assert(local_introduction_read(&bytes, ret_introduction));
+    struct tl_pair_address bytes;
+    side_get_address(side, &bytes);
+    ck_assert(local_address_read(&bytes, ret_pair_address));
 }
 
 static enum tl_status create_victim(uint64_t peer_number, struct tl_error *ret_error)
@@ -142,12 +141,12 @@ static void peer_calls(enum waiting_peer_do how)
 {
     struct waiting_peer_order order = {.what = how};
     struct local_caller caller;
-    struct tl_introduction bytes;
-    read_introduction(&victim, &order.to);
+    struct tl_pair_address bytes;
+    read_address(&victim, &order.to);
     caller_open(&caller, &order.to);
-    local_introduction_write(&caller.self, &bytes);
+    local_address_write(&caller.self, &bytes);
     side_connect(&victim, &bytes);
-    send_order(&order, caller.door);
+    send_order(&order, caller.accept_socket);
     caller_close(&caller);
     AWAIT(peer.has_answered);
     ck_assert(is_done());
@@ -163,14 +162,13 @@ static void create_and_call(enum waiting_peer_do how)
 
 static void end_victim(void)
 {
-    if (!victim.drained) IN_TIME(side_sever(&victim));
+    if (!victim.drained) IN_TIME(side_disconnect(&victim));
     AWAIT(victim.drained);
     IN_TIME(victim.pair->ops->destroy(victim.pair));
     victim.pair = NULL;
 }
 
-/* --------------------------------------------------------------------------------------------------------- fixture --
- */
+/* ----------------------------------------------------------------------------------------------------- fixture -- */
 
 static void setup(void)
 {
@@ -195,8 +193,7 @@ static void teardown(void)
     close(peer.fd);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- memory --
- */
+/* ------------------------------------------------------------------------------------------------------ memory -- */
 
 static uint8_t *users;
 static struct tl_exposure exposure;
@@ -291,8 +288,7 @@ START_TEST(memory_that_comes_too_late)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------------------- files --
- */
+/* ------------------------------------------------------------------------------------------------------- files -- */
 
 START_TEST(a_ring_that_is_a_slow_file)
 {
@@ -418,8 +414,7 @@ START_TEST(a_user_who_keeps_many_waiting)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------------- sockets --
- */
+/* ----------------------------------------------------------------------------------------------------- sockets -- */
 
 static const enum waiting_peer_do strangers[] = {WAITING_PEER_SAY_TOKEN, WAITING_PEER_SAY_NOTHING};
 
@@ -427,7 +422,7 @@ static const enum waiting_peer_do strangers[] = {WAITING_PEER_SAY_TOKEN, WAITING
 static bool peer_leaves(enum waiting_peer_do how, const struct side *whom)
 {
     struct waiting_peer_order order = {.what = how};
-    read_introduction(whom, &order.to);
+    read_address(whom, &order.to);
     send_order(&order, -1);
     while (!peer.has_answered) {
         struct pollfd fd = {.fd = peer.fd, .events = POLLIN};
@@ -437,8 +432,8 @@ static bool peer_leaves(enum waiting_peer_do how, const struct side *whom)
     return is_done();
 }
 
-/* Who does not know the token leaves nothing in the door, and so there is room for who does. */
-START_TEST(strangers_at_the_door)
+/* Who does not know the token leaves nothing in the accept socket, and so there is room for who does. */
+START_TEST(strangers_at_the_accept_socket)
 {
     struct tl_error error = {0};
     union local_packet packet;
@@ -446,7 +441,8 @@ START_TEST(strangers_at_the_door)
     set_up_sides(NULL);
     ck_assert_msg(create_victim(1, &error) == TL_OK, "%s", error.message);
     if (!peer_leaves(strangers[_i], &victim)) return;
-    ck_assert_int_eq(local_look_at(local_pair_of(victim.pair)->door, &packet, &credentials), LOCAL_RECEIVED_NOTHING);
+    ck_assert_int_eq(local_look_at(local_pair_of(victim.pair)->accept_socket, &packet, &credentials),
+                     LOCAL_RECEIVED_NOTHING);
     bystander_goes_on();
     peer_calls(WAITING_PEER_CALL);
     AWAIT(victim.messages == 1);
@@ -454,8 +450,8 @@ START_TEST(strangers_at_the_door)
 }
 END_TEST
 
-static const enum waiting_peer_do leavings[] = {WAITING_PEER_LEAVE_IN_DOOR, WAITING_PEER_LEAVE_AS_USER,
-                                                WAITING_PEER_LEAVE_IN_LINE};
+static const enum waiting_peer_do leavings[] = {WAITING_PEER_LEAVE_IN_ACCEPT_SOCKET, WAITING_PEER_LEAVE_AS_USER,
+                                                WAITING_PEER_LEAVE_IN_CONTROL_SOCKET};
 
 static void nothing_lingers_any_more(unsigned descriptors)
 {
@@ -468,10 +464,10 @@ static void nothing_lingers_any_more(unsigned descriptors)
 START_TEST(sockets_that_linger)
 {
     struct tl_error error = {0};
-    struct tl_introduction bytes;
-    struct local_introduction to;
+    struct tl_pair_address bytes;
+    struct local_address to;
     struct local_caller caller;
-    bool is_in_line = leavings[_i] == WAITING_PEER_LEAVE_IN_LINE;
+    bool is_in_line = leavings[_i] == WAITING_PEER_LEAVE_IN_CONTROL_SOCKET;
     set_up_sides(NULL);
     unsigned descriptors = count_descriptors();
     ck_assert_msg(create_victim(1, &error) == TL_OK, "%s", error.message);
@@ -481,9 +477,9 @@ START_TEST(sockets_that_linger)
     }
     if (!peer_leaves(leavings[_i], &victim)) return;
     if (!is_in_line) {
-        read_introduction(&victim, &to);
+        read_address(&victim, &to);
         caller_open(&caller, &to);
-        local_introduction_write(&caller.self, &bytes);
+        local_address_write(&caller.self, &bytes);
         side_connect(&victim, &bytes);
     }
     bystander_goes_on();
@@ -498,7 +494,7 @@ START_TEST(sockets_that_linger)
 }
 END_TEST
 
-/* They lie in the door of a queue pair that ends before it was connected, and its provider with it. */
+/* They lie in the accept socket of a queue pair that ends before it was connected, and its provider with it. */
 START_TEST(sockets_that_were_not_looked_at)
 {
     struct side other;
@@ -515,8 +511,7 @@ START_TEST(sockets_that_were_not_looked_at)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------------------- names --
- */
+/* ------------------------------------------------------------------------------------------------------- names -- */
 
 #define SOCKET_NAME "tensorlane-0123456789abcdef.sock"
 
@@ -535,7 +530,7 @@ static const char *slow_name(void)
     return path;
 }
 
-/* Somebody whose door is outside of the folder. */
+/* Somebody whose accept socket is outside of the folder. */
 static int open_elsewhere(char *ret_path, size_t capacity)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -554,20 +549,20 @@ static void link_in_folder(const char *target)
     ck_assert_int_eq(symlink(target, path), 0);
 }
 
-/* The victim is told that its peer's door is there; it gets an error. */
+/* The victim is told that its peer's accept socket is there; it gets an error. */
 static void call_in_vain(const char *name)
 {
-    struct local_introduction told;
-    struct tl_introduction bytes;
+    struct local_address told;
+    struct tl_pair_address bytes;
     struct tl_error error = {0};
     enum tl_status status;
     ck_assert_msg(create_victim(1, &error) == TL_OK, "%s", error.message);
-    read_introduction(&victim, &told);
+    read_address(&victim, &told);
     told.token[0] ^= 1;
     told.name_bytes = (uint32_t)strlen(name) + 1;
     ck_assert_uint_le(told.name_bytes, sizeof(told.name));
     memcpy(told.name, name, told.name_bytes);
-    local_introduction_write(&told, &bytes);
+    local_address_write(&told, &bytes);
     IN_TIME(status = victim.pair->ops->connect(victim.pair, &bytes, &error));
     ck_assert_int_eq(status, TL_UNAVAILABLE);
     bystander_goes_on();
@@ -583,12 +578,12 @@ START_TEST(names_that_lead_elsewhere)
     ck_assert_int_eq(mkdir(own_folder(), 0700), 0);
     set_up_sides(&(struct tl_local_options){.socket_folder = own_folder()});
     char byte;
-    int door = open_elsewhere(elsewhere, sizeof(elsewhere));
+    int accept_socket = open_elsewhere(elsewhere, sizeof(elsewhere));
     if (_i == 1) link_in_folder(elsewhere);
     snprintf(name, sizeof(name), "%s/" SOCKET_NAME, own_folder());
     call_in_vain(_i == 1 ? name : elsewhere);
-    ck_assert_int_lt(recv(door, &byte, sizeof(byte), 0), 0);
-    close(door);
+    ck_assert_int_lt(recv(accept_socket, &byte, sizeof(byte), 0), 0);
+    close(accept_socket);
     temp_folder_remove();
 }
 END_TEST
@@ -636,7 +631,7 @@ int main(void)
     tcase_add_loop_test(tcase, a_file_that_is_slow, 0, 2);
     tcase_add_test(tcase, a_peer_that_keeps_many_waiting);
     tcase_add_test(tcase, a_user_who_keeps_many_waiting);
-    tcase_add_loop_test(tcase, strangers_at_the_door, 0, 2);
+    tcase_add_loop_test(tcase, strangers_at_the_accept_socket, 0, 2);
     tcase_add_loop_test(tcase, sockets_that_linger, 0, 3);
     tcase_add_loop_test(tcase, sockets_that_were_not_looked_at, 0, 2);
     tcase_add_loop_test(tcase, names_that_lead_elsewhere, 0, 2);

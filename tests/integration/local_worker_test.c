@@ -53,7 +53,7 @@ static void run_count(struct tl_command *command)
     struct tl_engine_stats engine;
     struct tl_memory_stats memory;
     struct tl_reactor_stats reactor;
-    tl_planes_get_stats(command->worker, &engine, &memory, &reactor);
+    tl_transports_get_stats(command->worker, &engine, &memory, &reactor);
     TL_CONTAINER_OF(command, struct count, command)->bytes = engine.bytes_bounced;
 }
 
@@ -170,7 +170,7 @@ START_TEST(users)
 }
 END_TEST
 
-/* More receives of values that nobody has sent than the data path has open at a time. */
+/* More receives of values that nobody has sent than the data connection has open at a time. */
 #define NEVER_SENT 1100
 
 static struct tl_cq *ask_in_vain(void)
@@ -204,8 +204,9 @@ START_TEST(published_tensor_arrives_while_many_others_are_awaited)
     ck_assert_msg(receive("there", CLUSTER_LONG / 3, &got) == TL_OK, "%s", error.message);
     ck_assert(cluster_tensor_is(got.tensor, LARGE, 3));
     ck_assert_int_eq(got.path, TL_PATH_GRPC);
-    ck_assert_msg(strstr(got.path_reason, "all 1024 requests that the data path to /job:node/task:0 takes at a time "
-                                          "wait for their values") != NULL,
+    ck_assert_msg(strstr(got.path_reason,
+                         "all 1024 requests that the data connection to /job:node/task:0 takes at a time "
+                         "wait for their values") != NULL,
                   "%s", got.path_reason);
     tl_tensor_put(got.tensor);
     /* What has waited on either path comes when it is sent. */
@@ -231,7 +232,7 @@ START_TEST(what_a_receive_has_waited_for_is_told)
     publish_there();
     struct tl_cq *cq = ask_in_vain();
     ck_assert_int_eq(receive("there", CLUSTER_SECOND / 10, &got), TL_DEADLINE_EXCEEDED);
-    ck_assert_msg(strstr(error.message, "it waited to be asked for: all 1024 requests that the data path to "
+    ck_assert_msg(strstr(error.message, "it waited to be asked for: all 1024 requests that the data connection to "
                                         "/job:node/task:0 takes at a time wait for their values") != NULL,
                   "%s", error.message);
     teardown();

@@ -53,7 +53,7 @@ static void expect_bytes_refused(const char *method, const void *bytes, size_t l
     expect_status(TL_INVALID_ARGUMENT, words);
 }
 
-/* --------------------------------------------------------------------------------------------- List and Withdraw -- */
+/* ------------------------------------------------------------------------------------------- List and Withdraw -- */
 
 #define LIST "/tensorlane.v1.Transfer/List"
 #define WITHDRAW "/tensorlane.v1.Transfer/Withdraw"
@@ -184,7 +184,7 @@ START_TEST(patterns_are_checked)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------------- Identify -- */
+/* ---------------------------------------------------------------------------------------------------- Identify -- */
 
 #define IDENTIFY "/tensorlane.v1.Cluster/Identify"
 
@@ -239,23 +239,23 @@ START_TEST(identify_tells_of_the_data_plane)
     worker.script.has_data_plane = true;
     fake_worker_start(&worker);
     Tensorlane__V1__IdentifyResponse *response = identify();
-    const Tensorlane__V1__DataPlane *plane = response->data_plane;
-    ck_assert_ptr_nonnull(plane);
-    ck_assert_str_eq(plane->memlock, "too little");
-    ck_assert_str_eq(plane->device, "mlx5_0");
-    ck_assert_uint_eq(plane->port, 2);
-    ck_assert_uint_eq(plane->gid_index, 3);
-    ck_assert_str_eq(plane->gid, "10.0.0.1");
-    ck_assert_str_eq(plane->gid_type, "RoCE v2");
-    ck_assert_str_eq(plane->port_state, "active");
-    ck_assert_str_eq(plane->link_layer, "Ethernet");
-    ck_assert_uint_eq(plane->mtu_bytes, 4096);
-    ck_assert_str_eq(plane->reason, "its GID fits");
-    ck_assert_str_eq(plane->passed_over, "mlx5_1:1: broken");
-    ck_assert_str_eq(plane->not_tried, "mlx5_0:2 GID 4 10.0.0.1");
+    const Tensorlane__V1__DataPlane *transport = response->data_plane;
+    ck_assert_ptr_nonnull(transport);
+    ck_assert_str_eq(transport->memlock, "too little");
+    ck_assert_str_eq(transport->device, "mlx5_0");
+    ck_assert_uint_eq(transport->port, 2);
+    ck_assert_uint_eq(transport->gid_index, 3);
+    ck_assert_str_eq(transport->gid, "10.0.0.1");
+    ck_assert_str_eq(transport->gid_type, "RoCE v2");
+    ck_assert_str_eq(transport->port_state, "active");
+    ck_assert_str_eq(transport->link_layer, "Ethernet");
+    ck_assert_uint_eq(transport->mtu_bytes, 4096);
+    ck_assert_str_eq(transport->reason, "its GID fits");
+    ck_assert_str_eq(transport->passed_over, "mlx5_1:1: broken");
+    ck_assert_str_eq(transport->not_tried, "mlx5_0:2 GID 4 10.0.0.1");
     /* One that is no text, one that was not filled. */
-    ck_assert_str_eq(plane->interface, "");
-    ck_assert_str_eq(plane->keys, "");
+    ck_assert_str_eq(transport->interface, "");
+    ck_assert_str_eq(transport->keys, "");
     tensorlane__v1__identify_response__free_unpacked(response, NULL);
 }
 END_TEST
@@ -304,7 +304,7 @@ START_TEST(identify_refuses_garbage)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- health -- */
+/* ------------------------------------------------------------------------------------------------------ health -- */
 
 #define CHECK "/grpc.health.v1.Health/Check"
 #define WATCH "/grpc.health.v1.Health/Watch"
@@ -493,7 +493,7 @@ START_TEST(watchers_are_bounded)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------- reflection -- */
+/* -------------------------------------------------------------------------------------------------- reflection -- */
 
 #define REFLECTION_V1 "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 #define REFLECTION_V1ALPHA "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"

@@ -40,8 +40,7 @@ static void teardown(void)
     fake_worker_stop(&worker, 0);
 }
 
-/* ---------------------------------------------------------------------------------------------------- gRPC's client --
- */
+/* ----------------------------------------------------------------------------------------------- gRPC's client -- */
 
 /* Lists over a connection of its own, with so many headers of so many bytes; the code of the status. */
 static enum tl_status list_with(size_t count, size_t value_bytes)
@@ -113,8 +112,7 @@ START_TEST(metadata_beyond_the_limit_is_refused)
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------------------------- HTTP/2 by hand
- * -- */
+/* ---------------------------------------------------------------------------------------------- HTTP/2 by hand -- */
 
 enum frame_type { FRAME_DATA = 0, FRAME_HEADERS = 1, FRAME_RST_STREAM = 3, FRAME_SETTINGS = 4 };
 #define FLAG_ACKNOWLEDGED 1
@@ -213,7 +211,7 @@ static void say(int fd, const unsigned char *bytes, size_t len_bytes)
 }
 
 /* Introduces itself, and takes the server's settings, which allow frames that are longer than usual. */
-static int introduce(void)
+static int get_address(void)
 {
     static const char preface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     unsigned char bytes[64];
@@ -240,7 +238,7 @@ static int call_by_hand(size_t extra_count)
     size_t header_bytes = put_headers(headers, extra_count);
     size_t used = put_frame(bytes, FRAME_HEADERS, FLAG_END_HEADERS, 1, headers, header_bytes);
     used += put_frame(bytes + used, FRAME_DATA, FLAG_END_STREAM, 1, "\0\0\0\0\0", 5); /* an empty message */
-    int fd = introduce();
+    int fd = get_address();
     say(fd, bytes, used);
     return fd;
 }

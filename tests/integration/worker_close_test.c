@@ -29,8 +29,7 @@ static void teardown(void)
     tl_cq_destroy(cq);
 }
 
-/* ------------------------------------------------------------------------------------------------ states of sends --
- */
+/* --------------------------------------------------------------------------------------------- states of sends -- */
 
 START_TEST(send_that_nobody_wants_is_cancelled)
 {
@@ -90,8 +89,7 @@ START_TEST(running_transfer_is_cut_when_there_is_no_time)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------- states of receives --
- */
+/* ------------------------------------------------------------------------------------------ states of receives -- */
 
 START_TEST(receives_are_cancelled_wherever_they_are)
 {
@@ -149,7 +147,7 @@ START_TEST(receiver_that_closes_leaves_the_value_to_others)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------- references that stay -- */
+/* ---------------------------------------------------------------------------------------- references that stay -- */
 
 START_TEST(tensor_received_from_itself_outlives_the_worker)
 {
@@ -211,7 +209,7 @@ START_TEST(unread_completions_are_dropped_with_their_queue)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------- other threads -- */
+/* ----------------------------------------------------------------------------------------------- other threads -- */
 
 struct blocked {
     pthread_t thread;
@@ -365,7 +363,7 @@ START_TEST(closes_under_load)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------------- leaks -- */
+/* ------------------------------------------------------------------------------------------------------- leaks -- */
 
 static void one_cycle(bool has_traffic)
 {

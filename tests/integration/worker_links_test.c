@@ -44,8 +44,7 @@ static void connect_from(unsigned from, unsigned to)
     CLUSTER_UNTIL(cluster_peer_info(cluster.workers[to], from).state == TL_PEER_UP);
 }
 
-/* ------------------------------------------------------------------------------------------------ one-sided breaks --
- */
+/* -------------------------------------------------------------------------------------------- one-sided breaks -- */
 
 /* The accepting side says that it has the tensors, into a connection that is dead without its knowing. When the peer
  * comes back it ends the old call with a status, which is sent, but arrives no more than what was said before. */
@@ -89,8 +88,7 @@ START_TEST(link_that_only_the_other_side_has_lost_is_replaced)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ impostors --
- */
+/* --------------------------------------------------------------------------------------------------- impostors -- */
 
 /* Each link of the one ends that of the other, and both want theirs back. */
 START_TEST(task_that_runs_twice_does_not_keep_its_peers_busy)

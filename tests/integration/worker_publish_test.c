@@ -128,8 +128,7 @@ START_TEST(goes_to_many_receivers_at_once)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------- while they are moved --
- */
+/* ---------------------------------------------------------------------------------------- while they are moved -- */
 
 /* Starts a receive of the big tensor and holds it in the middle. */
 static void hold_in_the_middle(void)
@@ -204,8 +203,7 @@ START_TEST(broken_transfer_of_a_replaced_tensor_may_change_its_shape)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ withdrawal --
- */
+/* -------------------------------------------------------------------------------------------------- withdrawal -- */
 
 START_TEST(withdraw_refuses_what_is_not_there)
 {

@@ -41,8 +41,7 @@ static void publish(unsigned worker, const char *key, uint64_t step, uint64_t si
     tl_tensor_put(tensor);
 }
 
-/* -------------------------------------------------------------------------------------------------------- restart --
- */
+/* ----------------------------------------------------------------------------------------------------- restart -- */
 
 START_TEST(receiver_may_come_first)
 {
@@ -145,7 +144,7 @@ START_TEST(restarted_owner_has_another_value_from_its_first_byte)
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------------------- both at one time -- */
+/* -------------------------------------------------------------------------------------------- both at one time -- */
 
 static size_t link_count(const struct tl_worker *worker)
 {
@@ -218,7 +217,7 @@ START_TEST(workers_that_meet_half_way_many_times)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------- wrong process -- */
+/* ----------------------------------------------------------------------------------------------- wrong process -- */
 
 /* Waits until worker 1 says why it cannot reach worker 0, in these words. */
 static void expect_reason(const char *text)

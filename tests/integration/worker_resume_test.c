@@ -231,8 +231,7 @@ START_TEST(receiver_that_gives_up_while_cut_off_says_so_later)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------ lost acknowledgements --
- */
+/* --------------------------------------------------------------------------------------- lost acknowledgements -- */
 
 /* Lets the tensors arrive, and keeps all that the receiver says afterwards. */
 static void lose_acknowledgements(unsigned count)
@@ -277,7 +276,7 @@ START_TEST(many_lost_acknowledgements_are_repeated)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------- random cuts -- */
+/* ------------------------------------------------------------------------------------------------- random cuts -- */
 
 #define SMALL_COUNT 3000
 

@@ -68,7 +68,7 @@ static enum tl_status recv_status(unsigned worker, unsigned from, const char *ke
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------- aborted steps -- */
+/* ----------------------------------------------------------------------------------------------- aborted steps -- */
 
 /* The longest message, of characters of three bytes. */
 static void long_message(char *text)
@@ -192,7 +192,7 @@ START_TEST(abort_while_the_tensor_is_on_its_way)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------- ended steps -- */
+/* ------------------------------------------------------------------------------------------------- ended steps -- */
 
 START_TEST(end_of_a_step_drops_what_nobody_received)
 {
@@ -246,7 +246,7 @@ START_TEST(end_of_a_step_lets_transfers_finish)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------------- deadlines -- */
+/* --------------------------------------------------------------------------------------------------- deadlines -- */
 
 START_TEST(deadlines_name_what_was_waited_for)
 {
@@ -299,7 +299,7 @@ START_TEST(expired_transfer_leaves_the_value_to_others)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- cancels -- */
+/* ----------------------------------------------------------------------------------------------------- cancels -- */
 
 START_TEST(cancel_wherever_a_receive_is)
 {
@@ -398,7 +398,7 @@ START_TEST(cancel_at_any_moment)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- limits -- */
+/* ------------------------------------------------------------------------------------------------------ limits -- */
 
 START_TEST(receivers_beyond_the_limit_are_refused)
 {

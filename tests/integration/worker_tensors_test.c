@@ -133,7 +133,7 @@ START_TEST(sizes_around_the_chunk)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- strings -- */
+/* ----------------------------------------------------------------------------------------------------- strings -- */
 
 static struct tl_tensor *strings(unsigned rank, const uint64_t *dims, const struct tl_string *items)
 {
@@ -186,7 +186,7 @@ START_TEST(many_strings)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------- destinations -- */
+/* ------------------------------------------------------------------------------------------------ destinations -- */
 
 START_TEST(into_a_destination)
 {
@@ -293,7 +293,7 @@ START_TEST(read_only_destination_is_refused)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ wrapped memory -- */
+/* ---------------------------------------------------------------------------------------------- wrapped memory -- */
 
 START_TEST(wrapped_memory_is_released_once_and_only_then)
 {
@@ -316,7 +316,7 @@ START_TEST(wrapped_memory_is_released_once_and_only_then)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ counters -- */
+/* ---------------------------------------------------------------------------------------------------- counters -- */
 
 START_TEST(large_tensors_are_not_copied)
 {

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
-#include "dataplane/verbs_internal.h"
+#include "dataplane/verbs/verbs_internal.h"
 #include "fakes/run_suite.h"
 
 static struct ibv_context_ops real;
@@ -43,7 +43,7 @@ static void expect_end(struct job *jobs, unsigned count, const char *part)
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- posts -- */
+/* ------------------------------------------------------------------------------------------------------- posts -- */
 
 static unsigned accepted;
 
@@ -73,7 +73,7 @@ START_TEST(requests_refused)
         jobs[i] = new_job_of(&a);
         a.pair->ops->message(a.pair, "x", 1, &jobs[i].work);
     }
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     ck_assert_uint_eq(jobs[0].done, 0);
     restore();
     expect_end(jobs, COUNT, "the card refuses a request: Cannot allocate memory");
@@ -104,12 +104,12 @@ END_TEST
 
 START_TEST(slots_refused_while_connecting)
 {
-    struct tl_introduction from_b;
+    struct tl_pair_address from_b;
     struct tl_error error = {0};
     open_both(TL_KEYS_WINDOW);
     side_create(&a, 16, 16, TL_KEYS_WINDOW);
     side_create(&b, 16, 16, TL_KEYS_WINDOW);
-    b.pair->ops->introduce(b.pair, &from_b);
+    b.pair->ops->get_address(b.pair, &from_b);
     functions()->post_recv = refuse_receive;
     ck_assert_int_eq(a.pair->ops->connect(a.pair, &from_b, &error), TL_UNAVAILABLE);
     ck_assert_ptr_nonnull(strstr(error.message, "the card takes no slots"));
@@ -146,12 +146,12 @@ START_TEST(windows_refused)
     ck_assert_uint_gt(count, 0);
     ck_assert_int_eq(error.code, TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_null(exposures[count].region);
-    ck_assert_uint_eq(b.pair->ops->room(b.pair), 128 - count);
+    ck_assert_uint_eq(b.pair->ops->space(b.pair), 128 - count);
     tear_down();
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------- completions -- */
+/* ------------------------------------------------------------------------------------------------- completions -- */
 
 static enum ibv_wc_status forged_status;
 static int64_t forged_index; /* -1: as it is */
@@ -240,7 +240,7 @@ START_TEST(completions_of_nothing)
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------------------------- the device -- */
+/* -------------------------------------------------------------------------------------------------- the device -- */
 
 /* The flushed requests never come back. */
 static int lose(struct ibv_cq *cq, int capacity, struct ibv_wc *ret_completions)
@@ -262,8 +262,8 @@ START_TEST(completions_are_lost)
     let_expose_happen(&b);
     functions()->poll_cq = lose;
     write_to(&exposure, 0, 8 * MIB, 0, false, &job);
-    tl_queue_pair_ring(a.pair);
-    side_sever(&a);
+    tl_queue_pair_doorbell(a.pair);
+    side_disconnect(&a);
     PUMP_UNTIL(a.drained);
     ck_assert_uint_eq(job.done, 1);
     ck_assert_int_eq(job.status, TL_CANCELLED);

@@ -12,8 +12,8 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "dataplane/engine.h"
-#include "dataplane/verbs_internal.h"
+#include "dataplane/engine/engine.h"
+#include "dataplane/verbs/verbs_internal.h"
 #include "fakes/descriptors.h"
 #include "fakes/run_suite.h"
 #include "tests/fakes/made_memory.h"
@@ -66,7 +66,7 @@ static void open_end(struct end *end, struct tl_provider *provider, enum tl_keys
                                               .request_count = 16,
                                               .cache_count = 16,
                                               .peer_memory = memory,
-                                              .silence_ns = PATIENCE_NS,
+                                              .peer_timeout_ns = PATIENCE_NS,
                                               .connect_ns = PATIENCE_NS,
                                               .cancel_ns = PATIENCE_NS,
                                               .parked_ns = PATIENCE_NS};
@@ -87,7 +87,7 @@ static void close_end(struct end *end)
 /* Both ends are up. */
 static void connect_ends(void)
 {
-    uint8_t introductions[2][TL_CONN_INTRODUCTION_BYTES];
+    uint8_t addresses[2][TL_CONN_ADDRESS_BYTES];
     uint32_t lengths[2];
     struct tl_error error;
     for (unsigned i = 0; i < 2; i++) {
@@ -98,10 +98,10 @@ static void connect_ends(void)
         ck_assert_msg(tl_conn_create(ends[i].engine, memory, &peer, i + 1, i == 0, &conn_events, &ends[i],
                                      &ends[i].conn, &error) == TL_OK,
                       "%s", error.message);
-        lengths[i] = tl_conn_introduce(ends[i].conn, introductions[i]);
+        lengths[i] = tl_conn_get_address(ends[i].conn, addresses[i]);
     }
     for (unsigned i = 2; i-- > 0;)
-        ck_assert_msg(tl_conn_connect(ends[i].conn, introductions[1 - i], lengths[1 - i], &error) == TL_OK, "%s",
+        ck_assert_msg(tl_conn_connect(ends[i].conn, addresses[1 - i], lengths[1 - i], &error) == TL_OK, "%s",
                       error.message);
     RUN_UNTIL(ends[0].up == 1 && ends[1].up == 1);
 }

@@ -16,7 +16,7 @@
 #include "fakes/descriptors.h"
 #include "fakes/run_suite.h"
 
-/* ---------------------------------------------------------------------------------------------------- candidates -- */
+/* -------------------------------------------------------------------------------------------------- candidates -- */
 
 static const struct tl_verbs_candidate *find(const struct tl_verbs_candidate *candidates, size_t count,
                                              const char *device, const char *gid)
@@ -171,7 +171,7 @@ START_TEST(memory_that_cannot_be_registered)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- limits -- */
+/* ------------------------------------------------------------------------------------------------------ limits -- */
 
 START_TEST(keys_that_the_device_was_not_opened_for)
 {
@@ -217,13 +217,13 @@ START_TEST(completion_queue_grows)
     struct tl_provider *provider_a = a.provider, *provider_b = b.provider;
     for (unsigned i = 0; i < PAIRS; i++) {
         struct tl_queue_pair_options options = {.slot_count = 64, .work_count = 64, .keys = TL_KEYS_WINDOW};
-        struct tl_introduction from_a, from_b;
+        struct tl_pair_address from_a, from_b;
         as[i] = (struct side){.provider = provider_a};
         bs[i] = (struct side){.provider = provider_b};
         ck_assert_int_eq(tl_queue_pair_create(provider_a, &options, &side_events, &as[i], &as[i].pair, NULL), TL_OK);
         ck_assert_int_eq(tl_queue_pair_create(provider_b, &options, &side_events, &bs[i], &bs[i].pair, NULL), TL_OK);
-        as[i].pair->ops->introduce(as[i].pair, &from_a);
-        bs[i].pair->ops->introduce(bs[i].pair, &from_b);
+        as[i].pair->ops->get_address(as[i].pair, &from_a);
+        bs[i].pair->ops->get_address(bs[i].pair, &from_b);
         ck_assert_int_eq(as[i].pair->ops->connect(as[i].pair, &from_b, NULL), TL_OK);
         ck_assert_int_eq(bs[i].pair->ops->connect(bs[i].pair, &from_a, NULL), TL_OK);
     }
@@ -239,8 +239,8 @@ START_TEST(completion_queue_grows)
         }
     }
     for (unsigned i = 0; i < PAIRS; i++) {
-        side_sever(&as[i]);
-        side_sever(&bs[i]);
+        side_disconnect(&as[i]);
+        side_disconnect(&bs[i]);
     }
     while (drained < 2 * PAIRS) {
         provider_a->ops->poll(provider_a);

@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "fakes/run_suite.h"
 
-/* ------------------------------------------------------------------------------------------------------ failures -- */
+/* ---------------------------------------------------------------------------------------------------- failures -- */
 
 static void expect_reason(const struct side *side, const char *part)
 {
@@ -27,10 +27,10 @@ START_TEST(late_write_is_refused)
     let_expose_happen(&b);
     struct tl_exposure copy = exposure;
     b.pair->ops->revoke(b.pair, &exposure, &revoked.work);
-    tl_queue_pair_ring(b.pair);
+    tl_queue_pair_doorbell(b.pair);
     PUMP_UNTIL(revoked.done == 1);
     write_to(&copy, 0, 65536, 0, false, &late);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     PUMP_UNTIL(a.drained && b.drained);
     ck_assert_int_eq(late.status, TL_CANCELLED);
     ck_assert_uint_eq(late.broken_before, 1);
@@ -57,11 +57,11 @@ START_TEST(revoke_cuts_a_write_off)
     side_expose(&b, target_region, target, len, &exposure);
     let_expose_happen(&b);
     write_to(&exposure, 0, len, 0, false, &cut);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     while (((volatile uint8_t *)target)[100000] == 0 && cut.done == 0)
         a.provider->ops->poll(a.provider);
     b.pair->ops->revoke(b.pair, &exposure, &revoked.work);
-    tl_queue_pair_ring(b.pair);
+    tl_queue_pair_doorbell(b.pair);
     while (revoked.done == 0)
         b.provider->ops->poll(b.provider);
     memcpy(seen, target, len);
@@ -88,7 +88,7 @@ START_TEST(keys_of_others_are_refused)
     side_create(&b, 16, 16, TL_KEYS_WINDOW);
     sides_connect();
     write_to(&exposure, 0, 4096, 0, false, NULL);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     PUMP_UNTIL(a.drained && b.drained);
     ck_assert_uint_eq(target[1], 0);
     destroy_both();
@@ -97,7 +97,7 @@ START_TEST(keys_of_others_are_refused)
     a.broken = b.broken = a.drained = b.drained = 0;
     struct job job = new_job_of(&a);
     write_to(&exposure, 0, 4096, 0, true, &job);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     PUMP_UNTIL(job.done == 1 && b.immediates == 1);
     ck_assert_int_eq(job.status, TL_OK);
     tear_down();
@@ -120,11 +120,11 @@ START_TEST(writes_outside_are_not_posted)
         side_expose(&b, target_region, target, 4096, &exposure);
         write_to(&exposure, 0, outside[i].len, outside[i].offset, false, &bad);
         ck_assert_uint_eq(bad.done, 0);
-        ck_assert_uint_gt(a.pair->ops->room(a.pair), 0);
+        ck_assert_uint_gt(a.pair->ops->space(a.pair), 0);
         a.pair->ops->message(a.pair, "x", 1, &after.work);
-        tl_queue_pair_ring(a.pair);
+        tl_queue_pair_doorbell(a.pair);
         PUMP_UNTIL(a.drained);
-        ck_assert_uint_eq(a.pair->ops->room(a.pair), 0);
+        ck_assert_uint_eq(a.pair->ops->space(a.pair), 0);
         expect_reason(&a, "outside of the 4096 that the peer has exposed");
         ck_assert_int_eq(bad.status, TL_CANCELLED);
         ck_assert_int_eq(after.status, TL_CANCELLED);
@@ -143,14 +143,14 @@ START_TEST(descriptors_that_are_none)
     set_up(4, 16, TL_KEYS_WINDOW);
     make_memory(MIB);
     a.pair->ops->write(a.pair, source_region, source, 1, &descriptor, 0, false, 0, NULL);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     PUMP_UNTIL(a.drained);
     expect_reason(&a, "none of verbs");
     tear_down();
 }
 END_TEST
 
-START_TEST(sever_with_work_outstanding)
+START_TEST(disconnect_with_work_outstanding)
 {
     enum { COUNT = 12 };
     struct tl_exposure exposure = {0};
@@ -162,13 +162,13 @@ START_TEST(sever_with_work_outstanding)
     for (unsigned i = 0; i < COUNT; i++) {
         jobs[i] = new_job_of(&a);
         write_to(&exposure, 0, 8 * MIB, 0, false, &jobs[i]);
-        if (i == COUNT / 2) tl_queue_pair_ring(a.pair);
+        if (i == COUNT / 2) tl_queue_pair_doorbell(a.pair);
     }
-    side_sever(&a);
-    side_sever(&a);
+    side_disconnect(&a);
+    side_disconnect(&a);
     late = new_job_of(&a);
     a.pair->ops->message(a.pair, "x", 1, &late.work);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     ck_assert_uint_eq(a.broken, 0);
     ck_assert(!tl_provider_arm(a.provider));
     PUMP_UNTIL(a.drained == 1);
@@ -182,13 +182,13 @@ START_TEST(sever_with_work_outstanding)
     }
     ck_assert_int_eq(late.status, TL_CANCELLED);
     ck_assert_uint_eq(late.order, COUNT + 1);
-    side_sever(&a);
+    side_disconnect(&a);
     tear_down();
 }
 END_TEST
 
 /* The writer was told that it has arrived. */
-START_TEST(what_has_arrived_before_it_is_severed)
+START_TEST(what_has_arrived_before_it_is_disconnected)
 {
     struct tl_exposure exposure = {0};
     struct job jobs[2] = {new_job_of(&a), new_job_of(&a)};
@@ -202,7 +202,7 @@ START_TEST(what_has_arrived_before_it_is_severed)
         a.provider->ops->poll(a.provider);
     ck_assert_int_eq(jobs[0].status, TL_OK);
     ck_assert_int_eq(jobs[1].status, TL_OK);
-    side_sever(&b);
+    side_disconnect(&b);
     PUMP_UNTIL(b.drained);
     ck_assert_uint_eq(b.immediates, 1);
     ck_assert_uint_eq(b.messages, 1);
@@ -211,12 +211,12 @@ START_TEST(what_has_arrived_before_it_is_severed)
 }
 END_TEST
 
-START_TEST(sever_before_connect)
+START_TEST(disconnect_before_connect)
 {
     open_both(TL_KEYS_WINDOW);
     side_create(&a, 16, 16, TL_KEYS_WINDOW);
     side_create(&b, 16, 16, TL_KEYS_WINDOW);
-    side_sever(&a);
+    side_disconnect(&a);
     PUMP_UNTIL(a.drained == 1);
     a.pair->ops->destroy(a.pair);
     b.pair->ops->destroy(b.pair);
@@ -228,7 +228,7 @@ START_TEST(peer_that_is_gone)
 {
     struct job job = new_job_of(&a);
     set_up(16, 16, TL_KEYS_WINDOW);
-    side_sever(&b);
+    side_disconnect(&b);
     PUMP_UNTIL(b.drained);
     b.pair->ops->destroy(b.pair);
     send_text(&a, "anybody there", &job);
@@ -245,7 +245,7 @@ START_TEST(slots_exhausted)
     set_up(4, 16, TL_KEYS_WINDOW);
     for (unsigned i = 0; i < 8; i++)
         a.pair->ops->message(a.pair, "x", 1, NULL);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     while (!a.drained)
         a.provider->ops->poll(a.provider);
     expect_reason(&a, "no slot posted");
@@ -254,17 +254,17 @@ START_TEST(slots_exhausted)
 }
 END_TEST
 
-START_TEST(introductions_that_are_none)
+START_TEST(addresses_that_are_none)
 {
-    struct tl_introduction introduction = {.len_bytes = 3, .bytes = "abc"};
+    struct tl_pair_address pair_address = {.len_bytes = 3, .bytes = "abc"};
     struct tl_error error = {0};
     open_both(TL_KEYS_WINDOW);
     side_create(&a, 4, 4, TL_KEYS_WINDOW);
     side_create(&b, 4, 4, TL_KEYS_WINDOW);
-    ck_assert_int_eq(a.pair->ops->connect(a.pair, &introduction, &error), TL_INVALID_ARGUMENT);
-    a.pair->ops->introduce(a.pair, &introduction);
-    introduction.bytes[3]++;
-    ck_assert_int_eq(a.pair->ops->connect(a.pair, &introduction, &error), TL_FAILED_PRECONDITION);
+    ck_assert_int_eq(a.pair->ops->connect(a.pair, &pair_address, &error), TL_INVALID_ARGUMENT);
+    a.pair->ops->get_address(a.pair, &pair_address);
+    pair_address.bytes[3]++;
+    ck_assert_int_eq(a.pair->ops->connect(a.pair, &pair_address, &error), TL_FAILED_PRECONDITION);
     sides_connect();
     send_text(&a, "all is well", NULL);
     PUMP_UNTIL(b.messages == 1);
@@ -275,14 +275,14 @@ END_TEST
 /* Some cards look for the way when they are connected, others when they send. */
 START_TEST(peer_without_a_route)
 {
-    struct tl_introduction introduction;
+    struct tl_pair_address pair_address;
     struct tl_error error = {0};
     open_both(TL_KEYS_WINDOW);
     side_create(&a, 4, 4, TL_KEYS_WINDOW);
     side_create(&b, 4, 4, TL_KEYS_WINDOW);
-    b.pair->ops->introduce(b.pair, &introduction);
-    memcpy(introduction.bytes + 34, "\xc0\x00\x02\x01", 4);
-    if (a.pair->ops->connect(a.pair, &introduction, &error) == TL_OK) {
+    b.pair->ops->get_address(b.pair, &pair_address);
+    memcpy(pair_address.bytes + 34, "\xc0\x00\x02\x01", 4);
+    if (a.pair->ops->connect(a.pair, &pair_address, &error) == TL_OK) {
         send_text(&a, "anybody there", NULL);
         PUMP_UNTIL(a.drained);
         ck_assert_int_eq(a.reason.code, TL_UNAVAILABLE);
@@ -297,7 +297,7 @@ START_TEST(peer_without_a_route)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ only with veth -- */
+/* ---------------------------------------------------------------------------------------------- only with veth -- */
 
 START_TEST(link_down_is_said_to_be_the_link)
 {
@@ -333,12 +333,12 @@ END_TEST
 START_TEST(address_that_is_taken_away)
 {
     struct side idle = {0};
-    struct tl_introduction from_b;
+    struct tl_pair_address from_b;
     struct tl_error error = {0};
     set_up(16, 16, TL_KEYS_WINDOW);
     idle.provider = a.provider;
     side_create(&idle, 4, 4, TL_KEYS_WINDOW);
-    b.pair->ops->introduce(b.pair, &from_b);
+    b.pair->ops->get_address(b.pair, &from_b);
     ck_assert_int_eq(system("ip addr del 10.9.0.1/32 dev va"), 0);
     PUMP_UNTIL(a.drained);
     expect_reason(&a, "link: the address 10.9.0.1");
@@ -367,12 +367,12 @@ int main(void)
     tcase_add_test(tests, keys_of_others_are_refused);
     tcase_add_test(tests, writes_outside_are_not_posted);
     tcase_add_test(tests, descriptors_that_are_none);
-    tcase_add_test(tests, sever_with_work_outstanding);
-    tcase_add_test(tests, what_has_arrived_before_it_is_severed);
-    tcase_add_test(tests, sever_before_connect);
+    tcase_add_test(tests, disconnect_with_work_outstanding);
+    tcase_add_test(tests, what_has_arrived_before_it_is_disconnected);
+    tcase_add_test(tests, disconnect_before_connect);
     tcase_add_test(tests, peer_that_is_gone);
     tcase_add_test(tests, slots_exhausted);
-    tcase_add_test(tests, introductions_that_are_none);
+    tcase_add_test(tests, addresses_that_are_none);
     tcase_add_test(tests, peer_without_a_route);
     if (has_veth()) tcase_add_test(tests, link_down_is_said_to_be_the_link);
     if (has_veth()) tcase_add_test(tests, link_down_wakes_a_sleeper);

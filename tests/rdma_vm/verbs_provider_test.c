@@ -9,23 +9,23 @@
 #include "fakes/provider_cases.h"
 #include "fakes/run_suite.h"
 
-/* ------------------------------------------------------------------------------------------------------- traffic -- */
+/* ----------------------------------------------------------------------------------------------------- traffic -- */
 
 START_TEST(nothing_leaves_before_the_bell)
 {
     struct job job = new_job_of(&a);
     set_up(16, 16, TL_KEYS_WINDOW);
     a.pair->ops->message(a.pair, "x", 1, &job.work);
-    ck_assert_uint_eq(a.pair->ops->room(a.pair), 15);
+    ck_assert_uint_eq(a.pair->ops->space(a.pair), 15);
     for (unsigned i = 0; i < 1000; i++) {
         a.provider->ops->poll(a.provider);
         b.provider->ops->poll(b.provider);
     }
     ck_assert_uint_eq(b.messages, 0);
     ck_assert_uint_eq(job.done, 0);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     PUMP_UNTIL(b.messages == 1 && job.done == 1);
-    ck_assert_uint_eq(a.pair->ops->room(a.pair), 16);
+    ck_assert_uint_eq(a.pair->ops->space(a.pair), 16);
     tear_down();
 }
 END_TEST
@@ -41,7 +41,7 @@ START_TEST(large_writes)
     let_expose_happen(&b);
     for (uint64_t at = 0; at < len; at += piece)
         write_to(&exposure, at, piece, at, at + piece == len, at + piece == len ? &last : NULL);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     PUMP_UNTIL(b.immediates == 1 && last.done == 1);
     ck_assert_int_eq(memcmp(source, target, len), 0);
     tear_down();
@@ -63,10 +63,10 @@ START_TEST(windows_are_used_again)
         memcpy(before, exposure.descriptor.bytes, sizeof(before));
         let_expose_happen(&b);
         write_to(&exposure, i, len, 0, true, &written);
-        tl_queue_pair_ring(a.pair);
+        tl_queue_pair_doorbell(a.pair);
         PUMP_UNTIL(b.immediates == i + 1);
         b.pair->ops->revoke(b.pair, &exposure, &revoked.work);
-        tl_queue_pair_ring(b.pair);
+        tl_queue_pair_doorbell(b.pair);
         PUMP_UNTIL(revoked.done == 1 && written.done == 1);
     }
     ck_assert_int_eq(memcmp(target + 599, source + 599, 663), 0);
@@ -74,7 +74,7 @@ START_TEST(windows_are_used_again)
         struct job revoked = new_job_of(&b);
         ck_assert_int_eq(tl_queue_pair_expose(b.pair, target_region, target, 64, &exposure, NULL), TL_OK);
         b.pair->ops->revoke(b.pair, &exposure, &revoked.work);
-        tl_queue_pair_ring(b.pair);
+        tl_queue_pair_doorbell(b.pair);
         PUMP_UNTIL(revoked.done == 1);
         ck_assert_int_eq(revoked.status, TL_OK);
     }
@@ -91,29 +91,29 @@ START_TEST(many_windows_at_a_time)
     set_up(16, 64, TL_KEYS_WINDOW);
     make_memory(MIB);
     for (unsigned i = 0; i < COUNT; i++) {
-        PUMP_UNTIL(b.pair->ops->room(b.pair) > 0);
+        PUMP_UNTIL(b.pair->ops->space(b.pair) > 0);
         side_expose(&b, target_region, target + 64 * i, 64, &exposures[i]);
     }
     let_expose_happen(&b);
     for (unsigned i = 0; i < COUNT; i++) {
         jobs[i] = new_job_of(&b);
-        PUMP_UNTIL(a.pair->ops->room(a.pair) > 0);
+        PUMP_UNTIL(a.pair->ops->space(a.pair) > 0);
         write_to(&exposures[i], 64 * i, 64, 0, i == COUNT - 1, NULL);
-        tl_queue_pair_ring(a.pair);
+        tl_queue_pair_doorbell(a.pair);
     }
     PUMP_UNTIL(b.immediates == 1);
     ck_assert_int_eq(memcmp(target, source, (size_t)64 * COUNT), 0);
     for (unsigned i = 0; i < COUNT; i++) {
-        PUMP_UNTIL(b.pair->ops->room(b.pair) > 0);
+        PUMP_UNTIL(b.pair->ops->space(b.pair) > 0);
         b.pair->ops->revoke(b.pair, &exposures[i], &jobs[i].work);
-        tl_queue_pair_ring(b.pair);
+        tl_queue_pair_doorbell(b.pair);
     }
     PUMP_UNTIL(jobs[COUNT - 1].done == 1);
     tear_down();
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ sleeping -- */
+/* ---------------------------------------------------------------------------------------------------- sleeping -- */
 
 START_TEST(sleepers_wake)
 {
@@ -150,7 +150,7 @@ START_TEST(arming_loses_nothing)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------- what every provider does -- */
+/* ------------------------------------------------------------------------------------ what every provider does -- */
 
 static void make_both(uint64_t len_bytes, struct provider_memory *ret_memory)
 {

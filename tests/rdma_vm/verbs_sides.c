@@ -64,8 +64,8 @@ void set_up(uint32_t slots, uint32_t work, enum tl_keys keys)
 
 void destroy_both(void)
 {
-    side_sever(&a);
-    side_sever(&b);
+    side_disconnect(&a);
+    side_disconnect(&b);
     PUMP_UNTIL(a.drained && b.drained);
     a.pair->ops->destroy(a.pair);
     b.pair->ops->destroy(b.pair);

@@ -9,7 +9,7 @@
 #ifndef TESTS_RDMA_VM_VERBS_SIDES_H
 #define TESTS_RDMA_VM_VERBS_SIDES_H
 
-#include "dataplane/verbs.h"
+#include "dataplane/verbs/verbs.h"
 #include "fakes/sides.h"
 
 /* Of make_memory: a's to be written from, b's to be written to. */

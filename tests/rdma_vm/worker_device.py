@@ -16,7 +16,7 @@ CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.1:4002"], "worker": ["1
            "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "5s", "connect": "60s"},
            # For guests of a busy machine. timeout: rxe binds windows anew when it sends packets again, which fails
            # since they are bound.
-           "verbs": {"timeout": 22, "piece": "1MiB", "silence": "10s", "pool": "4MiB"}}
+           "verbs": {"timeout": 22, "piece": "1MiB", "peer_timeout": "10s", "pool": "4MiB"}}
 NO_LOCKED_MEMORY = ("setpriv", "--bounding-set", "-ipc_lock", "bash", "-c", 'ulimit -l 64; exec "$@"', "-")
 
 

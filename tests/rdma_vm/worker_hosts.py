@@ -27,7 +27,7 @@ PAUSE_SEC = 4
 def cluster(rdma):
     """timeout: the card would give up much later than we do."""
     return {"cluster": {"ps": ["10.8.0.2:4000"], "worker": ["10.8.0.1:4001"]}, "protocol": "grpc+verbs", "rdma": rdma,
-            "verbs": {"piece": "128KiB", "silence": "1s", "timeout": 19},
+            "verbs": {"piece": "128KiB", "peer_timeout": "1s", "timeout": 19},
             "timeouts": {"keepalive": "1s", "keepalive_answer": "5s", "drain": "1s"}}
 
 
@@ -50,18 +50,18 @@ class Hosts(unittest.TestCase):
         self.comes_back()
 
     def lost(self):
-        """Why data paths were lost."""
-        return re.findall(rf'level=warn msg="no data path" peer={PEER}.* reason="([^"]+)"', self.log())
+        """Why data connections were lost."""
+        return re.findall(rf'level=warn msg="no data connection" peer={PEER}.* reason="([^"]+)"', self.log())
 
     def comes_back(self):
         """Tensors are received over verbs, at the latest after a while."""
         found = []
         workers.wait_until(lambda: found.append(self.here.receive(self.peer, "short"))
-                           or found[-1].path in OVER_VERBS, "the data path is there")
+                           or found[-1].path in OVER_VERBS, "the data connection is there")
         self.assertEqual(b"here", found[-1].tensor.bytes)
 
     def interrupt(self, how):
-        """Something is done to the peer's host in the middle of a transfer; why the data path was lost."""
+        """Something is done to the peer's host in the middle of a transfer; why the data connection was lost."""
         before = len(self.lost())
         self.destination.fill(bytes(LONG_BYTES))
         op = self.here.ask(self.peer, "long", 0, self.destination)

@@ -36,7 +36,7 @@ GUESSES = 3
 def cluster(keys, **verbs):
     return {"cluster": {"ps": ["10.9.0.2:4000", "10.9.0.2:4002"], "worker": ["10.9.0.1:4001"]},
             "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "1s", "connect": "60s"},
-            "verbs": {"keys": keys, "piece": "128KiB", "silence": "10s", "pool": "64MiB", "timeout": 22} | verbs}
+            "verbs": {"keys": keys, "piece": "128KiB", "peer_timeout": "10s", "pool": "64MiB", "timeout": 22} | verbs}
 
 
 @contextlib.contextmanager
@@ -51,8 +51,8 @@ def slow_wire():
 
 
 def lost(log, peer):
-    """Why the data paths to the peer were lost, according to the log."""
-    return re.findall(rf'level=warn msg="no data path" peer={peer}.* reason="([^"]+)"', log())
+    """Why the data connections to the peer were lost, according to the log."""
+    return re.findall(rf'level=warn msg="no data connection" peer={peer}.* reason="([^"]+)"', log())
 
 
 class Cancelled(unittest.TestCase):

@@ -136,13 +136,13 @@ class Deadlines(Wire):
 
     def test_card_that_tries_for_ever(self):
         """As rxe does with a retry count of 7."""
-        self.start({"keys": "region", "piece": "128KiB", "silence": "2s", "retry_count": 7})
+        self.start({"keys": "region", "piece": "128KiB", "peer_timeout": "2s", "retry_count": 7})
         with self.broken(PARTITION) as (_, log):
             self.assertIn("has been silent for", self.reports(log())[0])
 
     def test_card_of_the_peer_that_would_try_for_ever(self):
         """It takes our settings: what it writes fails, long before the silence is over."""
-        self.start({"keys": "region", "piece": "128KiB", "silence": "100s", "timeout": 12, "retry_count": 3},
+        self.start({"keys": "region", "piece": "128KiB", "peer_timeout": "100s", "timeout": 12, "retry_count": 3},
                    ps={"timeout": 0, "retry_count": 7})
         with self.broken(PARTITION):
             self.ps.await_log("the peer does not answer: it is gone, or the network between is down")

@@ -53,7 +53,7 @@ class Landing:
 
 
 class InFlight(unittest.TestCase):
-    """Two peers that publish large tensors, and data paths to them."""
+    """Two peers that publish large tensors, and data connections to them."""
     transport = None
 
     @classmethod
@@ -75,7 +75,7 @@ class InFlight(unittest.TestCase):
         self.here = stack.enter_context(Worker(config, "worker"))
         self.peer, self.bystander = self.here.peer(PEER), self.here.peer(BYSTANDER)
         for peer in (self.peer, self.bystander):
-            workers.wait_until(lambda peer=peer: self.receive(peer).path in self.transport.paths, "a data path")
+            workers.wait_until(lambda peer=peer: self.receive(peer).path in self.transport.paths, "a data connection")
 
     def receive(self, peer, destination=None):
         """What others write."""
@@ -134,7 +134,7 @@ class Cancelled(InFlight):
             self.use_again(destination, is_stopped)
             if met == CANCELS:
                 break
-            workers.wait_until(lambda: self.receive(self.peer).path in self.transport.paths, "the data path is back")
+            workers.wait_until(lambda: self.receive(self.peer).path in self.transport.paths, "the data connection is back")
         self.assertEqual(CANCELS, met, "the write was always over")
 
     def test_memory_of_the_library(self):
@@ -166,7 +166,7 @@ class Killed(InFlight):
             done = (done or self.here.wait(1))[op]
             self.assertEqual(("OK", OLD * LONG_BYTES), (done.status, done.tensor.bytes), done)
             done = None
-            workers.wait_until(lambda: self.receive(self.peer).path in self.transport.paths, "the data path is back")
+            workers.wait_until(lambda: self.receive(self.peer).path in self.transport.paths, "the data connection is back")
             before = before or self.settled("self")
             if met == KILLS:
                 break

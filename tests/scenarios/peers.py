@@ -2,7 +2,7 @@
 """Scenarios in which peers fail: killed, stopped, ended under load, and cut off.
 
 /job:worker/task:0 is in this process; what it receives from are processes of their own. After each fault all that was
-asked for must have completed, with the right bytes or the reason, and the data path must have come back.
+asked for must have completed, with the right bytes or the reason, and the data connection must have come back.
 """
 import contextlib
 import datetime
@@ -34,7 +34,7 @@ FEW_SEC = 10
 
 
 class Harness(unittest.TestCase):
-    """A worker here, a peer that publishes a small VGG16, and a data path between them that has carried all of it."""
+    """A worker here, a peer that publishes a small VGG16, and a data connection between them that has carried all of it."""
     transport = None
     rdma = "prefer"
     timeouts = {"keepalive": "1s", "keepalive_answer": "2s", "drain": "5s"}
@@ -99,9 +99,9 @@ class Harness(unittest.TestCase):
         return asked, any(op not in self.early or self.early[op].status != "OK" for op in asked)
 
     def reports(self, log):
-        """Why the peer was lost, as the log has it. The link of the control plane may be lost first, and the data path
+        """Why the peer was lost, as the log has it. The link of the control plane may be lost first, and the data connection
         with it."""
-        return re.findall(rf'level=warn msg="(?:no data path|peer lost)" peer={PEER}.* reason="([^"]+)"', log)
+        return re.findall(rf'level=warn msg="(?:no data connection|peer lost)" peer={PEER}.* reason="([^"]+)"', log)
 
     def assert_good(self, found):
         """All over the transport."""
@@ -125,7 +125,7 @@ class Harness(unittest.TestCase):
             found = self.receive_all(peer)
             self.assert_over(found)
             return all(done.path in self.transport.paths for done in found.values())
-        workers.wait_until(is_back, "the data path is back")
+        workers.wait_until(is_back, "the data connection is back")
 
 
 class Prefer(Harness):
@@ -192,7 +192,7 @@ class CutRequire(Cut):
 
 
 class CutLinks(unittest.TestCase):
-    """The links between two workers are lost, and their data paths with them, while what is sent once is on its way."""
+    """The links between two workers are lost, and their data connections with them, while what is sent once is on its way."""
     transport = None
 
     def test_nothing_is_lost_or_kept(self):
@@ -202,7 +202,7 @@ class CutLinks(unittest.TestCase):
             peer = here.peer(PEER)
             there.publish("published", Tensor(b"is there"))
             for cut in range(CUTS):
-                workers.wait_until(lambda: here.receive(peer, "published").path in self.transport.paths, "a data path")
+                workers.wait_until(lambda: here.receive(peer, "published").path in self.transport.paths, "a data connection")
                 asked = {}
                 for number in range(cut * ONE_SHOTS, (cut + 1) * ONE_SHOTS):
                     content = b"%07d" % number * random.choice((1, 100, 3000))
@@ -252,7 +252,7 @@ class Defaults(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             workers.push(self.config, PEER, workers.make_checkpoint(f"{folder}/small.safetensors", 8))
         self.peer = self.here.peer(PEER)
-        workers.wait_until(self.comes, "a data path")
+        workers.wait_until(self.comes, "a data connection")
 
     def comes(self):
         return self.here.receive(self.peer, "features.0.bias").path in self.transport.paths
@@ -272,7 +272,7 @@ class Frozen(Defaults):
         done, = strict.wait(1).values()
         self.assertEqual("UNAVAILABLE", done.status, done)
         self.assertIn("has been silent for", done.message)
-        reason = r'ts=(\S+) level=warn msg="no data path" peer=/job:ps/task:0 .* has been silent for (\d+) ms'
+        reason = r'ts=(\S+) level=warn msg="no data connection" peer=/job:ps/task:0 .* has been silent for (\d+) ms'
         workers.wait_until(lambda: re.search(reason, self.log()[begin:]), "the silence is reported")
         when, silent_ms = re.search(reason, self.log()[begin:]).groups()
         report = datetime.datetime.fromisoformat(when).timestamp()
@@ -281,7 +281,7 @@ class Frozen(Defaults):
         self.server.signal(signal.SIGCONT)
         done, = self.here.wait(1).values()
         self.assertEqual((op, "OK"), (done.op, done.status), done)
-        workers.wait_until(self.comes, "the data path is back")
+        workers.wait_until(self.comes, "the data connection is back")
 
 
 def thread_files(pid, name):

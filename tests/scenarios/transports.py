@@ -77,8 +77,8 @@ class Local(Transport):
     protocol = "grpc+local"
     paths = ("zero-copy", "bounce")
     checkpoint_paths = {"zero-copy": 14, "bounce": 18}  # small ones are copied twice
-    section, defaults = "local", {"silence": "10s"}
-    faulty = {"prefer": {"silence": "2s"}, "require": {"silence": "2s", "process_vm": "off"}}
+    section, defaults = "local", {"peer_timeout": "10s"}
+    faulty = {"prefer": {"peer_timeout": "2s"}, "require": {"peer_timeout": "2s", "process_vm": "off"}}
     lacking = {"socket_folder": "/nowhere/at/all"}, "/nowhere/at/all"
     give_up_sec = 10
 
@@ -95,9 +95,9 @@ class Verbs(Transport):
     hosts = {"ps": "10.9.0.2", "worker": "10.9.0.1"}
     # For guests of a busy machine. timeout: rxe binds windows anew when it sends packets again, which fails since they
     # are bound.
-    section, defaults = "verbs", {"timeout": 22, "piece": "1MiB", "silence": "10s", "pool": "4MiB"}
+    section, defaults = "verbs", {"timeout": 22, "piece": "1MiB", "peer_timeout": "10s", "pool": "4MiB"}
     # Every packet that is sent again may break a path under keys of windows.
-    faulty = {rdma: {"keys": keys, "piece": "128KiB", "silence": "2s", "pool": "16MiB"}
+    faulty = {rdma: {"keys": keys, "piece": "128KiB", "peer_timeout": "2s", "pool": "16MiB"}
               for rdma, keys in (("prefer", "window"), ("require", "region"))}
     # More at once in both directions than the wire's queue of 1000 packets takes costs the path.
     sizes = (1, 100, 3000, 20000)

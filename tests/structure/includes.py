@@ -22,6 +22,21 @@ FOLDERS = {
     "tests": ["base", "tensor", "config", "control", "dataplane", "server", "proto", "fakes", "fuzz"],
 }
 
+# subfolder -> the parts of its own top-level folder that it may include; its own is always allowed. "dataplane" and "server"
+# stand for the files that lie directly in these folders.
+SUBFOLDERS = {
+    "dataplane": ["dataplane/memory"],
+    "dataplane/engine": ["dataplane", "dataplane/memory"],
+    "dataplane/memory": ["dataplane"],
+    "dataplane/local": ["dataplane", "dataplane/memory"],
+    "dataplane/verbs": ["dataplane"],
+    "server/progress": [],
+    "server/rendezvous": [],
+    "server/peers": ["server", "server/transports"],
+    "server/transports": ["server", "server/peers", "server/progress", "server/transfers"],
+    "server/transfers": ["server", "server/peers", "server/progress", "server/transports"],
+}
+
 # headers from elsewhere -> the only files that may include them
 FOREIGN = {
     "grpc/*": ["control/*", "tests/*"],
@@ -29,8 +44,8 @@ FOREIGN = {
     "grpcpp/*": ["tests/bench/*"],
     "protobuf-c/*": ["control/*", "tests/*"],
     "google/protobuf*": ["tests/bench/*"],
-    "infiniband/*": ["dataplane/verbs*", "tests/rdma_vm/*"],
-    "rdma/*": ["dataplane/verbs*"],
+    "infiniband/*": ["dataplane/verbs/*", "tests/rdma_vm/*"],
+    "rdma/*": ["dataplane/verbs/*"],
     "cuda*": ["dataplane/gpu*"],
     "jansson.h": ["config/*", "tensor/safetensors*", "server/cli/json*", "tests/*"],
 }
@@ -46,6 +61,11 @@ def folder_of(header):
     return first if "/" in header and first in [*FOLDERS, "fakes", "fuzz"] else None
 
 
+def subfolder_of(path):
+    """The subfolder that a file of the project lies in, or its top-level folder where it lies in none."""
+    return path.rsplit("/", 1)[0]
+
+
 def is_among(path, patterns):
     return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
 
@@ -59,6 +79,9 @@ def judge(path, quote, header):
     if target is not None:
         if own in ("include", "examples"):
             return "only <tensorlane/...> and the system's headers belong here"
+        part, other = subfolder_of(path), subfolder_of(header)
+        if target == own and part != other and part in SUBFOLDERS and other not in SUBFOLDERS[part]:
+            return f"{part} may not include {other}"
         return None if target == own or target in FOLDERS[own] else f"{own} may not include {target}"
     if quote == '"' and not path.startswith("tests/bench/"):
         return "project headers are included by their path from the root"
@@ -70,19 +93,22 @@ def judge(path, quote, header):
 
 FORBIDDEN = [
     ("base/text.c", '"', "tensor/tensor.h"), ("tensor/tensor.c", '"', "config/config.h"),
-    ("config/config.c", '"', "tensor/tensor.h"), ("control/stream.c", '"', "server/rendezvous.h"),
-    ("control/stream.c", '"', "dataplane/engine.h"), ("dataplane/engine.c", '"', "control/control.h"),
-    ("dataplane/engine.c", '"', "tensorlane/v1/transfer.pb-c.h"), ("server/worker.c", "<", "grpc/grpc.h"),
+    ("config/config.c", '"', "tensor/tensor.h"), ("control/stream.c", '"', "server/rendezvous/rendezvous.h"),
+    ("control/stream.c", '"', "dataplane/engine/engine.h"), ("dataplane/engine/engine.c", '"', "control/control.h"),
+    ("dataplane/engine/engine.c", '"', "tensorlane/v1/transfer.pb-c.h"), ("server/worker.c", "<", "grpc/grpc.h"),
     ("server/worker.c", '"', "tensorlane/v1/transfer.pb-c.h"), ("server/worker.c", '"', "proto_descriptors.h"),
-    ("server/worker.c", "<", "protobuf-c/protobuf-c.h"), ("dataplane/engine.c", "<", "infiniband/verbs.h"),
+    ("server/worker.c", "<", "protobuf-c/protobuf-c.h"), ("dataplane/engine/engine.c", "<", "infiniband/verbs.h"),
     ("server/worker.c", "<", "jansson.h"), ("base/log.c", '"', "text.h"), ("include/tensorlane/worker.h", '"', "base/log.h"),
-    ("examples/pull.c", '"', "server/rendezvous.h"), ("control/stream.c", "<", "grpcpp/grpcpp.h"),
-    ("server/worker.c", "<", "cuda_runtime.h"),
+    ("examples/pull.c", '"', "server/rendezvous/rendezvous.h"), ("control/stream.c", "<", "grpcpp/grpcpp.h"),
+    ("server/worker.c", "<", "cuda_runtime.h"), ("dataplane/local/local.c", '"', "dataplane/engine/engine.h"),
+    ("dataplane/verbs/verbs_pair.c", '"', "dataplane/memory/memory.h"), ("dataplane/reactor.h", '"', "dataplane/engine/engine.h"),
+    ("server/rendezvous/rendezvous.c", '"', "server/worker_internal.h"),
 ]
 ALLOWED = [
     ("base/text.c", '"', "base/text.h"), ("control/stream.c", "<", "grpc/grpc.h"), ("base/error.c", "<", "string.h"),
     ("control/stream.c", '"', "tensorlane/v1/transfer.pb-c.h"), ("server/worker.c", '"', "control/control.h"),
-    ("dataplane/verbs_queue.c", "<", "infiniband/verbs.h"), ("server/cli/json.c", "<", "jansson.h"),
+    ("dataplane/engine/conn.c", '"', "dataplane/provider.h"), ("server/peers/peer.c", '"', "server/worker_internal.h"),
+    ("dataplane/verbs/verbs_queue.c", "<", "infiniband/verbs.h"), ("server/cli/json.c", "<", "jansson.h"),
     ("tests/unit/list_test.c", '"', "fakes/clock.h"), ("examples/pull.c", "<", "tensorlane/tensorlane.h"),
 ]
 

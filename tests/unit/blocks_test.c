@@ -6,7 +6,7 @@
 
 #include "tests/fakes/fault_alloc.h"
 
-#include "dataplane/blocks.c"
+#include "dataplane/memory/blocks.c"
 #include "fakes/run_suite.h"
 
 #define UNIT 64
@@ -144,8 +144,7 @@ START_TEST(no_memory)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------- against a map --
- */
+/* ----------------------------------------------------------------------------------------------- against a map -- */
 
 enum { RANGES = 3, RANGE_UNITS = 200, SLOTS = 40, SEQUENCES = 300, OPERATIONS = 200 };
 

@@ -115,14 +115,14 @@ START_TEST(later_layers_win)
 }
 END_TEST
 
-START_TEST(a_guest_has_the_settings_of_the_top_level)
+START_TEST(a_client_has_the_settings_of_the_top_level)
 {
     parse("{" CLUSTER ", \"rdma\": \"off\",\n\"local\": {\"socket_folder\": \"s\"},\n"
           "\"jobs\": {\"ps\": {\"rdma\": \"require\", \"tasks\": {\"0\": {\"protocol\": \"grpc\"}}}}}");
     ck_assert_int_eq(config->tasks[0].settings.rdma, TL_RDMA_REQUIRE);
-    ck_assert_int_eq(config->guest_settings.rdma, TL_RDMA_OFF);
-    ck_assert_int_eq(config->guest_settings.protocol, TL_PROTOCOL_AUTO);
-    ck_assert_int_eq(config->guest_error.code, TL_OK);
+    ck_assert_int_eq(config->client_settings.rdma, TL_RDMA_OFF);
+    ck_assert_int_eq(config->client_settings.protocol, TL_PROTOCOL_AUTO);
+    ck_assert_int_eq(config->client_error.code, TL_OK);
     check_value(NULL, "rdma", "\"off\"", "dir/c.json:1 (rdma)");
     check_value(NULL, "local.socket_folder", "\"dir/s\"", "dir/c.json:2 (local.socket_folder)");
     check_value(NULL, "protocol", "\"auto\"", "default");
@@ -182,10 +182,10 @@ END_TEST
 
 START_TEST(contradictions_are_found_in_what_is_in_force)
 {
-    /* The top level contradicts itself, but every task has its own value; only a guest has not. */
+    /* The top level contradicts itself, but every task has its own value; only a client peer has not. */
     parse("{" CLUSTER ", \"limits\": {\"chunk\": \"8MiB\", \"inflight\": \"4MiB\"}, \"jobs\": {"
           "\"ps\": {\"limits\": {\"inflight\": \"8MiB\"}}, \"worker\": {\"limits\": {\"chunk\": \"1MiB\"}}}}");
-    ck_assert_str_eq(config->guest_error.message,
+    ck_assert_str_eq(config->client_error.message,
                      "dir/c.json:1:105: limits.inflight: inflight is \"4MiB\" and chunk is "
                      "\"8MiB\"; inflight must be at least chunk");
     tl_config_destroy(config);
@@ -292,7 +292,7 @@ int main(void)
     tcase_add_test(tcase, the_smallest_configuration);
     tcase_add_test(tcase, the_text_may_go_away);
     tcase_add_test(tcase, later_layers_win);
-    tcase_add_test(tcase, a_guest_has_the_settings_of_the_top_level);
+    tcase_add_test(tcase, a_client_has_the_settings_of_the_top_level);
     tcase_add_test(tcase, values_come_in_order_and_up_to_the_capacity);
     tcase_add_test(tcase, listen_is_by_default_the_own_address);
     tcase_add_test(tcase, the_top_level_is_checked);

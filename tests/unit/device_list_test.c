@@ -8,7 +8,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "dataplane/verbs.h"
+#include "dataplane/verbs/verbs.h"
 #include "fakes/run_suite.h"
 
 #define NAME_63 "a23456789b23456789c23456789d23456789e23456789f23456789g23456789"

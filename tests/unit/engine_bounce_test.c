@@ -124,7 +124,7 @@ START_TEST(the_reason_changes)
 END_TEST
 
 /* Neither way is open. What could help is more of the pool; the other reason is in the log. */
-START_TEST(no_room_either)
+START_TEST(no_space_either)
 {
     options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;
     log_capture_begin();
@@ -151,7 +151,7 @@ int main(void)
     tcase_add_test(tcase, refused_at_the_asker);
     tcase_add_test(tcase, refused_at_the_owner);
     tcase_add_test(tcase, the_reason_changes);
-    tcase_add_test(tcase, no_room_either);
+    tcase_add_test(tcase, no_space_either);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -78,8 +78,7 @@ static void finish_many(unsigned unconfirmed_count)
     ck_assert_uint_le(engine_side_values(pair.left) + engine_side_values(pair.right), unconfirmed_count);
 }
 
-/* ------------------------------------------------------------------------------------------------ every operation --
- */
+/* --------------------------------------------------------------------------------------------- every operation -- */
 
 static const enum fake_fault faults[] = {FAKE_DROP,  FAKE_LOSE_ACK,     FAKE_LATE,      FAKE_RNR,
                                          FAKE_BREAK, FAKE_POST_FAILURE, FAKE_CQ_OVERRUN};
@@ -96,7 +95,7 @@ static bool break_at(enum fake_fault fault, unsigned number, unsigned side)
     start_many();
     engine_pair_run(&pair);
     for (unsigned i = 0; i < 12; i++) { /* what is stuck is noticed by silence, and by the other side after that */
-        fake_clock_advance(options.engine.silence_ns / 4);
+        fake_clock_advance(options.engine.peer_timeout_ns / 4);
         engine_pair_run(&pair);
     }
     bool has_broken = pair.left->closed_count + pair.right->closed_count > 0;
@@ -165,7 +164,7 @@ START_TEST(serves_are_told_how_they_ended)
     ck_assert_uint_eq(owner->closed_count, 1);
     ck_assert_uint_eq(engine_side_stats(owner).connections_broken, 1);
     for (unsigned i = 0; i < 2; i++) { /* what it had heard before, then nothing */
-        fake_clock_advance(options.engine.silence_ns);
+        fake_clock_advance(options.engine.peer_timeout_ns);
         engine_pair_run(&pair);
     }
     ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
@@ -277,7 +276,7 @@ START_TEST(device_gone)
     ck_assert_int_ne(tl_conn_create(pair.left->engine, NULL, &pair.right->self, 1, true, NULL, NULL, &conn, NULL),
                      TL_OK);
     for (unsigned i = 0; i < 8; i++) {
-        fake_clock_advance(options.engine.silence_ns / 4);
+        fake_clock_advance(options.engine.peer_timeout_ns / 4);
         engine_pair_run(&pair);
     }
     ck_assert_uint_eq(pair.left->open_ask_count + pair.right->open_ask_count, 0);
@@ -287,7 +286,7 @@ START_TEST(device_gone)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- silence -- */
+/* ----------------------------------------------------------------------------------------------------- silence -- */
 
 /* A process that was stopped: its card answers, it does not. When it was heard last, within a look at it, makes no
  * difference: it is given up in little more than the limit. */
@@ -299,19 +298,19 @@ START_TEST(peer_is_silent)
     engine_pair_run(&pair);
     ck_assert_int_eq(ask.result.code, TL_OK);
     engine_ask_fini(&ask);
-    const int64_t step_ns = options.engine.silence_ns / 100;
+    const int64_t step_ns = options.engine.peer_timeout_ns / 100;
     fake_clock_advance(_i * step_ns);
     engine_ask_start(asker, &ask, "key", 1);
     engine_pair_run(&pair);
     owner->is_silent = true;
     int64_t waited_ns = 0;
-    while (ask.is_open && waited_ns < 3 * options.engine.silence_ns) {
+    while (ask.is_open && waited_ns < 3 * options.engine.peer_timeout_ns) {
         fake_clock_advance(step_ns);
         waited_ns += step_ns;
         engine_pair_run(&pair);
     }
-    ck_assert_int_ge(waited_ns, options.engine.silence_ns);
-    ck_assert_int_le(waited_ns, options.engine.silence_ns / 16 * 17 + 2 * step_ns);
+    ck_assert_int_ge(waited_ns, options.engine.peer_timeout_ns);
+    ck_assert_int_le(waited_ns, options.engine.peer_timeout_ns / 16 * 17 + 2 * step_ns);
     ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
     ck_assert_ptr_nonnull(strstr(asker->reason.message, "silent"));
     ck_assert_ptr_nonnull(strstr(asker->reason.message, owner->self.name));
@@ -328,14 +327,14 @@ START_TEST(asker_is_silent)
     engine_pair_run(&pair);
     asker->is_silent = true;
     for (unsigned i = 0; i < 8; i++) {
-        fake_clock_advance(options.engine.silence_ns / 4);
+        fake_clock_advance(options.engine.peer_timeout_ns / 4);
         engine_pair_run(&pair);
     }
     ck_assert_uint_eq(owner->closed_count, 1);
     ck_assert_int_eq(owner->last_end, TL_SERVE_BROKEN);
     asker->is_silent = false;
     engine_pair_run(&pair);
-    fake_clock_advance(2 * options.engine.silence_ns);
+    fake_clock_advance(2 * options.engine.peer_timeout_ns);
     engine_pair_run(&pair);
     engine_ask_fini(&ask);
     engine_pair_close(&pair);
@@ -349,7 +348,7 @@ START_TEST(pings_keep_it)
     engine_ask_start(asker, &ask, "key", 1);
     for (unsigned i = 0; i < 200; i++) {
         engine_pair_run(&pair);
-        fake_clock_advance(options.engine.silence_ns / 4);
+        fake_clock_advance(options.engine.peer_timeout_ns / 4);
     }
     ck_assert_uint_eq(asker->closed_count + owner->closed_count, 0);
     ck_assert_uint_gt(engine_side_stats(asker).credits_sent, 20);
@@ -368,7 +367,7 @@ START_TEST(idle_connections_say_nothing)
     engine_ask_start(asker, &ask, "key", 1);
     engine_pair_run(&pair);
     engine_ask_fini(&ask);
-    fake_clock_advance(options.engine.silence_ns);
+    fake_clock_advance(options.engine.peer_timeout_ns);
     engine_pair_run(&pair);
     uint64_t sent = engine_side_stats(asker).messages_sent + engine_side_stats(owner).messages_sent;
     for (unsigned i = 0; i < 100; i++) {
@@ -380,7 +379,7 @@ START_TEST(idle_connections_say_nothing)
     /* And a request after the pause is not taken for a silent peer. */
     engine_ask_start(asker, &ask, "key", 2);
     engine_pair_run(&pair);
-    fake_clock_advance(options.engine.silence_ns / 2);
+    fake_clock_advance(options.engine.peer_timeout_ns / 2);
     engine_pair_run(&pair);
     ck_assert(ask.is_open);
     engine_ask_cancel(&ask);
@@ -390,7 +389,7 @@ START_TEST(idle_connections_say_nothing)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ draining -- */
+/* ---------------------------------------------------------------------------------------------------- draining -- */
 
 START_TEST(drained_when_idle)
 {

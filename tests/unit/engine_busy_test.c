@@ -4,7 +4,7 @@
 #include <stdlib.h>
 
 #include "base/error.h"
-#include "dataplane/conn_internal.h"
+#include "dataplane/engine/conn_internal.h"
 #include "fakes/engine_pair.h"
 #include "fakes/fake_clock.h"
 #include "fakes/run_suite.h"

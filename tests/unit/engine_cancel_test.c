@@ -33,9 +33,7 @@ static void transfer_once(void)
     engine_ask_fini(&first);
 }
 
-/* ------------------------------------------------------------------------------------------------------ every moment
- * --
- */
+/* ------------------------------------------------------------------------------------------------ every moment -- */
 
 enum kind {
     KIND_KNOWN,
@@ -162,9 +160,7 @@ START_TEST(every_moment)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ particular moments
- * --
- */
+/* ------------------------------------------------------------------------------------------ particular moments -- */
 
 START_TEST(before_it_has_a_handle)
 {
@@ -223,7 +219,7 @@ END_TEST
 /* Whoever does not answer loses the connection, and only then is the memory given back. */
 START_TEST(not_answered)
 {
-    options.engine.silence_ns = 1000 * TL_NS_PER_SEC;
+    options.engine.peer_timeout_ns = 1000 * TL_NS_PER_SEC;
     open_pair();
     transfer_once();
     engine_ask_start(asker, &ask, "key", 1);

@@ -47,7 +47,7 @@ static void expect_refused(enum tl_status code, const char *words)
     close_raw();
 }
 
-/* ------------------------------------------------------------------------------------------------------- success -- */
+/* ----------------------------------------------------------------------------------------------------- success -- */
 
 START_TEST(up_after_a_write_both_ways)
 {
@@ -138,7 +138,7 @@ END_TEST
 START_TEST(up_with_a_peer_by_hand)
 {
     open_raw();
-    raw_peer_greet(&raw);
+    raw_peer_shake_hands(&raw);
     ck_assert(tl_conn_is_up(pair.left->conn));
     ck_assert_uint_eq(raw.memory[0] | raw.memory[1] << 8, 777);
     close_raw();
@@ -164,8 +164,7 @@ START_TEST(both_halves_are_needed)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ greetings --
- */
+/* -------------------------------------------------------------------------------------------------- handshakes -- */
 
 START_TEST(hello_with_another_token)
 {
@@ -173,7 +172,7 @@ START_TEST(hello_with_another_token)
     struct tl_message hello = raw_peer_hello(&raw);
     hello.token ^= 1;
     raw_peer_send(&raw, &hello);
-    expect_refused(TL_FAILED_PRECONDITION, "introduced");
+    expect_refused(TL_FAILED_PRECONDITION, "pair address");
 }
 END_TEST
 
@@ -183,7 +182,7 @@ START_TEST(hello_of_another_version)
     struct tl_message hello = raw_peer_hello(&raw);
     hello.version++;
     raw_peer_send(&raw, &hello);
-    expect_refused(TL_FAILED_PRECONDITION, "introduced");
+    expect_refused(TL_FAILED_PRECONDITION, "pair address");
 }
 END_TEST
 
@@ -203,7 +202,7 @@ START_TEST(hello_twice)
     struct tl_message hello = raw_peer_hello(&raw);
     raw_peer_send(&raw, &hello);
     raw_peer_send(&raw, &hello);
-    expect_refused(TL_UNAVAILABLE, "second greeting");
+    expect_refused(TL_UNAVAILABLE, "second hello");
 }
 END_TEST
 
@@ -213,7 +212,7 @@ START_TEST(hello_without_a_destination)
     struct tl_message hello = raw_peer_hello(&raw);
     hello.destination.len_bytes = 0;
     raw_peer_send(&raw, &hello);
-    expect_refused(TL_UNAVAILABLE, "nowhere");
+    expect_refused(TL_UNAVAILABLE, "no address");
 }
 END_TEST
 
@@ -240,7 +239,7 @@ END_TEST
 START_TEST(probe_twice)
 {
     open_raw();
-    raw_peer_greet(&raw);
+    raw_peer_shake_hands(&raw);
     raw_peer_write(&raw, NULL, 0, 0, TL_IMMEDIATE_PROBE);
     raw_peer_run(&raw);
     ck_assert_uint_eq(pair.left->closed_count, 1);
@@ -249,8 +248,8 @@ START_TEST(probe_twice)
 }
 END_TEST
 
-/* Everything but a greeting, before there was one. */
-START_TEST(not_greeted)
+/* Everything but a handshake, before there was one. */
+START_TEST(not_handshake_done)
 {
     enum tl_message_type type = (enum tl_message_type)_i;
     open_raw();
@@ -263,16 +262,16 @@ START_TEST(not_greeted)
         ck_assert_uint_eq(pair.left->up_count, 0);
         close_raw();
     } else {
-        expect_refused(TL_UNAVAILABLE, "before it was greeted");
+        expect_refused(TL_UNAVAILABLE, "before its hello");
     }
 }
 END_TEST
 
-START_TEST(data_before_the_greeting)
+START_TEST(data_before_the_handshake)
 {
     open_raw();
     raw_peer_write(&raw, NULL, 0, 0, 5);
-    expect_refused(TL_UNAVAILABLE, "before it was greeted");
+    expect_refused(TL_UNAVAILABLE, "before its hello");
 }
 END_TEST
 
@@ -284,7 +283,7 @@ START_TEST(no_message_at_all)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- in time -- */
+/* ----------------------------------------------------------------------------------------------------- in time -- */
 
 START_TEST(nothing_comes)
 {
@@ -293,11 +292,11 @@ START_TEST(nothing_comes)
     raw_peer_run(&raw);
     ck_assert_uint_eq(pair.left->closed_count, 0);
     fake_clock_advance(1);
-    expect_refused(TL_DEADLINE_EXCEEDED, "no greeting has come");
+    expect_refused(TL_DEADLINE_EXCEEDED, "no hello has come");
 }
 END_TEST
 
-START_TEST(only_a_greeting_comes)
+START_TEST(only_a_handshake_comes)
 {
     open_raw();
     struct tl_message hello = raw_peer_hello(&raw);
@@ -325,11 +324,11 @@ END_TEST
 /* The side that does not say hello first waits as long. */
 START_TEST(opener_says_nothing)
 {
-    uint8_t left[TL_CONN_INTRODUCTION_BYTES];
+    uint8_t left[TL_CONN_ADDRESS_BYTES];
     engine_pair_init(&pair, &options);
     engine_side_create_conn(pair.left);
     engine_side_create_conn(pair.right);
-    uint32_t left_bytes = tl_conn_introduce(pair.left->conn, left);
+    uint32_t left_bytes = tl_conn_get_address(pair.left->conn, left);
     ck_assert_int_eq(tl_conn_connect(pair.right->conn, left, left_bytes, NULL), TL_OK);
     engine_pair_run(&pair);
     fake_clock_advance(options.engine.connect_ns);
@@ -340,22 +339,21 @@ START_TEST(opener_says_nothing)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------- introductions --
- */
+/* --------------------------------------------------------------------------------------------------- addresses -- */
 
-static uint8_t bytes[TL_CONN_INTRODUCTION_BYTES + 1];
+static uint8_t bytes[TL_CONN_ADDRESS_BYTES + 1];
 static uint32_t len_bytes;
 
-static void introduce(void)
+static void get_address(void)
 {
     engine_pair_init(&pair, &options);
     engine_side_create_conn(pair.left);
     engine_side_create_conn(pair.right);
-    len_bytes = tl_conn_introduce(pair.left->conn, bytes);
-    ck_assert_uint_le(len_bytes, TL_CONN_INTRODUCTION_BYTES);
+    len_bytes = tl_conn_get_address(pair.left->conn, bytes);
+    ck_assert_uint_le(len_bytes, TL_CONN_ADDRESS_BYTES);
 }
 
-static void expect_introduction_refused(enum tl_status code)
+static void expect_address_refused(enum tl_status code)
 {
     ck_assert_int_eq(tl_conn_connect(pair.right->conn, bytes, len_bytes, &error), code);
     ck_assert_int_eq(error.code, code);
@@ -366,70 +364,69 @@ static void expect_introduction_refused(enum tl_status code)
     ck_assert_uint_eq(pair.right->closed_count, 1);
 }
 
-START_TEST(introduction_truncated)
+START_TEST(address_truncated)
 {
-    introduce();
+    get_address();
     uint32_t whole_bytes = len_bytes;
     engine_pair_close(&pair);
     for (uint32_t cut = 0; cut < whole_bytes; cut++) {
-        introduce();
+        get_address();
         len_bytes = cut;
-        expect_introduction_refused(TL_INVALID_ARGUMENT);
+        expect_address_refused(TL_INVALID_ARGUMENT);
     }
-    introduce();
+    get_address();
     len_bytes++;
-    expect_introduction_refused(TL_INVALID_ARGUMENT);
+    expect_address_refused(TL_INVALID_ARGUMENT);
 }
 END_TEST
 
-START_TEST(introduction_of_another_version)
+START_TEST(address_of_another_version)
 {
-    introduce();
+    get_address();
     bytes[0]++;
-    expect_introduction_refused(TL_FAILED_PRECONDITION);
+    expect_address_refused(TL_FAILED_PRECONDITION);
 }
 END_TEST
 
-START_TEST(introduction_of_another_incarnation)
+START_TEST(address_of_another_incarnation)
 {
-    introduce();
+    get_address();
     bytes[4]++;
-    expect_introduction_refused(TL_FAILED_PRECONDITION);
+    expect_address_refused(TL_FAILED_PRECONDITION);
 }
 END_TEST
 
 /* Numbers that cannot be: slots, requests, the length of what is the provider's. */
-START_TEST(introduction_with_impossible_numbers)
+START_TEST(address_with_impossible_numbers)
 {
     static const struct {
         unsigned place;
         uint32_t value;
     } cases[] = {{20, 0},     {20, 15},         {20, 65537}, {20, UINT32_MAX}, {24, 0},
                  {24, 65536}, {24, UINT32_MAX}, {28, 0},     {28, 193},        {28, UINT32_MAX}};
-    introduce();
+    get_address();
     memcpy(bytes + cases[_i].place, &cases[_i].value, 4);
-    expect_introduction_refused(TL_INVALID_ARGUMENT);
+    expect_address_refused(TL_INVALID_ARGUMENT);
 }
 END_TEST
 
-START_TEST(introduction_that_the_provider_refuses)
+START_TEST(address_that_the_provider_refuses)
 {
-    introduce();
+    get_address();
     bytes[32] ^= 1;
-    expect_introduction_refused(TL_INVALID_ARGUMENT);
+    expect_address_refused(TL_INVALID_ARGUMENT);
 }
 END_TEST
 
 START_TEST(card_refuses_to_connect)
 {
-    introduce();
+    get_address();
     fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_CONNECT_FAILURE});
-    expect_introduction_refused(TL_UNAVAILABLE);
+    expect_address_refused(TL_UNAVAILABLE);
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- creating --
- */
+/* ---------------------------------------------------------------------------------------------------- creating -- */
 
 static void expect_create_fails(enum tl_status code)
 {
@@ -472,7 +469,7 @@ START_TEST(no_window_for_the_probe)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- closing -- */
+/* ----------------------------------------------------------------------------------------------------- closing -- */
 
 START_TEST(closed_before_it_connects)
 {
@@ -482,10 +479,10 @@ START_TEST(closed_before_it_connects)
     tl_error_set(&error, TL_CANCELLED, "not wanted");
     tl_conn_close(pair.left->conn, &error);
     ck_assert_uint_eq(pair.left->closed_count, 0); /* no callback inside of a call */
-    /* The peer's introduction comes too late. */
-    uint8_t introduction[TL_CONN_INTRODUCTION_BYTES];
-    uint32_t len_bytes = tl_conn_introduce(pair.right->conn, introduction);
-    ck_assert_int_eq(tl_conn_connect(pair.left->conn, introduction, len_bytes, &error), TL_UNAVAILABLE);
+    /* The peer's address comes too late. */
+    uint8_t pair_address[TL_CONN_ADDRESS_BYTES];
+    uint32_t len_bytes = tl_conn_get_address(pair.right->conn, pair_address);
+    ck_assert_int_eq(tl_conn_connect(pair.left->conn, pair_address, len_bytes, &error), TL_UNAVAILABLE);
     tl_conn_drain(pair.right->conn);
     engine_pair_run(&pair);
     ck_assert_uint_eq(pair.left->closed_count, 1);
@@ -557,18 +554,18 @@ static void add_tests(TCase *tcase)
     tcase_add_test(tcase, hello_with_a_destination_of_somebody_else);
     tcase_add_test(tcase, probe_with_wrong_bytes);
     tcase_add_test(tcase, probe_twice);
-    tcase_add_loop_test(tcase, not_greeted, TL_MESSAGE_PROBED, TL_MESSAGE_GOODBYE + 1);
-    tcase_add_test(tcase, data_before_the_greeting);
+    tcase_add_loop_test(tcase, not_handshake_done, TL_MESSAGE_PROBED, TL_MESSAGE_GOODBYE + 1);
+    tcase_add_test(tcase, data_before_the_handshake);
     tcase_add_test(tcase, no_message_at_all);
     tcase_add_test(tcase, nothing_comes);
-    tcase_add_test(tcase, only_a_greeting_comes);
+    tcase_add_test(tcase, only_a_handshake_comes);
     tcase_add_test(tcase, our_write_is_not_confirmed);
     tcase_add_test(tcase, opener_says_nothing);
-    tcase_add_test(tcase, introduction_truncated);
-    tcase_add_test(tcase, introduction_of_another_version);
-    tcase_add_test(tcase, introduction_of_another_incarnation);
-    tcase_add_loop_test(tcase, introduction_with_impossible_numbers, 0, 10);
-    tcase_add_test(tcase, introduction_that_the_provider_refuses);
+    tcase_add_test(tcase, address_truncated);
+    tcase_add_test(tcase, address_of_another_version);
+    tcase_add_test(tcase, address_of_another_incarnation);
+    tcase_add_loop_test(tcase, address_with_impossible_numbers, 0, 10);
+    tcase_add_test(tcase, address_that_the_provider_refuses);
     tcase_add_test(tcase, card_refuses_to_connect);
     tcase_add_test(tcase, no_queue_pair_left);
     tcase_add_test(tcase, no_windows);

@@ -11,7 +11,7 @@
 #include <sys/mman.h>
 
 #include "base/error.h"
-#include "dataplane/message.h"
+#include "dataplane/engine/message.h"
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
 #include "fakes/run_suite.h"
@@ -55,7 +55,7 @@ START_TEST(v01_bad_completion_ends_one_connection)
     engine_ask_start(asker, &ask, "key", 1);
     engine_pair_run(&pair);
     ck_assert_uint_eq(owner->closed_count, 1);
-    fake_clock_advance(2 * options.engine.silence_ns);
+    fake_clock_advance(2 * options.engine.peer_timeout_ns);
     engine_pair_run(&pair);
     ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
     for (unsigned i = 0; i < 2; i++)
@@ -68,15 +68,15 @@ START_TEST(v01_bad_completion_ends_one_connection)
 }
 END_TEST
 
-START_TEST(v02_restarted_peer_is_not_who_was_introduced)
+START_TEST(v02_restarted_peer_has_another_incarnation)
 {
-    uint8_t bytes[TL_CONN_INTRODUCTION_BYTES];
+    uint8_t bytes[TL_CONN_ADDRESS_BYTES];
     struct tl_error error;
     engine_pair_init(&pair, &options);
     engine_side_create_conn(pair.left);
     pair.right->self.incarnation++; /* it has restarted since the left side heard of it */
     engine_side_create_conn(pair.right);
-    uint32_t len_bytes = tl_conn_introduce(pair.right->conn, bytes);
+    uint32_t len_bytes = tl_conn_get_address(pair.right->conn, bytes);
     ck_assert_int_eq(tl_conn_connect(pair.left->conn, bytes, len_bytes, &error), TL_FAILED_PRECONDITION);
     ck_assert_ptr_nonnull(strstr(error.message, "restarted"));
     tl_conn_close(pair.left->conn, &error);
@@ -89,9 +89,9 @@ START_TEST(v02_restarted_peer_is_not_who_was_introduced)
 }
 END_TEST
 
-START_TEST(v03_introduction_of_a_stranger)
+START_TEST(v03_address_of_a_stranger)
 {
-    uint8_t bytes[TL_CONN_INTRODUCTION_BYTES];
+    uint8_t bytes[TL_CONN_ADDRESS_BYTES];
     struct tl_error error;
     for (unsigned i = 0; i < 256; i++) {
         engine_pair_init(&pair, &options);
@@ -109,17 +109,17 @@ static void put_number(uint8_t *place, uint32_t value)
         place[i] = (uint8_t)(value >> (8 * i));
 }
 
-/* A right introduction of which one of the numbers is changed: how much there is of it, or of what is in it. */
-START_TEST(v03_introduction_whose_lengths_lie)
+/* A right address of which one of the numbers is changed: how much there is of it, or of what is in it. */
+START_TEST(v03_address_whose_lengths_lie)
 {
     enum { INNER_LENGTH = 28 };
-    uint8_t bytes[TL_CONN_INTRODUCTION_BYTES] = {0};
+    uint8_t bytes[TL_CONN_ADDRESS_BYTES] = {0};
     struct tl_error error;
-    const uint32_t lies[] = {0, 1, TL_INTRODUCTION_MAX_BYTES, TL_INTRODUCTION_MAX_BYTES + 1, UINT32_MAX};
+    const uint32_t lies[] = {0, 1, TL_PAIR_ADDRESS_MAX_BYTES, TL_PAIR_ADDRESS_MAX_BYTES + 1, UINT32_MAX};
     engine_pair_init(&pair, &options);
     engine_side_create_conn(pair.left);
     engine_side_create_conn(pair.right);
-    uint32_t len_bytes = tl_conn_introduce(pair.right->conn, bytes);
+    uint32_t len_bytes = tl_conn_get_address(pair.right->conn, bytes);
     for (uint32_t shorter = 0; shorter < len_bytes; shorter++)
         ck_assert_int_eq(tl_conn_connect(pair.left->conn, bytes, shorter, &error), TL_INVALID_ARGUMENT);
     for (unsigned i = 0; i < sizeof(lies) / sizeof(lies[0]); i++) {
@@ -267,7 +267,7 @@ START_TEST(v08_no_byte_that_nobody_wrote)
         uint32_t len_bytes[2];
         for (unsigned i = 0; i < 2; i++) {
             memset(&message, 0, sizeof(message));
-            memset(message.text_room, i == 0 ? 0xaa : 0x55, sizeof(message.text_room));
+            memset(message.text_capacity, i == 0 ? 0xaa : 0x55, sizeof(message.text_capacity));
             memset(buffers[i], i == 0 ? 0xaa : 0x55, sizeof(buffers[i]));
             memset(message.destination.bytes, i == 0 ? 0xaa : 0x55, sizeof(message.destination.bytes));
             memset(message.meta_data.shape.dims, i == 0 ? 0xaa : 0x55, sizeof(message.meta_data.shape.dims));
@@ -402,7 +402,7 @@ START_TEST(v11_steps_do_not_share_meta_data)
 }
 END_TEST
 
-START_TEST(v12_dead_and_alive_in_turn_cost_no_round_trip)
+START_TEST(v12_dead_and_alive_alternating_cost_no_round_trip)
 {
     open_pair();
     expect_transfer("key", 0, engine_pool_bytes(owner, 100, 0));
@@ -452,7 +452,7 @@ static void expect_huge_transfer(uint64_t max_write_bytes)
                                             .capacity_bytes = size_bytes};
         ck_assert_int_eq(tl_tensor_wrap(&view, &tensors[i], NULL), TL_OK);
     }
-    size_t first = fake_fabric_write_count(pair.fabric); /* behind those of the greeting */
+    size_t first = fake_fabric_write_count(pair.fabric); /* behind those of the handshake */
     engine_side_send(owner, "key", 1, tensors[0]);
     ask.destination = tensors[1];
     fetch("key", 1);
@@ -566,7 +566,7 @@ START_TEST(v17_nobody_waits_for_ever)
     engine_pair_run(&pair);
     owner->is_silent = true;
     for (unsigned i = 0; i < 8; i++) {
-        fake_clock_advance(options.engine.silence_ns / 4);
+        fake_clock_advance(options.engine.peer_timeout_ns / 4);
         engine_pair_run(&pair);
     }
     ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
@@ -606,9 +606,9 @@ int main(void)
 {
     Suite *suite = suite_create("engine_defects");
     ADD(suite, v01_bad_completion_ends_one_connection);
-    ADD(suite, v02_restarted_peer_is_not_who_was_introduced);
-    ADD(suite, v03_introduction_of_a_stranger);
-    ADD(suite, v03_introduction_whose_lengths_lie);
+    ADD(suite, v02_restarted_peer_has_another_incarnation);
+    ADD(suite, v03_address_of_a_stranger);
+    ADD(suite, v03_address_whose_lengths_lie);
     ADD(suite, v04_status_of_an_aborted_step_reaches_the_peer);
     ADD(suite, v05_more_work_than_the_queues_hold);
     ADD(suite, v06_longest_key_and_longest_status);
@@ -620,7 +620,7 @@ int main(void)
     ADD(suite, v10_receiver_gives_memory_back);
     ADD(suite, v10_receiver_gives_memory_back_when_refused);
     ADD(suite, v11_steps_do_not_share_meta_data);
-    ADD(suite, v12_dead_and_alive_in_turn_cost_no_round_trip);
+    ADD(suite, v12_dead_and_alive_alternating_cost_no_round_trip);
     ADD(suite, v13_tensor_larger_than_one_write);
     ADD(suite, v13_tensor_beyond_32_bits);
     ADD(suite, v13_write_beyond_32_bits);

@@ -18,7 +18,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "dataplane/conn_internal.h"
+#include "dataplane/engine/conn_internal.h"
 #include "fakes/engine_pair.h"
 #include "fakes/fake_clock.h"
 #include "fakes/run_suite.h"
@@ -80,8 +80,7 @@ static uint64_t pick(const uint64_t *numbers, size_t count)
 }
 #define PICK(...) pick((const uint64_t[]){__VA_ARGS__}, sizeof((const uint64_t[]){__VA_ARGS__}) / sizeof(uint64_t))
 
-/* -------------------------------------------------------------------------------------------------------- options --
- */
+/* ----------------------------------------------------------------------------------------------------- options -- */
 
 static void choose_options(void)
 {
@@ -123,8 +122,7 @@ static void clear_faults(void)
         fake_fabric_set_chance(pair.fabric, fault, 0);
 }
 
-/* --------------------------------------------------------------------------------------------------------- values --
- */
+/* ------------------------------------------------------------------------------------------------------ values -- */
 
 static const char *key_name(unsigned key)
 {
@@ -179,8 +177,7 @@ static void publish(void)
     publish_on(side, below(1000));
 }
 
-/* ----------------------------------------------------------------------------------------------------------- asks --
- */
+/* -------------------------------------------------------------------------------------------------------- asks -- */
 
 /* Whoever has the tensor now may write it; nobody else does. */
 static void guard(struct asked *asked)
@@ -274,8 +271,7 @@ static void cancel_ask(void)
     engine_ask_cancel(&asked->ask);
 }
 
-/* ---------------------------------------------------------------------------------------------------------- steps --
- */
+/* ------------------------------------------------------------------------------------------------------- steps -- */
 
 static void round_of(struct engine_side *side)
 {

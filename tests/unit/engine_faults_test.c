@@ -17,11 +17,11 @@
 #define place timer_place
 #include "base/timer.c"
 #undef place
-#include "dataplane/conn.c"
-#include "dataplane/conn_memory.c"
-#include "dataplane/engine.c"
-#include "dataplane/meta_cache.c"
-#include "dataplane/request.c"
+#include "dataplane/engine/conn.c"
+#include "dataplane/engine/conn_memory.c"
+#include "dataplane/engine/engine.c"
+#include "dataplane/engine/meta_cache.c"
+#include "dataplane/engine/request.c"
 
 /* The two state machines have the same names for the same things. */
 #undef NEVER
@@ -33,12 +33,12 @@
 #define handle(...) response_handle(__VA_ARGS__)
 #define out_of_memory response_out_of_memory
 #define registered response_registered
-#define room_came response_room_came
-#define take_turn response_take_turn
+#define space_came response_memory_came
+#define post_next response_post_next
 #define transition response_transition
 #define transitions response_transitions
-#define want_turn response_want_turn
-#include "dataplane/response.c"
+#define queue_post response_queue_post
+#include "dataplane/engine/response.c"
 #include "fakes/run_suite.h"
 #undef EVENT_CANCEL
 #undef EVENT_READY
@@ -48,11 +48,11 @@
 #undef handle
 #undef out_of_memory
 #undef registered
-#undef room_came
-#undef take_turn
+#undef space_came
+#undef post_next
 #undef transition
 #undef transitions
-#undef want_turn
+#undef queue_post
 
 static struct engine_pair engines;
 static struct engine_pair_options engine_options;
@@ -63,13 +63,12 @@ static void setup(void)
     engine_options.engine.register_bytes = 1000;
 }
 
-/* -------------------------------------------------------------------------------------------------------- scenario --
- */
+/* ---------------------------------------------------------------------------------------------------- scenario -- */
 
 /* Both connections; false when that has failed, with a status and nothing left behind. */
 static bool connect_both(void)
 {
-    uint8_t bytes[2][TL_CONN_INTRODUCTION_BYTES];
+    uint8_t bytes[2][TL_CONN_ADDRESS_BYTES];
     uint32_t len_bytes[2];
     struct tl_error error = {.code = TL_OK};
     for (unsigned i = 0; i < 2; i++) {
@@ -78,7 +77,7 @@ static bool connect_both(void)
             ck_assert_ptr_null(engines.sides[i].conn);
             return false;
         }
-        len_bytes[i] = tl_conn_introduce(engines.sides[i].conn, bytes[i]);
+        len_bytes[i] = tl_conn_get_address(engines.sides[i].conn, bytes[i]);
     }
     for (unsigned i = 2; i-- > 0;) {
         if (tl_conn_connect(engines.sides[i].conn, bytes[1 - i], len_bytes[1 - i], &error) != TL_OK) return false;
@@ -111,7 +110,7 @@ static bool receive(struct engine_ask *ask, const char *key, uint64_t step, bool
     if (is_cancelled) engine_ask_cancel(ask);
     for (unsigned i = 0; i < 8 && ask->is_open; i++) {
         engine_pair_run(&engines);
-        fake_clock_advance(engine_options.engine.silence_ns / 2);
+        fake_clock_advance(engine_options.engine.peer_timeout_ns / 2);
     }
     engine_pair_run(&engines);
     ck_assert_uint_eq(ask->done_count, 1);
@@ -166,8 +165,7 @@ static void expect_all_is_well(void)
     engine_pair_close(&engines);
 }
 
-/* ------------------------------------------------------------------------------------------------------- the walks --
- */
+/* --------------------------------------------------------------------------------------------------- the walks -- */
 
 START_TEST(every_allocation)
 {

@@ -32,7 +32,7 @@ static void open_raw(void)
 {
     engine_pair_init(&pair, &options);
     raw_peer_open(&raw, &pair);
-    raw_peer_greet(&raw);
+    raw_peer_shake_hands(&raw);
     ask = (struct engine_ask){.is_open = false};
 }
 
@@ -68,18 +68,17 @@ static void write_piece(uint64_t offset_bytes, uint64_t len_bytes, uint32_t flag
     raw_peer_write(&raw, &request->destination, offset_bytes, len_bytes, request->handle | flags);
 }
 
-/* ---------------------------------------------------------------------------------------------- states of a request --
- */
+/* ----------------------------------------------------------------------------------------- states of a request -- */
 
 /* Where our request is when the peer says something. */
 enum stage {
-    STAGE_NONE,       /* there is none */
-    STAGE_ASKED,      /* without a destination */
-    STAGE_RENEWING,   /* its memory is being registered */
-    STAGE_RE_ASKED,   /* with a destination */
-    STAGE_HALF,       /* half of it has come */
-    STAGE_TOLD,       /* all of it has come, a DONE is to follow */
-    STAGE_CANCELLING, /* with a destination */
+    STAGE_NONE,         /* there is none */
+    STAGE_ASKED,        /* without a destination */
+    STAGE_RENEWING,     /* its memory is being registered */
+    STAGE_RE_ASKED,     /* with a destination */
+    STAGE_HALF,         /* half of it has come */
+    STAGE_ACKNOWLEDGED, /* all of it has come, a DONE is to follow */
+    STAGE_CANCELLING,   /* with a destination */
     STAGE_CANCELLING_UNPLACED,
     STAGE_MAY_MAP, /* without a destination: it may be mapped */
     STAGE_CANCELLING_MAY_MAP,
@@ -95,7 +94,7 @@ static void start(const char *key)
 }
 
 /* The engine's rounds without waiting for its slow worker. */
-static void run_without_letters(void)
+static void run_without_closures(void)
 {
     for (unsigned i = 0; i < 20; i++) {
         (void)engine_side_round(pair.left);
@@ -121,7 +120,7 @@ static void reach(enum stage stage)
     if (stage != STAGE_NONE) start("key");
     switch (stage) {
     case STAGE_RENEWING:
-        /* The letter of the slow worker is left undelivered. */
+        /* The closure of the slow worker is left undelivered. */
         update(1 << 20);
         (void)engine_side_round(pair.right);
         for (unsigned i = 0; i < 4 && ask.place_count == 0; i++)
@@ -130,7 +129,7 @@ static void reach(enum stage stage)
         break;
     case STAGE_RE_ASKED:
     case STAGE_HALF:
-    case STAGE_TOLD:
+    case STAGE_ACKNOWLEDGED:
     case STAGE_CANCELLING:
         renew();
         break;
@@ -138,16 +137,14 @@ static void reach(enum stage stage)
         break;
     }
     if (stage == STAGE_HALF) write_piece(0, SIZE_BYTES / 2, 0);
-    if (stage == STAGE_TOLD) write_piece(0, SIZE_BYTES, TL_IMMEDIATE_TOLD);
+    if (stage == STAGE_ACKNOWLEDGED) write_piece(0, SIZE_BYTES, TL_IMMEDIATE_DONE_FOLLOWS);
     if (stage == STAGE_CANCELLING || stage == STAGE_CANCELLING_UNPLACED || stage == STAGE_CANCELLING_MAY_MAP)
         engine_ask_cancel(&ask);
     if (stage != STAGE_RENEWING) raw_peer_run(&raw);
     ck_assert_uint_eq(ask.done_count, 0);
 }
 
-/* ------------------------------------------------------------------------------------- every message, in every state
- * --
- */
+/* ------------------------------------------------------------------------------- every message, in every state -- */
 
 struct word {
     enum tl_message_type type;
@@ -180,12 +177,12 @@ static const struct word words[] = {
     {TL_MESSAGE_MAPPED, SIZE_BYTES, 0, 0},
     {TL_MESSAGE_MAPPED, INT64_MAX, 0, 0}, /* lies beyond the end of the file */
     {(enum tl_message_type)0, 0, 0, 0},   /* an immediate without bytes */
-    {(enum tl_message_type)0, 0, 0, TL_IMMEDIATE_TOLD},
+    {(enum tl_message_type)0, 0, 0, TL_IMMEDIATE_DONE_FOLLOWS},
     {(enum tl_message_type)0, 0, 10, 0},
-    {(enum tl_message_type)0, 0, 10, TL_IMMEDIATE_TOLD | TL_IMMEDIATE_BOUNCED},
+    {(enum tl_message_type)0, 0, 10, TL_IMMEDIATE_DONE_FOLLOWS | TL_IMMEDIATE_BOUNCED},
     {(enum tl_message_type)0, 0, SIZE_BYTES / 2, 0},
     {(enum tl_message_type)0, 0, SIZE_BYTES, 0},
-    {(enum tl_message_type)0, 0, SIZE_BYTES, TL_IMMEDIATE_TOLD},
+    {(enum tl_message_type)0, 0, SIZE_BYTES, TL_IMMEDIATE_DONE_FOLLOWS},
 };
 #define WORD_COUNT ((int)(sizeof(words) / sizeof(words[0])))
 
@@ -216,14 +213,14 @@ START_TEST(every_word_in_every_state)
             request = NULL;
             reach((enum stage)stage);
             say(&words[_i]);
-            if (stage == STAGE_RENEWING) run_without_letters();
+            if (stage == STAGE_RENEWING) run_without_closures();
             say(&words[second]);
-            if (stage == STAGE_RENEWING) run_without_letters();
+            if (stage == STAGE_RENEWING) run_without_closures();
             raw_peer_run(&raw);
             /* The rest of what was asked: a word that the engine has let pass must not have left it half way. */
             fake_clock_advance(2 * options.engine.cancel_ns);
             raw_peer_run(&raw);
-            fake_clock_advance(2 * options.engine.silence_ns);
+            fake_clock_advance(2 * options.engine.peer_timeout_ns);
             raw_peer_run(&raw);
             if (stage != STAGE_NONE) {
                 struct tl_error reason;
@@ -239,8 +236,7 @@ START_TEST(every_word_in_every_state)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------------- what it asks --
- */
+/* ------------------------------------------------------------------------------------------------ what it asks -- */
 
 static void expect_protocol_error(void)
 {
@@ -275,7 +271,7 @@ END_TEST
 
 START_TEST(request_with_an_impossible_handle)
 {
-    const uint32_t handles[] = {UINT16_MAX, TL_IMMEDIATE_TOLD | 5, TL_IMMEDIATE_BOUNCED | 5, UINT32_MAX};
+    const uint32_t handles[] = {UINT16_MAX, TL_IMMEDIATE_DONE_FOLLOWS | 5, TL_IMMEDIATE_BOUNCED | 5, UINT32_MAX};
     open_raw();
     struct tl_message message = ask_for(handles[_i]);
     raw_peer_send(&raw, &message);
@@ -336,7 +332,7 @@ END_TEST
 /* The value is offered again, and what crosses the word of that is no fault. */
 START_TEST(peer_that_never_says_where_a_value_goes)
 {
-    options.engine.parked_ns = options.engine.silence_ns / 2;
+    options.engine.parked_ns = options.engine.peer_timeout_ns / 2;
     open_raw();
     engine_side_send(pair.left, "key", 1, engine_pool_bytes(pair.left, 100, 1));
     struct tl_message message = ask_for(5);
@@ -417,9 +413,7 @@ START_TEST(cancel_of_nothing_is_answered)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------- credits and data
- * --
- */
+/* -------------------------------------------------------------------------------------------- credits and data -- */
 
 START_TEST(more_consumed_than_was_sent)
 {

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "dataplane/conn_internal.h"
+#include "dataplane/engine/conn_internal.h"
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
 #include "fakes/run_suite.h"
@@ -40,8 +40,7 @@ static void expect_fetch(uint64_t step, struct tl_tensor *tensor, enum tl_path p
     engine_ask_fini(&ask);
 }
 
-/* ------------------------------------------------------------------------------------------------- slots and room --
- */
+/* ---------------------------------------------------------------------------------------------- slots and room -- */
 
 #define MANY 1000
 static struct engine_ask asks[2][MANY];
@@ -87,7 +86,7 @@ START_TEST(few_slots)
 }
 END_TEST
 
-START_TEST(little_room)
+START_TEST(little_space)
 {
     options.engine.work_count = 16;
     options.engine.slot_count = 1024;
@@ -109,7 +108,7 @@ START_TEST(little_of_everything)
 END_TEST
 
 /* Room comes back although nobody waits for what was posted and the peer says nothing. */
-START_TEST(room_comes_back_by_itself)
+START_TEST(space_comes_back_by_itself)
 {
     enum { COUNT = 100 };
     options.engine.work_count = 16;
@@ -148,7 +147,7 @@ START_TEST(pings_that_cross)
 {
     options.engine.slot_count = 16;
     options.engine.request_count = 100;
-    options.engine.silence_ns = 100 * TL_NS_PER_SEC;
+    options.engine.peer_timeout_ns = 100 * TL_NS_PER_SEC;
     open_pair();
     for (unsigned i = 0; i < 100; i++) {
         for (unsigned s = 0; s < 2; s++)
@@ -156,7 +155,7 @@ START_TEST(pings_that_cross)
     }
     fake_fabric_set_manual(pair.fabric, true);
     round_of_both();
-    fake_clock_advance(options.engine.silence_ns / 4);
+    fake_clock_advance(options.engine.peer_timeout_ns / 4);
     round_of_both();
     for (unsigned s = 0; s < 2; s++) {
         ck_assert(pair.sides[s].conn->is_ping_wanted);
@@ -178,8 +177,7 @@ START_TEST(pings_that_cross)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- windows --
- */
+/* ----------------------------------------------------------------------------------------------------- windows -- */
 
 START_TEST(windows_are_waited_for)
 {
@@ -243,9 +241,7 @@ START_TEST(no_window_at_all)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------- registered memory
- * --
- */
+/* ------------------------------------------------------------------------------------------- registered memory -- */
 
 START_TEST(large_memory_of_users_is_registered_once)
 {
@@ -372,15 +368,13 @@ START_TEST(destination_that_does_not_fit)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ parked for too long
- * --
- */
+/* ----------------------------------------------------------------------------------------- parked for too long -- */
 
 /* An asker that waits for room in its pool is told that the owner keeps the value no longer, and may ask again. */
-START_TEST(value_is_not_kept_for_ever_for_an_asker_without_room)
+START_TEST(value_is_not_kept_for_ever_for_an_asker_without_space)
 {
     options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;
-    options.engine.parked_ns = options.engine.silence_ns / 2;
+    options.engine.parked_ns = options.engine.peer_timeout_ns / 2;
     open_pair();
     struct tl_tensor *block = engine_pool_bytes(asker, 7 << 19, 0);
     engine_side_send(owner, "key", 1, engine_bytes(1 << 20, 1));
@@ -413,9 +407,9 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_loop_test(tcase, few_slots, 0, 2);
-    tcase_add_loop_test(tcase, little_room, 0, 2);
+    tcase_add_loop_test(tcase, little_space, 0, 2);
     tcase_add_test(tcase, little_of_everything);
-    tcase_add_test(tcase, room_comes_back_by_itself);
+    tcase_add_test(tcase, space_comes_back_by_itself);
     tcase_add_test(tcase, pings_that_cross);
     tcase_add_loop_test(tcase, windows_are_waited_for, 1, 38);
     tcase_add_test(tcase, cancelled_while_waiting_for_a_window);
@@ -427,7 +421,7 @@ int main(void)
     tcase_add_loop_test(tcase, no_memory_at_the_asker, 0, 2);
     tcase_add_test(tcase, providers_that_need_no_regions);
     tcase_add_test(tcase, destination_that_does_not_fit);
-    tcase_add_test(tcase, value_is_not_kept_for_ever_for_an_asker_without_room);
+    tcase_add_test(tcase, value_is_not_kept_for_ever_for_an_asker_without_space);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -58,8 +58,7 @@ static void expect_traffic(uint64_t asked, uint64_t answered, uint64_t writes)
     ck_assert_uint_eq(SINCE(asker, writes_posted), 0);
 }
 
-/* ---------------------------------------------------------------------------------------------------- one transfer --
- */
+/* ------------------------------------------------------------------------------------------------ one transfer -- */
 
 START_TEST(unknown_meta_data)
 {
@@ -91,7 +90,7 @@ START_TEST(known_meta_data)
     ck_assert_uint_eq(engine_side_stats(asker).tensors_received, 299);
     ck_assert_uint_eq(engine_side_stats(owner).bytes_sent, 299 * 5000 + 8); /* and the probe */
     ck_assert_uint_eq(engine_side_stats(asker).bytes_received, 299 * 5000);
-    /* So that a slot came back for every message, the greeting's included, without many messages of its own. */
+    /* So that a slot came back for every message, the handshake's included, without many messages of its own. */
     ck_assert_uint_le(engine_side_stats(asker).credits_sent, 20);
     ck_assert_uint_le(engine_side_stats(owner).credits_sent, 20);
     engine_pair_close(&pair);
@@ -147,8 +146,7 @@ START_TEST(both_ways_at_once)
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------------------- meta-data and steps --
- */
+/* ----------------------------------------------------------------------------------------- meta-data and steps -- */
 
 START_TEST(meta_data_that_changes_every_step)
 {
@@ -287,8 +285,7 @@ START_TEST(publication_changes_its_shape)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- checksums --
- */
+/* --------------------------------------------------------------------------------------------------- checksums -- */
 
 START_TEST(checksum)
 {
@@ -349,9 +346,7 @@ START_TEST(checksum_wrong)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------- order and waiting
- * --
- */
+/* ------------------------------------------------------------------------------------------- order and waiting -- */
 
 START_TEST(request_comes_first)
 {
@@ -463,8 +458,7 @@ START_TEST(closed_when_told)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------------------- pieces --
- */
+/* ------------------------------------------------------------------------------------------------------ pieces -- */
 
 static void expect_pieces(uint64_t size_bytes, uint64_t count)
 {

@@ -121,7 +121,7 @@ START_TEST(the_file_wins_on_every_level)
     check_value("ps:0", "verbs.timeout", "9", "c.json:1 (jobs.ps.verbs.timeout)");
     check_value("ps:1", "verbs.timeout", "9", "c.json:1 (jobs.ps.verbs.timeout)");
     check_value("worker:4", "verbs.timeout", "20", "environment (RDMA_TIMEOUT)");
-    ck_assert_uint_eq(config->guest_settings.verbs.timeout, 20);
+    ck_assert_uint_eq(config->client_settings.verbs.timeout, 20);
     ck_assert_str_eq(value_of(NULL, "verbs.timeout").origin, "environment (RDMA_TIMEOUT)");
     check_value("ps:0", "verbs.mtu", "1024", "environment (RDMA_MTU)");
     check_value("ps:1", "verbs.mtu", "\"auto\"", "c.json:1 (jobs.ps.tasks.1.verbs.mtu)");

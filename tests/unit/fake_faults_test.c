@@ -25,7 +25,7 @@ static void rule(struct fake_rule rule)
 
 static void ring(struct side *side)
 {
-    tl_queue_pair_ring(side->pair);
+    tl_queue_pair_doorbell(side->pair);
 }
 
 static void carry(struct side *side)
@@ -48,10 +48,9 @@ static void post_write(char byte, const char *name)
     ring(a);
 }
 
-/* -------------------------------------------------------------------------------------------------- of operations --
- */
+/* ----------------------------------------------------------------------------------------------- of operations -- */
 
-START_TEST(drop_holds_until_severed)
+START_TEST(drop_holds_until_disconnected)
 {
     rule((struct fake_rule){.fault = FAKE_DROP, .kinds = FAKE_WRITE});
     send_text(a, "one", work(a, "x"));
@@ -60,7 +59,7 @@ START_TEST(drop_holds_until_severed)
     ring(a);
     settle();
     ck_assert_str_eq(a->trace, "x+");
-    sever(a);
+    disconnect(a);
     settle();
     ck_assert_str_eq(a->trace, "x+ broken w- y- drained");
     ck_assert_str_eq(b->trace, "m:one");
@@ -94,12 +93,12 @@ START_TEST(a_lost_ack_is_cancelled_though_it_happened)
     ck_assert_str_eq(b->trace, "i:9/1");
     ck_assert_int_eq(b->memory[0], 'X');
     ck_assert_str_eq(a->trace, "");
-    sever(a);
+    disconnect(a);
     b->pair->ops->revoke(b->pair, &b->exposure, work(b, "r"));
     ring(b);
     settle();
     ck_assert_str_eq(a->trace, "broken w- drained");
-    sever(b);
+    disconnect(b);
     settle();
     ck_assert_str_eq(b->trace, "i:9/1 broken r- drained");
 }
@@ -111,12 +110,12 @@ START_TEST(late_lands_until_drained)
     rule((struct fake_rule){.fault = FAKE_LATE, .kinds = FAKE_WRITE});
     post_write('X', "w");
     settle();
-    sever(a);
+    disconnect(a);
     while (fake_fabric_step(fabric, a->pair) || side_poll(a) > 0) {
     }
     ck_assert_str_eq(a->trace, "broken w- drained");
     a->memory[0] = 'Y';
-    sever(b);
+    disconnect(b);
     side_poll(b);
     ck_assert_str_eq(b->trace, "broken");
     ck_assert_int_eq(b->memory[0], 0);
@@ -134,7 +133,7 @@ START_TEST(late_is_told_to_who_is_not_broken)
 {
     rule((struct fake_rule){.fault = FAKE_LATE});
     send_text(a, "late", work(a, "x"));
-    sever(a);
+    disconnect(a);
     while (fake_fabric_step(fabric, a->pair) || side_poll(a) > 0) {
     }
     ck_assert_str_eq(a->trace, "broken x- drained");
@@ -148,11 +147,11 @@ START_TEST(late_is_refused_once_drained)
 {
     rule((struct fake_rule){.fault = FAKE_LATE, .kinds = FAKE_WRITE});
     post_write('X', "w");
-    sever(b);
+    disconnect(b);
     while (fake_fabric_step(fabric, b->pair) || side_poll(b) > 0) {
     }
     ck_assert_str_eq(b->trace, "broken drained");
-    sever(a);
+    disconnect(a);
     settle();
     ck_assert_int_eq(b->memory[0], 0);
     ck_assert_uint_eq(counters(b).late_refused, 1);
@@ -167,7 +166,7 @@ START_TEST(late_breaks_who_has_revoked)
     b->pair->ops->revoke(b->pair, &b->exposure, work(b, "r"));
     carry(b);
     side_poll(b);
-    sever(a);
+    disconnect(a);
     settle();
     ck_assert_str_eq(b->trace, "r+ broken drained");
     ck_assert_int_eq(b->memory[0], 0);
@@ -180,8 +179,8 @@ START_TEST(late_for_nobody)
     b->is_destroyed_when_drained = true;
     send_text(a, "late", NULL);
     ring(a);
-    sever(a);
-    sever(b);
+    disconnect(a);
+    disconnect(b);
     settle();
     ck_assert_str_eq(b->trace, "broken drained");
 }
@@ -191,7 +190,7 @@ START_TEST(polls_land_what_is_late)
 {
     rule((struct fake_rule){.fault = FAKE_LATE, .kinds = FAKE_WRITE});
     post_write('X', "w");
-    sever(a);
+    disconnect(a);
     while (side_poll(a) > 0) {
     }
     ck_assert_int_eq(b->memory[0], 0);
@@ -267,13 +266,13 @@ END_TEST
 static struct tl_queue_pair *second_pair(struct side *owner)
 {
     struct tl_queue_pair *pair = NULL;
-    struct tl_introduction introduction;
+    struct tl_pair_address pair_address;
     side_open(owner, "fake_c", NULL, &side_options);
     ck_assert_int_eq(tl_queue_pair_create(a->provider, &side_options, &side_events, owner, &pair, NULL), TL_OK);
-    owner->pair->ops->introduce(owner->pair, &introduction);
-    ck_assert_int_eq(pair->ops->connect(pair, &introduction, NULL), TL_OK);
-    pair->ops->introduce(pair, &introduction);
-    ck_assert_int_eq(owner->pair->ops->connect(owner->pair, &introduction, NULL), TL_OK);
+    owner->pair->ops->get_address(owner->pair, &pair_address);
+    ck_assert_int_eq(pair->ops->connect(pair, &pair_address, NULL), TL_OK);
+    pair->ops->get_address(pair, &pair_address);
+    ck_assert_int_eq(owner->pair->ops->connect(owner->pair, &pair_address, NULL), TL_OK);
     return pair;
 }
 
@@ -302,7 +301,7 @@ END_TEST
 START_TEST(a_device_that_is_gone_refuses_everything)
 {
     struct tl_error error;
-    struct tl_introduction introduction;
+    struct tl_pair_address pair_address;
     struct tl_queue_pair *created = NULL;
     side_open(&sides[2], "fake_c", NULL, &side_options);
     struct tl_provider *provider = sides[2].provider;
@@ -313,8 +312,8 @@ START_TEST(a_device_that_is_gone_refuses_everything)
     ck_assert_int_eq(tl_region_create(provider, a->memory, 1, TL_REGION_READ, &region, &error), TL_UNAVAILABLE);
     ck_assert_int_eq(tl_queue_pair_create(provider, &side_options, &side_events, a, &pair, &error), TL_UNAVAILABLE);
     ck_assert_ptr_nonnull(strstr(error.message, "gone"));
-    a->pair->ops->introduce(a->pair, &introduction);
-    ck_assert_int_eq(created->ops->connect(created, &introduction, NULL), TL_UNAVAILABLE);
+    a->pair->ops->get_address(a->pair, &pair_address);
+    ck_assert_int_eq(created->ops->connect(created, &pair_address, NULL), TL_UNAVAILABLE);
     ck_assert(region == (void *)&error && pair == (void *)&error);
     settle();
     ck_assert_str_eq(sides[2].trace, "broken broken drained drained");
@@ -346,8 +345,7 @@ START_TEST(flushed_before_it_is_told)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- of calls --
- */
+/* ---------------------------------------------------------------------------------------------------- of calls -- */
 
 START_TEST(calls_fail_by_number)
 {
@@ -381,15 +379,15 @@ END_TEST
 START_TEST(connect_fails_and_may_be_tried_again)
 {
     struct side *c = &sides[2];
-    struct tl_introduction introduction;
+    struct tl_pair_address pair_address;
     rule((struct fake_rule){.fault = FAKE_CONNECT_FAILURE});
     side_open(c, "fake_c", NULL, &side_options);
-    a->pair->ops->introduce(a->pair, &introduction);
-    ck_assert_int_eq(c->pair->ops->connect(c->pair, &introduction, NULL), TL_UNAVAILABLE);
+    a->pair->ops->get_address(a->pair, &pair_address);
+    ck_assert_int_eq(c->pair->ops->connect(c->pair, &pair_address, NULL), TL_UNAVAILABLE);
     c->pair->ops->destroy(c->pair);
     c->pair = NULL;
     ck_assert_int_eq(tl_queue_pair_create(c->provider, &side_options, &side_events, c, &c->pair, NULL), TL_OK);
-    ck_assert_int_eq(c->pair->ops->connect(c->pair, &introduction, NULL), TL_OK);
+    ck_assert_int_eq(c->pair->ops->connect(c->pair, &pair_address, NULL), TL_OK);
     /* The peer is connected to somebody else, and does not answer. */
     send_text(c, "hello", work(c, "x"));
     ring(c);
@@ -416,8 +414,7 @@ START_TEST(rules_are_counted_apart)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ order and seeds --
- */
+/* --------------------------------------------------------------------------------------------- order and seeds -- */
 
 START_TEST(queue_pairs_in_any_order)
 {
@@ -426,14 +423,14 @@ START_TEST(queue_pairs_in_any_order)
     send_text(a, "first", work(a, "x"));
     second->ops->message(second, "second", 6, work(a, "y"));
     ring(a);
-    tl_queue_pair_ring(second);
+    tl_queue_pair_doorbell(second);
     ck_assert(fake_fabric_step(fabric, second));
     ck_assert(fake_fabric_step(fabric, a->pair));
     settle();
     ck_assert_str_eq(a->trace, "y+ x+");
-    sever(c);
+    disconnect(c);
     struct tl_error reason = {.code = TL_ABORTED};
-    second->ops->sever(second, &reason);
+    second->ops->disconnect(second, &reason);
     settle();
     second->ops->destroy(second);
 }
@@ -508,7 +505,7 @@ static void add_scripted(Suite *suite)
 {
     TCase *tcase = tcase_create("carried by steps");
     tcase_add_checked_fixture(tcase, setup_manual, sides_close);
-    tcase_add_test(tcase, drop_holds_until_severed);
+    tcase_add_test(tcase, drop_holds_until_disconnected);
     tcase_add_test(tcase, delay_takes_steps);
     tcase_add_test(tcase, a_lost_ack_is_cancelled_though_it_happened);
     tcase_add_test(tcase, late_lands_until_drained);
@@ -532,7 +529,7 @@ static void add_others(Suite *suite)
 {
     TCase *tcase = tcase_create("carried by polls");
     tcase_add_checked_fixture(tcase, setup, sides_close);
-    tcase_add_test(tcase, drop_holds_until_severed);
+    tcase_add_test(tcase, drop_holds_until_disconnected);
     tcase_add_test(tcase, polls_land_what_is_late);
     tcase_add_test(tcase, rnr_that_passes);
     tcase_add_test(tcase, rnr_for_too_long);

@@ -25,28 +25,27 @@ static void setup_regions(void)
                &(struct fake_provider_options){.has_no_windows = true}, &options);
 }
 
-static void ring(struct side *side)
+static void doorbell(struct side *side)
 {
-    tl_queue_pair_ring(side->pair);
+    tl_queue_pair_doorbell(side->pair);
 }
 
 /* What is posted on the side is carried; nobody is told yet. */
 static void carry(struct side *side)
 {
-    ring(side);
+    doorbell(side);
     while (fake_fabric_step(fabric, side->pair)) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- carrying --
- */
+/* ---------------------------------------------------------------------------------------------------- carrying -- */
 
 START_TEST(messages_in_order)
 {
     send_text(a, "one", work(a, "x"));
     send_text(a, "two", NULL);
     send_text(a, "", work(a, "z"));
-    ring(a);
+    doorbell(a);
     settle();
     ck_assert_str_eq(a->trace, "x+ z+");
     ck_assert_str_eq(b->trace, "m:one m:two m:");
@@ -60,11 +59,11 @@ END_TEST
 START_TEST(nothing_leaves_before_it_is_rung)
 {
     send_text(a, "one", work(a, "x"));
-    ring(a);
+    doorbell(a);
     send_text(a, "two", work(a, "y"));
     settle();
     ck_assert_str_eq(a->trace, "x+");
-    ring(a);
+    doorbell(a);
     settle();
     ck_assert_str_eq(b->trace, "m:one m:two");
     ck_assert_uint_eq(counters(a).rings, 2);
@@ -77,7 +76,7 @@ START_TEST(bytes_move_at_the_step)
     carry(b);
     strcpy(a->memory, "before");
     write_bytes(a, b, 0, 7, 5, work(a, "w"));
-    ring(a);
+    doorbell(a);
     ck_assert_uint_eq(side_poll(a), 0);
     ck_assert_int_eq(b->memory[105], 0);
     strcpy(a->memory, "now");
@@ -117,24 +116,24 @@ START_TEST(done_in_the_order_of_posting)
     a->pair->ops->write(a->pair, NULL, NULL, 0, NULL, 0, false, 0, work(a, "write"));
     a->pair->ops->revoke(a->pair, &a->exposure, work(a, "revoke"));
     send_text(a, "n", work(a, "last"));
-    ring(a);
+    doorbell(a);
     settle();
     ck_assert_str_eq(a->trace, "message+ write+ revoke+ last+");
 }
 END_TEST
 
-START_TEST(room_until_done)
+START_TEST(space_until_done)
 {
-    ck_assert_uint_eq(a->pair->ops->room(a->pair), 8);
+    ck_assert_uint_eq(a->pair->ops->space(a->pair), 8);
     expose(a, 0, 8);
     a->pair->ops->revoke(a->pair, &a->exposure, NULL);
     send_text(a, "m", NULL);
-    ck_assert_uint_eq(a->pair->ops->room(a->pair), 5);
+    ck_assert_uint_eq(a->pair->ops->space(a->pair), 5);
     carry(a);
-    ck_assert_uint_eq(a->pair->ops->room(a->pair), 5);
+    ck_assert_uint_eq(a->pair->ops->space(a->pair), 5);
     ck_assert_uint_eq(counters(a).operations_out, 3);
     side_poll(a);
-    ck_assert_uint_eq(a->pair->ops->room(a->pair), 8);
+    ck_assert_uint_eq(a->pair->ops->space(a->pair), 8);
     ck_assert_uint_eq(counters(a).operations_out, 0);
 }
 END_TEST
@@ -146,7 +145,7 @@ START_TEST(a_peer_that_has_not_connected_is_waited_for)
     side_open(&other, "fake_d", NULL, &side_options);
     side_connect(&sides[2], &other);
     send_text(&sides[2], "early", NULL);
-    ring(&sides[2]);
+    doorbell(&sides[2]);
     settle();
     ck_assert_uint_eq(counters(&sides[2]).operations_out, 1);
     ck_assert(tl_provider_arm(sides[2].provider));
@@ -157,7 +156,7 @@ START_TEST(a_peer_that_has_not_connected_is_waited_for)
     settle();
     side_poll(&other);
     ck_assert_str_eq(other.trace, "m:early");
-    sever(&other);
+    disconnect(&other);
     while (side_poll(&other) > 0) {
     }
     other.pair->ops->destroy(other.pair);
@@ -170,17 +169,17 @@ static void answer(struct side *side)
 {
     side->on_message = NULL;
     send_text(side, "answer", work(side, "a"));
-    ring(side);
-    sever(side);
-    sever(side);
+    doorbell(side);
+    disconnect(side);
+    disconnect(side);
 }
 
-START_TEST(callbacks_may_post_and_sever)
+START_TEST(callbacks_may_post_and_disconnect)
 {
     b->on_message = answer;
     b->is_destroyed_when_drained = true;
     send_text(a, "question", NULL);
-    ring(a);
+    doorbell(a);
     settle();
     ck_assert_str_eq(b->trace, "m:question broken a- drained");
     ck_assert_str_eq(b->reason.message, "severed by the test");
@@ -194,8 +193,8 @@ START_TEST(a_poll_handles_a_batch)
         send_text(a, "m", NULL);
         send_text(b, "m", NULL);
     }
-    ring(a);
-    ring(b);
+    doorbell(a);
+    doorbell(b);
     side_poll(b);
     side_poll(a);
     unsigned events = 0;
@@ -212,13 +211,13 @@ static void setup_batch(void)
     sides_open(&(struct fake_fabric_options){.poll_batch = 2}, NULL, &side_options);
 }
 
-/* ------------------------------------------------------------------------------------------------- slots, access -- */
+/* ----------------------------------------------------------------------------------------------- slots, access -- */
 
 START_TEST(a_message_waits_for_a_slot)
 {
     for (unsigned i = 0; i < 5; i++)
         send_text(a, "m", NULL);
-    ring(a);
+    doorbell(a);
     for (unsigned i = 0; i < 4 + 7; i++)
         ck_assert(fake_fabric_step(fabric, a->pair));
     ck_assert_uint_eq(counters(a).messages, 4);
@@ -250,7 +249,7 @@ static void refused(uint64_t offset, size_t len_bytes)
 {
     memset(a->memory, 'X', SIDE_BYTES);
     write_bytes(a, b, 0, len_bytes, offset, work(a, "w"));
-    ring(a);
+    doorbell(a);
     settle();
     ck_assert_str_eq(a->trace, "broken w- drained");
     ck_assert_str_eq(b->trace, "broken drained");
@@ -307,24 +306,24 @@ START_TEST(writes_of_somebody_else)
     struct tl_queue_pair *of_b = NULL;
     side_open(&sides[2], "fake_c", NULL, &side_options);
     ck_assert_int_eq(tl_queue_pair_create(b->provider, &side_options, &side_events, &sides[2], &of_b, NULL), TL_OK);
-    struct tl_introduction introduction;
-    of_b->ops->introduce(of_b, &introduction);
-    ck_assert_int_eq(sides[2].pair->ops->connect(sides[2].pair, &introduction, NULL), TL_OK);
-    sides[2].pair->ops->introduce(sides[2].pair, &introduction);
-    ck_assert_int_eq(of_b->ops->connect(of_b, &introduction, NULL), TL_OK);
+    struct tl_pair_address pair_address;
+    of_b->ops->get_address(of_b, &pair_address);
+    ck_assert_int_eq(sides[2].pair->ops->connect(sides[2].pair, &pair_address, NULL), TL_OK);
+    sides[2].pair->ops->get_address(sides[2].pair, &pair_address);
+    ck_assert_int_eq(of_b->ops->connect(of_b, &pair_address, NULL), TL_OK);
     ck_assert_ptr_eq(fake_provider_pair(b->provider, 1), of_b);
     ck_assert_ptr_null(fake_provider_pair(b->provider, 2));
     expose(b, 0, 16);
     carry(b);
     sides[2].memory[0] = 'X';
     write_bytes(&sides[2], b, 0, 1, 0, NULL);
-    ring(&sides[2]);
+    doorbell(&sides[2]);
     settle();
     ck_assert_str_eq(sides[2].trace, "broken broken drained drained");
     ck_assert_int_eq(b->memory[0], 0);
     a->memory[0] = 'Y';
     write_bytes(a, b, 0, 1, 0, work(a, "w"));
-    ring(a);
+    doorbell(a);
     settle();
     ck_assert_str_eq(a->trace, "w+");
     ck_assert_int_eq(b->memory[0], 'Y');
@@ -339,36 +338,36 @@ START_TEST(regions_are_wider_than_exposures)
     ck_assert_uint_eq(counters(b).operations_out, 0); /* nothing to bind */
     a->memory[0] = 'X';
     write_bytes(a, b, 0, 1, 20, NULL);
-    ring(a);
+    doorbell(a);
     settle();
     ck_assert_int_eq(b->memory[120], 'X');
     b->pair->ops->revoke(b->pair, &b->exposure, NULL);
     ck_assert_uint_eq(counters(b).exposures_out, 0);
     write_bytes(a, b, 0, 1, 21, work(a, "late")); /* which the revocation does not prevent */
     write_bytes(a, b, 0, 1, SIDE_BYTES - 100, work(a, "out"));
-    ring(a);
+    doorbell(a);
     settle();
     ck_assert_str_eq(a->trace, "late+ broken out- drained");
     ck_assert_int_eq(b->memory[121], 'X');
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- the end -- */
+/* ----------------------------------------------------------------------------------------------------- the end -- */
 
-START_TEST(sever_cancels_what_is_posted)
+START_TEST(disconnect_cancels_what_is_posted)
 {
     send_text(a, "one", work(a, "x"));
     carry(a);
     expose(a, 0, 8);
     send_text(a, "two", work(a, "y"));
     a->pair->ops->revoke(a->pair, &a->exposure, work(a, "z"));
-    sever(a);
+    disconnect(a);
     send_text(a, "three", work(a, "posted meanwhile"));
     ck_assert(fake_fabric_step(fabric, a->pair)); /* the bind */
     ck_assert(fake_fabric_step(fabric, a->pair));
     side_poll(a);
     ck_assert_str_eq(a->trace, "x+ broken y-");
-    ck_assert_uint_eq(a->pair->ops->room(a->pair), 0);
+    ck_assert_uint_eq(a->pair->ops->space(a->pair), 0);
     ck_assert_uint_eq(counters(a).exposures_out, 1);
     settle();
     ck_assert_str_eq(a->trace, "x+ broken y- z- posted meanwhile- drained");
@@ -382,8 +381,8 @@ END_TEST
 START_TEST(a_broken_peer_is_noticed_at_the_next_use)
 {
     send_text(a, "one", work(a, "x"));
-    ring(a);
-    sever(b);
+    doorbell(a);
+    disconnect(b);
     ck_assert(fake_fabric_step(fabric, a->pair));
     settle();
     ck_assert_str_eq(a->trace, "broken x- drained");
@@ -395,27 +394,27 @@ END_TEST
 START_TEST(a_destroyed_peer_is_noticed_at_the_next_use)
 {
     b->is_destroyed_when_drained = true;
-    sever(b);
+    disconnect(b);
     settle();
     expose(a, 0, 8); /* nothing that the peer is needed for */
-    ring(a);
+    doorbell(a);
     settle();
     ck_assert_str_eq(a->trace, "");
     send_text(a, "one", work(a, "x"));
-    ring(a);
+    doorbell(a);
     settle();
     ck_assert_str_eq(a->trace, "broken x- drained");
 }
 END_TEST
 
-START_TEST(severed_before_it_connects)
+START_TEST(disconnected_before_it_connects)
 {
     side_open(&sides[2], "fake_c", NULL, &side_options);
-    sever(&sides[2]);
-    struct tl_introduction introduction;
+    disconnect(&sides[2]);
+    struct tl_pair_address pair_address;
     struct tl_error error;
-    a->pair->ops->introduce(a->pair, &introduction);
-    ck_assert_int_eq(sides[2].pair->ops->connect(sides[2].pair, &introduction, &error), TL_UNAVAILABLE);
+    a->pair->ops->get_address(a->pair, &pair_address);
+    ck_assert_int_eq(sides[2].pair->ops->connect(sides[2].pair, &pair_address, &error), TL_UNAVAILABLE);
     ck_assert_ptr_nonnull(strstr(error.message, "severed by the test"));
     settle();
     ck_assert_str_eq(sides[2].trace, "broken drained");
@@ -423,7 +422,7 @@ START_TEST(severed_before_it_connects)
     sides[2].pair = NULL;
     ck_assert_int_eq(
         tl_queue_pair_create(sides[2].provider, &side_options, &side_events, &sides[2], &sides[2].pair, NULL), TL_OK);
-    sever(&sides[2]); /* destroyed before it is told */
+    disconnect(&sides[2]); /* destroyed before it is told */
     sides[2].pair->ops->destroy(sides[2].pair);
     sides[2].pair = NULL;
     settle();
@@ -431,25 +430,24 @@ START_TEST(severed_before_it_connects)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------- refused calls --
- */
+/* ----------------------------------------------------------------------------------------------- refused calls -- */
 
-START_TEST(introductions_that_are_none)
+START_TEST(addresses_that_are_none)
 {
     struct tl_error error;
-    struct tl_introduction introduction;
+    struct tl_pair_address pair_address;
     side_open(&sides[2], "fake_c", &(struct fake_provider_options){.network = 1}, &side_options);
     struct tl_queue_pair *pair = sides[2].pair;
-    a->pair->ops->introduce(a->pair, &introduction);
-    ck_assert_uint_le(introduction.len_bytes, TL_INTRODUCTION_MAX_BYTES);
-    ck_assert_int_eq(pair->ops->connect(pair, &introduction, &error), TL_FAILED_PRECONDITION);
+    a->pair->ops->get_address(a->pair, &pair_address);
+    ck_assert_uint_le(pair_address.len_bytes, TL_PAIR_ADDRESS_MAX_BYTES);
+    ck_assert_int_eq(pair->ops->connect(pair, &pair_address, &error), TL_FAILED_PRECONDITION);
     ck_assert_ptr_nonnull(strstr(error.message, "network"));
-    pair->ops->introduce(pair, &introduction);
-    ck_assert_int_eq(pair->ops->connect(pair, &introduction, NULL), TL_FAILED_PRECONDITION); /* itself */
-    introduction.bytes[0] ^= 1;
-    ck_assert_int_eq(pair->ops->connect(pair, &introduction, &error), TL_INVALID_ARGUMENT);
-    introduction.len_bytes = 3;
-    ck_assert_int_eq(pair->ops->connect(pair, &introduction, NULL), TL_INVALID_ARGUMENT);
+    pair->ops->get_address(pair, &pair_address);
+    ck_assert_int_eq(pair->ops->connect(pair, &pair_address, NULL), TL_FAILED_PRECONDITION); /* itself */
+    pair_address.bytes[0] ^= 1;
+    ck_assert_int_eq(pair->ops->connect(pair, &pair_address, &error), TL_INVALID_ARGUMENT);
+    pair_address.len_bytes = 3;
+    ck_assert_int_eq(pair->ops->connect(pair, &pair_address, NULL), TL_INVALID_ARGUMENT);
 }
 END_TEST
 
@@ -484,14 +482,14 @@ START_TEST(sources_need_no_region_if_so_opened)
     side_connect(c, &d);
     side_connect(&d, c);
     expose(&d, 0, sizeof(text));
-    ring(&d);
+    doorbell(&d);
     side_poll(&d);
     c->pair->ops->write(c->pair, NULL, text, sizeof(text), &d.exposure.descriptor, 0, false, 0, work(c, "w"));
-    ring(c);
+    doorbell(c);
     settle();
     ck_assert_str_eq(c->trace, "w+");
     ck_assert_str_eq(d.memory, text);
-    sever(&d);
+    disconnect(&d);
     while (side_poll(&d) > 0) {
     }
     d.pair->ops->destroy(d.pair);
@@ -502,7 +500,7 @@ END_TEST
 
 /* ------------------------------------------------------------------------------------------------------ checks -- */
 
-START_TEST(posting_without_room)
+START_TEST(posting_without_space)
 {
     for (unsigned i = 0; i < 9; i++)
         send_text(a, "m", NULL);
@@ -511,7 +509,7 @@ END_TEST
 
 START_TEST(posting_to_what_is_broken)
 {
-    sever(a);
+    disconnect(a);
     settle();
     send_text(a, "m", NULL);
 }
@@ -573,7 +571,7 @@ END_TEST
 
 START_TEST(destroying_before_it_is_drained)
 {
-    sever(a);
+    disconnect(a);
     a->pair->ops->destroy(a->pair);
 }
 END_TEST
@@ -584,7 +582,7 @@ START_TEST(closing_with_a_region)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ sleeping -- */
+/* ---------------------------------------------------------------------------------------------------- sleeping -- */
 
 static bool is_readable(const struct side *side)
 {
@@ -621,7 +619,7 @@ END_TEST
 START_TEST(arming_carries)
 {
     send_text(a, "one", work(a, "x"));
-    ring(a);
+    doorbell(a);
     ck_assert(!tl_provider_arm(a->provider));
     side_poll(a);
     ck_assert_str_eq(a->trace, "x+");
@@ -635,14 +633,14 @@ START_TEST(without_descriptor)
     side_open(&sides[2], "fake_c", &(struct fake_provider_options){.has_no_fd = true}, &side_options);
     ck_assert_int_eq(sides[2].provider->fd, -1);
     ck_assert(tl_provider_arm(sides[2].provider));
-    sever(&sides[2]);
+    disconnect(&sides[2]);
     tl_provider_disarm(sides[2].provider);
     settle();
     ck_assert_str_eq(sides[2].trace, "broken drained");
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ accounts -- */
+/* ---------------------------------------------------------------------------------------------------- accounts -- */
 
 START_TEST(writes_are_recorded)
 {
@@ -650,7 +648,7 @@ START_TEST(writes_are_recorded)
     carry(b);
     write_bytes(a, b, 8, 3, 2, NULL);
     a->pair->ops->write(a->pair, a->region, a->memory, 4, &b->exposure.descriptor, 9, true, 5, NULL);
-    ring(a);
+    doorbell(a);
     ck_assert(fake_fabric_step(fabric, a->pair));
     ck_assert_uint_eq(fake_fabric_write_count(fabric), 2);
     struct fake_write first = fake_fabric_write_at(fabric, 0);
@@ -689,7 +687,7 @@ START_TEST(what_is_out)
     ck_assert(!fake_fabric_is_quiet(fabric, &why));
     ck_assert_str_eq(why, "a slot");
     side_poll(b);
-    sever(a);
+    disconnect(a);
     ck_assert(!fake_fabric_is_quiet(fabric, &why));
     ck_assert_str_eq(why, "an event");
     ck_assert_uint_eq(counters(a).exposures, 1);
@@ -699,7 +697,7 @@ START_TEST(what_is_out)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------------- suite -- */
+/* ------------------------------------------------------------------------------------------------------- suite -- */
 
 static void add_carrying(Suite *suite)
 {
@@ -709,11 +707,11 @@ static void add_carrying(Suite *suite)
     tcase_add_test(tcase, nothing_leaves_before_it_is_rung);
     tcase_add_test(tcase, done_in_the_order_of_posting);
     tcase_add_test(tcase, a_peer_that_has_not_connected_is_waited_for);
-    tcase_add_test(tcase, callbacks_may_post_and_sever);
-    tcase_add_test(tcase, introductions_that_are_none);
+    tcase_add_test(tcase, callbacks_may_post_and_disconnect);
+    tcase_add_test(tcase, addresses_that_are_none);
     tcase_add_test(tcase, limits_of_a_provider);
     tcase_add_test(tcase, sources_need_no_region_if_so_opened);
-    tcase_add_test(tcase, severed_before_it_connects);
+    tcase_add_test(tcase, disconnected_before_it_connects);
     tcase_add_test(tcase, a_destroyed_peer_is_noticed_at_the_next_use);
     tcase_add_test(tcase, arming_carries);
     tcase_add_test(tcase, without_descriptor);
@@ -730,7 +728,7 @@ static void add_manual(Suite *suite)
     tcase_add_checked_fixture(tcase, setup_manual, sides_close);
     tcase_add_test(tcase, bytes_move_at_the_step);
     tcase_add_test(tcase, an_immediate_comes_with_its_write);
-    tcase_add_test(tcase, room_until_done);
+    tcase_add_test(tcase, space_until_done);
     tcase_add_test(tcase, a_message_waits_for_a_slot);
     tcase_add_test(tcase, no_slot_for_long_breaks_both);
     tcase_add_test(tcase, writes_beyond_the_end);
@@ -739,7 +737,7 @@ static void add_manual(Suite *suite)
     tcase_add_test(tcase, writes_before_it_is_bound);
     tcase_add_test(tcase, writes_to_no_descriptor);
     tcase_add_test(tcase, writes_of_somebody_else);
-    tcase_add_test(tcase, sever_cancels_what_is_posted);
+    tcase_add_test(tcase, disconnect_cancels_what_is_posted);
     tcase_add_test(tcase, a_broken_peer_is_noticed_at_the_next_use);
     tcase_add_test(tcase, armed_until_something_comes);
     tcase_add_test(tcase, unarmed_it_stays_silent);
@@ -756,7 +754,7 @@ static void add_checks(Suite *suite)
 {
     TCase *tcase = tcase_create("checks");
     tcase_add_checked_fixture(tcase, setup, NULL);
-    tcase_add_test_raise_signal(tcase, posting_without_room, SIGABRT);
+    tcase_add_test_raise_signal(tcase, posting_without_space, SIGABRT);
     tcase_add_test_raise_signal(tcase, posting_to_what_is_broken, SIGABRT);
     tcase_add_test_raise_signal(tcase, posting_a_work_twice, SIGABRT);
     tcase_add_test_raise_signal(tcase, a_message_that_is_too_long, SIGABRT);

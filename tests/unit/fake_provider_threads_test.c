@@ -44,7 +44,7 @@ static void play(struct player *self)
     pair->ops->write(pair, self->region, &self->source, sizeof(self->source), &self->destination, 0, true, self->number,
                      &self->work);
     if (self->number == ROUNDS) pair->ops->message(pair, "over", 4, &self->over_work);
-    tl_queue_pair_ring(pair);
+    tl_queue_pair_doorbell(pair);
 }
 
 static void on_done(struct tl_work *work, enum tl_status status)
@@ -54,10 +54,10 @@ static void on_done(struct tl_work *work, enum tl_status status)
     self->is_source_used = false;
 }
 
-static void sever(struct player *self)
+static void disconnect(struct player *self)
 {
     struct tl_error reason = {.code = TL_ABORTED};
-    self->pair->ops->sever(self->pair, &reason);
+    self->pair->ops->disconnect(self->pair, &reason);
 }
 
 /* The second to finish leaves when its message has arrived, the first when it has got that. */
@@ -65,7 +65,7 @@ static void on_over(struct tl_work *work, enum tl_status status)
 {
     struct player *self = TL_CONTAINER_OF(work, struct player, over_work);
     ck_assert_int_eq(status, TL_OK);
-    if (self == &players[1]) sever(self);
+    if (self == &players[1]) disconnect(self);
 }
 
 static void on_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
@@ -80,7 +80,7 @@ static void on_message(void *owner, const void *data, uint32_t len_bytes)
 {
     struct player *self = owner;
     ck_assert(len_bytes == 4 && memcmp(data, "over", 4) == 0);
-    if (self == &players[0]) sever(self);
+    if (self == &players[0]) disconnect(self);
 }
 
 static void on_broken(void *owner, const struct tl_error *reason)
@@ -112,14 +112,14 @@ static void open_player(struct player *self, const char *name, int64_t spin_ns)
 
 static void connect_player(struct player *self, struct player *peer)
 {
-    struct tl_introduction introduction;
-    peer->pair->ops->introduce(peer->pair, &introduction);
-    ck_assert_int_eq(self->pair->ops->connect(self->pair, &introduction, NULL), TL_OK);
+    struct tl_pair_address pair_address;
+    peer->pair->ops->get_address(peer->pair, &pair_address);
+    ck_assert_int_eq(self->pair->ops->connect(self->pair, &pair_address, NULL), TL_OK);
     ck_assert_int_eq(
         tl_queue_pair_expose(self->pair, self->region, &self->memory, sizeof(self->memory), &self->exposure, NULL),
         TL_OK);
     peer->destination = self->exposure.descriptor;
-    tl_queue_pair_ring(self->pair);
+    tl_queue_pair_doorbell(self->pair);
 }
 
 static void *run(void *argument)

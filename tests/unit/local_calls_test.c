@@ -16,7 +16,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "dataplane/local_internal.h"
+#include "dataplane/local/local_internal.h"
 #include "fakes/local_sides.h"
 #include "fakes/run_suite.h"
 #include "fakes/temp_folder.h"
@@ -26,11 +26,11 @@
 static pthread_t reactor;
 static bool is_watching;   /* the reactor's calls */
 static unsigned freed;     /* by it: memory that a peer may have, and what it has passed */
-static unsigned doors;     /* that have got a filter */
+static unsigned sockets;   /* that have got a filter */
 static unsigned open_ones; /* of those: they let through whoever guesses zeros */
 static const char *put_in; /* what somebody puts where a socket has just been made; NULL: nobody does */
 
-/* -------------------------------------------------------------------------------------- instead of the C library -- */
+/* ------------------------------------------------------------------------------------ instead of the C library -- */
 
 static bool is_watched(void)
 {
@@ -56,7 +56,7 @@ int setsockopt(int fd, int level, int name, const void *value, socklen_t value_b
         bool has_token = false;
         for (unsigned i = 0; i < filter->len; i++)
             has_token |= BPF_CLASS(filter->filter[i].code) == BPF_JMP && filter->filter[i].k != 0;
-        doors++;
+        sockets++;
         open_ones += !has_token;
     }
     return (int)syscall(SYS_setsockopt, fd, level, name, value, value_bytes);
@@ -70,7 +70,7 @@ int bind(int fd, const struct sockaddr *address, socklen_t address_bytes)
     return error;
 }
 
-/* ------------------------------------------------------------------------------------------------------- freeing -- */
+/* ----------------------------------------------------------------------------------------------------- freeing -- */
 
 static void setup(void)
 {
@@ -95,7 +95,7 @@ static int make_memory(void)
 static bool pass(const void *packet, size_t len_bytes)
 {
     int fd = make_memory();
-    bool is_passed = local_send_news(local_pair_of(a.pair), packet, len_bytes, fd);
+    bool is_passed = local_send_counted(local_pair_of(a.pair), packet, len_bytes, fd);
     (void)syscall(SYS_close, fd);
     return is_passed;
 }
@@ -139,7 +139,7 @@ START_TEST(files_that_are_forgotten)
 END_TEST
 
 /* 0: a file with a number that was there before; 1: a segment out of turn. */
-START_TEST(what_comes_out_of_turn)
+START_TEST(what_comes_out_of_order)
 {
     const struct local_segment_packet segment = {.kind = LOCAL_PACKET_ATTACH, .number = 2, .len_bytes = FILE_BYTES};
     if (_i == 0) {
@@ -158,21 +158,21 @@ START_TEST(what_comes_out_of_turn)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------------- doors -- */
+/* ---------------------------------------------------------------------------------------------- accept sockets -- */
 
-START_TEST(every_door_has_a_token)
+START_TEST(every_accept_socket_has_a_token)
 {
     struct side side;
     side_open(&side, "side", NULL);
     side_create(&side, 16, 16, TL_KEYS_REGION);
     side_close(&side);
-    ck_assert_uint_ge(doors, 2);
+    ck_assert_uint_ge(sockets, 2);
     ck_assert_uint_eq(open_ones, 0);
 }
 END_TEST
 
-/* Somebody who may write to the folder puts a link where a door has just been made. */
-START_TEST(links_instead_of_doors)
+/* Somebody who may write to the folder puts a link where an accept socket has just been made. */
+START_TEST(links_instead_of_sockets)
 {
     struct stat info;
     struct tl_error error;
@@ -201,9 +201,9 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, segments_that_are_given_up);
     tcase_add_test(tcase, files_that_are_forgotten);
-    tcase_add_loop_test(tcase, what_comes_out_of_turn, 0, 2);
-    tcase_add_test(tcase, every_door_has_a_token);
-    tcase_add_loop_test(tcase, links_instead_of_doors, 0, 2);
+    tcase_add_loop_test(tcase, what_comes_out_of_order, 0, 2);
+    tcase_add_test(tcase, every_accept_socket_has_a_token);
+    tcase_add_loop_test(tcase, links_instead_of_sockets, 0, 2);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

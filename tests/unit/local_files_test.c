@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "dataplane/local_internal.h"
+#include "dataplane/local/local_internal.h"
 #include "fakes/descriptors.h"
 #include "fakes/run_suite.h"
 #include "tensor/mapped_file.h"
@@ -92,24 +92,24 @@ static void send_to(const struct side *side, struct side *peer)
 {
     unsigned count = peer->message_count;
     side->pair->ops->message(side->pair, "m", 1, NULL);
-    tl_queue_pair_ring(side->pair);
+    tl_queue_pair_doorbell(side->pair);
     UNTIL(peer->message_count > count);
 }
 
 static void setup(void)
 {
-    struct tl_introduction introductions[2];
+    struct tl_pair_address addresses[2];
     temp_folder_make();
     temp_write(temp_path("f"), "hello", 5);
     fd_count = count_descriptors();
     ck_assert_int_eq(tl_mapped_file_open(temp_path("f"), &file, &error), TL_OK);
     for (unsigned i = 0; i < 2; i++) {
         open_side(&sides[i]);
-        sides[i].pair->ops->introduce(sides[i].pair, &introductions[i]);
+        sides[i].pair->ops->get_address(sides[i].pair, &addresses[i]);
     }
     for (unsigned i = 0; i < 2; i++)
-        ck_assert_int_eq(sides[i].pair->ops->connect(sides[i].pair, &introductions[1 - i], &error), TL_OK);
-    UNTIL(owner->pair->ops->room(owner->pair) > 0 && reader->pair->ops->room(reader->pair) > 0);
+        ck_assert_int_eq(sides[i].pair->ops->connect(sides[i].pair, &addresses[1 - i], &error), TL_OK);
+    UNTIL(owner->pair->ops->space(owner->pair) > 0 && reader->pair->ops->space(reader->pair) > 0);
     send_to(owner, reader);
     send_to(reader, owner);
 }
@@ -118,7 +118,7 @@ static void close_side(struct side *side)
 {
     if (side->provider == NULL) return;
     struct tl_error reason = {.code = TL_CANCELLED, .message = "over"};
-    side->pair->ops->sever(side->pair, &reason);
+    side->pair->ops->disconnect(side->pair, &reason);
     UNTIL(side->is_drained);
     side->pair->ops->destroy(side->pair);
     side->provider->ops->close(side->provider);
@@ -297,8 +297,7 @@ START_TEST(not_connected)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------- a hostile owner --
- */
+/* --------------------------------------------------------------------------------------------- a hostile owner -- */
 
 static bool pass(uint64_t number, int fd, uint64_t size_bytes)
 {
@@ -311,7 +310,7 @@ static bool pass(uint64_t number, int fd, uint64_t size_bytes)
                                              .modified_ns = (uint32_t)info.st_mtim.tv_nsec};
     name = (struct tl_descriptor){.len_bytes = sizeof(number)};
     memcpy(name.bytes, &number, sizeof(number));
-    return local_send_news(local_pair_of(owner->pair), &packet, sizeof(packet), fd);
+    return local_send_counted(local_pair_of(owner->pair), &packet, sizeof(packet), fd);
 }
 
 static bool pass_and_tell(uint64_t number, int fd, uint64_t size_bytes)

@@ -57,14 +57,14 @@ END_TEST
 /* a, and b with the provider that has the hostile peer as well. */
 static struct tl_region *open_bystanders(struct tl_provider *provider, struct tl_exposure *ret_exposure)
 {
-    struct tl_introduction from_a, from_b;
+    struct tl_pair_address from_a, from_b;
     a = (struct side){.name = "a"};
     b = (struct side){.name = "b", .provider = provider};
     side_open(&a, "a", NULL);
     side_create(&a, 16, 16, TL_KEYS_REGION);
     side_create(&b, 16, 16, TL_KEYS_REGION);
-    side_introduce(&a, &from_a);
-    side_introduce(&b, &from_b);
+    side_get_address(&a, &from_a);
+    side_get_address(&b, &from_b);
     side_connect(&a, &from_b);
     side_connect(&b, &from_a);
     struct tl_region *region = side_map(&b, 4096);
@@ -87,7 +87,7 @@ static void use_bystanders(const struct tl_region *region, const struct tl_expos
 struct scribbling {
     uint64_t seed;
     uint64_t source; /* of the reads it asks for */
-    uint32_t turn;
+    uint32_t sequence;
 };
 
 static pid_t scribbler;
@@ -111,17 +111,17 @@ static int child_that_scribbles(int fd_)
     TL_CHECK(forker_pass(fd_, &word, 1, -1));
     take_ring(fd_, &scribbling, sizeof(scribbling), &theirs);
     seed = scribbling.seed;
-    uint32_t turn = scribbling.turn;
+    uint32_t sequence = scribbling.sequence;
     while (true) {
         for (unsigned j = 0; j < 8; j++) {
-            struct local_slot *slot = local_ring_slot(&theirs, turn);
+            struct local_slot *slot = local_ring_slot(&theirs, sequence);
             slot->kind = (uint16_t)(1 + next_byte() % 3);
             slot->message_bytes = next_byte() * 5u;
             slot->len_bytes = next_byte() * 16u;
             slot->offset_bytes = next_byte() * 8u;
             slot->source = scribbling.source;
             slot->exposure = slot->generation = 0;
-            atomic_store(&slot->turn, ++turn);
+            atomic_store(&slot->sequence, ++sequence);
             for (unsigned k = 0; k < 40; k++) { /* while it is looked at */
                 slot->message_bytes = next_byte() * 40u;
                 slot->len_bytes = next_byte() * 300u;
@@ -151,7 +151,8 @@ START_TEST(a_process_that_scribbles)
         struct tl_exposure exposure;
         hostile_open_shown(&hostile, show_scribbler);
         struct tl_region *region = open_bystanders(hostile.provider, &exposure);
-        const struct scribbling scribbling = {.seed = i, .source = (uintptr_t)hostile.source, .turn = hostile.turn};
+        const struct scribbling scribbling = {
+            .seed = i, .source = (uintptr_t)hostile.source, .sequence = hostile.sequence};
         ck_assert(forker_pass(scribbler_fd, &scribbling, sizeof(scribbling), hostile.theirs_fd));
         struct hostile_input input = {.left_bytes = 0};
         for (unsigned j = 0; j < 3000; j++) {

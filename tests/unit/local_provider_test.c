@@ -24,7 +24,7 @@ static void set_up_unread(void)
     sides_set_up(&(struct tl_local_options){.is_reading_forbidden = true});
 }
 
-/* ------------------------------------------------------------------------------------------------------ messages -- */
+/* ---------------------------------------------------------------------------------------------------- messages -- */
 
 START_TEST(a_probe)
 {
@@ -38,16 +38,16 @@ END_TEST
 START_TEST(a_reader_that_pauses)
 {
     unsigned count = 0;
-    for (; a.pair->ops->room(a.pair) > 0; count++)
+    for (; a.pair->ops->space(a.pair) > 0; count++)
         side_message(&a, &count, sizeof(count), NULL);
     ck_assert_uint_ge(count, 16 + 12);
     PUMP_UNTIL(b.messages == count);
     ck_assert_mem_eq(b.last, &(unsigned){count - 1}, sizeof(unsigned));
-    PUMP_UNTIL(a.pair->ops->room(a.pair) == 16);
+    PUMP_UNTIL(a.pair->ops->space(a.pair) == 16);
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- writes -- */
+/* ------------------------------------------------------------------------------------------------------ writes -- */
 
 /* Larger than what is copied in one poll, to a segment whose pages are looked after; a message in the other direction
  * comes through meanwhile, and what was posted after it comes after it. */
@@ -81,22 +81,22 @@ START_TEST(large_writes)
 END_TEST
 
 /* What was posted cannot be taken back: there is no room for more while a lot of it waits. */
-START_TEST(much_that_waits_leaves_no_room)
+START_TEST(much_that_waits_leaves_no_space)
 {
     static uint8_t source[12 * MIB];
     struct tl_exposure exposure = {0};
     struct tl_region *region = side_map(&b, sizeof(source));
     side_expose(&b, region, region->address, sizeof(source), &exposure);
     struct job first = new_job(), second = new_job();
-    uint32_t room = a.pair->ops->room(a.pair);
+    uint32_t space = a.pair->ops->space(a.pair);
     side_write(&a, source, sizeof(source), &exposure, 0, true, 1, &first);
-    ck_assert_uint_eq(a.pair->ops->room(a.pair), room - 1);
+    ck_assert_uint_eq(a.pair->ops->space(a.pair), space - 1);
     side_write(&a, source, sizeof(source), &exposure, 0, true, 2, &second);
-    ck_assert_uint_eq(a.pair->ops->room(a.pair), 0);
+    ck_assert_uint_eq(a.pair->ops->space(a.pair), 0);
     PUMP_UNTIL(first.done == 1);
-    ck_assert_uint_gt(a.pair->ops->room(a.pair), 0);
+    ck_assert_uint_gt(a.pair->ops->space(a.pair), 0);
     PUMP_UNTIL(second.done == 1);
-    ck_assert_uint_eq(a.pair->ops->room(a.pair), room);
+    ck_assert_uint_eq(a.pair->ops->space(a.pair), space);
     region_drop(region);
 }
 END_TEST
@@ -311,7 +311,7 @@ START_TEST(places_that_cannot_be)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ sleeping -- */
+/* ---------------------------------------------------------------------------------------------------- sleeping -- */
 
 static uint64_t wakes(const struct side *side)
 {
@@ -399,11 +399,11 @@ START_TEST(nothing_is_slept_over)
 END_TEST
 
 /* The ring is full while its writer sleeps: room wakes it, and nothing else does. */
-START_TEST(room_wakes_who_waits_for_it)
+START_TEST(space_wakes_who_waits_for_it)
 {
     for (unsigned i = 0; i < 20; i++)
         a.pair->ops->message(a.pair, "x", 1, NULL);
-    tl_queue_pair_ring(a.pair);
+    tl_queue_pair_doorbell(a.pair);
     settle(&a);
     ck_assert(tl_provider_arm(a.provider));
     ck_assert_uint_eq(a.provider->ops->poll(a.provider), 0);
@@ -420,7 +420,7 @@ START_TEST(room_wakes_who_waits_for_it)
     ck_assert_uint_eq(a.provider->ops->poll(a.provider), 0);
     for (unsigned i = 0; i < 12; i++)
         b.pair->ops->message(b.pair, "x", 1, NULL);
-    tl_queue_pair_ring(b.pair);
+    tl_queue_pair_doorbell(b.pair);
     tl_provider_disarm(a.provider);
     PUMP_UNTIL(a.messages == 12);
 }
@@ -440,9 +440,9 @@ START_TEST(the_end_wakes)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------- the end -- */
+/* ----------------------------------------------------------------------------------------------------- the end -- */
 
-START_TEST(sever_cancels_what_is_open)
+START_TEST(disconnect_cancels_what_is_open)
 {
     struct job jobs[5];
     static uint8_t source[4 * MIB];
@@ -453,8 +453,8 @@ START_TEST(sever_cancels_what_is_open)
         jobs[i] = new_job();
         side_write(&a, source, sizeof(source), &exposure, 0, true, i, &jobs[i]);
     }
-    side_sever(&a);
-    side_sever(&a); /* harmless */
+    side_disconnect(&a);
+    side_disconnect(&a); /* harmless */
     PUMP_UNTIL(a.drained && b.drained);
     unsigned done = 0;
     for (unsigned i = 0; i < TL_ARRAY_COUNT(jobs); i++) {
@@ -464,7 +464,7 @@ START_TEST(sever_cancels_what_is_open)
     }
     ck_assert_uint_lt(done, TL_ARRAY_COUNT(jobs));
     ck_assert_uint_le(done, b.immediates); /* whatever was said to be done has arrived */
-    ck_assert_uint_eq(a.pair->ops->room(a.pair), 0);
+    ck_assert_uint_eq(a.pair->ops->space(a.pair), 0);
     ck_assert_str_eq(a.reason.message, "the test is over");
     region_drop(region);
 }
@@ -480,7 +480,7 @@ START_TEST(nothing_is_done_after_the_end)
     side_write(&a, "x", 1, &exposure, 0, true, 0, NULL);
     PUMP_UNTIL(b.immediates == 1);
     side_write(&a, "x", 1, &exposure, 0, true, 1, &before);
-    side_sever(&b);
+    side_disconnect(&b);
     while (!b.drained)
         side_poll(&b);
     ck_assert_uint_eq(b.immediates, 2); /* it was there */
@@ -496,7 +496,7 @@ END_TEST
 
 START_TEST(a_thousand_connections)
 {
-    struct tl_introduction from_a, from_b;
+    struct tl_pair_address from_a, from_b;
     side_end(&a);
     side_end(&b);
     PUMP_UNTIL(count_mappings() == 0);
@@ -506,8 +506,8 @@ START_TEST(a_thousand_connections)
         struct tl_region *region = side_map(&b, 4096);
         side_create(&a, 16, 16, TL_KEYS_REGION);
         side_create(&b, 16, 16, TL_KEYS_REGION);
-        side_introduce(&a, &from_a);
-        side_introduce(&b, &from_b);
+        side_get_address(&a, &from_a);
+        side_get_address(&b, &from_b);
         side_connect(i % 2 == 0 ? &a : &b, i % 2 == 0 ? &from_b : &from_a);
         if (i % 3 == 0) side_poll(&a), side_poll(&b); /* the call comes before the other side is told */
         side_connect(i % 2 == 0 ? &b : &a, i % 2 == 0 ? &from_a : &from_b);
@@ -527,7 +527,7 @@ END_TEST
 
 START_TEST(connections_that_are_never_made)
 {
-    struct tl_introduction from_b;
+    struct tl_pair_address from_b;
     side_end(&a);
     side_end(&b);
     PUMP_UNTIL(count_mappings() == 0);
@@ -535,7 +535,7 @@ START_TEST(connections_that_are_never_made)
     for (unsigned i = 0; i < 50; i++) {
         side_create(&a, 16, 16, TL_KEYS_REGION);
         side_create(&b, 16, 16, TL_KEYS_REGION);
-        side_introduce(&b, &from_b);
+        side_get_address(&b, &from_b);
         if (i % 2 == 0) { /* b is never told of a, and does not answer */
             side_connect(&a, &from_b);
             side_message(&a, "lost", 4, NULL);
@@ -556,7 +556,7 @@ START_TEST(connections_that_are_never_made)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------- what every provider does -- */
+/* ------------------------------------------------------------------------------------ what every provider does -- */
 
 static struct provider_memory common;
 
@@ -594,7 +594,7 @@ int main(void)
     tcase_add_test(tcase, a_probe);
     tcase_add_test(tcase, a_reader_that_pauses);
     tcase_add_test(tcase, large_writes);
-    tcase_add_test(tcase, much_that_waits_leaves_no_room);
+    tcase_add_test(tcase, much_that_waits_leaves_no_space);
     tcase_add_test(tcase, segments_come_and_go);
     tcase_add_test(tcase, reads_behind_segments_that_go);
     tcase_add_test(tcase, pages_stay);
@@ -605,14 +605,15 @@ int main(void)
     tcase_add_test(tcase, a_sleeper_is_woken_once);
     tcase_add_test(tcase, sleeping_on_two_descriptors);
     tcase_add_test(tcase, nothing_is_slept_over);
-    tcase_add_test(tcase, room_wakes_who_waits_for_it);
+    tcase_add_test(tcase, space_wakes_who_waits_for_it);
     tcase_add_test(tcase, the_end_wakes);
-    tcase_add_test(tcase, sever_cancels_what_is_open);
+    tcase_add_test(tcase, disconnect_cancels_what_is_open);
     tcase_add_test(tcase, nothing_is_done_after_the_end);
     tcase_add_test(tcase, a_thousand_connections);
     tcase_add_test(tcase, connections_that_are_never_made);
     suite_add_tcase(suite, tcase);
-    tcase = tcase_create("pages"); /* run alone in the guest, where huge pages are reserved: rdma_vm/verbs_test.py */
+    tcase =
+        tcase_create("pages"); /* run alone in the client peer, where huge pages are reserved: rdma_vm/verbs_test.py */
     tcase_add_checked_fixture(tcase, setup, sides_tear_down);
     tcase_add_test(tcase, pages_come_when_they_are_needed);
     tcase_add_test(tcase, a_segment_is_given_up_before_its_pages_are_there);

@@ -276,7 +276,7 @@ START_TEST(lines_do_not_mix)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------- a reader that does not read -- */
+/* --------------------------------------------------------------------------------- a reader that does not read -- */
 
 enum reader { PIPE, SOCKET, TERMINAL, READERS };
 

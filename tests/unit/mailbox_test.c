@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Mailboxes: order, who has to wake the owner, and, with several threads, that no letter and no wake-up is lost. The
+ * Mailboxes: order, who has to wake the owner, and, with several threads, that no closure and no wake-up is lost. The
  * last is meant to run under ThreadSanitizer as well.
  */
 #include <check.h>
@@ -15,7 +15,7 @@
 #include "fakes/run_suite.h"
 
 struct note {
-    struct tl_letter letter;
+    struct tl_closure closure;
     unsigned number;
     unsigned sender;
 };
@@ -24,15 +24,15 @@ static struct tl_mailbox mailbox;
 static unsigned delivered[16];
 static unsigned delivered_count;
 
-static void record(struct tl_letter *letter)
+static void record(struct tl_closure *closure)
 {
-    delivered[delivered_count++] = TL_CONTAINER_OF(letter, struct note, letter)->number;
+    delivered[delivered_count++] = TL_CONTAINER_OF(closure, struct note, closure)->number;
 }
 
 static struct note notes[] = {
-    {.letter.deliver = record, .number = 0},
-    {.letter.deliver = record, .number = 1},
-    {.letter.deliver = record, .number = 2},
+    {.closure.run = record, .number = 0},
+    {.closure.run = record, .number = 1},
+    {.closure.run = record, .number = 2},
 };
 
 static void setup(void)
@@ -47,67 +47,67 @@ static void teardown(void)
 
 START_TEST(in_order)
 {
-    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 0);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 0);
     for (int i = 0; i < 3; i++)
-        ck_assert(!tl_mailbox_post(&mailbox, &notes[i].letter));
-    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 3);
+        ck_assert(!tl_mailbox_post(&mailbox, &notes[i].closure));
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 3);
     for (unsigned i = 0; i < 3; i++)
         ck_assert_uint_eq(delivered[i], i);
-    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 0);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 0);
 }
 END_TEST
 
-static void post_another(struct tl_letter *letter)
+static void post_another(struct tl_closure *closure)
 {
-    record(letter);
-    ck_assert(!tl_mailbox_post(&mailbox, &notes[1].letter));
+    record(closure);
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[1].closure));
 }
 
 START_TEST(posted_while_delivering_waits)
 {
-    struct note first = {.letter.deliver = post_another, .number = 7};
-    ck_assert(!tl_mailbox_post(&mailbox, &first.letter));
-    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 1);
+    struct note first = {.closure.run = post_another, .number = 7};
+    ck_assert(!tl_mailbox_post(&mailbox, &first.closure));
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 1);
     ck_assert_uint_eq(delivered_count, 1);
-    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 1);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 1);
     ck_assert_uint_eq(delivered[1], 1);
 }
 END_TEST
 
-static void destroy_note(struct tl_letter *letter)
+static void destroy_note(struct tl_closure *closure)
 {
-    free(TL_CONTAINER_OF(letter, struct note, letter));
+    free(TL_CONTAINER_OF(closure, struct note, closure));
 }
 
-START_TEST(letters_may_be_freed)
+START_TEST(closures_may_be_freed)
 {
     for (int i = 0; i < 3; i++) {
         struct note *note = calloc(1, sizeof(*note));
-        note->letter.deliver = destroy_note;
-        ck_assert(!tl_mailbox_post(&mailbox, &note->letter));
+        note->closure.run = destroy_note;
+        ck_assert(!tl_mailbox_post(&mailbox, &note->closure));
     }
-    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 3);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 3);
 }
 END_TEST
 
 START_TEST(one_wake_per_sleep)
 {
     ck_assert(tl_mailbox_prepare_sleep(&mailbox));
-    ck_assert(tl_mailbox_post(&mailbox, &notes[0].letter));
-    ck_assert(!tl_mailbox_post(&mailbox, &notes[1].letter));
+    ck_assert(tl_mailbox_post(&mailbox, &notes[0].closure));
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[1].closure));
     tl_mailbox_end_sleep(&mailbox);
-    ck_assert(!tl_mailbox_post(&mailbox, &notes[2].letter));
-    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 3);
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[2].closure));
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 3);
 }
 END_TEST
 
-START_TEST(no_sleep_over_letters)
+START_TEST(no_sleep_over_closures)
 {
-    ck_assert(!tl_mailbox_post(&mailbox, &notes[0].letter));
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[0].closure));
     ck_assert(!tl_mailbox_prepare_sleep(&mailbox));
     /* The refusal leaves no mark: nobody has to wake an owner that is awake. */
-    ck_assert(!tl_mailbox_post(&mailbox, &notes[1].letter));
-    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 2);
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[1].closure));
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 2);
 }
 END_TEST
 
@@ -115,29 +115,28 @@ START_TEST(awake_after_the_end_of_sleep)
 {
     ck_assert(tl_mailbox_prepare_sleep(&mailbox));
     tl_mailbox_end_sleep(&mailbox);
-    ck_assert(!tl_mailbox_post(&mailbox, &notes[0].letter));
-    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 1);
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[0].closure));
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 1);
 }
 END_TEST
 
-START_TEST(fini_refuses_waiting_letters)
+START_TEST(fini_refuses_waiting_closures)
 {
-    ck_assert(!tl_mailbox_post(&mailbox, &notes[0].letter));
+    ck_assert(!tl_mailbox_post(&mailbox, &notes[0].closure));
     tl_mailbox_fini(&mailbox);
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------------------------------- stress --
- */
+/* ------------------------------------------------------------------------------------------------------ stress -- */
 
 enum { SENDERS = 4, NOTES_PER_SENDER = 3000 };
 
 static int wake_fd;
 static unsigned next_number[SENDERS];
 
-static void check_order(struct tl_letter *letter)
+static void check_order(struct tl_closure *closure)
 {
-    struct note *note = TL_CONTAINER_OF(letter, struct note, letter);
+    struct note *note = TL_CONTAINER_OF(closure, struct note, closure);
     ck_assert_uint_eq(note->number, next_number[note->sender]);
     next_number[note->sender]++;
     free(note);
@@ -148,8 +147,8 @@ static void *send_notes(void *argument)
     unsigned sender = (unsigned)(uintptr_t)argument;
     for (unsigned i = 0; i < NOTES_PER_SENDER; i++) {
         struct note *note = calloc(1, sizeof(*note));
-        *note = (struct note){.letter.deliver = check_order, .number = i, .sender = sender};
-        if (!tl_mailbox_post(&mailbox, &note->letter)) continue;
+        *note = (struct note){.closure.run = check_order, .number = i, .sender = sender};
+        if (!tl_mailbox_post(&mailbox, &note->closure)) continue;
         uint64_t one = 1;
         ck_assert_int_eq(write(wake_fd, &one, sizeof(one)), sizeof(one));
     }
@@ -167,7 +166,7 @@ START_TEST(nothing_is_lost)
     for (uintptr_t i = 0; i < SENDERS; i++)
         ck_assert_int_eq(pthread_create(&threads[i], NULL, send_notes, (void *)i), 0);
     while (received < SENDERS * NOTES_PER_SENDER) {
-        received += tl_mailbox_deliver(&mailbox);
+        received += tl_mailbox_run(&mailbox);
         if (received == SENDERS * NOTES_PER_SENDER || !tl_mailbox_prepare_sleep(&mailbox)) continue;
         uint64_t wakes = 0;
         ck_assert_int_eq(read(wake_fd, &wakes, sizeof(wakes)), sizeof(wakes));
@@ -189,11 +188,11 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, in_order);
     tcase_add_test(tcase, posted_while_delivering_waits);
-    tcase_add_test(tcase, letters_may_be_freed);
+    tcase_add_test(tcase, closures_may_be_freed);
     tcase_add_test(tcase, one_wake_per_sleep);
-    tcase_add_test(tcase, no_sleep_over_letters);
+    tcase_add_test(tcase, no_sleep_over_closures);
     tcase_add_test(tcase, awake_after_the_end_of_sleep);
-    tcase_add_test_raise_signal(tcase, fini_refuses_waiting_letters, SIGABRT);
+    tcase_add_test_raise_signal(tcase, fini_refuses_waiting_closures, SIGABRT);
     tcase_add_test(tcase, nothing_is_lost);
     tcase_set_timeout(tcase, 60);
     suite_add_tcase(suite, tcase);

@@ -9,8 +9,8 @@
 #include "tests/fakes/fault_alloc.h"
 
 #include "base/mailbox.h"
-#include "dataplane/memory.c"
-#include "dataplane/pages.h"
+#include "dataplane/memory/memory.c"
+#include "dataplane/memory/pages.h"
 #include "fakes/run_suite.h"
 #include "tensor/tensor.c"
 
@@ -30,9 +30,9 @@ static const struct tl_meta_data bytes_1000 = {.dtype = TL_U8, .shape = {1, {100
 static struct tl_mailbox mailbox;
 static sem_t posted;
 
-static void post(void *context, struct tl_letter *letter)
+static void post(void *context, struct tl_closure *closure)
 {
-    if (tl_mailbox_post(context, letter)) ck_abort_msg("nobody sleeps");
+    if (tl_mailbox_post(context, closure)) ck_abort_msg("nobody sleeps");
     sem_post(&posted);
 }
 
@@ -41,9 +41,9 @@ struct request {
     unsigned done_count;
 };
 
-static void done(struct tl_letter *letter)
+static void done(struct tl_closure *closure)
 {
-    struct tl_registration *registration = TL_CONTAINER_OF(letter, struct tl_registration, letter);
+    struct tl_registration *registration = TL_CONTAINER_OF(closure, struct tl_registration, closure);
     TL_CONTAINER_OF(registration, struct request, registration)->done_count++;
 }
 
@@ -86,11 +86,9 @@ static struct tl_tensor *wrap(void *data)
 
 static void ask(struct request *request, struct tl_tensor *tensor)
 {
-    *request = (struct request){.registration = {.tensor = tensor,
-                                                 .access = TL_REGION_WRITE,
-                                                 .letter = {.deliver = done},
-                                                 .post = post,
-                                                 .context = &mailbox}};
+    *request = (struct request){
+        .registration = {
+            .tensor = tensor, .access = TL_REGION_WRITE, .closure = {.run = done}, .post = post, .context = &mailbox}};
     tl_memory_register(memory, &request->registration);
 }
 
@@ -98,7 +96,7 @@ static enum tl_status wait_for(struct request *request)
 {
     while (request->done_count == 0) {
         sem_wait(&posted);
-        tl_mailbox_deliver(&mailbox);
+        tl_mailbox_run(&mailbox);
     }
     ck_assert_uint_eq(request->done_count, 1);
     return request->registration.error.code;
@@ -111,7 +109,7 @@ static struct tl_memory_stats stats(void)
     return now;
 }
 
-/* ---------------------------------------------------------------------------------------------------------- pool -- */
+/* -------------------------------------------------------------------------------------------------------- pool -- */
 
 START_TEST(tensors_of_the_pool)
 {
@@ -228,29 +226,29 @@ START_TEST(tensors_outlive_the_memory)
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------------------------------- room -- */
+/* -------------------------------------------------------------------------------------------------------- room -- */
 
 struct waiter {
-    struct tl_room room;
+    struct tl_memory_wait memory_wait;
     unsigned done_count;
 };
 
-static void came(struct tl_letter *letter)
+static void came(struct tl_closure *closure)
 {
-    TL_CONTAINER_OF(letter, struct waiter, room.letter)->done_count++;
+    TL_CONTAINER_OF(closure, struct waiter, memory_wait.closure)->done_count++;
 }
 
 static enum tl_status await(struct waiter *waiter, uint64_t len_bytes)
 {
-    *waiter = (struct waiter){.room = {.letter = {.deliver = came}, .post = post, .context = &mailbox}};
-    return tl_memory_await(memory, &waiter->room, len_bytes, &error);
+    *waiter = (struct waiter){.memory_wait = {.closure = {.run = came}, .post = post, .context = &mailbox}};
+    return tl_memory_await(memory, &waiter->memory_wait, len_bytes, &error);
 }
 
-static void wait_for_room(struct waiter *waiter)
+static void wait_for_memory(struct waiter *waiter)
 {
     while (waiter->done_count == 0) {
         sem_wait(&posted);
-        tl_mailbox_deliver(&mailbox);
+        tl_mailbox_run(&mailbox);
     }
     ck_assert_uint_eq(waiter->done_count, 1);
 }
@@ -258,23 +256,23 @@ static void wait_for_room(struct waiter *waiter)
 static const struct tl_meta_data bytes_65536 = {.dtype = TL_U8, .shape = {1, {65536}}, .size_bytes = 65536};
 
 /* Two regions there may be: the second is made for who waits; then only what comes back helps. */
-START_TEST(room)
+START_TEST(memory_wait)
 {
     struct waiter waiter;
     struct tl_tensor *first = create(&bytes_65536), *second = NULL, *third = NULL;
     ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_1000, NULL, &second, &error), TL_UNAVAILABLE);
     ck_assert_int_eq(await(&waiter, 65536), TL_OK);
-    wait_for_room(&waiter);
-    ck_assert_int_eq(waiter.room.wait.error.code, TL_OK);
+    wait_for_memory(&waiter);
+    ck_assert_int_eq(waiter.memory_wait.wait.error.code, TL_OK);
     ck_assert_uint_eq(stats().pool_regions, 2);
-    ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_65536, &waiter.room, &second, &error), TL_OK);
+    ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_65536, &waiter.memory_wait, &second, &error), TL_OK);
     memset(tl_tensor_data(second), 1, 65536);
-    tl_room_drop(&waiter.room); /* nothing is left of it */
+    tl_memory_wait_drop(&waiter.memory_wait); /* nothing is left of it */
     ck_assert_int_eq(await(&waiter, 1000), TL_OK);
     ck_assert_uint_eq(stats().pool_waiting, 1);
     tl_tensor_put(first);
-    wait_for_room(&waiter);
-    ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_1000, &waiter.room, &third, &error), TL_OK);
+    wait_for_memory(&waiter);
+    ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_1000, &waiter.memory_wait, &third, &error), TL_OK);
     ck_assert_uint_eq(stats().pool_waiting, 0);
     ck_assert_uint_eq(stats().pool_waits, 2);
     tl_tensor_put(second);
@@ -283,21 +281,21 @@ START_TEST(room)
 }
 END_TEST
 
-START_TEST(room_that_is_not_taken)
+START_TEST(space_that_is_not_taken)
 {
     struct waiter waiter;
     ck_assert_int_eq(await(&waiter, 200 * KIB), TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_nonnull(strstr(error.message, "verbs.max_pool"));
     struct tl_tensor *first = create(&bytes_65536), *second = create(&bytes_65536);
     ck_assert_int_eq(await(&waiter, 1000), TL_OK);
-    ck_assert(tl_memory_withdraw(memory, &waiter.room));
-    tl_room_drop(&waiter.room);
+    ck_assert(tl_memory_withdraw(memory, &waiter.memory_wait));
+    tl_memory_wait_drop(&waiter.memory_wait);
     ck_assert_int_eq(await(&waiter, 1000), TL_OK);
     tl_tensor_put(first);
-    wait_for_room(&waiter);
-    ck_assert(!tl_memory_withdraw(memory, &waiter.room));
+    wait_for_memory(&waiter);
+    ck_assert(!tl_memory_withdraw(memory, &waiter.memory_wait));
     ck_assert_uint_eq(stats().pool_used_bytes, 65536 + 1024);
-    tl_room_drop(&waiter.room);
+    tl_memory_wait_drop(&waiter.memory_wait);
     ck_assert_uint_eq(stats().pool_used_bytes, 65536);
     tl_tensor_put(second);
 }
@@ -305,7 +303,7 @@ END_TEST
 
 /* The limit of locked memory is reached by registrations that nobody uses: they go, and the pool grows, or what else we
  * register is registered. */
-START_TEST(idle_registrations_make_room)
+START_TEST(idle_registrations_make_space)
 {
     struct tl_region *region = NULL;
     struct waiter waiter;
@@ -321,8 +319,8 @@ START_TEST(idle_registrations_make_room)
         second = create(&bytes_65536);
     } else if (_i == 1) {
         ck_assert_int_eq(await(&waiter, 65536), TL_OK);
-        wait_for_room(&waiter);
-        ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_65536, &waiter.room, &second, &error), TL_OK);
+        wait_for_memory(&waiter);
+        ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_65536, &waiter.memory_wait, &second, &error), TL_OK);
     } else {
         ck_assert_int_eq(tl_memory_region_map(memory, 64 * KIB, &region, &error), TL_OK);
         void *address = region->address;
@@ -339,7 +337,7 @@ START_TEST(idle_registrations_make_room)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------- slow worker -- */
+/* ------------------------------------------------------------------------------------------------- slow worker -- */
 
 START_TEST(registered)
 {
@@ -428,7 +426,7 @@ START_TEST(destroyed_with_waiting_registrations)
     sem_wait(&is_registering);
     tl_memory_destroy(memory);
     memory = NULL;
-    ck_assert_uint_eq(tl_mailbox_deliver(&mailbox), 3);
+    ck_assert_uint_eq(tl_mailbox_run(&mailbox), 3);
     for (size_t i = 0; i < 3; i++) {
         ck_assert_uint_eq(requests[i].done_count, 1);
         ck_assert_int_eq(requests[i].registration.error.code, TL_CANCELLED);
@@ -441,8 +439,7 @@ START_TEST(destroyed_with_waiting_registrations)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ faults, counters --
- */
+/* -------------------------------------------------------------------------------------------- faults, counters -- */
 
 START_TEST(counters)
 {
@@ -530,9 +527,9 @@ int main(void)
     tcase_add_test(tcase, refused_tensors);
     tcase_add_test(tcase, no_memory_for_a_tensor);
     tcase_add_test(tcase, tensors_outlive_the_memory);
-    tcase_add_test(tcase, room);
-    tcase_add_test(tcase, room_that_is_not_taken);
-    tcase_add_loop_test(tcase, idle_registrations_make_room, 0, 3);
+    tcase_add_test(tcase, memory_wait);
+    tcase_add_test(tcase, space_that_is_not_taken);
+    tcase_add_loop_test(tcase, idle_registrations_make_space, 0, 3);
     tcase_add_test(tcase, registered);
     tcase_add_test(tcase, memory_of_the_pool_is_not_registered_again);
     tcase_add_test(tcase, failed);

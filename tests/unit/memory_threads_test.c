@@ -13,7 +13,7 @@
 
 #include "fakes/region_provider.h"
 
-#include "dataplane/memory.h"
+#include "dataplane/memory/memory.h"
 #include "fakes/run_suite.h"
 
 #define KIB UINT64_C(1024)
@@ -41,7 +41,7 @@ struct actor {
     uint64_t random_state;
     struct slot slots[SLOTS];
     struct tl_registration registration;
-    struct tl_room room;
+    struct tl_memory_wait memory_wait;
     sem_t is_answered;
 };
 
@@ -56,13 +56,13 @@ static unsigned below(struct actor *actor, unsigned limit)
     return (unsigned)((z ^ (z >> 31)) % limit);
 }
 
-static void post(void *context, struct tl_letter *letter)
+static void post(void *context, struct tl_closure *closure)
 {
     struct actor *actor = context;
-    if (letter == &actor->registration.letter) {
+    if (closure == &actor->registration.closure) {
         atomic_fetch_add(&answered, 1);
     } else {
-        ck_assert_ptr_eq(letter, &actor->room.letter);
+        ck_assert_ptr_eq(closure, &actor->memory_wait.closure);
     }
     sem_post(&actor->is_answered);
 }
@@ -71,19 +71,19 @@ static void post(void *context, struct tl_letter *letter)
 static enum tl_status make_after_a_wait(struct actor *actor, const struct tl_meta_data *meta_data,
                                         struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
-    actor->room = (struct tl_room){.post = post, .context = actor};
-    enum tl_status status = tl_memory_await(memory, &actor->room, meta_data->size_bytes, ret_error);
+    actor->memory_wait = (struct tl_memory_wait){.post = post, .context = actor};
+    enum tl_status status = tl_memory_await(memory, &actor->memory_wait, meta_data->size_bytes, ret_error);
     if (status != TL_OK) return status;
     atomic_fetch_add(&waited, 1);
     for (unsigned i = below(actor, 100); i > 0; i--)
         sched_yield();
-    if (tl_memory_withdraw(memory, &actor->room)) return TL_RESOURCE_EXHAUSTED;
+    if (tl_memory_withdraw(memory, &actor->memory_wait)) return TL_RESOURCE_EXHAUSTED;
     while (sem_wait(&actor->is_answered) != 0)
         continue;
-    *ret_error = actor->room.wait.error;
+    *ret_error = actor->memory_wait.wait.error;
     if (ret_error->code != TL_OK) return ret_error->code;
     atomic_fetch_add(&granted, 1);
-    return tl_memory_tensor_take(memory, meta_data, &actor->room, ret_tensor, ret_error);
+    return tl_memory_tensor_take(memory, meta_data, &actor->memory_wait, ret_tensor, ret_error);
 }
 
 static enum tl_status make(struct actor *actor, const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
@@ -234,8 +234,7 @@ START_TEST(everything_at_once)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------- a death at the end --
- */
+/* ------------------------------------------------------------------------------------------ a death at the end -- */
 
 static sem_t is_dying, is_ending;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Control messages: every type there and back, its bytes on the wire, every truncation, every flag, hostile values. */
-#include "dataplane/message.h"
+#include "dataplane/engine/message.h"
 
 #include <check.h>
 #include <stdlib.h>
@@ -92,8 +92,7 @@ static void expect_refused(uint32_t len_bytes)
     ck_assert_int_eq(decode(len_bytes), TL_INVALID_ARGUMENT);
 }
 
-/* ------------------------------------------------------------------------------------------------- there and back --
- */
+/* ---------------------------------------------------------------------------------------------- there and back -- */
 
 static void expect_same_body(void)
 {
@@ -108,7 +107,7 @@ static void expect_same_body(void)
         ck_assert_uint_eq(decoded.number, message.number);
         ck_assert_uint_eq(decoded.expected_step, message.expected_step);
         ck_assert_str_eq(decoded.key, message.key);
-        ck_assert_ptr_eq(decoded.key, decoded.text_room);
+        ck_assert_ptr_eq(decoded.key, decoded.text_capacity);
     }
     if (type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE ||
         type == TL_MESSAGE_MAPPED) {
@@ -125,7 +124,7 @@ static void expect_same_body(void)
     if (type == TL_MESSAGE_ERROR_STATUS) {
         ck_assert_int_eq(decoded.code, message.code);
         ck_assert_str_eq(decoded.text, message.text);
-        ck_assert_ptr_eq(decoded.text, decoded.text_room);
+        ck_assert_ptr_eq(decoded.text, decoded.text_capacity);
     }
 }
 
@@ -253,8 +252,7 @@ START_TEST(flags)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- lengths --
- */
+/* ----------------------------------------------------------------------------------------------------- lengths -- */
 
 START_TEST(truncated)
 {
@@ -284,8 +282,7 @@ START_TEST(too_long)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------- hostile values --
- */
+/* ---------------------------------------------------------------------------------------------- hostile values -- */
 
 START_TEST(unknown_types)
 {
@@ -476,8 +473,7 @@ START_TEST(nothing_of_the_former_message_is_left)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ immediates --
- */
+/* -------------------------------------------------------------------------------------------------- immediates -- */
 
 START_TEST(handles)
 {
@@ -488,7 +484,7 @@ START_TEST(handles)
     for (uint32_t generation = 0; generation < 1u << TL_HANDLE_GENERATION_BITS; generation++) {
         uint32_t handle = tl_handle(TL_MAX_REQUESTS - 1, generation);
         ck_assert_uint_eq(handle & ~TL_HANDLE_MASK, 0);
-        ck_assert_uint_ne(handle | TL_IMMEDIATE_BOUNCED | TL_IMMEDIATE_TOLD, TL_IMMEDIATE_PROBE);
+        ck_assert_uint_ne(handle | TL_IMMEDIATE_BOUNCED | TL_IMMEDIATE_DONE_FOLLOWS, TL_IMMEDIATE_PROBE);
     }
 }
 END_TEST

@@ -6,7 +6,7 @@
 
 #include "tests/fakes/fault_alloc.h"
 
-#include "dataplane/meta_cache.c"
+#include "dataplane/engine/meta_cache.c"
 #include "fakes/run_suite.h"
 
 static struct tl_meta_cache *cache;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "dataplane/pages.h"
+#include "dataplane/memory/pages.h"
 #include "fakes/run_suite.h"
 
 static struct tl_error error;

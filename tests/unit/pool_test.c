@@ -7,9 +7,9 @@
 
 #include "tests/fakes/fault_alloc.h"
 
-#include "dataplane/blocks.c"
-#include "dataplane/pool.c"
-#include "dataplane/pool_grow.c"
+#include "dataplane/memory/blocks.c"
+#include "dataplane/memory/pool.c"
+#include "dataplane/memory/pool_grow.c"
 #include "fakes/run_suite.h"
 
 #define KIB UINT64_C(1024)

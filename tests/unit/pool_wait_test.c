@@ -5,7 +5,7 @@
 
 #include "fakes/region_provider.h"
 
-#include "dataplane/pool.h"
+#include "dataplane/memory/pool.h"
 #include "fakes/run_suite.h"
 
 #define KIB UINT64_C(1024)
@@ -287,7 +287,7 @@ START_TEST(no_region)
 END_TEST
 
 /* Registrations that nobody uses go first, as many as it takes and no more. */
-START_TEST(idle_registrations_make_room)
+START_TEST(idle_registrations_make_space)
 {
     struct tl_pool_wait wait;
     open_pool(64 * KIB, 1024 * KIB);
@@ -324,7 +324,7 @@ int main(void)
     tcase_add_test(tcase, withdrawn);
     tcase_add_loop_test(tcase, withdrawn_while_it_is_served, 0, 2);
     tcase_add_test(tcase, no_region);
-    tcase_add_test(tcase, idle_registrations_make_room);
+    tcase_add_test(tcase, idle_registrations_make_space);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -34,7 +34,7 @@ struct stub {
 
 static struct stub stub;
 static struct tl_reactor *reactor;
-static char trace[64]; /* what has run, a letter each */
+static char trace[64]; /* what has run, a closure each */
 
 static void note(char what)
 {
@@ -122,15 +122,15 @@ static struct tl_reactor_stats stats(void)
     return stats;
 }
 
-static void on_letter(struct tl_letter *letter)
+static void on_closure(struct tl_closure *closure)
 {
-    (void)letter;
+    (void)closure;
     note('l');
 }
 
-static void on_deferred(struct tl_letter *letter)
+static void on_deferred(struct tl_closure *closure)
 {
-    (void)letter;
+    (void)closure;
     note('d');
 }
 
@@ -140,8 +140,8 @@ static void on_timer(struct tl_timer *timer)
     note('t');
 }
 
-static struct tl_letter letter = {.deliver = on_letter};
-static struct tl_letter deferred = {.deliver = on_deferred};
+static struct tl_closure closure = {.run = on_closure};
+static struct tl_closure deferred = {.run = on_deferred};
 static struct tl_timer timer = {.fire = on_timer};
 
 static void arm_timer(int64_t due_ns)
@@ -149,12 +149,12 @@ static void arm_timer(int64_t due_ns)
     ck_assert_int_eq(tl_timers_arm(tl_reactor_timers(reactor), &timer, due_ns), TL_OK);
 }
 
-/* -------------------------------------------------------------------------------------------------------- rounds -- */
+/* ------------------------------------------------------------------------------------------------------ rounds -- */
 
 START_TEST(a_round_in_order)
 {
     tl_reactor_defer(reactor, &deferred);
-    tl_reactor_post(reactor, &letter);
+    tl_reactor_post(reactor, &closure);
     stub.pending = 3;
     ck_assert(tl_reactor_run_once(reactor, 0));
     ck_assert_str_eq(trace, "lpd");
@@ -198,7 +198,7 @@ START_TEST(a_busy_reactor_fires_timers)
 }
 END_TEST
 
-static void defer_again(struct tl_letter *self)
+static void defer_again(struct tl_closure *self)
 {
     note('d');
     tl_reactor_defer(reactor, self);
@@ -206,13 +206,13 @@ static void defer_again(struct tl_letter *self)
 
 START_TEST(what_is_deferred_meanwhile_waits)
 {
-    struct tl_letter again = {.deliver = defer_again};
+    struct tl_closure again = {.run = defer_again};
     tl_reactor_defer(reactor, &again);
     ck_assert(tl_reactor_run_once(reactor, 0));
     ck_assert_str_eq(trace, "d");
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert_str_eq(trace, "dd");
-    again.deliver = on_deferred;
+    again.run = on_deferred;
     ck_assert(tl_reactor_run_once(reactor, 0));
     ck_assert(!tl_reactor_run_once(reactor, 0));
 }
@@ -229,7 +229,7 @@ START_TEST(a_wake_ends_one_round)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ sleeping -- */
+/* ---------------------------------------------------------------------------------------------------- sleeping -- */
 
 START_TEST(sleeps_until_the_deadline)
 {
@@ -279,7 +279,7 @@ START_TEST(a_provider_that_refuses_to_arm)
     ck_assert_uint_eq(stub.poll_count, 2);
     ck_assert_uint_eq(stats().sleeps, 0);
     /* Nothing says that the owner sleeps: a post need not wake. */
-    tl_reactor_post(reactor, &letter);
+    tl_reactor_post(reactor, &closure);
     ck_assert(tl_reactor_run_once(reactor, 0));
 }
 END_TEST
@@ -301,15 +301,15 @@ START_TEST(an_event_after_arming)
 }
 END_TEST
 
-static void post_letter(void)
+static void post_closure(void)
 {
     stub.on_arm = NULL;
-    tl_reactor_post(reactor, &letter);
+    tl_reactor_post(reactor, &closure);
 }
 
-START_TEST(a_letter_before_sleeping)
+START_TEST(a_closure_before_sleeping)
 {
-    stub.on_arm = post_letter;
+    stub.on_arm = post_closure;
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert_str_eq(trace, "l");
     ck_assert(!tl_reactor_run_once(reactor, 0));
@@ -362,7 +362,7 @@ START_TEST(a_provider_without_descriptor)
     ck_assert(!tl_reactor_run_once(reactor, TL_TIME_NEVER)); /* a nap */
     stub.on_arm = one_event;
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
-    stub.on_arm = post_letter;
+    stub.on_arm = post_closure;
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert_str_eq(trace, "pl");
 }
@@ -377,7 +377,7 @@ START_TEST(a_provider_that_leaves_out_arm)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ spinning -- */
+/* ---------------------------------------------------------------------------------------------------- spinning -- */
 
 static void event_at_poll_1000(void)
 {
@@ -475,16 +475,16 @@ START_TEST(spinning_goes_on_over_rounds)
 }
 END_TEST
 
-static void letter_at_poll_1000(void)
+static void closure_at_poll_1000(void)
 {
-    if (stub.poll_count == 1000) tl_reactor_post(reactor, &letter);
+    if (stub.poll_count == 1000) tl_reactor_post(reactor, &closure);
 }
 
-START_TEST(a_letter_ends_spinning)
+START_TEST(a_closure_ends_spinning)
 {
     create_again(LONG_NS);
     tl_reactor_busy(reactor, 1);
-    stub.on_poll = letter_at_poll_1000;
+    stub.on_poll = closure_at_poll_1000;
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert_uint_eq(stub.poll_count, 1000);
     ck_assert_str_eq(trace, "l");
@@ -526,7 +526,7 @@ START_TEST(busy_below_nothing)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ outside owners -- */
+/* ---------------------------------------------------------------------------------------------- outside owners -- */
 
 static bool is_readable(void)
 {
@@ -536,11 +536,11 @@ static bool is_readable(void)
     return ready == 1;
 }
 
-START_TEST(outside_a_letter)
+START_TEST(outside_a_closure)
 {
     ck_assert(tl_reactor_prepare_sleep(reactor));
     ck_assert(!is_readable());
-    tl_reactor_post(reactor, &letter);
+    tl_reactor_post(reactor, &closure);
     ck_assert(is_readable());
     tl_reactor_end_sleep(reactor);
     ck_assert(!is_readable());
@@ -620,19 +620,19 @@ START_TEST(outside_a_timer)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------ creating, destroying -- */
+/* ---------------------------------------------------------------------------------------- creating, destroying -- */
 
-static void post_another(struct tl_letter *self)
+static void post_another(struct tl_closure *self)
 {
     (void)self;
     note('a');
-    tl_reactor_post(reactor, &letter);
+    tl_reactor_post(reactor, &closure);
     tl_reactor_defer(reactor, &deferred);
 }
 
 START_TEST(destroy_delivers_what_is_left)
 {
-    struct tl_letter first = {.deliver = post_another};
+    struct tl_closure first = {.run = post_another};
     tl_reactor_post(reactor, &first);
     tl_reactor_destroy(reactor);
     reactor = NULL;
@@ -707,7 +707,7 @@ static void add_sleeping(TCase *tcase)
     tcase_add_test(tcase, an_event_before_arming);
     tcase_add_test(tcase, a_provider_that_refuses_to_arm);
     tcase_add_test(tcase, an_event_after_arming);
-    tcase_add_test(tcase, a_letter_before_sleeping);
+    tcase_add_test(tcase, a_closure_before_sleeping);
     tcase_add_test(tcase, a_wake_before_sleeping);
     tcase_add_test(tcase, a_signal_ends_the_sleep);
     tcase_add_test(tcase, a_provider_without_descriptor);
@@ -723,7 +723,7 @@ static void add_spinning(TCase *tcase)
     tcase_add_test(tcase, sleeps_at_once_when_a_helper_takes_longer);
     tcase_add_test(tcase, spinning_comes_to_an_end);
     tcase_add_test(tcase, spinning_goes_on_over_rounds);
-    tcase_add_test(tcase, a_letter_ends_spinning);
+    tcase_add_test(tcase, a_closure_ends_spinning);
     tcase_add_test(tcase, a_wake_ends_spinning);
     tcase_add_test(tcase, a_timer_ends_spinning);
     tcase_add_test_raise_signal(tcase, busy_below_nothing, SIGABRT);
@@ -731,7 +731,7 @@ static void add_spinning(TCase *tcase)
 
 static void add_outside(TCase *tcase)
 {
-    tcase_add_test(tcase, outside_a_letter);
+    tcase_add_test(tcase, outside_a_closure);
     tcase_add_test(tcase, outside_a_wake);
     tcase_add_test(tcase, outside_an_event);
     tcase_add_test(tcase, outside_an_event_before_arming);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The reactor beside other threads: letters, wakes and events of the provider come while its owner spins, goes to sleep
- * or sleeps, here or on a descriptor of its own. A wake-up that is lost lets a test sleep until its time-out ends it;
- * meant to run under ThreadSanitizer as well.
+ * The reactor beside other threads: closures, wakes and events of the provider come while its owner spins, goes to
+ * sleep or sleeps, here or on a descriptor of its own. A wake-up that is lost lets a test sleep until its time-out ends
+ * it; meant to run under ThreadSanitizer as well.
  */
 #include <check.h>
 #include <poll.h>
@@ -30,10 +30,10 @@ static struct source source;
 static struct tl_reactor *reactor;
 static unsigned event_count;
 static unsigned next_number[SENDERS];
-static unsigned letter_count;
+static unsigned closure_count;
 
 struct note {
-    struct tl_letter letter;
+    struct tl_closure closure;
     unsigned sender;
     unsigned number;
 };
@@ -76,12 +76,12 @@ static void *make_events(void *argument)
     return argument;
 }
 
-static void deliver_note(struct tl_letter *letter)
+static void deliver_note(struct tl_closure *closure)
 {
-    struct note *note = TL_CONTAINER_OF(letter, struct note, letter);
+    struct note *note = TL_CONTAINER_OF(closure, struct note, closure);
     ck_assert_uint_eq(note->number, next_number[note->sender]);
     next_number[note->sender]++;
-    letter_count++;
+    closure_count++;
     free(note);
 }
 
@@ -91,8 +91,8 @@ static void *send_notes(void *argument)
     for (unsigned i = 0; i < LETTERS; i++) {
         struct note *note = malloc(sizeof(*note));
         ck_assert_ptr_nonnull(note);
-        *note = (struct note){.letter.deliver = deliver_note, .sender = sender, .number = i};
-        tl_reactor_post(reactor, &note->letter);
+        *note = (struct note){.closure.run = deliver_note, .sender = sender, .number = i};
+        tl_reactor_post(reactor, &note->closure);
         struct tl_reactor_stats stats;
         tl_reactor_get_stats(reactor, &stats);
         ck_assert_uint_le(stats.events, EVENTS);
@@ -137,14 +137,14 @@ static void receive_all(void (*run)(void))
         ck_assert_int_eq(pthread_create(&threads[i], NULL, send_notes, &numbers[i]), 0);
     }
     ck_assert_int_eq(pthread_create(&threads[SENDERS], NULL, make_events, NULL), 0);
-    while (letter_count < SENDERS * LETTERS || event_count < EVENTS)
+    while (closure_count < SENDERS * LETTERS || event_count < EVENTS)
         run();
     for (unsigned i = 0; i < SENDERS + 1; i++)
         ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
     struct tl_reactor_stats stats;
     tl_reactor_get_stats(reactor, &stats);
     ck_assert_uint_eq(stats.events, EVENTS);
-    ck_assert_uint_eq(letter_count, SENDERS * LETTERS);
+    ck_assert_uint_eq(closure_count, SENDERS * LETTERS);
 }
 
 START_TEST(sleeping)
@@ -170,7 +170,7 @@ START_TEST(outside)
 }
 END_TEST
 
-/* --------------------------------------------------------------------------------------------------------- wakes -- */
+/* ------------------------------------------------------------------------------------------------------- wakes -- */
 
 static atomic_uint asked;
 static atomic_uint answered;

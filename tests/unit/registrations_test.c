@@ -7,7 +7,7 @@
 
 #include "tests/fakes/fault_alloc.h"
 
-#include "dataplane/registrations.c"
+#include "dataplane/memory/registrations.c"
 #include "fakes/run_suite.h"
 
 static struct region_provider provider;
@@ -91,7 +91,7 @@ static void expect(uint64_t added_count, uint64_t count, uint64_t bytes, uint64_
     ck_assert_uint_eq(provider.live_count, count);
 }
 
-/* ------------------------------------------------------------------------------------------------------- sharing -- */
+/* ----------------------------------------------------------------------------------------------------- sharing -- */
 
 START_TEST(one_for_all_tensors)
 {
@@ -210,7 +210,7 @@ START_TEST(overlapping_allocations)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ lifetime -- */
+/* ---------------------------------------------------------------------------------------------------- lifetime -- */
 
 START_TEST(memory_that_comes_back_is_registered_anew)
 {
@@ -285,7 +285,7 @@ START_TEST(two_caches_of_one_tensor)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- access -- */
+/* ------------------------------------------------------------------------------------------------------ access -- */
 
 START_TEST(writing_serves_reading)
 {
@@ -321,7 +321,7 @@ START_TEST(reading_is_replaced_by_writing)
 }
 END_TEST
 
-START_TEST(replacing_an_idle_one_needs_no_room)
+START_TEST(replacing_an_idle_one_needs_no_space)
 {
     struct tl_tensor *tensor = wrap_part(memory[0], 3000, 0, 10);
     add_idle(tensor);
@@ -331,7 +331,7 @@ START_TEST(replacing_an_idle_one_needs_no_room)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------------ eviction -- */
+/* ---------------------------------------------------------------------------------------------------- eviction -- */
 
 START_TEST(least_recently_used_goes_first)
 {
@@ -428,7 +428,7 @@ START_TEST(the_provider_has_no_more)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- faults -- */
+/* ------------------------------------------------------------------------------------------------------ faults -- */
 
 START_TEST(no_memory)
 {
@@ -511,7 +511,7 @@ int main(void)
     tcase_add_test(tcase, two_caches_of_one_tensor);
     tcase_add_test(tcase, writing_serves_reading);
     tcase_add_test(tcase, reading_is_replaced_by_writing);
-    tcase_add_test(tcase, replacing_an_idle_one_needs_no_room);
+    tcase_add_test(tcase, replacing_an_idle_one_needs_no_space);
     tcase_add_test(tcase, least_recently_used_goes_first);
     tcase_add_test(tcase, bytes_are_limited);
     tcase_add_test(tcase, pinned_ones_stay);

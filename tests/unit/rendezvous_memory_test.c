@@ -33,9 +33,9 @@ static void *test_calloc(size_t count, size_t size)
 
 #define malloc test_malloc
 #define calloc test_calloc
-#include "server/rendezvous.c"
-#include "server/rendezvous_published.c"
-#include "server/rendezvous_table.c"
+#include "server/rendezvous/rendezvous.c"
+#include "server/rendezvous/rendezvous_published.c"
+#include "server/rendezvous/rendezvous_table.c"
 #undef malloc
 #undef calloc
 
@@ -44,7 +44,7 @@ static void *test_calloc(size_t count, size_t size)
 
 #include "fakes/run_suite.h"
 
-/* ------------------------------------------------------------------------------------------------------ helpers -- */
+/* ----------------------------------------------------------------------------------------------------- helpers -- */
 
 static struct tl_rendezvous *table;
 static struct tl_tensor *tensor;
@@ -162,7 +162,7 @@ static void assert_nothing_is_kept(void)
     ck_assert_ptr_null(table->waiters);
 }
 
-/* -------------------------------------------------------------------------------------------------------- tests -- */
+/* ------------------------------------------------------------------------------------------------------- tests -- */
 
 START_TEST(create)
 {

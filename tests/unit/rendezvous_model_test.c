@@ -18,7 +18,7 @@
 #include "base/error.h"
 #include "fakes/run_suite.h"
 #include "fakes/table_list.h"
-#include "server/rendezvous.h"
+#include "server/rendezvous/rendezvous.h"
 
 enum {
     SEQUENCES = 25000,
@@ -33,7 +33,7 @@ enum {
 static const char *const keys[KEYS] = {"alpha", "alphabet", "beta"};
 static const enum tl_status abort_codes[] = {TL_DATA_LOSS, TL_INTERNAL, TL_FAILED_PRECONDITION};
 
-/* ------------------------------------------------------------------------------------------------------- random -- */
+/* ------------------------------------------------------------------------------------------------------ random -- */
 
 static uint64_t random_state;
 
@@ -51,7 +51,7 @@ static unsigned below(unsigned limit)
     return (unsigned)(next_random() % limit);
 }
 
-/* -------------------------------------------------------------------------------------------------- the sequence -- */
+/* ------------------------------------------------------------------------------------------------ the sequence -- */
 
 /* What a sender or receiver was told: by the table, and what the model expects. */
 struct told {
@@ -120,7 +120,7 @@ static void require(bool condition, const char *what)
     if (!condition) stop(what);
 }
 
-/* ----------------------------------------------------------------------------------------------------- callbacks -- */
+/* --------------------------------------------------------------------------------------------------- callbacks -- */
 
 static void on_over(struct tl_sender *sender, const struct tl_error *status)
 {
@@ -149,7 +149,7 @@ static void on_deliver(struct tl_receiver *receiver, const struct tl_error *stat
     tl_tensor_put(offer->tensor);
 }
 
-/* --------------------------------------------------------------------------------------------------------- model -- */
+/* ------------------------------------------------------------------------------------------------------- model -- */
 
 static bool is_same_id(struct tl_request_id a, struct tl_request_id b)
 {
@@ -389,7 +389,7 @@ static void close_table(enum tl_status code)
     model.close_code = code;
 }
 
-/* ---------------------------------------------------------------------------------------------------- operations -- */
+/* -------------------------------------------------------------------------------------------------- operations -- */
 
 static void do_send(struct operation *o)
 {
@@ -552,7 +552,7 @@ static const struct {
     {"close", 2, do_close},
 };
 
-/* ------------------------------------------------------------------------------------------------------- compare -- */
+/* ----------------------------------------------------------------------------------------------------- compare -- */
 
 static void compare(void)
 {

@@ -10,8 +10,8 @@
 #include "base/error.h"
 #include "fakes/run_suite.h"
 #include "fakes/table_list.h"
-#include "server/rendezvous.h"
-#include "server/rendezvous_table.h"
+#include "server/rendezvous/rendezvous.h"
+#include "server/rendezvous/rendezvous_table.h"
 
 static struct tl_rendezvous *table;
 static int released_count; /* tensors whose memory was given back */

@@ -10,14 +10,14 @@
 #include "base/error.h"
 #include "fakes/run_suite.h"
 #include "fakes/table_list.h"
-#include "server/rendezvous.h"
+#include "server/rendezvous/rendezvous.h"
 
 enum { WAITING_LIMIT = 4, HELD_LIMIT = 1000, ABORTED_LIMIT = 2 };
 
 static struct tl_rendezvous *table;
 static int released_count; /* tensors whose memory was given back */
 
-/* ------------------------------------------------------------------------------------------------------ helpers -- */
+/* ----------------------------------------------------------------------------------------------------- helpers -- */
 
 static void count_release(void *data, void *context)
 {
@@ -159,7 +159,7 @@ static void tear_down(void)
     tl_rendezvous_destroy(table);
 }
 
-/* --------------------------------------------------------------------------------------------- send and receive -- */
+/* -------------------------------------------------------------------------------------------- send and receive -- */
 
 START_TEST(sender_first)
 {
@@ -331,7 +331,7 @@ START_TEST(cancel)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------- reservations -- */
+/* ------------------------------------------------------------------------------------------------ reservations -- */
 
 START_TEST(same_request_gets_same_value)
 {
@@ -551,7 +551,7 @@ START_TEST(incarnation_is_released)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- steps -- */
+/* ------------------------------------------------------------------------------------------------------- steps -- */
 
 static void abort_step(uint64_t step, const char *message)
 {
@@ -725,7 +725,7 @@ START_TEST(unknown_step)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- close -- */
+/* ------------------------------------------------------------------------------------------------------- close -- */
 
 START_TEST(close_ends_everything)
 {
@@ -790,7 +790,7 @@ START_TEST(destroy_puts_publications)
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------------------------- callbacks -- */
+/* --------------------------------------------------------------------------------------------------- callbacks -- */
 
 /* Acknowledges as soon as it has the offer, and frees itself: nothing of it may be touched afterwards. */
 static void deliver_acknowledge_and_free(struct tl_receiver *base, const struct tl_error *status,

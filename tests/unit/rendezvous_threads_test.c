@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "fakes/run_suite.h"
 #include "fakes/table_list.h"
-#include "server/rendezvous.h"
+#include "server/rendezvous/rendezvous.h"
 
 enum { THREADS = 4, ROUNDS = 24, OPERATIONS = 1500, SLOTS = 6, KEYS = 2, STEPS = 2, NUMBERS = 8 };
 
@@ -66,7 +66,7 @@ static void move(atomic_int *state, int from, int to)
     if (atomic_exchange(state, to) != from) atomic_fetch_add(&violations, 1);
 }
 
-/* ----------------------------------------------------------------------------------------------------- callbacks -- */
+/* --------------------------------------------------------------------------------------------------- callbacks -- */
 
 static void on_release(void *data, void *context)
 {
@@ -99,7 +99,7 @@ static void on_deliver(struct tl_receiver *receiver, const struct tl_error *stat
     tl_tensor_put(offer->tensor);
 }
 
-/* ---------------------------------------------------------------------------------------------------- operations -- */
+/* -------------------------------------------------------------------------------------------------- operations -- */
 
 static struct tl_tensor *make_tensor(void)
 {
@@ -246,7 +246,7 @@ static void *act(void *argument)
     return NULL;
 }
 
-/* --------------------------------------------------------------------------------------------------------- round -- */
+/* ------------------------------------------------------------------------------------------------------- round -- */
 
 static void assert_nothing_is_left(void)
 {

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "config/settings.h"
-#include "dataplane/verbs.h"
+#include "dataplane/verbs/verbs.h"
 #include "fakes/run_suite.h"
 
 static struct tl_json_doc doc;
@@ -78,7 +78,7 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_uint_eq(settings->local.max_pool_bytes, TL_SETTING_AUTO);
     ck_assert_uint_eq(settings->local.slot_count, 256);
     ck_assert_int_eq(settings->local.spin_ns, 50000);
-    ck_assert_int_eq(settings->local.silence_ns, 3 * TL_NS_PER_SEC);
+    ck_assert_int_eq(settings->local.peer_timeout_ns, 3 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->local.process_vm, TL_PROCESS_VM_AUTO);
     ck_assert_int_eq(settings->local.map, TL_LOCAL_MAP_FILES);
     ck_assert_ptr_null(settings->verbs.devices);
@@ -99,7 +99,7 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_uint_eq(settings->verbs.piece_bytes, TL_SETTING_AUTO);
     ck_assert_int_eq(settings->verbs.spin_ns, 50000);
     ck_assert_uint_eq(settings->verbs.slot_count, 256);
-    ck_assert_int_eq(settings->verbs.silence_ns, 800 * TL_NS_PER_MS);
+    ck_assert_int_eq(settings->verbs.peer_timeout_ns, 800 * TL_NS_PER_MS);
     ck_assert(!settings->verbs.is_bounce_forced);
     ck_assert_int_eq(settings->log_level, TL_LOG_INFO);
     ck_assert_int_eq(settings->log_format, TL_LOG_KEY_VALUE);
@@ -253,10 +253,10 @@ START_TEST(every_setting_can_be_set)
         "\"verbs\": {\"devices\": \"a:1,^b\", \"port\": 2, \"gid_index\": 0, \"mtu\": 512, \"service_level\": 7,\n"
         "\"traffic_class\": 106, \"timeout\": 0, \"retry_count\": 7, \"queue_depth\": 16, \"pkey_index\": 3,\n"
         "\"keys\": \"region\", \"pool\": \"1MiB\", \"max_pool\": \"2MiB\", \"cached\": 0, \"register\": 1,\n"
-        "\"piece\": \"4KiB\", \"spin\": \"0\", \"slots\": 16, \"silence\": \"1s\", \"bounce\": true},\n"
+        "\"piece\": \"4KiB\", \"spin\": \"0\", \"slots\": 16, \"peer_timeout\": \"1s\", \"bounce\": true},\n"
         "\"local\": {\"socket_folder\": \"/run/x\", \"users\": [7, \"alice\"], \"pool\": \"1MiB\", \"max_pool\": "
         "\"3MiB\",\n"
-        "\"slots\": 17, \"spin\": \"1us\", \"silence\": \"2s\", \"process_vm\": \"off\", \"map\": \"off\"}}";
+        "\"slots\": 17, \"spin\": \"1us\", \"peer_timeout\": \"2s\", \"process_vm\": \"off\", \"map\": \"off\"}}";
     static const char *const written[TL_SETTING_COUNT_ALL] = {
         "\"grpc\"",
         "\"off\"",
@@ -483,6 +483,13 @@ START_TEST(what_is_not_set_stays)
 }
 END_TEST
 
+START_TEST(earlier_names_are_refused_with_the_present_one)
+{
+    check_refused(TL_LEVEL_TOP, "{\"local\": {\"silence\": \"1s\"}}", TL_INVALID_ARGUMENT,
+                  "f:1:12: local.silence: the setting \"silence\" is called \"peer_timeout\" now; rename it");
+}
+END_TEST
+
 START_TEST(unknown_names_are_refused)
 {
     check_refused(TL_LEVEL_TOP, "{\"protocl\": 1}", TL_INVALID_ARGUMENT,
@@ -583,6 +590,7 @@ int main(void)
     tcase_add_test(tcase, the_manual_has_the_same_settings);
     tcase_add_test(tcase, every_setting_can_be_set);
     tcase_add_test(tcase, what_is_not_set_stays);
+    tcase_add_test(tcase, earlier_names_are_refused_with_the_present_one);
     tcase_add_test(tcase, unknown_names_are_refused);
     tcase_add_test(tcase, structure_belongs_to_its_level);
     tcase_add_test(tcase, groups_are_objects);

@@ -237,73 +237,6 @@ START_TEST(nearest_bounds)
 }
 END_TEST
 
-START_TEST(glob_matches)
-{
-    static const char *const pairs[][2] = {
-        {"", ""},
-        {"*", ""},
-        {"*", "a/b.c"},
-        {"a*c", "abc"},
-        {"a*c", "ac"},
-        {"*.weight", "layer/0.weight"},
-        {"a?c", "abc"},
-        {"a?c", "a\xc3\xa9"
-                "c"},
-        {"[abc]x", "bx"},
-        {"[a-c]", "b"},
-        {"[!a-c]", "d"},
-        {"[^a-c]", "d"},
-        {"[]]", "]"},
-        {"[!]]", "x"},
-        {"[a-]", "-"},
-        {"[\\]]", "]"},
-        {"[", "["},
-        {"[ab", "[ab"},
-        {"\\*", "*"},
-        {"\\\\", "\\"},
-        {"\\", "\\"},
-        {"*ab*ab*", "xxabyyabzz"},
-        {"a**b", "ab"},
-        {"\xff*", "\xffz"},
-        {"[\xc3\xa0-\xc3\xbf]", "\xc3\xa9"},
-    };
-    for (size_t i = 0; i < TL_ARRAY_COUNT(pairs); i++)
-        ck_assert_msg(tl_text_glob_match(pairs[i][0], pairs[i][1]), "%s %s", pairs[i][0], pairs[i][1]);
-}
-END_TEST
-
-START_TEST(glob_does_not_match)
-{
-    static const char *const pairs[][2] = {
-        {"", "a"},        {"a", ""},       {"a", "ab"}, {"?", ""},         {"?", "ab"},    {"a*c", "abd"},
-        {"[a-c]", "d"},   {"[!a-c]", "b"}, {"[]", "]"}, {"\\*", "x"},      {"*ab", "aba"}, {"[z-a]", "m"},
-        {"\xfe", "\xff"}, {"[ab", "a"},    {"A", "a"},  {"*a*b*c", "acb"},
-    };
-    for (size_t i = 0; i < TL_ARRAY_COUNT(pairs); i++)
-        ck_assert_msg(!tl_text_glob_match(pairs[i][0], pairs[i][1]), "%s %s", pairs[i][0], pairs[i][1]);
-}
-END_TEST
-
-/* A matcher that tries every '*' again would take longer than the life of the machine. */
-START_TEST(glob_is_not_exponential)
-{
-    char pattern[401], name[401];
-    for (size_t i = 0; i < 400; i += 2)
-        memcpy(pattern + i, "*a", 2);
-    pattern[399] = 'b';
-    pattern[400] = '\0';
-    memset(name, 'a', 400);
-    name[400] = '\0';
-    ck_assert(!tl_text_glob_match(pattern, name));
-    memset(pattern, '[', 400);
-    pattern[0] = '*';
-    memset(name, '[', 400);
-    ck_assert(tl_text_glob_match(pattern, name));
-    name[399] = 'x';
-    ck_assert(!tl_text_glob_match(pattern, name));
-}
-END_TEST
-
 int main(void)
 {
     Suite *suite = suite_create("text");
@@ -319,9 +252,6 @@ int main(void)
     tcase_add_test(tcase, duration_is_formatted);
     tcase_add_test(tcase, nearest);
     tcase_add_test(tcase, nearest_bounds);
-    tcase_add_test(tcase, glob_matches);
-    tcase_add_test(tcase, glob_does_not_match);
-    tcase_add_test(tcase, glob_is_not_exponential);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -8,11 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "dataplane/verbs_internal.h"
+#include "dataplane/verbs/verbs_internal.h"
 #include "fakes/run_suite.h"
 
-/* ------------------------------------------------------------------------------------------------ made-up devices --
- */
+/* --------------------------------------------------------------------------------------------- made-up devices -- */
 
 #define MAX_DEVICES 4
 #define MAX_GIDS 16
@@ -136,7 +135,7 @@ int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index
     return ENODATA;
 }
 
-/* --------------------------------------------------------------------------------------------------------- tests -- */
+/* ------------------------------------------------------------------------------------------------------- tests -- */
 
 #define V1 IBV_GID_TYPE_ROCE_V1
 #define V2 IBV_GID_TYPE_ROCE_V2

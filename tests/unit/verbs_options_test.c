@@ -6,7 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "dataplane/verbs_internal.h"
+#include "dataplane/verbs/verbs_internal.h"
 #include "fakes/run_suite.h"
 
 static struct tl_verbs_options defaults(void)
@@ -120,8 +120,7 @@ START_TEST(addresses)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------ lists of devices --
- */
+/* -------------------------------------------------------------------------------------------- lists of devices -- */
 
 static const char *const devices[] = {"mlx5_0", "mlx5_1", "mlx5_10", "rxe0"};
 
@@ -199,8 +198,7 @@ START_TEST(lists_are_bounded)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------- locked memory --
- */
+/* ----------------------------------------------------------------------------------------------- locked memory -- */
 
 static void drop_privileges(rlim_t limit)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Settings as options of the verbs provider. */
-#include "server/verbs_settings.h"
+#include "server/transports/verbs_settings.h"
 
 #include <check.h>
 #include <stdlib.h>

@@ -36,9 +36,9 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "dataplane/engine.h"
-#include "dataplane/local.h"
-#include "dataplane/verbs.h"
+#include "dataplane/engine/engine.h"
+#include "dataplane/local/local.h"
+#include "dataplane/verbs/verbs.h"
 #include "tensor/mapped_tensor.h"
 #include "tests/fakes/made_memory.h"
 
@@ -63,7 +63,7 @@ struct settings {
 static struct settings settings = {
     .size_bytes = 8, .outstanding = 1, .count = 2000, .warm_up = 200, .spin_ns = 200 * 1000};
 
-/* ---------------------------------------------------------------------------------------------------- both sides -- */
+/* -------------------------------------------------------------------------------------------------- both sides -- */
 
 struct side {
     struct tl_provider *provider;
@@ -153,7 +153,7 @@ static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnatio
                                               .register_bytes = 64 << 10,
                                               .is_mapping_allowed = settings.is_mapped,
                                               .is_bounce_forced = settings.is_bounced,
-                                              .silence_ns = 5 * TL_NS_PER_SEC,
+                                              .peer_timeout_ns = 5 * TL_NS_PER_SEC,
                                               .connect_ns = 10 * TL_NS_PER_SEC,
                                               .cancel_ns = 5 * TL_NS_PER_SEC};
     if (tl_engine_create(side->reactor, side->memory, &options, &source, side, &side->engine, &error) != TL_OK) {
@@ -179,16 +179,16 @@ static void side_close(struct side *side)
     side->provider->ops->close(side->provider);
 }
 
-static void put_introduction(const struct side *side, int fd)
+static void put_address(const struct side *side, int fd)
 {
-    uint8_t bytes[TL_CONN_INTRODUCTION_BYTES];
-    uint32_t len_bytes = tl_conn_introduce(side->conn, bytes);
+    uint8_t bytes[TL_CONN_ADDRESS_BYTES];
+    uint32_t len_bytes = tl_conn_get_address(side->conn, bytes);
     TL_CHECK(write(fd, bytes, len_bytes) == (ssize_t)len_bytes);
 }
 
 static void connect_with_next(struct side *side, int fd)
 {
-    uint8_t bytes[TL_CONN_INTRODUCTION_BYTES];
+    uint8_t bytes[TL_CONN_ADDRESS_BYTES];
     ssize_t len_bytes = read(fd, bytes, sizeof(bytes));
     struct tl_error error;
     if (len_bytes <= 0) exit(1);
@@ -256,7 +256,7 @@ static int serve(int fd)
     side_open(&side, SERVER_INCARNATION, CLIENT_INCARNATION, false);
     side.published = settings.is_mapped ? make_file_tensor() : make_tensor(side.memory);
     connect_with_next(&side, fd);
-    put_introduction(&side, fd);
+    put_address(&side, fd);
     while (!side.is_closed)
         (void)tl_reactor_run_once(side.reactor, TL_TIME_NEVER);
     int status = side.reason.code == TL_OK ? 0 : 1;
@@ -265,11 +265,11 @@ static int serve(int fd)
     return status;
 }
 
-/* ------------------------------------------------------------------------------------------------------- client -- */
+/* ------------------------------------------------------------------------------------------------------ client -- */
 
 struct asked {
     struct tl_fetch fetch;
-    struct tl_letter letter;
+    struct tl_closure closure;
     struct tl_tensor *destination; /* NULL: none yet, or a new one each time */
     int64_t begun_ns;
 };
@@ -340,9 +340,9 @@ static void *drive(void *context)
     return NULL;
 }
 
-static void begin_posted(struct tl_letter *letter)
+static void begin_posted(struct tl_closure *closure)
 {
-    begin(TL_CONTAINER_OF(letter, struct asked, letter), tl_clock_now_ns());
+    begin(TL_CONTAINER_OF(closure, struct asked, closure), tl_clock_now_ns());
 }
 
 /* One round trip through another thread, as a caller that sleeps sees it. */
@@ -352,7 +352,7 @@ static void run_through_thread(void)
         int64_t begun_ns = tl_clock_now_ns();
         unsigned first = settings.outstanding < client.goal ? settings.outstanding : client.goal;
         for (unsigned i = 0; i < first; i++)
-            tl_reactor_post(client.side.reactor, &client.asked[i].letter);
+            tl_reactor_post(client.side.reactor, &client.asked[i].closure);
         while (sem_wait(&client.over) != 0)
             TL_CHECK(errno == EINTR);
         if (settings.outstanding == 1) client.times_ns[client.done - 1] = (uint64_t)(tl_clock_now_ns() - begun_ns);
@@ -412,7 +412,7 @@ static void receive(int fd)
 {
     struct side *side = &client.side;
     side_open(side, CLIENT_INCARNATION, SERVER_INCARNATION, true);
-    put_introduction(side, fd);
+    put_address(side, fd);
     connect_with_next(side, fd);
     while (!side->is_up && !side->is_closed)
         (void)tl_reactor_run_once(side->reactor, TL_TIME_NEVER);
@@ -424,7 +424,7 @@ static void receive(int fd)
     for (unsigned i = 0; i < settings.outstanding; i++) {
         tl_fetch_init(&client.asked[i].fetch, &fetch_ops);
         client.asked[i].fetch.key = "weights";
-        client.asked[i].letter.deliver = begin_posted;
+        client.asked[i].closure.run = begin_posted;
         if (settings.is_users_memory) client.asked[i].destination = make_users_tensor();
     }
     sem_init(&client.over, 0, 0);
@@ -457,7 +457,7 @@ static void receive(int fd)
     free(client.times_ns);
 }
 
-/* --------------------------------------------------------------------------------------------------------- main -- */
+/* -------------------------------------------------------------------------------------------------------- main -- */
 
 static void read_options(int argc, char **argv)
 {

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The memory of a connection: where destinations lie, blocks of the pool that bytes are copied through, and what the
+ * slow worker is asked for: registrations, and room in a pool that is full.
+ *
+ * Each thing asked of the slow worker comes back as one closure to the reactor, and is counted in held_count until
+ * then; the connection does not end before. A wait for room may be left.
+ */
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "dataplane/engine/conn_internal.h"
+
+bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor)
+{
+    void *data;
+    uint64_t len_bytes = tl_tensor_size_bytes(tensor);
+    if (conn->engine->provider->limits.needs_regions) tl_tensor_allocation(tensor, &data, &len_bytes);
+    return len_bytes < conn->engine->options.register_bytes;
+}
+
+/* ------------------------------------------------------------------------------------------------------ blocks -- */
+
+enum tl_status conn_block_create(struct tl_memory *memory, struct conn_memory_wait *memory_wait, uint64_t len_bytes,
+                                 struct tl_tensor **ret_block, struct tl_pin *ret_pin, struct tl_error *ret_error)
+{
+    const struct tl_meta_data bytes = {
+        .dtype = TL_U8, .shape = {.rank = 1, .dims = {len_bytes}}, .size_bytes = len_bytes};
+    enum tl_status status = tl_memory_tensor_take(
+        memory, &bytes, memory_wait != NULL ? &memory_wait->memory_wait : NULL, ret_block, ret_error);
+    if (status != TL_OK) return status;
+    bool is_pinned = tl_memory_pin(memory, *ret_block, TL_REGION_WRITE, ret_pin);
+    TL_CHECK(is_pinned);
+    return TL_OK;
+}
+
+void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin)
+{
+    if (*block == NULL) return;
+    tl_memory_unpin(memory, pin);
+    tl_tensor_put(*block);
+    *block = NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------- slow worker -- */
+
+static void post_to_reactor(void *context, struct tl_closure *closure)
+{
+    tl_reactor_post(context, closure);
+}
+
+bool conn_register(struct tl_conn *conn, struct tl_memory *memory, void *owner, struct tl_tensor *tensor,
+                   enum tl_region_access access, void (*run)(struct tl_closure *closure))
+{
+    struct registering *registering = malloc(sizeof(*registering));
+    if (registering == NULL) return false;
+    registering->owner = owner;
+    registering->registration = (struct tl_registration){.tensor = tensor,
+                                                         .access = access,
+                                                         .closure = {.run = run},
+                                                         .post = post_to_reactor,
+                                                         .context = conn->engine->reactor};
+    tl_list_init(&registering->registration.link);
+    tl_list_init(&registering->registration.closure.link);
+    conn->held_count++;
+    tl_memory_register(memory, &registering->registration);
+    return true;
+}
+
+struct conn_memory_wait *conn_await_memory(struct tl_conn *conn, struct tl_memory *memory, uint64_t len_bytes,
+                                           void *owner, void (*run)(struct tl_closure *closure),
+                                           struct tl_error *ret_error)
+{
+    struct conn_memory_wait *wait = malloc(sizeof(*wait));
+    if (wait == NULL) {
+        (void)tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to wait for room in the pool");
+        return NULL;
+    }
+    wait->conn = conn;
+    wait->memory = memory;
+    wait->owner = owner;
+    wait->memory_wait.closure.run = run;
+    wait->memory_wait.post = post_to_reactor;
+    wait->memory_wait.context = conn->engine->reactor;
+    tl_list_init(&wait->memory_wait.closure.link);
+    if (tl_memory_await(memory, &wait->memory_wait, len_bytes, ret_error) != TL_OK) {
+        free(wait);
+        return NULL;
+    }
+    conn->held_count++;
+    return wait;
+}
+
+struct conn_memory_wait *conn_memory_came(struct tl_closure *closure)
+{
+    struct conn_memory_wait *wait = TL_CONTAINER_OF(closure, struct conn_memory_wait, memory_wait.closure);
+    wait->conn->held_count--;
+    return wait;
+}
+
+void conn_leave_memory_wait(struct conn_memory_wait **wait)
+{
+    if (*wait == NULL || !tl_memory_withdraw((*wait)->memory, &(*wait)->memory_wait)) return;
+    (*wait)->conn->held_count--;
+    free(*wait);
+    *wait = NULL;
+}
+
+void conn_drop_memory_wait(struct conn_memory_wait **wait)
+{
+    if (*wait == NULL) return;
+    tl_memory_wait_drop(&(*wait)->memory_wait);
+    free(*wait);
+    *wait = NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------ destinations -- */
+
+static enum tl_status create_in_pool(void *context, const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
+                                     struct tl_error *ret_error)
+{
+    struct tl_conn *conn = context;
+    enum tl_status status = tl_memory_tensor_take(conn->memory, meta_data, conn->placing_wait, ret_tensor, ret_error);
+    if (status == TL_UNAVAILABLE) conn->placing_bytes = meta_data->size_bytes;
+    return status;
+}
+
+void conn_memory_init(struct tl_conn *conn, struct tl_memory *memory)
+{
+    TL_CHECK((memory != NULL) == (conn->engine->peer_memories != NULL));
+    conn->memory = memory != NULL ? memory : conn->engine->memory;
+    conn->allocator = (struct tl_allocator){.create = create_in_pool, .context = conn};
+}
+
+void conn_memory_fini(struct tl_conn *conn)
+{
+    struct tl_engine *engine = conn->engine;
+    if (conn->memory != engine->memory) tl_peer_memories_give(engine->peer_memories, conn->memory);
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * How two sides of a connection get to know each other: what each tells of itself over the control plane, and the
+ * handshake on the queue pair.
+ *
+ * Happy path: the opener's HELLO, with the token that the other's address carried; the other's HELLO; each writes
+ * the other's challenge into the other's probe and looks whether its own has been written right; PROBED from both: up.
+ * Before it writes the challenge each measures how fast it writes (measure.c), the opener first, so that the two do not
+ * disturb each other.
+ * Failure modes: an address of another version or incarnation; no handshake in time, and how far it came; a HELLO
+ * from somebody else; a write that brings the wrong bytes. Each ends the connection with its reason.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/random.h"
+#include "dataplane/engine/conn_internal.h"
+#include "dataplane/memory/pages.h"
+
+/* --------------------------------------------------------------------------------------------------- handshake -- */
+
+static void handshake_timeout(struct tl_timer *timer)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, handshake_timer);
+    struct tl_error reason;
+    const char *missing = !conn->is_hello_right   ? "no hello has come"
+                          : !conn->is_probe_right ? "no write of the peer has arrived"
+                                                  : "the peer has not seen our write";
+    tl_error_set(&reason, TL_DEADLINE_EXCEEDED,
+                 "%s: the data connection through %s was not up in time: %s; is this the right device, port and GID, "
+                 "and do the two have a route to each other?",
+                 conn->peer.name, conn->engine->provider->name, missing);
+    tl_conn_close(conn, &reason);
+}
+
+static bool post_hello(struct pending_post *pending)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, hello_post);
+    struct tl_error error;
+    if (tl_queue_pair_expose(conn->pair, conn->probe_region, conn->probe, PROBE_BYTES, &conn->probe_exposure, &error) !=
+        TL_OK) {
+        tl_conn_close(conn, &error);
+        return false;
+    }
+    struct tl_message *message = conn_compose(conn, TL_MESSAGE_HELLO, 0);
+    message->version = TL_DATAPLANE_VERSION;
+    message->incarnation = conn->self_incarnation;
+    message->token = conn->peer_token;
+    message->challenge = conn->own_challenge;
+    message->destination = conn->probe_exposure.descriptor;
+    conn_post_message(conn, message, NULL);
+    return false;
+}
+
+/* Writes the peer's challenge into its probe. */
+static bool post_probe(struct pending_post *pending)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, probe_post);
+    uint8_t *source = conn->probe + PROBE_BYTES;
+    memcpy(source, &conn->peer_challenge, sizeof(conn->peer_challenge));
+    conn_post_write(conn, conn->probe_region, source, sizeof(conn->peer_challenge), &conn->peer_probe, 0,
+                    TL_IMMEDIATE_PROBE, &conn->probe_work);
+    return false;
+}
+
+static void free_probe(struct tl_conn *conn)
+{
+    if (conn->probe_block != NULL) {
+        conn_block_destroy(conn->memory, &conn->probe_block, &conn->probe_pin);
+    } else if (conn->probe_region != NULL) {
+        tl_region_destroy(conn->probe_region);
+        tl_pages_unmap(conn->probe, 2 * (uint64_t)PROBE_BYTES);
+    }
+    conn->probe_region = NULL;
+    conn->probe = NULL;
+}
+
+static void use_over(struct tl_conn *conn)
+{
+    if (--conn->probe_uses == 0) free_probe(conn);
+    conn_space_freed(conn);
+}
+
+static void probe_done(struct tl_work *work, enum tl_status status)
+{
+    (void)status;
+    use_over(TL_CONTAINER_OF(work, struct tl_conn, probe_work));
+}
+
+static void revoke_done(struct tl_work *work, enum tl_status status)
+{
+    /* Cancelled: the window goes with the queue pair, and its memory after it. */
+    if (status == TL_OK) use_over(TL_CONTAINER_OF(work, struct tl_conn, revoke_work));
+}
+
+static bool post_probed(struct pending_post *pending)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, probed_post);
+    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_PROBED, 0), NULL);
+    bool is_awaited = conn->engine->options.keys != TL_KEYS_REGION;
+    conn->pair->ops->revoke(conn->pair, &conn->probe_exposure, is_awaited ? &conn->revoke_work : NULL);
+    if (!is_awaited) use_over(conn);
+    return false;
+}
+
+static void maybe_up(struct tl_conn *conn)
+{
+    if (conn->state != CONN_HANDSHAKE || !conn->is_probe_right || !conn->is_probed) return;
+    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &conn->handshake_timer);
+    conn->state = CONN_UP;
+    conn->measures.mtu_bytes = conn->pair->mtu_bytes;
+    conn->measures.outside_refusal = conn->pair->outside_refusal;
+    if (conn->events->up != NULL) conn->events->up(conn);
+    conn_pump_later(conn);
+}
+
+void handshake_hello(struct tl_conn *conn, const struct tl_message *message)
+{
+    if (conn->is_hello_right) {
+        conn_protocol_error(conn, "a second hello");
+        return;
+    }
+    if (message->version != TL_DATAPLANE_VERSION || message->token != conn->own_token ||
+        message->incarnation != conn->peer.incarnation) {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_FAILED_PRECONDITION,
+                     "%s: the hello does not have the token of the pair address that came over the link; has the peer "
+                     "restarted?",
+                     conn->peer.name);
+        tl_conn_close(conn, &reason);
+        return;
+    }
+    if (message->destination.len_bytes == 0) {
+        conn_protocol_error(conn, "a hello whose probe has no address");
+        return;
+    }
+    conn->is_hello_right = true;
+    conn->peer_challenge = message->challenge;
+    conn->peer_probe = message->destination;
+    if (conn->is_opener) {
+        measure_start(conn);
+    } else {
+        conn_post_when_ready(conn, &conn->hello_post);
+    }
+}
+
+void handshake_measured(struct tl_conn *conn)
+{
+    conn_post_when_ready(conn, &conn->probe_post);
+}
+
+void handshake_probe(struct tl_conn *conn)
+{
+    if (conn->state != CONN_HANDSHAKE || !conn->is_hello_right || conn->is_probe_right) {
+        conn_protocol_error(conn, "a probe that was not asked for");
+    } else if (memcmp(conn->probe, &conn->own_challenge, sizeof(conn->own_challenge)) != 0) {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_UNAVAILABLE, "%s: its write through %s has brought the wrong bytes", conn->peer.name,
+                     conn->engine->provider->name);
+        tl_conn_close(conn, &reason);
+    } else {
+        conn->is_probe_right = true;
+        conn_post_when_ready(conn, &conn->probed_post);
+        if (!conn->is_opener) measure_start(conn);
+        maybe_up(conn);
+    }
+}
+
+void handshake_probed(struct tl_conn *conn)
+{
+    conn->is_probed = true;
+    maybe_up(conn);
+}
+
+/* In the pool, so that a reactor registers nothing. A full one must not keep peers apart: then in memory of its own. */
+static enum tl_status create_probe(struct tl_conn *conn, struct tl_error *ret_error)
+{
+    const uint64_t len_bytes = 2 * (uint64_t)PROBE_BYTES;
+    if (conn_block_create(conn->memory, NULL, len_bytes, &conn->probe_block, &conn->probe_pin, ret_error) == TL_OK) {
+        conn->probe_region = conn->probe_pin.region;
+        conn->probe = conn->probe_pin.address;
+        /* What others had there is not for the peer. */
+        memset(conn->probe, 0, len_bytes);
+        return TL_OK;
+    }
+    enum tl_status status = tl_memory_region_map(conn->engine->memory, len_bytes, &conn->probe_region, ret_error);
+    if (status == TL_OK) conn->probe = conn->probe_region->address;
+    return status;
+}
+
+enum tl_status handshake_init(struct tl_conn *conn, struct tl_error *ret_error)
+{
+    struct tl_list *const places[] = {&conn->hello_post.place, &conn->probe_post.place, &conn->probed_post.place};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(places); i++)
+        tl_list_init(places[i]);
+    conn->hello_post.post = post_hello;
+    conn->probe_post.post = post_probe;
+    conn->probed_post.post = post_probed;
+    conn->handshake_timer.fire = handshake_timeout;
+    conn->own_token = tl_random_u64();
+    conn->own_challenge = tl_random_u64() | 1; /* not what the probe is cleared to */
+    conn->probe_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = probe_done};
+    conn->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
+    conn->probe_uses = 2;
+    measure_init(conn);
+    return create_probe(conn, ret_error);
+}
+
+void handshake_fini(struct tl_conn *conn)
+{
+    free_probe(conn);
+}
+
+void handshake_start(struct tl_conn *conn)
+{
+    conn_arm(conn, &conn->handshake_timer, conn->engine->options.connect_ns);
+    /* Whoever speaks will soon do so again: the reactor spins a while after each event before it sleeps. */
+    conn->is_busy = true;
+    tl_reactor_busy(conn->engine->reactor, 1);
+    if (conn->is_opener) conn_post_when_ready(conn, &conn->hello_post);
+}
+
+/* ----------------------------------------------------------------------------------------------------- address -- */
+
+#define ADDRESS_HEAD_BYTES 32
+
+static void put_number(uint8_t **place, uint64_t value, unsigned len_bytes)
+{
+    for (unsigned i = 0; i < len_bytes; i++)
+        *(*place)++ = (uint8_t)(value >> (8 * i));
+}
+
+static uint64_t get_number(const uint8_t **place, unsigned len_bytes)
+{
+    uint64_t value = 0;
+    for (unsigned i = 0; i < len_bytes; i++)
+        value |= (uint64_t) * (*place)++ << (8 * i);
+    return value;
+}
+
+uint32_t tl_conn_get_address(const struct tl_conn *conn, uint8_t *ret_bytes)
+{
+    struct tl_pair_address pair;
+    conn->pair->ops->get_address(conn->pair, &pair);
+    uint8_t *place = ret_bytes;
+    put_number(&place, TL_DATAPLANE_VERSION, 4);
+    put_number(&place, conn->self_incarnation, 8);
+    put_number(&place, conn->own_token, 8);
+    put_number(&place, conn->engine->options.slot_count, 4);
+    put_number(&place, conn->request_count, 4);
+    put_number(&place, pair.len_bytes, 4);
+    _Static_assert(ADDRESS_HEAD_BYTES + TL_PAIR_ADDRESS_MAX_BYTES <= TL_CONN_ADDRESS_BYTES, "fits");
+    memcpy(place, pair.bytes, pair.len_bytes);
+    return ADDRESS_HEAD_BYTES + pair.len_bytes;
+}
+
+/* What a peer has told of itself. */
+struct pair_address {
+    uint64_t token;
+    uint32_t slot_count;
+    uint32_t request_count;
+    struct tl_pair_address pair;
+};
+
+static enum tl_status read_address(const struct tl_identity *peer, const uint8_t *bytes, uint32_t len_bytes,
+                                   struct pair_address *ret_address, struct tl_error *ret_error)
+{
+    const uint8_t *place = bytes;
+    if (len_bytes < ADDRESS_HEAD_BYTES) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: a pair address of %u bytes", peer->name, len_bytes);
+    }
+    uint64_t version = get_number(&place, 4);
+    if (version != TL_DATAPLANE_VERSION) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "%s speaks version %u of the data plane, this worker %d; run the same release on both",
+                            peer->name, (unsigned)version, TL_DATAPLANE_VERSION);
+    }
+    uint64_t incarnation = get_number(&place, 8);
+    if (incarnation != peer->incarnation) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s has restarted since it sent its pair address",
+                            peer->name);
+    }
+    uint64_t token = get_number(&place, 8);
+    uint64_t slot_count = get_number(&place, 4);
+    uint64_t request_count = get_number(&place, 4);
+    uint64_t pair_bytes = get_number(&place, 4);
+    bool is_sane = slot_count >= 16 && slot_count <= 65536 && request_count > 0 && request_count <= TL_MAX_REQUESTS &&
+                   pair_bytes <= TL_PAIR_ADDRESS_MAX_BYTES && pair_bytes == len_bytes - ADDRESS_HEAD_BYTES;
+    if (!is_sane) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: a pair address of %u bytes that cannot be", peer->name,
+                            len_bytes);
+    }
+    *ret_address = (struct pair_address){.token = token,
+                                         .slot_count = (uint32_t)slot_count,
+                                         .request_count = (uint32_t)request_count,
+                                         .pair = {.len_bytes = (uint32_t)pair_bytes}};
+    memcpy(ret_address->pair.bytes, place, (size_t)pair_bytes);
+    return TL_OK;
+}
+
+enum tl_status tl_conn_check_address(const struct tl_provider *provider, const struct tl_identity *peer,
+                                     const uint8_t *bytes, uint32_t len_bytes, struct tl_error *ret_error)
+{
+    struct pair_address theirs;
+    enum tl_status status = read_address(peer, bytes, len_bytes, &theirs, ret_error);
+    if (status != TL_OK || provider->ops->check == NULL) return status;
+    return provider->ops->check(provider, &theirs.pair, ret_error);
+}
+
+enum tl_status handshake_address_received(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
+                                          struct tl_pair_address *ret_pair, struct tl_error *ret_error)
+{
+    struct pair_address theirs;
+    enum tl_status status = read_address(&conn->peer, bytes, len_bytes, &theirs, ret_error);
+    if (status != TL_OK) return status;
+    conn->peer_token = theirs.token;
+    conn->peer_slot_count = theirs.slot_count;
+    conn->peer_request_count = theirs.request_count;
+    *ret_pair = theirs.pair;
+    return TL_OK;
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * How fast a connection is, measured while it greets, when nothing else travels on it.
+ *
+ * Happy path: writes without an immediate into the block that the peer has exposed for the handshake, of which the
+ * peer's software notices nothing: small ones, one after the other, of which the fastest is the latency, there and
+ * back; then large ones, of which the fastest is the rate; and when the last was fast, a row of them, so that the rate
+ * is not that of starting. A write is over when the peer's card has acknowledged it. The write that the handshake
+ * verifies follows on the same queue pair.
+ *
+ * Failure modes: none of its own; a queue pair that breaks ends the handshake.
+ */
+#include "base/arith.h"
+#include "base/clock.h"
+#include "dataplane/engine/conn_internal.h"
+
+#define LATENCY_ROUNDS 4
+#define LATENCY_BYTES 8
+#define RATE_ROUNDS 2
+/* A round of large writes lasts no longer than that by far: the row is left out when one alone takes so long. */
+#define SLOW_NS (TL_NS_PER_MS / 4)
+
+static uint64_t at_least_one(int64_t ns)
+{
+    return ns > 0 ? (uint64_t)ns : 1;
+}
+
+static void begin_round(struct measuring *measuring, unsigned writes)
+{
+    measuring->writes_left = writes;
+    measuring->writes_open = 0;
+    measuring->bytes = 0;
+}
+
+/* Posts one write of the round. */
+static bool take_write(struct pending_post *pending)
+{
+    struct measuring *measuring = TL_CONTAINER_OF(pending, struct measuring, pending);
+    struct tl_conn *conn = TL_CONTAINER_OF(measuring, struct tl_conn, measuring);
+    uint64_t large_bytes = tl_min_u64(PROBE_BYTES, conn->engine->piece_bytes);
+    uint64_t len_bytes = measuring->round < LATENCY_ROUNDS ? LATENCY_BYTES : large_bytes;
+    if (measuring->bytes == 0) measuring->began_ns = tl_clock_now_ns();
+    measuring->bytes += len_bytes;
+    measuring->writes_left--;
+    struct tl_work *work = &measuring->writes[measuring->writes_left].work;
+    measuring->writes_open++;
+    conn->pair->ops->write(conn->pair, conn->probe_region, conn->probe + PROBE_BYTES, len_bytes, &conn->peer_probe, 0,
+                           false, 0, work);
+    return measuring->writes_left > 0;
+}
+
+/* Takes note of a round; false: it was the last. */
+static bool end_round(struct measuring *measuring, struct tl_conn_measures *measures)
+{
+    uint64_t took_ns = at_least_one(tl_clock_now_ns() - measuring->began_ns);
+    unsigned round = measuring->round++;
+    if (round < LATENCY_ROUNDS) {
+        if (round == 0 || took_ns < measures->latency_ns) measures->latency_ns = took_ns;
+        begin_round(measuring, 1);
+        return true;
+    }
+    uint64_t rate = measuring->bytes * (uint64_t)TL_NS_PER_SEC / took_ns;
+    if (rate > measures->bytes_per_second) measures->bytes_per_second = rate;
+    bool is_row_next = round + 1 == LATENCY_ROUNDS + RATE_ROUNDS;
+    begin_round(measuring, is_row_next ? MEASURE_WRITES : 1);
+    return round + 1 < LATENCY_ROUNDS + RATE_ROUNDS || (is_row_next && took_ns < SLOW_NS);
+}
+
+static void write_done(struct tl_work *work, enum tl_status status)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(work, struct measured_write, work)->conn;
+    struct measuring *measuring = &conn->measuring;
+    measuring->writes_open--;
+    conn_space_freed(conn);
+    if (status != TL_OK || measuring->writes_left > 0 || measuring->writes_open > 0) return;
+    if (end_round(measuring, &conn->measures)) {
+        conn_post_when_space(conn, &measuring->pending);
+    } else {
+        handshake_measured(conn);
+    }
+}
+
+void measure_init(struct tl_conn *conn)
+{
+    struct measuring *measuring = &conn->measuring;
+    tl_list_init(&measuring->pending.place);
+    measuring->pending.post = take_write;
+    for (unsigned i = 0; i < MEASURE_WRITES; i++)
+        measuring->writes[i] = (struct measured_write){{.magic = TL_WORK_MAGIC, .done = write_done}, conn};
+    begin_round(measuring, 1);
+}
+
+void measure_start(struct tl_conn *conn)
+{
+    conn_post_when_space(conn, &conn->measuring.pending);
+}

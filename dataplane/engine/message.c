@@ -1,0 +1,400 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Writing and reading of control messages. A reader checks each part of fixed length once, and then reads it as it
+ * lies. Numbers that are mostly small take few bytes: a card fetches a short message with the request that posts it. */
+#include "dataplane/engine/message.h"
+
+#include <endian.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "base/text.h"
+
+#define HEAD_BYTES 12
+#define STATUS_BYTES 6 /* of an ERROR_STATUS, up to its text */
+#define NUMBER_MAX_BYTES 10
+
+enum {
+    FLAG_META_DATA = 1,
+    FLAG_CHECKSUM = 2,
+    FLAG_FINAL = 4,
+    FLAG_PING = 8,
+    FLAG_PUBLISHED = 16,
+    FLAG_MAY_MAP = 32,
+};
+
+/* What a message of each type may and must contain. */
+struct layout {
+    const char *name;
+    uint8_t flags; /* that may be set */
+    bool has_hello;
+    bool has_request;
+    bool has_step;
+    bool has_offset;
+    bool has_destination;
+    bool has_status;
+    bool has_checksum_field; /* when its flag is set */
+};
+
+static const struct layout layouts[] = {
+    [TL_MESSAGE_HELLO] = {.name = "HELLO", .has_hello = true, .has_destination = true},
+    [TL_MESSAGE_PROBED] = {.name = "PROBED"},
+    [TL_MESSAGE_REQUEST] = {.name = "REQUEST",
+                            .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_MAY_MAP,
+                            .has_request = true,
+                            .has_destination = true},
+    [TL_MESSAGE_META_DATA_UPDATE] = {.name = "META_DATA_UPDATE",
+                                     .flags = FLAG_META_DATA | FLAG_PUBLISHED,
+                                     .has_step = true},
+    [TL_MESSAGE_RE_REQUEST] = {.name = "RE_REQUEST", .has_destination = true},
+    [TL_MESSAGE_DONE] = {.name = "DONE",
+                         .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_PUBLISHED,
+                         .has_step = true,
+                         .has_checksum_field = true},
+    [TL_MESSAGE_ERROR_STATUS] = {.name = "ERROR_STATUS", .flags = FLAG_FINAL, .has_status = true},
+    [TL_MESSAGE_CANCEL] = {.name = "CANCEL"},
+    [TL_MESSAGE_CANCELLED] = {.name = "CANCELLED"},
+    [TL_MESSAGE_CREDIT] = {.name = "CREDIT", .flags = FLAG_PING},
+    [TL_MESSAGE_GOODBYE] = {.name = "GOODBYE"},
+    [TL_MESSAGE_MAPPED] = {.name = "MAPPED",
+                           .flags = FLAG_META_DATA | FLAG_PUBLISHED,
+                           .has_step = true,
+                           .has_offset = true,
+                           .has_destination = true},
+};
+
+const char *tl_message_name(enum tl_message_type type)
+{
+    bool is_known = (size_t)type < TL_ARRAY_COUNT(layouts) && layouts[type].name != NULL;
+    return is_known ? layouts[type].name : "?";
+}
+
+/* ----------------------------------------------------------------------------------------------------- writing -- */
+
+#define REQUEST_MAX_BYTES (4 * NUMBER_MAX_BYTES) /* up to its key */
+#define META_DATA_MAX_BYTES (3 + NUMBER_MAX_BYTES * (TL_MAX_RANK + 1))
+/* The two longest, so that nothing need be counted while a message is written. */
+#define KEY_MAX_BYTES                                                                                                  \
+    (TL_SLOT_BYTES - HEAD_BYTES - REQUEST_MAX_BYTES - META_DATA_MAX_BYTES - 1 - TL_DESCRIPTOR_MAX_BYTES)
+#define TEXT_MAX_BYTES (TL_SLOT_BYTES - HEAD_BYTES - STATUS_BYTES)
+_Static_assert(TL_MESSAGE_KEY_BYTES <= KEY_MAX_BYTES && TL_ERROR_MESSAGE_BYTES <= TEXT_MAX_BYTES,
+               "slots are too small");
+
+static inline uint8_t *put_u16(uint8_t *at, uint64_t value)
+{
+    uint16_t little = htole16((uint16_t)value);
+    memcpy(at, &little, sizeof(little));
+    return at + sizeof(little);
+}
+
+static inline uint8_t *put_u32(uint8_t *at, uint32_t value)
+{
+    uint32_t little = htole32(value);
+    memcpy(at, &little, sizeof(little));
+    return at + sizeof(little);
+}
+
+static inline uint8_t *put_u64(uint8_t *at, uint64_t value)
+{
+    uint64_t little = htole64(value);
+    memcpy(at, &little, sizeof(little));
+    return at + sizeof(little);
+}
+
+/* Seven bits a byte, the lowest first; all but the last byte have the highest bit. */
+static inline uint8_t *put_number(uint8_t *at, uint64_t value)
+{
+    for (; value >= 0x80; value >>= 7)
+        *at++ = (uint8_t)(value | 0x80);
+    *at++ = (uint8_t)value;
+    return at;
+}
+
+static inline uint8_t *put_bytes(uint8_t *at, const void *bytes, size_t len_bytes)
+{
+    memcpy(at, bytes, len_bytes);
+    return at + len_bytes;
+}
+
+static uint8_t *put_meta_data(uint8_t *at, const struct tl_meta_data *meta_data)
+{
+    TL_CHECK(meta_data->shape.rank <= TL_MAX_RANK);
+    *at++ = (uint8_t)meta_data->dtype;
+    *at++ = meta_data->is_dead;
+    *at++ = (uint8_t)meta_data->shape.rank;
+    for (unsigned i = 0; i < meta_data->shape.rank; i++)
+        at = put_number(at, meta_data->shape.dims[i]);
+    return put_number(at, meta_data->size_bytes);
+}
+
+static uint8_t *put_request(uint8_t *at, const struct tl_message *message)
+{
+    size_t key_bytes = strlen(message->key);
+    TL_CHECK(key_bytes <= KEY_MAX_BYTES);
+    at = put_number(at, message->number);
+    at = put_number(at, message->step);
+    at = put_number(at, message->expected_step);
+    at = put_number(at, key_bytes);
+    return put_bytes(at, message->key, key_bytes);
+}
+
+static uint8_t *put_hello(uint8_t *at, const struct tl_message *message)
+{
+    at = put_u32(at, message->version);
+    at = put_u64(at, message->incarnation);
+    at = put_u64(at, message->token);
+    return put_u64(at, message->challenge);
+}
+
+static uint8_t *put_destination(uint8_t *at, const struct tl_descriptor *destination)
+{
+    TL_CHECK(destination->len_bytes <= TL_DESCRIPTOR_MAX_BYTES);
+    *at++ = destination->len_bytes;
+    return put_bytes(at, destination->bytes, destination->len_bytes);
+}
+
+static uint8_t *put_status(uint8_t *at, const struct tl_message *message)
+{
+    size_t text_bytes = strnlen(message->text, TL_ERROR_MESSAGE_BYTES - 1);
+    at = put_u32(at, (uint32_t)message->code);
+    at = put_u16(at, text_bytes);
+    return put_bytes(at, message->text, text_bytes);
+}
+
+uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
+{
+    const struct layout *layout = &layouts[message->type];
+    unsigned flags = (message->has_meta_data ? FLAG_META_DATA : 0) | (message->has_checksum ? FLAG_CHECKSUM : 0) |
+                     (message->is_final ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
+                     (message->is_published ? FLAG_PUBLISHED : 0) | (message->may_map ? FLAG_MAY_MAP : 0);
+    flags &= layout->flags;
+    buffer[0] = (uint8_t)message->type;
+    buffer[1] = (uint8_t)flags;
+    uint8_t *at = put_u32(buffer + 4, message->consumed);
+    at = put_u32(at, message->handle);
+    if (layout->has_hello) at = put_hello(at, message);
+    if (layout->has_request) at = put_request(at, message);
+    if (layout->has_step) at = put_number(at, message->step);
+    if (layout->has_offset) at = put_number(at, message->offset);
+    if (layout->has_checksum_field && message->has_checksum) at = put_u64(at, message->checksum);
+    if ((flags & FLAG_META_DATA) != 0) at = put_meta_data(at, &message->meta_data);
+    if (layout->has_destination) at = put_destination(at, &message->destination);
+    if (layout->has_status) at = put_status(at, message);
+    uint32_t len_bytes = (uint32_t)(at - buffer);
+    (void)put_u16(buffer + 2, len_bytes);
+    return len_bytes;
+}
+
+/* ----------------------------------------------------------------------------------------------------- reading -- */
+
+struct reader {
+    const uint8_t *at;
+    const uint8_t *end;
+};
+
+/* The next so many bytes; NULL: there are fewer, and none of those that follow is read. */
+static inline const uint8_t *take(struct reader *reader, uint64_t len_bytes)
+{
+    const uint8_t *at = reader->at;
+    if (len_bytes > (uint64_t)(reader->end - at)) {
+        reader->at = NULL;
+        reader->end = NULL;
+        return NULL;
+    }
+    reader->at += len_bytes;
+    return at;
+}
+
+static inline uint64_t get_u16(const uint8_t *at)
+{
+    uint16_t little;
+    memcpy(&little, at, sizeof(little));
+    return le16toh(little);
+}
+
+static inline uint32_t get_u32(const uint8_t *at)
+{
+    uint32_t little;
+    memcpy(&little, at, sizeof(little));
+    return le32toh(little);
+}
+
+static inline uint64_t get_u64(const uint8_t *at)
+{
+    uint64_t little;
+    memcpy(&little, at, sizeof(little));
+    return le64toh(little);
+}
+
+static enum tl_status too_short(struct tl_error *ret_error)
+{
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message that ends before what it contains");
+}
+
+static enum tl_status bad_number(struct tl_error *ret_error)
+{
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                        "a number that is cut off, too large or longer than it need be");
+}
+
+/* A number of several bytes. */
+static __attribute__((noinline)) bool take_long_number(struct reader *reader, uint64_t *ret_number)
+{
+    const uint8_t *at = reader->at;
+    uint64_t number = 0;
+    unsigned shift = 0;
+    for (; at < reader->end && *at >= 0x80 && shift < 63; at++, shift += 7)
+        number |= (uint64_t)(*at & 0x7f) << shift;
+    if (at == reader->end || *at > (shift < 63 ? 0x7f : 1) || *at == 0) return false;
+    *ret_number = number | (uint64_t)*at << shift;
+    reader->at = at + 1;
+    return true;
+}
+
+/* The next number; false: the message ends before it does, it has more than 64 bits, or more bytes than it needs. */
+static inline bool take_number(struct reader *reader, uint64_t *ret_number)
+{
+    if (reader->at == reader->end || *reader->at >= 0x80) return take_long_number(reader, ret_number);
+    *ret_number = *reader->at++;
+    return true;
+}
+
+/* Text of at most capacity - 1 bytes into room; false when it is longer, or no text. */
+static bool take_text(struct reader *reader, uint64_t len_bytes, char *space, uint64_t capacity)
+{
+    const uint8_t *bytes = take(reader, len_bytes);
+    if (bytes == NULL || len_bytes >= capacity || !tl_text_is_utf8((const char *)bytes, (size_t)len_bytes))
+        return false;
+    memcpy(space, bytes, (size_t)len_bytes);
+    space[len_bytes] = '\0';
+    return true;
+}
+
+static enum tl_status take_meta_data(struct reader *reader, struct tl_meta_data *meta_data, struct tl_error *ret_error)
+{
+    const uint8_t *at = take(reader, 3);
+    if (at == NULL) return too_short(ret_error);
+    unsigned rank = at[2];
+    if (at[1] > 1 || rank > TL_MAX_RANK) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "meta-data of rank %u", rank);
+    }
+    meta_data->dtype = (enum tl_dtype)at[0];
+    meta_data->is_dead = at[1] != 0;
+    meta_data->shape.rank = rank;
+    for (unsigned i = 0; i < rank; i++)
+        if (!take_number(reader, &meta_data->shape.dims[i])) return bad_number(ret_error);
+    if (!take_number(reader, &meta_data->size_bytes)) return bad_number(ret_error);
+    return tl_meta_data_validate(meta_data, ret_error);
+}
+
+static enum tl_status post_hello(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
+{
+    const uint8_t *at = take(reader, 28);
+    if (at == NULL) return too_short(ret_error);
+    message->version = get_u32(at);
+    message->incarnation = get_u64(at + 4);
+    message->token = get_u64(at + 12);
+    message->challenge = get_u64(at + 20);
+    return TL_OK;
+}
+
+static enum tl_status take_request(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
+{
+    uint64_t key_bytes;
+    if (!take_number(reader, &message->number) || !take_number(reader, &message->step) ||
+        !take_number(reader, &message->expected_step) || !take_number(reader, &key_bytes)) {
+        return bad_number(ret_error);
+    }
+    message->key = message->text_capacity;
+    message->key_bytes = (size_t)key_bytes;
+    bool is_text = take_text(reader, message->key_bytes, message->text_capacity, TL_MESSAGE_KEY_BYTES + 1);
+    if (is_text && message->text_capacity[0] != '\0') return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a key that is not UTF-8 of 1 to %d bytes",
+                        TL_MESSAGE_KEY_BYTES);
+}
+
+static enum tl_status take_value(struct reader *reader, const struct layout *layout, struct tl_message *message,
+                                 struct tl_error *ret_error)
+{
+    if (!take_number(reader, &message->step)) return bad_number(ret_error);
+    if (layout->has_offset && !take_number(reader, &message->offset)) return bad_number(ret_error);
+    if (!layout->has_checksum_field || !message->has_checksum) return TL_OK;
+    const uint8_t *at = take(reader, 8);
+    if (at == NULL) return too_short(ret_error);
+    message->checksum = get_u64(at);
+    return TL_OK;
+}
+
+static enum tl_status take_status(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
+{
+    const uint8_t *at = take(reader, STATUS_BYTES);
+    if (at == NULL) return too_short(ret_error);
+    uint32_t code = get_u32(at);
+    message->code = code >= TL_CANCELLED && code <= TL_UNAUTHENTICATED ? (enum tl_status)code : TL_UNKNOWN;
+    message->text = message->text_capacity;
+    if (take_text(reader, get_u16(at + 4), message->text_capacity, sizeof(message->text_capacity))) return TL_OK;
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a status whose text is not UTF-8 of at most %d bytes",
+                        TL_ERROR_MESSAGE_BYTES - 1);
+}
+
+static enum tl_status take_destination(struct reader *reader, struct tl_descriptor *destination,
+                                       struct tl_error *ret_error)
+{
+    const uint8_t *at = take(reader, 1);
+    if (at == NULL) return too_short(ret_error);
+    unsigned len_bytes = at[0];
+    const uint8_t *bytes = take(reader, len_bytes);
+    if (bytes == NULL || len_bytes > TL_DESCRIPTOR_MAX_BYTES) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a descriptor of %u bytes", len_bytes);
+    }
+    destination->len_bytes = (uint8_t)len_bytes;
+    memcpy(destination->bytes, bytes, len_bytes);
+    return TL_OK;
+}
+
+static enum tl_status take_body(struct reader *reader, const struct layout *layout, struct tl_message *message,
+                                struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    if (layout->has_hello) status = post_hello(reader, message, ret_error);
+    if (status == TL_OK && layout->has_request) status = take_request(reader, message, ret_error);
+    if (status == TL_OK && layout->has_step) status = take_value(reader, layout, message, ret_error);
+    if (status == TL_OK && message->has_meta_data) status = take_meta_data(reader, &message->meta_data, ret_error);
+    if (status == TL_OK && layout->has_destination) status = take_destination(reader, &message->destination, ret_error);
+    if (status == TL_OK && layout->has_status) status = take_status(reader, message, ret_error);
+    return status;
+}
+
+enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struct tl_message *ret_message,
+                                 struct tl_error *ret_error)
+{
+    unsigned announced_bytes = len_bytes >= HEAD_BYTES ? (unsigned)get_u16(bytes + 2) : 0;
+    if (announced_bytes != len_bytes || announced_bytes < HEAD_BYTES) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of %u bytes that says it has %u", len_bytes,
+                            announced_bytes);
+    }
+    unsigned type = bytes[0], flags = bytes[1];
+    const struct layout *layout = &layouts[type < TL_ARRAY_COUNT(layouts) ? type : 0];
+    if (layout->name == NULL || (flags & ~(unsigned)layout->flags) != 0) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of type %u with flags %#x", type, flags);
+    }
+    struct tl_message *message = ret_message;
+    tl_message_clear(message);
+    message->type = (enum tl_message_type)type;
+    message->has_meta_data = (flags & FLAG_META_DATA) != 0;
+    message->has_checksum = (flags & FLAG_CHECKSUM) != 0;
+    message->is_final = (flags & FLAG_FINAL) != 0;
+    message->is_ping = (flags & FLAG_PING) != 0;
+    message->is_published = (flags & FLAG_PUBLISHED) != 0;
+    message->may_map = (flags & FLAG_MAY_MAP) != 0;
+    message->consumed = get_u32(bytes + 4);
+    message->handle = get_u32(bytes + 8);
+    struct reader reader = {.at = bytes + HEAD_BYTES, .end = bytes + len_bytes};
+    enum tl_status status = take_body(&reader, layout, message, ret_error);
+    if (status == TL_OK && reader.at != reader.end) {
+        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of %u bytes, which is not what it contains",
+                              len_bytes);
+    }
+    if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", layout->name);
+    return status;
+}

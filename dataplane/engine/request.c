@@ -1,0 +1,508 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What we ask: one request per fetch, from its handle to done.
+ *
+ * Happy path: the meta-data is known from last time: the destination is made, REQUEST goes out with where to write it,
+ * the writes arrive and are counted by their immediates, the exposure is revoked, done. Meta-data that is unknown or
+ * has changed costs one META_DATA_UPDATE and one RE_REQUEST. A value without bytes comes as a DONE, and leaves what is
+ * known of the key as it is; one that may be mapped may come as a MAPPED.
+ *
+ * Failure modes: memory that cannot be registered is copied through the pool. When the pool is full the request waits
+ * for room, before the peer hears of it; what never fits fails. A cancelled request keeps its memory until the peer
+ * says CANCELLED; a peer that does not say it in time costs the connection. When the connection ends, fetches end with
+ * UNAVAILABLE once the queue pair is drained: nothing can write their memory any more. Answers to handles that are over
+ * are counted and dropped.
+ */
+#include "dataplane/engine/request_internal.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/reason.h"
+
+/* ----------------------------------------------------------------------------------------------- from the peer -- */
+
+static struct request *find(struct tl_conn *conn, uint32_t handle_)
+{
+    uint32_t index = tl_handle_index(handle_);
+    struct request *request = index < conn->request_count ? conn->requests[index] : NULL;
+    if (request != NULL && request->handle == handle_) {
+        conn->has_moved = true;
+        return request;
+    }
+    conn->engine->stats.late_answers++;
+    return NULL;
+}
+
+static void expect(struct request *request, const struct tl_message *message)
+{
+    tl_meta_data_copy(&request->expected.meta_data, &message->meta_data);
+    request->expected.step = message->step;
+    request->expected.is_published = message->is_published;
+    request->expected.is_mapped = false;
+    request->has_meta_data = true;
+}
+
+static void remember(struct request *request)
+{
+    tl_meta_cache_put(request->conn->cache, request->fetch->key, &request->expected);
+}
+
+static void handle_meta_data(struct request *request, const struct tl_message *message)
+{
+    struct tl_conn *conn = request->conn;
+    conn->engine->stats.meta_data_updates++;
+    if (!message->has_meta_data || message->meta_data.size_bytes == 0) {
+        conn_protocol_error(conn, "a META_DATA_UPDATE of %s without bytes", request->fetch->key);
+        return;
+    }
+    if (request->received_bytes > 0) {
+        conn_protocol_error(conn, "a META_DATA_UPDATE of %s in the middle of its bytes", request->fetch->key);
+        return;
+    }
+    if (request->state == REQUEST_ASKED) {
+        request->is_place_sent = false;
+        expect(request, message);
+        remember(request);
+    }
+    request_handle(request, EVENT_META_DATA);
+}
+
+/* A value that has no bytes: dead, or of zero size. It is not remembered: it needs no memory, and the next value that
+ * does is more likely to be like the last one that did. */
+static void handle_empty(struct request *request, const struct tl_message *message)
+{
+    if (message->meta_data.size_bytes > 0 || request->received_bytes > 0) {
+        conn_protocol_error(request->conn, "a DONE of %s, of which bytes are missing", request->fetch->key);
+        return;
+    }
+    /* One that was given up has its value all the same if it comes first. */
+    bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
+    if (is_wanted && request->result == NULL) {
+        struct tl_error error;
+        expect(request, message);
+        if (request_place(request, NULL, &error) != PLACING_DONE) request_set_result(request, &error);
+    }
+    request->has_checksum = message->has_checksum;
+    request->checksum = message->checksum;
+    request_handle(request, EVENT_COMPLETE);
+}
+
+static void handle_done(struct request *request, const struct tl_message *message)
+{
+    if (message->has_meta_data) {
+        handle_empty(request, message);
+        return;
+    }
+    bool is_whole = request->received_bytes > 0 && request->received_bytes == request->expected.meta_data.size_bytes;
+    if (!is_whole || !request->is_done_expected) {
+        conn_protocol_error(request->conn, "a DONE of %s, of which bytes are missing", request->fetch->key);
+        return;
+    }
+    request->expected.step = message->step;
+    request->expected.is_published = message->is_published;
+    request->fetch->offer_step = message->step;
+    remember(request);
+    request->has_checksum = message->has_checksum;
+    request->checksum = message->checksum;
+    request_handle(request, EVENT_COMPLETE);
+}
+
+static void handle_mapped(struct request *request, const struct tl_message *message)
+{
+    if (!request->may_map || !message->has_meta_data || message->meta_data.size_bytes == 0 ||
+        request->received_bytes > 0) {
+        conn_protocol_error(request->conn, "a MAPPED of %s, which is not to be mapped", request->fetch->key);
+        return;
+    }
+    bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
+    if (is_wanted && request->result == NULL) request_map(request, message);
+    request_handle(request, EVENT_COMPLETE);
+}
+
+void requests_message(struct tl_conn *conn, const struct tl_message *message)
+{
+    struct request *request = find(conn, message->handle);
+    if (request == NULL) return;
+    conn_shows(conn, request->sent_slot);
+    switch (message->type) {
+    case TL_MESSAGE_META_DATA_UPDATE:
+        handle_meta_data(request, message);
+        break;
+    case TL_MESSAGE_DONE:
+        handle_done(request, message);
+        break;
+    case TL_MESSAGE_MAPPED:
+        handle_mapped(request, message);
+        break;
+    case TL_MESSAGE_ERROR_STATUS: {
+        struct tl_error error;
+        if (!request->is_asked) {
+            conn_protocol_error(conn, "a status of %s, which was not asked for", request->fetch->key);
+            return;
+        }
+        tl_error_set(&error, message->code, "%s", message->text);
+        request->fetch->is_final = message->is_final;
+        request->is_answered = true;
+        request_set_result(request, &error);
+        request_handle(request, EVENT_STATUS);
+        break;
+    }
+    default:
+        request_handle(request, EVENT_CANCELLED);
+        break;
+    }
+}
+
+void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes)
+{
+    struct request *request = find(conn, immediate & TL_HANDLE_MASK);
+    if (request == NULL) return;
+    conn_shows(conn, request->sent_slot);
+    bool is_awaited =
+        request->is_place_sent && (request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING);
+    uint64_t left_bytes = request->expected.meta_data.size_bytes - request->received_bytes;
+    if (!is_awaited || len_bytes == 0 || len_bytes > left_bytes) {
+        conn_protocol_error(conn, "%" PRIu64 " bytes of %s, of which %" PRIu64 " are expected", len_bytes,
+                            request->fetch->key, is_awaited ? left_bytes : 0);
+        return;
+    }
+    request->received_bytes += len_bytes;
+    request->is_source_bounced |= (immediate & TL_IMMEDIATE_BOUNCED) != 0;
+    request->is_done_expected |= (immediate & TL_IMMEDIATE_DONE_FOLLOWS) != 0;
+    if (len_bytes == left_bytes && !request->is_done_expected) request_handle(request, EVENT_COMPLETE);
+}
+
+/* --------------------------------------------------------------------------------------------------- beginning -- */
+
+/* The transport_state of a fetch that ends before it has had a request. */
+static char given_up;         /* it was cancelled */
+static char given_up_waiting; /* ... while it waited for a handle */
+static char rerouted;
+
+/* One that is over, or a new one; NULL: no memory. */
+static struct request *request_create(struct tl_conn *conn)
+{
+    struct tl_list *place = tl_list_pop_front(&conn->spare_requests);
+    if (place != NULL) return TL_CONTAINER_OF(place, struct request, place);
+    struct request *request = calloc(1, sizeof(*request));
+    if (request == NULL) return NULL;
+    request->conn = conn;
+    request->cancel_timer.fire = request_cancel_timeout;
+    request_posts_init(request);
+    tl_list_init(&request->place);
+    return request;
+}
+
+static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
+{
+    struct request *request = request_create(conn);
+    if (request == NULL) return false;
+    uint32_t index = conn->free_indexes[--conn->free_count];
+    request->state = REQUEST_PREPARING;
+    request->fetch = fetch;
+    request->handle = tl_handle(index, conn->generations[index]);
+    conn->requests[index] = request;
+    fetch->transport_state = request;
+    /* Nobody waits for room who has some: of what is copied through the pool, nothing else lies there. */
+    fetch->allocator = conn->engine->options.is_bounce_forced ? NULL : &conn->allocator;
+    tl_fetch_restart(fetch);
+    request->has_meta_data = tl_meta_cache_find(conn->cache, fetch->key, &request->expected);
+    request->may_map = fetch->may_map && !fetch->wants_checksum && conn->pair->ops->map != NULL;
+    /* Memory for what is mapped again would be made in vain. */
+    if (request->may_map && request->has_meta_data && request->expected.is_mapped) request->has_meta_data = false;
+    if (!request->has_meta_data || request->expected.meta_data.size_bytes == 0) {
+        request_handle(request, EVENT_READY);
+        return true;
+    }
+    switch (request_place(request, NULL, NULL)) {
+    case PLACING_DONE:
+        request_prepare_memory(request);
+        break;
+    case PLACING_WAITS:
+        break;
+    case PLACING_FAILED:
+        /* What came last time does not fit the caller's destination; what comes now may. */
+        request->has_meta_data = false;
+        request_handle(request, EVENT_READY);
+        break;
+    }
+    return true;
+}
+
+/* For one request more, here and at the peer. */
+static bool has_handle(const struct tl_conn *conn)
+{
+    return conn->free_count > 0 && conn->request_count - conn->free_count < conn->peer_request_count;
+}
+
+/* What does not come to an end by itself is waited for no longer than reroute_ns. */
+static void watch_waiting(struct tl_conn *conn)
+{
+    int64_t after_ns = conn->engine->options.reroute_ns;
+    if (after_ns == 0 || conn->reroute_timer.heap_place != 0 || conn->state != CONN_UP) return;
+    conn->has_moved = false;
+    conn_arm(conn, &conn->reroute_timer, after_ns);
+}
+
+/* Some request waits for something else than its value, such as memory of ours, or has a part of it: its handle comes
+ * back by itself. */
+static bool is_any_moving(const struct tl_conn *conn)
+{
+    for (uint32_t i = 0; i < conn->request_count; i++) {
+        const struct request *request = conn->requests[i];
+        if (request == NULL) continue;
+        if (request->state != REQUEST_ASKED || request->received_bytes > 0) return true;
+    }
+    return false;
+}
+
+void requests_reroute(struct tl_timer *timer)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, reroute_timer);
+    struct tl_list *place;
+    if (tl_list_is_empty(&conn->waiting)) return;
+    if (conn->has_moved || has_handle(conn) || is_any_moving(conn)) {
+        watch_waiting(conn);
+        return;
+    }
+    while ((place = tl_list_pop_front(&conn->waiting)) != NULL) {
+        TL_CONTAINER_OF(place, struct tl_fetch, transport_link)->transport_state = &rerouted;
+        tl_list_push_back(&conn->refused, place);
+        conn->engine->stats.rerouted++;
+    }
+    conn_pump_later(conn);
+}
+
+void requests_begin(struct tl_conn *conn)
+{
+    while (!tl_list_is_empty(&conn->waiting)) {
+        if (!has_handle(conn)) requests_free_completed(conn);
+        if (!has_handle(conn)) {
+            watch_waiting(conn);
+            return;
+        }
+        struct tl_fetch *fetch = TL_CONTAINER_OF(tl_list_pop_front(&conn->waiting), struct tl_fetch, transport_link);
+        if (!begin(conn, fetch)) tl_list_push_back(&conn->refused, &fetch->transport_link);
+    }
+}
+
+void tl_conn_fetch(struct tl_conn *conn, struct tl_fetch *fetch)
+{
+    fetch->transport_state = NULL;
+    fetch->is_final = false;
+    fetch->is_rerouted = false;
+    tl_list_push_back(conn->state == CONN_UP ? &conn->waiting : &conn->refused, &fetch->transport_link);
+    conn_pump_later(conn);
+}
+
+void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch)
+{
+    const void *state = fetch->transport_state;
+    if (state == &given_up || state == &given_up_waiting) return;
+    if (state != NULL && state != &rerouted) {
+        request_handle(fetch->transport_state, EVENT_CANCEL);
+        return;
+    }
+    tl_list_remove(&fetch->transport_link);
+    fetch->transport_state = has_handle(conn) || conn->state != CONN_UP ? &given_up : &given_up_waiting;
+    tl_list_push_back(&conn->refused, &fetch->transport_link);
+    conn_pump_later(conn);
+}
+
+/* --------------------------------------------------------------------------------------------------------- end -- */
+
+static enum tl_path path_of(const struct request *request)
+{
+    if (request->is_mapped) return TL_PATH_MAPPED;
+    if (request->received_bytes == 0) return TL_PATH_NONE;
+    if (request->fetch->meta_data.dtype == TL_STRING) return TL_PATH_SERIALIZED;
+    return request->proxy != NULL || request->is_source_bounced ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
+}
+
+/* Copies and hashes as much of what has arrived as this pump may. */
+static enum tl_status advance(struct request *request, struct tl_error *ret_error)
+{
+    struct tl_conn *conn = request->conn;
+    struct tl_fetch *fetch = request->fetch;
+    uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
+    bool is_read = request->proxy != NULL || fetch->wants_checksum;
+    if (is_read && len_bytes > conn->completions_left_bytes) len_bytes = conn->completions_left_bytes;
+    if (len_bytes == 0) return TL_OK;
+    if (request->proxy != NULL) {
+        const uint8_t *proxy = tl_tensor_data(request->proxy);
+        void *address;
+        enum tl_status status = tl_fetch_next(fetch, len_bytes, &address, ret_error);
+        if (status != TL_OK) return status;
+        memcpy(address, proxy + fetch->received_bytes, (size_t)len_bytes);
+        conn->engine->stats.bytes_bounced += len_bytes;
+        tl_memory_count_bounce(conn->engine->memory, len_bytes);
+    }
+    tl_fetch_advance(fetch, len_bytes);
+    if (is_read) conn->completions_left_bytes -= len_bytes;
+    return TL_OK;
+}
+
+/* All bytes are in the destination or its proxy, and nobody can write them any more. False: not yet, the next pump goes
+ * on; so long it is FINISHED, which neither a cancel nor the end of the connection changes. */
+static bool complete(struct request *request, struct tl_error *ret_result)
+{
+    struct tl_fetch *fetch = request->fetch;
+    if (!request->is_mapped && advance(request, ret_result) != TL_OK) return true;
+    if (fetch->received_bytes < request->received_bytes) return false;
+    fetch->path = path_of(request);
+    fetch->path_reason = request->proxy != NULL             ? request->proxy_reason
+                         : fetch->path == TL_PATH_ZERO_COPY ? request_why_not_mapped(request)
+                                                            : "copied by the owner";
+    if (tl_fetch_verify(fetch, request->has_checksum, request->checksum, ret_result) == TL_OK) {
+        ret_result->code = TL_OK;
+        request->conn->engine->stats.tensors_received++;
+    }
+    return true;
+}
+
+void request_free(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    uint32_t index = tl_handle_index(request->handle);
+    size_t begin = offsetof(struct request, fetch), end = offsetof(struct request, expected);
+    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer);
+    tl_list_remove(&request->pending.place);
+    tl_list_remove(&request->revoke.place);
+    conn->requests[index] = NULL;
+    conn->generations[index]++;
+    conn->free_indexes[conn->free_count++] = (uint16_t)index;
+    if (request->result != NULL && request->result != &request_out_of_memory) free(request->result);
+    memset((char *)request + begin, 0, end - begin);
+    tl_list_push_front(&conn->spare_requests, &request->place);
+}
+
+void requests_free_completed(struct tl_conn *conn)
+{
+    struct tl_list *place;
+    while ((place = tl_list_pop_front(&conn->completed)) != NULL)
+        request_free(TL_CONTAINER_OF(place, struct request, place));
+}
+
+void requests_fini(struct tl_conn *conn)
+{
+    struct tl_list *place;
+    while ((place = tl_list_pop_front(&conn->spare_requests)) != NULL)
+        free(TL_CONTAINER_OF(place, struct request, place));
+}
+
+void request_finish(struct request *request)
+{
+    request->state = REQUEST_FINISHED;
+    tl_list_push_back(&request->conn->finished, &request->place);
+    conn_pump_later(request->conn);
+}
+
+/* A peer may write its own pool for as long as it lives: what was to be received there, and was not, is received
+ * elsewhere the next time, perhaps over another transport. */
+static void leave_destination(const struct tl_conn *conn, struct tl_fetch *fetch)
+{
+    struct tl_pin pin = {.region = NULL};
+    if (conn->memory == conn->engine->memory || fetch->destination == NULL) return;
+    if (!tl_memory_pin(conn->memory, fetch->destination, TL_REGION_WRITE, &pin)) return;
+    tl_memory_unpin(conn->memory, &pin);
+    tl_fetch_restart(fetch);
+}
+
+/* False: not yet. */
+static bool tell(struct request *request)
+{
+    struct tl_fetch *fetch = request->fetch;
+    struct tl_error result;
+    result.code = TL_OK;
+    result.message[0] = '\0';
+    if (request->is_map_refused && request->is_cancelled) request_set_given_up(request);
+    if (request->is_map_refused && request->result == NULL) {
+        request_ask_without_map(request);
+        return true;
+    }
+    if (request->result != NULL) {
+        result = *request->result;
+    } else if (!complete(request, &result)) {
+        return false;
+    }
+    if (result.code != TL_OK) leave_destination(request->conn, fetch);
+    request_release_memory(request); /* before done: the callee may be the last that holds it */
+    tl_list_push_back(&request->conn->completed, &request->place);
+    fetch->allocator = NULL;
+    fetch->transport_state = NULL;
+    fetch->ops->done(fetch, &result);
+    return true;
+}
+
+static void explain_waiting(const struct tl_conn *conn, enum tl_status code, const char *prefix,
+                            struct tl_error *ret_error)
+{
+    uint32_t most = conn->request_count < conn->peer_request_count ? conn->request_count : conn->peer_request_count;
+    tl_error_set(
+        ret_error, code,
+        "%sall %u requests that the data connection to %s takes at a time wait for their values; receive fewer "
+        "tensors at a time that were not sent yet",
+        prefix, most, conn->peer.name);
+}
+
+void requests_tell(struct tl_conn *conn)
+{
+    struct tl_list *place;
+    /* Each leaves a handle for a fetch that waits. */
+    if (!tl_list_is_empty(&conn->finished) && !tl_list_is_empty(&conn->waiting)) conn_pump_later(conn);
+    while ((place = tl_list_pop_front(&conn->finished)) != NULL) {
+        if (tell(TL_CONTAINER_OF(place, struct request, place))) continue;
+        tl_list_push_front(&conn->finished, place);
+        conn_pump_later(conn);
+        break;
+    }
+    while ((place = tl_list_pop_front(&conn->refused)) != NULL) {
+        struct tl_fetch *fetch = TL_CONTAINER_OF(place, struct tl_fetch, transport_link);
+        struct tl_error error;
+        if (fetch->transport_state == &given_up) {
+            tl_error_set(&error, TL_CANCELLED, "%s was given up", fetch->key);
+        } else if (fetch->transport_state == &given_up_waiting) {
+            explain_waiting(conn, TL_RESOURCE_EXHAUSTED, "it waited to be asked for: ", &error);
+        } else if (fetch->transport_state == &rerouted && conn->state == CONN_UP) {
+            explain_waiting(conn, TL_UNAVAILABLE, "", &error);
+            fetch->is_rerouted = true;
+            fetch->path_reason = tl_reason(error.message);
+        } else if (conn->state == CONN_UP) {
+            error = request_out_of_memory;
+        } else {
+            tl_error_set(&error, TL_UNAVAILABLE, "%s: the data connection is closed", conn->peer.name);
+        }
+        fetch->transport_state = NULL;
+        fetch->ops->done(fetch, &error);
+    }
+}
+
+void requests_break(struct tl_conn *conn)
+{
+    struct tl_error error = conn->close_reason;
+    error.code = TL_UNAVAILABLE;
+    if (conn->close_reason.code == TL_OK) {
+        tl_error_set(&error, TL_UNAVAILABLE, "%s has closed the data connection", conn->peer.name);
+    }
+    tl_list_splice_back(&conn->refused, &conn->waiting);
+    for (uint32_t i = 0; i < conn->request_count; i++) {
+        struct request *request = conn->requests[i];
+        if (request == NULL || request->state == REQUEST_FINISHED) continue;
+        if (request->state == REQUEST_CANCELLING) request_set_given_up(request);
+        if (request->state != REQUEST_REVOKING) request_set_result(request, &error);
+        if (request->state != REQUEST_REVOKING && request->is_asked) request->fetch->is_unsettled = true;
+        request_exposure_over(request);
+        conn_leave_memory_wait(&request->memory_wait);
+        if (!request->is_registering && request->memory_wait == NULL) request_finish(request);
+    }
+}
+
+bool requests_are_over(const struct tl_conn *conn)
+{
+    return conn->free_count == conn->request_count && tl_list_is_empty(&conn->waiting) &&
+           tl_list_is_empty(&conn->refused);
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Where the bytes of a request go: into the destination itself, or into a proxy in the pool from which they are copied.
+ *
+ * Failure modes: memory that cannot be registered is copied through the pool, and the other way round; a fetch tells
+ * why. When the pool is full the request waits for room, before the peer hears of it; what never fits fails. Where
+ * nothing but the peer's own pool can be open to it, everything else is copied.
+ */
+#include "dataplane/engine/request_internal.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "base/reason.h"
+
+static const char reason_forced[] = "everything is copied through the pool (verbs.bounce)";
+static const char reason_small[] = "the allocation that it lies in is too small to be registered (verbs.register)";
+static const char reason_cheap[] = "it is small: copying it twice takes less time than having it read by the kernel";
+
+static void memory_came(struct tl_closure *closure);
+
+void request_release_memory(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    if (request->proxy != NULL) {
+        conn_block_destroy(conn->memory, &request->proxy, &request->pin);
+    } else {
+        tl_memory_unpin(conn->memory, &request->pin);
+    }
+    tl_tensor_put(request->kept);
+    request->kept = NULL;
+    request->pin = (struct tl_pin){.region = NULL};
+    request->received_bytes = 0;
+    request->is_source_bounced = false;
+    request->is_done_expected = false;
+}
+
+/* Waits for room in the pool. False: it never comes, for the reason in ret_error. */
+static bool await_memory(struct request *request, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    struct tl_conn *conn = request->conn;
+    request->memory_wait = conn_await_memory(conn, conn->memory, len_bytes, request, memory_came, ret_error);
+    return request->memory_wait != NULL;
+}
+
+/* The peer will write to the pool, in the room or in what is free (room NULL); else it waits for room. False: neither.
+ */
+static bool use_proxy(struct request *request, struct conn_memory_wait *memory_wait, struct tl_error *ret_error)
+{
+    uint64_t size_bytes = request->expected.meta_data.size_bytes;
+    enum tl_status status =
+        conn_block_create(request->conn->memory, memory_wait, size_bytes, &request->proxy, &request->pin, ret_error);
+    if (status == TL_UNAVAILABLE) return await_memory(request, size_bytes, ret_error);
+    if (status == TL_OK) request_handle(request, EVENT_READY);
+    return status == TL_OK;
+}
+
+static void registered(struct tl_closure *closure)
+{
+    struct registering *registering = conn_registered(closure);
+    const struct tl_registration *registration = &registering->registration;
+    struct request *request = registering->owner;
+    struct tl_conn *conn = request->conn;
+    struct tl_error error;
+    conn->held_count--;
+    request->is_registering = false;
+    if (registration->error.code == TL_OK) request->pin = registration->pin;
+    if (conn->is_drained) {
+        request_finish(request);
+    } else if (registration->error.code == TL_OK || request->is_cancelled) {
+        request_handle(request, EVENT_READY);
+    } else {
+        request->proxy_reason = tl_reason(registration->error.message);
+        if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
+    }
+    free(registering);
+}
+
+static void register_destination(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    request->is_registering = conn_register(conn, conn->memory, request, request->kept, TL_REGION_WRITE, registered);
+    if (!request->is_registering) request_fail(request, &request_out_of_memory);
+}
+
+/* The peer will write to the destination, of which nobody knows yet. */
+static void expose_itself(struct request *request)
+{
+    struct tl_tensor *destination = request->kept;
+    if (request->conn->engine->provider->limits.needs_regions) {
+        register_destination(request);
+        return;
+    }
+    request->pin =
+        (struct tl_pin){.address = tl_tensor_data(destination), .len_bytes = tl_tensor_size_bytes(destination)};
+    request_handle(request, EVENT_READY);
+}
+
+void request_prepare_memory(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    struct tl_tensor *destination = request->fetch->destination;
+    struct tl_error error;
+    request->kept = tl_tensor_get(destination);
+    bool is_forced = conn->engine->options.is_bounce_forced;
+    if (!is_forced && tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &request->pin)) {
+        request_handle(request, EVENT_READY);
+    } else if (is_forced || conn->pair->outside_refusal != NULL) {
+        request->proxy_reason = is_forced ? reason_forced : conn->pair->outside_refusal;
+        if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
+    } else {
+        request->proxy_reason = conn->engine->provider->limits.needs_regions ? reason_small : reason_cheap;
+        if (!conn_is_small(conn, destination) || !use_proxy(request, NULL, &error)) expose_itself(request);
+    }
+}
+
+enum placing request_place(struct request *request, struct tl_memory_wait *memory_wait, struct tl_error *ret_error)
+{
+    struct tl_conn *conn = request->conn;
+    struct tl_fetch *fetch = request->fetch;
+    const struct tl_meta_cached *expected = &request->expected;
+    /* The number only tells values apart when a transfer is resumed, which this transport never does. */
+    uint64_t step = expected->is_published ? expected->step : fetch->step;
+    conn->placing_wait = memory_wait;
+    conn->placing_bytes = 0;
+    if (tl_fetch_start(fetch, &expected->meta_data, 1, step, ret_error) == TL_OK) return PLACING_DONE;
+    if (conn->placing_bytes == 0) return PLACING_FAILED;
+    return await_memory(request, conn->placing_bytes, ret_error) ? PLACING_WAITS : PLACING_FAILED;
+}
+
+void request_place_and_prepare(struct request *request, struct tl_memory_wait *memory_wait)
+{
+    struct tl_error error;
+    switch (request_place(request, memory_wait, &error)) {
+    case PLACING_DONE:
+        request_prepare_memory(request);
+        break;
+    case PLACING_WAITS:
+        break;
+    case PLACING_FAILED:
+        request_fail(request, &error); /* the peer may keep the value until it hears from us */
+        break;
+    }
+}
+
+static void memory_came(struct tl_closure *closure)
+{
+    struct conn_memory_wait *memory_wait = conn_memory_came(closure);
+    struct request *request = memory_wait->owner;
+    struct tl_error error;
+    request->memory_wait = NULL;
+    if (request->conn->is_drained) {
+        request_finish(request);
+    } else if (request->is_cancelled) {
+        request_handle(request, EVENT_READY);
+    } else if (memory_wait->memory_wait.wait.error.code != TL_OK) {
+        request_fail(request, &memory_wait->memory_wait.wait.error);
+    } else if (request->kept == NULL) {
+        request_place_and_prepare(request, &memory_wait->memory_wait);
+    } else if (!use_proxy(request, memory_wait, &error)) {
+        request_fail(request, &error);
+    }
+    conn_drop_memory_wait(&memory_wait);
+}

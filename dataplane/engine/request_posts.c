@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a request posts: REQUEST or RE_REQUEST with the exposure of its memory, CANCEL, and the end of the exposure.
+ *
+ * A request that finds no window waits in conn->windows until another one gives its window back.
+ */
+#include "dataplane/engine/request_internal.h"
+
+#include "base/error.h"
+
+/* ----------------------------------------------------------------------------------------------------- windows -- */
+
+/* Perhaps there is a window for the one that has waited for one longest. */
+static inline void try_next_window(struct tl_conn *conn)
+{
+    if (tl_list_is_empty(&conn->windows)) return;
+    struct tl_list *place = tl_list_pop_front(&conn->windows);
+    conn_post_when_ready(conn, TL_CONTAINER_OF(place, struct pending_post, place));
+}
+
+void request_exposure_over(struct request *request)
+{
+    if (!request->is_exposed) return;
+    request->is_exposed = false;
+    request->conn->exposures_count--;
+    try_next_window(request->conn);
+}
+
+/* False: there is no window now, or never. */
+static bool expose(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    struct tl_error error;
+    if (tl_queue_pair_expose(conn->pair, request->pin.region, request->pin.address,
+                             request->expected.meta_data.size_bytes, &request->exposure, &error) == TL_OK) {
+        request->is_exposed = true;
+        conn->exposures_count++;
+        try_next_window(conn);
+        return true;
+    }
+    if (error.code == TL_RESOURCE_EXHAUSTED && conn->exposures_count > 0) {
+        tl_list_push_front(&conn->windows, &request->pending.place);
+    } else {
+        request_fail(request, &error);
+    }
+    return false;
+}
+
+/* ------------------------------------------------------------------------------------------------------ asking -- */
+
+static bool post_cancel(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_CANCEL, request->handle), NULL);
+    return false;
+}
+
+static bool post_next(struct pending_post *pending)
+{
+    struct request *request = TL_CONTAINER_OF(pending, struct request, pending);
+    struct tl_conn *conn = request->conn;
+    const struct tl_fetch *fetch = request->fetch;
+    if (request->state == REQUEST_CANCELLING) return post_cancel(request);
+    if (request->pin.address != NULL && !expose(request)) return false;
+    struct tl_message *message;
+    if (!request->is_asked) {
+        message = conn_compose(conn, TL_MESSAGE_REQUEST, request->handle);
+        message->number = fetch->id.number;
+        message->step = fetch->step;
+        message->expected_step =
+            request->has_meta_data && request->expected.is_published ? request->expected.step : fetch->step;
+        message->key = fetch->key;
+        message->has_checksum = fetch->wants_checksum;
+        message->may_map = request->may_map;
+        message->has_meta_data = request->has_meta_data;
+        if (request->has_meta_data) tl_meta_data_copy(&message->meta_data, &request->expected.meta_data);
+    } else {
+        message = conn_compose(conn, TL_MESSAGE_RE_REQUEST, request->handle);
+    }
+    if (request->pin.address != NULL) message->destination = request->exposure.descriptor;
+    conn_post_message(conn, message, NULL);
+    request->is_asked = true;
+    request->fetch->is_unsettled = false; /* the last word comes, or the connection breaks */
+    request->is_place_sent = request->pin.address != NULL;
+    request->sent_slot = conn->slots_used;
+    request_handle(request, EVENT_SENT);
+    return false;
+}
+
+void request_queue_post(struct request *request)
+{
+    conn_post_when_ready(request->conn, &request->pending);
+}
+
+void request_leave_queue(struct request *request)
+{
+    tl_list_remove(&request->pending.place);
+    try_next_window(request->conn);
+}
+
+/* ---------------------------------------------------------------------------------------------------- revoking -- */
+
+static void revoke_done(struct tl_work *work, enum tl_status status)
+{
+    struct request *request = TL_CONTAINER_OF(work, struct request, revoke_work);
+    request->is_revoke_posted = false;
+    /* Flushed: only when the queue pair is drained is it certain that nobody writes any more. */
+    if (status != TL_OK) return;
+    conn_space_freed(request->conn);
+    request_exposure_over(request);
+    request_handle(request, EVENT_REVOKED);
+}
+
+static bool post_revoke(struct pending_post *pending)
+{
+    struct request *request = TL_CONTAINER_OF(pending, struct request, revoke);
+    struct tl_conn *conn = request->conn;
+    request->is_revoke_posted = true;
+    conn->pair->ops->revoke(conn->pair, &request->exposure, &request->revoke_work);
+    return false;
+}
+
+void request_start_revoke(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    request_leave_queue(request);
+    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer);
+    if (!request->is_exposed) {
+        request_handle(request, EVENT_REVOKED);
+    } else if (conn->engine->options.keys == TL_KEYS_REGION) {
+        conn->pair->ops->revoke(conn->pair, &request->exposure, NULL);
+        request_exposure_over(request);
+        request_handle(request, EVENT_REVOKED);
+    } else if (!request->is_revoke_posted) {
+        conn_post_when_space(conn, &request->revoke);
+    }
+}
+
+void request_posts_init(struct request *request)
+{
+    request->pending.post = post_next;
+    request->revoke.post = post_revoke;
+    request->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
+    tl_list_init(&request->pending.place);
+    tl_list_init(&request->revoke.place);
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What happens to a request, and what follows from it. */
+#include "dataplane/engine/request_internal.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+const struct tl_error request_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory for a request"};
+
+/* ------------------------------------------------------------------------------------------------------ result -- */
+
+void request_set_result(struct request *request, const struct tl_error *error)
+{
+    if (request->result != NULL || error->code == TL_OK) return;
+    request->result = malloc(sizeof(*request->result));
+    if (request->result != NULL) {
+        *request->result = *error;
+    } else {
+        request->result = (struct tl_error *)&request_out_of_memory;
+    }
+}
+
+void request_set_given_up(struct request *request)
+{
+    struct tl_error error;
+    tl_error_set(&error, TL_CANCELLED, "%s was given up", request->fetch->key);
+    request_set_result(request, &error);
+}
+
+void request_fail(struct request *request, const struct tl_error *error)
+{
+    request_set_result(request, error);
+    request_handle(request, EVENT_FAILED);
+}
+
+/* -------------------------------------------------------------------------------------------------- cancelling -- */
+
+void request_cancel_timeout(struct tl_timer *timer)
+{
+    struct request *request = TL_CONTAINER_OF(timer, struct request, cancel_timer);
+    struct tl_conn *conn = request->conn;
+    struct tl_error reason;
+    if (conn->state == CONN_CLOSING) return;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s has not answered the cancel of %s in time", conn->peer.name,
+                 request->fetch->key);
+    conn->engine->stats.connections_broken++;
+    tl_conn_close(conn, &reason);
+}
+
+static void start_cancel(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    request_leave_queue(request);
+    request_queue_post(request);
+    int64_t due_ns = tl_clock_deadline_ns(conn->engine->options.cancel_ns);
+    if (tl_timers_arm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer, due_ns) != TL_OK) {
+        tl_conn_close(conn, &request_out_of_memory);
+    }
+}
+
+static void give_up(struct request *request)
+{
+    request_set_given_up(request);
+    request->state = REQUEST_REVOKING;
+    request_start_revoke(request);
+}
+
+/* Cancelled before the peer knows of it, or after its last word: nobody can write. */
+static void cancel_unasked(struct request *request)
+{
+    if (request->is_asked && !request->is_answered) {
+        request->state = REQUEST_CANCELLING;
+        start_cancel(request);
+    } else {
+        give_up(request);
+    }
+}
+
+static void set_given_up_waiting(struct request *request)
+{
+    struct tl_error error;
+    tl_memory_format_wait(request->conn->memory, request->memory_wait->memory_wait.wait.len_bytes, &error);
+    request_set_result(request, &error);
+}
+
+static void cancel_preparing(struct request *request)
+{
+    bool is_waiting = request->memory_wait != NULL;
+    if (is_waiting) {
+        set_given_up_waiting(request);
+    } else {
+        request_set_given_up(request);
+    }
+    request->is_cancelled = true;
+    conn_leave_memory_wait(&request->memory_wait);
+    if (is_waiting && request->memory_wait == NULL) request_handle(request, EVENT_READY);
+}
+
+/* ----------------------------------------------------------------------------------------------- other actions -- */
+
+static void ready(struct request *request)
+{
+    if (request->is_cancelled) {
+        cancel_unasked(request);
+    } else {
+        request_queue_post(request);
+    }
+}
+
+static void sent(struct request *request)
+{
+    conn_watch(request->conn);
+}
+
+static void note_cancel(struct request *request)
+{
+    request->is_cancelled = true;
+}
+
+/* The memory of the first attempt was exposed in vain. */
+static void prepare_again(struct request *request)
+{
+    request_release_memory(request);
+    request_place_and_prepare(request, NULL);
+}
+
+/* --------------------------------------------------------------------------------------------------- the table -- */
+
+/* One table for all that may happen. A NULL action: nothing to do. `next` is where it goes before the action runs;
+ * REQUEST_NEVER, what the table leaves out: what the peer may not say then. */
+struct transition {
+    enum request_state next;
+    void (*action)(struct request *request);
+};
+
+/* clang-format off */
+static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
+    [REQUEST_PREPARING] = {
+        [EVENT_READY] = {REQUEST_QUEUED, ready},
+        [EVENT_FAILED] = {REQUEST_CANCELLING, cancel_unasked},
+        [EVENT_CANCEL] = {REQUEST_PREPARING, cancel_preparing},
+        [EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner waits no longer for a place */
+    },
+    [REQUEST_QUEUED] = {
+        [EVENT_SENT] = {REQUEST_ASKED, sent},
+        [EVENT_FAILED] = {REQUEST_CANCELLING, cancel_unasked},
+        [EVENT_CANCEL] = {REQUEST_CANCELLING, cancel_unasked},
+        [EVENT_STATUS] = {REQUEST_CANCELLING, cancel_unasked},
+    },
+    [REQUEST_ASKED] = {
+        [EVENT_META_DATA] = {REQUEST_RENEWING, request_start_revoke},
+        [EVENT_COMPLETE] = {REQUEST_REVOKING, request_start_revoke},
+        [EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},
+        [EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
+    },
+    [REQUEST_RENEWING] = {
+        [EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
+        [EVENT_STATUS] = {REQUEST_REVOKING, NULL},
+        [EVENT_REVOKED] = {REQUEST_PREPARING, prepare_again},
+    },
+    [REQUEST_CANCELLING] = {
+        [EVENT_META_DATA] = {REQUEST_CANCELLING, NULL},
+        [EVENT_COMPLETE] = {REQUEST_REVOKING, request_start_revoke},
+        [EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},
+        [EVENT_CANCEL] = {REQUEST_CANCELLING, NULL},
+        [EVENT_CANCELLED] = {REQUEST_REVOKING, give_up},
+        [EVENT_REVOKED] = {REQUEST_CANCELLING, NULL},
+    },
+    [REQUEST_REVOKING] = {
+        [EVENT_CANCEL] = {REQUEST_REVOKING, note_cancel},
+        [EVENT_CANCELLED] = {REQUEST_REVOKING, NULL},
+        [EVENT_REVOKED] = {REQUEST_FINISHED, request_finish},
+    },
+};
+/* clang-format on */
+
+void request_handle(struct request *request, enum request_event event)
+{
+    if (request->state == REQUEST_FINISHED) {
+        request->is_cancelled |= event == EVENT_CANCEL;
+        return;
+    }
+    const struct transition *transition = &transitions[request->state][event];
+    if (transition->next == REQUEST_NEVER) {
+        conn_protocol_error(request->conn, "an answer that does not fit the state of its request (%d, %d)",
+                            (int)request->state, (int)event);
+        return;
+    }
+    request->state = transition->next;
+    if (transition->action != NULL) transition->action(request);
+}

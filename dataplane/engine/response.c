@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the peer asks: one response per request, from REQUEST to the end of its serve.
+ *
+ * Happy path: the source answers with a tensor whose meta-data is the one that the request expects; its bytes are
+ * written from where they lie into the peer's memory, piece by piece, each with the request's handle as immediate; when
+ * the last write is done the peer has them. Meta-data that differs is told first, the tensor is kept, and RE_REQUEST
+ * says where to write. A value without bytes, a checksum, and the step of a published value that the peer cannot know
+ * are told with a DONE; a value that the peer may map, with a MAPPED.
+ *
+ * Failure modes: a status is told whole. Memory that is not registered is registered if it is large, else copied
+ * through the pool, for whose room it waits; so is what cannot be registered. A cancelled response writes nothing more,
+ * and says CANCELLED when what was posted is done. When the connection ends, serves end as broken once the queue pair
+ * is drained: the source keeps what was reserved for the asker, who may come back.
+ */
+#include "dataplane/engine/response_internal.h"
+
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <xxhash.h>
+
+#include "base/check.h"
+#include "base/error.h"
+
+/* How many are kept for those that begin. */
+#define MAX_SPARE_RESPONSES 64
+
+/* CANCELLED for a request that is over, or that we never saw. */
+struct notice {
+    struct pending_post pending;
+    struct tl_conn *conn;
+    uint32_t handle;
+};
+
+/* --------------------------------------------------------------------------------------------------------- end -- */
+
+/* What points at the response with this handle, or ends the list that it would be in. */
+static struct response **find_place(struct tl_conn *conn, uint32_t handle_)
+{
+    struct response **place = &conn->responses[tl_handle_index(handle_) & (conn->response_places - 1)];
+    while (*place != NULL && (*place)->handle != handle_)
+        place = &(*place)->next;
+    return place;
+}
+
+/* What is zero when a response begins. */
+static void clear(struct response *response)
+{
+    size_t begin = offsetof(struct response, state), end = offsetof(struct response, serve);
+    memset((char *)response + begin, 0, end - begin);
+}
+
+static void give_response(struct tl_conn *conn, struct response *response)
+{
+    if (conn->spare_response_count == MAX_SPARE_RESPONSES) {
+        free(response);
+        return;
+    }
+    clear(response); /* here, because this is not what a peer waits for */
+    response->next = conn->spare_responses;
+    conn->spare_responses = response;
+    conn->spare_response_count++;
+}
+
+void responses_fini(struct tl_conn *conn)
+{
+    struct response *next;
+    for (struct response *response = conn->spare_responses; response != NULL; response = next) {
+        next = response->next;
+        free(response);
+    }
+}
+
+void response_close(struct response *response, enum tl_serve_end end)
+{
+    struct tl_conn *conn = response->conn;
+    struct tl_engine *engine = conn->engine;
+    struct response **place = find_place(conn, response->handle);
+    tl_timers_disarm(tl_reactor_timers(engine->reactor), &response->park_timer);
+    TL_CHECK(*place == response);
+    *place = response->next;
+    conn->response_count--;
+    tl_list_remove(&response->pending.place);
+    conn_drop_memory_wait(&response->granted);
+    tl_memory_unpin(engine->memory, &response->pin);
+    tl_tensor_put(response->offer.tensor);
+    if (!response->is_refused) engine->source->closed(engine->source_context, &response->serve, end);
+    if (response->status != NULL && response->status != &response_out_of_memory) free(response->status);
+    if (response->hash_state != NULL) (void)XXH3_freeState(response->hash_state);
+    give_response(conn, response);
+    if (conn->state != CONN_UP) conn_pump_later(conn); /* perhaps this was what its end waits for */
+}
+
+/* What a peer may have open: responses live a little longer than the requests they answer. */
+static uint32_t most_responses(const struct tl_conn *conn)
+{
+    return 2 * conn->engine->options.request_count + conn->engine->options.slot_count;
+}
+
+static bool take_notice(struct pending_post *pending)
+{
+    struct notice *notice = TL_CONTAINER_OF(pending, struct notice, pending);
+    struct tl_conn *conn = notice->conn;
+    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_CANCELLED, notice->handle), NULL);
+    conn->notice_count--;
+    free(notice);
+    return false;
+}
+
+void response_tell_cancelled(struct tl_conn *conn, uint32_t handle_)
+{
+    /* Who cancels what it has not asked for, and gives no slots back, is not answered without end. */
+    if (conn->notice_count >= most_responses(conn)) {
+        conn_protocol_error(conn, "more CANCELs than requests");
+        return;
+    }
+    struct notice *notice = calloc(1, sizeof(*notice));
+    if (notice == NULL) {
+        tl_conn_close(conn, &response_out_of_memory);
+        return;
+    }
+    notice->pending.post = take_notice;
+    tl_list_init(&notice->pending.place);
+    notice->conn = conn;
+    notice->handle = handle_;
+    conn_post_when_ready(conn, &notice->pending);
+    conn->notice_count++;
+    /* A connection that is closing takes no turns. */
+    if (!tl_list_is_linked(&notice->pending.place)) {
+        conn->notice_count--;
+        free(notice);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------- from the source -- */
+
+static void reply(struct tl_serve *serve, const struct tl_error *status, const struct tl_offer *offer)
+{
+    struct response *response = TL_CONTAINER_OF(serve, struct response, serve);
+    if (status->code != TL_OK) {
+        response_set_status(response, status);
+        response_handle(response, EVENT_STATUS);
+        return;
+    }
+    response->offer = *offer;
+    const struct tl_meta_data *meta_data = tl_tensor_meta_data(offer->tensor);
+    if (meta_data->size_bytes == 0 || response_share(response)) {
+        response_handle(response, EVENT_EMPTY);
+    } else if (response->has_meta_data && response->destination.len_bytes > 0 &&
+               tl_meta_data_is_equal(meta_data, &response->expected)) {
+        response_handle(response, EVENT_FITS);
+    } else {
+        response->expected_step = offer->step;
+        response_handle(response, EVENT_DIFFERS);
+    }
+}
+
+static const struct tl_serve_ops serve_ops = {.reply = reply};
+
+/* ----------------------------------------------------------------------------------------------- from the peer -- */
+
+/* One that is over, or a new one; NULL: no memory. */
+static struct response *take_response(struct tl_conn *conn)
+{
+    struct response *response = conn->spare_responses;
+    if (response != NULL) {
+        conn->spare_responses = response->next;
+        conn->spare_response_count--;
+        response->next = NULL;
+        return response;
+    }
+    response = malloc(sizeof(*response));
+    if (response == NULL) return NULL;
+    clear(response);
+    response->conn = conn;
+    response->pending.post = response_post_next;
+    response->park_timer = (struct tl_timer){.fire = response_park_timeout};
+    tl_list_init(&response->pending.place);
+    return response;
+}
+
+static struct response *response_create(struct tl_conn *conn, const struct tl_message *message)
+{
+    struct response *response = take_response(conn);
+    if (response == NULL) return NULL;
+    response->handle = message->handle;
+    response->state = RESPONSE_WAITING;
+    response->wants_checksum = message->has_checksum;
+    response->may_map = message->may_map;
+    response->has_meta_data = message->has_meta_data;
+    if (message->has_meta_data) tl_meta_data_copy(&response->expected, &message->meta_data);
+    response->expected_step = message->expected_step;
+    response->destination = message->destination;
+    memcpy(response->key, message->key, message->key_bytes + 1);
+    response->serve = (struct tl_serve){.ops = &serve_ops,
+                                        .id = {.incarnation = conn->peer.incarnation, .number = message->number},
+                                        .peer = &conn->peer,
+                                        .key = response->key,
+                                        .step = message->step};
+    return response;
+}
+
+static void handle_request(struct tl_conn *conn, const struct tl_message *message)
+{
+    const struct tl_engine *engine = conn->engine;
+    struct response **place = find_place(conn, message->handle);
+    if (tl_handle_index(message->handle) >= TL_MAX_REQUESTS || (message->handle & ~TL_HANDLE_MASK) != 0 ||
+        message->number == 0 || conn->response_count >= most_responses(conn) || *place != NULL) {
+        conn_protocol_error(conn, "a REQUEST with the handle %#x", message->handle);
+        return;
+    }
+    struct response *response = response_create(conn, message);
+    if (response == NULL) {
+        tl_conn_close(conn, &response_out_of_memory);
+        return;
+    }
+    *place = response;
+    conn->response_count++;
+    conn_watch(conn);
+    if (conn->state == CONN_DRAINING) {
+        struct tl_error error;
+        tl_error_set(&error, TL_UNAVAILABLE, "the data connection is about to be closed");
+        response->is_refused = true;
+        response_set_status(response, &error);
+        response_handle(response, EVENT_STATUS);
+        return;
+    }
+    engine->source->request(engine->source_context, &response->serve);
+}
+
+void responses_message(struct tl_conn *conn, const struct tl_message *message)
+{
+    if (message->type == TL_MESSAGE_REQUEST) {
+        handle_request(conn, message);
+        return;
+    }
+    struct response *response = *find_place(conn, message->handle);
+    if (message->type == TL_MESSAGE_CANCEL) {
+        if (response != NULL) {
+            response_handle(response, EVENT_CANCEL);
+        } else {
+            response_tell_cancelled(conn, message->handle);
+        }
+    } else if ((response == NULL || response->is_late) && conn->late_response_count > 0) {
+        conn->late_response_count--; /* it has crossed the word that it comes too late */
+    } else if (response == NULL || message->destination.len_bytes == 0) {
+        conn_protocol_error(conn, "a RE_REQUEST with the handle %#x", message->handle);
+    } else {
+        if (response->state == RESPONSE_PARKED) response->destination = message->destination;
+        response_handle(response, EVENT_RE_REQUEST);
+    }
+}
+
+void responses_break(struct tl_conn *conn)
+{
+    for (uint32_t i = 0; i < conn->response_places; i++) {
+        struct response *next;
+        for (struct response *response = conn->responses[i]; response != NULL; response = next) {
+            next = response->next;
+            /* What the peer has for certain was closed when its last work was done. */
+            conn_leave_memory_wait(&response->memory_wait);
+            if (!response->is_registering && response->memory_wait == NULL) response_close(response, TL_SERVE_BROKEN);
+        }
+    }
+    TL_LIST_FOREACH_SAFE(&conn->pending_posts, place)
+    {
+        struct pending_post *pending = TL_CONTAINER_OF(place, struct pending_post, place);
+        if (pending->post != take_notice) continue;
+        tl_list_remove(place);
+        conn->notice_count--;
+        free(TL_CONTAINER_OF(pending, struct notice, pending));
+    }
+}
+
+bool responses_are_over(const struct tl_conn *conn)
+{
+    return conn->response_count == 0;
+}

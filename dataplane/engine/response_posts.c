@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What a response posts: pieces of the tensor, and what it tells. */
+#include "dataplane/engine/response_internal.h"
+
+#include <stdlib.h>
+
+#include <xxhash.h>
+
+#include "base/error.h"
+
+/* ---------------------------------------------------------------------------------------------------- messages -- */
+
+static void message_done(struct tl_work *work, enum tl_status status)
+{
+    struct response *response = TL_CONTAINER_OF(work, struct response, message_work);
+    response->is_message_out = false;
+    response->is_flushed |= status != TL_OK;
+    conn_space_freed(response->conn);
+    response_handle(response, EVENT_WORK_DONE);
+}
+
+static void post_outcome(struct response *response, const struct tl_message *message)
+{
+    response->is_outcome_posted = true;
+    response->is_message_out = true;
+    response->message_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = message_done};
+    conn_post_message(response->conn, message, &response->message_work);
+}
+
+static void post_error(struct response *response)
+{
+    struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_ERROR_STATUS, response->handle);
+    message->code = response->status->code;
+    message->text = response->status->message;
+    message->is_final = response->serve.is_final;
+    post_outcome(response, message);
+}
+
+static void post_done(struct response *response)
+{
+    const struct tl_offer *offer = &response->offer;
+    struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_DONE, response->handle);
+    message->step = offer->step;
+    message->is_published = !offer->is_one_shot;
+    if (tl_tensor_size_bytes(offer->tensor) == 0) {
+        message->has_meta_data = true;
+        tl_meta_data_copy(&message->meta_data, tl_tensor_meta_data(offer->tensor));
+    }
+    if (response->wants_checksum) {
+        message->has_checksum = true;
+        message->checksum = response->hash_state != NULL ? XXH3_64bits_digest(response->hash_state)
+                                                         : XXH3_64bits(NULL, 0); /* of a value without bytes */
+    }
+    post_outcome(response, message);
+}
+
+static void post_mapped(struct response *response)
+{
+    const struct tl_offer *offer = &response->offer;
+    struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_MAPPED, response->handle);
+    message->step = offer->step;
+    message->is_published = true;
+    message->offset = response->file_offset;
+    message->has_meta_data = true;
+    message->meta_data = *tl_tensor_meta_data(offer->tensor);
+    message->destination = response->destination;
+    post_outcome(response, message);
+}
+
+static void post_update(struct response *response)
+{
+    const struct tl_offer *offer = &response->offer;
+    struct tl_message *message = conn_compose(response->conn, TL_MESSAGE_META_DATA_UPDATE, response->handle);
+    message->step = offer->step;
+    message->is_published = !offer->is_one_shot;
+    message->has_meta_data = true;
+    tl_meta_data_copy(&message->meta_data, tl_tensor_meta_data(offer->tensor));
+    conn_post_message(response->conn, message, NULL);
+    response->is_update_wanted = false;
+}
+
+/* ------------------------------------------------------------------------------------------------------ pieces -- */
+
+static void piece_done(struct tl_work *work, enum tl_status status)
+{
+    struct piece *piece = TL_CONTAINER_OF(work, struct piece, work);
+    struct response *response = piece->response;
+    struct tl_conn *conn = response->conn;
+    conn_block_destroy(conn->engine->memory, &piece->block, &piece->pin);
+    if (piece == &response->first_piece) {
+        response->is_first_piece_used = false;
+    } else {
+        free(piece);
+    }
+    response->pieces_out--;
+    response->is_flushed |= status != TL_OK;
+    if (status == TL_OK) conn_heard(conn);
+    conn_space_freed(conn);
+    response_handle(response, EVENT_WORK_DONE);
+}
+
+static struct piece *piece_create(struct response *response)
+{
+    struct piece *piece;
+    if (response->is_first_piece_used) {
+        piece = calloc(1, sizeof(*piece));
+        if (piece == NULL) return NULL;
+    } else {
+        piece = &response->first_piece;
+        response->is_first_piece_used = true;
+    }
+    *piece = (struct piece){.work = {.magic = TL_WORK_MAGIC, .done = piece_done}, .response = response};
+    return piece;
+}
+
+static void piece_destroy(struct response *response, struct piece *piece)
+{
+    if (piece == &response->first_piece) {
+        response->is_first_piece_used = false;
+    } else {
+        free(piece);
+    }
+}
+
+/* Of the next piece. What is copied or hashed is read by the CPU in this pump. */
+static uint64_t most_bytes(const struct response *response)
+{
+    uint64_t piece_bytes = response->conn->engine->piece_bytes;
+    uint64_t read_bytes = response->is_bounced       ? BOUNCE_PIECE_BYTES
+                          : response->wants_checksum ? PUMP_BYTES
+                                                     : UINT64_MAX;
+    return piece_bytes < read_bytes ? piece_bytes : read_bytes;
+}
+
+/* Counts a piece against this pump if the CPU reads it, and hashes it if the peer wants a checksum. */
+static void read_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
+{
+    uint64_t *left_bytes = &response->conn->posts_left_bytes;
+    if (response->wants_checksum) {
+        TL_CHECK(XXH3_64bits_update(response->hash_state, source, (size_t)len_bytes) == XXH_OK);
+    }
+    if (response->wants_checksum || response->is_bounced) {
+        *left_bytes -= len_bytes < *left_bytes ? len_bytes : *left_bytes;
+    }
+}
+
+static bool has_hash_state(struct response *response)
+{
+    if (!response->wants_checksum || response->hash_state != NULL) return true;
+    response->hash_state = XXH3_createState();
+    return response->hash_state != NULL && XXH3_64bits_reset(response->hash_state) == XXH_OK;
+}
+
+/* Posts the next piece of the tensor; true when more is to be posted and may be now. */
+static bool post_piece(struct response *response)
+{
+    struct tl_conn *conn = response->conn;
+    const struct tl_tensor *tensor = response->offer.tensor;
+    uint64_t left_bytes = tl_tensor_size_bytes(tensor) - response->posted_bytes;
+    uint64_t piece_bytes = most_bytes(response);
+    uint64_t len_bytes = left_bytes < piece_bytes ? left_bytes : piece_bytes;
+    const uint8_t *source = (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
+    if (response->is_bounced && response->pieces_out >= MAX_BOUNCES) return false; /* the next one that is done */
+    struct tl_error error;
+    if (tl_tensor_check_readable(tensor, response->posted_bytes, len_bytes, &error) != TL_OK) {
+        return response_fail(response, &error);
+    }
+    struct piece *piece = has_hash_state(response) ? piece_create(response) : NULL;
+    if (piece == NULL) return response_fail(response, &response_out_of_memory);
+    enum tl_status status = response->is_bounced ? response_bounce(response, piece, source, len_bytes, &error) : TL_OK;
+    if (status != TL_OK) {
+        piece_destroy(response, piece);
+        if (status == TL_UNAVAILABLE || response->pieces_out > 0) return false;
+        tl_error_prefix(&error, "%s cannot be sent through the pool: ", response->key);
+        return response_fail(response, &error);
+    }
+    const struct tl_region *region = response->is_bounced ? piece->pin.region : response->pin.region;
+    uint32_t immediate = response->handle | (response->is_bounced ? TL_IMMEDIATE_BOUNCED : 0) |
+                         (response->is_done_wanted ? TL_IMMEDIATE_DONE_FOLLOWS : 0);
+    response->pieces_out++;
+    conn_post_write(conn, region, piece->block != NULL ? tl_tensor_data(piece->block) : source, len_bytes,
+                    &response->destination, response->posted_bytes, immediate, &piece->work);
+    read_piece(response, source, len_bytes);
+    response->posted_bytes += len_bytes;
+    return len_bytes < left_bytes || response->is_done_wanted;
+}
+
+/* All bytes are posted. Those of a file were the tensor's only if it is still what it was once all have been read;
+ * until then the next piece that is done wants a turn. True: another turn is wanted, to tell what is wrong. */
+static bool finish(struct response *response)
+{
+    const struct tl_tensor *tensor = response->offer.tensor;
+    struct tl_error error;
+    if (response->may_change) {
+        if (response->pieces_out > 0) return false;
+        if (tl_tensor_check_readable(tensor, 0, tl_tensor_size_bytes(tensor), &error) != TL_OK) {
+            return response_fail(response, &error);
+        }
+    }
+    post_done(response);
+    return false;
+}
+
+/* ------------------------------------------------------------------------------------------------------- turns -- */
+
+bool response_post_next(struct pending_post *pending)
+{
+    struct response *response = TL_CONTAINER_OF(pending, struct response, pending);
+    switch (response->state) {
+    case RESPONSE_PARKED:
+        if (response->is_update_wanted) post_update(response);
+        return false;
+    case RESPONSE_WRITING:
+        if (response->posted_bytes < tl_tensor_size_bytes(response->offer.tensor)) return post_piece(response);
+        return response->is_done_wanted && !response->is_outcome_posted && finish(response);
+    case RESPONSE_TELLING:
+        if (response->is_outcome_posted) return false;
+        if (response->status != NULL) {
+            post_error(response);
+        } else if (response->is_shared) {
+            post_mapped(response);
+        } else {
+            post_done(response);
+        }
+        return false;
+    default:
+        return false;
+    }
+}
+
+void response_queue_post(struct response *response)
+{
+    conn_post_when_ready(response->conn, &response->pending);
+}

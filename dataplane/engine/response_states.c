@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What happens to a response, and what follows from it. */
+#include "dataplane/engine/response_internal.h"
+
+#include <stdlib.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+
+const struct tl_error response_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory for a request"};
+
+/* ------------------------------------------------------------------------------------------------------ status -- */
+
+void response_set_status(struct response *response, const struct tl_error *status)
+{
+    if (response->status != NULL) return;
+    response->status = malloc(sizeof(*response->status));
+    if (response->status != NULL) {
+        *response->status = *status;
+    } else {
+        response->status = (struct tl_error *)&response_out_of_memory;
+    }
+}
+
+bool response_fail(struct response *response, const struct tl_error *error)
+{
+    response_set_status(response, error);
+    response->state = RESPONSE_TELLING;
+    return true;
+}
+
+/* ----------------------------------------------------------------------------------------------------- actions -- */
+
+static bool is_all_written(const struct response *response)
+{
+    bool has_bytes = response->offer.tensor != NULL;
+    return has_bytes && response->posted_bytes == tl_tensor_size_bytes(response->offer.tensor) &&
+           (!response->is_done_wanted || response->is_outcome_posted);
+}
+
+static bool is_anything_out(const struct response *response)
+{
+    return response->pieces_out > 0 || response->is_message_out || response->is_registering ||
+           response->memory_wait != NULL;
+}
+
+/* Something is over: perhaps that was all. A queue pair that has flushed anything is about to be drained, and what is
+ * open then ends as broken. */
+static void maybe_over(struct response *response)
+{
+    if (is_anything_out(response) || response->is_flushed) return;
+    if (!is_all_written(response)) return;
+    response->conn->engine->stats.tensors_sent++;
+    response_close(response, TL_SERVE_RECEIVED);
+}
+
+void response_maybe_stopped(struct response *response)
+{
+    if (is_anything_out(response) || response->is_flushed) return;
+    struct tl_conn *conn = response->conn;
+    uint32_t handle_ = response->handle;
+    response_close(response, is_all_written(response) ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED);
+    response_tell_cancelled(conn, handle_);
+}
+
+static void outcome_posted(struct response *response)
+{
+    if (is_anything_out(response) || !response->is_outcome_posted || response->is_flushed) return;
+    bool is_sent = response->status == NULL;
+    if (is_sent) response->conn->engine->stats.tensors_sent++;
+    /* What was offered and could not be sent is offered again. */
+    bool is_kept = !is_sent && (response->offer.tensor != NULL || response->is_late);
+    response_close(response, is_kept ? TL_SERVE_CANCELLED : TL_SERVE_RECEIVED);
+}
+
+static void stop(struct response *response)
+{
+    tl_list_remove(&response->pending.place);
+    conn_leave_memory_wait(&response->memory_wait);
+    response_maybe_stopped(response);
+}
+
+void response_park_timeout(struct tl_timer *timer)
+{
+    response_handle(TL_CONTAINER_OF(timer, struct response, park_timer), EVENT_LATE);
+}
+
+static void park(struct response *response)
+{
+    struct tl_conn *conn = response->conn;
+    response->is_update_wanted = true;
+    response_queue_post(response);
+    conn_arm(conn, &response->park_timer, conn->engine->options.parked_ns);
+}
+
+static void disarm(struct response *response)
+{
+    tl_timers_disarm(tl_reactor_timers(response->conn->engine->reactor), &response->park_timer);
+}
+
+static void prepare_parked(struct response *response)
+{
+    disarm(response);
+    response_prepare(response);
+}
+
+static void stop_parked(struct response *response)
+{
+    disarm(response);
+    stop(response);
+}
+
+/* The value is not kept for the peer any longer, which may ask again. Its RE_REQUEST may be under way. */
+static void give_up(struct response *response)
+{
+    struct tl_conn *conn = response->conn;
+    struct tl_error error;
+    tl_error_set(&error, TL_UNAVAILABLE, "%s has not said within %lld ms where %s goes (timeouts.stalled)",
+                 conn->peer.name, (long long)(conn->engine->options.parked_ns / TL_NS_PER_MS), response->key);
+    response_set_status(response, &error);
+    response->serve.is_final = false;
+    response->is_late = true;
+    tl_tensor_put(response->offer.tensor);
+    response->offer.tensor = NULL;
+    conn->late_response_count++;
+    response_queue_post(response);
+}
+
+static void written(struct response *response)
+{
+    if (!is_all_written(response)) {
+        response_queue_post(response);
+        return;
+    }
+    maybe_over(response);
+}
+
+/* --------------------------------------------------------------------------------------------------- the table -- */
+
+/* One table for all that may happen. A NULL action: nothing to do. `next` is where it goes before the action runs;
+ * RESPONSE_NEVER, what the table leaves out: what the peer may not say then. */
+struct transition {
+    enum response_state next;
+    void (*action)(struct response *response);
+};
+
+/* clang-format off */
+static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
+    [RESPONSE_WAITING] = {
+        [EVENT_STATUS] = {RESPONSE_TELLING, response_queue_post},
+        [EVENT_EMPTY] = {RESPONSE_TELLING, response_queue_post},
+        [EVENT_FITS] = {RESPONSE_PREPARING, response_prepare},
+        [EVENT_DIFFERS] = {RESPONSE_PARKED, park},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+    },
+    [RESPONSE_PARKED] = {
+        [EVENT_RE_REQUEST] = {RESPONSE_PREPARING, prepare_parked},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop_parked},
+        [EVENT_LATE] = {RESPONSE_TELLING, give_up},
+    },
+    [RESPONSE_PREPARING] = {
+        [EVENT_READY] = {RESPONSE_WRITING, response_queue_post},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+    },
+    [RESPONSE_WRITING] = {
+        [EVENT_WORK_DONE] = {RESPONSE_WRITING, written},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+    },
+    [RESPONSE_TELLING] = {
+        [EVENT_WORK_DONE] = {RESPONSE_TELLING, outcome_posted},
+        [EVENT_CANCEL] = {RESPONSE_TELLING, NULL}, /* what it tells is the last word */
+    },
+    [RESPONSE_STOPPING] = {
+        [EVENT_RE_REQUEST] = {RESPONSE_STOPPING, NULL},
+        [EVENT_READY] = {RESPONSE_STOPPING, response_maybe_stopped},
+        [EVENT_WORK_DONE] = {RESPONSE_STOPPING, response_maybe_stopped},
+        [EVENT_CANCEL] = {RESPONSE_STOPPING, NULL},
+    },
+};
+/* clang-format on */
+
+void response_handle(struct response *response, enum response_event event)
+{
+    const struct transition *transition = &transitions[response->state][event];
+    if (transition->next == RESPONSE_NEVER) {
+        conn_protocol_error(response->conn, "a message that does not fit the state of its request (%d, %d)",
+                            (int)response->state, (int)event);
+        return;
+    }
+    response->state = transition->next;
+    if (transition->action != NULL) transition->action(response);
+}

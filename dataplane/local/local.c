@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The local provider as a whole: opening it, polling it, sleeping.
+ *
+ * A poll hands over what peers have posted, carries out what was posted here and tells what is over; now and then, and
+ * after each sleep, it looks at the sockets, where news are rare: calls, descriptors, the end of a peer.
+ *
+ * Sleep: each ring says so, and what peers have posted before is looked at once more; a peer that posts later sees it
+ * and sends a packet, which makes the epoll descriptor readable, as does everything else that sockets tell.
+ */
+#include "dataplane/local/local.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <limits.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "dataplane/local/local_helper.h"
+#include "dataplane/memory/pages.h"
+
+/* Sockets are looked at that often while the reactor does not sleep, and the clock once in so many polls. */
+#define LOOK_NS (TL_NS_PER_MS / 5)
+#define POLLS_PER_CLOCK 64
+/* For each sleep a peer sends one wake at most, and a socket holds some hundreds. */
+#define UNHEARD_SLEEPS 16
+/* Memory that has been read for longer is taken for memory that does not come. */
+#define LONGEST_READ_NS (TL_NS_PER_SEC / 5)
+/* Of one pair in one poll. */
+#define SLOTS_PER_POLL 64
+/* Each pair has four descriptors: of the two control sockets, the process, and its memory. */
+#define MAX_QUEUE_PAIRS 4096
+#define OTHER_NUMBER UINT64_MAX
+#define GONE_NUMBER UINT64_MAX
+#define DONE_NUMBER (UINT64_MAX - 1)
+
+/* ----------------------------------------------------------------------------------------------------- sockets -- */
+
+static bool add(struct local_provider *provider, int fd, uint64_t number, uint32_t flags)
+{
+    struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | flags, .data.u64 = number};
+    return epoll_ctl(provider->base.fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+/* What can be read from the descriptor is told with this number as long as it can. False: no memory. */
+static bool watch(struct local_provider *provider, int fd, uint64_t number)
+{
+    return add(provider, fd, number, 0);
+}
+
+bool local_watch_socket(struct local_provider *provider, int fd, uint64_t number)
+{
+    return add(provider, fd, number, EPOLLET);
+}
+
+static struct local_pair *find_pair(const struct local_provider *provider, uint64_t number)
+{
+    TL_LIST_FOREACH(&provider->pairs, link)
+    {
+        struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
+        if (pair->number == number) return pair;
+    }
+    return NULL;
+}
+
+/* After a sleep, what has come is most often a wake, which says nothing: it is read with what comes later. Otherwise
+ * the peer has counted it. */
+static bool is_mere_wake(const struct local_pair *pair, uint32_t events)
+{
+    const struct local_provider *provider = pair->provider;
+    if (!provider->has_slept || events != EPOLLIN || pair->state != LOCAL_CONNECTED) return false;
+    return atomic_load_explicit(&pair->in.head->packets, memory_order_acquire) == pair->packets_received &&
+           provider->sleeps - pair->heard_sleeps < UNHEARD_SLEEPS;
+}
+
+void local_forget_socket(struct local_provider *provider, int socket)
+{
+    (void)shutdown(socket, SHUT_RDWR);
+    (void)epoll_ctl(provider->base.fd, EPOLL_CTL_DEL, socket, NULL);
+}
+
+static void handle(struct local_provider *provider, uint64_t number, uint32_t events)
+{
+    if (number == DONE_NUMBER) { /* poll asks the helper threads */
+        uint64_t count;
+        (void)!read(provider->done_fd, &count, sizeof(count));
+        return;
+    }
+    bool is_process = (number & LOCAL_PROCESS_NUMBER) != 0;
+    number &= ~LOCAL_PROCESS_NUMBER;
+    struct local_pair *pair = find_pair(provider, number);
+    if (pair != NULL && (is_process || !is_mere_wake(pair, events))) (void)local_pair_hear(pair);
+}
+
+void local_close_segments(int *segments, size_t count)
+{
+    if (count > 0) {
+        local_helper_drop_all(&(struct local_leftovers){.segments = segments, .segment_count = count});
+    } else {
+        free(segments);
+    }
+}
+
+static void tell_of_gone_regions(struct local_provider *provider)
+{
+    struct tl_list gone, *link;
+    uint64_t number;
+    size_t count = 0, most = 0;
+    tl_list_init(&gone);
+    TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
+    /* Under the mutex: who has set has_gone may not have written yet, and what is left here would end every sleep. */
+    (void)!read(provider->gone_fd, &number, sizeof(number));
+    tl_list_splice_back(&gone, &provider->gone);
+    atomic_store_explicit(&provider->has_gone, false, memory_order_relaxed);
+    TL_CHECK(pthread_mutex_unlock(&provider->mutex) == 0);
+    TL_LIST_FOREACH(&gone, place)
+    most++;
+    int *segments = calloc(most + 1, sizeof(*segments));
+    while ((link = tl_list_pop_front(&gone)) != NULL) {
+        struct local_region *region = TL_CONTAINER_OF(link, struct local_region, link);
+        TL_LIST_FOREACH(&provider->pairs, place)
+        local_forget_region(TL_CONTAINER_OF(place, struct local_pair, link), region->number);
+        if (region->fd >= 0 && segments != NULL)
+            segments[count++] = region->fd;
+        else if (region->fd >= 0)
+            close(region->fd);
+        free(region);
+    }
+    local_close_segments(segments, count);
+}
+
+/* Waits for news; true: it was woken by the other descriptor. */
+static bool take_wakeups(struct local_provider *provider, int64_t timeout_ns)
+{
+    struct epoll_event events[LOCAL_MAX_WAKEUPS];
+    bool is_other = false;
+    const struct timespec timeout = {.tv_sec = timeout_ns / TL_NS_PER_SEC, .tv_nsec = timeout_ns % TL_NS_PER_SEC};
+    int count =
+        epoll_pwait2(provider->base.fd, events, LOCAL_MAX_WAKEUPS, timeout_ns == TL_TIME_NEVER ? NULL : &timeout, NULL);
+    if (count < 0 && errno == ENOSYS) { /* a kernel before 5.11 */
+        int64_t timeout_ms = timeout_ns == TL_TIME_NEVER ? -1 : timeout_ns / TL_NS_PER_MS + (timeout_ns > 0);
+        count =
+            epoll_wait(provider->base.fd, events, LOCAL_MAX_WAKEUPS, (int)tl_min_u64((uint64_t)timeout_ms, INT_MAX));
+    }
+    provider->wakeup_count = 0;
+    for (int i = 0; i < count; i++) {
+        is_other |= events[i].data.u64 == OTHER_NUMBER;
+        provider->wakeups[provider->wakeup_count++] =
+            (struct local_wakeup){.number = events[i].data.u64, .events = events[i].events};
+    }
+    return is_other;
+}
+
+/* Returns how much there was. */
+static unsigned look(struct local_provider *provider)
+{
+    provider->must_look = false;
+    provider->next_look_ns = tl_clock_now_ns() + LOOK_NS;
+    if (!provider->has_slept || provider->wakeup_count == 0) take_wakeups(provider, 0);
+    unsigned happened = 0;
+    for (unsigned i = 0; i < provider->wakeup_count; i++) {
+        if (provider->wakeups[i].number == OTHER_NUMBER) continue;
+        handle(provider, provider->wakeups[i].number, provider->wakeups[i].events);
+        happened++;
+    }
+    provider->must_look |= provider->wakeup_count == LOCAL_MAX_WAKEUPS;
+    provider->wakeup_count = 0;
+    TL_LIST_FOREACH(&provider->pairs, link)
+    {
+        struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
+        if (pair->state == LOCAL_CONNECTED && pair->attached_unsent > 0) local_attach_segments(pair);
+        if (pair->must_hear) happened += local_pair_hear(pair);
+    }
+    provider->has_slept = false;
+    return happened;
+}
+
+static bool is_time_to_look(struct local_provider *provider)
+{
+    if (provider->must_look) return true;
+    if (--provider->polls_to_look > 0) return false;
+    provider->polls_to_look = POLLS_PER_CLOCK;
+    return tl_clock_now_ns() >= provider->next_look_ns;
+}
+
+/* -------------------------------------------------------------------------------------------------------- poll -- */
+
+/* The pair may be destroyed when this returns. */
+static unsigned poll_pair(struct local_pair *pair)
+{
+    unsigned events = 0;
+    bool has_ended = pair->state == LOCAL_ENDING || pair->state == LOCAL_ENDED;
+    if (!has_ended && local_pair_has_job(pair)) events += local_pair_ask_helpers(pair);
+    if (pair->state == LOCAL_CONNECTED) {
+        events += local_take_slots(pair, SLOTS_PER_POLL);
+        if (pair->carried != pair->posted || pair->has_posted) events += local_carry(pair);
+        if (pair->completed != pair->posted) events += local_complete(pair);
+    }
+    if (pair->state == LOCAL_ENDING) {
+        local_pair_end(pair);
+        events++;
+    }
+    return events;
+}
+
+static void set_states(struct local_provider *provider, bool is_asleep)
+{
+    TL_LIST_FOREACH(&provider->pairs, link)
+    {
+        struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
+        if (pair->state != LOCAL_CONNECTED) continue;
+        uint32_t state = provider->sleeps * LOCAL_STATE_SLEEPS;
+        if (is_asleep) state |= LOCAL_STATE_SLEEPING | (pair->is_stalled ? LOCAL_STATE_STALLED : 0);
+        atomic_store_explicit(&pair->in.head->state, state, memory_order_relaxed);
+    }
+}
+
+/* Memory is being read by a helper thread, ours or the peer's. One that never comes to an end is nothing to sleep for:
+ * others may be served. */
+static bool is_reading(const struct local_pair *pair)
+{
+    bool is_under_way = pair->reading.is_under_way || pair->reads_posted != pair->reads_answered;
+    return is_under_way && pair->state == LOCAL_CONNECTED &&
+           pair->provider->next_look_ns - pair->read_began_ns < LONGEST_READ_NS;
+}
+
+static unsigned provider_poll(struct tl_provider *base)
+{
+    struct local_provider *provider = local_provider_of(base);
+    unsigned events = 0;
+    base->helper_until_ns = 0;
+    if (is_time_to_look(provider)) events += look(provider);
+    if (atomic_load_explicit(&provider->has_gone, memory_order_acquire)) tell_of_gone_regions(provider);
+    struct tl_list *link = provider->pairs.next;
+    while (link != &provider->pairs) {
+        struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
+        provider->cursor = link->next;
+        if (is_reading(pair) && pair->read_until_ns > base->helper_until_ns)
+            base->helper_until_ns = pair->read_until_ns;
+        events += poll_pair(pair);
+        link = provider->cursor;
+    }
+    provider->cursor = NULL;
+    /* The reactor does not sleep then. */
+    if (events > 0 && provider->is_armed) {
+        set_states(provider, false);
+        provider->is_armed = false;
+    }
+    return events;
+}
+
+static bool provider_arm(struct tl_provider *base)
+{
+    struct local_provider *provider = local_provider_of(base);
+    provider->sleeps++;
+    provider->is_armed = true;
+    set_states(provider, true);
+    /* A peer sees that we sleep, or the poll that follows sees what it has posted. */
+    atomic_thread_fence(memory_order_seq_cst);
+    return true;
+}
+
+static void provider_disarm(struct tl_provider *base)
+{
+    struct local_provider *provider = local_provider_of(base);
+    if (provider->is_armed) set_states(provider, false);
+    provider->is_armed = false;
+    provider->must_look = provider->has_slept = true;
+}
+
+static bool provider_sleep(struct tl_provider *base, int other, int64_t timeout_ns)
+{
+    struct local_provider *provider = local_provider_of(base);
+    if (other != provider->other_fd && provider->other_fd >= 0) {
+        (void)epoll_ctl(base->fd, EPOLL_CTL_DEL, provider->other_fd, NULL);
+        provider->other_fd = -1;
+    }
+    if (other < 0) return false;
+    if (other != provider->other_fd) {
+        if (!watch(provider, other, OTHER_NUMBER)) return true; /* without memory nobody sleeps */
+        provider->other_fd = other;
+    }
+    return provider->wakeup_count == 0 && take_wakeups(provider, timeout_ns);
+}
+
+/* -------------------------------------------------------------------------------------------- opening, closing -- */
+
+enum tl_status tl_local_host_id(uint8_t ret_id[TL_HOST_ID_BYTES], struct tl_error *ret_error)
+{
+    static const char path[] = "/proc/sys/kernel/random/boot_id";
+    char text[64];
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t len = fd < 0 ? -1 : read(fd, text, sizeof(text));
+    int error = errno;
+    if (fd >= 0) close(fd);
+    if (len < 0) return tl_error_set(ret_error, TL_UNAVAILABLE, "cannot read %s: %s", path, strerror(error));
+    uint8_t id[TL_HOST_ID_BYTES] = {0};
+    unsigned digits = 0;
+    for (ssize_t i = 0; i < len && digits < 2 * TL_HOST_ID_BYTES; i++) {
+        char c = text[i];
+        int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+        if (value < 0) continue;
+        id[digits / 2] = (uint8_t)(id[digits / 2] << 4 | value);
+        digits++;
+    }
+    if (digits < 2 * TL_HOST_ID_BYTES) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s holds no number", path);
+    memcpy(ret_id, id, sizeof(id));
+    return TL_OK;
+}
+
+static void provider_close(struct tl_provider *base)
+{
+    struct local_provider *provider = local_provider_of(base);
+    TL_CHECK(tl_list_is_empty(&provider->pairs));
+    tell_of_gone_regions(provider);
+    if (provider->folder_fd >= 0) close(provider->folder_fd);
+    if (provider->done_fd >= 0) close(provider->done_fd);
+    if (provider->gone_fd >= 0) close(provider->gone_fd);
+    if (base->fd >= 0) close(base->fd);
+    pthread_mutex_destroy(&provider->mutex);
+    free(provider->socket_folder);
+    free(provider->users);
+    free(provider);
+}
+
+static const struct tl_provider_ops local_ops = {
+    .name = "local",
+    .settings = "local",
+    .close = provider_close,
+    .poll = provider_poll,
+    .arm = provider_arm,
+    .disarm = provider_disarm,
+    .sleep = provider_sleep,
+    .region_create = local_region_create,
+    .region_map = local_region_map,
+    .region_destroy = local_region_destroy,
+    .create = local_pair_create,
+    .get_address = local_pair_get_address,
+    .check = local_address_check,
+    .connect = local_pair_connect,
+    .disconnect = local_pair_disconnect,
+    .destroy = local_pair_destroy,
+    .space = local_space,
+    .message = local_message,
+    .write = local_write,
+    .expose = local_expose,
+    .revoke = local_revoke,
+    .doorbell = local_ring,
+    .share = local_share,
+    .map = local_map,
+};
+
+static enum tl_status take_options(struct local_provider *provider, const struct tl_local_options *options,
+                                   struct tl_error *ret_error)
+{
+    provider->is_any_user_allowed = options->is_any_user_allowed;
+    provider->is_reading_forbidden = options->is_reading_forbidden;
+    if (options->socket_folder != NULL) provider->socket_folder = strdup(options->socket_folder);
+    if (options->user_count > 0) provider->users = calloc(options->user_count, sizeof(uid_t));
+    if ((options->socket_folder != NULL && provider->socket_folder == NULL) ||
+        (options->user_count > 0 && provider->users == NULL))
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
+    if (options->user_count > 0) memcpy(provider->users, options->users, options->user_count * sizeof(uid_t));
+    provider->user_count = options->user_count;
+    return TL_OK;
+}
+
+static enum tl_status open_descriptors(struct local_provider *provider, struct tl_error *ret_error)
+{
+    provider->base.fd = epoll_create1(EPOLL_CLOEXEC);
+    if (provider->base.fd >= 0) provider->gone_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (provider->gone_fd >= 0) provider->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (provider->done_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor for the local transport");
+    if (watch(provider, provider->gone_fd, GONE_NUMBER) && watch(provider, provider->done_fd, DONE_NUMBER))
+        return TL_OK;
+    return tl_error_set_errno(ret_error, errno, "cannot watch the descriptors of the local transport");
+}
+
+/* What a sandbox, or the folder, does not allow is better known now than with the first peer. */
+static enum tl_status try_accept_socket(struct local_provider *provider, struct tl_error *ret_error)
+{
+    struct local_address nobody = {.name_bytes = 0};
+    const char *folder = provider->socket_folder;
+    int accept_socket;
+    local_choose_token(nobody.token); /* as long as it is there, strangers may call */
+    if (folder != NULL) provider->folder_fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    int error = errno;
+    enum tl_status status = local_accept_socket_open(provider, &nobody, &accept_socket, ret_error);
+    if (status != TL_OK) return status;
+    close(accept_socket);
+    if (folder == NULL) return TL_OK;
+    if (provider->folder_fd < 0) {
+        return tl_error_set_errno(ret_error, error, "cannot open %s (local.socket_folder)", folder);
+    }
+    local_accept_socket_remove_name(provider, &nobody);
+    local_clean_folder(provider->folder_fd, folder);
+    return TL_OK;
+}
+
+/* A sandbox may forbid shared memory, which is better known now than with the first peer. */
+static enum tl_status try_memory(struct tl_error *ret_error)
+{
+    int fd;
+    void *address;
+    struct tl_error error;
+    if (local_memory_make("tensorlane-segment", TL_PAGE_BYTES, LOCAL_PAGES_SMALL, &fd, &address, &error) != TL_OK) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s (memfd_create)", error.message);
+    }
+    tl_pages_unmap(address, TL_PAGE_BYTES);
+    close(fd);
+    return TL_OK;
+}
+
+enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_provider **ret_provider,
+                             struct tl_error *ret_error)
+{
+    struct local_provider *provider = calloc(1, sizeof(*provider));
+    if (provider == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
+    provider->base.ops = &local_ops;
+    provider->base.limits = (struct tl_provider_limits){.max_write_bytes = UINT64_C(1) << 40,
+                                                        .max_queue_pairs = MAX_QUEUE_PAIRS,
+                                                        .max_pool_regions = LOCAL_MAX_POOL_REGIONS,
+                                                        .numa_node = -1};
+    provider->base.fd = -1;
+    provider->folder_fd = provider->gone_fd = provider->done_fd = -1;
+    provider->own_uid = geteuid();
+    provider->unknown_uid = local_unknown_uid();
+    provider->polls_to_look = 1;
+    provider->must_look = true;
+    tl_list_init(&provider->pairs);
+    tl_list_init(&provider->gone);
+    pthread_mutex_init(&provider->mutex, NULL);
+    snprintf(provider->base.name, sizeof(provider->base.name), "local");
+    snprintf(provider->base.reason, sizeof(provider->base.reason), "shared memory with workers of this host");
+    enum tl_status status = take_options(provider, options, ret_error);
+    if (status == TL_OK) status = tl_local_host_id(provider->host_id, ret_error);
+    if (status == TL_OK) status = try_memory(ret_error);
+    if (status == TL_OK) status = open_descriptors(provider, ret_error);
+    if (status == TL_OK) status = try_accept_socket(provider, ret_error);
+    if (status != TL_OK) {
+        provider_close(&provider->base);
+        return status;
+    }
+    *ret_provider = &provider->base;
+    return TL_OK;
+}
+
+void tl_local_get_stats(const struct tl_provider *provider, struct tl_local_stats *ret_stats)
+{
+    *ret_stats = local_provider_of(provider)->stats;
+}

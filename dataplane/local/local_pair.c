@@ -1,0 +1,410 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The life of a queue pair of the local provider.
+ *
+ * The end: whoever ends it, poll marks the ring as closed, and then takes what the peer has posted until then: what it
+ * posts later it finds refused, so that a write that it takes for done has arrived. Then nothing of
+ * the peer's is mapped here any more. What the peer has mapped of ours it can write until it unmaps it: that memory was
+ * made for it alone.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "base/random.h"
+#include "dataplane/local/local_helper.h"
+#include "dataplane/memory/pages.h"
+#include "tensor/mapped_file.h"
+
+/* Of packets of one pair, in one look at the sockets. */
+#define PACKETS_PER_LOOK 64
+/* Of our addresses for what one peer, and all together, have passed: there are 128 TiB. */
+#define PAIR_BYTES (UINT64_C(4) << 40)
+#define PEERS_BYTES (UINT64_C(64) << 40)
+
+/* ------------------------------------------------------------------------------------------------------ making -- */
+
+static uint32_t power_of_two(uint32_t count)
+{
+    uint32_t power = LOCAL_MIN_RING_SLOTS;
+    while (power < count)
+        power *= 2;
+    return power;
+}
+
+static enum tl_status make_ring(struct local_pair *pair, uint32_t slot_count, struct tl_error *ret_error)
+{
+    void *address;
+    slot_count = power_of_two(slot_count);
+    enum tl_status status = local_memory_make("tensorlane-ring", local_ring_bytes(slot_count), LOCAL_PAGES_SMALL,
+                                              &pair->in_fd, &address, ret_error);
+    if (status == TL_OK) local_ring_place(&pair->in, address, slot_count);
+    return status;
+}
+
+/* Our control socket, the accept socket, and what the peer is told. */
+static enum tl_status make_sockets(struct local_pair *pair, struct tl_error *ret_error)
+{
+    enum tl_status status = local_control_socket_make(&pair->in_socket, &pair->peers_end, ret_error);
+    if (status == TL_OK)
+        status = local_accept_socket_open(pair->provider, &pair->self, &pair->accept_socket, ret_error);
+    if (status != TL_OK) return status;
+    if (local_watch_socket(pair->provider, pair->in_socket, pair->number) &&
+        local_watch_socket(pair->provider, pair->accept_socket, pair->number))
+        return TL_OK;
+    return tl_error_set_errno(ret_error, errno, "the peer cannot be watched");
+}
+
+enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue_pair_options *options,
+                                 const struct tl_queue_pair_events *events, void *owner,
+                                 struct tl_queue_pair **ret_pair, struct tl_error *ret_error)
+{
+    struct local_provider *provider = local_provider_of(base);
+    TL_CHECK(options->slot_count > 0 && options->work_count > 0);
+    if (options->slot_count > LOCAL_MAX_RING_SLOTS || provider->pair_count >= base->limits.max_queue_pairs) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: %s", base->name,
+                            options->slot_count > LOCAL_MAX_RING_SLOTS ? "so many slots are not to be had"
+                                                                       : "all queue pairs are in use");
+    }
+    enum tl_status status = local_helper_may_serve(options->peer, ret_error);
+    if (status != TL_OK) return status;
+    struct local_pair *pair = calloc(1, sizeof(*pair));
+    if (pair == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
+    pair->base = (struct tl_queue_pair){.ops = base->ops, .provider = base};
+    pair->provider = provider;
+    pair->events = *events;
+    pair->owner = owner;
+    pair->accept_socket = pair->in_socket = pair->peers_end = pair->out_socket = pair->process_fd = pair->in_fd = -1;
+    pair->credentials.uid = (uid_t)-1;
+    pair->number = ++provider->last_number;
+    pair->work_count = options->work_count;
+    pair->work_mask = power_of_two(options->work_count) - 1;
+    pair->proof = tl_random_u64();
+    pair->next_attached = pair->next_mapped = 1;
+    local_choose_token(pair->self.token);
+    memcpy(pair->self.host_id, provider->host_id, TL_HOST_ID_BYTES);
+    tl_list_push_back(&provider->pairs, &pair->link);
+    provider->pair_count++;
+    pair->works = calloc((size_t)pair->work_mask + 1, sizeof(*pair->works));
+    pair->helper = local_helper_make(options->peer, provider->done_fd);
+    pair->second = local_helper_make(options->peer, provider->done_fd);
+    status = pair->works != NULL && pair->helper != NULL && pair->second != NULL
+                 ? make_ring(pair, options->slot_count, ret_error)
+                 : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
+    if (status == TL_OK) status = make_sockets(pair, ret_error);
+    if (status != TL_OK) {
+        local_pair_destroy(&pair->base);
+        return status;
+    }
+    *ret_pair = &pair->base;
+    return TL_OK;
+}
+
+void local_pair_get_address(const struct tl_queue_pair *pair, struct tl_pair_address *ret_address)
+{
+    local_address_write(&local_pair_of(pair)->self, ret_address);
+}
+
+enum tl_status local_pair_connect(struct tl_queue_pair *base, const struct tl_pair_address *peer,
+                                  struct tl_error *ret_error)
+{
+    struct local_pair *pair = local_pair_of(base);
+    struct local_address theirs;
+    const char *name = base->provider->name;
+    TL_CHECK(pair->state == LOCAL_NEW);
+    enum tl_status status = local_address_check(base->provider, peer, ret_error);
+    if (status != TL_OK) return status;
+    TL_CHECK(local_address_read(peer, &theirs));
+    if (memcmp(pair->self.token, theirs.token, LOCAL_TOKEN_BYTES) == 0) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: our own pair address", name);
+    }
+    pair->peer = theirs;
+    struct tl_error error;
+    status = local_shake_hands(pair, &error);
+    if (status != TL_OK) return tl_error_set(ret_error, status, "%s: %.960s", name, error.message);
+    pair->state = LOCAL_CALLING;
+    pair->must_hear = pair->provider->must_look = true; /* the peer may have called already */
+    return TL_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------- breaking -- */
+
+void local_pair_break(struct local_pair *pair, enum tl_status code, const char *format, ...)
+{
+    char what[sizeof(pair->reason.message)];
+    va_list args;
+    if (pair->state == LOCAL_NEW || pair->state == LOCAL_ENDING || pair->state == LOCAL_ENDED) return;
+    va_start(args, format);
+    vsnprintf(what, sizeof(what), format, args);
+    va_end(args);
+    (void)tl_error_set(&pair->reason, code, "%s: %.960s", pair->provider->base.name, what);
+    pair->state = LOCAL_ENDING;
+}
+
+void local_pair_violation(struct local_pair *pair, const char *what)
+{
+    local_pair_break(pair, TL_UNAVAILABLE, "the peer has broken the protocol: %s", what);
+    pair->is_distrusted = true;
+}
+
+void local_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *reason)
+{
+    struct local_pair *pair = local_pair_of(base);
+    if (pair->state == LOCAL_NEW || pair->state == LOCAL_ENDING || pair->state == LOCAL_ENDED) return;
+    pair->reason = *reason;
+    pair->state = LOCAL_ENDING;
+}
+
+uint64_t local_pair_space_bytes(const struct local_pair *pair)
+{
+    return tl_min_u64(PAIR_BYTES - pair->peer_bytes, PEERS_BYTES - pair->provider->peers_bytes);
+}
+
+void local_pair_count_bytes(struct local_pair *pair, int64_t change_bytes)
+{
+    pair->peer_bytes += (uint64_t)change_bytes;
+    pair->provider->peers_bytes += (uint64_t)change_bytes;
+}
+
+/* Of packets that nothing is passed with. */
+static void handle_packet(struct local_pair *pair, const union local_packet *packet)
+{
+    struct tl_error error;
+    if (packet->kind == LOCAL_PACKET_WAKE) return;
+    pair->packets_received++;
+    struct local_mapped *mapped = local_find_attached(pair, packet->segment.number);
+    if (mapped == NULL) {
+        local_pair_violation(pair, "the end of an unknown segment");
+    } else if (local_helper_drop(pair->helper, mapped, &error) != TL_OK) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
+    } else {
+        local_detach(pair, mapped);
+    }
+}
+
+/* Of packets that something is passed with, which the helper thread takes if it is in turn: what was mapped in vain
+ * would be freed here. */
+static void have_it_taken(struct local_pair *pair, const union local_packet *packet)
+{
+    struct tl_error error;
+    struct local_taking taking = {.socket = pair->in_socket,
+                                  .may_be_reserved = pair->credentials.uid == pair->provider->own_uid,
+                                  .files_bytes = local_pair_space_bytes(pair)};
+    if (packet->kind == LOCAL_PACKET_HELLO) {
+        local_pair_violation(pair, "a second hello");
+        return;
+    }
+    if (packet->kind == LOCAL_PACKET_ATTACH && packet->segment.len_bytes > local_pair_space_bytes(pair)) {
+        local_pair_violation(pair, "memory that takes too many addresses");
+        return;
+    }
+    if (packet->kind == LOCAL_PACKET_ATTACH && !local_may_attach(pair, &packet->segment)) {
+        local_pair_violation(pair, "a segment out of turn, or too many");
+        return;
+    }
+    struct local_peer_file *place = NULL;
+    if (packet->kind == LOCAL_PACKET_FILE) {
+        place = local_file_place(pair, &packet->file);
+        if (place == NULL) return;
+        taking.replaced = *place;
+        local_file_forget(pair, place); /* once the helper thread has it, it is gone at any moment */
+    }
+    if (local_helper_take(pair->helper, &taking, &error) == TL_OK) return;
+    local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
+    if (place != NULL) *place = taking.replaced; /* freed with the others */
+}
+
+/* The packet that the helper thread has taken, and what was passed. */
+static void handle_taken(struct local_pair *pair, struct local_taking *taking)
+{
+    struct tl_error error;
+    union local_packet *packet = &taking->packet;
+    if (taking->received == LOCAL_RECEIVED_NO_DESCRIPTOR) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED,
+                         "no descriptor for what the peer has passed: Too many open files (ulimit -n)");
+    } else if (taking->received == LOCAL_RECEIVED_NOTHING) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no memory for what the peer has passed");
+    } else if (taking->received != LOCAL_RECEIVED_PACKET) {
+        local_pair_violation(pair, "a packet that cannot be");
+    } else if (packet->kind == LOCAL_PACKET_FILE) {
+        pair->packets_received++;
+        local_file_came(pair, &packet->file, taking->file, &taking->error);
+    } else if (taking->address == NULL) {
+        local_pair_violation(pair, taking->error.message);
+    } else if (packet->kind == LOCAL_PACKET_HELLO) {
+        local_hello_came(pair, &packet->hello, taking->address, taking->control_socket, taking->reading_refusal);
+    } else {
+        pair->packets_received++;
+        if (local_attach(pair, &packet->segment, taking->address, &error) != TL_OK)
+            local_pair_violation(pair, error.message);
+    }
+}
+
+bool local_pair_has_job(const struct local_pair *pair)
+{
+    return (pair->helper != NULL && local_helper_is_busy(pair->helper)) ||
+           (pair->second != NULL && local_helper_is_busy(pair->second));
+}
+
+unsigned local_pair_ask_helpers(struct local_pair *pair)
+{
+    unsigned count = 0;
+    if (local_helper_done(pair->second) == LOCAL_JOB_READ) {
+        local_part_is_read(pair, local_helper_has_read(pair->second)->error);
+        count++;
+    }
+    enum local_job job = local_helper_done(pair->helper);
+    if (job == LOCAL_JOB_NONE) return count;
+    if (job == LOCAL_JOB_TAKE) {
+        handle_taken(pair, local_helper_taken(pair->helper));
+    } else if (job == LOCAL_JOB_READ) {
+        local_part_is_read(pair, local_helper_has_read(pair->helper)->error);
+    }
+    pair->must_hear = pair->provider->must_look = true;
+    return count + 1;
+}
+
+static bool has_process_ended(const struct local_pair *pair)
+{
+    struct pollfd descriptor = {.fd = pair->process_fd, .events = POLLIN};
+    return poll(&descriptor, 1, 0) > 0;
+}
+
+unsigned local_pair_hear(struct local_pair *pair)
+{
+    pair->must_hear = false;
+    pair->heard_sleeps = pair->provider->sleeps;
+    if (pair->state == LOCAL_CALLING) return local_read_accept_socket(pair);
+    /* News come once: all of it, unless that has no end. */
+    for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
+        union local_packet packet;
+        struct local_credentials sender; /* who has the other end may have passed it on */
+        if (pair->state != LOCAL_CONNECTED) return i;
+        if (local_helper_is_busy(pair->helper)) { /* what comes next is heard when it is back */
+            if (has_process_ended(pair)) local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
+            return i;
+        }
+        switch (local_look_at(pair->in_socket, &packet, &sender)) {
+        case LOCAL_RECEIVED_PACKET:
+            local_skip(pair->in_socket);
+            handle_packet(pair, &packet);
+            break;
+        case LOCAL_RECEIVED_PASSED:
+            have_it_taken(pair, &packet);
+            return i + 1;
+        case LOCAL_RECEIVED_END:
+            local_pair_break(pair, TL_UNAVAILABLE, "the peer has closed the connection, or its process has ended");
+            return i + 1;
+        case LOCAL_RECEIVED_NOTHING:
+            if (!local_peer_lives(pair)) {
+                local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
+            }
+            return i;
+        default:
+            local_pair_violation(pair, "a packet that cannot be");
+            return i + 1;
+        }
+    }
+    pair->must_hear = true;
+    pair->provider->must_look = true;
+    return PACKETS_PER_LOOK;
+}
+
+/* --------------------------------------------------------------------------------------------------------- end -- */
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0) close(*fd);
+    *fd = -1;
+}
+
+/* The peer hears at once that it is over, but what it may have left in a socket is closed by a helper thread. */
+static void hand_over_socket(struct local_pair *pair, int *socket, struct local_leftovers *leftovers)
+{
+    if (*socket < 0) return;
+    local_forget_socket(pair->provider, *socket);
+    leftovers->sockets[leftovers->socket_count++] = *socket;
+    *socket = -1;
+}
+
+/* Who has left something, and was not heard, is the one who makes us wait if anybody does. */
+static void find_out_user(struct local_pair *pair)
+{
+    union local_packet packet;
+    if (pair->accept_socket >= 0 && pair->credentials.uid == (uid_t)-1)
+        (void)local_look_at(pair->accept_socket, &packet, &pair->credentials);
+    if (pair->in_socket >= 0 && pair->credentials.uid == (uid_t)-1)
+        (void)local_look_at(pair->in_socket, &packet, &pair->credentials);
+}
+
+static void release(struct local_pair *pair)
+{
+    struct local_leftovers leftovers = {.ring = pair->out,
+                                        .mapped = pair->mapped,
+                                        .mapped_count = pair->mapped_count,
+                                        .files = pair->peer_files,
+                                        .file_count = pair->peer_files != NULL ? LOCAL_FILES : 0};
+    if (pair->accept_socket >= 0) local_accept_socket_remove_name(pair->provider, &pair->self);
+    find_out_user(pair);
+    hand_over_socket(pair, &pair->accept_socket, &leftovers);
+    hand_over_socket(pair, &pair->in_socket, &leftovers);
+    hand_over_socket(pair, &pair->out_socket, &leftovers);
+    if (pair->helper != NULL) local_helper_end(pair->helper, pair->credentials.uid, &leftovers);
+    if (pair->second != NULL) local_helper_end(pair->second, pair->credentials.uid, &(struct local_leftovers){0});
+    pair->helper = pair->second = NULL;
+    close_fd(&pair->peers_end);
+    close_fd(&pair->process_fd);
+    close_fd(&pair->in_fd);
+    local_pair_count_bytes(pair, -(int64_t)pair->peer_bytes);
+    local_ring_unmap(&pair->in);
+    pair->out.head = NULL;
+    pair->mapped = NULL;
+    pair->mapped_count = pair->mapped_capacity = 0;
+    pair->peer_files = NULL;
+    free(pair->shared_files);
+    free(pair->attached);
+    pair->shared_files = NULL;
+    free(pair->exposed);
+    pair->attached = NULL;
+    pair->attached_count = pair->attached_unsent = 0;
+    pair->exposed = NULL;
+    pair->exposed_count = 0;
+}
+
+void local_pair_end(struct local_pair *pair)
+{
+    if (pair->has_connected) {
+        atomic_fetch_or_explicit(&pair->in.head->state, LOCAL_STATE_CLOSED, memory_order_seq_cst);
+        atomic_thread_fence(memory_order_seq_cst);
+        /* What was posted before the peer could see that. */
+        if (!pair->is_distrusted) (void)local_take_slots(pair, pair->in.slot_count);
+        (void)local_complete(pair);
+    }
+    pair->state = LOCAL_ENDED;
+    pair->events.broken(pair->owner, &pair->reason);
+    local_cancel_works(pair);
+    release(pair);
+    pair->events.drained(pair->owner);
+}
+
+void local_pair_destroy(struct tl_queue_pair *base)
+{
+    struct local_pair *pair = local_pair_of(base);
+    struct local_provider *provider = pair->provider;
+    TL_CHECK(pair->state == LOCAL_NEW || pair->state == LOCAL_ENDED);
+    if (provider->cursor == &pair->link) provider->cursor = pair->link.next;
+    tl_list_remove(&pair->link);
+    provider->pair_count--;
+    release(pair);
+    free(pair->works);
+    free(pair);
+}

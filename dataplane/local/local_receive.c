@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Receiving: what the peer has put into our ring, and its segments.
+ *
+ * Slots are taken in order by their turn, each field read once; what they say is compared with our own records. A slot
+ * waits until the packets have been heard that were sent before it. One that asks to read is carried out by helper
+ * threads, with the peer's process as the source: when the last byte has been read the peer must still live and not
+ * have closed, else what was read may be anything.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+
+#include "base/arith.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "dataplane/local/local_helper.h"
+#include "dataplane/memory/pages.h"
+
+/* ---------------------------------------------------------------------------------------------- reading memory -- */
+
+bool local_peer_lives(const struct local_pair *pair)
+{
+    struct pollfd descriptors[] = {
+        {.fd = pair->in_socket, .events = POLLRDHUP},
+        {.fd = pair->process_fd, .events = POLLIN}, /* a negative one is passed over */
+    };
+    if (poll(descriptors, TL_ARRAY_COUNT(descriptors), 0) <= 0) return true;
+    return (descriptors[0].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0 && descriptors[1].revents == 0;
+}
+
+/* Where the read goes; NULL: to nowhere that is exposed. */
+static uint8_t *find_exposed(const struct local_pair *pair, const struct local_slot_read *reading)
+{
+    if (reading->exposure >= pair->exposed_count) return NULL;
+    const struct local_exposed *exposed = &pair->exposed[reading->exposure];
+    bool is_exposed = exposed->address != NULL && exposed->generation == reading->generation &&
+                      reading->offset_bytes <= exposed->len_bytes &&
+                      reading->len_bytes <= exposed->len_bytes - reading->offset_bytes;
+    return is_exposed ? exposed->address + reading->offset_bytes : NULL;
+}
+
+/* The peer may use the slot again; it is told of a quarter of the ring at a time. */
+static void consume(struct local_pair *pair)
+{
+    uint32_t next = ++pair->in.next;
+    if ((next & (pair->in.slot_count / 4 - 1)) != 0 || pair->state != LOCAL_CONNECTED) return;
+    atomic_store_explicit(&pair->in.head->consumed, next, memory_order_release);
+    local_look_at_peer(pair, false);
+}
+
+/* All has been read, unless the peer has died or closed meanwhile. */
+static void finish_reading(struct local_pair *pair)
+{
+    struct local_slot_read *reading = &pair->reading;
+    bool is_closed = (atomic_load_explicit(&pair->out.head->state, memory_order_acquire) & LOCAL_STATE_CLOSED) != 0;
+    if (is_closed || !local_peer_lives(pair)) {
+        local_pair_break(pair, TL_UNAVAILABLE, "the peer has gone while its memory was read");
+        return;
+    }
+    reading->is_under_way = false;
+    consume(pair);
+    atomic_store_explicit(&pair->out.head->answered, ++pair->answered, memory_order_release);
+    pair->has_posted = true;
+    local_look_at_peer(pair, true);
+    if (reading->has_immediate) pair->events.immediate(pair->owner, reading->immediate, reading->len_bytes);
+}
+
+static void read_part(struct local_pair *pair, struct local_helper *helper, uint8_t *destination, uint64_t offset_bytes,
+                      uint64_t len_bytes)
+{
+    struct tl_error error;
+    const struct local_reading part = {.peer = pair->credentials.pid,
+                                       .source = pair->reading.source + offset_bytes,
+                                       .destination = destination + offset_bytes,
+                                       .len_bytes = len_bytes};
+    pair->reading.parts_left++;
+    if (local_helper_read(helper, &part, &error) != TL_OK)
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
+}
+
+static void start_reading(struct local_pair *pair)
+{
+    const struct local_slot_read *reading = &pair->reading;
+    uint8_t *destination = find_exposed(pair, reading);
+    local_expect_read(pair, reading->len_bytes);
+    if (destination == NULL || local_helper_is_busy(pair->helper)) {
+        local_pair_violation(pair, "a write to memory that is not exposed");
+    } else if (reading->len_bytes == 0) {
+        finish_reading(pair);
+    } else {
+        uint64_t len_bytes = reading->len_bytes;
+        uint64_t first_bytes =
+            len_bytes < LOCAL_MIN_SPLIT_BYTES ? len_bytes : len_bytes / 2 / TL_PAGE_BYTES * TL_PAGE_BYTES;
+        read_part(pair, pair->helper, destination, 0, first_bytes);
+        if (first_bytes < len_bytes) read_part(pair, pair->second, destination, first_bytes, len_bytes - first_bytes);
+    }
+}
+
+void local_part_is_read(struct local_pair *pair, int error)
+{
+    if (error != 0) pair->reading.error = error;
+    if (--pair->reading.parts_left > 0) return;
+    if (find_exposed(pair, &pair->reading) == NULL) {
+        local_pair_violation(pair, "a write to memory that is not exposed");
+    } else if (pair->reading.error != 0) {
+        local_pair_break(pair, TL_UNAVAILABLE, "the peer's memory cannot be read: %s", strerror(pair->reading.error));
+    } else {
+        pair->provider->stats.bytes_read += pair->reading.len_bytes;
+        finish_reading(pair);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------- slots -- */
+
+static void begin_reading(struct local_pair *pair, const struct local_slot *slot)
+{
+    /* Each field is read once. */
+    const volatile struct local_slot *once = slot;
+    pair->reading = (struct local_slot_read){.is_under_way = true,
+                                             .has_immediate = (once->flags & LOCAL_FLAG_IMMEDIATE) != 0,
+                                             .immediate = once->immediate,
+                                             .exposure = once->exposure,
+                                             .generation = once->generation,
+                                             .source = once->source,
+                                             .offset_bytes = once->offset_bytes,
+                                             .len_bytes = once->len_bytes};
+    start_reading(pair);
+}
+
+static void take(struct local_pair *pair, const struct local_slot *slot)
+{
+    uint32_t message_bytes = *(const volatile uint32_t *)&slot->message_bytes;
+    uint32_t immediate = *(const volatile uint32_t *)&slot->immediate;
+    switch (*(const volatile uint16_t *)&slot->kind) {
+    case LOCAL_SLOT_MESSAGE:
+        if (message_bytes > TL_SLOT_BYTES) {
+            local_pair_violation(pair, "a message that is too long");
+            return;
+        }
+        pair->events.message(pair->owner, slot->message, message_bytes);
+        consume(pair);
+        return;
+    case LOCAL_SLOT_IMMEDIATE: {
+        uint64_t len_bytes = *(const volatile uint64_t *)&slot->len_bytes;
+        pair->events.immediate(pair->owner, immediate, len_bytes);
+        consume(pair);
+        return;
+    }
+    case LOCAL_SLOT_READ:
+        /* The source is not to be read any more when we end. */
+        if (pair->state == LOCAL_CONNECTED) begin_reading(pair, slot);
+        return;
+    default:
+        local_pair_violation(pair, "a slot of an unknown kind");
+        return;
+    }
+}
+
+/* Packets that were sent before the next slot have not been heard yet, or the helper thread, who may be wanted for it,
+ * is busy with one of them. At the end nothing more is heard. */
+static bool must_wait(struct local_pair *pair)
+{
+    if (pair->state != LOCAL_CONNECTED) return false;
+    if (local_helper_is_busy(pair->helper)) return true; /* poll asks it */
+    if (atomic_load_explicit(&pair->in.head->packets, memory_order_relaxed) == pair->packets_received) return false;
+    /* They are in the socket: one look finds them, if the number is no lie. */
+    if (pair->awaited_slot != pair->in.next + 1) pair->must_hear = pair->provider->must_look = true;
+    pair->awaited_slot = pair->in.next + 1;
+    return true;
+}
+
+unsigned local_take_slots(struct local_pair *pair, unsigned most)
+{
+    enum local_state state = pair->state;
+    unsigned count = 0;
+    while (count < most && pair->state == state && !pair->reading.is_under_way) {
+        const struct local_slot *slot = local_ring_slot(&pair->in, pair->in.next);
+        if (atomic_load_explicit(&slot->sequence, memory_order_acquire) != pair->in.next + 1 || must_wait(pair)) break;
+        uint32_t next = pair->in.next;
+        take(pair, slot);
+        if (pair->in.next == next) return count + 1;
+        count++;
+    }
+    return count;
+}
+
+/* ---------------------------------------------------------------------------------------------------- segments -- */
+
+static bool have_place(struct local_pair *pair)
+{
+    if (pair->mapped_count < pair->mapped_capacity) return true;
+    size_t capacity = pair->mapped_capacity > 0 ? 2 * pair->mapped_capacity : 4;
+    struct local_mapped *mapped = realloc(pair->mapped, capacity * sizeof(*mapped));
+    if (mapped == NULL) return false;
+    pair->mapped = mapped;
+    pair->mapped_capacity = capacity;
+    return true;
+}
+
+bool local_may_attach(const struct local_pair *pair, const struct local_segment_packet *packet)
+{
+    return packet->number == pair->next_mapped && pair->mapped_count < LOCAL_MAX_SEGMENTS;
+}
+
+enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, void *address,
+                            struct tl_error *ret_error)
+{
+    if (!have_place(pair)) {
+        tl_pages_unmap(address, packet->len_bytes);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
+    }
+    struct local_mapped *mapped = &pair->mapped[pair->mapped_count];
+    *mapped = (struct local_mapped){.number = packet->number, .address = address, .len_bytes = packet->len_bytes};
+    if (packet->len_bytes > TL_LOCAL_LAZY_BYTES) {
+        mapped->has_pages = calloc(1, (size_t)(packet->len_bytes / LOCAL_CHUNK_BYTES / 8) + 1);
+        if (mapped->has_pages == NULL) {
+            tl_pages_unmap(address, packet->len_bytes);
+            return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
+        }
+    }
+    pair->mapped_count++;
+    pair->next_mapped++;
+    local_pair_count_bytes(pair, (int64_t)packet->len_bytes);
+    return TL_OK;
+}
+
+void local_unmap(struct local_mapped *mapped)
+{
+    tl_pages_unmap(mapped->address, mapped->len_bytes);
+    free(mapped->has_pages);
+}
+
+struct local_mapped *local_find_attached(struct local_pair *pair, uint32_t number)
+{
+    for (size_t i = pair->mapped_count; i-- > 0;) {
+        if (pair->mapped[i].number == number) return &pair->mapped[i];
+    }
+    return NULL;
+}
+
+void local_detach(struct local_pair *pair, struct local_mapped *mapped)
+{
+    size_t left = (size_t)(&pair->mapped[--pair->mapped_count] - mapped);
+    local_pair_count_bytes(pair, -(int64_t)mapped->len_bytes);
+    memmove(mapped, mapped + 1, left * sizeof(*mapped));
+}

@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Memory of the data plane: the pool first, then registrations of users' memory, and the slow worker that makes these.
+ *
+ * The slow worker is started with the first request. It takes one at a time from the list, in order, and posts its
+ * closure; before each it serves
+ * those who wait for room in the pool. Destroy lets it finish the one it is at, whose pin is given back at once, and
+ * cancels the others: each closure is posted exactly once.
+ */
+#include "dataplane/memory/memory.h"
+
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/reason.h"
+#include "base/thread.h"
+#include "dataplane/memory/registrations.h"
+
+/* How often the log says that the pool is full. */
+#define FULL_LOG_NS (60 * TL_NS_PER_SEC)
+
+struct tl_memory {
+    struct tl_provider *provider;
+    struct tl_pool *pool;
+    struct tl_registrations *registrations;
+    _Atomic uint64_t bounced_bytes;
+
+    pthread_t slow_worker;
+    bool has_slow_worker;
+    pthread_mutex_t mutex; /* of what follows */
+    pthread_cond_t wake;   /* something waits, or the slow worker is to stop */
+    struct tl_list waiting;
+    bool is_memory_wanted; /* the pool may be able to serve somebody */
+    bool is_stopping;
+
+    /* The slow worker's. */
+    int64_t next_full_log_ns;
+    char logged_refusal[TL_ERROR_MESSAGE_BYTES]; /* of a registration; "": none has been logged */
+};
+
+/* ------------------------------------------------------------------------------------------------- slow worker -- */
+
+/* Waits for something to do: ret_registration NULL: no registration. False: stop. */
+static bool await_work(struct tl_memory *memory, bool *ret_is_memory_wanted, struct tl_registration **ret_registration)
+{
+    struct tl_list *node = NULL;
+    pthread_mutex_lock(&memory->mutex);
+    while (!memory->is_stopping && !memory->is_memory_wanted && tl_list_is_empty(&memory->waiting))
+        pthread_cond_wait(&memory->wake, &memory->mutex);
+    bool goes_on = !memory->is_stopping;
+    if (goes_on) node = tl_list_pop_front(&memory->waiting);
+    *ret_is_memory_wanted = memory->is_memory_wanted;
+    memory->is_memory_wanted = false;
+    pthread_mutex_unlock(&memory->mutex);
+    *ret_registration = node ? TL_CONTAINER_OF(node, struct tl_registration, link) : NULL;
+    return goes_on;
+}
+
+static bool is_stopping(struct tl_memory *memory)
+{
+    pthread_mutex_lock(&memory->mutex);
+    bool stopping = memory->is_stopping;
+    pthread_mutex_unlock(&memory->mutex);
+    return stopping;
+}
+
+/* An error that nobody has put there. */
+static void set_cancelled(struct tl_registration *registration)
+{
+    (void)tl_error_set(&registration->error, TL_CANCELLED, "the data plane was stopped");
+}
+
+static inline void set_pin(struct tl_pin *pin, void *data, uint64_t len_bytes, struct tl_region *region, void *entry)
+{
+    uint64_t offset_bytes = (uintptr_t)data - (uintptr_t)region->address;
+    TL_CHECK(offset_bytes <= region->len_bytes && len_bytes <= region->len_bytes - offset_bytes);
+    pin->region = region;
+    pin->address = data;
+    pin->len_bytes = len_bytes;
+    pin->entry = entry;
+}
+
+/* What cannot be registered is copied; once for each change of the reason. */
+static void log_refusal(struct tl_memory *memory, const struct tl_error *error)
+{
+    if (tl_reason_is_same(error->message, memory->logged_refusal)) return;
+    snprintf(memory->logged_refusal, sizeof(memory->logged_refusal), "%s", error->message);
+    TL_LOG_AT_WARN("memory cannot be registered, its tensors are copied", TL_STR("reason", error->message));
+}
+
+static void carry_out(struct tl_memory *memory, struct tl_registration *registration)
+{
+    struct tl_registered *registered;
+    struct tl_error error;
+    if (!tl_memory_pin(memory, registration->tensor, registration->access, &registration->pin)) {
+        enum tl_status status = tl_registrations_add(memory->registrations, registration->tensor, registration->access,
+                                                     &registered, &error);
+        if (status != TL_OK) {
+            registration->error = error;
+            log_refusal(memory, &error);
+            return;
+        }
+        set_pin(&registration->pin, tl_tensor_data(registration->tensor), tl_tensor_size_bytes(registration->tensor),
+                tl_registered_region(registered), registered);
+    }
+    if (!is_stopping(memory)) return;
+    tl_memory_unpin(memory, &registration->pin);
+    set_cancelled(registration);
+}
+
+/* Under a lock of the pool. */
+static void memory_wanted(void *context)
+{
+    struct tl_memory *memory = context;
+    pthread_mutex_lock(&memory->mutex);
+    memory->is_memory_wanted = true;
+    pthread_cond_signal(&memory->wake);
+    pthread_mutex_unlock(&memory->mutex);
+}
+
+static bool evict(void *context)
+{
+    const struct tl_memory *memory = context;
+    return tl_registrations_evict(memory->registrations);
+}
+
+/* Those that still wait do so until memory comes back. */
+static void log_full(struct tl_memory *memory)
+{
+    struct tl_memory_stats stats;
+    struct tl_error refusal;
+    int64_t now_ns = tl_clock_now_ns();
+    tl_memory_get_stats(memory, &stats);
+    if (stats.pool_waiting == 0 || now_ns < memory->next_full_log_ns) return;
+    memory->next_full_log_ns = now_ns + FULL_LOG_NS;
+    tl_pool_get_refusal(memory->pool, &refusal);
+    TL_LOG_AT_WARN("requests wait for registered memory", TL_U64("waiting", stats.pool_waiting),
+                   TL_U64("pool_bytes", stats.pool_bytes), TL_U64("used_bytes", stats.pool_used_bytes),
+                   TL_STR("reason", refusal.message), TL_STR("remedy", "release received tensors sooner"));
+}
+
+static void serve_waits(struct tl_memory *memory)
+{
+    struct tl_pool_wait *wait;
+    while ((wait = tl_pool_serve(memory->pool)) != NULL) {
+        struct tl_memory_wait *memory_wait = TL_CONTAINER_OF(wait, struct tl_memory_wait, wait);
+        memory_wait->post(memory_wait->context, &memory_wait->closure);
+    }
+    log_full(memory);
+}
+
+static void *run_slow_worker(void *argument)
+{
+    struct tl_memory *memory = argument;
+    struct tl_registration *registration;
+    bool is_memory_wanted;
+    while (await_work(memory, &is_memory_wanted, &registration)) {
+        if (is_memory_wanted) serve_waits(memory);
+        if (registration == NULL) continue;
+        carry_out(memory, registration);
+        registration->post(registration->context, &registration->closure);
+    }
+    return NULL;
+}
+
+/* A worker with many peers has a memory for each of them, of which most never need it. Under mutex. */
+static enum tl_status need_slow_worker(struct tl_memory *memory, struct tl_error *ret_error)
+{
+    if (memory->has_slow_worker) return TL_OK;
+    enum tl_status status = tl_thread_start("tl-slow", run_slow_worker, memory, &memory->slow_worker, ret_error);
+    memory->has_slow_worker = status == TL_OK;
+    return status;
+}
+
+void tl_memory_register(struct tl_memory *memory, struct tl_registration *registration)
+{
+    registration->pin = (struct tl_pin){0};
+    registration->error.code = TL_OK;
+    registration->error.message[0] = '\0';
+    pthread_mutex_lock(&memory->mutex);
+    TL_CHECK(!memory->is_stopping);
+    bool is_taken = need_slow_worker(memory, &registration->error) == TL_OK;
+    if (is_taken) {
+        tl_list_push_back(&memory->waiting, &registration->link);
+        pthread_cond_signal(&memory->wake);
+    }
+    pthread_mutex_unlock(&memory->mutex);
+    if (!is_taken) registration->post(registration->context, &registration->closure);
+}
+
+/* Ends the slow worker and cancels what waits. */
+static void stop_slow_worker(struct tl_memory *memory)
+{
+    struct tl_list *node;
+    pthread_mutex_lock(&memory->mutex);
+    memory->is_stopping = true;
+    pthread_cond_signal(&memory->wake);
+    pthread_mutex_unlock(&memory->mutex);
+    if (memory->has_slow_worker) TL_CHECK(pthread_join(memory->slow_worker, NULL) == 0);
+    while ((node = tl_list_pop_front(&memory->waiting)) != NULL) {
+        struct tl_registration *registration = TL_CONTAINER_OF(node, struct tl_registration, link);
+        set_cancelled(registration);
+        registration->post(registration->context, &registration->closure);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------- life cycle -- */
+
+enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_memory_options *options,
+                                struct tl_memory **ret_memory, struct tl_error *ret_error)
+{
+    struct tl_memory *memory = calloc(1, sizeof(*memory));
+    if (!memory) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane's memory");
+    memory->provider = provider;
+    pthread_mutex_init(&memory->mutex, NULL);
+    pthread_cond_init(&memory->wake, NULL);
+    tl_list_init(&memory->waiting);
+    enum tl_status status = tl_registrations_create(provider, options->max_cached_bytes, options->max_cached_count,
+                                                    &memory->registrations, ret_error);
+    if (status != TL_OK) goto fail;
+    const struct tl_pool_hooks hooks = {.wanted = memory_wanted, .evict = evict, .context = memory};
+    status = tl_pool_create(provider, options->pool_bytes, options->max_pool_bytes, &hooks, &memory->pool, ret_error);
+    if (status != TL_OK) goto fail;
+    *ret_memory = memory;
+    return TL_OK;
+
+fail:
+    tl_memory_destroy(memory);
+    return status;
+}
+
+void tl_memory_destroy(struct tl_memory *memory)
+{
+    if (!memory) return;
+    stop_slow_worker(memory);
+    tl_registrations_close(memory->registrations);
+    tl_pool_close(memory->pool);
+    pthread_cond_destroy(&memory->wake);
+    pthread_mutex_destroy(&memory->mutex);
+    free(memory);
+}
+
+/* ----------------------------------------------------------------------------------------------- pool and pins -- */
+
+static void give_block(void *data, void *block)
+{
+    (void)data;
+    tl_pool_give(block);
+}
+
+/* A tensor around the block, which it takes over or gives back. */
+static enum tl_status create_around(const struct tl_meta_data *meta_data, struct tl_block *block,
+                                    struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    enum tl_status status =
+        tl_tensor_create_around(meta_data, (void *)block->address, give_block, block, ret_tensor, ret_error);
+    if (status != TL_OK) tl_pool_give(block);
+    return status;
+}
+
+enum tl_status tl_memory_tensor_create(struct tl_memory *memory, const struct tl_meta_data *meta_data,
+                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_block *block = NULL;
+    enum tl_status status = tl_meta_data_validate(meta_data, ret_error);
+    if (status != TL_OK) return status;
+    if (meta_data->size_bytes == 0) return tl_tensor_create_around(meta_data, NULL, NULL, NULL, ret_tensor, ret_error);
+    status = tl_pool_take(memory->pool, meta_data->size_bytes, &block, ret_error);
+    return status == TL_OK ? create_around(meta_data, block, ret_tensor, ret_error) : status;
+}
+
+enum tl_status tl_memory_tensor_take(struct tl_memory *memory, const struct tl_meta_data *meta_data,
+                                     struct tl_memory_wait *memory_wait, struct tl_tensor **ret_tensor,
+                                     struct tl_error *ret_error)
+{
+    struct tl_block *block = NULL;
+    enum tl_status status = TL_OK;
+    if (meta_data->size_bytes == 0) return tl_tensor_create_around(meta_data, NULL, NULL, NULL, ret_tensor, ret_error);
+    if (memory_wait != NULL && meta_data->size_bytes <= memory_wait->wait.len_bytes) {
+        block = memory_wait->wait.block;
+        memory_wait->wait.block = NULL;
+    } else {
+        status = tl_pool_take_now(memory->pool, meta_data->size_bytes, &block, ret_error);
+    }
+    if (status != TL_OK) return status;
+    if (block == NULL) return tl_error_set(ret_error, TL_UNAVAILABLE, "no room in the pool now");
+    return create_around(meta_data, block, ret_tensor, ret_error);
+}
+
+enum tl_status tl_memory_await(struct tl_memory *memory, struct tl_memory_wait *memory_wait, uint64_t len_bytes,
+                               struct tl_error *ret_error)
+{
+    memory_wait->wait.len_bytes = len_bytes;
+    tl_list_init(&memory_wait->wait.link);
+    pthread_mutex_lock(&memory->mutex);
+    enum tl_status status = need_slow_worker(memory, ret_error);
+    pthread_mutex_unlock(&memory->mutex);
+    if (status != TL_OK) return status;
+    return tl_pool_wait(memory->pool, &memory_wait->wait, ret_error);
+}
+
+bool tl_memory_withdraw(struct tl_memory *memory, struct tl_memory_wait *memory_wait)
+{
+    return tl_pool_withdraw(memory->pool, &memory_wait->wait);
+}
+
+void tl_memory_wait_drop(struct tl_memory_wait *memory_wait)
+{
+    if (memory_wait->wait.block == NULL) return;
+    tl_pool_give(memory_wait->wait.block);
+    memory_wait->wait.block = NULL;
+}
+
+bool tl_memory_pin(struct tl_memory *memory, struct tl_tensor *tensor, enum tl_region_access access,
+                   struct tl_pin *ret_pin)
+{
+    uint64_t len_bytes = tl_tensor_size_bytes(tensor);
+    void *data = tl_tensor_data(tensor);
+    if (len_bytes == 0) {
+        *ret_pin = (struct tl_pin){0};
+        return true;
+    }
+    const struct tl_block *block = tl_tensor_release_context(tensor, give_block);
+    struct tl_region *region = block ? tl_pool_region_of(memory->pool, block) : NULL;
+    if (!region) region = tl_pool_find(memory->pool, data, len_bytes);
+    if (region) {
+        set_pin(ret_pin, data, len_bytes, region, NULL);
+        return true;
+    }
+    struct tl_registered *registered = tl_registrations_pin(memory->registrations, tensor, access);
+    if (!registered) return false;
+    set_pin(ret_pin, data, len_bytes, tl_registered_region(registered), registered);
+    return true;
+}
+
+void tl_memory_unpin_entry(struct tl_memory *memory, void *entry)
+{
+    tl_registrations_unpin(memory->registrations, entry);
+}
+
+enum tl_status tl_memory_region_map(struct tl_memory *memory, uint64_t len_bytes, struct tl_region **ret_region,
+                                    struct tl_error *ret_error)
+{
+    enum tl_status status;
+    do {
+        status = tl_region_map(memory->provider, len_bytes, ret_region, ret_error);
+    } while (status == TL_RESOURCE_EXHAUSTED && tl_registrations_evict(memory->registrations));
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------- counters -- */
+
+void tl_memory_count_bounce(struct tl_memory *memory, uint64_t len_bytes)
+{
+    atomic_fetch_add_explicit(&memory->bounced_bytes, len_bytes, memory_order_relaxed);
+}
+
+void tl_memory_format_wait(struct tl_memory *memory, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    struct tl_memory_stats stats;
+    struct tl_error refusal;
+    tl_memory_get_stats(memory, &stats);
+    tl_pool_get_refusal(memory->pool, &refusal);
+    tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                 "it waited for %" PRIu64 " bytes of the pool, of which %" PRIu64 " of %" PRIu64
+                 " are in use; release received tensors sooner%s%.500s",
+                 len_bytes, stats.pool_used_bytes, stats.pool_bytes,
+                 refusal.code != TL_OK ? "; it does not grow: " : "", refusal.code != TL_OK ? refusal.message : "");
+}
+
+void tl_memory_get_stats(struct tl_memory *memory, struct tl_memory_stats *ret_stats)
+{
+    struct tl_pool_stats pool;
+    struct tl_registrations_stats registrations;
+    tl_pool_get_stats(memory->pool, &pool);
+    tl_registrations_get_stats(memory->registrations, &registrations);
+    *ret_stats = (struct tl_memory_stats){
+        .pool_regions = pool.regions,
+        .pool_bytes = pool.bytes,
+        .pool_used_bytes = pool.used_bytes,
+        .pool_waits = pool.waits,
+        .pool_waiting = pool.waiting,
+        .registrations = registrations.added_count,
+        .cached_count = registrations.count,
+        .cached_bytes = registrations.bytes,
+        .evictions = registrations.evictions,
+        .bounced_bytes = atomic_load_explicit(&memory->bounced_bytes, memory_order_relaxed),
+    };
+}

@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * One opened device: its protection domain, its completion queue, and how it is polled and slept on.
+ *
+ * One completion queue serves all queue pairs. It never overruns, because that loses completions in silence: every
+ * queue pair reserves one entry for each request that it may have posted, the queue grows as they come, and a queue
+ * pair that does not fit any more is refused.
+ *
+ * The descriptor to sleep on is an epoll of the completion channel and of the device's own events, so that a link that
+ * goes down wakes the sleeper. While nobody sleeps, the device is asked for events now and then, and whenever a request
+ * has failed.
+ *
+ * A completion queue that fails, or a device that does, breaks every queue pair and takes them from the card: what was
+ * posted is cancelled, since its completions may never come.
+ */
+#include "dataplane/verbs/verbs_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "base/arith.h"
+#include "base/error.h"
+#include "base/log.h"
+
+#define FIRST_CQ_ENTRIES 1024
+#define POLLS_BETWEEN_EVENTS 1024
+
+/* -------------------------------------------------------------------------------------------- completion queue -- */
+
+enum tl_status verbs_device_reserve(struct verbs_device *device, uint32_t count, struct tl_error *ret_error)
+{
+    uint64_t needed = (uint64_t)device->cq_reserved + count;
+    uint64_t max = device->attributes.max_cqe > 0 ? (uint64_t)device->attributes.max_cqe : 0;
+    if (needed > max) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "%s has room for %llu completions, %u are reserved and %u more are needed: lower "
+                            "verbs.queue_depth, or connect fewer peers",
+                            device->base.name, (unsigned long long)max, device->cq_reserved, count);
+    }
+    if (needed > device->cq_capacity) {
+        int entries = (int)tl_min_u64(max, tl_max_u64(needed, (uint64_t)device->cq_capacity * 2));
+        int error = ibv_resize_cq(device->cq, entries);
+        if (error != 0) {
+            return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot enlarge the completion queue to %d: %s",
+                                device->base.name, entries, strerror(error < 0 ? errno : error));
+        }
+        device->cq_capacity = (uint32_t)device->cq->cqe;
+    }
+    device->cq_reserved = (uint32_t)needed;
+    return TL_OK;
+}
+
+static int poll_completions(struct verbs_device *device, struct ibv_wc *ret_completions)
+{
+    int count = device->is_dead ? 0 : ibv_poll_cq(device->cq, VERBS_BATCH, ret_completions);
+    if (count >= 0) return count;
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s: the completion queue cannot be read", device->base.name);
+    verbs_device_die(device, &reason);
+    return 0;
+}
+
+/* -------------------------------------------------------------------------------------------------------- poll -- */
+
+static unsigned attend_pairs(struct verbs_device *device)
+{
+    struct tl_list due;
+    struct tl_list *node;
+    unsigned count = 0;
+    tl_list_init(&due);
+    tl_list_splice_back(&due, &device->attention);
+    while ((node = tl_list_pop_front(&due)) != NULL)
+        count += verbs_pair_attend(TL_CONTAINER_OF(node, struct verbs_pair, attention));
+    return count;
+}
+
+static unsigned device_poll(struct tl_provider *provider)
+{
+    struct verbs_device *device = verbs_device_of(provider);
+    struct ibv_wc completions[VERBS_BATCH];
+    unsigned events = 0;
+    if (device->has_events || ++device->polls_since_events >= POLLS_BETWEEN_EVENTS) {
+        events += verbs_events_handle(device);
+    }
+    if (!tl_list_is_empty(&device->flushing)) verbs_pair_give_up(device);
+    if (!tl_list_is_empty(&device->attention)) events += attend_pairs(device);
+    unsigned count = device->stash_count;
+    if (count > 0) {
+        memcpy(completions, device->stash, count * sizeof(completions[0]));
+        device->stash_count = 0;
+    } else {
+        count = (unsigned)poll_completions(device, completions);
+    }
+    for (unsigned i = 0; i < count; i++)
+        verbs_complete(device, &completions[i]);
+    if (!tl_list_is_empty(&device->attention)) events += attend_pairs(device);
+    return events + count;
+}
+
+static bool device_arm(struct tl_provider *provider)
+{
+    struct verbs_device *device = verbs_device_of(provider);
+    if (!tl_list_is_empty(&device->attention) || device->stash_count > 0 || device->has_events) return false;
+    if (device->is_dead) return true;
+    /* Asked for first and looked at afterwards: what comes in between is found here, or makes the descriptor readable.
+     */
+    int error = ibv_req_notify_cq(device->cq, 0);
+    if (error != 0) {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_UNAVAILABLE, "%s: the completion queue gives no notice: %s", device->base.name,
+                     strerror(error));
+        verbs_device_die(device, &reason);
+        return false;
+    }
+    device->stash_count = (unsigned)poll_completions(device, device->stash);
+    return device->stash_count == 0 && tl_list_is_empty(&device->attention);
+}
+
+static void device_disarm(struct tl_provider *provider)
+{
+    struct verbs_device *device = verbs_device_of(provider);
+    struct epoll_event ready[2];
+    int count = epoll_wait(device->base.fd, ready, TL_ARRAY_COUNT(ready), 0);
+    for (int i = 0; i < count; i++) {
+        struct ibv_cq *cq;
+        void *context;
+        if (ready[i].data.fd == device->context->async_fd) device->has_events = true;
+        if (ready[i].data.fd != device->channel->fd) continue;
+        while (ibv_get_cq_event(device->channel, &cq, &context) == 0)
+            ibv_ack_cq_events(cq, 1);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- failures -- */
+
+void verbs_device_break_all(struct verbs_device *device, bool is_lost, const struct tl_error *reason)
+{
+    for (uint32_t i = 0; i < device->base.limits.max_queue_pairs; i++) {
+        struct verbs_pair *pair = device->places[i].pair;
+        if (pair == NULL) continue;
+        verbs_pair_break(pair, reason);
+        if (is_lost) verbs_pair_take_from_card(pair);
+    }
+}
+
+void verbs_device_die(struct verbs_device *device, const struct tl_error *reason)
+{
+    if (device->is_dead) return;
+    device->is_dead = true;
+    tl_provider_fail(&device->base, reason);
+    verbs_device_break_all(device, true, reason);
+}
+
+bool verbs_device_is_removed(struct verbs_device *device)
+{
+    struct tl_error reason;
+    struct ibv_port_attr port;
+    if (device->is_dead) return true;
+    if (ibv_query_port(device->context, device->port, &port) != ENODEV) return false;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s: the device was removed", device->base.name);
+    verbs_device_die(device, &reason);
+    return true;
+}
+
+bool verbs_device_find_gid(const struct verbs_device *device, uint32_t *ret_index)
+{
+    struct ibv_gid_entry entry;
+    struct ibv_port_attr port;
+    /* Mostly where it was. */
+    if (ibv_query_gid_ex(device->context, device->port, device->gid_index, &entry, 0) == 0 &&
+        entry.gid_type == device->gid_type && memcmp(&entry.gid, &device->gid, sizeof(entry.gid)) == 0) {
+        *ret_index = device->gid_index;
+        return true;
+    }
+    if (ibv_query_port(device->context, device->port, &port) != 0) return false;
+    for (int i = 0; i < port.gid_tbl_len && i <= VERBS_MAX_GID_INDEX; i++) {
+        if (ibv_query_gid_ex(device->context, device->port, (uint32_t)i, &entry, 0) != 0) continue;
+        if (entry.gid_type != device->gid_type || memcmp(&entry.gid, &device->gid, sizeof(entry.gid)) != 0) continue;
+        *ret_index = (uint32_t)i;
+        return true;
+    }
+    return false;
+}
+
+bool verbs_device_has_link(const struct verbs_device *device, char *ret_why, size_t capacity)
+{
+    struct ibv_port_attr port;
+    uint32_t index;
+    char gid[64];
+    if (ibv_query_port(device->context, device->port, &port) != 0) {
+        snprintf(ret_why, capacity, "link: the port does not answer: the device is gone");
+        return false;
+    }
+    if (port.state != IBV_PORT_ACTIVE) {
+        snprintf(ret_why, capacity, "link: the port is down here");
+        return false;
+    }
+    if (!verbs_device_find_gid(device, &index)) {
+        verbs_gid_to_text(device->gid.raw, gid, sizeof(gid));
+        snprintf(ret_why, capacity, "link: the address %s has gone from the port", gid);
+        return false;
+    }
+    return true;
+}
+
+/* ---------------------------------------------------------------------------------------------- open and close -- */
+
+static void device_close(struct tl_provider *provider)
+{
+    struct verbs_device *device = verbs_device_of(provider);
+    TL_CHECK(device->pair_count == 0);
+    int error = device->cq != NULL ? ibv_destroy_cq(device->cq) : 0;
+    if (error == 0 && device->channel != NULL) error = ibv_destroy_comp_channel(device->channel);
+    if (error == 0 && device->pd != NULL) error = ibv_dealloc_pd(device->pd);
+    if (error != 0) {
+        TL_LOG_AT_ERROR("RDMA device not closed cleanly", TL_STR("device", device->base.name),
+                        TL_STR("error", strerror(error)));
+    }
+    if (device->context != NULL) ibv_close_device(device->context);
+    if (device->base.fd >= 0) close(device->base.fd);
+    free(device->places);
+    free(device);
+}
+
+static const struct tl_provider_ops verbs_ops = {
+    .name = "verbs",
+    .settings = "verbs",
+    .close = device_close,
+    .poll = device_poll,
+    .arm = device_arm,
+    .disarm = device_disarm,
+    .region_create = verbs_region_create,
+    .region_destroy = verbs_region_destroy,
+    .create = verbs_pair_create,
+    .get_address = verbs_pair_get_address,
+    .check = verbs_address_check,
+    .connect = verbs_pair_connect,
+    .disconnect = verbs_pair_disconnect,
+    .destroy = verbs_pair_destroy,
+    .space = verbs_post_space,
+    .message = verbs_post_message,
+    .write = verbs_post_write,
+    .expose = verbs_window_expose,
+    .revoke = verbs_window_revoke,
+    .doorbell = verbs_post_doorbell,
+};
+
+/* The failed call's errno as an error. */
+static enum tl_status refuse(const struct verbs_device *device, const char *what, int error_number,
+                             struct tl_error *ret_error)
+{
+    if (error_number == ENOMEM && tl_verbs_check_memlock(UINT64_MAX, NULL) != TL_OK) {
+        return verbs_memlock_error((uint64_t)device->queue_depth * 2 * TL_SLOT_BYTES, device->base.name, ret_error);
+    }
+    return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: cannot %s: %s", device->base.name, what,
+                        strerror(error_number));
+}
+
+static bool watch(int epoll_fd, int fd)
+{
+    struct epoll_event event = {.events = EPOLLIN, .data.fd = fd};
+    int flags = fcntl(fd, F_GETFL);
+    return flags >= 0 && fcntl(fd, F_SETFL, flags | O_NONBLOCK) == 0 &&
+           epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+static enum tl_status open_queues(struct verbs_device *device, struct tl_error *ret_error)
+{
+    int entries = device->attributes.max_cqe < FIRST_CQ_ENTRIES ? device->attributes.max_cqe : FIRST_CQ_ENTRIES;
+    device->pd = ibv_alloc_pd(device->context);
+    if (device->pd == NULL) return refuse(device, "make a protection domain", errno, ret_error);
+    device->channel = ibv_create_comp_channel(device->context);
+    if (device->channel == NULL) return refuse(device, "make a completion channel", errno, ret_error);
+    device->cq = ibv_create_cq(device->context, entries, device, device->channel, 0);
+    if (device->cq == NULL) return refuse(device, "make a completion queue", errno, ret_error);
+    device->cq_capacity = (uint32_t)device->cq->cqe;
+    device->base.fd = epoll_create1(EPOLL_CLOEXEC);
+    if (device->base.fd < 0 || !watch(device->base.fd, device->channel->fd) ||
+        !watch(device->base.fd, device->context->async_fd)) {
+        return tl_error_set_errno(ret_error, errno, "%s: cannot wait for completions", device->base.name);
+    }
+    return TL_OK;
+}
+
+/* Limits that follow from the device, the port and the options. */
+static enum tl_status take_limits(struct verbs_device *device, const struct tl_verbs_options *options,
+                                  const struct ibv_port_attr *port, struct tl_error *ret_error)
+{
+    struct tl_provider_limits *limits = &device->base.limits;
+    const struct ibv_device_attr *attributes = &device->attributes;
+    if ((int64_t)options->queue_depth > attributes->max_qp_wr) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "verbs.queue_depth: %u is more than the %d that %s does",
+                            options->queue_depth, attributes->max_qp_wr, device->base.name);
+    }
+    limits->max_write_bytes = port->max_msg_sz;
+    if (options->max_write_bytes > 0) {
+        limits->max_write_bytes = tl_min_u64(limits->max_write_bytes, options->max_write_bytes);
+    }
+    limits->max_queue_pairs = attributes->max_qp < VERBS_MAX_PAIRS ? (uint32_t)attributes->max_qp : VERBS_MAX_PAIRS;
+    limits->has_windows = (attributes->device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
+    limits->needs_regions = true;
+    device->mtu = port->active_mtu;
+    if (options->mtu_bytes != 0) {
+        enum ibv_mtu mtu = verbs_mtu_from_bytes(options->mtu_bytes);
+        if (mtu < device->mtu) device->mtu = mtu;
+    }
+    device->link_layer =
+        port->link_layer == IBV_LINK_LAYER_ETHERNET ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
+    device->places = calloc(limits->max_queue_pairs, sizeof(*device->places));
+    return device->places != NULL ? TL_OK : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a device");
+}
+
+static enum tl_status open_context(struct verbs_device *device, const struct tl_verbs_candidate *candidate,
+                                   struct tl_error *ret_error)
+{
+    struct ibv_gid_entry entry;
+    int count = 0;
+    struct ibv_device **devices = ibv_get_device_list(&count);
+    int error_number = ENODEV;
+    for (int i = 0; devices != NULL && i < count; i++) {
+        if (strcmp(ibv_get_device_name(devices[i]), candidate->device) != 0) continue;
+        device->context = ibv_open_device(devices[i]);
+        error_number = errno;
+    }
+    if (devices != NULL) ibv_free_device_list(devices);
+    if (device->context == NULL) return refuse(device, "open it", error_number, ret_error);
+    if (ibv_query_device(device->context, &device->attributes) != 0) return refuse(device, "ask it", errno, ret_error);
+    if (ibv_query_gid_ex(device->context, device->port, device->gid_index, &entry, 0) != 0) {
+        return refuse(device, "read its GID", errno, ret_error);
+    }
+    device->gid = entry.gid;
+    device->gid_type = (uint8_t)entry.gid_type;
+    return TL_OK;
+}
+
+/* A child that the application forks shares pages with the card until one of them is written, which then gets the copy.
+ * Kernels from 5.12 on copy pinned pages into the child as it is forked and rdma-core says that nothing is needed
+ * (RDMAV_FORK_SAFE changes nothing there); on older ones it keeps registered pages out of the child, which has to be
+ * asked for before anything is registered. It may have been done by another user of rdma-core in this process. */
+static void make_fork_safe(void)
+{
+    if (ibv_is_fork_initialized() != IBV_FORK_DISABLED) return;
+    int error = ibv_fork_init();
+    if (error == 0) return;
+    TL_LOG_AT_WARN("children of this process must not be forked after RDMA is in use; set RDMAV_FORK_SAFE=1",
+                   TL_STR("error", strerror(error)));
+}
+
+static enum tl_status open_candidate(const struct tl_verbs_options *options, const struct tl_verbs_candidate *candidate,
+                                     struct tl_provider **ret_provider, struct tl_error *ret_error)
+{
+    struct ibv_port_attr port;
+    struct verbs_device *device = calloc(1, sizeof(*device));
+    if (device == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a device");
+    device->base = (struct tl_provider){.ops = &verbs_ops, .fd = -1, .limits.numa_node = candidate->numa_node};
+    snprintf(device->base.name, sizeof(device->base.name), "%.50s:%u", candidate->device, candidate->port);
+    snprintf(device->base.reason, sizeof(device->base.reason), "GID %d %s: %.160s", candidate->gid_index,
+             candidate->gid, candidate->reason);
+    tl_list_init(&device->attention);
+    tl_list_init(&device->flushing);
+    device->port = (uint8_t)candidate->port;
+    device->gid_index = (uint32_t)candidate->gid_index;
+    device->service_level = (uint8_t)options->service_level;
+    device->traffic_class = (uint8_t)options->traffic_class;
+    device->timeout = (uint8_t)options->timeout;
+    device->retry_count = (uint8_t)options->retry_count;
+    device->pkey_index = (uint16_t)options->pkey_index;
+    device->queue_depth = options->queue_depth;
+    device->keys = options->keys;
+
+    make_fork_safe();
+    enum tl_status status = tl_verbs_check_memlock((uint64_t)options->queue_depth * 2 * TL_SLOT_BYTES, ret_error);
+    if (status == TL_OK) status = open_context(device, candidate, ret_error);
+    if (status == TL_OK && ibv_query_port(device->context, device->port, &port) != 0) {
+        status = refuse(device, "ask its port", errno, ret_error);
+    }
+    if (status == TL_OK) status = take_limits(device, options, &port, ret_error);
+    if (status == TL_OK) status = open_queues(device, ret_error);
+    if (status != TL_OK) {
+        device_close(&device->base);
+        return status;
+    }
+    *ret_provider = &device->base;
+    return TL_OK;
+}
+
+enum tl_status tl_verbs_open(const struct tl_verbs_options *options, unsigned order, struct tl_provider **ret_provider,
+                             struct tl_error *ret_error)
+{
+    struct tl_verbs_candidate *candidates;
+    size_t count;
+    enum tl_status status = tl_verbs_list(options, &candidates, &count, ret_error);
+    if (status != TL_OK) return status;
+    if (order < count && candidates[order].order >= 0) {
+        status = open_candidate(options, &candidates[order], ret_provider, ret_error);
+    } else if (order > 0) {
+        status = tl_error_set(ret_error, TL_NOT_FOUND, "no RDMA port is left after the first %u", order);
+    } else {
+        status = tl_verbs_explain(options, candidates, count, ret_error);
+    }
+    free(candidates);
+    return status;
+}

@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Between the files of the verbs provider.
+ *
+ *   verbs_options.c       ranges of the options, the list of devices
+ *   verbs_memlock.c       the limit of locked memory and its remedy
+ *   verbs_list.c          candidates and their order
+ *   verbs_device.c        open and close, the completion queue and its size, poll, sleeping
+ *   verbs_region.c        registered memory
+ *   verbs_events.c        what the device reports on its own: ports, addresses, errors
+ *   verbs_pair.c          queue pairs: create, connect, break, drain, destroy
+ *   verbs_slots.c         slots that the peer's messages arrive in
+ *   verbs_post.c          posted work, doorbells
+ *   verbs_window.c        memory windows, expose and revoke
+ *   verbs_complete.c      completions, and why a bad one is bad
+ *   verbs_address.c  the bytes that travel over the control plane
+ *
+ * A queue pair's posted work is a ring of records, counted by three numbers that only grow:
+ *
+ *       retired            posted                tail
+ *     ...|  at the card      |  wait for ring()    |  room
+ *
+ * Records that need no work request (what ends nothing, what came after the queue pair broke) take their place in it
+ * all the same, so that every `done` comes in the order of posting. Of the requests of a doorbell only the last one
+ * that somebody waits for asks for a completion, and so does every fourth part of the ring; a completion retires all
+ * that was posted before. What was posted after the last of these is over when the queue pair is.
+ *
+ * A work request's id names the queue pair's place, its generation, and the record or slot, so that a completion of a
+ * queue pair that is gone touches nothing.
+ */
+#ifndef DATAPLANE_VERBS_VERBS_INTERNAL_H
+#define DATAPLANE_VERBS_VERBS_INTERNAL_H
+
+#include <infiniband/verbs.h>
+
+#include "base/list.h"
+#include "dataplane/provider.h"
+#include "dataplane/verbs/verbs.h"
+
+#define VERBS_MAX_PAIRS 4096
+#define VERBS_BATCH 32
+/* An address vector has 8 bits for the place of its GID. */
+#define VERBS_MAX_GID_INDEX 255
+
+/* ----------------------------------------------------------------------------------------- options and memlock -- */
+
+#define VERBS_FILTER_ENTRIES 32
+
+struct verbs_filter_entry {
+    char name[IBV_SYSFS_NAME_MAX];
+    unsigned port; /* 0: all */
+    bool is_excluded;
+    bool is_exact;
+};
+
+struct verbs_filter {
+    struct verbs_filter_entry entries[VERBS_FILTER_ENTRIES];
+    unsigned count;
+};
+
+/* Errors: TL_INVALID_ARGUMENT: not such a list. */
+enum tl_status verbs_filter_parse(const char *text, struct verbs_filter *ret_filter,
+                                  struct tl_error *ret_error) TL_MUST_USE;
+/* A name that is one of devices[count] stands for that device only from now on. */
+void verbs_filter_resolve(struct verbs_filter *filter, const char *const *devices, size_t count);
+/* The entry that decides about a device's port; NULL: no entry names it. *ret_is_allowed is the decision. */
+const struct verbs_filter_entry *verbs_filter_find(const struct verbs_filter *filter, const char *device, unsigned port,
+                                                   bool *ret_is_allowed);
+
+/* The 16 bytes of a GID that is this address (IPv4 mapped); the zone is left out. False: not an address. */
+bool verbs_address_to_gid(const char *address, uint8_t ret_gid[16]);
+bool verbs_gid_is_v4(const uint8_t gid[16]);
+/* As an IPv4 address when it is a mapped one. capacity: INET6_ADDRSTRLEN and more. */
+void verbs_gid_to_text(const uint8_t gid[16], char *ret_text, size_t capacity);
+
+/* Fills *ret_error with: `what` could not lock len_bytes, the limit, and how it is raised. */
+enum tl_status verbs_memlock_error(uint64_t len_bytes, const char *what, struct tl_error *ret_error);
+
+/* --------------------------------------------------------------------------------------------------- addresses -- */
+
+#define VERBS_ADDRESS_VERSION 1
+/* Of a device's name and port in an address, with NUL; a longer one is cut. */
+#define VERBS_ADDRESS_NAME_BYTES 32
+#define VERBS_DESCRIPTOR_BYTES 20
+
+struct verbs_address {
+    uint8_t link_layer; /* IBV_LINK_LAYER_* */
+    uint8_t gid_type;   /* enum ibv_gid_type */
+    uint8_t mtu;        /* enum ibv_mtu */
+    uint8_t keys;       /* enum tl_keys: how the sender exposes its memory */
+    uint8_t initiator_depth;
+    uint8_t responder_depth;
+    uint8_t timeout;
+    uint8_t retry_count;
+    uint16_t lid;
+    uint32_t number; /* of the queue pair, 24 bits */
+    uint32_t psn;    /* first packet sequence number, 24 bits */
+    uint8_t gid[16];
+    char device[VERBS_ADDRESS_NAME_BYTES]; /* "mlx5_0:1", for people */
+};
+
+void verbs_address_write(const struct verbs_address *pair_address, struct tl_pair_address *ret_bytes);
+/* Errors: TL_INVALID_ARGUMENT: not an address. TL_FAILED_PRECONDITION: of another version. */
+enum tl_status verbs_address_read(const struct tl_pair_address *bytes, struct verbs_address *ret_pair_address,
+                                  struct tl_error *ret_error) TL_MUST_USE;
+/* The provider's `check`: the same, and what was read is dropped. */
+enum tl_status verbs_address_check(const struct tl_provider *provider, const struct tl_pair_address *bytes,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+/* Errors: TL_FAILED_PRECONDITION: packets of one never reach the other, and why. */
+enum tl_status verbs_address_match(const struct verbs_address *ours, const struct verbs_address *theirs,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+
+/* What both sides work with, found by each alone: the smaller of the two. */
+struct verbs_terms {
+    uint8_t mtu; /* enum ibv_mtu */
+    uint8_t initiator_depth;
+    uint8_t responder_depth;
+    uint8_t timeout; /* 0: endless, only when both want that */
+    uint8_t retry_count;
+};
+struct verbs_terms verbs_address_agree(const struct verbs_address *ours, const struct verbs_address *theirs);
+
+void verbs_descriptor_write(uint64_t address, uint32_t rkey, uint64_t len_bytes, struct tl_descriptor *ret_descriptor);
+/* False: not a descriptor of ours. */
+bool verbs_descriptor_read(const struct tl_descriptor *descriptor, uint64_t *ret_address, uint32_t *ret_rkey,
+                           uint64_t *ret_len_bytes);
+
+uint32_t verbs_mtu_to_bytes(enum ibv_mtu mtu);
+/* The greatest that is not more than bytes (at least 256). */
+enum ibv_mtu verbs_mtu_from_bytes(uint32_t bytes);
+
+/* ----------------------------------------------------------------------------------------------------- devices -- */
+
+struct verbs_pair;
+
+struct verbs_place {
+    struct verbs_pair *pair; /* NULL: free */
+    uint32_t generation;     /* 24 bits; of who has it, or had it last */
+};
+
+struct verbs_device {
+    struct tl_provider base;
+    struct ibv_context *context;
+    struct ibv_pd *pd;
+    struct ibv_comp_channel *channel;
+    struct ibv_cq *cq;
+    uint32_t cq_capacity;
+    uint32_t cq_reserved; /* completions that all queue pairs together may have outstanding */
+    struct ibv_device_attr attributes;
+
+    uint8_t port;
+    uint8_t link_layer;
+    uint8_t gid_type;
+    enum ibv_mtu mtu;
+    union ibv_gid gid;
+    uint32_t gid_index; /* when it was opened: addresses come and go, so it is looked up again for each queue pair */
+    /* Of the options */
+    uint8_t service_level, traffic_class, timeout, retry_count;
+    uint16_t pkey_index;
+    uint32_t queue_depth;
+    enum tl_keys keys;
+
+    bool is_dead; /* no queue pair can be made any more; base.failure says why */
+
+    struct verbs_place *places; /* [base.limits.max_queue_pairs] */
+    uint32_t pair_count;
+    uint32_t next_place;
+    struct tl_list attention; /* queue pairs that poll has to look at */
+    struct tl_list flushing;  /* queue pairs whose work the card has to hand back, the first broken first */
+
+    struct ibv_wc stash[VERBS_BATCH]; /* found while arming */
+    unsigned stash_count;
+    unsigned polls_since_events;
+    bool has_events; /* ask the device for them in the next poll */
+};
+
+static inline struct verbs_device *verbs_device_of(struct tl_provider *provider)
+{
+    return TL_CONTAINER_OF(provider, struct verbs_device, base);
+}
+
+/* Makes room for that many completions more. Errors: TL_RESOURCE_EXHAUSTED. */
+enum tl_status verbs_device_reserve(struct verbs_device *device, uint32_t count,
+                                    struct tl_error *ret_error) TL_MUST_USE;
+/* Breaks every queue pair; is_lost: the card cannot be relied on to hand their work back. */
+void verbs_device_break_all(struct verbs_device *device, bool is_lost, const struct tl_error *reason);
+/* The same, and no new ones. */
+void verbs_device_die(struct verbs_device *device, const struct tl_error *reason);
+/* Whether there is no such device any more; it is dead then. Not every driver reports that. */
+bool verbs_device_is_removed(struct verbs_device *device);
+/* Where the device's address is in the port's table now; false: nowhere. */
+bool verbs_device_find_gid(const struct verbs_device *device, uint32_t *ret_index);
+/* False, and why, when the port is down or the address has gone. */
+bool verbs_device_has_link(const struct verbs_device *device, char *ret_why, size_t capacity);
+
+/* Handles what the device reports; returns how many. */
+unsigned verbs_events_handle(struct verbs_device *device);
+
+struct verbs_region {
+    struct tl_region base;
+    struct ibv_mr *mr;
+};
+
+static inline const struct verbs_region *verbs_region_of(const struct tl_region *region)
+{
+    return TL_CONTAINER_OF(region, const struct verbs_region, base);
+}
+
+enum tl_status verbs_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
+                                   enum tl_region_access access, struct tl_region **ret_region,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+void verbs_region_destroy(struct tl_region *region);
+
+/* ------------------------------------------------------------------------------------------------- queue pairs -- */
+
+/* What a work request is, in its id. */
+enum verbs_kind { VERBS_SEND = 0, VERBS_RECEIVE = 1 };
+
+struct verbs_id {
+    uint32_t generation; /* 24 bits */
+    uint32_t place;      /* 16 bits */
+    enum verbs_kind kind;
+    uint32_t index; /* 23 bits: the record, or the slot */
+};
+
+static inline uint64_t verbs_id_pack(struct verbs_id id)
+{
+    return (uint64_t)id.generation << 40 | (uint64_t)id.place << 24 | (uint64_t)id.kind << 23 | id.index;
+}
+
+static inline struct verbs_id verbs_id_unpack(uint64_t id)
+{
+    return (struct verbs_id){(uint32_t)(id >> 40), (uint32_t)(id >> 24) & 0xffff, (enum verbs_kind)(id >> 23 & 1),
+                             (uint32_t)id & 0x7fffff};
+}
+
+struct verbs_window {
+    struct ibv_mw *mw;
+    uint32_t rkey;             /* of the last bind, which may not have been rung yet: mw->rkey is what the card knows */
+    struct verbs_window *next; /* in its list; an exposed one is in none */
+};
+
+struct verbs_record {
+    struct ibv_send_wr request; /* its id counts as well when it is not posted */
+    struct ibv_sge piece;
+    struct tl_work *work;        /* NULL: nobody waits */
+    struct verbs_window *window; /* free again when this is over; NULL: none */
+    bool is_empty;               /* there is no work request */
+};
+
+struct verbs_slot {
+    struct ibv_recv_wr request;
+    struct ibv_sge piece;
+};
+
+/*
+ *   FRESH --connect--> CONNECTED --verbs_pair_break--> BROKEN --poll: events.broken--> FLUSHING --poll: all is back,
+ *     |                                                  ^                             events.drained--> DRAINED
+ *     +----------------- disconnect, a failed connect --------+
+ */
+enum verbs_state {
+    VERBS_FRESH,
+    VERBS_CONNECTED,
+    VERBS_BROKEN,   /* the owner has not been told yet */
+    VERBS_FLUSHING, /* waits for the card to hand back every request */
+    VERBS_DRAINED,
+};
+
+struct verbs_pair {
+    struct tl_queue_pair base;
+    struct verbs_device *device;
+    struct tl_queue_pair_events events;
+    void *owner;
+    struct ibv_qp *qp; /* NULL: taken from the card already */
+    enum verbs_state state;
+    bool has_place, has_reserved; /* in the device's table; in the completion queue */
+    uint32_t place;
+    uint32_t generation;
+    uint32_t number; /* the card's */
+    uint32_t psn;
+    uint32_t gid_index;
+    enum tl_keys keys;
+    char peer_device[VERBS_ADDRESS_NAME_BYTES]; /* empty: not connected yet */
+    struct tl_error reason;                     /* from BROKEN */
+    int64_t flushing_since_ns;
+    struct tl_list attention, flushing;
+
+    uint32_t work_count;
+    uint32_t record_count;        /* work_count, rounded up to a power of two */
+    struct verbs_record *records; /* [record_count] */
+    uint64_t retired, posted, tail;
+    uint64_t signalled; /* behind the last record that asks for a completion; those from here to posted ask for none */
+    uint64_t bytes_since_signal;
+    uint32_t max_inline_bytes;
+
+    uint8_t *memory; /* slots of messages that arrive [slot_count], then of those that leave [record_count] */
+    uint64_t memory_bytes;
+    struct ibv_mr *memory_mr;
+    uint32_t slot_count; /* that the owner has asked for, and some that may be idle */
+    uint32_t slots_may_idle;
+    struct verbs_slot *slots; /* [slot_count] */
+    uint32_t slots_posted;
+    struct ibv_recv_wr *slots_idle, **slots_idle_end; /* to be posted, linked */
+    uint32_t slots_idle_count;
+
+    struct verbs_window_block *blocks; /* all windows */
+    struct verbs_window *windows_idle;
+};
+
+static inline struct verbs_pair *verbs_pair_of(const struct tl_queue_pair *pair)
+{
+    return TL_CONTAINER_OF(pair, struct verbs_pair, base);
+}
+
+static inline bool verbs_pair_is_broken(const struct verbs_pair *pair)
+{
+    return pair->state >= VERBS_BROKEN;
+}
+
+enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_queue_pair_options *options,
+                                 const struct tl_queue_pair_events *events, void *owner,
+                                 struct tl_queue_pair **ret_pair, struct tl_error *ret_error) TL_MUST_USE;
+void verbs_pair_get_address(const struct tl_queue_pair *pair, struct tl_pair_address *ret_pair_address);
+enum tl_status verbs_pair_connect(struct tl_queue_pair *pair, const struct tl_pair_address *peer,
+                                  struct tl_error *ret_error) TL_MUST_USE;
+void verbs_pair_disconnect(struct tl_queue_pair *pair, const struct tl_error *reason);
+void verbs_pair_destroy(struct tl_queue_pair *pair);
+
+/* Does nothing when it is broken already. */
+void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason);
+/* The same; the reason is "UNAVAILABLE: queue pair N of DEVICE: ...". */
+void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...)
+    __attribute__((cold, format(printf, 2, 3)));
+/* Takes it from the card: everything that was posted is over. It must be broken. */
+void verbs_pair_take_from_card(struct verbs_pair *pair);
+void verbs_pair_needs_attention(struct verbs_pair *pair);
+/* Does what is due: tells that it is broken, retires what needs no card, posts slots, drains. Returns how many events.
+ * The queue pair may be gone afterwards. */
+unsigned verbs_pair_attend(struct verbs_pair *pair);
+/* Takes from the card those that it has not handed back for too long. */
+void verbs_pair_give_up(struct verbs_device *device);
+/* Tells the owner, if that is due. */
+unsigned verbs_pair_tell_broken(struct verbs_pair *pair);
+
+/* Memory of the slots, idle; registered. Errors: TL_RESOURCE_EXHAUSTED. */
+enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
+void verbs_slots_fini(struct verbs_pair *pair);
+/* Posts the idle slots; breaks the queue pair when that fails. */
+void verbs_slots_post_idle(struct verbs_pair *pair);
+/* The same if they are more than may be: looked at with every doorbell. */
+static inline void verbs_slots_post(struct verbs_pair *pair)
+{
+    if (pair->slots_idle_count > pair->slots_may_idle) verbs_slots_post_idle(pair);
+}
+/* A request of a slot is back. */
+void verbs_slots_return(struct verbs_pair *pair, uint32_t index);
+/* First those that messages arrive in, then those of the records. */
+static inline uint8_t *verbs_slot_memory(const struct verbs_pair *pair, uint32_t index)
+{
+    return pair->memory + (size_t)index * TL_SLOT_BYTES;
+}
+
+uint32_t verbs_post_space(const struct tl_queue_pair *pair);
+void verbs_post_message(struct tl_queue_pair *pair, const void *data, uint32_t len_bytes, struct tl_work *work);
+void verbs_post_write(struct tl_queue_pair *pair, const struct tl_region *region, const void *source,
+                      uint64_t len_bytes, const struct tl_descriptor *destination, uint64_t offset_bytes,
+                      bool has_immediate, uint32_t immediate, struct tl_work *work);
+void verbs_post_doorbell(struct tl_queue_pair *pair);
+/* The next record, empty and without a window. The caller has looked at room. */
+struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *work);
+/* Ends the work before `end`. Returns how many. */
+unsigned verbs_post_retire(struct verbs_pair *pair, uint64_t end, enum tl_status status);
+/* Ends what was posted and needs no card, as far as nothing at the card is before it. Returns how many. */
+unsigned verbs_post_retire_empty(struct verbs_pair *pair);
+/* Ends everything, cancelled; nothing is at the card any more. Returns how many. */
+unsigned verbs_post_cancel_rest(struct verbs_pair *pair);
+
+/* Errors: TL_RESOURCE_EXHAUSTED. */
+enum tl_status verbs_windows_prepare(struct verbs_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
+/* Gives all of them back to the card, bound or not. */
+void verbs_windows_release(struct verbs_pair *pair);
+void verbs_window_put(struct verbs_pair *pair, struct verbs_window *window);
+enum tl_status verbs_window_expose(struct tl_queue_pair *pair, struct tl_region *region, void *address,
+                                   uint64_t len_bytes, struct tl_exposure *exposure,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+void verbs_window_revoke(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
+
+void verbs_complete(struct verbs_device *device, const struct ibv_wc *completion);
+/* What a completion's status means, for a person. Static. */
+const char *verbs_complete_words(enum ibv_wc_status status);
+
+#endif

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Queue pairs: their life.
+ *
+ * create takes everything that the queue pair will ever need: its place in the completion queue, slots, records,
+ * windows, and the card's queue pair in the state INIT, so that it can be introduced. connect posts the slots and takes
+ * it to ready-to-receive and ready-to-send on the terms of both sides.
+ *
+ * Whatever breaks it moves the card's queue pair to the state ERR, in which the card hands back every request. The
+ * owner hears of it from poll: broken, then its work cancelled, and drained when the last request is back. Where the
+ * card cannot be relied on for that, the queue pair is taken from it instead, after which it touches no memory any
+ * more.
+ */
+#include "dataplane/verbs/verbs_internal.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arith.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/random.h"
+
+/* A requester whose peer has no slot posted waits 0.64 ms and tries again, this often: credits make that an error, but
+ * a short one is none to break for. 7 would be for ever. */
+#define RNR_TIMER 12
+#define RNR_RETRY_COUNT 6
+#define MAX_READ_DEPTH 16
+/* Until a card must have handed back what was posted on a broken queue pair. */
+#define FLUSH_PATIENCE_NS TL_NS_PER_SEC
+#define HOP_LIMIT 255
+/* Slots are posted that many at a time. */
+#define MAX_IDLE_SLOTS 64
+#define MASK_24_BITS UINT32_C(0xffffff)
+
+static uint8_t clamp_depth(int depth)
+{
+    return (uint8_t)(depth < 0 ? 0 : depth > MAX_READ_DEPTH ? MAX_READ_DEPTH : depth);
+}
+
+/* ------------------------------------------------------------------------------------------------------ create -- */
+
+/* A place in the device's table; false: all are taken. */
+static bool take_place(struct verbs_device *device, struct verbs_pair *pair)
+{
+    uint32_t count = device->base.limits.max_queue_pairs;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t place = (device->next_place + i) % count;
+        if (device->places[place].pair != NULL) continue;
+        device->places[place].generation = (device->places[place].generation + 1) & MASK_24_BITS;
+        device->places[place].pair = pair;
+        device->next_place = (place + 1) % count;
+        pair->place = place;
+        pair->generation = device->places[place].generation;
+        device->pair_count++;
+        return true;
+    }
+    return false;
+}
+
+static enum tl_status create_on_card(struct verbs_pair *pair, struct tl_error *ret_error)
+{
+    static const uint32_t inline_sizes[] = {256, 64, 0};
+    struct verbs_device *device = pair->device;
+    for (size_t i = 0; i < TL_ARRAY_COUNT(inline_sizes) && pair->qp == NULL; i++) {
+        struct ibv_qp_init_attr attributes = {
+            .qp_context = (void *)(uintptr_t)pair->place,
+            .send_cq = device->cq,
+            .recv_cq = device->cq,
+            .cap = {.max_send_wr = pair->work_count,
+                    .max_recv_wr = pair->slot_count,
+                    .max_send_sge = 1,
+                    .max_recv_sge = 1,
+                    .max_inline_data = inline_sizes[i]},
+            .qp_type = IBV_QPT_RC,
+        };
+        pair->qp = ibv_create_qp(device->pd, &attributes);
+        if (pair->qp != NULL) pair->max_inline_bytes = attributes.cap.max_inline_data;
+    }
+    if (pair->qp == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot make a queue pair for %u operations: %s",
+                            device->base.name, pair->work_count, strerror(errno));
+    }
+    pair->number = pair->qp->qp_num;
+    struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_INIT,
+                                     .pkey_index = device->pkey_index,
+                                     .port_num = device->port,
+                                     .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+    int error =
+        ibv_modify_qp(pair->qp, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
+    if (error == 0) return TL_OK;
+    return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: cannot use the port with partition key index %u: %s",
+                        device->base.name, device->pkey_index, strerror(error));
+}
+
+static enum tl_status check_options(const struct verbs_device *device, const struct tl_queue_pair_options *options,
+                                    struct tl_error *ret_error)
+{
+    TL_CHECK(options->slot_count > 0 && options->work_count > 0);
+    if (device->is_dead) return tl_error_copy(ret_error, &device->base.failure);
+    if (options->keys == TL_KEYS_REGION && device->keys != TL_KEYS_REGION) {
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s was opened for keys of windows only", device->base.name);
+    }
+    if (options->keys == TL_KEYS_WINDOW && !device->base.limits.has_windows) {
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s has no type 2 memory windows; set verbs.keys to region",
+                            device->base.name);
+    }
+    if (options->slot_count > device->queue_depth || options->work_count > device->queue_depth) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "%s: %u slots and %u operations were asked for, verbs.queue_depth allows %u of each",
+                            device->base.name, options->slot_count, options->work_count, device->queue_depth);
+    }
+    return TL_OK;
+}
+
+static enum tl_status fill(struct verbs_pair *pair, struct tl_error *ret_error)
+{
+    struct verbs_device *device = pair->device;
+    char gid[64];
+    if (!verbs_device_find_gid(device, &pair->gid_index)) {
+        if (verbs_device_is_removed(device)) return tl_error_copy(ret_error, &device->base.failure);
+        verbs_gid_to_text(device->gid.raw, gid, sizeof(gid));
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the address %s has gone from the port", device->base.name,
+                            gid);
+    }
+    if (!take_place(device, pair)) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: all %u queue pairs are in use", device->base.name,
+                            device->base.limits.max_queue_pairs);
+    }
+    pair->has_place = true;
+    enum tl_status status = verbs_device_reserve(device, pair->slot_count + pair->work_count, ret_error);
+    if (status != TL_OK) return status;
+    pair->has_reserved = true;
+    pair->records = calloc(pair->record_count, sizeof(*pair->records));
+    if (pair->records == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
+    status = verbs_slots_init(pair, ret_error);
+    if (status == TL_OK) status = create_on_card(pair, ret_error);
+    if (status == TL_OK) status = verbs_windows_prepare(pair, ret_error);
+    return status;
+}
+
+enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_queue_pair_options *options,
+                                 const struct tl_queue_pair_events *events, void *owner,
+                                 struct tl_queue_pair **ret_pair, struct tl_error *ret_error)
+{
+    struct verbs_device *device = verbs_device_of(provider);
+    enum tl_status status = check_options(device, options, ret_error);
+    if (status != TL_OK) return status;
+    struct verbs_pair *pair = calloc(1, sizeof(*pair));
+    if (pair == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
+    pair->base = (struct tl_queue_pair){.ops = provider->ops,
+                                        .provider = provider,
+                                        .outside_refusal = options->keys == TL_KEYS_REGION ? tl_outside_refused : NULL};
+    pair->device = device;
+    pair->events = *events;
+    pair->owner = owner;
+    pair->keys = options->keys;
+    /* The card has room for as many slots as options may ask for, and perhaps for more. */
+    uint32_t space_count = (uint32_t)device->attributes.max_qp_wr - options->slot_count;
+    pair->slots_may_idle = (uint32_t)tl_min_u64(tl_min_u64(options->slot_count / 4, MAX_IDLE_SLOTS), space_count);
+    pair->slot_count = options->slot_count + pair->slots_may_idle;
+    pair->work_count = options->work_count;
+    pair->record_count = 1;
+    while (pair->record_count < pair->work_count)
+        pair->record_count *= 2;
+    pair->psn = (uint32_t)tl_random_u64() & MASK_24_BITS;
+    tl_list_init(&pair->attention);
+    tl_list_init(&pair->flushing);
+    status = fill(pair, ret_error);
+    if (status != TL_OK) {
+        verbs_pair_destroy(&pair->base);
+        return status;
+    }
+    *ret_pair = &pair->base;
+    return TL_OK;
+}
+
+void verbs_pair_destroy(struct tl_queue_pair *base)
+{
+    struct verbs_pair *pair = verbs_pair_of(base);
+    struct verbs_device *device = pair->device;
+    TL_CHECK(pair->state != VERBS_CONNECTED && pair->slots_posted == 0 && pair->retired == pair->tail);
+    tl_list_remove(&pair->attention);
+    tl_list_remove(&pair->flushing);
+    verbs_windows_release(pair);
+    verbs_pair_take_from_card(pair);
+    verbs_slots_fini(pair);
+    if (pair->has_reserved) device->cq_reserved -= pair->slot_count + pair->work_count;
+    if (pair->has_place) {
+        device->places[pair->place].pair = NULL;
+        device->pair_count--;
+    }
+    free(pair->records);
+    free(pair);
+}
+
+/* ----------------------------------------------------------------------------------------------------- connect -- */
+
+static void describe(const struct verbs_pair *pair, struct verbs_address *ret_ours)
+{
+    const struct verbs_device *device = pair->device;
+    struct ibv_port_attr port = {0};
+    /* The subnet manager may have given another LID since the device was opened. */
+    if (device->link_layer == IBV_LINK_LAYER_INFINIBAND) ibv_query_port(device->context, device->port, &port);
+    *ret_ours = (struct verbs_address){
+        .link_layer = device->link_layer,
+        .gid_type = device->gid_type,
+        .mtu = (uint8_t)device->mtu,
+        .keys = (uint8_t)pair->keys,
+        .initiator_depth = clamp_depth(device->attributes.max_qp_init_rd_atom),
+        .responder_depth = clamp_depth(device->attributes.max_qp_rd_atom),
+        .timeout = device->timeout,
+        .retry_count = device->retry_count,
+        .lid = port.lid,
+        .number = pair->number,
+        .psn = pair->psn,
+    };
+    memcpy(ret_ours->gid, device->gid.raw, sizeof(ret_ours->gid));
+    memcpy(ret_ours->device, device->base.name, strnlen(device->base.name, sizeof(ret_ours->device) - 1));
+}
+
+void verbs_pair_get_address(const struct tl_queue_pair *base, struct tl_pair_address *ret_pair_address)
+{
+    struct verbs_address ours;
+    describe(TL_CONTAINER_OF(base, const struct verbs_pair, base), &ours);
+    verbs_address_write(&ours, ret_pair_address);
+}
+
+static void set_address(const struct verbs_pair *pair, const struct verbs_address *theirs,
+                        struct ibv_ah_attr *ret_address)
+{
+    const struct verbs_device *device = pair->device;
+    bool is_ethernet = device->link_layer == IBV_LINK_LAYER_ETHERNET;
+    *ret_address = (struct ibv_ah_attr){
+        .dlid = theirs->lid, .sl = device->service_level, .port_num = device->port, .is_global = 1};
+    /* Within one InfiniBand subnet the LID is enough. */
+    if (!is_ethernet && theirs->lid != 0 && memcmp(device->gid.raw, theirs->gid, 8) == 0) {
+        ret_address->is_global = 0;
+        return;
+    }
+    memcpy(ret_address->grh.dgid.raw, theirs->gid, sizeof(theirs->gid));
+    ret_address->grh.sgid_index = (uint8_t)pair->gid_index;
+    ret_address->grh.hop_limit = HOP_LIMIT;
+    ret_address->grh.traffic_class = device->traffic_class;
+}
+
+static int make_ready(struct verbs_pair *pair, const struct verbs_address *ours, const struct verbs_address *theirs)
+{
+    struct verbs_terms terms = verbs_address_agree(ours, theirs);
+    struct ibv_qp_attr receive = {
+        .qp_state = IBV_QPS_RTR,
+        .path_mtu = (enum ibv_mtu)terms.mtu,
+        .dest_qp_num = theirs->number,
+        .rq_psn = theirs->psn,
+        .max_dest_rd_atomic = terms.responder_depth,
+        .min_rnr_timer = RNR_TIMER,
+    };
+    set_address(pair, theirs, &receive.ah_attr);
+    pair->base.mtu_bytes = verbs_mtu_to_bytes(receive.path_mtu);
+    int error = ibv_modify_qp(pair->qp, &receive,
+                              IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                                  IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);
+    if (error != 0) return error;
+    struct ibv_qp_attr send = {
+        .qp_state = IBV_QPS_RTS,
+        .timeout = terms.timeout,
+        .retry_cnt = terms.retry_count,
+        .rnr_retry = RNR_RETRY_COUNT,
+        .sq_psn = ours->psn,
+        .max_rd_atomic = terms.initiator_depth,
+    };
+    return ibv_modify_qp(pair->qp, &send,
+                         IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN |
+                             IBV_QP_MAX_QP_RD_ATOMIC);
+}
+
+enum tl_status verbs_pair_connect(struct tl_queue_pair *base, const struct tl_pair_address *peer,
+                                  struct tl_error *ret_error)
+{
+    struct verbs_pair *pair = verbs_pair_of(base);
+    struct verbs_address ours, theirs;
+    char gid[64];
+    TL_CHECK(pair->state != VERBS_CONNECTED);
+    describe(pair, &ours);
+    enum tl_status status = verbs_address_read(peer, &theirs, ret_error);
+    if (status == TL_OK) status = verbs_address_match(&ours, &theirs, ret_error);
+    if (status != TL_OK) return status;
+    if (verbs_pair_is_broken(pair)) return tl_error_copy(ret_error, &pair->reason);
+    if (pair->qp == NULL) {
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: a queue pair connects once", base->provider->name);
+    }
+    verbs_slots_post(pair);
+    if (verbs_pair_is_broken(pair)) {
+        verbs_pair_take_from_card(pair);
+        return tl_error_copy(ret_error, &pair->reason);
+    }
+    int error = make_ready(pair, &ours, &theirs);
+    if (error != 0) {
+        verbs_pair_take_from_card(pair);
+        verbs_gid_to_text(theirs.gid, gid, sizeof(gid));
+        return tl_error_set(
+            ret_error, TL_UNAVAILABLE,
+            "%s: the card cannot reach the peer's %s at %s: %s; look at routes and neighbours with \"ip "
+            "route get\"",
+            base->provider->name, theirs.device, gid, strerror(error));
+    }
+    memcpy(pair->peer_device, theirs.device, sizeof(pair->peer_device));
+    pair->state = VERBS_CONNECTED;
+    return TL_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------------- end -- */
+
+void verbs_pair_needs_attention(struct verbs_pair *pair)
+{
+    if (!tl_list_is_linked(&pair->attention)) tl_list_push_back(&pair->device->attention, &pair->attention);
+}
+
+void verbs_pair_take_from_card(struct verbs_pair *pair)
+{
+    if (pair->qp == NULL) return;
+    int error = ibv_destroy_qp(pair->qp);
+    if (error != 0) {
+        TL_LOG_AT_ERROR("a queue pair stays", TL_STR("device", pair->device->base.name), TL_U64("number", pair->number),
+                        TL_STR("error", strerror(error)));
+    }
+    pair->qp = NULL;
+    pair->slots_posted = 0;
+}
+
+void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason)
+{
+    if (verbs_pair_is_broken(pair)) return;
+    pair->state = VERBS_BROKEN;
+    pair->reason = *reason;
+    verbs_pair_needs_attention(pair);
+    if (pair->qp == NULL) return;
+    struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_ERR};
+    if (ibv_modify_qp(pair->qp, &attributes, IBV_QP_STATE) != 0) verbs_pair_take_from_card(pair);
+}
+
+void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...)
+{
+    char text[TL_ERROR_MESSAGE_BYTES / 2];
+    struct tl_error reason;
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof(text), format, arguments);
+    va_end(arguments);
+    bool has_peer = pair->peer_device[0] != '\0';
+    tl_error_set(&reason, TL_UNAVAILABLE, "queue pair %u of %s%s%s: %s", pair->number, pair->device->base.name,
+                 has_peer ? " to the peer's " : "", pair->peer_device, text);
+    verbs_pair_break(pair, &reason);
+}
+
+void verbs_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *reason)
+{
+    verbs_pair_break(verbs_pair_of(base), reason);
+}
+
+unsigned verbs_pair_tell_broken(struct verbs_pair *pair)
+{
+    if (pair->state != VERBS_BROKEN) return 0;
+    pair->state = VERBS_FLUSHING;
+    pair->flushing_since_ns = tl_clock_now_ns();
+    tl_list_push_back(&pair->device->flushing, &pair->flushing);
+    pair->events.broken(pair->owner, &pair->reason);
+    return 1;
+}
+
+void verbs_pair_give_up(struct verbs_device *device)
+{
+    int64_t now_ns = tl_clock_now_ns();
+    TL_LIST_FOREACH(&device->flushing, node)
+    {
+        struct verbs_pair *pair = TL_CONTAINER_OF(node, struct verbs_pair, flushing);
+        if (now_ns - pair->flushing_since_ns < FLUSH_PATIENCE_NS) return;
+        if (pair->qp == NULL) continue;
+        TL_LOG_AT_WARN("the card does not hand back the work of a broken queue pair, which is taken from it",
+                       TL_STR("device", device->base.name), TL_U64("number", pair->number));
+        verbs_pair_take_from_card(pair);
+        verbs_pair_needs_attention(pair);
+    }
+}
+
+unsigned verbs_pair_attend(struct verbs_pair *pair)
+{
+    unsigned count = verbs_pair_tell_broken(pair);
+    if (pair->state == VERBS_CONNECTED || pair->state == VERBS_FLUSHING) count += verbs_post_retire_empty(pair);
+    if (pair->state == VERBS_CONNECTED) verbs_slots_post(pair);
+    if (pair->state != VERBS_FLUSHING) return count;
+    bool is_at_card = pair->qp != NULL && (pair->slots_posted > 0 || pair->retired < pair->signalled);
+    if (is_at_card) return count;
+    count += verbs_post_cancel_rest(pair);
+    verbs_windows_release(pair);
+    pair->state = VERBS_DRAINED;
+    tl_list_remove(&pair->flushing);
+    pair->events.drained(pair->owner);
+    return count + 1;
+}

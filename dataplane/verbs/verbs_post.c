@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Posted work: the ring of records of a queue pair, and its doorbell.
+ *
+ * A post fills the next record; ring() links all records since the last doorbell and hands them to the card with one
+ * call. A message is copied into the slot of its record, which is therefore used again only when the message is over.
+ * What the card refuses breaks the queue pair and takes it from the card, since the completion that was asked for last
+ * may be among what was refused.
+ */
+#include "dataplane/verbs/verbs_internal.h"
+
+#include <endian.h>
+#include <string.h>
+
+/* Of writes: how much may be under way before one of them tells that it is over. Less than what the slowest network
+ * carries before the peer is taken for dead. */
+#define SIGNAL_BYTES (1u << 20)
+
+/* Of writes: what leaves with its request, so that the card does not have to fetch it. */
+#define INLINE_WRITE_BYTES 64
+
+static struct verbs_record *record_at(const struct verbs_pair *pair, uint64_t sequence)
+{
+    return &pair->records[sequence & (pair->record_count - 1)];
+}
+
+uint32_t verbs_post_space(const struct tl_queue_pair *base)
+{
+    const struct verbs_pair *pair = TL_CONTAINER_OF(base, const struct verbs_pair, base);
+    /* Broken, but not told: posts are accepted, and cancelled. */
+    if (pair->state != VERBS_CONNECTED && pair->state != VERBS_BROKEN) return 0;
+    return pair->work_count - (uint32_t)(pair->tail - pair->retired);
+}
+
+struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *work)
+{
+    uint32_t index = (uint32_t)(pair->tail & (pair->record_count - 1));
+    struct verbs_record *record = &pair->records[index];
+    TL_CHECK(pair->state != VERBS_FRESH && pair->state != VERBS_DRAINED);
+    TL_CHECK(pair->tail - pair->retired < pair->work_count);
+    TL_CHECK(work == NULL || work->magic == TL_WORK_MAGIC);
+    /* No more than what is read of every request: it has room for all kinds, and to clear that takes as long as half a
+     * post. */
+    record->request.wr_id = verbs_id_pack((struct verbs_id){pair->generation, pair->place, VERBS_SEND, index});
+    record->request.sg_list = NULL;
+    record->request.num_sge = 0;
+    record->request.send_flags = 0;
+    record->request.imm_data = 0; /* a driver may refuse a bind that has one */
+    record->piece.length = 0;
+    record->work = work;
+    record->window = NULL;
+    record->is_empty = true;
+    pair->tail++;
+    if (verbs_pair_is_broken(pair)) verbs_pair_needs_attention(pair);
+    return record;
+}
+
+/* The record has something to read here. */
+static void set_piece(struct verbs_record *record, const void *address, uint32_t len_bytes, uint32_t lkey)
+{
+    record->is_empty = false;
+    record->piece = (struct ibv_sge){(uintptr_t)address, len_bytes, lkey};
+    record->request.sg_list = &record->piece;
+    record->request.num_sge = len_bytes > 0 ? 1 : 0;
+}
+
+void verbs_post_message(struct tl_queue_pair *base, const void *data, uint32_t len_bytes, struct tl_work *work)
+{
+    struct verbs_pair *pair = verbs_pair_of(base);
+    TL_CHECK(len_bytes <= TL_SLOT_BYTES);
+    struct verbs_record *record = verbs_post_record(pair, work);
+    if (verbs_pair_is_broken(pair)) return;
+    uint8_t *slot = verbs_slot_memory(pair, pair->slot_count + (uint32_t)(record - pair->records));
+    if (len_bytes > 0) memcpy(slot, data, len_bytes);
+    set_piece(record, slot, len_bytes, pair->memory_mr->lkey);
+    record->request.opcode = IBV_WR_SEND;
+    if (len_bytes <= pair->max_inline_bytes) record->request.send_flags = IBV_SEND_INLINE;
+}
+
+/* Where in the peer's memory a write goes. False: nowhere, and the queue pair is broken: the peer has sent a descriptor
+ * that is none, or asked for more than it has exposed. */
+static bool find_destination(struct verbs_pair *pair, const struct tl_descriptor *destination, uint64_t offset_bytes,
+                             uint64_t len_bytes, struct ibv_send_wr *request)
+{
+    uint64_t address, space;
+    uint32_t rkey;
+    if (len_bytes == 0) {
+        request->wr.rdma.remote_addr = 0;
+        request->wr.rdma.rkey = 0;
+        return true;
+    }
+    if (!verbs_descriptor_read(destination, &address, &rkey, &space)) {
+        verbs_pair_break_because(pair, "the peer's descriptor has %u bytes and is none of verbs",
+                                 destination->len_bytes);
+        return false;
+    }
+    if (offset_bytes > space || len_bytes > space - offset_bytes || address > UINT64_MAX - space) {
+        verbs_pair_break_because(pair, "a write of %llu bytes at %llu is outside of the %llu that the peer has exposed",
+                                 (unsigned long long)len_bytes, (unsigned long long)offset_bytes,
+                                 (unsigned long long)space);
+        return false;
+    }
+    request->wr.rdma.remote_addr = address + offset_bytes;
+    request->wr.rdma.rkey = rkey;
+    return true;
+}
+
+void verbs_post_write(struct tl_queue_pair *base, const struct tl_region *region, const void *source,
+                      uint64_t len_bytes, const struct tl_descriptor *destination, uint64_t offset_bytes,
+                      bool has_immediate, uint32_t immediate, struct tl_work *work)
+{
+    struct verbs_pair *pair = verbs_pair_of(base);
+    /* Some devices do not enforce their own limit. */
+    TL_CHECK(len_bytes <= base->provider->limits.max_write_bytes);
+    TL_CHECK(len_bytes == 0 || region != NULL);
+    struct verbs_record *record = verbs_post_record(pair, work);
+    if (verbs_pair_is_broken(pair)) return;
+    if (!find_destination(pair, destination, offset_bytes, len_bytes, &record->request)) return;
+    if (len_bytes > 0) {
+        uint64_t start = (uintptr_t)source - (uintptr_t)region->address;
+        TL_CHECK(start <= region->len_bytes && len_bytes <= region->len_bytes - start);
+    }
+    set_piece(record, source, (uint32_t)len_bytes, len_bytes > 0 ? verbs_region_of(region)->mr->lkey : 0);
+    record->request.opcode = has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
+    if (has_immediate) record->request.imm_data = htobe32(immediate);
+    if (len_bytes <= INLINE_WRITE_BYTES && len_bytes <= pair->max_inline_bytes) {
+        record->request.send_flags = IBV_SEND_INLINE;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------- doorbell -- */
+
+static void ask_completion(struct verbs_pair *pair, uint64_t sequence)
+{
+    record_at(pair, sequence)->request.send_flags |= IBV_SEND_SIGNALED;
+    pair->signalled = sequence + 1;
+    pair->bytes_since_signal = 0;
+}
+
+/* Links the requests that have not left yet. The last one that somebody waits for asks for a completion, and so does
+ * every fourth part of the ring and whatever makes SIGNAL_BYTES full. NULL: there is none. */
+static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
+{
+    struct ibv_send_wr *first = NULL, **place = &first;
+    uint64_t interval = pair->work_count / 4, awaited_end = 0;
+    for (uint64_t sequence = pair->posted; sequence < pair->tail; sequence++) {
+        struct verbs_record *record = record_at(pair, sequence);
+        if (record->is_empty) continue;
+        if (record->work != NULL) awaited_end = sequence + 1;
+        *place = &record->request;
+        place = &record->request.next;
+        pair->bytes_since_signal += record->piece.length;
+        if (sequence + 1 - pair->signalled >= interval || pair->bytes_since_signal >= SIGNAL_BYTES) {
+            ask_completion(pair, sequence);
+        }
+    }
+    *place = NULL;
+    if (awaited_end > pair->signalled) ask_completion(pair, awaited_end - 1);
+    return first;
+}
+
+/* A window's key is the one of its last bind that the card has taken: the next bind names it. */
+static void update_keys(const struct ibv_send_wr *request)
+{
+    for (; request != NULL; request = request->next) {
+        if (request->opcode == IBV_WR_BIND_MW) request->bind_mw.mw->rkey = request->bind_mw.rkey;
+    }
+}
+
+void verbs_post_doorbell(struct tl_queue_pair *base)
+{
+    struct verbs_pair *pair = verbs_pair_of(base);
+    struct ibv_send_wr *refused = NULL;
+    if (verbs_pair_is_broken(pair) || pair->posted == pair->tail) return;
+    verbs_slots_post(pair);
+    if (verbs_pair_is_broken(pair)) return;
+    struct ibv_send_wr *first = link_requests(pair);
+    pair->posted = pair->tail;
+    int error = first != NULL ? ibv_post_send(pair->qp, first, &refused) : 0;
+    if (error != 0) {
+        verbs_pair_break_because(pair, "the card refuses a request: %s", strerror(error));
+        verbs_pair_take_from_card(pair);
+        return;
+    }
+    update_keys(first);
+    if (record_at(pair, pair->retired)->is_empty) verbs_pair_needs_attention(pair);
+}
+
+/* --------------------------------------------------------------------------------------------------------- end -- */
+
+unsigned verbs_post_retire(struct verbs_pair *pair, uint64_t end, enum tl_status status)
+{
+    unsigned count = 0;
+    while (pair->retired < end) {
+        struct verbs_record *record = record_at(pair, pair->retired);
+        struct tl_work *work = record->work;
+        if (record->window != NULL) verbs_window_put(pair, record->window);
+        pair->retired++;
+        count++;
+        if (work != NULL) work->done(work, status);
+    }
+    return count;
+}
+
+unsigned verbs_post_retire_empty(struct verbs_pair *pair)
+{
+    unsigned count = 0;
+    while (pair->retired < pair->posted && record_at(pair, pair->retired)->is_empty)
+        count += verbs_post_retire(pair, pair->retired + 1, verbs_pair_is_broken(pair) ? TL_CANCELLED : TL_OK);
+    return count;
+}
+
+unsigned verbs_post_cancel_rest(struct verbs_pair *pair)
+{
+    unsigned count = 0;
+    while (pair->retired < pair->tail) {
+        pair->posted = pair->tail;
+        count += verbs_post_retire(pair, pair->tail, TL_CANCELLED);
+    }
+    return count;
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Exposures. Under TL_KEYS_WINDOW each has a type 2 memory window of its own: bound to this queue pair and to nothing
+ * but the exposed bytes by a request that leaves with the next doorbell, and invalidated by another one. A window can
+ * be bound again once its invalidation is over, with the next key: an old descriptor opens nothing for the next 255
+ * binds of that window, and never anything to another peer.
+ *
+ * Windows are made in blocks, the first when the queue pair is created, and kept for it. Those that are still bound
+ * when it has broken go back to the card before the owner hears that it is drained: until then they keep their regions.
+ *
+ * Under TL_KEYS_REGION, and for no bytes at all, there is nothing to bind or to invalidate.
+ */
+#include "dataplane/verbs/verbs_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/log.h"
+
+#define BLOCK_WINDOWS 32
+
+struct verbs_window_block {
+    struct verbs_window_block *next;
+    unsigned count;
+    struct verbs_window windows[BLOCK_WINDOWS];
+};
+
+/* Makes another block of windows; fewer than a whole one will do, none will not. */
+static enum tl_status add_block(struct verbs_pair *pair, struct tl_error *ret_error)
+{
+    struct verbs_window_block *block = calloc(1, sizeof(*block));
+    if (block == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for memory windows");
+    while (block->count < BLOCK_WINDOWS) {
+        struct verbs_window *window = &block->windows[block->count];
+        window->mw = ibv_alloc_mw(pair->device->pd, IBV_MW_TYPE_2);
+        if (window->mw == NULL) break;
+        window->rkey = window->mw->rkey;
+        block->count++;
+        verbs_window_put(pair, window);
+    }
+    if (block->count == 0) {
+        free(block);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "%s has no memory window left (%s; it has %d): connect fewer peers, or set "
+                            "verbs.keys to region",
+                            pair->device->base.name, strerror(errno), pair->device->attributes.max_mw);
+    }
+    block->next = pair->blocks;
+    pair->blocks = block;
+    return TL_OK;
+}
+
+enum tl_status verbs_windows_prepare(struct verbs_pair *pair, struct tl_error *ret_error)
+{
+    return pair->keys == TL_KEYS_WINDOW ? add_block(pair, ret_error) : TL_OK;
+}
+
+void verbs_windows_release(struct verbs_pair *pair)
+{
+    pair->windows_idle = NULL;
+    while (pair->blocks != NULL) {
+        struct verbs_window_block *block = pair->blocks;
+        pair->blocks = block->next;
+        for (unsigned i = 0; i < block->count; i++) {
+            int error = ibv_dealloc_mw(block->windows[i].mw);
+            if (error == 0) continue;
+            TL_LOG_AT_ERROR("a memory window stays", TL_STR("device", pair->device->base.name),
+                            TL_STR("error", strerror(error)));
+        }
+        free(block);
+    }
+}
+
+void verbs_window_put(struct verbs_pair *pair, struct verbs_window *window)
+{
+    window->next = pair->windows_idle;
+    pair->windows_idle = window;
+}
+
+static void post_bind(struct verbs_pair *pair, struct verbs_window *window, const struct verbs_region *region,
+                      void *address, uint64_t len_bytes)
+{
+    struct verbs_record *record = verbs_post_record(pair, NULL);
+    window->rkey = ibv_inc_rkey(window->rkey);
+    record->is_empty = false;
+    record->request.opcode = IBV_WR_BIND_MW;
+    record->request.bind_mw.mw = window->mw;
+    record->request.bind_mw.rkey = window->rkey;
+    record->request.bind_mw.bind_info =
+        (struct ibv_mw_bind_info){region->mr, (uintptr_t)address, len_bytes, IBV_ACCESS_REMOTE_WRITE};
+}
+
+enum tl_status verbs_window_expose(struct tl_queue_pair *base, struct tl_region *region, void *address,
+                                   uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+{
+    struct verbs_pair *pair = verbs_pair_of(base);
+    const struct verbs_region *memory = verbs_region_of(region);
+    struct verbs_window *window = NULL;
+    uint64_t offset = (uintptr_t)address - (uintptr_t)region->address;
+    TL_CHECK(region->access == TL_REGION_WRITE && offset <= region->len_bytes &&
+             len_bytes <= region->len_bytes - offset);
+    uint32_t rkey = len_bytes > 0 && pair->keys == TL_KEYS_REGION ? memory->mr->rkey : 0;
+    if (len_bytes > 0 && pair->keys == TL_KEYS_WINDOW && !verbs_pair_is_broken(pair)) {
+        if (pair->windows_idle == NULL) {
+            enum tl_status status = add_block(pair, ret_error);
+            if (status != TL_OK) return status;
+        }
+        window = pair->windows_idle;
+        pair->windows_idle = window->next;
+        post_bind(pair, window, memory, address, len_bytes);
+        rkey = window->rkey;
+    }
+    exposure->region = region;
+    exposure->address = address;
+    exposure->len_bytes = len_bytes;
+    exposure->provider_state = window;
+    verbs_descriptor_write((uintptr_t)address, rkey, len_bytes, &exposure->descriptor);
+    return TL_OK;
+}
+
+void verbs_window_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, struct tl_work *work)
+{
+    struct verbs_pair *pair = verbs_pair_of(base);
+    struct verbs_window *window = exposure->provider_state;
+    TL_CHECK(exposure->region != NULL);
+    exposure->region = NULL;
+    exposure->provider_state = NULL;
+    if (pair->keys == TL_KEYS_REGION) {
+        TL_CHECK(work == NULL);
+        return;
+    }
+    struct verbs_record *record = verbs_post_record(pair, work);
+    if (window == NULL || verbs_pair_is_broken(pair)) return;
+    record->is_empty = false;
+    record->window = window;
+    record->request.opcode = IBV_WR_LOCAL_INV;
+    record->request.invalidate_rkey = window->rkey;
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Peers: the tasks of the cluster as this worker sees them, and what is asked of them.
+ *
+ * A connection to a peer is a set of paths, each with its own state: the link (server/peers/peer_link.c), and the data
+ * connections over it (server/peers/data_connections.h). A request takes the first data connection that is up, waits
+ * while one is being set up for the first time, and takes the link when none can be used; unless that is forbidden:
+ * then it fails, with the reason.
+ *
+ * The members come as events (add_member); the configuration is their only source so far.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "server/peers/peer_internal.h"
+#include "server/transports/transports.h"
+#include "server/peers/session.h"
+
+/* ---------------------------------------------------------------------------------------------------- requests -- */
+
+static void refused(struct tl_closure *closure)
+{
+    struct tl_peer_request *request = TL_CONTAINER_OF(closure, struct tl_peer_request, done_closure);
+    struct tl_error error;
+    char where[TL_MAX_NAME_BYTES + 8];
+    snprintf(where, sizeof(where), "from %s", request->peer->name);
+    tl_transports_require(request->peer->worker, TL_UNAVAILABLE, where, request->path_reason, &error);
+    request->fetch.is_final = true;
+    request->fetch.ops->done(&request->fetch, &error);
+}
+
+static void refuse(struct tl_peer_request *request)
+{
+    request->is_refused = true;
+    request->path_reason = tl_data_connections_lasting_reason(&request->peer->data);
+    request->done_closure.run = refused;
+    tl_loop_defer(request->peer->worker->loop, &request->done_closure);
+}
+
+static void send_on_link(struct tl_link *link, struct tl_peer_request *request, const char *reason)
+{
+    request->link = link;
+    request->path_reason = reason;
+    tl_link_fetch(link, &request->fetch);
+}
+
+/* Sends a request on the best path; false when it must wait. */
+static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
+{
+    struct tl_link *link = peer->path.link;
+    if (link == NULL || !tl_link_is_up(link)) return false;
+    const struct tl_data_connection *path;
+    switch (tl_data_connections_use(&peer->data, &path)) {
+    case TL_DATA_CONNECTION_TAKE:
+        tl_session_fetch(path->session, request);
+        return true;
+    case TL_DATA_CONNECTION_AWAIT:
+        return false;
+    case TL_DATA_CONNECTION_AVOID:
+        break;
+    }
+    if (peer->worker->is_transport_required) {
+        refuse(request);
+    } else {
+        send_on_link(link, request, tl_data_connections_lasting_reason(&peer->data));
+    }
+    return true;
+}
+
+void tl_peer_send_waiting(struct tl_peer *peer)
+{
+    TL_LIST_FOREACH_SAFE(&peer->requests, place)
+    {
+        struct tl_peer_request *request = TL_CONTAINER_OF(place, struct tl_peer_request, place);
+        tl_list_remove(place);
+        if (dispatch(peer, request)) continue;
+        tl_list_insert_before(place_next, place);
+        return;
+    }
+}
+
+void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
+{
+    request->peer = peer;
+    request->link = NULL;
+    request->session = NULL;
+    request->is_refused = false;
+    request->path_reason = "";
+    tl_list_push_back(&peer->requests, &request->place);
+    if (peer->path.link != NULL && tl_link_is_up(peer->path.link)) {
+        tl_peer_send_waiting(peer);
+    } else {
+        tl_peer_want(peer);
+    }
+}
+
+void tl_peer_fetch_on_link(struct tl_peer *peer, struct tl_peer_request *request, const char *reason)
+{
+    struct tl_link *link = peer->path.link;
+    request->fetch.is_rerouted = false;
+    if (link != NULL && tl_link_is_up(link)) {
+        send_on_link(link, request, reason);
+    } else {
+        tl_peer_fetch(peer, request);
+    }
+}
+
+bool tl_peer_cancel(struct tl_peer_request *request)
+{
+    if (request->session != NULL) {
+        tl_session_cancel(request);
+        return false;
+    }
+    if (request->link != NULL) {
+        tl_link_cancel(request->link, &request->fetch);
+        request->link = NULL;
+    } else if (request->is_refused) {
+        tl_list_remove(&request->done_closure.link);
+        request->is_refused = false;
+    } else {
+        tl_list_remove(&request->place);
+    }
+    return true;
+}
+
+void tl_peer_fetch_done(struct tl_peer_request *request)
+{
+    request->link = NULL;
+    request->is_refused = false;
+}
+
+void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t number)
+{
+    if (incarnation != peer->incarnation) return;
+    tl_peer_remember_received(peer, &number, 1);
+    tl_peer_tell_received(peer);
+}
+
+static void data_connection_changed(void *owner)
+{
+    tl_peer_send_waiting(owner);
+}
+
+static void unconfirmed(void *owner, uint64_t incarnation, const uint64_t *numbers, size_t count)
+{
+    struct tl_peer *peer = owner;
+    if (incarnation != peer->incarnation) return;
+    tl_peer_remember_received(peer, numbers, count);
+    tl_peer_tell_received(peer);
+}
+
+static const struct tl_data_connection_events data_connection_events = {.changed = data_connection_changed,
+                                                                        .unconfirmed = unconfirmed};
+
+/* ----------------------------------------------------------------------------------------------------- members -- */
+
+static enum tl_status add_member(struct tl_worker *worker, const char *name, const char *address,
+                                 struct tl_error *ret_error)
+{
+    struct tl_peer *peer = calloc(1, sizeof(*peer));
+    if (peer == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peer %s", name);
+    peer->worker = worker;
+    snprintf(peer->name, sizeof(peer->name), "%s", name);
+    snprintf(peer->address, sizeof(peer->address), "%s", address);
+    enum tl_status status = tl_origin_init(&peer->origin, address, ret_error);
+    if (status != TL_OK) {
+        free(peer);
+        return status;
+    }
+    peer->is_self = strcmp(name, worker->self.name) == 0;
+    tl_peer_link_init(peer);
+    tl_data_connections_init(&peer->data, worker, peer->name, &data_connection_events, peer);
+    if (peer->is_self) {
+        peer->path.state = TL_PEER_UP;
+        peer->incarnation = worker->self.incarnation;
+    }
+    tl_list_init(&peer->requests);
+    size_t index = worker->peer_count++;
+    worker->peers[index] = peer;
+    /* The upper half is a generation: an id of a member that is removed will never name its successor. */
+    peer->id = (UINT64_C(1) << 32) | (index + 1);
+    return TL_OK;
+}
+
+enum tl_status tl_peers_create(struct tl_worker *worker, struct tl_error *ret_error)
+{
+    size_t count = worker->config->task_count;
+    enum tl_status status = tl_admission_init(worker, ret_error);
+    if (status != TL_OK) return status;
+    worker->peers = calloc(count > 0 ? count : 1, sizeof(*worker->peers));
+    if (worker->peers == NULL) {
+        tl_admission_fini(worker);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu peers", count);
+    }
+    for (size_t i = 0; i < count; i++) {
+        const struct tl_config_task *task = &worker->config->tasks[i];
+        status = add_member(worker, task->name, task->address, ret_error);
+        if (status != TL_OK) return status;
+    }
+    return TL_OK;
+}
+
+void tl_peers_destroy(struct tl_worker *worker)
+{
+    for (size_t i = 0; i < worker->peer_count; i++) {
+        struct tl_peer *peer = worker->peers[i];
+        tl_data_connections_end(&peer->data);
+        TL_CHECK(tl_list_is_empty(&peer->requests) && peer->path.link == NULL && peer->path.opening == NULL);
+        tl_timers_disarm(tl_loop_timers(worker->loop), &peer->path.back_off);
+        tl_origin_fini(&peer->origin);
+        tl_numbers_fini(&peer->received);
+        tl_numbers_fini(&peer->given_up);
+        free(peer);
+    }
+    free(worker->peers);
+    tl_admission_fini(worker);
+}
+
+void tl_peers_start(struct tl_worker *worker)
+{
+    if (worker->settings.connect != TL_CONNECT_EAGER || worker->task == NULL) return;
+    for (size_t i = 0; i < worker->peer_count; i++) {
+        worker->peers[i]->is_eager = true;
+        tl_peer_want(worker->peers[i]);
+    }
+}
+
+void tl_peers_stop(struct tl_worker *worker)
+{
+    for (size_t i = 0; i < worker->peer_count; i++) {
+        struct tl_peer *peer = worker->peers[i];
+        tl_timers_disarm(tl_loop_timers(worker->loop), &peer->path.back_off);
+    }
+    tl_peer_check_waits(worker);
+}
+
+struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name)
+{
+    for (size_t i = 0; i < worker->peer_count; i++) {
+        if (strcmp(worker->peers[i]->name, name) == 0) return worker->peers[i];
+    }
+    return NULL;
+}
+
+struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id)
+{
+    uint64_t index = (id & UINT32_MAX) - 1;
+    if (index >= worker->peer_count || worker->peers[index]->id != id) return NULL;
+    return worker->peers[index];
+}
+
+const char *tl_peer_transport(const struct tl_peer *peer)
+{
+    if (peer->is_self) return "self";
+    const struct tl_data_connection *path = tl_data_connections_best(&peer->data);
+    return path != NULL ? path->slot->source->name : "grpc";
+}
+
+bool tl_peer_is_self(const struct tl_peer *peer)
+{
+    return peer->is_self;
+}
+
+const char *tl_peer_name(const struct tl_peer *peer)
+{
+    return peer->name;
+}
+
+const char *tl_peer_state_name(enum tl_peer_state state)
+{
+    static const char *const names[] = {"idle", "connecting", "up", "down"};
+    return names[state];
+}
+
+void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity)
+{
+    const struct link_path *path = &peer->path;
+    const char *reason = path->state != TL_PEER_UP ? path->reason.message : "";
+    snprintf(buffer, capacity, "%s%s%.700s", tl_peer_state_name(path->state), reason[0] != '\0' ? ": " : "", reason);
+}

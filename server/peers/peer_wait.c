@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Who waits for peers to be up, and what is said of them. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/struct_version.h"
+#include "server/peers/peer_internal.h"
+#include "server/peers/session.h"
+
+/* Somebody who waits for peers to be up. */
+struct tl_peer_wait {
+    struct tl_command command;
+    struct tl_list link; /* in worker->peer_waits */
+    const tl_peer_id *peers;
+    size_t count;
+    size_t min_count;
+    struct tl_wait done;
+    bool is_met;
+    bool is_closed;
+    struct tl_error *ret_error; /* for what is missing when the time is up */
+    enum tl_status status;
+};
+
+/* ------------------------------------------------------------------------------------------------------- waits -- */
+
+static size_t count_up(const struct tl_worker *worker, const struct tl_peer_wait *wait, const struct tl_peer **ret_down)
+{
+    size_t up = 0;
+    for (size_t i = 0; i < wait->count; i++) {
+        const struct tl_peer *peer = tl_peer_by_id(worker, wait->peers[i]);
+        if (peer->path.state == TL_PEER_UP) {
+            up++;
+        } else {
+            *ret_down = peer;
+        }
+    }
+    return up;
+}
+
+static void wait_end(struct tl_peer_wait *wait)
+{
+    const struct tl_worker *worker = wait->command.worker;
+    tl_list_remove(&wait->link);
+    for (size_t i = 0; i < wait->count; i++)
+        tl_peer_by_id(worker, wait->peers[i])->awaited--;
+}
+
+void tl_peer_check_waits(struct tl_worker *worker)
+{
+    TL_LIST_FOREACH_SAFE(&worker->peer_waits, place)
+    {
+        struct tl_peer_wait *wait = TL_CONTAINER_OF(place, struct tl_peer_wait, link);
+        const struct tl_peer *down;
+        wait->is_closed = worker->is_closing;
+        wait->is_met = count_up(worker, wait, &down) >= wait->min_count;
+        if (!wait->is_met && !wait->is_closed) continue;
+        wait_end(wait);
+        tl_wait_done(&wait->done);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ public -- */
+
+enum tl_status tl_worker_find_peer(struct tl_worker *worker, const char *name, tl_peer_id *ret_peer,
+                                   struct tl_error *ret_error)
+{
+    const struct tl_config_task *task;
+    enum tl_status status = tl_config_find_name(worker->config, name, &task, ret_error);
+    if (status != TL_OK) return status;
+    const struct tl_peer *peer = tl_peer_by_name(worker, task->name);
+    if (peer == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "%s is no task of the cluster", name);
+    *ret_peer = peer->id;
+    return TL_OK;
+}
+
+size_t tl_worker_peers(struct tl_worker *worker, tl_peer_id *ret_peers, size_t capacity)
+{
+    for (size_t i = 0; i < worker->peer_count && i < capacity; i++)
+        ret_peers[i] = worker->peers[i]->id;
+    return worker->peer_count;
+}
+
+struct info_command {
+    struct tl_command command;
+    const struct tl_peer *peer;
+    struct tl_peer_info *info;
+};
+
+static void run_info(struct tl_command *command)
+{
+    const struct info_command *query = TL_CONTAINER_OF(command, struct info_command, command);
+    const struct tl_peer *peer = query->peer;
+    struct tl_peer_info *info = query->info;
+    info->id = peer->id;
+    snprintf(info->name, sizeof(info->name), "%s", peer->name);
+    snprintf(info->address, sizeof(info->address), "%s", peer->address);
+    info->state = peer->path.state;
+    info->incarnation = peer->incarnation;
+    info->restart_count = peer->restart_count;
+    snprintf(info->transport, sizeof(info->transport), "%s",
+             peer->path.state == TL_PEER_UP ? tl_peer_transport(peer) : "");
+    info->reason = peer->path.reason;
+}
+
+enum tl_status tl_worker_peer_info(struct tl_worker *worker, tl_peer_id peer, struct tl_peer_info *ret_info,
+                                   struct tl_error *ret_error)
+{
+    enum tl_status status = tl_struct_check_size(ret_info, TL_PEER_INFO_FIRST_BYTES, "tl_peer_info", ret_error);
+    if (status != TL_OK) return status;
+    struct tl_peer_info info = {.size_bytes = sizeof(info)};
+    struct info_command query = {.peer = tl_peer_by_id(worker, peer), .info = &info};
+    if (query.peer == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "no such peer");
+    tl_worker_run(worker, &query.command, run_info);
+    tl_struct_fill(ret_info, &info, sizeof(info));
+    return TL_OK;
+}
+
+/* The same for one that is in use. */
+static const char *outside_refusal_of(const struct tl_data_connection *path)
+{
+    if (path == NULL || path->slot->source->find_host == NULL) return NULL;
+    return tl_session_measures(path->session)->outside_refusal;
+}
+
+const char *tl_peers_outside_refusal(const struct tl_worker *worker)
+{
+    for (size_t i = 0; i < worker->peer_count; i++) {
+        const char *reason = outside_refusal_of(tl_data_connections_best(&worker->peers[i]->data));
+        if (reason != NULL) return reason;
+    }
+    return NULL;
+}
+
+/* Why no better path is in use, and what the one in use lacks. */
+static void format_path_reason(const struct tl_peer *peer, char *ret_text, size_t capacity)
+{
+    tl_data_connections_format_reason(&peer->data, ret_text, capacity);
+    const char *refusal = outside_refusal_of(tl_data_connections_best(&peer->data));
+    size_t len = strlen(ret_text);
+    if (refusal == NULL) return;
+    snprintf(ret_text + len, capacity - len, "%smemory of users is copied twice: %s", len > 0 ? "; " : "", refusal);
+}
+
+enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description *description,
+                                 struct tl_error *ret_error)
+{
+    description->peers = calloc(worker->peer_count > 0 ? worker->peer_count : 1, sizeof(*description->peers));
+    if (description->peers == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peers");
+    for (size_t i = 0; i < worker->peer_count; i++) {
+        const struct tl_peer *peer = worker->peers[i];
+        struct tl_peer_description *item = &description->peers[description->peer_count++];
+        item->name = strdup(peer->name);
+        item->state = strdup(tl_peer_state_name(peer->path.state));
+        bool is_up = peer->path.state == TL_PEER_UP;
+        char reason[TL_ERROR_MESSAGE_BYTES] = "";
+        if (is_up && !peer->is_self) format_path_reason(peer, reason, sizeof(reason));
+        item->transport = strdup(is_up ? tl_peer_transport(peer) : "");
+        item->reason = strdup(!is_up ? peer->path.reason.message : reason);
+        item->incarnation = peer->incarnation;
+        const struct tl_data_connection *path = tl_data_connections_best(&peer->data);
+        if (path != NULL) {
+            const struct tl_conn_measures *measures = tl_session_measures(path->session);
+            item->latency_ns = measures->latency_ns;
+            item->bytes_per_second = measures->bytes_per_second;
+            item->mtu_bytes = measures->mtu_bytes;
+        }
+        if (item->name == NULL || item->state == NULL || item->transport == NULL || item->reason == NULL) {
+            return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peers");
+        }
+    }
+    return TL_OK;
+}
+
+static void run_wait_start(struct tl_command *command)
+{
+    struct tl_peer_wait *wait = TL_CONTAINER_OF(command, struct tl_peer_wait, command);
+    struct tl_worker *worker = command->worker;
+    tl_list_push_back(&worker->peer_waits, &wait->link);
+    for (size_t i = 0; i < wait->count; i++)
+        tl_peer_by_id(worker, wait->peers[i])->awaited++;
+    for (size_t i = 0; i < wait->count; i++)
+        tl_peer_want(tl_peer_by_id(worker, wait->peers[i]));
+    tl_peer_check_waits(worker);
+}
+
+static void run_wait_end(struct tl_command *command)
+{
+    struct tl_peer_wait *wait = TL_CONTAINER_OF(command, struct tl_peer_wait, command);
+    if (!tl_list_is_linked(&wait->link)) return;
+    const struct tl_peer *down = NULL;
+    size_t up = count_up(command->worker, wait, &down);
+    wait_end(wait);
+    char state[TL_ERROR_MESSAGE_BYTES];
+    tl_peer_format_state(down, state, sizeof(state));
+    wait->status = tl_error_set(wait->ret_error, TL_DEADLINE_EXCEEDED, "%zu of %zu peers are up; %s (%s) is %.600s", up,
+                                wait->count, down->name, down->address, state);
+}
+
+enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_id *peers, size_t count,
+                                        size_t min_count, int64_t timeout_ns, struct tl_error *ret_error)
+{
+    if (timeout_ns == TL_TIMEOUT_DEFAULT) timeout_ns = worker->settings.request_timeout_ns;
+    int64_t deadline_ns = tl_clock_deadline_ns(timeout_ns);
+    tl_peer_id *all = NULL;
+    if (peers == NULL) {
+        count = worker->peer_count;
+        all = calloc(count > 0 ? count : 1, sizeof(*all));
+        if (all == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu peers", count);
+        tl_worker_peers(worker, all, count);
+        peers = all;
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (tl_peer_by_id(worker, peers[i]) != NULL) continue;
+        free(all);
+        return tl_error_set(ret_error, TL_NOT_FOUND, "peer %zu of the list is no peer", i);
+    }
+    if (min_count == 0 || min_count > count) min_count = count;
+    struct tl_peer_wait wait = {.peers = peers, .count = count, .min_count = min_count, .ret_error = ret_error};
+    tl_list_init(&wait.link);
+    tl_wait_init(&wait.done, &worker->progress);
+    tl_worker_enter(worker);
+    tl_worker_run(worker, &wait.command, run_wait_start);
+    if (!tl_wait_for(&wait.done, deadline_ns)) tl_worker_run(worker, &wait.command, run_wait_end);
+    tl_wait_fini(&wait.done);
+    tl_worker_leave(worker);
+    free(all);
+    if (wait.is_closed && !wait.is_met) return tl_error_set(ret_error, TL_CANCELLED, "the worker was closed");
+    return wait.status;
+}

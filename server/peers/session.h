@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A session: one connection of the data plane with one peer, as the loop's thread sees it, from the first closure to
+ * the reactor until nothing of it is left there.
+ *
+ * Happy path: opened with the peer's identity; introduced tells what the peer must know; the side that opened the link
+ * goes on with tl_session_connect when the peer has answered; up; fetches; closed. The connection itself belongs to the
+ * reactor's thread; closures that are embedded in the session and in its requests go there, and each comes back. A
+ * session is freed when its connection has ended, no closure is out and no request is left. Failure modes: whatever
+ * fails, closed says so, once; abandoned, a session ends by itself.
+ *
+ * Thread: the loop's owner.
+ */
+#ifndef SERVER_PEERS_SESSION_H
+#define SERVER_PEERS_SESSION_H
+
+#include "server/transports/transport.h"
+
+struct tl_session;
+struct tl_peer_request;
+
+struct tl_session_events {
+    /* The connection exists; these bytes go to the peer. The side that did not open the link is connecting already. */
+    void (*address_ready)(void *owner, const uint8_t *bytes, uint32_t len_bytes);
+    void (*up)(void *owner);
+    /* The end, or it never began: once, the last. The session is the owner's no more. */
+    void (*closed)(void *owner, const struct tl_error *reason);
+};
+
+/* offer: what the peer told, of the side that did not open the link; NULL for the opener.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory, or too many offers of this member, or of clients, are under way.
+ * TL_INVALID_ARGUMENT: the offer is too long or not an address. TL_FAILED_PRECONDITION: as
+ * tl_conn_check_address. */
+enum tl_status tl_session_open(struct tl_transport *transport, const struct tl_identity *peer, const uint8_t *offer,
+                               uint32_t len_bytes, const struct tl_session_events *events, void *owner,
+                               struct tl_session **ret_session, struct tl_error *ret_error) TL_MUST_USE;
+/* The opener's second step, with what the peer has answered. Errors: TL_INVALID_ARGUMENT: the answer is too long. */
+enum tl_status tl_session_connect(struct tl_session *session, const uint8_t *bytes, uint32_t len_bytes,
+                                  struct tl_error *ret_error) TL_MUST_USE;
+/* Ends it with this reason; the owner hears nothing more of it. */
+void tl_session_abandon(struct tl_session *session, const struct tl_error *reason);
+
+/* The numbers of the latest requests that were answered over it: the peer may not have heard that their tensors have
+ * arrived. Valid until the loop's next round. */
+size_t tl_session_unconfirmed(const struct tl_session *session, const uint64_t **ret_numbers);
+/* How fast it is; all zero before it is up. */
+const struct tl_conn_measures *tl_session_measures(const struct tl_session *session);
+const struct tl_identity *tl_session_peer(const struct tl_session *session);
+
+/* Asks for the tensor of the request; fetch.ops->done follows exactly once. */
+void tl_session_fetch(struct tl_session *session, struct tl_peer_request *request);
+/* Gives it up: done follows all the same, once nobody can write the destination any more. */
+void tl_session_cancel(struct tl_peer_request *request);
+
+/* All sessions of a transport. */
+void tl_sessions_drain(struct tl_transport *transport);
+void tl_sessions_close(struct tl_transport *transport, const struct tl_error *reason);
+
+#endif

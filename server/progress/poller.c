@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/progress/poller.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <sched.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread.h"
+
+/* Rounds between two looks at gRPC while the data plane is busy. */
+#define ROUNDS_PER_GRPC 16
+/* What cannot wake anybody is polled that often. */
+#define NAP_NS TL_NS_PER_MS
+
+/* What the helper watches: a reactor by its place, or this. */
+#define WATCHED_STOP UINT32_MAX
+
+/* ------------------------------------------------------------------------------------------------------ helper -- */
+
+static void *watch(void *context)
+{
+    const struct tl_poller *poller = context;
+    for (;;) {
+        struct epoll_event event;
+        int count = epoll_wait(poller->epoll_fd, &event, 1, poller->beat_ms);
+        TL_CHECK(count >= 0 || errno == EINTR);
+        if (count == 0) poller->beat.look(poller->beat.context);
+        if (count <= 0) continue;
+        if (event.data.u32 == WATCHED_STOP) return NULL;
+        tl_loop_wake(poller->loop);
+    }
+}
+
+static bool add(const struct tl_poller *poller, int fd, uint32_t watched, uint32_t events)
+{
+    struct epoll_event event = {.events = events, .data.u32 = watched};
+    return epoll_ctl(poller->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
+/* The helper wakes the loop once for each reactor, as soon as it would have something to do. */
+static void arm_helper(const struct tl_poller *poller)
+{
+    for (uint32_t i = 0; i < poller->reactor_count; i++) {
+        struct epoll_event event = {.events = EPOLLIN | EPOLLONESHOT, .data.u32 = i};
+        TL_CHECK(epoll_ctl(poller->epoll_fd, EPOLL_CTL_MOD, tl_reactor_fd(poller->reactors[i].reactor), &event) == 0);
+    }
+}
+
+static enum tl_status start_helper(struct tl_poller *poller, struct tl_error *ret_error)
+{
+    poller->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (poller->epoll_fd >= 0) poller->stop_fd = eventfd(0, EFD_CLOEXEC);
+    bool is_complete = poller->stop_fd >= 0 && add(poller, poller->stop_fd, WATCHED_STOP, EPOLLIN);
+    for (uint32_t i = 0; i < poller->reactor_count && is_complete; i++)
+        is_complete = add(poller, tl_reactor_fd(poller->reactors[i].reactor), i, EPOLLONESHOT);
+    if (!is_complete) {
+        return tl_error_set_errno(ret_error, errno, "no descriptor to wait for the data plane");
+    }
+    return tl_thread_start("tl-waker", watch, poller, &poller->helper, ret_error);
+}
+
+static void close_descriptors(struct tl_poller *poller)
+{
+    if (poller->epoll_fd >= 0) close(poller->epoll_fd);
+    if (poller->stop_fd >= 0) close(poller->stop_fd);
+}
+
+enum tl_status tl_poller_init(struct tl_poller *poller, struct tl_loop *loop, const struct tl_executor *loop_executor,
+                              const struct tl_polled_reactor *reactors, size_t count,
+                              const struct tl_poller_heartbeat *beat, struct tl_error *ret_error)
+{
+    TL_CHECK(count <= TL_MAX_POLLED);
+    *poller = (struct tl_poller){.loop = loop, .loop_executor = loop_executor, .epoll_fd = -1, .stop_fd = -1};
+    if (count == 0) return TL_OK;
+    uint64_t beat_ns = UINT64_MAX;
+    for (size_t i = 0; i < count; i++) {
+        poller->reactors[i] = reactors[i];
+        if (reactors[i].spin_ns > poller->spin_ns) poller->spin_ns = reactors[i].spin_ns;
+        beat_ns = tl_min_u64(beat_ns, (uint64_t)reactors[i].beat_ns);
+    }
+    poller->reactor_count = count;
+    poller->beat = *beat;
+    poller->beat_ms = (int)tl_min_u64(beat_ns / TL_NS_PER_MS + 1, INT_MAX);
+    enum tl_status status = start_helper(poller, ret_error);
+    if (status != TL_OK) close_descriptors(poller);
+    return status;
+}
+
+void tl_poller_fini(struct tl_poller *poller)
+{
+    if (poller->reactor_count == 0) return;
+    uint64_t one = 1;
+    TL_CHECK(write(poller->stop_fd, &one, sizeof(one)) == sizeof(one));
+    pthread_join(poller->helper, NULL);
+    close_descriptors(poller);
+}
+
+/* ------------------------------------------------------------------------------------------------------ rounds -- */
+
+static bool run_loop(const struct tl_poller *poller, int64_t deadline_ns)
+{
+    const struct tl_executor *former = tl_executor_enter(poller->loop_executor);
+    bool did_work = tl_loop_run_once(poller->loop, deadline_ns);
+    tl_executor_leave(former);
+    return did_work;
+}
+
+static bool run_reactors(const struct tl_poller *poller)
+{
+    bool did_work = false;
+    for (size_t i = 0; i < poller->reactor_count; i++) {
+        const struct tl_executor *former = tl_executor_enter(poller->reactors[i].executor);
+        did_work |= tl_reactor_run_once(poller->reactors[i].reactor, 0);
+        tl_executor_leave(former);
+    }
+    return did_work;
+}
+
+static bool run_all(struct tl_poller *poller)
+{
+    bool did_work = run_reactors(poller);
+    if (poller->busy_count == 0 || poller->rounds_to_grpc == 0) {
+        poller->rounds_to_grpc = ROUNDS_PER_GRPC;
+        return run_loop(poller, 0) || did_work;
+    }
+    poller->rounds_to_grpc--;
+    const struct tl_executor *former = tl_executor_enter(poller->loop_executor);
+    did_work |= tl_loop_run_closures(poller->loop);
+    tl_executor_leave(former);
+    return did_work;
+}
+
+/* Ends the sleep of the first `count` reactors. */
+static void end_sleep(const struct tl_poller *poller, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const struct tl_executor *former = tl_executor_enter(poller->reactors[i].executor);
+        tl_reactor_end_sleep(poller->reactors[i].reactor);
+        tl_executor_leave(former);
+    }
+}
+
+/* All of them, or none. */
+static bool prepare_sleep(const struct tl_poller *poller, bool *ret_can_never)
+{
+    for (size_t i = 0; i < poller->reactor_count; i++) {
+        const struct tl_executor *former = tl_executor_enter(poller->reactors[i].executor);
+        bool may_sleep = tl_reactor_prepare_sleep(poller->reactors[i].reactor);
+        tl_executor_leave(former);
+        if (may_sleep) continue;
+        *ret_can_never = tl_reactor_provider(poller->reactors[i].reactor)->fd < 0;
+        end_sleep(poller, i);
+        return false;
+    }
+    return true;
+}
+
+/* Sleeps in the loop. */
+static bool sleep_until(struct tl_poller *poller, int64_t deadline_ns)
+{
+    bool can_never = false;
+    if (!prepare_sleep(poller, &can_never)) {
+        int64_t nap_ns = can_never ? tl_clock_deadline_ns(NAP_NS) : 0;
+        return run_loop(poller, nap_ns < deadline_ns ? nap_ns : deadline_ns);
+    }
+    arm_helper(poller);
+    bool did_work = run_loop(poller, deadline_ns);
+    end_sleep(poller, poller->reactor_count);
+    return did_work;
+}
+
+/* Until when a helper thread of some provider is expected to take; 0: none is at work. */
+static int64_t helper_until_ns(const struct tl_poller *poller)
+{
+    int64_t until_ns = 0;
+    for (unsigned i = 0; i < poller->reactor_count; i++) {
+        int64_t its_ns = tl_reactor_provider(poller->reactors[i].reactor)->helper_until_ns;
+        if (its_ns > until_ns) until_ns = its_ns;
+    }
+    return until_ns;
+}
+
+/* Polls for so long as a result is expected. False: there was none. */
+static bool spin(struct tl_poller *poller, int64_t now_ns, int64_t deadline_ns)
+{
+    int64_t spin_until_ns = now_ns + poller->spin_ns, helper_ns;
+    while ((helper_ns = helper_until_ns(poller), now_ns < (helper_ns != 0 ? helper_ns : spin_until_ns)) &&
+           now_ns < deadline_ns) {
+        if (run_all(poller)) return true;
+        if (helper_ns != 0) (void)sched_yield();
+        now_ns = tl_clock_now_ns();
+    }
+    return false;
+}
+
+bool tl_poller_run(struct tl_poller *poller, int64_t deadline_ns)
+{
+    if (poller->reactor_count == 0) return run_loop(poller, deadline_ns);
+    if (run_all(poller)) return true;
+    if (deadline_ns == 0) return false;
+    int64_t now_ns = tl_clock_now_ns();
+    if (poller->busy_count > 0 && poller->spin_ns > 0 && spin(poller, now_ns, deadline_ns)) return true;
+    return now_ns < deadline_ns && sleep_until(poller, deadline_ns);
+}

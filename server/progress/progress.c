@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/progress/progress.h"
+
+#include <string.h>
+#include <time.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread.h"
+
+/* Waits that come this close after each other are one streak, */
+#define STREAK_GAP_NS (500 * 1000)
+/* and after so many of them the callers drive. */
+#define STREAK_LENGTH 4
+/* How long nobody may drive before the parked thread takes the loop back. */
+#define PARKED_LOOK_NS (1 * TL_NS_PER_MS)
+
+static void cond_init_monotonic(pthread_cond_t *cond)
+{
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(cond, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+/* False when the deadline has come. */
+static bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns)
+{
+    if (deadline_ns == TL_TIME_NEVER) return pthread_cond_wait(cond, mutex) == 0;
+    struct timespec time = {.tv_sec = deadline_ns / TL_NS_PER_SEC, .tv_nsec = deadline_ns % TL_NS_PER_SEC};
+    return pthread_cond_timedwait(cond, mutex, &time) == 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------ rounds -- */
+
+/* Whether a caller may take the loop now. */
+static bool is_loop_free(const struct tl_progress_engine *progress)
+{
+    return !progress->is_running && (progress->mode == TL_PROGRESS_CALLER || progress->is_parked);
+}
+
+/* Lets the first of those that wait take the loop. */
+static void hand_on(struct tl_progress_engine *progress)
+{
+    if (!is_loop_free(progress) || tl_list_is_empty(&progress->waits)) return;
+    pthread_cond_signal(&TL_CONTAINER_OF(progress->waits.next, struct tl_wait, link)->cond);
+}
+
+/* One round. The mutex is held before and after, not meanwhile. */
+static bool drive(struct tl_progress_engine *progress, int64_t deadline_ns)
+{
+    progress->is_running = true;
+    pthread_mutex_unlock(&progress->mutex);
+    bool did_work = tl_poller_run(&progress->poller, deadline_ns);
+    pthread_mutex_lock(&progress->mutex);
+    progress->is_running = false;
+    progress->round_count++;
+    TL_LIST_FOREACH(&progress->waits, link)
+    {
+        struct tl_wait *wait = TL_CONTAINER_OF(link, struct tl_wait, link);
+        if (wait->is_each_round) pthread_cond_signal(&wait->cond);
+    }
+    return did_work;
+}
+
+/* ------------------------------------------------------------------------------------------------------ thread -- */
+
+/* Sleeps while callers drive. */
+static void park(struct tl_progress_engine *progress)
+{
+    progress->is_park_wanted = false;
+    __atomic_store_n(&progress->is_parked, true, __ATOMIC_RELAXED);
+    hand_on(progress);
+    uint64_t rounds = progress->caller_rounds;
+    bool is_over = false;
+    while (!is_over && !progress->is_stopping) {
+        if (progress->is_running) {
+            progress->is_leave_awaited = true;
+            pthread_cond_wait(&progress->thread_cond, &progress->mutex);
+        } else {
+            bool is_quiet =
+                !cond_wait_until(&progress->thread_cond, &progress->mutex, tl_clock_deadline_ns(PARKED_LOOK_NS));
+            is_over = !progress->is_running &&
+                      (progress->is_thread_wanted || (is_quiet && rounds == progress->caller_rounds));
+            rounds = progress->caller_rounds;
+        }
+    }
+    __atomic_store_n(&progress->is_parked, false, __ATOMIC_RELAXED);
+    progress->is_thread_wanted = false;
+    progress->is_leave_awaited = false;
+    progress->streak = 0;
+}
+
+static void *run(void *context)
+{
+    struct tl_progress_engine *progress = context;
+    pthread_mutex_lock(&progress->mutex);
+    while (!progress->is_stopping) {
+        if (progress->is_park_wanted) {
+            park(progress);
+        } else {
+            drive(progress, TL_TIME_NEVER);
+        }
+    }
+    pthread_mutex_unlock(&progress->mutex);
+    return NULL;
+}
+
+/* Rounds of one beat at most: a beat is to answer what has come, not to take the loop from its users. */
+#define BEAT_ROUNDS 16
+
+/* The helper's: nobody has driven since it looked last. */
+static void beat(void *context)
+{
+    struct tl_progress_engine *progress = context;
+    pthread_mutex_lock(&progress->mutex);
+    if (!progress->is_running && progress->round_count == progress->beat_round) {
+        tl_poller_want_grpc(&progress->poller);
+        bool did_work = true;
+        for (unsigned i = 0; i < BEAT_ROUNDS && did_work && !progress->is_running; i++)
+            did_work = drive(progress, 0);
+        hand_on(progress);
+    }
+    progress->beat_round = progress->round_count;
+    pthread_mutex_unlock(&progress->mutex);
+}
+
+static void fini(struct tl_progress_engine *progress)
+{
+    pthread_cond_destroy(&progress->thread_cond);
+    pthread_mutex_destroy(&progress->mutex);
+}
+
+enum tl_status tl_progress_init(struct tl_progress_engine *progress, struct tl_loop *loop,
+                                const struct tl_executor *executor, const struct tl_polled_reactor *reactors,
+                                size_t reactor_count, enum tl_progress mode, struct tl_error *ret_error)
+{
+    *progress = (struct tl_progress_engine){.loop = loop, .mode = mode};
+    tl_list_init(&progress->waits);
+    tl_list_init(&progress->queues);
+    pthread_mutex_init(&progress->mutex, NULL);
+    cond_init_monotonic(&progress->thread_cond);
+    const struct tl_poller_heartbeat beats = {.look = beat, .context = progress};
+    enum tl_status status =
+        tl_poller_init(&progress->poller, loop, executor, reactors, reactor_count, &beats, ret_error);
+    if (status != TL_OK) {
+        fini(progress);
+        return status;
+    }
+    if (mode == TL_PROGRESS_CALLER) return TL_OK;
+    status = tl_thread_start("tl-control", run, progress, &progress->thread, ret_error);
+    if (status == TL_OK) return TL_OK;
+    tl_poller_fini(&progress->poller);
+    fini(progress);
+    return status;
+}
+
+void tl_progress_fini(struct tl_progress_engine *progress)
+{
+    if (progress->mode == TL_PROGRESS_THREAD) {
+        pthread_mutex_lock(&progress->mutex);
+        progress->is_stopping = true;
+        pthread_cond_signal(&progress->thread_cond);
+        pthread_mutex_unlock(&progress->mutex);
+        tl_loop_wake(progress->loop);
+        pthread_join(progress->thread, NULL);
+    }
+    tl_poller_fini(&progress->poller);
+    TL_CHECK(!progress->is_running && tl_list_is_empty(&progress->waits));
+    fini(progress);
+}
+
+void tl_progress_post(struct tl_progress_engine *progress, struct tl_closure *closure)
+{
+    tl_loop_post(progress->loop, closure);
+    /* A thread that parks only now finds the closure when it looks next. */
+    if (!__atomic_load_n(&progress->is_parked, __ATOMIC_RELAXED)) return;
+    pthread_mutex_lock(&progress->mutex);
+    if (progress->is_parked && !progress->is_running) {
+        progress->is_thread_wanted = true;
+        pthread_cond_signal(&progress->thread_cond);
+    }
+    pthread_mutex_unlock(&progress->mutex);
+}
+
+/* ------------------------------------------------------------------------------------------------------- waits -- */
+
+void tl_wait_init(struct tl_wait *wait, struct tl_progress_engine *progress)
+{
+    *wait = (struct tl_wait){.progress = progress};
+    tl_list_init(&wait->link);
+    cond_init_monotonic(&wait->cond);
+}
+
+void tl_wait_fini(struct tl_wait *wait)
+{
+    pthread_cond_destroy(&wait->cond);
+}
+
+void tl_wait_done(struct tl_wait *wait)
+{
+    struct tl_progress_engine *progress = wait->progress;
+    pthread_mutex_lock(&progress->mutex);
+    wait->is_done = true;
+    pthread_cond_signal(&wait->cond);
+    pthread_mutex_unlock(&progress->mutex);
+}
+
+/* Drives one round in place of the thread, or of nobody. */
+static bool run_round(struct tl_progress_engine *progress, int64_t deadline_ns)
+{
+    progress->caller_rounds++;
+    bool did_work = drive(progress, deadline_ns);
+    return did_work || tl_clock_now_ns() < deadline_ns;
+}
+
+/* A wait begins: remembers whether it follows closely on the one before. */
+static void enter(struct tl_progress_engine *progress, struct tl_wait *wait)
+{
+    if (progress->mode == TL_PROGRESS_THREAD) {
+        bool is_close = tl_clock_now_ns() - progress->last_left_ns < STREAK_GAP_NS;
+        progress->streak = is_close ? progress->streak + 1 : 0;
+    }
+    tl_list_push_back(&progress->waits, &wait->link);
+}
+
+static void leave(struct tl_progress_engine *progress, struct tl_wait *wait)
+{
+    tl_list_remove(&wait->link);
+    hand_on(progress);
+    if (progress->mode == TL_PROGRESS_CALLER) return;
+    progress->last_left_ns = tl_clock_now_ns();
+    if (progress->is_leave_awaited && !progress->is_running) {
+        progress->is_leave_awaited = false;
+        pthread_cond_signal(&progress->thread_cond);
+    }
+}
+
+/* Asks the thread to park when the callers would do better without it. */
+static void maybe_want_park(struct tl_progress_engine *progress)
+{
+    if (progress->mode == TL_PROGRESS_CALLER || progress->is_parked || progress->is_park_wanted) return;
+    if (progress->streak < STREAK_LENGTH) return;
+    progress->is_park_wanted = true;
+    pthread_mutex_unlock(&progress->mutex);
+    tl_loop_wake(progress->loop);
+    pthread_mutex_lock(&progress->mutex);
+}
+
+bool tl_wait_for(struct tl_wait *wait, int64_t deadline_ns)
+{
+    struct tl_progress_engine *progress = wait->progress;
+    bool is_in_time = true;
+    pthread_mutex_lock(&progress->mutex);
+    enter(progress, wait);
+    maybe_want_park(progress);
+    while (!wait->is_done && is_in_time) {
+        is_in_time = is_loop_free(progress) ? run_round(progress, deadline_ns)
+                                            : cond_wait_until(&wait->cond, &progress->mutex, deadline_ns);
+    }
+    leave(progress, wait);
+    bool is_done = wait->is_done;
+    pthread_mutex_unlock(&progress->mutex);
+    return is_done;
+}
+
+uint64_t tl_progress_rounds(struct tl_progress_engine *progress)
+{
+    pthread_mutex_lock(&progress->mutex);
+    uint64_t rounds = progress->round_count;
+    pthread_mutex_unlock(&progress->mutex);
+    return rounds;
+}
+
+bool tl_progress_step(struct tl_progress_engine *progress, uint64_t rounds, int64_t deadline_ns)
+{
+    TL_CHECK(progress->mode == TL_PROGRESS_CALLER);
+    struct tl_wait wait;
+    bool is_in_time = true;
+    tl_wait_init(&wait, progress);
+    wait.is_each_round = true;
+    pthread_mutex_lock(&progress->mutex);
+    enter(progress, &wait);
+    if (progress->round_count == rounds) {
+        is_in_time = is_loop_free(progress) ? run_round(progress, deadline_ns)
+                                            : cond_wait_until(&wait.cond, &progress->mutex, deadline_ns);
+    }
+    leave(progress, &wait);
+    pthread_mutex_unlock(&progress->mutex);
+    tl_wait_fini(&wait);
+    return is_in_time;
+}

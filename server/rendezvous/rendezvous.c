@@ -1,0 +1,489 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Rendezvous table: senders, receivers, reservations and steps.
+ *
+ * Happy path of a sent value: tl_rendezvous_send puts it into its place and reserves it for who waits there first, or
+ * tl_rendezvous_receive finds it and reserves it; the receiver is given the value; tl_rendezvous_acknowledge takes it
+ * out and tells the sender.
+ *
+ * A receiver that gives up (release), does not come back (orphan, expire) or is gone (release_incarnation): the value
+ * is offered to who waits next, or stays. A step that fails (abort_step): everything of it is taken out and told. A
+ * step that ends: what nobody has asked for is taken out; what is on its way leaves its place, so that the step's
+ * number can be used again, and is taken out when its receiver is done, well or not.
+ *
+ * No memory while a value is to be reserved: that receiver fails, the value stays.
+ *
+ * Every function decides under the mutex and collects what it has decided; callbacks run when the mutex is free. By
+ * then a receiver or sender that is going to be told has no entry any more, so that cancel and unsend say false.
+ */
+#include "server/rendezvous/rendezvous.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "server/rendezvous/rendezvous_table.h"
+
+static const struct tl_error superseded = {.code = TL_ABORTED, .message = "the same request was made again"};
+static const struct tl_error no_memory = {.code = TL_RESOURCE_EXHAUSTED,
+                                          .message = "no memory to reserve the tensor for its receiver"};
+static const struct tl_error given_up = {.code = TL_CANCELLED,
+                                         .message = "the step has ended and the receiver has given up"};
+static const struct tl_error not_wanted = {.code = TL_CANCELLED, .message = "the receiver has given up"};
+static const struct tl_error gone = {.code = TL_ABORTED, .message = "the process that asked is gone"};
+
+/* ---------------------------------------------------------------------------------------------------- lifetime -- */
+
+enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, struct tl_rendezvous **ret_table,
+                                    struct tl_error *ret_error)
+{
+    struct tl_rendezvous *table = calloc(1, sizeof(*table));
+    if (table == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the rendezvous table");
+    table->waiting = tl_shares_create("limits.waiting", limits->waiting_receivers);
+    if (table->waiting == NULL) {
+        free(table);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the rendezvous table");
+    }
+    TL_CHECK(pthread_mutex_init(&table->mutex, NULL) == 0);
+    table->limits = *limits;
+    table->hash_seed = tl_random_u64();
+    /* Not from 1: after a restart, no number may mean a value of the time before. */
+    table->last_publication = tl_random_u64();
+    tl_list_init(&table->publications);
+    tl_list_init(&table->walks);
+    tl_list_init(&table->marks);
+    tl_list_init(&table->orphans);
+    *ret_table = table;
+    return TL_OK;
+}
+
+/* Takes everything out of the step. The caller holds a use of it. */
+static void fail_step(struct tl_rendezvous *table, struct tl_table_step *step, const struct tl_error *status,
+                      struct tl_list *errands)
+{
+    while (!tl_list_is_empty(&step->values))
+        tl_table_value_conclude(table, TL_CONTAINER_OF(step->values.next, struct tl_table_value, step_link), status,
+                                errands);
+    while (!tl_list_is_empty(&step->waiters))
+        tl_table_waiter_conclude(table, TL_CONTAINER_OF(step->waiters.next, struct tl_table_waiter, step_link), status,
+                                 errands);
+}
+
+static void clear(struct tl_rendezvous *table, const struct tl_error *status, struct tl_list *errands)
+{
+    while (table->steps) {
+        struct tl_table_step *step = table->steps;
+        step->use_count++;
+        fail_step(table, step, status, errands);
+        tl_table_step_unmark(table, step);
+        tl_table_step_put(table, step);
+    }
+    while (!tl_list_is_empty(&table->publications))
+        tl_table_publication_end(table, TL_CONTAINER_OF(table->publications.next, struct tl_table_publication, link),
+                                 errands);
+    TL_CHECK(table->names == NULL && table->places == NULL && table->waiters == NULL && table->reservations == NULL);
+}
+
+void tl_rendezvous_close(struct tl_rendezvous *table, const struct tl_error *status)
+{
+    struct tl_list errands;
+    TL_CHECK(status->code != TL_OK);
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    if (!table->is_closed) {
+        table->is_closed = true;
+        table->close_status = *status;
+        clear(table, status, &errands);
+    }
+    tl_table_unlock_and_run(table, &errands);
+}
+
+void tl_rendezvous_destroy(struct tl_rendezvous *table)
+{
+    struct tl_list errands;
+    if (table == NULL) return;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    TL_CHECK(table->stats.waiting_receivers == 0 && table->stats.held_tensors == 0);
+    clear(table, &superseded, &errands);
+    tl_table_unlock_and_run(table, &errands);
+    TL_CHECK(pthread_mutex_destroy(&table->mutex) == 0);
+    tl_shares_destroy(table->waiting);
+    free(table);
+}
+
+void tl_rendezvous_get_stats(struct tl_rendezvous *table, struct tl_rendezvous_stats *ret_stats)
+{
+    tl_table_lock(table);
+    *ret_stats = table->stats;
+    tl_table_unlock(table);
+}
+
+/* ----------------------------------------------------------------------------------------------------- senders -- */
+
+/* Gives an unreserved value of a place to who waits there first. */
+static void offer_value(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *errands)
+{
+    struct tl_list *waiters = &value->place->waiters;
+    while (!value->is_reserved && !tl_list_is_empty(waiters)) {
+        struct tl_table_waiter *waiter = TL_CONTAINER_OF(waiters->next, struct tl_table_waiter, place_link);
+        if (!tl_table_value_reserve(table, value, &waiter->id)) {
+            tl_table_waiter_conclude(table, waiter, &no_memory, errands);
+            continue;
+        }
+        tl_table_value_offer(value, &waiter->offer);
+        tl_table_waiter_conclude(table, waiter, NULL, errands);
+    }
+}
+
+static enum tl_status check_send(struct tl_rendezvous *table, const char *key, uint64_t step, uint64_t size_bytes,
+                                 struct tl_error *ret_error)
+{
+    if (table->is_closed) return tl_error_copy(ret_error, &table->close_status);
+    struct tl_table_step *marked = tl_table_step_find(table, step);
+    if (marked && marked->mark) return tl_error_copy(ret_error, marked->mark);
+    struct tl_table_name *name = tl_table_name_find(table, key);
+    struct tl_table_place *place = name ? tl_table_place_find(table, name, step) : NULL;
+    if (place && place->value)
+        return tl_error_set(ret_error, TL_ALREADY_EXISTS,
+                            "%s of step %" PRIu64 " is already offered; end the step or cancel that send first", key,
+                            step);
+    /* What is held is never above the limit, because each send is checked. */
+    if (size_bytes > table->limits.held_bytes - table->stats.held_bytes)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "%s of step %" PRIu64 " has %" PRIu64 " bytes, and %" PRIu64 " of at most %" PRIu64
+                            " bytes are held for receivers; raise limits.held",
+                            key, step, size_bytes, table->stats.held_bytes, table->limits.held_bytes);
+    return TL_OK;
+}
+
+enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, uint64_t step, struct tl_tensor *tensor,
+                                  struct tl_sender *sender, struct tl_error *ret_error)
+{
+    struct tl_list errands;
+    struct tl_table_value *value = NULL;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    sender->entry = NULL;
+    enum tl_status status = check_send(table, key, step, tl_tensor_size_bytes(tensor), ret_error);
+    if (status == TL_OK) {
+        struct tl_table_place *place = tl_table_place_get(table, key, step);
+        if (place) {
+            value = tl_table_value_add(table, place, tensor, sender);
+            tl_table_place_put(table, place);
+        }
+        if (value) {
+            offer_value(table, value, &errands);
+        } else {
+            status =
+                tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to offer %s of step %" PRIu64, key, step);
+        }
+    }
+    tl_table_unlock_and_run(table, &errands);
+    return status;
+}
+
+bool tl_rendezvous_unsend(struct tl_rendezvous *table, struct tl_sender *sender)
+{
+    tl_table_lock(table);
+    struct tl_table_value *value = sender->entry;
+    if (value) tl_table_value_remove(table, value);
+    tl_table_unlock(table);
+    if (value == NULL) return false;
+    tl_tensor_put(value->tensor);
+    free(value);
+    return true;
+}
+
+/* --------------------------------------------------------------------------------------------------- receivers -- */
+
+/* What is reserved for the receiver's id already: it asks again. */
+static void answer_again(struct tl_table_value *value, const struct tl_receiver *receiver, struct tl_error *ret_status,
+                         struct tl_offer *ret_offer)
+{
+    if (value->step->step != receiver->step || strcmp(value->name->key, receiver->key) != 0) {
+        tl_error_set(ret_status, TL_INVALID_ARGUMENT,
+                     "request %" PRIu64 " asks for %s of step %" PRIu64
+                     ", but was made for another tensor; use a new number for each request",
+                     receiver->id.number, receiver->key, receiver->step);
+        return;
+    }
+    tl_table_value_offer(value, ret_offer);
+}
+
+/* Tries to answer at once: true when the answer, a status or an offer, is there. */
+static bool answer(struct tl_rendezvous *table, const struct tl_receiver *receiver, struct tl_error *ret_status,
+                   struct tl_offer *ret_offer)
+{
+    if (table->is_closed) {
+        *ret_status = table->close_status;
+        return true;
+    }
+    struct tl_table_value *value = tl_table_value_find(table, &receiver->id);
+    if (value) {
+        answer_again(value, receiver, ret_status, ret_offer);
+        return true;
+    }
+    struct tl_table_name *name = tl_table_name_find(table, receiver->key);
+    struct tl_table_place *place = name ? tl_table_place_find(table, name, receiver->step) : NULL;
+    if (place && place->value && !place->value->is_reserved) {
+        if (tl_table_value_reserve(table, place->value, &receiver->id)) {
+            tl_table_value_offer(place->value, ret_offer);
+        } else {
+            *ret_status = no_memory;
+        }
+        return true;
+    }
+    if (name && name->publication && name->publication->step >= receiver->step) {
+        tl_table_publication_offer(name->publication, ret_offer);
+        return true;
+    }
+    struct tl_table_step *step = tl_table_step_find(table, receiver->step);
+    if (step && step->mark) {
+        *ret_status = *step->mark;
+        return true;
+    }
+    return false;
+}
+
+/* Charges the client that the receiver belongs to. *ret_share is NULL where that is this program. */
+static enum tl_status admit_waiter(struct tl_rendezvous *table, const struct tl_receiver *receiver,
+                                   struct tl_share **ret_share, struct tl_error *ret_error)
+{
+    *ret_share = NULL;
+    if (receiver->client != NULL) return tl_shares_take(table->waiting, receiver->client, 1, ret_share, ret_error);
+    if (table->own_waiting < table->limits.waiting_receivers) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                        "%" PRIu64 " receives of this program wait already; raise limits.waiting", table->own_waiting);
+}
+
+static bool wait_for_value(struct tl_rendezvous *table, struct tl_receiver *receiver, struct tl_error *ret_status)
+{
+    struct tl_share *share;
+    if (admit_waiter(table, receiver, &share, ret_status) != TL_OK) {
+        tl_error_prefix(ret_status, "%s of step %" PRIu64 " is not there yet, and ", receiver->key, receiver->step);
+        return false;
+    }
+    if (tl_table_waiter_add(table, receiver, share)) return true;
+    if (share != NULL) tl_shares_give(share, 1);
+    tl_error_set(ret_status, TL_RESOURCE_EXHAUSTED, "no memory to wait for %s of step %" PRIu64, receiver->key,
+                 receiver->step);
+    return false;
+}
+
+void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *receiver)
+{
+    struct tl_list errands;
+    struct tl_error status = {.code = TL_OK};
+    struct tl_offer offer = {.tensor = NULL};
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    receiver->entry = NULL;
+    struct tl_table_waiter *earlier = tl_table_waiter_find(table, &receiver->id);
+    if (earlier) tl_table_waiter_conclude(table, earlier, &superseded, &errands);
+    bool is_waiting = !answer(table, receiver, &status, &offer) && wait_for_value(table, receiver, &status);
+    tl_table_unlock_and_run(table, &errands);
+    if (!is_waiting) receiver->deliver(receiver, &status, status.code == TL_OK ? &offer : NULL);
+}
+
+bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *receiver)
+{
+    tl_table_lock(table);
+    struct tl_table_waiter *waiter = receiver->entry;
+    if (waiter) tl_table_waiter_remove(table, waiter);
+    tl_table_unlock(table);
+    free(waiter);
+    return waiter != NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------ reservations -- */
+
+/* The value is not its receiver's any more: it is offered to the next one, or dropped when its step has ended. */
+static void release(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *errands)
+{
+    tl_table_value_unreserve(table, value);
+    if (value->place) {
+        offer_value(table, value, errands);
+    } else {
+        tl_table_value_conclude(table, value, &given_up, errands);
+        table->stats.dropped_tensors++;
+    }
+}
+
+struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    tl_table_lock(table);
+    struct tl_table_value *value = tl_table_value_find(table, id);
+    struct tl_sender *sender = value ? value->sender : NULL;
+    tl_table_unlock(table);
+    return sender;
+}
+
+void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    struct tl_list errands;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    struct tl_table_value *value = tl_table_value_find(table, id);
+    if (value) tl_table_value_conclude(table, value, NULL, &errands);
+    tl_table_unlock_and_run(table, &errands);
+}
+
+void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    struct tl_list errands;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    struct tl_table_value *value = tl_table_value_find(table, id);
+    if (value) release(table, value, &errands);
+    tl_table_unlock_and_run(table, &errands);
+}
+
+void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    struct tl_list errands;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    struct tl_table_waiter *waiter = tl_table_waiter_find(table, id);
+    if (waiter) tl_table_waiter_conclude(table, waiter, &not_wanted, &errands);
+    struct tl_table_value *value = tl_table_value_find(table, id);
+    if (value) release(table, value, &errands);
+    tl_table_unlock_and_run(table, &errands);
+}
+
+void tl_rendezvous_orphan(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns)
+{
+    tl_table_lock(table);
+    struct tl_table_value *value = tl_table_value_find(table, id);
+    if (value) tl_table_value_orphan(table, value, deadline_ns);
+    tl_table_unlock(table);
+}
+
+/* The orphan that is due first; NULL when there is none. */
+static struct tl_table_value *first_orphan(struct tl_rendezvous *table)
+{
+    if (tl_list_is_empty(&table->orphans)) return NULL;
+    return TL_CONTAINER_OF(table->orphans.next, struct tl_table_value, orphan_link);
+}
+
+int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns)
+{
+    struct tl_list errands;
+    struct tl_table_value *value;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    while ((value = first_orphan(table)) && value->deadline_ns <= now_ns)
+        release(table, value, &errands);
+    tl_table_unlock_and_run(table, &errands);
+    /* The callbacks may have orphaned others. */
+    tl_table_lock(table);
+    value = first_orphan(table);
+    int64_t next_ns = value ? value->deadline_ns : TL_TIME_NEVER;
+    tl_table_unlock(table);
+    return next_ns;
+}
+
+void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t incarnation)
+{
+    struct tl_list errands, values;
+    struct tl_table_value *value, *next;
+    struct tl_table_waiter *waiter, *next_waiter;
+    tl_list_init(&errands);
+    tl_list_init(&values);
+    tl_table_lock(table);
+    /* First its waiters, so that nothing is offered to them. */
+    HASH_ITER(hh, table->waiters, waiter, next_waiter)
+    {
+        if (waiter->id.incarnation == incarnation) tl_table_waiter_conclude(table, waiter, &gone, &errands);
+    }
+    /* All reservations are collected before one is released, because that adds others. */
+    HASH_ITER(hh, table->reservations, value, next)
+    {
+        if (value->id.incarnation != incarnation) continue;
+        tl_list_remove(&value->orphan_link);
+        tl_list_push_back(&values, &value->orphan_link);
+    }
+    while (!tl_list_is_empty(&values))
+        release(table, TL_CONTAINER_OF(values.next, struct tl_table_value, orphan_link), &errands);
+    tl_table_unlock_and_run(table, &errands);
+}
+
+/* ------------------------------------------------------------------------------------------------------- steps -- */
+
+void tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t number, const struct tl_error *status)
+{
+    struct tl_list errands;
+    bool is_marked = true;
+    TL_CHECK(status->code != TL_OK);
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    if (!table->is_closed) {
+        struct tl_table_step *step = tl_table_step_find(table, number);
+        if (step) {
+            step->use_count++;
+            fail_step(table, step, status, &errands);
+        }
+        is_marked = tl_table_step_mark(table, number, status);
+        if (step) tl_table_step_put(table, step);
+    }
+    tl_table_unlock_and_run(table, &errands);
+    if (!is_marked) TL_LOG_AT_WARN("no memory to remember an aborted step", TL_U64("step", number));
+}
+
+/* Takes everything out of a step that has ended, but what is reserved; returns how many values. The caller holds a use
+ * of it. */
+static uint64_t end_step(struct tl_rendezvous *table, struct tl_table_step *step, const struct tl_error *value_status,
+                         const struct tl_error *waiter_status, struct tl_list *errands)
+{
+    uint64_t dropped_count = 0;
+    TL_LIST_FOREACH_SAFE(&step->values, link)
+    {
+        struct tl_table_value *value = TL_CONTAINER_OF(link, struct tl_table_value, step_link);
+        if (value->is_reserved) {
+            tl_table_value_detach(table, value);
+        } else {
+            tl_table_value_conclude(table, value, value_status, errands);
+            dropped_count++;
+        }
+    }
+    while (!tl_list_is_empty(&step->waiters))
+        tl_table_waiter_conclude(table, TL_CONTAINER_OF(step->waiters.next, struct tl_table_waiter, step_link),
+                                 waiter_status, errands);
+    tl_table_step_unmark(table, step);
+    table->stats.dropped_tensors += dropped_count;
+    return dropped_count;
+}
+
+uint64_t tl_rendezvous_end_step(struct tl_rendezvous *table, uint64_t number)
+{
+    struct tl_list errands;
+    struct tl_error value_status, waiter_status;
+    uint64_t dropped_count = 0;
+    tl_error_set(&value_status, TL_CANCELLED, "step %" PRIu64 " ended before the tensor was received", number);
+    tl_error_set(&waiter_status, TL_CANCELLED, "step %" PRIu64 " ended before the tensor was sent", number);
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    struct tl_table_step *step = tl_table_step_find(table, number);
+    if (step) {
+        step->use_count++;
+        dropped_count = end_step(table, step, &value_status, &waiter_status, &errands);
+        tl_table_step_put(table, step);
+    }
+    tl_table_unlock_and_run(table, &errands);
+    return dropped_count;
+}
+
+enum tl_status tl_rendezvous_check_step(struct tl_rendezvous *table, uint64_t step, struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    tl_table_lock(table);
+    const struct tl_table_step *found = tl_table_step_find(table, step);
+    if (found && found->mark) status = tl_error_copy(ret_error, found->mark);
+    tl_table_unlock(table);
+    return status;
+}

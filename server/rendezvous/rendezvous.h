@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Rendezvous table: where tensors and those who want them meet, by key and step.
+ *
+ * A value is either sent (one-shot: exactly one receiver, reserved for it from the match until it acknowledges) or
+ * published (any number of receivers, until replaced or withdrawn). A receiver of (key, step) is given, in this order:
+ * the value that is reserved for its request id; an unreserved sent value of exactly (key, step); the published value
+ * of key if its step is at least `step`; the status of an aborted step; else it waits. Receivers of one (key, step) are
+ * served in the order they came.
+ *
+ * Reservation: once matched, a sent value belongs to the receiver's request id. Asking again with the same id gets the
+ * same value again (the connection broke, the transfer is resumed). It ends with acknowledge (the value is dropped, the
+ * sender's send is over), release (the receiver gave up: the value is offered again), or, for a receiver that broke
+ * off, expiry (offered again).
+ *
+ * The table is the one object that several threads share: it has a mutex of its own, which is never held while a
+ * callback runs. Callbacks run on the thread whose call caused them, before that call returns. A callback may call
+ * into the table; what that call causes is nested in it. All functions but destroy: Thread: any.
+ */
+#ifndef SERVER_RENDEZVOUS_RENDEZVOUS_H
+#define SERVER_RENDEZVOUS_RENDEZVOUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/shares.h"
+#include "tensor/transfer.h"
+
+struct tl_rendezvous;
+
+struct tl_rendezvous_limits {
+    uint64_t waiting_receivers; /* receivers that may wait at a time: divided among clients (base/shares.h), and again
+                                   that many of this program */
+    uint64_t held_bytes;        /* bytes of sent values not yet acknowledged */
+    uint64_t aborted_steps;     /* marks of aborted steps kept, 0: none; beyond it the oldest is forgotten */
+};
+
+struct tl_rendezvous_stats {
+    uint64_t waiting_receivers;
+    uint64_t held_tensors; /* sent, reserved or not */
+    uint64_t held_bytes;
+    uint64_t published_tensors;
+    uint64_t published_bytes;
+    uint64_t dropped_tensors; /* since create: by tl_rendezvous_end_step */
+};
+
+/* Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, struct tl_rendezvous **ret_table,
+                                    struct tl_error *ret_error) TL_MUST_USE;
+
+/* No receiver may wait and no sender be registered: tl_rendezvous_close first. NULL is accepted. */
+void tl_rendezvous_destroy(struct tl_rendezvous *table);
+
+/* Fails every receiver and every sender with the status, drops all values, and refuses everything from now on with it.
+ * A second close changes nothing. */
+void tl_rendezvous_close(struct tl_rendezvous *table, const struct tl_error *status);
+
+/* --------------------------------------------------------------------------------------------------- producers -- */
+
+/* Embedded in whoever sends; must stay valid until over is called or tl_rendezvous_unsend has returned true. */
+struct tl_sender {
+    /* The value has left the table, exactly once: TL_OK when a receiver acknowledged it. The table has put its
+     * reference; the receiver's transport may still hold one. */
+    void (*over)(struct tl_sender *sender, const struct tl_error *status);
+    void *entry; /* the table's */
+};
+
+/* Offers a tensor once; the table takes a reference of its own. over may be called before this returns, when a receiver
+ * acknowledges at once.
+ * Errors: TL_ALREADY_EXISTS: (key, step) is already offered. TL_RESOURCE_EXHAUSTED: limits.held_bytes, or no memory.
+ * The status of an aborted step, or of close. On error over is not called. */
+enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, uint64_t step, struct tl_tensor *tensor,
+                                  struct tl_sender *sender, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Takes a sent value back, reserved or not. A transfer that runs goes on by the transport's own reference, and its
+ * acknowledgement is ignored. True: over will not be called any more. False: it has been or is being called, or the
+ * send has failed. */
+bool tl_rendezvous_unsend(struct tl_rendezvous *table, struct tl_sender *sender) TL_MUST_USE;
+
+/* Publishes, replacing what the key had; the table takes a reference. Receivers that wait for at most `step` get it.
+ * ret_publication may be NULL.
+ * Errors: TL_RESOURCE_EXHAUSTED: no memory. The status of close. */
+enum tl_status tl_rendezvous_publish(struct tl_rendezvous *table, const char *key, uint64_t step,
+                                     struct tl_tensor *tensor, uint64_t *ret_publication,
+                                     struct tl_error *ret_error) TL_MUST_USE;
+
+/* Whether a tensor of this step would replace none that is newer. On the thread that publishes the answer stays true.
+ * Errors: TL_FAILED_PRECONDITION, naming both steps. */
+enum tl_status tl_rendezvous_check_version(struct tl_rendezvous *table, const char *key, uint64_t step,
+                                           struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ends one publication. Errors: TL_NOT_FOUND: naming the nearest key that is published. The status of close. */
+enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *key,
+                                      struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ends this publication of the key; false: it has ended already. */
+bool tl_rendezvous_withdraw_number(struct tl_rendezvous *table, const char *key, uint64_t publication);
+
+/* A walk over what is published, a few at a time, so that the mutex is never held for long. Each key that is published
+ * from the beginning to the end of the walk is met exactly once, with the publication that it has in that moment; keys
+ * that come or go meanwhile may be met. The table may not be destroyed before the end. */
+struct tl_table_walk {
+    struct tl_list link;  /* in the table's walks */
+    struct tl_list *next; /* the next publication's link, or the list's head */
+    uint64_t left_count;  /* how many to visit at most, so that it ends even if others publish faster */
+};
+
+/* A copy of what the table says of one publication. */
+struct tl_table_entry {
+    char key[TL_MAX_KEY_BYTES + 1];
+    uint64_t step;
+    uint64_t publication;
+    struct tl_meta_data meta_data;
+    struct tl_annotations *annotations; /* one reference; NULL: none */
+};
+
+/* Errors: The status of close. */
+enum tl_status tl_rendezvous_walk_begin(struct tl_rendezvous *table, struct tl_table_walk *walk,
+                                        struct tl_error *ret_error) TL_MUST_USE;
+/* The next publications, at most capacity; returns how many, 0 at the end. Ownership: the caller puts the annotations.
+ */
+size_t tl_rendezvous_walk_next(struct tl_rendezvous *table, struct tl_table_walk *walk, struct tl_table_entry *entries,
+                               size_t capacity);
+void tl_rendezvous_walk_end(struct tl_rendezvous *table, struct tl_table_walk *walk);
+
+/* --------------------------------------------------------------------------------------------------- receivers -- */
+
+/* Embedded in whoever wants a tensor. */
+struct tl_receiver {
+    struct tl_request_id id;
+    const char *key; /* valid until deliver has been called or tl_rendezvous_cancel has returned true */
+    uint64_t step;
+    const struct tl_share_client *client; /* who is charged while it waits; NULL: this program */
+    /* The answer, exactly once unless cancelled: a status, or with TL_OK an offer whose tensor reference the callee
+     * takes over. */
+    void (*deliver)(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer);
+    void *entry; /* the table's; NULL unless it waits */
+};
+
+/* Wants (key, step). deliver is called before this returns when the answer is known. A receiver with the same id that
+ * still waits is superseded: it gets TL_ABORTED. A receiver beyond limits.waiting_receivers, or for which there is no
+ * memory, gets TL_RESOURCE_EXHAUSTED; one whose id has another (key, step) reserved gets TL_INVALID_ARGUMENT. */
+void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *receiver);
+
+/* Stops waiting, freeing the slot at once. True: deliver will not be called any more. False: it has been or is being
+ * called (on another thread, it may not have returned yet). */
+bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *receiver) TL_MUST_USE;
+
+/* Who sent the value that is reserved for the id; NULL: nothing is. */
+struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, const struct tl_request_id *id);
+
+/* The receiver with this id has the whole value: it is dropped. Ignored when nothing is reserved for the id. */
+void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_request_id *id);
+
+/* The receiver with this id has given up: the value is offered again. Ignored when nothing is reserved for the id. */
+void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_id *id);
+/* The same, whether the receiver still waits (it is told TL_CANCELLED) or has been given the value. */
+void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_id *id);
+
+/* A receiver with this id that was given the reserved value has broken off; it may come back until deadline_ns
+ * (monotonic). Asking again with the id takes the deadline away; who has asked again before this call (over a new
+ * connection, while the old one was not yet known to be broken) has the value, and there is no deadline. Ignored when
+ * nothing is reserved for the id. */
+void tl_rendezvous_orphan(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns);
+
+/* Offers again whatever was orphaned until now_ns; returns when to call next, TL_TIME_NEVER when nothing is orphaned.
+ */
+int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns);
+
+/* A process is known to be gone: its receivers that wait get TL_ABORTED, and all that is reserved for requests of that
+ * incarnation is offered again. */
+void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t incarnation);
+
+/* ------------------------------------------------------------------------------------------------------- steps -- */
+
+/* Fails every sender and receiver of the step with the status (not TL_OK) and remembers it for those who come later, in
+ * place of an earlier one. Reserved values too: a transfer that runs goes on by the transport's own reference, and its
+ * acknowledgement is ignored. Without memory the mark is not kept, and the log says so. */
+void tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t step, const struct tl_error *status);
+
+/* The status of an aborted step, TL_OK for any other: for receives that do not come to this table. */
+enum tl_status tl_rendezvous_check_step(struct tl_rendezvous *table, uint64_t step,
+                                        struct tl_error *ret_error) TL_MUST_USE;
+
+/* Ends a step: drops its sent values that no receiver was matched with (their senders get TL_CANCELLED); a value that
+ * is reserved stays for its receiver alone and is dropped, not offered again, if that one gives up (its sender gets
+ * TL_CANCELLED then). Fails the step's waiting receivers with TL_CANCELLED and forgets the mark of an abort. The same
+ * step may be used again. Returns how many values were dropped. */
+uint64_t tl_rendezvous_end_step(struct tl_rendezvous *table, uint64_t step);
+
+void tl_rendezvous_get_stats(struct tl_rendezvous *table, struct tl_rendezvous_stats *ret_stats);
+
+#endif

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Rendezvous table: published values. One per key; given to any number of receivers; in no way reserved, so a receiver
+ * that asks again may get a newer one. What receivers have been given lives on by their own references when the value
+ * is replaced or withdrawn.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/text.h"
+#include "server/rendezvous/rendezvous_table.h"
+
+/* The nearest published key is searched among at most that many, and for at most that much work: the product of the
+ * lengths of the keys compared, 10 ms or so. */
+#define NEAREST_KEYS 1000
+#define NEAREST_WORK (UINT64_C(8) << 20)
+
+/* Gives the publication to all who wait for at most its step. */
+static void offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,
+                              struct tl_list *errands)
+{
+    TL_LIST_FOREACH_SAFE(&publication->name->places, link)
+    {
+        struct tl_table_place *place = TL_CONTAINER_OF(link, struct tl_table_place, name_link);
+        if (place->id.step > publication->step) continue;
+        place->use_count++;
+        while (!tl_list_is_empty(&place->waiters)) {
+            struct tl_table_waiter *waiter = TL_CONTAINER_OF(place->waiters.next, struct tl_table_waiter, place_link);
+            tl_table_publication_offer(publication, &waiter->offer);
+            tl_table_waiter_conclude(table, waiter, NULL, errands);
+        }
+        tl_table_place_put(table, place);
+    }
+}
+
+/* Puts a publication of the tensor in place of what the key had. NULL: no memory. */
+static struct tl_table_publication *add_publication(struct tl_rendezvous *table, const char *key, uint64_t step,
+                                                    struct tl_tensor *tensor, struct tl_list *errands)
+{
+    struct tl_table_publication *publication = calloc(1, sizeof(*publication));
+    if (publication == NULL) return NULL;
+    publication->name = tl_table_name_get(table, key);
+    if (publication->name == NULL) {
+        free(publication);
+        return NULL;
+    }
+    struct tl_table_publication *earlier = publication->name->publication;
+    if (earlier) {
+        /* In its place, so that walks meet the key once. */
+        tl_list_insert_before(earlier->link.next, &publication->link);
+        tl_table_publication_end(table, earlier, errands);
+    } else {
+        tl_list_push_back(&table->publications, &publication->link);
+    }
+    publication->name->publication = publication;
+    publication->tensor = tl_tensor_get(tensor);
+    publication->size_bytes = tl_tensor_size_bytes(tensor);
+    publication->step = step;
+    publication->number = tl_table_next_publication(table);
+    table->stats.published_tensors++;
+    table->stats.published_bytes += publication->size_bytes;
+    return publication;
+}
+
+enum tl_status tl_rendezvous_publish(struct tl_rendezvous *table, const char *key, uint64_t step,
+                                     struct tl_tensor *tensor, uint64_t *ret_publication, struct tl_error *ret_error)
+{
+    struct tl_list errands;
+    enum tl_status status = TL_OK;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    if (table->is_closed) {
+        status = tl_error_copy(ret_error, &table->close_status);
+    } else {
+        struct tl_table_publication *publication = add_publication(table, key, step, tensor, &errands);
+        if (publication) {
+            if (ret_publication) *ret_publication = publication->number;
+            offer_publication(table, publication, &errands);
+        } else {
+            status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to publish %s", key);
+        }
+    }
+    tl_table_unlock_and_run(table, &errands);
+    return status;
+}
+
+enum tl_status tl_rendezvous_check_version(struct tl_rendezvous *table, const char *key, uint64_t step,
+                                           struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    tl_table_lock(table);
+    const struct tl_table_name *name = tl_table_name_find(table, key);
+    if (name && name->publication && name->publication->step > step)
+        status = tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                              "%s is published with step %" PRIu64 ", which is newer than step %" PRIu64
+                              "; give a step of at least that, or say that it may go back (push --force)",
+                              key, name->publication->step, step);
+    tl_table_unlock(table);
+    return status;
+}
+
+static enum tl_status not_published(struct tl_rendezvous *table, const char *key, struct tl_error *ret_error)
+{
+    const char *candidates[NEAREST_KEYS];
+    size_t count = 0, key_len = strlen(key);
+    uint64_t work = 0;
+    TL_LIST_FOREACH(&table->publications, link)
+    {
+        const char *candidate = TL_CONTAINER_OF(link, struct tl_table_publication, link)->name->key;
+        work += (uint64_t)key_len * strlen(candidate);
+        if (count == NEAREST_KEYS || work > NEAREST_WORK) break;
+        candidates[count++] = candidate;
+    }
+    const char *nearest = tl_text_nearest(key, candidates, count);
+    if (nearest == NULL)
+        return tl_error_set(ret_error, TL_NOT_FOUND, "%s is not published, nor is any key with a name like it", key);
+    return tl_error_set(ret_error, TL_NOT_FOUND, "%s is not published; did you mean %s?", key, nearest);
+}
+
+enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *key, struct tl_error *ret_error)
+{
+    struct tl_list errands;
+    enum tl_status status = TL_OK;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    struct tl_table_name *name = tl_table_name_find(table, key);
+    if (table->is_closed) {
+        status = tl_error_copy(ret_error, &table->close_status);
+    } else if (name && name->publication) {
+        tl_table_publication_end(table, name->publication, &errands);
+    } else {
+        status = not_published(table, key, ret_error);
+    }
+    tl_table_unlock_and_run(table, &errands);
+    return status;
+}
+
+bool tl_rendezvous_withdraw_number(struct tl_rendezvous *table, const char *key, uint64_t publication)
+{
+    struct tl_list errands;
+    tl_list_init(&errands);
+    tl_table_lock(table);
+    struct tl_table_name *name = tl_table_name_find(table, key);
+    bool is_there = name && name->publication && name->publication->number == publication;
+    if (is_there) tl_table_publication_end(table, name->publication, &errands);
+    tl_table_unlock_and_run(table, &errands);
+    return is_there;
+}
+
+enum tl_status tl_rendezvous_walk_begin(struct tl_rendezvous *table, struct tl_table_walk *walk,
+                                        struct tl_error *ret_error)
+{
+    tl_table_lock(table);
+    enum tl_status status = table->is_closed ? tl_error_copy(ret_error, &table->close_status) : TL_OK;
+    walk->next = table->publications.next;
+    walk->left_count = table->stats.published_tensors;
+    if (status == TL_OK) tl_list_push_back(&table->walks, &walk->link);
+    tl_table_unlock(table);
+    return status;
+}
+
+size_t tl_rendezvous_walk_next(struct tl_rendezvous *table, struct tl_table_walk *walk, struct tl_table_entry *entries,
+                               size_t capacity)
+{
+    size_t count = 0;
+    tl_table_lock(table);
+    while (count < capacity && walk->left_count > 0 && walk->next != &table->publications) {
+        const struct tl_table_publication *from = TL_CONTAINER_OF(walk->next, struct tl_table_publication, link);
+        struct tl_table_entry *to = &entries[count++];
+        memcpy(to->key, from->name->key, strlen(from->name->key) + 1);
+        to->step = from->step;
+        to->publication = from->number;
+        to->meta_data = *tl_tensor_meta_data(from->tensor);
+        to->annotations = tl_annotations_get(tl_tensor_annotations(from->tensor));
+        walk->next = walk->next->next;
+        walk->left_count--;
+    }
+    tl_table_unlock(table);
+    return count;
+}
+
+void tl_rendezvous_walk_end(struct tl_rendezvous *table, struct tl_table_walk *walk)
+{
+    tl_table_lock(table);
+    tl_list_remove(&walk->link);
+    tl_table_unlock(table);
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/transfers/serving.h"
+
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "server/transports/transport.h"
+#include "server/worker_internal.h"
+
+/* A request of a peer, from its arrival to the end of its serve, or to the table's answer if that comes later. */
+struct served {
+    struct tl_serving *serving;
+    struct tl_list link;    /* in serving->serves, while there is a serve */
+    struct tl_serve *serve; /* NULL: over, the table's answer is on its way */
+    enum tl_serve_end end;  /* how it was over, then */
+    struct tl_receiver receiver;
+    bool is_answered;
+    bool is_reserved; /* the answer was a one-shot value, which this serve must acknowledge or give back */
+
+    /* The answer, when it comes from another thread. */
+    struct tl_closure closure;
+    const struct tl_error *failure; /* kept; NULL: TL_OK */
+    struct tl_offer offer;
+};
+
+/* Puts the registered copy in the place of the tensor. */
+static void take_copy(struct tl_offer *offer)
+{
+    struct tl_tensor *copy = tl_transport_copy_of(offer->tensor);
+    if (copy == NULL) return;
+    struct tl_tensor *tensor = offer->tensor;
+    offer->tensor = tl_tensor_get(copy);
+    tl_tensor_put(tensor);
+}
+
+static void answer(struct served *served, const struct tl_error *status, struct tl_offer *offer)
+{
+    if (served->serving->wants_copies && status->code == TL_OK) take_copy(offer);
+    served->is_answered = true;
+    served->is_reserved = status->code == TL_OK && offer->is_one_shot;
+    served->serve->is_final = true;
+    served->serve->ops->reply(served->serve, status, offer);
+}
+
+/* The serve has ended: what was reserved for it is dropped, offered again, or kept for a while. */
+static void settle(struct tl_serving *serving, const struct tl_request_id *id, enum tl_serve_end end)
+{
+    struct tl_worker *worker = serving->worker;
+    if (end == TL_SERVE_RECEIVED) {
+        tl_rendezvous_acknowledge(worker->table, id);
+    } else if (end == TL_SERVE_CANCELLED || serving->is_closing) {
+        tl_rendezvous_release(worker->table, id);
+    } else {
+        int64_t until_ns = tl_clock_deadline_ns(worker->settings.reservation_timeout_ns);
+        tl_rendezvous_orphan(worker->table, id, until_ns);
+        tl_source_expire(worker);
+    }
+}
+
+/* The answer has come executor. */
+static void answer_came(struct tl_closure *closure)
+{
+    struct served *served = TL_CONTAINER_OF(closure, struct served, closure);
+    const struct tl_error *failure = served->failure;
+    if (served->serve != NULL) {
+        answer(served, tl_error_kept(failure), &served->offer);
+        tl_error_drop(failure);
+        return;
+    }
+    if (failure == NULL) {
+        tl_tensor_put(served->offer.tensor);
+        if (served->offer.is_one_shot) settle(served->serving, &served->receiver.id, served->end);
+    }
+    tl_error_drop(failure);
+    free(served);
+}
+
+static void deliver(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer)
+{
+    struct served *served = TL_CONTAINER_OF(receiver, struct served, receiver);
+    const struct tl_executor *executor = served->serving->executor;
+    if (status->code == TL_OK) served->offer = *offer;
+    if (tl_executor_is_here(executor)) {
+        answer(served, status, &served->offer);
+        return;
+    }
+    served->failure = tl_error_keep(status);
+    executor->post(executor, &served->closure);
+}
+
+static void refuse(struct tl_serving *serving, struct tl_serve *serve)
+{
+    struct tl_error error;
+    tl_error_set(&error, TL_UNAVAILABLE, "%s is shutting down", serving->worker->self.name);
+    serve->ops->reply(serve, &error, NULL);
+}
+
+static void request(void *context, struct tl_serve *serve)
+{
+    struct tl_serving *serving = context;
+    struct tl_worker *worker = serving->worker;
+    serve->source_state = NULL;
+    if (serving->is_closing) {
+        refuse(serving, serve);
+        return;
+    }
+    struct served *served = calloc(1, sizeof(*served));
+    if (served == NULL) {
+        struct tl_error error;
+        tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "%s has no memory for the request", worker->self.name);
+        serve->ops->reply(serve, &error, NULL);
+        return;
+    }
+    served->serving = serving;
+    served->serve = serve;
+    served->closure.run = answer_came;
+    served->receiver = (struct tl_receiver){
+        .id = serve->id, .key = serve->key, .step = serve->step, .client = &serve->peer->client, .deliver = deliver};
+    serve->source_state = served;
+    tl_list_push_back(&serving->serves, &served->link);
+    tl_rendezvous_receive(worker->table, &served->receiver);
+}
+
+static void closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
+{
+    struct tl_serving *serving = context;
+    struct served *served = serve->source_state;
+    if (served == NULL) return;
+    tl_list_remove(&served->link);
+    if (!served->is_answered) {
+        if (!tl_rendezvous_cancel(serving->worker->table, &served->receiver)) {
+            served->serve = NULL;
+            served->end = end;
+            return;
+        }
+    } else if (served->is_reserved) {
+        settle(serving, &serve->id, end);
+    }
+    free(served);
+}
+
+static void received(void *context, const struct tl_request_id *id)
+{
+    struct tl_serving *serving = context;
+    tl_rendezvous_acknowledge(serving->worker->table, id);
+}
+
+static void given_up(void *context, const struct tl_request_id *id)
+{
+    struct tl_serving *serving = context;
+    tl_rendezvous_give_up(serving->worker->table, id);
+}
+
+const struct tl_source_ops tl_serving_ops = {
+    .request = request, .closed = closed, .received = received, .given_up = given_up};
+
+void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const struct tl_executor *executor)
+{
+    *serving = (struct tl_serving){.worker = worker, .executor = executor};
+    tl_list_init(&serving->serves);
+}
+
+void tl_serving_close(struct tl_serving *serving)
+{
+    serving->is_closing = true;
+    TL_LIST_FOREACH_SAFE(&serving->serves, place)
+    {
+        struct served *served = TL_CONTAINER_OF(place, struct served, link);
+        if (served->is_answered || !tl_rendezvous_cancel(serving->worker->table, &served->receiver)) continue;
+        served->is_answered = true;
+        refuse(serving, served->serve);
+    }
+}

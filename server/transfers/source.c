@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What the control transport asks of this worker: the tensors of the table for peers (server/transfers/serving.h) and
+ * for clients, and what clients push.
+ *
+ * Failure modes: a push that does not fit the limit of held bytes is refused before it takes memory; one whose client
+ * breaks off gives its part of the account back.
+ */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "server/peers/admission.h"
+#include "server/transfers/walk.h"
+#include "server/worker_internal.h"
+
+static void expire_now(struct tl_worker *worker)
+{
+    int64_t next_ns = tl_rendezvous_expire(worker->table, tl_clock_now_ns());
+    if (tl_timers_arm(tl_loop_timers(worker->loop), &worker->expire_timer, next_ns) != TL_OK) {
+        TL_LOG_AT_ERROR("no memory to free reservations in time");
+    }
+}
+
+static void expire_timer_fired(struct tl_timer *timer)
+{
+    expire_now(TL_CONTAINER_OF(timer, struct tl_worker, expire_timer));
+}
+
+static void expire_asked(struct tl_closure *closure)
+{
+    struct tl_worker *worker = TL_CONTAINER_OF(closure, struct tl_worker, expire_closure);
+    __atomic_store_n(&worker->is_expire_asked, false, __ATOMIC_RELEASE);
+    expire_now(worker);
+}
+
+void tl_source_expire(struct tl_worker *worker)
+{
+    if (tl_executor_is_here(&worker->executor)) {
+        expire_now(worker);
+    } else if (!__atomic_exchange_n(&worker->is_expire_asked, true, __ATOMIC_ACQ_REL)) {
+        worker->executor.post(&worker->executor, &worker->expire_closure);
+    }
+}
+
+static void request(void *context, struct tl_serve *serve)
+{
+    struct tl_worker *worker = context;
+    tl_serving_ops.request(&worker->serving, serve);
+}
+
+static void closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
+{
+    struct tl_worker *worker = context;
+    tl_serving_ops.closed(&worker->serving, serve, end);
+}
+
+static void received(void *context, const struct tl_request_id *id)
+{
+    struct tl_worker *worker = context;
+    tl_serving_ops.received(&worker->serving, id);
+}
+
+static void given_up(void *context, const struct tl_request_id *id)
+{
+    struct tl_worker *worker = context;
+    tl_serving_ops.given_up(&worker->serving, id);
+}
+
+/* ----------------------------------------------------------------------------------------------------- pushing -- */
+
+/* What the worker keeps for a pushed tensor besides its bytes and its key: objects of the tensor, its memory and the
+ * table, with what the allocator adds; some 850 bytes were measured. Without it, empty tensors would not count. */
+#define PUSHED_OVERHEAD_BYTES 1024
+
+/* A tensor that a client pushes or has pushed, charged to the client until the last reference is put. Whoever received
+ * it by reference, and gRPC, may keep it longer than the worker lives. */
+struct pushed {
+    struct tl_share *share;
+    uint64_t charged_bytes;
+};
+
+enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_error)
+{
+    tl_serving_init(&worker->serving, worker, &worker->executor);
+    worker->expire_timer.fire = expire_timer_fired;
+    worker->expire_closure.run = expire_asked;
+    worker->pushed = tl_shares_create("limits.held", worker->settings.held_bytes);
+    worker->listings = tl_shares_create("listings", TL_LISTINGS_BYTES);
+    if (worker->pushed == NULL || worker->listings == NULL)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
+    return TL_OK;
+}
+
+void tl_source_fini(struct tl_worker *worker)
+{
+    tl_walks_fini(worker);
+    tl_shares_destroy(worker->pushed);
+    tl_shares_destroy(worker->listings);
+}
+
+/* Local publishers may go back, since they know why; a client may be the one of two that comes too late. */
+static enum tl_status check_version(struct tl_worker *worker, const struct tl_push *push, struct tl_error *ret_error)
+{
+    return push->may_go_back ? TL_OK : tl_rendezvous_check_version(worker->table, push->key, push->step, ret_error);
+}
+
+static enum tl_status admit(void *context, const struct tl_identity *client, const struct tl_push *push,
+                            void **ret_admission, struct tl_error *ret_error)
+{
+    struct tl_worker *worker = context;
+    if (worker->is_closing) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s is shutting down", worker->self.name);
+    enum tl_status status = check_version(worker, push, ret_error);
+    if (status != TL_OK) return status;
+    uint64_t charged_bytes;
+    uint64_t extra_bytes = strlen(push->key) + tl_annotations_bytes(push->annotations) + PUSHED_OVERHEAD_BYTES;
+    if (!tl_add_u64(push->meta_data.size_bytes, extra_bytes, &charged_bytes)) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s has %" PRIu64 " bytes, which is too much", push->key,
+                            push->meta_data.size_bytes);
+    }
+    struct pushed *pushed = malloc(sizeof(*pushed));
+    if (pushed == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to publish %s", push->key);
+    pushed->charged_bytes = charged_bytes;
+    status = tl_shares_take(worker->pushed, &client->client, charged_bytes, &pushed->share, ret_error);
+    if (status != TL_OK) {
+        free(pushed);
+        tl_error_prefix(ret_error, "%s cannot take %s: ", worker->self.name, push->key);
+        return status;
+    }
+    *ret_admission = pushed;
+    return TL_OK;
+}
+
+static void pushed_released(void *data, void *context)
+{
+    (void)data;
+    struct pushed *pushed = context;
+    tl_shares_give(pushed->share, pushed->charged_bytes);
+    free(pushed);
+}
+
+static enum tl_status publish(void *context, void *admission, const struct tl_push *push, struct tl_tensor *tensor,
+                              uint64_t *ret_publication, struct tl_error *ret_error)
+{
+    struct tl_worker *worker = context;
+    struct tl_tensor *alias;
+    enum tl_status status = TL_OK;
+    /* Again: another client may have been faster. */
+    if (tensor != NULL) status = check_version(worker, push, ret_error);
+    if (tensor != NULL && status == TL_OK)
+        status = tl_tensor_create_alias(tensor, pushed_released, admission, &alias, ret_error);
+    if (tensor == NULL || status != TL_OK) {
+        pushed_released(NULL, admission);
+        return status;
+    }
+    status = tl_rendezvous_publish(worker->table, push->key, push->step, alias, ret_publication, ret_error);
+    tl_tensor_put(alias);
+    return status;
+}
+
+static void link_up(void *context, struct tl_link *link)
+{
+    tl_peers_link_up(context, link);
+}
+
+static enum tl_link_admission admit_link(void *context, const struct tl_identity *peer, struct tl_error *ret_error)
+{
+    return tl_peers_admit(context, peer, ret_error);
+}
+
+const struct tl_control_handlers tl_worker_handlers = {
+    .source = {.request = request, .closed = closed, .received = received, .given_up = given_up},
+    .admit_link = admit_link,
+    .link_up = link_up,
+    .admit = admit,
+    .publish = publish,
+    .walk_begin = tl_walk_begin,
+    .walk_step = tl_walk_step,
+    .walk_end = tl_walk_end,
+    .describe = tl_worker_describe,
+};

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a worker says of its transports when it is asked how it is: which there are, and of the one over cards the
+ * card, its port and how peers reach its memory.
+ *
+ * What a card is like was noted when it was opened; the state of its port is read from the kernel each time, since
+ * cables are pulled. Without a data plane the reason is the transport's; when it was the limit of locked memory, that
+ * is told apart, because the remedy has nothing to do with cards.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "server/transports/transport_choice.h"
+#include "server/worker_internal.h"
+
+/* As the kernel numbers them in sysfs. */
+static const char *const port_states[] = {"", "down", "waits for the subnet manager", "armed", "active"};
+
+/* The state of the card's port now; "": not known. */
+static const char *read_port_state(const struct tl_verbs_candidate *card)
+{
+    char path[256];
+    unsigned state = 0;
+    snprintf(path, sizeof(path), "/sys/class/infiniband/%s/ports/%u/state", card->device, card->port);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return "";
+    if (fscanf(file, "%u", &state) != 1) state = 0;
+    fclose(file);
+    return state < TL_ARRAY_COUNT(port_states) ? port_states[state] : "";
+}
+
+/* The word in brackets in a file of the kernel's; "": there is none. */
+static void read_choice(const char *path, char *ret_word, size_t capacity)
+{
+    char line[128] = "";
+    ret_word[0] = '\0';
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return;
+    if (fgets(line, sizeof(line), file) == NULL) line[0] = '\0';
+    fclose(file);
+    const char *begin = strchr(line, '[');
+    size_t len = begin != NULL ? strcspn(begin + 1, "]") : 0;
+    if (begin != NULL) snprintf(ret_word, capacity, "%.*s", (int)len, begin + 1);
+}
+
+static unsigned read_number(const char *path)
+{
+    unsigned number = 0;
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return 0;
+    if (fscanf(file, "%u", &number) != 1) number = 0;
+    fclose(file);
+    return number;
+}
+
+/* What the plane of the host works with: its socket, who may connect, how memory of users is copied, which pages. */
+static void describe_local(const struct tl_worker *worker, char *ret_text, size_t capacity)
+{
+    const struct tl_local_settings *local = &worker->settings.local;
+    char transparent[32];
+    const char *refusal = tl_peers_outside_refusal(worker);
+    bool is_off = local->process_vm == TL_PROCESS_VM_OFF;
+    read_choice("/sys/kernel/mm/transparent_hugepage/shmem_enabled", transparent, sizeof(transparent));
+    snprintf(ret_text, capacity,
+             "shared memory with workers of this host; socket: %.256s; users: %.128s; memory of users: %s%.256s; huge "
+             "pages: %u reserved, transparent ones %s",
+             local->socket_folder != NULL ? local->socket_folder : "no file",
+             local->users != NULL ? local->users : "same",
+             is_off            ? "copied twice, local.process_vm is off"
+             : refusal != NULL ? "copied twice with some: "
+                               : "read with process_vm_readv",
+             !is_off && refusal != NULL ? refusal : "",
+             read_number("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"),
+             transparent[0] != '\0' ? transparent : "unknown");
+}
+
+static enum tl_status add_transport(struct tl_description *description, const char *name, bool is_available,
+                                    const char *reason, struct tl_error *ret_error)
+{
+    struct tl_transport_state *state = &description->transports[description->transport_count++];
+    state->name = strdup(name);
+    state->is_available = is_available;
+    state->reason = strdup(reason);
+    if (state->name != NULL && state->reason != NULL) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for transports");
+}
+
+static enum tl_status describe_transports(const struct tl_worker *worker, struct tl_description *description,
+                                          struct tl_error *ret_error)
+{
+    struct tl_error failures[TL_MAX_TRANSPORTS];
+    bool works[TL_MAX_TRANSPORTS], is_any_working = false;
+    for (size_t i = 0; i < worker->transport_count; i++) {
+        struct tl_transport *transport = worker->transports[i].transport;
+        failures[i].code = TL_OK;
+        works[i] = transport != NULL && !tl_transport_has_failed(transport, &failures[i]);
+        is_any_working |= works[i];
+    }
+    description->transports = calloc(1 + worker->transport_count, sizeof(*description->transports));
+    if (description->transports == NULL) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for transports");
+    }
+    const char *grpc = is_any_working ? "in use where there is no data connection" : "in use for all peers";
+    enum tl_status status = add_transport(description, "grpc", true, grpc, ret_error);
+    for (size_t i = 0; i < worker->transport_count && status == TL_OK; i++) {
+        const struct tl_transport_slot *slot = &worker->transports[i];
+        char local[TL_ERROR_MESSAGE_BYTES];
+        bool is_local = slot->transport != NULL && slot->source->find_host != NULL;
+        if (is_local) describe_local(worker, local, sizeof(local));
+        const char *reason = failures[i].code != TL_OK ? failures[i].message
+                             : is_local                ? local
+                             : slot->transport != NULL ? slot->transport->describes_device
+                                                       : slot->reason;
+        status = add_transport(description, slot->source->name, works[i], reason, ret_error);
+    }
+    return status;
+}
+
+/* The slot of the transport over cards; NULL: none is wanted. */
+static const struct tl_transport_slot *find_verbs(const struct tl_worker *worker)
+{
+    for (size_t i = 0; i < worker->transport_count; i++) {
+        const struct tl_transport_slot *slot = &worker->transports[i];
+        if (slot->is_wanted && slot->source->find_host == NULL) return slot;
+    }
+    return NULL;
+}
+
+static enum tl_status describe_card(const struct tl_worker *worker, struct tl_description *description,
+                                    struct tl_error *ret_error)
+{
+    static const struct tl_verbs_candidate no_card;
+    const struct tl_transport_slot *slot = find_verbs(worker);
+    if (slot == NULL) return TL_OK;
+    const struct tl_transport *transport = slot->transport;
+    const struct tl_verbs_candidate *card = transport != NULL ? &transport->card : &no_card;
+    bool is_known = card->device[0] != '\0';
+    bool lacks_memlock = transport == NULL && tl_transport_is_about_memlock(slot->reason);
+    const char *keys = transport == NULL ? "" : transport->options.engine.keys == TL_KEYS_REGION ? "region" : "window";
+    struct tl_data_plane_description *to = calloc(1, sizeof(*to));
+    description->data_plane = to;
+    if (to != NULL) {
+        to->memlock = strdup(lacks_memlock ? slot->reason : "");
+        to->device = strdup(is_known || transport == NULL ? card->device : transport->provider->name);
+        to->port = card->port;
+        to->gid_index = is_known && card->gid_index > 0 ? (uint32_t)card->gid_index : 0;
+        to->gid = strdup(card->gid);
+        to->gid_type = strdup(card->gid_type);
+        to->interface = strdup(card->interface);
+        to->port_state = strdup(is_known ? read_port_state(card) : "");
+        to->link_layer = strdup(card->link_layer);
+        to->mtu_bytes = (uint32_t)tl_min_u64(card->mtu_bytes, worker->settings.verbs.mtu_bytes);
+        to->keys = strdup(keys);
+        to->reason = strdup(transport != NULL ? transport->provider->reason : "");
+        to->passed_over = strdup(transport != NULL ? transport->passed_over : "");
+        to->not_tried = strdup(transport != NULL ? transport->not_tried : "");
+    }
+    bool is_complete = to != NULL && to->memlock != NULL && to->device != NULL && to->gid != NULL &&
+                       to->gid_type != NULL && to->interface != NULL && to->port_state != NULL &&
+                       to->link_layer != NULL && to->keys != NULL && to->reason != NULL && to->passed_over != NULL &&
+                       to->not_tried != NULL;
+    if (is_complete) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the description of the data plane");
+}
+
+enum tl_status tl_transports_describe(const struct tl_worker *worker, struct tl_description *description,
+                                      struct tl_error *ret_error)
+{
+    enum tl_status status = describe_transports(worker, description, ret_error);
+    return status == TL_OK ? describe_card(worker, description, ret_error) : status;
+}

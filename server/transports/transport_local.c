@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The data plane within a host: what the settings mean for it, and where its provider comes from. */
+#include <stdlib.h>
+
+#include "base/arith.h"
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "server/transports/local_settings.h"
+#include "server/transports/transport.h"
+#include "server/transports/verbs_settings.h"
+
+/* Operations posted to one peer at a time. */
+#define WORK_COUNT 256
+/* Open requests to one peer, and from it. */
+#define REQUEST_COUNT 1024
+/* Keys whose meta-data is remembered, per peer. */
+#define CACHE_COUNT 4096
+/* Of one write: what a cancel may have to wait for. So large that the provider copies it past the caches. */
+#define PIECE_BYTES (8 * 1024 * 1024)
+/* Smaller tensors in memory of users are copied through the pool: to have a helper thread read them takes longer. */
+#define REGISTER_BYTES (16 * 1024)
+#define MAX_CACHED_COUNT 4096
+#define CANCEL_NS (1 * TL_NS_PER_SEC)
+/* A data connection that takes longer is not worth waiting for. Where dozens of workers of few cores connect all to
+ * all, each takes seconds, and one that is given up then makes the others take longer. */
+#define MAX_CONNECT_NS (10 * TL_NS_PER_SEC)
+
+_Static_assert(TL_HOST_BYTES == TL_HOST_ID_BYTES, "what is told of the host is its id");
+
+static void read_local(const struct tl_settings *settings, struct tl_transport_options *ret_options)
+{
+    const struct tl_local_settings *local = &settings->local;
+    int64_t connect_ns = settings->connect_timeout_ns;
+    if (connect_ns > MAX_CONNECT_NS) connect_ns = MAX_CONNECT_NS;
+    uint64_t max_pool_bytes = local->max_pool_bytes;
+    if (max_pool_bytes == TL_SETTING_AUTO) {
+        max_pool_bytes = tl_max_u64(tl_verbs_settings_half_of_memory(), local->pool_bytes);
+    }
+    /* Registering costs nothing here: no page is pinned. */
+    const struct tl_memory_options memory = {.pool_bytes = local->pool_bytes,
+                                             .max_pool_bytes = max_pool_bytes,
+                                             .max_cached_bytes = INT64_MAX,
+                                             .max_cached_count = MAX_CACHED_COUNT};
+    *ret_options = (struct tl_transport_options){
+        .memory = memory,
+        .reactor = {.spin_ns = local->spin_ns},
+        .engine = {.keys = TL_KEYS_REGION,
+                   .slot_count = (uint32_t)local->slot_count,
+                   .work_count = WORK_COUNT,
+                   .request_count = REQUEST_COUNT,
+                   .cache_count = CACHE_COUNT,
+                   .piece_bytes = PIECE_BYTES,
+                   .register_bytes = REGISTER_BYTES,
+                   .peer_memory = memory,
+                   .is_mapping_allowed = local->map == TL_LOCAL_MAP_FILES,
+                   .peer_timeout_ns = local->peer_timeout_ns,
+                   .connect_ns = connect_ns,
+                   .cancel_ns = CANCEL_NS,
+                   .parked_ns = settings->stalled_timeout_ns,
+                   .reroute_ns = settings->rdma == TL_RDMA_REQUIRE ? 0 : TL_TRANSPORT_REROUTE_NS},
+        .attempt_ns = connect_ns,
+    };
+}
+
+static enum tl_status find_host(void *context, uint8_t ret_host[TL_HOST_BYTES], struct tl_error *ret_error)
+{
+    (void)context;
+    return tl_local_host_id(ret_host, ret_error);
+}
+
+/* The only one, of which nothing is known before. */
+static enum tl_status list_local(void *context, const struct tl_settings *settings, const char *address,
+                                 struct tl_verbs_candidate **ret_candidates, size_t *ret_count,
+                                 struct tl_error *ret_error)
+{
+    (void)context;
+    (void)settings;
+    (void)address;
+    struct tl_verbs_candidate *candidate = calloc(1, sizeof(*candidate));
+    if (candidate == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
+    *ret_candidates = candidate;
+    *ret_count = 1;
+    return TL_OK;
+}
+
+static enum tl_status open_local(void *context, const struct tl_settings *settings, const char *address, unsigned order,
+                                 struct tl_provider **ret_provider, struct tl_error *ret_error)
+{
+    (void)context;
+    (void)address;
+    (void)order;
+    uid_t users[TL_LOCAL_MAX_USERS];
+    struct tl_local_options options;
+    enum tl_status status = tl_local_settings_read(settings, users, &options, ret_error);
+    if (status != TL_OK) return status;
+    return tl_local_open(&options, ret_provider, ret_error);
+}
+
+const struct tl_transport_source tl_transport_local = {.name = "local",
+                                                       .refusal = tl_local_settings_refusal,
+                                                       .read = read_local,
+                                                       .find_host = find_host,
+                                                       .list = list_local,
+                                                       .open = open_local};

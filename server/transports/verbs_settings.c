@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Turns the settings "verbs" into options of the verbs provider.
+ *
+ * Whatever starts a provider or asks which card it would take comes through here, so that `tensorlane devices` tells
+ * what a worker does. Failure modes: a name that cannot be resolved is an error, since any card would then be a guess.
+ */
+#include "server/transports/verbs_settings.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include "base/error.h"
+
+#define DEFAULT_MEMORY_BYTES (UINT64_C(1) << 30)
+
+const char *tl_verbs_settings_refusal(const struct tl_settings *settings)
+{
+    if (settings->protocol == TL_PROTOCOL_GRPC) return "the protocol is grpc";
+    if (settings->protocol == TL_PROTOCOL_GRPC_LOCAL) return "the protocol is grpc+local";
+    if (settings->rdma == TL_RDMA_OFF) return "rdma is off";
+    return NULL;
+}
+
+uint64_t tl_verbs_settings_half_of_memory(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    if (pages <= 0 || page_bytes <= 0) return DEFAULT_MEMORY_BYTES;
+    return (uint64_t)pages / 2 * (uint64_t)page_bytes;
+}
+
+static bool is_loopback(const struct sockaddr *address)
+{
+    if (address->sa_family == AF_INET) {
+        const struct sockaddr_in *v4 = (const struct sockaddr_in *)(const void *)address;
+        return ntohl(v4->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
+    }
+    return address->sa_family == AF_INET6 &&
+           IN6_IS_ADDR_LOOPBACK(&((const struct sockaddr_in6 *)(const void *)address)->sin6_addr);
+}
+
+/* Replaces a name by an address. */
+static enum tl_status resolve(const char *name, char ret_host[TL_VERBS_HOST_BYTES], struct tl_error *ret_error)
+{
+    const struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM};
+    struct addrinfo *found = NULL;
+    int code = getaddrinfo(name, NULL, &hints, &found);
+    if (code != 0) {
+        return tl_error_set(
+            ret_error, TL_UNAVAILABLE,
+            "the worker's own name %s cannot be resolved (%s), and no card follows from it; make it known "
+            "to DNS or /etc/hosts, or name the card in verbs.devices",
+            name, gai_strerror(code));
+    }
+    const struct addrinfo *best = found;
+    while (best->ai_next && is_loopback(best->ai_addr))
+        best = best->ai_next;
+    if (is_loopback(best->ai_addr)) best = found;
+    code = getnameinfo(best->ai_addr, best->ai_addrlen, ret_host, TL_VERBS_HOST_BYTES, NULL, 0, NI_NUMERICHOST);
+    freeaddrinfo(found);
+    if (code == 0) return TL_OK;
+    return tl_error_set(ret_error, TL_UNAVAILABLE, "the address of %s cannot be read: %s", name, gai_strerror(code));
+}
+
+static uint64_t or_default(uint64_t value, uint64_t when_auto)
+{
+    return value == TL_SETTING_AUTO ? when_auto : value;
+}
+
+enum tl_status tl_verbs_settings_read(const struct tl_settings *settings, const char *address,
+                                      char ret_host[TL_VERBS_HOST_BYTES], struct tl_verbs_options *ret_options,
+                                      struct tl_error *ret_error)
+{
+    const struct tl_verbs_settings *verbs = &settings->verbs;
+    char name[256];
+    uint16_t port;
+    if (address) {
+        enum tl_status status = tl_address_split(address, name, sizeof(name), &port, ret_error);
+        if (status == TL_OK) status = resolve(name, ret_host, ret_error);
+        if (status != TL_OK) return status;
+    }
+    *ret_options = (struct tl_verbs_options){
+        .devices = verbs->devices,
+        .port = (int)or_default(verbs->port, 0),
+        .gid_index = verbs->gid_index == TL_SETTING_AUTO ? -1 : (int)verbs->gid_index,
+        .address = address ? ret_host : NULL,
+        .mtu_bytes = (uint32_t)or_default(verbs->mtu_bytes, 0),
+        .service_level = (int)verbs->service_level,
+        .traffic_class = (int)verbs->traffic_class,
+        .timeout = (int)verbs->timeout,
+        .retry_count = (int)verbs->retry_count,
+        .pkey_index = (int)verbs->pkey_index,
+        .queue_depth = (uint32_t)verbs->queue_depth,
+        .max_write_bytes = or_default(verbs->piece_bytes, 0),
+        .keys = verbs->keys == TL_VERBS_KEYS_REGION ? TL_KEYS_REGION : TL_KEYS_WINDOW,
+    };
+    return TL_OK;
+}

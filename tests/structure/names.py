@@ -1,0 +1,61 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""What names and lines must be like: no retired words in identifiers, no long lines.
+
+Retired words are those that the project once used instead of the field's terms (docs/design.md, "Words").
+"""
+import re
+
+import source
+
+# word -> what is said instead
+RETIRED = {
+    "letter": "closure", "porter": "helper", "door": "accept_socket", "driver": "progress", "home": "executor",
+    "guest": "client_peer", "loan": "borrow", "plane": "transport", "introduction": "address", "introduce": "address",
+    "greeting": "handshake", "greet": "handshake", "sever": "disconnect", "silence": "peer_timeout", "news": "packets",
+    "remains": "leftovers", "turn": "pending post, round or sequence", "room": "space or memory",
+}
+# LETTERS are those of an alphabet. The virtual machine of these tests is a guest.
+GUEST_FOLDER = "tests/rdma_vm"
+# "data plane" is a standard term.
+DATA_PLANE = re.compile(r"data_?plane", re.IGNORECASE)
+MAX_LINE = 120
+
+TOKEN = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*", re.DOTALL)
+FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
+
+
+def retired_in(path, text):
+    """The retired words in the identifiers of a C file: yields (identifier, word)."""
+    seen = set()
+    for match in TOKEN.finditer(text):
+        name = match[0]
+        if name[0] in "/\"'" or name in seen or name == "LETTERS":
+            continue
+        seen.add(name)
+        for part in DATA_PLANE.sub("", name).lower().split("_"):
+            word = part if part in RETIRED else part.removesuffix("s") if part.removesuffix("s") in RETIRED else None
+            if word and not (word == "guest" and str(path).startswith(GUEST_FOLDER)):
+                yield name, word
+
+
+def main():
+    problems = []
+    files = source.files(".c", ".h")
+    for path in files:
+        if str(path).startswith("tests/package/first_version"):
+            continue
+        text = source.read(path)
+        problems += [f"{path}: {name}: say {RETIRED[word]}" for name, word in retired_in(path, text)]
+    for path in files + source.files(".md", ".proto"):
+        text = source.read(path)
+        if path.suffix == ".md":  # what programs print stays as it is
+            text = FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
+        problems += [f"{path}:{number}: {len(line)} characters; there may be {MAX_LINE}"
+                     for number, line in enumerate(text.splitlines(), 1)
+                     if len(line) > MAX_LINE and not line.startswith("|") and "http" not in line]
+    source.finish(problems, len(files))
+
+
+if __name__ == "__main__":
+    main()
