@@ -418,7 +418,8 @@ class Thousands(ClientCase):
         self.serve()
         for n in range(IDLE_CONNECTIONS):
             self.connect(HELLO if n % 4 else b"")
-        wait_until(lambda: self.descriptors() >= IDLE_CONNECTIONS * 3 // 4, "the worker has taken the connections")
+        # gRPC closes each some 15 s after it was taken, on a slow machine before it has taken the last.
+        wait_until(lambda: self.descriptors() >= IDLE_CONNECTIONS // 4, "the worker has thousands of connections")
         self.assert_serves()
         self.hang_up()
         self.assert_serves()
