@@ -30,14 +30,9 @@ enum tl_local_map { TL_LOCAL_MAP_FILES = 0, TL_LOCAL_MAP_OFF = 1 };
 /* In "peers.addresses". */
 #define TL_MAX_PEER_NETWORKS 256
 
-/* In a list of users. */
-#define TL_LOCAL_MAX_USERS 64
-
 /* How the data plane within a host works: "local". */
 struct tl_local_settings {
     const char *socket_folder; /* {"socket_folder": "/run/tensorlane"}: where the socket is a file; NULL: it is none */
-    const char *users;         /* {"users": ["1000", "alice"]}: who may connect besides the user that the worker runs
-                                  as: "1000,alice"; "any"; NULL: nobody, "same" */
     uint64_t pool_bytes;       /* {"pool": "4MiB"}: memory that a peer writes to is taken in pieces of this */
     uint64_t max_pool_bytes;   /* {"max_pool": "auto"}: all of a peer; TL_SETTING_AUTO: half of the machine's memory */
     uint64_t slot_count;       /* {"slots": 256}: messages under way from one peer */
@@ -180,7 +175,7 @@ struct tl_config_value {
 };
 
 /* How many there are. */
-#define TL_CONFIG_VALUE_COUNT 50
+#define TL_CONFIG_VALUE_COUNT 49
 
 /* All values of a task of this configuration, or of its self, or (NULL) of a process that is no task, in the order of
  * struct tl_settings; returns how many there are and fills up to capacity. The strings live as long as the

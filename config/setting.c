@@ -20,7 +20,6 @@
 #include "config/device_list.h"
 #include "config/network_list.h"
 #include "config/quote.h"
-#include "config/user_list.h"
 
 /* Whole numbers up to here are exact as double. */
 #define MAX_EXACT_REAL 9007199254740992.0
@@ -321,8 +320,6 @@ enum tl_status tl_setting_read(const struct tl_setting *setting, const struct tl
         return read_files(value, arena, folder, settings, ret_error);
     case TL_SETTING_FOLDER:
         return read_folder(value, arena, folder, field(settings, setting), ret_error);
-    case TL_SETTING_USERS:
-        return tl_user_list_read(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_NETWORKS:
         return tl_network_list_read(value, arena, field(settings, setting), ret_error);
     case TL_SETTING_DEVICES:
@@ -349,7 +346,6 @@ void tl_setting_set_default(const struct tl_setting *setting, struct tl_settings
         break;
     case TL_SETTING_ADDRESS:
     case TL_SETTING_FOLDER:
-    case TL_SETTING_USERS:
     case TL_SETTING_NETWORKS:
     case TL_SETTING_DEVICES:
         memcpy(field(settings, setting), &text, sizeof(text));

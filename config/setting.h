@@ -19,7 +19,6 @@ enum tl_setting_kind {
     TL_SETTING_ADDRESS,  /* const char *, NULL: none */
     TL_SETTING_FILES,    /* publish and publish_count */
     TL_SETTING_FOLDER,   /* const char *, NULL: none, "" in JSON */
-    TL_SETTING_USERS,    /* const char *, as in struct tl_local_settings */
     TL_SETTING_NETWORKS, /* const char *, as peer_networks in struct tl_settings */
     TL_SETTING_DEVICES,  /* const char *, NULL: no list, "" in JSON */
     TL_SETTING_SIZE,     /* uint64_t; a number of bytes or text with a unit */

@@ -15,7 +15,6 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "config/network_list.h"
-#include "config/user_list.h"
 
 static const void *const_field(const struct tl_settings *settings, const struct tl_setting *setting)
 {
@@ -117,9 +116,6 @@ const char *tl_setting_format(const struct tl_setting *setting, const struct tl_
     case TL_SETTING_ADDRESS:
         memcpy(&text, from, sizeof(text));
         return text ? tl_json_text(text, arena) : "null";
-    case TL_SETTING_USERS:
-        memcpy(&text, from, sizeof(text));
-        return tl_user_list_format(text, arena);
     case TL_SETTING_NETWORKS:
         memcpy(&text, from, sizeof(text));
         return tl_network_list_format(text, arena);

@@ -121,7 +121,6 @@ const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
     {IN("timeouts", "stalled"), AT(stalled_timeout_ns), DURATION(1 * MS, 24 * HOUR, 60 * SEC)},
     {IN("timeouts", "drain"), AT(drain_timeout_ns), DURATION(0, 24 * HOUR, 10 * SEC)},
     {IN("local", "socket_folder"), AT(local.socket_folder), .kind = TL_SETTING_FOLDER},
-    {IN("local", "users"), AT(local.users), .kind = TL_SETTING_USERS},
     {IN("local", "pool"), AT(local.pool_bytes), SIZE(1 * MIB, 1 * TIB, 4 * MIB)},
     {IN("local", "max_pool"), AT(local.max_pool_bytes), AUTO_SIZE(1 * MIB, 1024 * TIB)},
     {IN("local", "slots"), AT(local.slot_count), COUNT(16, 4096, 256)},
@@ -239,20 +238,23 @@ enum tl_status tl_settings_note_origin(struct tl_settings_layer *layer, size_t s
     return TL_OK;
 }
 
-/* Names that settings had in earlier releases, and what they are called now. */
+/* Settings of earlier releases, and what to do in their place. */
 static const struct {
-    const char *group, *old_name, *name;
-} renamed_settings[] = {
-    {"local", "silence", "peer_timeout"},
-    {"verbs", "silence", "peer_timeout"},
+    const char *group, *name, *remedy;
+} former_settings[] = {
+    {"local", "silence", "is called \"peer_timeout\" now; rename it"},
+    {"local", "users",
+     "does not exist any more: only workers of one user share memory; remove it, and run workers that "
+     "are to share memory as one user (workers of different users use another transport)"},
+    {"verbs", "silence", "is called \"peer_timeout\" now; rename it"},
 };
 
-/* The present name of a setting that `name` was the earlier name of; NULL: it was none. */
-static const char *find_present_name(const char *group, const char *name)
+/* What to do in place of a setting of an earlier release; NULL: there was no such setting. */
+static const char *find_remedy(const char *group, const char *name)
 {
-    for (size_t i = 0; i < TL_ARRAY_COUNT(renamed_settings); i++) {
-        if (is_same_group(renamed_settings[i].group, group) && strcmp(renamed_settings[i].old_name, name) == 0)
-            return renamed_settings[i].name;
+    for (size_t i = 0; i < TL_ARRAY_COUNT(former_settings); i++) {
+        if (is_same_group(former_settings[i].group, group) && strcmp(former_settings[i].name, name) == 0)
+            return former_settings[i].remedy;
     }
     return NULL;
 }
@@ -268,10 +270,9 @@ static enum tl_status read_member(struct reading *reading, const char *group, co
         if (status != TL_OK) return status;
         return tl_settings_note_origin(reading->layer, i, member, reading->level, reading->arena, ret_error);
     }
-    const char *present_name = find_present_name(group, member->key);
-    if (present_name != NULL)
-        return tl_json_fail_key(member, TL_INVALID_ARGUMENT, ret_error,
-                                "the setting \"%s\" is called \"%s\" now; rename it", member->key, present_name);
+    const char *remedy = find_remedy(group, member->key);
+    if (remedy != NULL)
+        return tl_json_fail_key(member, TL_INVALID_ARGUMENT, ret_error, "the setting \"%s\" %s", member->key, remedy);
     const char *names[MAX_NAMES];
     size_t count = list_names(group, reading->level, names);
     return tl_json_fail_unknown_key(member, "setting", names, count, ret_error);

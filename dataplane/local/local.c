@@ -327,7 +327,6 @@ static void provider_close(struct tl_provider *base)
     if (base->fd >= 0) close(base->fd);
     pthread_mutex_destroy(&provider->mutex);
     free(provider->socket_folder);
-    free(provider->users);
     free(provider);
 }
 
@@ -361,16 +360,11 @@ static const struct tl_provider_ops local_ops = {
 static enum tl_status take_options(struct local_provider *provider, const struct tl_local_options *options,
                                    struct tl_error *ret_error)
 {
-    provider->is_any_user_allowed = options->is_any_user_allowed;
     provider->is_reading_forbidden = options->is_reading_forbidden;
-    if (options->socket_folder != NULL) provider->socket_folder = strdup(options->socket_folder);
-    if (options->user_count > 0) provider->users = calloc(options->user_count, sizeof(uid_t));
-    if ((options->socket_folder != NULL && provider->socket_folder == NULL) ||
-        (options->user_count > 0 && provider->users == NULL))
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
-    if (options->user_count > 0) memcpy(provider->users, options->users, options->user_count * sizeof(uid_t));
-    provider->user_count = options->user_count;
-    return TL_OK;
+    if (options->socket_folder == NULL) return TL_OK;
+    provider->socket_folder = strdup(options->socket_folder);
+    if (provider->socket_folder != NULL) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
 }
 
 static enum tl_status open_descriptors(struct local_provider *provider, struct tl_error *ret_error)

@@ -21,7 +21,6 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <sys/types.h>
 
 #include "dataplane/provider.h"
 
@@ -33,9 +32,6 @@
 
 struct tl_local_options {
     const char *socket_folder; /* where the socket is a file; NULL: it has an abstract name */
-    const uid_t *users;        /* [user_count] who may connect besides the user that we run as */
-    size_t user_count;
-    bool is_any_user_allowed;
     bool is_reading_forbidden; /* process_vm_readv is not tried: other memory than the pool's is copied twice */
 };
 

@@ -74,9 +74,8 @@ unsigned local_read_accept_socket(struct local_pair *pair)
     if (received == LOCAL_RECEIVED_NOTHING && local_peer_lives(pair)) return 0;
     if (received == LOCAL_RECEIVED_NOTHING) {
         local_pair_break(pair, TL_UNAVAILABLE,
-                         "the peer has closed the connection instead of sending its hello; its log says why, if it "
-                         "does not take calls of "
-                         "this user (local.users)");
+                         "the peer has closed the connection instead of sending its hello; if it runs as another "
+                         "user, which the local transport does not connect, its log says so");
     } else if (received != LOCAL_RECEIVED_PASSED || packet.kind != LOCAL_PACKET_HELLO || !is_for(pair, &packet.hello)) {
         local_pair_violation(pair, "a hello of another release or of another process");
     } else {

@@ -99,14 +99,12 @@ static bool is_mount_of_root(int fd)
 }
 
 /* File systems that whoever likes may mount, and that answer when a process of his does: what lies there is not used by
- * threads that others need. An overlay may lie over one; the one that our own root lies in does not. Reserved huge
- * pages of another user are waited for as memory is. */
-static bool may_wait(int fd, bool may_be_reserved)
+ * threads that others need. An overlay may lie over one; the one that our own root lies in does not. */
+static bool may_wait(int fd)
 {
     struct statfs system;
     if (fstatfs(fd, &system) != 0) return true;
     if (system.f_type == FUSE_SUPER_MAGIC) return true;
-    if (system.f_type == HUGETLBFS_MAGIC) return !may_be_reserved;
     return system.f_type == OVERLAYFS_SUPER_MAGIC && !is_mount_of_root(fd);
 }
 
@@ -129,7 +127,7 @@ static enum tl_status map_file(struct local_taking *taking, int fd)
     const struct tl_file_stamp stamp = {.size_bytes = packet->size_bytes,
                                         .modified_seconds = packet->modified_seconds,
                                         .modified_ns = packet->modified_ns};
-    if (stamp.size_bytes <= taking->files_bytes && !may_wait(fd, taking->may_be_reserved)) {
+    if (stamp.size_bytes <= taking->files_bytes && !may_wait(fd)) {
         return tl_mapped_file_adopt(fd, &stamp, describe(fd, path, sizeof(path)), &taking->file, &taking->error);
     }
     close(fd);
@@ -151,8 +149,7 @@ static enum tl_status map_memory(struct local_taking *taking, int fd)
     } else if (len_bytes % TL_PAGE_BYTES != 0) {
         status = tl_error_set(&taking->error, TL_INVALID_ARGUMENT, "a segment that does not consist of pages");
     }
-    if (status == TL_OK)
-        status = local_memory_map(fd, len_bytes, taking->may_be_reserved, &taking->address, &taking->error);
+    if (status == TL_OK) status = local_memory_map(fd, len_bytes, &taking->address, &taking->error);
     close(fd);
     return status;
 }

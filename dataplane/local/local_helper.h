@@ -34,7 +34,6 @@ struct local_taking {
     int socket;
     bool is_accept_socket;           /* the helper thread's, who closes it */
     pid_t peer;                      /* whose memory is tried to be read, with a HELLO; 0: none */
-    bool may_be_reserved;            /* memory of huge pages is mapped */
     uint64_t files_bytes;            /* no file is mapped that is larger */
     struct local_peer_file replaced; /* with FILE: what is freed first; the helper thread's */
     /* What comes of it. */

@@ -143,17 +143,15 @@ struct local_exposed {
 
 enum local_pages {
     LOCAL_PAGES_SMALL,
-    LOCAL_PAGES_HUGE,     /* where the kernel makes them by itself */
-    LOCAL_PAGES_RESERVED, /* those of the administrator, if there are any left; else the same */
+    LOCAL_PAGES_HUGE, /* those that the administrator has reserved, if any are left; else transparent ones */
 };
 
 /* Errors: TL_RESOURCE_EXHAUSTED. */
 enum tl_status local_memory_make(const char *name, uint64_t len_bytes, enum local_pages pages, int *ret_fd,
                                  void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
-/* Maps what a peer has passed, after looking whether it can be made smaller, is that large, and may be of reserved huge
- * pages. fd stays the caller's. Errors: TL_INVALID_ARGUMENT: it is not like that. TL_RESOURCE_EXHAUSTED. */
-enum tl_status local_memory_map(int fd, uint64_t len_bytes, bool may_be_reserved, void **ret_address,
-                                struct tl_error *ret_error) TL_MUST_USE;
+/* Maps memory that a peer has passed. fd stays the caller's. Errors: TL_INVALID_ARGUMENT: the memory is not sealed
+ * against shrinking, or has another size. TL_RESOURCE_EXHAUSTED. */
+enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
 
 enum tl_status local_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
                                    enum tl_region_access access, struct tl_region **ret_region,
@@ -286,7 +284,7 @@ bool local_is_control_socket(int fd);
 /* The number as which the kernel shows all users who have none here, in a container with users of its own; -1:
  * everybody has one. */
 uid_t local_unknown_uid(void);
-/* Errors: TL_PERMISSION_DENIED: not a user who may. */
+/* Errors: TL_PERMISSION_DENIED: the process belongs to another user than this one, or to one unknown here. */
 enum tl_status local_check_user(const struct local_provider *provider, uid_t uid,
                                 struct tl_error *ret_error) TL_MUST_USE;
 /* Readable when the process has ended; -1: there is none to be had, errno tells why. */
@@ -319,9 +317,6 @@ struct local_provider {
     struct tl_provider base; /* fd: epoll */
     uid_t own_uid;
     uid_t unknown_uid;
-    uid_t *users; /* [user_count] */
-    size_t user_count;
-    bool is_any_user_allowed;
     bool is_reading_forbidden;
     uint8_t host_id[TL_HOST_ID_BYTES];
     char *socket_folder; /* NULL: none */

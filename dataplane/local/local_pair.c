@@ -196,9 +196,7 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
 static void have_it_taken(struct local_pair *pair, const union local_packet *packet)
 {
     struct tl_error error;
-    struct local_taking taking = {.socket = pair->in_socket,
-                                  .may_be_reserved = pair->credentials.uid == pair->provider->own_uid,
-                                  .files_bytes = local_pair_space_bytes(pair)};
+    struct local_taking taking = {.socket = pair->in_socket, .files_bytes = local_pair_space_bytes(pair)};
     if (packet->kind == LOCAL_PACKET_HELLO) {
         local_pair_violation(pair, "a second hello");
         return;

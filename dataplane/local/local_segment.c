@@ -3,9 +3,7 @@
  * Shared memory: memfds that cannot be made smaller, so that a mapping of them does not fault.
  *
  * Huge pages that the administrator has reserved come first, transparent ones second. What a peer has passed is mapped
- * only if it is sealed and as large as was said; then a seal of ours keeps its pages from being taken out of it. Who
- * maps reserved pages waits for who allocates them, as do all of his threads that have to do with addresses: they are
- * used only between processes of one user, which can do worse to each other.
+ * only if it is sealed and as large as was said; then a seal of ours keeps its pages from being taken out of it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -83,7 +81,7 @@ enum tl_status local_memory_make(const char *name, uint64_t len_bytes, enum loca
 {
     int fd = -1;
     TL_CHECK(len_bytes > 0 && len_bytes % TL_PAGE_BYTES == 0);
-    if (pages == LOCAL_PAGES_RESERVED && len_bytes % HUGE_PAGE_BYTES == 0) {
+    if (pages == LOCAL_PAGES_HUGE && len_bytes % HUGE_PAGE_BYTES == 0) {
         fd = make_sized(name, len_bytes, MFD_HUGETLB | MFD_HUGE_2MB, ret_address);
     }
     /* A container may be allowed to map them and not to touch them, which would end in a signal. */
@@ -94,7 +92,7 @@ enum tl_status local_memory_make(const char *name, uint64_t len_bytes, enum loca
     }
     if (fd < 0) {
         fd = make_sized(name, len_bytes, 0, ret_address);
-        if (fd >= 0 && pages != LOCAL_PAGES_SMALL) (void)madvise(*ret_address, len_bytes, MADV_HUGEPAGE);
+        if (fd >= 0 && pages == LOCAL_PAGES_HUGE) (void)madvise(*ret_address, len_bytes, MADV_HUGEPAGE);
     }
     if (fd < 0) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "cannot make %" PRIu64 " bytes of shared memory: %s%s",
@@ -118,8 +116,7 @@ static bool keep_pages(int fd)
            (fcntl(fd, F_GET_SEALS) & F_SEAL_FUTURE_WRITE) != 0;
 }
 
-enum tl_status local_memory_map(int fd, uint64_t len_bytes, bool may_be_reserved, void **ret_address,
-                                struct tl_error *ret_error)
+enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error)
 {
     struct stat stat;
     int seals = fcntl(fd, F_GET_SEALS);
@@ -128,9 +125,6 @@ enum tl_status local_memory_map(int fd, uint64_t len_bytes, bool may_be_reserved
     }
     if (fstat(fd, &stat) != 0 || stat.st_size < 0 || (uint64_t)stat.st_size != len_bytes || len_bytes == 0) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "memory of another size than it says");
-    }
-    if (!may_be_reserved && is_reserved(fd)) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "reserved huge pages of another user");
     }
     void *address = map(fd, len_bytes);
     if (address != MAP_FAILED && !keep_pages(fd)) {
@@ -216,10 +210,8 @@ enum tl_status local_region_map(struct tl_provider *provider, uint64_t len_bytes
 {
     int fd = -1;
     void *address = NULL;
-    const struct local_provider *local = local_provider_of(provider);
-    enum local_pages pages =
-        local->is_any_user_allowed || local->user_count > 0 ? LOCAL_PAGES_HUGE : LOCAL_PAGES_RESERVED;
-    enum tl_status status = local_memory_make("tensorlane-segment", len_bytes, pages, &fd, &address, ret_error);
+    enum tl_status status =
+        local_memory_make("tensorlane-segment", len_bytes, LOCAL_PAGES_HUGE, &fd, &address, ret_error);
     if (status != TL_OK) return status;
     status = make_region(provider, address, len_bytes, TL_REGION_WRITE, fd, ret_region, ret_error);
     if (status != TL_OK) {

@@ -157,11 +157,9 @@ static enum tl_status name_in_folder(const struct local_provider *provider, int 
                             provider->socket_folder);
     }
     *ret_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)len + 1);
-    bool are_others_allowed = provider->is_any_user_allowed || provider->user_count > 0;
     const char *name = unfinished.sun_path + strlen(provider->socket_folder) + 1;
     bool is_bound = bind(fd, (const struct sockaddr *)&unfinished, sizeof(unfinished)) == 0;
-    if (is_bound && set_mode(provider->folder_fd, name, are_others_allowed ? 0666 : 0600) &&
-        rename(unfinished.sun_path, address->sun_path) == 0)
+    if (is_bound && set_mode(provider->folder_fd, name, 0600) && rename(unfinished.sun_path, address->sun_path) == 0)
         return TL_OK;
     int error = errno;
     if (is_bound) unlink(unfinished.sun_path);
@@ -483,18 +481,15 @@ uid_t local_unknown_uid(void)
 
 enum tl_status local_check_user(const struct local_provider *provider, uid_t uid, struct tl_error *ret_error)
 {
-    if (uid == provider->unknown_uid && !provider->is_any_user_allowed) {
+    if (uid == provider->unknown_uid) {
         return tl_error_set(ret_error, TL_PERMISSION_DENIED,
-                            "the peer's process belongs to a user who has no number in this container, and so may not "
-                            "connect unless all may (local.users)");
+                            "the peer's process belongs to a user who has no number in this container; only workers of "
+                            "one user share memory");
     }
-    bool is_allowed = provider->is_any_user_allowed || uid == provider->own_uid;
-    for (size_t i = 0; i < provider->user_count && !is_allowed; i++)
-        is_allowed = provider->users[i] == uid;
-    if (is_allowed) return TL_OK;
+    if (uid == provider->own_uid) return TL_OK;
     return tl_error_set(ret_error, TL_PERMISSION_DENIED,
-                        "the peer's process belongs to user %ju, who may not connect; this worker runs as user %ju "
-                        "(local.users)",
+                        "the peer's process belongs to user %ju and this worker to user %ju; only workers of one user "
+                        "share memory",
                         (uintmax_t)uid, (uintmax_t)provider->own_uid);
 }
 

@@ -57,7 +57,7 @@ static unsigned read_number(const char *path)
     return number;
 }
 
-/* What the plane of the host works with: its socket, who may connect, how memory of users is copied, which pages. */
+/* What the local transport works with: its socket, how memory of users is copied, and which huge pages there are. */
 static void describe_local(const struct tl_worker *worker, char *ret_text, size_t capacity)
 {
     const struct tl_local_settings *local = &worker->settings.local;
@@ -66,10 +66,9 @@ static void describe_local(const struct tl_worker *worker, char *ret_text, size_
     bool is_off = local->process_vm == TL_PROCESS_VM_OFF;
     read_choice("/sys/kernel/mm/transparent_hugepage/shmem_enabled", transparent, sizeof(transparent));
     snprintf(ret_text, capacity,
-             "shared memory with workers of this host; socket: %.256s; users: %.128s; memory of users: %s%.256s; huge "
+             "shared memory with workers of this host; socket: %.256s; memory of users: %s%.256s; huge "
              "pages: %u reserved, transparent ones %s",
              local->socket_folder != NULL ? local->socket_folder : "no file",
-             local->users != NULL ? local->users : "same",
              is_off            ? "copied twice, local.process_vm is off"
              : refusal != NULL ? "copied twice with some: "
                                : "read with process_vm_readv",

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "dataplane/local/local.h"
 #include "server/transports/local_settings.h"
 #include "server/transports/transport.h"
 #include "server/transports/verbs_settings.h"
@@ -90,10 +91,8 @@ static enum tl_status open_local(void *context, const struct tl_settings *settin
     (void)context;
     (void)address;
     (void)order;
-    uid_t users[TL_LOCAL_MAX_USERS];
-    struct tl_local_options options;
-    enum tl_status status = tl_local_settings_read(settings, users, &options, ret_error);
-    if (status != TL_OK) return status;
+    const struct tl_local_options options = {.socket_folder = settings->local.socket_folder,
+                                             .is_reading_forbidden = settings->local.process_vm == TL_PROCESS_VM_OFF};
     return tl_local_open(&options, ret_provider, ret_error);
 }
 

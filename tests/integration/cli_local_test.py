@@ -98,7 +98,7 @@ class Choice(LocalCase):
         finding = self.health()["/job:ps/task:0"]
         self.assertEqual((finding["stage"], finding["reason"]), ("paths", ""))
         local = next(t for t in finding["transports"] if t["name"] == "local")
-        self.assertRegex(local["reason"], r"socket: no file; users: same; memory of users: .*; huge pages: \d+ reserved")
+        self.assertRegex(local["reason"], r"socket: no file; memory of users: .*; huge pages: \d+ reserved")
 
     def test_a_socket_in_a_folder(self):
         sockets = self.folder / "sockets"
@@ -127,7 +127,7 @@ class Choice(LocalCase):
         self.folder.chmod(0o755)
         self.serve({"jobs": {"worker": {"connect": "lazy"}}})
         other = self.served.start("worker", 0, user=65534, group=65534)
-        wait_until(lambda: "may not connect" in self.pair(None)["reason"], "the two are refused to each other")
+        wait_until(lambda: "only workers of one user" in self.pair(None)["reason"], "the two are refused to each other")
         before = self.counters()["data_reactor_sleeps"]
         time.sleep(1)  # attempts would follow each other within tenths of a second
         self.assertLess(self.counters()["data_reactor_sleeps"] - before, 8, "little happens but that it is asked")
@@ -136,10 +136,10 @@ class Choice(LocalCase):
         self.assertNotIn("local: local:", pair["reason"])
         finding = self.health()["/job:ps/task:0"]
         self.assertEqual(finding["stage"], "paths", finding)
-        self.assertRegex(finding["reason"], "over grpc to /job:worker/task:0: local: .* who may not connect")
+        self.assertRegex(finding["reason"], "over grpc to /job:worker/task:0: local: .* only workers of one user share memory")
         for worker in (self.worker, other):
             line = worker.find("transport=local reason=")
-            self.assertRegex(line, "user (0|65534), who may not connect; .*local.users")
+            self.assertRegex(line, "user (0|65534) and this worker to user (0|65534); only workers of one user share memory")
 
     def test_one_that_does_not_want_it(self):
         self.serve({"jobs": {"worker": {"protocol": "grpc+verbs", "rdma": "off"}}})

@@ -153,23 +153,6 @@ START_TEST(small_tensor_in_a_large_allocation_is_copied_twice)
 }
 END_TEST
 
-START_TEST(users)
-{
-    cluster_init(&cluster, 1,
-                 "\"protocol\": \"grpc+local\", \"rdma\": \"require\", \"local\": {\"users\": [\"n0-one\"]}");
-    char json[CLUSTER_JSON_BYTES];
-    cluster_write_json(&cluster, json);
-    const struct tl_worker_options options = {.size_bytes = sizeof(options), .config_json = json, .job = "node"};
-    struct tl_worker *worker;
-    ck_assert_int_eq(tl_worker_open(&options, &worker, &error), TL_INVALID_ARGUMENT);
-    ck_assert_msg(strstr(error.message, "there is no user n0-one on this machine") != NULL, "%s", error.message);
-    cluster_init(&cluster, 2, NULL);
-    open_pair(0, "\"local\": {\"users\": [\"root\", 12345]}");
-    ck_assert_int_eq(transfer(1, NULL).path, TL_PATH_ZERO_COPY);
-    teardown();
-}
-END_TEST
-
 /* More receives of values that nobody has sent than the data connection has open at a time. */
 #define NEVER_SENT 1100
 
@@ -248,7 +231,6 @@ int main(void)
     tcase_add_loop_test(tcase, copied_once, 0, 8);
     tcase_add_loop_test(tcase, copied_twice, 0, 4);
     tcase_add_loop_test(tcase, small_tensor_in_a_large_allocation_is_copied_twice, 0, 2);
-    tcase_add_test(tcase, users);
     tcase_add_test(tcase, published_tensor_arrives_while_many_others_are_awaited);
     tcase_add_test(tcase, what_a_receive_has_waited_for_is_told);
     suite_add_tcase(suite, tcase);

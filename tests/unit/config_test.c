@@ -135,7 +135,7 @@ START_TEST(values_come_in_order_and_up_to_the_capacity)
     struct tl_config_value values[64] = {0};
     parse("{" CLUSTER "}");
     size_t count = tl_config_values(config, &config->tasks[0], NULL, 0);
-    ck_assert_uint_eq(count, 50);
+    ck_assert_uint_eq(count, TL_CONFIG_VALUE_COUNT);
     ck_assert_uint_eq(tl_config_values(config, &config->tasks[0], values, 2), count);
     ck_assert_str_eq(values[0].path, "protocol");
     ck_assert_str_eq(values[1].path, "rdma");

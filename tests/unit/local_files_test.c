@@ -2,10 +2,8 @@
 /* Files that two queue pairs of the local provider pass to each other: what is mapped, what is not, what stays. */
 #include <check.h>
 #include <fcntl.h>
-#include <linux/memfd.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -339,19 +337,6 @@ START_TEST(no_file)
 }
 END_TEST
 
-/* Whether there are any or not: the owner is taken for another user's process. */
-START_TEST(reserved_pages_of_another_user)
-{
-    int fd = memfd_create("test", MFD_CLOEXEC | MFD_HUGETLB | MFD_HUGE_2MB);
-    if (fd < 0) return; /* this kernel knows none */
-    ck_assert_int_eq(ftruncate(fd, 2 << 20), 0);
-    local_pair_of(reader->pair)->credentials.uid++;
-    ck_assert(pass_and_tell(1, fd, 0));
-    expect_not_mapped(TL_INVALID_ARGUMENT);
-    close(fd);
-}
-END_TEST
-
 START_TEST(sizes_that_are_not_so)
 {
     ck_assert(pass_and_tell(1, tl_mapped_file_fd(file), 6));
@@ -406,7 +391,6 @@ int main(void)
     tcase_add_test(tcase, socket_is_full);
     tcase_add_test(tcase, not_connected);
     tcase_add_test(tcase, no_file);
-    tcase_add_test(tcase, reserved_pages_of_another_user);
     tcase_add_test(tcase, sizes_that_are_not_so);
     tcase_add_test(tcase, names_that_are_none);
     tcase_add_loop_test(tcase, wrong_packets, 0, 3);

@@ -73,7 +73,6 @@ START_TEST(defaults_are_those_of_the_manual)
     ck_assert_int_eq(settings->stalled_timeout_ns, 60 * TL_NS_PER_SEC);
     ck_assert_int_eq(settings->drain_timeout_ns, 10 * TL_NS_PER_SEC);
     ck_assert_ptr_null(settings->local.socket_folder);
-    ck_assert_ptr_null(settings->local.users);
     ck_assert_uint_eq(settings->local.pool_bytes, 4 << 20);
     ck_assert_uint_eq(settings->local.max_pool_bytes, TL_SETTING_AUTO);
     ck_assert_uint_eq(settings->local.slot_count, 256);
@@ -254,7 +253,7 @@ START_TEST(every_setting_can_be_set)
         "\"traffic_class\": 106, \"timeout\": 0, \"retry_count\": 7, \"queue_depth\": 16, \"pkey_index\": 3,\n"
         "\"keys\": \"region\", \"pool\": \"1MiB\", \"max_pool\": \"2MiB\", \"cached\": 0, \"register\": 1,\n"
         "\"piece\": \"4KiB\", \"spin\": \"0\", \"slots\": 16, \"peer_timeout\": \"1s\", \"bounce\": true},\n"
-        "\"local\": {\"socket_folder\": \"/run/x\", \"users\": [7, \"alice\"], \"pool\": \"1MiB\", \"max_pool\": "
+        "\"local\": {\"socket_folder\": \"/run/x\", \"pool\": \"1MiB\", \"max_pool\": "
         "\"3MiB\",\n"
         "\"slots\": 17, \"spin\": \"1us\", \"peer_timeout\": \"2s\", \"process_vm\": \"off\", \"map\": \"off\"}}";
     static const char *const written[TL_SETTING_COUNT_ALL] = {
@@ -279,7 +278,6 @@ START_TEST(every_setting_can_be_set)
         "\"0s\"",
         /* local */
         "\"/run/x\"",
-        "[7, \"alice\"]",
         "\"1MiB\"",
         "\"3MiB\"",
         "17",
@@ -312,9 +310,9 @@ START_TEST(every_setting_can_be_set)
         "\"debug\"",
         "\"json\"",
     };
-    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1, 1,  1,  2,  2,  2,  3,  3,  3,  3,  3, 4, 4, 4, 4, 5,
-                                                         5, 5, 10, 10, 10, 10, 11, 11, 11, 11, 11, 6, 6, 6, 6, 6, 7,
-                                                         7, 7, 7,  7,  8,  8,  8,  8,  8,  9,  9,  9, 9, 9, 5, 5};
+    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1, 1,  1,  2,  2,  2,  3,  3,  3,  3, 3, 4, 4, 4, 4, 5,
+                                                         5, 5, 10, 10, 10, 11, 11, 11, 11, 11, 6, 6, 6, 6, 6, 7, 7,
+                                                         7, 7, 7,  8,  8,  8,  8,  8,  9,  9,  9, 9, 9, 5, 5};
     const struct tl_settings_layer *layer;
     open_text(text);
     ck_assert_int_eq(read_level(TL_LEVEL_TASK, &layer), TL_OK);
@@ -329,7 +327,6 @@ START_TEST(every_setting_can_be_set)
     ck_assert_uint_eq(layer->settings.inflight_bytes, 8192);
     ck_assert_int_eq(layer->settings.reservation_timeout_ns, 5 * TL_NS_PER_SEC);
     ck_assert_str_eq(layer->settings.local.socket_folder, "/run/x");
-    ck_assert_str_eq(layer->settings.local.users, "7,alice");
     ck_assert_int_eq(layer->settings.local.process_vm, TL_PROCESS_VM_OFF);
     ck_assert_int_eq(layer->settings.local.map, TL_LOCAL_MAP_OFF);
     ck_assert_str_eq(layer->settings.verbs.devices, "a:1,^b");
@@ -338,56 +335,6 @@ START_TEST(every_setting_can_be_set)
     ck_assert_int_eq(layer->settings.verbs.keys, TL_VERBS_KEYS_REGION);
     ck_assert(layer->settings.verbs.is_bounce_forced);
     close_text();
-}
-END_TEST
-
-static void expect_users(const char *value, const char *users, const char *written)
-{
-    const struct tl_settings_layer *layer;
-    char text[256];
-    snprintf(text, sizeof(text), "{\"local\": {\"users\": %s}}", value);
-    open_text(text);
-    ck_assert_int_eq(read_level(TL_LEVEL_TOP, &layer), TL_OK);
-    if (users == NULL) {
-        ck_assert_ptr_null(layer->settings.local.users);
-    } else {
-        ck_assert_str_eq(layer->settings.local.users, users);
-    }
-    ck_assert_str_eq(layer->origins[tl_settings_find(offsetof(struct tl_settings, local.users))].value, written);
-    close_text();
-}
-
-static void expect_no_users(const char *value, const char *reason)
-{
-    const struct tl_settings_layer *layer;
-    char text[256];
-    snprintf(text, sizeof(text), "{\"local\": {\"users\": %s}}", value);
-    open_text(text);
-    ck_assert_int_eq(read_level(TL_LEVEL_TOP, &layer), TL_INVALID_ARGUMENT);
-    ck_assert_msg(strstr(error.message, reason) != NULL, "%s", error.message);
-    close_text();
-}
-
-START_TEST(users_are_words_or_a_list)
-{
-    expect_users("\"same\"", NULL, "\"same\"");
-    expect_users("[]", NULL, "\"same\"");
-    expect_users("\"any\"", "any", "\"any\"");
-    expect_users("[0, \"_apt\", 4294967294]", "0,_apt,4294967294", "[0, \"_apt\", 4294967294]");
-    expect_no_users("\"alice\"", "local.users: \"alice\" is neither \"same\" nor \"any\"");
-    expect_no_users("[\"any\"]", "\"any\" stands alone");
-    expect_no_users("[\"a,b\"]", "\"a,b\" is no name of a user");
-    expect_no_users("[\"0\"]", "\"0\" is no name of a user");
-    expect_no_users("[\"\"]", "is no name of a user");
-    expect_no_users("[\"abcdefghijklmnopqrstuvwxyzabcdefg\"]", "is no name of a user");
-    expect_no_users("[-1]", "-1 is no number of a user");
-    expect_no_users("[4294967295]", "is no number of a user");
-    expect_no_users("[1.5]", "a user's name or number");
-    expect_no_users("7", "a list of users");
-    expect_no_users(
-        "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,"
-        "1,1,1,1,1,1,1,1,1,1,1,1,1,1]",
-        "65 users are too many");
 }
 END_TEST
 
@@ -483,10 +430,14 @@ START_TEST(what_is_not_set_stays)
 }
 END_TEST
 
-START_TEST(earlier_names_are_refused_with_the_present_one)
+START_TEST(former_settings_are_refused_with_what_to_do)
 {
     check_refused(TL_LEVEL_TOP, "{\"local\": {\"silence\": \"1s\"}}", TL_INVALID_ARGUMENT,
                   "f:1:12: local.silence: the setting \"silence\" is called \"peer_timeout\" now; rename it");
+    check_refused(TL_LEVEL_TOP, "{\"local\": {\"users\": \"same\"}}", TL_INVALID_ARGUMENT,
+                  "f:1:12: local.users: the setting \"users\" does not exist any more: only workers of one user share "
+                  "memory; remove it, and run workers that are to share memory as one user (workers of different users "
+                  "use another transport)");
 }
 END_TEST
 
@@ -590,13 +541,12 @@ int main(void)
     tcase_add_test(tcase, the_manual_has_the_same_settings);
     tcase_add_test(tcase, every_setting_can_be_set);
     tcase_add_test(tcase, what_is_not_set_stays);
-    tcase_add_test(tcase, earlier_names_are_refused_with_the_present_one);
+    tcase_add_test(tcase, former_settings_are_refused_with_what_to_do);
     tcase_add_test(tcase, unknown_names_are_refused);
     tcase_add_test(tcase, structure_belongs_to_its_level);
     tcase_add_test(tcase, groups_are_objects);
     tcase_add_test(tcase, security_is_reserved);
     tcase_add_test(tcase, inflight_must_hold_a_chunk);
-    tcase_add_test(tcase, users_are_words_or_a_list);
     tcase_add_test(tcase, addresses_of_peers_are_any_or_a_list);
     tcase_add_test(tcase, a_folder_starts_where_the_file_is);
     tcase_add_test(tcase, a_pool_fits_into_all_pools);

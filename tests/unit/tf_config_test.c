@@ -112,7 +112,7 @@ START_TEST(the_evaluator_need_not_be_in_the_cluster)
     ck_assert(config->self < config->tasks || config->self >= config->tasks + config->task_count);
     ck_assert_int_eq(config->self->settings.protocol, TL_PROTOCOL_GRPC);
     ck_assert_uint_eq(config->self->settings.chunk_bytes, 2 << 20);
-    ck_assert_uint_eq(tl_config_values(config, config->self, values, 64), 50);
+    ck_assert_uint_eq(tl_config_values(config, config->self, values, 64), TL_CONFIG_VALUE_COUNT);
     ck_assert_str_eq(values[4].path, "listen");
     ck_assert_str_eq(values[4].value, "null");
     const struct tl_config_task *task;
