@@ -149,10 +149,10 @@ struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type,
     return message;
 }
 
-void conn_post_message(struct tl_conn *conn, const struct tl_message *message, struct tl_work *work)
+void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct tl_work *work)
 {
     struct tl_engine *engine = conn->engine;
-    engine->outgoing.consumed = conn->consumed;
+    message->consumed = conn->consumed;
     conn->consumed_sent = conn->consumed;
     uint32_t len_bytes = tl_message_encode(message, engine->slot);
     conn->slots_used++;

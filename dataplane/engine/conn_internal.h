@@ -195,8 +195,8 @@ void conn_space_freed(struct tl_conn *conn);
 void conn_pump_later(struct tl_conn *conn);
 /* Clears the message to compose and gives it a type. */
 struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type, uint32_t handle);
-/* Posts the composed message. work may be NULL. */
-void conn_post_message(struct tl_conn *conn, const struct tl_message *message, struct tl_work *work);
+/* Posts the message, and with it how many slots we have consumed, which is written into it. work may be NULL. */
+void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct tl_work *work);
 /* Posts a write with an immediate; counts its slot. */
 void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const void *source, uint64_t len_bytes,
                      const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,

@@ -396,7 +396,6 @@ void requests_fini(struct tl_conn *conn)
 
 void request_finish(struct request *request)
 {
-    request->state = REQUEST_FINISHED;
     tl_list_push_back(&request->conn->finished, &request->place);
     conn_pump_later(request->conn);
 }
@@ -497,7 +496,7 @@ void requests_break(struct tl_conn *conn)
         if (request->state != REQUEST_REVOKING && request->is_asked) request->fetch->is_unsettled = true;
         request_exposure_over(request);
         conn_leave_memory_wait(&request->memory_wait);
-        if (!request->is_registering && request->memory_wait == NULL) request_finish(request);
+        if (!request->is_registering && request->memory_wait == NULL) request_handle(request, EVENT_BROKEN);
     }
 }
 

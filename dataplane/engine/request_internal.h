@@ -26,15 +26,22 @@ enum request_state {
 };
 
 enum request_event {
-    EVENT_READY,     /* the destination's memory can be exposed, or none is needed */
-    EVENT_SENT,      /* what it waited to send is posted */
-    EVENT_META_DATA, /* the value is another than expected */
-    EVENT_COMPLETE,  /* all of it has come */
-    EVENT_STATUS,    /* the owner's status */
-    EVENT_FAILED,    /* ours */
-    EVENT_CANCEL,    /* the worker gives up */
-    EVENT_CANCELLED, /* the peer says that it will not write */
-    EVENT_REVOKED,
+    /* Events that this code raises. One that the table does not list for the state is a bug: TL_CHECK. */
+    EVENT_READY,             /* the destination's memory can be exposed, or none is needed */
+    EVENT_SENT,              /* REQUEST or RE_REQUEST is posted */
+    EVENT_FAILED,            /* the request cannot be made; the result says why */
+    EVENT_ABANDONED_ASKED,   /* the request ends before it has asked (again), and the peer may still write */
+    EVENT_ABANDONED_UNASKED, /* the request ends before it has asked, and the peer will not write */
+    EVENT_BROKEN,            /* the queue pair is drained, and no registration or memory wait is left */
+    REQUEST_OWN_EVENTS,
+
+    /* Events of the peer, the card and the user. One that the table does not list ends the connection. */
+    EVENT_META_DATA = REQUEST_OWN_EVENTS, /* the value has other meta-data than expected */
+    EVENT_COMPLETE,                       /* all of the value has come */
+    EVENT_STATUS,                         /* the owner's status has come */
+    EVENT_CANCEL,                         /* the worker gives the request up */
+    EVENT_CANCELLED,                      /* the peer says that it will not write */
+    EVENT_REVOKED,                        /* the peer cannot write the memory any more */
     REQUEST_EVENTS,
 };
 
@@ -84,7 +91,7 @@ extern const struct tl_error request_out_of_memory;
 
 /* -------------------------------------------------------------------------------------------- request_states.c -- */
 
-/* What may not happen in its state is a fault of the peer's, and ends the connection. */
+/* Takes the transition that the table lists for the event. */
 void request_handle(struct request *request, enum request_event event);
 /* The first real error wins. */
 void request_set_result(struct request *request, const struct tl_error *error);
@@ -137,7 +144,7 @@ void request_ask_without_map(struct request *request);
 /* Its memory is released. Clears it for the next one. */
 void request_free(struct request *request);
 
-/* It is over, and is told at the end of the round. */
+/* The action of the table for REQUEST_FINISHED: the fetch is completed at the end of the round. */
 void request_finish(struct request *request);
 
 #endif

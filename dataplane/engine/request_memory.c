@@ -66,7 +66,7 @@ static void registered(struct tl_closure *closure)
     request->is_registering = false;
     if (registration->error.code == TL_OK) request->pin = registration->pin;
     if (conn->is_drained) {
-        request_finish(request);
+        request_handle(request, EVENT_BROKEN);
     } else if (registration->error.code == TL_OK || request->is_cancelled) {
         request_handle(request, EVENT_READY);
     } else {
@@ -150,7 +150,7 @@ static void memory_came(struct tl_closure *closure)
     struct tl_error error;
     request->memory_wait = NULL;
     if (request->conn->is_drained) {
-        request_finish(request);
+        request_handle(request, EVENT_BROKEN);
     } else if (request->is_cancelled) {
         request_handle(request, EVENT_READY);
     } else if (memory_wait->memory_wait.wait.error.code != TL_OK) {

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 
@@ -63,19 +64,15 @@ static void start_cancel(struct request *request)
 static void give_up(struct request *request)
 {
     request_set_given_up(request);
-    request->state = REQUEST_REVOKING;
     request_start_revoke(request);
 }
 
-/* Cancelled before the peer knows of it, or after its last word: nobody can write. */
-static void cancel_unasked(struct request *request)
+/* The request ends before it has asked, or asked again. A peer that knows the handle and has not answered may still
+ * write. */
+static void abandon(struct request *request)
 {
-    if (request->is_asked && !request->is_answered) {
-        request->state = REQUEST_CANCELLING;
-        start_cancel(request);
-    } else {
-        give_up(request);
-    }
+    bool may_peer_write = request->is_asked && !request->is_answered;
+    request_handle(request, may_peer_write ? EVENT_ABANDONED_ASKED : EVENT_ABANDONED_UNASKED);
 }
 
 static void set_given_up_waiting(struct request *request)
@@ -103,7 +100,7 @@ static void cancel_preparing(struct request *request)
 static void ready(struct request *request)
 {
     if (request->is_cancelled) {
-        cancel_unasked(request);
+        abandon(request);
     } else {
         request_queue_post(request);
     }
@@ -128,8 +125,9 @@ static void prepare_again(struct request *request)
 
 /* --------------------------------------------------------------------------------------------------- the table -- */
 
-/* One table for all that may happen. A NULL action: nothing to do. `next` is where it goes before the action runs;
- * REQUEST_NEVER, what the table leaves out: what the peer may not say then. */
+/* The table of all transitions. The request is in state `next` before the action runs; an action that is NULL does
+ * nothing. Events that the table leaves out (REQUEST_NEVER) cannot happen in that state unless the peer, the card or
+ * this code is at fault. */
 struct transition {
     enum request_state next;
     void (*action)(struct request *request);
@@ -139,26 +137,34 @@ struct transition {
 static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
     [REQUEST_PREPARING] = {
         [EVENT_READY] = {REQUEST_QUEUED, ready},
-        [EVENT_FAILED] = {REQUEST_CANCELLING, cancel_unasked},
+        [EVENT_FAILED] = {REQUEST_PREPARING, abandon},
+        [EVENT_ABANDONED_ASKED] = {REQUEST_CANCELLING, start_cancel},
+        [EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
         [EVENT_CANCEL] = {REQUEST_PREPARING, cancel_preparing},
-        [EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner waits no longer for a place */
+        [EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner waits no longer for a destination */
+        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_QUEUED] = {
         [EVENT_SENT] = {REQUEST_ASKED, sent},
-        [EVENT_FAILED] = {REQUEST_CANCELLING, cancel_unasked},
-        [EVENT_CANCEL] = {REQUEST_CANCELLING, cancel_unasked},
-        [EVENT_STATUS] = {REQUEST_CANCELLING, cancel_unasked},
+        [EVENT_FAILED] = {REQUEST_QUEUED, abandon},
+        [EVENT_ABANDONED_ASKED] = {REQUEST_CANCELLING, start_cancel},
+        [EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
+        [EVENT_CANCEL] = {REQUEST_QUEUED, abandon},
+        [EVENT_STATUS] = {REQUEST_QUEUED, abandon},
+        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_ASKED] = {
         [EVENT_META_DATA] = {REQUEST_RENEWING, request_start_revoke},
         [EVENT_COMPLETE] = {REQUEST_REVOKING, request_start_revoke},
         [EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},
         [EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
+        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_RENEWING] = {
         [EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
         [EVENT_STATUS] = {REQUEST_REVOKING, NULL},
         [EVENT_REVOKED] = {REQUEST_PREPARING, prepare_again},
+        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_CANCELLING] = {
         [EVENT_META_DATA] = {REQUEST_CANCELLING, NULL},
@@ -167,11 +173,13 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [EVENT_CANCEL] = {REQUEST_CANCELLING, NULL},
         [EVENT_CANCELLED] = {REQUEST_REVOKING, give_up},
         [EVENT_REVOKED] = {REQUEST_CANCELLING, NULL},
+        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_REVOKING] = {
         [EVENT_CANCEL] = {REQUEST_REVOKING, note_cancel},
         [EVENT_CANCELLED] = {REQUEST_REVOKING, NULL},
         [EVENT_REVOKED] = {REQUEST_FINISHED, request_finish},
+        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
 };
 /* clang-format on */
@@ -184,6 +192,7 @@ void request_handle(struct request *request, enum request_event event)
     }
     const struct transition *transition = &transitions[request->state][event];
     if (transition->next == REQUEST_NEVER) {
+        TL_CHECK(event >= REQUEST_OWN_EVENTS);
         conn_protocol_error(request->conn, "an answer that does not fit the state of its request (%d, %d)",
                             (int)request->state, (int)event);
         return;

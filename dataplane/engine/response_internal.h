@@ -31,15 +31,20 @@ enum response_state {
 };
 
 enum response_event {
-    EVENT_STATUS,     /* the source's reply is a status */
-    EVENT_EMPTY,      /* is a value of which no bytes are written */
-    EVENT_FITS,       /* is what the request expects */
-    EVENT_DIFFERS,    /* is not */
-    EVENT_RE_REQUEST, /* the peer has memory for it now */
-    EVENT_READY,      /* the source tensor can be read */
-    EVENT_WORK_DONE,  /* something posted is over */
-    EVENT_CANCEL,     /* the peer gives up */
-    EVENT_LATE,       /* RE_REQUEST has not come in time */
+    /* Events that this code raises. One that the table does not list for the state is a bug: TL_CHECK. */
+    EVENT_STATUS,  /* the source has replied with a status */
+    EVENT_EMPTY,   /* the source has replied with a value of which no bytes are written */
+    EVENT_FITS,    /* the source has replied with the value that the request expects */
+    EVENT_DIFFERS, /* the source has replied with a value that has other meta-data */
+    EVENT_READY,   /* the source tensor is registered, or memory of the pool has come */
+    EVENT_FAILED,  /* the rest of the tensor cannot be sent; the status says why */
+    RESPONSE_OWN_EVENTS,
+
+    /* Events of the peer, the card and timers. One that the table does not list ends the connection. */
+    EVENT_RE_REQUEST = RESPONSE_OWN_EVENTS, /* the peer has memory for the value now */
+    EVENT_WORK_DONE,                        /* a posted write or message is over */
+    EVENT_CANCEL,                           /* the peer gives the request up */
+    EVENT_LATE,                             /* RE_REQUEST has not come in time */
     RESPONSE_EVENTS,
 };
 
@@ -101,13 +106,12 @@ extern const struct tl_error response_out_of_memory;
 
 /* ------------------------------------------------------------------------------------------- response_states.c -- */
 
-/* What may not happen in its state is a fault of the peer's, and ends the connection. The response may be gone
- * afterwards. */
+/* Takes the transition that the table lists for the event. The response may be freed when it returns. */
 void response_handle(struct response *response, enum response_event event);
 /* The first one counts. */
 void response_set_status(struct response *response, const struct tl_error *status);
-/* What is left cannot be sent: the status takes its place in its next turn. Returns true: it wants one. */
-bool response_fail(struct response *response, const struct tl_error *error);
+/* The rest of the tensor cannot be sent: sets the status, which is sent in its place, and handles EVENT_FAILED. */
+void response_fail(struct response *response, const struct tl_error *error);
 /* The peer has had its time to say where the value goes. */
 void response_park_timeout(struct tl_timer *timer);
 /* Ends it when nothing is under way any more. */

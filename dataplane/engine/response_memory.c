@@ -41,11 +41,10 @@ static void memory_came(struct tl_closure *closure)
     response->granted = memory_wait;
     if (response->conn->is_drained) {
         response_close(response, TL_SERVE_BROKEN);
-    } else if (response->state == RESPONSE_STOPPING) {
-        response_maybe_stopped(response);
+    } else if (error->code != TL_OK) {
+        response_fail(response, error);
     } else {
-        if (error->code != TL_OK) (void)response_fail(response, error);
-        response_queue_post(response);
+        response_handle(response, EVENT_READY);
     }
 }
 

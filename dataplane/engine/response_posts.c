@@ -19,7 +19,7 @@ static void message_done(struct tl_work *work, enum tl_status status)
     response_handle(response, EVENT_WORK_DONE);
 }
 
-static void post_outcome(struct response *response, const struct tl_message *message)
+static void post_outcome(struct response *response, struct tl_message *message)
 {
     response->is_outcome_posted = true;
     response->is_message_out = true;
@@ -151,7 +151,13 @@ static bool has_hash_state(struct response *response)
     return response->hash_state != NULL && XXH3_64bits_reset(response->hash_state) == XXH_OK;
 }
 
-/* Posts the next piece of the tensor; true when more is to be posted and may be now. */
+static bool fail(struct response *response, const struct tl_error *error)
+{
+    response_fail(response, error);
+    return false;
+}
+
+/* Posts the next piece of the tensor. Returns true when more is to be posted and may be posted now. */
 static bool post_piece(struct response *response)
 {
     struct tl_conn *conn = response->conn;
@@ -163,16 +169,16 @@ static bool post_piece(struct response *response)
     if (response->is_bounced && response->pieces_out >= MAX_BOUNCES) return false; /* the next one that is done */
     struct tl_error error;
     if (tl_tensor_check_readable(tensor, response->posted_bytes, len_bytes, &error) != TL_OK) {
-        return response_fail(response, &error);
+        return fail(response, &error);
     }
     struct piece *piece = has_hash_state(response) ? piece_create(response) : NULL;
-    if (piece == NULL) return response_fail(response, &response_out_of_memory);
+    if (piece == NULL) return fail(response, &response_out_of_memory);
     enum tl_status status = response->is_bounced ? response_bounce(response, piece, source, len_bytes, &error) : TL_OK;
     if (status != TL_OK) {
         piece_destroy(response, piece);
         if (status == TL_UNAVAILABLE || response->pieces_out > 0) return false;
         tl_error_prefix(&error, "%s cannot be sent through the pool: ", response->key);
-        return response_fail(response, &error);
+        return fail(response, &error);
     }
     const struct tl_region *region = response->is_bounced ? piece->pin.region : response->pin.region;
     uint32_t immediate = response->handle | (response->is_bounced ? TL_IMMEDIATE_BOUNCED : 0) |
@@ -185,20 +191,20 @@ static bool post_piece(struct response *response)
     return len_bytes < left_bytes || response->is_done_wanted;
 }
 
-/* All bytes are posted. Those of a file were the tensor's only if it is still what it was once all have been read;
- * until then the next piece that is done wants a turn. True: another turn is wanted, to tell what is wrong. */
-static bool finish(struct response *response)
+/* All bytes are posted: sends DONE. The bytes of a file were the tensor's only if the file is unchanged once all of
+ * them have been read, so DONE waits for the last piece; its completion queues the response again. */
+static void finish(struct response *response)
 {
     const struct tl_tensor *tensor = response->offer.tensor;
     struct tl_error error;
     if (response->may_change) {
-        if (response->pieces_out > 0) return false;
+        if (response->pieces_out > 0) return;
         if (tl_tensor_check_readable(tensor, 0, tl_tensor_size_bytes(tensor), &error) != TL_OK) {
-            return response_fail(response, &error);
+            response_fail(response, &error);
+            return;
         }
     }
     post_done(response);
-    return false;
 }
 
 /* ------------------------------------------------------------------------------------------------------- turns -- */
@@ -212,7 +218,8 @@ bool response_post_next(struct pending_post *pending)
         return false;
     case RESPONSE_WRITING:
         if (response->posted_bytes < tl_tensor_size_bytes(response->offer.tensor)) return post_piece(response);
-        return response->is_done_wanted && !response->is_outcome_posted && finish(response);
+        if (response->is_done_wanted && !response->is_outcome_posted) finish(response);
+        return false;
     case RESPONSE_TELLING:
         if (response->is_outcome_posted) return false;
         if (response->status != NULL) {

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 
@@ -22,11 +23,10 @@ void response_set_status(struct response *response, const struct tl_error *statu
     }
 }
 
-bool response_fail(struct response *response, const struct tl_error *error)
+void response_fail(struct response *response, const struct tl_error *error)
 {
     response_set_status(response, error);
-    response->state = RESPONSE_TELLING;
-    return true;
+    response_handle(response, EVENT_FAILED);
 }
 
 /* ----------------------------------------------------------------------------------------------------- actions -- */
@@ -137,8 +137,9 @@ static void written(struct response *response)
 
 /* --------------------------------------------------------------------------------------------------- the table -- */
 
-/* One table for all that may happen. A NULL action: nothing to do. `next` is where it goes before the action runs;
- * RESPONSE_NEVER, what the table leaves out: what the peer may not say then. */
+/* The table of all transitions. The response is in state `next` before the action runs; an action that is NULL does
+ * nothing. Events that the table leaves out (RESPONSE_NEVER) cannot happen in that state unless the peer, the card or
+ * this code is at fault. */
 struct transition {
     enum response_state next;
     void (*action)(struct response *response);
@@ -163,6 +164,8 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
         [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
     },
     [RESPONSE_WRITING] = {
+        [EVENT_READY] = {RESPONSE_WRITING, response_queue_post},
+        [EVENT_FAILED] = {RESPONSE_TELLING, response_queue_post},
         [EVENT_WORK_DONE] = {RESPONSE_WRITING, written},
         [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
     },
@@ -173,6 +176,7 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
     [RESPONSE_STOPPING] = {
         [EVENT_RE_REQUEST] = {RESPONSE_STOPPING, NULL},
         [EVENT_READY] = {RESPONSE_STOPPING, response_maybe_stopped},
+        [EVENT_FAILED] = {RESPONSE_STOPPING, response_maybe_stopped},
         [EVENT_WORK_DONE] = {RESPONSE_STOPPING, response_maybe_stopped},
         [EVENT_CANCEL] = {RESPONSE_STOPPING, NULL},
     },
@@ -183,6 +187,7 @@ void response_handle(struct response *response, enum response_event event)
 {
     const struct transition *transition = &transitions[response->state][event];
     if (transition->next == RESPONSE_NEVER) {
+        TL_CHECK(event >= RESPONSE_OWN_EVENTS);
         conn_protocol_error(response->conn, "a message that does not fit the state of its request (%d, %d)",
                             (int)response->state, (int)event);
         return;

@@ -23,36 +23,17 @@
 #include "dataplane/engine/meta_cache.c"
 #include "dataplane/engine/request.c"
 
-/* The two state machines have the same names for the same things. */
-#undef NEVER
+/* The two state machines have the same names for the same events. */
 #define EVENT_CANCEL RESPONSE_EVENT_CANCEL
+#define EVENT_FAILED RESPONSE_EVENT_FAILED
 #define EVENT_READY RESPONSE_EVENT_READY
 #define EVENT_STATUS RESPONSE_EVENT_STATUS
-#define fail(...) response_fail(__VA_ARGS__)
-#define find(...) response_find(__VA_ARGS__)
-#define handle(...) response_handle(__VA_ARGS__)
-#define out_of_memory response_out_of_memory
-#define registered response_registered
-#define space_came response_memory_came
-#define post_next response_post_next
-#define transition response_transition
-#define transitions response_transitions
-#define queue_post response_queue_post
 #include "dataplane/engine/response.c"
 #include "fakes/run_suite.h"
 #undef EVENT_CANCEL
+#undef EVENT_FAILED
 #undef EVENT_READY
 #undef EVENT_STATUS
-#undef fail
-#undef find
-#undef handle
-#undef out_of_memory
-#undef registered
-#undef space_came
-#undef post_next
-#undef transition
-#undef transitions
-#undef queue_post
 
 static struct engine_pair engines;
 static struct engine_pair_options engine_options;

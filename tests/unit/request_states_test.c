@@ -1,0 +1,362 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The table of a request, over fakes of all that its actions call: every edge, and what an event does that the table
+ * does not list.
+ */
+#include <check.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The actions of the other files, which fakes below take the place of. */
+#define request_leave_queue fake_leave_queue
+#define request_queue_post fake_queue_post
+#define request_start_revoke fake_start_revoke
+#define request_finish fake_finish
+#define request_release_memory fake_release_memory
+#define request_place_and_prepare fake_place_and_prepare
+#define conn_leave_memory_wait fake_leave_memory_wait
+#define conn_watch fake_watch
+#define conn_protocol_error fake_protocol_error
+#define tl_conn_close fake_conn_close
+#define tl_reactor_timers fake_timers
+#define tl_memory_format_wait fake_format_wait
+
+#include "dataplane/engine/request_states.c"
+#include "fakes/run_suite.h"
+
+static struct tl_engine engine;
+static struct tl_conn conn;
+static struct tl_fetch fetch;
+static struct request request;
+static struct conn_memory_wait memory_wait;
+static struct tl_timers timers;
+static char trace[256]; /* the actions that were called, each followed by a blank */
+static bool is_wait_on_its_way;
+
+static void note(const char *what)
+{
+    strcat(trace, what);
+    strcat(trace, " ");
+}
+
+void fake_leave_queue(struct request *request_)
+{
+    (void)request_;
+    note("leave_queue");
+}
+
+void fake_queue_post(struct request *request_)
+{
+    (void)request_;
+    note("queue_post");
+}
+
+void fake_start_revoke(struct request *request_)
+{
+    (void)request_;
+    note("start_revoke");
+}
+
+void fake_finish(struct request *request_)
+{
+    ck_assert_int_eq(request_->state, REQUEST_FINISHED);
+    note("finish");
+}
+
+void fake_release_memory(struct request *request_)
+{
+    (void)request_;
+    note("release_memory");
+}
+
+void fake_place_and_prepare(struct request *request_, struct tl_memory_wait *wait)
+{
+    (void)request_;
+    ck_assert_ptr_null(wait);
+    note("place_and_prepare");
+}
+
+void fake_leave_memory_wait(struct conn_memory_wait **wait)
+{
+    if (!is_wait_on_its_way) *wait = NULL;
+    note("leave_memory_wait");
+}
+
+void fake_watch(struct tl_conn *conn_)
+{
+    (void)conn_;
+    note("watch");
+}
+
+void fake_protocol_error(struct tl_conn *conn_, const char *format, ...)
+{
+    (void)conn_;
+    (void)format;
+    note("protocol_error");
+}
+
+void fake_conn_close(struct tl_conn *conn_, const struct tl_error *reason)
+{
+    (void)conn_;
+    (void)reason;
+    note("close");
+}
+
+struct tl_timers *fake_timers(struct tl_reactor *reactor)
+{
+    (void)reactor;
+    return &timers;
+}
+
+void fake_format_wait(struct tl_memory *memory, uint64_t len_bytes, struct tl_error *ret_error)
+{
+    (void)memory;
+    (void)len_bytes;
+    tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "it waited for the pool");
+}
+
+static void begin_in(enum request_state state)
+{
+    engine = (struct tl_engine){.options = {.cancel_ns = 1000}};
+    conn = (struct tl_conn){.engine = &engine};
+    fetch = (struct tl_fetch){.key = "key"};
+    memory_wait = (struct conn_memory_wait){.conn = &conn};
+    request = (struct request){
+        .conn = &conn, .fetch = &fetch, .state = state, .cancel_timer = {.fire = request_cancel_timeout}};
+    trace[0] = '\0';
+    is_wait_on_its_way = false;
+    tl_timers_init(&timers);
+}
+
+static void end(void)
+{
+    if (request.result != NULL) free(request.result);
+    tl_timers_fini(&timers);
+}
+
+static void expect_status(enum tl_status code)
+{
+    ck_assert_int_eq(request.result != NULL ? request.result->code : TL_OK, code);
+}
+
+/* ------------------------------------------------------------------------------------------------------- edges -- */
+
+struct edge {
+    enum request_state state;
+    enum request_event event;
+    enum request_state next;
+    const char *trace;
+};
+
+static const struct edge edges[] = {
+    {REQUEST_PREPARING, EVENT_READY, REQUEST_QUEUED, "queue_post "},
+    {REQUEST_PREPARING, EVENT_FAILED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_PREPARING, EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_PREPARING, EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_PREPARING, EVENT_CANCEL, REQUEST_PREPARING, "leave_memory_wait "},
+    {REQUEST_PREPARING, EVENT_STATUS, REQUEST_PREPARING, "leave_memory_wait "},
+    {REQUEST_PREPARING, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_QUEUED, EVENT_SENT, REQUEST_ASKED, "watch "},
+    {REQUEST_QUEUED, EVENT_FAILED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_QUEUED, EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_QUEUED, EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_QUEUED, EVENT_CANCEL, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_QUEUED, EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_QUEUED, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_ASKED, EVENT_META_DATA, REQUEST_RENEWING, "start_revoke "},
+    {REQUEST_ASKED, EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_ASKED, EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_ASKED, EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_ASKED, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_RENEWING, EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_RENEWING, EVENT_STATUS, REQUEST_REVOKING, ""},
+    {REQUEST_RENEWING, EVENT_REVOKED, REQUEST_PREPARING, "release_memory place_and_prepare "},
+    {REQUEST_RENEWING, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_CANCELLING, EVENT_META_DATA, REQUEST_CANCELLING, ""},
+    {REQUEST_CANCELLING, EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_CANCELLING, EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_CANCELLING, EVENT_CANCEL, REQUEST_CANCELLING, ""},
+    {REQUEST_CANCELLING, EVENT_CANCELLED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_CANCELLING, EVENT_REVOKED, REQUEST_CANCELLING, ""},
+    {REQUEST_CANCELLING, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_REVOKING, EVENT_CANCEL, REQUEST_REVOKING, ""},
+    {REQUEST_REVOKING, EVENT_CANCELLED, REQUEST_REVOKING, ""},
+    {REQUEST_REVOKING, EVENT_REVOKED, REQUEST_FINISHED, "finish "},
+    {REQUEST_REVOKING, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+};
+
+static const struct edge *find_edge(enum request_state state, enum request_event event)
+{
+    for (size_t i = 0; i < TL_ARRAY_COUNT(edges); i++)
+        if (edges[i].state == state && edges[i].event == event) return &edges[i];
+    return NULL;
+}
+
+START_TEST(each_edge)
+{
+    const struct edge *edge = &edges[_i];
+    begin_in(edge->state);
+    request_handle(&request, edge->event);
+    ck_assert_int_eq(request.state, edge->next);
+    ck_assert_str_eq(trace, edge->trace);
+    end();
+}
+END_TEST
+
+START_TEST(peer_that_says_what_cannot_be_is_at_fault)
+{
+    for (unsigned state = REQUEST_PREPARING; state < REQUEST_FINISHED; state++) {
+        for (unsigned event = REQUEST_OWN_EVENTS; event < REQUEST_EVENTS; event++) {
+            if (find_edge((enum request_state)state, (enum request_event)event) != NULL) continue;
+            begin_in((enum request_state)state);
+            request_handle(&request, (enum request_event)event);
+            ck_assert_str_eq(trace, "protocol_error ");
+            ck_assert_uint_eq(request.state, state);
+            end();
+        }
+    }
+}
+END_TEST
+
+static const struct {
+    enum request_state state;
+    enum request_event event;
+} forbidden[] = {
+    {REQUEST_ASKED, EVENT_READY},      {REQUEST_PREPARING, EVENT_SENT},
+    {REQUEST_REVOKING, EVENT_FAILED},  {REQUEST_ASKED, EVENT_ABANDONED_ASKED},
+    {REQUEST_RENEWING, EVENT_SENT},    {REQUEST_REVOKING, EVENT_ABANDONED_UNASKED},
+    {REQUEST_CANCELLING, EVENT_READY},
+};
+
+START_TEST(event_of_our_own_that_cannot_be_ends_the_process)
+{
+    begin_in(forbidden[_i].state);
+    request_handle(&request, forbidden[_i].event);
+}
+END_TEST
+
+START_TEST(finished_request_notes_a_cancel_only)
+{
+    begin_in(REQUEST_FINISHED);
+    request_handle(&request, EVENT_REVOKED);
+    ck_assert(!request.is_cancelled);
+    request_handle(&request, EVENT_CANCEL);
+    ck_assert(request.is_cancelled);
+    ck_assert_int_eq(request.state, REQUEST_FINISHED);
+    ck_assert_str_eq(trace, "");
+    end();
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------- abandonment -- */
+
+/* A peer that was asked and has not answered may still write: CANCEL is sent, and its answer awaited. */
+START_TEST(asked_again_and_abandoned)
+{
+    static const enum request_event events[] = {EVENT_FAILED, EVENT_CANCEL};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(events); i++) {
+        begin_in(REQUEST_QUEUED);
+        request.is_asked = true;
+        request_handle(&request, events[i]);
+        ck_assert_int_eq(request.state, REQUEST_CANCELLING);
+        ck_assert_str_eq(trace, "leave_queue queue_post ");
+        expect_status(TL_OK);
+        request_handle(&request, EVENT_CANCELLED);
+        ck_assert_int_eq(request.state, REQUEST_REVOKING);
+        expect_status(TL_CANCELLED);
+        end();
+    }
+}
+END_TEST
+
+START_TEST(answered_and_abandoned)
+{
+    static const struct tl_error status = {.code = TL_ABORTED, .message = "aborted"};
+    begin_in(REQUEST_QUEUED);
+    request.is_asked = true;
+    request.is_answered = true;
+    request_set_result(&request, &status);
+    request_handle(&request, EVENT_STATUS);
+    ck_assert_int_eq(request.state, REQUEST_REVOKING);
+    ck_assert_str_eq(trace, "start_revoke ");
+    expect_status(TL_ABORTED);
+    end();
+}
+END_TEST
+
+START_TEST(failed_before_it_has_asked)
+{
+    static const struct tl_error error = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
+    begin_in(REQUEST_PREPARING);
+    request_fail(&request, &error);
+    ck_assert_int_eq(request.state, REQUEST_REVOKING);
+    ck_assert_str_eq(trace, "start_revoke ");
+    expect_status(TL_RESOURCE_EXHAUSTED);
+    end();
+}
+END_TEST
+
+/* A cancelled request that registers is abandoned when the registration has come. */
+START_TEST(cancelled_while_it_registers)
+{
+    begin_in(REQUEST_PREPARING);
+    request_handle(&request, EVENT_CANCEL);
+    ck_assert_int_eq(request.state, REQUEST_PREPARING);
+    ck_assert(request.is_cancelled);
+    request_handle(&request, EVENT_READY);
+    ck_assert_int_eq(request.state, REQUEST_REVOKING);
+    ck_assert_str_eq(trace, "leave_memory_wait start_revoke ");
+    expect_status(TL_CANCELLED);
+    end();
+}
+END_TEST
+
+START_TEST(cancelled_while_it_waits_for_memory)
+{
+    for (unsigned is_asked = 0; is_asked < 2; is_asked++) {
+        begin_in(REQUEST_PREPARING);
+        request.memory_wait = &memory_wait;
+        request.is_asked = is_asked;
+        request_handle(&request, EVENT_CANCEL);
+        ck_assert_int_eq(request.state, is_asked ? REQUEST_CANCELLING : REQUEST_REVOKING);
+        expect_status(TL_RESOURCE_EXHAUSTED);
+        end();
+    }
+}
+END_TEST
+
+START_TEST(cancelled_when_memory_is_on_its_way)
+{
+    begin_in(REQUEST_PREPARING);
+    request.memory_wait = &memory_wait;
+    is_wait_on_its_way = true;
+    request_handle(&request, EVENT_CANCEL);
+    ck_assert_int_eq(request.state, REQUEST_PREPARING);
+    request.memory_wait = NULL;
+    request_handle(&request, EVENT_READY);
+    ck_assert_int_eq(request.state, REQUEST_REVOKING);
+    end();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("request_states");
+    TCase *tcase = tcase_create("edges");
+    tcase_add_loop_test(tcase, each_edge, 0, TL_ARRAY_COUNT(edges));
+    tcase_add_test(tcase, peer_that_says_what_cannot_be_is_at_fault);
+    tcase_add_loop_test_raise_signal(tcase, event_of_our_own_that_cannot_be_ends_the_process, SIGABRT, 0,
+                                     TL_ARRAY_COUNT(forbidden));
+    tcase_add_test(tcase, finished_request_notes_a_cancel_only);
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("abandonment");
+    tcase_add_test(tcase, asked_again_and_abandoned);
+    tcase_add_test(tcase, answered_and_abandoned);
+    tcase_add_test(tcase, failed_before_it_has_asked);
+    tcase_add_test(tcase, cancelled_while_it_registers);
+    tcase_add_test(tcase, cancelled_while_it_waits_for_memory);
+    tcase_add_test(tcase, cancelled_when_memory_is_on_its_way);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}

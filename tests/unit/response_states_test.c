@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The table of a response, over fakes of all that its actions call: every edge, and what an event does that the table
+ * does not list.
+ */
+#include <check.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The actions of the other files, which fakes below take the place of. */
+#define response_prepare fake_prepare
+#define response_queue_post fake_queue_post
+#define response_close fake_close
+#define response_tell_cancelled fake_tell_cancelled
+#define conn_leave_memory_wait fake_leave_memory_wait
+#define conn_arm fake_arm
+#define conn_protocol_error fake_protocol_error
+#define tl_reactor_timers fake_timers
+
+#include "dataplane/engine/response_states.c"
+#include "fakes/run_suite.h"
+
+static struct tl_engine engine;
+static struct tl_conn conn;
+static struct response response;
+static struct tl_timers timers;
+static struct tl_tensor *tensor;
+static char trace[256]; /* the actions that were called, each followed by a blank */
+
+static void note(const char *what)
+{
+    strcat(trace, what);
+    strcat(trace, " ");
+}
+
+void fake_prepare(struct response *response_)
+{
+    (void)response_;
+    note("prepare");
+}
+
+void fake_queue_post(struct response *response_)
+{
+    (void)response_;
+    note("queue_post");
+}
+
+void fake_close(struct response *response_, enum tl_serve_end end)
+{
+    (void)response_;
+    note(end == TL_SERVE_RECEIVED ? "close_received" : end == TL_SERVE_CANCELLED ? "close_cancelled" : "close_broken");
+}
+
+void fake_tell_cancelled(struct tl_conn *conn_, uint32_t handle_)
+{
+    (void)conn_;
+    (void)handle_;
+    note("tell_cancelled");
+}
+
+void fake_leave_memory_wait(struct conn_memory_wait **wait)
+{
+    *wait = NULL;
+    note("leave_memory_wait");
+}
+
+void fake_arm(struct tl_conn *conn_, struct tl_timer *timer, int64_t after_ns)
+{
+    (void)conn_;
+    ck_assert_ptr_eq(timer, &response.park_timer);
+    ck_assert_int_eq(after_ns, 1000);
+    note("arm");
+}
+
+void fake_protocol_error(struct tl_conn *conn_, const char *format, ...)
+{
+    (void)conn_;
+    (void)format;
+    note("protocol_error");
+}
+
+struct tl_timers *fake_timers(struct tl_reactor *reactor)
+{
+    (void)reactor;
+    return &timers;
+}
+
+static void begin_in(enum response_state state)
+{
+    const uint64_t size_bytes = 100;
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, NULL), TL_OK);
+    engine = (struct tl_engine){.options = {.parked_ns = 1000}};
+    conn = (struct tl_conn){.engine = &engine};
+    response = (struct response){.conn = &conn, .state = state, .offer = {.tensor = tensor}, .key = "key"};
+    tl_list_init(&response.pending.place);
+    trace[0] = '\0';
+    tl_timers_init(&timers);
+}
+
+static void end(void)
+{
+    tl_tensor_put(response.offer.tensor);
+    if (response.status != NULL) free(response.status);
+    tl_timers_fini(&timers);
+}
+
+/* ------------------------------------------------------------------------------------------------------- edges -- */
+
+struct edge {
+    enum response_state state;
+    enum response_event event;
+    enum response_state next;
+    const char *trace;
+};
+
+#define STOPPED "leave_memory_wait close_cancelled tell_cancelled "
+
+static const struct edge edges[] = {
+    {RESPONSE_WAITING, EVENT_STATUS, RESPONSE_TELLING, "queue_post "},
+    {RESPONSE_WAITING, EVENT_EMPTY, RESPONSE_TELLING, "queue_post "},
+    {RESPONSE_WAITING, EVENT_FITS, RESPONSE_PREPARING, "prepare "},
+    {RESPONSE_WAITING, EVENT_DIFFERS, RESPONSE_PARKED, "queue_post arm "},
+    {RESPONSE_WAITING, EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_PARKED, EVENT_RE_REQUEST, RESPONSE_PREPARING, "prepare "},
+    {RESPONSE_PARKED, EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_PARKED, EVENT_LATE, RESPONSE_TELLING, "queue_post "},
+    {RESPONSE_PREPARING, EVENT_READY, RESPONSE_WRITING, "queue_post "},
+    {RESPONSE_PREPARING, EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_WRITING, EVENT_READY, RESPONSE_WRITING, "queue_post "},
+    {RESPONSE_WRITING, EVENT_FAILED, RESPONSE_TELLING, "queue_post "},
+    {RESPONSE_WRITING, EVENT_WORK_DONE, RESPONSE_WRITING, "queue_post "},
+    {RESPONSE_WRITING, EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_TELLING, EVENT_WORK_DONE, RESPONSE_TELLING, ""},
+    {RESPONSE_TELLING, EVENT_CANCEL, RESPONSE_TELLING, ""},
+    {RESPONSE_STOPPING, EVENT_RE_REQUEST, RESPONSE_STOPPING, ""},
+    {RESPONSE_STOPPING, EVENT_READY, RESPONSE_STOPPING, "close_cancelled tell_cancelled "},
+    {RESPONSE_STOPPING, EVENT_FAILED, RESPONSE_STOPPING, "close_cancelled tell_cancelled "},
+    {RESPONSE_STOPPING, EVENT_WORK_DONE, RESPONSE_STOPPING, "close_cancelled tell_cancelled "},
+    {RESPONSE_STOPPING, EVENT_CANCEL, RESPONSE_STOPPING, ""},
+};
+
+static const struct edge *find_edge(enum response_state state, enum response_event event)
+{
+    for (size_t i = 0; i < TL_ARRAY_COUNT(edges); i++)
+        if (edges[i].state == state && edges[i].event == event) return &edges[i];
+    return NULL;
+}
+
+START_TEST(each_edge)
+{
+    const struct edge *edge = &edges[_i];
+    begin_in(edge->state);
+    response_handle(&response, edge->event);
+    ck_assert_int_eq(response.state, edge->next);
+    ck_assert_str_eq(trace, edge->trace);
+    end();
+}
+END_TEST
+
+START_TEST(peer_that_says_what_cannot_be_is_at_fault)
+{
+    for (unsigned state = RESPONSE_WAITING; state < RESPONSE_STATES; state++) {
+        for (unsigned event = RESPONSE_OWN_EVENTS; event < RESPONSE_EVENTS; event++) {
+            if (find_edge((enum response_state)state, (enum response_event)event) != NULL) continue;
+            begin_in((enum response_state)state);
+            response_handle(&response, (enum response_event)event);
+            ck_assert_str_eq(trace, "protocol_error ");
+            ck_assert_uint_eq(response.state, state);
+            end();
+        }
+    }
+}
+END_TEST
+
+static const struct {
+    enum response_state state;
+    enum response_event event;
+} forbidden[] = {
+    {RESPONSE_PARKED, EVENT_STATUS}, {RESPONSE_WRITING, EVENT_EMPTY},    {RESPONSE_TELLING, EVENT_FITS},
+    {RESPONSE_PARKED, EVENT_READY},  {RESPONSE_STOPPING, EVENT_DIFFERS}, {RESPONSE_TELLING, EVENT_FAILED},
+};
+
+START_TEST(event_of_our_own_that_cannot_be_ends_the_process)
+{
+    begin_in(forbidden[_i].state);
+    response_handle(&response, forbidden[_i].event);
+}
+END_TEST
+
+/* --------------------------------------------------------------------------------------------------- the ends -- */
+
+START_TEST(failure_in_the_middle_is_told)
+{
+    static const struct tl_error error = {.code = TL_DATA_LOSS, .message = "the file has changed"};
+    begin_in(RESPONSE_WRITING);
+    response.posted_bytes = 50;
+    response_fail(&response, &error);
+    ck_assert_int_eq(response.state, RESPONSE_TELLING);
+    ck_assert_int_eq(response.status->code, TL_DATA_LOSS);
+    ck_assert_str_eq(trace, "queue_post ");
+    end();
+}
+END_TEST
+
+/* Memory that was waited for and cannot come ends a cancelled response as well as memory that comes. */
+START_TEST(failure_while_it_stops)
+{
+    static const struct tl_error error = {.code = TL_RESOURCE_EXHAUSTED, .message = "the pool is too small"};
+    begin_in(RESPONSE_STOPPING);
+    response_fail(&response, &error);
+    ck_assert_str_eq(trace, "close_cancelled tell_cancelled ");
+    end();
+}
+END_TEST
+
+START_TEST(all_written_before_it_stops)
+{
+    begin_in(RESPONSE_STOPPING);
+    response.posted_bytes = 100;
+    response_handle(&response, EVENT_WORK_DONE);
+    ck_assert_str_eq(trace, "close_received tell_cancelled ");
+    end();
+}
+END_TEST
+
+START_TEST(outcome_is_posted)
+{
+    begin_in(RESPONSE_TELLING);
+    response.is_outcome_posted = true;
+    response_handle(&response, EVENT_WORK_DONE);
+    ck_assert_str_eq(trace, "close_received ");
+    end();
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("response_states");
+    TCase *tcase = tcase_create("edges");
+    tcase_add_loop_test(tcase, each_edge, 0, TL_ARRAY_COUNT(edges));
+    tcase_add_test(tcase, peer_that_says_what_cannot_be_is_at_fault);
+    tcase_add_loop_test_raise_signal(tcase, event_of_our_own_that_cannot_be_ends_the_process, SIGABRT, 0,
+                                     TL_ARRAY_COUNT(forbidden));
+    suite_add_tcase(suite, tcase);
+    tcase = tcase_create("ends");
+    tcase_add_test(tcase, failure_in_the_middle_is_told);
+    tcase_add_test(tcase, failure_while_it_stops);
+    tcase_add_test(tcase, all_written_before_it_stops);
+    tcase_add_test(tcase, outcome_is_posted);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
