@@ -32,7 +32,7 @@ install(FILES config/schema.json DESTINATION ${data}/config)
 install(DIRECTORY config/examples DESTINATION ${data}/config)
 install(DIRECTORY examples DESTINATION ${data} FILES_MATCHING PATTERN "*.c" PATTERN "README*")
 install(DIRECTORY proto/tensorlane proto/grpc DESTINATION ${data}/proto FILES_MATCHING PATTERN "*.proto")
-install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES LICENSE CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs/ DESTINATION ${CMAKE_INSTALL_DOCDIR} FILES_MATCHING PATTERN "*.md" PATTERN "*.svg")
 install(PROGRAMS deploy/slurm.sh DESTINATION ${data}/deploy)
 
