@@ -34,7 +34,10 @@ struct receiver {
     size_t next;             /* item to ask for */
     size_t open_count;       /* asked for and not completed */
     uint64_t moved_bytes;    /* at the last look */
+    size_t received_count;   /* at the last look */
     int64_t last_moved_ns;   /* when something moved last */
+    int64_t next_look_ns;    /* when look is called again */
+    char transport[16];      /* in use since the last look; "": not asked for yet, or none */
     struct tl_error error;   /* of the first that failed */
     struct tl_error trouble; /* the latest with the connection; message "": none so far */
 };
@@ -67,13 +70,16 @@ static void name_tensor(struct tl_error *error, const char *key)
     if (strncmp(error->message, name, strlen(name)) != 0) tl_error_prefix(error, "%s", name);
 }
 
-/* The paths of a data plane are those of the transport that is in use now. */
-static void note_transport(const struct receiver *receiver, struct tl_pull_item *item)
+/* The paths of a data plane are those of the transport that is in use now, which is asked for once in each look: to ask
+ * takes longer than to receive a small tensor. */
+static void note_transport(struct receiver *receiver, struct tl_pull_item *item)
 {
     struct tl_peer_info info = {.size_bytes = sizeof(info)};
     if (item->path != TL_PATH_ZERO_COPY && item->path != TL_PATH_BOUNCE) return;
-    if (tl_worker_peer_info(receiver->worker, receiver->peer, &info, NULL) != TL_OK) return;
-    if (strcmp(info.transport, "grpc") != 0) snprintf(item->transport, sizeof(item->transport), "%s", info.transport);
+    if (receiver->transport[0] == '\0' && tl_worker_peer_info(receiver->worker, receiver->peer, &info, NULL) == TL_OK &&
+        strcmp(info.transport, "grpc") != 0)
+        snprintf(receiver->transport, sizeof(receiver->transport), "%s", info.transport);
+    snprintf(item->transport, sizeof(item->transport), "%s", receiver->transport);
 }
 
 static void take_completion(struct receiver *receiver, const struct tl_completion *completion)
@@ -143,7 +149,7 @@ static enum tl_status report_no_answer(const struct receiver *receiver, const st
 }
 
 /* Shows progress; fails when nothing has moved for too long, a signal came, or the disk takes no more. */
-static enum tl_status look(struct receiver *receiver, size_t completed_count, struct tl_error *ret_error)
+static enum tl_status look(struct receiver *receiver, struct tl_error *ret_error)
 {
     struct tl_worker_stats stats = {.size_bytes = sizeof(stats)};
     struct tl_peer_info info;
@@ -151,8 +157,12 @@ static enum tl_status look(struct receiver *receiver, size_t completed_count, st
     uint64_t moved_bytes = receiver->moved_bytes;
     if (tl_interrupt_is_set()) return tl_error_set(ret_error, TL_CANCELLED, "interrupted");
     if (tl_worker_stats(receiver->worker, &stats, NULL) == TL_OK) moved_bytes = stats.bytes_received;
-    if (completed_count > 0 || moved_bytes != receiver->moved_bytes) receiver->last_moved_ns = now_ns;
+    bool has_moved = receiver->pull->received_count != receiver->received_count || moved_bytes != receiver->moved_bytes;
+    if (has_moved) receiver->last_moved_ns = now_ns;
     receiver->moved_bytes = moved_bytes;
+    receiver->received_count = receiver->pull->received_count;
+    receiver->transport[0] = '\0';
+    receiver->next_look_ns = now_ns + TICK_NS;
     enum tl_status status = tl_tensor_writer_check(receiver->pull->writer, ret_error);
     if (status != TL_OK) return status;
     look_at_peer(receiver, &info);
@@ -181,7 +191,7 @@ static enum tl_status run_loop(struct receiver *receiver, struct tl_error *ret_e
         for (size_t i = 0; i < count; i++)
             take_completion(receiver, &completions[i]);
         if (receiver->error.code != TL_OK) return tl_error_copy(ret_error, &receiver->error);
-        status = look(receiver, count, ret_error);
+        if (tl_clock_now_ns() >= receiver->next_look_ns) status = look(receiver, ret_error);
         if (status != TL_OK) return status;
     }
 }

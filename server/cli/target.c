@@ -194,7 +194,10 @@ enum tl_status tl_target_open_client(struct tl_target *target, struct tl_worker 
     char *config = make_config(target);
     if (!config)
         return tl_error_set(ret_error, TL_INTERNAL, "%s: cannot describe a cluster of this worker", target->name);
-    const struct tl_worker_options options = {.size_bytes = sizeof(options), .config_json = config, .is_client = true};
+    /* The command waits for completions all the time; to have its own thread drive the worker spares a switch for each.
+     */
+    const struct tl_worker_options options = {
+        .size_bytes = sizeof(options), .config_json = config, .is_client = true, .progress = TL_PROGRESS_CALLER};
     enum tl_status status = tl_worker_open(&options, &worker, ret_error);
     free(config);
     if (status != TL_OK) return status;
