@@ -51,7 +51,7 @@ static void send_on_link(struct tl_link *link, struct tl_peer_request *request, 
 /* Sends a request on the best path; false when it must wait. */
 static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
 {
-    struct tl_link *link = peer->path.link;
+    struct tl_link *link = peer->links.link;
     if (link == NULL || !tl_link_is_up(link)) return false;
     const struct tl_data_connection *path;
     switch (tl_data_connections_use(&peer->data, &path)) {
@@ -91,7 +91,7 @@ void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
     request->is_refused = false;
     request->path_reason = "";
     tl_list_push_back(&peer->requests, &request->place);
-    if (peer->path.link != NULL && tl_link_is_up(peer->path.link)) {
+    if (peer->links.link != NULL && tl_link_is_up(peer->links.link)) {
         tl_peer_send_waiting(peer);
     } else {
         tl_peer_want(peer);
@@ -100,7 +100,7 @@ void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
 
 void tl_peer_fetch_on_link(struct tl_peer *peer, struct tl_peer_request *request, const char *reason)
 {
-    struct tl_link *link = peer->path.link;
+    struct tl_link *link = peer->links.link;
     request->fetch.is_rerouted = false;
     if (link != NULL && tl_link_is_up(link)) {
         send_on_link(link, request, reason);
@@ -174,10 +174,7 @@ static enum tl_status add_member(struct tl_worker *worker, const char *name, con
     peer->is_self = strcmp(name, worker->self.name) == 0;
     tl_peer_link_init(peer);
     tl_data_connections_init(&peer->data, worker, peer->name, &data_connection_events, peer);
-    if (peer->is_self) {
-        peer->path.state = TL_PEER_UP;
-        peer->incarnation = worker->self.incarnation;
-    }
+    if (peer->is_self) peer->incarnation = worker->self.incarnation;
     tl_list_init(&peer->requests);
     size_t index = worker->peer_count++;
     worker->peers[index] = peer;
@@ -209,8 +206,8 @@ void tl_peers_destroy(struct tl_worker *worker)
     for (size_t i = 0; i < worker->peer_count; i++) {
         struct tl_peer *peer = worker->peers[i];
         tl_data_connections_end(&peer->data);
-        TL_CHECK(tl_list_is_empty(&peer->requests) && peer->path.link == NULL && peer->path.opening == NULL);
-        tl_timers_disarm(tl_loop_timers(worker->loop), &peer->path.back_off);
+        TL_CHECK(tl_list_is_empty(&peer->requests) && peer->links.link == NULL && peer->links.opening == NULL);
+        tl_timers_disarm(tl_loop_timers(worker->loop), &peer->links.back_off);
         tl_origin_fini(&peer->origin);
         tl_numbers_fini(&peer->received);
         tl_numbers_fini(&peer->given_up);
@@ -233,7 +230,7 @@ void tl_peers_stop(struct tl_worker *worker)
 {
     for (size_t i = 0; i < worker->peer_count; i++) {
         struct tl_peer *peer = worker->peers[i];
-        tl_timers_disarm(tl_loop_timers(worker->loop), &peer->path.back_off);
+        tl_timers_disarm(tl_loop_timers(worker->loop), &peer->links.back_off);
     }
     tl_peer_check_waits(worker);
 }
@@ -278,7 +275,7 @@ const char *tl_peer_state_name(enum tl_peer_state state)
 
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity)
 {
-    const struct link_path *path = &peer->path;
-    const char *reason = path->state != TL_PEER_UP ? path->reason.message : "";
-    snprintf(buffer, capacity, "%s%s%.700s", tl_peer_state_name(path->state), reason[0] != '\0' ? ": " : "", reason);
+    const struct peer_links *links = &peer->links;
+    const char *reason = links->state != TL_PEER_UP ? links->reason.message : "";
+    snprintf(buffer, capacity, "%s%s%.700s", tl_peer_state_name(links->state), reason[0] != '\0' ? ": " : "", reason);
 }

@@ -9,12 +9,12 @@
 #include "server/peers/data_connections.h"
 #include "server/worker_internal.h"
 
-/* The links to a peer: the way in to it, and a path for tensors. */
-struct link_path {
-    struct tl_link *link;    /* in use: up; NULL: none */
-    int64_t link_since_ns;   /* when it came into use */
-    struct tl_link *opening; /* ours, not greeted yet; NULL: none */
-    enum tl_peer_state state;
+/* The links to a peer. They set up data connections, and carry tensors themselves. */
+struct peer_links {
+    struct tl_link *link;     /* in use: up; NULL: none */
+    int64_t link_since_ns;    /* when it came into use */
+    struct tl_link *opening;  /* ours, before its handshake is over; NULL: none */
+    enum tl_peer_state state; /* set by the table in peer_link.c only; UP exactly while there is a link in use */
     struct tl_error reason;   /* why it is down; code TL_OK otherwise */
     unsigned failure_count;   /* attempts since it was up last */
     int64_t down_since_ns;    /* when the first of them failed */
@@ -39,8 +39,8 @@ struct tl_peer {
     struct tl_numbers given_up; /* requests that broke and will not be asked again, to be told likewise */
     int64_t received_until_ns;  /* the peer no longer waits to hear of them */
     struct tl_origin origin;    /* where its links may come from */
-    struct link_path path;
-    struct tl_data_connections data; /* over path.link */
+    struct peer_links links;
+    struct tl_data_connections data; /* over links.link */
 };
 
 /* peer.c */

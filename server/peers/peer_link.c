@@ -1,21 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The links to a peer.
+ * The links to a peer. One table at the end of the states' section says what each state does with each event.
  *
- *      IDLE --wanted--> CONNECTING --greeted--> UP --link lost--> IDLE, or CONNECTING while wanted
+ *      IDLE --wanted--> CONNECTING --link up--> UP --link lost--> IDLE, or CONNECTING while the peer is wanted
  *                        |   ^
  *                  failed|   |back-off over
  *                        v   |
  *                        DOWN
  *
- * A peer is wanted while somebody waits for it: a fetch, tl_worker_wait_for_peers, or always with "connect": "eager".
- * A pair of workers uses one link. When both have opened one at the same time, both keep the one that was opened by the
- * worker with the smaller name and drain the other. A peer that opens one while it should have one has lost that: it is
- * replaced. So it is by a link with a new incarnation: the peer has restarted, and what was reserved for its former
- * self is offered again.
+ * IDLE and CONNECTING after a loss wait for a request, for the back-off, or for a link; CONNECTING otherwise waits for
+ * the link that we open; UP waits for the end of the link in use; DOWN waits for the back-off, or for a request. In
+ * each state the peer may open a link.
  *
- * One-shot tensors that have arrived, but of which a lost link may not have told the peer, are told on the next link.
- * For that a peer is wanted too, for as long as its values wait.
+ * A peer is wanted while a fetch or tl_worker_wait_for_peers waits for it, or always with "connect": "eager".
+ * A pair of workers uses one link. When both have opened one at the same time, both keep the one that was opened by the
+ * worker with the smaller name and drain the other. A peer that opens a second link while we believe that it has one
+ * has lost that one: the new link replaces it. A link with a new incarnation replaces it too: the peer has restarted,
+ * and what was reserved for its former process is offered again.
+ *
+ * A lost link may not have told the peer of all one-shot tensors that have arrived; the next link tells them again. A
+ * peer is wanted for that as well, as long as its values wait.
  *
  * The data connections to the peer (server/peers/data_connections.h) live on the link in use, and end with it.
  */
@@ -33,13 +37,13 @@
 
 #define FIRST_BACK_OFF_NS (20 * TL_NS_PER_MS)
 #define MAX_BACK_OFF_NS (1 * TL_NS_PER_SEC)
-/* Links that end before they are that old, */
+/* A link that ends before it is this old counts as lost early. After more than LOSSES_WITHOUT_PAUSE of them in a row
+ * the next is opened after longer and longer pauses, as if they had failed: two processes that claim one task end each
+ * other's links. */
 #define SETTLED_NS (5 * TL_NS_PER_SEC)
+#define LOSSES_WITHOUT_PAUSE 3
 /* Workers of one cluster start within this time. */
 #define START_NS (30 * TL_NS_PER_SEC)
-/* and more than so many of them in a row, are opened again only after longer and longer pauses, as if they had failed:
- * two processes that claim one task end each other's links. */
-#define LOSSES_WITHOUT_PAUSE 3
 
 static void connect_now(struct tl_peer *peer);
 static const struct tl_link_events link_events;
@@ -53,67 +57,143 @@ static bool is_wanted(const struct tl_peer *peer)
     return peer->received.count + peer->given_up.count > 0 && tl_clock_now_ns() < peer->received_until_ns;
 }
 
-/* Workers start one after the other, and end before each other: a peer that has not been there yet, or has left in
- * order, is no reason for a warning. One that does not start is. */
+/* Workers start one after the other and end one after the other, so a peer that has not started yet or has left in
+ * order causes no warning. A peer that does not start within START_NS does. */
 static void log_absence(struct tl_peer *peer, const struct tl_error *reason, bool is_changed)
 {
-    struct link_path *path = &peer->path;
+    struct peer_links *links = &peer->links;
     int64_t now_ns = tl_clock_now_ns();
-    if (path->failure_count == 0) path->down_since_ns = now_ns;
-    bool is_starting = peer->incarnation == 0 && now_ns - path->down_since_ns < START_NS;
-    bool is_expected = reason->code == TL_UNAVAILABLE && (path->has_left || is_starting);
-    if (is_expected ? !is_changed : !is_changed && path->has_warned) return;
+    if (links->failure_count == 0) links->down_since_ns = now_ns;
+    bool is_starting = peer->incarnation == 0 && now_ns - links->down_since_ns < START_NS;
+    bool is_expected = reason->code == TL_UNAVAILABLE && (links->has_left || is_starting);
+    if (is_expected ? !is_changed : !is_changed && links->has_warned) return;
     TL_LOG(is_expected ? TL_LOG_INFO : TL_LOG_WARN, "peer cannot be reached", TL_STR("peer", peer->name),
            TL_STR("reason", reason->message));
-    path->has_warned = !is_expected;
+    links->has_warned = !is_expected;
 }
 
-static void set_state(struct tl_peer *peer, enum tl_peer_state state, const struct tl_error *reason)
-{
-    struct link_path *path = &peer->path;
-    bool was_up = path->state == TL_PEER_UP;
-    /* Not when only the words differ: they alternate with how far an attempt came. */
-    bool is_changed = reason != NULL && (path->failure_count == 0 || path->reason.code != reason->code);
-    path->state = state;
-    if (reason != NULL) path->reason = *reason;
-    if (state == TL_PEER_UP) {
-        path->reason = (struct tl_error){.code = TL_OK};
-        path->failure_count = 0;
-        path->has_left = false;
-        path->has_warned = false;
-        TL_LOG_AT_INFO("peer up", TL_STR("peer", peer->name), TL_STR("address", peer->address),
-                       TL_STR("transport", "grpc"), TL_INCARNATION("incarnation", peer->incarnation));
-    } else if (was_up && reason != NULL && reason->code == TL_OK) {
-        path->has_left = true;
-        TL_LOG_AT_INFO("peer has closed its connection", TL_STR("peer", peer->name));
-    } else if (was_up && reason != NULL) {
-        TL_LOG_AT_WARN("peer lost", TL_STR("peer", peer->name), TL_STR("reason", reason->message));
-    } else if (state == TL_PEER_DOWN && reason != NULL && !peer->worker->is_closing) {
-        log_absence(peer, reason, is_changed);
-    }
-    tl_peer_check_waits(peer->worker);
-}
-
-/* Tries again after a while that doubles with each failure, a random part of it, so that many workers do not come at
- * once. */
+/* Arms the next attempt. The pause doubles with each failure and has a random part, so that many workers do not connect
+ * at the same moment. */
 static void retry_later(struct tl_peer *peer)
 {
-    struct link_path *path = &peer->path;
-    unsigned losses = path->loss_count > LOSSES_WITHOUT_PAUSE ? path->loss_count - LOSSES_WITHOUT_PAUSE : 0;
-    unsigned count = path->failure_count + losses;
+    struct peer_links *links = &peer->links;
+    unsigned losses = links->loss_count > LOSSES_WITHOUT_PAUSE ? links->loss_count - LOSSES_WITHOUT_PAUSE : 0;
+    unsigned count = links->failure_count + losses;
     unsigned shift = count < 6 ? count : 6;
     int64_t pause_ns = FIRST_BACK_OFF_NS << shift;
     if (pause_ns > MAX_BACK_OFF_NS) pause_ns = MAX_BACK_OFF_NS;
     pause_ns = pause_ns / 2 + (int64_t)(tl_random_u64() % (uint64_t)(pause_ns / 2));
     int64_t due_ns = tl_clock_now_ns() + pause_ns;
-    if (tl_timers_arm(tl_loop_timers(peer->worker->loop), &path->back_off, due_ns) != TL_OK) {
+    if (tl_timers_arm(tl_loop_timers(peer->worker->loop), &links->back_off, due_ns) != TL_OK) {
         TL_LOG_AT_ERROR("no memory to try a peer again", TL_STR("peer", peer->name));
     }
 }
 
+/* ----------------------------------------------------------------------------------------------------- actions -- */
+
+static void nothing(struct tl_peer *peer, const struct tl_error *reason)
+{
+    (void)peer;
+    (void)reason;
+}
+
+static void up(struct tl_peer *peer, const struct tl_error *reason)
+{
+    (void)reason;
+    struct peer_links *links = &peer->links;
+    links->reason = (struct tl_error){.code = TL_OK};
+    links->failure_count = 0;
+    links->has_left = false;
+    links->has_warned = false;
+    TL_LOG_AT_INFO("peer up", TL_STR("peer", peer->name), TL_STR("address", peer->address), TL_STR("transport", "grpc"),
+                   TL_INCARNATION("incarnation", peer->incarnation));
+}
+
+static void lost(struct tl_peer *peer, const struct tl_error *reason)
+{
+    peer->links.reason = *reason;
+    if (reason->code == TL_OK) {
+        peer->links.has_left = true;
+        TL_LOG_AT_INFO("peer has closed its connection", TL_STR("peer", peer->name));
+    } else {
+        TL_LOG_AT_WARN("peer lost", TL_STR("peer", peer->name), TL_STR("reason", reason->message));
+    }
+}
+
+static void absent(struct tl_peer *peer, const struct tl_error *reason)
+{
+    struct peer_links *links = &peer->links;
+    /* Messages alternate with how far an attempt came, so only another code is a change. */
+    bool is_changed = links->failure_count == 0 || links->reason.code != reason->code;
+    links->reason = *reason;
+    if (!peer->worker->is_closing) log_absence(peer, reason, is_changed);
+    if (is_wanted(peer)) retry_later(peer);
+    links->failure_count++;
+}
+
+/* --------------------------------------------------------------------------------------------------- the table -- */
+
+enum link_event {
+    EVENT_OPENING,       /* a link of ours is being opened */
+    EVENT_OPEN_FAILED,   /* a link of ours could not be opened, for this reason */
+    EVENT_OPENING_ENDED, /* the link that was being opened has ended, for this reason */
+    EVENT_LINK_UP,       /* there is a link in use now */
+    EVENT_RESTARTED,     /* a link of another process has replaced the one in use */
+    EVENT_LOST,          /* the link in use has ended, for this reason */
+    EVENT_LOST_WANTED,   /* the same, while the peer is wanted */
+    LINK_EVENTS,
+};
+
+/* One table for all that may happen. `next` is where the peer goes before the action runs. A NULL action, what the
+ * table leaves out: it cannot happen. */
+struct transition {
+    enum tl_peer_state next;
+    void (*action)(struct tl_peer *peer, const struct tl_error *reason);
+};
+
+/* clang-format off */
+static const struct transition transitions[][LINK_EVENTS] = {
+    [TL_PEER_IDLE] = {
+        [EVENT_OPENING] = {TL_PEER_CONNECTING, nothing},
+        [EVENT_OPEN_FAILED] = {TL_PEER_DOWN, absent},
+        [EVENT_OPENING_ENDED] = {TL_PEER_DOWN, absent}, /* it was being opened when the link in use was lost */
+        [EVENT_LINK_UP] = {TL_PEER_UP, up},
+    },
+    [TL_PEER_CONNECTING] = {
+        [EVENT_OPENING] = {TL_PEER_CONNECTING, nothing}, /* again, after a loss */
+        [EVENT_OPEN_FAILED] = {TL_PEER_DOWN, absent},
+        [EVENT_OPENING_ENDED] = {TL_PEER_DOWN, absent},
+        [EVENT_LINK_UP] = {TL_PEER_UP, up},
+    },
+    [TL_PEER_UP] = {
+        [EVENT_OPENING_ENDED] = {TL_PEER_UP, nothing}, /* the peer's link is in use */
+        [EVENT_RESTARTED] = {TL_PEER_UP, up},
+        [EVENT_LOST] = {TL_PEER_IDLE, lost},
+        [EVENT_LOST_WANTED] = {TL_PEER_CONNECTING, lost},
+    },
+    [TL_PEER_DOWN] = {
+        [EVENT_OPENING] = {TL_PEER_CONNECTING, nothing},
+        [EVENT_OPEN_FAILED] = {TL_PEER_DOWN, absent},
+        [EVENT_LINK_UP] = {TL_PEER_UP, up},
+    },
+};
+/* clang-format on */
+
+/* Moves the peer as its table says. All events come from this program: one that the table leaves out aborts. */
+static void handle(struct tl_peer *peer, enum link_event event, const struct tl_error *reason)
+{
+    const struct transition *transition = &transitions[peer->links.state][event];
+    TL_CHECK(transition->action != NULL);
+    peer->links.state = transition->next;
+    transition->action(peer, reason);
+    tl_peer_check_waits(peer->worker);
+}
+
+/* -------------------------------------------------------------------------------------------------- connecting -- */
+
 static void back_off_over(struct tl_timer *timer)
 {
-    struct tl_peer *peer = TL_CONTAINER_OF(timer, struct tl_peer, path.back_off);
+    struct tl_peer *peer = TL_CONTAINER_OF(timer, struct tl_peer, links.back_off);
     connect_now(peer);
 }
 
@@ -125,12 +205,12 @@ void tl_peer_remember_received(struct tl_peer *peer, const uint64_t *numbers, si
     peer->received_until_ns = tl_clock_deadline_ns(peer->worker->settings.reservation_timeout_ns);
 }
 
-/* Takes over what the peer may not have heard of when a link to it ends. */
+/* Takes over the answers that the peer may not have heard of when a link to it ends. */
 static void inherit_received(struct tl_peer *peer, const struct tl_link *link)
 {
     const uint64_t *numbers;
     size_t count = tl_link_unconfirmed(link, &numbers);
-    uint64_t incarnation = tl_link_peer(link)->incarnation; /* 0: it never was up */
+    uint64_t incarnation = tl_link_peer(link)->incarnation; /* 0: it was never up */
     if (count == 0 || (incarnation != 0 && incarnation != peer->incarnation)) return;
     int64_t until_ns = peer->received_until_ns;
     tl_peer_remember_received(peer, numbers, count);
@@ -142,17 +222,16 @@ void tl_peer_give_up(struct tl_peer_request *request)
     struct tl_peer *peer = request->peer;
     if (peer == NULL || !request->fetch.is_unsettled) return;
     request->fetch.is_unsettled = false;
-    /* Without memory for that the value waits until its owner's patience ends. */
+    /* Without memory for the number the value waits until its owner's reservation expires. */
     if (!tl_numbers_push(&peer->given_up, request->fetch.id.number)) return;
     peer->received_until_ns = tl_clock_deadline_ns(peer->worker->settings.reservation_timeout_ns);
     tl_peer_tell_received(peer);
     if (peer->given_up.count > 0) tl_peer_want(peer);
 }
 
-/* Tells it on the link in use. */
 void tl_peer_tell_received(struct tl_peer *peer)
 {
-    struct tl_link *link = peer->path.link;
+    struct tl_link *link = peer->links.link;
     struct tl_numbers *received = &peer->received;
     struct tl_numbers *given_up = &peer->given_up;
     if (link == NULL) return;
@@ -166,30 +245,28 @@ void tl_peer_tell_received(struct tl_peer *peer)
 
 static void connect_now(struct tl_peer *peer)
 {
-    struct link_path *path = &peer->path;
-    if (!is_wanted(peer) || path->link != NULL || path->opening != NULL) return;
-    tl_timers_disarm(tl_loop_timers(peer->worker->loop), &path->back_off);
+    struct peer_links *links = &peer->links;
+    if (!is_wanted(peer) || links->link != NULL || links->opening != NULL) return;
+    tl_timers_disarm(tl_loop_timers(peer->worker->loop), &links->back_off);
     struct tl_numbers *received = &peer->received;
     struct tl_error error;
     if (tl_link_open(peer->worker->control, peer->address, peer->name, tl_numbers_items(received), received->count,
-                     &link_events, peer, &path->opening, &error) == TL_OK) {
+                     &link_events, peer, &links->opening, &error) == TL_OK) {
         tl_numbers_drop(received, received->count);
-        set_state(peer, TL_PEER_CONNECTING, NULL);
+        handle(peer, EVENT_OPENING, NULL);
     } else {
-        set_state(peer, TL_PEER_DOWN, &error);
-        retry_later(peer);
-        path->failure_count++;
+        handle(peer, EVENT_OPEN_FAILED, &error);
     }
 }
 
 void tl_peer_want(struct tl_peer *peer)
 {
-    if (peer->path.back_off.heap_place == 0) connect_now(peer);
+    if (peer->links.back_off.heap_place == 0) connect_now(peer);
 }
 
 /* ------------------------------------------------------------------------------------------------------- links -- */
 
-/* The process behind the peer is another one than before. */
+/* Records the incarnation of the process behind the peer. A new one replaces what belonged to the former. */
 static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
 {
     if (peer->incarnation == incarnation) return;
@@ -204,25 +281,26 @@ static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
     tl_numbers_drop(&peer->given_up, peer->given_up.count);
 }
 
-/* Of two links, one opened by each side. */
+/* Returns whether our link stays when each side has opened one. */
 static bool is_ours_preferred(const struct tl_peer *peer)
 {
     return strcmp(peer->worker->self.name, peer->name) < 0;
 }
 
-/* Of two links to the same process, one opened by each side, whether the second one is to be used. */
+/* Returns whether the other link replaces the current one when both lead to the same process and each side has opened
+ * one. */
 static bool is_preferred(const struct tl_peer *peer, const struct tl_link *current, const struct tl_link *other)
 {
     return !tl_link_is_up(current) || tl_link_is_ours(other) == is_ours_preferred(peer);
 }
 
-/* Of two links to the same process, whether the one in use is dead at the other side. That side opens another one only
- * while it has none: so it is when it has opened both, and when it had the present one before the other was begun,
- * whose handshake takes no longer than the connect time-out. */
+/* Returns whether the link in use is dead at the other side, when another link to the same process has come up. The
+ * other side opens a link only while it has none. So the link in use is dead when one side has opened both, and when
+ * the peer had it before the new one was begun: a handshake takes no longer than the connect time-out. */
 static bool is_dead(const struct tl_peer *peer, const struct tl_link *current, const struct tl_link *other)
 {
     if (tl_link_is_ours(current) == tl_link_is_ours(other)) return true;
-    int64_t age_ns = tl_clock_now_ns() - peer->path.link_since_ns;
+    int64_t age_ns = tl_clock_now_ns() - peer->links.link_since_ns;
     return tl_link_is_ours(current) && age_ns > peer->worker->settings.connect_timeout_ns;
 }
 
@@ -233,16 +311,16 @@ static void close_former(const struct tl_peer *peer, struct tl_link *former, con
     tl_link_close(former, &reason);
 }
 
-/* Keeps one of the link in use and another one, ends the other. */
+/* Keeps either the link in use or the new one, and ends the other. */
 static void choose_link(struct tl_peer *peer, struct tl_link *link, bool is_restart)
 {
-    struct tl_link *former = peer->path.link;
+    struct tl_link *former = peer->links.link;
     bool is_former_dead = is_dead(peer, former, link);
     if (!is_restart && !is_former_dead && !is_preferred(peer, former, link)) {
         tl_link_drain(link);
         return;
     }
-    peer->path.link = link;
+    peer->links.link = link;
     if (is_restart || is_former_dead) {
         close_former(peer, former, is_restart ? "restarted" : "connected again");
     } else {
@@ -252,20 +330,24 @@ static void choose_link(struct tl_peer *peer, struct tl_link *link, bool is_rest
 
 static void use_link(struct tl_peer *peer, struct tl_link *link)
 {
-    struct link_path *path = &peer->path;
+    struct peer_links *links = &peer->links;
     uint64_t incarnation = tl_link_peer(link)->incarnation;
-    bool is_restart = path->link != NULL && peer->incarnation != incarnation;
+    bool is_restart = links->link != NULL && peer->incarnation != incarnation;
     note_incarnation(peer, incarnation);
-    if (path->link != NULL) {
+    if (links->link != NULL) {
         choose_link(peer, link, is_restart);
     } else {
-        path->link = link;
+        links->link = link;
     }
-    if (path->link != link) return;
-    path->link_since_ns = tl_clock_now_ns();
-    tl_data_connections_begin(&peer->data, link, path->opening != NULL && is_ours_preferred(peer));
-    tl_timers_disarm(tl_loop_timers(peer->worker->loop), &path->back_off);
-    if (path->state != TL_PEER_UP || is_restart) set_state(peer, TL_PEER_UP, NULL);
+    if (links->link != link) return;
+    links->link_since_ns = tl_clock_now_ns();
+    tl_data_connections_begin(&peer->data, link, links->opening != NULL && is_ours_preferred(peer));
+    tl_timers_disarm(tl_loop_timers(peer->worker->loop), &links->back_off);
+    if (is_restart) {
+        handle(peer, EVENT_RESTARTED, NULL);
+    } else if (links->state != TL_PEER_UP) {
+        handle(peer, EVENT_LINK_UP, NULL);
+    }
     tl_peer_tell_received(peer);
     tl_peer_send_waiting(peer);
 }
@@ -273,35 +355,32 @@ static void use_link(struct tl_peer *peer, struct tl_link *link)
 static void link_opened(struct tl_link *link)
 {
     struct tl_peer *peer = tl_link_owner(link);
-    peer->path.opening = NULL;
+    peer->links.opening = NULL;
     use_link(peer, link);
 }
 
 static void link_closed(struct tl_link *link, const struct tl_error *reason)
 {
     struct tl_peer *peer = tl_link_owner(link);
-    struct link_path *path = &peer->path;
+    struct peer_links *links = &peer->links;
     inherit_received(peer, link);
-    if (link == path->opening) {
-        path->opening = NULL;
+    if (link == links->opening) {
+        links->opening = NULL;
         tl_data_connections_stay(&peer->data);
         tl_peer_tell_received(peer);
-        if (path->link != NULL) return;
-        set_state(peer, TL_PEER_DOWN, reason);
-        if (is_wanted(peer)) retry_later(peer);
-        path->failure_count++;
+        handle(peer, EVENT_OPENING_ENDED, reason);
         return;
     }
-    if (link != path->link) {
+    if (link != links->link) {
         tl_peer_tell_received(peer);
         return;
     }
-    path->link = NULL;
+    links->link = NULL;
     tl_data_connections_end(&peer->data);
-    bool was_settled = tl_clock_now_ns() - path->link_since_ns >= SETTLED_NS;
-    path->loss_count = was_settled ? 0 : path->loss_count + 1;
-    set_state(peer, is_wanted(peer) ? TL_PEER_CONNECTING : TL_PEER_IDLE, reason);
-    if (path->loss_count <= LOSSES_WITHOUT_PAUSE) {
+    bool was_settled = tl_clock_now_ns() - links->link_since_ns >= SETTLED_NS;
+    links->loss_count = was_settled ? 0 : links->loss_count + 1;
+    handle(peer, is_wanted(peer) ? EVENT_LOST_WANTED : EVENT_LOST, reason);
+    if (links->loss_count <= LOSSES_WITHOUT_PAUSE) {
         tl_peer_want(peer);
     } else if (is_wanted(peer)) {
         retry_later(peer);
@@ -334,5 +413,6 @@ void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link)
 
 void tl_peer_link_init(struct tl_peer *peer)
 {
-    peer->path.back_off.fire = back_off_over;
+    peer->links.state = peer->is_self ? TL_PEER_UP : TL_PEER_IDLE;
+    peer->links.back_off.fire = back_off_over;
 }

@@ -31,7 +31,7 @@ static size_t count_up(const struct tl_worker *worker, const struct tl_peer_wait
     size_t up = 0;
     for (size_t i = 0; i < wait->count; i++) {
         const struct tl_peer *peer = tl_peer_by_id(worker, wait->peers[i]);
-        if (peer->path.state == TL_PEER_UP) {
+        if (peer->links.state == TL_PEER_UP) {
             up++;
         } else {
             *ret_down = peer;
@@ -97,12 +97,12 @@ static void run_info(struct tl_command *command)
     info->id = peer->id;
     snprintf(info->name, sizeof(info->name), "%s", peer->name);
     snprintf(info->address, sizeof(info->address), "%s", peer->address);
-    info->state = peer->path.state;
+    info->state = peer->links.state;
     info->incarnation = peer->incarnation;
     info->restart_count = peer->restart_count;
     snprintf(info->transport, sizeof(info->transport), "%s",
-             peer->path.state == TL_PEER_UP ? tl_peer_transport(peer) : "");
-    info->reason = peer->path.reason;
+             peer->links.state == TL_PEER_UP ? tl_peer_transport(peer) : "");
+    info->reason = peer->links.reason;
 }
 
 enum tl_status tl_worker_peer_info(struct tl_worker *worker, tl_peer_id peer, struct tl_peer_info *ret_info,
@@ -153,12 +153,12 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
         const struct tl_peer *peer = worker->peers[i];
         struct tl_peer_description *item = &description->peers[description->peer_count++];
         item->name = strdup(peer->name);
-        item->state = strdup(tl_peer_state_name(peer->path.state));
-        bool is_up = peer->path.state == TL_PEER_UP;
+        item->state = strdup(tl_peer_state_name(peer->links.state));
+        bool is_up = peer->links.state == TL_PEER_UP;
         char reason[TL_ERROR_MESSAGE_BYTES] = "";
         if (is_up && !peer->is_self) format_path_reason(peer, reason, sizeof(reason));
         item->transport = strdup(is_up ? tl_peer_transport(peer) : "");
-        item->reason = strdup(!is_up ? peer->path.reason.message : reason);
+        item->reason = strdup(!is_up ? peer->links.reason.message : reason);
         item->incarnation = peer->incarnation;
         const struct tl_data_connection *path = tl_data_connections_best(&peer->data);
         if (path != NULL) {
