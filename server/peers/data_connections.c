@@ -6,7 +6,7 @@
 #include "base/reason.h"
 #include "server/worker_internal.h"
 
-/* Lets a path set out when all before it have failed. */
+/* Begins to set up each connection that follows failed ones only. */
 static void go_on(struct tl_data_connections *connections)
 {
     for (size_t i = 0; i < connections->worker->transport_count; i++) {

@@ -1,0 +1,510 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The states of a data connection: what each of them does with each event. */
+#include "server/peers/data_connection_internal.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/random.h"
+#include "base/reason.h"
+#include "server/peers/session.h"
+#include "server/worker_internal.h"
+
+#define FIRST_PAUSE_NS (100 * TL_NS_PER_MS)
+#define MAX_PAUSE_NS (5 * TL_NS_PER_SEC)
+/* A connection that breaks before it is this old counts as an attempt that failed: one that is set up again and again
+ * costs both sides more than it carries. */
+#define SETTLED_NS (5 * TL_NS_PER_SEC)
+
+static const struct tl_session_events session_events;
+
+/* The reasons in a REFUSAL that ends a data connection without a failure. */
+#define IT_SHUTS_DOWN "it is shutting down"
+#define IT_CLOSED_IN_ORDER "its half was closed in order"
+
+/* ---------------------------------------------------------------------------------------------------- messages -- */
+
+static const char *transport_of(const struct tl_data_connection *connection)
+{
+    return connection->slot->source->name;
+}
+
+static void tell(struct tl_data_connection *connection, enum tl_connection_message_kind kind, const uint8_t *bytes,
+                 uint32_t len_bytes)
+{
+    struct tl_connection_message message = {.kind = kind, .attempt = connection->attempt, .len_bytes = len_bytes};
+    snprintf(message.transport, sizeof(message.transport), "%s", transport_of(connection));
+    memcpy(message.bytes, bytes, len_bytes);
+    tl_link_send_connection_message(connection->link, &message);
+}
+
+void data_connection_tell_refusal(struct tl_link *link, const char *transport, uint64_t attempt, bool is_final,
+                                  const char *reason)
+{
+    struct tl_connection_message message = {
+        .kind = TL_CONNECTION_MESSAGE_REFUSAL, .attempt = attempt, .is_final = is_final};
+    snprintf(message.transport, sizeof(message.transport), "%s", transport);
+    snprintf(message.reason, sizeof(message.reason), "%s", reason);
+    tl_link_send_connection_message(link, &message);
+}
+
+/* ----------------------------------------------------------------------------------------------------- reasons -- */
+
+static void log_change(struct tl_data_connection *connection)
+{
+    if (connection->name[0] == '\0' ||
+        (connection->has_logged && tl_reason_is_same(connection->logged, connection->reason)))
+        return;
+    const struct tl_transport *transport = connection->slot->transport;
+    connection->has_logged = true;
+    memcpy(connection->logged, connection->reason, sizeof(connection->logged));
+    if (connection->state == TL_DATA_CONNECTION_UP) {
+        TL_LOG_AT_INFO("data connection up", TL_STR("peer", connection->name),
+                       TL_STR("transport", transport_of(connection)), TL_STR("device", transport->provider->name));
+    } else if (transport == NULL || connection->is_elsewhere) {
+        TL_LOG_AT_DEBUG("no data connection", TL_STR("peer", connection->name),
+                        TL_STR("transport", transport_of(connection)), TL_STR("reason", connection->reason));
+    } else if (!connection->worker->is_closing) {
+        TL_LOG(connection->is_left ? TL_LOG_INFO : TL_LOG_WARN, "no data connection", TL_STR("peer", connection->name),
+               TL_STR("transport", transport_of(connection)), TL_STR("reason", connection->reason));
+    }
+}
+
+void data_connection_set_reason(struct tl_data_connection *connection, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(connection->reason, sizeof(connection->reason), format, args);
+    va_end(args);
+    connection->lasting_reason = tl_reason(connection->reason);
+}
+
+static void arm(struct tl_data_connection *connection, int64_t after_ns)
+{
+    int64_t due_ns = tl_clock_deadline_ns(after_ns);
+    if (tl_timers_arm(tl_loop_timers(connection->worker->loop), &connection->timer, due_ns) != TL_OK) {
+        TL_LOG_AT_ERROR("no memory to watch a data connection", TL_STR("peer", connection->name));
+    }
+}
+
+static void disarm(struct tl_data_connection *connection)
+{
+    tl_timers_disarm(tl_loop_timers(connection->worker->loop), &connection->timer);
+}
+
+/* Gives the session up. The requests that were answered over it pass to the owner. */
+static void let_go(struct tl_data_connection *connection)
+{
+    const uint64_t *numbers;
+    size_t count = tl_session_unconfirmed(connection->session, &numbers);
+    if (count > 0 && connection->events->unconfirmed != NULL) {
+        connection->events->unconfirmed(connection->owner, tl_session_peer(connection->session)->incarnation, numbers,
+                                        count);
+    }
+    connection->session = NULL;
+}
+
+static void abandon(struct tl_data_connection *connection, const struct tl_error *reason)
+{
+    struct tl_session *session = connection->session;
+    if (session == NULL) return;
+    let_go(connection);
+    tl_session_abandon(session, reason);
+}
+
+/* ---------------------------------------------------------------------------------------------------- failures -- */
+
+/* Returns whether an error lasts as long as both workers run: they do not fit, or their users may not connect. */
+static bool is_lasting(enum tl_status code)
+{
+    return code == TL_FAILED_PRECONDITION || code == TL_PERMISSION_DENIED;
+}
+
+/* Decides what follows from the end of an attempt or of the connection, for the reason that is set. */
+static void failed(struct tl_data_connection *connection, bool is_final)
+{
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "%s", connection->reason);
+    abandon(connection, &reason);
+    disarm(connection);
+    if (is_final || connection->worker->is_closing) {
+        data_connection_happen(connection, EVENT_FINAL);
+    } else if (connection->is_passing && connection->state != TL_DATA_CONNECTION_EXPECTING) {
+        data_connection_happen(connection, EVENT_PASSING);
+    } else {
+        data_connection_happen(connection, tl_link_is_ours(connection->link) ? EVENT_RETRY : EVENT_AWAIT);
+    }
+}
+
+static void nothing(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)connection;
+    (void)event;
+}
+
+static void tell_failure(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    connection->is_first = false;
+    log_change(connection);
+    connection->events->changed(connection->owner);
+}
+
+static void pause_before_offer(struct tl_data_connection *connection, const struct event *event)
+{
+    unsigned shift = connection->failure_count < 6 ? connection->failure_count : 6;
+    int64_t pause_ns = FIRST_PAUSE_NS << shift;
+    if (pause_ns > MAX_PAUSE_NS) pause_ns = MAX_PAUSE_NS;
+    connection->failure_count++;
+    arm(connection, pause_ns / 2 + (int64_t)(tl_random_u64() % (uint64_t)(pause_ns / 2)));
+    tell_failure(connection, event);
+}
+
+/* A connection that lasted makes the next pause short again. */
+static void pause_after_up(struct tl_data_connection *connection, const struct event *event)
+{
+    if (tl_clock_now_ns() - connection->up_since_ns >= SETTLED_NS) connection->failure_count = 0;
+    pause_before_offer(connection, event);
+}
+
+static void expect_offer(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    data_connection_set_reason(connection, "the data connection is being set up");
+    arm(connection, connection->slot->transport->options.attempt_ns);
+}
+
+/* The peer uses the other link first and ends its half without a message. Nothing is wrong then, and what waits for the
+ * data connection still does. If the peer has not changed links, it offers again, and the next failure counts. */
+static void expect_after_passing(struct tl_data_connection *connection, const struct event *event)
+{
+    connection->is_passing = false;
+    TL_LOG_AT_DEBUG("a data connection has ended, perhaps for that of another link", TL_STR("peer", connection->name),
+                    TL_STR("transport", transport_of(connection)), TL_STR("reason", connection->reason));
+    expect_offer(connection, event);
+    connection->events->changed(connection->owner);
+}
+
+/* ---------------------------------------------------------------------------------------------------- attempts -- */
+
+/* Begins an attempt: ours with message NULL, or the peer's with its offer. */
+static enum tl_status begin_attempt(struct tl_data_connection *connection, uint64_t attempt,
+                                    const struct tl_connection_message *message, struct tl_error *ret_error)
+{
+    connection->attempt = attempt;
+    connection->is_left = false;
+    if (message == NULL && connection->is_first)
+        data_connection_set_reason(connection, "the data connection is being set up");
+    arm(connection, connection->slot->transport->options.attempt_ns);
+    return tl_session_open(connection->slot->transport, tl_link_peer(connection->link),
+                           message != NULL ? message->bytes : NULL, message != NULL ? message->len_bytes : 0,
+                           &session_events, connection, &connection->session, ret_error);
+}
+
+static void offer(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    struct tl_error error;
+    if (begin_attempt(connection, tl_random_u64(), NULL, &error) == TL_OK) return;
+    data_connection_set_reason(connection, "%s", error.message);
+    failed(connection, false);
+}
+
+static void take_offer(struct tl_data_connection *connection, const struct event *event)
+{
+    const struct tl_connection_message *message = event->message;
+    struct tl_error error;
+    if (begin_attempt(connection, message->attempt, message, &error) == TL_OK) return;
+    data_connection_set_reason(connection, "%s", error.message);
+    data_connection_tell_refusal(connection->link, message->transport, message->attempt, is_lasting(error.code),
+                                 error.message);
+    failed(connection, is_lasting(error.code));
+}
+
+/* The peer has given up the present attempt without a message. It may offer again when that attempt has ended. */
+static void refuse_second_offer(struct tl_data_connection *connection, const struct event *event)
+{
+    data_connection_tell_refusal(connection->link, event->message->transport, event->message->attempt, false,
+                                 "the attempt before this one has not ended yet");
+    data_connection_set_reason(connection, "%s has offered another data connection",
+                               tl_link_peer(connection->link)->name);
+    failed(connection, false);
+}
+
+static void connect_session(struct tl_data_connection *connection, const struct event *event)
+{
+    const struct tl_connection_message *message = event->message;
+    struct tl_error error;
+    if (tl_session_connect(connection->session, message->bytes, message->len_bytes, &error) == TL_OK) return;
+    data_connection_set_reason(connection, "%s", error.message);
+    data_connection_tell_refusal(connection->link, message->transport, connection->attempt, false, error.message);
+    failed(connection, false);
+}
+
+static void come_up(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    disarm(connection);
+    connection->up_since_ns = tl_clock_now_ns();
+    data_connection_set_reason(connection, "%s", "");
+    log_change(connection);
+    connection->events->changed(connection->owner);
+}
+
+/* ------------------------------------------------------------------------------------------ what ends attempts -- */
+
+static void take_refusal(struct tl_data_connection *connection, const struct event *event)
+{
+    const struct tl_connection_message *message = event->message;
+    bool is_of_all = message->attempt == 0;
+    const char *reason = message->reason[0] != '\0' ? message->reason : "it gives no reason";
+    bool was_up = connection->state == TL_DATA_CONNECTION_UP;
+    connection->is_left = was_up && (strcmp(reason, IT_SHUTS_DOWN) == 0 || strcmp(reason, IT_CLOSED_IN_ORDER) == 0);
+    data_connection_set_reason(connection,
+                               is_of_all ? "%s has no data plane: %s"
+                               : was_up  ? "%s has given up the data connection: %s"
+                                         : "%s refuses the data connection: %s",
+                               connection->name, reason);
+    failed(connection, is_of_all || message->is_final);
+}
+
+static void session_ended(struct tl_data_connection *connection, const struct event *event)
+{
+    const struct tl_error *reason = event->reason;
+    bool was_up = connection->state == TL_DATA_CONNECTION_UP;
+    let_go(connection);
+    connection->is_left = reason->code == TL_OK;
+    if (connection->is_left) {
+        data_connection_set_reason(connection, "%s has closed the data connection", connection->name);
+    } else {
+        data_connection_set_reason(connection, "%s%s", was_up ? "the data connection broke: " : "", reason->message);
+    }
+    /* Without a message the peer's half may take long to notice. */
+    const char *message_text = !connection->is_left             ? reason->message
+                               : connection->worker->is_closing ? IT_SHUTS_DOWN
+                                                                : IT_CLOSED_IN_ORDER;
+    bool is_final = !was_up && is_lasting(reason->code);
+    data_connection_tell_refusal(connection->link, transport_of(connection), connection->attempt, is_final,
+                                 message_text);
+    failed(connection, is_final);
+}
+
+static void offer_overdue(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    data_connection_set_reason(connection, "%s has offered no data connection in time", connection->name);
+    failed(connection, false);
+}
+
+static void attempt_overdue(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    data_connection_set_reason(connection, "the data connection to %s was not set up in time", connection->name);
+    data_connection_tell_refusal(connection->link, transport_of(connection), connection->attempt, false,
+                                 "not set up in time");
+    failed(connection, false);
+}
+
+static void pause_over(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    data_connection_happen(connection, connection->worker->is_closing ? EVENT_CLOSING : EVENT_OFFER);
+}
+
+/* ---------------------------------------------------------------------------------------------------- the link -- */
+
+static void hold(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    data_connection_set_reason(connection, "another data connection is tried first");
+}
+
+static void refuse_link(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    const struct tl_transport_slot *slot = connection->slot;
+    if (!connection->is_elsewhere) {
+        data_connection_set_reason(connection, "%s",
+                                   slot->transport == NULL ? slot->reason : "this worker is shutting down");
+    }
+    /* Both sides know on which hosts they are, so that needs no message. */
+    if (tl_link_is_ours(connection->link) && !connection->is_elsewhere)
+        data_connection_tell_refusal(connection->link, transport_of(connection), 0, true, connection->reason);
+    log_change(connection);
+}
+
+static void leave_link(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    struct tl_error reason;
+    tl_error_set(&reason, TL_UNAVAILABLE, "the link to %s has ended", connection->name);
+    abandon(connection, &reason);
+    disarm(connection);
+    connection->link = NULL;
+    data_connection_set_reason(connection, "the peer is not connected");
+}
+
+/* The log says again that it is up when it comes back over the next link. */
+static void leave_link_while_up(struct tl_data_connection *connection, const struct event *event)
+{
+    connection->has_logged = false;
+    leave_link(connection, event);
+}
+
+/* The transport may have ended already. */
+static void begin_no_attempt(struct tl_data_connection *connection, const struct event *event)
+{
+    (void)event;
+    data_connection_set_reason(connection, "this worker is shutting down");
+}
+
+/* --------------------------------------------------------------------------------------------------- the table -- */
+
+/* One table for all that may happen. `next` is where the connection goes before the action runs; an action that has a
+ * failure to report raises a further event. A NULL action, what the table leaves out: it cannot happen. */
+struct transition {
+    enum tl_data_connection_state next;
+    void (*action)(struct tl_data_connection *connection, const struct event *event);
+};
+
+/* clang-format off */
+static const struct transition transitions[][EVENTS] = {
+    [TL_DATA_CONNECTION_OFF] = {
+        [EVENT_LINK] = {TL_DATA_CONNECTION_HELD, hold},
+        [EVENT_LINK_UNFIT] = {TL_DATA_CONNECTION_REFUSED, refuse_link},
+        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, nothing},
+    },
+    [TL_DATA_CONNECTION_HELD] = {
+        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [EVENT_OFFER] = {TL_DATA_CONNECTION_CREATING, offer},
+        [EVENT_EXPECT] = {TL_DATA_CONNECTION_EXPECTING, expect_offer},
+        [EVENT_CLOSING] = {TL_DATA_CONNECTION_REFUSED, begin_no_attempt},
+        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CREATING, take_offer},
+        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_HELD, nothing},
+        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_HELD, take_refusal}, /* of all attempts */
+        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+    },
+    [TL_DATA_CONNECTION_EXPECTING] = {
+        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CREATING, take_offer},
+        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_EXPECTING, nothing},
+        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_EXPECTING, take_refusal}, /* of all attempts */
+        [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_EXPECTING, offer_overdue},
+        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
+    },
+    [TL_DATA_CONNECTION_CREATING] = {
+        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CREATING, refuse_second_offer},
+        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_CREATING, nothing},
+        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_CREATING, take_refusal},
+        [EVENT_OFFER_TOLD] = {TL_DATA_CONNECTION_OFFERED, nothing},
+        [EVENT_ANSWER_TOLD] = {TL_DATA_CONNECTION_CONNECTING, nothing},
+        [EVENT_CLOSED] = {TL_DATA_CONNECTION_CREATING, session_ended},
+        [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_CREATING, attempt_overdue},
+        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_before_offer},
+        [EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
+        [EVENT_PASSING] = {TL_DATA_CONNECTION_EXPECTING, expect_after_passing},
+    },
+    [TL_DATA_CONNECTION_OFFERED] = {
+        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_CONNECTING, connect_session},
+        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_OFFERED, take_refusal},
+        [EVENT_CLOSED] = {TL_DATA_CONNECTION_OFFERED, session_ended},
+        [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_OFFERED, attempt_overdue},
+        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_before_offer},
+    },
+    [TL_DATA_CONNECTION_CONNECTING] = {
+        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CONNECTING, refuse_second_offer},
+        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_CONNECTING, nothing},
+        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_CONNECTING, take_refusal},
+        [EVENT_UP] = {TL_DATA_CONNECTION_UP, come_up},
+        [EVENT_CLOSED] = {TL_DATA_CONNECTION_CONNECTING, session_ended},
+        [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_CONNECTING, attempt_overdue},
+        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_before_offer},
+        [EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
+        [EVENT_PASSING] = {TL_DATA_CONNECTION_EXPECTING, expect_after_passing},
+    },
+    [TL_DATA_CONNECTION_UP] = {
+        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link_while_up},
+        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_UP, refuse_second_offer},
+        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_UP, nothing},
+        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_UP, take_refusal},
+        [EVENT_CLOSED] = {TL_DATA_CONNECTION_UP, session_ended},
+        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_after_up},
+        [EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
+        [EVENT_PASSING] = {TL_DATA_CONNECTION_EXPECTING, expect_after_passing},
+    },
+    [TL_DATA_CONNECTION_BACK_OFF] = {
+        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [EVENT_OFFER] = {TL_DATA_CONNECTION_CREATING, offer},
+        [EVENT_CLOSING] = {TL_DATA_CONNECTION_REFUSED, begin_no_attempt},
+        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_BACK_OFF, nothing},
+        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_BACK_OFF, take_refusal}, /* of all attempts */
+        [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_BACK_OFF, pause_over},
+        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+    },
+    [TL_DATA_CONNECTION_REFUSED] = {
+        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CREATING, take_offer}, /* the peer may try all the same */
+        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_REFUSED, nothing},
+        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_REFUSED, nothing},
+    },
+};
+/* clang-format on */
+
+void data_connection_handle(struct tl_data_connection *connection, const struct event *event)
+{
+    const struct transition *transition = &transitions[connection->state][event->kind];
+    TL_CHECK(transition->action != NULL);
+    connection->state = transition->next;
+    transition->action(connection, event);
+}
+
+/* --------------------------------------------------------------------------------------- where events are from -- */
+
+static void timer_fired(struct tl_timer *timer)
+{
+    data_connection_happen(TL_CONTAINER_OF(timer, struct tl_data_connection, timer), EVENT_TIMEOUT);
+}
+
+static void address_ready(void *owner, const uint8_t *bytes, uint32_t len_bytes)
+{
+    struct tl_data_connection *connection = owner;
+    bool is_ours = tl_link_is_ours(connection->link);
+    tell(connection, is_ours ? TL_CONNECTION_MESSAGE_OFFER : TL_CONNECTION_MESSAGE_ANSWER, bytes, len_bytes);
+    data_connection_happen(connection, is_ours ? EVENT_OFFER_TOLD : EVENT_ANSWER_TOLD);
+}
+
+static void session_up(void *owner)
+{
+    data_connection_happen(owner, EVENT_UP);
+}
+
+static void session_closed(void *owner, const struct tl_error *reason)
+{
+    data_connection_handle(owner, &(struct event){.kind = EVENT_CLOSED, .reason = reason});
+}
+
+static const struct tl_session_events session_events = {
+    .address_ready = address_ready, .up = session_up, .closed = session_closed};
+
+void tl_data_connection_init(struct tl_data_connection *connection, struct tl_worker *worker,
+                             const struct tl_transport_slot *slot, const char *name,
+                             const struct tl_data_connection_events *events, void *owner)
+{
+    *connection =
+        (struct tl_data_connection){.worker = worker, .slot = slot, .name = name, .events = events, .owner = owner};
+    connection->timer.fire = timer_fired;
+    data_connection_set_reason(connection, "the peer is not connected");
+}

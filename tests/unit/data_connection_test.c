@@ -1,0 +1,500 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The states of a data connection: every edge of the table, every event that it leaves out, and whole lives of both
+ * sides. Sessions and links are fakes. */
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fakes/fake_clock.h"
+
+#undef fail /* of check.h */
+#include "server/peers/data_connection.c"
+#include "server/peers/data_connection_states.c"
+#include "fakes/calls.h"
+#include "fakes/run_suite.h"
+
+#define ATTEMPT 7
+
+struct tl_link {
+    struct tl_identity identity;
+    bool is_ours;
+};
+
+struct tl_session {
+    struct tl_identity identity;
+};
+
+static struct tl_worker worker;
+static struct tl_transport transport;
+static struct tl_provider provider = {.name = "card"};
+static const struct tl_transport_source source = {.name = "verbs"};
+static struct tl_transport_slot slot;
+static struct tl_data_connection connection;
+static struct tl_timers timers;
+static struct tl_link link_in_use;
+static struct tl_session the_session;
+static struct tl_connection_message sent; /* the latest message */
+static enum tl_status open_status, connect_status;
+static size_t unconfirmed_count;
+
+/* ------------------------------------------------------------------------------------------------------ fakes -- */
+
+struct tl_timers *tl_loop_timers(struct tl_loop *loop)
+{
+    (void)loop;
+    return &timers;
+}
+
+const struct tl_identity *tl_link_peer(const struct tl_link *link)
+{
+    return &link->identity;
+}
+
+bool tl_link_is_ours(const struct tl_link *link)
+{
+    return link->is_ours;
+}
+
+void tl_link_send_connection_message(struct tl_link *link, const struct tl_connection_message *message)
+{
+    static const char *const names[] = {"?", "offer", "answer", "refuse"};
+    ck_assert_ptr_eq(link, &link_in_use);
+    ck_assert_str_eq(message->transport, "verbs");
+    sent = *message;
+    note(names[message->kind]);
+}
+
+bool tl_endpoint_is_here(const char *address)
+{
+    (void)address;
+    return true;
+}
+
+enum tl_status tl_session_open(struct tl_transport *of, const struct tl_identity *peer, const uint8_t *offer_bytes,
+                               uint32_t len_bytes, const struct tl_session_events *events, void *owner,
+                               struct tl_session **ret_session, struct tl_error *ret_error)
+{
+    (void)len_bytes, (void)events;
+    ck_assert(of == &transport && peer == &link_in_use.identity && owner == &connection);
+    ck_assert_int_eq(offer_bytes == NULL, link_in_use.is_ours);
+    note("open");
+    if (open_status != TL_OK) return tl_error_set(ret_error, open_status, "no session");
+    *ret_session = &the_session;
+    return TL_OK;
+}
+
+enum tl_status tl_session_connect(struct tl_session *session, const uint8_t *bytes, uint32_t len_bytes,
+                                  struct tl_error *ret_error)
+{
+    (void)bytes, (void)len_bytes;
+    ck_assert_ptr_eq(session, &the_session);
+    note("connect");
+    return connect_status == TL_OK ? TL_OK : tl_error_set(ret_error, connect_status, "no address");
+}
+
+void tl_session_abandon(struct tl_session *session, const struct tl_error *reason)
+{
+    (void)reason;
+    ck_assert_ptr_eq(session, &the_session);
+    note("abandon");
+}
+
+size_t tl_session_unconfirmed(const struct tl_session *session, const uint64_t **ret_numbers)
+{
+    static const uint64_t numbers[] = {3};
+    ck_assert_ptr_eq(session, &the_session);
+    *ret_numbers = numbers;
+    return unconfirmed_count;
+}
+
+const struct tl_identity *tl_session_peer(const struct tl_session *session)
+{
+    return &session->identity;
+}
+
+static void changed(void *owner)
+{
+    ck_assert_ptr_eq(owner, &worker);
+    note("changed");
+}
+
+static void unconfirmed(void *owner, uint64_t incarnation, const uint64_t *numbers, size_t count)
+{
+    (void)incarnation;
+    ck_assert(owner == &worker && numbers[0] == 3 && count == 1);
+    note("unconfirmed");
+}
+
+static const struct tl_data_connection_events owner_events = {.changed = changed, .unconfirmed = unconfirmed};
+
+static void setup(void)
+{
+    tl_timers_init(&timers);
+    transport.provider = &provider;
+    transport.options.attempt_ns = 2 * TL_NS_PER_SEC;
+    slot = (struct tl_transport_slot){.transport = &transport, .source = &source};
+    tl_data_connection_init(&connection, &worker, &slot, "/job:ps/task:1", &owner_events, &worker);
+}
+
+static void teardown(void)
+{
+    tl_timers_disarm(&timers, &connection.timer);
+    tl_timers_fini(&timers);
+}
+
+static bool is_armed(void)
+{
+    return connection.timer.heap_place != 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------ edges -- */
+
+#define OURS true
+#define THEIRS false
+#define OFF TL_DATA_CONNECTION_OFF
+#define HELD TL_DATA_CONNECTION_HELD
+#define EXPECTING TL_DATA_CONNECTION_EXPECTING
+#define CREATING TL_DATA_CONNECTION_CREATING
+#define OFFERED TL_DATA_CONNECTION_OFFERED
+#define CONNECTING TL_DATA_CONNECTION_CONNECTING
+#define UP TL_DATA_CONNECTION_UP
+#define BACK_OFF TL_DATA_CONNECTION_BACK_OFF
+#define REFUSED TL_DATA_CONNECTION_REFUSED
+
+static const struct edge {
+    enum tl_data_connection_state from;
+    enum event_kind kind;
+    bool is_ours; /* the link */
+    enum tl_data_connection_state to;
+    bool is_armed; /* afterwards */
+    const char *calls;
+} edges[] = {
+    {OFF, EVENT_LINK, OURS, HELD, false, ""},
+    {OFF, EVENT_LINK_UNFIT, OURS, REFUSED, false, "refuse"},
+    {OFF, EVENT_LINK_UNFIT, THEIRS, REFUSED, false, ""},
+    {OFF, EVENT_LINK_LOST, OURS, OFF, false, ""},
+
+    {HELD, EVENT_LINK_LOST, OURS, OFF, false, ""},
+    {HELD, EVENT_OFFER, OURS, CREATING, true, "open"},
+    {HELD, EVENT_EXPECT, THEIRS, EXPECTING, true, ""},
+    {HELD, EVENT_CLOSING, OURS, REFUSED, false, ""},
+    {HELD, EVENT_OFFER_HEARD, THEIRS, CREATING, true, "open"},
+    {HELD, EVENT_ANSWER_HEARD, OURS, HELD, false, ""},
+    {HELD, EVENT_REFUSAL_HEARD, THEIRS, REFUSED, false, "changed"},
+    {HELD, EVENT_FINAL, OURS, REFUSED, false, "changed"},
+
+    {EXPECTING, EVENT_LINK_LOST, THEIRS, OFF, false, ""},
+    {EXPECTING, EVENT_OFFER_HEARD, THEIRS, CREATING, true, "open"},
+    {EXPECTING, EVENT_ANSWER_HEARD, THEIRS, EXPECTING, true, ""},
+    {EXPECTING, EVENT_REFUSAL_HEARD, THEIRS, REFUSED, false, "changed"},
+    {EXPECTING, EVENT_TIMEOUT, THEIRS, EXPECTING, false, "changed"},
+    {EXPECTING, EVENT_FINAL, THEIRS, REFUSED, false, "changed"},
+    {EXPECTING, EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
+
+    {CREATING, EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
+    {CREATING, EVENT_OFFER_HEARD, THEIRS, EXPECTING, false, "refuse abandon changed"},
+    {CREATING, EVENT_ANSWER_HEARD, OURS, CREATING, true, ""},
+    {CREATING, EVENT_REFUSAL_HEARD, OURS, BACK_OFF, true, "abandon changed"},
+    {CREATING, EVENT_OFFER_TOLD, OURS, OFFERED, true, ""},
+    {CREATING, EVENT_ANSWER_TOLD, THEIRS, CONNECTING, true, ""},
+    {CREATING, EVENT_CLOSED, OURS, BACK_OFF, true, "refuse changed"},
+    {CREATING, EVENT_TIMEOUT, THEIRS, EXPECTING, false, "refuse abandon changed"},
+    {CREATING, EVENT_FINAL, OURS, REFUSED, false, "changed"},
+    {CREATING, EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
+    {CREATING, EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
+    {CREATING, EVENT_PASSING, THEIRS, EXPECTING, true, "changed"},
+
+    {OFFERED, EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
+    {OFFERED, EVENT_ANSWER_HEARD, OURS, CONNECTING, true, "connect"},
+    {OFFERED, EVENT_REFUSAL_HEARD, OURS, BACK_OFF, true, "abandon changed"},
+    {OFFERED, EVENT_CLOSED, OURS, BACK_OFF, true, "refuse changed"},
+    {OFFERED, EVENT_TIMEOUT, OURS, BACK_OFF, true, "refuse abandon changed"},
+    {OFFERED, EVENT_FINAL, OURS, REFUSED, false, "changed"},
+    {OFFERED, EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
+
+    {CONNECTING, EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
+    {CONNECTING, EVENT_OFFER_HEARD, THEIRS, EXPECTING, false, "refuse abandon changed"},
+    {CONNECTING, EVENT_ANSWER_HEARD, OURS, CONNECTING, true, ""},
+    {CONNECTING, EVENT_REFUSAL_HEARD, THEIRS, EXPECTING, false, "abandon changed"},
+    {CONNECTING, EVENT_UP, OURS, UP, false, "changed"},
+    {CONNECTING, EVENT_CLOSED, THEIRS, EXPECTING, false, "refuse changed"},
+    {CONNECTING, EVENT_TIMEOUT, OURS, BACK_OFF, true, "refuse abandon changed"},
+    {CONNECTING, EVENT_FINAL, OURS, REFUSED, false, "changed"},
+    {CONNECTING, EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
+    {CONNECTING, EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
+    {CONNECTING, EVENT_PASSING, THEIRS, EXPECTING, true, "changed"},
+
+    {UP, EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
+    {UP, EVENT_OFFER_HEARD, THEIRS, EXPECTING, false, "refuse abandon changed"},
+    {UP, EVENT_ANSWER_HEARD, OURS, UP, false, ""},
+    {UP, EVENT_REFUSAL_HEARD, OURS, BACK_OFF, true, "abandon changed"},
+    {UP, EVENT_CLOSED, OURS, BACK_OFF, true, "refuse changed"},
+    {UP, EVENT_FINAL, OURS, REFUSED, false, "changed"},
+    {UP, EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
+    {UP, EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
+    {UP, EVENT_PASSING, THEIRS, EXPECTING, true, "changed"},
+
+    {BACK_OFF, EVENT_LINK_LOST, OURS, OFF, false, ""},
+    {BACK_OFF, EVENT_OFFER, OURS, CREATING, true, "open"},
+    {BACK_OFF, EVENT_CLOSING, OURS, REFUSED, false, ""},
+    {BACK_OFF, EVENT_ANSWER_HEARD, OURS, BACK_OFF, true, ""},
+    {BACK_OFF, EVENT_REFUSAL_HEARD, OURS, REFUSED, false, "changed"},
+    {BACK_OFF, EVENT_TIMEOUT, OURS, CREATING, true, "open"},
+    {BACK_OFF, EVENT_FINAL, OURS, REFUSED, false, "changed"},
+
+    {REFUSED, EVENT_LINK_LOST, OURS, OFF, false, ""},
+    {REFUSED, EVENT_OFFER_HEARD, THEIRS, CREATING, true, "open"},
+    {REFUSED, EVENT_ANSWER_HEARD, OURS, REFUSED, false, ""},
+    {REFUSED, EVENT_REFUSAL_HEARD, OURS, REFUSED, false, ""},
+};
+
+/* Puts the connection into a state, with the session and the timer that it has there. */
+static void enter(enum tl_data_connection_state state, bool is_ours)
+{
+    bool has_session = state >= CREATING && state <= UP;
+    bool has_timer = state == EXPECTING || (has_session && state != UP) || state == BACK_OFF;
+    link_in_use.is_ours = is_ours;
+    connection.link = state == OFF ? NULL : &link_in_use;
+    connection.state = state;
+    connection.is_first = true;
+    connection.attempt = ATTEMPT;
+    connection.session = has_session ? &the_session : NULL;
+    if (has_timer) arm(&connection, TL_NS_PER_SEC);
+}
+
+START_TEST(each_edge)
+{
+    const struct edge *edge = &edges[_i];
+    const struct tl_error reason = {.code = TL_UNAVAILABLE, .message = "why"};
+    const struct tl_connection_message message = {.transport = "verbs",
+                                                  .attempt = edge->kind == EVENT_OFFER_HEARD              ? ATTEMPT + 1
+                                                             : edge->from >= CREATING && edge->from <= UP ? ATTEMPT
+                                                                                                          : 0};
+    enter(edge->from, edge->is_ours);
+    if (edge->from == OFF && edge->kind != EVENT_LINK_LOST) connection.link = &link_in_use;
+    /* The timer has fired, or `failed` has disarmed it and let the session go. */
+    if (edge->kind == EVENT_TIMEOUT || edge->kind == EVENT_CLOSING || edge->kind >= EVENT_FINAL) disarm(&connection);
+    if (edge->kind >= EVENT_FINAL) connection.session = NULL;
+    data_connection_handle(&connection, &(struct event){.kind = edge->kind, .message = &message, .reason = &reason});
+    ck_assert_int_eq(connection.state, edge->to);
+    check_calls(edge->calls);
+    ck_assert_int_eq(is_armed(), edge->is_armed);
+    ck_assert_int_eq(connection.session != NULL, edge->to >= CREATING && edge->to <= UP);
+    ck_assert_int_eq(connection.link == NULL, edge->to == OFF);
+    if (edge->to == UP) ck_assert_str_eq(connection.reason, edge->from == UP ? "the peer is not connected" : "");
+}
+END_TEST
+
+START_TEST(no_other_edge)
+{
+    bool is_listed[TL_ARRAY_COUNT(transitions)][EVENTS] = {{false}};
+    ck_assert_uint_eq(TL_ARRAY_COUNT(transitions), REFUSED + 1);
+    for (size_t i = 0; i < TL_ARRAY_COUNT(edges); i++)
+        is_listed[edges[i].from][edges[i].kind] = true;
+    for (unsigned from = 0; from < TL_ARRAY_COUNT(transitions); from++) {
+        for (unsigned kind = 0; kind < EVENTS; kind++)
+            ck_assert_int_eq(transitions[from][kind].action != NULL, is_listed[from][kind]);
+    }
+}
+END_TEST
+
+START_TEST(forbidden_edge)
+{
+    enter(OFFERED, OURS);
+    data_connection_happen(&connection, EVENT_UP);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------ lives -- */
+
+static void hear(enum tl_connection_message_kind kind, uint64_t attempt, bool is_final, const char *reason)
+{
+    struct tl_connection_message message = {
+        .transport = "verbs", .kind = kind, .attempt = attempt, .is_final = is_final};
+    snprintf(message.reason, sizeof(message.reason), "%s", reason);
+    tl_data_connection_hear(&connection, &link_in_use, &message);
+}
+
+static void begin(bool is_ours, bool is_passing)
+{
+    link_in_use.is_ours = is_ours;
+    tl_data_connection_begin(&connection, &link_in_use, is_passing);
+    ck_assert_int_eq(connection.state, HELD);
+    ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_AVOID);
+    tl_data_connection_go_on(&connection);
+}
+
+static void bring_up_ours(void)
+{
+    check_calls("open");
+    ck_assert_int_eq(tl_data_connection_use(&connection),
+                     connection.is_first ? TL_DATA_CONNECTION_AWAIT : TL_DATA_CONNECTION_AVOID);
+    address_ready(&connection, (const uint8_t *)"address", 7);
+    check_calls("offer");
+    ck_assert_uint_eq(sent.len_bytes, 7);
+    hear(TL_CONNECTION_MESSAGE_ANSWER, sent.attempt + 1, false, "");
+    check_calls("");
+    hear(TL_CONNECTION_MESSAGE_ANSWER, sent.attempt, false, "");
+    check_calls("connect");
+    session_up(&connection);
+    check_calls("changed");
+    ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_TAKE);
+}
+
+START_TEST(our_link)
+{
+    begin(OURS, false);
+    bring_up_ours();
+    unconfirmed_count = 1;
+    fake_clock_advance(SETTLED_NS - 1);
+    session_closed(&connection, &(struct tl_error){.code = TL_UNAVAILABLE, .message = "why"});
+    check_calls("unconfirmed refuse changed");
+    ck_assert_str_eq(sent.reason, "why");
+    ck_assert_str_eq(connection.reason, "the data connection broke: why");
+    ck_assert_uint_eq(connection.failure_count, 1);
+    ck_assert(tl_data_connection_has_failed(&connection));
+    ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_AVOID);
+    fake_clock_advance(TL_NS_PER_SEC);
+    tl_timers_fire_due(&timers, tl_clock_now_ns());
+    bring_up_ours();
+    unconfirmed_count = 0;
+    fake_clock_advance(SETTLED_NS);
+    session_closed(&connection, &(struct tl_error){.code = TL_OK});
+    check_calls("refuse changed");
+    ck_assert_str_eq(sent.reason, IT_CLOSED_IN_ORDER);
+    ck_assert_uint_eq(connection.failure_count, 1);
+    worker.is_transport_required = true;
+    ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_AWAIT);
+    worker.is_closing = true;
+    fake_clock_advance(TL_NS_PER_SEC);
+    tl_timers_fire_due(&timers, tl_clock_now_ns());
+    check_calls("");
+    ck_assert_int_eq(connection.state, REFUSED);
+    tl_data_connection_end(&connection);
+    ck_assert_int_eq(connection.state, OFF);
+}
+END_TEST
+
+START_TEST(their_link)
+{
+    begin(THEIRS, false);
+    check_calls("");
+    ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_AWAIT);
+    hear(TL_CONNECTION_MESSAGE_OFFER, 5, false, "");
+    check_calls("open");
+    address_ready(&connection, (const uint8_t *)"address", 7);
+    check_calls("answer");
+    ck_assert_uint_eq(sent.attempt, 5);
+    session_up(&connection);
+    check_calls("changed");
+    hear(TL_CONNECTION_MESSAGE_REFUSAL, 6, false, "another");
+    check_calls("");
+    hear(TL_CONNECTION_MESSAGE_REFUSAL, 5, false, IT_SHUTS_DOWN);
+    check_calls("abandon changed");
+    ck_assert_int_eq(connection.state, EXPECTING);
+    ck_assert(connection.is_left);
+}
+END_TEST
+
+/* The peer goes over to another link: the first failure is none, the second is. */
+START_TEST(their_link_passes)
+{
+    begin(THEIRS, true);
+    hear(TL_CONNECTION_MESSAGE_OFFER, 5, false, "");
+    hear(TL_CONNECTION_MESSAGE_REFUSAL, 5, false, "gone");
+    check_calls("open abandon changed");
+    ck_assert_int_eq(connection.state, EXPECTING);
+    ck_assert(is_armed());
+    ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_AWAIT);
+    hear(TL_CONNECTION_MESSAGE_OFFER, 6, false, "");
+    hear(TL_CONNECTION_MESSAGE_REFUSAL, 6, false, "gone");
+    check_calls("open abandon changed");
+    ck_assert(!is_armed());
+    ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_AVOID);
+}
+END_TEST
+
+START_TEST(final_failures)
+{
+    begin(OURS, false);
+    hear(TL_CONNECTION_MESSAGE_REFUSAL, connection.attempt, true, "");
+    check_calls("open abandon changed");
+    ck_assert_int_eq(connection.state, REFUSED);
+    ck_assert_str_eq(connection.reason, "/job:ps/task:1 refuses the data connection: it gives no reason");
+    tl_data_connection_end(&connection);
+    open_status = TL_FAILED_PRECONDITION;
+    begin(THEIRS, false);
+    hear(TL_CONNECTION_MESSAGE_OFFER, 5, false, "");
+    check_calls("open refuse changed");
+    ck_assert(sent.is_final);
+    ck_assert_int_eq(connection.state, REFUSED);
+    tl_data_connection_end(&connection);
+    open_status = TL_RESOURCE_EXHAUSTED;
+    begin(OURS, false);
+    check_calls("open changed");
+    ck_assert_int_eq(connection.state, BACK_OFF);
+    tl_data_connection_end(&connection);
+    open_status = TL_OK;
+    connect_status = TL_INVALID_ARGUMENT;
+    begin(OURS, false);
+    address_ready(&connection, (const uint8_t *)"address", 7);
+    hear(TL_CONNECTION_MESSAGE_ANSWER, connection.attempt, false, "");
+    check_calls("open offer connect refuse abandon changed");
+    ck_assert_int_eq(connection.state, BACK_OFF);
+    tl_data_connection_end(&connection);
+    begin(OURS, false);
+    worker.is_closing = true;
+    session_closed(&connection, &(struct tl_error){.code = TL_OK});
+    check_calls("open refuse changed");
+    ck_assert_str_eq(sent.reason, IT_SHUTS_DOWN);
+    ck_assert_int_eq(connection.state, REFUSED);
+}
+END_TEST
+
+/* Messages that the peer may not send never reach the table. */
+START_TEST(offers_that_are_refused)
+{
+    begin(OURS, false);
+    check_calls("open");
+    hear(TL_CONNECTION_MESSAGE_OFFER, 5, false, "");
+    check_calls("refuse");
+    tl_data_connection_end(&connection);
+    check_calls("abandon");
+    begin(THEIRS, false);
+    hear(TL_CONNECTION_MESSAGE_OFFER, 0, false, "");
+    check_calls("refuse");
+    worker.is_closing = true;
+    hear(TL_CONNECTION_MESSAGE_OFFER, 5, false, "");
+    check_calls("");
+    tl_data_connection_end(&connection);
+    worker.is_closing = false;
+    slot.transport = NULL;
+    slot.reason = "no card";
+    tl_data_connection_begin(&connection, &link_in_use, false);
+    ck_assert_int_eq(connection.state, REFUSED);
+    hear(TL_CONNECTION_MESSAGE_OFFER, 5, false, "");
+    check_calls("refuse");
+    ck_assert(sent.is_final);
+    ck_assert_str_eq(sent.reason, "no card");
+    tl_data_connection_hear(&connection, NULL, &sent);
+    check_calls("");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("data_connection");
+    TCase *tcase = tcase_create("data_connection");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_loop_test(tcase, each_edge, 0, TL_ARRAY_COUNT(edges));
+    tcase_add_test(tcase, no_other_edge);
+    tcase_add_test_raise_signal(tcase, forbidden_edge, SIGABRT);
+    tcase_add_test(tcase, our_link);
+    tcase_add_test(tcase, their_link);
+    tcase_add_test(tcase, their_link_passes);
+    tcase_add_test(tcase, final_failures);
+    tcase_add_test(tcase, offers_that_are_refused);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
