@@ -5,7 +5,7 @@
  * A send is a value in the rendezvous table (operation_send.c); a receive is a receiver there, or a fetch from a peer
  * (operation_receive.c).
  * A deadline, a cancel, an aborted or ended step and the close of the worker end an operation wherever it is; the first
- * of all these wins.
+ * of all these wins. Each kind has a table of its states, with its actions (operation_send.c, operation_receive.c).
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -19,15 +19,13 @@
 #include "server/transfers/borrow.h"
 #include "server/transfers/operation_internal.h"
 
-#define FIRST_RETRY_NS (10 * TL_NS_PER_MS)
-
-static const struct tl_error out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
+const struct tl_error op_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
 
 /* -------------------------------------------------------------------------------------------------- completing -- */
 
 void tl_op_free(struct tl_op *op)
 {
-    tl_error_drop(op->error);
+    tl_error_drop(op->result.error);
     free(op);
 }
 
@@ -35,70 +33,79 @@ _Static_assert(sizeof(struct tl_completion) == TL_COMPLETION_BYTES, "arrays of c
 
 static void op_take(struct tl_cq_item *item, struct tl_completion *ret_completion)
 {
-    struct tl_op *op = TL_CONTAINER_OF(item, struct tl_op, item);
+    struct tl_op *op = TL_CONTAINER_OF(item, struct tl_op, reader.item);
+    const struct op_result *result = &op->result;
     memset(ret_completion, 0, offsetof(struct tl_completion, status));
     ret_completion->size_bytes = sizeof(*ret_completion);
     ret_completion->op = op->id;
     ret_completion->kind = op->kind;
-    ret_completion->user_data = op->user_data;
+    ret_completion->user_data = op->reader.user_data;
     ret_completion->status.code = TL_OK;
     ret_completion->status.message[0] = '\0';
-    if (op->error != NULL) ret_completion->status = *op->error;
-    ret_completion->tensor = op->tensor;
-    ret_completion->step = op->result_step;
-    ret_completion->path = op->path;
-    ret_completion->path_reason = op->path_reason != NULL ? op->path_reason : "";
-    ret_completion->bytes = op->bytes;
-    ret_completion->duration_ns = op->duration_ns;
-    ret_completion->is_verified = op->is_verified;
+    if (result->error != NULL) ret_completion->status = *result->error;
+    ret_completion->tensor = result->tensor;
+    ret_completion->step = result->step;
+    ret_completion->path = result->path;
+    ret_completion->path_reason = result->path_reason != NULL ? result->path_reason : "";
+    ret_completion->bytes = result->bytes;
+    ret_completion->duration_ns = result->duration_ns;
+    ret_completion->is_verified = result->is_verified;
     memset(ret_completion->reserved, 0, sizeof(ret_completion->reserved));
     tl_op_free(op);
 }
 
-void tl_op_complete(struct tl_op *op)
+void tl_op_complete(struct tl_op *op, const struct tl_error *error)
 {
+    (void)error;
     struct tl_worker *worker = op->worker;
-    op->state = OP_COMPLETE;
-    op->duration_ns = tl_clock_now_ns() - op->submitted_ns;
+    op->result.duration_ns = tl_clock_now_ns() - op->submitted_ns;
     tl_timers_disarm(tl_loop_timers(worker->loop), &op->deadline_timer);
-    tl_timers_disarm(tl_loop_timers(worker->loop), &op->retry_timer);
+    tl_timers_disarm(tl_loop_timers(worker->loop), &op->receive.retry_timer);
     if (op->is_registered) HASH_DEL(worker->ops, op);
-    tl_tensor_put(op->destination);
-    if (op->kind == TL_OP_RECV) tl_fetch_fini(&op->request.fetch);
-    struct tl_cq *cq = op->cq;
-    struct tl_wait *wait = op->wait;
+    if (op->kind == TL_OP_RECV) tl_op_receive_fini(op);
+    struct tl_cq *cq = op->reader.cq;
+    struct tl_wait *wait = op->reader.wait;
     __atomic_fetch_sub(&worker->open_ops, 1, __ATOMIC_RELEASE);
     if (cq != NULL) {
-        tl_cq_push(cq, &op->item, &worker->progress);
+        tl_cq_push(cq, &op->reader.item, &worker->progress);
     } else {
         tl_wait_done(wait);
     }
 }
 
-/* Sets the result; the first error wins. */
-void tl_op_set_error(struct tl_op *op, const struct tl_error *error)
+void tl_op_handle(struct tl_op *op, enum op_event event, const struct tl_error *error)
 {
-    if (error->code == TL_OK || op->error != NULL) return;
-    op->error = tl_error_keep(error);
+    const struct op_transition *transition = &op->transitions[op->state][event];
+    TL_CHECK(transition->next != OP_NEVER);
+    op->state = transition->next;
+    if (transition->action != NULL) transition->action(op, error);
 }
 
-void tl_op_explain_error(struct tl_op *op, const struct tl_error *why)
+/* ------------------------------------------------------------------------------------------------------ result -- */
+
+void op_result_set_error(struct op_result *result, const struct tl_error *error)
+{
+    if (error->code == TL_OK || result->error != NULL) return;
+    result->error = tl_error_keep(error);
+}
+
+void op_result_explain_error(struct op_result *result, const struct tl_error *why)
 {
     struct tl_error error;
-    tl_error_set(&error, op->error->code, "%s; %s", op->error->message, why->message);
-    tl_op_drop_error(op);
-    op->error = tl_error_keep(&error);
+    tl_error_set(&error, result->error->code, "%s; %s", result->error->message, why->message);
+    op_result_drop_error(result);
+    result->error = tl_error_keep(&error);
 }
 
-void tl_op_drop_error(struct tl_op *op)
+void op_result_drop_error(struct op_result *result)
 {
-    tl_error_drop(op->error);
-    op->error = NULL;
+    tl_error_drop(result->error);
+    result->error = NULL;
 }
 
 /* ------------------------------------------------------------------------------------------------------ ending -- */
 
-/* Ends an operation that waits, with an error. False when it is past that: it will complete by itself. */
+/* Ends an operation that waits, with an error. Returns false when it is past that, and completes by itself. */
 static bool op_end(struct tl_op *op, const struct tl_error *error)
 {
     return op->kind == TL_OP_SEND ? tl_op_send_end(op, error) : tl_op_receive_end(op, error);
@@ -115,10 +122,10 @@ static void deadline_over(struct tl_timer *timer)
                      op->step, waited);
     } else {
         char state[TL_ERROR_MESSAGE_BYTES];
-        tl_peer_format_state(op->peer, state, sizeof(state));
+        tl_peer_format_state(op->receive.peer, state, sizeof(state));
         tl_error_set(&error, TL_DEADLINE_EXCEEDED,
                      "%s of step %" PRIu64 " did not come from %s within %s; the peer is %.500s", op->key, op->step,
-                     tl_peer_name(op->peer), waited, state);
+                     tl_peer_name(op->receive.peer), waited, state);
     }
     op_end(op, &error);
 }
@@ -135,7 +142,7 @@ void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const 
 
 /* -------------------------------------------------------------------------------------------------- submitting -- */
 
-/* Makes the operation known by its id and watches its deadline. False when there is no memory for that. */
+/* Makes the operation known by its id and watches its deadline. Returns false when there is no memory for that. */
 static bool op_register(struct tl_op *op)
 {
     struct tl_worker *worker = op->worker;
@@ -150,20 +157,14 @@ static bool op_register(struct tl_op *op)
 static void op_start(struct tl_closure *closure)
 {
     struct tl_op *op = TL_CONTAINER_OF(closure, struct tl_op, closure);
-    const struct tl_error *refusal = NULL;
-    struct tl_error closing;
     if (!op_register(op)) {
-        refusal = &out_of_memory;
+        tl_op_handle(op, OP_EVENT_REFUSED, &op_out_of_memory);
     } else if (op->worker->is_closing) {
+        struct tl_error closing;
         tl_error_set(&closing, TL_CANCELLED, "the worker was closed");
-        refusal = &closing;
-    }
-    if (op->kind == TL_OP_SEND) {
-        tl_op_send_start(op, refusal);
-    } else if (refusal != NULL) {
-        tl_op_receive_fail(op, refusal);
+        tl_op_handle(op, OP_EVENT_REFUSED, &closing);
     } else {
-        tl_op_receive_start(op);
+        tl_op_handle(op, OP_EVENT_START, NULL);
     }
 }
 
@@ -181,7 +182,8 @@ static enum tl_status check_key(const char *key, struct tl_error *ret_error)
     return TL_OK;
 }
 
-enum tl_status tl_op_create(struct tl_worker *worker, enum tl_op_kind kind, const char *key, uint64_t step,
+enum tl_status tl_op_create(struct tl_worker *worker, enum tl_op_kind kind,
+                            const struct op_transition (*transitions)[OP_EVENTS], const char *key, uint64_t step,
                             int64_t timeout_ns, struct tl_op **ret_op, struct tl_error *ret_error)
 {
     enum tl_status status = check_key(key, ret_error);
@@ -192,12 +194,13 @@ enum tl_status tl_op_create(struct tl_worker *worker, enum tl_op_kind kind, cons
     memcpy(op->key, key, key_bytes);
     op->worker = worker;
     op->kind = kind;
+    op->state = OP_NEW;
+    op->transitions = transitions;
     op->step = step;
     op->closure.run = op_start;
     op->deadline_timer.fire = deadline_over;
-    op->item.take = op_take;
+    op->reader.item.take = op_take;
     op->submitted_ns = tl_clock_now_ns();
-    op->retry_pause_ns = FIRST_RETRY_NS;
     if (timeout_ns == TL_TIMEOUT_DEFAULT) timeout_ns = worker->settings.request_timeout_ns;
     op->deadline_ns = tl_clock_deadline_ns(timeout_ns);
     *ret_op = op;
@@ -210,7 +213,7 @@ static tl_op_id op_submit(struct tl_op *op)
     tl_op_id id = __atomic_add_fetch(&worker->next_op, 1, __ATOMIC_RELAXED);
     op->id = id;
     __atomic_fetch_add(&worker->open_ops, 1, __ATOMIC_RELAXED);
-    if (op->cq != NULL) {
+    if (op->reader.cq != NULL) {
         tl_progress_post(&worker->progress, &op->closure);
     } else {
         tl_loop_post(worker->loop, &op->closure);
@@ -229,8 +232,8 @@ enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_t step,
     struct tl_op *op;
     status = tl_op_send_create(worker, key, step, tensor, timeout_ns, &op, ret_error);
     if (status != TL_OK) return status;
-    op->cq = cq;
-    op->user_data = user_data;
+    op->reader.cq = cq;
+    op->reader.user_data = user_data;
     tl_op_id id = op_submit(op);
     if (ret_op != NULL) *ret_op = id;
     return TL_OK;
@@ -248,8 +251,8 @@ enum tl_status tl_recv(struct tl_worker *worker, tl_peer_id peer, const char *ke
         tl_op_receive_discard(op);
         return status;
     }
-    op->cq = cq;
-    op->user_data = user_data;
+    op->reader.cq = cq;
+    op->reader.user_data = user_data;
     tl_op_id id = op_submit(op);
     if (ret_op != NULL) *ret_op = id;
     return TL_OK;
@@ -262,13 +265,13 @@ static enum tl_status op_run(struct tl_op *op, struct tl_completion *ret_complet
     struct tl_wait wait;
     tl_worker_enter(worker);
     tl_wait_init(&wait, &worker->progress);
-    op->wait = &wait;
+    op->reader.wait = &wait;
     op_submit(op);
     while (!tl_wait_for(&wait, TL_TIME_NEVER))
         continue;
     tl_wait_fini(&wait);
     tl_worker_leave(worker);
-    op_take(&op->item, ret_completion);
+    op_take(&op->reader.item, ret_completion);
     return tl_error_copy(ret_error, &ret_completion->status);
 }
 

@@ -10,16 +10,92 @@
 #include "server/transfers/borrow.h"
 #include "server/transfers/operation_internal.h"
 
-static void send_maybe_complete(struct tl_op *op)
+/* ----------------------------------------------------------------------------------------------------- actions -- */
+
+static void maybe_free(struct tl_op *op)
 {
-    if (op->state == OP_LINGERING && op->is_released && op->borrow == NULL) tl_op_complete(op);
+    if (op->send.is_released && op->send.borrow == NULL) tl_op_handle(op, OP_EVENT_FREE, NULL);
 }
 
-static void send_released(struct tl_closure *closure)
+static void over(struct tl_op *op, const struct tl_error *status)
 {
-    struct tl_op *op = TL_CONTAINER_OF(closure, struct tl_op, released_closure);
-    op->is_released = true;
-    send_maybe_complete(op);
+    op_result_set_error(&op->result, status);
+    maybe_free(op);
+}
+
+static void put_alias(struct tl_op *op)
+{
+    struct tl_tensor *alias = op->send.alias;
+    op->send.alias = NULL;
+    tl_tensor_put(alias);
+}
+
+static void refuse(struct tl_op *op, const struct tl_error *reason)
+{
+    over(op, reason);
+    put_alias(op);
+}
+
+static void put_into_table(struct tl_op *op, const struct tl_error *unused)
+{
+    (void)unused;
+    struct tl_error error;
+    if (tl_rendezvous_send(op->worker->table, op->key, op->step, op->send.alias, &op->send.sender, &error) != TL_OK) {
+        tl_op_handle(op, OP_EVENT_OVER, &error);
+    }
+    put_alias(op);
+}
+
+static void released(struct tl_op *op, const struct tl_error *unused)
+{
+    (void)unused;
+    op->send.is_released = true;
+}
+
+static void returned(struct tl_op *op, const struct tl_error *unused)
+{
+    (void)unused;
+    op->send.borrow = NULL;
+}
+
+static void released_last(struct tl_op *op, const struct tl_error *unused)
+{
+    released(op, unused);
+    maybe_free(op);
+}
+
+static void returned_last(struct tl_op *op, const struct tl_error *unused)
+{
+    returned(op, unused);
+    maybe_free(op);
+}
+
+/* --------------------------------------------------------------------------------------------------- the table -- */
+
+/* clang-format off */
+static const struct op_transition send_transitions[OP_STATES][OP_EVENTS] = {
+    [OP_NEW] = {
+        [OP_EVENT_START] = {OP_RUNNING, put_into_table},
+        [OP_EVENT_REFUSED] = {OP_LINGERING, refuse},
+    },
+    [OP_RUNNING] = {
+        [OP_EVENT_OVER] = {OP_LINGERING, over},
+        [OP_EVENT_RELEASED] = {OP_RUNNING, released}, /* OVER is on its way from another thread */
+        [OP_EVENT_RETURNED] = {OP_RUNNING, returned},
+    },
+    [OP_LINGERING] = {
+        [OP_EVENT_RELEASED] = {OP_LINGERING, released_last},
+        [OP_EVENT_RETURNED] = {OP_LINGERING, returned_last},
+        [OP_EVENT_FREE] = {OP_COMPLETE, tl_op_complete},
+    },
+};
+/* clang-format on */
+
+/* --------------------------------------------------------------------------------------- where events are from -- */
+
+static void release_came(struct tl_closure *closure)
+{
+    tl_op_handle(TL_CONTAINER_OF(closure, struct tl_op, send.released_closure), OP_EVENT_RELEASED, NULL);
 }
 
 /* The last reference to the alias is gone. Thread: any. */
@@ -29,15 +105,13 @@ static void alias_released(void *data, void *context)
     struct tl_op *op = context;
     struct tl_worker *worker = op->worker;
     tl_worker_enter(worker);
-    tl_progress_post(&worker->progress, &op->released_closure);
+    tl_progress_post(&worker->progress, &op->send.released_closure);
     tl_worker_leave(worker);
 }
 
 void tl_op_borrow_returned(void *context)
 {
-    struct tl_op *op = context;
-    op->borrow = NULL;
-    send_maybe_complete(op);
+    tl_op_handle(context, OP_EVENT_RETURNED, NULL);
 }
 
 void tl_ops_forget_borrows(struct tl_worker *worker)
@@ -46,57 +120,36 @@ void tl_ops_forget_borrows(struct tl_worker *worker)
     struct tl_op *next;
     HASH_ITER(hh, worker->ops, op, next)
     {
-        if (op->borrow != NULL && tl_borrow_forget(op->borrow)) tl_op_borrow_returned(op);
+        if (op->send.borrow != NULL && tl_borrow_forget(op->send.borrow)) tl_op_borrow_returned(op);
     }
-}
-
-static void over(struct tl_op *op, const struct tl_error *status)
-{
-    tl_op_set_error(op, status);
-    op->state = OP_LINGERING;
-    send_maybe_complete(op);
 }
 
 static void over_came(struct tl_closure *closure)
 {
-    struct tl_op *op = TL_CONTAINER_OF(closure, struct tl_op, over_closure);
-    const struct tl_error *status = op->over_status;
-    op->over_status = NULL;
-    over(op, tl_error_kept(status));
+    struct tl_op *op = TL_CONTAINER_OF(closure, struct tl_op, send.over_closure);
+    const struct tl_error *status = op->send.over_status;
+    op->send.over_status = NULL;
+    tl_op_handle(op, OP_EVENT_OVER, tl_error_kept(status));
     tl_error_drop(status);
 }
 
 /* The value has left the table. Thread: the loop's owner, or the reactor's. */
-static void send_over(struct tl_sender *sender, const struct tl_error *status)
+static void sender_over(struct tl_sender *sender, const struct tl_error *status)
 {
-    struct tl_op *op = TL_CONTAINER_OF(sender, struct tl_op, sender);
+    struct tl_op *op = TL_CONTAINER_OF(sender, struct tl_op, send.sender);
     const struct tl_executor *executor = &op->worker->executor;
     if (tl_executor_is_here(executor)) {
-        over(op, status);
+        tl_op_handle(op, OP_EVENT_OVER, status);
         return;
     }
-    op->over_status = tl_error_keep(status);
-    executor->post(executor, &op->over_closure);
-}
-
-void tl_op_send_start(struct tl_op *op, const struct tl_error *refusal)
-{
-    struct tl_tensor *alias = op->alias;
-    op->alias = NULL;
-    struct tl_error error;
-    op->state = OP_RUNNING;
-    if (refusal != NULL) {
-        over(op, refusal);
-    } else if (tl_rendezvous_send(op->worker->table, op->key, op->step, alias, &op->sender, &error) != TL_OK) {
-        over(op, &error);
-    }
-    tl_tensor_put(alias);
+    op->send.over_status = tl_error_keep(status);
+    executor->post(executor, &op->send.over_closure);
 }
 
 bool tl_op_send_end(struct tl_op *op, const struct tl_error *error)
 {
-    if (op->state == OP_LINGERING || !tl_rendezvous_unsend(op->worker->table, &op->sender)) return false;
-    over(op, error);
+    if (op->state == OP_LINGERING || !tl_rendezvous_unsend(op->worker->table, &op->send.sender)) return false;
+    tl_op_handle(op, OP_EVENT_OVER, error);
     return true;
 }
 
@@ -104,15 +157,15 @@ enum tl_status tl_op_send_create(struct tl_worker *worker, const char *key, uint
                                  int64_t timeout_ns, struct tl_op **ret_op, struct tl_error *ret_error)
 {
     struct tl_op *op;
-    enum tl_status status = tl_op_create(worker, TL_OP_SEND, key, step, timeout_ns, &op, ret_error);
+    enum tl_status status = tl_op_create(worker, TL_OP_SEND, send_transitions, key, step, timeout_ns, &op, ret_error);
     if (status != TL_OK) return status;
-    op->sender.over = send_over;
-    op->released_closure.run = send_released;
-    op->over_closure.run = over_came;
-    op->bytes = tl_tensor_size_bytes(tensor);
-    op->result_step = step;
-    op->base = tensor;
-    status = tl_tensor_create_alias(tensor, alias_released, op, &op->alias, ret_error);
+    op->send.sender.over = sender_over;
+    op->send.released_closure.run = release_came;
+    op->send.over_closure.run = over_came;
+    op->send.base = tensor;
+    op->result.bytes = tl_tensor_size_bytes(tensor);
+    op->result.step = step;
+    status = tl_tensor_create_alias(tensor, alias_released, op, &op->send.alias, ret_error);
     if (status != TL_OK) {
         tl_op_free(op);
         return status;

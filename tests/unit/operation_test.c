@@ -1,0 +1,534 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The states of sends and receives: every edge of the two tables, every event that they leave out, and how each kind
+ * ends. The table of values, peers, queues and the loop are fakes. */
+#include <check.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "fakes/fake_clock.h"
+
+#undef fail /* of check.h */
+#include "server/transfers/operation.c"
+#include "server/transfers/operation_receive.c"
+#include "server/transfers/operation_send.c"
+#include "fakes/calls.h"
+#include "fakes/run_suite.h"
+
+static struct tl_worker worker;
+static struct tl_timers timers;
+static struct tl_tensor *tensor;
+static struct tl_op *op;
+static struct tl_error error;
+static const struct tl_error why = {.code = TL_UNAVAILABLE, .message = "why"};
+static int the_peer, the_borrow; /* stand for a peer and a borrow */
+static bool is_self, can_take_back, can_cancel;
+static enum tl_status send_status, step_status;
+static struct tl_tensor *value;    /* the table's reference to what is sent */
+static struct tl_sender *reserved; /* whose value is reserved for the receive */
+static struct tl_closure *posted;  /* to the loop */
+
+/* ------------------------------------------------------------------------------------------------------ fakes -- */
+
+struct tl_timers *tl_loop_timers(struct tl_loop *loop)
+{
+    (void)loop;
+    return &timers;
+}
+
+void tl_loop_post(struct tl_loop *loop, struct tl_closure *closure)
+{
+    (void)loop, (void)closure;
+}
+
+void tl_progress_post(struct tl_progress_engine *progress, struct tl_closure *closure)
+{
+    (void)progress;
+    posted = closure;
+}
+
+void tl_wait_init(struct tl_wait *wait, struct tl_progress_engine *progress)
+{
+    (void)wait, (void)progress;
+}
+
+void tl_wait_fini(struct tl_wait *wait)
+{
+    (void)wait;
+}
+
+bool tl_wait_for(struct tl_wait *wait, int64_t deadline_ns)
+{
+    (void)wait, (void)deadline_ns;
+    return true;
+}
+
+void tl_wait_done(struct tl_wait *wait)
+{
+    (void)wait;
+}
+
+void tl_worker_run(struct tl_worker *of, struct tl_command *command, void (*run)(struct tl_command *command))
+{
+    command->worker = of;
+    run(command);
+}
+
+enum tl_status tl_cq_attach(struct tl_cq *cq, struct tl_progress_engine *progress, struct tl_error *ret_error)
+{
+    (void)cq, (void)progress, (void)ret_error;
+    return TL_OK;
+}
+
+void tl_cq_push(struct tl_cq *cq, struct tl_cq_item *item, const struct tl_progress_engine *progress)
+{
+    (void)cq, (void)progress;
+    ck_assert_ptr_eq(item, &op->reader.item);
+    note("complete:");
+    note(op->result.error != NULL ? op->result.error->message : "ok");
+}
+
+static void post_to_loop(const struct tl_executor *executor, struct tl_closure *closure)
+{
+    (void)executor;
+    posted = closure;
+}
+
+enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, uint64_t step, struct tl_tensor *sent,
+                                  struct tl_sender *sender, struct tl_error *ret_error)
+{
+    (void)table, (void)key, (void)step, (void)sender;
+    note("send");
+    if (send_status != TL_OK) return tl_error_set(ret_error, send_status, "full");
+    value = tl_tensor_get(sent);
+    return TL_OK;
+}
+
+bool tl_rendezvous_unsend(struct tl_rendezvous *table, struct tl_sender *sender)
+{
+    (void)table, (void)sender;
+    note("unsend");
+    return can_take_back;
+}
+
+void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *receiver)
+{
+    (void)table, (void)receiver;
+    note("receive");
+}
+
+bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *receiver)
+{
+    (void)table, (void)receiver;
+    return can_cancel;
+}
+
+struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    (void)table, (void)id;
+    return reserved;
+}
+
+void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    (void)table, (void)id;
+    note("acknowledge");
+}
+
+void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_id *id)
+{
+    (void)table, (void)id;
+    note("release");
+}
+
+enum tl_status tl_rendezvous_check_step(struct tl_rendezvous *table, uint64_t step, struct tl_error *ret_error)
+{
+    (void)table, (void)step;
+    return step_status == TL_OK ? TL_OK : tl_error_set(ret_error, step_status, "aborted");
+}
+
+struct tl_peer *tl_peer_by_id(const struct tl_worker *of, tl_peer_id id)
+{
+    (void)of, (void)id;
+    return (struct tl_peer *)&the_peer;
+}
+
+bool tl_peer_is_self(const struct tl_peer *peer)
+{
+    (void)peer;
+    return is_self;
+}
+
+const char *tl_peer_name(const struct tl_peer *peer)
+{
+    (void)peer;
+    return "/job:ps/task:1";
+}
+
+void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity)
+{
+    (void)peer;
+    snprintf(buffer, capacity, "down");
+}
+
+void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request)
+{
+    (void)peer, (void)request;
+    note("fetch");
+}
+
+void tl_peer_fetch_on_link(struct tl_peer *peer, struct tl_peer_request *request, const char *reason)
+{
+    (void)peer, (void)request, (void)reason;
+    note("fetch_on_link");
+}
+
+bool tl_peer_cancel(struct tl_peer_request *request)
+{
+    (void)request;
+    return can_cancel;
+}
+
+void tl_peer_fetch_done(struct tl_peer_request *request)
+{
+    (void)request;
+}
+
+void tl_peer_give_up(struct tl_peer_request *request)
+{
+    (void)request;
+    note("give_up");
+}
+
+enum tl_status tl_borrow_create(struct tl_worker *of, struct tl_tensor *base, void (*returned_)(void *context),
+                                void *context, struct tl_borrow **ret_borrow, struct tl_tensor **ret_tensor,
+                                struct tl_error *ret_error)
+{
+    (void)of, (void)returned_, (void)context, (void)ret_error;
+    note("borrow");
+    *ret_borrow = (struct tl_borrow *)&the_borrow;
+    *ret_tensor = tl_tensor_get(base);
+    return TL_OK;
+}
+
+bool tl_borrow_forget(struct tl_borrow *borrow)
+{
+    (void)borrow;
+    return true;
+}
+
+static void setup(void)
+{
+    const uint64_t dims[] = {4};
+    tl_timers_init(&timers);
+    worker.executor.post = post_to_loop;
+    worker.executor.is_only = true;
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 1, dims, &tensor, &error), TL_OK);
+}
+
+static void create_send(void)
+{
+    ck_assert_int_eq(tl_op_send_create(&worker, "key", 1, tensor, TL_NS_PER_SEC, &op, &error), TL_OK);
+    op->reader.cq = (struct tl_cq *)&worker;
+}
+
+static void create_receive(void)
+{
+    ck_assert_int_eq(tl_op_receive_create(&worker, 1, "key", 1, NULL, TL_NS_PER_SEC, &op, &error), TL_OK);
+    op->reader.cq = (struct tl_cq *)&worker;
+}
+
+/* ------------------------------------------------------------------------------------------------------ edges -- */
+
+static const struct send_edge {
+    enum op_state from;
+    enum op_event event;
+    bool is_released, is_lent; /* before */
+    enum op_state to;
+    const char *calls;
+} send_edges[] = {
+    {OP_NEW, OP_EVENT_START, false, false, OP_RUNNING, "send"},
+    {OP_NEW, OP_EVENT_REFUSED, false, false, OP_LINGERING, ""},
+    {OP_RUNNING, OP_EVENT_OVER, false, false, OP_LINGERING, ""},
+    {OP_RUNNING, OP_EVENT_OVER, true, true, OP_LINGERING, ""},
+    {OP_RUNNING, OP_EVENT_OVER, true, false, OP_COMPLETE, "complete: why"},
+    {OP_RUNNING, OP_EVENT_RELEASED, false, false, OP_RUNNING, ""},
+    {OP_RUNNING, OP_EVENT_RETURNED, true, true, OP_RUNNING, ""},
+    {OP_LINGERING, OP_EVENT_RELEASED, false, true, OP_LINGERING, ""},
+    {OP_LINGERING, OP_EVENT_RELEASED, false, false, OP_COMPLETE, "complete: ok"},
+    {OP_LINGERING, OP_EVENT_RETURNED, false, true, OP_LINGERING, ""},
+    {OP_LINGERING, OP_EVENT_RETURNED, true, true, OP_COMPLETE, "complete: ok"},
+    {OP_LINGERING, OP_EVENT_FREE, true, false, OP_COMPLETE, "complete: ok"},
+};
+
+START_TEST(each_send_edge)
+{
+    const struct send_edge *edge = &send_edges[_i];
+    create_send();
+    op->state = edge->from;
+    op->send.is_released = edge->is_released;
+    op->send.borrow = edge->is_lent ? (struct tl_borrow *)&the_borrow : NULL;
+    tl_op_handle(op, edge->event, &why);
+    ck_assert_int_eq(op->state, edge->to);
+    check_calls(edge->calls);
+    ck_assert_int_eq(op->send.is_released, edge->is_released || edge->event == OP_EVENT_RELEASED);
+    ck_assert_int_eq(op->send.borrow != NULL, edge->is_lent && edge->event != OP_EVENT_RETURNED);
+    if (edge->from == OP_NEW) ck_assert_ptr_null(op->send.alias);
+}
+END_TEST
+
+static const struct receive_edge {
+    enum op_state from;
+    enum op_event event;
+    bool is_self;
+    enum op_state to;
+    const char *calls;
+} receive_edges[] = {
+    {OP_NEW, OP_EVENT_START, false, OP_RUNNING, "fetch"},
+    {OP_NEW, OP_EVENT_START, true, OP_RUNNING, "receive"},
+    {OP_NEW, OP_EVENT_REFUSED, false, OP_COMPLETE, "give_up complete: why"},
+    {OP_RUNNING, OP_EVENT_REFUSED, true, OP_COMPLETE, "give_up complete: why"},
+    {OP_RUNNING, OP_EVENT_ARRIVED, false, OP_COMPLETE, "complete: ok"},
+    {OP_RUNNING, OP_EVENT_OFFERED, true, OP_COMPLETE, "borrow complete: ok acknowledge"},
+    {OP_RUNNING, OP_EVENT_FAILED, false, OP_COMPLETE, "give_up complete: why"},
+    {OP_RUNNING, OP_EVENT_BROKEN, false, OP_RETRYING, ""},
+    {OP_RUNNING, OP_EVENT_REROUTED, false, OP_RUNNING, "fetch_on_link"},
+    {OP_RUNNING, OP_EVENT_CANCEL, false, OP_CANCELLING, ""},
+    {OP_RETRYING, OP_EVENT_FAILED, false, OP_COMPLETE, "give_up complete: why"},
+    {OP_RETRYING, OP_EVENT_RETRY, false, OP_RUNNING, "fetch"},
+    {OP_CANCELLING, OP_EVENT_REFUSED, true, OP_COMPLETE, "give_up complete: first"},
+    {OP_CANCELLING, OP_EVENT_ARRIVED, false, OP_COMPLETE, "complete: ok"},
+    {OP_CANCELLING, OP_EVENT_OFFERED, true, OP_COMPLETE, "complete: first release"},
+    {OP_CANCELLING, OP_EVENT_FAILED, false, OP_COMPLETE, "give_up complete: first"},
+    {OP_CANCELLING, OP_EVENT_BROKEN, false, OP_COMPLETE, "give_up complete: first"},
+    {OP_CANCELLING, OP_EVENT_REROUTED, false, OP_COMPLETE, "give_up complete: first"},
+};
+
+START_TEST(each_receive_edge)
+{
+    const struct receive_edge *edge = &receive_edges[_i];
+    const struct tl_error first = {.code = TL_CANCELLED, .message = "first"};
+    struct tl_op sender = {.send.base = tensor};
+    create_receive();
+    is_self = edge->is_self;
+    op->state = edge->from;
+    if (edge->from == OP_CANCELLING) op_result_set_error(&op->result, &first);
+    op->receive.offer = (struct tl_offer){.tensor = tl_tensor_get(tensor), .is_one_shot = true};
+    reserved = &sender.send.sender;
+    tl_op_handle(op, edge->event, &why);
+    ck_assert_int_eq(op->state, edge->to);
+    check_calls(edge->calls);
+    ck_assert_int_eq(op->receive.retry_timer.heap_place != 0, edge->to == OP_RETRYING);
+    if (edge->to == OP_CANCELLING) ck_assert_str_eq(op->result.error->message, "why");
+}
+END_TEST
+
+START_TEST(no_other_edge)
+{
+    bool is_send[OP_STATES][OP_EVENTS] = {{false}}, is_receive[OP_STATES][OP_EVENTS] = {{false}};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(send_edges); i++)
+        is_send[send_edges[i].from][send_edges[i].event] = true;
+    for (size_t i = 0; i < TL_ARRAY_COUNT(receive_edges); i++)
+        is_receive[receive_edges[i].from][receive_edges[i].event] = true;
+    for (unsigned from = 0; from < OP_STATES; from++) {
+        for (unsigned event = 0; event < OP_EVENTS; event++) {
+            ck_assert_int_eq(send_transitions[from][event].next != OP_NEVER, is_send[from][event]);
+            ck_assert_int_eq(receive_transitions[from][event].next != OP_NEVER, is_receive[from][event]);
+        }
+    }
+}
+END_TEST
+
+START_TEST(forbidden_edge)
+{
+    if (_i == 0) {
+        create_send();
+    } else {
+        create_receive();
+    }
+    tl_op_handle(op, OP_EVENT_ARRIVED, NULL);
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------ sends -- */
+
+START_TEST(sent)
+{
+    create_send();
+    op_start(&op->closure);
+    check_calls("send");
+    worker.executor.is_only = _i == 0; /* else the value leaves the table on another thread */
+    op->send.sender.over(&op->send.sender, &(struct tl_error){.code = TL_OK});
+    if (!worker.executor.is_only) {
+        ck_assert_int_eq(op->state, OP_RUNNING);
+        posted->run(posted);
+    }
+    ck_assert_int_eq(op->state, OP_LINGERING);
+    ck_assert(!tl_op_send_end(op, &why));
+    check_calls("");
+    tl_tensor_put(value);
+    posted->run(posted);
+    check_calls("complete: ok");
+}
+END_TEST
+
+START_TEST(send_that_ends)
+{
+    create_send();
+    op_start(&op->closure);
+    ck_assert(!tl_op_send_end(op, &why));
+    check_calls("send unsend");
+    can_take_back = true;
+    fake_clock_advance(TL_NS_PER_SEC);
+    tl_timers_fire_due(&timers, tl_clock_now_ns());
+    check_calls("unsend");
+    tl_tensor_put(value);
+    posted->run(posted);
+    check_calls("complete: nobody received key of step 1 within 1.00 s");
+}
+END_TEST
+
+START_TEST(send_that_fails)
+{
+    create_send();
+    send_status = TL_ALREADY_EXISTS;
+    worker.is_closing = _i == 1;
+    op_start(&op->closure);
+    check_calls(_i == 1 ? "" : "send");
+    posted->run(posted);
+    check_calls(_i == 1 ? "complete: the worker was closed" : "complete: full");
+}
+END_TEST
+
+START_TEST(send_that_is_lent)
+{
+    create_send();
+    op_start(&op->closure);
+    op->send.borrow = (struct tl_borrow *)&the_borrow;
+    op->send.sender.over(&op->send.sender, &(struct tl_error){.code = TL_OK});
+    tl_tensor_put(value);
+    posted->run(posted);
+    check_calls("send");
+    tl_ops_forget_borrows(&worker);
+    check_calls("complete: ok");
+}
+END_TEST
+
+/* --------------------------------------------------------------------------------------------------- receives -- */
+
+static void fetch_ends(enum tl_status code, const char *message)
+{
+    struct tl_error result = {.code = code};
+    snprintf(result.message, sizeof(result.message), "%s", message);
+    op->receive.request.fetch.ops->done(&op->receive.request.fetch, &result);
+}
+
+START_TEST(fetched_after_retries)
+{
+    create_receive();
+    op_start(&op->closure);
+    for (unsigned i = 0; i < 3; i++) {
+        fetch_ends(TL_UNAVAILABLE, "broken");
+        ck_assert_int_eq(op->state, OP_RETRYING);
+        fake_clock_advance(FIRST_RETRY_NS << i);
+        tl_timers_fire_due(&timers, tl_clock_now_ns());
+    }
+    check_calls("fetch fetch fetch fetch");
+    op->receive.request.fetch.is_rerouted = true;
+    fetch_ends(TL_UNAVAILABLE, "no place");
+    check_calls("fetch_on_link");
+    op->receive.request.fetch.destination = tl_tensor_get(tensor);
+    fetch_ends(TL_OK, "");
+    check_calls("complete: ok");
+    ck_assert_uint_eq(op->result.bytes, 4);
+    tl_tensor_put(op->result.tensor);
+}
+END_TEST
+
+START_TEST(receive_that_fails)
+{
+    create_receive();
+    step_status = _i == 0 ? TL_ABORTED : TL_OK;
+    op_start(&op->closure);
+    op->receive.request.fetch.is_final = _i == 1;
+    worker.is_closing = _i == 2;
+    if (_i > 0) fetch_ends(TL_UNAVAILABLE, "gone");
+    check_calls(_i == 0 ? "give_up complete: aborted" : "fetch give_up complete: gone");
+}
+END_TEST
+
+/* Ends at once, or when the transport has let go of the memory; what has arrived all the same is delivered. */
+START_TEST(receive_that_ends)
+{
+    create_receive();
+    is_self = _i == 1;
+    can_cancel = _i < 2;
+    op_start(&op->closure);
+    calls[0] = '\0';
+    if (_i == 2) fetch_ends(TL_UNAVAILABLE, "broken");
+    ck_assert(tl_op_receive_end(op, &why));
+    if (_i < 3) {
+        check_calls("give_up complete: why");
+        return;
+    }
+    ck_assert_int_eq(op->state, OP_CANCELLING);
+    ck_assert(!tl_op_receive_end(op, &why));
+    check_calls("");
+    op->receive.request.fetch.destination = tl_tensor_get(tensor);
+    fetch_ends(_i == 3 ? TL_OK : TL_RESOURCE_EXHAUSTED, "no memory");
+    check_calls(_i == 3 ? "complete: ok" : "give_up complete: why; no memory");
+}
+END_TEST
+
+START_TEST(received_from_itself)
+{
+    struct tl_offer offer = {.tensor = tl_tensor_get(tensor), .is_one_shot = true, .step = 1};
+    create_receive();
+    is_self = true;
+    worker.executor.is_only = false;
+    op_start(&op->closure);
+    check_calls("receive");
+    /* The value is taken back before the receive looks at it. */
+    op->receive.receiver.deliver(&op->receive.receiver, &(struct tl_error){.code = TL_OK}, &offer);
+    posted->run(posted);
+    check_calls("receive");
+    offer.is_one_shot = false;
+    offer.tensor = tl_tensor_get(tensor);
+    op->receive.receiver.deliver(&op->receive.receiver, &(struct tl_error){.code = TL_OK}, &offer);
+    posted->run(posted);
+    check_calls("complete: ok acknowledge");
+    ck_assert_int_eq(op->result.path, TL_PATH_SELF);
+}
+END_TEST
+
+START_TEST(refused_by_itself)
+{
+    create_receive();
+    is_self = true;
+    op_start(&op->closure);
+    op->receive.receiver.deliver(&op->receive.receiver, &why, NULL);
+    check_calls("receive give_up complete: why");
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("operation");
+    TCase *tcase = tcase_create("operation");
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_loop_test(tcase, each_send_edge, 0, TL_ARRAY_COUNT(send_edges));
+    tcase_add_loop_test(tcase, each_receive_edge, 0, TL_ARRAY_COUNT(receive_edges));
+    tcase_add_test(tcase, no_other_edge);
+    tcase_add_loop_test_raise_signal(tcase, forbidden_edge, SIGABRT, 0, 2);
+    tcase_add_loop_test(tcase, sent, 0, 2);
+    tcase_add_test(tcase, send_that_ends);
+    tcase_add_loop_test(tcase, send_that_fails, 0, 2);
+    tcase_add_test(tcase, send_that_is_lent);
+    tcase_add_test(tcase, fetched_after_retries);
+    tcase_add_loop_test(tcase, receive_that_fails, 0, 3);
+    tcase_add_loop_test(tcase, receive_that_ends, 0, 5);
+    tcase_add_test(tcase, received_from_itself);
+    tcase_add_test(tcase, refused_by_itself);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
