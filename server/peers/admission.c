@@ -10,11 +10,11 @@
 #include "base/log.h"
 #include "server/peers/peer_internal.h"
 
-/* Addresses that were found are used for this long. */
+/* The addresses that a lookup has found are used for this long. */
 #define KEPT_NS (60 * TL_NS_PER_SEC)
-/* A host is not looked up more often than this, however many links claim to come from it. */
+/* Two lookups of one host are at least this far apart, however many links claim to come from it. */
 #define LOOKUP_PAUSE_NS (1 * TL_NS_PER_SEC)
-/* A refusal is logged again after this, or when it is another address. */
+/* The next refusal is logged after this time, or when it concerns another address. */
 #define LOG_PAUSE_NS (60 * TL_NS_PER_SEC)
 
 /* ------------------------------------------------------------------------------------------- the configuration -- */
@@ -71,7 +71,8 @@ static bool is_listed(const struct tl_worker *worker, const struct tl_ip *ip)
     return false;
 }
 
-/* Between two addresses of this machine the kernel chooses either as the source. */
+/* Returns whether a link from this address may be the member's. Between two addresses of this machine the kernel may
+ * choose either as the source. */
 static bool fits(const struct tl_origin *origin, const struct tl_ip *ip)
 {
     for (size_t i = 0; i < origin->ip_count; i++)
@@ -115,7 +116,7 @@ static void log_refusal(struct tl_peer *peer, const struct tl_identity *who, con
                    TL_STR("address", who->address), TL_STR("reason", why->message));
 }
 
-/* The peer comes from an address that it is not known to have. */
+/* Refuses a link from an address that the peer is not known to have. */
 static enum tl_link_admission refuse(struct tl_peer *peer, const struct tl_identity *who, const struct tl_ip *ip,
                                      struct tl_error *ret_error)
 {
@@ -150,7 +151,7 @@ static enum tl_link_admission check_origin(struct tl_peer *peer, const struct tl
     struct tl_ip ip;
     if (peer->worker->takes_any_origin) return TL_LINK_ADMITTED;
     if (!tl_endpoint_ip(who->address, &ip)) {
-        /* A Unix socket, or a connection that has ended already. */
+        /* It is a Unix socket, or a connection that has ended already. */
         if (tl_endpoint_is_here(who->address)) return TL_LINK_ADMITTED;
         (void)tl_error_set(ret_error, TL_UNAVAILABLE, "the connection of %s has no address any more", peer->name);
         return TL_LINK_REFUSED;
@@ -171,8 +172,8 @@ static enum tl_link_admission check_origin(struct tl_peer *peer, const struct tl
 
 /* ------------------------------------------------------------------------------------------------ incarnations -- */
 
-/* Whether the incarnation belongs to another member, or to a client elsewhere. A member whose address fits is believed
- * rather than a client. */
+/* Returns whether the incarnation belongs to another member, or to a client elsewhere. A member whose address fits is
+ * believed rather than a client. */
 static bool is_incarnation_taken(const struct tl_worker *worker, const struct tl_peer *peer,
                                  const struct tl_identity *who)
 {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Who is who on links that others open. There are no certificates yet, so a name counts only from where its owner is:
+ * Decides who the peer is on a link that a peer opens. There are no certificates yet, so a name counts only from its
+ * owner's addresses:
  *
  *   - A member's name is taken from an address that the host of its entry in the cluster resolves to, from any address
  *     of this machine when that host is this machine too, and from what peers.addresses lists; "any" takes it from
  *     everywhere.
- *   - An incarnation that is known of a member is taken from nobody else, and that of a client that is connected only
- *     from the same address. Requests are named by the incarnation of the peer that asks, so acknowledgements and
- *     cancels then count only from that peer, on any of its links.
+ *   - An incarnation that belongs to a member is refused from every other process, and the incarnation of a connected
+ *     client is taken from the same address only. Requests are named by the incarnation of the peer that asks, so
+ * acknowledgements and cancels then count only from that peer, on any of its links.
  *
  * Happy path: numeric hosts are compared at once; a name is looked up by a thread when the first link asks, and the
  * link waits; what was found is used for a minute, and looked up again when an address does not fit it, at most once a
@@ -25,29 +26,30 @@
 struct tl_peer;
 struct tl_worker;
 
-/* From where one member may connect. */
+/* The addresses from which one member may connect. */
 struct tl_origin {
     struct tl_endpoint endpoint;
-    struct tl_ip *ips; /* [ip_count], of the endpoint's host, as they were found last; NULL: never */
+    struct tl_ip *ips; /* [ip_count], what the latest lookup of the host has found; NULL: there was none */
     size_t ip_count;
     bool is_numeric;          /* the host is an address, and never looked up */
     struct tl_lookup *lookup; /* under way; NULL: none */
-    int64_t looked_up_ns;     /* when the latest one ended; 0: none has */
-    struct tl_error failure;  /* of the latest one; code TL_OK: it found ips */
-    struct tl_ip refused_ip;  /* that was logged last, */
-    int64_t refused_ns;       /* and when; 0: none was */
+    int64_t looked_up_ns;     /* when the latest lookup ended; 0: none has */
+    struct tl_error failure;  /* why the latest lookup failed; code TL_OK: it found ips */
+    struct tl_ip refused_ip;  /* the latest address that was logged */
+    int64_t refused_ns;       /* when it was logged; 0: none was */
 };
 
-/* peers.addresses of the worker. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+/* Reads peers.addresses of the worker. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_admission_init(struct tl_worker *worker, struct tl_error *ret_error) TL_MUST_USE;
 void tl_admission_fini(struct tl_worker *worker); /* after a failed init too */
 
-/* The entry of the member: "host:port". Errors: TL_INVALID_ARGUMENT: it is none. TL_RESOURCE_EXHAUSTED: no memory. */
+/* Prepares the origin of a member with this entry, "host:port". Errors: TL_INVALID_ARGUMENT: it is none.
+ * TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_origin_init(struct tl_origin *origin, const char *address, struct tl_error *ret_error) TL_MUST_USE;
-/* A zeroed origin is accepted. */
+/* Ends a lookup and frees the addresses. A zeroed origin is accepted. */
 void tl_origin_fini(struct tl_origin *origin);
 
-/* The handler of tl_control_handlers. */
+/* Returns whether a link may be taken; the handler of tl_control_handlers. */
 enum tl_link_admission tl_peers_admit(struct tl_worker *worker, const struct tl_identity *who,
                                       struct tl_error *ret_error);
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Guests: who opens a link and is no member of the cluster, as a client that pulls. They ask and are never asked; data
- * paths over their link are set up like those of a peer. A client peer lives as long as its link.
+ * Client peers: processes that open a link and are no members of the cluster, such as a client that pulls. They send
+ * requests and never receive any. Data connections over their link are set up like those of a peer. A client peer lives
+ * as long as its link.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@
 #include "server/worker_internal.h"
 
 struct client_peer {
-    struct tl_list place; /* in worker->client peers */
+    struct tl_list place; /* in worker->client_peers */
     struct tl_link *link;
     struct tl_data_connections data;
 };

@@ -2,12 +2,12 @@
 /*
  * Peers: the tasks of the cluster as this worker sees them, and what is asked of them.
  *
- * A connection to a peer is a set of paths, each with its own state: the link (server/peers/peer_link.c), and the data
- * connections over it (server/peers/data_connections.h). A request takes the first data connection that is up, waits
- * while one is being set up for the first time, and takes the link when none can be used; unless that is forbidden:
- * then it fails, with the reason.
+ * A peer is reached by its link (server/peers/peer_link.c) and by the data connections over it
+ * (server/peers/data_connections.h), each with its own state. A request takes the first data connection that is up,
+ * waits while one is being set up for the first time, and takes the link when none can be used. Where "rdma": "require"
+ * forbids the link, it fails with the reason.
  *
- * The members come as events (add_member); the configuration is their only source so far.
+ * Members are added one by one (add_member); the configuration is their only source so far.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -48,15 +48,15 @@ static void send_on_link(struct tl_link *link, struct tl_peer_request *request, 
     tl_link_fetch(link, &request->fetch);
 }
 
-/* Sends a request on the best path; false when it must wait. */
+/* Sends a request on the best connection. Returns false when it must wait. */
 static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
 {
     struct tl_link *link = peer->links.link;
     if (link == NULL || !tl_link_is_up(link)) return false;
-    const struct tl_data_connection *path;
-    switch (tl_data_connections_use(&peer->data, &path)) {
+    const struct tl_data_connection *connection;
+    switch (tl_data_connections_use(&peer->data, &connection)) {
     case TL_DATA_CONNECTION_TAKE:
-        tl_session_fetch(path->session, request);
+        tl_session_fetch(connection->session, request);
         return true;
     case TL_DATA_CONNECTION_AWAIT:
         return false;
@@ -178,7 +178,7 @@ static enum tl_status add_member(struct tl_worker *worker, const char *name, con
     tl_list_init(&peer->requests);
     size_t index = worker->peer_count++;
     worker->peers[index] = peer;
-    /* The upper half is a generation: an id of a member that is removed will never name its successor. */
+    /* The upper half is a generation, so that the id of a removed member never names its successor. */
     peer->id = (UINT64_C(1) << 32) | (index + 1);
     return TL_OK;
 }
@@ -253,8 +253,8 @@ struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id)
 const char *tl_peer_transport(const struct tl_peer *peer)
 {
     if (peer->is_self) return "self";
-    const struct tl_data_connection *path = tl_data_connections_best(&peer->data);
-    return path != NULL ? path->slot->source->name : "grpc";
+    const struct tl_data_connection *connection = tl_data_connections_best(&peer->data);
+    return connection != NULL ? connection->slot->source->name : "grpc";
 }
 
 bool tl_peer_is_self(const struct tl_peer *peer)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A peer, as its files see it: peer.c (members, requests), peer_link.c (the links to it), peer_wait.c (who waits for
- * peers, what is said of them). */
+/* A peer, as its files see it: peer.c (members, requests), peer_link.c (the links to it), peer_wait.c (calls that wait
+ * for peers, the description of peers). */
 #ifndef SERVER_PEERS_PEER_INTERNAL_H
 #define SERVER_PEERS_PEER_INTERNAL_H
 
@@ -19,7 +19,7 @@ struct peer_links {
     unsigned failure_count;   /* attempts since it was up last */
     int64_t down_since_ns;    /* when the first of them failed */
     bool has_left;            /* its process has closed the connection in order */
-    bool has_warned;          /* of its absence, since it was up last */
+    bool has_warned;          /* its absence has been logged as a warning since it was up last */
     unsigned loss_count;      /* links that ended before SETTLED_NS, in a row */
     struct tl_timer back_off; /* armed: another attempt will follow */
 };
@@ -30,14 +30,15 @@ struct tl_peer {
     char name[TL_MAX_NAME_BYTES];
     char address[TL_MAX_ADDRESS_BYTES];
     bool is_self;
-    uint64_t incarnation; /* 0: never greeted */
+    uint64_t incarnation; /* 0: no handshake yet */
     uint64_t restart_count;
-    struct tl_list requests; /* of tl_peer_request: wait until it is up, and a data connection set up or all given up */
-    unsigned awaited;        /* by so many tl_worker_wait_for_peers */
+    struct tl_list
+        requests;     /* tl_peer_request that wait until it is up, and a data connection is up or all have failed */
+    unsigned awaited; /* how many tl_worker_wait_for_peers wait for it */
     bool is_eager;
-    struct tl_numbers received; /* requests whose tensors have arrived, to be told on the next link */
-    struct tl_numbers given_up; /* requests that broke and will not be asked again, to be told likewise */
-    int64_t received_until_ns;  /* the peer no longer waits to hear of them */
+    struct tl_numbers received; /* requests whose tensors have arrived, for the next link to report */
+    struct tl_numbers given_up; /* requests that broke and will not be asked again, for the next link to report */
+    int64_t received_until_ns;  /* the peer drops its values for them then */
     struct tl_origin origin;    /* where its links may come from */
     struct peer_links links;
     struct tl_data_connections data; /* over links.link */
@@ -47,17 +48,17 @@ struct tl_peer {
 struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name);
 /* Sends the requests that wait, as far as they can travel now. */
 void tl_peer_send_waiting(struct tl_peer *peer);
-/* How tensors travel to it: "local", "verbs", "grpc", "self". */
+/* Returns how tensors travel to it: "local", "verbs", "grpc", "self". */
 const char *tl_peer_transport(const struct tl_peer *peer);
 const char *tl_peer_state_name(enum tl_peer_state state);
 
 /* peer_link.c */
 void tl_peer_link_init(struct tl_peer *peer);
-/* Somebody waits for the peer: connects, unless a back-off is under way. */
+/* Connects to a peer that is wanted, unless a back-off is under way. */
 void tl_peer_want(struct tl_peer *peer);
 /* Tells on the link in use which tensors have arrived, and which are not wanted any more. */
 void tl_peer_tell_received(struct tl_peer *peer);
-/* Takes note of tensors that have arrived without the peer having heard of it. */
+/* Remembers the numbers of tensors that have arrived, for the next link to report. */
 void tl_peer_remember_received(struct tl_peer *peer, const uint64_t *numbers, size_t count);
 
 /* peer_wait.c */

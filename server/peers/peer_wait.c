@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Who waits for peers to be up, and what is said of them. */
+/* Calls that wait for peers to be up, and the description of peers. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "server/peers/peer_internal.h"
 #include "server/peers/session.h"
 
-/* Somebody who waits for peers to be up. */
+/* A call that waits for peers to be up. */
 struct tl_peer_wait {
     struct tl_command command;
     struct tl_list link; /* in worker->peer_waits */
@@ -20,7 +20,7 @@ struct tl_peer_wait {
     struct tl_wait done;
     bool is_met;
     bool is_closed;
-    struct tl_error *ret_error; /* for what is missing when the time is up */
+    struct tl_error *ret_error; /* says which peers are missing when the time is over */
     enum tl_status status;
 };
 
@@ -118,11 +118,11 @@ enum tl_status tl_worker_peer_info(struct tl_worker *worker, tl_peer_id peer, st
     return TL_OK;
 }
 
-/* The same for one that is in use. */
-static const char *outside_refusal_of(const struct tl_data_connection *path)
+/* Returns why a connection within this host copies memory of users twice; NULL: it does not, or is none. */
+static const char *outside_refusal_of(const struct tl_data_connection *connection)
 {
-    if (path == NULL || path->slot->source->find_host == NULL) return NULL;
-    return tl_session_measures(path->session)->outside_refusal;
+    if (connection == NULL || connection->slot->source->find_host == NULL) return NULL;
+    return tl_session_measures(connection->session)->outside_refusal;
 }
 
 const char *tl_peers_outside_refusal(const struct tl_worker *worker)
@@ -134,8 +134,8 @@ const char *tl_peers_outside_refusal(const struct tl_worker *worker)
     return NULL;
 }
 
-/* Why no better path is in use, and what the one in use lacks. */
-static void format_path_reason(const struct tl_peer *peer, char *ret_text, size_t capacity)
+/* Writes why no better connection is in use, and what the one in use lacks. */
+static void format_connection_reason(const struct tl_peer *peer, char *ret_text, size_t capacity)
 {
     tl_data_connections_format_reason(&peer->data, ret_text, capacity);
     const char *refusal = outside_refusal_of(tl_data_connections_best(&peer->data));
@@ -156,13 +156,13 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
         item->state = strdup(tl_peer_state_name(peer->links.state));
         bool is_up = peer->links.state == TL_PEER_UP;
         char reason[TL_ERROR_MESSAGE_BYTES] = "";
-        if (is_up && !peer->is_self) format_path_reason(peer, reason, sizeof(reason));
+        if (is_up && !peer->is_self) format_connection_reason(peer, reason, sizeof(reason));
         item->transport = strdup(is_up ? tl_peer_transport(peer) : "");
         item->reason = strdup(!is_up ? peer->links.reason.message : reason);
         item->incarnation = peer->incarnation;
-        const struct tl_data_connection *path = tl_data_connections_best(&peer->data);
-        if (path != NULL) {
-            const struct tl_conn_measures *measures = tl_session_measures(path->session);
+        const struct tl_data_connection *connection = tl_data_connections_best(&peer->data);
+        if (connection != NULL) {
+            const struct tl_conn_measures *measures = tl_session_measures(connection->session);
             item->latency_ns = measures->latency_ns;
             item->bytes_per_second = measures->bytes_per_second;
             item->mtu_bytes = measures->mtu_bytes;

@@ -2,19 +2,19 @@
 /*
  * Rendezvous table: senders, receivers, reservations and steps.
  *
- * Happy path of a sent value: tl_rendezvous_send puts it into its place and reserves it for who waits there first, or
+ * Happy path of a sent value: tl_rendezvous_send puts it into its place and reserves it for the first waiter there, or
  * tl_rendezvous_receive finds it and reserves it; the receiver is given the value; tl_rendezvous_acknowledge takes it
- * out and tells the sender.
+ * out and calls the sender.
  *
- * A receiver that gives up (release), does not come back (orphan, expire) or is gone (release_incarnation): the value
- * is offered to who waits next, or stays. A step that fails (abort_step): everything of it is taken out and told. A
- * step that ends: what nobody has asked for is taken out; what is on its way leaves its place, so that the step's
- * number can be used again, and is taken out when its receiver is done, well or not.
+ * When a receiver gives up (release), does not come back (orphan, expire) or is gone (release_incarnation), its value
+ * is offered to the next waiter, or stays. When a step fails (abort_step), all its values and waiters are taken out
+ * with its status. When a step ends, values without a receiver are taken out. A value on its way leaves its place, so
+ * that the step's number can be used again, and is taken out when its receiver is done, well or not.
  *
- * No memory while a value is to be reserved: that receiver fails, the value stays.
+ * Without memory to reserve a value its receiver fails, and the value stays.
  *
  * Every function decides under the mutex and collects what it has decided; callbacks run when the mutex is free. By
- * then a receiver or sender that is going to be told has no entry any more, so that cancel and unsend say false.
+ * then a receiver or sender that is going to be called has no entry any more, so that cancel and unsend return false.
  */
 #include "server/rendezvous/rendezvous.h"
 
@@ -52,7 +52,7 @@ enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, s
     TL_CHECK(pthread_mutex_init(&table->mutex, NULL) == 0);
     table->limits = *limits;
     table->hash_seed = tl_random_u64();
-    /* Not from 1: after a restart, no number may mean a value of the time before. */
+    /* Numbers do not begin at 1: after a restart no number may mean a value of the former process. */
     table->last_publication = tl_random_u64();
     tl_list_init(&table->publications);
     tl_list_init(&table->walks);
@@ -126,7 +126,7 @@ void tl_rendezvous_get_stats(struct tl_rendezvous *table, struct tl_rendezvous_s
 
 /* ----------------------------------------------------------------------------------------------------- senders -- */
 
-/* Gives an unreserved value of a place to who waits there first. */
+/* Gives an unreserved value of a place to the first waiter there. */
 static void offer_value(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *errands)
 {
     struct tl_list *waiters = &value->place->waiters;
@@ -202,7 +202,7 @@ bool tl_rendezvous_unsend(struct tl_rendezvous *table, struct tl_sender *sender)
 
 /* --------------------------------------------------------------------------------------------------- receivers -- */
 
-/* What is reserved for the receiver's id already: it asks again. */
+/* Answers a receiver that asks again with the value that is reserved for its id already. */
 static void answer_again(struct tl_table_value *value, const struct tl_receiver *receiver, struct tl_error *ret_status,
                          struct tl_offer *ret_offer)
 {
@@ -216,7 +216,7 @@ static void answer_again(struct tl_table_value *value, const struct tl_receiver 
     tl_table_value_offer(value, ret_offer);
 }
 
-/* Tries to answer at once: true when the answer, a status or an offer, is there. */
+/* Tries to answer at once. Returns true when the answer, a status or an offer, is there. */
 static bool answer(struct tl_rendezvous *table, const struct tl_receiver *receiver, struct tl_error *ret_status,
                    struct tl_offer *ret_offer)
 {
@@ -303,7 +303,7 @@ bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *recei
 
 /* ------------------------------------------------------------------------------------------------ reservations -- */
 
-/* The value is not its receiver's any more: it is offered to the next one, or dropped when its step has ended. */
+/* Takes a value from its receiver: it is offered to the next one, or dropped when its step has ended. */
 static void release(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *errands)
 {
     tl_table_value_unreserve(table, value);
@@ -364,7 +364,7 @@ void tl_rendezvous_orphan(struct tl_rendezvous *table, const struct tl_request_i
     tl_table_unlock(table);
 }
 
-/* The orphan that is due first; NULL when there is none. */
+/* Returns the orphan that is due first; NULL when there is none. */
 static struct tl_table_value *first_orphan(struct tl_rendezvous *table)
 {
     if (tl_list_is_empty(&table->orphans)) return NULL;
@@ -396,7 +396,7 @@ void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t inc
     tl_list_init(&errands);
     tl_list_init(&values);
     tl_table_lock(table);
-    /* First its waiters, so that nothing is offered to them. */
+    /* Its waiters go first, so that no value is offered to them. */
     HASH_ITER(hh, table->waiters, waiter, next_waiter)
     {
         if (waiter->id.incarnation == incarnation) tl_table_waiter_conclude(table, waiter, &gone, &errands);
@@ -435,8 +435,8 @@ void tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t number, cons
     if (!is_marked) TL_LOG_AT_WARN("no memory to remember an aborted step", TL_U64("step", number));
 }
 
-/* Takes everything out of a step that has ended, but what is reserved; returns how many values. The caller holds a use
- * of it. */
+/* Takes everything but the reserved values out of a step that has ended; returns how many values. The caller holds a
+ * use of it. */
 static uint64_t end_step(struct tl_rendezvous *table, struct tl_table_step *step, const struct tl_error *value_status,
                          const struct tl_error *waiter_status, struct tl_list *errands)
 {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Rendezvous table: where tensors and those who want them meet, by key and step.
+ * Rendezvous table: where values and receivers meet, by key and step.
  *
  * A value is either sent (one-shot: exactly one receiver, reserved for it from the match until it acknowledges) or
  * published (any number of receivers, until replaced or withdrawn). A receiver of (key, step) is given, in this order:
@@ -33,7 +33,7 @@ struct tl_rendezvous_limits {
     uint64_t waiting_receivers; /* receivers that may wait at a time: divided among clients (base/shares.h), and again
                                    that many of this program */
     uint64_t held_bytes;        /* bytes of sent values not yet acknowledged */
-    uint64_t aborted_steps;     /* marks of aborted steps kept, 0: none; beyond it the oldest is forgotten */
+    uint64_t aborted_steps;     /* marks of aborted steps that are kept, 0: none; beyond it the oldest is forgotten */
 };
 
 struct tl_rendezvous_stats {
@@ -58,7 +58,7 @@ void tl_rendezvous_close(struct tl_rendezvous *table, const struct tl_error *sta
 
 /* --------------------------------------------------------------------------------------------------- producers -- */
 
-/* Embedded in whoever sends; must stay valid until over is called or tl_rendezvous_unsend has returned true. */
+/* Embedded in what sends; must stay valid until over is called or tl_rendezvous_unsend has returned true. */
 struct tl_sender {
     /* The value has left the table, exactly once: TL_OK when a receiver acknowledged it. The table has put its
      * reference; the receiver's transport may still hold one. */
@@ -85,7 +85,7 @@ enum tl_status tl_rendezvous_publish(struct tl_rendezvous *table, const char *ke
                                      struct tl_tensor *tensor, uint64_t *ret_publication,
                                      struct tl_error *ret_error) TL_MUST_USE;
 
-/* Whether a tensor of this step would replace none that is newer. On the thread that publishes the answer stays true.
+/* Checks that a tensor of this step would not replace a newer one. On the thread that publishes the answer stays true.
  * Errors: TL_FAILED_PRECONDITION, naming both steps. */
 enum tl_status tl_rendezvous_check_version(struct tl_rendezvous *table, const char *key, uint64_t step,
                                            struct tl_error *ret_error) TL_MUST_USE;
@@ -94,7 +94,7 @@ enum tl_status tl_rendezvous_check_version(struct tl_rendezvous *table, const ch
 enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *key,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
-/* Ends this publication of the key; false: it has ended already. */
+/* Ends this publication of the key. Returns false when it has ended already. */
 bool tl_rendezvous_withdraw_number(struct tl_rendezvous *table, const char *key, uint64_t publication);
 
 /* A walk over what is published, a few at a time, so that the mutex is never held for long. Each key that is published
@@ -103,7 +103,8 @@ bool tl_rendezvous_withdraw_number(struct tl_rendezvous *table, const char *key,
 struct tl_table_walk {
     struct tl_list link;  /* in the table's walks */
     struct tl_list *next; /* the next publication's link, or the list's head */
-    uint64_t left_count;  /* how many to visit at most, so that it ends even if others publish faster */
+    uint64_t
+        left_count; /* how many publications to visit at most, so that the walk ends even if others publish faster */
 };
 
 /* A copy of what the table says of one publication. */
@@ -118,7 +119,8 @@ struct tl_table_entry {
 /* Errors: The status of close. */
 enum tl_status tl_rendezvous_walk_begin(struct tl_rendezvous *table, struct tl_table_walk *walk,
                                         struct tl_error *ret_error) TL_MUST_USE;
-/* The next publications, at most capacity; returns how many, 0 at the end. Ownership: the caller puts the annotations.
+/* Copies the next publications, at most capacity; returns how many, 0 at the end. Ownership: the caller puts the
+ * annotations.
  */
 size_t tl_rendezvous_walk_next(struct tl_rendezvous *table, struct tl_table_walk *walk, struct tl_table_entry *entries,
                                size_t capacity);
@@ -126,12 +128,12 @@ void tl_rendezvous_walk_end(struct tl_rendezvous *table, struct tl_table_walk *w
 
 /* --------------------------------------------------------------------------------------------------- receivers -- */
 
-/* Embedded in whoever wants a tensor. */
+/* Embedded in what wants a tensor. */
 struct tl_receiver {
     struct tl_request_id id;
     const char *key; /* valid until deliver has been called or tl_rendezvous_cancel has returned true */
     uint64_t step;
-    const struct tl_share_client *client; /* who is charged while it waits; NULL: this program */
+    const struct tl_share_client *client; /* the client that is charged while it waits; NULL: this program */
     /* The answer, exactly once unless cancelled: a status, or with TL_OK an offer whose tensor reference the callee
      * takes over. */
     void (*deliver)(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer);
@@ -147,39 +149,39 @@ void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *rece
  * called (on another thread, it may not have returned yet). */
 bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *receiver) TL_MUST_USE;
 
-/* Who sent the value that is reserved for the id; NULL: nothing is. */
+/* Returns the sender of the value that is reserved for the id; NULL: none is. */
 struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, const struct tl_request_id *id);
 
-/* The receiver with this id has the whole value: it is dropped. Ignored when nothing is reserved for the id. */
+/* Drops the value that is reserved for the id: its receiver has all of it. Ignored when none is reserved. */
 void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_request_id *id);
 
-/* The receiver with this id has given up: the value is offered again. Ignored when nothing is reserved for the id. */
+/* Offers the value that is reserved for the id again: its receiver has given up. Ignored when none is reserved. */
 void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_id *id);
-/* The same, whether the receiver still waits (it is told TL_CANCELLED) or has been given the value. */
+/* The same, whether the receiver still waits (it gets TL_CANCELLED) or has been given the value. */
 void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_id *id);
 
 /* A receiver with this id that was given the reserved value has broken off; it may come back until deadline_ns
- * (monotonic). Asking again with the id takes the deadline away; who has asked again before this call (over a new
- * connection, while the old one was not yet known to be broken) has the value, and there is no deadline. Ignored when
- * nothing is reserved for the id. */
+ * (monotonic). Asking again with the id takes the deadline away. A receiver that has asked again before this call (over
+ * a new connection, while the old one was not yet known to be broken) has the value, and there is no deadline. Ignored
+ * when nothing is reserved for the id. */
 void tl_rendezvous_orphan(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns);
 
 /* Offers again whatever was orphaned until now_ns; returns when to call next, TL_TIME_NEVER when nothing is orphaned.
  */
 int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns);
 
-/* A process is known to be gone: its receivers that wait get TL_ABORTED, and all that is reserved for requests of that
- * incarnation is offered again. */
+/* Ends the receivers of a process that is known to be gone with TL_ABORTED, and offers all that is reserved for
+ * requests of that incarnation again. */
 void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t incarnation);
 
 /* ------------------------------------------------------------------------------------------------------- steps -- */
 
-/* Fails every sender and receiver of the step with the status (not TL_OK) and remembers it for those who come later, in
- * place of an earlier one. Reserved values too: a transfer that runs goes on by the transport's own reference, and its
+/* Fails every sender and receiver of the step with the status (not TL_OK) and remembers it for later ones, in place of
+ * an earlier status. Reserved values too: a transfer that runs goes on by the transport's own reference, and its
  * acknowledgement is ignored. Without memory the mark is not kept, and the log says so. */
 void tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t step, const struct tl_error *status);
 
-/* The status of an aborted step, TL_OK for any other: for receives that do not come to this table. */
+/* Returns the status of an aborted step, TL_OK for any other: for receives that do not come to this table. */
 enum tl_status tl_rendezvous_check_step(struct tl_rendezvous *table, uint64_t step,
                                         struct tl_error *ret_error) TL_MUST_USE;
 

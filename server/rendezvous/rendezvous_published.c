@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Rendezvous table: published values. One per key; given to any number of receivers; in no way reserved, so a receiver
- * that asks again may get a newer one. What receivers have been given lives on by their own references when the value
- * is replaced or withdrawn.
+ * Rendezvous table: published values. Each key has at most one. It is given to any number of receivers and reserved for
+ * none, so a receiver that asks again may get a newer one. Receivers keep a value that is replaced or withdrawn by
+ * their own references.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -17,7 +17,7 @@
 #define NEAREST_KEYS 1000
 #define NEAREST_WORK (UINT64_C(8) << 20)
 
-/* Gives the publication to all who wait for at most its step. */
+/* Gives the publication to all waiters for at most its step. */
 static void offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,
                               struct tl_list *errands)
 {
@@ -35,7 +35,7 @@ static void offer_publication(struct tl_rendezvous *table, struct tl_table_publi
     }
 }
 
-/* Puts a publication of the tensor in place of what the key had. NULL: no memory. */
+/* Replaces the publication of the key by one of the tensor. Returns NULL without memory. */
 static struct tl_table_publication *add_publication(struct tl_rendezvous *table, const char *key, uint64_t step,
                                                     struct tl_tensor *tensor, struct tl_list *errands)
 {
@@ -48,7 +48,7 @@ static struct tl_table_publication *add_publication(struct tl_rendezvous *table,
     }
     struct tl_table_publication *earlier = publication->name->publication;
     if (earlier) {
-        /* In its place, so that walks meet the key once. */
+        /* It takes the place of the former one in the list, so that walks meet the key once. */
         tl_list_insert_before(earlier->link.next, &publication->link);
         tl_table_publication_end(table, earlier, errands);
     } else {

@@ -2,7 +2,7 @@
 /*
  * The parts of the rendezvous table and its indexes; see rendezvous_table.h. Nothing here decides who gets what.
  *
- * No memory: what was being added is not added and everything is as before. Taking something out always succeeds.
+ * Without memory nothing is added and everything is as before. Taking something out always succeeds.
  */
 #include "server/rendezvous/rendezvous_table.h"
 
@@ -49,7 +49,7 @@ uint64_t tl_table_next_publication(struct tl_rendezvous *table)
     return table->last_publication;
 }
 
-/* uthash's macros evaluate the hash more than once: it goes into a variable first. */
+/* uthash's macros evaluate the hash more than once, so it goes into a variable first. */
 static unsigned hash_of(const struct tl_rendezvous *table, const void *data, size_t len_bytes)
 {
     return (unsigned)XXH3_64bits_withSeed(data, len_bytes, table->hash_seed);
@@ -272,7 +272,7 @@ void tl_table_value_orphan(struct tl_rendezvous *table, struct tl_table_value *v
     if (value->holder_count > 0 && --value->holder_count > 0) return;
     tl_list_remove(&value->orphan_link);
     value->deadline_ns = deadline_ns;
-    /* Deadlines come in order, nearly always. */
+    /* Deadlines nearly always come in order. */
     struct tl_list *place = &table->orphans;
     while (place->prev != &table->orphans &&
            TL_CONTAINER_OF(place->prev, struct tl_table_value, orphan_link)->deadline_ns > deadline_ns)
@@ -310,7 +310,7 @@ void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *v
     table->stats.held_bytes -= value->size_bytes;
 }
 
-/* The sender may be gone as soon as it was told; so may the table. */
+/* The sender may be gone as soon as it was called; so may the table. */
 static void run_over(struct tl_table_errand *errand)
 {
     struct tl_table_value *value = TL_CONTAINER_OF(errand, struct tl_table_value, errand);
@@ -383,7 +383,7 @@ void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter 
     }
 }
 
-/* The receiver may be gone as soon as it was told; so may the table. */
+/* The receiver may be gone as soon as it was called; so may the table. */
 static void run_deliver(struct tl_table_errand *errand)
 {
     struct tl_table_waiter *waiter = TL_CONTAINER_OF(errand, struct tl_table_waiter, errand);

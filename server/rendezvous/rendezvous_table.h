@@ -67,37 +67,37 @@ struct tl_table_step {
     size_t use_count;
     struct tl_list values;  /* in the order they came */
     struct tl_list waiters; /* in the order they came */
-    struct tl_error *mark;  /* what it was aborted with, NULL: it was not */
+    struct tl_error *mark;  /* the status that it was aborted with; NULL: it was not */
     struct tl_list mark_link;
 };
 
 /* A sent value. */
 struct tl_table_value {
     struct tl_table_errand errand; /* calls over */
-    const struct tl_error *status; /* of the errand; valid until it has run */
+    const struct tl_error *status; /* what the errand reports; valid until it has run */
     struct tl_sender *sender;
     struct tl_tensor *tensor;
     uint64_t size_bytes;
     uint64_t publication;
     struct tl_table_name *name;
-    struct tl_table_place *place; /* NULL: the step has ended, the value is for its receiver alone */
+    struct tl_table_place *place; /* NULL: the step has ended, and only its receiver may have the value */
     struct tl_table_step *step;
     struct tl_list step_link;
     bool is_reserved;
-    struct tl_request_id id;    /* what it is reserved for */
-    uint64_t holder_count;      /* how often it was given for that id and the receiver has not broken off */
+    struct tl_request_id id;    /* the request that it is reserved for */
+    uint64_t holder_count;      /* how many receivers with that id have been given it and have not broken off */
     UT_hash_handle hh;          /* in tl_rendezvous.reservations, by id, while reserved */
     struct tl_list orphan_link; /* in tl_rendezvous.orphans while its receiver has broken off */
-    int64_t deadline_ns;        /* until when that one may come back */
+    int64_t deadline_ns;        /* until when the receiver may come back */
 };
 
 /* A receiver that waits. */
 struct tl_table_waiter {
     struct tl_table_errand errand; /* calls deliver */
-    const struct tl_error *status; /* of the errand; valid until it has run */
-    struct tl_offer offer;         /* of the errand, with TL_OK */
+    const struct tl_error *status; /* what the errand reports; valid until it has run */
+    struct tl_offer offer;         /* what the errand hands over with TL_OK */
     struct tl_receiver *receiver;
-    struct tl_share *share; /* what its client is charged to; NULL: of this program */
+    struct tl_share *share; /* what its client is charged to; NULL: the receiver is this program's */
     struct tl_request_id id;
     UT_hash_handle hh; /* in tl_rendezvous.waiters, by id */
     struct tl_table_place *place;
@@ -145,7 +145,7 @@ void tl_table_unlock(struct tl_rendezvous *table);
 /* Unlocks, then runs and empties the list. */
 void tl_table_unlock_and_run(struct tl_rendezvous *table, struct tl_list *errands);
 
-/* A number for a value that no other value of this table has had; never 0. */
+/* Returns a number that no other value of this table has had; never 0. */
 uint64_t tl_table_next_publication(struct tl_rendezvous *table);
 
 /* get: makes it if it is missing; NULL when there is no memory. find: NULL when it is missing; takes no use. put: gives
@@ -160,28 +160,30 @@ struct tl_table_step *tl_table_step_get(struct tl_rendezvous *table, uint64_t st
 struct tl_table_step *tl_table_step_find(struct tl_rendezvous *table, uint64_t step);
 void tl_table_step_put(struct tl_rendezvous *table, struct tl_table_step *step);
 
-/* Remembers that the step was aborted, forgetting the oldest such step beyond the limit. False: no memory. */
+/* Remembers that the step was aborted, forgetting the oldest such step beyond the limit. Returns false without memory.
+ */
 bool tl_table_step_mark(struct tl_rendezvous *table, uint64_t step, const struct tl_error *status);
 void tl_table_step_unmark(struct tl_rendezvous *table, struct tl_table_step *step);
 
-/* Puts a value into a place that has none. NULL: no memory. */
+/* Puts a value into a place that has none. Returns NULL without memory. */
 struct tl_table_value *tl_table_value_add(struct tl_rendezvous *table, struct tl_table_place *place,
                                           struct tl_tensor *tensor, struct tl_sender *sender);
 struct tl_table_value *tl_table_value_find(struct tl_rendezvous *table, const struct tl_request_id *id);
 /* False: no memory. */
 bool tl_table_value_reserve(struct tl_rendezvous *table, struct tl_table_value *value,
                             const struct tl_request_id *id) TL_MUST_USE;
-/* Does nothing when it is not reserved. */
+/* Ends the reservation of a value, if there is one. */
 void tl_table_value_unreserve(struct tl_rendezvous *table, struct tl_table_value *value);
-/* One who was given the reserved value has broken off; the last of them starts the deadline. */
+/* Notes that a receiver of the reserved value has broken off; the last of them starts the deadline. */
 void tl_table_value_orphan(struct tl_rendezvous *table, struct tl_table_value *value, int64_t deadline_ns);
 /* Frees the place for another value, if it holds this one. */
 void tl_table_value_detach(struct tl_rendezvous *table, struct tl_table_value *value);
-/* What the receiver for whom the value is reserved is given, with a reference of its own. Takes a deadline away. */
+/* Returns the offer for the receiver that the value is reserved for, with a reference of its own. Takes a deadline
+ * away. */
 void tl_table_value_offer(struct tl_table_value *value, struct tl_offer *ret_offer);
-/* Takes the value out of the table; the sender is not told. */
+/* Takes the value out of the table without calling its sender. */
 void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *value);
-/* The same, and an errand tells the sender (status NULL: TL_OK). */
+/* The same, and an errand calls the sender with the status (NULL: TL_OK). */
 void tl_table_value_conclude(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_error *status,
                              struct tl_list *errands);
 
@@ -189,13 +191,14 @@ void tl_table_value_conclude(struct tl_rendezvous *table, struct tl_table_value 
 struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
                                             struct tl_share *share);
 struct tl_table_waiter *tl_table_waiter_find(struct tl_rendezvous *table, const struct tl_request_id *id);
-/* Takes the waiter out of the table; the receiver is not told. */
+/* Takes the waiter out of the table without calling its receiver. */
 void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter *waiter);
-/* The same, and an errand tells the receiver (status NULL: TL_OK, with waiter->offer, which has been filled in). */
+/* The same, and an errand calls the receiver with the status (NULL: TL_OK, with waiter->offer, which has been filled
+ * in). */
 void tl_table_waiter_conclude(struct tl_rendezvous *table, struct tl_table_waiter *waiter,
                               const struct tl_error *status, struct tl_list *errands);
 
-/* What a receiver is given, with a reference of its own. */
+/* Returns the offer for a receiver, with a reference of its own. */
 void tl_table_publication_offer(const struct tl_table_publication *publication, struct tl_offer *ret_offer);
 /* Takes the publication out of the table; an errand puts its tensor. */
 void tl_table_publication_end(struct tl_rendezvous *table, struct tl_table_publication *publication,

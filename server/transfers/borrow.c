@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Loans. The thread that puts the tensor and the loop's owner may meet: whoever takes the borrow out of LENT first
- * decides whether the loop is told.
+ * Borrows. The thread that puts the tensor and the loop's owner may meet: the first of the two that takes the borrow
+ * out of LENT decides whether `returned` is called.
  */
 #include "server/transfers/borrow.h"
 
@@ -32,7 +32,7 @@ static void deliver(struct tl_closure *closure)
     free(borrow);
 }
 
-/* Takes the borrow out of LENT; false when it is out already. */
+/* Takes the borrow out of LENT. Returns false when it is out already. */
 static bool leave_lent(struct tl_borrow *borrow, enum borrow_state state)
 {
     int expected = LENT;

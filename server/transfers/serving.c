@@ -13,19 +13,19 @@
 struct served {
     struct tl_serving *serving;
     struct tl_list link;    /* in serving->serves, while there is a serve */
-    struct tl_serve *serve; /* NULL: over, the table's answer is on its way */
-    enum tl_serve_end end;  /* how it was over, then */
+    struct tl_serve *serve; /* NULL: the request is over, and the table's answer is on its way */
+    enum tl_serve_end end;  /* how the request ended, when serve is NULL */
     struct tl_receiver receiver;
     bool is_answered;
     bool is_reserved; /* the answer was a one-shot value, which this serve must acknowledge or give back */
 
-    /* The answer, when it comes from another thread. */
+    /* The answer, when the table gives it on another thread. */
     struct tl_closure closure;
     const struct tl_error *failure; /* kept; NULL: TL_OK */
     struct tl_offer offer;
 };
 
-/* Puts the registered copy in the place of the tensor. */
+/* Replaces the tensor of the offer by its registered copy, if there is one. */
 static void take_copy(struct tl_offer *offer)
 {
     struct tl_tensor *copy = tl_transport_copy_of(offer->tensor);
@@ -44,7 +44,7 @@ static void answer(struct served *served, const struct tl_error *status, struct 
     served->serve->ops->reply(served->serve, status, offer);
 }
 
-/* The serve has ended: what was reserved for it is dropped, offered again, or kept for a while. */
+/* Ends a serve: what was reserved for it is dropped, offered again, or kept for a while. */
 static void settle(struct tl_serving *serving, const struct tl_request_id *id, enum tl_serve_end end)
 {
     struct tl_worker *worker = serving->worker;
@@ -59,7 +59,7 @@ static void settle(struct tl_serving *serving, const struct tl_request_id *id, e
     }
 }
 
-/* The answer has come executor. */
+/* The answer has arrived at the executor. */
 static void answer_came(struct tl_closure *closure)
 {
     struct served *served = TL_CONTAINER_OF(closure, struct served, closure);

@@ -6,8 +6,8 @@
  * Happy path: a request becomes a receiver in the table; the table's answer, now or later, is the reply; the end of the
  * serve acknowledges, releases or orphans what was reserved for it. Failure modes: a worker that is closing refuses; a
  * request that broke off frees its slot at once if it still waited, else the value stays reserved for
- * reservation_timeout_ns. A request can be over while the table's answer, given on another thread, is still on its way
- * executor: then the answer ends as the request did.
+ * reservation_timeout_ns. A request can be over while the table's answer, given on another thread, is still on its
+ * way to the executor: then the answer ends as the request did.
  *
  * Thread: that of its executor.
  */
@@ -23,13 +23,14 @@ struct tl_serving {
     struct tl_worker *worker;
     const struct tl_executor *executor;
     struct tl_list serves; /* of struct served (serving.c) */
-    bool wants_copies;     /* of tensors that have one in registered memory, that is served (server/transport.h) */
+    bool wants_copies;     /* a copy in registered memory is served in place of the tensor, where there is one
+                           (server/transports/transport.h) */
     bool is_closing;
 };
 
 void tl_serving_init(struct tl_serving *serving, struct tl_worker *worker, const struct tl_executor *executor);
 
-/* For a transport, with the serving as its source. */
+/* The functions of a transport's source, with the serving as its context. */
 extern const struct tl_source_ops tl_serving_ops;
 
 /* Fails the requests that still wait for a tensor, and all that come later. */

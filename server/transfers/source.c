@@ -78,8 +78,8 @@ static void given_up(void *context, const struct tl_request_id *id)
  * table, with what the allocator adds; some 850 bytes were measured. Without it, empty tensors would not count. */
 #define PUSHED_OVERHEAD_BYTES 1024
 
-/* A tensor that a client pushes or has pushed, charged to the client until the last reference is put. Whoever received
- * it by reference, and gRPC, may keep it longer than the worker lives. */
+/* A tensor that a client pushes or has pushed, charged to the client until the last reference is put. A receiver that
+ * was given it by reference, and gRPC, may keep it longer than the worker lives. */
 struct pushed {
     struct tl_share *share;
     uint64_t charged_bytes;
@@ -104,7 +104,7 @@ void tl_source_fini(struct tl_worker *worker)
     tl_shares_destroy(worker->listings);
 }
 
-/* Local publishers may go back, since they know why; a client may be the one of two that comes too late. */
+/* Local publishers may publish an older step on purpose. A client may not: it may be the later one of two. */
 static enum tl_status check_version(struct tl_worker *worker, const struct tl_push *push, struct tl_error *ret_error)
 {
     return push->may_go_back ? TL_OK : tl_rendezvous_check_version(worker->table, push->key, push->step, ret_error);
@@ -150,7 +150,7 @@ static enum tl_status publish(void *context, void *admission, const struct tl_pu
     struct tl_worker *worker = context;
     struct tl_tensor *alias;
     enum tl_status status = TL_OK;
-    /* Again: another client may have been faster. */
+    /* Checked again, because another client may have been faster. */
     if (tensor != NULL) status = check_version(worker, push, ret_error);
     if (tensor != NULL && status == TL_OK)
         status = tl_tensor_create_alias(tensor, pushed_released, admission, &alias, ret_error);

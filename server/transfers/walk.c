@@ -13,7 +13,7 @@
 #define STEP_NS (2 * TL_NS_PER_MS)
 #define PAGE_ENTRIES 16
 #define FIRST_CAPACITY 64
-/* Entries that are freed between two looks at the clock. */
+/* The clock is read once per this many entries that are freed. */
 #define FREE_BATCH 256
 
 struct walk {
@@ -23,10 +23,10 @@ struct walk {
     struct tl_list place; /* in worker->ended_walks once it has ended */
     struct tl_share_client client;
     bool withdraws;
-    size_t capacity;        /* of the listing */
-    struct tl_share *share; /* of worker->listings, for charged_bytes */
+    size_t capacity;        /* items that the listing has memory for */
+    struct tl_share *share; /* the part of worker->listings that charged_bytes are charged to */
     uint64_t charged_bytes;
-    struct tl_table_entry page[PAGE_ENTRIES]; /* [page_count], of which the first page_used were looked at */
+    struct tl_table_entry page[PAGE_ENTRIES]; /* [page_count]; the first page_used have been looked at */
     size_t page_count;
     size_t page_used;
 };
@@ -65,7 +65,7 @@ static enum tl_status charge(struct tl_worker *worker, struct walk *walk, uint64
     return TL_OK;
 }
 
-/* Makes room for one more in the listing. */
+/* Makes space for one more item in the listing. */
 static enum tl_status reserve(struct tl_worker *worker, struct walk *walk, struct tl_error *ret_error)
 {
     struct tl_listing *listing = &walk->base.listing;
@@ -80,7 +80,7 @@ static enum tl_status reserve(struct tl_worker *worker, struct walk *walk, struc
     return TL_OK;
 }
 
-/* What the annotations add to the listing: those of one file are counted once as long as its tensors come together. */
+/* Returns what the annotations add to the listing. Those of one file count once while its tensors follow each other. */
 static uint64_t annotations_bytes(const struct walk *walk, const struct tl_table_entry *entry)
 {
     const struct tl_listing *listing = &walk->base.listing;
@@ -126,7 +126,8 @@ enum tl_status tl_walk_step(void *context, struct tl_walk *base, struct tl_error
             walk->page_used = 0;
             walk->page_count = tl_rendezvous_walk_next(worker->table, &walk->cursor, walk->page, PAGE_ENTRIES);
             base->is_complete = walk->page_count == 0;
-            /* Publishing moves the cursors of walks; one whose listing is not read must not cost that. */
+            /* Publishing moves the cursors of walks. A walk whose listing is not read must not cost that, so it ends
+             * here. */
             if (base->is_complete) tl_rendezvous_walk_end(worker->table, &walk->cursor);
         } else {
             struct tl_table_entry *entry = &walk->page[walk->page_used++];

@@ -4,8 +4,7 @@
  *
  * Happy path: begin; step until it is complete, each for at most STEP_NS: entries are copied out of the rendezvous
  * table a page at a time and matched without its mutex; end, after which what was found is freed in such steps too.
- * Failure modes: a listing that finds no room in TL_LISTINGS_BYTES, which is divided among the clients, fails with
- * RESOURCE_EXHAUSTED.
+ * Failure modes: a listing that does not fit into its client's part of TL_LISTINGS_BYTES fails with RESOURCE_EXHAUSTED.
  *
  * Thread: the loop's owner.
  */
@@ -14,7 +13,7 @@
 
 #include "control/control.h"
 
-/* Of listings that were made for clients and that they have not read to their end. */
+/* The listings that clients have not read to their end may have this many bytes together. */
 #define TL_LISTINGS_BYTES (UINT64_C(512) << 20)
 
 enum tl_status tl_walk_begin(void *worker, const struct tl_identity *client, const char *pattern, bool withdraws,
@@ -24,7 +23,7 @@ void tl_walk_end(void *worker, struct tl_walk *walk);
 
 struct tl_worker;
 void tl_walks_init(struct tl_worker *worker);
-/* Frees the walks that have ended; the loop does not run any more. */
+/* Frees the walks that have ended, after the loop has run for the last time. */
 void tl_walks_fini(struct tl_worker *worker);
 
 #endif
