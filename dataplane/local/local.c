@@ -24,7 +24,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "dataplane/local/local_helper.h"
+#include "dataplane/local/local_internal.h"
 #include "dataplane/memory/pages.h"
 
 /* Sockets are looked at that often while the reactor does not sleep, and the clock once in so many polls. */
@@ -100,20 +100,10 @@ static void handle(struct local_provider *provider, uint64_t number, uint32_t ev
     if (pair != NULL && (is_process || !is_mere_wake(pair, events))) (void)local_pair_hear(pair);
 }
 
-void local_close_segments(int *segments, size_t count)
-{
-    if (count > 0) {
-        local_helper_drop_all(&(struct local_leftovers){.segments = segments, .segment_count = count});
-    } else {
-        free(segments);
-    }
-}
-
 static void tell_of_gone_regions(struct local_provider *provider)
 {
     struct tl_list gone, *link;
     uint64_t number;
-    size_t count = 0, most = 0;
     tl_list_init(&gone);
     TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
     /* Under the mutex: who has set has_gone may not have written yet, and what is left here would end every sleep. */
@@ -121,20 +111,13 @@ static void tell_of_gone_regions(struct local_provider *provider)
     tl_list_splice_back(&gone, &provider->gone);
     atomic_store_explicit(&provider->has_gone, false, memory_order_relaxed);
     TL_CHECK(pthread_mutex_unlock(&provider->mutex) == 0);
-    TL_LIST_FOREACH(&gone, place)
-    most++;
-    int *segments = calloc(most + 1, sizeof(*segments));
     while ((link = tl_list_pop_front(&gone)) != NULL) {
         struct local_region *region = TL_CONTAINER_OF(link, struct local_region, link);
         TL_LIST_FOREACH(&provider->pairs, place)
         local_forget_region(TL_CONTAINER_OF(place, struct local_pair, link), region->number);
-        if (region->fd >= 0 && segments != NULL)
-            segments[count++] = region->fd;
-        else if (region->fd >= 0)
-            close(region->fd);
+        if (region->fd >= 0) close(region->fd);
         free(region);
     }
-    local_close_segments(segments, count);
 }
 
 /* Waits for news; true: it was woken by the other descriptor. */
@@ -198,7 +181,7 @@ static unsigned poll_pair(struct local_pair *pair)
 {
     unsigned events = 0;
     bool has_ended = pair->state == LOCAL_ENDING || pair->state == LOCAL_ENDED;
-    if (!has_ended && local_pair_has_job(pair)) events += local_pair_ask_helpers(pair);
+    if (!has_ended && local_pair_is_reading(pair)) events += local_pair_ask_helpers(pair);
     if (pair->state == LOCAL_CONNECTED) {
         events += local_take_slots(pair, SLOTS_PER_POLL);
         if (pair->carried != pair->posted || pair->has_posted) events += local_carry(pair);
@@ -321,7 +304,6 @@ static void provider_close(struct tl_provider *base)
     struct local_provider *provider = local_provider_of(base);
     TL_CHECK(tl_list_is_empty(&provider->pairs));
     tell_of_gone_regions(provider);
-    if (provider->folder_fd >= 0) close(provider->folder_fd);
     if (provider->done_fd >= 0) close(provider->done_fd);
     if (provider->gone_fd >= 0) close(provider->gone_fd);
     if (base->fd >= 0) close(base->fd);
@@ -379,23 +361,16 @@ static enum tl_status open_descriptors(struct local_provider *provider, struct t
 }
 
 /* What a sandbox, or the folder, does not allow is better known now than with the first peer. */
-static enum tl_status try_accept_socket(struct local_provider *provider, struct tl_error *ret_error)
+static enum tl_status try_accept_socket(const struct local_provider *provider, struct tl_error *ret_error)
 {
-    struct local_address nobody = {.name_bytes = 0};
-    const char *folder = provider->socket_folder;
+    struct local_address unused = {.name_bytes = 0};
     int accept_socket;
-    local_choose_token(nobody.token); /* as long as it is there, strangers may call */
-    if (folder != NULL) provider->folder_fd = open(folder, O_PATH | O_DIRECTORY | O_CLOEXEC);
-    int error = errno;
-    enum tl_status status = local_accept_socket_open(provider, &nobody, &accept_socket, ret_error);
+    local_choose_token(unused.token); /* others may call as long as the socket is there */
+    enum tl_status status = local_accept_socket_open(provider, &unused, &accept_socket, ret_error);
     if (status != TL_OK) return status;
     close(accept_socket);
-    if (folder == NULL) return TL_OK;
-    if (provider->folder_fd < 0) {
-        return tl_error_set_errno(ret_error, error, "cannot open %s (local.socket_folder)", folder);
-    }
-    local_accept_socket_remove_name(provider, &nobody);
-    local_clean_folder(provider->folder_fd, folder);
+    local_accept_socket_remove_name(&unused);
+    if (provider->socket_folder != NULL) local_clean_folder(provider->socket_folder);
     return TL_OK;
 }
 
@@ -424,7 +399,7 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
                                                         .max_pool_regions = LOCAL_MAX_POOL_REGIONS,
                                                         .numa_node = -1};
     provider->base.fd = -1;
-    provider->folder_fd = provider->gone_fd = provider->done_fd = -1;
+    provider->gone_fd = provider->done_fd = -1;
     provider->own_uid = geteuid();
     provider->unknown_uid = local_unknown_uid();
     provider->polls_to_look = 1;

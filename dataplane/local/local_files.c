@@ -4,17 +4,20 @@
  *
  * Happy path: who shares a file passes its descriptor over the socket, once, with a number; messages name the number.
  * The packet is in the peer's socket before the message is in its ring, and taken from there before the message is: the
- * helper thread has mapped the file when it is named. It stays known until LOCAL_FILES others have come. Memory, which
+ * file is mapped when it is named. It stays known until LOCAL_FILES others have come. Memory, which
  * would not be free so long, is passed each time, and forgotten when it was named.
  *
  * Failure modes: a socket that is full, a number that was forgotten, a file that is not any more what its owner has
  * opened, or none that can be mapped: an error, after which the tensor is copied.
  */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
-#include "dataplane/local/local_internal.h"
+#include "base/text.h"
+#include "dataplane/local/local_helper.h"
 #include "tensor/mapped_file.h"
 
 /* Wire form of what names a file. */
@@ -80,39 +83,51 @@ void local_file_free(struct local_peer_file *file)
     *file = (struct local_peer_file){0};
 }
 
-void local_file_forget(struct local_pair *pair, struct local_peer_file *known)
+/* Forgets what is known in that place; a thread unmaps it. */
+static void forget(struct local_peer_file *known)
 {
-    if (known->file != NULL) local_pair_count_bytes(pair, -(int64_t)tl_mapped_file_size_bytes(known->file));
+    struct local_peer_file *copy = known->file != NULL ? malloc(sizeof(*copy)) : NULL;
+    if (copy != NULL) {
+        *copy = *known;
+        local_drop(&(struct local_leftovers){.files = copy, .file_count = 1});
+    } else {
+        local_file_free(known);
+    }
     *known = (struct local_peer_file){0};
 }
 
-struct local_peer_file *local_file_place(struct local_pair *pair, const struct local_file_packet *packet)
+/* The path of the file, if it has one here; else a word for it. */
+static const char *describe(int fd, char *buffer, size_t capacity)
 {
-    if (packet->number <= pair->last_peer_file) {
-        local_pair_violation(pair, "a file with a wrong number");
-        return NULL;
-    }
-    if (pair->peer_files == NULL) pair->peer_files = calloc(LOCAL_FILES, sizeof(*pair->peer_files));
-    if (pair->peer_files == NULL) {
-        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no memory for the peer's files");
-        return NULL;
-    }
-    return &pair->peer_files[packet->number % LOCAL_FILES];
+    char link[32];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t len = readlink(link, buffer, capacity - 1);
+    if (len <= 0 || !tl_text_is_utf8(buffer, (size_t)len)) return "a file of the peer's";
+    buffer[len] = '\0';
+    return buffer;
 }
 
-void local_file_came(struct local_pair *pair, const struct local_file_packet *packet, struct tl_mapped_file *file,
-                     const struct tl_error *refusal)
+void local_file_came(struct local_pair *pair, const struct local_file_packet *packet, int fd)
 {
-    struct local_peer_file *known = &pair->peer_files[packet->number % LOCAL_FILES];
-    pair->last_peer_file = packet->number;
-    known->number = packet->number;
-    known->file = file;
-    if (file != NULL) {
-        local_pair_count_bytes(pair, (int64_t)tl_mapped_file_size_bytes(file));
-    } else {
-        known->refusal = malloc(sizeof(*known->refusal));
-        if (known->refusal != NULL) *known->refusal = *refusal;
+    char path[512];
+    struct tl_error error;
+    if (packet->number > pair->last_peer_file && pair->peer_files == NULL)
+        pair->peer_files = calloc(LOCAL_FILES, sizeof(*pair->peer_files));
+    if (packet->number <= pair->last_peer_file || pair->peer_files == NULL) {
+        close(fd);
+        if (packet->number <= pair->last_peer_file) local_pair_violation(pair, "a file with a wrong number");
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no memory for the peer's files");
+        return;
     }
+    struct local_peer_file *known = &pair->peer_files[packet->number % LOCAL_FILES];
+    const struct tl_file_stamp stamp = {.size_bytes = packet->size_bytes,
+                                        .modified_seconds = packet->modified_seconds,
+                                        .modified_ns = packet->modified_ns};
+    forget(known);
+    known->number = pair->last_peer_file = packet->number;
+    if (tl_mapped_file_adopt(fd, &stamp, describe(fd, path, sizeof(path)), &known->file, &error) == TL_OK) return;
+    known->refusal = malloc(sizeof(*known->refusal));
+    if (known->refusal != NULL) *known->refusal = error;
 }
 
 static struct local_peer_file *find(const struct local_pair *pair, uint64_t number)
@@ -141,7 +156,7 @@ enum tl_status local_map(struct tl_queue_pair *base, const struct tl_descriptor 
     if (status != TL_OK) return status;
     *ret_file = known->file;
     if (tl_mapped_file_is_memory(known->file)) {
-        local_file_forget(pair, known);
+        *known = (struct local_peer_file){0};
     } else {
         (void)tl_mapped_file_get(known->file);
     }

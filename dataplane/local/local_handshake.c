@@ -6,8 +6,8 @@
  *   our accept socket  <-- HELLO, an end of its control socket, its ring --  the peer
  *
  * A control socket is a socket pair: we hear on one end, the peer speaks on the other. What is in an accept socket was
- * put there by somebody who knows its token. The words are looked at where they are, and who has sent them; only when
- * both are right the queue pair's helper thread takes what was passed.
+ * put there by somebody who knows its token. The packet is looked at where it is, with the process that has sent it;
+ * only when both are right it is taken, with the descriptors. Then a helper tries to read the peer's memory.
  *
  * Failure modes: nobody at the accept socket, a peer of a user who may not, a HELLO that cannot be, a peer that hangs
  * up: the queue pair breaks.
@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/reason.h"
 #include "dataplane/local/local_helper.h"
 
 static void close_fd(int *fd)
@@ -48,71 +49,115 @@ static bool is_for(const struct local_pair *pair, const struct local_hello *hell
            memcmp(hello->to, pair->self.token, LOCAL_TOKEN_BYTES) == 0;
 }
 
-/* The HELLO in front of the accept socket, and what was passed with it. */
-static enum tl_status have_it_taken(struct local_pair *pair, struct tl_error *ret_error)
+/* Connects the pair, whose peer's memory can be read, or not for this reason. */
+static void complete_handshake(struct local_pair *pair, const char *refusal)
 {
-    struct local_provider *provider = pair->provider;
-    const struct local_taking taking = {.socket = pair->accept_socket,
-                                        .is_accept_socket = true,
-                                        .peer = provider->is_reading_forbidden ? 0 : pair->credentials.pid};
-    enum tl_status status = local_check_user(provider, pair->credentials.uid, ret_error);
-    if (status == TL_OK) status = local_helper_may_serve_user(pair->credentials.uid, ret_error);
-    if (status != TL_OK) return status;
-    local_forget_socket(provider, pair->accept_socket);
-    local_accept_socket_remove_name(provider, &pair->self);
-    status = local_helper_take(pair->helper, &taking, ret_error);
-    if (status == TL_OK) pair->accept_socket = -1;
-    return status;
+    pair->base.outside_refusal = refusal;
+    pair->state = LOCAL_CONNECTED;
+    pair->has_connected = true;
+    pair->must_hear = pair->provider->must_look = true;
+}
+
+void local_proof_was_read(struct local_pair *pair, int error)
+{
+    struct tl_error refusal;
+    bool is_right = error == 0 && pair->read_proof == pair->peers_proof;
+    if (!is_right) {
+        (void)tl_error_set(&refusal, TL_PERMISSION_DENIED,
+                           "this process may not read the peer's memory: %s (process_vm_readv; see "
+                           "/proc/sys/kernel/yama/ptrace_scope)",
+                           error != 0 ? strerror(error) : "other bytes were there");
+    }
+    complete_handshake(pair, is_right ? NULL : tl_reason(refusal.message));
+}
+
+/* Has a helper read the number that the peer has told of. */
+static void try_reading(struct local_pair *pair, const struct local_hello *hello)
+{
+    struct tl_error error;
+    const struct local_reading reading = {.peer = pair->credentials.pid,
+                                          .source = hello->proof_address,
+                                          .destination = (uint8_t *)&pair->read_proof,
+                                          .len_bytes = sizeof(pair->read_proof)};
+    pair->peers_proof = hello->proof;
+    if (local_helper_read(pair->helper, &reading, &error) != TL_OK)
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
+}
+
+/* Watches the peer's process. Returns false when the pair is broken. */
+static bool watch_process(struct local_pair *pair)
+{
+    pair->process_fd = local_process_fd(pair->credentials.pid);
+    bool is_missing = pair->process_fd < 0 && pair->credentials.pid > 0;
+    if (is_missing && (errno == EMFILE || errno == ENFILE)) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no descriptor for the peer's process: %s", strerror(errno));
+    } else if (is_missing && errno == ESRCH) {
+        local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
+    } else if (pair->process_fd >= 0 &&
+               !local_watch_socket(pair->provider, pair->process_fd, pair->number | LOCAL_PROCESS_NUMBER)) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
+    }
+    return pair->state == LOCAL_CALLING;
+}
+
+static void use_hello(struct local_pair *pair, const struct local_hello *hello)
+{
+    if (!watch_process(pair)) return;
+    if (pair->provider->is_reading_forbidden) {
+        complete_handshake(pair, "memory outside of the pool is copied, as the settings say (local.process_vm)");
+    } else if (pair->credentials.pid <= 0) {
+        complete_handshake(pair, "the peer's process is in another container, its memory cannot be read");
+    } else if (pair->process_fd < 0) { /* Another process may get its number. */
+        complete_handshake(pair, "this kernel does not tell when the peer's process ends (pidfd_open)");
+    } else {
+        try_reading(pair, hello);
+    }
+}
+
+/* Takes the HELLO of a process that may connect, with the ring and the end of the control socket. */
+static void take_hello(struct local_pair *pair)
+{
+    union local_packet packet;
+    struct tl_error error;
+    void *ring = NULL;
+    int fds[LOCAL_HELLO_DESCRIPTORS];
+    enum local_received received = local_receive(pair->accept_socket, &packet, fds);
+    if (received == LOCAL_RECEIVED_NO_DESCRIPTOR) {
+        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, LOCAL_NO_DESCRIPTOR);
+    } else if (received != LOCAL_RECEIVED_PACKET) {
+        local_pair_violation(pair, "a hello of another release or of another process");
+    } else if (!local_is_control_socket(fds[0]) || !local_ring_is_count(packet.hello.slot_count)) {
+        local_pair_violation(pair, "a hello with a socket or a ring that cannot be");
+    } else if (local_memory_map(fds[1], local_ring_bytes(packet.hello.slot_count), &ring, &error) != TL_OK) {
+        local_pair_violation(pair, error.message);
+    }
+    if (fds[1] >= 0) close(fds[1]);
+    pair->out_socket = fds[0];
+    if (ring == NULL) return;
+    local_ring_place(&pair->out, ring, packet.hello.slot_count);
+    use_hello(pair, &packet.hello);
 }
 
 unsigned local_read_accept_socket(struct local_pair *pair)
 {
     union local_packet packet;
     struct tl_error error;
-    if (pair->accept_socket < 0) return 0; /* the helper thread has it */
+    if (pair->out.head != NULL) return 0; /* whether the peer's memory can be read is not known yet */
     enum local_received received = local_look_at(pair->accept_socket, &packet, &pair->credentials);
     if (received == LOCAL_RECEIVED_NOTHING && local_peer_lives(pair)) return 0;
     if (received == LOCAL_RECEIVED_NOTHING) {
         local_pair_break(pair, TL_UNAVAILABLE,
                          "the peer has closed the connection instead of sending its hello; if it runs as another "
                          "user, which the local transport does not connect, its log says so");
-    } else if (received != LOCAL_RECEIVED_PASSED || packet.kind != LOCAL_PACKET_HELLO || !is_for(pair, &packet.hello)) {
+    } else if (received != LOCAL_RECEIVED_PACKET || packet.kind != LOCAL_PACKET_HELLO || !is_for(pair, &packet.hello)) {
         local_pair_violation(pair, "a hello of another release or of another process");
+    } else if (local_check_user(pair->provider, pair->credentials.uid, &error) != TL_OK) {
+        local_pair_break(pair, error.code, "%s", error.message);
     } else {
-        enum tl_status status = have_it_taken(pair, &error);
-        if (status != TL_OK) local_pair_break(pair, status, "%s", error.message);
+        local_forget_socket(pair->provider, pair->accept_socket);
+        local_accept_socket_remove_name(&pair->self);
+        take_hello(pair);
+        close_fd(&pair->accept_socket);
     }
     return 1;
-}
-
-void local_hello_came(struct local_pair *pair, const struct local_hello *hello, void *ring, int control_socket,
-                      const char *reading_refusal)
-{
-    local_ring_place(&pair->out, ring, hello->slot_count);
-    pair->out_socket = control_socket;
-    pair->process_fd = local_process_fd(pair->credentials.pid);
-    bool is_unwatched = pair->process_fd < 0 && pair->credentials.pid > 0;
-    if (is_unwatched && (errno == EMFILE || errno == ENFILE)) {
-        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no descriptor for the peer's process: %s", strerror(errno));
-        return;
-    }
-    if (is_unwatched && errno == ESRCH) {
-        local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
-        return;
-    }
-    if (pair->process_fd >= 0 &&
-        !local_watch_socket(pair->provider, pair->process_fd, pair->number | LOCAL_PROCESS_NUMBER)) {
-        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
-        return;
-    }
-    pair->base.outside_refusal = reading_refusal;
-    if (pair->provider->is_reading_forbidden) {
-        pair->base.outside_refusal = "memory outside of the pool is copied, as the settings say (local.process_vm)";
-    } else if (pair->credentials.pid <= 0) {
-        pair->base.outside_refusal = "the peer's process is in another container, its memory cannot be read";
-    } else if (is_unwatched) { /* somebody else may get its number */
-        pair->base.outside_refusal = "this kernel does not tell when the peer's process ends (pidfd_open)";
-    }
-    pair->state = LOCAL_CONNECTED;
-    pair->has_connected = true;
 }

@@ -3,7 +3,7 @@
  * The local provider as its files see it: local.c (open, poll, sleep), local_socket.c (sockets, descriptors, who may),
  * local_segment.c (shared memory), local_handshake.c (how two get connected), local_pair.c (life and posting),
  * local_send.c (what was posted leaves), local_receive.c (what the peer has posted), local_files.c (files that the peer
- * may map), local_helper.c (what a peer could make us wait for).
+ * may map), local_helper.c (threads that read peers' memory and drop what is left).
  *
  * Everything in a ring may be changed by the peer at any time: it is read once, and only what was read is believed, as
  * far as our own records allow it.
@@ -233,11 +233,13 @@ struct local_credentials {
 enum local_received {
     LOCAL_RECEIVED_NOTHING,
     LOCAL_RECEIVED_PACKET,
-    LOCAL_RECEIVED_PASSED,        /* only looked at: a packet with descriptors, which a helper thread takes */
     LOCAL_RECEIVED_WRONG,         /* a packet that cannot be */
     LOCAL_RECEIVED_NO_DESCRIPTOR, /* this process has no place for what was passed, which is lost */
     LOCAL_RECEIVED_END,           /* the other side has closed, or died */
 };
+
+/* Why a connection ends when this process has no place for a descriptor that the peer has passed. */
+#define LOCAL_NO_DESCRIPTOR "no descriptor for what the peer has passed: Too many open files (ulimit -n)"
 
 struct local_provider;
 struct local_pair;
@@ -252,9 +254,9 @@ void local_choose_token(uint8_t ret_token[LOCAL_TOKEN_BYTES]);
 enum tl_status local_accept_socket_open(const struct local_provider *provider, struct local_address *self,
                                         int *ret_accept_socket, struct tl_error *ret_error) TL_MUST_USE;
 /* Nobody needs to find it any more. */
-void local_accept_socket_remove_name(const struct local_provider *provider, const struct local_address *self);
+void local_accept_socket_remove_name(const struct local_address *self);
 /* Removes what processes that have died have left in the folder. */
-void local_clean_folder(int folder_fd, const char *folder);
+void local_clean_folder(const char *folder);
 /* Puts a HELLO with these descriptors, which stay the caller's, into the peer's accept socket: one with an abstract
  * name, or the file in our own folder that is called as the last part of the name. Errors: TL_UNAVAILABLE: there is
  * none, or it takes nothing. */
@@ -267,19 +269,15 @@ bool local_send_to(int socket, const struct sockaddr_un *to, socklen_t to_bytes,
                    const int *fds, size_t fd_count);
 /* fd -1: none goes with it. False: not now, or never any more. */
 bool local_send(int socket, const void *packet, size_t len_bytes, int fd);
-/* Looks at the words of the next packet, which stays where it is, and at whose process has sent it. */
+/* Looks at the next packet of an accept socket, which stays there, and at the process that has sent it. */
 enum local_received local_look_at(int socket, union local_packet *ret_packet,
                                   struct local_credentials *ret_credentials);
-/* Takes the packet that was just looked at, and that nothing was passed with. */
-void local_skip(int socket);
-/* Takes the next packet; the descriptors are the caller's, -1: none has come. A peer can make us wait in this: for
- * helper threads. */
+/* Takes the next packet. The descriptors are the caller's; -1: none has come. */
 enum local_received local_receive(int socket, union local_packet *ret_packet, int ret_fds[LOCAL_HELLO_DESCRIPTORS]);
 /* A control socket: our end, on which it is told who has sent what, and the peer's.
  * Errors: TL_RESOURCE_EXHAUSTED; TL_UNAVAILABLE: the kernel lacks something. */
 enum tl_status local_control_socket_make(int *ret_own, int *ret_peers, struct tl_error *ret_error) TL_MUST_USE;
-/* Whether this is the end of a control socket, over which packets can be sent: it has a name, so that the kernel does
- * not look for one when we send. */
+/* Whether this is a socket over which packets can be sent as over a control socket. */
 bool local_is_control_socket(int fd);
 /* The number as which the kernel shows all users who have none here, in a container with users of its own; -1:
  * everybody has one. */
@@ -320,7 +318,6 @@ struct local_provider {
     bool is_reading_forbidden;
     uint8_t host_id[TL_HOST_ID_BYTES];
     char *socket_folder; /* NULL: none */
-    int folder_fd;       /* of socket_folder; -1: none */
     int done_fd;         /* eventfd: a helper thread has done its job */
     struct tl_list pairs;
     struct tl_list *cursor; /* of the poll: the next one in pairs; NULL: no poll */
@@ -336,7 +333,6 @@ struct local_provider {
         uint32_t events;
     } wakeups[LOCAL_MAX_WAKEUPS];
     unsigned wakeup_count;
-    uint64_t peers_bytes; /* peer_bytes of all pairs */
     bool is_armed;
     uint32_t sleeps;
     struct tl_local_stats stats;
@@ -372,7 +368,7 @@ struct local_work {
  */
 enum local_state {
     LOCAL_NEW,
-    LOCAL_CALLING,   /* has called, and waits for the peer's call, or for its helper thread, who takes that */
+    LOCAL_CALLING,   /* has called; waits for the peer's call, and then for whether the peer's memory can be read */
     LOCAL_CONNECTED, /* carries messages */
     LOCAL_ENDING,    /* waits for poll to tell */
     LOCAL_ENDED,
@@ -391,7 +387,9 @@ struct local_pair {
     bool is_distrusted;     /* the peer has broken a rule: nothing of it counts any more */
     struct local_address self, peer;
     uint64_t proof;
-    struct local_credentials credentials; /* of the peer's process; uid -1: not known yet */
+    struct local_credentials credentials; /* of the peer's process */
+    uint64_t read_proof;                  /* what was read from the peer's proof_address */
+    uint64_t peers_proof;                 /* what should be there */
     int accept_socket;                    /* where the peer calls; -1: it has */
     int in_socket;                        /* our end of our control socket: what the peer says */
     int peers_end;                        /* the other one, until it was passed */
@@ -411,7 +409,6 @@ struct local_pair {
     bool must_hear;            /* our control socket, or the accept socket, was not read to the end */
     uint32_t heard_sleeps;     /* provider->sleeps when our control socket was read last */
     uint32_t packets_received; /* packets, but for wakes */
-    int64_t sending_ns;        /* more than packets should take, in the last time */
     uint32_t packets_sent;
 
     /* What was posted: a ring of its own, numbers modulo 2^32. */
@@ -454,7 +451,6 @@ struct local_pair {
     uint64_t last_shared_file;
     struct local_peer_file *peer_files; /* [LOCAL_FILES]; NULL: none */
     uint64_t last_peer_file;
-    uint64_t peer_bytes;   /* of our addresses: the peer's segments and files that are mapped */
     uint32_t awaited_slot; /* of ours and the peer's ring: the last one for which our control socket was looked at */
     uint32_t awaited_work;
 };
@@ -475,9 +471,6 @@ static inline struct local_pair *local_pair_of(const struct tl_queue_pair *pair)
 bool local_watch_socket(struct local_provider *provider, int fd, uint64_t number);
 /* Added to the number of a pair: it is the peer's process that has ended. */
 #define LOCAL_PROCESS_NUMBER (UINT64_C(1) << 63)
-/* Has a helper thread close descriptors of segments, and frees the array. Whoever has had a segment may have left all
- * of its pages to us, or locks without end. */
-void local_close_segments(int *segments, size_t count);
 /* Nothing more comes or goes over this socket, and nothing is told of it any more. */
 void local_forget_socket(struct local_provider *provider, int socket);
 
@@ -487,10 +480,8 @@ void local_forget_socket(struct local_provider *provider, int socket);
 enum tl_status local_shake_hands(struct local_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
 /* Something may be in the accept socket of a pair that has called. Returns how much there was. */
 unsigned local_read_accept_socket(struct local_pair *pair);
-/* The peer's HELLO, with its ring, mapped, and the end of its control socket, which are taken over; reading_refusal as
- * outside_refusal. */
-void local_hello_came(struct local_pair *pair, const struct local_hello *hello, void *ring, int control_socket,
-                      const char *reading_refusal);
+/* The peer's memory was tried to be read; error is an errno, 0 when it was. The pair is connected then. */
+void local_proof_was_read(struct local_pair *pair, int error);
 
 /* ------------------------------------------------------------------------------------------------ local_pair.c -- */
 
@@ -509,13 +500,9 @@ void local_pair_break(struct local_pair *pair, enum tl_status code, const char *
 void local_pair_violation(struct local_pair *pair, const char *what);
 /* Something has come over its socket, or the peer has gone. Returns how much there was. */
 unsigned local_pair_hear(struct local_pair *pair);
-/* So many bytes of our addresses the peer's memory and files may still take. */
-uint64_t local_pair_space_bytes(const struct local_pair *pair);
-/* They take more of them, or less. */
-void local_pair_count_bytes(struct local_pair *pair, int64_t change_bytes);
-/* One of its helper threads does something. */
-bool local_pair_has_job(const struct local_pair *pair);
-/* Looks whether its helper threads have done a job; returns how much has happened. */
+/* Whether one of its helpers reads. */
+bool local_pair_is_reading(const struct local_pair *pair);
+/* Looks whether its helpers have read what they were to read; returns how many have. */
 unsigned local_pair_ask_helpers(struct local_pair *pair);
 /* Tells that it has ended; the owner may destroy it meanwhile. */
 void local_pair_end(struct local_pair *pair);
@@ -555,10 +542,9 @@ void local_forget_region(struct local_pair *pair, uint64_t region_number);
 
 /* Hands over what the peer has posted, at most a batch of it; returns how many events there were. */
 unsigned local_take_slots(struct local_pair *pair, unsigned most);
-/* Whether it is the next segment of the peer's, and there may be one more. */
-bool local_may_attach(const struct local_pair *pair, const struct local_segment_packet *packet);
-/* A segment of the peer's that may be, mapped, which is taken over, also on error. */
-enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, void *address,
+/* Maps a segment that the peer has passed; fd stays the caller's. Errors: TL_INVALID_ARGUMENT: not a segment that may
+ * come now. TL_RESOURCE_EXHAUSTED. */
+enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, int fd,
                             struct tl_error *ret_error) TL_MUST_USE;
 /* NULL: there is no such segment. */
 struct local_mapped *local_find_attached(struct local_pair *pair, uint32_t number);
@@ -568,7 +554,7 @@ void local_detach(struct local_pair *pair, struct local_mapped *mapped);
 void local_unmap(struct local_mapped *mapped);
 /* Whether the process at the other end still runs and has not closed. */
 bool local_peer_lives(const struct local_pair *pair);
-/* A helper thread has read its part of what the peer has asked for; error as in struct local_reading. */
+/* A helper has read its part of what the peer has asked for; error is an errno, 0: none. */
 void local_part_is_read(struct local_pair *pair, int error);
 
 /* ----------------------------------------------------------------------------------------------- local_files.c -- */
@@ -577,14 +563,9 @@ enum tl_status local_share(struct tl_queue_pair *pair, struct tl_mapped_file *fi
                            struct tl_descriptor *ret_descriptor, struct tl_error *ret_error);
 enum tl_status local_map(struct tl_queue_pair *pair, const struct tl_descriptor *descriptor,
                          struct tl_mapped_file **ret_file, struct tl_error *ret_error);
-/* The place of a file that the peer passes, with what is known there, which is forgotten before the file comes. NULL:
- * the pair is broken, for a number out of turn or for want of memory. */
-struct local_peer_file *local_file_place(struct local_pair *pair, const struct local_file_packet *packet);
-/* It is not known any more; what was mapped is the caller's. */
-void local_file_forget(struct local_pair *pair, struct local_peer_file *known);
-/* The file; NULL with a refusal. It is taken over. */
-void local_file_came(struct local_pair *pair, const struct local_file_packet *packet, struct tl_mapped_file *file,
-                     const struct tl_error *refusal);
+/* Maps a file that the peer has passed, and remembers it in place of the one that has come LOCAL_FILES before; fd is
+ * taken over. */
+void local_file_came(struct local_pair *pair, const struct local_file_packet *packet, int fd);
 /* What is mapped outlives it. Thread: any. */
 void local_file_free(struct local_peer_file *file);
 

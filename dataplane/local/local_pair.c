@@ -9,7 +9,6 @@
  */
 #include <errno.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,13 +22,9 @@
 #include "base/random.h"
 #include "dataplane/local/local_helper.h"
 #include "dataplane/memory/pages.h"
-#include "tensor/mapped_file.h"
 
 /* Of packets of one pair, in one look at the sockets. */
 #define PACKETS_PER_LOOK 64
-/* Of our addresses for what one peer, and all together, have passed: there are 128 TiB. */
-#define PAIR_BYTES (UINT64_C(4) << 40)
-#define PEERS_BYTES (UINT64_C(64) << 40)
 
 /* ------------------------------------------------------------------------------------------------------ making -- */
 
@@ -75,8 +70,6 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
                             options->slot_count > LOCAL_MAX_RING_SLOTS ? "so many slots are not to be had"
                                                                        : "all queue pairs are in use");
     }
-    enum tl_status status = local_helper_may_serve(options->peer, ret_error);
-    if (status != TL_OK) return status;
     struct local_pair *pair = calloc(1, sizeof(*pair));
     if (pair == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
     pair->base = (struct tl_queue_pair){.ops = base->ops, .provider = base};
@@ -84,7 +77,6 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     pair->events = *events;
     pair->owner = owner;
     pair->accept_socket = pair->in_socket = pair->peers_end = pair->out_socket = pair->process_fd = pair->in_fd = -1;
-    pair->credentials.uid = (uid_t)-1;
     pair->number = ++provider->last_number;
     pair->work_count = options->work_count;
     pair->work_mask = power_of_two(options->work_count) - 1;
@@ -95,11 +87,11 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     tl_list_push_back(&provider->pairs, &pair->link);
     provider->pair_count++;
     pair->works = calloc((size_t)pair->work_mask + 1, sizeof(*pair->works));
-    pair->helper = local_helper_make(options->peer, provider->done_fd);
-    pair->second = local_helper_make(options->peer, provider->done_fd);
-    status = pair->works != NULL && pair->helper != NULL && pair->second != NULL
-                 ? make_ring(pair, options->slot_count, ret_error)
-                 : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
+    pair->helper = local_helper_create(provider->done_fd);
+    pair->second = local_helper_create(provider->done_fd);
+    enum tl_status status = pair->works != NULL && pair->helper != NULL && pair->second != NULL
+                                ? make_ring(pair, options->slot_count, ret_error)
+                                : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
     if (status == TL_OK) status = make_sockets(pair, ret_error);
     if (status != TL_OK) {
         local_pair_destroy(&pair->base);
@@ -164,117 +156,63 @@ void local_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *re
     pair->state = LOCAL_ENDING;
 }
 
-uint64_t local_pair_space_bytes(const struct local_pair *pair)
+static void detach(struct local_pair *pair, uint32_t number)
 {
-    return tl_min_u64(PAIR_BYTES - pair->peer_bytes, PEERS_BYTES - pair->provider->peers_bytes);
+    struct local_mapped *mapped = local_find_attached(pair, number), *copy;
+    if (mapped == NULL) {
+        local_pair_violation(pair, "the end of an unknown segment");
+        return;
+    }
+    copy = malloc(sizeof(*copy));
+    if (copy != NULL) {
+        *copy = *mapped;
+        local_drop(&(struct local_leftovers){.mapped = copy, .mapped_count = 1});
+    } else {
+        local_unmap(mapped);
+    }
+    local_detach(pair, mapped);
 }
 
-void local_pair_count_bytes(struct local_pair *pair, int64_t change_bytes)
-{
-    pair->peer_bytes += (uint64_t)change_bytes;
-    pair->provider->peers_bytes += (uint64_t)change_bytes;
-}
-
-/* Of packets that nothing is passed with. */
-static void handle_packet(struct local_pair *pair, const union local_packet *packet)
+/* Uses a packet of the control socket, with the descriptors that it has: of its kind there are as many as belong. */
+static void handle_packet(struct local_pair *pair, const union local_packet *packet, const int *fds)
 {
     struct tl_error error;
     if (packet->kind == LOCAL_PACKET_WAKE) return;
     pair->packets_received++;
-    struct local_mapped *mapped = local_find_attached(pair, packet->segment.number);
-    if (mapped == NULL) {
-        local_pair_violation(pair, "the end of an unknown segment");
-    } else if (local_helper_drop(pair->helper, mapped, &error) != TL_OK) {
-        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
-    } else {
-        local_detach(pair, mapped);
-    }
-}
-
-/* Of packets that something is passed with, which the helper thread takes if it is in turn: what was mapped in vain
- * would be freed here. */
-static void have_it_taken(struct local_pair *pair, const union local_packet *packet)
-{
-    struct tl_error error;
-    struct local_taking taking = {.socket = pair->in_socket, .files_bytes = local_pair_space_bytes(pair)};
-    if (packet->kind == LOCAL_PACKET_HELLO) {
-        local_pair_violation(pair, "a second hello");
-        return;
-    }
-    if (packet->kind == LOCAL_PACKET_ATTACH && packet->segment.len_bytes > local_pair_space_bytes(pair)) {
-        local_pair_violation(pair, "memory that takes too many addresses");
-        return;
-    }
-    if (packet->kind == LOCAL_PACKET_ATTACH && !local_may_attach(pair, &packet->segment)) {
-        local_pair_violation(pair, "a segment out of turn, or too many");
-        return;
-    }
-    struct local_peer_file *place = NULL;
     if (packet->kind == LOCAL_PACKET_FILE) {
-        place = local_file_place(pair, &packet->file);
-        if (place == NULL) return;
-        taking.replaced = *place;
-        local_file_forget(pair, place); /* once the helper thread has it, it is gone at any moment */
+        local_file_came(pair, &packet->file, fds[0]);
+        return;
     }
-    if (local_helper_take(pair->helper, &taking, &error) == TL_OK) return;
-    local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
-    if (place != NULL) *place = taking.replaced; /* freed with the others */
-}
-
-/* The packet that the helper thread has taken, and what was passed. */
-static void handle_taken(struct local_pair *pair, struct local_taking *taking)
-{
-    struct tl_error error;
-    union local_packet *packet = &taking->packet;
-    if (taking->received == LOCAL_RECEIVED_NO_DESCRIPTOR) {
-        local_pair_break(pair, TL_RESOURCE_EXHAUSTED,
-                         "no descriptor for what the peer has passed: Too many open files (ulimit -n)");
-    } else if (taking->received == LOCAL_RECEIVED_NOTHING) {
-        local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no memory for what the peer has passed");
-    } else if (taking->received != LOCAL_RECEIVED_PACKET) {
-        local_pair_violation(pair, "a packet that cannot be");
-    } else if (packet->kind == LOCAL_PACKET_FILE) {
-        pair->packets_received++;
-        local_file_came(pair, &packet->file, taking->file, &taking->error);
-    } else if (taking->address == NULL) {
-        local_pair_violation(pair, taking->error.message);
+    if (packet->kind == LOCAL_PACKET_DETACH) {
+        detach(pair, packet->segment.number);
     } else if (packet->kind == LOCAL_PACKET_HELLO) {
-        local_hello_came(pair, &packet->hello, taking->address, taking->control_socket, taking->reading_refusal);
-    } else {
-        pair->packets_received++;
-        if (local_attach(pair, &packet->segment, taking->address, &error) != TL_OK)
-            local_pair_violation(pair, error.message);
+        local_pair_violation(pair, "a second hello");
+    } else if (local_attach(pair, &packet->segment, fds[0], &error) != TL_OK) {
+        local_pair_violation(pair, error.message);
     }
+    for (unsigned i = 0; i < LOCAL_HELLO_DESCRIPTORS; i++)
+        if (fds[i] >= 0) close(fds[i]);
 }
 
-bool local_pair_has_job(const struct local_pair *pair)
+bool local_pair_is_reading(const struct local_pair *pair)
 {
-    return (pair->helper != NULL && local_helper_is_busy(pair->helper)) ||
-           (pair->second != NULL && local_helper_is_busy(pair->second));
+    return local_helper_is_busy(pair->helper) || local_helper_is_busy(pair->second);
 }
 
 unsigned local_pair_ask_helpers(struct local_pair *pair)
 {
+    struct local_helper *const helpers[] = {pair->helper, pair->second};
     unsigned count = 0;
-    if (local_helper_done(pair->second) == LOCAL_JOB_READ) {
-        local_part_is_read(pair, local_helper_has_read(pair->second)->error);
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(helpers); i++) {
+        int error;
+        if (!local_helper_is_done(helpers[i], &error)) continue;
         count++;
+        if (pair->state == LOCAL_CALLING)
+            local_proof_was_read(pair, error);
+        else if (pair->reading.is_under_way)
+            local_part_is_read(pair, error);
     }
-    enum local_job job = local_helper_done(pair->helper);
-    if (job == LOCAL_JOB_NONE) return count;
-    if (job == LOCAL_JOB_TAKE) {
-        handle_taken(pair, local_helper_taken(pair->helper));
-    } else if (job == LOCAL_JOB_READ) {
-        local_part_is_read(pair, local_helper_has_read(pair->helper)->error);
-    }
-    pair->must_hear = pair->provider->must_look = true;
-    return count + 1;
-}
-
-static bool has_process_ended(const struct local_pair *pair)
-{
-    struct pollfd descriptor = {.fd = pair->process_fd, .events = POLLIN};
-    return poll(&descriptor, 1, 0) > 0;
+    return count;
 }
 
 unsigned local_pair_hear(struct local_pair *pair)
@@ -282,31 +220,24 @@ unsigned local_pair_hear(struct local_pair *pair)
     pair->must_hear = false;
     pair->heard_sleeps = pair->provider->sleeps;
     if (pair->state == LOCAL_CALLING) return local_read_accept_socket(pair);
-    /* News come once: all of it, unless that has no end. */
+    /* The kernel tells of packets once: all of them are read, unless there is no end of them. */
     for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
         union local_packet packet;
-        struct local_credentials sender; /* who has the other end may have passed it on */
+        int fds[LOCAL_HELLO_DESCRIPTORS];
         if (pair->state != LOCAL_CONNECTED) return i;
-        if (local_helper_is_busy(pair->helper)) { /* what comes next is heard when it is back */
-            if (has_process_ended(pair)) local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
-            return i;
-        }
-        switch (local_look_at(pair->in_socket, &packet, &sender)) {
+        switch (local_receive(pair->in_socket, &packet, fds)) {
         case LOCAL_RECEIVED_PACKET:
-            local_skip(pair->in_socket);
-            handle_packet(pair, &packet);
+            handle_packet(pair, &packet, fds);
             break;
-        case LOCAL_RECEIVED_PASSED:
-            have_it_taken(pair, &packet);
-            return i + 1;
         case LOCAL_RECEIVED_END:
             local_pair_break(pair, TL_UNAVAILABLE, "the peer has closed the connection, or its process has ended");
             return i + 1;
         case LOCAL_RECEIVED_NOTHING:
-            if (!local_peer_lives(pair)) {
-                local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
-            }
+            if (!local_peer_lives(pair)) local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
             return i;
+        case LOCAL_RECEIVED_NO_DESCRIPTOR:
+            local_pair_break(pair, TL_RESOURCE_EXHAUSTED, LOCAL_NO_DESCRIPTOR);
+            return i + 1;
         default:
             local_pair_violation(pair, "a packet that cannot be");
             return i + 1;
@@ -325,23 +256,13 @@ static void close_fd(int *fd)
     *fd = -1;
 }
 
-/* The peer hears at once that it is over, but what it may have left in a socket is closed by a helper thread. */
+/* The peer learns at once that the connection is over; what it may have left in the socket is closed by a thread. */
 static void hand_over_socket(struct local_pair *pair, int *socket, struct local_leftovers *leftovers)
 {
     if (*socket < 0) return;
     local_forget_socket(pair->provider, *socket);
     leftovers->sockets[leftovers->socket_count++] = *socket;
     *socket = -1;
-}
-
-/* Who has left something, and was not heard, is the one who makes us wait if anybody does. */
-static void find_out_user(struct local_pair *pair)
-{
-    union local_packet packet;
-    if (pair->accept_socket >= 0 && pair->credentials.uid == (uid_t)-1)
-        (void)local_look_at(pair->accept_socket, &packet, &pair->credentials);
-    if (pair->in_socket >= 0 && pair->credentials.uid == (uid_t)-1)
-        (void)local_look_at(pair->in_socket, &packet, &pair->credentials);
 }
 
 static void release(struct local_pair *pair)
@@ -351,18 +272,21 @@ static void release(struct local_pair *pair)
                                         .mapped_count = pair->mapped_count,
                                         .files = pair->peer_files,
                                         .file_count = pair->peer_files != NULL ? LOCAL_FILES : 0};
-    if (pair->accept_socket >= 0) local_accept_socket_remove_name(pair->provider, &pair->self);
-    find_out_user(pair);
+    if (pair->accept_socket >= 0) local_accept_socket_remove_name(&pair->self);
     hand_over_socket(pair, &pair->accept_socket, &leftovers);
     hand_over_socket(pair, &pair->in_socket, &leftovers);
     hand_over_socket(pair, &pair->out_socket, &leftovers);
-    if (pair->helper != NULL) local_helper_end(pair->helper, pair->credentials.uid, &leftovers);
-    if (pair->second != NULL) local_helper_end(pair->second, pair->credentials.uid, &(struct local_leftovers){0});
+    local_drop(&leftovers);
+    struct local_helper *const helpers[] = {pair->helper, pair->second};
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(helpers); i++) {
+        if (helpers[i] == NULL) continue;
+        local_helper_forget(helpers[i]);
+        local_helper_destroy(helpers[i]);
+    }
     pair->helper = pair->second = NULL;
     close_fd(&pair->peers_end);
     close_fd(&pair->process_fd);
     close_fd(&pair->in_fd);
-    local_pair_count_bytes(pair, -(int64_t)pair->peer_bytes);
     local_ring_unmap(&pair->in);
     pair->out.head = NULL;
     pair->mapped = NULL;
@@ -402,7 +326,7 @@ void local_pair_destroy(struct tl_queue_pair *base)
     if (provider->cursor == &pair->link) provider->cursor = pair->link.next;
     tl_list_remove(&pair->link);
     provider->pair_count--;
-    release(pair);
+    if (pair->state == LOCAL_NEW) release(pair);
     free(pair->works);
     free(pair);
 }

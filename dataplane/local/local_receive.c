@@ -87,7 +87,7 @@ static void start_reading(struct local_pair *pair)
     const struct local_slot_read *reading = &pair->reading;
     uint8_t *destination = find_exposed(pair, reading);
     local_expect_read(pair, reading->len_bytes);
-    if (destination == NULL || local_helper_is_busy(pair->helper)) {
+    if (destination == NULL || local_pair_is_reading(pair)) {
         local_pair_violation(pair, "a write to memory that is not exposed");
     } else if (reading->len_bytes == 0) {
         finish_reading(pair);
@@ -160,14 +160,12 @@ static void take(struct local_pair *pair, const struct local_slot *slot)
     }
 }
 
-/* Packets that were sent before the next slot have not been heard yet, or the helper thread, who may be wanted for it,
- * is busy with one of them. At the end nothing more is heard. */
+/* Packets that were sent before the next slot have not been heard yet. At the end nothing more is heard. */
 static bool must_wait(struct local_pair *pair)
 {
     if (pair->state != LOCAL_CONNECTED) return false;
-    if (local_helper_is_busy(pair->helper)) return true; /* poll asks it */
     if (atomic_load_explicit(&pair->in.head->packets, memory_order_relaxed) == pair->packets_received) return false;
-    /* They are in the socket: one look finds them, if the number is no lie. */
+    /* They are in the socket: one look finds them, if the number is right. */
     if (pair->awaited_slot != pair->in.next + 1) pair->must_hear = pair->provider->must_look = true;
     pair->awaited_slot = pair->in.next + 1;
     return true;
@@ -201,30 +199,30 @@ static bool have_place(struct local_pair *pair)
     return true;
 }
 
-bool local_may_attach(const struct local_pair *pair, const struct local_segment_packet *packet)
-{
-    return packet->number == pair->next_mapped && pair->mapped_count < LOCAL_MAX_SEGMENTS;
-}
-
-enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, void *address,
+enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, int fd,
                             struct tl_error *ret_error)
 {
-    if (!have_place(pair)) {
-        tl_pages_unmap(address, packet->len_bytes);
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
+    void *address;
+    uint64_t len_bytes = packet->len_bytes;
+    if (packet->number != pair->next_mapped || pair->mapped_count == LOCAL_MAX_SEGMENTS) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment out of turn, or too many");
     }
-    struct local_mapped *mapped = &pair->mapped[pair->mapped_count];
-    *mapped = (struct local_mapped){.number = packet->number, .address = address, .len_bytes = packet->len_bytes};
-    if (packet->len_bytes > TL_LOCAL_LAZY_BYTES) {
-        mapped->has_pages = calloc(1, (size_t)(packet->len_bytes / LOCAL_CHUNK_BYTES / 8) + 1);
-        if (mapped->has_pages == NULL) {
-            tl_pages_unmap(address, packet->len_bytes);
+    if (len_bytes % TL_PAGE_BYTES != 0) {
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment that does not consist of pages");
+    }
+    if (!have_place(pair)) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
+    enum tl_status status = local_memory_map(fd, len_bytes, &address, ret_error);
+    if (status != TL_OK) return status;
+    struct local_mapped mapped = {.number = packet->number, .address = address, .len_bytes = len_bytes};
+    if (len_bytes > TL_LOCAL_LAZY_BYTES) {
+        mapped.has_pages = calloc(1, (size_t)(len_bytes / LOCAL_CHUNK_BYTES / 8) + 1);
+        if (mapped.has_pages == NULL) {
+            tl_pages_unmap(address, len_bytes);
             return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
         }
     }
-    pair->mapped_count++;
+    pair->mapped[pair->mapped_count++] = mapped;
     pair->next_mapped++;
-    local_pair_count_bytes(pair, (int64_t)packet->len_bytes);
     return TL_OK;
 }
 
@@ -245,6 +243,5 @@ struct local_mapped *local_find_attached(struct local_pair *pair, uint32_t numbe
 void local_detach(struct local_pair *pair, struct local_mapped *mapped)
 {
     size_t left = (size_t)(&pair->mapped[--pair->mapped_count] - mapped);
-    local_pair_count_bytes(pair, -(int64_t)mapped->len_bytes);
     memmove(mapped, mapped + 1, left * sizeof(*mapped));
 }

@@ -16,7 +16,6 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "base/arith.h"
@@ -32,9 +31,6 @@
 
 /* Of packets that the peer has not read, each of which the kernel takes for some 768. */
 #define MAX_UNREAD_BYTES (64 * 1024)
-/* A packet takes some microseconds; what packets take beyond FAIR_SEND_NS adds up to MOST_SENDING_NS at most. */
-#define FAIR_SEND_NS (TL_NS_PER_MS / 10)
-#define MOST_SENDING_NS (TL_NS_PER_SEC / 5)
 #define COPY_BYTES_PER_POLL (UINT64_C(1) << 20)
 /* Writes of at least that size go past the caches: the tensor would push everything else out of them. */
 #define UNCACHED_BYTES (UINT64_C(8) << 20)
@@ -80,27 +76,6 @@ static void fill_message(struct local_slot *slot, const void *data, uint32_t len
     if (len_bytes > 0) memcpy(slot->message, data, len_bytes);
 }
 
-static int64_t own_cpu_ns(void)
-{
-    struct timespec time;
-    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-    return time.tv_sec * TL_NS_PER_SEC + time.tv_nsec;
-}
-
-/* Over the control socket. Whoever sends wakes all that wait for it, and the peer may let some hundred thousands wait:
- * it may take so much of our time and no more. */
-static bool send_packet(struct local_pair *pair, const void *packet, size_t len_bytes, int fd)
-{
-    int64_t before_ns = own_cpu_ns();
-    bool is_sent = local_send(pair->out_socket, packet, len_bytes, fd);
-    int error = errno;
-    pair->sending_ns += own_cpu_ns() - before_ns - FAIR_SEND_NS;
-    if (pair->sending_ns < 0) pair->sending_ns = 0;
-    if (pair->sending_ns > MOST_SENDING_NS) local_pair_violation(pair, "its line takes too long to send over");
-    errno = error;
-    return is_sent;
-}
-
 void local_look_at_peer(struct local_pair *pair, bool is_posted)
 {
     if (is_posted) pair->has_posted = false;
@@ -118,7 +93,7 @@ void local_look_at_peer(struct local_pair *pair, bool is_posted)
     pair->provider->stats.wakes_sent++;
     const uint32_t kind = LOCAL_PACKET_WAKE;
     /* When it cannot be sent, the peer has others to read. */
-    (void)send_packet(pair, &kind, sizeof(kind), -1);
+    (void)local_send(pair->out_socket, &kind, sizeof(kind), -1);
 }
 
 /* ---------------------------------------------------------------------------------------------------- carrying -- */
@@ -409,7 +384,7 @@ bool local_send_counted(struct local_pair *pair, const void *packet, size_t len_
     if (fd >= 0 && ioctl(pair->out_socket, SIOCOUTQ, &unread_bytes) == 0 && unread_bytes > MAX_UNREAD_BYTES)
         return false;
     atomic_store_explicit(&pair->out.head->packets, pair->packets_sent + 1, memory_order_seq_cst);
-    bool is_sent = send_packet(pair, packet, len_bytes, fd);
+    bool is_sent = local_send(pair->out_socket, packet, len_bytes, fd);
     if (is_sent) {
         pair->packets_sent++;
     } else {
@@ -422,23 +397,17 @@ bool local_send_counted(struct local_pair *pair, const void *packet, size_t len_
 /* A pool may have a thousand segments, and a process no more open files than that: what was sent is closed. */
 void local_attach_segments(struct local_pair *pair)
 {
-    int *sent = calloc(pair->attached_unsent, sizeof(*sent));
-    size_t sent_count = 0;
-    bool may_send = true;
-    for (size_t i = 0; i < pair->attached_count && may_send; i++) {
+    for (size_t i = 0; i < pair->attached_count; i++) {
         struct local_attached *attached = &pair->attached[i];
         if (attached->is_sent) continue;
         const struct local_segment_packet packet = {
             .kind = LOCAL_PACKET_ATTACH, .number = attached->number, .len_bytes = attached->region->base.len_bytes};
-        may_send = local_send_counted(pair, &packet, sizeof(packet), attached->region->fd);
-        if (!may_send) continue;
+        if (!local_send_counted(pair, &packet, sizeof(packet), attached->region->fd)) return;
         attached->is_sent = true;
         pair->attached_unsent--;
-        if (sent == NULL) continue; /* closed with the region */
-        sent[sent_count++] = attached->region->fd;
+        close(attached->region->fd);
         attached->region->fd = -1;
     }
-    local_close_segments(sent, sent_count);
 }
 
 void local_forget_region(struct local_pair *pair, uint64_t region_number)

@@ -73,67 +73,43 @@ static bool ends_with(const char *text, const char *end)
     return len >= end_len && strcmp(text + len - end_len, end) == 0;
 }
 
-/* The address of the socket of that name in the folder, as long as the descriptor, which is the caller's, is open. No
- * link is followed: somebody else may have put one there that leads to where opening waits. -1: errno tells why not. */
-static int find_in(int folder_fd, const char *name, struct sockaddr_un *ret_address)
+/* The path of that name in the folder. Returns false when it does not fit. */
+static bool find_path(const char *folder, const char *name, struct sockaddr_un *ret_address)
 {
-    struct stat stat;
-    int fd = openat(folder_fd, name, O_PATH | O_NOFOLLOW | O_CLOEXEC);
-    if (fd < 0) return -1;
-    if (fstat(fd, &stat) == 0 && S_ISSOCK(stat.st_mode)) {
-        *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
-        snprintf(ret_address->sun_path, sizeof(ret_address->sun_path), "/proc/thread-self/fd/%d", fd);
-        return fd;
-    }
-    close(fd);
-    errno = ENOTSOCK;
-    return -1;
+    *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    int len = snprintf(ret_address->sun_path, sizeof(ret_address->sun_path), "%s/%s", folder, name);
+    return len > 0 && (size_t)len < sizeof(ret_address->sun_path);
 }
 
-/* By what it is: under the name there may be something else by now, where others may write to the folder. */
-static bool set_mode(int folder_fd, const char *name, mode_t mode)
+/* Whether no process has that socket any more. */
+static bool is_dead(const struct sockaddr_un *address)
 {
-    struct sockaddr_un address;
-    int fd = find_in(folder_fd, name, &address);
-    if (fd < 0) return false;
-    bool is_set = chmod(address.sun_path, mode) == 0;
-    int error = errno;
-    close(fd);
-    errno = error;
-    return is_set;
-}
-
-/* Nobody has that socket any more. */
-static bool is_dead(int folder_fd, const char *name)
-{
-    struct sockaddr_un address;
-    int fd = find_in(folder_fd, name, &address);
-    if (fd < 0) return false;
     int caller = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    bool is_refused = caller >= 0 && connect(caller, (const struct sockaddr *)&address, sizeof(address)) != 0 &&
+    bool is_refused = caller >= 0 && connect(caller, (const struct sockaddr *)address, sizeof(*address)) != 0 &&
                       errno == ECONNREFUSED;
     if (caller >= 0) close(caller);
-    close(fd);
     return is_refused;
 }
 
-static bool is_unfinished_for_ever(int folder_fd, const char *name)
+static bool is_unfinished_for_ever(const char *path)
 {
     struct stat stat;
-    return fstatat(folder_fd, name, &stat, AT_SYMLINK_NOFOLLOW) == 0 && stat.st_mtime + UNFINISHED_SECONDS < time(NULL);
+    return lstat(path, &stat) == 0 && stat.st_mtime + UNFINISHED_SECONDS < time(NULL);
 }
 
-void local_clean_folder(int folder_fd, const char *folder)
+void local_clean_folder(const char *folder)
 {
     DIR *listing = opendir(folder);
     if (listing == NULL) return;
     const struct dirent *entry;
     while ((entry = readdir(listing)) != NULL) {
         const char *name = entry->d_name;
+        struct sockaddr_un address;
         bool is_named = ends_with(name, NAME_SUFFIX), is_unfinished = ends_with(name, UNFINISHED_SUFFIX);
         if (strncmp(name, NAME_PREFIX, strlen(NAME_PREFIX)) != 0 || (!is_named && !is_unfinished)) continue;
-        if (is_named ? !is_dead(folder_fd, name) : !is_unfinished_for_ever(folder_fd, name)) continue;
-        if (unlinkat(folder_fd, name, 0) == 0) {
+        if (!find_path(folder, name, &address)) continue;
+        if (is_named ? !is_dead(&address) : !is_unfinished_for_ever(address.sun_path)) continue;
+        if (unlink(address.sun_path) == 0) {
             TL_LOG_AT_INFO("removed the socket of a worker that has died", TL_STR("folder", folder),
                            TL_STR("name", name));
         }
@@ -141,30 +117,27 @@ void local_clean_folder(int folder_fd, const char *folder)
     closedir(listing);
 }
 
-/* Binds under a name that nobody looks at, and renames. */
+/* Binds under a name that no other worker looks at, and renames. The mode of the socket becomes that of the file. */
 static enum tl_status name_in_folder(const struct local_provider *provider, int fd, struct sockaddr_un *address,
                                      socklen_t *ret_bytes, struct tl_error *ret_error)
 {
-    struct sockaddr_un unfinished = {.sun_family = AF_UNIX};
+    char name[64], unfinished_name[64];
+    struct sockaddr_un unfinished;
+    const char *folder = provider->socket_folder;
     uint64_t number = tl_random_u64();
-    int len = snprintf(address->sun_path, sizeof(address->sun_path), "%s/" NAME_PREFIX "%016" PRIx64 NAME_SUFFIX,
-                       provider->socket_folder, number);
-    int unfinished_len = snprintf(unfinished.sun_path, sizeof(unfinished.sun_path),
-                                  "%s/" NAME_PREFIX "%016" PRIx64 UNFINISHED_SUFFIX, provider->socket_folder, number);
-    if (len < 0 || (size_t)len >= sizeof(address->sun_path) || unfinished_len < 0) {
+    snprintf(name, sizeof(name), NAME_PREFIX "%016" PRIx64 NAME_SUFFIX, number);
+    snprintf(unfinished_name, sizeof(unfinished_name), NAME_PREFIX "%016" PRIx64 UNFINISHED_SUFFIX, number);
+    if (!find_path(folder, name, address) || !find_path(folder, unfinished_name, &unfinished)) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "the path of a socket in %s is too long; name a shorter folder (local.socket_folder)",
-                            provider->socket_folder);
+                            folder);
     }
-    *ret_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + (size_t)len + 1);
-    const char *name = unfinished.sun_path + strlen(provider->socket_folder) + 1;
-    bool is_bound = bind(fd, (const struct sockaddr *)&unfinished, sizeof(unfinished)) == 0;
-    if (is_bound && set_mode(provider->folder_fd, name, 0600) && rename(unfinished.sun_path, address->sun_path) == 0)
-        return TL_OK;
+    *ret_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + strlen(address->sun_path) + 1);
+    bool is_bound = fchmod(fd, 0600) == 0 && bind(fd, (const struct sockaddr *)&unfinished, sizeof(unfinished)) == 0;
+    if (is_bound && rename(unfinished.sun_path, address->sun_path) == 0) return TL_OK;
     int error = errno;
     if (is_bound) unlink(unfinished.sun_path);
-    return tl_error_set_errno(ret_error, error, "cannot make a socket in %s (local.socket_folder)",
-                              provider->socket_folder);
+    return tl_error_set_errno(ret_error, error, "cannot make a socket in %s (local.socket_folder)", folder);
 }
 
 /* errno tells why not. */
@@ -222,18 +195,16 @@ static bool is_abstract(const struct local_address *pair_address)
     return pair_address->name_bytes > 0 && pair_address->name[0] == '\0';
 }
 
-/* Nobody is called by us who is none of us, whatever the peer says where its accept socket is. */
+/* Whether the abstract name is one that a worker makes: no other socket is called, whatever the peer says. */
 static bool is_of_ours(const struct local_address *pair_address)
 {
     return pair_address->name_bytes > strlen(NAME_PREFIX) &&
            memcmp(pair_address->name + 1, NAME_PREFIX, strlen(NAME_PREFIX)) == 0;
 }
 
-void local_accept_socket_remove_name(const struct local_provider *provider, const struct local_address *self)
+void local_accept_socket_remove_name(const struct local_address *self)
 {
-    char part[sizeof(self->name)];
-    if (is_abstract(self) || !get_last_part(self, part, sizeof(part))) return;
-    (void)unlinkat(provider->folder_fd, part, 0);
+    if (!is_abstract(self)) (void)unlink((const char *)self->name);
 }
 
 /* ----------------------------------------------------------------------------------------------------- packets -- */
@@ -272,41 +243,32 @@ bool local_send(int socket, const void *packet, size_t len_bytes, int fd)
     return local_send_to(socket, NULL, 0, packet, len_bytes, &fd, fd >= 0 ? 1 : 0);
 }
 
-/* errno tells why not. */
-static bool call_in_folder(int folder_fd, int accept_socket, const struct local_address *peer,
-                           const struct local_hello *hello, const int *fds)
+/* The address of the peer's accept socket, seen from here. Returns false when it is not a name of ours. */
+static bool find_peer(const struct local_provider *provider, const struct local_address *peer,
+                      struct sockaddr_un *ret_address, socklen_t *ret_bytes)
 {
-    struct sockaddr_un address;
     char part[sizeof(peer->name)];
-    errno = ENOENT;
-    if (folder_fd < 0 || !get_last_part(peer, part, sizeof(part))) return false;
-    int fd = find_in(folder_fd, part, &address);
-    if (fd < 0) return false;
-    bool is_sent =
-        local_send_to(accept_socket, &address, sizeof(address), hello, sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS);
-    int error = errno;
-    close(fd);
-    errno = error;
-    return is_sent;
+    *ret_bytes = sizeof(*ret_address);
+    if (!is_abstract(peer)) {
+        return provider->socket_folder != NULL && get_last_part(peer, part, sizeof(part)) &&
+               find_path(provider->socket_folder, part, ret_address);
+    }
+    *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    memcpy(ret_address->sun_path, peer->name, peer->name_bytes);
+    *ret_bytes = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + peer->name_bytes);
+    return is_of_ours(peer);
 }
 
 enum tl_status local_call(const struct local_provider *provider, int accept_socket, const struct local_address *peer,
                           const struct local_hello *hello, const int fds[LOCAL_HELLO_DESCRIPTORS],
                           struct tl_error *ret_error)
 {
-    bool is_sent = false;
+    struct sockaddr_un address;
+    socklen_t address_bytes;
     errno = ECONNREFUSED;
-    if (is_abstract(peer) && !is_of_ours(peer)) {
-        /* not even tried */
-    } else if (is_abstract(peer)) {
-        struct sockaddr_un address = {.sun_family = AF_UNIX};
-        memcpy(address.sun_path, peer->name, peer->name_bytes);
-        is_sent = local_send_to(accept_socket, &address,
-                                (socklen_t)(offsetof(struct sockaddr_un, sun_path) + peer->name_bytes), hello,
-                                sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS);
-    } else {
-        is_sent = call_in_folder(provider->folder_fd, accept_socket, peer, hello, fds);
-    }
+    bool is_sent =
+        find_peer(provider, peer, &address, &address_bytes) &&
+        local_send_to(accept_socket, &address, address_bytes, hello, sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS);
     if (is_sent) return TL_OK;
     return tl_error_set(ret_error, TL_UNAVAILABLE,
                         "nobody answers at the peer's socket%s%.*s: %s; has it ended, or is it in a container with "
@@ -355,47 +317,30 @@ static int count_descriptors_of(const union local_packet *packet, size_t len_byt
     }
 }
 
-/* message has no space for descriptors, so that none is opened. */
-static enum local_received look_at(int socket, struct msghdr *message, union local_packet *ret_packet)
-{
-    struct iovec part = {.iov_base = ret_packet, .iov_len = sizeof(*ret_packet)};
-    message->msg_iov = &part;
-    message->msg_iovlen = 1;
-    ssize_t len_bytes;
-    memset(ret_packet, 0, sizeof(*ret_packet));
-    do {
-        len_bytes = recvmsg(socket, message, MSG_DONTWAIT | MSG_PEEK);
-    } while (len_bytes < 0 && errno == EINTR);
-    if (len_bytes < 0 && (errno == EAGAIN || errno == ENOMEM || errno == ENOBUFS)) return LOCAL_RECEIVED_NOTHING;
-    bool are_passed = (message->msg_flags & MSG_CTRUNC) != 0;
-    if (len_bytes <= 0 && !are_passed) return LOCAL_RECEIVED_END;
-    int fd_count = count_descriptors_of(ret_packet, (size_t)len_bytes);
-    bool is_whole = (message->msg_flags & MSG_TRUNC) == 0;
-    if (!is_whole || fd_count < 0 || (fd_count > 0) != are_passed) return LOCAL_RECEIVED_WRONG;
-    return are_passed ? LOCAL_RECEIVED_PASSED : LOCAL_RECEIVED_PACKET;
-}
-
 enum local_received local_look_at(int socket, union local_packet *ret_packet, struct local_credentials *ret_credentials)
 {
     union {
         struct cmsghdr align;
         char bytes[CMSG_SPACE(sizeof(struct ucred))];
     } control;
-    struct msghdr message = {.msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
+    struct iovec part = {.iov_base = ret_packet, .iov_len = sizeof(*ret_packet)};
+    /* There is no space for descriptors, so that none is opened. */
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
     struct ucred sender = {.pid = 0, .uid = (uid_t)-1};
-    enum local_received received = look_at(socket, &message, ret_packet);
-    if (received == LOCAL_RECEIVED_NOTHING || received == LOCAL_RECEIVED_END) return received;
+    ssize_t len_bytes;
+    memset(ret_packet, 0, sizeof(*ret_packet));
+    do {
+        len_bytes = recvmsg(socket, &message, MSG_DONTWAIT | MSG_PEEK);
+    } while (len_bytes < 0 && errno == EINTR);
+    if (len_bytes < 0 && (errno == EAGAIN || errno == ENOMEM || errno == ENOBUFS)) return LOCAL_RECEIVED_NOTHING;
+    if (len_bytes < 0) return LOCAL_RECEIVED_END;
     const struct cmsghdr *header = CMSG_FIRSTHDR(&message);
     if (header != NULL && header->cmsg_level == SOL_SOCKET && header->cmsg_type == SCM_CREDENTIALS)
         memcpy(&sender, CMSG_DATA(header), sizeof(sender));
     *ret_credentials = (struct local_credentials){.pid = sender.pid, .uid = sender.uid};
-    return received;
-}
-
-void local_skip(int socket)
-{
-    char byte;
-    (void)recv(socket, &byte, sizeof(byte), MSG_DONTWAIT);
+    bool is_whole = (message.msg_flags & MSG_TRUNC) == 0 && count_descriptors_of(ret_packet, (size_t)len_bytes) >= 0;
+    return is_whole ? LOCAL_RECEIVED_PACKET : LOCAL_RECEIVED_WRONG;
 }
 
 enum local_received local_receive(int socket, union local_packet *ret_packet, int ret_fds[LOCAL_HELLO_DESCRIPTORS])
@@ -432,7 +377,7 @@ enum tl_status local_control_socket_make(int *ret_own, int *ret_peers, struct tl
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
         return tl_error_set_errno(ret_error, errno, "no socket for a worker of this host");
-    /* A name that it has already cannot be given to it by the peer: one in a file system that does not answer. */
+    /* Workers of earlier releases take only a socket that has a name. */
     if (setsockopt(ends[0], SOL_SOCKET, SO_PASSCRED, &yes, sizeof(yes)) == 0 &&
         name_abstractly(ends[1], &address, &address_bytes)) {
         *ret_own = ends[0];
@@ -449,11 +394,7 @@ bool local_is_control_socket(int fd)
 {
     int domain = 0, type = 0;
     socklen_t domain_bytes = sizeof(domain), type_bytes = sizeof(type);
-    struct sockaddr_un address;
-    socklen_t address_bytes = sizeof(address);
-    return getsockname(fd, (struct sockaddr *)&address, &address_bytes) == 0 &&
-           address_bytes > offsetof(struct sockaddr_un, sun_path) &&
-           getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) == 0 && domain == AF_UNIX &&
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &domain_bytes) == 0 && domain == AF_UNIX &&
            getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &type_bytes) == 0 && type == SOCK_SEQPACKET;
 }
 

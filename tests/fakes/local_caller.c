@@ -10,7 +10,7 @@
 
 void caller_open(struct local_caller *caller, const struct local_address *whom)
 {
-    const struct local_provider provider = {.folder_fd = -1};
+    const struct local_provider provider = {.socket_folder = NULL};
     struct tl_error error;
     *caller = (struct local_caller){.out = -1};
     memcpy(caller->self.host_id, whom->host_id, sizeof(caller->self.host_id));

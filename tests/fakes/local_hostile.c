@@ -78,7 +78,7 @@ static void poll_once(struct hostile *hostile)
     do { /* Looks at the sockets each time. */
         tl_provider_disarm(hostile->provider);
         (void)hostile->provider->ops->poll(hostile->provider);
-    } while (hostile->pair != NULL && local_pair_has_job(pair));
+    } while (hostile->pair != NULL && local_pair_is_reading(pair));
 }
 
 /* -------------------------------------------------------------------------------------------------- connecting -- */

@@ -37,7 +37,6 @@ static uint8_t *memory;
 static struct local_caller control_socket = {.accept_socket = -1, .in = -1, .peers_end = -1, .out = -1};
 static struct local_ring ring, theirs;
 static const uint64_t proof = 42;
-static unsigned packets;
 
 static void say(const char *word)
 {
@@ -146,32 +145,6 @@ static void call(const struct local_address *to)
     local_ring_unmap(&theirs);
     fd = caller_take(&control_socket, &hello);
     local_ring_place(&theirs, map_ring(fd, hello.slot_count), hello.slot_count);
-    packets = 0;
-    post_message();
-}
-
-static void call_with_file(const struct local_address *to)
-{
-    const struct local_hello hello = hello_to(to);
-    caller_call(&control_socket, to, &hello, file.fd);
-}
-
-static void pass(const void *packet, size_t len_bytes)
-{
-    atomic_store_explicit(&theirs.head->packets, ++packets, memory_order_seq_cst);
-    TL_CHECK(forker_pass(control_socket.out, packet, len_bytes, file.fd));
-}
-
-static void pass_segment(void)
-{
-    pass(&(struct local_segment_packet){.kind = LOCAL_PACKET_ATTACH, .number = 1, .len_bytes = SLOW_FILE_BYTES},
-         sizeof(struct local_segment_packet));
-}
-
-static void pass_file(void)
-{
-    pass(&(struct local_file_packet){.kind = LOCAL_PACKET_FILE, .number = 1, .size_bytes = SLOW_FILE_BYTES},
-         sizeof(struct local_file_packet));
     post_message();
 }
 
@@ -227,17 +200,11 @@ static const char *become_nobody(void)
     return NULL;
 }
 
-/* False: there is no room for more. */
+/* Returns false when the socket takes no more. */
 static bool leave(enum waiting_peer_do what, const struct local_address *to, int lingering)
 {
     struct local_hello hello = hello_to(to);
     const int fds[] = {lingering, lingering};
-    const struct local_segment_packet segment = {
-        .kind = LOCAL_PACKET_ATTACH, .number = 1, .len_bytes = SLOW_FILE_BYTES};
-    if (what == WAITING_PEER_LEAVE_IN_CONTROL_SOCKET) {
-        atomic_store_explicit(&theirs.head->packets, ++packets, memory_order_seq_cst);
-        return local_send(control_socket.out, &segment, sizeof(segment), lingering);
-    }
     if (what == WAITING_PEER_SAY_TOKEN) hello.to[3] ^= 1;
     if (what == WAITING_PEER_SAY_NOTHING) memset(&hello, 0xff, sizeof(hello));
     return caller_say(to, &hello, sizeof(hello), fds, 2);
@@ -274,15 +241,6 @@ static const char *carry_out(const struct waiting_peer_order *order)
         return have_file();
     case WAITING_PEER_CALL:
         call(&order->to);
-        return NULL;
-    case WAITING_PEER_CALL_WITH_FILE:
-        call_with_file(&order->to);
-        return NULL;
-    case WAITING_PEER_PASS_SEGMENT:
-        pass_segment();
-        return NULL;
-    case WAITING_PEER_PASS_FILE:
-        pass_file();
         return NULL;
     case WAITING_PEER_POST_READ:
         post_read(&order->place);

@@ -17,19 +17,14 @@ enum waiting_peer_do {
     WAITING_PEER_HAS_FILE,   /* a file that answers when it is let go, and memory that lies in it */
 
     /* With the accept socket of the one who calls, into which the other one has called already. */
-    WAITING_PEER_CALL,           /* as a peer does; and posts a message */
-    WAITING_PEER_CALL_WITH_FILE, /* the ring is the file */
-    WAITING_PEER_PASS_SEGMENT,   /* which is the file */
-    WAITING_PEER_PASS_FILE,      /* number 1, and posts a message */
-    WAITING_PEER_POST_READ,      /* of WAITING_PEER_BYTES, from the memory to `place` */
+    WAITING_PEER_CALL,      /* as a peer does; and posts a message */
+    WAITING_PEER_POST_READ, /* of WAITING_PEER_BYTES, from the memory to `place` */
     WAITING_PEER_LET_GO,
 
     /* Passes sockets that linger when they are closed, again and again. */
-    WAITING_PEER_SAY_TOKEN,               /* into the accept socket, with a wrong token; and keeps them */
-    WAITING_PEER_SAY_NOTHING,             /* into the accept socket, with words that mean nothing; and keeps them */
-    WAITING_PEER_LEAVE_IN_ACCEPT_SOCKET,  /* with the right words */
-    WAITING_PEER_LEAVE_AS_USER,           /* the same, as a user who may not */
-    WAITING_PEER_LEAVE_IN_CONTROL_SOCKET, /* as segments, once it has called */
+    WAITING_PEER_SAY_TOKEN,     /* into the accept socket, with a wrong token; and keeps them */
+    WAITING_PEER_SAY_NOTHING,   /* into the accept socket, with words that mean nothing; and keeps them */
+    WAITING_PEER_LEAVE_AS_USER, /* with the right token, as another user */
 };
 
 struct waiting_peer_order {

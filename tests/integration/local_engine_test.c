@@ -28,7 +28,7 @@ static struct tl_provider *open_local(const char *name)
 static bool is_at_work(const struct tl_provider *provider)
 {
     TL_LIST_FOREACH(&local_provider_of(provider)->pairs, link)
-    if (local_pair_has_job(TL_CONTAINER_OF(link, struct local_pair, link))) return true;
+    if (local_pair_is_reading(TL_CONTAINER_OF(link, struct local_pair, link))) return true;
     return false;
 }
 
