@@ -89,6 +89,11 @@ static struct tl_fault_range *find(uintptr_t address)
     return NULL;
 }
 
+bool tl_fault_range_has(const void *address)
+{
+    return find((uintptr_t)address) != NULL;
+}
+
 static bool replace_page(uintptr_t address)
 {
     struct tl_fault_range *range = find(address);

@@ -21,6 +21,9 @@ enum tl_status tl_fault_range_add(const void *data, uint64_t len_bytes, int prot
                                   struct tl_fault_range **ret_range, struct tl_error *ret_error) TL_MUST_USE;
 void tl_fault_range_remove(struct tl_fault_range *range); /* NULL is accepted */
 
+/* Whether the address lies in a registered mapping. Thread: any. */
+bool tl_fault_range_has(const void *address);
+
 /* True when a page of the mapping could not be read and was replaced by zeros. NULL is never damaged. */
 bool tl_fault_range_is_damaged(const struct tl_fault_range *range);
 

@@ -165,6 +165,11 @@ enum tl_status tl_mapped_file_make(uint64_t len_bytes, struct tl_mapped_file **r
     return TL_OK;
 }
 
+bool tl_mapped_file_has(const void *address)
+{
+    return tl_fault_range_has(address);
+}
+
 bool tl_mapped_file_is_memory(const struct tl_mapped_file *file)
 {
     return file->is_memory;

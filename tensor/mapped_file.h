@@ -53,6 +53,8 @@ const char *tl_mapped_file_path(const struct tl_mapped_file *file);
 int tl_mapped_file_fd(const struct tl_mapped_file *file);
 /* A number that no other mapped file of this process has, or ever had; not 0. */
 uint64_t tl_mapped_file_id(const struct tl_mapped_file *file);
+/* Whether the address lies in any file that this process has mapped through this module. Thread: any. */
+bool tl_mapped_file_has(const void *address);
 /* As it was when it was mapped. */
 void tl_mapped_file_get_stamp(const struct tl_mapped_file *file, struct tl_file_stamp *ret_stamp);
 

@@ -180,8 +180,7 @@ static bool is_time_to_look(struct local_provider *provider)
 static unsigned poll_pair(struct local_pair *pair)
 {
     unsigned events = 0;
-    bool has_ended = pair->state == LOCAL_ENDING || pair->state == LOCAL_ENDED;
-    if (!has_ended && local_pair_is_reading(pair)) events += local_pair_ask_helpers(pair);
+    if (pair->state < LOCAL_ENDING && local_pair_is_reading(pair)) events += local_pair_ask_helpers(pair);
     if (pair->state == LOCAL_CONNECTED) {
         events += local_take_slots(pair, SLOTS_PER_POLL);
         if (pair->carried != pair->posted || pair->has_posted) events += local_carry(pair);
@@ -190,6 +189,8 @@ static unsigned poll_pair(struct local_pair *pair)
     if (pair->state == LOCAL_ENDING) {
         local_pair_end(pair);
         events++;
+    } else if (pair->state == LOCAL_DRAINING) {
+        events += local_pair_drain(pair);
     }
     return events;
 }

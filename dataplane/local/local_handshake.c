@@ -78,7 +78,8 @@ static void try_reading(struct local_pair *pair, const struct local_hello *hello
     const struct local_reading reading = {.peer = pair->credentials.pid,
                                           .source = hello->proof_address,
                                           .destination = (uint8_t *)&pair->read_proof,
-                                          .len_bytes = sizeof(pair->read_proof)};
+                                          .len_bytes = sizeof(pair->read_proof),
+                                          .is_buffered = true};
     pair->peers_proof = hello->proof;
     if (local_helper_read(pair->helper, &reading, &error) != TL_OK)
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);

@@ -3,9 +3,9 @@
  * Helper threads.
  *
  * The reactor starts a reading and goes on; the helper's thread reads, writes the eventfd, and waits for the next
- * reading. What is read goes through a buffer of the thread's that stays in the cache, and from there to its
- * destination only while the reactor has not taken that back: a call that the peer keeps waiting cannot be cancelled,
- * and so must have nothing of the user's to write to.
+ * reading. It reads pieces straight into the destination, and holds the mutex during each call: the call cannot be
+ * cancelled, so that the destination is given back when it returns. What lies in a file goes through a buffer of the
+ * thread's instead: its pages may come late or never, and the destination is given back at once.
  */
 #include "dataplane/local/local_helper.h"
 
@@ -26,14 +26,17 @@
 
 /* The thread of a helper that has had nothing to read for so long ends. */
 #define IDLE_NS TL_NS_PER_SEC
-/* What is read at a time: what is written and what is read of it fit into the second cache together. */
+/* Read straight into the destination at a time: for so long its owner waits for it. */
+#define DIRECT_BYTES (UINT64_C(1) << 20)
+/* Read through the buffer at a time: what is written and what is read of it fit into the second cache together. */
 #define BUFFER_BYTES (UINT64_C(128) << 10)
 
 struct local_helper {
     int done_fd;
     bool is_busy; /* used by the reactor alone */
     atomic_bool is_done;
-    int error; /* of the reading that is done; errno */
+    atomic_bool must_stop; /* the reading, before its next piece */
+    int error;             /* of the reading that is done; errno */
 
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t has_work;
@@ -46,31 +49,55 @@ struct local_helper {
 
 /* ----------------------------------------------------------------------------------------------------- reading -- */
 
-/* Copies what is in the buffer to the destination. Returns false when the destination was taken back. */
-static bool hand_over(struct local_helper *helper, uint64_t done_bytes, size_t len_bytes)
+/* Each returns as process_vm_readv does, with ECANCELED when the destination was taken back. */
+static ssize_t call(const struct local_reading *reading, uint64_t done_bytes, uint8_t *to, uint64_t most_bytes)
 {
+    size_t len_bytes = (size_t)tl_min_u64(reading->len_bytes - done_bytes, most_bytes);
+    const struct iovec local = {.iov_base = to, .iov_len = len_bytes};
+    const struct iovec remote = {.iov_base = (void *)(uintptr_t)(reading->source + done_bytes), .iov_len = len_bytes};
+    return process_vm_readv(reading->peer, &local, 1, &remote, 1, 0);
+}
+
+static ssize_t read_directly(struct local_helper *helper, uint64_t done_bytes)
+{
+    ssize_t read_bytes = -1;
     TL_CHECK(pthread_mutex_lock(&helper->mutex) == 0);
-    bool is_wanted = helper->reading.destination != NULL;
-    /* Only large tensors are read. */
-    if (is_wanted) tl_copy_uncached(helper->reading.destination + done_bytes, helper->buffer, len_bytes);
+    uint8_t *destination = helper->reading.destination;
+    errno = ECANCELED;
+    if (destination != NULL) read_bytes = call(&helper->reading, done_bytes, destination + done_bytes, DIRECT_BYTES);
+    int error = errno;
     TL_CHECK(pthread_mutex_unlock(&helper->mutex) == 0);
-    return is_wanted;
+    errno = error;
+    return read_bytes;
+}
+
+static ssize_t read_through_buffer(struct local_helper *helper, uint64_t done_bytes)
+{
+    if (helper->buffer == NULL) helper->buffer = aligned_alloc(TL_PAGE_BYTES, BUFFER_BYTES);
+    errno = ENOMEM;
+    ssize_t read_bytes = helper->buffer != NULL ? call(&helper->reading, done_bytes, helper->buffer, BUFFER_BYTES) : -1;
+    if (read_bytes <= 0) return read_bytes;
+    TL_CHECK(pthread_mutex_lock(&helper->mutex) == 0);
+    uint8_t *destination = helper->reading.destination;
+    /* Only large tensors are read. */
+    if (destination != NULL) tl_copy_uncached(destination + done_bytes, helper->buffer, (size_t)read_bytes);
+    TL_CHECK(pthread_mutex_unlock(&helper->mutex) == 0);
+    errno = ECANCELED;
+    return destination != NULL ? read_bytes : -1;
 }
 
 /* Returns 0 or an errno. */
 static int read_memory(struct local_helper *helper)
 {
-    const struct local_reading *reading = &helper->reading;
-    if (helper->buffer == NULL) helper->buffer = aligned_alloc(TL_PAGE_BYTES, BUFFER_BYTES);
-    if (helper->buffer == NULL) return ENOMEM;
-    for (uint64_t done_bytes = 0; done_bytes < reading->len_bytes;) {
-        size_t len_bytes = (size_t)tl_min_u64(reading->len_bytes - done_bytes, BUFFER_BYTES);
-        struct iovec to = {.iov_base = helper->buffer, .iov_len = len_bytes};
-        struct iovec from = {.iov_base = (void *)(uintptr_t)(reading->source + done_bytes), .iov_len = len_bytes};
-        ssize_t read_bytes = process_vm_readv(reading->peer, &to, 1, &from, 1, 0);
-        if (read_bytes <= 0) return read_bytes < 0 ? errno : EFAULT;
-        if (!hand_over(helper, done_bytes, (size_t)read_bytes)) return ECANCELED;
-        done_bytes += (uint64_t)read_bytes;
+    bool is_direct = !helper->reading.is_buffered;
+    for (uint64_t done_bytes = 0; done_bytes < helper->reading.len_bytes;) {
+        if (atomic_load_explicit(&helper->must_stop, memory_order_relaxed)) return ECANCELED;
+        ssize_t read_bytes = is_direct ? read_directly(helper, done_bytes) : read_through_buffer(helper, done_bytes);
+        int error = read_bytes < 0 ? errno : EFAULT;
+        if (read_bytes <= 0 && (!is_direct || error == ECANCELED)) return error;
+        /* The destination may be what cannot be written: a file whose disk is full. The buffer tells. */
+        if (read_bytes <= 0) is_direct = false;
+        if (read_bytes > 0) done_bytes += (uint64_t)read_bytes;
     }
     return 0;
 }
@@ -143,6 +170,7 @@ enum tl_status local_helper_read(struct local_helper *helper, const struct local
     enum tl_status status = TL_OK;
     TL_CHECK(!helper->is_busy);
     atomic_store_explicit(&helper->is_done, false, memory_order_relaxed);
+    atomic_store_explicit(&helper->must_stop, false, memory_order_relaxed);
     TL_CHECK(pthread_mutex_lock(&helper->mutex) == 0);
     helper->reading = *reading;
     helper->must_read = true;
@@ -175,6 +203,17 @@ void local_helper_forget(struct local_helper *helper)
     TL_CHECK(pthread_mutex_lock(&helper->mutex) == 0);
     helper->reading.destination = NULL;
     TL_CHECK(pthread_mutex_unlock(&helper->mutex) == 0);
+}
+
+bool local_helper_try_to_forget(struct local_helper *helper)
+{
+    /* Once is_done is set the thread may hold the mutex, and does not write the eventfd again. */
+    if (!helper->is_busy || atomic_load_explicit(&helper->is_done, memory_order_acquire)) return true;
+    atomic_store_explicit(&helper->must_stop, true, memory_order_relaxed);
+    if (pthread_mutex_trylock(&helper->mutex) != 0) return false;
+    helper->reading.destination = NULL;
+    TL_CHECK(pthread_mutex_unlock(&helper->mutex) == 0);
+    return true;
 }
 
 void local_helper_destroy(struct local_helper *helper)

@@ -24,6 +24,7 @@ struct local_reading {
     uint64_t source;
     uint8_t *destination; /* not written any more once local_helper_forget has returned */
     uint64_t len_bytes;
+    bool is_buffered; /* goes through a buffer, so that the destination can be taken back at any time */
 };
 
 /* What is left of a queue pair, or of a part of it. */
@@ -47,8 +48,11 @@ enum tl_status local_helper_read(struct local_helper *helper, const struct local
 bool local_helper_is_busy(const struct local_helper *helper);
 /* Whether the reading has ended; true once. ret_error is an errno, 0 when all bytes were read. */
 bool local_helper_is_done(struct local_helper *helper, int *ret_error);
-/* Takes the destination of the reading back: its owner may use it again. The reading goes on in vain. */
+/* Takes the destination of the reading back: its owner may use it again. Blocks while a call writes there directly. */
 void local_helper_forget(struct local_helper *helper);
+/* The same, without blocking: stops the reading, and returns false when a call still writes to the destination. Then
+ * the eventfd is written when the call has returned. */
+bool local_helper_try_to_forget(struct local_helper *helper);
 /* The helper's thread, if it has one, frees the helper as soon as its last call returns. The destination of a reading
  * was taken back before. NULL is accepted. */
 void local_helper_destroy(struct local_helper *helper);

@@ -47,6 +47,7 @@ enum local_slot_kind {
 };
 
 #define LOCAL_FLAG_IMMEDIATE 1u
+#define LOCAL_FLAG_FILE 2u /* the memory to read lies in a file, whose pages may come late */
 
 struct local_slot {
     /* The slot's number since the beginning, and 1: modulo 2^32. Anything else: the slot is not filled yet. */
@@ -364,13 +365,14 @@ struct local_work {
 
 /*
  *   NEW --connect--> CALLING --the peer's call was taken--> CONNECTED
- *     any but NEW --disconnect, hang-up, rule broken--> ENDING --told broken--> drained --> ENDED
+ *     any but NEW --disconnect, hang-up, rule broken--> ENDING --told broken--> DRAINING --drained--> ENDED
  */
 enum local_state {
     LOCAL_NEW,
     LOCAL_CALLING,   /* has called; waits for the peer's call, and then for whether the peer's memory can be read */
     LOCAL_CONNECTED, /* carries messages */
     LOCAL_ENDING,    /* waits for poll to tell */
+    LOCAL_DRAINING,  /* waits for the call that still writes to memory of ours */
     LOCAL_ENDED,
 };
 
@@ -439,6 +441,7 @@ struct local_pair {
     struct local_slot_read {
         bool is_under_way;
         bool has_immediate;
+        bool is_in_file; /* LOCAL_FLAG_FILE */
         uint32_t immediate;
         uint32_t exposure, generation;
         uint64_t source, offset_bytes, len_bytes;
@@ -504,8 +507,11 @@ unsigned local_pair_hear(struct local_pair *pair);
 bool local_pair_is_reading(const struct local_pair *pair);
 /* Looks whether its helpers have read what they were to read; returns how many have. */
 unsigned local_pair_ask_helpers(struct local_pair *pair);
-/* Tells that it has ended; the owner may destroy it meanwhile. */
+/* Tells that it has ended, and drains it. */
 void local_pair_end(struct local_pair *pair);
+/* Tells that it is drained, once no call writes to memory of ours any more; the owner may destroy it then. Returns 1
+ * when it has, or 0. */
+unsigned local_pair_drain(struct local_pair *pair);
 
 /* ------------------------------------------------------------------------------------------------ local_send.c -- */
 

@@ -134,7 +134,7 @@ void local_pair_break(struct local_pair *pair, enum tl_status code, const char *
 {
     char what[sizeof(pair->reason.message)];
     va_list args;
-    if (pair->state == LOCAL_NEW || pair->state == LOCAL_ENDING || pair->state == LOCAL_ENDED) return;
+    if (pair->state == LOCAL_NEW || pair->state >= LOCAL_ENDING) return;
     va_start(args, format);
     vsnprintf(what, sizeof(what), format, args);
     va_end(args);
@@ -151,7 +151,7 @@ void local_pair_violation(struct local_pair *pair, const char *what)
 void local_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *reason)
 {
     struct local_pair *pair = local_pair_of(base);
-    if (pair->state == LOCAL_NEW || pair->state == LOCAL_ENDING || pair->state == LOCAL_ENDED) return;
+    if (pair->state == LOCAL_NEW || pair->state >= LOCAL_ENDING) return;
     pair->reason = *reason;
     pair->state = LOCAL_ENDING;
 }
@@ -278,11 +278,8 @@ static void release(struct local_pair *pair)
     hand_over_socket(pair, &pair->out_socket, &leftovers);
     local_drop(&leftovers);
     struct local_helper *const helpers[] = {pair->helper, pair->second};
-    for (unsigned i = 0; i < TL_ARRAY_COUNT(helpers); i++) {
-        if (helpers[i] == NULL) continue;
-        local_helper_forget(helpers[i]);
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(helpers); i++)
         local_helper_destroy(helpers[i]);
-    }
     pair->helper = pair->second = NULL;
     close_fd(&pair->peers_end);
     close_fd(&pair->process_fd);
@@ -311,11 +308,20 @@ void local_pair_end(struct local_pair *pair)
         if (!pair->is_distrusted) (void)local_take_slots(pair, pair->in.slot_count);
         (void)local_complete(pair);
     }
-    pair->state = LOCAL_ENDED;
+    pair->state = LOCAL_DRAINING;
     pair->events.broken(pair->owner, &pair->reason);
     local_cancel_works(pair);
+    (void)local_pair_drain(pair);
+}
+
+unsigned local_pair_drain(struct local_pair *pair)
+{
+    bool is_first_free = local_helper_try_to_forget(pair->helper);
+    if (!local_helper_try_to_forget(pair->second) || !is_first_free) return 0;
+    pair->state = LOCAL_ENDED;
     release(pair);
     pair->events.drained(pair->owner);
+    return 1;
 }
 
 void local_pair_destroy(struct tl_queue_pair *base)

@@ -76,7 +76,8 @@ static void read_part(struct local_pair *pair, struct local_helper *helper, uint
     const struct local_reading part = {.peer = pair->credentials.pid,
                                        .source = pair->reading.source + offset_bytes,
                                        .destination = destination + offset_bytes,
-                                       .len_bytes = len_bytes};
+                                       .len_bytes = len_bytes,
+                                       .is_buffered = pair->reading.is_in_file};
     pair->reading.parts_left++;
     if (local_helper_read(helper, &part, &error) != TL_OK)
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
@@ -120,8 +121,10 @@ static void begin_reading(struct local_pair *pair, const struct local_slot *slot
 {
     /* Each field is read once. */
     const volatile struct local_slot *once = slot;
+    uint16_t flags = once->flags;
     pair->reading = (struct local_slot_read){.is_under_way = true,
-                                             .has_immediate = (once->flags & LOCAL_FLAG_IMMEDIATE) != 0,
+                                             .has_immediate = (flags & LOCAL_FLAG_IMMEDIATE) != 0,
+                                             .is_in_file = (flags & LOCAL_FLAG_FILE) != 0,
                                              .immediate = once->immediate,
                                              .exposure = once->exposure,
                                              .generation = once->generation,

@@ -24,6 +24,7 @@
 #include "base/copy.h"
 #include "base/error.h"
 #include "dataplane/local/local_helper.h"
+#include "tensor/mapped_file.h"
 
 #ifndef MADV_POPULATE_READ
 #define MADV_POPULATE_READ 22
@@ -171,7 +172,8 @@ static enum carrying ask_to_read(struct local_pair *pair, struct local_work *wor
     struct local_slot *slot = free_slot(pair);
     if (slot == NULL) return CARRYING_WAITS;
     slot->kind = LOCAL_SLOT_READ;
-    slot->flags = work->has_immediate ? LOCAL_FLAG_IMMEDIATE : 0;
+    slot->flags = (uint16_t)((work->has_immediate ? LOCAL_FLAG_IMMEDIATE : 0) |
+                             (tl_mapped_file_has(work->source) ? LOCAL_FLAG_FILE : 0));
     slot->immediate = work->immediate;
     slot->len_bytes = work->len_bytes;
     slot->source = (uintptr_t)work->source;
@@ -304,13 +306,13 @@ static uint32_t free_works(const struct local_pair *pair)
 uint32_t local_space(const struct tl_queue_pair *base)
 {
     const struct local_pair *pair = local_pair_of(base);
-    if (pair->state == LOCAL_NEW || pair->state == LOCAL_ENDED || pair->queued_bytes > MAX_QUEUED_BYTES) return 0;
+    if (pair->state == LOCAL_NEW || pair->state > LOCAL_ENDING || pair->queued_bytes > MAX_QUEUED_BYTES) return 0;
     return free_works(pair);
 }
 
 static struct local_work *post(struct local_pair *pair, enum local_work_kind kind, struct tl_work *work)
 {
-    TL_CHECK(pair->state != LOCAL_NEW && pair->state != LOCAL_ENDED && free_works(pair) > 0);
+    TL_CHECK(pair->state != LOCAL_NEW && pair->state <= LOCAL_ENDING && free_works(pair) > 0);
     TL_CHECK(work == NULL || (work->magic == TL_WORK_MAGIC && work->done != NULL));
     struct local_work *record = &pair->works[pair->posted++ & pair->work_mask];
     *record = (struct local_work){.kind = (uint8_t)kind, .work = work};
@@ -527,7 +529,7 @@ void local_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, stru
     uint32_t index = (uint32_t)((uintptr_t)exposure->provider_state - 1);
     TL_CHECK(index < pair->exposed_count && pair->exposed[index].address == exposure->address);
     exposure->provider_state = NULL;
-    if (pair->reading.is_under_way && pair->reading.exposure == index) {
+    if (pair->reading.is_under_way && pair->reading.exposure == index) { /* only a peer that breaks the protocol */
         local_helper_forget(pair->helper);
         local_helper_forget(pair->second);
     }

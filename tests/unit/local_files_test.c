@@ -295,6 +295,25 @@ START_TEST(not_connected)
 }
 END_TEST
 
+/* The reader is told whether the memory that it is to read lies in a file: that goes through a buffer. */
+START_TEST(memory_to_read_that_lies_in_a_file)
+{
+    uint8_t target[5] = {0}, heap[5] = "other";
+    struct tl_exposure exposure = {0};
+    if (reader->pair->outside_refusal != NULL) return;
+    const void *source = _i == 0 ? tl_mapped_file_data(file) : heap;
+    const struct local_ring *ring = &local_pair_of(owner->pair)->out;
+    uint32_t number = ring->next;
+    ck_assert_int_eq(tl_queue_pair_expose(reader->pair, NULL, target, sizeof(target), &exposure, &error), TL_OK);
+    owner->pair->ops->write(owner->pair, NULL, source, sizeof(target), &exposure.descriptor, 0, false, 0, NULL);
+    tl_queue_pair_doorbell(owner->pair);
+    ck_assert_int_eq((local_ring_slot(ring, number)->flags & LOCAL_FLAG_FILE) != 0, _i == 0);
+    send_to(owner, reader);
+    ck_assert_mem_eq(target, source, sizeof(target));
+    reader->pair->ops->revoke(reader->pair, &exposure, NULL);
+}
+END_TEST
+
 /* --------------------------------------------------------------------------------------------- a hostile owner -- */
 
 static bool pass(uint64_t number, int fd, uint64_t size_bytes)
@@ -390,6 +409,7 @@ int main(void)
     tcase_add_test(tcase, behind_other_packets);
     tcase_add_test(tcase, socket_is_full);
     tcase_add_test(tcase, not_connected);
+    tcase_add_loop_test(tcase, memory_to_read_that_lies_in_a_file, 0, 2);
     tcase_add_test(tcase, no_file);
     tcase_add_test(tcase, sizes_that_are_not_so);
     tcase_add_test(tcase, names_that_are_none);
