@@ -2,11 +2,11 @@
 /*
  * The local provider as a whole: opening it, polling it, sleeping.
  *
- * A poll hands over what peers have posted, carries out what was posted here and tells what is over; now and then, and
- * after each sleep, it looks at the sockets, where news are rare: calls, descriptors, the end of a peer.
+ * A poll hands over what peers have posted, carries out what was posted here, and reports what is done. Now and then,
+ * and after each sleep, it looks at the sockets, which rarely have something: calls, descriptors, the end of a peer.
  *
- * Sleep: each ring says so, and what peers have posted before is looked at once more; a peer that posts later sees it
- * and sends a packet, which makes the epoll descriptor readable, as does everything else that sockets tell.
+ * Before the provider sleeps, it says so in each ring and looks once more at what peers have posted. A peer that posts
+ * later sees that and sends a packet, which makes the epoll descriptor readable.
  */
 #include "dataplane/local/local.h"
 
@@ -27,16 +27,18 @@
 #include "dataplane/local/local_internal.h"
 #include "dataplane/memory/pages.h"
 
-/* Sockets are looked at that often while the reactor does not sleep, and the clock once in so many polls. */
+/* How often the sockets are looked at while the reactor does not sleep; and how many polls go without a look at the
+ * clock. */
 #define LOOK_NS (TL_NS_PER_MS / 5)
 #define POLLS_PER_CLOCK 64
-/* For each sleep a peer sends one wake at most, and a socket holds some hundreds. */
+/* Wakes of so many sleeps may stay unread: for each sleep a peer sends at most one, and a socket holds some hundreds.
+ */
 #define UNHEARD_SLEEPS 16
-/* Memory that has been read for longer is taken for memory that does not come. */
+/* When a read takes longer, its memory is assumed not to come, and the reactor sleeps. */
 #define LONGEST_READ_NS (TL_NS_PER_SEC / 5)
-/* Of one pair in one poll. */
+/* Slots that are taken from one pair in one poll. */
 #define SLOTS_PER_POLL 64
-/* Each pair has four descriptors: of the two control sockets, the process, and its memory. */
+/* Each pair has up to four descriptors: two control sockets, the process, and its memory. */
 #define MAX_QUEUE_PAIRS 4096
 #define OTHER_NUMBER UINT64_MAX
 #define GONE_NUMBER UINT64_MAX
@@ -50,7 +52,7 @@ static bool add(struct local_provider *provider, int fd, uint64_t number, uint32
     return epoll_ctl(provider->base.fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-/* What can be read from the descriptor is told with this number as long as it can. False: no memory. */
+/* Has the epoll descriptor report this number as long as fd can be read. Returns false when there is no memory. */
 static bool watch(struct local_provider *provider, int fd, uint64_t number)
 {
     return add(provider, fd, number, 0);
@@ -71,14 +73,13 @@ static struct local_pair *find_pair(const struct local_provider *provider, uint6
     return NULL;
 }
 
-/* After a sleep, what has come is most often a wake, which says nothing: it is read with what comes later. Otherwise
- * the peer has counted it. */
+/* Whether only a wake has come, which says nothing and is read with a later packet. The peer counts every other one. */
 static bool is_mere_wake(const struct local_pair *pair, uint32_t events)
 {
     const struct local_provider *provider = pair->provider;
     if (!provider->has_slept || events != EPOLLIN || pair->state != LOCAL_CONNECTED) return false;
-    return atomic_load_explicit(&pair->in.head->packets, memory_order_acquire) == pair->packets_received &&
-           provider->sleeps - pair->heard_sleeps < UNHEARD_SLEEPS;
+    return atomic_load_explicit(&pair->rings.in.head->packets, memory_order_acquire) == pair->packets.received &&
+           provider->sleeps - pair->packets.heard_sleeps < UNHEARD_SLEEPS;
 }
 
 void local_forget_socket(struct local_provider *provider, int socket)
@@ -89,7 +90,7 @@ void local_forget_socket(struct local_provider *provider, int socket)
 
 static void handle(struct local_provider *provider, uint64_t number, uint32_t events)
 {
-    if (number == DONE_NUMBER) { /* poll asks the helper threads */
+    if (number == DONE_NUMBER) { /* poll asks the helpers */
         uint64_t count;
         (void)!read(provider->done_fd, &count, sizeof(count));
         return;
@@ -106,7 +107,8 @@ static void tell_of_gone_regions(struct local_provider *provider)
     uint64_t number;
     tl_list_init(&gone);
     TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
-    /* Under the mutex: who has set has_gone may not have written yet, and what is left here would end every sleep. */
+    /* Under the mutex: the thread that has set has_gone may not have written yet, and what stays unread here would end
+     * every sleep. */
     (void)!read(provider->gone_fd, &number, sizeof(number));
     tl_list_splice_back(&gone, &provider->gone);
     atomic_store_explicit(&provider->has_gone, false, memory_order_relaxed);
@@ -120,7 +122,7 @@ static void tell_of_gone_regions(struct local_provider *provider)
     }
 }
 
-/* Waits for news; true: it was woken by the other descriptor. */
+/* Waits for events. Returns whether the other descriptor is readable. */
 static bool take_wakeups(struct local_provider *provider, int64_t timeout_ns)
 {
     struct epoll_event events[LOCAL_MAX_WAKEUPS];
@@ -142,7 +144,7 @@ static bool take_wakeups(struct local_provider *provider, int64_t timeout_ns)
     return is_other;
 }
 
-/* Returns how much there was. */
+/* Looks at the sockets that have something. Returns how many things have happened. */
 static unsigned look(struct local_provider *provider)
 {
     provider->must_look = false;
@@ -159,8 +161,8 @@ static unsigned look(struct local_provider *provider)
     TL_LIST_FOREACH(&provider->pairs, link)
     {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
-        if (pair->state == LOCAL_CONNECTED && pair->attached_unsent > 0) local_attach_segments(pair);
-        if (pair->must_hear) happened += local_pair_hear(pair);
+        if (pair->state == LOCAL_CONNECTED && pair->attachments.unsent > 0) local_attach_segments(pair);
+        if (pair->packets.must_hear) happened += local_pair_hear(pair);
     }
     provider->has_slept = false;
     return happened;
@@ -183,8 +185,8 @@ static unsigned poll_pair(struct local_pair *pair)
     if (pair->state < LOCAL_ENDING && local_pair_is_reading(pair)) events += local_pair_ask_helpers(pair);
     if (pair->state == LOCAL_CONNECTED) {
         events += local_take_slots(pair, SLOTS_PER_POLL);
-        if (pair->carried != pair->posted || pair->has_posted) events += local_carry(pair);
-        if (pair->completed != pair->posted) events += local_complete(pair);
+        if (pair->queue.carried != pair->queue.posted || pair->rings.has_posted) events += local_carry(pair);
+        if (pair->queue.completed != pair->queue.posted) events += local_complete(pair);
     }
     if (pair->state == LOCAL_ENDING) {
         local_pair_end(pair);
@@ -202,18 +204,17 @@ static void set_states(struct local_provider *provider, bool is_asleep)
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         if (pair->state != LOCAL_CONNECTED) continue;
         uint32_t state = provider->sleeps * LOCAL_STATE_SLEEPS;
-        if (is_asleep) state |= LOCAL_STATE_SLEEPING | (pair->is_stalled ? LOCAL_STATE_STALLED : 0);
-        atomic_store_explicit(&pair->in.head->state, state, memory_order_relaxed);
+        if (is_asleep) state |= LOCAL_STATE_SLEEPING | (pair->rings.is_stalled ? LOCAL_STATE_STALLED : 0);
+        atomic_store_explicit(&pair->rings.in.head->state, state, memory_order_relaxed);
     }
 }
 
-/* Memory is being read by a helper thread, ours or the peer's. One that never comes to an end is nothing to sleep for:
- * others may be served. */
+/* Whether a helper, ours or the peer's, reads memory and is expected to be done soon. */
 static bool is_reading(const struct local_pair *pair)
 {
-    bool is_under_way = pair->reading.is_under_way || pair->reads_posted != pair->reads_answered;
+    bool is_under_way = pair->reading.is_under_way || pair->queue.reads_posted != pair->queue.reads_answered;
     return is_under_way && pair->state == LOCAL_CONNECTED &&
-           pair->provider->next_look_ns - pair->read_began_ns < LONGEST_READ_NS;
+           pair->provider->next_look_ns - pair->queue.read_began_ns < LONGEST_READ_NS;
 }
 
 static unsigned provider_poll(struct tl_provider *base)
@@ -227,13 +228,13 @@ static unsigned provider_poll(struct tl_provider *base)
     while (link != &provider->pairs) {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         provider->cursor = link->next;
-        if (is_reading(pair) && pair->read_until_ns > base->helper_until_ns)
-            base->helper_until_ns = pair->read_until_ns;
+        if (is_reading(pair) && pair->queue.read_until_ns > base->helper_until_ns)
+            base->helper_until_ns = pair->queue.read_until_ns;
         events += poll_pair(pair);
         link = provider->cursor;
     }
     provider->cursor = NULL;
-    /* The reactor does not sleep then. */
+    /* There were events, so that the reactor does not sleep. */
     if (events > 0 && provider->is_armed) {
         set_states(provider, false);
         provider->is_armed = false;
@@ -247,7 +248,7 @@ static bool provider_arm(struct tl_provider *base)
     provider->sleeps++;
     provider->is_armed = true;
     set_states(provider, true);
-    /* A peer sees that we sleep, or the poll that follows sees what it has posted. */
+    /* Either a peer sees that we sleep, or the poll that follows sees what it has posted. */
     atomic_thread_fence(memory_order_seq_cst);
     return true;
 }
@@ -269,7 +270,7 @@ static bool provider_sleep(struct tl_provider *base, int other, int64_t timeout_
     }
     if (other < 0) return false;
     if (other != provider->other_fd) {
-        if (!watch(provider, other, OTHER_NUMBER)) return true; /* without memory nobody sleeps */
+        if (!watch(provider, other, OTHER_NUMBER)) return true; /* without memory there is no sleep */
         provider->other_fd = other;
     }
     return provider->wakeup_count == 0 && take_wakeups(provider, timeout_ns);
@@ -361,7 +362,7 @@ static enum tl_status open_descriptors(struct local_provider *provider, struct t
     return tl_error_set_errno(ret_error, errno, "cannot watch the descriptors of the local transport");
 }
 
-/* What a sandbox, or the folder, does not allow is better known now than with the first peer. */
+/* Makes an accept socket in vain: what a sandbox or the folder forbids is better known now than with the first peer. */
 static enum tl_status try_accept_socket(const struct local_provider *provider, struct tl_error *ret_error)
 {
     struct local_address unused = {.name_bytes = 0};
@@ -375,7 +376,7 @@ static enum tl_status try_accept_socket(const struct local_provider *provider, s
     return TL_OK;
 }
 
-/* A sandbox may forbid shared memory, which is better known now than with the first peer. */
+/* Makes shared memory in vain: a sandbox may forbid it. */
 static enum tl_status try_memory(struct tl_error *ret_error)
 {
     int fd;

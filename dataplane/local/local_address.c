@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bytes with which the queue pairs of two local providers are introduced, over the control plane. */
+/* The address of a queue pair as it travels over the control plane. */
 #include <string.h>
 
 #include "base/error.h"

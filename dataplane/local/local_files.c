@@ -2,13 +2,13 @@
 /*
  * Files of published tensors that a peer may map.
  *
- * Happy path: who shares a file passes its descriptor over the socket, once, with a number; messages name the number.
- * The packet is in the peer's socket before the message is in its ring, and taken from there before the message is: the
- * file is mapped when it is named. It stays known until LOCAL_FILES others have come. Memory, which
- * would not be free so long, is passed each time, and forgotten when it was named.
+ * Happy path: the owner of a file passes its descriptor over the socket, once, with a number; messages name the number.
+ * The packet is in the peer's socket before the message is in its ring, and is taken first, so that the file is mapped
+ * when it is named. It stays known until LOCAL_FILES others have come. Memory is passed each time and forgotten once it
+ * was named, because it could not be freed before.
  *
- * Failure modes: a socket that is full, a number that was forgotten, a file that is not any more what its owner has
- * opened, or none that can be mapped: an error, after which the tensor is copied.
+ * Failure modes: the socket is full, the number was forgotten, the file has changed since its owner opened it, or it
+ * cannot be mapped: an error, after which the tensor is copied.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@
 #include "dataplane/local/local_helper.h"
 #include "tensor/mapped_file.h"
 
-/* Wire form of what names a file. */
+/* How a descriptor names a file, as it travels. */
 struct file_name {
     uint64_t number;
 };
@@ -30,16 +30,16 @@ struct file_name {
 static uint64_t find_shared(const struct local_pair *pair, uint64_t file_id)
 {
     for (unsigned i = 0; i < LOCAL_FILES; i++) {
-        if (pair->shared_files[i].file_id == file_id) return pair->shared_files[i].number;
+        if (pair->files.shared[i].file_id == file_id) return pair->files.shared[i].number;
     }
     return 0;
 }
 
-/* 0: not now. */
+/* Returns the number of the file; 0: it cannot be passed now. */
 static uint64_t pass(struct local_pair *pair, const struct tl_mapped_file *file)
 {
     struct tl_file_stamp stamp;
-    uint64_t number = pair->last_shared_file + 1;
+    uint64_t number = pair->files.last_shared + 1;
     tl_mapped_file_get_stamp(file, &stamp);
     const struct local_file_packet packet = {.kind = LOCAL_PACKET_FILE,
                                              .number = number,
@@ -47,8 +47,8 @@ static uint64_t pass(struct local_pair *pair, const struct tl_mapped_file *file)
                                              .modified_seconds = stamp.modified_seconds,
                                              .modified_ns = stamp.modified_ns};
     if (!local_send_counted(pair, &packet, sizeof(packet), tl_mapped_file_fd(file))) return 0;
-    pair->last_shared_file = number;
-    pair->shared_files[number % LOCAL_FILES] =
+    pair->files.last_shared = number;
+    pair->files.shared[number % LOCAL_FILES] =
         (struct local_shared_file){.number = number, .file_id = tl_mapped_file_id(file)};
     return number;
 }
@@ -59,8 +59,8 @@ enum tl_status local_share(struct tl_queue_pair *base, struct tl_mapped_file *fi
     struct local_pair *pair = local_pair_of(base);
     const char *name = base->provider->name;
     if (pair->state != LOCAL_CONNECTED) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: not connected", name);
-    if (pair->shared_files == NULL) pair->shared_files = calloc(LOCAL_FILES, sizeof(*pair->shared_files));
-    if (pair->shared_files == NULL) {
+    if (pair->files.shared == NULL) pair->files.shared = calloc(LOCAL_FILES, sizeof(*pair->files.shared));
+    if (pair->files.shared == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory to share files", name);
     }
     struct file_name name_of_file = {.number = 0};
@@ -83,7 +83,7 @@ void local_file_free(struct local_peer_file *file)
     *file = (struct local_peer_file){0};
 }
 
-/* Forgets what is known in that place; a thread unmaps it. */
+/* Forgets the file in that place; a thread unmaps it. */
 static void forget(struct local_peer_file *known)
 {
     struct local_peer_file *copy = known->file != NULL ? malloc(sizeof(*copy)) : NULL;
@@ -96,7 +96,7 @@ static void forget(struct local_peer_file *known)
     *known = (struct local_peer_file){0};
 }
 
-/* The path of the file, if it has one here; else a word for it. */
+/* Returns the path of the file, if it has one here, or else words for it. */
 static const char *describe(int fd, char *buffer, size_t capacity)
 {
     char link[32];
@@ -111,20 +111,20 @@ void local_file_came(struct local_pair *pair, const struct local_file_packet *pa
 {
     char path[512];
     struct tl_error error;
-    if (packet->number > pair->last_peer_file && pair->peer_files == NULL)
-        pair->peer_files = calloc(LOCAL_FILES, sizeof(*pair->peer_files));
-    if (packet->number <= pair->last_peer_file || pair->peer_files == NULL) {
+    if (packet->number > pair->files.last_peers && pair->files.peers == NULL)
+        pair->files.peers = calloc(LOCAL_FILES, sizeof(*pair->files.peers));
+    if (packet->number <= pair->files.last_peers || pair->files.peers == NULL) {
         close(fd);
-        if (packet->number <= pair->last_peer_file) local_pair_violation(pair, "a file with a wrong number");
+        if (packet->number <= pair->files.last_peers) local_pair_violation(pair, "a file with a wrong number");
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no memory for the peer's files");
         return;
     }
-    struct local_peer_file *known = &pair->peer_files[packet->number % LOCAL_FILES];
+    struct local_peer_file *known = &pair->files.peers[packet->number % LOCAL_FILES];
     const struct tl_file_stamp stamp = {.size_bytes = packet->size_bytes,
                                         .modified_seconds = packet->modified_seconds,
                                         .modified_ns = packet->modified_ns};
     forget(known);
-    known->number = pair->last_peer_file = packet->number;
+    known->number = pair->files.last_peers = packet->number;
     if (tl_mapped_file_adopt(fd, &stamp, describe(fd, path, sizeof(path)), &known->file, &error) == TL_OK) return;
     known->refusal = malloc(sizeof(*known->refusal));
     if (known->refusal != NULL) *known->refusal = error;
@@ -132,8 +132,8 @@ void local_file_came(struct local_pair *pair, const struct local_file_packet *pa
 
 static struct local_peer_file *find(const struct local_pair *pair, uint64_t number)
 {
-    if (pair->peer_files == NULL || number == 0) return NULL;
-    struct local_peer_file *known = &pair->peer_files[number % LOCAL_FILES];
+    if (pair->files.peers == NULL || number == 0) return NULL;
+    struct local_peer_file *known = &pair->files.peers[number % LOCAL_FILES];
     return known->number == number ? known : NULL;
 }
 

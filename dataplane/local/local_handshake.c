@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How two queue pairs get connected. Each side does the same, as soon as it has been told of the other one:
+ * How two queue pairs are connected. Each side does the same as soon as it knows the address of the other one:
  *
  *   we  -- HELLO, an end of our control socket, our ring -->  the peer's accept socket
  *   our accept socket  <-- HELLO, an end of its control socket, its ring --  the peer
  *
- * A control socket is a socket pair: we hear on one end, the peer speaks on the other. What is in an accept socket was
- * put there by somebody who knows its token. The packet is looked at where it is, with the process that has sent it;
- * only when both are right it is taken, with the descriptors. Then a helper tries to read the peer's memory.
+ * A control socket is a socket pair: we read from one end, and the peer writes to the other. What is in an accept
+ * socket was put there by a process that knows its token. The packet is looked at where it is, with the process that
+ * has sent it; only when both are right it is taken, with the descriptors. Then a helper tries to read the peer's
+ * memory.
  *
- * Failure modes: nobody at the accept socket, a peer of a user who may not, a HELLO that cannot be, a peer that hangs
- * up: the queue pair breaks.
+ * Failure modes: there is no such accept socket, the peer belongs to another user, sends a HELLO that cannot be, or
+ * closes: the queue pair breaks.
  */
 #include <errno.h>
 #include <string.h>
@@ -28,18 +29,18 @@ static void close_fd(int *fd)
 
 enum tl_status local_shake_hands(struct local_pair *pair, struct tl_error *ret_error)
 {
-    const int fds[LOCAL_HELLO_DESCRIPTORS] = {pair->peers_end, pair->in_fd};
+    const int fds[LOCAL_HELLO_DESCRIPTORS] = {pair->sockets.peers_end, pair->sockets.ring};
     struct local_hello hello = {.kind = LOCAL_PACKET_HELLO,
                                 .protocol = LOCAL_PROTOCOL,
-                                .slot_count = pair->in.slot_count,
-                                .proof_address = (uintptr_t)&pair->proof,
-                                .proof = pair->proof};
+                                .slot_count = pair->rings.in.slot_count,
+                                .proof_address = (uintptr_t)&pair->proof.own,
+                                .proof = pair->proof.own};
     memcpy(hello.from, pair->self.token, LOCAL_TOKEN_BYTES);
     memcpy(hello.to, pair->peer.token, LOCAL_TOKEN_BYTES);
-    enum tl_status status = local_call(pair->provider, pair->accept_socket, &pair->peer, &hello, fds, ret_error);
+    enum tl_status status = local_call(pair->provider, pair->sockets.accept, &pair->peer, &hello, fds, ret_error);
     if (status != TL_OK) return status;
-    close_fd(&pair->peers_end);
-    close_fd(&pair->in_fd);
+    close_fd(&pair->sockets.peers_end);
+    close_fd(&pair->sockets.ring);
     return TL_OK;
 }
 
@@ -49,19 +50,19 @@ static bool is_for(const struct local_pair *pair, const struct local_hello *hell
            memcmp(hello->to, pair->self.token, LOCAL_TOKEN_BYTES) == 0;
 }
 
-/* Connects the pair, whose peer's memory can be read, or not for this reason. */
+/* Connects the pair. refusal: why the peer's memory cannot be read; NULL: it can. */
 static void complete_handshake(struct local_pair *pair, const char *refusal)
 {
     pair->base.outside_refusal = refusal;
     pair->state = LOCAL_CONNECTED;
     pair->has_connected = true;
-    pair->must_hear = pair->provider->must_look = true;
+    pair->packets.must_hear = pair->provider->must_look = true;
 }
 
 void local_proof_was_read(struct local_pair *pair, int error)
 {
     struct tl_error refusal;
-    bool is_right = error == 0 && pair->read_proof == pair->peers_proof;
+    bool is_right = error == 0 && pair->proof.read == pair->proof.peers;
     if (!is_right) {
         (void)tl_error_set(&refusal, TL_PERMISSION_DENIED,
                            "this process may not read the peer's memory: %s (process_vm_readv; see "
@@ -77,10 +78,10 @@ static void try_reading(struct local_pair *pair, const struct local_hello *hello
     struct tl_error error;
     const struct local_reading reading = {.peer = pair->credentials.pid,
                                           .source = hello->proof_address,
-                                          .destination = (uint8_t *)&pair->read_proof,
-                                          .len_bytes = sizeof(pair->read_proof),
+                                          .destination = (uint8_t *)&pair->proof.read,
+                                          .len_bytes = sizeof(pair->proof.read),
                                           .is_buffered = true};
-    pair->peers_proof = hello->proof;
+    pair->proof.peers = hello->proof;
     if (local_helper_read(pair->helper, &reading, &error) != TL_OK)
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
 }
@@ -88,14 +89,14 @@ static void try_reading(struct local_pair *pair, const struct local_hello *hello
 /* Watches the peer's process. Returns false when the pair is broken. */
 static bool watch_process(struct local_pair *pair)
 {
-    pair->process_fd = local_process_fd(pair->credentials.pid);
-    bool is_missing = pair->process_fd < 0 && pair->credentials.pid > 0;
+    pair->sockets.process = local_process_fd(pair->credentials.pid);
+    bool is_missing = pair->sockets.process < 0 && pair->credentials.pid > 0;
     if (is_missing && (errno == EMFILE || errno == ENFILE)) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no descriptor for the peer's process: %s", strerror(errno));
     } else if (is_missing && errno == ESRCH) {
         local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
-    } else if (pair->process_fd >= 0 &&
-               !local_watch_socket(pair->provider, pair->process_fd, pair->number | LOCAL_PROCESS_NUMBER)) {
+    } else if (pair->sockets.process >= 0 &&
+               !local_watch_socket(pair->provider, pair->sockets.process, pair->number | LOCAL_PROCESS_NUMBER)) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
     }
     return pair->state == LOCAL_CALLING;
@@ -108,7 +109,7 @@ static void use_hello(struct local_pair *pair, const struct local_hello *hello)
         complete_handshake(pair, "memory outside of the pool is copied, as the settings say (local.process_vm)");
     } else if (pair->credentials.pid <= 0) {
         complete_handshake(pair, "the peer's process is in another container, its memory cannot be read");
-    } else if (pair->process_fd < 0) { /* Another process may get its number. */
+    } else if (pair->sockets.process < 0) { /* Another process may get its number. */
         complete_handshake(pair, "this kernel does not tell when the peer's process ends (pidfd_open)");
     } else {
         try_reading(pair, hello);
@@ -122,7 +123,7 @@ static void take_hello(struct local_pair *pair)
     struct tl_error error;
     void *ring = NULL;
     int fds[LOCAL_HELLO_DESCRIPTORS];
-    enum local_received received = local_receive(pair->accept_socket, &packet, fds);
+    enum local_received received = local_receive(pair->sockets.accept, &packet, fds);
     if (received == LOCAL_RECEIVED_NO_DESCRIPTOR) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, LOCAL_NO_DESCRIPTOR);
     } else if (received != LOCAL_RECEIVED_PACKET) {
@@ -133,9 +134,9 @@ static void take_hello(struct local_pair *pair)
         local_pair_violation(pair, error.message);
     }
     if (fds[1] >= 0) close(fds[1]);
-    pair->out_socket = fds[0];
+    pair->sockets.out = fds[0];
     if (ring == NULL) return;
-    local_ring_place(&pair->out, ring, packet.hello.slot_count);
+    local_ring_place(&pair->rings.out, ring, packet.hello.slot_count);
     use_hello(pair, &packet.hello);
 }
 
@@ -143,8 +144,8 @@ unsigned local_read_accept_socket(struct local_pair *pair)
 {
     union local_packet packet;
     struct tl_error error;
-    if (pair->out.head != NULL) return 0; /* whether the peer's memory can be read is not known yet */
-    enum local_received received = local_look_at(pair->accept_socket, &packet, &pair->credentials);
+    if (pair->rings.out.head != NULL) return 0; /* whether the peer's memory can be read is not known yet */
+    enum local_received received = local_look_at(pair->sockets.accept, &packet, &pair->credentials);
     if (received == LOCAL_RECEIVED_NOTHING && local_peer_lives(pair)) return 0;
     if (received == LOCAL_RECEIVED_NOTHING) {
         local_pair_break(pair, TL_UNAVAILABLE,
@@ -155,10 +156,10 @@ unsigned local_read_accept_socket(struct local_pair *pair)
     } else if (local_check_user(pair->provider, pair->credentials.uid, &error) != TL_OK) {
         local_pair_break(pair, error.code, "%s", error.message);
     } else {
-        local_forget_socket(pair->provider, pair->accept_socket);
+        local_forget_socket(pair->provider, pair->sockets.accept);
         local_accept_socket_remove_name(&pair->self);
         take_hello(pair);
-        close_fd(&pair->accept_socket);
+        close_fd(&pair->sockets.accept);
     }
     return 1;
 }

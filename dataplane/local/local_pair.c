@@ -2,10 +2,10 @@
 /*
  * The life of a queue pair of the local provider.
  *
- * The end: whoever ends it, poll marks the ring as closed, and then takes what the peer has posted until then: what it
- * posts later it finds refused, so that a write that it takes for done has arrived. Then nothing of
- * the peer's is mapped here any more. What the peer has mapped of ours it can write until it unmaps it: that memory was
- * made for it alone.
+ * At the end poll marks the ring as closed, and then takes what the peer has posted until then. The peer finds what it
+ * posts later refused, so that a write that it reports as done has arrived. When no call writes to memory of ours any
+ * more, nothing of the peer's stays mapped here. The peer can write to segments of ours until it unmaps them: that
+ * memory was made for it alone.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -23,7 +23,7 @@
 #include "dataplane/local/local_helper.h"
 #include "dataplane/memory/pages.h"
 
-/* Of packets of one pair, in one look at the sockets. */
+/* Packets of one pair that are taken in one look at the sockets. */
 #define PACKETS_PER_LOOK 64
 
 /* ------------------------------------------------------------------------------------------------------ making -- */
@@ -41,20 +41,20 @@ static enum tl_status make_ring(struct local_pair *pair, uint32_t slot_count, st
     void *address;
     slot_count = power_of_two(slot_count);
     enum tl_status status = local_memory_make("tensorlane-ring", local_ring_bytes(slot_count), LOCAL_PAGES_SMALL,
-                                              &pair->in_fd, &address, ret_error);
-    if (status == TL_OK) local_ring_place(&pair->in, address, slot_count);
+                                              &pair->sockets.ring, &address, ret_error);
+    if (status == TL_OK) local_ring_place(&pair->rings.in, address, slot_count);
     return status;
 }
 
-/* Our control socket, the accept socket, and what the peer is told. */
+/* Makes our control socket and the accept socket. */
 static enum tl_status make_sockets(struct local_pair *pair, struct tl_error *ret_error)
 {
-    enum tl_status status = local_control_socket_make(&pair->in_socket, &pair->peers_end, ret_error);
+    enum tl_status status = local_control_socket_make(&pair->sockets.in, &pair->sockets.peers_end, ret_error);
     if (status == TL_OK)
-        status = local_accept_socket_open(pair->provider, &pair->self, &pair->accept_socket, ret_error);
+        status = local_accept_socket_open(pair->provider, &pair->self, &pair->sockets.accept, ret_error);
     if (status != TL_OK) return status;
-    if (local_watch_socket(pair->provider, pair->in_socket, pair->number) &&
-        local_watch_socket(pair->provider, pair->accept_socket, pair->number))
+    if (local_watch_socket(pair->provider, pair->sockets.in, pair->number) &&
+        local_watch_socket(pair->provider, pair->sockets.accept, pair->number))
         return TL_OK;
     return tl_error_set_errno(ret_error, errno, "the peer cannot be watched");
 }
@@ -76,20 +76,21 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     pair->provider = provider;
     pair->events = *events;
     pair->owner = owner;
-    pair->accept_socket = pair->in_socket = pair->peers_end = pair->out_socket = pair->process_fd = pair->in_fd = -1;
+    pair->sockets.accept = pair->sockets.in = pair->sockets.peers_end = pair->sockets.out = pair->sockets.process =
+        pair->sockets.ring = -1;
     pair->number = ++provider->last_number;
-    pair->work_count = options->work_count;
-    pair->work_mask = power_of_two(options->work_count) - 1;
-    pair->proof = tl_random_u64();
-    pair->next_attached = pair->next_mapped = 1;
+    pair->queue.limit = options->work_count;
+    pair->queue.mask = power_of_two(options->work_count) - 1;
+    pair->proof.own = tl_random_u64();
+    pair->attachments.next_number = pair->mappings.next_number = 1;
     local_choose_token(pair->self.token);
     memcpy(pair->self.host_id, provider->host_id, TL_HOST_ID_BYTES);
     tl_list_push_back(&provider->pairs, &pair->link);
     provider->pair_count++;
-    pair->works = calloc((size_t)pair->work_mask + 1, sizeof(*pair->works));
+    pair->queue.works = calloc((size_t)pair->queue.mask + 1, sizeof(*pair->queue.works));
     pair->helper = local_helper_create(provider->done_fd);
     pair->second = local_helper_create(provider->done_fd);
-    enum tl_status status = pair->works != NULL && pair->helper != NULL && pair->second != NULL
+    enum tl_status status = pair->queue.works != NULL && pair->helper != NULL && pair->second != NULL
                                 ? make_ring(pair, options->slot_count, ret_error)
                                 : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
     if (status == TL_OK) status = make_sockets(pair, ret_error);
@@ -124,7 +125,7 @@ enum tl_status local_pair_connect(struct tl_queue_pair *base, const struct tl_pa
     status = local_shake_hands(pair, &error);
     if (status != TL_OK) return tl_error_set(ret_error, status, "%s: %.960s", name, error.message);
     pair->state = LOCAL_CALLING;
-    pair->must_hear = pair->provider->must_look = true; /* the peer may have called already */
+    pair->packets.must_hear = pair->provider->must_look = true; /* the peer may have called already */
     return TL_OK;
 }
 
@@ -158,7 +159,7 @@ void local_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *re
 
 static void detach(struct local_pair *pair, uint32_t number)
 {
-    struct local_mapped *mapped = local_find_attached(pair, number), *copy;
+    struct local_mapped *mapped = local_mappings_find(&pair->mappings, number), *copy;
     if (mapped == NULL) {
         local_pair_violation(pair, "the end of an unknown segment");
         return;
@@ -170,15 +171,15 @@ static void detach(struct local_pair *pair, uint32_t number)
     } else {
         local_unmap(mapped);
     }
-    local_detach(pair, mapped);
+    local_mappings_remove(&pair->mappings, mapped);
 }
 
-/* Uses a packet of the control socket, with the descriptors that it has: of its kind there are as many as belong. */
+/* Uses a packet of the control socket and its descriptors, of which it has as many as its kind needs. */
 static void handle_packet(struct local_pair *pair, const union local_packet *packet, const int *fds)
 {
     struct tl_error error;
     if (packet->kind == LOCAL_PACKET_WAKE) return;
-    pair->packets_received++;
+    pair->packets.received++;
     if (packet->kind == LOCAL_PACKET_FILE) {
         local_file_came(pair, &packet->file, fds[0]);
         return;
@@ -187,7 +188,7 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
         detach(pair, packet->segment.number);
     } else if (packet->kind == LOCAL_PACKET_HELLO) {
         local_pair_violation(pair, "a second hello");
-    } else if (local_attach(pair, &packet->segment, fds[0], &error) != TL_OK) {
+    } else if (local_mappings_add(&pair->mappings, &packet->segment, fds[0], &error) != TL_OK) {
         local_pair_violation(pair, error.message);
     }
     for (unsigned i = 0; i < LOCAL_HELLO_DESCRIPTORS; i++)
@@ -217,15 +218,15 @@ unsigned local_pair_ask_helpers(struct local_pair *pair)
 
 unsigned local_pair_hear(struct local_pair *pair)
 {
-    pair->must_hear = false;
-    pair->heard_sleeps = pair->provider->sleeps;
+    pair->packets.must_hear = false;
+    pair->packets.heard_sleeps = pair->provider->sleeps;
     if (pair->state == LOCAL_CALLING) return local_read_accept_socket(pair);
-    /* The kernel tells of packets once: all of them are read, unless there is no end of them. */
+    /* The epoll descriptor tells of packets once, so that all of them are taken, up to a limit. */
     for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
         union local_packet packet;
         int fds[LOCAL_HELLO_DESCRIPTORS];
         if (pair->state != LOCAL_CONNECTED) return i;
-        switch (local_receive(pair->in_socket, &packet, fds)) {
+        switch (local_receive(pair->sockets.in, &packet, fds)) {
         case LOCAL_RECEIVED_PACKET:
             handle_packet(pair, &packet, fds);
             break;
@@ -243,7 +244,7 @@ unsigned local_pair_hear(struct local_pair *pair)
             return i + 1;
         }
     }
-    pair->must_hear = true;
+    pair->packets.must_hear = true;
     pair->provider->must_look = true;
     return PACKETS_PER_LOOK;
 }
@@ -267,45 +268,45 @@ static void hand_over_socket(struct local_pair *pair, int *socket, struct local_
 
 static void release(struct local_pair *pair)
 {
-    struct local_leftovers leftovers = {.ring = pair->out,
-                                        .mapped = pair->mapped,
-                                        .mapped_count = pair->mapped_count,
-                                        .files = pair->peer_files,
-                                        .file_count = pair->peer_files != NULL ? LOCAL_FILES : 0};
-    if (pair->accept_socket >= 0) local_accept_socket_remove_name(&pair->self);
-    hand_over_socket(pair, &pair->accept_socket, &leftovers);
-    hand_over_socket(pair, &pair->in_socket, &leftovers);
-    hand_over_socket(pair, &pair->out_socket, &leftovers);
+    struct local_leftovers leftovers = {.ring = pair->rings.out,
+                                        .mapped = pair->mappings.entries,
+                                        .mapped_count = pair->mappings.count,
+                                        .files = pair->files.peers,
+                                        .file_count = pair->files.peers != NULL ? LOCAL_FILES : 0};
+    if (pair->sockets.accept >= 0) local_accept_socket_remove_name(&pair->self);
+    hand_over_socket(pair, &pair->sockets.accept, &leftovers);
+    hand_over_socket(pair, &pair->sockets.in, &leftovers);
+    hand_over_socket(pair, &pair->sockets.out, &leftovers);
     local_drop(&leftovers);
     struct local_helper *const helpers[] = {pair->helper, pair->second};
     for (unsigned i = 0; i < TL_ARRAY_COUNT(helpers); i++)
         local_helper_destroy(helpers[i]);
     pair->helper = pair->second = NULL;
-    close_fd(&pair->peers_end);
-    close_fd(&pair->process_fd);
-    close_fd(&pair->in_fd);
-    local_ring_unmap(&pair->in);
-    pair->out.head = NULL;
-    pair->mapped = NULL;
-    pair->mapped_count = pair->mapped_capacity = 0;
-    pair->peer_files = NULL;
-    free(pair->shared_files);
-    free(pair->attached);
-    pair->shared_files = NULL;
-    free(pair->exposed);
-    pair->attached = NULL;
-    pair->attached_count = pair->attached_unsent = 0;
-    pair->exposed = NULL;
-    pair->exposed_count = 0;
+    close_fd(&pair->sockets.peers_end);
+    close_fd(&pair->sockets.process);
+    close_fd(&pair->sockets.ring);
+    local_ring_unmap(&pair->rings.in);
+    pair->rings.out.head = NULL;
+    pair->mappings.entries = NULL;
+    pair->mappings.count = pair->mappings.capacity = 0;
+    pair->files.peers = NULL;
+    free(pair->files.shared);
+    free(pair->attachments.entries);
+    pair->files.shared = NULL;
+    free(pair->exposures.entries);
+    pair->attachments.entries = NULL;
+    pair->attachments.count = pair->attachments.unsent = 0;
+    pair->exposures.entries = NULL;
+    pair->exposures.count = 0;
 }
 
 void local_pair_end(struct local_pair *pair)
 {
     if (pair->has_connected) {
-        atomic_fetch_or_explicit(&pair->in.head->state, LOCAL_STATE_CLOSED, memory_order_seq_cst);
+        atomic_fetch_or_explicit(&pair->rings.in.head->state, LOCAL_STATE_CLOSED, memory_order_seq_cst);
         atomic_thread_fence(memory_order_seq_cst);
-        /* What was posted before the peer could see that. */
-        if (!pair->is_distrusted) (void)local_take_slots(pair, pair->in.slot_count);
+        /* What was posted before the peer could see that has arrived. */
+        if (!pair->is_distrusted) (void)local_take_slots(pair, pair->rings.in.slot_count);
         (void)local_complete(pair);
     }
     pair->state = LOCAL_DRAINING;
@@ -333,6 +334,6 @@ void local_pair_destroy(struct tl_queue_pair *base)
     tl_list_remove(&pair->link);
     provider->pair_count--;
     if (pair->state == LOCAL_NEW) release(pair);
-    free(pair->works);
+    free(pair->queue.works);
     free(pair);
 }

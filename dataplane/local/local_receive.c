@@ -2,10 +2,10 @@
 /*
  * Receiving: what the peer has put into our ring, and its segments.
  *
- * Slots are taken in order by their turn, each field read once; what they say is compared with our own records. A slot
- * waits until the packets have been heard that were sent before it. One that asks to read is carried out by helper
- * threads, with the peer's process as the source: when the last byte has been read the peer must still live and not
- * have closed, else what was read may be anything.
+ * Slots are taken in order of their sequence number, and each field is read once; what it says is compared with our own
+ * records. A slot waits until the packets were taken that the peer has sent before it. A slot that asks to read is
+ * carried out by helpers: when the last byte was read the peer must still live and not have closed, because what was
+ * read may be anything otherwise.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -25,46 +25,36 @@
 bool local_peer_lives(const struct local_pair *pair)
 {
     struct pollfd descriptors[] = {
-        {.fd = pair->in_socket, .events = POLLRDHUP},
-        {.fd = pair->process_fd, .events = POLLIN}, /* a negative one is passed over */
+        {.fd = pair->sockets.in, .events = POLLRDHUP},
+        {.fd = pair->sockets.process, .events = POLLIN}, /* poll ignores a negative one */
     };
     if (poll(descriptors, TL_ARRAY_COUNT(descriptors), 0) <= 0) return true;
     return (descriptors[0].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0 && descriptors[1].revents == 0;
 }
 
-/* Where the read goes; NULL: to nowhere that is exposed. */
-static uint8_t *find_exposed(const struct local_pair *pair, const struct local_slot_read *reading)
-{
-    if (reading->exposure >= pair->exposed_count) return NULL;
-    const struct local_exposed *exposed = &pair->exposed[reading->exposure];
-    bool is_exposed = exposed->address != NULL && exposed->generation == reading->generation &&
-                      reading->offset_bytes <= exposed->len_bytes &&
-                      reading->len_bytes <= exposed->len_bytes - reading->offset_bytes;
-    return is_exposed ? exposed->address + reading->offset_bytes : NULL;
-}
-
-/* The peer may use the slot again; it is told of a quarter of the ring at a time. */
+/* Lets the peer use the slot again; it is told of a quarter of the ring at a time. */
 static void consume(struct local_pair *pair)
 {
-    uint32_t next = ++pair->in.next;
-    if ((next & (pair->in.slot_count / 4 - 1)) != 0 || pair->state != LOCAL_CONNECTED) return;
-    atomic_store_explicit(&pair->in.head->consumed, next, memory_order_release);
+    uint32_t next = ++pair->rings.in.next;
+    if ((next & (pair->rings.in.slot_count / 4 - 1)) != 0 || pair->state != LOCAL_CONNECTED) return;
+    atomic_store_explicit(&pair->rings.in.head->consumed, next, memory_order_release);
     local_look_at_peer(pair, false);
 }
 
-/* All has been read, unless the peer has died or closed meanwhile. */
+/* Everything was read, unless the peer has died or closed meanwhile. */
 static void finish_reading(struct local_pair *pair)
 {
     struct local_slot_read *reading = &pair->reading;
-    bool is_closed = (atomic_load_explicit(&pair->out.head->state, memory_order_acquire) & LOCAL_STATE_CLOSED) != 0;
+    bool is_closed =
+        (atomic_load_explicit(&pair->rings.out.head->state, memory_order_acquire) & LOCAL_STATE_CLOSED) != 0;
     if (is_closed || !local_peer_lives(pair)) {
         local_pair_break(pair, TL_UNAVAILABLE, "the peer has gone while its memory was read");
         return;
     }
     reading->is_under_way = false;
     consume(pair);
-    atomic_store_explicit(&pair->out.head->answered, ++pair->answered, memory_order_release);
-    pair->has_posted = true;
+    atomic_store_explicit(&pair->rings.out.head->answered, ++pair->rings.answered, memory_order_release);
+    pair->rings.has_posted = true;
     local_look_at_peer(pair, true);
     if (reading->has_immediate) pair->events.immediate(pair->owner, reading->immediate, reading->len_bytes);
 }
@@ -86,7 +76,7 @@ static void read_part(struct local_pair *pair, struct local_helper *helper, uint
 static void start_reading(struct local_pair *pair)
 {
     const struct local_slot_read *reading = &pair->reading;
-    uint8_t *destination = find_exposed(pair, reading);
+    uint8_t *destination = local_exposures_find(&pair->exposures, reading);
     local_expect_read(pair, reading->len_bytes);
     if (destination == NULL || local_pair_is_reading(pair)) {
         local_pair_violation(pair, "a write to memory that is not exposed");
@@ -105,7 +95,7 @@ void local_part_is_read(struct local_pair *pair, int error)
 {
     if (error != 0) pair->reading.error = error;
     if (--pair->reading.parts_left > 0) return;
-    if (find_exposed(pair, &pair->reading) == NULL) {
+    if (local_exposures_find(&pair->exposures, &pair->reading) == NULL) {
         local_pair_violation(pair, "a write to memory that is not exposed");
     } else if (pair->reading.error != 0) {
         local_pair_break(pair, TL_UNAVAILABLE, "the peer's memory cannot be read: %s", strerror(pair->reading.error));
@@ -154,7 +144,7 @@ static void take(struct local_pair *pair, const struct local_slot *slot)
         return;
     }
     case LOCAL_SLOT_READ:
-        /* The source is not to be read any more when we end. */
+        /* At the end the source may not be read any more. */
         if (pair->state == LOCAL_CONNECTED) begin_reading(pair, slot);
         return;
     default:
@@ -163,14 +153,13 @@ static void take(struct local_pair *pair, const struct local_slot *slot)
     }
 }
 
-/* Packets that were sent before the next slot have not been heard yet. At the end nothing more is heard. */
+/* Whether the next slot waits for a packet that was sent before it. At the end no packet is taken any more. */
 static bool must_wait(struct local_pair *pair)
 {
     if (pair->state != LOCAL_CONNECTED) return false;
-    if (atomic_load_explicit(&pair->in.head->packets, memory_order_relaxed) == pair->packets_received) return false;
-    /* They are in the socket: one look finds them, if the number is right. */
-    if (pair->awaited_slot != pair->in.next + 1) pair->must_hear = pair->provider->must_look = true;
-    pair->awaited_slot = pair->in.next + 1;
+    if (atomic_load_explicit(&pair->rings.in.head->packets, memory_order_relaxed) == pair->packets.received)
+        return false;
+    pair->packets.must_hear = pair->provider->must_look = true; /* they are in the socket */
     return true;
 }
 
@@ -179,11 +168,12 @@ unsigned local_take_slots(struct local_pair *pair, unsigned most)
     enum local_state state = pair->state;
     unsigned count = 0;
     while (count < most && pair->state == state && !pair->reading.is_under_way) {
-        const struct local_slot *slot = local_ring_slot(&pair->in, pair->in.next);
-        if (atomic_load_explicit(&slot->sequence, memory_order_acquire) != pair->in.next + 1 || must_wait(pair)) break;
-        uint32_t next = pair->in.next;
+        const struct local_slot *slot = local_ring_slot(&pair->rings.in, pair->rings.in.next);
+        if (atomic_load_explicit(&slot->sequence, memory_order_acquire) != pair->rings.in.next + 1 || must_wait(pair))
+            break;
+        uint32_t next = pair->rings.in.next;
         take(pair, slot);
-        if (pair->in.next == next) return count + 1;
+        if (pair->rings.in.next == next) return count + 1;
         count++;
     }
     return count;
@@ -191,29 +181,29 @@ unsigned local_take_slots(struct local_pair *pair, unsigned most)
 
 /* ---------------------------------------------------------------------------------------------------- segments -- */
 
-static bool have_place(struct local_pair *pair)
+static bool have_place(struct local_mappings *mappings)
 {
-    if (pair->mapped_count < pair->mapped_capacity) return true;
-    size_t capacity = pair->mapped_capacity > 0 ? 2 * pair->mapped_capacity : 4;
-    struct local_mapped *mapped = realloc(pair->mapped, capacity * sizeof(*mapped));
-    if (mapped == NULL) return false;
-    pair->mapped = mapped;
-    pair->mapped_capacity = capacity;
+    if (mappings->count < mappings->capacity) return true;
+    size_t capacity = mappings->capacity > 0 ? 2 * mappings->capacity : 4;
+    struct local_mapped *entries = realloc(mappings->entries, capacity * sizeof(*entries));
+    if (entries == NULL) return false;
+    mappings->entries = entries;
+    mappings->capacity = capacity;
     return true;
 }
 
-enum tl_status local_attach(struct local_pair *pair, const struct local_segment_packet *packet, int fd,
-                            struct tl_error *ret_error)
+enum tl_status local_mappings_add(struct local_mappings *mappings, const struct local_segment_packet *packet, int fd,
+                                  struct tl_error *ret_error)
 {
     void *address;
     uint64_t len_bytes = packet->len_bytes;
-    if (packet->number != pair->next_mapped || pair->mapped_count == LOCAL_MAX_SEGMENTS) {
+    if (packet->number != mappings->next_number || mappings->count == LOCAL_MAX_SEGMENTS) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment out of turn, or too many");
     }
     if (len_bytes % TL_PAGE_BYTES != 0) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment that does not consist of pages");
     }
-    if (!have_place(pair)) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
+    if (!have_place(mappings)) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
     enum tl_status status = local_memory_map(fd, len_bytes, &address, ret_error);
     if (status != TL_OK) return status;
     struct local_mapped mapped = {.number = packet->number, .address = address, .len_bytes = len_bytes};
@@ -224,8 +214,8 @@ enum tl_status local_attach(struct local_pair *pair, const struct local_segment_
             return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
         }
     }
-    pair->mapped[pair->mapped_count++] = mapped;
-    pair->next_mapped++;
+    mappings->entries[mappings->count++] = mapped;
+    mappings->next_number++;
     return TL_OK;
 }
 
@@ -235,16 +225,16 @@ void local_unmap(struct local_mapped *mapped)
     free(mapped->has_pages);
 }
 
-struct local_mapped *local_find_attached(struct local_pair *pair, uint32_t number)
+struct local_mapped *local_mappings_find(struct local_mappings *mappings, uint32_t number)
 {
-    for (size_t i = pair->mapped_count; i-- > 0;) {
-        if (pair->mapped[i].number == number) return &pair->mapped[i];
+    for (size_t i = mappings->count; i-- > 0;) {
+        if (mappings->entries[i].number == number) return &mappings->entries[i];
     }
     return NULL;
 }
 
-void local_detach(struct local_pair *pair, struct local_mapped *mapped)
+void local_mappings_remove(struct local_mappings *mappings, struct local_mapped *mapped)
 {
-    size_t left = (size_t)(&pair->mapped[--pair->mapped_count] - mapped);
+    size_t left = (size_t)(&mappings->entries[--mappings->count] - mapped);
     memmove(mapped, mapped + 1, left * sizeof(*mapped));
 }

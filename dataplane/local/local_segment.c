@@ -2,8 +2,8 @@
 /*
  * Shared memory: memfds that cannot be made smaller, so that a mapping of them does not fault.
  *
- * Huge pages that the administrator has reserved come first, transparent ones second. What a peer has passed is mapped
- * only if it is sealed and as large as was said; then a seal of ours keeps its pages from being taken out of it.
+ * Huge pages that the administrator has reserved come first, transparent ones second. Memory that a peer has passed is
+ * mapped only if it is sealed and as large as the peer says; then a seal of ours keeps its pages in it.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -37,11 +37,11 @@
 #endif
 
 #define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
-/* A ring and a small segment: the pages of huge ones are asked for when a peer's is mapped, those of larger segments
- * when they are written. */
+/* Huge pages of a peer's memory of at most this size are asked for when it is mapped; those of larger segments are
+ * asked for when they are written. */
 #define MAX_HUGE_MAP_BYTES (UINT64_C(32) << 20)
 #define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
-/* Threads that get pages, of one provider. */
+/* Threads of one provider that get pages at a time. */
 #define MAX_POPULATERS 2
 
 /* ------------------------------------------------------------------------------------------------------ memory -- */
@@ -49,7 +49,7 @@
 static int make_memfd(const char *name, unsigned flags)
 {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL | flags);
-    /* Kernels before 6.3 do not know what keeps it from being executed. */
+    /* Kernels before 6.3 do not know MFD_NOEXEC_SEAL. */
     if (fd < 0 && errno == EINVAL) fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
     return fd;
 }
@@ -59,7 +59,7 @@ static void *map(int fd, uint64_t len_bytes)
     return mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 }
 
-/* -1: not possible. */
+/* Returns -1 with errno when it is not possible. */
 static int make_sized(const char *name, uint64_t len_bytes, unsigned flags, void **ret_address)
 {
     int fd = make_memfd(name, flags);
@@ -84,7 +84,7 @@ enum tl_status local_memory_make(const char *name, uint64_t len_bytes, enum loca
     if (pages == LOCAL_PAGES_HUGE && len_bytes % HUGE_PAGE_BYTES == 0) {
         fd = make_sized(name, len_bytes, MFD_HUGETLB | MFD_HUGE_2MB, ret_address);
     }
-    /* A container may be allowed to map them and not to touch them, which would end in a signal. */
+    /* A container may be allowed to map reserved pages and not to touch them, which would raise a signal. */
     if (fd >= 0 && madvise(*ret_address, len_bytes, MADV_POPULATE_WRITE) != 0) {
         tl_pages_unmap(*ret_address, len_bytes);
         close(fd);
@@ -109,7 +109,7 @@ static bool is_reserved(int fd)
     return fstatfs(fd, &system) == 0 && system.f_type == HUGETLBFS_MAGIC;
 }
 
-/* Both have mapped it: from now on nobody can punch holes into it. Kernels before 5.1 do not know that. */
+/* Both have mapped the memory: from now on no process can punch holes into it. Kernels before 5.1 do not know that. */
 static bool keep_pages(int fd)
 {
     return fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0 || errno == EINVAL ||
@@ -176,10 +176,9 @@ enum tl_status local_region_create(struct tl_provider *provider, void *address, 
     return make_region(provider, address, len_bytes, access, -1, ret_region, ret_error);
 }
 
-/* Gets the pages of a segment, from its end: the peer gets those that it is about to write, from the start, and two
- * processors share what takes longer than the copy. Where there are no pages the peer finds out, before it writes, and
- * takes another path. To read is to get a page as well, and where the peer has got it, to map it with its neighbours.
- */
+/* Gets the pages of a segment, from its end. The peer gets those that it is about to write, from the start, so that two
+ * processors share work that takes longer than the copy. Where there are no pages, the peer finds that out before it
+ * writes, and takes another path. Asking for reading is enough, as in have_pages of local_send.c. */
 static void *populate(void *argument)
 {
     struct local_region *region = argument;
@@ -194,7 +193,7 @@ static void *populate(void *argument)
     return NULL;
 }
 
-/* In a thread; without one before this returns. */
+/* Gets the pages in a thread; without a thread, before this returns. */
 static void start_populating(struct local_region *region)
 {
     struct tl_error error;
@@ -233,8 +232,7 @@ void local_region_destroy(struct tl_region *base)
         free(region);
         return;
     }
-    /* The peer that it was made for keeps its mapping until it is told; the reactor does that, and closes the segment.
-     */
+    /* The peer keeps its mapping until it is told. The reactor does that, and closes the segment. */
     const uint64_t one = 1;
     TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
     bool is_first = tl_list_is_empty(&provider->gone);

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The sockets of the local provider: accept sockets, at which peers call, and what passes over a connection.
+ * The sockets of the local provider: accept sockets, where peers call, and control sockets.
  *
- * An accept socket is a datagram socket with a name. The kernel asks its filter before it queues a packet, and drops in
- * the sender's own call what does not hold the token of the queue pair: nobody but the peer that was told it can leave
- * anything there. A connection is two socket pairs, one for each direction, each made by who receives: of a socket that
- * somebody else has as well the words can be written at any time, but not read.
+ * An accept socket is a datagram socket with a name. Its filter is run before a packet is queued: the kernel drops a
+ * packet without the token of the queue pair in the sender's own call, so that only the peer that was told the token
+ * can leave something there. A connection has two control sockets, one for each direction, each made by its reader.
  *
  * An accept socket that is a file gets its name only once it is bound: a name whose socket refuses calls belongs to a
- * process that has died, and is removed by whoever opens next. Nothing here ever blocks but local_receive.
+ * process that has died, and is removed by the next provider that opens in the folder. Nothing here blocks.
  */
 #include <dirent.h>
 #include <endian.h>
@@ -35,7 +34,7 @@
 #define NAME_PREFIX "tensorlane-"
 #define NAME_SUFFIX ".sock"
 #define UNFINISHED_SUFFIX ".new"
-/* A socket that was not given its name in that time never is. */
+/* A socket that was not given its name in that time never gets it. */
 #define UNFINISHED_SECONDS 60
 #define MAX_DESCRIPTORS 4
 
@@ -48,7 +47,7 @@ void local_choose_token(uint8_t ret_token[LOCAL_TOKEN_BYTES])
     memcpy(ret_token, token, sizeof(token));
 }
 
-/* Lets through only what holds the token where a HELLO has that of whom it is for. */
+/* Lets only a packet through that has the token where a HELLO has `to`. */
 static bool set_filter(int fd, const uint8_t *token)
 {
     enum { WORDS = LOCAL_TOKEN_BYTES / 4 };
@@ -140,7 +139,7 @@ static enum tl_status name_in_folder(const struct local_provider *provider, int 
     return tl_error_set_errno(ret_error, error, "cannot make a socket in %s (local.socket_folder)", folder);
 }
 
-/* errno tells why not. */
+/* Returns false with errno. */
 static bool name_abstractly(int fd, struct sockaddr_un *address, socklen_t *ret_bytes)
 {
     /* The first byte of an abstract name is 0. */
@@ -178,7 +177,7 @@ enum tl_status local_accept_socket_open(const struct local_provider *provider, s
     return TL_OK;
 }
 
-/* The last part of a path; false: it has none. name may lack its end. */
+/* Copies the last part of a path, which may lack its final zero. Returns false when there is none. */
 static bool get_last_part(const struct local_address *of, char part[static 1], size_t capacity)
 {
     const uint8_t *slash = memrchr(of->name, '/', of->name_bytes);
@@ -271,13 +270,13 @@ enum tl_status local_call(const struct local_provider *provider, int accept_sock
         local_send_to(accept_socket, &address, address_bytes, hello, sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS);
     if (is_sent) return TL_OK;
     return tl_error_set(ret_error, TL_UNAVAILABLE,
-                        "nobody answers at the peer's socket%s%.*s: %s; has it ended, or is it in a container with "
+                        "no worker answers at the peer's socket%s%.*s: %s; has it ended, or is it in a container with "
                         "another network namespace, or another folder of sockets? (local.socket_folder)",
                         is_abstract(peer) ? "" : " ", is_abstract(peer) ? 0 : (int)peer->name_bytes,
                         (const char *)peer->name, strerror(errno));
 }
 
-/* Keeps the first descriptors of a packet, closes others; returns how many there were. */
+/* Keeps the first descriptors of a packet and closes the others. Returns how many there were. */
 static size_t take_descriptors(struct msghdr *message, int *ret_fds)
 {
     size_t count = 0;
@@ -297,7 +296,7 @@ static size_t take_descriptors(struct msghdr *message, int *ret_fds)
     return count;
 }
 
-/* How many descriptors go with a packet of this kind and length; -1: there is none. */
+/* Returns how many descriptors a packet of this kind and length has; -1: there is no such packet. */
 static int count_descriptors_of(const union local_packet *packet, size_t len_bytes)
 {
     if (len_bytes < sizeof(packet->kind)) return -1;
@@ -364,7 +363,7 @@ enum local_received local_receive(int socket, union local_packet *ret_packet, in
         if (ret_fds[i] >= 0) close(ret_fds[i]);
         ret_fds[i] = -1;
     }
-    /* Fewer than there is space for: the rest could not be opened. */
+    /* The packet was cut although there was space for more: the rest could not be opened. */
     bool is_cut = (message.msg_flags & MSG_CTRUNC) != 0 && fd_count < MAX_DESCRIPTORS;
     return is_cut ? LOCAL_RECEIVED_NO_DESCRIPTOR : LOCAL_RECEIVED_WRONG;
 }

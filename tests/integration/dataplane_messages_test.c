@@ -490,7 +490,7 @@ START_TEST(a_storm_of_offers_makes_two_attempts)
     say_offers(STORM, 1, pair_address, len_bytes);
     ck_assert_uint_eq(read_refusals(STORM, reason), STORM - 2);
     ck_assert_msg(strstr(reason, "offer again later") != NULL, "%s", reason);
-    for (uint64_t attempt = STORM + 1; strstr(reason, "nobody answers at the peer's socket") == NULL; attempt++) {
+    for (uint64_t attempt = STORM + 1; strstr(reason, "no worker answers at the peer's socket") == NULL; attempt++) {
         usleep(20000);
         say_offers(1, attempt, pair_address, len_bytes);
         ck_assert_uint_eq(read_refusals(attempt, reason), 1);

@@ -234,7 +234,7 @@ static int child_that_forks(int fd_)
     side_message(&b, "x", 1, NULL);
     while (b.pair->ops->space(b.pair) < 16)
         side_poll(&b);
-    if (!forker_pass(fds[1], &byte, sizeof(byte), local_pair_of(b.pair)->out_socket)) return 1;
+    if (!forker_pass(fds[1], &byte, sizeof(byte), local_pair_of(b.pair)->sockets.out)) return 1;
     b.messages = 0;
     while (b.messages == 0)
         side_poll(&b);
@@ -281,7 +281,7 @@ START_TEST(nobody_is_there)
     ck_assert_int_eq(kill(pid, SIGKILL), 0);
     (void)wait_for(pid);
     ck_assert_int_eq(a.pair->ops->connect(a.pair, &theirs, &error), TL_UNAVAILABLE);
-    ck_assert_ptr_nonnull(strstr(error.message, "nobody answers"));
+    ck_assert_ptr_nonnull(strstr(error.message, "no worker answers"));
     a.pair->ops->destroy(a.pair);
     a.pair = NULL;
 }

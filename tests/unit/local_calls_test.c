@@ -100,11 +100,11 @@ START_TEST(segments_that_are_given_up)
     side_expose(&a, region, region->address, SEGMENT_BYTES, &exposure);
     side_message(&a, &exposure.descriptor, sizeof(exposure.descriptor), NULL);
     PUMP_UNTIL(b.messages == 1 && count_descriptors() == descriptors);
-    ck_assert_uint_eq(local_pair_of(b.pair)->mapped_count, 1);
+    ck_assert_uint_eq(local_pair_of(b.pair)->mappings.count, 1);
     is_watching = false;
     region_drop(region);
     is_watching = true;
-    PUMP_UNTIL(local_pair_of(b.pair)->mapped_count == 0);
+    PUMP_UNTIL(local_pair_of(b.pair)->mappings.count == 0);
     ck_assert_uint_eq(freed, 0);
 }
 END_TEST

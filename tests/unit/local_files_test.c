@@ -271,7 +271,7 @@ START_TEST(behind_other_packets)
 {
     const uint32_t wake = LOCAL_PACKET_WAKE;
     for (unsigned i = 0; i < 60; i++)
-        ck_assert(local_send(local_pair_of(owner->pair)->out_socket, &wake, sizeof(wake), -1));
+        ck_assert(local_send(local_pair_of(owner->pair)->sockets.out, &wake, sizeof(wake), -1));
     share();
     tl_mapped_file_put(map());
 }
@@ -281,7 +281,7 @@ END_TEST
 START_TEST(socket_is_full)
 {
     const uint32_t wake = LOCAL_PACKET_WAKE;
-    while (local_send(local_pair_of(owner->pair)->out_socket, &wake, sizeof(wake), -1)) {
+    while (local_send(local_pair_of(owner->pair)->sockets.out, &wake, sizeof(wake), -1)) {
     }
     ck_assert_int_eq(tl_queue_pair_share(owner->pair, file, &name, &error), TL_UNAVAILABLE);
 }
@@ -302,7 +302,7 @@ START_TEST(memory_to_read_that_lies_in_a_file)
     struct tl_exposure exposure = {0};
     if (reader->pair->outside_refusal != NULL) return;
     const void *source = _i == 0 ? tl_mapped_file_data(file) : heap;
-    const struct local_ring *ring = &local_pair_of(owner->pair)->out;
+    const struct local_ring *ring = &local_pair_of(owner->pair)->rings.out;
     uint32_t number = ring->next;
     ck_assert_int_eq(tl_queue_pair_expose(reader->pair, NULL, target, sizeof(target), &exposure, &error), TL_OK);
     owner->pair->ops->write(owner->pair, NULL, source, sizeof(target), &exposure.descriptor, 0, false, 0, NULL);
@@ -387,7 +387,7 @@ START_TEST(wrong_packets)
     if (_i == 1) ck_assert(pass(0, tl_mapped_file_fd(file), 0));
     if (_i == 2) {
         const struct local_file_packet packet = {.kind = LOCAL_PACKET_FILE, .number = 2};
-        ck_assert(local_send(local_pair_of(owner->pair)->out_socket, &packet, sizeof(packet), -1));
+        ck_assert(local_send(local_pair_of(owner->pair)->sockets.out, &packet, sizeof(packet), -1));
     }
     UNTIL(reader->is_broken);
     ck_assert_ptr_nonnull(strstr(reader->reason.message, "broken the protocol"));

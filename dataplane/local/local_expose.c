@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Memory that the peer may have written: segments of ours that it is told of, and memory outside of them.
+ *
+ * A segment serves one peer alone. Its descriptor is passed before the message that names it, and closed then: a pool
+ * may have a thousand segments, and a process no more open files than that. Memory outside of segments gets a place in
+ * a table, and a generation, so that a place that was used again is not taken for the one before.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "dataplane/local/local_helper.h"
+
+/* ---------------------------------------------------------------------------------------------------- segments -- */
+
+void local_attach_segments(struct local_pair *pair)
+{
+    struct local_attachments *attachments = &pair->attachments;
+    for (size_t i = 0; i < attachments->count; i++) {
+        struct local_attached *attached = &attachments->entries[i];
+        if (attached->is_sent) continue;
+        const struct local_segment_packet packet = {
+            .kind = LOCAL_PACKET_ATTACH, .number = attached->number, .len_bytes = attached->region->base.len_bytes};
+        if (!local_send_counted(pair, &packet, sizeof(packet), attached->region->fd)) return;
+        attached->is_sent = true;
+        attachments->unsent--;
+        close(attached->region->fd);
+        attached->region->fd = -1;
+    }
+}
+
+/* Takes the region out. Returns the record of it; number 0: there is none. */
+static struct local_attached remove_region(struct local_attachments *attachments, uint64_t region_number)
+{
+    size_t i = 0;
+    while (i < attachments->count && attachments->entries[i].region->number != region_number)
+        i++;
+    if (i == attachments->count) return (struct local_attached){.number = 0};
+    struct local_attached attached = attachments->entries[i];
+    attachments->count--;
+    memmove(&attachments->entries[i], &attachments->entries[i + 1], (attachments->count - i) * sizeof(attached));
+    if (!attached.is_sent) attachments->unsent--;
+    if (attachments->last_region == region_number) attachments->last_region = 0;
+    return attached;
+}
+
+void local_forget_region(struct local_pair *pair, uint64_t region_number)
+{
+    struct local_attached attached = remove_region(&pair->attachments, region_number);
+    if (attached.number == 0) return;
+    if (!attached.is_sent) {
+        /* Numbers follow each other: the next one would not be what the peer awaits. */
+        local_pair_break(pair, TL_UNAVAILABLE, "memory has gone before the peer was told of it");
+        return;
+    }
+    const struct local_segment_packet packet = {.kind = LOCAL_PACKET_DETACH, .number = attached.number};
+    if (pair->state == LOCAL_CONNECTED) (void)local_send_counted(pair, &packet, sizeof(packet), -1);
+}
+
+/* Returns false when there is no memory. */
+static bool add_region(struct local_attachments *attachments, struct local_region *region)
+{
+    TL_CHECK(region->fd >= 0); /* it serves one peer alone */
+    if (attachments->count == attachments->capacity) {
+        size_t capacity = attachments->capacity > 0 ? 2 * attachments->capacity : 4;
+        struct local_attached *entries = realloc(attachments->entries, capacity * sizeof(*entries));
+        if (entries == NULL) return false;
+        attachments->entries = entries;
+        attachments->capacity = capacity;
+    }
+    attachments->entries[attachments->count++] =
+        (struct local_attached){.region = region, .number = attachments->next_number++};
+    attachments->unsent++;
+    return true;
+}
+
+/* Returns the number under which the peer knows the region; 0: it does not. */
+static uint32_t find_region(struct local_attachments *attachments, const struct local_region *region)
+{
+    if (attachments->last_region == region->number) return attachments->last_number;
+    for (size_t i = 0; i < attachments->count; i++) {
+        if (attachments->entries[i].region != region) continue;
+        attachments->last_region = region->number;
+        attachments->last_number = attachments->entries[i].number;
+        return attachments->last_number;
+    }
+    return 0;
+}
+
+/* ------------------------------------------------------------------------------------------- outside of segments -- */
+
+/* Returns the index of a free place; UINT32_MAX: there is no memory. */
+static uint32_t take_place(struct local_exposures *exposures)
+{
+    if (exposures->first_free == 0) {
+        uint32_t count = exposures->count > 0 ? 2 * exposures->count : 8;
+        struct local_exposed *entries = realloc(exposures->entries, count * sizeof(*entries));
+        if (entries == NULL) return UINT32_MAX;
+        for (uint32_t i = exposures->count; i < count; i++)
+            entries[i] = (struct local_exposed){.next_free = i + 1 < count ? i + 2 : 0};
+        exposures->first_free = exposures->count + 1;
+        exposures->entries = entries;
+        exposures->count = count;
+    }
+    uint32_t index = exposures->first_free - 1;
+    exposures->first_free = exposures->entries[index].next_free;
+    return index;
+}
+
+static void give_place(struct local_exposures *exposures, uint32_t index)
+{
+    exposures->entries[index].address = NULL;
+    exposures->entries[index].generation++;
+    exposures->entries[index].next_free = exposures->first_free;
+    exposures->first_free = index + 1;
+}
+
+uint8_t *local_exposures_find(const struct local_exposures *exposures, const struct local_slot_read *reading)
+{
+    if (reading->exposure >= exposures->count) return NULL;
+    const struct local_exposed *exposed = &exposures->entries[reading->exposure];
+    bool is_exposed = exposed->address != NULL && exposed->generation == reading->generation &&
+                      reading->offset_bytes <= exposed->len_bytes &&
+                      reading->len_bytes <= exposed->len_bytes - reading->offset_bytes;
+    return is_exposed ? exposed->address + reading->offset_bytes : NULL;
+}
+
+/* ---------------------------------------------------------------------------------------------------- exposing -- */
+
+static enum tl_status expose_outside(struct local_pair *pair, void *address, uint64_t len_bytes,
+                                     struct local_place *place, struct tl_error *ret_error)
+{
+    if (pair->base.outside_refusal != NULL) {
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s", pair->base.outside_refusal);
+    }
+    uint32_t index = take_place(&pair->exposures);
+    if (index == UINT32_MAX) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to expose memory");
+    struct local_exposed *exposed = &pair->exposures.entries[index];
+    exposed->address = address;
+    exposed->len_bytes = len_bytes;
+    *place = (struct local_place){
+        .kind = LOCAL_PLACE_OUTSIDE, .number = index, .generation = exposed->generation, .len_bytes = len_bytes};
+    return TL_OK;
+}
+
+static enum tl_status expose_in_segment(struct local_pair *pair, struct local_region *region, const void *address,
+                                        uint64_t len_bytes, struct local_place *place, struct tl_error *ret_error)
+{
+    uint64_t offset_bytes = (uintptr_t)address - (uintptr_t)region->base.address;
+    TL_CHECK(offset_bytes <= region->base.len_bytes && len_bytes <= region->base.len_bytes - offset_bytes);
+    uint32_t number = find_region(&pair->attachments, region);
+    if (number == 0) {
+        if (!add_region(&pair->attachments, region))
+            return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to expose memory");
+        number = find_region(&pair->attachments, region);
+        if (pair->state == LOCAL_CONNECTED) local_attach_segments(pair);
+    }
+    *place = (struct local_place){
+        .kind = LOCAL_PLACE_SEGMENT, .number = number, .offset_bytes = offset_bytes, .len_bytes = len_bytes};
+    return TL_OK;
+}
+
+enum tl_status local_expose(struct tl_queue_pair *base, struct tl_region *region, void *address, uint64_t len_bytes,
+                            struct tl_exposure *exposure, struct tl_error *ret_error)
+{
+    struct local_pair *pair = local_pair_of(base);
+    struct local_region *local = (struct local_region *)region;
+    struct local_place place = {0};
+    TL_CHECK(len_bytes > 0);
+    bool is_outside = region == NULL || !local->is_segment;
+    *exposure = (struct tl_exposure){.region = region, .address = address, .len_bytes = len_bytes};
+    enum tl_status status = is_outside ? expose_outside(pair, address, len_bytes, &place, ret_error)
+                                       : expose_in_segment(pair, local, address, len_bytes, &place, ret_error);
+    if (status != TL_OK) return status;
+    if (is_outside) exposure->provider_state = (void *)((uintptr_t)place.number + 1);
+    _Static_assert(sizeof(place) <= TL_DESCRIPTOR_MAX_BYTES, "fits");
+    exposure->descriptor.len_bytes = sizeof(place);
+    memcpy(exposure->descriptor.bytes, &place, sizeof(place));
+    return TL_OK;
+}
+
+void local_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, struct tl_work *work)
+{
+    struct local_pair *pair = local_pair_of(base);
+    TL_CHECK(work == NULL);
+    if (exposure->provider_state == NULL || pair->exposures.entries == NULL) return;
+    uint32_t index = (uint32_t)((uintptr_t)exposure->provider_state - 1);
+    TL_CHECK(index < pair->exposures.count && pair->exposures.entries[index].address == exposure->address);
+    exposure->provider_state = NULL;
+    if (pair->reading.is_under_way && pair->reading.exposure == index) { /* only a peer that breaks the protocol */
+        local_helper_forget(pair->helper);
+        local_helper_forget(pair->second);
+    }
+    give_place(&pair->exposures, index);
+}
