@@ -155,7 +155,8 @@ static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnatio
                                               .is_bounce_forced = settings.is_bounced,
                                               .peer_timeout_ns = 5 * TL_NS_PER_SEC,
                                               .connect_ns = 10 * TL_NS_PER_SEC,
-                                              .cancel_ns = 5 * TL_NS_PER_SEC};
+                                              .cancel_ns = 5 * TL_NS_PER_SEC,
+                                              .parked_ns = 60 * TL_NS_PER_SEC};
     if (tl_engine_create(side->reactor, side->memory, &options, &source, side, &side->engine, &error) != TL_OK) {
         die("engine", &error);
     }
