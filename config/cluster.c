@@ -4,7 +4,8 @@
  *
  * Happy path: every job is a list or a map of addresses; each address is checked and becomes a task; the tasks are
  * compared by the one spelling of their address, then sorted by job and index. Failure modes: whatever is wrong is
- * refused where it stands; of two tasks at one address the second one is.
+ * refused where it stands; where two tasks have one address, the second one is refused. When the document collects
+ * errors, a task with a wrong address stays among the tasks, so that "jobs" can refer to it.
  */
 #include "config/cluster.h"
 
@@ -53,16 +54,24 @@ static bool is_job_name(const char *name)
     return length > 0 && length <= MAX_JOB_BYTES && name[length] == '\0';
 }
 
-static enum tl_status read_task(struct reading *reading, const char *job, uint32_t index,
-                                const struct tl_json_value *value, struct tl_error *ret_error)
+/* Checks a task's address and writes its one spelling. */
+static enum tl_status check_address(const struct tl_json_value *value, char ret_canonical[TL_ADDRESS_BYTES],
+                                    struct tl_error *ret_error)
 {
-    char canonical[TL_ADDRESS_BYTES];
     struct tl_error reason;
     enum tl_status status = tl_json_expect(value, JSON_STRING, "an address such as \"host:4000\"", ret_error);
     if (status != TL_OK) return status;
-    const char *address = json_string_value(value->json);
-    status = tl_address_check(address, TL_ADDRESS_DIAL, canonical, &reason);
-    if (status != TL_OK) return tl_json_fail(value, status, ret_error, "%s", reason.message);
+    status = tl_address_check(json_string_value(value->json), TL_ADDRESS_DIAL, ret_canonical, &reason);
+    return status == TL_OK ? TL_OK : tl_json_fail(value, status, ret_error, "%s", reason.message);
+}
+
+static enum tl_status read_task(struct reading *reading, const char *job, uint32_t index,
+                                const struct tl_json_value *value, struct tl_error *ret_error)
+{
+    char canonical[TL_ADDRESS_BYTES] = "";
+    enum tl_status status = tl_json_collect(value->doc, check_address(value, canonical, ret_error), ret_error);
+    if (status != TL_OK) return status;
+    const char *address = json_is_string(value->json) ? json_string_value(value->json) : "";
     struct draft *draft = &reading->drafts[reading->count];
     draft->node = value->node;
     draft->canonical = tl_arena_format(reading->arena, "%s", canonical);
@@ -86,50 +95,65 @@ static enum tl_status read_job(struct reading *reading, const struct tl_json_val
     TL_JSON_FOREACH(job, value)
     {
         uint32_t index = (uint32_t)value.index;
-        if (value.key && !tl_cluster_parse_index(value.key, &index)) {
-            return tl_json_fail_key(&value, TL_INVALID_ARGUMENT, ret_error,
-                                    "%s is no task index; write a number of 0 to %u without leading zeros",
-                                    tl_quote(value.key, quoted), TL_MAX_TASK_INDEX);
+        enum tl_status status = TL_OK;
+        if (!value.key || tl_cluster_parse_index(value.key, &index)) {
+            status = read_task(reading, name, index, &value, ret_error);
+        } else {
+            status = tl_json_fail_key(&value, TL_INVALID_ARGUMENT, ret_error,
+                                      "%s is no task index; write a number of 0 to %u without leading zeros",
+                                      tl_quote(value.key, quoted), TL_MAX_TASK_INDEX);
         }
-        enum tl_status status = read_task(reading, name, index, &value, ret_error);
+        status = tl_json_collect(job->doc, status, ret_error);
         if (status != TL_OK) return status;
     }
     return TL_OK;
 }
 
-/* Checks names and types of all jobs and counts their tasks. */
-static enum tl_status count_tasks(const struct tl_json_value *cluster, bool allows_empty_jobs, size_t *ret_count,
-                                  struct tl_error *ret_error)
+static size_t task_count(const struct tl_json_value *job)
+{
+    return json_is_array(job->json) ? json_array_size(job->json) : json_object_size(job->json);
+}
+
+/* Checks a job's name and type. */
+static enum tl_status check_job(const struct tl_json_value *job, bool allows_empty_jobs, struct tl_error *ret_error)
 {
     char quoted[TL_QUOTE_BYTES];
+    if (!is_job_name(job->key)) {
+        return tl_json_fail_key(job, TL_INVALID_ARGUMENT, ret_error,
+                                "%s is no job name; use 1 to %d letters, digits, '_', '.' and '-'",
+                                tl_quote(job->key, quoted), MAX_JOB_BYTES);
+    }
+    if (!json_is_array(job->json) && !json_is_object(job->json)) {
+        return tl_json_fail(job, TL_INVALID_ARGUMENT, ret_error,
+                            "must be a list of addresses, [\"host:4000\"], or a map, {\"0\": \"host:4000\"}, not %s",
+                            tl_json_type_name(job->json));
+    }
+    if (task_count(job) == 0 && !allows_empty_jobs) {
+        return tl_json_fail(job, TL_INVALID_ARGUMENT, ret_error,
+                            "the job has no tasks; add an address such as \"host:4000\" or remove the job");
+    }
+    return TL_OK;
+}
+
+/* Checks all jobs and counts their tasks. */
+static enum tl_status check_jobs(const struct tl_json_value *cluster, bool allows_empty_jobs, size_t *ret_count,
+                                 struct tl_error *ret_error)
+{
     size_t total = 0;
     struct tl_json_value job;
+    bool is_wrong = false;
     TL_JSON_FOREACH(cluster, job)
     {
-        if (!is_job_name(job.key)) {
-            return tl_json_fail_key(&job, TL_INVALID_ARGUMENT, ret_error,
-                                    "%s is no job name; use 1 to %d letters, digits, '_', '.' and '-'",
-                                    tl_quote(job.key, quoted), MAX_JOB_BYTES);
-        }
-        if (!json_is_array(job.json) && !json_is_object(job.json)) {
-            return tl_json_fail(
-                &job, TL_INVALID_ARGUMENT, ret_error,
-                "must be a list of addresses, [\"host:4000\"], or a map, {\"0\": \"host:4000\"}, not %s",
-                tl_json_type_name(job.json));
-        }
-        size_t count = json_is_array(job.json) ? json_array_size(job.json) : json_object_size(job.json);
-        if (count == 0 && !allows_empty_jobs) {
-            return tl_json_fail(&job, TL_INVALID_ARGUMENT, ret_error,
-                                "the job has no tasks; add an address such as \"host:4000\" or remove the job");
-        }
-        total += count;
-    }
-    if (total == 0) {
-        return tl_json_fail(cluster, TL_INVALID_ARGUMENT, ret_error,
-                            "the cluster has no tasks; add a job such as \"worker\": [\"host:4000\"]");
+        enum tl_status status = check_job(&job, allows_empty_jobs, ret_error);
+        is_wrong |= status != TL_OK;
+        status = tl_json_collect(cluster->doc, status, ret_error);
+        if (status != TL_OK) return status;
+        total += task_count(&job);
     }
     *ret_count = total;
-    return TL_OK;
+    if (total > 0 || is_wrong) return TL_OK;
+    return tl_json_fail(cluster, TL_INVALID_ARGUMENT, ret_error,
+                        "the cluster has no tasks; add a job such as \"worker\": [\"host:4000\"]");
 }
 
 static int compare_addresses(const void *left, const void *right)
@@ -140,21 +164,31 @@ static int compare_addresses(const void *left, const void *right)
     return a->node < b->node ? -1 : a->node > b->node;
 }
 
-/* Of all pairs at one address, reports the one whose second task comes first in the text. */
-static enum tl_status check_addresses(struct reading *reading, struct tl_error *ret_error)
+static enum tl_status refuse_address(const struct reading *reading, const struct draft *second,
+                                     struct tl_error *ret_error)
 {
-    const struct draft *second = NULL;
-    qsort(reading->drafts, reading->count, sizeof(*reading->drafts), compare_addresses);
-    for (size_t i = 1; i < reading->count; i++) {
-        const struct draft *draft = &reading->drafts[i];
-        if (strcmp(draft[-1].canonical, draft->canonical) != 0) continue;
-        if (!second || draft->node < second->node) second = draft;
-    }
-    if (!second) return TL_OK;
     struct tl_json_value value = {.doc = reading->doc, .node = second->node};
     return tl_json_fail(&value, TL_INVALID_ARGUMENT, ret_error,
                         "%s has the address %s, which %s has too; give each task its own", second->task.name,
                         second->task.address, second[-1].task.name);
+}
+
+/* Reports the tasks that have the address of another one. When the document collects no errors, it reports the task
+ * that comes first in the text. */
+static enum tl_status check_addresses(struct reading *reading, struct tl_error *ret_error)
+{
+    const struct draft *first = NULL;
+    qsort(reading->drafts, reading->count, sizeof(*reading->drafts), compare_addresses);
+    for (size_t i = 1; i < reading->count; i++) {
+        const struct draft *draft = &reading->drafts[i];
+        /* A task whose address is wrong has none to compare. */
+        if (draft->canonical[0] == '\0' || strcmp(draft[-1].canonical, draft->canonical) != 0) continue;
+        if (!first || draft->node < first->node) first = draft;
+        if (!reading->doc->errors) continue;
+        enum tl_status status = tl_json_collect(reading->doc, refuse_address(reading, draft, ret_error), ret_error);
+        if (status != TL_OK) return status;
+    }
+    return first && !reading->doc->errors ? refuse_address(reading, first, ret_error) : TL_OK;
 }
 
 static int compare_tasks(const void *left, const void *right)
@@ -171,7 +205,7 @@ enum tl_status tl_cluster_read(const struct tl_json_value *cluster, bool allows_
     struct reading reading = {.doc = cluster->doc, .arena = arena};
     size_t total = 0;
     enum tl_status status = tl_json_expect(cluster, JSON_OBJECT, "an object of jobs", ret_error);
-    if (status == TL_OK) status = count_tasks(cluster, allows_empty_jobs, &total, ret_error);
+    if (status == TL_OK) status = check_jobs(cluster, allows_empty_jobs, &total, ret_error);
     if (status != TL_OK) return status;
     reading.drafts = tl_arena_alloc_array(arena, total, sizeof(*reading.drafts));
     struct tl_config_task *tasks = tl_arena_alloc_array(arena, total, sizeof(*tasks));
@@ -179,17 +213,18 @@ enum tl_status tl_cluster_read(const struct tl_json_value *cluster, bool allows_
     struct tl_json_value job;
     TL_JSON_FOREACH(cluster, job)
     {
+        if (!is_job_name(job.key)) continue;
         status = read_job(&reading, &job, ret_error);
         if (status != TL_OK) return status;
     }
     status = check_addresses(&reading, ret_error);
     if (status != TL_OK) return status;
-    for (size_t i = 0; i < total; i++) {
+    for (size_t i = 0; i < reading.count; i++) {
         tasks[i] = reading.drafts[i].task;
     }
-    qsort(tasks, total, sizeof(*tasks), compare_tasks);
+    qsort(tasks, reading.count, sizeof(*tasks), compare_tasks);
     *ret_tasks = tasks;
-    *ret_count = total;
+    *ret_count = reading.count;
     return TL_OK;
 }
 

@@ -9,6 +9,7 @@
  */
 #include "config/config.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
@@ -51,12 +52,12 @@ enum tl_status tl_config_read_cluster(struct tl_config *config, const struct tl_
                                       struct tl_error *ret_error)
 {
     struct tl_config_private *memory = tl_config_private(config);
+    memory->top = top; /* also when the cluster is wrong */
     enum tl_status status =
         tl_cluster_read(cluster, allows_empty_jobs, memory->arena, &config->tasks, &config->task_count, ret_error);
     if (status != TL_OK) return status;
     memory->layers = tl_arena_alloc_array(memory->arena, config->task_count, sizeof(*memory->layers));
     memory->addresses = tl_arena_alloc_array(memory->arena, config->task_count, sizeof(*memory->addresses));
-    memory->top = top;
     if (!memory->layers || !memory->addresses) return tl_json_no_memory(config->source, ret_error);
     for (size_t i = 0; i < config->task_count; i++) {
         memory->layers[i] = top;
@@ -76,17 +77,42 @@ enum tl_status tl_config_apply_layers(struct tl_config *config, struct tl_json_d
         config->tasks[i].settings = memory->layers[i]->settings;
     }
     config->client_settings = memory->top->settings;
+    /* A contradiction that no task has is an error only for a process that is no task. */
+    struct tl_config_errors *errors = doc->errors;
+    doc->errors = NULL;
     config->client_error.code = tl_settings_check(memory->top, doc, &config->client_error);
+    doc->errors = errors;
     return TL_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------- parsing -- */
 
+static enum tl_status build_tasks(struct tl_config *config, const struct tl_json_value *root, const char *folder,
+                                  const struct tl_settings_layer *top, struct tl_error *ret_error)
+{
+    struct tl_config_private *memory = tl_config_private(config);
+    struct tl_json_value cluster = {.json = NULL}, jobs;
+    enum tl_status status;
+    memory->top = top;
+    if (tl_json_member(root, "cluster", &cluster)) {
+        status = tl_config_read_cluster(config, &cluster, false, top, ret_error);
+    } else {
+        status = tl_json_fail(root, TL_INVALID_ARGUMENT, ret_error,
+                              "\"cluster\" is missing; add \"cluster\": {\"worker\": [\"host:4000\"]}");
+    }
+    status = tl_json_collect(root->doc, status, ret_error);
+    if (status == TL_OK && tl_json_member(root, "jobs", &jobs)) {
+        status = tl_jobs_read(&jobs, &cluster, config->tasks, config->task_count, folder, memory->arena, top,
+                              memory->layers, ret_error);
+    }
+    return tl_json_collect(root->doc, status, ret_error);
+}
+
 static enum tl_status build(struct tl_config *config, struct tl_json_doc *doc, const char *folder,
                             struct tl_error *ret_error)
 {
     struct tl_config_private *memory = tl_config_private(config);
-    struct tl_json_value root = tl_json_root(doc), member;
+    struct tl_json_value root = tl_json_root(doc), schema;
     struct tl_settings_layer *defaults;
     const struct tl_settings_layer *top;
     enum tl_status status = tl_settings_create(memory->arena, config->source, &defaults, ret_error);
@@ -94,34 +120,44 @@ static enum tl_status build(struct tl_config *config, struct tl_json_doc *doc, c
     if (status == TL_OK) {
         status = tl_settings_read(&root, TL_LEVEL_TOP, folder, memory->arena, defaults, &top, ret_error);
     }
-    if (status == TL_OK && tl_json_member(&root, "$schema", &member)) {
-        status = tl_json_expect(&member, JSON_STRING, "a string", ret_error);
+    if (status == TL_OK && tl_json_member(&root, "$schema", &schema)) {
+        status = tl_json_collect(doc, tl_json_expect(&schema, JSON_STRING, "a string", ret_error), ret_error);
     }
-    if (status != TL_OK) return status;
-    if (!tl_json_member(&root, "cluster", &member)) {
-        return tl_json_fail(&root, TL_INVALID_ARGUMENT, ret_error,
-                            "\"cluster\" is missing; add \"cluster\": {\"worker\": [\"host:4000\"]}");
-    }
-    status = tl_config_read_cluster(config, &member, false, top, ret_error);
-    if (status == TL_OK && tl_json_member(&root, "jobs", &member)) {
-        status =
-            tl_jobs_read(&member, config->tasks, config->task_count, folder, memory->arena, memory->layers, ret_error);
-    }
+    if (status == TL_OK) status = build_tasks(config, &root, folder, top, ret_error);
     if (status == TL_OK) status = tl_config_apply_layers(config, doc, ret_error);
     return status;
 }
 
-enum tl_status tl_config_parse(const char *text, size_t len_bytes, const char *source, const char *folder,
-                               struct tl_config **ret_config, struct tl_error *ret_error)
+static int compare_offsets(const void *left, const void *right)
+{
+    const struct tl_config_error *a = left, *b = right;
+    return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+/* Sorts the errors that were collected, and returns the first one. */
+static enum tl_status first_error(struct tl_config_errors *errors, struct tl_error *ret_error)
+{
+    if (errors->count == 0) return TL_OK;
+    qsort(errors->items, errors->count, sizeof(errors->items[0]), compare_offsets);
+    return tl_error_copy(ret_error, &errors->items[0].error);
+}
+
+enum tl_status tl_config_parse_all_errors(const char *text, size_t len_bytes, const char *source, const char *folder,
+                                          struct tl_config **ret_config, struct tl_config_errors *ret_errors,
+                                          struct tl_error *ret_error)
 {
     struct tl_config *config;
     struct tl_json_doc doc;
+    if (ret_errors) *ret_errors = (struct tl_config_errors){0};
     enum tl_status status = tl_config_create(source, &config, ret_error);
     if (status != TL_OK) return status;
     status = tl_json_doc_open(&doc, text, len_bytes, config->source, ret_error);
     if (status == TL_OK) {
-        status = build(config, &doc, folder, ret_error);
+        doc.errors = ret_errors;
+        status = tl_json_collect(&doc, build(config, &doc, folder, ret_error), ret_error);
         tl_json_doc_close(&doc);
+        if (ret_errors && status == TL_RESOURCE_EXHAUSTED) ret_errors->count = 0;
+        if (ret_errors && status != TL_RESOURCE_EXHAUSTED) status = first_error(ret_errors, ret_error);
     }
     if (status != TL_OK) {
         tl_config_destroy(config);
@@ -129,6 +165,12 @@ enum tl_status tl_config_parse(const char *text, size_t len_bytes, const char *s
     }
     *ret_config = config;
     return TL_OK;
+}
+
+enum tl_status tl_config_parse(const char *text, size_t len_bytes, const char *source, const char *folder,
+                               struct tl_config **ret_config, struct tl_error *ret_error)
+{
+    return tl_config_parse_all_errors(text, len_bytes, source, folder, ret_config, NULL, ret_error);
 }
 
 /* --------------------------------------------------------------------------------------------------- searching -- */

@@ -145,6 +145,30 @@ enum tl_status tl_config_tf_to_json(const char *text, size_t len_bytes, char **r
 
 void tl_config_destroy(struct tl_config *config); /* NULL is accepted */
 
+/* More errors than these are not collected. */
+#define TL_CONFIG_MAX_ERRORS 100
+
+struct tl_config_error {
+    size_t offset; /* where in the text the place is that the message names, in bytes */
+    struct tl_error error;
+};
+
+/* The errors of one configuration, in the order of the text. */
+struct tl_config_errors {
+    struct tl_config_error items[TL_CONFIG_MAX_ERRORS];
+    size_t count;
+    bool is_full; /* the configuration may have more errors than the array holds */
+};
+
+/* Reads a file as tl_config_read does, but reads on behind an error, so that all errors are found at once. What only
+ * follows from another error is not reported. The error of a file that cannot be read, or whose text is not JSON, is in
+ * *ret_error alone, and errors->count is 0; otherwise *ret_error is the first of *ret_errors. */
+enum tl_status tl_config_read_all_errors(const char *path, struct tl_config **ret_config,
+                                         struct tl_config_errors *ret_errors, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_config_parse_all_errors(const char *text, size_t len_bytes, const char *source, const char *folder,
+                                          struct tl_config **ret_config, struct tl_config_errors *ret_errors,
+                                          struct tl_error *ret_error) TL_MUST_USE;
+
 /* The variables of a process. */
 struct tl_config_environment {
     const char *const *variables;                     /* "NAME=VALUE", ended by NULL, as environ is */

@@ -23,7 +23,7 @@ struct contents {
     size_t capacity;
 };
 
-/* Makes room for at least one more byte. */
+/* Provides space for at least one more byte. False: no memory. */
 static bool grow(struct contents *contents)
 {
     if (contents->len_bytes < contents->capacity) return true;
@@ -62,8 +62,10 @@ static bool folder_of(const char *path, char **ret_folder)
     return *ret_folder != NULL;
 }
 
-enum tl_status tl_config_read(const char *path, struct tl_config **ret_config, struct tl_error *ret_error)
+enum tl_status tl_config_read_all_errors(const char *path, struct tl_config **ret_config,
+                                         struct tl_config_errors *ret_errors, struct tl_error *ret_error)
 {
+    if (ret_errors) ret_errors->count = 0;
     bool is_stdin = strcmp(path, "-") == 0;
     const char *source = is_stdin ? "stdin" : path;
     int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
@@ -75,9 +77,15 @@ enum tl_status tl_config_read(const char *path, struct tl_config **ret_config, s
     if (!is_stdin) close(fd);
     if (status == TL_OK && !is_stdin && !folder_of(path, &folder)) status = tl_json_no_memory(source, ret_error);
     if (status == TL_OK) {
-        status = tl_config_parse(contents.text, contents.len_bytes, source, folder, ret_config, ret_error);
+        status = tl_config_parse_all_errors(contents.text, contents.len_bytes, source, folder, ret_config, ret_errors,
+                                            ret_error);
     }
     free(folder);
     free(contents.text);
     return status;
+}
+
+enum tl_status tl_config_read(const char *path, struct tl_config **ret_config, struct tl_error *ret_error)
+{
+    return tl_config_read_all_errors(path, ret_config, NULL, ret_error);
 }

@@ -13,11 +13,13 @@
 #include "config/settings.h"
 
 /* Replaces, in layers [count], those of the tasks that {"ps": {SETTINGS, "tasks": {"0": {SETTINGS}}}} says something
- * about. On entry all are `top`.
+ * about. On entry all are `top`. When the document collects errors, a job or task that is missing from `tasks` because
+ * its entry in `cluster` is wrong is not reported again; its settings are checked on top of `top`.
  * Errors: TL_INVALID_ARGUMENT: a job or task that is not in the cluster, a wrong setting. TL_UNIMPLEMENTED: this
  * version lacks it. TL_RESOURCE_EXHAUSTED: no memory. */
-enum tl_status tl_jobs_read(const struct tl_json_value *jobs, struct tl_config_task *tasks, size_t count,
-                            const char *folder, struct tl_arena *arena, const struct tl_settings_layer **layers,
+enum tl_status tl_jobs_read(const struct tl_json_value *jobs, const struct tl_json_value *cluster,
+                            struct tl_config_task *tasks, size_t count, const char *folder, struct tl_arena *arena,
+                            const struct tl_settings_layer *top, const struct tl_settings_layer **layers,
                             struct tl_error *ret_error) TL_MUST_USE;
 
 #endif

@@ -262,9 +262,10 @@ unsigned tl_json_line(const struct tl_json_value *value)
 static enum tl_status fail_at(const struct tl_json_value *value, size_t offset, enum tl_status code,
                               struct tl_error *ret_error, const char *message)
 {
-    const struct tl_json_doc *doc = value->doc;
+    struct tl_json_doc *doc = value->doc;
     char path[TL_JSON_PATH_BYTES];
     unsigned line, column;
+    doc->error_offset = offset;
     tl_json_locate(doc->places.text, offset, &line, &column);
     return tl_error_set(ret_error, code, "%s:%u:%u: %s: %s", tl_json_shown_source(doc->source), line, column,
                         tl_json_places_path(&doc->places, value->node, path), message);
@@ -292,6 +293,24 @@ enum tl_status tl_json_fail_key(const struct tl_json_value *value, enum tl_statu
     const struct tl_json_node *node = &value->doc->places.nodes[value->node];
     size_t offset = node->key != TL_JSON_NONE ? node->key : node->value;
     return fail_at(value, offset, code, ret_error, message);
+}
+
+enum tl_status tl_json_collect(const struct tl_json_doc *doc, enum tl_status status, const struct tl_error *error)
+{
+    struct tl_config_errors *errors = doc->errors;
+    if (status == TL_OK || !errors || status == TL_RESOURCE_EXHAUSTED) return status;
+    for (size_t i = 0; i < errors->count; i++) {
+        bool is_same = errors->items[i].offset == doc->error_offset;
+        if (is_same && strcmp(errors->items[i].error.message, error->message) == 0) return TL_OK;
+    }
+    if (errors->count == TL_CONFIG_MAX_ERRORS) {
+        errors->is_full = true;
+        return status;
+    }
+    errors->items[errors->count].offset = doc->error_offset;
+    errors->items[errors->count].error = *error;
+    errors->count++;
+    return TL_OK;
 }
 
 static void append(char *buffer, size_t capacity, const char *text)

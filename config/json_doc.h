@@ -15,6 +15,7 @@
 
 #include <tensorlane/status.h>
 
+#include "config/config.h"
 #include "config/json_place.h"
 
 /* Larger texts are refused. */
@@ -26,6 +27,8 @@ struct tl_json_doc {
     struct tl_json_places places;
     size_t line_offset; /* where the last line number was asked for, and what it was */
     unsigned line;
+    struct tl_config_errors *errors; /* collects errors; NULL: the first error ends the reading */
+    size_t error_offset;             /* the place that the last error names */
 };
 
 /* One value of the document. Copies are as good as the original. */
@@ -77,6 +80,12 @@ enum tl_status tl_json_fail_unknown_key(const struct tl_json_value *value, const
 /* TL_OK when the value is of the type; else the error, "must be WHAT, not a string". */
 enum tl_status tl_json_expect(const struct tl_json_value *value, json_type type, const char *what,
                               struct tl_error *ret_error) TL_MUST_USE;
+
+/* Collects an error, so that reading can go on behind it. Returns TL_OK where it can: the status is TL_OK, or the error
+ * was collected. Otherwise returns the status: the document collects no errors, there is no memory, or there are too
+ * many errors. An error that was collected before is collected once. */
+enum tl_status tl_json_collect(const struct tl_json_doc *doc, enum tl_status status,
+                               const struct tl_error *error) TL_MUST_USE;
 
 /* The end of a source's name, short enough for a message. */
 const char *tl_json_shown_source(const char *source);

@@ -45,7 +45,7 @@ static enum tl_status read_list(const struct tl_json_value *value, struct tl_are
     TL_JSON_FOREACH(value, entry)
     {
         const char *text = "";
-        enum tl_status status = read_entry(&entry, &text, ret_error);
+        enum tl_status status = tl_json_collect(value->doc, read_entry(&entry, &text, ret_error), ret_error);
         if (status != TL_OK) return status;
         used += (size_t)snprintf(list + used, sizeof(list) - used, "%s%s", used > 0 ? "," : "", text);
     }

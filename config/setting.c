@@ -208,7 +208,8 @@ static bool has_same_text(const struct tl_json_value *list, const struct tl_json
 {
     const char *text = json_string_value(element->json);
     for (size_t i = 0; i < element->index; i++) {
-        if (strcmp(json_string_value(json_array_get(list->json, i)), text) == 0) return true;
+        const json_t *other = json_array_get(list->json, i);
+        if (json_is_string(other) && strcmp(json_string_value(other), text) == 0) return true;
     }
     return false;
 }
@@ -269,7 +270,9 @@ static enum tl_status read_files(const struct tl_json_value *value, struct tl_ar
     struct tl_json_value element;
     TL_JSON_FOREACH(value, element)
     {
+        files[element.index] = ""; /* what stays of a name that is wrong */
         status = read_file(value, &element, arena, folder, &files[element.index], ret_error);
+        status = tl_json_collect(value->doc, status, ret_error);
         if (status != TL_OK) return status;
     }
     settings->publish = count > 0 ? files : NULL;

@@ -267,6 +267,7 @@ static enum tl_status read_member(struct reading *reading, const char *group, co
         if (!is_same_group(setting->group, group) || strcmp(setting->name, member->key) != 0) continue;
         enum tl_status status =
             tl_setting_read(setting, member, reading->arena, reading->folder, &reading->layer->settings, ret_error);
+        reading->layer->origins[i].is_wrong = status != TL_OK;
         if (status != TL_OK) return status;
         return tl_settings_note_origin(reading->layer, i, member, reading->level, reading->arena, ret_error);
     }
@@ -285,7 +286,7 @@ static enum tl_status read_group(struct reading *reading, const struct tl_json_v
     if (status != TL_OK) return status;
     TL_JSON_FOREACH(group, member)
     {
-        status = read_member(reading, group->key, &member, ret_error);
+        status = tl_json_collect(group->doc, read_member(reading, group->key, &member, ret_error), ret_error);
         if (status != TL_OK) return status;
     }
     return TL_OK;
@@ -323,11 +324,13 @@ enum tl_status tl_settings_read(const struct tl_json_value *object, enum tl_sett
     {
         if (is_structure(member.key, level)) continue;
         if (strcmp(member.key, "security") == 0) {
-            return tl_json_fail_key(&member, TL_UNIMPLEMENTED, ret_error,
-                                    "is reserved: a later version will define it; remove it");
+            status = tl_json_fail_key(&member, TL_UNIMPLEMENTED, ret_error,
+                                      "is reserved: a later version will define it; remove it");
+        } else {
+            status = is_group(member.key) ? read_group(&reading, &member, ret_error)
+                                          : read_member(&reading, NULL, &member, ret_error);
         }
-        status = is_group(member.key) ? read_group(&reading, &member, ret_error)
-                                      : read_member(&reading, NULL, &member, ret_error);
+        status = tl_json_collect(object->doc, status, ret_error);
         if (status != TL_OK) return status;
     }
     *ret_layer = reading.layer;
@@ -348,20 +351,32 @@ static enum tl_status refuse_order(const struct tl_settings_layer *layer, size_t
                         large_name, large_origin->value, small_name, small_origin->value, large_name, small_name);
 }
 
-#define OFFSET(member) offsetof(struct tl_settings, member)
+/* Two settings of which the first must not be larger. */
+static const struct {
+    size_t small_offset, large_offset;
+} ordered_settings[] = {
+    {offsetof(struct tl_settings, chunk_bytes), offsetof(struct tl_settings, inflight_bytes)},
+    {offsetof(struct tl_settings, local.pool_bytes), offsetof(struct tl_settings, local.max_pool_bytes)},
+    {offsetof(struct tl_settings, verbs.pool_bytes), offsetof(struct tl_settings, verbs.max_pool_bytes)},
+};
+
+static uint64_t number_at(const struct tl_settings *settings, size_t offset)
+{
+    uint64_t number;
+    memcpy(&number, (const char *)settings + offset, sizeof(number));
+    return number;
+}
 
 enum tl_status tl_settings_check(const struct tl_settings_layer *layer, struct tl_json_doc *doc,
                                  struct tl_error *ret_error)
 {
-    const struct tl_settings *settings = &layer->settings;
-    if (settings->inflight_bytes < settings->chunk_bytes) {
-        return refuse_order(layer, OFFSET(chunk_bytes), OFFSET(inflight_bytes), doc, ret_error);
-    }
-    if (settings->local.max_pool_bytes < settings->local.pool_bytes) {
-        return refuse_order(layer, OFFSET(local.pool_bytes), OFFSET(local.max_pool_bytes), doc, ret_error);
-    }
-    if (settings->verbs.max_pool_bytes < settings->verbs.pool_bytes) {
-        return refuse_order(layer, OFFSET(verbs.pool_bytes), OFFSET(verbs.max_pool_bytes), doc, ret_error);
+    for (size_t i = 0; i < TL_ARRAY_COUNT(ordered_settings); i++) {
+        size_t small = ordered_settings[i].small_offset, large = ordered_settings[i].large_offset;
+        if (number_at(&layer->settings, large) >= number_at(&layer->settings, small)) continue;
+        if (layer->origins[tl_settings_find(small)].is_wrong || layer->origins[tl_settings_find(large)].is_wrong)
+            continue;
+        enum tl_status status = tl_json_collect(doc, refuse_order(layer, small, large, doc, ret_error), ret_error);
+        if (status != TL_OK) return status;
     }
     return TL_OK;
 }

@@ -8,6 +8,7 @@
 #ifndef CONFIG_SETTINGS_H
 #define CONFIG_SETTINGS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include <tensorlane/status.h>
@@ -26,6 +27,7 @@ struct tl_setting_origin {
     const char *value;  /* as JSON */
     const char *origin; /* "default", "environment (NAME)" or "FILE:LINE (PATH)" */
     enum tl_settings_level level;
+    bool is_wrong; /* the value that the text has is wrong; this is the one below it */
     uint32_t node; /* of the value in the document, while that is open; TL_JSON_NONE when it is not from there */
 };
 

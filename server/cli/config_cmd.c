@@ -103,15 +103,32 @@ static void check_listen(const struct tl_config *config)
     }
 }
 
+/* Reads a configuration and prints all its errors. Returns the configuration, which the caller destroys, or NULL. */
+static struct tl_config *read_and_report(const char *path)
+{
+    struct tl_config *config = NULL;
+    struct tl_error error;
+    struct tl_config_errors *errors = calloc(1, sizeof(*errors));
+    if (!errors) {
+        tl_output_error("config", "no memory for the errors of %s", path);
+        return NULL;
+    }
+    enum tl_status status = tl_config_read_all_errors(path, &config, errors, &error);
+    if (status != TL_OK && errors->count == 0) tl_output_error("config", "%s", error.message);
+    for (size_t i = 0; i < errors->count; i++)
+        tl_output_error("config", "%s", errors->items[i].error.message);
+    if (errors->is_full) tl_output_error("config", "%s: more errors than these %zu", path, errors->count);
+    free(errors);
+    return config;
+}
+
 static int check_files(const struct tl_options *options, int count, char **paths)
 {
     int code = TL_EXIT_OK;
     if (count == 0) return tl_options_refuse(options, "which file?");
     for (int i = 0; i < count; i++) {
-        struct tl_config *config = NULL;
-        struct tl_error error;
-        if (tl_config_read(paths[i], &config, &error) != TL_OK) {
-            tl_output_error("config", "%s", error.message);
+        struct tl_config *config = read_and_report(paths[i]);
+        if (!config) {
             code = TL_EXIT_FAILED;
             continue;
         }

@@ -67,12 +67,32 @@ static void check_config(const struct tl_config *config)
     if (config->self) check_task(config, config->self);
 }
 
+/* Collecting all errors accepts the same texts; the errors are ordered, and what is refused has at least one. */
+static void try_all_errors(const char *text, size_t len_bytes, bool is_accepted)
+{
+    static struct tl_config_errors errors;
+    struct tl_config *config = NULL;
+    struct tl_error error = {0};
+    enum tl_status status =
+        tl_config_parse_all_errors(text, len_bytes, "fuzz.json", "folder", &config, &errors, &error);
+    TL_CHECK((status == TL_OK) == is_accepted && (config != NULL) == is_accepted);
+    TL_CHECK(!is_accepted || errors.count == 0);
+    if (!is_accepted) check_error(status, &error);
+    for (size_t i = 0; i < errors.count; i++) {
+        check_error(errors.items[i].error.code, &errors.items[i].error);
+        TL_CHECK(errors.items[i].offset < len_bytes &&
+                 (i == 0 || errors.items[i - 1].offset <= errors.items[i].offset));
+    }
+    tl_config_destroy(config);
+}
+
 static void try_ours(const char *text, size_t len_bytes)
 {
     struct tl_config *config = NULL;
     struct tl_error error = {0};
     enum tl_status status = tl_config_parse(text, len_bytes, "fuzz.json", "folder", &config, &error);
     TL_CHECK((status == TL_OK) == (config != NULL));
+    try_all_errors(text, len_bytes, status == TL_OK);
     if (status != TL_OK) {
         check_error(status, &error);
         return;

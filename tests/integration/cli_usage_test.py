@@ -163,6 +163,15 @@ class Config(cli_support.Case):
         self.assert_error(1, 'bad.json:2:2: .*protokol.*protocol', "config", "check", bad)
         self.assert_error(1, "nowhere.json", "config", "check", self.folder / "nowhere.json")
 
+    def test_check_reports_all_errors_of_a_file(self):
+        bad = self.folder / "bad.json"
+        bad.write_text('{"cluster": {"ps": ["a:1", "a"]},\n "protokol": "grpc",\n "jobs": {"ps": {"checksum": 1}}}')
+        result = self.assert_run(1, "config", "check", bad)
+        self.assertEqual(result.stdout, "")
+        places = [line.split(": ")[1:3] for line in result.stderr.splitlines()]
+        self.assertEqual(places, [[f"{bad}:1:28", "cluster.ps[1]"], [f"{bad}:2:2", "protokol"],
+                                  [f"{bad}:3:30", "jobs.ps.checksum"]])
+
     def test_check_goes_on_after_a_bad_file(self):
         bad = self.folder / "bad.json"
         bad.write_text("{")

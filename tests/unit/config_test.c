@@ -58,6 +58,121 @@ static void check_value(const struct tl_config_task *task, const char *path, con
     ck_assert_str_eq(value.origin, origin);
 }
 
+/* Collects all errors and compares each with a line of `expected`, [count]. */
+static void check_all_refused(const char *text, const char *const *expected, size_t count)
+{
+    static struct tl_config_errors errors;
+    struct tl_config *untouched = (struct tl_config *)&error;
+    enum tl_status status = tl_config_parse_all_errors(text, strlen(text), "c.json", NULL, &untouched, &errors, &error);
+    ck_assert_ptr_eq(untouched, &error);
+    for (size_t i = 0; i < errors.count && i < count; i++)
+        ck_assert_str_eq(errors.items[i].error.message, expected[i]);
+    ck_assert_uint_eq(errors.count, count);
+    ck_assert(!errors.is_full);
+    ck_assert_int_eq(status, errors.items[0].error.code);
+    ck_assert_str_eq(error.message, expected[0]);
+}
+
+START_TEST(all_errors_are_collected_in_the_order_of_the_text)
+{
+    static const char *const expected[] = {
+        "c.json:1:13: $schema: must be a string, not a number",
+        "c.json:2:28: cluster.ps[1]: must be an address such as \"host:4000\", not a number",
+        "c.json:2:31: cluster.ps[2]: /job:ps/task:2 has the address a:1, which /job:ps/task:0 has too; give each task "
+        "its own",
+        "c.json:2:39: cluster.\"b d\": \"b d\" is no job name; use 1 to 128 letters, digits, '_', '.' and '-'",
+        "c.json:3:14: publish[0]: must be a file such as \"model.safetensors\", not a number",
+        "c.json:3:22: publish[2]: \"x\" is published twice; keep one",
+        "c.json:4:18: jobs.ps.rdmaa: there is no setting \"rdmaa\"; did you mean \"rdma\"?",
+        "c.json:4:41: jobs.ps.limits.wait: there is no setting \"wait\"; use one of \"chunk\", \"inflight\", \"held\", "
+        "\"waiting\", \"connections\"",
+        "c.json:5:12: jobs.ps.tasks.7: task 7 is not in the cluster, where job \"ps\" has the tasks 0 to 2; add it "
+        "there or correct the index",
+        "c.json:5:39: jobs.ps.tasks.2.checksum: must be true or false, not a number",
+        "c.json:6:2: security: is reserved: a later version will define it; remove it",
+    };
+    check_all_refused("{\"$schema\": 3,\n"
+                      " \"cluster\": {\"ps\": [\"a:1\", 5, \"a:1\"], \"b d\": [\"c:1\"]},\n"
+                      " \"publish\": [1, \"x\", \"x\"],\n"
+                      " \"jobs\": {\"ps\": {\"rdmaa\": 1, \"limits\": {\"wait\": 3},\n"
+                      " \"tasks\": {\"7\": {}, \"2\": {\"checksum\": 4}}}},\n"
+                      " \"security\": {}}",
+                      expected, TL_ARRAY_COUNT(expected));
+}
+END_TEST
+
+START_TEST(what_follows_from_an_error_is_not_collected)
+{
+    /* Jobs whose entries in the cluster are wrong are no unknown jobs, and a limit that is wrong contradicts nothing.
+     */
+    static const char *const expected[] = {
+        "c.json:1:20: cluster.ps: must be a list of addresses, [\"host:4000\"], or a map, {\"0\": \"host:4000\"}, not "
+        "a "
+        "number",
+        "c.json:1:38: cluster.worker[0]: address \"x\" has no port; write host:port",
+        "c.json:2:25: limits.chunk: 64MB is out of range; it may be 4KiB to 16MiB",
+        "c.json:3:42: jobs.ps.tasks.0.rdma: must be a string, not a number",
+    };
+    static const char *const no_cluster[] = {
+        "c.json:1:13: cluster: must be an object of jobs, not a list",
+        "c.json:1:45: jobs.ps.checksum: must be true or false, not a number",
+    };
+    check_all_refused("{\"cluster\": {\"ps\": 7, \"worker\": [    \"x\"]},\n"
+                      " \"limits\":    {\"chunk\": \"64MB\", \"inflight\": \"1MiB\"},\n"
+                      " \"jobs\": {\"ps\": {\"tasks\": {\"0\": {\"rdma\": 1}}}, \"worker\": {\"tasks\": {\"0\": {}}}}}",
+                      expected, TL_ARRAY_COUNT(expected));
+    check_all_refused("{\"cluster\": [], \"jobs\": {\"ps\": {\"checksum\": 0}}}", no_cluster,
+                      TL_ARRAY_COUNT(no_cluster));
+}
+END_TEST
+
+START_TEST(a_contradiction_that_several_tasks_have_is_collected_once)
+{
+    static const char *const expected[] = {
+        "c.json:1:12: cluster: the cluster has no tasks; add a job such as \"worker\": [\"host:4000\"]",
+    };
+    static const char *const contradictions[] = {
+        "c.json:2:42: limits.inflight: inflight is \"1MiB\" and chunk is \"2MiB\"; inflight must be at least chunk",
+        "c.json:3:70: jobs.ps.local.max_pool: max_pool is \"1MiB\" and pool is \"4MiB\"; max_pool must be at least "
+        "pool",
+    };
+    check_all_refused("{\"cluster\":{}, \"jobs\": {}}", expected, TL_ARRAY_COUNT(expected));
+    check_all_refused("{\"cluster\": {\"ps\": [\"a:1\", \"a:2\"], \"worker\": [\"a:3\"]},\n"
+                      " \"limits\": {\"chunk\": \"2MiB\", \"inflight\": \"1MiB\"},\n"
+                      " \"jobs\": {\"worker\": {\"checksum\": true}, \"ps\": {\"local\": {\"max_pool\": \"1MiB\"}}}}",
+                      contradictions, TL_ARRAY_COUNT(contradictions));
+}
+END_TEST
+
+START_TEST(a_text_that_is_not_json_has_one_error)
+{
+    static struct tl_config_errors errors = {.count = 1};
+    static const char text[] = "{\"cluster\": {]}";
+    ck_assert_int_eq(tl_config_parse_all_errors(text, strlen(text), "c.json", NULL, &config, &errors, &error),
+                     TL_INVALID_ARGUMENT);
+    ck_assert_uint_eq(errors.count, 0);
+    ck_assert_ptr_nonnull(strstr(error.message, "not JSON"));
+}
+END_TEST
+
+START_TEST(no_more_errors_are_collected_than_there_is_space_for)
+{
+    static struct tl_config_errors errors;
+    static char text[TL_CONFIG_MAX_ERRORS * 8];
+    for (int extra = 0; extra <= 1; extra++) {
+        char *end = stpcpy(text, "{\"cluster\": {\"ps\": [\"a:1\"");
+        for (int i = 0; i < TL_CONFIG_MAX_ERRORS + extra; i++)
+            end = stpcpy(end, ", 1");
+        strcpy(end, "]}}");
+        enum tl_status status =
+            tl_config_parse_all_errors(text, strlen(text), "c.json", NULL, &config, &errors, &error);
+        ck_assert_int_eq(status, TL_INVALID_ARGUMENT);
+        ck_assert_uint_eq(errors.count, TL_CONFIG_MAX_ERRORS);
+        ck_assert_int_eq(errors.is_full, extra == 1);
+    }
+}
+END_TEST
+
 START_TEST(the_smallest_configuration)
 {
     parse("{\"cluster\": {\"worker\": [\"host:4000\"]}}");
@@ -290,6 +405,11 @@ int main(void)
     Suite *suite = suite_create("config");
     TCase *tcase = tcase_create("config");
     tcase_add_test(tcase, the_smallest_configuration);
+    tcase_add_test(tcase, all_errors_are_collected_in_the_order_of_the_text);
+    tcase_add_test(tcase, what_follows_from_an_error_is_not_collected);
+    tcase_add_test(tcase, a_contradiction_that_several_tasks_have_is_collected_once);
+    tcase_add_test(tcase, a_text_that_is_not_json_has_one_error);
+    tcase_add_test(tcase, no_more_errors_are_collected_than_there_is_space_for);
     tcase_add_test(tcase, the_text_may_go_away);
     tcase_add_test(tcase, later_layers_win);
     tcase_add_test(tcase, a_client_has_the_settings_of_the_top_level);

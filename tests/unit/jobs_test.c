@@ -24,20 +24,20 @@ static enum tl_status read_jobs(const char *text)
 {
     static char whole[4096];
     size_t count;
-    struct tl_json_value member;
+    struct tl_json_value cluster, member;
     snprintf(whole, sizeof(whole), "{" CLUSTER ",\n\"jobs\": %s}", text);
     arena = tl_arena_create();
     ck_assert_int_eq(tl_settings_create(arena, "f", &top, &error), TL_OK);
     ck_assert_int_eq(tl_json_doc_open(&doc, whole, strlen(whole), "f", &error), TL_OK);
     struct tl_json_value root = tl_json_root(&doc);
-    ck_assert(tl_json_member(&root, "cluster", &member));
-    ck_assert_int_eq(tl_cluster_read(&member, false, arena, &tasks, &count, &error), TL_OK);
+    ck_assert(tl_json_member(&root, "cluster", &cluster));
+    ck_assert_int_eq(tl_cluster_read(&cluster, false, arena, &tasks, &count, &error), TL_OK);
     ck_assert_uint_eq(count, 4);
     for (size_t i = 0; i < count; i++) {
         layers[i] = top;
     }
     ck_assert(tl_json_member(&root, "jobs", &member));
-    return tl_jobs_read(&member, tasks, count, NULL, arena, layers, &error);
+    return tl_jobs_read(&member, &cluster, tasks, count, NULL, arena, top, layers, &error);
 }
 
 static void close_jobs(void)
