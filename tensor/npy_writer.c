@@ -3,8 +3,9 @@
  * Writing .npy files, a folder of them or one, version 1.0: with at most 16 dimensions the header always fits
  * into the 65535 bytes of that version.
  *
- * Failure modes: names and dtypes are refused before anything is created; a name that comes twice shows when its file
- * exists already in the temporary folder, which nobody else knows.
+ * Failure modes: names and dtypes are refused before anything is created, and so are two tensors of which one would be
+ * a file and the other would need a folder of the same name; a name that comes twice shows when its file exists already
+ * in the temporary folder, which no other process uses.
  */
 #include "tensor/npy.h"
 
@@ -55,6 +56,50 @@ static enum tl_status check_slot(const struct tl_tensor_slot *slot, bool is_fold
             " write a safetensors file instead",
             slot->name, MAX_TENSOR_NAME_BYTES);
     return check_dtype(slot, ret_error);
+}
+
+static int compare_names(const void *left, const void *right)
+{
+    const struct tl_tensor_slot *const *a = left, *const *b = right;
+    return strcmp((*a)->name, (*b)->name);
+}
+
+/* The tensor whose file has the name of a folder that this name needs, as "x" for "x.npy/y"; NULL if there is none.
+ * sorted: [count], by name. */
+static const struct tl_tensor_slot *find_clash(const char *name, const struct tl_tensor_slot *const *sorted,
+                                               size_t count)
+{
+    char prefix[TL_MAX_KEY_BYTES + 1];
+    for (const char *slash = strchr(name, '/'); slash; slash = strchr(slash + 1, '/')) {
+        size_t len = (size_t)(slash - name);
+        if (len <= strlen(".npy") || strncmp(slash - strlen(".npy"), ".npy", strlen(".npy")) != 0) continue;
+        *(char *)mempcpy(prefix, name, len - strlen(".npy")) = '\0';
+        const struct tl_tensor_slot wanted = {.name = prefix}, *key = &wanted;
+        const struct tl_tensor_slot *const *found = bsearch(&key, sorted, count, sizeof(sorted[0]), compare_names);
+        if (found) return *found;
+    }
+    return NULL;
+}
+
+/* Refuses two tensors that cannot lie in one folder, because the file of one has the name of a folder of the other. */
+static enum tl_status check_folders(const struct tl_tensor_slot *slots, size_t count, struct tl_error *ret_error)
+{
+    const struct tl_tensor_slot **sorted = calloc(count + 1, sizeof(sorted[0]));
+    if (!sorted) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu names", count);
+    for (size_t i = 0; i < count; i++)
+        sorted[i] = &slots[i];
+    qsort(sorted, count, sizeof(sorted[0]), compare_names);
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < count && status == TL_OK; i++) {
+        const struct tl_tensor_slot *clash = find_clash(slots[i].name, sorted, count);
+        if (!clash) continue;
+        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                              "tensors '%s' and '%s' cannot be files of one folder, because %s.npy would be a file and "
+                              "a folder; leave one out, or write a safetensors file instead",
+                              clash->name, slots[i].name, clash->name);
+    }
+    free(sorted);
+    return status;
 }
 
 /* Composes everything in front of the data, a multiple of 64 bytes; returns how many. */
@@ -133,6 +178,7 @@ static enum tl_status create(const char *path, bool is_folder, const struct tl_t
     enum tl_status status = TL_OK;
     for (size_t i = 0; i < count && status == TL_OK; i++)
         status = check_slot(&slots[i], is_folder, ret_error);
+    if (status == TL_OK && is_folder) status = check_folders(slots, count, ret_error);
     if (status != TL_OK) return status;
     status = tl_tensor_writer_start(path, count, is_folder, &writer, ret_error);
     if (status != TL_OK) return status;

@@ -165,6 +165,21 @@ START_TEST(twice)
 }
 END_TEST
 
+START_TEST(a_file_where_another_tensor_needs_a_folder)
+{
+    const struct tl_tensor_slot first[] = {slot("a", TL_U8, 0, 0, 0), slot("x", TL_U8, 0, 0, 0),
+                                           slot("x.npy/y", TL_U8, 0, 0, 0)};
+    const struct tl_tensor_slot last[] = {slot("d/x.npy/y/z", TL_U8, 0, 0, 0), slot("d/x", TL_U8, 0, 0, 0)};
+    const struct tl_tensor_slot fine[] = {slot("x", TL_U8, 0, 0, 0), slot("x/y", TL_U8, 0, 0, 0),
+                                          slot("y.npy/z", TL_U8, 0, 0, 0)};
+    refuse(first, 3, TL_INVALID_ARGUMENT, "tensors 'x' and 'x.npy/y' cannot be files of one folder");
+    refuse(last, 2, TL_INVALID_ARGUMENT, "tensors 'd/x' and 'd/x.npy/y/z' cannot be files of one folder");
+    create(fine, 3);
+    ck_assert_int_eq(tl_tensor_writer_commit(writer, &error), TL_OK);
+    ck_assert(access(temp_path("out/x.npy"), F_OK) == 0 && access(temp_path("out/x/y.npy"), F_OK) == 0);
+}
+END_TEST
+
 START_TEST(dtypes)
 {
     for (int i = 1; i < TL_DTYPE_COUNT; i++) {
@@ -218,6 +233,7 @@ int main(void)
     tcase_add_test(tcase, names_refused);
     tcase_add_test(tcase, longest_path);
     tcase_add_test(tcase, twice);
+    tcase_add_test(tcase, a_file_where_another_tensor_needs_a_folder);
     tcase_add_test(tcase, dtypes);
     tcase_add_test(tcase, exists);
     tcase_add_test(tcase, disk_is_full);
