@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-/* gRPC's own log lines, as lines of ours: what it calls an error is a warning here, because it says so of every peer
- * that misbehaves; everything else is for debugging. The address is that of the peer, where gRPC tells it. */
+/*
+ * gRPC's own log lines, as lines of ours: what it calls an error is a warning here, because it says so of every peer
+ * that misbehaves; everything else is for debugging.
+ *
+ * The address is that of the peer, where the text contains it. gRPC 1.51 gives a log function the text, its severity
+ * and its place in the source, and nothing of the connection. So a line without an address in its text names no peer:
+ * above all those of the parser of headers ("Error parsing metadata: ..."), and those that concern no connection.
+ */
 #include <grpc/support/log.h>
 #include <string.h>
 

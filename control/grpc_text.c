@@ -50,13 +50,29 @@ static const struct sentence connected[] = {
     {"DNS resolution failed for ", " cannot be resolved: ", "; check the name, and the name service of this machine"},
 };
 
+/* Whether gRPC writes an address here. */
+static bool has_scheme(const char *text)
+{
+    return strncmp(text, "ipv4:", 5) == 0 || strncmp(text, "ipv6:", 5) == 0;
+}
+
+/* gRPC writes "ipv4:10.0.0.1:4000" and, because the brackets of IPv6 may not stand in a URI, "ipv6:%5B::1%5D:4000". */
 const char *tl_grpc_text_address(const char *text, char *buffer, size_t capacity)
 {
+    size_t used = 0;
     buffer[0] = '\0';
-    if (strncmp(text, "ipv4:", 5) != 0 && strncmp(text, "ipv6:", 5) != 0) return buffer;
-    const char *end = strstr(text, ": ");
-    if (end != NULL && (size_t)(end - text) - 5 < capacity)
-        snprintf(buffer, capacity, "%.*s", (int)(end - text) - 5, text + 5);
+    while (*text != '\0' && !has_scheme(text))
+        text++;
+    if (*text == '\0') return buffer;
+    text += strlen("ipv4:");
+    const char *end = text + strcspn(text, " \"',;()");
+    if (end > text && end[-1] == ':') end--;
+    while (text < end && used + 1 < capacity) {
+        bool is_bracket = strncmp(text, "%5B", 3) == 0 || strncmp(text, "%5D", 3) == 0;
+        buffer[used++] = !is_bracket ? *text : text[2] == 'B' ? '[' : ']';
+        text += is_bracket ? 3 : 1;
+    }
+    buffer[text < end ? 0 : used] = '\0';
     return buffer;
 }
 
@@ -65,10 +81,9 @@ static const char *skip_to_reason(const char *text)
 {
     static const char capitals[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZ_";
     size_t len = strspn(text, capitals);
-    char address[128];
     if (len > 0 && strncmp(text + len, ": ", 2) == 0) text += len + 2;
-    if (tl_grpc_text_address(text, address, sizeof(address))[0] != '\0') text = strstr(text, ": ") + 2;
-    return text;
+    const char *end = strstr(text, ": ");
+    return has_scheme(text) && end != NULL ? end + 2 : text;
 }
 
 static bool explain_as(struct tl_error *error, const char *reason, const char *address,

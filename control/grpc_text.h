@@ -11,8 +11,9 @@
  * message that is not gRPC's own only gets the address in front. The code stays. */
 void tl_grpc_text_explain(struct tl_error *error, const char *address);
 
-/* The address, without its scheme, with which a text of gRPC's begins ("ipv4:10.0.0.1:4000: ..."); "" when it begins
- * with something else. capacity: of buffer, in bytes. Returns buffer. */
+/* The first address in a text of gRPC's, without its scheme: "10.0.0.1:4000" for "ipv4:10.0.0.1:4000: Got goaway",
+ * "[::1]:4000" for "transport:0x1 peer:ipv6:%5B::1%5D:4000 ..."; "" when there is none, or when it does not fit.
+ * capacity: of buffer, in bytes. Returns buffer. */
 const char *tl_grpc_text_address(const char *text, char *buffer, size_t capacity);
 
 #endif

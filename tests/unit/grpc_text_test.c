@@ -18,6 +18,8 @@ static const struct {
      "ps-0:4000 cannot be reached: No route to host; check the address and the network"},
     {ALL "INTERNAL: ipv4:10.0.0.1:4000: Trying to connect an http1.x server",
      "ps-0:4000 takes connections but does not speak gRPC (HTTP/2 without TLS); is it the port of another program?"},
+    {ALL "UNKNOWN: ipv6:%5Bfd00::1%5D:4000: Failed to connect to remote host: Connection refused",
+     "ps-0:4000 refused the connection; is the worker started?"},
     {ALL "UNAVAILABLE: ipv4:10.0.0.1:4000: Socket closed",
      "ps-0:4000 takes connections and closes them at once; is it the port of another program?"},
     {ALL "UNKNOWN: something of a later version", "ps-0:4000 cannot be connected to: something of a later version"},
@@ -44,8 +46,16 @@ START_TEST(the_address_in_a_text_is_found)
     char buffer[24];
     ck_assert_str_eq(tl_grpc_text_address("ipv4:10.0.0.1:4000: Got goaway", buffer, sizeof(buffer)), "10.0.0.1:4000");
     ck_assert_str_eq(tl_grpc_text_address("ipv6:[::1]:4000: x", buffer, sizeof(buffer)), "[::1]:4000");
-    ck_assert_str_eq(tl_grpc_text_address("ipv4:10.0.0.1:4000", buffer, sizeof(buffer)), "");
-    ck_assert_str_eq(tl_grpc_text_address("ipv4:10.0.0.1:4000 and more than that: x", buffer, sizeof(buffer)), "");
+    ck_assert_str_eq(tl_grpc_text_address("ipv6:%5B::1%5D:4000: x", buffer, sizeof(buffer)), "[::1]:4000");
+    ck_assert_str_eq(tl_grpc_text_address("ipv4:10.0.0.1:4000", buffer, sizeof(buffer)), "10.0.0.1:4000");
+    ck_assert_str_eq(tl_grpc_text_address("transport:0x7f SERVER peer:ipv4:10.0.0.1:4000 Final GOAWAY sent.", buffer,
+                                          sizeof(buffer)),
+                     "10.0.0.1:4000");
+    ck_assert_str_eq(tl_grpc_text_address("{\"peer\":\"ipv6:%5Bfd00::1%5D:4000\"}", buffer, sizeof(buffer)),
+                     "[fd00::1]:4000");
+    ck_assert_str_eq(tl_grpc_text_address("ipv4:10.0.0.1:4000", buffer, 13), "");
+    ck_assert_str_eq(tl_grpc_text_address("ipv4:10.0.0.1:4000", buffer, 14), "10.0.0.1:4000");
+    ck_assert_str_eq(tl_grpc_text_address("ipv4:", buffer, sizeof(buffer)), "");
     ck_assert_str_eq(tl_grpc_text_address("Error parsing metadata: error=x", buffer, sizeof(buffer)), "");
 }
 END_TEST
