@@ -18,8 +18,8 @@
 
 struct block {
     struct block *next;
-    size_t used_bytes; /* of data */
-    size_t size_bytes; /* of data */
+    size_t used_bytes; /* bytes of data that are taken */
+    size_t size_bytes; /* size of data */
     size_t padding;    /* keeps data aligned */
     char data[];
 };

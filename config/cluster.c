@@ -24,7 +24,7 @@
 struct draft {
     struct tl_config_task task;
     const char *canonical; /* its address */
-    uint32_t node;         /* of its address; also the order of the text */
+    uint32_t node;         /* node of its address; also the order of the text */
 };
 
 struct reading {

@@ -105,7 +105,7 @@ struct tl_config_task {
     const char *job;
     uint32_t index;
     const char *name;    /* "/job:ps/task:0" */
-    const char *address; /* what peers dial: "host:port", "[v6]:port"; NULL: nobody can dial it (an evaluator) */
+    const char *address; /* what peers dial: "host:port", "[v6]:port"; NULL: it cannot be dialled (an evaluator) */
     struct tl_settings settings;
 };
 
@@ -115,7 +115,7 @@ struct tl_config {
     struct tl_config_task *tasks; /* [task_count], sorted by job name, then index */
     size_t task_count;
     const struct tl_config_task *self;  /* TF_CONFIG's own task; an evaluator need not be among tasks. NULL otherwise */
-    struct tl_settings client_settings; /* of a process that is no task: those of the top level */
+    struct tl_settings client_settings; /* for a process that is no task: those of the top level */
     struct tl_error client_error;       /* code TL_OK, or how these contradict each other, though no task's do */
     void *memory;                       /* private */
 };

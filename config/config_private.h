@@ -16,7 +16,7 @@ struct tl_config_private {
     struct tl_arena *arena;                  /* holds everything, this too */
     const struct tl_settings_layer **layers; /* [task_count]: where the settings of each task come from */
     const char **addresses;                  /* [task_count]: the addresses as JSON */
-    const struct tl_settings_layer *top;     /* of who is none of the tasks: a client peer, and an evaluator as self */
+    const struct tl_settings_layer *top; /* for processes that are no tasks: a client peer, and an evaluator as self */
 };
 
 /* A configuration without tasks. Errors: TL_RESOURCE_EXHAUSTED: no memory. */

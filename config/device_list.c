@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Checks a list of RDMA devices when the configuration is read, so that a slip of the pen is found there and not when a
+ * Checks a list of RDMA devices when the configuration is read, so that a typing error is found there and not when a
  * worker starts.
  *
  * An entry is a name with an optional port; '^' in front takes out what it names, '=' means the whole name. Whether
- * there are such devices only the worker's machine can tell.
+ * there are such devices is known only on the worker's machine.
  */
 #include "config/device_list.h"
 
@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "config/quote.h"
 
-/* As many as the data plane takes. */
+/* The data plane takes as many. */
 #define MAX_ENTRIES 32
 /* Longest name of a device, with its NUL: the kernel's IB_DEVICE_NAME_MAX. */
 #define NAME_BYTES 64

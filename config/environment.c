@@ -5,7 +5,7 @@
  * Happy path: every variable of the table that is set is read into its setting; then every task gets these values where
  * its settings are the defaults. The file always wins, because it says what the cluster is meant to be, and the
  * variables may be left over. Failure modes: a value that is none, or two spellings that differ, is an error, also
- * where the file wins, since somebody meant something by it; an unknown variable is a warning.
+ * where the file wins, since it was set on purpose; an unknown variable is a warning.
  */
 #include <inttypes.h>
 #include <string.h>

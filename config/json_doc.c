@@ -3,8 +3,8 @@
  * Reads a JSON text, and composes the errors that point into it.
  *
  * Happy path: size, NUL and byte order mark are checked, jansson reads the text, the scanner notes the places. Failure
- * modes: what jansson refuses is reported with its line, column and words, and the path that was open there; of a key
- * that appears twice both places are named.
+ * modes: what jansson refuses is reported with its line, column and words, and the path that was open there; for a key
+ * that appears twice, both places are named.
  */
 #include "config/json_doc.h"
 
@@ -17,7 +17,7 @@
 #include "base/text.h"
 #include "config/quote.h"
 
-/* Of a longer file name the end is shown. */
+/* A longer file name is cut, and its end is shown. */
 #define MAX_SHOWN_SOURCE_BYTES 256
 /* Longer names, and longer lists of candidates, are not searched for the nearest. */
 #define MAX_COMPARED_BYTES 128

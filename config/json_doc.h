@@ -36,7 +36,7 @@ struct tl_json_value {
     struct tl_json_doc *doc;
     json_t *json;    /* borrowed from the document */
     const char *key; /* NULL for the root and for elements of arrays */
-    size_t index;    /* of an element of an array */
+    size_t index;    /* index of an element of an array */
     uint32_t node;
 };
 

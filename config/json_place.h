@@ -6,7 +6,7 @@
  * for every value, where it starts and which value holds it. Nodes are numbered in the order of the text, which is also
  * the order in which jansson gives members and elements (as long as no key appears twice).
  *
- * The text must be one that jansson accepted, or the part in front of the place where it found an error. Of any other
+ * The text must be one that jansson accepted, or the part in front of the place where it found an error. For any other
  * text the scanner makes some nodes, and reads nothing outside of it.
  */
 #ifndef CONFIG_JSON_PLACE_H

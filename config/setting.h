@@ -41,12 +41,12 @@ struct tl_setting {
     const char *path; /* "limits.chunk" */
     enum tl_setting_kind kind;
     size_t offset; /* in struct tl_settings */
-    uint64_t min;  /* of sizes, counts and durations */
+    uint64_t min;  /* for sizes, counts and durations */
     uint64_t max;
-    bool has_auto;                   /* of sizes and counts: "auto" is TL_SETTING_AUTO */
-    bool is_power_of_two;            /* of counts: nothing else is in the range */
-    uint64_t default_value;          /* of everything that is a number in struct tl_settings */
-    const struct tl_choice *choices; /* of TL_SETTING_CHOICE */
+    bool has_auto;                   /* for sizes and counts: "auto" is TL_SETTING_AUTO */
+    bool is_power_of_two;            /* for counts: nothing else is in the range */
+    uint64_t default_value;          /* for everything that is a number in struct tl_settings */
+    const struct tl_choice *choices; /* for TL_SETTING_CHOICE */
 };
 
 /* Reads the value into its field. `folder` (NULL: the current one) is where relative files start.
@@ -56,7 +56,7 @@ enum tl_status tl_setting_read(const struct tl_setting *setting, const struct tl
                                struct tl_arena *arena, const char *folder, struct tl_settings *settings,
                                struct tl_error *ret_error) TL_MUST_USE;
 
-/* Whether the number is in the setting's range. Errors: TL_INVALID_ARGUMENT: no; the message tells the range. */
+/* Whether the number is in the setting's range. Errors: TL_INVALID_ARGUMENT: no; the message says the range. */
 enum tl_status tl_setting_check_number(const struct tl_setting *setting, uint64_t number,
                                        struct tl_error *ret_error) TL_MUST_USE;
 

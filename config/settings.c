@@ -27,7 +27,7 @@
 #define HOUR (3600 * SEC)
 
 /* One message of a stream: large enough that the cost per message vanishes, small enough that the messages of several
- * tensors take turns. */
+ * tensors alternate. */
 #define DEFAULT_CHUNK_BYTES (2 * MIB)
 
 /* Names that are known anywhere, for the search of the nearest. */

@@ -28,7 +28,7 @@ struct tl_setting_origin {
     const char *origin; /* "default", "environment (NAME)" or "FILE:LINE (PATH)" */
     enum tl_settings_level level;
     bool is_wrong; /* the value that the text has is wrong; this is the one below it */
-    uint32_t node; /* of the value in the document, while that is open; TL_JSON_NONE when it is not from there */
+    uint32_t node; /* node of the value in the document, while that is open; TL_JSON_NONE when it is not from there */
 };
 
 struct tl_settings_layer {

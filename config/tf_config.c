@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * TF_CONFIG: how TensorFlow and the operators of Kubernetes tell a process its cluster and its own place in it.
+ * TF_CONFIG: the environment variable by which TensorFlow and the operators of Kubernetes describe to a process its
+ * cluster and its own place in it.
  *
  * Happy path: "cluster" is read as our own, "rpc_layer" becomes the protocol, "task" becomes self. Members that are not
  * known are passed over, on every level, as TensorFlow does. Failure modes: those of "cluster"; a job that TensorFlow

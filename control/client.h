@@ -29,7 +29,7 @@ struct tl_peer_description {
     uint64_t incarnation;
     uint64_t latency_ns;       /* there and back; 0: not measured */
     uint64_t bytes_per_second; /* 0: not measured */
-    uint32_t mtu_bytes;        /* of a packet of its data connection; 0: none, or not known */
+    uint32_t mtu_bytes;        /* largest packet of its data connection; 0: none, or not known */
 };
 
 /* What a data plane works with; texts that are not known are "", numbers 0. */
@@ -69,7 +69,7 @@ struct tl_description {
     size_t peer_count;
     struct tl_counter *counters; /* [counter_count] */
     size_t counter_count;
-    struct tl_data_plane_description *data_plane; /* NULL: the worker wants none, or does not tell */
+    struct tl_data_plane_description *data_plane; /* NULL: the worker wants none, or does not say */
 };
 
 /* Frees everything in it and zeroes it. A zeroed one is accepted. */
@@ -95,10 +95,10 @@ struct tl_call_header {
 
 /* How a call is protected; texts are PEM. */
 struct tl_call_tls {
-    const char *root_certs;  /* whom to trust; NULL: whom the system does */
-    const char *cert_chain;  /* who we are; NULL: nobody */
+    const char *root_certs;  /* authorities to trust; NULL: those of the system */
+    const char *cert_chain;  /* certificate of this process; NULL: none */
     const char *private_key; /* NULL exactly when cert_chain is */
-    const char *server_name; /* whom the certificate must be for; NULL: the address's host */
+    const char *server_name; /* name that the certificate must have; NULL: the address's host */
     bool is_unverified;      /* any certificate will do, of anybody */
 };
 
@@ -118,7 +118,7 @@ struct tl_call_options {
  * is. */
 uint32_t tl_client_protocol_version(void);
 
-/* Errors, for all of them: TL_UNAVAILABLE with *ret_stage below TL_CALL_RPC: not reached, the message tells which
+/* Errors, for all of them: TL_UNAVAILABLE with *ret_stage below TL_CALL_RPC: not reached; the message says which
  * address, what happened and what to check. TL_INVALID_ARGUMENT with TL_CALL_RESOLVE: the address is no "host:port";
  * with TL_CALL_OPTIONS: a header that gRPC does not take, or certificates or a key that TLS does not take.
  * TL_DEADLINE_EXCEEDED: within rpc_timeout_ns. TL_INTERNAL: the answer is none that such a server gives.

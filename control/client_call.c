@@ -278,7 +278,7 @@ enum tl_status tl_client_start(struct tl_client *client, const struct tl_client_
     return TL_OK;
 }
 
-/* gRPC's own words for a deadline or a broken connection name nobody. */
+/* gRPC's own words for a deadline or a broken connection name no peer. */
 static void explain(const struct tl_client *client, struct tl_error *error)
 {
     if (error->code == TL_UNAVAILABLE) tl_grpc_text_explain(error, client->options->address);

@@ -36,14 +36,14 @@ struct tl_client {
     grpc_metadata *metadata;    /* the options' headers */
     struct tl_wire_arena arena; /* the response that is being handled */
     const struct tl_client_method *method;
-    void *context;            /* of method->take */
+    void *context;            /* argument of method->take */
     struct tl_stream *stream; /* NULL: not started, or ended */
     size_t response_count;
     struct tl_error failure; /* why we have ended the call; TL_OK: we have not */
     struct tl_error status;  /* how the call ended */
 };
 
-/* Connects, within options->connect_timeout_ns. client->stage tells how far it came. On error, too, tl_client_close
+/* Connects, within options->connect_timeout_ns. client->stage says how far it came. On error, too, tl_client_close
  * follows. Errors: TL_INVALID_ARGUMENT: the address. TL_UNAVAILABLE: not reached. TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_options *options,
                               struct tl_error *ret_error) TL_MUST_USE;

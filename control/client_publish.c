@@ -6,7 +6,7 @@
  * the one before has; the last carries the checksum of all; then the half-close, and the answer.
  *
  * Failure modes: bytes that stop being readable end the call with what their guard says. The call as a whole has no
- * deadline, because nobody knows how long a large tensor takes; a timer ends it when no piece has left, or no answer
+ * deadline, because it is not known how long a large tensor takes; a timer ends it when no piece has left, or no answer
  * has come, for options->rpc_timeout_ns.
  */
 #include <stddef.h>

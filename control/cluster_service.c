@@ -2,8 +2,8 @@
 /*
  * tensorlane.v1.Cluster: who this worker is and how it is.
  *
- * The worker fills a description, which is packed into one message. Texts that are not UTF-8 (a reason may quote what
- * somebody sent) and texts that are missing leave as empty ones, because a message with them would be refused. Should a
+ * The worker fills a description, which is packed into one message. Texts that are not UTF-8 (a reason may quote what a
+ * peer sent) and texts that are missing leave as empty ones, because a message with them would be refused. Should a
  * cluster be so large that the message would exceed what clients accept, the reasons of the peers are left out.
  */
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #include "control/service_call.h"
 #include "tensorlane/v1/cluster.pb-c.h"
 
-/* Room for all the messages that a description becomes. */
+/* Space for all the messages that a description becomes. */
 struct packing {
     Tensorlane__V1__TransportState *transports; /* [transport_count] */
     Tensorlane__V1__TransportState **transport_pointers;

@@ -82,11 +82,11 @@ struct tl_control_handlers {
 struct tl_control_options {
     struct tl_identity self; /* name "" for a client */
     uint64_t chunk_bytes;    /* largest piece of a tensor in one message */
-    uint64_t inflight_bytes; /* of tensors being sent over one link at a time */
+    uint64_t inflight_bytes; /* bytes of tensors being sent over one link at a time */
     uint64_t max_calls;
     uint64_t max_unsent; /* answers that may wait to be sent on links that peers have opened: limits.waiting */
     int64_t connect_timeout_ns;
-    int64_t max_link_age_ns;    /* of one that we opened: the deadline of its call */
+    int64_t max_link_age_ns;    /* for one that we opened: the deadline of its call */
     int64_t request_timeout_ns; /* for a call of a foreign client to make progress */
     int64_t stalled_timeout_ns; /* for a peer to take something of the answers that wait for it */
     int64_t keepalive_ns;
@@ -118,7 +118,7 @@ enum tl_status tl_control_start(struct tl_control *control, const char *address,
 /* Asks handlers->admit_link again for all links that it has put off, soon. */
 void tl_control_ask_again(struct tl_control *control);
 
-/* Tells health watchers and checks: a service by name, "" for the whole worker. */
+/* Sets what health watchers and checks see: a service by name, "" for the whole worker. */
 void tl_control_set_health(struct tl_control *control, const char *service, enum tl_health health);
 
 /* Stops listening and ends all links and calls: at once when they are idle, else when they have finished, at

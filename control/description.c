@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The ends of what workers tell of themselves and of their tensors. */
+/* Frees what workers say about themselves and about their tensors. */
 #include <stdlib.h>
 #include <string.h>
 

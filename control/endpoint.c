@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Finding out how far away a server is, before gRPC is asked, whose errors do not tell a wrong name from a closed port.
+ * Finding out how far a server can be reached, before gRPC is asked, whose errors do not distinguish a wrong name from
+ * a closed port.
  *
  * Happy path: a numeric address is resolved in place, a name in a thread of its own, because getaddrinfo has no
- * deadline; then each address is dialled in turn, with its share of the time that is left.
- * Failure modes: a look-up that does not end in time is left to its thread, which frees what the two share; a thread
- * that cannot be started is an error of the look-up.
+ * deadline; then one address after the other is dialled, each with its share of the time that is left. Failure modes: a
+ * look-up that does not end in time is left to its thread, which frees what the two share; a thread that cannot be
+ * started is an error of the look-up.
  */
 #include "control/endpoint.h"
 
@@ -82,7 +83,7 @@ struct lookup {
     struct tl_endpoint endpoint;
     bool is_done;
     bool is_abandoned;
-    int failure; /* of getaddrinfo */
+    int failure; /* result of getaddrinfo */
     int error_number;
     struct addrinfo *found;
 };
@@ -209,7 +210,7 @@ static int wait_connected(int fd, int64_t deadline_ns)
     return failure;
 }
 
-/* Returns errno of the attempt, 0 when somebody took the connection. */
+/* Returns errno of the attempt, 0 when the connection was taken. */
 static int dial_one(const struct addrinfo *item, int64_t deadline_ns)
 {
     int fd = socket(item->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -47,9 +47,9 @@ bool tl_endpoint_ip(const char *target, struct tl_ip *ret_ip);
 /* Whether such a target is on this machine, in this network namespace. */
 bool tl_endpoint_is_here(const char *target);
 
-/* Opens a TCP connection to the first of the addresses that takes one, closes it, and tells which one that was.
- * Errors: TL_UNAVAILABLE: none of them does until deadline_ns; the message tells of the first.
- * Blocks: until deadline_ns. */
+/* Opens a TCP connection to the first of the addresses that takes one, closes it, and returns which one that was.
+ * Errors: TL_UNAVAILABLE: none of them does until deadline_ns; the message is about the first. Blocks: until
+ * deadline_ns. */
 enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct addrinfo *found, int64_t deadline_ns,
                                 char ret_target[TL_ENDPOINT_TARGET_BYTES], struct tl_error *ret_error) TL_MUST_USE;
 

@@ -30,7 +30,7 @@
 #include "control/endpoint.h"
 
 #define PERIOD_NS (500 * TL_NS_PER_MS)
-/* Processor time in one turn from which on the loop is stuck. */
+/* Processor time in one round from which on the loop is stuck. */
 #define BUSY_NS (350 * TL_NS_PER_MS)
 /* A connection that sent less in a period is not the cause, unless so much of it is unfinished. */
 #define MIN_RECENT_BYTES (64 * 1024)
@@ -69,7 +69,7 @@ struct tl_guard {
     struct connection *connections; /* [capacity] */
     size_t capacity;
     size_t count;
-    struct tl_loop_pulse pulse; /* at the first look in the turn that the loop is in */
+    struct tl_loop_pulse pulse; /* at the first look in the round that the loop is in */
     unsigned trim_periods;      /* until memory is given back; 0: nothing to give back */
 };
 
@@ -265,7 +265,7 @@ void tl_guard_destroy(struct tl_guard *guard)
     free(guard);
 }
 
-/* Makes room for an entry of the descriptor; false without memory. */
+/* Provides space for an entry of the descriptor; false without memory. */
 static bool make_space(struct tl_guard *guard, int fd)
 {
     if ((size_t)fd < guard->capacity) return true;

@@ -23,7 +23,7 @@
 struct tl_guard;
 
 struct tl_guard_options {
-    struct tl_loop *loop;          /* whose turns are watched; must outlive the guard */
+    struct tl_loop *loop;          /* whose rounds are watched; must outlive the guard */
     uint64_t max_unfinished_bytes; /* bound for one connection */
     uint64_t max_message_bytes;    /* what the end of a call may give back */
     int64_t max_unfinished_ns;     /* for how long bytes may stay unfinished; TL_TIME_NEVER: no limit */

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * grpc.health.v1.Health: the health of each service by name, for those who ask once and those who watch.
+ * grpc.health.v1.Health: the health of each service by name, for clients that ask once and clients that watch.
  *
- * Happy path: Check answers and ends. Watch tells the present health, stays, and tells every change; a service that is
- * not known yet is told as SERVICE_UNKNOWN until it is. A watcher that does not read is told only the latest health
- * once it does, never a queue of old ones.
+ * Happy path: Check answers and ends. Watch sends the present health, stays, and sends every change; a service that is
+ * not known yet is SERVICE_UNKNOWN until it is. A watcher that does not read gets only the latest health once it does,
+ * never a queue of old ones.
  *
- * When the server stops, every service becomes NOT_SERVING; a watcher is told so and ended with UNAVAILABLE.
+ * When the server stops, every service becomes NOT_SERVING; a watcher is sent that and ended with UNAVAILABLE.
  *
  * Failure modes: Check of an unknown service is NOT_FOUND; watchers beyond their client's share of MAX_WATCHERS
  * (base/shares.h) are refused with RESOURCE_EXHAUSTED.
@@ -41,7 +41,7 @@ struct tl_health_service {
 struct watch_call {
     struct tl_service_call call;
     struct tl_list link;    /* in the service's watches once the request was read */
-    struct tl_share *share; /* of MAX_WATCHERS, from then on */
+    struct tl_share *share; /* one of MAX_WATCHERS, from then on */
     char name[TL_MAX_SYMBOL_BYTES + 1];
     bool is_sent; /* sent_health was sent */
     enum tl_health sent_health;
@@ -90,7 +90,7 @@ static void check_accept(void *control, struct tl_stream *stream)
 
 /* ------------------------------------------------------------------------------------------------------- Watch -- */
 
-/* Tells what has changed, or ends the call of a stopping server that has nothing more to tell. */
+/* Sends what has changed, or ends the call of a stopping server that has nothing more to send. */
 static void watch_advance(struct tl_service_call *call)
 {
     struct watch_call *watch = TL_CONTAINER_OF(call, struct watch_call, call);

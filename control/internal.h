@@ -28,7 +28,7 @@ struct tl_control {
     struct tl_control_stats stats;
     struct tl_list walks;            /* calls that look for a pattern, the one that goes on next first */
     struct tl_closure walk_closure;  /* lets the first of them go on; deferred while there are any */
-    struct tl_request_id foreign_id; /* of the latest Receive of a client without identity; number 0: none yet */
+    struct tl_request_id foreign_id; /* id of the latest Receive of a client without identity; number 0: none yet */
     struct tl_annotations *latest_annotations; /* those that the latest push brought, one reference; NULL if none */
     bool is_stopping;
     bool is_server_stopped;

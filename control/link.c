@@ -3,10 +3,9 @@
  * The life of a link.
  *
  * Happy path: opened (by us: the host's address, a channel of its own and a call; by the peer: an accepted call), Hello
- * out, Hello in and checked, up; frames flow; drained when idle, or closed.
- * Failure modes: no Hello in time ends the link with DEADLINE_EXCEEDED; the wrong worker or version with
- * FAILED_PRECONDITION, told to the peer; a frame that breaks the protocol with INVALID_ARGUMENT, counted. Whatever the
- * end, it is handled in one place, link_ended.
+ * out, Hello in and checked, up; frames flow; drained when idle, or closed. Failure modes: no Hello in time ends the
+ * link with DEADLINE_EXCEEDED; the wrong worker or version with FAILED_PRECONDITION, which is sent to the peer; a frame
+ * that breaks the protocol with INVALID_ARGUMENT, counted. Whatever the end, it is handled in one place, link_ended.
  */
 #include "control/link.h"
 

@@ -20,8 +20,8 @@
 struct tl_control;
 struct tl_link;
 
-/* What the two sides of a link tell each other about a path of another transport. The link carries it and knows nothing
- * of what it says. */
+/* What the two sides of a link send each other about a data connection of another transport. The link carries it and
+ * knows nothing of what it says. */
 #define TL_CONNECTION_TRANSPORT_BYTES 32 /* with NUL */
 #define TL_CONNECTION_ADDRESS_BYTES 1024
 
@@ -35,26 +35,26 @@ struct tl_connection_message {
     char transport[TL_CONNECTION_TRANSPORT_BYTES]; /* "verbs" */
     enum tl_connection_message_kind kind;
     uint64_t attempt;   /* which attempt of the side that offers it belongs to; 0: a refusal of all */
-    uint32_t len_bytes; /* of an offer or an answer */
+    uint32_t len_bytes; /* in an offer or an answer */
     uint8_t bytes[TL_CONNECTION_ADDRESS_BYTES];
-    char reason[TL_ERROR_MESSAGE_BYTES]; /* of a refusal */
-    bool is_final;                       /* of a refusal: for as long as this link */
+    char reason[TL_ERROR_MESSAGE_BYTES]; /* in a refusal */
+    bool is_final;                       /* in a refusal: it holds for as long as this link */
 };
 
 struct tl_link_events {
-    /* Opened by us: the peer has answered and is whom we expected; tl_link_peer tells. */
+    /* Opened by us: the peer has answered and is the expected one; tl_link_peer returns it. */
     void (*up)(struct tl_link *link);
     /* The end, exactly once; the link is freed when it returns. Its fetches have been ended before. Errors:
      * TL_UNAVAILABLE: cannot be reached, or the connection broke. TL_DEADLINE_EXCEEDED: no answer within the connect
      * time-out. TL_FAILED_PRECONDITION: another worker, or another protocol version, answers there. TL_OK: closed by
      * either side. */
     void (*closed)(struct tl_link *link, const struct tl_error *reason);
-    /* The peer tells about a path; the message is valid during the call. */
+    /* A message of the peer about a data connection has come; it is valid during the call. */
     void (*connection_message)(struct tl_link *link, const struct tl_connection_message *message);
 };
 
-/* Opens a link to "host:port". expected_name NULL: whoever answers. `again` are numbers of requests whose one-shot
- * tensors have arrived, told once more (NULL: none). */
+/* Opens a link to "host:port". expected_name NULL: any worker. `again` are numbers of requests whose one-shot tensors
+ * have arrived, which the peer is sent once more (NULL: none). */
 enum tl_status tl_link_open(struct tl_control *control, const char *address, const char *expected_name,
                             const uint64_t *again, size_t again_count, const struct tl_link_events *events, void *owner,
                             struct tl_link **ret_link, struct tl_error *ret_error) TL_MUST_USE;
@@ -62,7 +62,7 @@ enum tl_status tl_link_open(struct tl_control *control, const char *address, con
 void tl_link_set_events(struct tl_link *link, const struct tl_link_events *events, void *owner);
 void *tl_link_owner(const struct tl_link *link);
 
-/* Who is on the other side; complete once the link is up. */
+/* The worker on the other side; complete once the link is up. */
 const struct tl_identity *tl_link_peer(const struct tl_link *link);
 bool tl_link_is_up(const struct tl_link *link);
 /* True when this side opened it. */
@@ -70,23 +70,23 @@ bool tl_link_is_ours(const struct tl_link *link);
 /* True when no fetch and no serve is open on it. */
 bool tl_link_is_idle(const struct tl_link *link);
 
-/* Tells once more that the tensors of these requests have arrived, on a link that the peer has opened. False: no
- * memory. */
+/* Acknowledges the tensors of these requests once more, on a link that the peer has opened. False: no memory. */
 bool tl_link_tell_received(struct tl_link *link, const uint64_t *numbers, size_t count) TL_MUST_USE;
-/* Tells that these requests, asked on another connection, are over without their tensors. False: no memory. */
+/* Informs the peer that these requests, made on another connection, are over without their tensors. False: no memory.
+ */
 bool tl_link_tell_given_up(struct tl_link *link, const uint64_t *numbers, size_t count) TL_MUST_USE;
-/* How many one-shot tensors have arrived of which the peer may not have heard, and their numbers: for the next link,
- * when this one is closed. Valid until the link is used again. */
+/* How many one-shot tensors have arrived that the peer may not know of, and their numbers: for the next link, when this
+ * one is closed. Valid until the link is used again. */
 size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numbers);
 
 /* Asks for the tensor of the fetch; fetch->ops->done follows exactly once unless it is cancelled first. The link is up.
  */
 void tl_link_fetch(struct tl_link *link, struct tl_fetch *fetch);
-/* Forgets a fetch and tells the peer that it will not be asked for again; done is not called. */
+/* Forgets a fetch and informs the peer that it will not be asked for again; done is not called. */
 void tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch);
 
-/* Tells the peer about a path, in the next frame and before any request; the message is copied. One that cannot be told
- * any more (the link ends) is dropped. */
+/* Sends the peer a message about a data connection, in the next frame and before any request; the message is copied.
+ * When the link ends, a message that has not been sent is dropped. */
 void tl_link_send_connection_message(struct tl_link *link, const struct tl_connection_message *message);
 
 /* Ends the link once it is idle; new requests of the peer are refused with TL_UNAVAILABLE meanwhile. */

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the two sides of a link tell each other about paths of other transports.
+ * What the two sides of a link send each other about data connections of other transports.
  *
  * Happy path: a message of ours waits in a list and goes into the next frame, in front of all requests; one of the peer
- * is checked and handed to whoever owns the link. Failure modes: a message that cannot be ends the link; one that
- * nobody here knows what to do with is passed over; a peer that does not take what is told to it ends the link before
- * it takes our memory.
+ * is checked and handed to the owner of the link. Failure modes: a message that cannot be ends the link; one that this
+ * version does not know is ignored; a peer that does not take its messages ends the link before they use up the memory.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +13,7 @@
 #include "base/error.h"
 #include "control/link_internal.h"
 
-/* That wait to be told. */
+/* Messages that may wait to be sent. */
 #define MAX_WAITING 64
 
 void tl_link_send_connection_message(struct tl_link *link, const struct tl_connection_message *message)

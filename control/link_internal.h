@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /* The link, as its files see it: link.c (life, Hello), link_send.c (requests and tensors out), link_receive.c (frames
  * in), link_window.c (how far each side is ahead of the other), link_stall.c (the end of links whose peer takes
- * nothing), link_unsent.c (how many answers may wait), link_paths.c (what is told about paths, out and in). */
+ * nothing), link_unsent.c (how many answers may wait), link_connections.c (messages about data connections, out and
+ * in). */
 #ifndef CONTROL_LINK_INTERNAL_H
 #define CONTROL_LINK_INTERNAL_H
 
@@ -34,11 +35,11 @@ enum link_state {
 /* How far each side is ahead of the other: bytes of Frame.data since the link began. */
 struct link_window {
     uint64_t ours_bytes;      /* the peer may be so far ahead; 0: as far as HTTP/2 lets it */
-    uint64_t taken_bytes;     /* of the peer's */
-    uint64_t reported_bytes;  /* of taken_bytes, that the peer was told */
+    uint64_t taken_bytes;     /* bytes of the peer's that were taken */
+    uint64_t reported_bytes;  /* the part of taken_bytes that was reported to the peer */
     uint64_t peers_bytes;     /* we may be so far ahead; 0: as far as HTTP/2 lets us */
-    uint64_t sent_bytes;      /* of ours */
-    uint64_t confirmed_bytes; /* of sent_bytes, that the peer has taken */
+    uint64_t sent_bytes;      /* bytes of ours */
+    uint64_t confirmed_bytes; /* the part of sent_bytes that the peer has taken */
 };
 
 /* Whether the peer takes what waits for it. */
@@ -63,7 +64,7 @@ struct tl_link {
     struct tl_list asking_link;   /* in control->asking_links while ASKING */
     grpc_byte_buffer *held_frame; /* not handled yet, while ASKING; NULL: none */
     struct tl_timer handshake_timer;
-    struct tl_error close_reason; /* code TL_OK: none was given, the stream's status tells */
+    struct tl_error close_reason; /* code TL_OK: none was given, the stream's status is the reason */
     bool has_close_reason;
     bool has_said_goodbye; /* opened by the peer: it was asked to end the stream */
     bool has_peer_ended;   /* opened by the peer: it has half-closed, with nothing open */
@@ -73,30 +74,30 @@ struct tl_link {
     bool is_flush_deferred;
 
     struct link_fetch *fetches; /* by number: all that were given to us and are not done */
-    struct tl_list to_request;  /* of link_fetch: not asked yet */
-    struct tl_list to_fail;     /* of tl_fetch: could not even be started */
-    struct tl_numbers cancels;  /* to be told */
-    struct tl_numbers received; /* one-shot tensors that have arrived: all that the peer may not have heard of */
-    size_t framed_count;        /* of received, from the front: in frames already */
-    uint64_t confirmed_count;   /* dropped from the front of received, since the peer has heard of them */
+    struct tl_list to_request;  /* items are link_fetch: not asked yet */
+    struct tl_list to_fail;     /* items are tl_fetch: could not even be started */
+    struct tl_numbers cancels;  /* numbers that the peer must still be sent */
+    struct tl_numbers received; /* one-shot tensors that have arrived: all that the peer may not know of */
+    size_t framed_count;        /* the first ones of received, which are in frames already */
+    uint64_t confirmed_count;   /* dropped from the front of received, since the peer knows of them */
 
     struct link_window window;
     struct link_stall stall;
 
-    struct tl_list connection_messages; /* of link_connection_message: to be told */
+    struct tl_list connection_messages; /* items are link_connection_message: wait to be sent */
     size_t connection_message_count;
 
     struct link_serve *serves; /* by number: all requests of the peer that are not over */
-    struct tl_list failures;   /* of link_serve: a status is to be told */
-    struct tl_list ready;      /* of link_serve: has an offer, waits for room in flight */
-    struct tl_list active;     /* of link_serve: being sent, in turn */
-    struct tl_list leaving;    /* of link_serve: the frame in flight, or one before it, has bytes of their files */
-    uint64_t active_bytes;     /* left to send of the active ones */
-    size_t unsent_count;       /* serves that are over as soon as enough was sent: ready, active, leaving and failed */
-    uint64_t unsent_left;      /* how many of them may be: taken from control->unsent */
-    struct tl_share *unsent_share;   /* invalid without room */
-    struct link_status *last_status; /* of the serve that has failed last; NULL: none waits */
-    bool is_read_paused;             /* too many of them: the peer is not read until some are gone */
+    struct tl_list failures;   /* items are link_serve: a status waits to be sent */
+    struct tl_list ready;      /* items are link_serve: has an offer, waits until less is in flight */
+    struct tl_list active;     /* items are link_serve: being sent, one after the other */
+    struct tl_list leaving; /* items are link_serve: the frame in flight, or one before it, has bytes of their files */
+    uint64_t active_bytes;  /* left to send of the active ones */
+    size_t unsent_count;    /* serves that are over as soon as enough was sent: ready, active, leaving and failed */
+    uint64_t unsent_left;   /* how many of them may be: taken from control->unsent */
+    struct tl_share *unsent_share;   /* invalid while unsent_left is 0 */
+    struct link_status *last_status; /* status of the serve that has failed last; NULL: none waits */
+    bool is_read_paused;             /* too many answers wait: the peer is not read until some are gone */
 };
 
 /* A fetch while it is on a link. */
@@ -105,7 +106,7 @@ struct link_fetch {
     struct tl_fetch *fetch;
     struct tl_link *link;
     struct tl_list request_link; /* in to_request */
-    uint64_t framed_before;      /* how many of `received` were told before the peer was asked, confirmed ones too */
+    uint64_t framed_before;      /* how many of `received` were sent before this request, confirmed ones too */
     bool is_begun;               /* meta-data has come on this link */
     bool is_one_shot;
     UT_hash_handle hh;
@@ -115,18 +116,18 @@ struct link_fetch {
  *   WAITING --reply: offer--> READY --room--> ACTIVE --all sent, one-shot--> SENT --received--> (freed)
  *      |                                       |  \---all sent, published--> (freed)
  *      |                                       \--file, all but its end--> LEAVING --kernel has it--> ACTIVE
- *      \--reply: status--> FAILED --told--> (freed)        cancel, broken: from any state --> (freed)
+ *      \--reply: status--> FAILED --sent--> (freed)        cancel, broken: from any state --> (freed)
  */
 enum serve_state {
     SERVE_WAITING, /* for the source's reply */
-    SERVE_READY,   /* for room in flight */
-    SERVE_ACTIVE,  /* for its turn to send */
+    SERVE_READY,   /* until so little is in flight that it may be sent */
+    SERVE_ACTIVE,  /* until the frame has space for a piece of it */
     SERVE_LEAVING, /* for the kernel to have what was sent of a file; then the file is checked and its end is sent */
     SERVE_SENT,    /* for the acknowledgement */
-    SERVE_FAILED,  /* for its turn to tell the status */
+    SERVE_FAILED,  /* until the status is sent */
 };
 
-/* What serves that have failed tell; counted by them. */
+/* A status that failed serves send; counts the serves that refer to it. */
 struct link_status {
     size_t reference_count;
     enum tl_status code;
@@ -163,7 +164,7 @@ void link_maybe_drained(struct tl_link *link);
 
 /* link_send.c */
 void link_send_frames(struct tl_link *link);
-/* Our handshake, which tells of up to so many tensors that have arrived. NULL: no memory. */
+/* Our handshake, which acknowledges up to so many tensors that have arrived. NULL: no memory. */
 grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count);
 /* A request of the peer; the key is valid. */
 void link_serve_start(struct tl_link *link, const Tensorlane__V1__Request *request);
@@ -178,11 +179,11 @@ void link_serves_left(struct tl_link *link);
 void link_window_init(struct tl_link *link, const char *target);
 /* True when no tensor's bytes may be sent until the peer has taken more. */
 bool link_window_is_full(const struct tl_link *link);
-/* True when the peer waits, or soon will, to hear what was taken. */
+/* True when the peer waits, or soon will, for the report of what was taken. */
 bool link_window_must_tell(const struct tl_link *link);
 /* The next frame's taken_bytes. */
 uint64_t link_window_update(const struct tl_link *link);
-/* A frame with the news and so much data was sent. */
+/* A frame with this report and so much data was sent. */
 void link_window_sent(struct tl_link *link, uint64_t data_bytes);
 /* A frame with so much data was handled. */
 void link_window_took(struct tl_link *link, uint64_t data_bytes);
@@ -190,7 +191,7 @@ void link_window_took(struct tl_link *link, uint64_t data_bytes);
 void link_window_heard(struct tl_link *link, uint64_t taken_bytes);
 
 /* link_unsent.c */
-/* Of one frame. Ours have fewer. */
+/* Requests in one frame. Ours have fewer. */
 #define LINK_MAX_REQUESTS 1024
 /* True when so many answers wait for the peer, who has opened the link, that it must not be read. */
 bool link_is_congested(struct tl_link *link);
@@ -211,11 +212,11 @@ void link_stall_sent(struct tl_link *link, size_t chunk_count);
 void link_stall_heard(struct tl_link *link, size_t chunk_count);
 void link_stall_fini(struct tl_link *link);
 
-/* link_paths.c */
-/* Of one frame. */
+/* link_connections.c */
+/* Messages in one frame. */
 #define LINK_MAX_CONNECTION_MESSAGES 8
 
-/* A message on its way out, and its room in a frame. */
+/* A message on its way out, and its form in a frame. */
 struct link_connection_message {
     struct tl_list place; /* in link->connection_messages */
     struct tl_connection_message message;
@@ -231,13 +232,13 @@ void link_connections_drop(struct tl_link *link);
 
 /* link_receive.c */
 void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer);
-/* The peer has heard of the first `told` tensors that it was told of on this link. */
+/* The peer knows of the first count_received tensors that were acknowledged on this link. */
 void link_confirm(struct tl_link *link, uint64_t count_received);
 void link_fetches_break(struct tl_link *link, const struct tl_error *reason);
 /* Takes the fetch off the link and frees its state. */
 struct tl_fetch *link_fetch_remove(struct link_fetch *entry);
 
-/* Room to compose one frame; one per control. */
+/* Space to compose one frame; one per control. */
 struct tl_frame_builder *tl_frame_builder_create(void);
 void tl_frame_builder_destroy(struct tl_frame_builder *builder);
 

@@ -74,7 +74,8 @@ void link_confirm(struct tl_link *link, uint64_t count_received)
     link->confirmed_count = count_received;
 }
 
-/* Tells the peer that the request is given up. When there is no memory to remember that, the link is ended instead. */
+/* Informs the peer that the request is given up. When there is no memory to remember that, the link is ended instead.
+ */
 static void tell_cancel(struct tl_link *link, uint64_t number)
 {
     if (link->state == LINK_CLOSING) return;
@@ -120,7 +121,7 @@ void link_fetches_break(struct tl_link *link, const struct tl_error *reason)
     }
 }
 
-/* Ends one fetch with an error of ours and tells the peer to forget it. */
+/* Ends one fetch with an error of ours and informs the peer, which forgets it. */
 static void fetch_fail(struct link_fetch *entry, const struct tl_error *error)
 {
     struct tl_link *link = entry->link;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The sending half of a link: what the peer is asked, told and given.
+ * The sending half of a link: requests, acknowledgements, failures and tensors for the peer.
  *
  * Whenever the stream can take a message, one frame is composed of all that waits: requests, cancels, acknowledgements,
  * failures, and pieces of tensors, as many as fit. A frame carries at most options.chunk_bytes of tensor bytes: one
- * piece of a large tensor, or hundreds of small ones. Tensors that are being sent take turns, frame by frame; how many
+ * piece of a large tensor, or hundreds of small ones. Tensors that are being sent alternate, frame by frame; how many
  * are begun is bounded by options.inflight_bytes. No tensor's bytes are sent while the peer has too much to take.
  *
  * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only tensors of at
@@ -31,13 +31,13 @@
 #define MAX_FAILURES 64
 #define MAX_CHUNKS 256
 #define MAX_NUMBERS 1024
-/* Of a frame's head; what the peer accepts is TL_MAX_FRAME_HEAD_BYTES. */
+/* The size of a frame's head; the peer accepts TL_MAX_FRAME_HEAD_BYTES. */
 #define HEAD_BUDGET_BYTES (192 * 1024)
 #define COPY_BYTES 256
-/* Of a tensor in a file: up to this size it is copied, and of a larger one so many bytes are held back. */
+/* A tensor in a file is copied up to this size. The end of a larger one is held back: so many bytes. */
 #define FILE_COPY_BYTES (64 * 1024)
 #define FILE_END_BYTES 4096
-/* Bytes hashed again in one turn before a resumed transfer goes on. */
+/* Bytes hashed again for one frame before a resumed transfer goes on. */
 #define CATCH_UP_BYTES (4 * 1024 * 1024)
 
 struct tl_frame_builder {
@@ -95,7 +95,7 @@ grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count)
 
 static void add_requests(struct tl_link *link, struct tl_frame_builder *builder)
 {
-    /* An answer will tell that the peer has handled this frame, and with it these. */
+    /* An answer will show that the peer has handled this frame, and with it these. */
     uint64_t framed_before = link->confirmed_count + link->framed_count + builder->frame.n_received;
     while (!tl_list_is_empty(&link->to_request) && builder->frame.n_requests < MAX_REQUESTS &&
            builder->head_bytes < HEAD_BUDGET_BYTES) {
@@ -354,7 +354,7 @@ static void announce(struct link_serve *entry, struct tl_frame_builder *builder,
     builder->head_bytes += 64 + 10 * (size_t)builder->meta_data[i].n_dims;
 }
 
-/* What must be checked after it was read, where no checksum tells. */
+/* Whether the bytes must be checked after they were read, because no checksum shows a change. */
 static bool is_of_a_file(const struct link_serve *entry)
 {
     return entry->hash_state == NULL && tl_tensor_may_change(entry->offer.tensor);
@@ -456,7 +456,7 @@ void link_serves_left(struct tl_link *link)
     tl_list_splice_back(&link->active, &link->leaving);
 }
 
-/* Adds pieces of the active tensors, in turn, until the frame is full. */
+/* Adds pieces of the active tensors, one after the other, until the frame is full. */
 static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
 {
     activate_ready(link);
@@ -492,7 +492,7 @@ static bool is_anything_waiting(const struct tl_link *link)
            ((!tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active)) && !link_window_is_full(link));
 }
 
-/* What the frame said is said: ends the serves whose last word it was. */
+/* The frame was sent: ends the serves that have nothing more to send. */
 static void finish_frame(struct tl_link *link, struct tl_frame_builder *builder)
 {
     link_connections_sent(link, builder->frame.n_connections);

@@ -2,9 +2,9 @@
 /*
  * The end of links whose peer takes nothing.
  *
- * Answers that wait for their turn keep memory: the tensors that they will send, also values that were replaced in the
- * meantime, and what is in flight. A peer that asks and does not take would keep as much as the worker publishes. So a
- * link is ended when nothing has moved on it for options.stalled_timeout_ns while something was unsent.
+ * Answers that have been begun keep memory: the tensors that they send, also values that were replaced in the meantime,
+ * and what is in flight. A peer that takes nothing must not keep them for ever. So a link is ended when nothing has
+ * moved on it for options.stalled_timeout_ns while something was unsent.
  *
  * Moving means that a frame could be sent. While chunks wait, only a frame with a chunk counts: a peer whose window is
  * full could otherwise keep its tensors by asking for something else now and then. On a link that we have opened it

@@ -5,10 +5,10 @@
  * A request that is answered and not sent takes some hundred bytes. A peer that asks and does not take is therefore not
  * read any more once so many answers wait that its share of options.max_unsent is used up. Nothing is refused: what was
  * not read waits at the peer, and is read when answers have left. Only links that the peer has opened are held up: if
- * both sides stopped reading, neither could send, for ever. A peer whom we have called is trusted as far as the
- * configuration is.
+ * both sides stopped reading, neither could send, for ever. A peer that this worker has called is in its configuration,
+ * which is trusted.
  *
- * A link takes its share in steps, so that an answer costs a comparison. It gives back what it does not need, and all
+ * A link takes its share in steps, so that an answer costs one comparison. It gives back what it does not need, and all
  * of it when nothing waits: links that are idle would otherwise keep the whole bound among them.
  *
  * Many answers are the same status, as when a step was aborted. They refer to one copy of it.

@@ -2,8 +2,8 @@
 /*
  * Listening sockets, and the thread that takes connections from them.
  *
- * Happy path: bind all addresses, start the thread, which sleeps until it is told to begin and then in poll; it takes
- * all connections that are there and gives them away. An event ends it.
+ * Happy path: bind all addresses, start the thread, which sleeps until it may begin and then in poll; it takes all
+ * connections that are there and gives them away. An event ends it.
  *
  * Failure modes: a connection that has gone before it was taken is passed over. When one cannot be taken for lack of
  * descriptors or memory, it stays in the kernel's queue and the thread tries again after a pause, saying so once; it
@@ -31,7 +31,7 @@
 #include "control/endpoint.h"
 
 #define MAX_SOCKETS 16
-/* Connections taken from one socket before the others have their turn. */
+/* Connections taken from one socket before the others are looked at. */
 #define MAX_TAKEN 64
 #define PAUSE_MS 100
 
@@ -40,7 +40,7 @@ enum listener_state { LISTENER_OPEN, LISTENER_TAKING, LISTENER_ENDING };
 struct tl_listener {
     tl_connection_fn take;
     void *context;
-    struct pollfd waits[1 + MAX_SOCKETS]; /* the first is the event that tells of a new state */
+    struct pollfd waits[1 + MAX_SOCKETS]; /* the first is the event that announces a new state */
     size_t socket_count;
     atomic_int state; /* enum listener_state */
     bool is_short;    /* the thread's: it was said that connections wait */

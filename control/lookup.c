@@ -2,11 +2,10 @@
 /*
  * Look-ups.
  *
- * Happy path: the thread resolves and dials, writes down what it found and posts the look-up to its loop, which tells
- * the owner and frees it.
- * Failure modes: getaddrinfo cannot be stopped. A look-up that is abandoned is freed by whoever finds it last: the
- * thread, or the loop when it was posted already. The thread touches the loop only under the mutex and only when the
- * look-up is not abandoned, so that the loop may go before the thread does.
+ * Happy path: the thread resolves and dials, writes down what it found and posts the look-up to its loop, which calls
+ * the owner and frees it. Failure modes: getaddrinfo cannot be stopped. A look-up that is abandoned is freed by its
+ * last user: the thread, or the loop when it was posted already. The thread touches the loop only under the mutex and
+ * only when the look-up is not abandoned, so that the loop may go before the thread does.
  */
 #include "control/lookup.h"
 

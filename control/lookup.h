@@ -2,8 +2,8 @@
 /*
  * A look-up: finds, in a thread of its own, the address at which a host takes connections.
  *
- * Links use it for names, so that they ask the same name service as the tools do, and so that an error tells a wrong
- * name from a closed port. gRPC, which would ask one of its own, is given a numeric address.
+ * Links use it for names, so that they ask the same name service as the tools do, and so that an error distinguishes a
+ * wrong name from a closed port. gRPC, which would ask one of its own, is given a numeric address.
  *
  * Thread: the loop's owner.
  */

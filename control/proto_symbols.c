@@ -13,7 +13,7 @@
 
 /* Field numbers of google/protobuf/descriptor.proto. */
 enum {
-    ITEM_NAME = 1, /* of every item */
+    ITEM_NAME = 1, /* type of every item */
     FILE_PACKAGE = 2,
     FILE_DEPENDENCY = 3,
     FILE_MESSAGE = 4,

@@ -38,7 +38,7 @@ struct publish_call {
     struct tl_push push;      /* its key is the one above; one reference on its annotations */
     struct tl_tensor *tensor; /* one reference; NULL until admitted */
     uint64_t received_bytes;
-    XXH3_state_t *hash_state; /* over the bytes so far, because only the last message tells whether it matters */
+    XXH3_state_t *hash_state; /* over the bytes so far, because only the last message says whether it matters */
     bool has_checksum;
     uint64_t checksum;
 };
@@ -54,7 +54,7 @@ static enum tl_status hand_over(struct publish_call *publish, struct tl_tensor *
                                               ret_publication, ret_error);
 }
 
-/* Frees the memory, then tells the worker, if it still waits, that it is free. */
+/* Frees the memory, then informs the worker, if it still waits, that it is free. */
 static void break_off(struct publish_call *publish)
 {
     tl_tensor_put(publish->tensor);

@@ -23,7 +23,7 @@
 #include "control/transfer_calls.h"
 #include "tensor/mapped_tensor.h"
 
-/* gRPC's clients refuse messages of more than 4 MiB unless they are told otherwise. */
+/* gRPC's clients refuse messages of more than 4 MiB unless they are configured otherwise. */
 #define MAX_PIECE_BYTES (2 * 1024 * 1024)
 
 /*

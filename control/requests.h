@@ -14,9 +14,9 @@
 #include "control/wire.h"
 #include "grpc/reflection/v1/reflection.pb-c.h"
 
-/* Of a pattern in Withdraw and List. */
+/* Longest pattern in Withdraw and List. */
 #define TL_MAX_PATTERN_BYTES TL_MAX_KEY_BYTES
-/* Of a service name in a health check, and of names in reflection. */
+/* Longest service name in a health check, and longest name in reflection. */
 #define TL_MAX_SYMBOL_BYTES 512
 
 struct tl_receive_request {

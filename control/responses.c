@@ -12,7 +12,7 @@
 #include "grpc/health/v1/health.pb-c.h"
 #include "tensorlane/v1/cluster.pb-c.h"
 
-/* Of one text in a description. */
+/* Longest text in a description. */
 #define MAX_TEXT_BYTES 4096
 
 /* Bad bytes from a server are no argument of its client. */

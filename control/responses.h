@@ -33,7 +33,7 @@ enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wi
 struct tl_listing_builder {
     struct tl_listing listing; /* in the order it came; freed with tl_listing_fini */
     size_t capacity;
-    uint64_t used_bytes; /* of items, keys and annotations */
+    uint64_t used_bytes; /* size of items, keys and annotations */
 };
 
 /* Adds the entries of one message; on error what was there stays. */

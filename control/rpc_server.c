@@ -42,7 +42,7 @@
 /* Half of the shortest keepalive that can be configured: who probes that often is no attacker. */
 #define MIN_PING_INTERVAL_MS 50
 #define MAX_CALLS_PER_CONNECTION 4096
-/* Of the largest messages, what all connections together may leave unfinished. */
+/* So many of the largest messages may be unfinished on all connections together. */
 #define MAX_UNFINISHED_MESSAGES 64
 
 struct method {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The gRPC server: methods, a port, and an end that forgets nobody.
+ * The gRPC server: methods, a port, and an orderly end.
  *
  * Happy path: create, add methods, listen, start; each accepted call becomes a stream given to its method; stop refuses
- * new calls, waits for the running ones until the deadline, cancels what is left, then calls back; destroy.
- * A call to a method that was not added is answered with UNIMPLEMENTED.
+ * new calls, waits for the running ones until the deadline, cancels what is left, then calls back; destroy. A call to a
+ * method that was not added is answered with UNIMPLEMENTED.
  *
  * The calls that may be open are divided among the clients by their addresses (base/shares.h). Health checks have an
  * account of their own, as large, so that no other call can keep them from being answered.

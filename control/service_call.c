@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/text.h"
 
-/* Of a call that has one request: a key or a pattern and what stands around it. */
+/* Largest message of a call that has one request: a key or a pattern and what stands around it. */
 #define MAX_REQUEST_BYTES (64 * 1024)
 /* What a client that sends much must keep up: half a megabit per second, which every network for tensors has. */
 #define MIN_BYTES_PER_SECOND (64 * 1024)

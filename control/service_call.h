@@ -23,7 +23,7 @@ struct tl_service_call;
 
 /* NULL: not interested. After the call was finished only `closed` comes. */
 struct tl_service_call_ops {
-    size_t size_bytes; /* of the object, whose first member is the struct tl_service_call; it starts zeroed */
+    size_t size_bytes; /* size of the object, whose first member is the struct tl_service_call; it starts zeroed */
     bool is_stream;    /* the client may send more than one message */
     void (*request)(struct tl_service_call *call, grpc_byte_buffer *message); /* borrowed */
     void (*half_closed)(struct tl_service_call *call);                        /* streams only */
@@ -39,7 +39,7 @@ struct tl_service_call {
     struct tl_identity client;
     struct tl_timer progress_timer;
     int64_t accepted_ns;
-    int64_t pace_deadline_ns;       /* of tl_service_call_expect_bytes; TL_TIME_NEVER: none */
+    int64_t pace_deadline_ns;       /* deadline of tl_service_call_expect_bytes; TL_TIME_NEVER: none */
     grpc_byte_buffer *only_request; /* waits for the half-close behind it; NULL: not yet read, or a stream */
     bool is_finished;
 };

@@ -6,7 +6,7 @@
  *      OPEN --status received (client) / client gone or status sent (server)--> CLOSED, once no batch is outstanding
  *
  * Each kind of batch (close, read, send, last) has one tag and is outstanding at most once; `pending` counts them. The
- * call ends when the batch that tells of its end has completed, the server's own status, if it sent one, is out, and
+ * call ends when the batch that reports its end has completed, the server's own status, if it sent one, is out, and
  * nothing is pending: then on_closed runs and the stream is freed.
  */
 #include "control/stream.h"

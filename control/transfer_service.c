@@ -20,7 +20,7 @@
 #include "control/transfer_calls.h"
 
 #define MAX_ENTRIES 256
-/* Of entries in one message; what a client of this project accepts is TL_MAX_FRAME_HEAD_BYTES. */
+/* Size of the entries in one message; a client of this project accepts TL_MAX_FRAME_HEAD_BYTES. */
 #define MESSAGE_BYTES (192 * 1024)
 /* What an entry has besides its key, at most: tags, lengths, 16 dimensions. */
 #define ENTRY_BYTES (64 + 10 * TL_MAX_RANK)

@@ -75,7 +75,7 @@ void tl_wire_from_meta_data(const struct tl_meta_data *meta_data, uint64_t *dims
 enum tl_status tl_wire_to_meta_data(const Tensorlane__V1__MetaData *message, struct tl_meta_data *ret_meta_data,
                                     struct tl_error *ret_error) TL_MUST_USE;
 
-/* Annotations to the wire: *ret_message has room for all pairs in memory that the caller frees (free(items)), and the
+/* Annotations to the wire: *ret_message has space for all pairs in memory that the caller frees (free(items)), and the
  * texts are those of the annotations. False: no memory. */
 bool tl_wire_from_annotations(const struct tl_annotations *annotations, Tensorlane__V1__Annotations *ret_message);
 /* And from it; *ret_annotations has one reference, or is NULL without any. Errors: as tl_annotations_create. */

@@ -12,7 +12,7 @@
 struct tl_annotations {
     atomic_uint reference_count;
     size_t count;
-    uint64_t size_bytes; /* of this object */
+    uint64_t size_bytes; /* size of this object */
     struct tl_annotation items[];
 };
 

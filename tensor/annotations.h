@@ -14,7 +14,7 @@
 #include <tensorlane/status.h>
 
 #define TL_MAX_ANNOTATIONS 1024
-/* Of all keys and values. */
+/* The size of all keys and values together. */
 #define TL_MAX_ANNOTATIONS_BYTES (64 * 1024)
 
 struct tl_annotation {

@@ -4,13 +4,13 @@
  *
  * Happy path: nothing happens. When a read touches a page that the file no longer has, or that the disk cannot deliver,
  * the handler finds the mapping in the table, marks it as damaged, puts a page of zeros there and returns; the read
- * goes on with zeros, and whoever checks the mapping afterwards learns that it is damaged.
+ * goes on with zeros, and a check of the mapping afterwards finds that it is damaged.
  *
  * Failure modes: a SIGBUS that belongs to no mapping of the table goes to the handler that was there before, or ends
  * the process as if this one did not exist.
  *
  * The table has a fixed place for every mapping, and a place is claimed, filled and cleared with atomic stores only: a
- * signal handler can wait for nobody.
+ * signal handler cannot wait.
  */
 #include "tensor/fault_guard.h"
 
@@ -98,14 +98,14 @@ static bool replace_page(uintptr_t address)
 {
     struct tl_fault_range *range = find(address);
     if (!range) return false;
-    /* First, so that nobody can see the zeros and an undamaged range. */
+    /* This comes first, so that no thread can see the zeros and an undamaged range. */
     atomic_store(&range->is_damaged, true);
     void *page = (void *)(address - address % page_bytes);
     return mmap(page, page_bytes, atomic_load(&range->protection),
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0) != MAP_FAILED;
 }
 
-/* Gives the signal to whoever was there before. */
+/* Passes the signal to the handler that was there before. */
 static void pass_on(int number, siginfo_t *info, void *context)
 {
     bool was_sent = info->si_code <= 0; /* by kill or sigqueue, not by a failed access */

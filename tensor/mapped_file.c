@@ -30,7 +30,7 @@ struct tl_mapped_file {
     char *path;
     void *data; /* NULL: an empty file */
     struct tl_file_stamp stamp;
-    bool is_memory; /* it cannot shrink, and times tell nothing */
+    bool is_memory; /* it cannot shrink, and its times say nothing */
     struct tl_fault_range *range;
 };
 

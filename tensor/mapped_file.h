@@ -23,24 +23,25 @@ struct tl_mapped_file;
 enum tl_status tl_mapped_file_open(const char *path, struct tl_mapped_file **ret_file,
                                    struct tl_error *ret_error) TL_MUST_USE;
 
-/* A file without a name, in memory, of len_bytes > 0 zeros, which we may write through our mapping, and nobody through
- * another one or in any other way; it cannot become shorter. Errors: TL_UNIMPLEMENTED: the kernel has no such thing.
- * TL_RESOURCE_EXHAUSTED: no memory or descriptor. */
+/* A file without a name, in memory, of len_bytes > 0 zeros, which this process may write through its mapping, and which
+ * cannot be written through another one or in any other way; it cannot become shorter. Errors: TL_UNIMPLEMENTED: the
+ * kernel has no such thing. TL_RESOURCE_EXHAUSTED: no memory or descriptor. */
 enum tl_status tl_mapped_file_make(uint64_t len_bytes, struct tl_mapped_file **ret_file,
                                    struct tl_error *ret_error) TL_MUST_USE;
-/* Of whoever made it: memory, which is there as long as anybody has it mapped or open, and is never damaged. */
+/* Set by the maker of the file: it is memory, which stays as long as a process has it mapped or open, and is never
+ * damaged. */
 bool tl_mapped_file_is_memory(const struct tl_mapped_file *file);
 
-/* What tells whether a file is still what it was. */
+/* What shows whether a file is still what it was. */
 struct tl_file_stamp {
     uint64_t size_bytes;
     int64_t modified_seconds; /* since 1970 */
-    uint32_t modified_ns;     /* of that second */
+    uint32_t modified_ns;     /* nanoseconds of that second */
 };
 
-/* The same with the descriptor of a file that somebody else has opened, who says what it was like; name stands for its
- * path in messages. The descriptor is taken over, also on error. Whoever has handed it out is not believed: only what
- * the kernel says of it is. Errors: as tl_mapped_file_open. TL_DATA_LOSS: it is not as the stamp says. */
+/* The same with the descriptor of a file that another process has opened, and with the stamp that this process gives;
+ * name stands for its path in messages. The descriptor is taken over, also on error. Only what the kernel says of the
+ * file is believed. Errors: as tl_mapped_file_open. TL_DATA_LOSS: it is not as the stamp says. */
 enum tl_status tl_mapped_file_adopt(int fd, const struct tl_file_stamp *stamp, const char *name,
                                     struct tl_mapped_file **ret_file, struct tl_error *ret_error) TL_MUST_USE;
 struct tl_mapped_file *tl_mapped_file_get(struct tl_mapped_file *file);

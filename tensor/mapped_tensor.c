@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tensors that lie in a mapped file. That a tensor does is told by its guard, which aliases have from their base. */
+/* Tensors that lie in a mapped file. Such a tensor is known by its guard, which aliases have from their base. */
 #include "tensor/mapped_tensor.h"
 
 #include <string.h>

@@ -21,7 +21,7 @@ struct tl_meta_data {
     enum tl_dtype dtype; /* TL_DTYPE_INVALID for a dead tensor */
     struct tl_shape shape;
     bool is_dead;
-    uint64_t size_bytes; /* of the elements; of the serialized form for TL_STRING */
+    uint64_t size_bytes; /* size of the elements; of the serialized form for TL_STRING */
 };
 
 /* Number of elements, 1 for rank 0.

@@ -155,7 +155,8 @@ static void write_header(const struct tl_tensor_slot *slot, struct tl_output_fil
     memcpy(tl_output_file_data(file), header, header_bytes);
 }
 
-/* All files are made, with their space, before any of it is given back: so the disk has room for all of them. */
+/* All files are made, with their space, before any of it is given back, which shows that all of them fit on the disk.
+ */
 static enum tl_status fill_writer(struct tl_tensor_writer *writer, bool is_folder, const struct tl_tensor_slot *slots,
                                   size_t count, struct tl_error *ret_error)
 {

@@ -2,15 +2,15 @@
 /*
  * A file that is written in place.
  *
- * Happy path: create it under a name that nobody has, allocate its disk space, map it, close the descriptor (a folder
- * of thousands of files must not need thousands of descriptors), give the space back when all files have theirs, let
- * others write into the mapping, sync.
+ * Happy path: create it under a name that no other file has, allocate its disk space, map it, close the descriptor (a
+ * folder of thousands of files must not need thousands of descriptors), give the space back when all files have theirs,
+ * let others write into the mapping, sync.
  *
  * The space is allocated only to see whether it is there: writing through a mapping into space that was allocated but
  * never written costs two to three times as much as into a hole (ext4).
  *
  * Failure modes: a disk that is full shows when the space is allocated, before anything is written. When the disk
- * becomes full later, or fails, the fault guard takes the write, and check and sync tell.
+ * becomes full later, or fails, the fault guard takes the write, and check and sync report it.
  */
 #include "tensor/output_file.h"
 
@@ -68,7 +68,7 @@ static int write_zeros(int fd, uint64_t len_bytes)
     return 0;
 }
 
-/* Makes sure that the disk has room, and sizes the file. Returns an errno. */
+/* Makes sure that the disk has enough space, and sizes the file. Returns an errno. */
 static int allocate(struct tl_output_file *file, int fd)
 {
     struct rlimit limit;

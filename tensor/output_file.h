@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * One file that is written in place through a mapping, after a look whether the disk has room for all of it. Between
- * siblings of this folder.
+ * One file that is written in place through a mapping, after a check that all of it fits on the disk. Between siblings
+ * of this folder.
  */
 #ifndef TENSOR_OUTPUT_FILE_H
 #define TENSOR_OUTPUT_FILE_H
@@ -34,8 +34,8 @@ void *tl_output_file_data(const struct tl_output_file *file);
 uint64_t tl_output_file_len_bytes(const struct tl_output_file *file);
 const char *tl_output_file_path(const struct tl_output_file *file);
 
-/* Whether everything that was written so far found room. Thread: any.
- * Errors: TL_DATA_LOSS: a page could not be written through the mapping. */
+/* Whether everything that was written so far fits on the disk. Thread: any. Errors: TL_DATA_LOSS: a page could not be
+ * written through the mapping. */
 enum tl_status tl_output_file_check(const struct tl_output_file *file, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Makes the contents durable, and sets the permissions of a file that replaces another, where the file system can.

@@ -168,7 +168,7 @@ static enum tl_status parse_offsets(const json_t *value, struct entry *entry, ui
     return TL_OK;
 }
 
-/* Shape, dtype and data_offsets must tell the same size. */
+/* Shape, dtype and data_offsets must give the same size. */
 static enum tl_status check_size(const struct entry *entry, const char *where, struct tl_error *ret_error)
 {
     uint64_t size_bytes, count;

@@ -24,7 +24,7 @@
 /* Where one tensor goes. */
 struct piece {
     const struct tl_tensor_slot *slot;
-    size_t index;         /* of the slot */
+    size_t index;         /* number of the slot */
     uint64_t begin_bytes; /* from the start of the data */
 };
 

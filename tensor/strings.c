@@ -17,9 +17,9 @@
 #define STRINGS_PER_ENTRY 256
 
 struct tl_string_index {
-    uint64_t count; /* of strings */
+    uint64_t count; /* number of strings */
     bool is_built;
-    uint64_t places[]; /* of strings 0, 256, 512, ...: bytes from the start of the serialized form */
+    uint64_t places[]; /* places of the strings 0, 256, 512, ...: bytes from the start of the serialized form */
 };
 
 enum tl_status tl_strings_size_bytes(const struct tl_string *strings, uint64_t count, uint64_t *ret_size_bytes,

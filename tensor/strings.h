@@ -33,8 +33,8 @@ enum tl_status tl_string_index_build(struct tl_string_index *index, const void *
                                      struct tl_error *ret_error) TL_MUST_USE;
 
 /* Looks up string number i, which must be below the count. The lengths are checked again: the bytes may be a mapping
- * that somebody changes.
- * Errors: TL_DATA_LOSS: the index is empty, or the string does not lie within the bytes. */
+ * that another process changes. Errors: TL_DATA_LOSS: the index is empty, or the string does not lie within the bytes.
+ */
 enum tl_status tl_string_index_find(const struct tl_string_index *index, const void *bytes, uint64_t len_bytes,
                                     uint64_t i, struct tl_string *ret_string, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Tensors: meta-data, a reference count, and bytes that are the tensor's own, the caller's (wrapped), or nobody's (dead
- * and zero-size). The last put gives the bytes back: frees them or calls the release callback.
+ * Tensors: meta-data, a reference count, and bytes that are the tensor's own, the caller's (wrapped), or none at all
+ * (dead and zero-size). The last put gives the bytes back: frees them or calls the release callback.
  *
  * Failure modes: wrong arguments and sizes are refused before anything is allocated; a failed allocation leaves nothing
  * behind. Putting a reference too often is a programming error and ends the process.
@@ -35,7 +35,7 @@ struct tl_tensor {
     uint64_t capacity_bytes;
     bool is_read_only;
     struct tl_tensor *base;          /* whose memory an alias shows, with a reference; NULL: no alias */
-    struct tl_string_index *strings; /* of an alias its base's; NULL unless TL_STRING */
+    struct tl_string_index *strings; /* an alias has its base's; NULL unless TL_STRING */
     tl_release_fn release;           /* NULL: nothing to release */
     void *release_data;
     void *release_context;
@@ -74,7 +74,7 @@ static enum tl_status no_memory(struct tl_error *ret_error, uint64_t size_bytes)
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a tensor of %" PRIu64 " bytes", size_bytes);
 }
 
-/* Of meta-data that was checked; 0 for a dead tensor. */
+/* The size that follows from meta-data that was checked; 0 for a dead tensor. */
 static uint64_t element_count_of(const struct tl_meta_data *meta_data)
 {
     uint64_t count = 1;

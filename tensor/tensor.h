@@ -14,7 +14,7 @@
 #include "tensor/annotations.h"
 #include "tensor/meta_data.h"
 
-/* Asked before a range of the tensor is read. Errors: what the reader's peer is told. Thread: any. */
+/* Asked before a range of the tensor is read. Errors: the one that the reader's peer gets. Thread: any. */
 typedef enum tl_status (*tl_tensor_guard_fn)(void *context, const void *data, uint64_t len_bytes,
                                              struct tl_error *ret_error);
 
@@ -39,16 +39,16 @@ enum tl_status tl_tensor_create_around(const struct tl_meta_data *meta_data, voi
  * Errors: TL_DATA_LOSS: they do not. TL_OK for every other dtype. */
 enum tl_status tl_tensor_check_strings(const struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;
 
-/* True when somebody holds a reference besides the caller. Only meaningful when nobody else may take a new one. */
+/* True when there is a reference besides the one of the caller. Only meaningful when no other thread may take a new
+ * one. */
 bool tl_tensor_is_shared(const struct tl_tensor *tensor);
 
 /* True when the bytes may be written by a transport. */
 bool tl_tensor_is_writable(const struct tl_tensor *tensor);
 
 /* Creates a read-only tensor that shows the memory of base and holds a reference on it. release (its data is base's) is
- * called when the last reference to the alias is put, after the one on base: it tells when nobody reads through the
- * alias any more.
- * Errors: TL_RESOURCE_EXHAUSTED: no memory; release is not called. */
+ * called when the last reference to the alias is put, after the one on base: it shows that the alias is not read any
+ * more. Errors: TL_RESOURCE_EXHAUSTED: no memory; release is not called. */
 enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn release, void *context,
                                       struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
 
@@ -59,7 +59,7 @@ void tl_tensor_allocation(const struct tl_tensor *tensor, void **ret_data, uint6
 /* The context with which the memory that the tensor shows is released, if that is done by this function; else NULL. */
 void *tl_tensor_release_context(const struct tl_tensor *tensor, tl_release_fn release);
 
-/* Something that must know when the memory of a tensor goes, in memory of whoever attaches it. */
+/* An object that is called when the memory of a tensor is freed; the caller that attaches it owns it. */
 struct tl_tensor_attachment {
     const void *owner; /* whose it is; stays valid until detach, so that no other has the same address */
     /* The last reference to the memory was put: called once, before the memory is released, the latest attachment

@@ -92,16 +92,15 @@ enum tl_status tl_npy_file_writer_create(const char *path, const struct tl_tenso
  * may be kept longer than the writer: the memory stays valid. */
 struct tl_tensor *tl_tensor_writer_destination(struct tl_tensor_writer *writer, size_t index);
 
-/* Whether everything that was written into the destinations so far found room on the disk; for a transport that would
- * rather stop than go on for nothing. Thread: any.
- * Errors: TL_DATA_LOSS: naming the file that could not be written. */
+/* Whether everything that was written into the destinations so far fits on the disk; for a transport that would rather
+ * stop than go on for nothing. Thread: any. Errors: TL_DATA_LOSS: naming the file that could not be written. */
 enum tl_status tl_tensor_writer_check(const struct tl_tensor_writer *writer, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Makes the file durable and visible: sync, then rename. Blocks: until the disk has it.
- * Errors: TL_FAILED_PRECONDITION: somebody holds a destination, naming it; commit may be called again. As
- * tl_error_set_errno, naming the path. TL_ALREADY_EXISTS: the folder's target has appeared meanwhile. TL_DATA_LOSS: the
- * disk could not be written. Nothing is left behind after tl_tensor_writer_destroy, except that the target stays when
- * only the last sync of its folder failed, which the message says. */
+/* Makes the file durable and visible: sync, then rename. Blocks: until the disk has it. Errors: TL_FAILED_PRECONDITION:
+ * a destination is still held, naming it; commit may be called again. As tl_error_set_errno, naming the path.
+ * TL_ALREADY_EXISTS: the folder's target has appeared meanwhile. TL_DATA_LOSS: the disk could not be written. Nothing
+ * is left behind after tl_tensor_writer_destroy, except that the target stays when only the last sync of its folder
+ * failed, which the message says. */
 enum tl_status tl_tensor_writer_commit(struct tl_tensor_writer *writer, struct tl_error *ret_error) TL_MUST_USE;
 
 /* Ends the writer, removing what was not committed. NULL is accepted. */

@@ -6,8 +6,8 @@
  * files and tensors; a transport writes into the tensors; commit syncs every file, renames, and syncs the folder.
  *
  * Failure modes: whatever fails before the rename leaves the target as it was, and destroy removes the temporary name.
- * A tensor that somebody still holds keeps its mapping, not the name: a late write lands in a file without a name. If
- * the folder cannot be synced after the rename, the target is there and commit says that it may not outlast a crash.
+ * A tensor that is still held keeps its mapping, not the name: a late write lands in a file without a name. If the
+ * folder cannot be synced after the rename, the target is there and commit says that it may not outlast a crash.
  */
 #include "tensor/tensor_writer.h"
 
@@ -42,7 +42,7 @@ struct tl_tensor_writer {
     struct stat replaced;             /* which was this */
     struct destination *destinations; /* [count] */
     size_t count;
-    struct tl_output_file **files; /* [file_count], room for count, at least 1 */
+    struct tl_output_file **files; /* [file_count], with space for count, at least 1 */
     size_t file_count;
 };
 
@@ -202,7 +202,7 @@ static enum tl_status each_folder(const struct tl_tensor_writer *writer, const c
     return status;
 }
 
-/* One that is not empty stays: another file is in it, whose turn will come. */
+/* One that is not empty stays: another file is in it, which will be removed later. */
 static enum tl_status remove_folder(const char *path, struct tl_error *ret_error)
 {
     (void)ret_error;

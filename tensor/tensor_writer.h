@@ -9,10 +9,9 @@
 #include "tensor/output_file.h"
 #include "tensor/tensor_file.h"
 
-/* Starts a writer with room for count tensors: checks the target and chooses the temporary name beside it. With
- * is_folder the temporary folder is made.
- * Errors: as tl_error_set_errno; TL_INVALID_ARGUMENT: path ends in no name, or something other than a file is there.
- * TL_FAILED_PRECONDITION: a symbolic link of path was changed at the same time.
+/* Starts a writer for up to count tensors: checks the target and chooses the temporary name beside it. With is_folder
+ * the temporary folder is made. Errors: as tl_error_set_errno; TL_INVALID_ARGUMENT: path ends in no name, or something
+ * other than a file is there. TL_FAILED_PRECONDITION: a symbolic link of path was changed at the same time.
  * TL_ALREADY_EXISTS: is_folder, and something is there. */
 enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_folder,
                                       struct tl_tensor_writer **ret_writer, struct tl_error *ret_error) TL_MUST_USE;
@@ -22,8 +21,8 @@ enum tl_status tl_tensor_writer_start(const char *path, size_t count, bool is_fo
 enum tl_status tl_tensor_writer_add_file(struct tl_tensor_writer *writer, const char *name, uint64_t len_bytes,
                                          struct tl_output_file **ret_file, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Gives back the space of all files, when all are added and nothing is written: all of them have found room.
- * Errors: as tl_output_file_give_back_space. */
+/* Gives back the space of all files, when all are added and nothing is written: all of them fit on the disk. Errors: as
+ * tl_output_file_give_back_space. */
 enum tl_status tl_tensor_writer_give_back_space(struct tl_tensor_writer *writer,
                                                 struct tl_error *ret_error) TL_MUST_USE;
 

@@ -33,7 +33,7 @@ struct show {
 
 /* ------------------------------------------------------------------------------------------------------- check -- */
 
-/* A task asks for RDMA and nothing else, and for a protocol without it. */
+/* Whether a task requires RDMA, but has a protocol without it. */
 static bool requires_rdma_in_vain(const struct tl_config *config)
 {
     for (size_t i = 0; i < config->task_count; i++) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What `tensorlane devices` has found out, and how it is told. */
+/* What `tensorlane devices` has found, and the report about it. */
 #ifndef SERVER_CLI_DEVICES_H
 #define SERVER_CLI_DEVICES_H
 
@@ -15,9 +15,10 @@ struct tl_devices_report {
     const struct tl_config_task *task;           /* NULL: none was named */
     const struct tl_verbs_candidate *candidates; /* [count], as tl_verbs_list gives them */
     size_t count;
-    size_t failed_count;        /* of the first ones: no write through them could be verified, their reason says why */
-    bool is_verified;           /* one through the next could */
-    const char *refusal;        /* why the task's settings want none; NULL: they do */
+    size_t failed_count; /* the number of devices in front through which no write could be verified; their reason says
+                            why */
+    bool is_verified;    /* one through the next could */
+    const char *refusal; /* why the task's settings want none; NULL: they do */
     struct tl_error list_error; /* TL_OK, or why there is no candidate at all */
     struct tl_error lock_error; /* TL_OK, or what is wrong with the limit of locked memory */
 };

@@ -32,7 +32,7 @@ struct round {
     const struct tl_config *config;
     struct tl_health_finding *findings; /* [config->task_count] */
     size_t healthy_count;
-    atomic_size_t next; /* task that nobody asks yet */
+    atomic_size_t next; /* task that is not being asked yet */
 };
 
 static void *ask_workers(void *context)

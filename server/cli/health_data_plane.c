@@ -3,10 +3,11 @@
  * The stages of the transports: shared memory, locked memory, device, port, paths to the other workers.
  *
  * Happy path: the worker says that shared memory works, or verbs and on which device, and that every peer it is
- * connected to is reached by one of them: a path counts only once a write in both directions has been verified. Whoever
- * reaches all peers through shared memory is not asked for a card. Failure modes: what is missing stops the
- * check with its reason; that makes a worker unhealthy where rdma is "require", and otherwise is told of a healthy one,
- * since its tensors travel over gRPC. A worker that does not say why is looked at from here when it is on this machine.
+ * connected to is reached by one of them: a path counts only once a write in both directions has been verified. A
+ * worker that reaches all peers through shared memory needs no card. Failure modes: what is missing stops the check
+ * with its reason; that makes a worker unhealthy where rdma is "require"; otherwise the worker is healthy, since its
+ * tensors travel over gRPC, and the reason is reported. A worker that does not say why is looked at from here when it
+ * is on this machine.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -296,7 +297,7 @@ void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, s
         finding->is_healthy = settings->rdma != TL_RDMA_REQUIRE;
         return;
     }
-    /* A worker of an older version does not tell of it. */
+    /* A worker of an older version does not report it. */
     bool has_local = wants_local && local && judge_local(finding, local);
     bool is_complete = false;
     if (wants_verbs) {

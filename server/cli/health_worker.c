@@ -83,7 +83,7 @@ static bool is_on_this_machine(const struct tl_config_task *task)
     return is_local;
 }
 
-/* Nobody said who it is: finds the stage at which it failed. */
+/* The worker did not identify itself: finds the stage at which the call failed. */
 static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_stage stage, const struct tl_error *error,
                               const char *source, bool is_local)
 {

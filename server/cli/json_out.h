@@ -3,8 +3,8 @@
  * JSON for machines, and the few changes that commands make to a configuration's JSON.
  *
  * Values are built from the outside in: tl_json_out_object, then tl_json_out_put... into it. Running out of memory is
- * remembered and told once, by tl_json_out_print or tl_json_out_text, so that building needs no checks; every function
- * accepts NULL.
+ * remembered and reported once, by tl_json_out_print or tl_json_out_text, so that building needs no checks; every
+ * function accepts NULL.
  */
 #ifndef SERVER_CLI_JSON_OUT_H
 #define SERVER_CLI_JSON_OUT_H

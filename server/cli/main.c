@@ -118,7 +118,7 @@ int main(int argc, char **argv)
     signal(SIGPIPE, SIG_IGN);
     /* For the widths of characters only: numbers are written in the same way everywhere. */
     setlocale(LC_CTYPE, "C.UTF-8");
-    /* Commands tell their errors themselves; serve has a log and sets it up. */
+    /* Commands print their errors themselves; serve has a log and sets it up. */
     tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
     tl_control_route_grpc_log(true);
     if (argc < 2) {

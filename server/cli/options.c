@@ -181,7 +181,7 @@ static void build_parser(const struct tl_options *options, struct parser *parser
 {
     char *closure = parser->closures;
     TL_CHECK(options->count <= MAX_ITEMS);
-    *closure++ = ':'; /* tells a missing value from an unknown flag */
+    *closure++ = ':'; /* distinguishes a missing value from an unknown flag */
     *closure++ = 'h';
     for (size_t i = 0; i < options->count; i++) {
         const struct tl_option *item = &options->items[i];

@@ -18,7 +18,7 @@ bool tl_output_has_colours(FILE *stream);
 /* Columns of the terminal; 0 when the stream is none. */
 unsigned tl_output_width(FILE *stream);
 
-/* Writes text that somebody else composed: what could steer a terminal (control characters, invisible characters that
+/* Writes text that comes from elsewhere: what could steer a terminal (control characters, invisible characters that
  * reorder text) and invalid UTF-8 are written as \n, \xNN or \u{N}. */
 void tl_output_put_escaped(FILE *stream, const char *text);
 

@@ -14,7 +14,7 @@ struct tl_probe_flags {
     bool is_gzip;
     bool has_tls;
     bool is_unverified;
-    const char *ca_path;   /* NULL: whom the system trusts */
+    const char *ca_path;   /* NULL: the authorities that the system trusts */
     const char *cert_path; /* NULL exactly when key_path is */
     const char *key_path;
     const char *server_name; /* NULL: the address's host */

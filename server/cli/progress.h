@@ -24,7 +24,7 @@ struct tl_progress_bar {
 /* Starts the clock and shows the bar at once; verb, total_bytes and is_quiet are set. */
 void tl_progress_bar_start(struct tl_progress_bar *progress);
 
-/* Tells how many bytes have been moved since the start. Cheap: shows at most ten times a second. stall: why nothing
+/* Reports how many bytes have been moved since the start. Cheap: prints at most ten times a second. stall: why nothing
  * moves and how long that may last, shown instead of rate and time left; NULL: something moves. */
 void tl_progress_bar_update(struct tl_progress_bar *progress, uint64_t bytes, const char *stall);
 

@@ -122,8 +122,8 @@ static enum tl_status create_writer(struct tl_pull *pull, struct tl_error *ret_e
 /* and of more than this the system would begin to write what has not been received yet. */
 #define MAX_PREPARED_BYTES (UINT64_C(1) << 30)
 
-/* Gets the pages of the output, which whoever copies into them would have to wait for otherwise. Kernels before 5.14
- * cannot do that. */
+/* Allocates the pages of the output in advance, so that copying into them does not wait for the kernel. Kernels before
+ * 5.14 cannot do that. */
 static void prepare_pages(struct tl_pull *pull)
 {
     const uintptr_t page_mask = (uintptr_t)sysconf(_SC_PAGESIZE) - 1;

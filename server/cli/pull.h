@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The parts of `tensorlane pull`: what is received, how, and how it is told. */
+/* The parts of `tensorlane pull`: what is received, how, and the report about it. */
 #ifndef SERVER_CLI_PULL_H
 #define SERVER_CLI_PULL_H
 
@@ -21,7 +21,7 @@ struct tl_pull_item {
     enum tl_path path;
     char transport[16];      /* the one that carried it, of those that have more than one path; "" otherwise */
     const char *path_reason; /* why not a faster one; lives for ever */
-    uint64_t step;           /* of what was received: may be newer than what was listed */
+    uint64_t step;           /* version that was received; may be newer than the one that was listed */
     int64_t duration_ns;
 };
 
@@ -43,7 +43,7 @@ struct tl_pull {
 
     struct tl_listing listing;          /* what is wanted */
     struct tl_pull_item *items;         /* [listing.count] */
-    struct tl_annotations *annotations; /* of the output; one reference; NULL: none */
+    struct tl_annotations *annotations; /* for the output file; one reference; NULL: none */
     uint64_t total_bytes;
     struct tl_tensor_writer *writer;
 
@@ -60,8 +60,8 @@ struct tl_pull {
     bool is_misfit; /* a tensor's shape is no longer the listed one: list again */
 };
 
-/* Receives every item into its destination, all verified unless is_unchecked. Progress goes to stderr.
- * Errors: of the first tensor that failed, naming it; the others are given up. TL_DEADLINE_EXCEEDED: nothing has moved
+/* Receives every item into its destination, all verified unless is_unchecked. Progress goes to stderr. Errors: the
+ * error of the first tensor that failed, naming it; the others are given up. TL_DEADLINE_EXCEEDED: nothing has moved
  * for the target's time-out, naming the state of the worker. TL_CANCELLED: a signal came. */
 enum tl_status tl_pull_receive(struct tl_pull *pull, struct tl_error *ret_error) TL_MUST_USE;
 
@@ -70,7 +70,7 @@ enum tl_status tl_pull_receive(struct tl_pull *pull, struct tl_error *ret_error)
  * TL_CANCELLED: a signal came. */
 enum tl_status tl_pull_compare(struct tl_pull *pull, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Tells on standard output what was done, as JSON, as a table, as a line. False: no memory. */
+/* Prints what was done to standard output, as JSON, as a table or as a line. False: no memory. */
 bool tl_pull_report(const struct tl_pull *pull, const struct tl_error *error);
 
 /* Merges the annotations of what is listed into those of the output, and warns of those that contradict each other.

@@ -3,10 +3,10 @@
  * Receiving the tensors of a pull.
  *
  * A client worker asks for all of them, at most MAX_OUTSTANDING at a time, so that the connection is never idle and the
- * memory for requests is bounded. No single tensor has a deadline: a large pull may take as long as it takes. What has
- * a time limit is silence; when neither a byte nor a completion has come for the time-out, everything is given up and
- * the error tells what state the worker is in. A worker that has gone is waited for, one that refuses us is not: what
- * is at its address now is another task or another release.
+ * memory for requests is bounded. No single tensor has a deadline: a large pull may take as long as it takes. Only a
+ * pause has a time limit: when neither a byte nor a completion has come for the time-out, everything is given up and
+ * the error says what state the worker is in. A worker that has gone is waited for, one that refuses us is not: what is
+ * at its address now is another task or another release.
  */
 #include <stdio.h>
 #include <string.h>
@@ -20,7 +20,7 @@
 
 #define MAX_OUTSTANDING 256
 #define BATCH 64
-/* How often signals, progress and silence are looked at. */
+/* How often signals, progress and pauses are looked at. */
 #define TICK_NS (50 * TL_NS_PER_MS)
 /* Without a byte for so long, the reason is shown. */
 #define STALL_NS TL_NS_PER_SEC
@@ -38,8 +38,8 @@ struct receiver {
     int64_t last_moved_ns;   /* when something moved last */
     int64_t next_look_ns;    /* when look is called again */
     char transport[16];      /* in use since the last look; "": not asked for yet, or none */
-    struct tl_error error;   /* of the first that failed */
-    struct tl_error trouble; /* the latest with the connection; message "": none so far */
+    struct tl_error error;   /* error of the first tensor that failed */
+    struct tl_error trouble; /* latest error of the connection; message "": none so far */
 };
 
 static enum tl_status submit(struct receiver *receiver, struct tl_error *ret_error)

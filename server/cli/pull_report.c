@@ -42,7 +42,7 @@ static void count_paths(const struct tl_pull *pull, size_t counts[PATH_COUNT])
         if (pull->items[i].is_received && (size_t)pull->items[i].path < PATH_COUNT) counts[pull->items[i].path]++;
 }
 
-/* Why tensors came on this path and not on a faster one; "": there is none, or nothing to tell. */
+/* Why tensors came on this path and not on a faster one; "": there is no faster one, or no reason is known. */
 static const char *find_reason(const struct tl_pull *pull, enum tl_path path)
 {
     for (size_t i = 0; pull->items && i < pull->listing.count; i++) {

@@ -95,7 +95,7 @@ static void print_summary(const struct push *push)
     putchar('\n');
 }
 
-/* What a file has and cannot be published is told by a warning in the log. */
+/* What a file has that cannot be published is named by a warning in the log. */
 static enum tl_status read_files(struct push *push, char **paths, size_t path_count, struct tl_error *ret_error)
 {
     if (!push->is_quiet) tl_log_configure(TL_LOG_WARN, TL_LOG_KEY_VALUE);

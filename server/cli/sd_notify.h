@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Telling systemd, or whoever else started the process in this way, that it is ready, alive or stopping.
+/* Messages to systemd, or another service manager that started the process in this way: it is ready, alive or stopping.
  * Source: sd_notify(3), "Standalone Implementations". */
 #ifndef SERVER_CLI_SD_NOTIFY_H
 #define SERVER_CLI_SD_NOTIFY_H
@@ -9,16 +9,16 @@
 
 #include <tensorlane/status.h>
 
-/* Sends a state ("READY=1\nSTATUS=...") to the socket that NOTIFY_SOCKET names; TL_OK when it names none.
- * Errors: TL_INVALID_ARGUMENT: NOTIFY_SOCKET is neither a path nor an abstract name, or too long. As
- * tl_error_set_errno for the socket: EAGAIN when nobody reads it.
- * Blocks: while the socket's queue is full, for a few seconds at most. */
+/* Sends a state ("READY=1\nSTATUS=...") to the socket that NOTIFY_SOCKET names; TL_OK when it names none. Errors:
+ * TL_INVALID_ARGUMENT: NOTIFY_SOCKET is neither a path nor an abstract name, or too long. As tl_error_set_errno for the
+ * socket: EAGAIN when no process reads it. Blocks: while the socket's queue is full, for a few seconds at most. */
 enum tl_status tl_sd_notify(const char *state, struct tl_error *ret_error) TL_MUST_USE;
 
 /* True when NOTIFY_SOCKET is set. */
 bool tl_sd_is_notified(void);
 
-/* Nanoseconds after which a process that was silent is taken for dead (WATCHDOG_USEC); 0: nobody watches this one. */
+/* Nanoseconds after which a process that has sent nothing is taken for dead (WATCHDOG_USEC); 0: this process is not
+ * watched. */
 int64_t tl_sd_watchdog_ns(void);
 
 #endif

@@ -4,11 +4,11 @@
  *
  * Happy path: read the configuration, raise the limit of open files, open the worker, say that it is ready (one line on
  * stderr, and to the service manager), wait for signals, feed the watchdog. SIGTERM or SIGINT: let running transfers
- * finish, end with 0. A second one: end at once with 1. SIGHUP: said in the log, nothing else.
+ * finish, end with 0. A second one: end at once with 1. SIGHUP: the log says that it came, and nothing else happens.
  *
  * All signals are blocked before the worker is opened, so that its threads never take one; this thread fetches them.
- * Standard error may be a pipe that nobody reads: the log gives up what cannot be written.
- * The watchdog is fed only after the worker has answered a call to its own port: a process that hangs is restarted.
+ * Standard error may be a pipe that no process reads: the log drops what cannot be written. The watchdog is fed only
+ * after the worker has answered a call to its own port: a process that hangs is restarted.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -118,7 +118,7 @@ static void notify(const char *state)
         TL_LOG_AT_WARN("the service manager was not notified", TL_STR("reason", error.message));
 }
 
-/* Readiness is told whatever the log's level is. */
+/* The line that the worker is ready appears at every log level. */
 static void tell_ready(const struct serve *serve)
 {
     struct tl_worker_stats stats = {.size_bytes = sizeof(stats)};
@@ -177,7 +177,7 @@ static void wait_for_end(const struct serve *serve, const sigset_t *signals)
     }
 }
 
-/* The second signal: whoever sends it does not want to wait. */
+/* The second signal: its sender does not want to wait. */
 static void end_at_once(int signal_number)
 {
     static const char message[] = "tensorlane serve: second signal, running transfers are cut off\n";

@@ -3,8 +3,8 @@
  * The configuration of a worker that is started from the command line.
  *
  * The text is read once, because it may come from a pipe, and parsed as it is, so that every complaint names its own
- * line and column. Only then flags are written into a copy. Files that are published are looked into before the worker
- * listens: whoever connects finds either all of them or nobody.
+ * line and column. Only then flags are written into a copy. Files that are published are opened before the worker
+ * listens, so that a client that can connect finds all of them.
  */
 #include "server/cli/serve_config.h"
 
@@ -119,8 +119,8 @@ static enum tl_status check_files(const struct tl_serve_flags *flags, const stru
     return status;
 }
 
-/* Writes the flags into the task's own entry, and what begins in the folder of the file, which the text alone does not
- * tell. */
+/* Writes the flags into the task's own entry, and the paths that start in the folder of the file, which the text alone
+ * does not contain. */
 static enum tl_status apply_flags(const struct tl_serve_flags *flags, struct tl_serve_config *config, const char *text,
                                   size_t len, struct tl_error *ret_error)
 {

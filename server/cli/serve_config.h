@@ -20,15 +20,14 @@ struct tl_serve_flags {
 
 struct tl_serve_config {
     struct tl_config *config;          /* as it was written, for messages and settings */
-    const struct tl_config_task *task; /* who this process is */
+    const struct tl_config_task *task; /* the task that this process is */
     char *json;                        /* what the worker is opened with; NULL: TF_CONFIG as it is */
 };
 
 /* Reads and checks the configuration, then writes what the flags say into the task's own entry: that is where a setting
- * has the last word.
- * Errors: of tl_config_read, tl_config_parse_tf and tl_config_find_task. TL_INVALID_ARGUMENT: no task is named.
- * TL_ALREADY_EXISTS: two of the files hold a tensor of the same name. Of tl_tensor_file_read for every file.
- * Ownership: tl_serve_config_fini, also after an error. */
+ * has the last word. Errors: those of tl_config_read, tl_config_parse_tf and tl_config_find_task. TL_INVALID_ARGUMENT:
+ * no task is named. TL_ALREADY_EXISTS: two of the files hold a tensor of the same name. Those of tl_tensor_file_read
+ * for every file. Ownership: tl_serve_config_fini, also after an error. */
 enum tl_status tl_serve_config_read(const struct tl_serve_flags *flags, struct tl_serve_config *config,
                                     struct tl_error *ret_error) TL_MUST_USE;
 void tl_serve_config_fini(struct tl_serve_config *config); /* a zeroed one is accepted */

@@ -3,9 +3,9 @@
  * The worker that a command talks to.
  *
  * The client that pulls is opened with a cluster of one task, the target, so that a worker of any cluster can be pulled
- * from by its address and nobody else is dialled. Of the configuration it gets how tensors travel, as the top level
- * says it: the client is no task, what is said of jobs and tasks does not concern it. Files, limits and time-outs are
- * those of workers and do not matter to the command.
+ * from by its address and no other worker is dialled. From the configuration it takes how tensors travel, as the top
+ * level says it: the client is no task, so that settings of jobs and tasks do not concern it. Files, limits and
+ * time-outs are those of workers and do not matter to the command.
  */
 #include "server/cli/target.h"
 

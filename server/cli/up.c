@@ -8,8 +8,8 @@
  * Failure modes: a child that ends unasked, or is not ready in time, ends all; the exit code is 1 and the last line
  * says which one and how it ended. When this process is killed, the children end by themselves.
  *
- * Children tell that they are ready in the way that a service does (sd_notify), to a socket of ours; who has sent a
- * message is known from the kernel.
+ * Children report that they are ready in the way that a service does (sd_notify), to a socket of ours; the kernel says
+ * which process has sent a message.
  */
 #include <errno.h>
 #include <poll.h>
@@ -192,7 +192,7 @@ static void take_signals(struct up *up)
         if (info.ssi_signo == SIGCHLD) {
             reap(up);
         } else if (up->phase == UP_STOPPING && info.ssi_signo != SIGHUP) {
-            up->due_ns = tl_clock_now_ns(); /* whoever asks twice does not want to wait */
+            up->due_ns = tl_clock_now_ns(); /* a user who asks twice does not want to wait */
         } else if (info.ssi_signo != SIGHUP) {
             stop(up, up->phase == UP_STARTING ? TL_EXIT_FAILED : TL_EXIT_OK);
         }

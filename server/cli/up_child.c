@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A child of `tensorlane up`. Its log comes through a pipe, line by line; a line that is longer than the buffer is
- * printed in pieces. The child is told its parent, so that it ends when the parent dies without having said so.
+ * printed in pieces. The child gets the id of its parent, so that it ends when the parent dies without stopping it.
  */
 #include "server/cli/up_child.h"
 
@@ -28,7 +28,7 @@
 
 /* ---------------------------------------------------------------------------------------------------- starting -- */
 
-/* The environment for the children: notifications go to us, and nobody but us has a watchdog. NULL: no memory.
+/* The environment for the children: notifications go to this process, and no child has a watchdog. NULL: no memory.
  * Ownership: free the array and its first entry. */
 static char **make_environment(const char *notify_name)
 {
@@ -167,7 +167,8 @@ static void compose_json(FILE *stream, const struct tl_up_child *child, const ch
     free(text);
 }
 
-/* A standard error that nobody reads must not keep the workers from being stopped, so the log's way is taken. */
+/* A standard error that no process reads must not keep the workers from being stopped, so these lines go through the
+ * log. */
 static void print_line(const struct tl_up_child *child, const char *line, size_t len)
 {
     char *text = NULL;

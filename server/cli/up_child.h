@@ -13,7 +13,7 @@
 
 struct tl_up_child {
     const struct tl_config_task *task;
-    const char *colour; /* of its prefix */
+    const char *colour; /* escape sequence that colours its prefix */
     pid_t pid;          /* 0: not started */
     int log_fd;         /* where its log comes from, -1: closed */
     bool has_json_log;
