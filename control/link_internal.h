@@ -93,6 +93,7 @@ struct tl_link {
     struct tl_list active;     /* items are link_serve: being sent, one after the other */
     struct tl_list leaving; /* items are link_serve: the frame in flight, or one before it, has bytes of their files */
     uint64_t active_bytes;  /* left to send of the active ones */
+    uint64_t held_bytes;    /* left to send of the ready ones that hold their values */
     size_t unsent_count;    /* serves that are over as soon as enough was sent: ready, active, leaving and failed */
     uint64_t unsent_left;   /* how many of them may be: taken from control->unsent */
     struct tl_share *unsent_share;   /* invalid while unsent_left is 0 */
@@ -113,8 +114,8 @@ struct link_fetch {
 };
 
 /*
- *   WAITING --reply: offer--> READY --room--> ACTIVE --all sent, one-shot--> SENT --received--> (freed)
- *      |                                       |  \---all sent, published--> (freed)
+ *   WAITING --reply: offer--> READY ---may--> ACTIVE --all sent, one-shot--> SENT --received--> (freed)
+ *      |    <-has let go: asks-/                |  \---all sent, published--> (freed)
  *      |                                       \--file, all but its end--> LEAVING --kernel has it--> ACTIVE
  *      \--reply: status--> FAILED --sent--> (freed)        cancel, broken: from any state --> (freed)
  */
@@ -143,7 +144,10 @@ struct link_serve {
     bool wants_checksum;
     uint64_t asked_publication;
     uint64_t resume_offset;
-    struct tl_offer offer; /* from READY to SENT; holds the tensor's reference until all is sent */
+    struct tl_offer offer; /* from READY to SENT; holds the tensor's reference until all is sent. READY, and the tensor
+                              is NULL: the value was let go, and the source is asked again before it is sent */
+    uint64_t ready_bytes;  /* READY: left to send of the value that was offered */
+    bool is_asking_again;  /* the source is being asked for the value that was let go */
     uint64_t sent_bytes;
     uint64_t hashed_bytes;
     bool is_announced;           /* the meta-data was sent */

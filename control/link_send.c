@@ -7,6 +7,11 @@
  * piece of a large tensor, or hundreds of small ones. Tensors that are being sent alternate, frame by frame; how many
  * are begun is bounded by options.inflight_bytes. No tensor's bytes are sent while the peer has too much to take.
  *
+ * Answers that wait must not keep versions of a published tensor that were replaced in the meantime: a peer that asks
+ * for each version and takes none would keep as much memory as the worker publishes. So an answer holds its value only
+ * as long as all that do have at most options.inflight_bytes to send, or when it is the only one. The others let their
+ * values go and ask the source again when they may be sent: they get the version that there is then.
+ *
  * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only tensors of at
  * most COPY_BYTES are copied, because a reference costs more than they do.
  *
@@ -134,9 +139,11 @@ static void serve_set_state(struct link_serve *entry, enum serve_state state)
 {
     struct tl_link *link = entry->link;
     if (entry->state == SERVE_ACTIVE) link->active_bytes -= bytes_left(entry);
+    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->held_bytes -= entry->ready_bytes;
     if (is_unsent(entry->state)) link->unsent_count--;
     entry->state = state;
     if (entry->state == SERVE_ACTIVE) link->active_bytes += bytes_left(entry);
+    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->held_bytes += entry->ready_bytes;
     if (is_unsent(entry->state)) link->unsent_count++;
 }
 
@@ -169,6 +176,15 @@ static void serve_fail(struct link_serve *entry, const struct tl_error *status)
     link_flush_later(link);
 }
 
+/* Whether the answer would make the link hold too many values. One-shot values are reserved anyway. */
+static bool must_let_go(const struct link_serve *entry)
+{
+    const struct tl_link *link = entry->link;
+    uint64_t limit = link->control->options.inflight_bytes, held_bytes = link->active_bytes + link->held_bytes;
+    if (entry->offer.is_one_shot || entry->is_asking_again || held_bytes == 0) return false;
+    return entry->ready_bytes > limit || held_bytes > limit - entry->ready_bytes;
+}
+
 static void serve_reply(struct tl_serve *serve, const struct tl_error *status, const struct tl_offer *offer)
 {
     struct link_serve *entry = TL_CONTAINER_OF(serve, struct link_serve, serve);
@@ -181,8 +197,9 @@ static void serve_reply(struct tl_serve *serve, const struct tl_error *status, c
     uint64_t size_bytes = tl_tensor_size_bytes(offer->tensor);
     bool can_resume = entry->asked_publication == offer->publication && entry->resume_offset <= size_bytes;
     entry->sent_bytes = can_resume ? entry->resume_offset : 0;
+    entry->ready_bytes = size_bytes - entry->sent_bytes;
     struct tl_error error;
-    if (entry->wants_checksum) {
+    if (entry->wants_checksum && entry->hash_state == NULL) {
         entry->hash_state = XXH3_createState();
         if (entry->hash_state == NULL) {
             tl_error_set(&error, TL_RESOURCE_EXHAUSTED, "no memory for a checksum");
@@ -190,6 +207,10 @@ static void serve_reply(struct tl_serve *serve, const struct tl_error *status, c
             return;
         }
         XXH3_64bits_reset(entry->hash_state);
+    }
+    if (must_let_go(entry)) {
+        tl_tensor_put(entry->offer.tensor);
+        entry->offer.tensor = NULL;
     }
     serve_set_state(entry, SERVE_READY);
     tl_list_push_back(&entry->link->ready, &entry->place);
@@ -312,13 +333,33 @@ static void add_failures(struct tl_link *link, struct tl_frame_builder *builder)
 
 /* ------------------------------------------------------------------------------------------------------ chunks -- */
 
+/* Asks the source for a value in the place of the one that was let go. If there is one, the serve is the first that is
+ * ready; otherwise it waits for one, or it has failed. */
+static void serve_ask_again(struct link_serve *entry)
+{
+    struct tl_control *control = entry->link->control;
+    serve_set_state(entry, SERVE_WAITING);
+    tl_list_remove(&entry->place);
+    entry->is_asking_again = true;
+    control->options.handlers->source.closed(control->options.worker, &entry->serve, TL_SERVE_CANCELLED);
+    control->options.handlers->source.request(control->options.worker, &entry->serve);
+    entry->is_asking_again = false;
+    if (entry->state != SERVE_READY) return;
+    tl_list_remove(&entry->place);
+    tl_list_push_front(&entry->link->ready, &entry->place);
+}
+
 static void activate_ready(struct tl_link *link)
 {
     while (!tl_list_is_empty(&link->ready)) {
         struct link_serve *entry = TL_CONTAINER_OF(link->ready.next, struct link_serve, place);
-        uint64_t left = bytes_left(entry);
+        uint64_t left = entry->ready_bytes;
         uint64_t limit = link->control->options.inflight_bytes;
         if (link->active_bytes > 0 && (left > limit || link->active_bytes > limit - left)) return;
+        if (entry->offer.tensor == NULL) {
+            serve_ask_again(entry);
+            continue;
+        }
         tl_list_remove(&entry->place);
         tl_list_push_back(&link->active, &entry->place);
         serve_set_state(entry, SERVE_ACTIVE);

@@ -102,7 +102,7 @@ static void request(void *context, struct tl_serve *serve)
     struct tl_serving *serving = context;
     struct tl_worker *worker = serving->worker;
     serve->source_state = NULL;
-    if (serving->is_closing) {
+    if (serving->is_closing && !serve->is_final) { /* is_final: it was answered before, and asks again */
         refuse(serving, serve);
         return;
     }

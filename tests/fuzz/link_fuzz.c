@@ -366,15 +366,17 @@ static void expect_consistent(void)
 {
     if (link == NULL) return;
     unsigned counts[SERVE_FAILED + 1] = {0};
-    uint64_t active_bytes = 0;
+    uint64_t active_bytes = 0, held_bytes = 0;
     for (struct link_serve *entry = link->serves; entry != NULL; entry = entry->hh.next) {
         counts[entry->state]++;
         if (entry->state == SERVE_ACTIVE) active_bytes += tl_tensor_size_bytes(entry->offer.tensor) - entry->sent_bytes;
-        TL_CHECK((entry->offer.tensor != NULL) >= (entry->state == SERVE_READY || entry->state == SERVE_ACTIVE));
+        TL_CHECK(entry->offer.tensor != NULL || entry->state != SERVE_ACTIVE);
+        if (entry->state == SERVE_READY && entry->offer.tensor != NULL) held_bytes += entry->ready_bytes;
     }
     TL_CHECK(link->unsent_count ==
              counts[SERVE_READY] + counts[SERVE_ACTIVE] + counts[SERVE_LEAVING] + counts[SERVE_FAILED]);
     TL_CHECK(link->active_bytes == active_bytes && (active_bytes <= INFLIGHT_BYTES || counts[SERVE_ACTIVE] == 1));
+    TL_CHECK(link->held_bytes == held_bytes);
     TL_CHECK(list_length(&link->ready) == counts[SERVE_READY] && list_length(&link->active) == counts[SERVE_ACTIVE]);
     TL_CHECK(list_length(&link->failures) == counts[SERVE_FAILED]);
     TL_CHECK(list_length(&link->connection_messages) == link->connection_message_count &&

@@ -50,19 +50,38 @@ static enum tl_status expected_code; /* of fetches */
 static struct tl_error refusal;      /* instead of the offered tensor; TL_OK: none */
 static grpc_byte_buffer *carried[2]; /* a copy of the message in flight */
 static size_t sent_count[2];
+static size_t again_count;          /* requests for a value that the link had let go */
+static struct tl_tensor **versions; /* [version_count]: one was published for each request; NULL: all get `offered` */
+static size_t version_count;
 
 /* -------------------------------------------------------------------------------------------------- the worker -- */
+
+static struct tl_tensor *make_tensor(uint64_t size_bytes)
+{
+    struct tl_tensor *tensor;
+    ck_assert(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, &error) == TL_OK);
+    memset(tl_tensor_data(tensor), 1, size_bytes);
+    return tensor;
+}
 
 static void on_request(void *context, struct tl_serve *serve)
 {
     (void)context;
     const struct tl_error ok = {.code = TL_OK};
-    serve_count++;
+    if (serve->source_state == &again_count) {
+        again_count++;
+        closed_count--;
+    } else {
+        serve_count++;
+    }
+    serve->source_state = &again_count;
     if (refusal.code != TL_OK) {
         serve->ops->reply(serve, &refusal, NULL);
         return;
     }
-    const struct tl_offer offer = {.tensor = tl_tensor_get(offered), .publication = 1};
+    if (versions != NULL) versions[version_count++] = make_tensor(LARGE_BYTES);
+    struct tl_tensor *tensor = versions != NULL ? versions[version_count - 1] : offered;
+    const struct tl_offer offer = {.tensor = tl_tensor_get(tensor), .publication = 1 + version_count};
     serve->ops->reply(serve, &ok, &offer);
 }
 
@@ -151,14 +170,6 @@ static grpc_byte_buffer *take(unsigned from)
     return message;
 }
 
-static struct tl_tensor *make_tensor(uint64_t size_bytes)
-{
-    struct tl_tensor *tensor;
-    ck_assert(tl_tensor_create(TL_U8, 1, &size_bytes, &tensor, &error) == TL_OK);
-    memset(tl_tensor_data(tensor), 1, size_bytes);
-    return tensor;
-}
-
 static void setup(void)
 {
     const struct tl_control_options options = {
@@ -177,7 +188,7 @@ static void setup(void)
     memset(done_count, 0, sizeof(done_count));
     memset(max_unsent, 0, sizeof(max_unsent));
     memset(sent_count, 0, sizeof(sent_count));
-    serve_count = closed_count = 0;
+    serve_count = again_count = closed_count = version_count = 0;
     expected_code = TL_OK;
     refusal.code = TL_OK;
     fake_stream_on_send = on_send;
@@ -403,6 +414,47 @@ START_TEST(no_more_is_begun_than_may_be_in_flight)
     ck_assert_uint_eq(begun.complete, 2 * LARGE_COUNT);
     ck_assert_uint_eq(control->stats.bytes_sent, 2 * LARGE_COUNT * LARGE_BYTES);
     ck_assert_uint_eq(closed_count, 2 * LARGE_COUNT);
+}
+END_TEST
+
+/* The answers of a link hold tensors of which INFLIGHT_BYTES are left to send: some of them have been sent in part. One
+ * more is asked for again, and one ends with the frame in flight. */
+#define MAX_PINNED (2 * (INFLIGHT_BYTES / LARGE_BYTES) + 2)
+
+static size_t count_pinned(void)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < version_count; i++)
+        count += tl_tensor_is_shared(versions[i]);
+    return count;
+}
+
+/* A peer asks for each version that is published and takes none. */
+START_TEST(answers_that_wait_do_not_pin_versions_that_were_replaced)
+{
+    struct begun begun = {.complete = 0};
+    offered = make_tensor(SMALL_BYTES);
+    versions = calloc(8 * LARGE_COUNT, sizeof(struct tl_tensor *));
+    ck_assert_ptr_nonnull(versions);
+    shake_hands(0);
+    request_large(1);
+    request_large(LARGE_COUNT + 1);
+    ck_assert_uint_eq(version_count, 2 * LARGE_COUNT);
+    ck_assert_uint_le(count_pinned(), MAX_PINNED);
+    ck_assert_uint_eq(links[ACCEPTED]->unsent_count, 2 * LARGE_COUNT);
+    /* Once the peer takes them, all are answered, in the order in which they were asked. */
+    while (carried[0] != NULL) {
+        note_frame(&begun, take(0));
+        ck_assert_uint_le(count_pinned(), MAX_PINNED);
+    }
+    ck_assert_uint_eq(begun.complete, 2 * LARGE_COUNT);
+    ck_assert_uint_gt(again_count, LARGE_COUNT);
+    ck_assert_uint_eq(closed_count, 2 * LARGE_COUNT);
+    ck_assert_uint_eq(count_pinned(), 0);
+    while (version_count > 0)
+        tl_tensor_put(versions[--version_count]);
+    free(versions);
+    versions = NULL;
 }
 END_TEST
 
@@ -786,6 +838,7 @@ int main(void)
     tcase_add_checked_fixture(inflight, setup, teardown);
     tcase_add_test(inflight, peer_that_does_not_read_has_one_frame_outstanding);
     tcase_add_test(inflight, no_more_is_begun_than_may_be_in_flight);
+    tcase_add_test(inflight, answers_that_wait_do_not_pin_versions_that_were_replaced);
     suite_add_tcase(suite, inflight);
     TCase *window = tcase_create("window");
     tcase_set_timeout(window, 100);
