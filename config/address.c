@@ -176,7 +176,7 @@ enum tl_status tl_address_check(const char *address, enum tl_address_use use, ch
     if (status != TL_OK) return status;
     bool is_wildcard = canonicalize(&parts);
     if (use == TL_ADDRESS_DIAL && parts.port == 0) {
-        return fail(ret_error, address, "has port 0, which nobody can dial; use a port of 1 to 65535");
+        return fail(ret_error, address, "has port 0, which cannot be dialled; use a port of 1 to 65535");
     }
     if (use == TL_ADDRESS_DIAL && is_wildcard) {
         return fail(ret_error, address,

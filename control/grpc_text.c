@@ -46,7 +46,7 @@ static const struct sentence connected[] = {
     {"sendmsg:Connection reset by peer", " broke the connection off", NULL},
     {"Broken pipe", " broke the connection off", NULL},
     {"sendmsg:Broken pipe", " broke the connection off", NULL},
-    {"keepalive watchdog timeout", " has been silent for too long; is the machine up, and the process running?", NULL},
+    {"keepalive watchdog timeout", " has not answered for too long; is the machine up, and the process running?", NULL},
     {"DNS resolution failed for ", " cannot be resolved: ", "; check the name, and the name service of this machine"},
 };
 

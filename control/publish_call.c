@@ -161,7 +161,7 @@ static enum tl_status check_complete(const struct publish_call *publish, struct 
 {
     if (publish->state == PUBLISH_STARTING) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                            "the client sent no message; the first one tells key and meta-data");
+                            "the client sent no message; the first one carries key and meta-data");
     }
     if (publish->received_bytes != publish->push.meta_data.size_bytes) {
         return tl_error_set(ret_error, TL_DATA_LOSS, "%s: %llu bytes were announced, but only %llu were sent",

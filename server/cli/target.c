@@ -72,7 +72,8 @@ static int resolve_by_address(struct tl_target *target, const struct tl_options 
         return tl_options_refuse(options, "--address stands alone, without --config and --%s", options->items[1].name);
     if (tl_address_split(target->given_address, host, sizeof(host), &port, &error) != TL_OK)
         return tl_options_refuse(options, "--address: %s", error.message);
-    if (port == 0) return tl_options_refuse(options, "--address %s: nobody listens on port 0", target->given_address);
+    if (port == 0)
+        return tl_options_refuse(options, "--address %s: no worker listens on port 0", target->given_address);
     snprintf(target->address, sizeof(target->address), "%s", target->given_address);
     return -1;
 }

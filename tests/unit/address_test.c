@@ -191,7 +191,7 @@ START_TEST(what_cannot_be_dialled_can_be_listened_on)
         const char *address;
         const char *fragment;
     } cases[] = {
-        {"host:0", "port 0, which nobody can dial"},
+        {"host:0", "port 0, which cannot be dialled"},
         {"0.0.0.0:4000", "cannot be dialled by other machines"},
         {"[::]:4000", "cannot be dialled by other machines"},
         {"[0:0::0]:4000", "cannot be dialled by other machines"},

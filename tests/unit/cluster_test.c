@@ -162,8 +162,9 @@ START_TEST(addresses_are_checked)
 {
     check_refused("{\"ps\": [\"h:1\", \"h:65536\"]}",
                   "f:1:28: cluster.ps[1]: address \"h:65536\" has a port that is no number up to 65535");
-    check_refused("{\"ps\": [\"h:0\"]}",
-                  "f:1:21: cluster.ps[0]: address \"h:0\" has port 0, which nobody can dial; use a port of 1 to 65535");
+    check_refused(
+        "{\"ps\": [\"h:0\"]}",
+        "f:1:21: cluster.ps[0]: address \"h:0\" has port 0, which cannot be dialled; use a port of 1 to 65535");
 }
 END_TEST
 
