@@ -17,7 +17,7 @@
 
 #define CLUSTER_SECOND INT64_C(1000000000)
 /* For what must come: nothing waits that long unless it is broken. */
-#define CLUSTER_LONG (30 * CLUSTER_SECOND)
+#define CLUSTER_LONG (100 * CLUSTER_SECOND)
 
 struct cluster {
     unsigned size;

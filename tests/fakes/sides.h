@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "dataplane/provider.h"
 
-#define PATIENCE_NS (30 * TL_NS_PER_SEC)
+#define PATIENCE_NS (100 * TL_NS_PER_SEC)
 #define MIB (UINT64_C(1) << 20)
 
 struct side {

@@ -7,7 +7,7 @@ import os
 import struct
 
 import cli_support
-from cli_support import read_safetensors, some_tensors, write_safetensors
+from cli_support import HEALTH, read_safetensors, some_tensors, write_safetensors
 
 ARRAY = "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }\n"
 ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
@@ -141,7 +141,7 @@ class ServedCase(cli_support.Case):
         self.assertEqual(read_safetensors(self.out), some_tensors())
         self.out.unlink()
         self.assertIn(f"{len(some_tensors()) + 2} tensors,", self.assert_run(0, "ls", *self.target).stdout)
-        self.assert_run(0, "health", self.served.address())
+        self.assert_run(0, *HEALTH, self.served.address())
         self.assertIsNone(self.worker.process.poll())
 
     def assert_whole(self, expected):
@@ -229,7 +229,7 @@ class ChangedMeanwhile(cli_support.Case):
         self.assertEqual(puller.wait(), 1)
         self.assertRegex(puller.lines[-1], r"^tensorlane pull: tensor 'zeros': .*/model\.safetensors was modified")
         self.assertEqual(os.listdir(self.folder / "output"), [])
-        self.assert_run(0, "health", self.served.address())
+        self.assert_run(0, *HEALTH, self.served.address())
 
     def check_other_bytes(self, *flags):
         """What is written is one or the other, never the beginning of one and the end of the other."""
@@ -253,10 +253,10 @@ class ChangedMeanwhile(cli_support.Case):
 
     def test_the_worker_comes_back_without_the_tensor(self):
         """It may be published yet: a pull waits until nothing has come for the time-out."""
-        puller = self.start_pull("--timeout", "1s")
+        puller = self.start_pull("--timeout", "4s")
         self.restart(write_safetensors(self.folder / "other.safetensors", {"other": ("U8", (1,), b"x")}))
         self.assertEqual(puller.wait(), 1, puller.output)
-        self.assertRegex(puller.lines[-1], "^tensorlane pull: .*nothing was received for 1.00 s, with 0 of 1 tensors")
+        self.assertRegex(puller.lines[-1], "^tensorlane pull: .*nothing was received for 4.00 s, with 0 of 1 tensors")
         self.assertEqual(os.listdir(self.folder / "output"), [])
 
 

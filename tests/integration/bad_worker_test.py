@@ -15,6 +15,7 @@ DATA = b"data"
 META = transfer_pb2.MetaData(dtype=transfer_pb2.U8, dims=[4], size_bytes=4)
 ENTRY = transfer_pb2.ListEntry(key="a", meta_data=META, publication=5)
 WAITS = object()  # in a script: says nothing more, and does not end the call
+TIMEOUT_SEC = 4  # of a pull; a slow machine has that long to answer
 
 
 def meta(dtype=transfer_pb2.U8, dims=(4,), size_bytes=4, **fields):
@@ -79,8 +80,8 @@ ANSWERS = {
     "nesting": (lambda n: [b"\x32\x80\x01" * 5000], "broke the protocol: a message that is no tensorlane.v1.Frame"),
     "a frame that is too long": (lambda n: [chunk(n, bytes(17 << 20))], "message larger than max"),
     "answers to others only": (lambda n: [chunk(n + 7, sum_of=DATA), failure(n + 8, 5, "x"), WAITS],
-                               "nothing was received for 1.00 s, with 0 of 1 tensors complete; the worker is con"),
-    "nothing": (lambda n: [WAITS], "nothing was received for 1.00 s, with 0 of 1 tensors complete; the worker is con"),
+                               f"nothing was received for {TIMEOUT_SEC}.00 s, with 0 of 1 tensors complete; the worker is con"),
+    "nothing": (lambda n: [WAITS], f"nothing was received for {TIMEOUT_SEC}.00 s, with 0 of 1 tensors complete; the worker is con"),
     "the end": (lambda n: [], "closed the connection"),
 }
 # what it says first -> (frames, what the pull says of it)
@@ -160,11 +161,11 @@ class HostileWorker:
 
 @unittest.skipIf(XXH3 is None, "libxxhash.so.0 is not there")
 class Hostile(cli_support.Case):
-    def pull(self, folder, worker, timeout="1s"):
+    def pull(self, folder, worker, timeout=f"{TIMEOUT_SEC}s"):
         folder.mkdir()
         return run("pull", "--address", worker.address, "-o", folder / "out.safetensors", "--timeout", timeout)
 
-    def check_all(self, cases, make_worker, timeout="1s"):
+    def check_all(self, cases, make_worker, timeout=f"{TIMEOUT_SEC}s"):
         """Pulls from each at the same time: many of them only end with the time-out."""
         def pull_one(place):
             what, script = place

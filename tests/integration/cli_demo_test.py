@@ -50,7 +50,7 @@ class Demo(cli_support.Case):
             self.skipTest("slow with sanitizers; the parts are tested by themselves")
         cluster = self.cluster(ps=1, worker=1)
         demo = self.start(cluster.path)
-        output, _ = demo.communicate(timeout=100)
+        output, _ = demo.communicate(timeout=2 * PATIENCE)
         self.assertEqual(demo.returncode, 0, output)
         self.assertEqual(output.count("\npulled 32 tensors, 553 MB in "), 4, output)
         self.assertEqual(output.count("compared 32 of 32 with "), 4)

@@ -12,7 +12,7 @@ import threading
 import unittest
 
 import cli_support
-from cli_support import PATIENCE, environment, run, some_tensors, wait_until, write_safetensors
+from cli_support import HEALTH, PATIENCE, environment, run, some_tensors, wait_until, write_safetensors
 
 
 class Counter:
@@ -48,8 +48,8 @@ class Proxies(cli_support.Case):
         served.start("worker", 0, env=env)
         worker.await_line("peer up")
         from_ps = ("--config", served.path, "--from", "ps:0")
-        self.assert_run(0, "health", "--config", served.path, env=env)
-        self.assert_run(0, "health", served.address(), env=env)
+        self.assert_run(0, *HEALTH, "--config", served.path, env=env)
+        self.assert_run(0, *HEALTH, served.address(), env=env)
         self.assert_run(0, "ls", *from_ps, env=env)
         self.assert_run(0, "pull", *from_ps, "-o", self.folder / "out.safetensors", env=env)
         self.assert_run(0, "push", model, "--config", served.path, "--to", "worker:0", env=env)
@@ -62,7 +62,7 @@ class Surroundings(cli_support.Case):
         served = self.cluster(ps=1)
         worker = served.start()
         worker.send(signal.SIGPIPE)
-        self.assert_run(0, "health", served.address())
+        self.assert_run(0, *HEALTH, served.address())
         self.assertEqual(worker.stop(), 0)
 
     def test_the_reader_of_the_log_has_gone(self):
@@ -76,7 +76,7 @@ class Surroundings(cli_support.Case):
         os.close(read_end)
         wait_until(lambda: run("health", served.address()).returncode == 0, "a healthy worker")
         worker.send_signal(signal.SIGHUP)  # which is said in the log
-        self.assert_run(0, "health", served.address())
+        self.assert_run(0, *HEALTH, served.address())
         worker.send_signal(signal.SIGTERM)
         self.assertEqual(worker.wait(timeout=PATIENCE), 0)
 
@@ -150,7 +150,7 @@ class Log(cli_support.Case):
         secret = "s3cr3t-in-the-environment"
         served = self.cluster(ps=1)
         worker = served.start("ps", 0, "--log-level", "debug", env=environment(TOKEN=secret, GRPC_VERBOSITY="debug"))
-        self.assert_run(0, "health", served.address())
+        self.assert_run(0, *HEALTH, served.address())
         self.assertEqual(worker.stop(), 0)
         self.assertNotIn(secret, worker.output)
 
@@ -190,8 +190,8 @@ class FewThreads(cli_support.Case):
     def test_ls_and_pull(self):
         model = write_safetensors(self.folder / "model.safetensors", some_tensors())
         self.served.start("ps", 0, "--publish", model)
-        peer = ("--config", self.served.path, "--from", "ps:0", "--timeout", "20s")
-        worked = self.try_commands(["ls", *peer], ["pull", *peer, "-o", self.out], ["health", self.served.address()])
+        peer = ("--config", self.served.path, "--from", "ps:0", "--timeout", "60s")
+        worked = self.try_commands(["ls", *peer], ["pull", *peer, "-o", self.out], [*HEALTH, self.served.address()])
         self.assertGreater(min(worked), 0)
 
     def test_serve(self):

@@ -10,7 +10,7 @@ import time
 import unittest
 
 import cli_support
-from cli_support import read_safetensors, run, some_tensors, wait_until, write_safetensors
+from cli_support import HEALTH, read_safetensors, run, some_tensors, wait_until, write_safetensors
 
 LARGE = 1 << 27
 
@@ -29,7 +29,7 @@ class LocalCase(cli_support.Case):
 
     def health(self, code=0):
         """What is told of each worker. code None: while things change, whether or not all are healthy."""
-        result = run("health", "--config", self.served.path, "--json")
+        result = run(*HEALTH, "--config", self.served.path, "--json")
         if code is not None:
             self.assertEqual(result.returncode, code, f"{result.stdout}\n{result.stderr}")
         shown = json.loads(result.stdout)

@@ -407,11 +407,11 @@ class Broken(PullCase):
             self.worker.end()
 
     def test_the_worker_dies(self):
-        puller = self.start_big_pull("--timeout", "1s")
+        puller = self.start_big_pull("--timeout", "4s")
         self.worker.end()
         self.gate.open()
         self.assertEqual(puller.wait(), 1)
-        self.assertRegex(puller.lines[-1], "^tensorlane pull: /job:ps/task:0 at .*: nothing was received for 1.00 s, "
+        self.assertRegex(puller.lines[-1], "^tensorlane pull: /job:ps/task:0 at .*: nothing was received for 4.00 s, "
                                            "with 0 of 1 tensors complete; the worker is ")
         self.assert_nothing_left()
 
@@ -419,18 +419,18 @@ class Broken(PullCase):
         cluster = self.serve_big()
         gate = cli_support.Gate(self, cluster.port(), BIG_BYTES // 8)
         path = self.write_json({"cluster": {"ps": [gate.address]}, "protocol": "grpc"}, "gate.json")
-        code, output = run_in_terminal("pull", "--config", path, "-o", self.out(), "--timeout", "2s", columns=200)
+        code, output = run_in_terminal("pull", "--config", path, "-o", self.out(), "--timeout", "5s", columns=200)
         self.assertEqual(code, 1, output)
         # From the beginning, too, there is something to see.
         self.assertIn(f"\rasking /job:ps/task:0 at {gate.address} what it publishes\x1b[K\r[", output)
-        self.assertRegex(output, r"\r[0-9.]+ [KM]B of \S+ MB; nothing has come for 1 s, gives up in 1 s: the worker is "
-                                 r"connected\x1b\[K")
-        self.assertIn("nothing was received for 2.00 s", output.rsplit("\r\x1b[K", 1)[1])
+        self.assertRegex(output, r"\r[0-9.]+ [KM]B of \S+ MB; nothing has come for [1-4] s, gives up in [1-4] s: the "
+                                 r"worker is connected\x1b\[K")
+        self.assertIn("nothing was received for 5.00 s", output.rsplit("\r\x1b[K", 1)[1])
 
     def test_the_worker_hangs(self):
-        puller = self.start_big_pull("--timeout", "1s")
+        puller = self.start_big_pull("--timeout", "4s")
         self.assertEqual(puller.wait(), 1)
-        self.assertIn("nothing was received for 1.00 s", puller.lines[-1])
+        self.assertIn("nothing was received for 4.00 s", puller.lines[-1])
         self.assert_nothing_left()
 
     def test_the_worker_comes_back(self):

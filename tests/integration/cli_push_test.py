@@ -7,7 +7,7 @@ import socket
 import struct
 
 import cli_support
-from cli_support import (free_ports, read_metadata, read_safetensors, run, run_in_terminal, some_tensors,
+from cli_support import (HEALTH, free_ports, read_metadata, read_safetensors, run, run_in_terminal, some_tensors,
                          write_safetensors)
 
 
@@ -218,7 +218,7 @@ class PushRefused(PushCase):
         result = self.assert_error(1, "tensor '(mask|layer.*)'", "push", self.model(), "--address",
                                    small.address())
         self.assertIn("were published before it", result.stderr)
-        self.assert_run(0, "health", small.address())
+        self.assert_run(0, *HEALTH, small.address())
 
     def cluster_with_limit(self, limit):
         port = free_ports(1)[0]

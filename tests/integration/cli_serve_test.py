@@ -13,7 +13,7 @@ import subprocess
 import time
 
 import cli_support
-from cli_support import environment, free_ports, run, some_tensors, wait_until, write_safetensors
+from cli_support import HEALTH, environment, free_ports, run, some_tensors, wait_until, write_safetensors
 
 
 class Ready(cli_support.Case):
@@ -94,7 +94,7 @@ class Ready(cli_support.Case):
     def test_listening_on_a_port_that_the_system_chooses(self):
         worker = self.cluster(ps=1).start("ps", 0, "--listen", "127.0.0.1:0")
         port = worker.find("worker ready").split(" port=")[1].split()[0]
-        self.assert_run(0, "health", f"127.0.0.1:{port}")
+        self.assert_run(0, *HEALTH, f"127.0.0.1:{port}")
 
     def test_configured_and_given_files(self):
         cluster = self.cluster(ps=1, extra={"publish": ["one.safetensors"]})
@@ -161,7 +161,7 @@ class NobodyReads(cli_support.Case):
         worker = self.start(cluster, "--publish", model)
         self.assert_run(0, "pull", "--address", cluster.address(), "-o", self.folder / "out.safetensors")
         worker.send_signal(signal.SIGHUP)
-        self.assert_run(0, "health", cluster.address())
+        self.assert_run(0, *HEALTH, cluster.address())
         worker.send_signal(signal.SIGTERM)
         self.assertEqual(worker.wait(cli_support.PATIENCE), 0)
 
@@ -174,7 +174,7 @@ class NobodyReads(cli_support.Case):
         self.spawn("pull", "--address", gate.address, "-o", self.folder / "out.safetensors", "--timeout", "300s")
         gate.await_held()
         worker.send_signal(signal.SIGTERM)
-        wait_until(lambda: run("health", cluster.address()).returncode != 0, "stopping")
+        wait_until(lambda: run(*HEALTH, cluster.address()).returncode != 0, "stopping")
         worker.send_signal(signal.SIGTERM)
         self.assertEqual(worker.wait(cli_support.PATIENCE), 1)
 

@@ -23,8 +23,10 @@ BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD", "."))
 SOURCE = pathlib.Path(os.environ.get("TENSORLANE_SOURCE", pathlib.Path(__file__).parents[2]))
 SANITIZE = os.environ.get("TENSORLANE_SANITIZE", "")
 SKIPPED = 77
-# How long anything may take before the test gives up; no test depends on how long it really takes.
-PATIENCE = 60
+# Seconds that anything may take before the test gives up; no test depends on how long it really takes.
+PATIENCE = 180
+# A health check that a slow machine has time for: by default it gives up after one second.
+HEALTH = ("health", "-connect-timeout", "60s", "-rpc-timeout", "60s")
 
 # name in a safetensors header -> bytes of an element
 ELEMENT_BYTES = {"F32": 4, "F64": 8, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}

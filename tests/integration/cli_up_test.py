@@ -10,7 +10,7 @@ import socket
 import subprocess
 
 import cli_support
-from cli_support import environment, free_ports, wait_until, write_safetensors
+from cli_support import HEALTH, environment, free_ports, wait_until, write_safetensors
 
 
 def children_of(pid):
@@ -40,7 +40,7 @@ class Up(cli_support.Case):
         self.assertRegex(launcher.output, f"{cluster.path}: 3 of 3 workers run here, all ready after ")
         for name in ("/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"):
             self.assertRegex(launcher.output, rf"(?m)^{name} \| ts=.* msg=\"worker ready\" name={name} ")
-        self.assert_run(0, "health", "--config", cluster.path)
+        self.assert_run(0, *HEALTH, "--config", cluster.path)
         self.assertIn("1 tensor,", self.assert_run(0, "ls", "--config", cluster.path, "--from", "ps:0").stdout)
         self.assertEqual(launcher.stop(), 0)
 
@@ -96,7 +96,7 @@ class Up(cli_support.Case):
         self.addCleanup(launcher.wait)
         self.addCleanup(launcher.kill)
         self.assertIn(b"all ready", launcher.stdout.readline())
-        self.assert_run(0, "health", "--config", cluster.path)
+        self.assert_run(0, *HEALTH, "--config", cluster.path)
         launcher.send_signal(signal.SIGTERM)
         self.assertEqual(launcher.wait(cli_support.PATIENCE), 0)
 

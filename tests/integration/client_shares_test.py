@@ -96,11 +96,11 @@ class Pushes(SharesCase):
             slow.result()
 
     def test_steadily_for_longer_than_the_time_of_a_request(self):
-        self.start(timeouts={"request": "500ms"})
+        self.start(timeouts={"request": "3s"})
 
         def steadily():
             for _ in range(12):
-                time.sleep(0.1)
+                time.sleep(0.3)
                 yield bytes(1 << 18)
         self.assertNotEqual(self.begin("steady", 12 << 18, steadily).result().publication, 0)
 
@@ -125,12 +125,12 @@ class Lists(SharesCase):
 
     def test_a_costly_pattern_does_not_stop_the_worker(self):
         pattern = "*" + "a" * 240 + "b"
-        costly = self.transfer.List(transfer_pb2.ListRequest(pattern=pattern), timeout=20)
-        withdrawal = self.transfer.Withdraw.future(transfer_pb2.WithdrawRequest(pattern=pattern), timeout=20)
+        costly = self.transfer.List(transfer_pb2.ListRequest(pattern=pattern), timeout=PATIENCE)
+        withdrawal = self.transfer.Withdraw.future(transfer_pb2.WithdrawRequest(pattern=pattern), timeout=PATIENCE)
         self.addCleanup(costly.cancel)
         self.addCleanup(withdrawal.cancel)
         for _ in range(20):
-            self.assertEqual(self.check("", 5), health_pb2.HealthCheckResponse.SERVING)
+            self.assertEqual(self.check("", PATIENCE / 3), health_pb2.HealthCheckResponse.SERVING)
         self.assertEqual([entry.key for entry in self.list("*01999?")[0]], self.names[19990:])
         self.assertEqual(list(costly), [])
         self.assertEqual(withdrawal.result().count, 0)

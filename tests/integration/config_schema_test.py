@@ -61,7 +61,7 @@ def schema_accepts(validator, path):
 
 def check_program(program, path, expected):
     """What is wrong with how the program treats the file, or None."""
-    result = subprocess.run([program, "config", "check", path], capture_output=True, timeout=60, check=False)
+    result = subprocess.run([program, "config", "check", path], capture_output=True, timeout=180, check=False)
     words = result.stderr.decode("utf-8", "replace").strip()
     if result.returncode < 0 or result.returncode > 127:
         return f"the program ended with {result.returncode}: {words}"

@@ -22,7 +22,7 @@
 #include "tensorlane/v1/transfer.pb-c.h"
 #include "fakes/run_suite.h"
 
-#define PATIENCE_NS (20 * TL_NS_PER_SEC)
+#define PATIENCE_NS (100 * TL_NS_PER_SEC)
 #define EXCHANGE "/tensorlane.v1.Transfer/Exchange"
 #define MAX_HEARD 16
 #define INCARNATION 77

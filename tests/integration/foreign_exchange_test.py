@@ -48,7 +48,7 @@ class Exchange(ExchangeCase):
         self.assertEqual(foreign.close(), Code.OK)
 
     def test_hello_that_is_refused(self):
-        self.start(timeouts={"connect": "200ms"})
+        self.start(timeouts={"connect": "3s"})
         for code, pattern, changes in (
                 (Code.FAILED_PRECONDITION, "/job:ps/task:0 was called as ps:9", {"expected_name": "ps:9"}),
                 (Code.FAILED_PRECONDITION, "protocol version 99", {"protocol_version": 99}),

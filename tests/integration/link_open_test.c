@@ -18,7 +18,7 @@
 #include "fakes/run_suite.h"
 #include "tests/fakes/fake_worker.h"
 
-#define PATIENCE_NS (20 * TL_NS_PER_SEC)
+#define PATIENCE_NS (100 * TL_NS_PER_SEC)
 
 struct client {
     struct tl_loop *loop;
@@ -191,7 +191,7 @@ END_TEST
 
 START_TEST(a_link_has_a_greatest_age)
 {
-    client_start(500 * TL_NS_PER_MS, PATIENCE_NS);
+    client_start(3 * TL_NS_PER_SEC, PATIENCE_NS);
     client_open(server.address);
     run_until(&client.up_count);
     run_until(&client.closed_count);

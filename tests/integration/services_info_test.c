@@ -755,7 +755,7 @@ END_TEST
 
 START_TEST(reflection_ends_silent_calls)
 {
-    worker.script.request_timeout_ns = 200 * TL_NS_PER_MS;
+    worker.script.request_timeout_ns = 2 * TL_NS_PER_SEC;
     fake_worker_start(&worker);
     raw_call_open(&call, worker.address, REFLECTION_V1, TL_TIME_NEVER);
     expect_services();

@@ -56,7 +56,7 @@ class Slurm(unittest.TestCase):
                        **settings}
         if nodes is None:
             del environment["SLURM_JOB_NODELIST"]
-        return subprocess.run(["bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=100,
+        return subprocess.run(["bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=300,
                               check=False)
 
     def cluster(self, **options):

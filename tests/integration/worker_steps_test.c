@@ -259,7 +259,7 @@ START_TEST(deadlines_name_what_was_waited_for)
     ck_assert_ptr_nonnull(strstr(error.message, "none of step 3"));
     ck_assert_ptr_nonnull(strstr(error.message, "/job:node/task:0"));
     wait_for_waiting(0);
-    ck_assert_int_eq(recv_status(1, 2, "none", 3, CLUSTER_SECOND / 2), TL_DEADLINE_EXCEEDED);
+    ck_assert_int_eq(recv_status(1, 2, "none", 3, 2 * CLUSTER_SECOND), TL_DEADLINE_EXCEEDED);
     ck_assert_ptr_nonnull(strstr(error.message, "/job:node/task:2"));
     ck_assert_ptr_nonnull(strstr(error.message, "refused"));
     ck_assert_int_eq(recv_status(0, 0, "none", 3, CLUSTER_SECOND / 50), TL_DEADLINE_EXCEEDED);

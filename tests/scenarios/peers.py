@@ -22,7 +22,7 @@ from workers import Server, Tensor, Worker
 
 PEER = "/job:ps/task:0"
 BYSTANDER = "/job:ps/task:1"
-IDLE_LOOKS = 50
+IDLE_SEC = 2.5
 # To meet transfers that are under way, and how often a peer is killed there.
 ATTEMPTS = 30
 KILLS = 3
@@ -30,14 +30,14 @@ KILLS = 3
 # after this time.
 ONE_SHOTS = 100
 CUTS = 4
-FEW_SEC = 10
+FEW_SEC = 60
 
 
 class Harness(unittest.TestCase):
     """A worker here, a peer that publishes a small VGG16, and a data connection between them that has carried all of it."""
     transport = None
     rdma = "prefer"
-    timeouts = {"keepalive": "1s", "keepalive_answer": "2s", "drain": "5s"}
+    timeouts = {"keepalive": "1s", "keepalive_answer": "5s", "drain": "5s"}
 
     @classmethod
     def setUpClass(cls):
@@ -293,31 +293,24 @@ def switches(pid):
     return sum(int(re.search(r"\nvoluntary_ctxt_switches:\s+(\d+)", text)[1]) for text in thread_files(pid, "status"))
 
 
-def thread_states(pid):
-    return [text.rpartition(")")[2].split()[0] for text in thread_files(pid, "stat")]
-
-
-def processor_time(pid):
-    """In ticks."""
+def processor_ticks(pid):
+    """The processor time of all its threads, in ticks of 10 ms."""
     return sum(sum(map(int, text.rpartition(")")[2].split()[11:13])) for text in thread_files(pid, "stat"))
 
 
 class Idle(Defaults):
     """Workers without work sleep."""
     def assert_sleeps(self, when):
-        """The server, for some seconds. What polls is never off the processor of its own will, and what naps wakes up
-        a thousand times a second."""
+        """The server sleeps for some seconds. A thread that polled would use a processor all the time, and one that
+        naps would wake up a thousand times a second."""
         pid = self.server.process.pid
-        before, ticks = switches(pid), processor_time(pid)
-        states = []
-        for _ in range(IDLE_LOOKS):
-            time.sleep(0.05)
-            states += thread_states(pid)
-        woken, ticks = switches(pid) - before, processor_time(pid) - ticks
-        print(f"{when}: {woken} wake-ups, {states.count('R')} of {len(states)} looks at a thread found it at work, "
-              f"{ticks} ticks of 10 ms", flush=True)
-        self.assertLess(woken, 10 * IDLE_LOOKS)
-        self.assertLess(states.count("R"), IDLE_LOOKS / 4)
+        begin, woken, ticks = time.monotonic(), switches(pid), processor_ticks(pid)
+        time.sleep(IDLE_SEC)
+        woken, ticks = switches(pid) - woken, processor_ticks(pid) - ticks
+        passed_sec = time.monotonic() - begin
+        print(f"{when}: {woken} wake-ups and {ticks} ticks of 10 ms in {passed_sec:.1f} s", flush=True)
+        self.assertLess(woken, 200 * passed_sec)
+        self.assertLess(ticks, 100 * passed_sec / 5, "a fifth of a processor")
 
     def test_workers_without_work_sleep(self):
         """Also while a receive waits, for which both sides ask each other whether they live."""

@@ -77,10 +77,10 @@ class Local(Transport):
     protocol = "grpc+local"
     paths = ("zero-copy", "bounce")
     checkpoint_paths = {"zero-copy": 14, "bounce": 18}  # small ones are copied twice
-    section, defaults = "local", {"peer_timeout": "10s"}
-    faulty = {"prefer": {"peer_timeout": "2s"}, "require": {"peer_timeout": "2s", "process_vm": "off"}}
+    section, defaults = "local", {"peer_timeout": "20s"}
+    faulty = {"prefer": {"peer_timeout": "5s"}, "require": {"peer_timeout": "5s", "process_vm": "off"}}
     lacking = {"socket_folder": "/nowhere/at/all"}, "/nowhere/at/all"
-    give_up_sec = 10
+    give_up_sec = 20
 
     def cut(self):
         cut_sockets(socket.AF_UNIX)
@@ -97,7 +97,7 @@ class Verbs(Transport):
     # are bound.
     section, defaults = "verbs", {"timeout": 22, "piece": "1MiB", "peer_timeout": "10s", "pool": "4MiB"}
     # Every packet that is sent again may break a path under keys of windows.
-    faulty = {rdma: {"keys": keys, "piece": "128KiB", "peer_timeout": "2s", "pool": "16MiB"}
+    faulty = {rdma: {"keys": keys, "piece": "128KiB", "peer_timeout": "5s", "pool": "16MiB"}
               for rdma, keys in (("prefer", "window"), ("require", "region"))}
     # More at once in both directions than the wire's queue of 1000 packets takes costs the path.
     sizes = (1, 100, 3000, 20000)

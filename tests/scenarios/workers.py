@@ -22,7 +22,7 @@ import time
 BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or pathlib.Path(__file__).parents[2] / "build/release")
 PROGRAM = BUILD / "bin/tensorlane"
 SECOND = 10**9
-PATIENCE_SEC = 60
+PATIENCE_SEC = 180
 U8 = 2
 # Small tensors in memory that nobody has registered are copied through memory that is.
 OVER_VERBS = ("zero-copy", "bounce")
