@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# What `cmake --install` puts where. The pkg-config file and the CMake package find their prefix from where they lie, the
-# systemd unit is written for the prefix of the installation, so that --prefix may be given as late as that.
+# Says where `cmake --install` puts each file. The pkg-config file and the CMake package find their prefix from where
+# they lie; the systemd unit is written when it is installed. So --prefix may be given as late as the installation.
 include(CMakePackageConfigHelpers)
 
 set(data ${CMAKE_INSTALL_DATADIR}/tensorlane)

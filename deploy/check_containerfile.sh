@@ -1,12 +1,13 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# Carries out deploy/Containerfile without a container engine: every stage is a root folder made by debootstrap, RUN and
-# the probe run in it by chroot. As root, with debootstrap, in a folder with 4 GB to spare:
+# Carries out deploy/Containerfile without a container engine: every stage is a root folder made by debootstrap, and RUN
+# and the probe run in it by chroot. Run it as root, with debootstrap, in a folder with 4 GB to spare:
 #
-#   deploy/check_containerfile.sh [FOLDER]        default: a temporary one, removed afterwards
+#   deploy/check_containerfile.sh [FOLDER]        default: a temporary folder, which is removed afterwards
 #
-# After the last stage a worker is started as the image's user and the HEALTHCHECK command has to find it healthy.
-# Understood are FROM, COPY, WORKDIR, RUN, USER, ENV and HEALTHCHECK as that file uses them; MIRROR says where Debian is.
+# After the last stage the script starts a worker as the image's user; the HEALTHCHECK command must find it healthy.
+# The script understands FROM, COPY, WORKDIR, RUN, USER, ENV and HEALTHCHECK as that file uses them. The environment
+# variable MIRROR says where Debian's packages are.
 set -euo pipefail
 
 source_folder=$(cd "$(dirname "$0")/.." && pwd)
@@ -30,7 +31,7 @@ stage='' root='' folder=/ user=0:0 probe=''
 declare -A stages=()
 environment=(PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin)
 
-# inside COMMAND: as the image would run it
+# inside COMMAND: runs the command as the image would.
 inside() {
     env -i "${environment[@]}" chroot --userspec="$user" "$root" /bin/sh -c "cd $folder && $1"
 }
@@ -38,7 +39,8 @@ inside() {
 from() {
     stage=${3:-final} root=$work/${3:-final} folder=/ user=0:0
     stages[$stage]=$root
-    [[ -d $work/base ]] || debootstrap --variant=minbase bookworm "$work/base" "$mirror" > "$work/debootstrap.log" < /dev/null
+    [[ -d $work/base ]] ||
+        debootstrap --variant=minbase bookworm "$work/base" "$mirror" > "$work/debootstrap.log" < /dev/null
     rm -rf --one-file-system "$root"
     cp -a "$work/base" "$root"
     cp -L /etc/resolv.conf "$root/etc/resolv.conf"

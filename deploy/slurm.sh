@@ -3,8 +3,8 @@
 #SBATCH --job-name=tensorlane
 #SBATCH --ntasks-per-node=1
 #
-# A cluster from a Slurm allocation: writes the cluster.json of the nodes, starts one worker per task, waits until all are
-# healthy, runs a command beside them and stops them when it ends.
+# A cluster from a Slurm allocation: writes the cluster.json of the nodes, starts one worker per task, waits until all
+# workers are healthy, runs a command beside them and stops them when it ends.
 #
 #   sbatch --nodes=5 slurm.sh ./train --config {}       {} is replaced by the path of cluster.json, which is also in
 #                                                        TENSORLANE_CONFIG
@@ -31,7 +31,7 @@ die() {
     exit 1
 }
 
-# json_list PORT HOST...: ["host:port", ...]
+# json_list PORT HOST...: prints ["host:port", ...].
 json_list() {
     local port=$1 host separator=''
     shift
@@ -43,7 +43,7 @@ json_list() {
     printf ']'
 }
 
-# The "cluster" object of the nodes that are given.
+# Prints the "cluster" object of the given nodes.
 cluster_of() {
     local port=${TENSORLANE_PORT:-4000} ps_count=${TENSORLANE_PS:-1} host separator=''
     (($# > 0)) || die "the allocation has no nodes"
@@ -63,7 +63,7 @@ cluster_of() {
     printf '%s"worker": %s}\n' "$separator" "$(json_list $((port + 1)) "${workers[@]}")"
 }
 
-# The whole cluster.json of this allocation.
+# Prints the whole cluster.json of this allocation.
 cluster_json() {
     local hosts cluster
     [[ -n ${SLURM_JOB_NODELIST:-} ]] || die "SLURM_JOB_NODELIST is not set: this runs inside an allocation"
@@ -152,7 +152,7 @@ main() {
     exit "$status"
 }
 
-# Sourced: only the functions, for whoever wants cluster_json alone.
+# When this file is sourced, it only defines the functions.
 if [[ ${BASH_SOURCE[0]} == "$0" ]]; then
     main "$@"
 fi

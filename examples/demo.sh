@@ -1,16 +1,16 @@
 #!/bin/bash
 # SPDX-License-Identifier: Apache-2.0
-# The demonstration: a parameter server hands a VGG16 checkpoint of 553 MB to whoever asks for it.
+# The demonstration: a parameter server hands a VGG16 checkpoint of 553 MB to every worker that asks for it.
 #
 #   examples/demo.sh [--divide N] [CONFIG]
 #
-# CONFIG: a cluster with /job:ps/task:0 and /job:worker/task:0 on this machine. --divide 2, 4 or 8: the same tensors with
-# every dimension so much smaller.
+# CONFIG names a cluster with /job:ps/task:0 and /job:worker/task:0 on this machine. --divide 2, 4 or 8 makes every
+# dimension of the tensors that much smaller.
 #
 # Writes the checkpoint into a temporary folder, starts both workers, pulls all tensors twice over the fastest transport
 # there is and, unless CONFIG forbids that, twice over gRPC, compares each with the checkpoint, shows the health of the
-# cluster and all rates, and stops the workers. Whatever happens, also Ctrl-C, the workers are
-# stopped and the folder is removed.
+# cluster and all rates, and stops the workers. However it ends, also by Ctrl-C, it stops the workers and removes the
+# folder.
 #
 # Environment: TENSORLANE, the program; TENSORLANE_BUILD, the build folder; TMPDIR, where 1.2 GB must be free.
 set -euo pipefail
@@ -62,7 +62,7 @@ start() {
     workers+=($!)
 }
 
-# Waits until the worker started last has said that it is ready.
+# Waits until the worker that was started last is ready.
 await() {
     local job=$1 pid=${workers[-1]} tenths
     for ((tenths = 0; tenths < ready_tenths; tenths++)); do
@@ -89,7 +89,8 @@ trap clean_up EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 free_kib=$(df --output=avail -k "$folder" | tail -n 1)
-((free_kib >= needed_kib)) || die "$folder has $((free_kib / 1000)) MB free, $((needed_kib / 1000)) are needed; set TMPDIR"
+((free_kib >= needed_kib)) ||
+    die "$folder has $((free_kib / 1000)) MB free, $((needed_kib / 1000)) are needed; set TMPDIR"
 
 printf '== a checkpoint: the tensors of VGG16, random values\n'
 checkpoint=("$folder/vgg16.safetensors")
@@ -107,8 +108,8 @@ await worker
 
 rates=()
 pulls=0
-# pull TRANSPORT WHICH [ARG...]: pulls everything. What is compared byte by byte needs no checksum, and what takes time
-# afterwards is not in the rate.
+# pull TRANSPORT WHICH [ARG...]: pulls everything. The tensors are compared byte by byte afterwards, so they need no
+# checksum, and the rate does not include the comparison.
 pull() {
     local name=$1 which=$2
     shift 2
@@ -139,7 +140,8 @@ printf '\n== the rates: protocol, pull, rate, and on which paths how many tensor
 printf '%s\n' "${rates[@]}"
 # Only soft-RoCE's devices name their parent.
 if grep -q verbs "$config" && compgen -G '/sys/class/infiniband/*/parent' > /dev/null; then
-    printf 'The RDMA card is emulated (soft-RoCE): the processor does its work, so these rates say nothing of a real card.\n'
+    printf 'The RDMA card is emulated (soft-RoCE): the processor does its work, so these rates say nothing of a %s\n' \
+        'real card.'
 fi
 
 printf '\n== stopping the workers\n'

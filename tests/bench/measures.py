@@ -5,8 +5,8 @@ A group is a set of variants that do the same work: each is one mode of one prog
 how often a variant must repeat its work to run for long enough, the variants of a group run in turn, round after round,
 in another order in every round, so that whatever else the machine does, and what the variant before has left in caches
 and queues, falls on all of them. All programs are started anew after some rounds, because where a process finds its
-memory can make it faster or slower for as long as it lives. A variant's number is the median of all its rounds. A row compares one variant of ours with the fastest of the
-peer's; its ratio says how many times faster ours is.
+memory can make it faster or slower for as long as it lives. A variant's number is the median of all its rounds. A row
+compares one variant of ours with the fastest of the peer's; its ratio says how many times faster ours is.
 """
 import dataclasses
 import random

@@ -2,8 +2,9 @@
 """The programs that are measured, as child processes.
 
 A program prints a line that starts with "ready" and then answers every line of its standard input with one line of
-numbers, the first of which are the seconds that it took; it ends when its standard input does. Whatever goes wrong - it dies, it does not answer in time -
-is a Failure that carries what it wrote to stderr: a benchmark that went wrong has no number.
+numbers, the first of which are the seconds that it took; it ends when its standard input does. Whatever goes wrong -
+it dies, it does not answer in time - is a Failure that carries what it wrote to stderr: a benchmark that went wrong has
+no number.
 """
 import os
 import pathlib

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Clusters in one process. What must succeed before a test can begin aborts when it does not. */
+/* Clusters in one process. A set-up that fails aborts the test. */
 #include "fakes/cluster.h"
 
 #include <arpa/inet.h>
@@ -18,7 +18,7 @@
 #include "base/random.h"
 #include "fakes/proxy.h"
 
-/* Below the ports that the kernel gives to connections. */
+/* The range lies below the ports that the kernel gives to connections. */
 #define FIRST_PORT 12000
 #define PORT_COUNT 20000
 
@@ -55,7 +55,7 @@ static bool can_bind(unsigned port)
 
 unsigned cluster_free_port(void)
 {
-    static unsigned next; /* in turn, so that none comes twice; from another place in each process */
+    static unsigned next; /* Ports are taken in order, so that none comes twice; each process starts elsewhere. */
     if (next == 0) next = (unsigned)(tl_random_u64() % PORT_COUNT);
     for (;;) {
         unsigned port = FIRST_PORT + next++ % PORT_COUNT;

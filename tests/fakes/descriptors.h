@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How many descriptors this process has, and the one that counts: what grows where something leaks. */
+/* Counts the descriptors of this process. The number grows where something leaks. */
 #ifndef FAKES_DESCRIPTORS_H
 #define FAKES_DESCRIPTORS_H
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What most programs that test a pair of engines begin with: the pair, its options, and one fetch. */
+/* The beginning of most programs that test a pair of engines: the pair, its options, and one fetch. */
 #ifndef TESTS_FAKES_ENGINE_CASE_H
 #define TESTS_FAKES_ENGINE_CASE_H
 
@@ -7,11 +7,11 @@
 
 static struct engine_pair pair;
 static struct engine_pair_options options;
-static struct engine_side *asker; /* the left one */
+static struct engine_side *asker; /* The left side. */
 static struct engine_side *owner;
 static struct engine_ask ask;
 
-/* With the options as they are. */
+/* Opens the pair with the options as they are. */
 static inline void open_pair(void)
 {
     engine_pair_open(&pair, &options);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Two engines over a fake fabric: life, rounds, asking, tensors. Their sources are in engine_source.c. */
+/* Two engines over a fake fabric: their life, rounds, requests and tensors. Their sources are in engine_source.c. */
 #include "fakes/engine_pair.h"
 
 #include <semaphore.h>
@@ -18,7 +18,7 @@
 #include "fakes/made_memory.h"
 #include "tensor/mapped_tensor.h"
 
-/* So many rounds without anything to do, and nothing more will happen: operations may be tried again and again, and a
+/* After so many rounds without anything to do, nothing more will happen: operations may be tried again and again, and a
  * real provider looks at some things only now and then. */
 #define IDLE_ROUNDS 40
 #define REAL_IDLE_ROUNDS 20000
@@ -185,8 +185,8 @@ static void barrier_reached(void *context, struct tl_closure *closure)
     TL_CHECK(sem_post(context) == 0);
 }
 
-/* Waits for a registration that is none: the slow worker takes one after the other, and serves who waits for room
- * before each. */
+/* Waits for an empty registration: the slow worker takes one after the other, and before each serves those that wait
+ * for space. */
 static void pass_slow_worker(struct tl_memory *memory, struct tl_tensor *barrier_tensor)
 {
     sem_t reached;

@@ -32,17 +32,17 @@ struct engine_side {
     struct tl_identity self;
     struct tl_provider *provider;
     struct tl_reactor *reactor;
-    struct tl_memory *memory; /* NULL, like the engine: this side is played by the test */
+    struct tl_memory *memory; /* NULL as for the engine: the test plays this side. */
     struct tl_engine *engine;
-    struct tl_conn *conn; /* NULL: none, or closed */
+    struct tl_conn *conn; /* NULL: none, or closed. */
     unsigned up_count;
     unsigned closed_count;
-    struct tl_error reason;     /* of the latest end */
-    unsigned open_serve_count;  /* requests that the source knows and that are not closed */
-    unsigned open_ask_count;    /* fetches that are not done */
-    unsigned ended_counts[3];   /* serves, by enum tl_serve_end */
-    enum tl_serve_end last_end; /* of the latest serve that was closed */
-    bool is_silent;             /* it is not driven: the process was stopped */
+    struct tl_error reason;     /* The status of the latest end. */
+    unsigned open_serve_count;  /* Requests that the source knows and that are not closed. */
+    unsigned open_ask_count;    /* Fetches that are not done. */
+    unsigned ended_counts[3];   /* Counts of serves, by enum tl_serve_end. */
+    enum tl_serve_end last_end; /* How the latest closed serve ended. */
+    bool is_silent;             /* The side is not driven, as if its process were stopped. */
     struct tl_list values;
     struct tl_list serves;
     struct tl_tensor *barrier;
@@ -51,91 +51,94 @@ struct engine_side {
 
 struct engine_pair_options {
     struct fake_fabric_options fabric;
-    struct fake_provider_options provider;                  /* of both */
-    struct tl_provider *(*open_provider)(const char *name); /* another one than the fabric's; NULL: that */
-    /* Whether a thread of such a provider does something, after which there is more to do; NULL: it has none. */
+    struct fake_provider_options provider; /* The options of both sides. */
+    /* Replaces the fabric's own provider; NULL: the fabric's. */
+    struct tl_provider *(*open_provider)(const char *name);
+    /* Returns whether a thread of such a provider is at work, after which there is more to do; NULL: it has no
+     * threads. */
     bool (*is_at_work)(const struct tl_provider *provider);
-    struct tl_engine_options engine; /* of both */
+    struct tl_engine_options engine; /* Options of both engines. */
     struct tl_memory_options memory;
-    bool is_right_raw; /* the right side has no engine */
+    bool is_right_raw; /* The right side has no engine. */
 };
 
 struct engine_pair {
     struct engine_pair_options options;
-    struct fake_fabric *fabric; /* NULL: there is none, see open_provider */
+    struct fake_fabric *fabric; /* NULL: there is none, see open_provider. */
     struct engine_side sides[2];
-    struct engine_side *left;  /* the opener */
-    struct engine_side *right; /* the other one */
+    struct engine_side *left;  /* The opener. */
+    struct engine_side *right; /* The accepting side. */
 };
 
-/* What engine_pair_open takes for NULL; to be changed and passed. */
+/* The options that engine_pair_open takes for NULL; copy, change and pass them. */
 void engine_pair_defaults(struct engine_pair_options *ret_options);
-/* The two engines, without a connection. */
+/* Makes the two engines, without a connection. */
 void engine_pair_init(struct engine_pair *pair, const struct engine_pair_options *options);
-/* A connection of each side, introduced to each other and connecting. */
+/* Makes a connection for each side; the two know each other and connect. */
 void engine_pair_connect(struct engine_pair *pair);
-/* Both of the above; the connection is up. */
+/* Does both; then the connection is up. */
 void engine_pair_open(struct engine_pair *pair, const struct engine_pair_options *options);
-/* Ends connections that are left, checks that nothing is, destroys. All asks are finished. */
+/* Ends the remaining connections, checks that nothing is left, and destroys the pair. All asks are finished. */
 void engine_pair_close(struct engine_pair *pair);
 
-/* The connection of one side, not introduced. Errors: those of tl_conn_create. */
+/* Creates the connection of one side, without its peer's address. Errors: those of tl_conn_create. */
 enum tl_status engine_side_try_create_conn(struct engine_side *side, struct tl_error *ret_error);
-/* The same, which must succeed. */
+/* Does the same; it must succeed. */
 void engine_side_create_conn(struct engine_side *side);
-/* One round of a reactor, if the side is not silent. True when something was done. */
+/* Runs one round of a reactor, unless the side is silent. Returns whether something was done. */
 bool engine_side_round(struct engine_side *side);
-/* Rounds of both sides until nothing happens any more. */
+/* Runs rounds of both sides until nothing happens any more. */
 void engine_pair_run(struct engine_pair *pair);
-/* What the slow worker has been asked for is done, and its closures are on their way. */
+/* Waits until the slow worker has done everything it was asked for; its closures are on their way. */
 void engine_side_settle(struct engine_side *side);
 
 /* ------------------------------------------------------------------------------------------------------ source -- */
 
-/* The reference of the tensor becomes the source's. Requests that wait for it are answered. */
+/* Gives a one-shot tensor, whose reference becomes the source's. Requests that wait for it are answered. */
 void engine_side_send(struct engine_side *side, const char *key, uint64_t step, struct tl_tensor *tensor);
-/* Takes the place of what was published under the key before. step: its version. */
+/* Replaces what was published under the key. step: the version. */
 void engine_side_publish(struct engine_side *side, const char *key, uint64_t step, struct tl_tensor *tensor);
-/* Requests for the key are answered with a status from now on. */
+/* From now on the source answers requests for the key with a status. */
 void engine_side_refuse(struct engine_side *side, const char *key, enum tl_status code, const char *text,
                         bool is_final);
-/* One-shot values that nobody has received. */
+/* Returns the number of one-shot values that were not received. */
 unsigned engine_side_values(const struct engine_side *side);
-/* This one-shot value is still there. */
+/* Returns whether this one-shot value is still there. */
 bool engine_side_has(const struct engine_side *side, const char *key, uint64_t step);
 struct tl_engine_stats engine_side_stats(const struct engine_side *side);
 struct tl_memory_stats engine_side_memory(const struct engine_side *side);
 
 /* ------------------------------------------------------------------------------------------------------ asking -- */
 
-/* A fetch. Zero it, set what is not to be as usual, start it. */
+/* A fetch. Zero it, set its fields, start it. */
 struct engine_ask {
     struct tl_fetch fetch;
     struct engine_side *side;
     char key[TL_MAX_KEY_BYTES + 1];
-    struct tl_tensor *destination; /* the user's; NULL: the engine's choice. Only a fitting value is taken */
-    bool is_unregistered;          /* destinations are made outside of the pool */
+    /* The user's destination; NULL: the engine's choice. Only a fitting value is accepted. */
+    struct tl_tensor *destination;
+    bool is_unregistered; /* The destinations are made outside of the pool. */
     bool wants_checksum;
     bool may_map;
     bool is_open;
     unsigned place_count;
     unsigned done_count;
-    struct tl_error result;                  /* in done */
-    void (*on_done)(struct engine_ask *ask); /* called in done; NULL: nothing */
+    struct tl_error result;                  /* Set in done. */
+    void (*on_done)(struct engine_ask *ask); /* Called in done; may be NULL. */
 };
 
 void engine_ask_start(struct engine_side *side, struct engine_ask *ask, const char *key, uint64_t step);
 void engine_ask_cancel(struct engine_ask *ask);
-/* It is done. Puts the destination. */
+/* Ends an ask that is done. Puts the destination. */
 void engine_ask_fini(struct engine_ask *ask);
 
 /* ----------------------------------------------------------------------------------------------------- tensors -- */
 
-/* A tensor of bytes that follow from the seed, in memory of its own. */
+/* Makes a tensor of bytes that follow from the seed, in memory of its own. */
 struct tl_tensor *engine_bytes(uint64_t size_bytes, uint64_t seed);
-/* The same in the pool of the side: registered. */
+/* Makes the same in the pool of the side, so that it is registered. */
 struct tl_tensor *engine_pool_bytes(struct engine_side *side, uint64_t size_bytes, uint64_t seed);
-/* The same in a file of its own, which has no name. */
+/* Makes the same in a file of its own, which has no name. */
 struct tl_tensor *engine_file_bytes(uint64_t size_bytes, uint64_t seed);
 bool engine_is_bytes(const struct tl_tensor *tensor, uint64_t size_bytes, uint64_t seed);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The scripted source of a side: a list of values, and the requests that are open.
+ * The scripted source of a side: a list of values, and the open requests.
  *
  * A request is answered with the first value that it may have; otherwise it waits until there is one. A one-shot value
  * has an owner from the moment it is offered: see engine_pair.h.
@@ -19,18 +19,18 @@ struct value {
     struct tl_list link;
     char key[TL_MAX_KEY_BYTES + 1];
     uint64_t step;
-    struct tl_tensor *tensor; /* NULL: the status is the answer */
+    struct tl_tensor *tensor; /* NULL: the status is the answer. */
     struct tl_error status;
     bool is_final;
     bool is_one_shot;
-    struct tl_request_id reserved; /* of a one-shot; number 0: for nobody */
-    bool is_offered;               /* by a serve that is open */
+    struct tl_request_id reserved; /* The owner of a one-shot value; number 0: none. */
+    bool is_offered;               /* An open serve has it. */
 };
 
 struct served {
     struct tl_list link;
     struct tl_serve *serve;
-    struct value *value; /* that was offered, one-shot; NULL: none */
+    struct value *value; /* The one-shot value that was offered; NULL: none. */
     bool is_replied;
 };
 
@@ -149,7 +149,7 @@ static struct value *add_value(struct engine_side *side, const char *key, uint64
     return value;
 }
 
-/* Those of the key that are not one-shot. */
+/* Drops the values of the key that are not one-shot. */
 static void forget(struct engine_side *side, const char *key)
 {
     TL_LIST_FOREACH_SAFE(&side->values, link)

@@ -7,7 +7,7 @@
 
 struct engine_side;
 
-/* Its context is the side. */
+/* The context of these functions is the side. */
 extern const struct tl_source_ops engine_source_ops;
 
 /* Forgets all values. */

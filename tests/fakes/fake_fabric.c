@@ -2,9 +2,9 @@
 /*
  * The cable and the two cards: one step carries the first operation of a queue pair to its peer.
  *
- * A step looks at the fault of the operation, then does what the card would do: binds or unbinds a window, or finds the
- * peer, its slot and its memory, copies the bytes and queues the events. The operation is then done. What cannot be
- * carried holds the queue pair (HELD: nothing will happen by steps alone), is tried again (TRIED), or breaks it.
+ * A step looks at the fault of the operation, then does what the card would do: it binds or unbinds a window, or finds
+ * the peer, its slot and its memory, copies the bytes and queues the events. The operation is then done. An operation
+ * that cannot be carried holds the queue pair (HELD: steps alone change nothing), is tried again (TRIED), or breaks it.
  *
  * A broken queue pair cancels one operation with each step. An operation that was late leaves a copy of itself and its
  * bytes behind, which arrives at the target as long as that is not drained.
@@ -18,7 +18,7 @@
 #include "base/check.h"
 #include "base/error.h"
 
-/* Writes of so many bytes are large. */
+/* Writes of at least so many bytes are large. */
 #define HOLLOW_BYTES (1 << 20)
 
 enum outcome { HELD, TRIED, CARRIED };
@@ -159,7 +159,7 @@ static bool is_writable(const struct fake_pair *target, const struct fake_addres
     return false;
 }
 
-/* The bytes of a write arrive. False: they may not. */
+/* The bytes of a write arrive. Returns false when they may not. */
 static bool land(struct fake_pair *target, const struct fake_operation *operation, const void *bytes)
 {
     struct fake_address address;
@@ -182,7 +182,7 @@ static bool needs_slot(const struct fake_operation *operation)
     return operation->kind == FAKE_MESSAGE || operation->has_immediate;
 }
 
-/* A message or a write arrives at a queue pair. One that is broken takes bytes, and tells nobody. */
+/* A message or a write arrives at a queue pair. A broken one takes the bytes, and raises no event. */
 static enum arrival arrive(struct fake_pair *target, const struct fake_operation *operation, const void *bytes)
 {
     bool tells = needs_slot(operation) && target->state == PAIR_CONNECTED;
@@ -235,7 +235,7 @@ static bool seems_not_ready(struct fake_operation *operation)
     return true;
 }
 
-/* It has been carried. */
+/* The operation has been carried. */
 static enum outcome complete(struct fake_pair *pair, struct fake_operation *operation)
 {
     if (operation->fault == FAKE_LOSE_ACK) {
@@ -297,7 +297,7 @@ static enum outcome carry_first(struct fake_pair *pair)
     return complete(pair, operation);
 }
 
-/* Keeps what the peer will still get of an operation that is cancelled here. */
+/* Keeps the bytes that the peer will still get from an operation that is cancelled here. */
 static void leave_behind(struct fake_pair *pair, const struct fake_operation *operation)
 {
     struct fake_provider *provider = fake_provider_of(pair);
@@ -324,7 +324,7 @@ static enum outcome flush(struct fake_pair *pair)
         return CARRIED;
     }
     push_broken(pair);
-    /* Until its owner knows, it may post more. */
+    /* The owner may post more until it knows. */
     if (!pair->is_break_reported) return HELD;
     pair->state = PAIR_DRAINED;
     fake_push_event(new_event(pair, EVENT_DRAINED));
@@ -355,7 +355,7 @@ static void land_late(struct fake_fabric *fabric, struct fake_operation *late)
     fake_operation_free(late);
 }
 
-/* For one provider's queue pairs, or for one that is gone. */
+/* The call is about one provider's queue pairs, or about a queue pair that has gone. */
 static bool land_all_late(struct fake_fabric *fabric, const struct fake_provider *provider)
 {
     bool was_any = false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What goes wrong in a fabric: the first rule that matches, else the seed. */
+/* Faults of a fabric: the first rule that matches decides, then the seed. */
 #include <string.h>
 
 #include "base/check.h"
@@ -21,7 +21,7 @@ static bool is_of_operation(enum fake_fault fault)
     return fault < FAKE_REGION_FAILURE;
 }
 
-/* Whether the rule is about this; kind 0: a call. */
+/* Returns whether the rule applies; kind 0 stands for a call. */
 static bool is_about(const struct fake_rule *rule, const struct tl_provider *provider, const struct tl_queue_pair *pair,
                      unsigned kind)
 {
@@ -30,7 +30,7 @@ static bool is_about(const struct fake_rule *rule, const struct tl_provider *pro
     return kind == 0 || rule->kinds == 0 || (rule->kinds & kind) != 0;
 }
 
-/* Counts a match; true when it is one that the fault happens at. */
+/* Counts a match; returns whether the fault happens at this one. */
 static bool is_hit(struct rule_state *state)
 {
     uint64_t from = state->rule.from == 0 ? 1 : state->rule.from;

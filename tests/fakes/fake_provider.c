@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The table of operations of the fake provider, its poll, and what it counts.
+ * The table of operations of the fake provider, its poll, and its counters.
  *
- * A post only queues an operation; fake_fabric.c carries it and queues events; poll hands those to their owners, one by
- * one and without the mutex, so that callbacks may post, ring, break and destroy.
+ * A post only queues an operation; fake_fabric.c carries it and queues events; poll passes those to their owners, one
+ * by one and without the mutex, so that callbacks may post, ring, break and destroy.
  */
 #include "fakes/fake_provider.h"
 
@@ -186,7 +186,7 @@ static void tell_done(struct fake_provider *provider, struct fake_event *event)
     if (event->status == TL_OK) provider->counters.done++;
     if (event->status != TL_OK) provider->counters.cancelled++;
     if (operation->region != NULL) operation->region->use_count--;
-    /* A revoke that was cancelled revokes nothing: the exposure ends with the queue pair. */
+    /* A cancelled revoke changes nothing: the exposure ends with the queue pair. */
     if (operation->kind == FAKE_REVOKE && event->status == TL_OK) window_free(provider, operation->window);
     unlock(provider->fabric);
     fake_operation_free(operation);
@@ -267,7 +267,7 @@ static unsigned provider_poll(struct tl_provider *base)
         count++;
     }
     provider->is_polling = false;
-    /* Something moved, and more may: not idle, even when it is others that will hear of it. */
+    /* Something moved, and more may: the fabric is not idle, even when the events are for others. */
     return count == 0 && did_move ? 1 : count;
 }
 
@@ -289,7 +289,7 @@ static void provider_disarm(struct tl_provider *base)
     provider->is_armed = false;
     uint64_t value;
     ssize_t len = base->fd >= 0 ? read(base->fd, &value, sizeof(value)) : 0;
-    (void)len; /* nothing to read when something else ended the sleep */
+    (void)len; /* There is nothing to read when something else ended the sleep. */
     unlock(provider->fabric);
 }
 
@@ -428,7 +428,7 @@ static enum tl_status connect_locked(struct fake_pair *pair, const struct fake_p
     pair->base.mtu_bytes = FAKE_MTU_BYTES;
     pair->peer_number = peer->number;
     const struct fake_pair *other = fake_find_pair(provider->fabric, peer->number);
-    if (other != NULL) fake_signal(fake_provider_of(other)); /* what it has posted may leave */
+    if (other != NULL) fake_signal(fake_provider_of(other)); /* What it has posted may leave. */
     return TL_OK;
 }
 
@@ -455,7 +455,7 @@ static void pair_disconnect(struct tl_queue_pair *base, const struct tl_error *r
     unlock(fabric_of(pair));
 }
 
-/* What a queue pair that never connected was still to be told. */
+/* Drops the events of a queue pair that never connected. */
 static void forget_events(struct fake_pair *pair)
 {
     TL_LIST_FOREACH_SAFE(&fake_provider_of(pair)->events, link)
@@ -559,7 +559,7 @@ static void record_write(struct fake_pair *pair, struct fake_operation *operatio
     };
 }
 
-/* A source that does not lie in its region, or in one of another provider. */
+/* The source does not lie in its region, or lies in another provider's. */
 static void check_source(const struct fake_pair *pair, const struct tl_region *region, const void *source,
                          uint64_t len_bytes)
 {
@@ -581,7 +581,7 @@ static void pair_write(struct tl_queue_pair *base, const struct tl_region *regio
     struct fake_pair *pair = as_pair(base);
     check_source(pair, region, source, len_bytes);
     struct fake_operation *operation = new_operation(FAKE_WRITE, work);
-    /* The count of its users is all that changes in a region. */
+    /* Only the count of users changes in a region. */
     if (region != NULL) operation->region = TL_CONTAINER_OF((void *)(uintptr_t)region, struct fake_region, base);
     operation->source = source;
     operation->len_bytes = len_bytes;
@@ -680,7 +680,7 @@ static void pair_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure
     struct fake_pair *pair = as_pair(base);
     TL_CHECK(exposure->provider_state != NULL);
     struct fake_window *window = exposure->provider_state;
-    exposure->provider_state = NULL; /* a second time is an error */
+    exposure->provider_state = NULL; /* A second time is an error. */
     exposure->region = NULL;
     lock(fabric_of(pair));
     fake_provider_of(pair)->counters.revokes++;

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Two or three workers with a queue pair each, for tests of the fake provider itself: what each of them is told is
- * written down in its trace, one word for each event:
+ * Two or three workers with a queue pair each, for tests of the fake provider itself. The trace of a worker has its
+ * events, one word for each:
  *
- *   m:TEXT     a message            i:NUMBER/LEN  an immediate
- *   NAME+      done with TL_OK      NAME-         done with TL_CANCELLED
- *   broken     drained
+ * m:TEXT a message; i:NUMBER/LEN an immediate; NAME+ done with TL_OK; NAME- done with TL_CANCELLED; broken; drained.
  */
 #ifndef TESTS_FAKES_FAKE_SIDES_H
 #define TESTS_FAKES_FAKE_SIDES_H
@@ -23,9 +21,9 @@ enum { SIDE_BYTES = 256, SIDE_WORKS = 16 };
 struct side {
     struct tl_provider *provider;
     struct tl_queue_pair *pair;
-    struct tl_region *region; /* of memory */
+    struct tl_region *region; /* The memory of the side. */
     struct tl_exposure exposure;
-    struct tl_error reason; /* why it broke */
+    struct tl_error reason; /* The reason why it broke. */
     char memory[SIDE_BYTES];
     char trace[512];
     void (*on_message)(struct side *side);
@@ -121,7 +119,7 @@ static inline void side_connect(struct side *side, const struct side *peer)
     ck_assert_int_eq(side->pair->ops->connect(side->pair, &pair_address, NULL), TL_OK);
 }
 
-/* The fabric, and sides a and b, connected. */
+/* Opens the fabric, and sides a and b, connected. */
 static inline void sides_open(const struct fake_fabric_options *fabric_options,
                               const struct fake_provider_options *provider_options,
                               const struct tl_queue_pair_options *options)
@@ -138,7 +136,7 @@ static inline unsigned side_poll(struct side *side)
     return side->provider->ops->poll(side->provider);
 }
 
-/* Everything that can happen happens. */
+/* Runs everything that can happen. */
 static inline void settle(void)
 {
     bool did_move;
@@ -166,7 +164,7 @@ static inline void send_text(struct side *side, const char *text, struct tl_work
     side->pair->ops->message(side->pair, text, (uint32_t)strlen(text), done);
 }
 
-/* From the side's own memory to what the peer exposes. */
+/* Writes from the side's own memory to what the peer exposes. */
 static inline void write_bytes(struct side *side, const struct side *peer, size_t from, size_t len_bytes,
                                uint64_t offset, struct tl_work *done)
 {
@@ -181,7 +179,7 @@ static inline struct fake_counters counters(struct side *side)
     return now;
 }
 
-/* Ends whatever is left, and sees that nothing stays. */
+/* Ends everything, and checks that nothing is left. */
 static inline void sides_close(void)
 {
     for (unsigned i = 0; i < TL_ARRAY_COUNT(sides); i++)

@@ -369,7 +369,7 @@ struct errand {
     struct fake_worker *worker;
     void (*function)(struct fake_worker *worker, void *context);
     void *context;
-    bool is_done; /* under the mutex */
+    bool is_done; /* The mutex is held. */
 };
 
 static void run_errand(struct tl_closure *closure)

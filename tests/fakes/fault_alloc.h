@@ -15,14 +15,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-static unsigned fault_countdown; /* the allocation that fails, counted from 1; 0: none */
+static unsigned fault_countdown; /* The allocation that fails, counted from 1; 0: none. */
 
 static inline void fault_arm(unsigned number)
 {
     fault_countdown = number;
 }
 
-/* Disarms; true when the allocation that was to fail has been asked for. */
+/* Disarms; returns whether the allocation that was to fail has been asked for. */
 static inline bool fault_was_hit(void)
 {
     bool was_hit = fault_countdown == 0;
@@ -30,7 +30,7 @@ static inline bool fault_was_hit(void)
     return was_hit;
 }
 
-/* True when the call that asks is the one to fail. */
+/* Returns whether this call is the one that fails. */
 static inline bool fault_is_due(void)
 {
     return fault_countdown > 0 && --fault_countdown == 0;

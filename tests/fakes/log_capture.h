@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the process writes to stderr, its log above all, into a file to look at. */
+/* Collects what the process writes to stderr, above all its log, in a file that the test reads. */
 #ifndef TESTS_FAKES_LOG_CAPTURE_H
 #define TESTS_FAKES_LOG_CAPTURE_H
 
@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* From now on, to the end of the test. */
+/* Applies from now on, to the end of the test. */
 static inline void log_capture_begin(void)
 {
     FILE *file = tmpfile();
@@ -17,12 +17,12 @@ static inline void log_capture_begin(void)
     fclose(file);
 }
 
-/* So many lines have this in them. */
+/* Returns how many lines contain the text. */
 static inline unsigned log_capture_count(const char *part)
 {
     static char line[8192];
     unsigned count = 0;
-    FILE *lines = fopen("/proc/self/fd/2", "r"); /* with an offset of its own */
+    FILE *lines = fopen("/proc/self/fd/2", "r"); /* The descriptor has an offset of its own. */
     ck_assert_ptr_nonnull(lines);
     while (fgets(line, sizeof(line), lines) != NULL)
         count += strstr(line, part) != NULL;

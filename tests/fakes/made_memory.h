@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The memory for a connection of an engine, for whoever may wait until it is made. */
+/* The memory for a connection of an engine, for callers that may wait until it is made. */
 #ifndef TESTS_FAKES_MADE_MEMORY_H
 #define TESTS_FAKES_MADE_MEMORY_H
 

@@ -8,7 +8,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* A loopback port that the kernel says is free; 0 when there is none. */
+/* Returns a loopback port that the kernel says is free, or 0. */
 static inline unsigned tl_some_port(void)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -23,7 +23,7 @@ static inline unsigned tl_some_port(void)
     return port;
 }
 
-/* The same, never one of the last ones that this function gave: the kernel picks at random and may repeat itself.
+/* Does the same, but never returns one of the latest ports, since the kernel picks at random and may repeat itself.
  * Thread: one. */
 static inline unsigned tl_free_port(void)
 {

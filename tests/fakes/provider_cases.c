@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The cases of every provider. */
+/* The cases that every provider must pass. */
 #include "fakes/provider_cases.h"
 
 #include <string.h>
@@ -22,7 +22,7 @@ START_TEST(messages_arrive)
     for (unsigned i = 0; i < TL_ARRAY_COUNT(sizes); i++) {
         struct job job = new_job();
         side_message(&a, data, sizes[i], &job);
-        ck_assert_uint_eq(job.done, 0); /* only within poll */
+        ck_assert_uint_eq(job.done, 0); /* True only within poll. */
         PUMP_UNTIL(b.messages == i + 1 && job.done == 1);
         ck_assert_int_eq(job.status, TL_OK);
         ck_assert_uint_eq(b.last_len, sizes[i]);
@@ -50,7 +50,7 @@ static bool may_post(unsigned posted)
     return a.pair->ops->space(a.pair) > 0 && (kind->has_queue || posted - b.messages < SLOTS);
 }
 
-/* Far more posts than there are slots, several to a doorbell; done in the order of posting. */
+/* There are far more posts than slots, several to a doorbell; they are done in the order of posting. */
 START_TEST(many_posts)
 {
     enum { COUNT = 5000 };
@@ -96,7 +96,7 @@ static void revoke(struct tl_exposure *exposure, bool has_window)
     ck_assert_int_eq(revoked.status, TL_OK);
 }
 
-/* Through a region, and through a window where there are any. */
+/* The write goes through a region, and through a window where there are any. */
 START_TEST(writes)
 {
     struct provider_memory memory;
@@ -105,7 +105,7 @@ START_TEST(writes)
     kind->set_up(16, 16, _i == 1 ? TL_KEYS_WINDOW : TL_KEYS_REGION);
     kind->make_memory(MIB, &memory);
     side_expose(&b, memory.target_region, memory.target + 4096, 65536, &exposure);
-    side_message(&b, "exposed", 7, NULL); /* it is, once what was posted after it has arrived */
+    side_message(&b, "exposed", 7, NULL); /* The window is bound once what was posted after it has arrived. */
     PUMP_UNTIL(a.messages == 1);
     write_from(&memory, 100, 1000, &exposure, 0, false, &silent);
     write_from(&memory, 2000, 64536, &exposure, 1000, true, &telling);

@@ -10,22 +10,22 @@
 #include "fakes/sides.h"
 
 struct provider_memory {
-    uint8_t *source;                 /* of a, filled with fill_bytes(.., 1) */
-    uint8_t *target;                 /* of b, zeroed; a may write to what is exposed of it */
-    struct tl_region *source_region; /* NULL: it needs none */
+    uint8_t *source;                 /* The memory of a, filled with fill_bytes(.., 1). */
+    uint8_t *target;                 /* The memory of b, zeroed; a may write to what b exposes of it. */
+    struct tl_region *source_region; /* NULL: none is needed. */
     struct tl_region *target_region;
 };
 
 struct provider_kind {
-    bool has_windows; /* else a pair has keys of regions */
-    bool has_queue;   /* what is posted beyond the peer's slots waits; else nobody may do that */
-    /* a and b, connected, each with so many slots and posts at a time; nothing has arrived. */
+    bool has_windows; /* Otherwise a pair has keys of regions. */
+    bool has_queue;   /* What is posted beyond the peer's slots waits; otherwise no test may do that. */
+    /* Opens a and b, connected, each with so many slots and posts at a time; nothing has arrived. */
     void (*set_up)(uint32_t slots, uint32_t work, enum tl_keys keys);
-    void (*make_memory)(uint64_t len_bytes, struct provider_memory *ret_memory); /* until tear_down */
+    void (*make_memory)(uint64_t len_bytes, struct provider_memory *ret_memory); /* The sides exist until tear_down. */
     void (*tear_down)(void);
 };
 
-/* check forks each test: the kind is that of the whole program. */
+/* check forks each test, so the kind holds for the whole program. */
 void provider_cases_add(TCase *tcase, const struct provider_kind *kind);
 
 #endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A TCP proxy. One thread polls everything; what a test tells it is under the mutex and takes effect at once. */
+/* A TCP proxy. One thread polls everything; the commands of a test are protected by the mutex and take effect at
+ * once. */
 #include "fakes/proxy.h"
 
 #include <arpa/inet.h>
@@ -84,7 +85,7 @@ static uint64_t allowance(const struct proxy *proxy, int way)
     return proxy->limit[way] > proxy->passed[way] ? proxy->limit[way] - proxy->passed[way] : 0;
 }
 
-/* Moves what can be moved in one direction; false when the connection is over. */
+/* Moves what can be moved in one direction; returns false when the connection is over. */
 static bool move(struct proxy *proxy, struct proxy_pair *pair, int way)
 {
     struct proxy_flow *flow = &pair->flows[way];
@@ -108,7 +109,7 @@ static bool move(struct proxy *proxy, struct proxy_pair *pair, int way)
     return true;
 }
 
-/* What one side of a pair is polled for. */
+/* Returns the events for which one side of a pair is polled. */
 static short wanted(const struct proxy *proxy, const struct proxy_pair *pair, int side)
 {
     int out_way = side == 0 ? PROXY_UP : PROXY_DOWN;
@@ -130,7 +131,7 @@ static nfds_t fill_poll(const struct proxy *proxy, struct pollfd *polls)
         if (pair == NULL || pair->fds[0] < 0 || pair->fds[1] < 0) continue;
         for (int side = 0; side < 2; side++) {
             short events = wanted(proxy, pair, side);
-            /* Without events an end would still be reported, again and again. */
+            /* With an empty set of events, the kernel would report an end again and again. */
             int fd = events != 0 ? pair->fds[side] : -1;
             polls[count++] = (struct pollfd){.fd = fd, .events = events};
         }

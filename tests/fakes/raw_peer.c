@@ -160,7 +160,7 @@ void raw_peer_send(struct raw_peer *raw, const struct tl_message *message)
 
 void raw_peer_send_bytes(struct raw_peer *raw, const void *bytes, uint32_t len_bytes)
 {
-    if (raw->pair->ops->space(raw->pair) == 0) return; /* broken */
+    if (raw->pair->ops->space(raw->pair) == 0) return; /* The queue pair is broken. */
     raw->pair->ops->message(raw->pair, bytes, len_bytes, NULL);
     tl_queue_pair_doorbell(raw->pair);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A peer that says what a test wants: a queue pair on the right side of an engine pair (options.is_right_raw), from
- * which messages, bytes and writes are sent as they are, whatever the protocol says. The left side is a real engine.
+ * A peer that sends what a test wants: a queue pair on the right side of an engine pair (options.is_right_raw), from
+ * which messages, bytes and writes leave as they are, even against the protocol. The left side is a real engine.
  */
 #ifndef TESTS_FAKES_RAW_PEER_H
 #define TESTS_FAKES_RAW_PEER_H
@@ -15,42 +15,42 @@
 struct raw_peer {
     struct engine_pair *engines;
     struct tl_queue_pair *pair;
-    uint64_t token;                          /* the engine's, which we present */
-    struct tl_message heard[RAW_PEER_HEARD]; /* the latest messages, by their number modulo RAW_PEER_HEARD */
+    uint64_t token;                          /* The engine's token, which we present. */
+    struct tl_message heard[RAW_PEER_HEARD]; /* The latest messages, by their number modulo RAW_PEER_HEARD. */
     unsigned heard_count;
-    uint32_t consumed; /* messages and immediates that have come */
+    uint32_t consumed; /* The number of messages and immediates that have come. */
     unsigned probe_count;
     unsigned immediate_count;
     uint32_t last_immediate;
-    uint64_t written_bytes; /* by the engine, the probe aside */
+    uint64_t written_bytes; /* Written by the engine, not counting the probe. */
     bool is_broken;
     bool is_drained;
-    uint8_t *memory; /* [RAW_PEER_BYTES], in one region; the engine may write it all */
+    uint8_t *memory; /* [RAW_PEER_BYTES], in one region; the engine may write it all. */
     struct tl_region *region;
     struct tl_exposure exposure;
 };
 
-/* The connection of the left side (the opener) and ours, connecting; nothing is said. */
+/* Connects the left side (the opener) with our queue pair; nothing is sent. */
 void raw_peer_open(struct raw_peer *raw, struct engine_pair *engines);
-/* Everything that is right, until the engine is up. */
+/* Does everything that is right, until the engine is up. */
 void raw_peer_shake_hands(struct raw_peer *raw);
-/* Both sides work until nothing happens any more. */
+/* Lets both sides work until nothing happens any more. */
 void raw_peer_run(struct raw_peer *raw);
-/* Destroys the queue pair, which is or gets broken. Before engine_pair_close. */
+/* Destroys the queue pair, which is broken or gets broken. Call it before engine_pair_close. */
 void raw_peer_close(struct raw_peer *raw);
 
-/* A message with this type and handle and a true `consumed`; the rest is zero. */
+/* Sends a message with this type and handle and a true `consumed`; the rest is zero. */
 struct tl_message raw_peer_message(const struct raw_peer *raw, enum tl_message_type type, uint32_t handle);
-/* A handshake as it should be. */
+/* Sends a correct handshake. */
 struct tl_message raw_peer_hello(struct raw_peer *raw);
 void raw_peer_send(struct raw_peer *raw, const struct tl_message *message);
 void raw_peer_send_bytes(struct raw_peer *raw, const void *bytes, uint32_t len_bytes);
 /* Writes bytes of raw->memory. */
 void raw_peer_write(struct raw_peer *raw, const struct tl_descriptor *destination, uint64_t offset_bytes,
                     uint64_t len_bytes, uint32_t immediate);
-/* What names a file of so many bytes and more that the engine may map. */
+/* Sends the name of a file of at least so many bytes that the engine may map. */
 struct tl_descriptor raw_peer_file(struct raw_peer *raw, uint64_t size_bytes);
-/* The latest message of this type; NULL: none has come. */
+/* Returns the latest message of this type, or NULL when none has come. */
 const struct tl_message *raw_peer_heard(const struct raw_peer *raw, enum tl_message_type type);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A provider that knows regions only: counts them, fails on demand, and remembers the last one. Include it before
+ * A provider that has regions only: it counts them, fails on demand, and remembers the last one. Include it before
  * fault_alloc.h, so that its own memory never fails.
  */
 #ifndef TESTS_FAKES_REGION_PROVIDER_H
@@ -17,14 +17,14 @@
 struct region_provider {
     struct tl_provider base;
     pthread_mutex_t mutex;
-    unsigned created_count; /* since the start */
+    unsigned created_count; /* Counted since the start. */
     unsigned live_count;
     uint64_t live_bytes;
-    uint64_t locked_limit_bytes; /* of live_bytes */
-    unsigned fail_countdown;     /* the creation that fails, counted from 1; 0: none */
+    uint64_t locked_limit_bytes; /* The greatest value of live_bytes. */
+    unsigned fail_countdown;     /* The creation that fails, counted from 1; 0: none. */
     void *last_address;
     uint64_t last_len_bytes;
-    void (*hook)(struct region_provider *provider); /* called in every creation; NULL: nothing */
+    void (*hook)(struct region_provider *provider); /* Called in every creation; may be NULL. */
     void (*destroy_hook)(struct region_provider *provider);
 };
 

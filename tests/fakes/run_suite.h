@@ -21,7 +21,7 @@ static inline int run_suite(Suite *suite)
     return run_and_free(srunner_create(suite));
 }
 
-/* All tests in this process, one after the other: for what does not survive a fork. */
+/* Runs all tests in this process, one after the other, for subjects that do not survive a fork. */
 static inline int run_suite_in_process(Suite *suite)
 {
     SRunner *runner = srunner_create(suite);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sides: what they count, and what is asked of any queue pair. */
+/* Sides: what they count, and what tests ask of any queue pair. */
 #include "fakes/sides.h"
 
 #include <poll.h>

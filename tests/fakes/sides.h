@@ -23,12 +23,12 @@ struct side {
     struct tl_queue_pair *pair;
     struct side *peer;
     bool is_connected;
-    bool answers; /* every message with the same */
+    bool answers; /* Answers every message with the same message. */
     unsigned messages, immediates, broken, drained;
     uint8_t last[TL_SLOT_BYTES];
     uint32_t last_len, last_immediate;
     uint64_t last_immediate_len;
-    uint8_t *watched; /* the byte there is looked at with each immediate */
+    uint8_t *watched; /* The byte that each immediate records. */
     unsigned watched_value;
     struct tl_error reason;
 };
@@ -36,14 +36,14 @@ struct side {
 struct job {
     struct tl_work work;
     unsigned done;
-    unsigned order; /* among all of the process that are done, from 1 */
+    unsigned order; /* The order among all works of the process that are done, from 1. */
     enum tl_status status;
     const struct side *side;
-    unsigned broken_before; /* how often the side had been told when this was done */
+    unsigned broken_before; /* How many breaks the side had seen when this was done. */
 };
 
 extern struct side a, b;
-extern const struct tl_queue_pair_events side_events; /* the owner is a struct side */
+extern const struct tl_queue_pair_events side_events; /* The owner is a struct side. */
 
 #define PUMP_UNTIL(condition)                                                                                          \
     do {                                                                                                               \
@@ -57,12 +57,12 @@ extern const struct tl_queue_pair_events side_events; /* the owner is a struct s
     } while (0)
 
 struct job new_job(void);
-/* One that takes note of broken_before. */
+/* The events of a side that also notes broken_before. */
 struct job new_job_of(const struct side *side);
 
-/* Harmless when it is not open. */
+/* Harmless when the side is not open. */
 void side_poll(struct side *side);
-/* Nothing but name, provider and peer stays of what the side was. */
+/* Keeps nothing of the side except name, provider and peer. */
 void side_create(struct side *side, uint32_t slots, uint32_t work, enum tl_keys keys);
 void side_get_address(const struct side *side, struct tl_pair_address *ret_pair_address);
 void side_connect(struct side *side, const struct tl_pair_address *peer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a rendezvous table has published, listed or withdrawn by pattern: whole walks, as workers make them in steps. */
+/* What a rendezvous table has published, listed or withdrawn by pattern: whole walks, which workers make in steps. */
 #ifndef FAKES_TABLE_LIST_H
 #define FAKES_TABLE_LIST_H
 
@@ -22,7 +22,7 @@ static inline int table_compare(const void *a, const void *b)
     return strcmp(((const struct tl_listed *)a)->key, ((const struct tl_listed *)b)->key);
 }
 
-/* Sorted by key; pattern NULL or "": all. */
+/* Returns the entries sorted by key; pattern NULL or "": all. */
 static inline enum tl_status table_list(struct tl_rendezvous *from, const char *pattern, struct tl_listing *ret_listing,
                                         struct tl_error *ret_error)
 {

@@ -31,7 +31,7 @@ static inline void temp_folder_remove(void)
     nftw(temp_folder, temp_folder_remove_one, 8, FTW_DEPTH | FTW_PHYS);
 }
 
-/* The path of a name in the folder; one of four buffers that are used in turn. */
+/* Returns the path of a name in the folder; it lies in one of four buffers, used in rotation. */
 static inline const char *temp_path(const char *name)
 {
     static char paths[4][1024];
@@ -41,7 +41,7 @@ static inline const char *temp_path(const char *name)
     return path;
 }
 
-/* How many entries a folder has, hidden ones too. */
+/* Returns how many entries a folder has, including hidden ones. */
 static inline unsigned temp_entry_count(const char *path)
 {
     unsigned count = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What programs that test two workers with a data plane begin with: the workers, and queues of what they are asked. */
+/* The beginning of programs that test two workers with a data plane: the workers, and their completion queues. */
 #ifndef FAKES_TRANSPORT_CASE_H
 #define FAKES_TRANSPORT_CASE_H
 
@@ -28,7 +28,7 @@ static inline void open_both(int progress)
     receiver = fake_transport_open(&transport, 1, progress);
 }
 
-/* The receiver first: while nobody drives it, it does not answer when the sender says goodbye. */
+/* Closes the receiver first: without a driver it does not answer the sender's goodbye. */
 static inline void teardown(void)
 {
     if (cluster.workers[1] != NULL) cluster_close(&cluster, 1);

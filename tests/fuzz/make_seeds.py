@@ -28,7 +28,7 @@ def raw(message):
     return struct.pack("<H", len(data)) + data
 
 
-# ------------------------------------------------------------------------------------------------------- messages --
+# ---------------------------------------------------------------------------------------------------------- messages --
 
 def hello(**fields):
     values = {"protocol_version": 1, "name": PEER, "incarnation": 77, "software_version": "x", "expected_name": SELF}
@@ -51,7 +51,7 @@ def failure(number, code, message="why", **fields):
     return pb.Frame(failures=[pb.Failure(number=number, status=pb.Status(code=code, message=message), **fields)])
 
 
-# ------------------------------------------------------------------------------- the commands of link_fuzz.c, by name --
+# ------------------------------------------------------------------------------ the commands of link_fuzz.c, by name --
 
 def frame(message):
     return b"\0" + raw(message)
@@ -135,7 +135,8 @@ def link_seeds():
     yield "closed_ours", UP_OURS + FETCH + b"\0" + CLOSE + END
     yield "told", UP + TELL + TAKE + FETCH + b"\0" + TAKE + whole
     offer = pb.ConnectionMessage(transport="verbs", kind=pb.ConnectionMessage.OFFER, attempt=2, pair_address=b"i" * 40)
-    refusal = pb.ConnectionMessage(transport="verbs", kind=pb.ConnectionMessage.REFUSAL, attempt=1, reason="no device", is_final=True)
+    refusal = pb.ConnectionMessage(transport="verbs", kind=pb.ConnectionMessage.REFUSAL, attempt=1,
+                                   reason="no device", is_final=True)
     yield "path_offered", UP + frame(pb.Frame(connections=[offer])) + TAKE
     yield "path_offered_with_request", UP_OURS + frame(pb.Frame(
         paths=[offer, refusal], requests=requests("p1").requests)) + TAKE * 3
@@ -146,7 +147,8 @@ def link_seeds():
     yield "connection_long_address", UP + frame(pb.Frame(connections=[pb.ConnectionMessage(
         transport="verbs", kind=pb.ConnectionMessage.OFFER, pair_address=b"i" * 1025)]))
     window = THEIRS + frame(hello(window_bytes=1000)) + TAKE + frame(requests("p2", "p1", "p2")) + TAKE * 4
-    yield "window", window + (frame(pb.Frame(taken_bytes=700)) + TAKE * 2) * 2 + frame(pb.Frame(taken_bytes=1000)) + TAKE
+    taken = frame(pb.Frame(taken_bytes=700)) + TAKE * 2
+    yield "window", window + taken * 2 + frame(pb.Frame(taken_bytes=1000)) + TAKE
     yield "window_of_nothing_sent", UP + frame(pb.Frame(taken_bytes=1))
     yield "window_shut", window + frame(pb.Frame(cancels=[1, 2, 3])) + TAKE + DRAIN + HALF_CLOSE + END
     yield "data_of_no_chunk", UP + frame(pb.Frame(data=b"data"))
@@ -154,7 +156,7 @@ def link_seeds():
     yield "garbage", UP + frame(b"\xff" * 9)
 
 
-# ------------------------------------------------------------------------------------- the commands of services_fuzz.c --
+# ----------------------------------------------------------------------------------- the commands of services_fuzz.c --
 
 EXCHANGE, RECEIVE, PUBLISH, WITHDRAW, LIST, IDENTIFY, CHECK, WATCH, REFLECT = range(9)
 
@@ -254,7 +256,8 @@ def services_seeds():
     yield "watch_closed_amid", b"\1" + watch + take(0)
     asked = call(REFLECT) + b"".join(give(0, message) + take(0) for message in (
         question(list_services=""), question(file_by_filename="tensorlane/v1/transfer.proto"),
-        question(file_containing_symbol="tensorlane.v1.Frame"), question(all_extension_numbers_of_type="x"), question()))
+        question(file_containing_symbol="tensorlane.v1.Frame"), question(all_extension_numbers_of_type="x"),
+        question()))
     yield "reflection", b"\0" + asked + half_close(0) + end(0)
     up = call(EXCHANGE) + give(0, hello()) + take(0)
     yield "exchange", b"\0" + publish_own(64 * 255, 0) + up + give(0, requests("p0", wants_checksum=True)) + take(0) * 9

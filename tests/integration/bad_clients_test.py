@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that talk nonsense, stall, die or come in thousands: the worker serves the next one, and what they held is
-given back."""
+"""Clients that talk nonsense, stall, die or come in thousands: the worker goes on serving others, and frees what such
+clients used."""
 import contextlib
 import itertools
 import os
@@ -24,7 +24,7 @@ IDLE_CONNECTIONS = 10000
 
 
 def frame(kind, flags=0, stream=0, payload=b"", length=None):
-    """A frame of HTTP/2; length: what it says of itself when that is a lie."""
+    """Builds a frame of HTTP/2. The argument length is for a frame that claims a wrong length."""
     size = len(payload) if length is None else length
     return struct.pack(">BHBBI", size >> 16, size & 0xffff, kind, flags, stream) + payload
 
@@ -33,7 +33,7 @@ HELLO = PREFACE + frame(SETTINGS) + frame(SETTINGS, ACKNOWLEDGED)
 
 
 def literal(name, value):
-    """A header field of HPACK, without tables and without Huffman."""
+    """Builds a header field of HPACK, without tables and without Huffman's code."""
     return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
 
 
@@ -44,7 +44,7 @@ def call(stream, method, flags=END_HEADERS):
 
 
 EXCHANGE = call(1, b"/tensorlane.v1.Transfer/Exchange")
-# what a client says before it hangs on
+# What a client sends before it stays silent, by the name of the case.
 NONSENSE = {
     "nothing": b"",
     "another protocol": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
@@ -89,12 +89,12 @@ class ClientCase(cli_support.Case):
         self.addCleanup(self.hang_up)
 
     def serve(self, extra=None, **options):
-        """A worker that publishes a few tensors."""
+        """Starts a worker that publishes a few tensors."""
         self.tensors = some_tensors()
         self.start(write_safetensors(self.folder / "model.safetensors", self.tensors), extra, **options)
 
     def serve_big(self):
-        """A worker that publishes a tensor that takes a while."""
+        """Starts a worker that publishes a tensor large enough to be interrupted."""
         size = 1 << 27
         self.tensors = {"zeros": ("U8", (size,), bytes(size))}
         self.start(write_safetensors(self.folder / "model.safetensors", self.tensors, {"zeros": size}))
@@ -110,7 +110,7 @@ class ClientCase(cli_support.Case):
     def connect(self, says=b""):
         client = socket.create_connection(("127.0.0.1", self.served.port()), timeout=PATIENCE)
         self.clients.append(client)
-        with contextlib.suppress(ConnectionError):  # the worker may have heard enough before the end
+        with contextlib.suppress(ConnectionError):  # The worker may hang up before it has read everything.
             client.sendall(says)
         return client
 
@@ -134,14 +134,14 @@ class ClientCase(cli_support.Case):
         self.assertEqual(read_safetensors(self.folder / "out.safetensors"), self.tensors)
 
     def assert_all_is_given_back(self):
-        """Once the clients are gone."""
+        """The worker frees everything once the clients are gone."""
         self.hang_up()
         wait_until(lambda: self.descriptors() <= self.idle_descriptors, "the worker's connections are closed")
         self.assertEqual(self.worker.stop(), 0)
 
 
 class RequestGate(Gate):
-    """A gate that holds what goes to the worker instead of what comes from there."""
+    """A gate that holds what goes to the worker instead of what comes from it."""
 
     def _pump(self, source, sink, is_counted):
         super()._pump(source, sink, not is_counted)
@@ -180,7 +180,7 @@ class Nonsense(ClientCase):
 
 
 class Windows:
-    """What a client may send, as the worker says."""
+    """How many bytes a client may send, as the worker has said in its window updates."""
 
     def __init__(self, streams):
         self.of_connection = self.first = 65535
@@ -188,7 +188,7 @@ class Windows:
         self.received = b""
 
     def hear(self, client):
-        """Reads what is there, and answers. False when the worker has hung up."""
+        """Reads what is there, and answers it. Returns False when the worker has hung up."""
         while select.select([client], [], [], 0.01)[0]:
             piece = client.recv(65536)
             if not piece:
@@ -214,7 +214,7 @@ class Windows:
             client.sendall(frame(PING, ACKNOWLEDGED, payload=payload))
         elif kind == SETTINGS and not flags & ACKNOWLEDGED:
             for key, value in struct.iter_unpack(">HI", payload):
-                if key == 4:  # the first window of each stream
+                if key == 4:  # This setting is the first window of each stream.
                     self.of_streams = {n: left + value - self.first for n, left in self.of_streams.items()}
                     self.first = value
             client.sendall(frame(SETTINGS, ACKNOWLEDGED))
@@ -229,12 +229,12 @@ class Windows:
 
 
 class Floods(ClientCase):
-    """Clients that send more than a worker can parse or hold. What the worker keeps is measured where the allocator is
-    not a sanitizer's, which keeps everything for a while."""
+    """Clients that send more than a worker can parse or hold. The memory of the worker is measured only without
+    sanitizers, because their allocators keep freed memory for a while."""
     FLOOD_SEC = 60
 
     def send_all(self, client, blocks):
-        """Sends the blocks, for a time at most; true when the worker hangs up."""
+        """Sends the blocks, for FLOOD_SEC at most. Returns True when the worker hangs up."""
         end = time.monotonic() + self.FLOOD_SEC
         try:
             for block in blocks:
@@ -246,12 +246,12 @@ class Floods(ClientCase):
         return False
 
     def status(self, name):
-        """MiB that the system says of the worker's memory."""
+        """Returns a line of /proc/PID/status, the worker's memory in MiB."""
         with open(f"/proc/{self.worker.pid}/status", encoding="ascii") as lines:
             return next(int(line.split()[1]) for line in lines if line.startswith(name + ":")) >> 10
 
     def assert_holds(self, most_mib):
-        """What the worker held was bounded, and is given back."""
+        """The worker held a bounded amount of memory, and has freed it."""
         if cli_support.SANITIZE:
             return
         self.assertLess(self.status("VmHWM"), most_mib)
@@ -264,7 +264,7 @@ class Floods(ClientCase):
         client = self.connect(HELLO)
         flood = threading.Thread(target=self.send_all, args=(client, itertools.repeat(update, 2500)))
         flood.start()
-        while flood.is_alive():  # so that the worker has less time to read than the flood to send
+        while flood.is_alive():  # The health checks leave the worker less time to read than the flood has to send.
             cli_support.run("health", self.served.address(), "-connect-timeout", "1s", "-rpc-timeout", "1s")
         flood.join()
         self.assert_serves()
@@ -286,7 +286,7 @@ class Floods(ClientCase):
 
     def test_headers_that_stay_unfinished(self):
         self.serve({"timeouts": {"stalled": "1s"}})
-        name_and_length = b"\0\1a" + b"\x7f\x81\xaf\xa6\x96\x0b"  # a value of 3 GB
+        name_and_length = b"\0\1a" + b"\x7f\x81\xaf\xa6\x96\x0b"  # The length says that a value of 3 GB follows.
         client = self.connect(HELLO + frame(HEADERS, 0, 1, name_and_length))
         byte = frame(CONTINUATION, 0, 1, b"x")
         self.send_all(client, [frame(CONTINUATION, 0, 1, bytes(1 << 14))] * 256)
@@ -336,14 +336,14 @@ class Silence(ClientCase):
         self.serve({"timeouts": {"connect": "500ms"}})
         client = self.connect(HELLO + EXCHANGE)
         received = b""
-        while b"connect time-out" not in received:  # the message of the status, which is sent as it is
+        while b"connect time-out" not in received:  # This is the message of the status, which gRPC sends as it is.
             piece = client.recv(65536)
             self.assertTrue(piece, received)
             received += piece
         self.assert_serves()
 
     def test_clients_whose_machine_is_gone(self):
-        """They do not answer the probes of the connection, whether they have calls or not."""
+        """Such clients do not answer the probes of the connection, whether they have calls or not."""
         self.serve(self.PROBED)
         for client in [self.connect(says) for says in (HELLO, HELLO + call(1, b"/grpc.health.v1.Health/Watch"))]:
             self.await_end(client)
@@ -353,7 +353,7 @@ class Silence(ClientCase):
 
 class Dead(ClientCase):
     def start_pull(self, name):
-        """A pull that is held in the middle."""
+        """Starts a pull that the gate holds in the middle."""
         gate = Gate(self, self.served.port(), 1 << 24)
         puller = self.spawn("pull", "--address", gate.address, "-o", self.folder / name)
         gate.await_held()
@@ -391,7 +391,7 @@ class Dead(ClientCase):
         self.assertEqual(stalled.wait(), 0, stalled.output)
 
     def test_a_push_that_breaks_off(self):
-        """What came is neither published nor held: there is room for it only once."""
+        """The worker neither publishes nor keeps the part that came: its memory suffices for one such tensor only."""
         self.serve({"limits": {"held": "200MiB"}})
         size = 1 << 27
         zeros = write_safetensors(self.folder / "big.safetensors", {"zeros": ("U8", (size,), b"")}, {"zeros": size})
@@ -418,7 +418,8 @@ class Thousands(ClientCase):
         self.serve()
         for n in range(IDLE_CONNECTIONS):
             self.connect(HELLO if n % 4 else b"")
-        # gRPC closes each some 15 s after it was taken, on a slow machine before it has taken the last.
+        # gRPC closes each connection some 15 s after it was accepted; a slow machine has not accepted the last one by
+        # then.
         wait_until(lambda: self.descriptors() >= IDLE_CONNECTIONS // 4, "the worker has thousands of connections")
         self.assert_serves()
         self.hang_up()
@@ -426,7 +427,8 @@ class Thousands(ClientCase):
         self.assert_all_is_given_back()
 
     def test_more_than_the_limit_of_open_files(self):
-        """As long as there are no descriptors nobody can be served; when there are some again, everybody is."""
+        """Without free descriptors the worker serves no new client; as soon as it has some again, it serves all of
+        them."""
         self.serve(preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128)))
         for _ in range(300):
             self.connect(HELLO)

@@ -14,7 +14,7 @@ ENTRY = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
 
 
 def safetensors(header, data=b"", length=None):
-    """The bytes of a file; header: something that JSON can write, or the text itself."""
+    """Returns the bytes of a file. The header is an object that JSON can write, or the text itself."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
@@ -28,7 +28,7 @@ def entry(**changes):
     return {"a": {**ENTRY, **changes}}
 
 
-# kind of file -> what is wrong -> (bytes, what the message says besides the file's name)
+# For each kind of file and each defect: the bytes, and what the message says besides the file's name.
 LYING = {
     "safetensors": {
         "no bytes": (b"", "is empty"),
@@ -83,7 +83,7 @@ LYING = {
 
 class Lying(cli_support.Case):
     def for_each(self, check):
-        """Calls check(path, pattern) for each file of LYING; the pattern is what the message must say."""
+        """Calls check(path, pattern) for each file of LYING; the message must match the pattern."""
         for kind, files in LYING.items():
             for what, (data, pattern) in files.items():
                 with self.subTest(kind, what=what):
@@ -117,7 +117,7 @@ class Lying(cli_support.Case):
 
 
 class ServedCase(cli_support.Case):
-    """A worker that serves two files, one of which comes to harm."""
+    """A worker that serves two files, one of which is damaged while it runs."""
 
     def setUp(self):
         super().setUp()
@@ -132,7 +132,7 @@ class ServedCase(cli_support.Case):
         self.out = self.folder / "output/out.safetensors"
 
     def assert_hurt(self, pattern, *flags):
-        """What lies in the file cannot be pulled, for this reason, and everything else can."""
+        """A pull of the damaged file fails for this reason; a pull of everything else succeeds."""
         for wanted in ([], ["hurt.first"], ["hurt.*", "mask"]):
             self.assert_error(1, r"^tensorlane pull: tensor 'hurt\..*hurt\.safetensors " + pattern, "pull", *wanted,
                               *self.target, "-o", self.out, *flags)
@@ -178,7 +178,7 @@ class Changed(ServedCase):
         self.assert_whole(mended)
 
     def test_replaced_by_rename_or_removed(self):
-        """What was opened goes on being served, whatever its name means by then."""
+        """The worker goes on serving the file that it opened, even if the name now belongs to another file."""
         expected = read_safetensors(self.hurt)
         os.rename(write_safetensors(self.folder / "new", {"other": ("U8", (1,), b"x")}), self.hurt)
         self.assert_whole(expected)
@@ -232,7 +232,7 @@ class ChangedMeanwhile(cli_support.Case):
         self.assert_run(0, *HEALTH, self.served.address())
 
     def check_other_bytes(self, *flags):
-        """What is written is one or the other, never the beginning of one and the end of the other."""
+        """The pull writes one of the two files completely, never the beginning of one and the end of the other."""
         puller = self.start_pull(*flags)
         self.restart(self.write("other.safetensors", self.BYTES, [-self.BYTES, -1]))
         self.assertEqual(puller.wait(), 0, puller.output)
@@ -252,7 +252,7 @@ class ChangedMeanwhile(cli_support.Case):
         self.assertEqual(self.pulled(), ("U8", (1000,), bytes(1000)))
 
     def test_the_worker_comes_back_without_the_tensor(self):
-        """It may be published yet: a pull waits until nothing has come for the time-out."""
+        """The tensor may still be published: a pull waits until nothing has come for the time-out."""
         puller = self.start_pull("--timeout", "4s")
         self.restart(write_safetensors(self.folder / "other.safetensors", {"other": ("U8", (1,), b"x")}))
         self.assertEqual(puller.wait(), 1, puller.output)

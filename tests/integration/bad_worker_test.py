@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Workers that lie about their tensors, break the protocol or say nothing: a pull ends with one line that says what is
-wrong, and leaves nothing."""
+"""Workers that lie about their tensors, break the protocol or stay silent: a pull ends with one line that says what is
+wrong, and leaves nothing behind."""
 import concurrent.futures
 import os
 import struct
@@ -14,8 +14,11 @@ from cli_support import PATIENCE, read_safetensors, run, write_safetensors
 DATA = b"data"
 META = transfer_pb2.MetaData(dtype=transfer_pb2.U8, dims=[4], size_bytes=4)
 ENTRY = transfer_pb2.ListEntry(key="a", meta_data=META, publication=5)
-WAITS = object()  # in a script: says nothing more, and does not end the call
-TIMEOUT_SEC = 4  # of a pull; a slow machine has that long to answer
+WAITS = object()  # In a script: from here on the worker sends nothing, and does not end the call.
+# A pull gives up after this time. It suffices a slow machine, and is shorter than the time after which a pull reports
+# that nothing comes.
+TIMEOUT_SEC = 4
+TIMED_OUT = f"nothing was received for {TIMEOUT_SEC}.00 s, with 0 of 1 tensors complete; the worker is connected"
 
 
 def meta(dtype=transfer_pb2.U8, dims=(4,), size_bytes=4, **fields):
@@ -28,7 +31,7 @@ def hello(**fields):
 
 
 def chunk(number, data=DATA, offset=0, meta_data=META, sum_of=None, **fields):
-    """A frame with a chunk; sum_of: the bytes whose checksum is in it."""
+    """Builds a frame with a chunk; sum_of names the bytes whose checksum is in it."""
     result = transfer_pb2.Chunk(number=number, offset=offset, len_bytes=len(data), meta_data=meta_data, publication=5)
     if sum_of is not None:
         result.has_checksum, result.checksum = True, checksum(sum_of)
@@ -42,7 +45,7 @@ def failure(number, code, message):
         code=code, message=message))])
 
 
-# what it answers to a request -> (frames, what the pull says of it)
+# For each case: what the worker answers to a request, and what the pull prints.
 ANSWERS = {
     "more bytes than announced": (lambda n: [chunk(n, b"data and more", sum_of=DATA)],
                                   "tensor 'a': the peer sends 13 bytes where 4 of 4 announced bytes are left"),
@@ -80,11 +83,11 @@ ANSWERS = {
     "nesting": (lambda n: [b"\x32\x80\x01" * 5000], "broke the protocol: a message that is no tensorlane.v1.Frame"),
     "a frame that is too long": (lambda n: [chunk(n, bytes(17 << 20))], "message larger than max"),
     "answers to others only": (lambda n: [chunk(n + 7, sum_of=DATA), failure(n + 8, 5, "x"), WAITS],
-                               f"nothing was received for {TIMEOUT_SEC}.00 s, with 0 of 1 tensors complete; the worker is con"),
-    "nothing": (lambda n: [WAITS], f"nothing was received for {TIMEOUT_SEC}.00 s, with 0 of 1 tensors complete; the worker is con"),
+                               TIMED_OUT),
+    "nothing": (lambda n: [WAITS], TIMED_OUT),
     "the end": (lambda n: [], "closed the connection"),
 }
-# what it says first -> (frames, what the pull says of it)
+# For each case: the first frames of the worker, and what the pull prints.
 GREETINGS = {
     "nothing": ([WAITS], "the worker is being connected to"),
     "the end": ([], "the worker is (being connected to|out of reach)"),
@@ -97,9 +100,9 @@ GREETINGS = {
     "a name for terminals": ([hello(name="\x1b[2J")], r"is \\x1B\[2J, not /job:ps/task:0"),
     "no incarnation": ([hello(incarnation=0)], "gave no incarnation"),
 }
-# greetings that no waiting makes better
+# These handshakes fail for good, so the pull does not try again.
 HOPELESS = {what: GREETINGS[what] for what in ("another version", "another name", "no name", "no incarnation")}
-# what it lists -> (entries, what the pull says of it)
+# For each case: what the worker lists, and what the pull prints.
 LISTINGS = {
     "no meta-data": ([transfer_pb2.ListEntry(key="a")], "answered wrongly: a: the meta-data of the tensor is missing"),
     "no key": ([transfer_pb2.ListEntry(meta_data=META)], "answered wrongly: the key is missing"),
@@ -116,9 +119,10 @@ LISTINGS = {
 
 
 class HostileWorker:
-    """Calls itself /job:ps/task:0; lists, greets and answers as it is told."""
+    """A server that calls itself /job:ps/task:0; it lists, greets and answers as its script says."""
 
-    def __init__(self, case, answer=lambda n: [chunk(n, sum_of=DATA)], greeting=(hello(),), listing=(ENTRY,), version=1):
+    def __init__(self, case, answer=lambda n: [chunk(n, sum_of=DATA)], greeting=(hello(),), listing=(ENTRY,),
+                 version=1):
         self.answer, self.greeting, self.listing, self.version = answer, greeting, listing, version
         server = grpc.server(concurrent.futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         handlers = {"/tensorlane.v1.Cluster/Identify": grpc.unary_unary_rpc_method_handler(self.identify),
@@ -166,7 +170,7 @@ class Hostile(cli_support.Case):
         return run("pull", "--address", worker.address, "-o", folder / "out.safetensors", "--timeout", timeout)
 
     def check_all(self, cases, make_worker, timeout=f"{TIMEOUT_SEC}s"):
-        """Pulls from each at the same time: many of them only end with the time-out."""
+        """Pulls from all workers at the same time, because many pulls end only with the time-out."""
         def pull_one(place):
             what, script = place
             return self.pull(self.folder / what, make_worker(script), timeout)
@@ -196,7 +200,7 @@ class Hostile(cli_support.Case):
         self.check_all(HOPELESS, lambda script: HostileWorker(self, greeting=script), timeout="600s")
 
     def test_another_version_by_itself(self):
-        """Nothing is asked of, or done to, a worker of another release."""
+        """The commands neither ask nor change anything on a worker of another release."""
         worker = HostileWorker(self, version=99)
         model = write_safetensors(self.folder / "model.safetensors", {"a": ("U8", (4,), DATA)})
         for command in (["ls"], ["rm", "*"], ["push", model], ["pull", "-o", self.folder / "out"]):
@@ -216,7 +220,7 @@ class Hostile(cli_support.Case):
         self.check_all(LISTINGS, lambda script: HostileWorker(self, listing=script))
 
     def test_late_answers_are_passed_over(self):
-        """Bytes for a request that nobody has made do no harm to the one that was."""
+        """Bytes for a request that was never made do no harm to the real one."""
         worker = HostileWorker(self, lambda n: [chunk(n + 7, b"lies"), failure(n + 8, 5, "x"), chunk(n, sum_of=DATA)])
         result = self.pull(self.folder / "late", worker)
         self.assertEqual(result.returncode, 0, result.stderr)

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""The demonstration as a user runs it, on free ports, and what it leaves behind; the generator of its checkpoint."""
+"""The demonstration as a user runs it, on free ports, and what it leaves behind; also the generator of its
+checkpoint."""
 import json
 import os
 import shutil
@@ -29,8 +30,8 @@ class Demo(cli_support.Case):
         self.env = environment(TMPDIR=self.folder / "tmp", TENSORLANE_BUILD=BUILD, TENSORLANE=cli_support.PROGRAM)
 
     def start(self, config):
-        demo = subprocess.Popen([DEMO, config], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                                start_new_session=True)
+        demo = subprocess.Popen([DEMO, config], env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                text=True, start_new_session=True)
         self.addCleanup(self.end, demo)
         return demo
 
@@ -54,7 +55,8 @@ class Demo(cli_support.Case):
         self.assertEqual(demo.returncode, 0, output)
         self.assertEqual(output.count("\npulled 32 tensors, 553 MB in "), 4, output)
         self.assertEqual(output.count("compared 32 of 32 with "), 4)
-        self.assertRegex(output, r"(?m)^classifier\.0\.weight +\[4096, 25088\] +F32 +411041792 +local (zero-copy|bounce) ")
+        self.assertRegex(output, r"(?m)^classifier\.0\.weight +\[4096, 25088\] +F32 +411041792 +"
+                                 r"local (zero-copy|bounce) ")
         for which in ("first", "second"):
             self.assertRegex(output, rf"(?m)^auto +{which} +[0-9.]+ [MG]B/s, (local (zero-copy|bounce) [0-9]+,? ?)+$")
             self.assertRegex(output, rf"(?m)^grpc +{which} +[0-9.]+ [MG]B/s, grpc 32$")
@@ -77,7 +79,7 @@ class Demo(cli_support.Case):
         for line in demo.stdout:
             if "name=/job:ps/task:0" in line:
                 break
-        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does
+        os.killpg(demo.pid, signal.SIGINT)  # A terminal signals the whole group, too.
         demo.communicate(timeout=PATIENCE)
         self.assertEqual(demo.returncode, 130)
         self.assert_nothing_left(cluster)
@@ -85,14 +87,16 @@ class Demo(cli_support.Case):
     def test_without_a_build_or_a_configuration(self):
         for changes, config, pattern in (({"TENSORLANE_BUILD": self.folder}, "x", "run ./dev build"),
                                          ({}, self.folder / "nowhere.json", "cannot read ")):
-            result = subprocess.run([DEMO, config], env={**self.env, **{key: str(value) for key, value in changes.items()}},
-                                    capture_output=True, text=True, check=False, timeout=PATIENCE)
+            changed = {**self.env, **{key: str(value) for key, value in changes.items()}}
+            result = subprocess.run([DEMO, config], env=changed, capture_output=True, text=True, check=False,
+                                    timeout=PATIENCE)
             self.assertEqual(result.returncode, 1)
             self.assertIn(pattern, result.stderr)
 
     def test_the_shipped_configuration(self):
-        self.assertIn("(2 tasks)", self.assert_run(0, "config", "check", SOURCE / "config/examples/demo.json").stdout)
-        self.assertIn("(2 tasks)", self.assert_run(0, "config", "check", SOURCE / "config/examples/demo-rdma.json").stdout)
+        for name in ("demo.json", "demo-rdma.json"):
+            checked = self.assert_run(0, "config", "check", SOURCE / "config/examples" / name)
+            self.assertIn("(2 tasks)", checked.stdout)
 
 
 class Generator(cli_support.Case):

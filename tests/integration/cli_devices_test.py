@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorlane devices` on a machine without RDMA devices, and what is wrong before it looks; with devices it is tried in
-the virtual machine."""
+"""`tensorlane devices` on a machine without RDMA devices, and errors that it finds before it looks for them. The tests
+in the virtual machine run it with devices."""
 import json
 import os
 

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a worker meets in its surroundings: proxies that it must not use, a log whose reader has gone, signals; and what
-it says there, line by line."""
+"""How a worker behaves in an unusual environment (proxies that it must not use, a log without a reader, signals), and
+what it logs there, line by line."""
 import json
 import os
 import resource
@@ -16,7 +16,7 @@ from cli_support import HEALTH, PATIENCE, environment, run, some_tensors, wait_u
 
 
 class Counter:
-    """A port that takes connections, hangs up and counts them."""
+    """A port that accepts connections, hangs up and counts them."""
 
     def __init__(self, case, port=0):
         self.listener = socket.create_server(("127.0.0.1", port))
@@ -75,7 +75,7 @@ class Surroundings(cli_support.Case):
         os.close(write_end)
         os.close(read_end)
         wait_until(lambda: run("health", served.address()).returncode == 0, "a healthy worker")
-        worker.send_signal(signal.SIGHUP)  # which is said in the log
+        worker.send_signal(signal.SIGHUP)  # The worker logs this signal.
         self.assert_run(0, *HEALTH, served.address())
         worker.send_signal(signal.SIGTERM)
         self.assertEqual(worker.wait(timeout=PATIENCE), 0)
@@ -83,7 +83,7 @@ class Surroundings(cli_support.Case):
 
 class Log(cli_support.Case):
     def lines_of(self, worker):
-        """All lines, which must be JSON with what every line has."""
+        """Returns all lines, each of which must be JSON with the fields that every line has."""
         result = [json.loads(line) for line in worker.lines]
         for line in result:
             self.assertRegex(line["ts"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z$")
@@ -92,7 +92,7 @@ class Log(cli_support.Case):
         return result
 
     def make_trouble(self, served, worker):
-        """Peers that come and go, nonsense, transfers, a lack of descriptors."""
+        """Causes log lines: peers that come and go, nonsense, transfers, a lack of descriptors."""
         other = self.cluster("other.json", ps=1)
         other.path.write_text(json.dumps({"cluster": {"worker": [other.address()], "ps": [served.address()]},
                                           "connect": "eager"}))
@@ -122,7 +122,7 @@ class Log(cli_support.Case):
                                   "files and memory say how many there may be", "worker stopped"}, said)
 
     def test_tensors_are_not_in_it(self):
-        """At info a worker says as much of 1500 tensors as of one."""
+        """At level info a worker logs as many lines for 1500 tensors as for one."""
         counts = []
         for count in (1, 1500):
             model = write_safetensors(self.folder / "model.safetensors",
@@ -138,7 +138,7 @@ class Log(cli_support.Case):
         self.assertEqual(counts[0], counts[1], counts)
 
     def test_a_peer_that_is_not_there_is_said_once(self):
-        """However often it is tried again."""
+        """The worker logs once that a peer is missing, however often it tries to connect."""
         served = self.cluster(ps=1, worker=1, extra={"connect": "eager"})
         nobody = Counter(self, served.port("worker"))
         worker = served.start("ps", 0)
@@ -158,11 +158,11 @@ class Log(cli_support.Case):
 @unittest.skipIf(os.geteuid() != 0, "nobody but root can play another user, whose limit on threads counts")
 @unittest.skipIf(cli_support.SANITIZE, "sanitizers need threads of their own")
 class FewThreads(cli_support.Case):
-    """Whatever number of threads a user may have: every command works or says that it needs more of them, in time."""
+    """With any limit on threads, every command works or says in time that it needs more threads."""
     LIMITS = range(1, 20)
 
     def as_user_with(self, count):
-        """A user who has nothing else running and may have so many threads."""
+        """Returns the options of a process whose user runs nothing else and may have this many threads."""
         user = 100000 + os.getpid()
         return {"user": user, "group": user, "extra_groups": [],
                 "preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_NPROC, (count, count))}
@@ -177,7 +177,7 @@ class FewThreads(cli_support.Case):
         self.served = self.cluster(ps=1)
 
     def try_commands(self, *commands):
-        """How often each of them worked."""
+        """Returns how often each command worked."""
         worked = [0] * len(commands)
         for count in self.LIMITS:
             for i, command in enumerate(commands):
@@ -195,7 +195,7 @@ class FewThreads(cli_support.Case):
         self.assertGreater(min(worked), 0)
 
     def test_serve(self):
-        """It listens, or ends by itself; once it listens it ends by SIGTERM."""
+        """The worker listens or ends by itself; once it listens, SIGTERM ends it."""
         ready_count = 0
         for count in self.LIMITS:
             worker = self.spawn("serve", "--config", self.served.path, "--job", "ps", "--task", 0,

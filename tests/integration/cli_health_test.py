@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""tensorlane health: exit codes and messages of grpc_health_probe, and the stages of a cluster's check."""
+"""tensorlane health: the exit codes and messages of grpc_health_probe, and the stages of a cluster's check."""
 import concurrent.futures
 import contextlib
 import json
@@ -24,7 +24,7 @@ except ImportError:
 
 
 class Silent:
-    """A port that accepts connections and says what it is told to, or nothing."""
+    """A port that accepts connections and sends the given bytes, or nothing."""
 
     def __init__(self, case, says=b""):
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -47,7 +47,7 @@ class Silent:
 
 class HealthCase(cli_support.Case):
     def foreign_server(self, credentials=None, is_gzip=False, **methods):
-        """A gRPC server of another kind; methods: name -> handler of the message."""
+        """Starts a gRPC server that is no worker. The arguments map the names of methods to handlers."""
         if grpc is None:
             self.skipTest("python3-grpcio or the generated modules are not there")
         kinds = {"Check": (health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse),
@@ -69,12 +69,12 @@ class HealthCase(cli_support.Case):
 
 
 class Wire:
-    """A port that leads to a server's and keeps what is sent there."""
+    """A port that forwards to a server and keeps what the client sends."""
 
     def __init__(self, case, address):
         self.host, self.port = address.rsplit(":", 1)
         self.sent = b""
-        self.ended = threading.Event()  # the server has ended a connection
+        self.ended = threading.Event()  # Set when the server has ended a connection.
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -126,7 +126,8 @@ class Probe(HealthCase):
 
     def test_usage(self):
         for pattern, *arguments in (
-                ("whose health",), ("whose health", "-addr", ""), ("unknown flag -adr; did you mean --addr", "-adr", "x:1"),
+                ("whose health",), ("whose health", "-addr", ""),
+                ("unknown flag -adr; did you mean --addr", "-adr", "x:1"),
                 ("one address at a time", "a:1", "b:2"), ("given twice", "-addr", "a:1", "b:2"),
                 ("not a duration above zero", "-connect-timeout", "0s", "a:1"),
                 ("not a duration above zero", "-rpc-timeout", "-1s", "a:1"),
@@ -160,7 +161,8 @@ class Probe(HealthCase):
 
     def test_not_connected(self):
         address = f"127.0.0.1:{free_ports(1)[0]}"
-        result = self.assert_error(2, f'failed to connect service "{address}" within 1.00 s: .*refused', "health", address)
+        result = self.assert_error(2, f'failed to connect service "{address}" within 1.00 s: .*refused', "health",
+                                   address)
         self.assertEqual(result.stdout, "")
         self.assert_error(2, 'failed to connect service "nowhere.invalid:1" within ', *HEALTH, "nowhere.invalid:1")
 
@@ -199,7 +201,8 @@ class Probe(HealthCase):
         def check(request, context):
             asked.append((request.service, dict(context.invocation_metadata())["user-agent"]))
             return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
-        self.assert_run(0, *HEALTH, "-addr", self.foreign_server(Check=check), "-service", "a.b", "-user-agent", "probe/7")
+        self.assert_run(0, *HEALTH, "-addr", self.foreign_server(Check=check), "-service", "a.b", "-user-agent",
+                        "probe/7")
         self.assertEqual(asked[0][0], "a.b")
         self.assertIn("probe/7", asked[0][1])
         self.assert_run(0, *HEALTH, self.foreign_server(Check=check))
@@ -212,16 +215,16 @@ class Probe(HealthCase):
             asked.extend(item for item in context.invocation_metadata() if item[0] != "user-agent")
             return health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
         address = self.foreign_server(Check=check)
-        result = self.assert_run(0, *HEALTH, "-v", address, "-rpc-header", "Authorization:  Bearer a:b ", "-rpc-header",
-                                 "x-Twice: 1", "-rpc-header=x-twice:2", "-rpc-header", "empty:", "-rpc-header",
-                                 "name-bin: \u00e4")
+        result = self.assert_run(0, *HEALTH, "-v", address, "-rpc-header", "Authorization:  Bearer a:b ",
+                                 "-rpc-header", "x-Twice: 1", "-rpc-header=x-twice:2", "-rpc-header", "empty:",
+                                 "-rpc-header", "name-bin: \u00e4")
         self.assertEqual(sorted(asked), [("authorization", "Bearer a:b "), ("empty", ""),
                                          ("name-bin", "\u00e4".encode()), ("x-twice", "1"), ("x-twice", "2")])
         self.assertIn("with header authorization\n", result.stderr)
         self.assertNotIn("Bearer", result.stderr)
 
     def test_gzip(self):
-        """What travels is looked at, because servers do not tell."""
+        """The test reads the bytes on the wire, because servers do not report compression."""
         asked = []
 
         def check(request, _context):
@@ -242,8 +245,8 @@ class Probe(HealthCase):
     def test_gzip_that_is_not_taken(self):
         cluster = self.cluster(ps=1)
         cluster.start()
-        self.assert_error(3, "health rpc failed: UNIMPLEMENTED: .*; a server that takes no compressed messages needs the "
-                             "probe without -gzip", *HEALTH, cluster.address(), "-gzip")
+        self.assert_error(3, "health rpc failed: UNIMPLEMENTED: .*; a server that takes no compressed messages needs "
+                             "the probe without -gzip", *HEALTH, cluster.address(), "-gzip")
 
     def test_standard_output_is_full(self):
         cluster = self.cluster(ps=1)
@@ -279,7 +282,7 @@ class Idle(HealthCase):
 
 
 class Certificates:
-    """An authority and what it has signed, in files of a folder."""
+    """A certificate authority and what it has signed, in files of a folder."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -287,8 +290,8 @@ class Certificates:
                      self.key("ca"), "-out", self.path("ca"), "-addext", "basicConstraints=critical,CA:TRUE")
 
     def openssl(self, *arguments):
-        subprocess.run(["openssl", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                       timeout=cli_support.PATIENCE)
+        subprocess.run(["openssl", *map(str, arguments)], check=True, stdout=subprocess.DEVNULL,
+                       stderr=subprocess.DEVNULL, timeout=cli_support.PATIENCE)
 
     def path(self, name):
         return self.folder / f"{name}.pem"
@@ -297,13 +300,13 @@ class Certificates:
         return self.folder / f"{name}.key"
 
     def sign(self, name, subject):
-        """subject: as in subjectAltName."""
+        """Signs a certificate; the subject has the form of subjectAltName."""
         request, extensions = self.folder / f"{name}.csr", self.folder / f"{name}.ext"
         extensions.write_text(f"subjectAltName={subject}\n")
         self.openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}", "-keyout", self.key(name), "-out",
                      request)
-        self.openssl("x509", "-req", "-in", request, "-CA", self.path("ca"), "-CAkey", self.key("ca"), "-CAcreateserial",
-                     "-days", "2", "-extfile", extensions, "-out", self.path(name))
+        self.openssl("x509", "-req", "-in", request, "-CA", self.path("ca"), "-CAkey", self.key("ca"),
+                     "-CAcreateserial", "-days", "2", "-extfile", extensions, "-out", self.path(name))
 
     def server(self, name, wants_client=False):
         pair = (self.key(name).read_bytes(), self.path(name).read_bytes())
@@ -327,15 +330,15 @@ class Tls(HealthCase):
         return self.foreign_server(Check=check, credentials=self.certificates.server(name, wants_client))
 
     def refused(self, reason, *arguments):
-        self.assert_error(2, "failed to connect service .* takes connections but TLS could not be agreed upon: .*" + reason,
-                          *HEALTH, *arguments)
+        self.assert_error(2, "failed to connect service .* takes connections but TLS could not be agreed upon: .*"
+                          + reason, *HEALTH, *arguments)
 
     def test_serving(self):
         address = self.serve()
         result = self.assert_run(0, *HEALTH, "-addr", address, *self.ca, "-v")
         self.assertEqual(result.stdout, "status: SERVING\n")
-        self.assertIn(f"with TLS, trusting the authorities given, without a certificate of ours, for the server {address}\n",
-                      result.stderr)
+        self.assertIn("with TLS, trusting the authorities given, without a certificate of ours, for the server "
+                      f"{address}\n", result.stderr)
 
     def test_without_the_authority(self):
         address = self.serve()
@@ -383,7 +386,7 @@ class Tls(HealthCase):
 
 class Whole(HealthCase):
     def check(self, code, path, *arguments):
-        """name -> what --json says of the worker."""
+        """Returns what --json says of each worker, by name."""
         shown = json.loads(self.assert_run(code, "health", "--config", path, "--json", *arguments).stdout)
         self.assertEqual(shown["healthy"], code == 0)
         return {worker["name"]: worker for worker in shown["workers"]}
@@ -400,8 +403,8 @@ class Whole(HealthCase):
             self.assertEqual((finding["healthy"], finding["stage"], finding["verified"], finding["reason"],
                               finding["remedy"], finding["incarnation"]),
                              (True, "transports", "transports", "", "", incarnation))
-            self.assertIn({"name": "grpc", "available": True},
-                          [{key: transport[key] for key in ("name", "available")} for transport in finding["transports"]])
+            self.assertIn(("grpc", True), [(transport["name"], transport["available"])
+                                           for transport in finding["transports"]])
             self.assertEqual({peer["name"] for peer in finding["peers"]} | {name}, set(found))
         table = self.assert_run(0, "health", "--config", cluster.path).stdout.splitlines()
         self.assertEqual(table[0].split(), ["WORKER", "ADDRESS", "HEALTHY", "STAGE", "VERSION"])
@@ -478,7 +481,8 @@ class Whole(HealthCase):
         address = self.foreign_server(Identify=lambda *_: cluster_pb2.IdentifyResponse(
             job="ps", task=0, incarnation=5, software_version="9.9.9", protocol_version=1, is_serving=False))
         finding = self.check(4, self.write_json({"cluster": {"ps": [address]}}))["/job:ps/task:0"]
-        self.assertEqual((finding["stage"], finding["incarnation"], finding["version"]), ("serving", "0x0000000000000005", "9.9.9"))
+        self.assertEqual((finding["stage"], finding["incarnation"], finding["version"]),
+                         ("serving", "0x0000000000000005", "9.9.9"))
 
     def test_a_worker_whose_health_service_disagrees(self):
         address = self.foreign_server(
@@ -488,8 +492,8 @@ class Whole(HealthCase):
                          "serving")
 
     def test_a_worker_without_transports(self):
-        transports = [cluster_pb2.TransportState(name="grpc", is_available=False, reason="switched off")] if grpc else []
-        for given, reason in (([], "it has no transport at all"), (transports, "switched off")):
+        off = [cluster_pb2.TransportState(name="grpc", is_available=False, reason="switched off")] if grpc else []
+        for given, reason in (([], "it has no transport at all"), (off, "switched off")):
             address = self.foreign_server(
                 Identify=lambda *_: cluster_pb2.IdentifyResponse(job="ps", protocol_version=1, is_serving=True,
                                                                  transports=given),
@@ -516,7 +520,7 @@ class Whole(HealthCase):
         self.assertNotRegex(output.replace("\r\n", ""), "[\x00-\x1f\u202e]")
 
     def test_many_workers_at_once(self):
-        """All of them hang; asked one after the other they would take longer than the test's patience."""
+        """All workers hang. If health asked them one after the other, it would outlast the test's patience."""
         listener = socket.create_server(("0.0.0.0", 0), backlog=1024)
         self.addCleanup(listener.close)
         tasks = [f"127.1.{n + 1}.1:{listener.getsockname()[1]}" for n in range(100)]
@@ -535,16 +539,19 @@ class Whole(HealthCase):
     def test_watch(self):
         cluster = self.cluster(ps=1)
         watch = self.spawn("health", "--config", cluster.path, "--watch", "--interval", "100ms", "--json")
-        wait_until(lambda: any(not json.loads(line)["healthy"] for line in list(watch.lines)[:-1]), "an unhealthy round")
+
+        def has_shown(health):
+            return any(json.loads(line)["healthy"] == health for line in list(watch.lines)[:-1])
+        wait_until(lambda: has_shown(False), "an unhealthy round")
         cluster.start()
-        wait_until(lambda: any(json.loads(line)["healthy"] for line in list(watch.lines)[:-1]), "a healthy round")
+        wait_until(lambda: has_shown(True), "a healthy round")
         self.assertEqual(watch.stop(signal.SIGINT), -signal.SIGINT)
 
     def test_watch_ends_with_its_reader(self):
         cluster = self.cluster(ps=1)
         read_end, write_end = os.pipe()
-        watch = subprocess.Popen([cli_support.PROGRAM, "health", "--config", cluster.path, "--watch", "--interval", "10ms"],
-                                 env=environment(), stdout=write_end, stderr=subprocess.DEVNULL)
+        watch = subprocess.Popen([cli_support.PROGRAM, "health", "--config", cluster.path, "--watch", "--interval",
+                                  "10ms"], env=environment(), stdout=write_end, stderr=subprocess.DEVNULL)
         os.close(write_end)
         self.assertTrue(os.read(read_end, 4096))
         os.close(read_end)
@@ -563,10 +570,10 @@ class Whole(HealthCase):
 
 
 class DataPlane(HealthCase):
-    """What workers say of their data planes, told by servers that say anything."""
+    """What health concludes from what workers say of their data planes; the servers here can say anything."""
 
     def find(self, code, settings=None, says=None, peer_settings=None, arguments=(), verbs=None):
-        """The finding for a worker that is asked to have these settings and says this of itself."""
+        """Returns the finding for a worker that should have these settings and reports this state."""
         transports = [cluster_pb2.TransportState(name="grpc", is_available=True)] if grpc else []
         if verbs is not None and grpc:
             transports.append(cluster_pb2.TransportState(name="verbs", is_available=verbs == "", reason=verbs))
@@ -616,7 +623,7 @@ class DataPlane(HealthCase):
                             "tensorlane devices --config ")
 
     def test_says_nothing(self):
-        """What this machine lacks is the reason, since the worker is on it."""
+        """The worker runs on this machine, so health reports what this machine lacks."""
         finding = self.find(0)
         self.assertEqual(finding["stage"], "device")
         self.assertNotEqual(finding["reason"], "")
@@ -668,7 +675,7 @@ class DataPlane(HealthCase):
         both = self.peers(("up", "grpc", "no card there"), ("up", "grpc", ""), port_state="active")
         self.assert_finding(self.find(4, {"rdma": "require"}, both, verbs=""), "paths", "port",
                             "over grpc to /job:worker/task:0, and to 1 more: no card there")
-        # Peers that are configured without RDMA have no path to miss.
+        # Peers that are configured without RDMA lack no path.
         self.assert_finding(self.find(0, {"rdma": "require"}, both, peer_settings={"rdma": "off"}, verbs=""), "port",
                             "port")
 

@@ -11,7 +11,8 @@ NAMES = ("/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1")
 
 class Log(cli_support.Case):
     def start_all(self):
-        """One after the other, so that each is looked for before it is there; name -> process."""
+        """Starts the workers one after the other, so that each is missed before it is there. They are in self.workers,
+        by name."""
         self.served = self.cluster(ps=1, worker=2, extra={"connect": "eager"})
         self.workers = {}
         for name in NAMES:
@@ -35,7 +36,7 @@ class Log(cli_support.Case):
         absent = self.workers[NAMES[0]].find(f'msg="peer cannot be reached" peer={NAMES[2]}')
         address = self.served.address("worker", 1)
         self.assertIn(f'reason="{address} refused the connection; is the worker started?"', absent)
-        # The first to end is looked for by those that are left.
+        # The other workers try to reach the first one that ends.
         self.assertEqual(self.workers[NAMES[0]].stop(), 0)
         for name in NAMES[1:]:
             self.workers[name].await_line(f'msg="peer has closed its connection" peer={NAMES[0]}')

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""tensorlane pull: into safetensors and npy, by patterns, verified; and everything after which nothing may be left."""
+"""tensorlane pull: into safetensors and npy, with patterns, verified; and failures, which must leave nothing behind."""
 import json
 import os
 import re
@@ -25,7 +25,7 @@ BIG_BYTES = 1 << 28
 
 class PullCase(cli_support.Case):
     def serve(self, tensors=None, name="model.safetensors", **jobs):
-        """A cluster whose ps publishes the tensors."""
+        """Starts a cluster whose ps publishes the tensors."""
         self.tensors = some_tensors() if tensors is None else tensors
         self.model = write_safetensors(self.folder / name, self.tensors)
         cluster = self.cluster(**(jobs or {"ps": 1}))
@@ -34,8 +34,9 @@ class PullCase(cli_support.Case):
         return cluster
 
     def serve_big(self, size=BIG_BYTES):
-        """A cluster whose ps publishes a tensor that takes a while; it takes no disk space."""
-        self.model = write_safetensors(self.folder / "big.safetensors", {"zeros": ("U8", (size,), b"")}, {"zeros": size})
+        """Starts a cluster whose ps publishes a tensor large enough to be interrupted; it takes no disk space."""
+        self.model = write_safetensors(self.folder / "big.safetensors", {"zeros": ("U8", (size,), b"")},
+                                       {"zeros": size})
         cluster = self.cluster(ps=1, extra=cli_support.OVER_GRPC)
         self.worker = cluster.start("ps", 0, "--publish", self.model)
         self.target = ("--config", cluster.path, "--from", "ps:0")
@@ -49,7 +50,7 @@ class PullCase(cli_support.Case):
         (self.folder / "output").mkdir()
 
     def pull_error(self, pattern, *arguments, **options):
-        """Pulls, fails, leaves nothing."""
+        """Runs a pull that must fail and leave nothing behind."""
         result = self.assert_error(1, "^tensorlane pull: .*" + pattern, "pull", *self.target, "-o", self.out(),
                                    *arguments, **options)
         self.assert_nothing_left()
@@ -69,7 +70,7 @@ class Pull(PullCase):
         self.assertEqual(os.listdir(self.folder / "output"), ["out.safetensors"])
 
     def test_metadata_of_the_published_files(self):
-        """A folder of npy files can have none."""
+        """A folder of npy files cannot have metadata."""
         cluster = self.cluster(ps=1)
         files = [write_safetensors(self.folder / name, {name: ("U8", (2,), b"xy")}, metadata=metadata)
                  for name, metadata in (("a", {"format": "pt", "epoch": "1"}), ("b", {"format": "pt", "epoch": "2"}))]
@@ -187,14 +188,15 @@ class Pull(PullCase):
         self.assertEqual({str(path.relative_to(folder)) for path in folder.rglob("*.npy")},
                          {f"{name}.npy" for name in tensors})
         self.assertEqual((folder / "a/b/c1.npy").read_bytes()[-3:], b"a/b")
-        # What fails leaves no folder behind.
+        # A failed pull leaves no folder behind.
         path = write_safetensors(self.folder / "other.safetensors", {"abc": ("U8", (3,), b"xyz")})
         self.assert_error(1, "^tensorlane pull: ", "pull", *self.target, "-o", f"{self.folder}/output/second/",
                           "--verify-against", path)
         self.assertEqual(os.listdir(self.folder / "output"), ["folder"])
 
     def test_npy_of_one_tensor(self):
-        """A path that ends in .npy is such a file, whatever the tensor is called; several tensors do not fit."""
+        """The suffix .npy makes the output an npy file, whatever the tensor is called; several tensors do not fit into
+        it."""
         tensors = {"a/b": ("F32", (2, 1), bytes(range(8))), "c": ("U8", (3,), b"xyz")}
         self.serve(tensors)
         self.assert_run(0, "pull", "a/b", *self.target, "-o", self.out("x.npy"))
@@ -229,7 +231,8 @@ class Pull(PullCase):
         self.assertEqual((self.out().stat().st_uid, self.out().stat().st_gid), (12, 34))
 
     def test_follows_symbolic_links(self):
-        """The file that a link leads to is replaced and keeps its mode; a link to nothing is replaced itself."""
+        """A pull replaces the file that a link leads to and keeps its mode; a link to a missing file is replaced
+        itself."""
         self.serve()
         elsewhere = self.folder / "elsewhere"
         elsewhere.mkdir()
@@ -278,8 +281,8 @@ class Refused(PullCase):
         wrong = self.write_json({"cluster": {"worker": [cluster.address()]}}, "wrong.json")
         self.target = ("--config", wrong)
         self.assert_run(0, "push", self.model, "--address", cluster.address())
-        self.pull_error("127.0.0.1:[0-9]+ is /job:ps/task:0, not /job:worker/task:0; correct the configuration, or start "
-                        "/job:worker/task:0 there\n", "--timeout", "600s")
+        self.pull_error("127.0.0.1:[0-9]+ is /job:ps/task:0, not /job:worker/task:0; correct the configuration, or "
+                        "start /job:worker/task:0 there\n", "--timeout", "600s")
 
     def test_no_worker_at_all(self):
         with socket.create_server(("127.0.0.1", 0)) as other:
@@ -355,9 +358,10 @@ class Refused(PullCase):
             self.assert_run(1, "pull", *self.target, "-o", self.out(), stdout=full)
 
     def test_standard_output_is_closed(self):
-        """What is printed must not land in the file that is written."""
+        """What the program prints must not land in the file that it writes."""
         self.serve()
-        command = ["/bin/sh", "-c", "exec \"$0\" \"$@\" >&-", cli_support.PROGRAM, "pull", *self.target, "-o", self.out()]
+        command = ["/bin/sh", "-c", "exec \"$0\" \"$@\" >&-", cli_support.PROGRAM, "pull", *self.target, "-o",
+                   self.out()]
         subprocess.run(list(map(str, command)), env=environment(), check=False, timeout=PATIENCE)
         self.assertEqual(read_safetensors(self.out()), self.tensors)
 
@@ -421,7 +425,7 @@ class Broken(PullCase):
         path = self.write_json({"cluster": {"ps": [gate.address]}, "protocol": "grpc"}, "gate.json")
         code, output = run_in_terminal("pull", "--config", path, "-o", self.out(), "--timeout", "5s", columns=200)
         self.assertEqual(code, 1, output)
-        # From the beginning, too, there is something to see.
+        # The program shows its progress from the beginning on.
         self.assertIn(f"\rasking /job:ps/task:0 at {gate.address} what it publishes\x1b[K\r[", output)
         self.assertRegex(output, r"\r[0-9.]+ [KM]B of \S+ MB; nothing has come for [1-4] s, gives up in [1-4] s: the "
                                  r"worker is connected\x1b\[K")
@@ -455,9 +459,10 @@ class Broken(PullCase):
         self.assertIn("1 tensor,", self.assert_run(0, "ls", *self.target).stdout)
 
     def test_a_tensor_changes_its_shape_meanwhile(self):
-        """Every attempt sees another shape than the one that was listed, or the same: it ends well or with an error."""
+        """Each pull sees the shape that was listed or another one: it succeeds or fails with an error."""
         cluster = self.serve({"a": ("F32", (8,), bytes(32))})
-        files = [write_safetensors(self.folder / f"{n}.safetensors", {"a": ("F32", (n,), bytes(4 * n))}) for n in (3, 8)]
+        files = [write_safetensors(self.folder / f"{n}.safetensors", {"a": ("F32", (n,), bytes(4 * n))})
+                 for n in (3, 8)]
         stop = threading.Event()
 
         def republish():
@@ -486,8 +491,8 @@ class Broken(PullCase):
         script = ('mount -t tmpfs -o size=1m tmpfs "$1" || exit 77; shift; "$0" "$@"; code=$?; '
                   '[ -z "$(ls -A "$MOUNTED")" ] || exit 99; exit $code')
         mounted = str(self.folder / "output")
-        command = ["unshare", "--mount", "--map-root-user", "/bin/sh", "-c", script, cli_support.PROGRAM, mounted, "pull",
-                   *map(str, self.target), "-o", str(self.out())]
+        command = ["unshare", "--mount", "--map-root-user", "/bin/sh", "-c", script, cli_support.PROGRAM, mounted,
+                   "pull", *map(str, self.target), "-o", str(self.out())]
         try:
             result = subprocess.run(command, env=environment(MOUNTED=mounted), capture_output=True, text=True,
                                     check=False, timeout=PATIENCE)

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""tensorlane push, ls and rm: what a running worker publishes changes, and files that cannot be pushed do nothing."""
+"""tensorlane push, ls and rm: they change what a running worker publishes, and files that cannot be pushed change
+nothing."""
 import json
 import os
 import socket
@@ -27,7 +28,7 @@ class PushCase(cli_support.Case):
         self.to_ps = ("--config", self.cluster.path, "--to", "/job:ps/task:0")
 
     def listed(self, *patterns):
-        """name -> what ls --json says."""
+        """Returns what ls --json says, by name."""
         shown = json.loads(self.assert_run(0, "ls", *patterns, *self.from_ps, "--json").stdout)
         self.assertEqual(shown["count"], len(shown["tensors"]))
         return {tensor["name"]: tensor for tensor in shown["tensors"]}
@@ -36,7 +37,7 @@ class PushCase(cli_support.Case):
         return write_safetensors(self.folder / name, some_tensors() if tensors is None else tensors)
 
     def push_error(self, pattern, *files, published=0):
-        """Pushes, fails, and the worker publishes as much as before."""
+        """Runs a push that must fail and change nothing at the worker."""
         result = self.assert_error(1, "^tensorlane push: .*" + pattern, "push", *files, *self.to_ps)
         self.assertEqual(len(self.listed()), published)
         return result
@@ -64,7 +65,7 @@ class Push(PushCase):
         self.assertEqual(read_safetensors(out), some_tensors())
 
     def metadata_of(self, *patterns):
-        """What a pulled file has, and what was warned of."""
+        """Returns the metadata of the pulled file, and the warnings of the push."""
         out = self.folder / "out.safetensors"
         result = self.assert_run(0, "pull", *patterns, *self.from_ps, "-o", out)
         return read_metadata(out), result.stderr
@@ -104,13 +105,14 @@ class Push(PushCase):
         self.assertEqual(set(self.listed()), set(some_tensors()))
 
     def test_step_and_prefix(self):
-        self.assert_run(0, "push", self.model({"a": ("F32", (1,), b"abcd")}), *self.to_ps, "--step", 7, "--prefix", "v/")
+        self.assert_run(0, "push", self.model({"a": ("F32", (1,), b"abcd")}), *self.to_ps, "--step", 7, "--prefix",
+                        "v/")
         self.assertEqual(self.listed()["v/a"]["step"], 7)
         self.assert_run(0, "push", self.folder / "model.safetensors", *self.to_ps, "--step", 8, "--prefix", "v/")
         self.assertEqual({name: tensor["step"] for name, tensor in self.listed().items()}, {"v/a": 8})
 
     def test_older_step_is_refused(self):
-        """The same step again is welcome: a pusher that was broken off says everything again."""
+        """The worker accepts the same step again, because an interrupted push starts again from the beginning."""
         model = self.model({"a": ("F32", (1,), b"new!"), "b": ("F32", (1,), b"new!")})
         self.assert_run(0, "push", model, *self.to_ps, "--step", 3)
         for steps in (["--step", 1], []):
@@ -261,7 +263,8 @@ class List(PushCase):
     def test_what_is_no_worker(self):
         self.assert_error(1, "refused", "ls", "--address", f"127.0.0.1:{free_ports(1)[0]}")
         with socket.create_server(("127.0.0.1", 0)) as silent:
-            self.assert_error(1, "^tensorlane ls: ", "ls", "--timeout", "500ms", "--address", f"127.0.0.1:{silent.getsockname()[1]}")
+            self.assert_error(1, "^tensorlane ls: ", "ls", "--timeout", "500ms", "--address",
+                              f"127.0.0.1:{silent.getsockname()[1]}")
 
     def test_standard_output_is_full(self):
         with open("/dev/full", "w", encoding="ascii") as full:

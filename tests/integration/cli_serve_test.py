@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""tensorlane serve: readiness, signals, the service manager, files that are published, everything that keeps it from
+"""tensorlane serve: readiness, signals, the service manager, published files, and everything that keeps it from
 starting."""
 import contextlib
 import json
@@ -121,7 +121,7 @@ class Ready(cli_support.Case):
 
 
 class NobodyReads(cli_support.Case):
-    """Standard error is a pipe that is full and that nobody reads."""
+    """Standard error is a full pipe without a reader."""
 
     def start(self, cluster, *arguments):
         self.read_end, write_end = os.pipe()
@@ -185,7 +185,7 @@ class NobodyReads(cli_support.Case):
             status = pathlib.Path(f"/proc/{worker.pid}/status").read_text()
             pending = next(line.split()[1] for line in status.splitlines() if line.startswith("ShdPnd:"))
             return int(pending, 16) & 1 == 0
-        for _ in range(2):  # when the second is taken, the line about the first is lost
+        for _ in range(2):  # When the worker takes the second signal, it loses the line about the first.
             worker.send_signal(signal.SIGHUP)
             wait_until(is_taken, "SIGHUP is taken")
         self.await_in_pipe(b"....")
@@ -350,8 +350,9 @@ class Refused(cli_support.Case):
 
     def test_empty_files_and_archives_are_called_so(self):
         config = self.cluster(ps=1).path
-        for name, content, pattern in (("a.safetensors", b"", "a.safetensors is empty"), ("b.npy", b"", "b.npy is empty"),
-                                       ("c.npz", b"PK\x03\x04" + bytes(60), "c.npz is a zip archive, as .npz files are")):
+        for name, content, pattern in (
+                ("a.safetensors", b"", "a.safetensors is empty"), ("b.npy", b"", "b.npy is empty"),
+                ("c.npz", b"PK\x03\x04" + bytes(60), "c.npz is a zip archive, as .npz files are")):
             (self.folder / name).write_bytes(content)
             self.assert_error(1, pattern, "serve", "--config", config, "--job", "ps", "--publish", self.folder / name)
 

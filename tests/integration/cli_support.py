@@ -28,12 +28,13 @@ PATIENCE = 180
 # A health check that a slow machine has time for: by default it gives up after one second.
 HEALTH = ("health", "-connect-timeout", "60s", "-rpc-timeout", "60s")
 
-# name in a safetensors header -> bytes of an element
+# Bytes of an element, by the name of its type in a safetensors header.
 ELEMENT_BYTES = {"F32": 4, "F64": 8, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 
 
 def environment(**changes):
-    """The tests' own, without what would change the program's behaviour; None removes a variable."""
+    """Returns the environment of the tests without what would change the program's behaviour. None removes a
+    variable."""
     result = {key: value for key, value in os.environ.items()
               if key not in ("TF_CONFIG", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "NO_COLOR")}
     result.update(TERM="xterm", http_proxy="http://127.0.0.1:9/", https_proxy="http://127.0.0.1:9/")
@@ -66,7 +67,7 @@ def wait_until(condition, what):
 
 
 def free_ports(count):
-    """Ports that nobody listens on, below those that the kernel gives to clients."""
+    """Returns free ports below the range that the kernel gives to clients."""
     sockets, ports = [], []
     while len(ports) < count:
         candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -106,7 +107,7 @@ class Process:
         return "\n".join(self.lines)
 
     def find(self, text):
-        """The first line that contains the text; None when there is none yet."""
+        """Returns the first line that contains the text, or None when there is none yet."""
         return next((line for line in list(self.lines) if text in line), None)
 
     def await_line(self, text):
@@ -133,7 +134,7 @@ class Process:
         return self.wait()
 
     def end(self):
-        """For cleaning up: never fails."""
+        """Ends the process during clean-up; never fails."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -141,7 +142,7 @@ class Process:
         self.process.stdout.close()
 
 
-# For what a gate holds back: it must pass through it.
+# A gate can hold only what passes through it, so these tests keep tensors on gRPC.
 OVER_GRPC = {"protocol": "grpc"}
 
 
@@ -177,14 +178,14 @@ class Case(unittest.TestCase):
         return result
 
     def assert_error(self, code, pattern, *arguments, **options):
-        """The same, and there is exactly one line on stderr, which matches the pattern."""
+        """Runs the program, which must print exactly one line on stderr, and this line must match the pattern."""
         result = self.assert_run(code, *arguments, **options)
         self.assertRegex(result.stderr, pattern)
         self.assertEqual(result.stderr.count("\n"), 1, result.stderr)
         return result
 
     def files(self):
-        """Everything in the folder, by relative path."""
+        """Returns all paths in the folder, relative to it."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
 
 
@@ -206,8 +207,8 @@ class Cluster:
 
 
 class Gate:
-    """A port that leads to another one and lets only so many bytes come back from there until it is opened: a transfer
-    through it is certainly not over while it is closed. source: the address that it comes from."""
+    """A port that forwards to another one. Until it is opened it lets only so many bytes come back, so a transfer
+    through it cannot end before. The argument source is the address that it connects from."""
 
     def __init__(self, case, port, limit_bytes, source="127.0.0.1"):
         self.port, self.left, self.source = port, limit_bytes, source
@@ -267,10 +268,11 @@ class Gate:
             self.opened.wait(PATIENCE)
 
 
-# ------------------------------------------------------------------------------------------------------ tensor files --
+# ----------------------------------------------------------------------------------------------------- tensor files --
 
 def write_safetensors(path, tensors, sparse_bytes=None, metadata=None):
-    """tensors: name -> (dtype, shape, bytes). With sparse_bytes: name -> bytes of zeros that take no disk space."""
+    """Writes a file of the tensors, which are (dtype, shape, bytes) by name. With sparse_bytes, the content is that
+    many zeros for each name, and takes no disk space."""
     header, offset = {"__metadata__": metadata} if metadata is not None else {}, 0
     for name, (dtype, shape, data) in tensors.items():
         size = sparse_bytes[name] if sparse_bytes else len(data)
@@ -301,7 +303,7 @@ def read_safetensors(path):
 
 
 def read_metadata(path):
-    """What the file has under __metadata__, which must come first; None when there is none."""
+    """Returns what the file has under __metadata__, which must come first, or None when there is none."""
     data = pathlib.Path(path).read_bytes()
     header = json.loads(data[8:8 + struct.unpack("<Q", data[:8])[0]])
     if "__metadata__" in header and next(iter(header)) != "__metadata__":
@@ -310,10 +312,11 @@ def read_metadata(path):
 
 
 def some_tensors(seed=1):
-    """A few tensors of several dtypes and shapes, among them a scalar and an empty one."""
+    """Returns a few tensors of several dtypes and shapes, among them a scalar and an empty one."""
     source = random.Random(seed)
-    shapes = {"layer.0.weight": ("F32", (64, 33)), "layer.0.bias": ("F32", (64,)), "layer.1.weight": ("BF16", (7, 5, 3)),
-              "scalar": ("F64", ()), "empty": ("F32", (0, 4)), "mask": ("U8", (1000,)), "große Zahl": ("I64", (2, 2))}
+    shapes = {"layer.0.weight": ("F32", (64, 33)), "layer.0.bias": ("F32", (64,)),
+              "layer.1.weight": ("BF16", (7, 5, 3)), "scalar": ("F64", ()), "empty": ("F32", (0, 4)),
+              "mask": ("U8", (1000,)), "große Zahl": ("I64", (2, 2))}
     result = {}
     for name, (dtype, shape) in shapes.items():
         count = 1
@@ -323,7 +326,7 @@ def some_tensors(seed=1):
     return result
 
 
-# ---------------------------------------------------------------------------------------------------------- terminals --
+# -------------------------------------------------------------------------------------------------------- terminals --
 
 def run_in_terminal(*arguments, columns=100, env=None):
     """Runs the program with stdin, stdout and stderr on a terminal; returns its exit code and all that it wrote."""
@@ -341,7 +344,7 @@ def run_in_terminal(*arguments, columns=100, env=None):
                 continue
             try:
                 piece = terminal.read(65536)
-            except OSError:  # how Linux says that nobody holds the other side any more
+            except OSError:  # Linux reports this error when no process has the other side open any more.
                 break
             if not piece:
                 break
@@ -351,7 +354,7 @@ def run_in_terminal(*arguments, columns=100, env=None):
 
 
 def main():
-    """Runs the tests of the calling file; skipped when there is no program."""
+    """Runs the tests of the calling file; skips them when there is no program."""
     if not PROGRAM or not os.access(PROGRAM, os.X_OK):
         print("the program tensorlane was not built")
         sys.exit(SKIPPED)

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""tensorlane up: all workers of this machine, their logs, how they end together."""
+"""tensorlane up: it starts all workers of this machine, shows their logs, and they end together."""
 import fcntl
 import json
 import os
@@ -14,7 +14,7 @@ from cli_support import HEALTH, environment, free_ports, wait_until, write_safet
 
 
 def children_of(pid):
-    """Process ids of the children, oldest first."""
+    """Returns the process ids of the children, oldest first."""
     with open(f"/proc/{pid}/task/{pid}/children", encoding="ascii") as children:
         return [int(child) for child in children.read().split()]
 
@@ -45,7 +45,7 @@ class Up(cli_support.Case):
         self.assertEqual(launcher.stop(), 0)
 
     def test_json(self):
-        """Every line of stderr is an object that tells the task; that all are ready is told on stdout."""
+        """Every line of stderr is an object that names the task; stdout says when all workers are ready."""
         cluster = self.cluster(ps=1, worker=2, extra={"jobs": {"ps": {"log": {"format": "key-value"}}}})
         with open(self.folder / "log", "w+", encoding="utf-8") as log:
             launcher = subprocess.Popen([cli_support.PROGRAM, "up", "--config", cluster.path, "--log-format", "json"],
@@ -83,14 +83,15 @@ class Up(cli_support.Case):
         self.assertRegex(said["msg"], "^tensorlane serve: ")
 
     def test_nobody_reads_the_log(self):
-        """The pipe takes a page only; the workers and their end do not wait for it."""
+        """The pipe holds one page only; neither the workers nor their end wait for it."""
         cluster = self.cluster(ps=1, worker=2)
         read_end, write_end = os.pipe()
         self.addCleanup(os.close, read_end)
         fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, 4096)
         os.write(write_end, b"." * 4096)
         launcher = subprocess.Popen([cli_support.PROGRAM, "up", "--config", cluster.path, "--log-level", "debug"],
-                                    env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=write_end)
+                                    env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                    stderr=write_end)
         os.close(write_end)
         self.addCleanup(launcher.stdout.close)
         self.addCleanup(launcher.wait)

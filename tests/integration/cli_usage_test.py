@@ -135,7 +135,8 @@ class Config(cli_support.Case):
         self.assertEqual(self.assert_run(0, "config", "check", config.path).stdout,
                          f"{config.path}: ok (2 tasks); rdma is \"require\", which means nothing with protocol "
                          "\"grpc\"\n")
-        shown = json.loads(self.assert_run(0, "config", "show", "-c", config.path, "-j", "ps", "-t", 1, "--json").stdout)
+        shown = json.loads(self.assert_run(0, "config", "show", "-c", config.path, "-j", "ps", "-t", 1,
+                                           "--json").stdout)
         self.assertEqual(shown["settings"]["rdma"]["value"], "require")
         config.start("ps", 1).await_line('level=warn msg="rdma is \\"require\\", which means nothing with protocol')
         self.assertIsNone(config.start("ps", 0).find("rdma"))
@@ -147,15 +148,16 @@ class Config(cli_support.Case):
     def test_variables_of_tensorflow(self):
         config = self.cluster(ps=1, extra={"verbs": {"timeout": 9}})
         show = ["config", "show", "-c", config.path, "-j", "ps"]
-        shown = self.assert_run(0, *show, "--json", env=environment(RDMA_TIMEOUT="20", RDMA_QP_SL="3", RDMA_QP_MTUU="1"))
+        variables = environment(RDMA_TIMEOUT="20", RDMA_QP_SL="3", RDMA_QP_MTUU="1")
+        shown = self.assert_run(0, *show, "--json", env=variables)
         settings = json.loads(shown.stdout)["settings"]
         self.assertEqual(settings["verbs.service_level"], {"value": 3, "origin": "environment (RDMA_QP_SL)"})
         self.assertEqual(settings["verbs.timeout"]["value"], 9)
         self.assertIn("(verbs.timeout)", settings["verbs.timeout"]["origin"])
         self.assertEqual(shown.stderr, 'tensorlane config: warning: environment variable "RDMA_QP_MTUU" means nothing '
                                        'here; did you mean "RDMA_QP_MTU"?\n')
-        self.assert_error(1, "environment variable RDMA_SL: 8 is out of range; it may be 0 to 7, as verbs.service_level",
-                          *show, env=environment(RDMA_SL="8"))
+        self.assert_error(1, "environment variable RDMA_SL: 8 is out of range; it may be 0 to 7, as "
+                             "verbs.service_level", *show, env=environment(RDMA_SL="8"))
 
     def test_check_tells_where(self):
         bad = self.folder / "bad.json"
@@ -191,8 +193,8 @@ class Config(cli_support.Case):
                                 "jobs": {"ps": {"publish": ["a.safetensors", "b.npy"]},
                                          "worker": {"publish": ["there.safetensors"]}}})
         (self.folder / "b.npy").write_bytes(b"")
-        result = self.assert_error(1, "/job:ps/task:0, which is to run on this machine, cannot publish .*a.safetensors: "
-                                      "No such file", "config", "check", path)
+        result = self.assert_error(1, "/job:ps/task:0, which is to run on this machine, cannot publish "
+                                      ".*a.safetensors: No such file", "config", "check", path)
         self.assertEqual(result.stdout, "")
         (self.folder / "a.safetensors").write_bytes(b"")
         self.assert_run(0, "config", "check", path)
@@ -200,7 +202,7 @@ class Config(cli_support.Case):
     def test_check_warns_of_published_files_that_only_others_may_read(self):
         path = self.write_json({"cluster": {"ps": ["127.0.0.1:4000"]}, "publish": ["a.safetensors"]})
         (self.folder / "a.safetensors").touch(mode=0)
-        # Without these capabilities root, too, may read only what the permissions say.
+        # Without these capabilities root, too, may read only what the permissions allow.
         prefix = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
         result = subprocess.run([*prefix, cli_support.PROGRAM, "config", "check", path], capture_output=True, text=True,
                                 env=environment(), timeout=60, check=False)
@@ -243,7 +245,7 @@ class Config(cli_support.Case):
     def test_from_env_without_or_with_a_bad_one(self):
         self.assert_error(1, "no TF_CONFIG", "config", "from-env")
         self.assert_error(1, "TF_CONFIG", "config", "from-env", env=environment(TF_CONFIG="{"))
-        # An empty one is none.
+        # An empty variable counts as unset.
         empty = environment(TF_CONFIG="")
         self.assert_error(1, "no TF_CONFIG", "config", "from-env", env=empty)
         for command in (["serve"], ["ls"], ["devices", "--job", "ps"], ["config", "show", "--job", "ps"], ["up"]):

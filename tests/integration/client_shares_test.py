@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Limits are divided among clients: one that takes all it can stops neither another one nor the health check."""
+"""Limits are divided among clients: a client that takes all it can stops neither another client nor the health
+check."""
 import threading
 import time
 
@@ -14,12 +15,12 @@ from tensorlane.v1 import transfer_pb2
 
 class SharesCase(ForeignCase):
     def from_another_address(self):
-        """Further calls of this case come from 127.0.0.2."""
+        """Makes further calls of this case come from 127.0.0.2."""
         gate = Gate(self, self.served.port(), 1 << 62, source="127.0.0.2")
         self.connect(gate.address)
 
     def count_waiting(self, calls):
-        """Opens calls that wait for what never comes; how many are not refused."""
+        """Opens calls that wait for tensors that never come. Returns how many are not refused, and the calls."""
         refused = []
 
         def note(call):
@@ -46,7 +47,7 @@ class Connections(SharesCase):
         self.start(limits={"connections": 8})
         waiting = [self.receive(NOBODY, step) for step in range(20)]
         first = self.transfer
-        wait_until(lambda: sum(call.code() == Code.RESOURCE_EXHAUSTED for call in waiting if not call.is_active()) == 14,
+        wait_until(lambda: [call.code() for call in waiting if not call.is_active()] == 14 * [Code.RESOURCE_EXHAUSTED],
                    "the calls beyond three quarters are refused")
         with self.refused(Code.RESOURCE_EXHAUSTED, "limits.connections"):
             list(first.List(transfer_pb2.ListRequest()))
@@ -62,7 +63,7 @@ class Connections(SharesCase):
 
 class Pushes(SharesCase):
     def begin(self, key, size, source):
-        """A push whose pieces come from a function; its future."""
+        """Begins a push whose pieces a function yields; returns its future."""
         def messages():
             yield transfer_pb2.PublishRequest(key=key, meta_data=meta_data("U8", (size,), range(size)))
             for piece in source():
@@ -72,7 +73,7 @@ class Pushes(SharesCase):
         return future
 
     def trickle(self):
-        """A byte at a time, until the end."""
+        """Yields a byte at a time until the test ends."""
         is_over = threading.Event()
         self.addCleanup(is_over.set)
         while not is_over.wait(0.05):
@@ -116,7 +117,7 @@ class Pushes(SharesCase):
 
 
 class Lists(SharesCase):
-    """Many tensors with names for which a pattern takes long."""
+    """The worker has many tensors, with names for which matching a pattern takes long."""
 
     def setUp(self):
         super().setUp()

@@ -289,9 +289,9 @@ struct hostile {
     const char *method;
     const void *bytes;
     size_t len_bytes;
-    unsigned messages; /* of these bytes */
+    unsigned messages; /* The answer has these bytes. */
     struct tl_error status;
-    bool is_silent; /* never reads, never answers */
+    bool is_silent; /* It never reads and never answers. */
     struct tl_loop *loop;
     struct tl_rpc_server *server;
     char address[64];
@@ -393,7 +393,7 @@ static void hostile_stop(struct hostile *hostile)
 #define IDENTIFY "/tensorlane.v1.Cluster/Identify"
 #define LIST "/tensorlane.v1.Transfer/List"
 
-/* What Identify and List give when they are answered with these bytes. */
+/* Identify and List, when these bytes answer them, fail with this status. */
 static void expect_answer(const char *method, const void *bytes, size_t len_bytes, unsigned messages,
                           enum tl_status code, const char *words)
 {
@@ -423,7 +423,7 @@ END_TEST
 
 START_TEST(answers_with_bad_values)
 {
-    /* an entry without key; with a key but without meta-data; with meta-data that cannot be */
+    /* An entry without key; one with a key but without meta-data; one with impossible meta-data. */
     expect_answer(LIST, "\x0a\x00", 2, 1, TL_INTERNAL, "key");
     expect_answer(LIST, "\x0a\x03\x0a\x01k", 5, 1, TL_INTERNAL, "meta-data");
     expect_answer(LIST, "\x0a\x07\x0a\x01k\x1a\x02\x08\x02", 9, 1, TL_INTERNAL, "k: ");
@@ -503,7 +503,7 @@ START_TEST(servers_that_take_no_bytes)
 }
 END_TEST
 
-/* Entries without end: the listing stops at its bound, not at that of the machine. */
+/* Entries without end: the listing stops at its bound, not when memory runs out. */
 START_TEST(listings_are_bounded)
 {
     /* An entry: a key of 512 bytes, then meta-data {U8, [4], 4 bytes}. */
@@ -537,7 +537,7 @@ END_TEST
 
 START_TEST(listings_are_sorted)
 {
-    /* keys "b", "a", "a" of dead tensors */
+    /* The keys "b", "a", "a" of dead tensors. */
     static const char bytes[] = "\x0a\x07\x0a\x01"
                                 "b\x1a\x02\x18\x01\x0a\x07\x0a\x01"
                                 "a\x1a\x02\x18\x01\x0a\x07\x0a\x01"
@@ -563,7 +563,7 @@ END_TEST
 
 /* ------------------------------------------------------------------------------------------- no servers at all -- */
 
-/* A TCP socket on 127.0.0.1 that somebody listens to, or not. */
+/* Opens a TCP socket on 127.0.0.1 that listens, or does not. */
 static int open_port(int backlog, char *address, size_t capacity)
 {
     struct sockaddr_in place = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -600,7 +600,7 @@ START_TEST(full_backlog)
 {
     char address[64];
     int fd = open_port(0, address, sizeof(address));
-    /* Connections that nobody accepts fill the queue; the next one is not answered. */
+    /* Connections that are not accepted fill the queue; the next one gets no answer. */
     struct sockaddr_in place;
     socklen_t length = sizeof(place);
     int filler[4];
@@ -634,7 +634,7 @@ struct talker {
     const char *words;
 };
 
-/* Accepts connections until the socket is shut down, says its words to each and closes it. */
+/* Accepts connections until the socket is shut down, sends its words to each and closes it. */
 static void *talk(void *context)
 {
     const struct talker *talker = context;

@@ -2,13 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """config/schema.json and `tensorlane config check` agree on every file of the corpus.
 
-    config_schema_test.py [PROGRAM]
+config_schema_test.py [PROGRAM]
 
-PROGRAM is a tensorlane, by default the one in $TENSORLANE. Files in good are accepted by both, files in bad refused by
-both; files in bad_semantic are refused by the program only, because a schema cannot say what is wrong with them. The
-examples of config/examples and of docs/config.md are good. JSON texts that a strict reader refuses count as refused by the
-schema. What the program refuses it must refuse with exit
-status 1 to 127 and a message that begins with file, line and column.
+PROGRAM is a tensorlane, by default the one in $TENSORLANE. Both accept the files in good and refuse those in bad. Only
+the program refuses files in bad_semantic, because a schema cannot express what is wrong with them. The examples in
+config/examples and docs/config.md are good. A JSON text that a strict reader refuses counts as refused by the schema.
+When the program refuses a file, its exit status is 1 to 127, and its message begins with file, line and column.
 """
 import json
 import os
@@ -27,7 +26,7 @@ except ImportError:
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 CORPUS = HERE / "config_corpus"
-# folder -> (accepted by the schema, accepted by the program)
+# For each folder: whether the schema accepts its files, and whether the program does.
 VERDICTS = {"good": (True, True), "bad": (False, False), "bad_semantic": (True, False)}
 LEAST = {"good": 15, "bad": 150, "bad_semantic": 15}
 
@@ -44,7 +43,8 @@ def refuse(constant):
 
 
 def read_strictly(path):
-    """The value of a JSON text as RFC 8259 has it: UTF-8, no byte order mark, no NUL, unique keys, real characters."""
+    """Returns the value of a JSON text as RFC 8259 defines it: UTF-8, no byte order mark, no NUL, unique keys, real
+    characters."""
     text = path.read_bytes().decode("utf-8")
     value = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
     json.dumps(value, ensure_ascii=False).encode("utf-8")
@@ -60,7 +60,7 @@ def schema_accepts(validator, path):
 
 
 def check_program(program, path, expected):
-    """What is wrong with how the program treats the file, or None."""
+    """Returns what is wrong with how the program treats the file, or None."""
     result = subprocess.run([program, "config", "check", path], capture_output=True, timeout=180, check=False)
     words = result.stderr.decode("utf-8", "replace").strip()
     if result.returncode < 0 or result.returncode > 127:
@@ -73,7 +73,7 @@ def check_program(program, path, expected):
 
 
 def manual_examples(folder):
-    """The configurations of the manual, as files in the folder."""
+    """Writes the configurations of the manual to the folder, and returns the files."""
     text = (ROOT / "docs/config.md").read_text(encoding="utf-8")
     for number, block in enumerate(re.findall(r"^```json\n(.*?)^```", text, re.DOTALL | re.MULTILINE), 1):
         path = folder / f"manual_{number}.json"

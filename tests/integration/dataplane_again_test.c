@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Data paths that fail again and again: how often they are tried is bounded, nothing that is asked for meanwhile is
- * lost, and they come back when they can.
+ * Connections that fail again and again: the number of attempts is bounded, nothing that is asked for meanwhile is
+ * lost, and connections come back when they can.
  */
 #include <check.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #define LARGE (1 << 20)
 #define LOOK_NS (3 * CLUSTER_SECOND)
 
-/* Queue pairs that the tasks' workers have made, or tried to: each attempt makes one at each side. */
+/* Returns how many queue pairs the task's worker has made, or tried to make: each attempt makes one at each side. */
 static uint64_t attempts(unsigned task)
 {
     struct fake_counters counters;
@@ -23,7 +23,8 @@ static uint64_t attempts(unsigned task)
     return counters.creates;
 }
 
-/* In that time, when each pause is as short as it may be: half of 100 ms, 200 ms, 400 ms and so on up to 5 s. */
+/* Returns how many attempts fit into the time when each pause is as short as possible: half of 100 ms, 200 ms, 400 ms
+ * and so on up to 5 s. */
 static uint64_t most_attempts(int64_t time_ns)
 {
     uint64_t count = 1;
@@ -34,7 +35,7 @@ static uint64_t most_attempts(int64_t time_ns)
     return count;
 }
 
-/* True. Moves a worker that has no thread. */
+/* Advances a worker that has no thread; returns true. */
 static bool driven(struct tl_worker *worker)
 {
     (void)!tl_worker_progress(worker, 0);
@@ -106,7 +107,7 @@ START_TEST(a_path_that_does_not_last)
 }
 END_TEST
 
-/* The window of a request cannot be bound: what some devices say that bind it again when they send packets again. */
+/* The window of a request cannot be bound: some devices say so that bind it again when they send packets again. */
 START_TEST(a_window_that_is_not_bound)
 {
     enum { COUNT = 100 };
@@ -139,7 +140,8 @@ START_TEST(a_window_that_is_not_bound)
 }
 END_TEST
 
-/* Over a path that is about to end with its link; its owner is not told that it has arrived. */
+/* The transfer runs over a path that is about to end with its link; the owner does not learn that the value has
+ * arrived. */
 START_TEST(arrived_when_the_link_is_lost)
 {
     static struct proxy proxy;
@@ -157,7 +159,7 @@ START_TEST(arrived_when_the_link_is_lost)
     tl_tensor_put(tensor);
     cluster_recv(receiver, 0, "w", 2, cq);
     CLUSTER_UNTIL(fake_fabric_write_count(transport.fabric) > before);
-    /* Or it could be back before anybody has looked. */
+    /* Otherwise the link could be back before the test has looked. */
     proxy_refuse(&proxy, true);
     proxy_cut(&proxy);
     CLUSTER_UNTIL(cluster_peer_info(receiver, 0).state != TL_PEER_UP);

@@ -67,7 +67,7 @@ START_TEST(the_first_and_no_other)
     prepare_both(NULL);
     open_both(_i);
     expect(1, "local", TL_PATH_ZERO_COPY, "");
-    /* Pairs that have the fastest have no other. */
+    /* Pairs that have the fastest path have no other. */
     ck_assert_uint_eq(queue_pairs_of(&transport.locals[1]), 1);
     ck_assert_uint_eq(queue_pairs_of(&transport.cards[1]), 0);
     teardown();
@@ -99,7 +99,7 @@ START_TEST(two_hosts_without_cards)
 }
 END_TEST
 
-/* A worker that does not say where it is. */
+/* This worker does not say on which host it is. */
 START_TEST(one_without_local)
 {
     prepare_both(NULL);
@@ -156,7 +156,7 @@ START_TEST(local_is_required_where_there_is_none)
 }
 END_TEST
 
-/* One data plane is enough to open, none is not. */
+/* A worker can open with one data plane, but not without any. */
 START_TEST(all_are_missing_where_one_is_required)
 {
     prepare_both("\"rdma\": \"require\"");
@@ -173,7 +173,7 @@ START_TEST(all_are_missing_where_one_is_required)
 }
 END_TEST
 
-/* The next one is set up, and left again when the first is back. */
+/* The next data plane is set up, and is left again when the first is back. */
 START_TEST(the_first_breaks_and_comes_back)
 {
     prepare_both(NULL);
@@ -191,7 +191,7 @@ START_TEST(the_first_breaks_and_comes_back)
 }
 END_TEST
 
-/* The same where there is no other: gRPC, with the reason. */
+/* The same without a second data plane: tensors travel over gRPC, with the reason. */
 START_TEST(the_only_one_breaks_and_comes_back)
 {
     prepare_both(NULL);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Two workers that connect to each other at the same time: the link of the second one is there first, a data connection
- * is set up over it, and then both go over to the link of the first one, the second one before the first.
+ * Two workers connect to each other at the same time. The second one's link is there first, and a data connection is
+ * set up over it. Then both change to the first one's link, the second worker before the first.
  *
- * All that one says to the other on the link that it has opened passes a proxy, which holds it back.
+ * All that a worker sends over the link that it has opened passes a proxy, which holds it back.
  */
 #include <check.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 
 #define LARGE (1 << 20)
 
-static struct proxy proxies[2]; /* in front of each task */
+static struct proxy proxies[2]; /* One proxy is in front of each task. */
 
 static bool has_path(unsigned task)
 {
@@ -43,7 +43,7 @@ static void close_all(void)
         proxy_stop(&proxies[task]);
 }
 
-/* Task 0 asks for what is sent later, and its link gets as far as the other's HTTP/2. */
+/* Task 0 asks for a tensor that is sent later, and its link gets as far as the other's HTTP/2. */
 static void begin_to_ask(void)
 {
     proxy_limit(&proxies[1], PROXY_UP, 0);
@@ -69,7 +69,7 @@ static void expect_what_was_asked(uint64_t step)
 
 static const char *const policies[] = {PATIENT "\"rdma\": \"require\"", PATIENT "\"rdma\": \"prefer\""};
 
-/* The peer has gone over and has ended its half; what was asked for waits for the path over the other link. */
+/* The peer has changed links and has ended its half; the request waits for the path over the other link. */
 START_TEST(the_peer_goes_over_first)
 {
     open_both_behind_proxies(policies[_i]);
@@ -80,7 +80,7 @@ START_TEST(the_peer_goes_over_first)
     proxy_limit(&proxies[1], PROXY_DOWN, 0);
     proxy_limit(&proxies[1], PROXY_UP, UINT64_MAX);
     CLUSTER_UNTIL(!has_path(1));
-    /* Who asks for nothing would not learn of the end. */
+    /* A worker without requests would not learn of the end. */
     cluster_recv(sender, 1, "w", 2, cq);
     CLUSTER_UNTIL(!has_path(0));
     cluster_recv(sender, 1, "w", 3, cq);
@@ -94,7 +94,7 @@ START_TEST(the_peer_goes_over_first)
 }
 END_TEST
 
-/* An attempt on the link that is to go fails, as it does when the peer has gone over in the middle of it; but the other
+/* An attempt on the link that will end fails, as it does when the peer changes links in the middle of it. But the other
  * link never comes, and the peer offers again on this one. */
 START_TEST(nobody_goes_over)
 {
@@ -110,7 +110,7 @@ START_TEST(nobody_goes_over)
 }
 END_TEST
 
-/* One that fails again and again is no longer waited for. */
+/* After repeated failures a worker no longer waits for the path. */
 START_TEST(the_path_cannot_be_made)
 {
     open_both_behind_proxies(policies[0]);

@@ -22,9 +22,9 @@ static struct fake_transport transport;
 static struct tl_worker *sender;
 static struct tl_worker *receiver;
 static struct tl_error error;
-static struct tl_tensor *content; /* of the file */
+static struct tl_tensor *content; /* The bytes of the file. */
 
-/* A file of npy format: one tensor, "w". */
+/* Writes a file of npy format with one tensor, "w". */
 static void write_file(void)
 {
     static char bytes[HEADER_BYTES + FILE_BYTES];
@@ -59,7 +59,7 @@ static void teardown(void)
     temp_folder_remove();
 }
 
-/* pool_bytes: of the sender; 0: plenty. */
+/* pool_bytes is for the sender; 0 stands for plenty. */
 static void open_both(int progress, uint64_t pool_bytes)
 {
     transport.pool_bytes = pool_bytes;
@@ -83,7 +83,7 @@ static void expect_file(enum tl_path path)
     tl_tensor_put(got.tensor);
 }
 
-/* True. Moves a worker that has no thread. */
+/* Advances a worker that has no thread; returns true. */
 static bool driven(struct tl_worker *worker)
 {
     (void)!tl_worker_progress(worker, 0);
@@ -97,7 +97,7 @@ static struct tl_memory_stats memory_of(const struct tl_worker *worker)
     return stats;
 }
 
-/* In the steady state nothing is copied and nothing registered, and the file is not needed any more. */
+/* In the steady state nothing is copied or registered, and the file is no longer needed. */
 START_TEST(a_file_is_read_once)
 {
     open_both(_i, 0);
@@ -116,8 +116,8 @@ START_TEST(a_file_is_read_once)
 }
 END_TEST
 
-/* A file that the pool cannot hold, in a mapping that the card cannot read, is copied piece by piece each time. When it
- * changes or shrinks, who asks is told; the connection stays. */
+/* The pool cannot hold the file, and the card cannot read the mapping, so each transfer copies it piece by piece. When
+ * the file changes or shrinks, the receiver gets an error; the connection stays. */
 START_TEST(a_file_that_does_not_fit_is_copied_and_watched)
 {
     struct tl_completion got;
@@ -144,7 +144,7 @@ START_TEST(a_file_that_does_not_fit_is_copied_and_watched)
 }
 END_TEST
 
-/* One that is no tensor any more when the worker starts, or starts again. */
+/* The file holds no tensor any more when the worker starts, or starts again. */
 START_TEST(a_file_that_was_cut_is_refused)
 {
     ck_assert_int_eq(truncate(temp_path("w.npy"), FILE_BYTES / 2), 0);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Workers with a data plane and nothing to do sleep: how often their reactor and their loop have gone round, and to
- * sleep, in two seconds, as they say themselves. A thread that polls makes some hundred thousand rounds a second, one
- * that naps a thousand.
+ * Workers with a data plane and nothing to do sleep. The test reads from them how many rounds their reactor and their
+ * loop have made in two seconds, and how often these slept. A thread that polls makes some hundred thousand rounds a
+ * second, one that naps a thousand.
  *
- * After a wake-up a reactor spins for a while (verbs.spin), so that its rounds are counted without that.
+ * After a wake-up a reactor spins for a while (verbs.spin), so one case of the test turns that off.
  */
 #include <check.h>
 #include <stdio.h>
@@ -18,15 +18,15 @@
 
 #define LARGE (1 << 20)
 #define LOOK_NS (2 * CLUSTER_SECOND)
-/* In that time. A hundredth of a core is 20 ms of it; a wake-up, of three rounds, costs little more than verbs.spin, 50
- * us. */
+/* The most rounds in that time. A hundredth of a core is 20 ms of it; a wake-up takes three rounds, and costs little
+ * more than verbs.spin, 50 us. */
 #define FEW 500
 
 struct counts {
     uint64_t rounds, sleeps, loop_rounds;
 };
 
-/* So far. Asking takes a few rounds itself. */
+/* Returns the counts so far. Asking takes a few rounds itself. */
 static struct counts counts_of(unsigned task)
 {
     struct tl_description description = {0};
@@ -47,7 +47,7 @@ static struct counts counts_of(unsigned task)
     return counts;
 }
 
-/* Nothing completes meanwhile; a caller that waits drives the receiver. */
+/* Nothing completes meanwhile; a waiting caller drives the receiver. */
 static void leave_alone(void)
 {
     struct tl_completion got;
@@ -75,14 +75,14 @@ static void expect_sleep(const char *when, bool spins)
     }
 }
 
-/* True. Moves a worker that has no thread. */
+/* Advances a worker that has no thread; returns true. */
 static bool driven(struct tl_worker *worker)
 {
     (void)!tl_worker_progress(worker, 0);
     return true;
 }
 
-/* With a path that is up; with a request that waits as well, for which both sides ask each other whether they live. */
+/* The path is up; first nothing is open, then a request waits, so that both sides check that the other one lives. */
 START_TEST(workers_without_work_sleep)
 {
     struct tl_completion got;

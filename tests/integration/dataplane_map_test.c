@@ -16,7 +16,7 @@
 #define FILE_BYTES (5 << 20)
 #define HEADER_BYTES 128
 
-/* A file of npy format: one tensor, "w". */
+/* Writes a file of npy format with one tensor, "w". */
 static void write_file(void)
 {
     static char bytes[HEADER_BYTES + FILE_BYTES];
@@ -75,7 +75,7 @@ static struct tl_engine_stats engine_of(struct tl_worker *worker)
     return engine;
 }
 
-/* Also when the file was copied for a card besides, and for as long as the receiver likes. */
+/* The mapping also works when the file was copied for a card, and lasts as long as the receiver keeps it. */
 START_TEST(mapped)
 {
     open_both(_i);
@@ -127,8 +127,8 @@ START_TEST(published_from_memory)
 }
 END_TEST
 
-/* Nothing is read from a file that was changed, but what had been read into the memory of a card (the loop's index,
- * above the progress: it is the card's turn). */
+/* Nothing is read from a changed file, except what a card's memory already had (the loop's index, above the progress,
+ * chooses the card). */
 START_TEST(file_has_changed)
 {
     const struct tl_recv_options options = {.size_bytes = sizeof(options), .may_map = true};

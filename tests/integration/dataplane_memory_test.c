@@ -13,7 +13,7 @@
 #include "fakes/run_suite.h"
 
 #define LARGE (1 << 20)
-#define FULL 4 /* so many of them are all of the pool */
+#define FULL 4 /* So many of them fill the pool. */
 
 static struct cluster cluster;
 static struct fake_transport transport;
@@ -59,7 +59,7 @@ static struct tl_tensor *expect_one(void)
     return got.tensor;
 }
 
-/* Eight receives share a pool for four results: the others wait until results are released. */
+/* Eight receives share a pool with space for four results: the others wait until results are released. */
 START_TEST(receives_wait_until_results_are_released)
 {
     enum { COUNT = 8 };
@@ -145,8 +145,8 @@ static uint64_t transport_counter(const char *name)
     return value;
 }
 
-/* A peer writes into its own pool and nowhere else; what a user brings is copied, which is said, and nothing is
- * registered in vain. */
+/* A peer writes only into its own pool. What a user brings is copied, with a reason, and nothing is registered in
+ * vain. */
 START_TEST(a_destination_of_the_user_under_keys_of_regions)
 {
     cluster_init(&cluster, 2, "\"rdma\": \"require\", \"verbs\": {\"keys\": \"region\", \"pool\": \"4MiB\"}");
@@ -176,8 +176,8 @@ START_TEST(a_destination_of_the_user_under_keys_of_regions)
 }
 END_TEST
 
-/* While the pool of a peer is made, which never ends, tensors travel over gRPC; the connection is given up, and what is
- * made for it in the end is given back. */
+/* The pool of a peer takes for ever to make. Meanwhile tensors travel over gRPC; the worker gives the connection up,
+ * and in the end frees what was made for it. */
 START_TEST(a_pool_of_a_peer_that_takes_too_long)
 {
     cluster_init(&cluster, 2, "\"verbs\": {\"keys\": \"region\", \"pool\": \"4MiB\"}");

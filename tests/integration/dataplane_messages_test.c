@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What two sides of a link tell each other about paths: messages arrive whole, in order and in front of requests; what
- * cannot be ends the link, what is not known is passed over, an offer that nobody can use is refused with a reason.
+ * What two sides of a link tell each other about data connections: messages arrive whole, in order and in front of
+ * requests; an impossible message ends the link, an unknown one is ignored, and an offer that cannot be used is refused
+ * with a reason.
  *
- * One side is a control object in the test's own thread, or a raw call; the other a fake or a real worker.
+ * One side is a control object in the test's own thread, or a raw call; the other is a fake or a real worker.
  */
 #include <check.h>
 #include <stdio.h>
@@ -40,7 +41,7 @@ struct side {
     unsigned closed_count;
     unsigned heard_count;
     struct tl_connection_message heard[MAX_HEARD];
-    unsigned requests_before; /* requests that had come when the latest message did */
+    unsigned requests_before; /* The requests that had come when the latest message did. */
     unsigned requests;
     bool is_stopped;
 };
@@ -245,7 +246,7 @@ START_TEST(more_than_fit_a_frame_arrive_in_order_before_requests)
     run_until(&server.heard_count, 12);
     for (unsigned i = 0; i < 12; i++)
         ck_assert_uint_eq(server.heard[i].attempt, i + 1);
-    /* In one frame: the message is heard first though it was told last. */
+    /* Both are in one frame: the message is processed first although it was queued last. */
     tl_link_fetch(client.link, &fetch);
     tell_offer(13, 10);
     run_until(&server.heard_count, 13);
@@ -275,7 +276,7 @@ END_TEST
 static struct cluster cluster;
 static struct tl_worker *worker;
 static struct raw_call call;
-static uint8_t host_id[TL_HOST_ID_BYTES]; /* of the raw peer */
+static uint8_t host_id[TL_HOST_ID_BYTES]; /* The host of the raw peer. */
 
 static void setup_worker(void)
 {
@@ -410,7 +411,7 @@ static uint8_t *put_number(uint8_t *place, uint64_t value, unsigned len_bytes)
     return place;
 }
 
-/* What a peer of this host says that it is. Returns how many bytes. */
+/* Writes the address of a peer on this host; returns its length in bytes. */
 static size_t get_address(uint8_t *ret_bytes)
 {
     struct local_address pair_address = {.name_bytes = 8, .name = "nowhere"};
@@ -428,7 +429,7 @@ static size_t get_address(uint8_t *ret_bytes)
     return (size_t)(place - ret_bytes) + pair.len_bytes;
 }
 
-/* Offers so many data connections in one frame, the first of them as this attempt. */
+/* Offers so many data connections in one frame, the first as this attempt. */
 static void say_offers(size_t count, uint64_t attempt, uint8_t *pair_address, size_t len_bytes)
 {
     Frame frame = TENSORLANE__V1__FRAME__INIT;
@@ -446,7 +447,7 @@ static void say_offers(size_t count, uint64_t attempt, uint8_t *pair_address, si
     raw_call_send_message(&call, &frame.base);
 }
 
-/* Reads until this attempt is refused; returns how many refusals came. */
+/* Reads until this attempt is refused; returns the number of refusals. */
 static unsigned read_refusals(uint64_t attempt, char *ret_reason)
 {
     unsigned refusals = 0;
@@ -478,8 +479,8 @@ START_TEST(an_address_is_looked_at_before_anything_is_made)
 }
 END_TEST
 
-/* The first of a storm gets its attempt, which the second ends; the third gets another one. Until these two are gone no
- * other is made; then one is made again, which fails because the peer has no socket. */
+/* The first offer of a storm gets an attempt, which the second ends; the third gets another one. Until both have gone
+ * no other is made. The next attempt then fails, because the peer has no socket. */
 START_TEST(a_storm_of_offers_makes_two_attempts)
 {
     uint8_t pair_address[TL_CONNECTION_ADDRESS_BYTES];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Two workers with a data plane, one of which falls silent: because nobody drives it, or because what it writes is lost
- * while it is waited for.
+ * Two workers with a data plane, one of which becomes silent: because no thread drives it, or because its writes are
+ * lost while the other waits for them.
  */
 #include <check.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ static void send_large(struct tl_worker *worker, const char *key, uint64_t step,
     tl_tensor_put(tensor);
 }
 
-/* A large tensor from the sender to the receiver, in place. */
+/* Receives a large tensor in place, from the sender to the receiver. */
 static void expect_transfer(uint64_t step)
 {
     struct tl_completion got;
@@ -34,14 +34,14 @@ static void expect_transfer(uint64_t step)
     cluster_expect(sent, TL_OK);
 }
 
-/* True. Moves a worker that has no thread. */
+/* Advances a worker that has no thread; returns true. */
 static bool driven(struct tl_worker *worker)
 {
     (void)!tl_worker_progress(worker, 0);
     return true;
 }
 
-/* The value was on its way when the receive ran out of time, and its connection with it. */
+/* The value was on its way when the receive ran out of time, and its connection ended with it. */
 START_TEST(a_deadline_in_the_middle_leaves_the_value_to_others)
 {
     prepare("\"rdma\": \"require\", \"timeouts\": {\"reservation\": \"1h\"}");
@@ -68,7 +68,7 @@ START_TEST(a_deadline_in_the_middle_leaves_the_value_to_others)
 }
 END_TEST
 
-/* Longer than its peer would take it for dead. */
+/* Waits longer than the peer time-out. */
 static void leave_alone(int64_t ns)
 {
     int64_t until_ns = cluster_now_ns() + ns;
@@ -76,7 +76,7 @@ static void leave_alone(int64_t ns)
         cluster_pause();
 }
 
-/* A program that computes keeps its paths and answers requests; nobody drives it until the end. */
+/* A program that computes keeps its paths and answers requests, although no thread drives its worker until the end. */
 START_TEST(a_worker_that_nobody_drives_is_not_dead)
 {
     prepare("\"rdma\": \"require\"");
@@ -93,17 +93,18 @@ START_TEST(a_worker_that_nobody_drives_is_not_dead)
     cluster_expect(sent, TL_OK);
     struct fake_counters counters;
     fake_provider_get_counters(transport.cards[0].provider, &counters);
-    ck_assert_uint_eq(counters.cancelled, 0); /* it is the same connection */
+    ck_assert_uint_eq(counters.cancelled, 0); /* The connection is the same as before. */
     teardown();
 }
 END_TEST
 
-/* One that does not move at all is given up with a reason, and its path comes back when it moves again. */
+/* A worker that does not move at all is given up with a reason, and its path comes back when it moves again. */
 START_TEST(a_worker_that_does_not_move_is_given_up_for_a_while)
 {
     prepare(NULL);
     receiver =
-        fake_transport_open(&transport, 1, TL_PROGRESS_CALLER); /* looked after so rarely that it does not matter */
+        /* The helper thread drives it so rarely that it does not matter. */
+        fake_transport_open(&transport, 1, TL_PROGRESS_CALLER);
     transport.peer_timeout_ns = CLUSTER_SECOND;
     sender = fake_transport_open(&transport, 0, TL_PROGRESS_THREAD);
     expect_transfer(1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Why there is no data connection: health and the log have it whole when the table of reasons is full. */
+/* Why there is no data connection: health and the log show the whole reason even when the table of reasons is full. */
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
@@ -25,7 +25,7 @@ static void fill_the_table(void)
     }
 }
 
-/* A peer's reason is there as health shows it. */
+/* Returns whether a peer's reason is there as health shows it. */
 static bool is_described(const struct cluster *cluster, const char *part)
 {
     struct tl_description description = {0};

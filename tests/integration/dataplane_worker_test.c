@@ -17,7 +17,7 @@
 #define LARGE (1 << 20)
 #define SMALL 1000
 
-/* Receives with the blocking form, which must succeed; the tensor is the caller's. */
+/* Receives with the blocking form, which must succeed; the caller owns the tensor. */
 static struct tl_completion receive(const char *key, uint64_t step, struct tl_tensor *destination, bool wants_checksum)
 {
     const struct tl_recv_options options = {
@@ -42,14 +42,14 @@ static void expect_path(const struct tl_completion *got, enum tl_path path)
                   got->path_reason);
 }
 
-/* True. Moves a worker that has no thread. */
+/* Advances a worker that has no thread; returns true. */
 static bool driven(struct tl_worker *worker)
 {
     (void)!tl_worker_progress(worker, 0);
     return true;
 }
 
-/* A large tensor by this path. */
+/* Receives a large tensor, which must take this path. */
 static void expect_transfer(uint64_t step, enum tl_path path)
 {
     send_tensor("probe", step, LARGE, (unsigned)step);
@@ -156,7 +156,7 @@ START_TEST(a_destination_that_does_not_fit_is_refused)
         tl_recv_wait(receiver, cluster_peer(receiver, 0), "d", 1, &options, CLUSTER_LONG, &got, &error);
     ck_assert_int_eq(status, TL_FAILED_PRECONDITION);
     tl_tensor_put(destination);
-    /* It was given back, and is there for the next. */
+    /* The memory was given back, and is free for the next receive. */
     got = receive("d", 1, NULL, false);
     ck_assert(cluster_tensor_is(got.tensor, LARGE, 1));
     tl_tensor_put(got.tensor);
@@ -287,7 +287,7 @@ START_TEST(a_deadline_ends_a_receive)
 }
 END_TEST
 
-/* The peer's card sends nothing more: what it has to say stays in its queue. */
+/* The peer's card sends nothing more: all messages stay in its queue. */
 static void stop_sender(void)
 {
     const struct fake_rule rule = {.fault = FAKE_DROP, .provider = transport.cards[0].provider, .times = FAKE_ALWAYS};
@@ -415,7 +415,7 @@ END_TEST
 
 /* ---------------------------------------------------------------------------------------------------- failures -- */
 
-/* What the receiver's card writes or says breaks its queue pair, in the middle. */
+/* A write or message of the receiver's card breaks its queue pair in the middle. */
 static void break_at(enum fake_kind kind, unsigned task)
 {
     const struct fake_rule rule = {.fault = FAKE_BREAK, .kinds = kind, .provider = transport.cards[task].provider};
@@ -436,7 +436,7 @@ START_TEST(a_connection_that_breaks_is_replaced_by_grpc)
     tl_tensor_put(got.tensor);
     cluster_expect(sent, TL_OK);
     ck_assert_uint_ge(cluster_stats(receiver).requests_retried, 1);
-    /* It comes back by itself. */
+    /* The path comes back by itself. */
     CLUSTER_UNTIL(driven(receiver) && strcmp(cluster_peer_info(receiver, 0).transport, "verbs") == 0);
     expect_transfer(2, TL_PATH_ZERO_COPY);
     teardown();
@@ -445,7 +445,7 @@ END_TEST
 
 START_TEST(a_connection_that_breaks_fails_where_rdma_is_required)
 {
-    /* The value was given to the request that has failed; others have it at once all the same. */
+    /* The value was given to the request that has failed; other requests get it at once all the same. */
     prepare("\"rdma\": \"require\", \"timeouts\": {\"reservation\": \"1h\"}");
     open_both(_i);
     expect_transfer(1, TL_PATH_ZERO_COPY);
@@ -591,7 +591,7 @@ int main(void)
     const struct {
         const char *name;
         const TTest *test;
-        int count; /* of the loop */
+        int count; /* The index of the loop. */
     } tests[] = {
         {"kinds", a_tensor_that_is_sent_is_written_in_place, 2},
         {"kinds", a_receive_that_comes_first_waits, 2},

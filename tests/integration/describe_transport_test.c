@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a worker says of its data plane when a tool asks it, and what the variables of its environment do. */
+/* How a worker describes its data plane to a tool, and the effect of the variables of its environment. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static void teardown(void)
     fake_transport_fini(&fake);
 }
 
-/* Cards that no kernel knows, so that the state of their port cannot be told. */
+/* No kernel knows these cards, so the state of their port cannot be read. */
 static enum tl_status list(void *context, const struct tl_settings *settings, const char *address,
                            struct tl_verbs_candidate **ret_candidates, size_t *ret_count, struct tl_error *ret_error)
 {
@@ -112,7 +112,7 @@ START_TEST(a_card)
     ck_assert_str_eq(told->memlock, "");
     ck_assert_str_eq(told->reason, "the only one of this test");
     ck_assert_str_eq(told->passed_over, "");
-    /* What was seen at the start would be no news of the port; the MTU is the smaller one. */
+    /* The state of the port from the start would be out of date here; the MTU is the smaller one. */
     ck_assert_str_eq(told->port_state, "");
     ck_assert_uint_eq(told->mtu_bytes, 1024);
     teardown();
@@ -131,7 +131,7 @@ START_TEST(a_card_that_nothing_is_known_of)
 }
 END_TEST
 
-/* Between the two, and of no other pair. */
+/* Latency and rate are those between these two workers, not of another pair. */
 START_TEST(latency_and_rate_of_a_pair)
 {
     prepare("\"rdma\": \"require\", \"connect\": \"eager\"");
@@ -158,7 +158,7 @@ START_TEST(latency_and_rate_of_a_pair)
 }
 END_TEST
 
-/* It was taken out, or it has failed as a whole. */
+/* The card was taken out, or it has failed as a whole. */
 START_TEST(a_card_that_is_lost)
 {
     prepare(_i == 0 ? "\"connect\": \"eager\"" : "\"rdma\": \"require\", \"connect\": \"eager\"");
@@ -198,7 +198,7 @@ START_TEST(no_card)
 }
 END_TEST
 
-/* Cards say of themselves that they work; the first two move no bytes, or wrong ones. */
+/* These cards report that they work; the first two move no bytes, or wrong ones. */
 START_TEST(a_card_that_was_not_the_first)
 {
     prepare(_i == 0 ? "\"rdma\": \"require\"" : "\"verbs\": {\"keys\": \"region\"}");
@@ -235,7 +235,7 @@ START_TEST(no_card_that_works)
     ck_assert(!transport("verbs")->is_available);
     ck_assert_str_eq(description.data_plane->device, "");
     ck_assert_str_eq(description.data_plane->passed_over, "");
-    /* A list when there are several. */
+    /* Several values make a list. */
     ck_assert((strstr(reason, "no RDMA port can be used; no_such_card:2 GID 3 ") == reason) == (_i == 1));
     ck_assert((strstr(reason, "; no_such_card:2 GID 2 ") != NULL) == (_i == 1));
     ck_assert((strstr(reason, "no_such_card:2 GID 3 10.0.0.1: a probe write failed: ") == reason) == (_i == 0));
@@ -255,7 +255,7 @@ START_TEST(a_card_that_does_not_work_where_one_is_required)
 }
 END_TEST
 
-/* What health shows, and what a worker says that does not start. */
+/* What health shows is also what a worker says that does not start. */
 START_TEST(a_card_without_windows)
 {
     prepare(NULL);

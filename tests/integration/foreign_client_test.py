@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""A worker as clients see it that have nothing of this project but its .proto files."""
+"""A worker as it appears to clients that have only the .proto files of this project."""
 import concurrent.futures
 import contextlib
 import random
@@ -80,7 +80,7 @@ class Reflection(ForeignCase):
                          "v1alpha": (reflection_alpha_pb2, reflection_alpha_pb2_grpc)}
 
     def ask(self, version, *questions):
-        """The answers to questions, each a dictionary, all on one stream."""
+        """Asks questions, each a dictionary, on one stream, and returns the answers."""
         messages, stubs = self.versions[version]
         requests = [messages.ServerReflectionRequest(host="anything", **question) for question in questions]
         stub = stubs.ServerReflectionStub(self.channel)
@@ -120,7 +120,7 @@ class Reflection(ForeignCase):
             self.assertEqual(len(listed.list_services_response.service), len(SERVICES))
 
     def rebuild(self, version):
-        """What grpcurl does: all types of all services, from nothing but answers."""
+        """Does what grpcurl does: builds all types of all services from answers alone."""
         pool = descriptor_pool.DescriptorPool()
         files = {file.name: file for service in sorted(SERVICES)
                  for file in self.files_of(self.ask(version, {"file_containing_symbol": service})[0])}
@@ -136,7 +136,7 @@ class Reflection(ForeignCase):
         return pool
 
     def method(self, pool, service, name):
-        """A method as something to call with a dictionary, and the kind of its messages."""
+        """Returns a method as a function that takes fields, and the kind of its messages."""
         method = pool.FindServiceByName(service).methods_by_name[name]
         classes = getattr(message_factory, "GetMessageClass", None) or message_factory.MessageFactory(pool).GetPrototype
         request, response = classes(method.input_type), classes(method.output_type)
@@ -236,7 +236,8 @@ class Receive(ForeignCase):
         self.assertEqual(self.counter("tensors_sent"), 2 * len(tensors))
 
     def test_pieces_fit_a_client_with_default_limits(self):
-        """gRPC's clients take messages of at most 4 MiB unless told otherwise, whatever the worker's chunk is."""
+        """gRPC's clients accept messages of at most 4 MiB by default, so pieces are small enough whatever the worker's
+        chunk is."""
         data = random.Random(2).randbytes(9 << 20)
         self.start({"a": ("U8", (len(data),), data)}, limits={"chunk": "16MiB"})
         self.assertEqual(self.collect(self.receive("a", 0, True), True)[1][2], data)
@@ -363,7 +364,7 @@ class Publish(ForeignCase):
         self.assertEqual(self.counter("held_bytes"), 0)
 
     def test_annotations(self):
-        """Those of one file are listed once in a message, however many tensors refer to them."""
+        """A message lists the annotations of one file once, however many tensors refer to them."""
         self.start()
         first = transfer_pb2.PublishRequest(meta_data=meta_data("U8", (1,), b"x"), data=b"x")
         for i in range(20):
@@ -459,7 +460,7 @@ class Publish(ForeignCase):
         self.publish("w", bytes(size))
 
         def receive():
-            """Until the last one is there; the steps that were seen."""
+            """Receives until the last version has come; returns the steps that it saw."""
             steps = [0]
             while steps[-1] != last:
                 step, (_, _, data) = self.collect(self.receive("w", 0, True), True)
@@ -486,7 +487,7 @@ class Publish(ForeignCase):
 
 
 class Calls(ForeignCase):
-    """What a well-meant client may get wrong."""
+    """Errors that a well-meant client may make."""
 
     def test_compressed(self):
         self.start({"a": ("U8", (1,), b"x")})

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""A worker as another worker sees it that was written in Python from the .proto files (foreign_worker.py)."""
+"""A worker as it appears to another worker, which is written in Python from the .proto files (foreign_worker.py)."""
 import random
 import subprocess
 import sys
@@ -151,7 +151,7 @@ class Exchange(ExchangeCase):
         self.assertEqual(self.counter("protocol_errors"), 6)
 
     def break_in_the_middle(self):
-        """Receives a part of a large tensor, then breaks the stream; the tensor and the part."""
+        """Receives a part of a large tensor, then breaks the stream; returns the tensor and the part."""
         data = random.Random(5).randbytes(16 << 20)
         self.start()
         self.publish("w", data, 1)
@@ -205,7 +205,7 @@ class Exchange(ExchangeCase):
             wait_until(lambda: self.peer().state != "up", "the peer is gone")
 
     def test_the_worker_stops_in_the_middle(self):
-        """What is under way may finish, new requests are refused, and the worker waits for our end of the stream."""
+        """Running transfers may finish, new requests are refused, and the worker waits for our end of the stream."""
         data = random.Random(6).randbytes(48 << 20)
         self.start(timeouts={"drain": "300s"})
         self.publish("w", data)
@@ -225,7 +225,7 @@ class Exchange(ExchangeCase):
 
 
 class OneShot(ExchangeCase):
-    """A tensor that was sent, not published, goes to one receiver, which may be a foreign one."""
+    """A tensor that was sent, not published, goes to one receiver, which may be a foreign worker."""
     KEY, STEP, TENSOR = "one", 3, ("U8", (9,), b"all of it")
 
     LIBRARY = cli_support.BUILD / "lib/libtensorlane.so"
@@ -270,7 +270,8 @@ class OneShot(ExchangeCase):
         self.assert_sent()
 
     def break_before_acknowledging(self, **options):
-        """Then the tensor is kept for who had asked, and nobody else gets it."""
+        """Breaks the stream before the acknowledgement. Then the worker keeps the tensor for the receiver that asked
+        for it."""
         foreign = self.opened(**options)
         foreign.request([self.KEY], self.STEP)
         one, = foreign.take(acknowledges=False)
@@ -298,7 +299,7 @@ class OneShot(ExchangeCase):
         self.assert_sent()
 
     def test_the_process_comes_back_as_another(self):
-        """What was reserved for the process before is offered again."""
+        """The worker offers what it had reserved for the former process again."""
         name = "/job:worker/task:0"
         self.break_before_acknowledging(name=name)
         foreign = self.opened(name=name, incarnation=8)

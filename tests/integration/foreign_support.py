@@ -2,8 +2,8 @@
 """What the tests with foreign clients share: a worker of this project, and calls of its services with Python's gRPC and
 generated code.
 
-Every test has a worker of its own, which must end well: with 0, and where there is a sanitizer without a word of it.
-Importing this ends the program with SKIPPED where gRPC or the generated code is missing.
+Every test has a worker of its own, which must end with status 0 and without a report of a sanitizer. Importing this
+file ends the program with SKIPPED where gRPC or the generated code is missing.
 """
 import contextlib
 import ctypes
@@ -42,13 +42,13 @@ def meta_data(dtype, shape, data):
 
 
 def as_tensor(meta, data):
-    """As read_safetensors has it."""
+    """Returns a tensor in the form that read_safetensors gives."""
     return transfer_pb2.DType.Name(meta.dtype), tuple(meta.dims), bytes(data)
 
 
 class ForeignCase(cli_support.Case):
     def start(self, tensors=None, **settings):
-        """Starts /job:ps/task:0, in a cluster with a /job:worker/task:0 that never comes, publishing the tensors."""
+        """Starts /job:ps/task:0, which publishes the tensors, in a cluster whose /job:worker/task:0 never starts."""
         self.served = self.cluster(ps=1, worker=1, extra=settings)
         publish = ()
         if tensors is not None:
@@ -101,7 +101,7 @@ class ForeignCase(cli_support.Case):
                                      timeout=timeout)
 
     def collect(self, pieces, wants_checksum=False):
-        """Puts the pieces of a Receive together; its step and its tensor."""
+        """Joins the pieces of a Receive; returns its step and its tensor."""
         pieces, data = list(pieces), b""
         for i, piece in enumerate(pieces):
             self.assertEqual(piece.HasField("meta_data"), i == 0)
@@ -114,7 +114,8 @@ class ForeignCase(cli_support.Case):
         return pieces[0].step, as_tensor(pieces[0].meta_data, data)
 
     def publish(self, key, data, step=0, dtype="U8", shape=None, piece=1 << 20, wrong=None):
-        """Publishes bytes in several messages; wrong: fields of the meta-data that are not as they should be."""
+        """Publishes bytes in several messages. The argument wrong has fields of the meta-data that replace the right
+        ones."""
         described = meta_data(dtype, (len(data),) if shape is None else shape, data)
         for name, value in (wrong or {}).items():
             setattr(described, name, value)
@@ -126,7 +127,7 @@ class ForeignCase(cli_support.Case):
         return self.transfer.Publish(iter(messages), timeout=PATIENCE).publication
 
     def list(self, pattern=""):
-        """All entries, and in how many messages they came."""
+        """Returns all entries, and the number of messages in which they came."""
         messages = list(self.transfer.List(transfer_pb2.ListRequest(pattern=pattern), timeout=PATIENCE))
         return [entry for message in messages for entry in message.entries], len(messages)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A worker in Python, as somebody would write it who has only the .proto files: the receiving side of Exchange.
+"""A worker in Python that is written from the .proto files alone: the receiving side of Exchange.
 
 Happy path: open says hello and takes the answer; request asks for tensors; take reads frames until they are complete,
-adding the bytes of each chunk, which stand one after the other in Frame.data; close ends the stream. After break_off
-another worker of the same incarnation asks for the rest with the same number. Everything that is not as the protocol
-says raises an AssertionError; a call that ends raises what grpc raises.
+and adds the bytes of each chunk, which stand one after the other in Frame.data; close ends the stream. After break_off
+another worker of the same incarnation asks for the rest with the same number. A violation of the protocol raises an
+AssertionError; a call that ends raises what grpc raises.
 """
 import queue
 
@@ -19,7 +19,7 @@ class Arriving:
 
     def __init__(self, key, data=b""):
         self.key, self.data = key, bytearray(data)
-        self.first = None  # the chunk with the meta-data
+        self.first = None  # The chunk with the meta-data.
         self.checksum = None
         self.failure = None
 
@@ -51,7 +51,7 @@ class Arriving:
 class ForeignWorker:
     def __init__(self, channel, incarnation, name=""):
         self.incarnation, self.name = incarnation, name
-        self.requests = {}  # number -> Arriving
+        self.requests = {}  # The open requests, by number.
         self.frames = queue.SimpleQueue()
         self.is_goodbye = False
         self.call = transfer_pb2_grpc.TransferStub(channel).Exchange(iter(self.frames.get, None), timeout=PATIENCE)
@@ -69,7 +69,8 @@ class ForeignWorker:
         return frame.hello
 
     def request(self, keys, step=0, first_number=1, resume=None, wants_checksum=True):
-        """Asks for tensors in one frame. resume: the Arriving of a broken stream, to go on with."""
+        """Asks for tensors in one frame. The argument resume is the Arriving of a broken stream, which the request
+        continues."""
         wanted = []
         for number, key in enumerate(keys, first_number):
             self.requests[number] = Arriving(key, resume.data if resume else b"")
@@ -84,7 +85,7 @@ class ForeignWorker:
         self.send(cancels=[number])
 
     def read(self):
-        """Takes one frame in; what comes for requests that were cancelled is skipped."""
+        """Reads one frame; skips what comes for cancelled requests."""
         frame = next(self.call)
         assert not frame.HasField("hello"), "a second hello"
         self.is_goodbye |= frame.goodbye
@@ -100,7 +101,7 @@ class ForeignWorker:
         return frame
 
     def take(self, acknowledges=True):
-        """Reads until all that was asked for is there; acknowledges what was sent to us alone."""
+        """Reads until everything that was asked for is there; acknowledges one-shot tensors."""
         while not all(arriving.is_over for arriving in self.requests.values()):
             self.read()
         alone = [number for number, arriving in self.requests.items() if arriving.first and arriving.first.is_one_shot]
@@ -114,7 +115,7 @@ class ForeignWorker:
         self.frames.put(None)
 
     def close(self):
-        """Ends the stream from our side; the status that the server ends it with."""
+        """Ends the stream from our side; returns the status with which the server ends it."""
         self.frames.put(None)
         for frame in self.call:
             assert not frame.chunks, f"chunks at the end: {frame.chunks}"

@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that is full, or becomes full while a pull runs: the error says how many bytes of which file found no room,
-what was at the target stays, and nothing else is left.
+"""A disk that is full, or fills up while a pull runs: the error says how many bytes of which file did not fit, the
+target keeps its content, and nothing else is left.
 
-The disk is a small file system of the test's own, which only the test sees: the test runs itself again in a mount
-namespace. Skipped where there can be none."""
+The disk is a small file system that only this test sees: the test runs itself again in a mount namespace. It is skipped
+where it cannot make one.
+"""
 import os
 import signal
 import subprocess
@@ -27,7 +28,7 @@ class Disk(cli_support.Case):
         self.out = self.disk / "out.safetensors"
 
     def serve(self, sizes):
-        """A worker that publishes zeros: name -> bytes."""
+        """Starts a worker that publishes zeros; the argument gives the bytes of each tensor by name."""
         model = write_safetensors(self.folder / "model.safetensors",
                                   {name: ("U8", (size,), b"") for name, size in sizes.items()}, sizes)
         served = self.cluster(ps=1, extra=cli_support.OVER_GRPC)
@@ -39,7 +40,7 @@ class Disk(cli_support.Case):
         return sorted(os.listdir(self.disk))
 
     def fill(self, left_bytes=0):
-        """Takes what is free, but for so many bytes."""
+        """Fills the disk except for so many bytes."""
         free = os.statvfs(self.disk).f_bavail * os.statvfs(self.disk).f_frsize
         (self.disk / "filler").write_bytes(bytes(free - left_bytes))
 
@@ -78,7 +79,7 @@ class Disk(cli_support.Case):
         self.assertEqual(self.left(), ["filler"])
 
     def test_it_becomes_full_meanwhile(self):
-        """Somebody else takes the room after the pull has seen that it is there."""
+        """Another program fills the disk after the pull has checked the free space."""
         size = DISK_BYTES * 7 // 8
         served, _ = self.serve({"zeros": size})
         for flags in ([], ["--no-checksum"]):
@@ -113,8 +114,8 @@ class Disk(cli_support.Case):
         model = write_safetensors(self.folder / "model.safetensors", some_tensors())
         (self.disk / "log").touch()
         with open(self.disk / "log", "ab") as log:
-            worker = subprocess.Popen([cli_support.PROGRAM, "serve", "--config", served.path, "--job", "ps", "--publish",
-                                       model], env=environment(), stdout=log, stderr=log)
+            worker = subprocess.Popen([cli_support.PROGRAM, "serve", "--config", served.path, "--job", "ps",
+                                       "--publish", model], env=environment(), stdout=log, stderr=log)
         self.addCleanup(worker.wait)
         self.addCleanup(worker.kill)
         cli_support.wait_until(lambda: cli_support.run("health", served.address()).returncode == 0, "a healthy worker")
@@ -126,7 +127,7 @@ class Disk(cli_support.Case):
 
 
 def enter_namespace():
-    """Runs this file again where it may mount, or skips."""
+    """Runs this file again in a mount namespace, or skips it."""
     unshare = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
     probe = 'mount -t tmpfs -o size=64k tmpfs "$0"'
     try:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What gRPC still has of a worker that has closed: nothing. gRPC itself counts its servers, channels and connections;
- * its own check at shutdown cannot run, because gRPC stays initialised. One channel stays as long as the process, so
- * that gRPC keeps its threads (control/loop.c). */
+/* gRPC keeps nothing of a worker that has closed. gRPC itself counts its servers, channels and connections; its own
+ * check at shutdown cannot run, because gRPC stays initialised. One channel stays as long as the process, so that gRPC
+ * keeps its threads (control/loop.c). */
 #include <check.h>
 #include <grpc/grpc.h>
 #include <grpc/support/alloc.h>
@@ -12,7 +12,7 @@
 
 static struct cluster cluster;
 
-/* How often an entry stands in one of gRPC's lists, which is JSON. */
+/* Returns how often an entry is in one of gRPC's lists, which is JSON. */
 static unsigned count_entries(char *list, const char *entry)
 {
     unsigned count = 0;
@@ -28,7 +28,7 @@ static bool has_servers(void)
     return count_entries(grpc_channelz_get_servers(0), "serverId") > 0;
 }
 
-/* Others than the one that stays. */
+/* Returns the channels apart from the one that stays. */
 static bool has_channels(void)
 {
     unsigned kept = count_entries(grpc_channelz_get_top_channels(0), "\"target\":\"keeper\"");
@@ -36,7 +36,7 @@ static bool has_channels(void)
     return count_entries(grpc_channelz_get_top_channels(0), "channelId") > kept;
 }
 
-/* Two workers and a client that have moved a tensor; the workers are closed first, or the client. */
+/* Two workers and a client move a tensor; then the workers are closed first, or the client. */
 START_TEST(nothing_is_left_of_workers)
 {
     for (unsigned round = 0; round < 3; round++) {

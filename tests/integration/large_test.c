@@ -26,7 +26,7 @@
 
 static const char tail_mark[] = "the end of a tensor beyond four gibibytes";
 
-/* A sparse file with marks, mapped read-only. */
+/* Makes a sparse file with marks, mapped read-only. */
 static void *map_source(void)
 {
     char path[] = "/tmp/tensorlane-large-XXXXXX";
@@ -44,7 +44,7 @@ static void *map_source(void)
     return data;
 }
 
-/* TENSOR_BYTES of writable addresses over WINDOW_BYTES of memory. */
+/* Makes TENSOR_BYTES of writable addresses over WINDOW_BYTES of memory. */
 static void *map_destination(void)
 {
     int fd = memfd_create("window", MFD_CLOEXEC);
@@ -74,8 +74,8 @@ static struct tl_tensor *wrap(void *data, bool is_read_only)
     return tensor;
 }
 
-/* The process's own memory in KiB, without mapped files and without the window, which counts once for each time it is
- * mapped. */
+/* Returns the process's own memory in KiB, without mapped files and without the window, which counts once for each time
+ * it is mapped. */
 static long private_memory_kib(void)
 {
     FILE *status = fopen("/proc/self/status", "r");

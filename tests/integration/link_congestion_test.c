@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What waits on a link whose other side does not read, counted: links on streams that are driven by hand
+ * Counts what waits on a link whose other side does not read. The links are on streams that are driven by hand
  * (fuzz/fake_stream.h), which hold no byte that the other side has not taken.
  *
  * A link that we have opened and one that was accepted, of the same control, are each other's peer. Each asks the other
@@ -20,13 +20,13 @@
 #include "fuzz/fake_stream.h"
 
 #define SELF "/job:node/task:0"
-#define OPENED 0 /* slots of the streams */
+#define OPENED 0 /* The slots of the streams. */
 #define ACCEPTED 1
 #define ASKED 70000
-/* What may wait to be sent on all accepted links, on one of them before it is not read, and what one more frame may
- * bring, as in control/link_send.c. */
+/* The limits in control/link_send.c: what may wait on all accepted links, what may wait on one before it is no longer
+ * read, and what one more frame may add. */
 #define MAX_UNSENT_OF_ALL 21845
-#define FREE_UNSENT 32 /* of each link besides its share */
+#define FREE_UNSENT 32 /* Each link has this in addition to its share. */
 #define MAX_UNSENT (16384 + FREE_UNSENT)
 #define MAX_REQUESTS 256
 #define CHUNK_BYTES 4096
@@ -37,18 +37,18 @@
 
 static struct tl_loop *loop;
 static struct tl_control *control;
-static struct tl_link *links[2]; /* by slot; NULL: closed */
+static struct tl_link *links[2]; /* By slot; NULL: closed. */
 static struct tl_tensor *offered;
 static struct tl_error error;
-static struct tl_fetch *fetches; /* [2 * ASKED] */
+static struct tl_fetch *fetches; /* The array has 2 * ASKED elements. */
 static size_t done_count[2];
 static size_t serve_count;
 static size_t closed_count;
-static struct tl_error end_reason; /* of the link that was closed last */
+static struct tl_error end_reason; /* Why the latest link was closed. */
 static size_t max_unsent[2];
-static enum tl_status expected_code; /* of fetches */
-static struct tl_error refusal;      /* instead of the offered tensor; TL_OK: none */
-static grpc_byte_buffer *carried[2]; /* a copy of the message in flight */
+static enum tl_status expected_code; /* The status of fetches. */
+static struct tl_error refusal;      /* Sent instead of the offered tensor; TL_OK: none. */
+static grpc_byte_buffer *carried[2]; /* A copy of the message in flight. */
 static size_t sent_count[2];
 static size_t again_count;          /* requests for a value that the link had let go */
 static struct tl_tensor **versions; /* [version_count]: one was published for each request; NULL: all get `offered` */
@@ -148,7 +148,7 @@ static void run_loop(void)
     }
 }
 
-/* Carries the message that is in flight over, if the other side reads. */
+/* Carries the message in flight over, if the other side reads. */
 static bool carry(unsigned from)
 {
     if (carried[from] == NULL || !fake_stream_is_reading(1 - from)) return false;
@@ -160,7 +160,7 @@ static bool carry(unsigned from)
     return true;
 }
 
-/* Takes the message that is in flight instead of the other side. */
+/* Takes the message in flight instead of the other side. */
 static grpc_byte_buffer *take(unsigned from)
 {
     grpc_byte_buffer *message = carried[from];
@@ -252,8 +252,7 @@ static void ask_for_much(void)
 }
 
 /* Whichever side is favoured, both get all that they have asked for, and the accepting side never lets more wait than
- * its bound: the rest of the requests stays where they come from. The opening side holds what the other has asked for,
- * no more. */
+ * its bound: the other requests stay at their origin. The opening side holds what the other has asked for, no more. */
 static void expect_both_served(unsigned favoured)
 {
     while (carry(favoured) || carry(1 - favoured))
@@ -283,14 +282,14 @@ START_TEST(accepted_link_is_not_read_while_too_much_waits)
     offered = make_tensor(SMALL_BYTES);
     connect_to_itself();
     ask_for_much();
-    /* The opening side says all it has, and takes nothing. */
+    /* The opening side sends all it has, and takes nothing. */
     while (carry(OPENED))
         continue;
     ck_assert(fake_stream_is_sending(OPENED) && !fake_stream_is_reading(ACCEPTED));
     ck_assert_uint_ge(links[ACCEPTED]->unsent_count, MAX_UNSENT);
     ck_assert_uint_lt(links[ACCEPTED]->unsent_count, MAX_UNSENT + MAX_REQUESTS);
     ck_assert_uint_lt(serve_count, MAX_UNSENT + 2 * MAX_REQUESTS);
-    /* It reads at all times, also now. */
+    /* It reads at all times, even now. */
     ck_assert(fake_stream_is_reading(OPENED));
     expect_both_served(OPENED);
 }
@@ -339,9 +338,9 @@ static void request_large(unsigned first)
     run_loop();
 }
 
-/* Bytes of tensors of which a part has come, but not all. */
+/* Returns the bytes of tensors of which a part has come, but not all. */
 struct begun {
-    uint64_t received[2 * LARGE_COUNT + 1]; /* by number */
+    uint64_t received[2 * LARGE_COUNT + 1]; /* By number. */
     uint64_t complete;
 };
 
@@ -380,7 +379,7 @@ START_TEST(peer_that_does_not_read_has_one_frame_outstanding)
     shake_hands(0);
     request_large(1);
     ck_assert_uint_eq(serve_count, LARGE_COUNT);
-    ck_assert_uint_eq(sent_count[0], 2); /* the handshake, and one that is not taken */
+    ck_assert_uint_eq(sent_count[0], 2); /* The handshake, and one message that is not taken. */
     uint64_t sent_bytes = control->stats.bytes_sent;
     ck_assert_uint_gt(sent_bytes, 0);
     ck_assert_uint_le(sent_bytes, CHUNK_BYTES);
@@ -409,7 +408,7 @@ START_TEST(no_more_is_begun_than_may_be_in_flight)
         ck_assert_uint_le(begun_bytes(&begun), INFLIGHT_BYTES);
         if (begun_bytes(&begun) > max_bytes) max_bytes = begun_bytes(&begun);
     }
-    /* And what may be in flight is made use of. */
+    /* Both sides use what may be in flight. */
     ck_assert_uint_gt(max_bytes, LARGE_BYTES);
     ck_assert_uint_eq(begun.complete, 2 * LARGE_COUNT);
     ck_assert_uint_eq(control->stats.bytes_sent, 2 * LARGE_COUNT * LARGE_BYTES);
@@ -483,11 +482,11 @@ START_TEST(no_more_is_sent_than_the_peer_takes)
     request_large(1);
     take_all(&begun);
     ck_assert_uint_eq(control->stats.bytes_sent, window_bytes);
-    /* It is no matter what else is said. */
+    /* Other messages make no difference. */
     request_large(LARGE_COUNT + 1);
     take_all(&begun);
     ck_assert_uint_eq(control->stats.bytes_sent, window_bytes);
-    /* What it has taken may be sent again, once. */
+    /* The bytes that it has taken may be sent again, once. */
     for (unsigned i = 0; i < 2; i++) {
         tell_taken(CHUNK_BYTES);
         take_all(&begun);
@@ -501,8 +500,8 @@ START_TEST(no_more_is_sent_than_the_peer_takes)
 }
 END_TEST
 
-/* A tensor of many windows arrives, so that each side tells what it takes; and the sender is never further ahead than
- * what it was told of, and one frame. */
+/* A tensor of many windows arrives, so that each side reports what it takes. The sender is at most one window and one
+ * frame ahead of what was reported. */
 START_TEST(what_is_taken_is_told)
 {
     uint64_t max_ahead_bytes = 0;
@@ -511,7 +510,7 @@ START_TEST(what_is_taken_is_told)
     struct link_window *window = &links[ACCEPTED]->window;
     ck_assert_uint_gt(window->peers_bytes, CHUNK_BYTES);
     ask(OPENED, 0, 1);
-    /* The receiver is heard as late as it can be. */
+    /* The receiver's reports are delivered as late as possible. */
     while (carry(ACCEPTED) || carry(OPENED)) {
         uint64_t ahead_bytes = window->sent_bytes - window->confirmed_bytes;
         if (ahead_bytes > max_ahead_bytes) max_ahead_bytes = ahead_bytes;
@@ -522,7 +521,7 @@ START_TEST(what_is_taken_is_told)
 }
 END_TEST
 
-/* The opening side takes what it is given, but the other does not read what it says. The frame that makes too much wait
+/* The opening side takes what it is given, but the other does not read its messages. The frame that makes too much wait
  * brings so many requests that a window full of answers is not enough to read again. */
 START_TEST(full_window_does_not_stop_a_side_that_does_not_read)
 {
@@ -585,7 +584,7 @@ static grpc_byte_buffer *frame_of_requests(uint64_t first_number, size_t count)
     return pack_frame(&frame);
 }
 
-/* A peer that asks until it is not read any more, and takes nothing. Returns how many answers wait for it. */
+/* A peer asks until it is no longer read, and takes nothing. Returns how many answers wait for it. */
 static size_t ask_until_not_read(uint64_t incarnation)
 {
     Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
@@ -613,14 +612,14 @@ START_TEST(links_share_what_may_wait)
 {
     const size_t count = FAKE_STREAMS;
     size_t total = 0, least = SIZE_MAX;
-    fake_stream_on_send = NULL; /* nothing is carried */
+    fake_stream_on_send = NULL; /* Nothing is carried. */
     offered = make_tensor(SMALL_BYTES);
     for (size_t i = 0; i < count; i++) {
         size_t waiting = ask_until_not_read(100 + i);
         total += waiting;
         if (waiting < least) least = waiting;
     }
-    /* 3/4 + 1/2 + ... + 1/8 of what may wait, and a frame for each; the last one still gets a share. */
+    /* 3/4 + 1/2 + ... + 1/8 of what may wait, and a frame for each; the last link still gets a share. */
     ck_assert_uint_lt(total, MAX_UNSENT_OF_ALL * 5 / 2 + count * MAX_REQUESTS);
     ck_assert_uint_ge(least, MAX_UNSENT_OF_ALL / count - MAX_REQUESTS);
     ck_assert_uint_le(tl_shares_used(control->unsent), total);
@@ -689,7 +688,7 @@ START_TEST(link_that_takes_nothing_ends)
     ck_assert_ptr_nonnull(links[ACCEPTED]);
     ck_assert(tl_tensor_is_shared(offered));
     pass_seconds(3);
-    /* The answers are over although the connection still lasts: they are pinned no longer than that. */
+    /* The answers end although the connection still lasts: they are pinned no longer than that. */
     (void)fake_stream_end(0);
     run_loop();
     ck_assert_ptr_null(links[ACCEPTED]);
@@ -700,7 +699,7 @@ START_TEST(link_that_takes_nothing_ends)
 }
 END_TEST
 
-/* A window of one byte, which the peer never opens again. All else that it is sent it takes. */
+/* The peer never opens its window of one byte again. It takes all other messages. */
 START_TEST(link_whose_window_stays_shut_ends)
 {
     struct begun begun = {.complete = 0};
@@ -733,7 +732,7 @@ START_TEST(link_that_takes_a_frame_now_and_then_stays)
     }
     take_all(&begun);
     ck_assert_uint_eq(begun.complete, LARGE_COUNT);
-    /* Nothing is unsent: it may be quiet for as long as it likes. */
+    /* Nothing is unsent: the peer may be quiet for any time. */
     pass_seconds(1000);
     ck_assert_ptr_nonnull(links[ACCEPTED]);
 }
@@ -741,9 +740,9 @@ END_TEST
 
 /* --------------------------------------------------------------------------------------------- files cut short -- */
 
-/* A file in which the offered tensor lies. */
+/* The offered tensor lies in a file. */
 static struct {
-    uint64_t cut_at_bytes; /* it is cut right after a check of bytes up to here; 0: never */
+    uint64_t cut_at_bytes; /* The file is cut right after a check of bytes up to here; 0: never. */
     bool is_cut;
 } file;
 
@@ -782,13 +781,13 @@ START_TEST(file_arrives)
         continue;
     ck_assert_uint_eq(done_count[OPENED], 3);
     ck_assert_uint_eq(control->stats.bytes_received, 3 * size_bytes);
-    /* Of a large one only the end was copied. */
+    /* Only the end of a large tensor was copied. */
     uint64_t copied_bytes = size_bytes > 65536 ? 4096 : size_bytes;
     ck_assert_uint_eq(control->stats.bytes_copied_send, 3 * copied_bytes);
 }
 END_TEST
 
-/* Between the last check of its bytes and their being read. */
+/* The cut is between the last check of the bytes and their reading. */
 START_TEST(file_cut_after_its_last_check_is_no_success)
 {
     uint64_t size_bytes = file_sizes[_i];
@@ -803,7 +802,7 @@ START_TEST(file_cut_after_its_last_check_is_no_success)
 }
 END_TEST
 
-/* Between the check of bytes that are not the last ones, and the kernel's reading them. */
+/* The cut is between the check of bytes before the last ones, and the kernel's reading of them. */
 START_TEST(file_cut_before_its_bytes_left_is_no_success)
 {
     const uint64_t size_bytes = 200000;
@@ -814,7 +813,7 @@ START_TEST(file_cut_before_its_bytes_left_is_no_success)
     while (control->stats.bytes_sent < size_bytes - 4096)
         ck_assert(carry(OPENED) || carry(ACCEPTED));
     ck_assert(fake_stream_is_through(ACCEPTED));
-    /* Nothing more is said before the kernel has what was sent. */
+    /* Nothing more is sent before the kernel has what was sent. */
     run_loop();
     ck_assert_uint_eq(control->stats.bytes_sent, size_bytes - 4096);
     cut();

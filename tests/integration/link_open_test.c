@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How links of ours begin and end: hosts with names, names that nobody knows, ports that nobody listens on, a link that
- * is given up while its peer's address is looked up, and the greatest age of a link.
+ * How links that we open begin and end: hosts with names, unknown names, ports without a listener, a link that is given
+ * up while its peer's address is looked up, and the greatest age of a link.
  *
  * The client here is a control object without a worker, in the test's own thread.
  */
@@ -108,7 +108,7 @@ static void teardown(void)
     fake_worker_stop(&server, tl_clock_deadline_ns(PATIENCE_NS));
 }
 
-/* The server's address with another way to write its host. */
+/* Returns the server's address with another spelling of its host. */
 static const char *at_host(const char *host)
 {
     static char address[128];
@@ -160,7 +160,7 @@ START_TEST(an_address_that_is_none)
 }
 END_TEST
 
-/* The look-up of the first outlives its link, that of the second its loop. */
+/* The look-up of the first link outlives the link, that of the second outlives its loop. */
 START_TEST(given_up_while_looked_up)
 {
     client_start(TL_TIME_NEVER, PATIENCE_NS);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A peer that lies: the test is task 1 of a cluster, opens a link to a real worker, is asked for tensors and answers
- * with chunks that cannot be; or it sends frames that are none, does not read, or disappears. The worker ends that
- * request or that link, with a status, and serves the next one.
+ * A lying peer: the test is task 1 of a cluster, opens a link to a real worker, gets requests and answers with
+ * impossible chunks; or it sends invalid frames, does not read, or disappears. The worker ends that request or that
+ * link, with a status, and serves the next one.
  */
 #include <check.h>
 #include <stdio.h>
@@ -76,7 +76,7 @@ static void connect_as_peer(void)
     shake_hands("/job:node/task:1", INCARNATION);
 }
 
-/* The number of the next request. What it acknowledges or cancels meanwhile is no matter. */
+/* Returns the number of the next request. Acknowledgements and cancels before it are ignored. */
 static uint64_t hear_request(void)
 {
     for (;;) {
@@ -99,7 +99,7 @@ static void hear_cancel(uint64_t number)
     }
 }
 
-/* A chunk that is right: all of `bytes` as a U8 vector. */
+/* Makes a correct chunk: all of `bytes` as a U8 vector. */
 struct answer {
     Chunk chunk;
     MetaData meta_data;
@@ -324,7 +324,7 @@ START_TEST(lie_ends_its_request_only)
 }
 END_TEST
 
-/* Starts a receive and answers with the first half of a right tensor. */
+/* Starts a receive and answers with the first half of a correct tensor. */
 static uint64_t answer_half(struct answer *answer)
 {
     cluster_recv(worker, 1, "half", 0, cq);
@@ -373,7 +373,7 @@ START_TEST(what_is_no_lie_is_taken)
 {
     struct answer answer;
     connect_as_peer();
-    /* Empty chunks, the meta-data once more, and a fresh start with another shape. */
+    /* Empty chunks, repeated meta-data, and a fresh start with another shape. */
     answer_half(&answer);
     answer.chunk.len_bytes = 0;
     answer.data_bytes = 0;
@@ -430,7 +430,7 @@ START_TEST(failures_are_passed_on)
         say(&frame);
         struct tl_completion received = cluster_expect(cq, i < 4 ? codes[i].status : TL_UNKNOWN);
         ck_assert_str_ne(received.status.message, "");
-        say(&frame); /* the second time it means nothing */
+        say(&frame); /* The second time it means nothing. */
     }
     expect_good_transfer();
     raw_call_close(&call);
@@ -593,7 +593,7 @@ START_TEST(broken_frame_ends_the_link)
 }
 END_TEST
 
-/* The receiver of a request whose link was ended asks again on the next one, with the same number. */
+/* The receiver of a request whose link was ended asks again on the next link, with the same number. */
 START_TEST(broken_frame_does_not_end_the_request)
 {
     connect_as_peer();
@@ -615,8 +615,8 @@ START_TEST(numbers_that_mean_nothing_are_ignored)
 {
     unsigned char *frame = malloc(400 * 1024);
     connect_as_peer();
-    raw_call_send(&call, frame, too_many_numbers(frame)); /* 256,000 cancels */
-    frame[0] = 0x22;                                      /* and as many acknowledgements */
+    raw_call_send(&call, frame, too_many_numbers(frame)); /* There are 256,000 cancels. */
+    frame[0] = 0x22;                                      /* There are as many acknowledgements. */
     raw_call_send(&call, frame, too_many_numbers(frame));
     free(frame);
     expect_good_transfer();
@@ -683,7 +683,7 @@ START_TEST(peer_that_disappears_leaves_nothing)
         struct answer answer;
         connect_as_peer();
         uint64_t number = answer_half(&answer);
-        /* It asks for something too. */
+        /* The peer sends a request, too. */
         raw_call_send(&call, "\x12\x05\x08\x01\x12\x01k", 7);
         CLUSTER_UNTIL(cluster_stats(worker).waiting_receivers == 1);
         raw_call_close(&call);
@@ -721,7 +721,7 @@ START_TEST(peer_that_asks_and_does_not_read_stays_bounded)
         raw_call_send(&call, frame, used);
     }
     expect_served();
-    /* It was not read any further than there is room for. */
+    /* It was read no further than there was space for. */
     struct tl_worker_stats stats = cluster_stats(worker);
     ck_assert_uint_lt(stats.frames_received, 60);
     ck_assert_uint_lt(stats.bytes_sent, 100 << 20);
@@ -730,7 +730,7 @@ START_TEST(peer_that_asks_and_does_not_read_stays_bounded)
 }
 END_TEST
 
-/* What was reserved for it is given to others although it still does not read. */
+/* What was reserved for it goes to others although it still does not read. */
 START_TEST(peer_that_breaks_the_protocol_and_does_not_read_holds_nothing)
 {
     struct tl_tensor *tensor = cluster_tensor(32 << 20, 1);

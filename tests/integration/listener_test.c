@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Listening sockets: what can be bound, who waits until when, and a lack of descriptors that passes. The rest of what
- * cannot be bound is in rpc_server_test.c. */
+/* Listening sockets: what can be bound, how long a bind waits for a busy port, and a temporary lack of descriptors.
+ * rpc_server_test.c has the other addresses that cannot be bound. */
 #include <arpa/inet.h>
 #include <check.h>
 #include <errno.h>
@@ -22,7 +22,7 @@
 static struct tl_error error;
 static struct tl_listener *listener;
 static uint16_t port;
-static int taken_pipe[2]; /* the descriptors that were taken, in order */
+static int taken_pipe[2]; /* The descriptors that were taken, in order. */
 
 static void take(void *context, int fd)
 {
@@ -69,7 +69,7 @@ static bool is_anything_taken(int timeout_ms)
     return poll(&wait, 1, timeout_ms) == 1;
 }
 
-/* The next connection that was taken, which must come. */
+/* Returns the next connection that was taken, which must come. */
 static int next_taken(void)
 {
     int fd = -1;
@@ -117,7 +117,7 @@ START_TEST(nothing_is_taken_after_the_close)
     tl_listener_close(listener);
     char address[32];
     snprintf(address, sizeof(address), "127.0.0.1:%u", port);
-    /* Without the thread and its sockets another one has the port at once. */
+    /* Once the thread and its sockets have gone, another listener gets the port at once. */
     open_at(address);
     client = dial("127.0.0.1");
     ck_assert(!is_anything_taken(0));
@@ -145,7 +145,7 @@ static bool has_ipv6(void)
 
 START_TEST(all_addresses_of_both_versions)
 {
-    if (!has_ipv6()) return; /* then nobody can ask for it either */
+    if (!has_ipv6()) return; /* Then no client can ask for it either. */
     open_at("[::]:0");
     tl_listener_start(listener);
     int first = dial("::1");
@@ -196,13 +196,13 @@ START_TEST(no_descriptor_to_listen)
     struct tl_listener *other = NULL;
     limit_descriptors((rlim_t)(taken_pipe[1] + 1));
     ck_assert_int_eq(tl_listener_open("127.0.0.1:0", take, &error, &other, &port, &error), TL_RESOURCE_EXHAUSTED);
-    limit_descriptors((rlim_t)(taken_pipe[1] + 2)); /* enough for the event */
+    limit_descriptors((rlim_t)(taken_pipe[1] + 2)); /* Enough descriptors for the event. */
     ck_assert_int_eq(tl_listener_open("127.0.0.1:0", take, &error, &other, &port, &error), TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_null(other);
 }
 END_TEST
 
-/* What cannot be taken waits, however often that happens. */
+/* A connection that cannot be taken waits, however often that happens. */
 START_TEST(a_lack_of_descriptors_passes)
 {
     enum { CLIENTS = 20 };
@@ -217,7 +217,7 @@ START_TEST(a_lack_of_descriptors_passes)
         int highest = dup(fds[0]);
         close(highest);
         limit_descriptors((rlim_t)highest + 1);
-        clients[1] = dial("127.0.0.1"); /* takes the last one */
+        clients[1] = dial("127.0.0.1"); /* This takes the last one. */
         ck_assert(!is_anything_taken(300));
         limit_descriptors(1024);
         fds[1] = next_taken();

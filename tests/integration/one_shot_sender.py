@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """one_shot_sender.py LIBRARY CONFIG KEY STEP TEXT: opens /job:ps/task:0 with libtensorlane, sends one tensor of U8
-whose elements are the text, prints "sent" once its receiver has acknowledged it, closes the worker."""
+whose elements are the text, prints "sent" once its receiver has acknowledged it, and closes the worker."""
 import ctypes
 import sys
 

@@ -247,7 +247,7 @@ START_TEST(abandoned_streams_end)
 }
 END_TEST
 
-/* The congestion control of the one connection that the server has taken. */
+/* Returns the congestion control of the one connection that the server has taken. */
 static void find_congestion_control(char *ret_name, size_t capacity)
 {
     for (int fd = 0; fd < 1024; fd++) {
@@ -274,7 +274,7 @@ START_TEST(connection_over_loopback_is_not_paced)
 }
 END_TEST
 
-/* Whatever is said to the port, the next client is served. */
+/* The server goes on serving whatever bytes its port gets. */
 START_TEST(garbage_on_the_port)
 {
     static const char *const garbage[] = {

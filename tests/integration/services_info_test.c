@@ -253,7 +253,7 @@ START_TEST(identify_tells_of_the_data_plane)
     ck_assert_str_eq(transport->reason, "its GID fits");
     ck_assert_str_eq(transport->passed_over, "mlx5_1:1: broken");
     ck_assert_str_eq(transport->not_tried, "mlx5_0:2 GID 4 10.0.0.1");
-    /* One that is no text, one that was not filled. */
+    /* One reason is no text, one was not filled. */
     ck_assert_str_eq(transport->interface, "");
     ck_assert_str_eq(transport->keys, "");
     tensorlane__v1__identify_response__free_unpacked(response, NULL);
@@ -443,7 +443,7 @@ END_TEST
 
 /* One of many calls on one connection. */
 struct watcher {
-    struct tl_stream *stream; /* NULL: ended */
+    struct tl_stream *stream; /* NULL: ended. */
     unsigned *refused;
     unsigned *ended;
 };
@@ -459,7 +459,7 @@ static void note_end(struct tl_stream *stream, const struct tl_error *status)
     }
 }
 
-#define WATCHERS 769 /* one more than three quarters of 1024 */
+#define WATCHERS 769 /* One more than three quarters of 1024. */
 
 START_TEST(watchers_are_bounded)
 {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Metadata of calls that is longer than a server takes: the caller is told so, the call does not reach its handler, and
- * the server answers the next one. Tried with gRPC's client, and by a client that speaks HTTP/2 by hand.
+ * Metadata of calls that is longer than a server takes: the caller gets an error that says so, the call does not reach
+ * its handler, and the server answers the next one. The test uses gRPC's client, and a client that speaks HTTP/2 by
+ * hand.
  *
- * gRPC answers RESOURCE_EXHAUSTED as soon as it has read too much. When there is more behind that, it may end the
- * connection, and the status is UNAVAILABLE. It counts each frame of headers by itself.
+ * gRPC answers RESOURCE_EXHAUSTED as soon as it has read too much. When more follows, it may end the connection, and
+ * the status is UNAVAILABLE. It counts each frame of headers by itself.
  */
 #include <arpa/inet.h>
 #include <check.h>
@@ -24,7 +25,7 @@
 
 #define CHECK "/grpc.health.v1.Health/Check"
 #define LIST "/tensorlane.v1.Transfer/List"
-#define LIMIT_BYTES 16384 /* docs/protocol.md */
+#define LIMIT_BYTES 16384 /* docs/protocol.md has this number. */
 #define MAX_HEADERS 400
 
 static struct fake_worker worker;
@@ -42,7 +43,7 @@ static void teardown(void)
 
 /* ----------------------------------------------------------------------------------------------- gRPC's client -- */
 
-/* Lists over a connection of its own, with so many headers of so many bytes; the code of the status. */
+/* Lists over a connection of its own, with so many headers of so many bytes; returns the code of the status. */
 static enum tl_status list_with(size_t count, size_t value_bytes)
 {
     static grpc_metadata metadata[MAX_HEADERS];
@@ -79,7 +80,7 @@ static bool was_listed(void)
     return seen.pattern[0] != '?';
 }
 
-/* So that the handler's doing shows. */
+/* The answer then shows what the handler has done. */
 static void forget_pattern(struct fake_worker *fake, void *context)
 {
     (void)context;
@@ -108,7 +109,7 @@ START_TEST(metadata_beyond_the_limit_is_refused)
 {
     expect_refused(1, LIMIT_BYTES, false);
     expect_refused(1, 300000, true);
-    expect_refused(MAX_HEADERS, 64, true); /* each is small */
+    expect_refused(MAX_HEADERS, 64, true); /* Each header is small. */
 }
 END_TEST
 
@@ -237,7 +238,7 @@ static int call_by_hand(size_t extra_count)
     ck_assert_uint_le(extra_count, 400);
     size_t header_bytes = put_headers(headers, extra_count);
     size_t used = put_frame(bytes, FRAME_HEADERS, FLAG_END_HEADERS, 1, headers, header_bytes);
-    used += put_frame(bytes + used, FRAME_DATA, FLAG_END_STREAM, 1, "\0\0\0\0\0", 5); /* an empty message */
+    used += put_frame(bytes + used, FRAME_DATA, FLAG_END_STREAM, 1, "\0\0\0\0\0", 5); /* An empty message. */
     int fd = get_address();
     say(fd, bytes, used);
     return fd;

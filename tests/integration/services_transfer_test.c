@@ -180,7 +180,7 @@ START_TEST(receive_and_publish_are_counted)
 }
 END_TEST
 
-/* One message, with nothing in it but what describes the tensor. */
+/* The only message describes the tensor and has no bytes. */
 static void expect_single(const char *key, bool is_dead)
 {
     ask(key, 0, true);
@@ -355,7 +355,7 @@ START_TEST(receive_of_a_client_that_does_not_read)
 }
 END_TEST
 
-/* Lets so many checks pass, then none. */
+/* Passes so many checks, then fails. */
 static enum tl_status failing_guard(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
 {
     int *left = context;
@@ -478,8 +478,8 @@ END_TEST
 struct piece {
     const char *key;
     uint64_t step;
-    enum tl_dtype dtype; /* INVALID: no meta-data */
-    uint64_t dim;        /* the only dimension */
+    enum tl_dtype dtype; /* INVALID: no meta-data. */
+    uint64_t dim;        /* The only dimension. */
     uint64_t announced_bytes;
     const void *data;
     size_t len_bytes;
@@ -528,7 +528,7 @@ static void expect_published(void)
     ck_assert_uint_eq(seen.broken_off, 0);
 }
 
-/* The call ends with this status; the worker, if it had admitted, is told that there is no tensor. */
+/* The call ends with this status; a worker that had admitted the tensor learns that it does not come. */
 static void expect_publish_refused(enum tl_status code, const char *words)
 {
     raw_call_half_close(&call);
@@ -573,7 +573,7 @@ START_TEST(publish_in_many_messages)
     fake_worker_start(&worker);
     open_publish();
     struct piece piece = {.key = "weights", .dtype = TL_U8, .dim = sizeof(bytes), .announced_bytes = sizeof(bytes)};
-    send_piece(&piece); /* without bytes */
+    send_piece(&piece); /* Without bytes. */
     for (size_t offset = 0; offset < sizeof(bytes);) {
         size_t count = sizeof(bytes) - offset < 70001 ? sizeof(bytes) - offset : 70001;
         piece = (struct piece){.data = bytes + offset, .len_bytes = count};
@@ -602,7 +602,7 @@ START_TEST(publish_of_a_dead_tensor)
 {
     fake_worker_start(&worker);
     open_publish();
-    /* key "k", meta-data {is_dead} */
+    /* The key "k", and the meta-data of a dead tensor. */
     raw_call_send(&call, "\x0a\x01k\x1a\x02\x18\x01", 7);
     expect_published();
     ck_assert(tl_tensor_is_dead(fake_worker_seen(&worker).tensor));
@@ -779,7 +779,7 @@ START_TEST(publish_with_a_bad_first_message)
     raw_call_send(&call, "\xff\xff\xff", 3);
     expect_publish_refused(TL_INVALID_ARGUMENT, "");
     open_publish();
-    /* data that is not the last field */
+    /* The data is not the last field. */
     raw_call_send(&call, "\x7a\x01x\x0a\x01k", 6);
     expect_publish_refused(TL_INVALID_ARGUMENT, "");
     ck_assert_uint_eq(fake_worker_seen(&worker).admitted, 0);
@@ -811,7 +811,7 @@ START_TEST(publish_of_a_client_that_goes_away)
 }
 END_TEST
 
-/* Gone after the last byte, but without having said that it was the last. */
+/* The client leaves after the last byte, without having said that it was the last. */
 START_TEST(publish_of_a_client_that_goes_away_at_the_end)
 {
     fake_worker_start(&worker);

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""deploy/slurm.sh, with a scontrol and an srun that play an allocation on this machine.
+"""deploy/slurm.sh, with a scontrol and an srun that imitate an allocation on this machine.
 
-The cluster.json of an allocation; then the whole script with real workers on 127.0.0.1 and 127.0.0.2.
+First the cluster.json of an allocation, then the whole script with real workers on 127.0.0.1 and 127.0.0.2.
 """
 import json
 import os
@@ -28,7 +28,7 @@ exec "$@"
 
 
 def free_port_pair():
-    """A port that is free and whose successor is free too."""
+    """Returns a free port whose successor is free too."""
     while True:
         with socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 0))
@@ -56,8 +56,8 @@ class Slurm(unittest.TestCase):
                        **settings}
         if nodes is None:
             del environment["SLURM_JOB_NODELIST"]
-        return subprocess.run(["bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True, timeout=300,
-                              check=False)
+        return subprocess.run(["bash", SCRIPT, *arguments], env=environment, capture_output=True, text=True,
+                              timeout=300, check=False)
 
     def cluster(self, **options):
         result = self.run_script("--print", **options)
@@ -150,7 +150,7 @@ class Slurm(unittest.TestCase):
         workers = json.loads(seen.read_text(encoding="utf-8"))["workers"]
         self.assertEqual(sorted(worker["name"] for worker in workers), ["/job:ps/task:0", "/job:worker/task:0"])
         self.assertTrue(all(worker["healthy"] for worker in workers))
-        # The workers are stopped: their ports can be had again.
+        # The workers have stopped: their ports are free again.
         for address in (("127.0.0.1", port), ("127.0.0.2", port + 1)):
             with socket.socket() as listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

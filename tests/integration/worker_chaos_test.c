@@ -29,7 +29,7 @@ struct pair {
     uint64_t size_bytes;
     tl_op_id send_op;
     tl_op_id recv_op;
-    int send_status; /* -1: not completed */
+    int send_status; /* -1: not completed. */
     int recv_status;
 };
 
@@ -40,7 +40,7 @@ static struct pair pairs[PAIRS];
 static uint64_t seed;
 static uint64_t random_state;
 
-/* Below `limit`. */
+/* Returns a random number below `limit`. */
 static unsigned pick(unsigned limit)
 {
     random_state = random_state * UINT64_C(6364136223846793005) + 1442695040888963407;
@@ -189,7 +189,7 @@ static void expect_nothing_left(void)
     }
 }
 
-/* Ends the other half of pairs of which one half has failed. */
+/* Cancels the other half of pairs of which one half has failed. */
 static void end_halves(void)
 {
     for (unsigned i = 0; i < PAIRS; i++) {

@@ -79,7 +79,7 @@ START_TEST(running_transfer_is_cut_when_there_is_no_time)
     ck_assert_uint_eq(released, 1);
     free(bytes);
     if (sent.status.code == TL_OK) {
-        cluster_expect(receiver_cq, TL_OK); /* it was faster */
+        cluster_expect(receiver_cq, TL_OK); /* The send was faster. */
     } else {
         ck_assert_int_eq(sent.status.code, TL_CANCELLED);
         ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
@@ -133,7 +133,7 @@ START_TEST(receiver_that_closes_leaves_the_value_to_others)
     cluster_close(&cluster, 1);
     struct tl_completion received = cluster_next(receiver_cq);
     if (received.status.code == TL_OK) {
-        tl_tensor_put(received.tensor); /* it was faster */
+        tl_tensor_put(received.tensor); /* The receive was faster. */
     } else {
         ck_assert_int_eq(received.status.code, TL_CANCELLED);
         cluster_open(&cluster, 1);
@@ -248,7 +248,7 @@ static void *block(void *context)
 
 static void close_while_threads_wait(enum tl_progress progress)
 {
-    struct cluster three; /* of which the last one never comes */
+    struct cluster three; /* The last one of these never comes. */
     struct blocked blocked[16];
     cluster_init(&three, 3, NULL);
     three.progress = progress;
@@ -314,7 +314,7 @@ END_TEST
 
 #define LOAD_OPERATIONS 400
 
-/* Reads the completions of that many receives, each of which ends once, well or cancelled. */
+/* Reads the completions of that many receives, each of which ends once, with success or cancelled. */
 static void *read_load(void *context)
 {
     struct reader *reader = context;
@@ -388,7 +388,7 @@ START_TEST(nothing_leaks_over_many_cycles)
     size_t used = mallinfo2().uordblks;
     for (int i = 0; i < 200; i++)
         one_cycle(i % 2 == 0);
-    /* gRPC closes its last descriptors on threads of its own, and each of these has one that it keeps. */
+    /* gRPC closes its last descriptors on threads of its own, and keeps one for each of these. */
     CLUSTER_UNTIL(count_descriptors() <= fd_count + 20);
     ck_assert_uint_lt(mallinfo2().uordblks, used + 200 * 1000);
 }

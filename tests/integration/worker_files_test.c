@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A published file that is cut while it is served: in the moment after a check has found it as it was, and before its
- * last bytes are read. Its last page stays mapped, so that what was cut off is read as zeros, without a signal.
+ * A published file is cut while it is served, after a check has found it unchanged and before its last bytes are read.
+ * Its last page stays mapped, so the missing bytes are read as zeros, without a signal.
  */
 #include <check.h>
 #include <stdio.h>
@@ -25,7 +25,7 @@ static void setup(void)
     check_count = 0;
 }
 
-/* The file of the context is cut after the first check. */
+/* The first check passes and then cuts the file of the context. */
 static enum tl_status check_and_cut(void *file, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
 {
     enum tl_status status = tl_mapped_file_check(file, data, len_bytes, ret_error);
@@ -51,18 +51,18 @@ static struct tl_tensor *make_file_tensor(uint64_t size_bytes)
     ck_assert_msg(tl_mapped_file_open(path, &file, &error) == TL_OK, "%s", error.message);
     ck_assert(tl_mapped_tensor_create(file, 0, TL_U8, &shape, &tensor, &error) == TL_OK);
     tl_tensor_set_guard(tensor, check_and_cut, file);
-    tl_mapped_file_put(file); /* the tensor has one */
+    tl_mapped_file_put(file); /* The tensor has a checksum. */
     return tensor;
 }
 
 static const struct {
     const char *protocol;
-    unsigned from; /* worker 1 receives from itself, or from worker 0 */
+    unsigned from; /* Worker 1 receives from itself, or from worker 0. */
     uint64_t size_bytes;
-    bool has_destination; /* of the caller's, else the library's */
+    bool has_destination; /* The destination is the caller's memory; otherwise the library's. */
 } cases[] = {
     {"grpc", 0, 100, false},           {"grpc", 0, 50001, false},
-    {"grpc", 0, 70001, false}, /* one piece, and the end that is held back */
+    {"grpc", 0, 70001, false}, /* One piece, and the end that is held back. */
     {"grpc", 1, 70001, true},          {"grpc+local", 0, 100, false},
     {"grpc+local", 0, 5000001, false}, {"grpc+local", 0, 5000001, true},
 };

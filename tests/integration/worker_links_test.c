@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Links between workers when the other side, or the way to it, does not behave: what one loses the other does not miss,
- * and who does not read, asks too much or claims to be somebody else harms nobody. */
+/* Links between workers when the other side, or the way to it, misbehaves: a loss on one side goes unnoticed on the
+ * other, and peers that do not read, ask for too much or use a false name harm no other worker. */
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
@@ -46,8 +46,8 @@ static void connect_from(unsigned from, unsigned to)
 
 /* -------------------------------------------------------------------------------------------- one-sided breaks -- */
 
-/* The accepting side says that it has the tensors, into a connection that is dead without its knowing. When the peer
- * comes back it ends the old call with a status, which is sent, but arrives no more than what was said before. */
+/* The accepting side acknowledges the tensors into a connection that is dead without its knowledge. When the peer comes
+ * back, it ends the old call with a status, which is sent but does not arrive either. */
 START_TEST(acknowledgements_into_a_dead_connection_are_repeated)
 {
     open_behind_proxy(0, "\"connect\": \"eager\"");
@@ -70,8 +70,9 @@ START_TEST(acknowledgements_into_a_dead_connection_are_repeated)
 }
 END_TEST
 
-/* The opener of the link, which has the smaller name, believes in it; the other side has lost it and opens another one.
- * Without a look at its age the opener would keep the dead one until keep-alive, far away here, ends it. */
+/* The opener of the link, which has the smaller name, still uses it; the other side has lost it and opens another
+ * one. If the opener did not check the age of its link, it would keep the dead one until keep-alive, far away here,
+ * ends it. */
 START_TEST(link_that_only_the_other_side_has_lost_is_replaced)
 {
     open_behind_proxy(1, "\"timeouts\": {\"connect\": \"2s\", \"keepalive\": \"1h\"}");
@@ -90,7 +91,7 @@ END_TEST
 
 /* --------------------------------------------------------------------------------------------------- impostors -- */
 
-/* Each link of the one ends that of the other, and both want theirs back. */
+/* Each link of one process ends that of the other, and both reconnect. */
 START_TEST(task_that_runs_twice_does_not_keep_its_peers_busy)
 {
     static struct cluster second;
@@ -102,7 +103,7 @@ START_TEST(task_that_runs_twice_does_not_keep_its_peers_busy)
     connect_from(0, 1);
     cluster_open(&second, 0);
     CLUSTER_UNTIL(cluster_peer_info(cluster.workers[1], 0).restart_count > 0);
-    /* Without pauses there are a thousand. A slow machine sees fewer. */
+    /* Without back-off there are a thousand. A slow machine sees fewer. */
     sleep(1);
     ck_assert_uint_lt(cluster_peer_info(cluster.workers[1], 0).restart_count, 100);
     cluster_close(&second, 0);
@@ -110,7 +111,7 @@ START_TEST(task_that_runs_twice_does_not_keep_its_peers_busy)
 }
 END_TEST
 
-/* Even with the right incarnation, which every client may ask for. */
+/* The worker refuses a link under its own name, even with the right incarnation, which every client may ask for. */
 START_TEST(nobody_else_is_the_worker_itself)
 {
     cluster_init(&cluster, 1, NULL);
@@ -138,7 +139,7 @@ END_TEST
 
 static struct raw_call calls[3];
 
-/* Opens a link to task 0 as this peer, which tells that the tensor of its first request has arrived. */
+/* Opens a link to task 0 as this peer, and acknowledges the tensor of its first request. */
 static void call_as(struct raw_call *call, const char *name, uint64_t incarnation, bool tells_received)
 {
     char address[32];
@@ -223,7 +224,7 @@ START_TEST(an_acknowledgement_counts_only_from_the_peer_that_asked)
     expect_refused(&calls[1], TL_UNAVAILABLE, "another process with the incarnation");
     hang_up(&calls[1]);
     ck_assert_uint_eq(cluster_stats(cluster.workers[0]).held_tensors, 1);
-    /* Also when that one has no link. */
+    /* The same when the member has no link. */
     hang_up(&calls[0]);
     CLUSTER_UNTIL(cluster_peer_info(cluster.workers[0], 1).state != TL_PEER_UP);
     call_as(&calls[1], CLIENT, 77, true);
@@ -236,7 +237,7 @@ START_TEST(an_acknowledgement_counts_only_from_the_peer_that_asked)
 }
 END_TEST
 
-/* Nobody keeps a member out by being there first. */
+/* A false member that connects first does not keep the real one out. */
 START_TEST(a_member_takes_its_incarnation_from_a_client)
 {
     setup_impostors(NULL);
@@ -263,7 +264,7 @@ START_TEST(a_client_connects_twice)
 }
 END_TEST
 
-/* A cluster whose task 1 has this host. */
+/* Makes a cluster whose task 1 has this host. */
 static void open_with_host(const char *host, const char *settings)
 {
     char json[512];
@@ -277,11 +278,11 @@ static void open_with_host(const char *host, const char *settings)
     send_cq = cluster_cq();
 }
 
-/* 192.0.2.0/24 and 2001:db8::/32 are of documentation: no machine has them. */
+/* 192.0.2.0/24 and 2001:db8::/32 are for documentation: no machine has them. */
 START_TEST(a_member_is_who_comes_from_its_address)
 {
     static const struct {
-        const char *host, *settings, *refusal; /* NULL: it is believed */
+        const char *host, *settings, *refusal; /* NULL: the name is believed. */
     } cases[] = {
         {"127.0.0.1", "", NULL},
         {"127.0.0.9", "", NULL},
@@ -302,7 +303,7 @@ START_TEST(a_member_is_who_comes_from_its_address)
         expect_refused(&calls[0], TL_PERMISSION_DENIED, cases[_i].refusal);
         ck_assert_int_ne(cluster_peer_info(cluster.workers[0], 1).state, TL_PEER_UP);
     }
-    /* Clients are nobody in particular. */
+    /* Clients claim no name. */
     call_as(&calls[1], CLIENT, 78, false);
     expect_hello(&calls[1]);
     teardown_impostors();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Whose settings the log of a program has, and where it goes. */
+/* Whose settings the log of a program uses, and where its lines go. */
 #include <check.h>
 #include <grpc/support/log.h>
 #include <stdio.h>
@@ -86,7 +86,7 @@ START_TEST(a_program_takes_the_log_over)
     struct tl_log_options options = {.size_bytes = sizeof(options), .write = take, .context = &taken};
     log_capture_begin();
     ck_assert_int_eq(tl_log_set(&options, &error), TL_OK);
-    /* What it leaves open is as configured. */
+    /* What the call leaves open is as configured. */
     struct tl_worker *worker = open_worker("\"level\": \"info\", \"format\": \"json\"");
     memset(&taken, 0, sizeof(taken));
     say_everything();
@@ -99,7 +99,7 @@ START_TEST(a_program_takes_the_log_over)
     ck_assert_uint_eq(taken.counts[TL_LOG_WARN], 2);
     ck_assert_ptr_nonnull(strstr(taken.last, "what gRPC says"));
     tl_worker_close(worker, 0);
-    /* What it sets is not changed by configurations. */
+    /* Configurations do not change what the program sets. */
     options.level = TL_LOG_ERROR;
     options.format = TL_LOG_KEY_VALUE;
     ck_assert_int_eq(tl_log_set(&options, &error), TL_OK);
@@ -110,7 +110,7 @@ START_TEST(a_program_takes_the_log_over)
     ck_assert_uint_eq(taken.counts[TL_LOG_WARN], 0);
     ck_assert_ptr_nonnull(strstr(taken.last, "level=error msg=\"an error\""));
     ck_assert_uint_eq(log_capture_count(""), 0);
-    /* And back. */
+    /* The program sets it back. */
     ck_assert_int_eq(tl_log_set(NULL, &error), TL_OK);
     say_everything();
     ck_assert_uint_eq(taken.counts[TL_LOG_ERROR], 1);

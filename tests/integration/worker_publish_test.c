@@ -12,7 +12,7 @@
 #include "fakes/run_suite.h"
 #include "tensorlane/v1/transfer.pb-c.h"
 
-/* More than the sockets on the way can hold, twice. */
+/* Twice as much as the sockets on the way can hold. */
 #define BIG_BYTES (UINT64_C(32) << 20)
 
 static struct cluster cluster;
@@ -36,7 +36,7 @@ static void teardown(void)
     proxy_stop(&proxy);
 }
 
-/* Publishes a pattern from memory whose release is counted. */
+/* Publishes a pattern from memory whose releases are counted. */
 static void publish(const char *key, uint64_t step, uint64_t size_bytes, unsigned seed)
 {
     struct tl_tensor *tensor = cluster_tensor(size_bytes, seed);
@@ -226,7 +226,7 @@ START_TEST(a_worker_receives_what_it_publishes_itself)
 }
 END_TEST
 
-/* What a client pushes is accounted for until its last reference is gone, which may be after the worker. */
+/* A tensor that a client pushed counts as held until its last reference is gone, which may be after the worker. */
 START_TEST(pushed_tensor_outlives_the_worker)
 {
     char address[32];

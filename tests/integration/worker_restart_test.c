@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Workers that come late, come back, come twice, or are not who they should be. */
+/* Workers that start late, restart, run twice, or have the wrong name. */
 #include <arpa/inet.h>
 #include <check.h>
 #include <netinet/in.h>
@@ -15,7 +15,7 @@
 #include "fakes/run_suite.h"
 #include "server/worker_internal.h"
 
-/* More than the sockets on the way can hold, twice. */
+/* Twice as much as the sockets on the way can hold. */
 #define BIG_BYTES (UINT64_C(32) << 20)
 
 static struct cluster cluster;
@@ -100,7 +100,7 @@ START_TEST(restarted_receiver_takes_over_what_was_reserved_for_it)
     proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
     cluster_recv(cluster.workers[1], 0, "big", 1, recv_cq);
     proxy_wait_limit(&proxy, PROXY_DOWN);
-    /* It goes without a word: the default reservation of 30 s would be too long for this test. */
+    /* The worker ends without a goodbye: the default reservation of 30 s would be too long for this test. */
     proxy_cut_near(&proxy);
     tl_worker_close(cluster.workers[1], 0);
     cluster.workers[1] = NULL;
@@ -227,7 +227,7 @@ END_TEST
 
 /* ----------------------------------------------------------------------------------------------- wrong process -- */
 
-/* Waits until worker 1 says why it cannot reach worker 0, in these words. */
+/* Waits until worker 1 says in these words why it cannot reach worker 0. */
 static void expect_reason(const char *text)
 {
     tl_peer_id peer = cluster_peer(cluster.workers[1], 0);
@@ -238,7 +238,7 @@ static void expect_reason(const char *text)
 
 START_TEST(another_task_at_the_address_is_named)
 {
-    /* The same addresses, the other way round. */
+    /* The tasks have each other's addresses. */
     struct cluster other = cluster;
     other.ports[0] = cluster.ports[1];
     other.ports[1] = cluster.ports[0];

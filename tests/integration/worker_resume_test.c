@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Connections that break: a one-shot tensor arrives whole and once, its send completes once, whatever was lost. */
+/* Connections that break: a one-shot tensor arrives whole and once, and its send completes once, whatever was lost. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "fakes/proxy.h"
 #include "fakes/run_suite.h"
 
-/* More than the sockets on the way can hold, twice. */
+/* Twice as much as the sockets on the way can hold. */
 #define BIG_BYTES (UINT64_C(32) << 20)
 
 static struct cluster cluster;
@@ -29,19 +29,19 @@ static void open_with(const char *settings)
     recv_cq = cluster_cq();
 }
 
-/* The memory that gRPC holds for a connection that is dead without its knowing comes back when it has found out. */
+/* gRPC holds memory for a connection that is dead without its knowledge, and frees it when keep-alive finds out. */
 static void setup(void)
 {
     open_with("\"timeouts\": {\"keepalive\": \"500ms\", \"keepalive_answer\": \"500ms\"}");
 }
 
-/* A short memory for receivers that broke off. */
+/* The worker soon forgets receivers that broke off. */
 static void setup_impatient(void)
 {
     open_with("\"timeouts\": {\"reservation\": \"300ms\"}");
 }
 
-/* A long one. */
+/* The worker does not forget receivers that broke off. */
 static void setup_patient(void)
 {
     open_with("\"timeouts\": {\"reservation\": \"1h\"}");
@@ -84,7 +84,7 @@ static void expect_big(unsigned seed)
     ck_assert_uint_eq(cluster_stats(cluster.workers[0]).held_tensors, 0);
 }
 
-/* Nobody gets the tensor any more. */
+/* The tensor is gone: a receive of it times out. */
 static void expect_gone(const char *key, uint64_t step)
 {
     struct tl_completion completion;
@@ -140,7 +140,8 @@ START_TEST(server_that_learns_late_of_the_break_serves_on)
 }
 END_TEST
 
-/* The first connection ends for the server too, while the second one stands still: nobody may steal its tensor. */
+/* The first connection ends for the server too, while the second one stands still: no other receiver may get its
+ * tensor. */
 static void expect_second_connection_holds(unsigned seed)
 {
     proxy_wait_limit(&proxy, PROXY_DOWN);
@@ -165,7 +166,8 @@ START_TEST(reservation_belongs_to_the_connection_that_asked_last)
 }
 END_TEST
 
-/* The same for one that waited on the first connection, which another tensor keeps busy, when the value came. */
+/* The same for a receive that waited on the first connection when the value came; another tensor keeps that connection
+ * busy. */
 START_TEST(wait_belongs_to_the_connection_that_asked_last)
 {
     struct tl_cq *other_cq = cluster_cq();
@@ -208,7 +210,7 @@ START_TEST(reservation_of_a_receiver_that_stays_away_ends)
 }
 END_TEST
 
-/* One that is given up while its connection is broken is told as soon as there is another. */
+/* A receive that is cancelled while its connection is broken is reported as soon as there is another. */
 START_TEST(receiver_that_gives_up_while_cut_off_says_so_later)
 {
     send_tensor("big", 1, BIG_BYTES, 5);
@@ -233,7 +235,7 @@ END_TEST
 
 /* --------------------------------------------------------------------------------------- lost acknowledgements -- */
 
-/* Lets the tensors arrive, and keeps all that the receiver says afterwards. */
+/* Lets the tensors arrive, and discards all later messages of the receiver. */
 static void lose_acknowledgements(unsigned count)
 {
     tl_peer_id peer = cluster_peer(cluster.workers[1], 0);
@@ -258,7 +260,7 @@ static void lose_acknowledgements(unsigned count)
 START_TEST(lost_acknowledgement_is_repeated)
 {
     lose_acknowledgements(1);
-    /* Without anything else to say to that worker. */
+    /* Nothing else has to be sent to that worker. */
     cluster_expect(send_cq, TL_OK);
     expect_gone("small", 0);
     ck_assert(cluster_is_quiet(send_cq));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How operations end otherwise: aborted and ended steps, deadlines, cancels at every moment, limits. */
+/* The other ends of operations: aborted and ended steps, deadlines, cancels at every moment, limits. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "fakes/proxy.h"
 #include "fakes/run_suite.h"
 
-/* More than the sockets on the way can hold, twice. */
+/* Twice as much as the sockets on the way can hold. */
 #define BIG_BYTES (UINT64_C(32) << 20)
 
 static struct cluster cluster;
@@ -17,7 +17,7 @@ static struct proxy proxy;
 static struct tl_cq *cq;
 static struct tl_error error;
 
-/* Worker 1 reaches worker 0 through the proxy; nobody is at the address of task 2. */
+/* Worker 1 reaches worker 0 through the proxy; the address of task 2 has no worker. */
 static void open_with(const char *settings)
 {
     cluster_init(&cluster, 3, settings);
@@ -99,7 +99,7 @@ START_TEST(abort_reaches_everybody_with_its_whole_message)
     wait_for_waiting(1);
     CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).waiting_receivers == 0);
     ck_assert(cluster_is_quiet(cq));
-    /* Whoever comes later gets it too. */
+    /* Later receives get the status, too. */
     ck_assert_int_eq(recv_status(1, 0, "later", 5, CLUSTER_LONG), TL_FAILED_PRECONDITION);
     ck_assert_str_eq(error.message, message);
     ck_assert_int_eq(recv_status(0, 1, "later", 5, CLUSTER_LONG), TL_FAILED_PRECONDITION);
@@ -107,7 +107,7 @@ START_TEST(abort_reaches_everybody_with_its_whole_message)
     struct tl_tensor *tensor = cluster_tensor(10, 1);
     ck_assert_int_eq(tl_send_wait(cluster.workers[0], "later", 5, tensor, CLUSTER_LONG, &error),
                      TL_FAILED_PRECONDITION);
-    /* Until the step is ended. */
+    /* The status lasts until the step is ended. */
     uint64_t dropped = 77;
     ck_assert_int_eq(tl_worker_end_step(cluster.workers[0], 5, &dropped, &error), TL_OK);
     ck_assert_uint_eq(dropped, 0);
@@ -118,7 +118,7 @@ START_TEST(abort_reaches_everybody_with_its_whole_message)
 }
 END_TEST
 
-/* UNAVAILABLE is what broken connections end with, too; as the status of a step it is no reason to ask again. */
+/* Broken connections end with UNAVAILABLE, too; as the status of a step it is no reason to ask again. */
 START_TEST(abort_with_any_status_is_final)
 {
     for (int status = TL_CANCELLED; status <= TL_UNAUTHENTICATED; status++) {
@@ -147,7 +147,7 @@ START_TEST(abort_refuses_what_is_no_error)
     send_tensor("still fine", 1, 10, 1);
     ck_assert_int_eq(recv_status(1, 0, "still fine", 1, CLUSTER_LONG), TL_OK);
     cluster_expect(cq, TL_OK);
-    /* No message is a message. */
+    /* An empty message is no message. */
     ck_assert_int_eq(tl_worker_abort_step(worker, 1, TL_ABORTED, NULL, &error), TL_OK);
     ck_assert_int_eq(recv_status(1, 0, "x", 1, CLUSTER_LONG), TL_ABORTED);
 }
@@ -264,7 +264,7 @@ START_TEST(deadlines_name_what_was_waited_for)
     ck_assert_ptr_nonnull(strstr(error.message, "refused"));
     ck_assert_int_eq(recv_status(0, 0, "none", 3, CLUSTER_SECOND / 50), TL_DEADLINE_EXCEEDED);
     wait_for_waiting(0);
-    /* No time at all. */
+    /* There is no time at all. */
     ck_assert_int_eq(tl_send_wait(cluster.workers[0], "unwanted", 3, tensor, 0, &error), TL_DEADLINE_EXCEEDED);
     ck_assert_int_eq(recv_status(1, 0, "none", 3, 0), TL_DEADLINE_EXCEEDED);
     ck_assert_int_eq(recv_status(0, 0, "none", 3, 0), TL_DEADLINE_EXCEEDED);
@@ -317,7 +317,7 @@ START_TEST(cancel_wherever_a_receive_is)
     }
     ck_assert_int_eq(tl_cancel(cluster.workers[1], 0), TL_NOT_FOUND);
     ck_assert_int_eq(tl_cancel(cluster.workers[1], UINT64_MAX), TL_NOT_FOUND);
-    /* Nothing that was cancelled takes what comes now. */
+    /* A cancelled receive does not take what comes now. */
     send_tensor("none", 1, 10, 1);
     ck_assert_int_eq(recv_status(1, 0, "none", 1, CLUSTER_LONG), TL_OK);
     cluster_expect(cq, TL_OK);
@@ -357,7 +357,7 @@ START_TEST(cancelled_destination_is_never_written)
                          TL_OK);
         tl_tensor_put(destination);
         proxy_wait_limit(&proxy, PROXY_DOWN);
-        /* Bytes arrive while it is cancelled, but never all of them. */
+        /* Bytes arrive while the receive is cancelled, but never all of them. */
         if (round % 2 == 1) proxy_limit(&proxy, PROXY_DOWN, BIG_BYTES / 2);
         ck_assert_int_eq(tl_cancel(cluster.workers[1], op), TL_OK);
         cluster_expect(cq, TL_CANCELLED);
@@ -376,7 +376,7 @@ START_TEST(cancelled_destination_is_never_written)
 }
 END_TEST
 
-/* Cancels at moments that come as they come; each operation completes once, and each value arrives once or stays. */
+/* Cancels come at random moments; each operation completes once, and each value arrives once or stays. */
 START_TEST(cancel_at_any_moment)
 {
     struct tl_cq *recv_cq = cluster_cq();
@@ -408,13 +408,13 @@ START_TEST(receivers_beyond_the_limit_are_refused)
     wait_for_waiting(3);
     ck_assert_int_eq(recv_status(1, 0, "none", 4, CLUSTER_LONG), TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_nonnull(strstr(error.message, "limits.waiting"));
-    /* A place that is given up can be used at once. */
+    /* The place of a cancelled receive can be used at once. */
     ck_assert_int_eq(tl_cancel(cluster.workers[1], ops[2]), TL_OK);
     cluster_expect(cq, TL_CANCELLED);
     wait_for_waiting(2);
     cluster_recv(cluster.workers[1], 0, "none", 5, cq);
     wait_for_waiting(3);
-    /* What is there needs no place. */
+    /* A receive of an existing value needs no place. */
     struct tl_tensor *tensor = cluster_tensor(10, 1);
     cluster_publish(cluster.workers[0], "there", 0, tensor);
     tl_tensor_put(tensor);
@@ -426,7 +426,7 @@ START_TEST(receivers_beyond_the_limit_are_refused)
 }
 END_TEST
 
-/* A link has three quarters of the limit, and the program has the whole of it, whatever its peers wait for. */
+/* A link has three quarters of the limit, and the program has the whole of it, however much its peers wait for. */
 START_TEST(own_receivers_have_their_own_limit)
 {
     for (unsigned i = 0; i < 3; i++)

@@ -170,7 +170,7 @@ START_TEST(string_tensors_without_bytes)
 {
     const struct tl_string empty[1] = {{NULL, 0}};
     const uint64_t none[1] = {0};
-    expect_moved(strings(0, NULL, empty), TL_PATH_SERIALIZED); /* the length of the one string */
+    expect_moved(strings(0, NULL, empty), TL_PATH_SERIALIZED); /* The length of the one string. */
     expect_moved(strings(1, none, NULL), TL_PATH_NONE);
 }
 END_TEST

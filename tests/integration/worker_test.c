@@ -88,7 +88,7 @@ static enum tl_status open_client(const char *settings, struct tl_worker **ret_c
 START_TEST(a_client_has_the_settings_of_the_top_level)
 {
     struct tl_worker *client = NULL;
-    /* What no worker could start with; a client is none. */
+    /* A worker could not start with these settings; a client does not use them. */
     ck_assert_int_eq(open_client("\"jobs\": {\"ps\": {\"protocol\": \"grpc+local\", \"rdma\": \"require\", "
                                  "\"local\": {\"users\": [\"no-such-user\"]}}}",
                                  &client),
@@ -361,7 +361,7 @@ START_TEST(receives_from_itself)
     tl_tensor_put(got);
     struct tl_completion sent = cluster_expect(cq, TL_OK);
     ck_assert_int_eq(sent.kind, TL_OP_SEND);
-    /* Into a destination it is copied, so that the send is over at once. */
+    /* The tensor is copied into a destination, so the send completes at once. */
     struct tl_tensor *destination = cluster_tensor(5000, 0);
     const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = destination};
     ck_assert_int_eq(tl_recv(cluster.workers[0], cluster_peer(cluster.workers[0], 0), "k", 2, &options, CLUSTER_LONG,

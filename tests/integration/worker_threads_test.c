@@ -30,13 +30,13 @@ static void setup(void)
     open_with(TL_PROGRESS_THREAD);
 }
 
-/* Worker 1 is driven by its callers. */
+/* Its callers drive worker 1. */
 static void setup_caller(void)
 {
     open_with(TL_PROGRESS_CALLER);
 }
 
-/* A worker that nobody drives does not answer to one that closes, which waits for it; so it goes first. */
+/* A worker without a driver does not answer a peer that closes and waits for it, so it goes first. */
 static void teardown(void)
 {
     cluster_close(&cluster, 1);
@@ -183,7 +183,7 @@ START_TEST(queue_drives_one_worker_only)
     ck_assert_int_eq(
         tl_recv(other.workers[0], cluster_peer(other.workers[0], 0), "a", 0, NULL, 0, cq, NULL, NULL, &error),
         TL_FAILED_PRECONDITION);
-    /* After the first one is gone it is free. */
+    /* The worker is free once the first caller has gone. */
     cluster_close(&cluster, 1);
     cluster_expect(cq, TL_CANCELLED);
     cluster_send(other.workers[0], "a", 0, tensor, cq);
@@ -234,7 +234,7 @@ static void run_threads(void *(*run)(void *), struct task *tasks)
 
 #define EXCHANGES 100
 
-/* Moves one tensor. Whoever calls blocks in worker 1, which may have no thread. */
+/* Moves one tensor. The caller blocks in worker 1, which may have no thread. */
 static bool exchange_one(unsigned from, const char *key, uint64_t step, struct tl_tensor *tensor, struct tl_cq *own_cq,
                          struct tl_completion *ret_received)
 {
@@ -345,7 +345,7 @@ START_TEST(many_threads_call_everything)
     run_threads(mixture, tasks);
     for (unsigned i = 0; i < THREADS; i++)
         ck_assert_uint_eq(tasks[i].done, EXCHANGES);
-    /* The second call drives worker 1, which tells worker 0 of its cancels. */
+    /* The second call drives worker 1, which sends its cancels to worker 0. */
     CLUSTER_UNTIL(
         cluster_stats(cluster.workers[0]).waiting_receivers + cluster_stats(cluster.workers[1]).waiting_receivers == 0);
     for (unsigned i = 0; i < 2; i++)

@@ -7,8 +7,8 @@
 interop/NAME_test.py        tests with current versions of other projects' packages
 integration/foreign_*.py    the tests with foreign gRPC clients, run with the current gRPC and protobuf
 
-The packages are installed once, into a virtual environment in build/interop. Each line is "OUTCOME NAME" and ends, for a
-test that was skipped, with what it lacked; the output of a test that failed follows on lines of their own, indented.
+The packages are installed once, into a virtual environment in build/interop. Each line is "OUTCOME NAME"; for a skipped
+test it ends with what the test lacked. The output of a failed test follows on lines of its own, indented.
 """
 import os
 import pathlib

@@ -14,7 +14,8 @@ except ImportError as missing:
     print(f"a package of PyPI is not there: {missing}")
     sys.exit(cli_support.SKIPPED)
 
-TYPES = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",
+TYPES = ["bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32",
+         "float64",
          "complex64"]
 
 

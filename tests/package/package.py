@@ -79,7 +79,7 @@ def check_pkg_config(prefix, work, is_shared):
         run(CC, "-O1", "-Wall", "-Werror", example, "-o", program, *flags, "-lm")
         check_program(program, prefix, is_shared)
     if not is_shared:
-        # The usual way, too: a prefix without shared library, and --static.
+        # Also the usual way: a prefix without a shared library, and --static.
         for library in (prefix / "lib").glob("libtensorlane.so*"):
             library.unlink()
         program = work / "static"
@@ -110,7 +110,8 @@ def check_readme(prefix, work):
     for number, program in enumerate(programs):
         source = work / f"readme_{number}.c"
         source.write_text(program, encoding="utf-8")
-        run(CC, "-Wall", "-Wextra", "-Werror", source, "-o", work / "readme", *pkg_config(prefix, "--cflags", "--libs", "tensorlane"))
+        run(CC, "-Wall", "-Wextra", "-Werror", source, "-o", work / "readme",
+            *pkg_config(prefix, "--cflags", "--libs", "tensorlane"))
 
 
 def layout(program, environment):
@@ -119,7 +120,7 @@ def layout(program, environment):
 
 
 def check_layout(first, now):
-    """Structs with size_bytes may grow, but for tl_completion; everything else stays where and as large as it is."""
+    """Structs with size_bytes may grow, except tl_completion; everything else keeps its place and size."""
     growing = {"tl_worker_options", "tl_recv_options", "tl_tensor_view", "tl_peer_info", "tl_worker_stats",
                "tl_log_options"}
     for name, numbers in first.items():

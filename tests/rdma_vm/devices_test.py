@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""`tensorlane devices` in the guest: what it says of real devices, what a task would use, and why not."""
+"""`tensorlane devices` in the guest: what it says of real devices, what a task would use, and why it would not use
+others."""
 import json
 import os
 import pathlib
@@ -12,7 +13,7 @@ BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / 
 CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.99:4000"]}, "protocol": "grpc+verbs", "rdma": "require",
            "jobs": {"ps": {"tasks": {"1": {"verbs": {"devices": "rxe0"}}}}}}
 
-# The only GID of rxe1 is one without a route, which its table does not show.
+# The only GID of rxe1 has no route, so the device's table does not show it.
 SECOND = {"cluster": {"ps": ["127.0.0.1:4000"]}, "verbs": {"devices": "rxe1,rxe0"}}
 
 SCRIPT = f"""
@@ -70,8 +71,10 @@ class DevicesTest(guest_support.GuestTest):
         self.assertIn("exit 3", parts["down"])
         row = r" {}  {} +1 +\d+  {} .*  {}\n"
         for name in ("passed_over", "first_only"):
-            self.assertRegex(parts[name], row.format(1, "rxe1", r"fe80\S+", "a probe write failed: the card cannot reach .*"))
-        self.assertRegex(parts["passed_over"], row.format(2, "rxe0", r"10\.10\.0\.1", "RoCE v2 of a device in devices; a "
+            self.assertRegex(parts[name], row.format(1, "rxe1", r"fe80\S+",
+                                                     "a probe write failed: the card cannot reach .*"))
+        self.assertRegex(parts["passed_over"], row.format(2, "rxe0", r"10\.10\.0\.1",
+                                                          "RoCE v2 of a device in devices; a "
                                                           "write through it was verified"))
         self.assertIn("/job:ps/task:0 would use rxe0 port 1", parts["passed_over"])
         self.assertIn("exit 0", parts["passed_over"])

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One guest: a QEMU process of ours and a folder that both sides write.
+"""One guest: a QEMU process that we start, and a folder that both sides write.
 
-The folder of the run is the guest's /run/results; below it each guest has one with its name, in which this side writes
-what the guest needs (main, command, visible) and the guest what it has to say:
+The folder of the run is the guest's /run/results. In it each guest has a folder with its name. This side writes what
+the guest needs there (main, command, visible), and the guest writes:
 
-    booted   the devices are there, the command begins
-    stdout, stderr   of the command, while it runs
-    status   the command's exit status; whatever is there was written before
-    console  what the kernel said
+    booted          once the devices are there and the command begins
+    stdout, stderr  the output of the command, while it runs
+    status          the command's exit status, after all its output
+    console         the output of the kernel
 
 The happy path: start(), watch() again and again until it returns the exit status, end(). A guest that does not boot in
-time, takes too long, or ends without a status is a Failure with the last lines of its console; so is a status that is
-none. Only the process that was started here is ever stopped or killed; it is killed by the kernel when this one ends.
+time, takes too long, or ends without a valid status raises a Failure with the last lines of its console. Only the
+process that was started here is ever stopped or killed; the kernel kills it when this process ends.
 """
 import os
 import pathlib
@@ -24,23 +24,23 @@ import time
 import kernel as kernels
 
 HERE = pathlib.Path(__file__).resolve().parent
-CONSOLE_LINES = 100  # a panic takes about 40
+CONSOLE_LINES = 100  # A panic prints about 40.
 SWITCH_OFF_SEC = 20
 # What a command finds elsewhere in the guest, or not at all.
 NOT_PASSED = {"TMPDIR", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK"}
 
 
 class Failure(Exception):
-    """The guest did not do what it should; the text has the end of its console."""
+    """The guest failed; the text has the end of its console."""
 
 
 def accelerator():
-    """QEMU's options and the kernel's. A /dev/kvm that opens is not enough: on some machines it boots no kernel."""
+    """QEMU's options and the kernel's. It is not enough that /dev/kvm opens: on some machines it boots no kernel."""
     with open("/proc/cpuinfo", encoding="ascii", errors="replace") as info:
         has_extensions = re.search(r"^flags\s*:.*\b(vmx|svm)\b", info.read(), re.MULTILINE)
     if has_extensions and os.access("/dev/kvm", os.R_OK | os.W_OK):
         return ["-accel", "kvm", "-cpu", "host"], ""
-    # All emulated processors count the same ticks. The kernel does not believe it unasked, and other clocks are slow.
+    # All emulated processors count the same ticks. The kernel does not assume so by default, and other clocks are slow.
     return ["-accel", "tcg,thread=multi", "-cpu", "max"], " tsc=reliable clocksource=tsc"
 
 
@@ -73,7 +73,7 @@ class Output:
 
 
 class Guest:
-    """name is guest0 or guest1; network holds QEMU's options for the wire between two."""
+    """The name is guest0 or guest1; network holds QEMU's options for the wire between two guests."""
 
     def __init__(self, name, folder, settings, network=()):
         self.name = name
@@ -87,7 +87,7 @@ class Guest:
         self.was_killed = False
 
     def prepare(self, command, visible):
-        """Writes what the guest reads: its command runs here as there, in the same folder and environment."""
+        """Writes what the guest reads: its command runs in the same folder and environment as here."""
         self.folder.mkdir()
         path = os.environ.get("PATH", "").split(":")
         path += [folder for folder in ("/usr/sbin", "/usr/bin", "/sbin", "/bin") if folder not in path]
@@ -102,7 +102,7 @@ class Guest:
         (self.folder / name).write_text(text, encoding="utf-8", errors="surrogateescape")
 
     def qemu(self):
-        """The command line; paths are relative to the folder of the run."""
+        """Returns the command line; its paths are relative to the folder of the run."""
         settings = self.settings
         accelerating, clock = accelerator()
         append = f"console=ttyS0 quiet loglevel=4 panic=-1 nowatchdog mitigations=off{clock} guest={self.name}" \
@@ -141,15 +141,16 @@ class Guest:
                                 + [f"    {line}" for line in lines[-CONSOLE_LINES:] or ["(nothing)"]]))
 
     def status(self):
-        """The exit status of the command; None while there is none."""
+        """Returns the exit status of the command, or None while there is none."""
         text = self.read("status").strip()
         if text and not re.fullmatch(r"\d{1,3}", text):
             self.fail(f"says '{text}' for an exit status")
         return int(text) if text else None
 
     def watch(self):
-        """Passes on the command's output; the exit status once there is one. Raises Failure when that cannot be."""
-        has_ended = self.process.poll() is not None  # asked first, so that what it wrote last is not missed
+        """Passes on the command's output; returns the exit status once there is one. Raises Failure when the guest has
+        failed."""
+        has_ended = self.process.poll() is not None  # The status is read first, so that the last output is not missed.
         if self.booted_at is None and (self.folder / "booted").exists():
             self.booted_at = time.monotonic()
         status = self.status()
@@ -173,7 +174,7 @@ class Guest:
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self):
-        """At once, as a host that loses its power."""
+        """Ends the guest at once, like a host that loses its power."""
         self.was_killed = True
         if self.process:
             self.process.kill()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests that need RDMA devices share: a script run in the guest, and how it ended."""
+"""What the tests that need RDMA devices share: running a script in the guest, and how it ended."""
 import pathlib
 import subprocess
 import unittest
@@ -39,6 +39,6 @@ class GuestTest(unittest.TestCase):
         self.assertEqual(status, result.returncode, f"{result.stdout}\n{result.stderr}")
 
     def assert_failed(self, why, result):
-        """The guest failed, which is neither the command's failure nor a skip."""
+        """The guest itself failed: this is neither a failure of the command nor a reason to skip."""
         self.assert_status(FAILED, result)
         self.assertIn(why, result.stderr)

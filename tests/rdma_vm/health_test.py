@@ -12,7 +12,7 @@ BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / 
 CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000"], "worker": ["10.10.0.1:4001"]}, "protocol": "grpc+verbs",
            "connect": "eager"}
 LOCAL = {"cluster": {"ps": ["127.0.0.1:4000"], "worker": ["127.0.0.1:4001"]}}
-# name -> settings of all, and of the worker
+# The clusters by name: the settings of all workers, and of the worker in question.
 CASES = {
     "good": ({"rdma": "require"}, {}),
     "region": ({"rdma": "require", "verbs": {"keys": "region"}}, {}),
@@ -75,7 +75,8 @@ class HealthTest(guest_support.GuestTest):
                          finding)
 
     def assert_measured(self, finding):
-        """Latency and rate of the path to the other worker, as an emulated card may have them, and of nothing else."""
+        """Latency and rate are those of the path to the other worker, within what an emulated card may have, and no
+        other path has any."""
         for peer in finding["peers"]:
             if peer["name"] == finding["name"]:
                 self.assertNotIn("latency_ns", peer)
@@ -122,8 +123,8 @@ class HealthTest(guest_support.GuestTest):
             self.assertEqual("rxe0", finding["data_plane"]["device"])
             self.assertRegex(finding["data_plane"]["passed_over"], passed_over)
             self.assertRegex(finding["data_plane"]["not_tried"], r"^rxe0:1 GID \d+ fe80:\S+$")
-        self.assertRegex(result.stderr, r'level=warn msg="a card is passed over" device="rxe1:1 GID 0 fe80:\S+" reason="a '
-                                        "probe write failed: the card cannot reach ")
+        self.assertRegex(result.stderr, r'level=warn msg="a card is passed over" device="rxe1:1 GID 0 fe80:\S+" '
+                                        'reason="a probe write failed: the card cannot reach ')
         for finding in shown["none_works"]:
             self.assert_finding(finding, True, "device", "transports")
             self.assertRegex(finding["reason"], passed_over)

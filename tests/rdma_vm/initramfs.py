@@ -2,8 +2,8 @@
 """The guest's first file system: busybox, the init beside this file and the kernel modules that it loads.
 
 build() copies them into a temporary folder and packs that with cpio into the folder of the kernel. The archive's name
-has a digest of all that went in, so a changed init or another list of modules makes another archive. A module that the
-kernel lacks, and a machine without busybox-static, cpio or kmod, are an Unavailable that says so.
+has a digest of its content, so a changed init or another list of modules makes another archive. build() raises an
+Unavailable when the kernel lacks a module, or the machine busybox-static, cpio or kmod.
 """
 import hashlib
 import pathlib
@@ -21,7 +21,7 @@ MODULES = ["virtio_pci", "9pnet_virtio", "9p", "virtio_net", "overlay", "crc32_g
 
 
 def module_files(kernel):
-    """The files to load, each after those that it depends on."""
+    """Returns the files to load, each after those that it depends on."""
     files = []
     for module in MODULES:
         text = kernels.run("modprobe", "-C", "/dev/null", "-d", kernel.folder, "-S", kernel.release,
@@ -56,7 +56,7 @@ def pack(files, archive):
 
 
 def build(kernel):
-    """The path of an archive that fits the kernel."""
+    """Returns the path of an archive that fits the kernel."""
     if not BUSYBOX.exists():
         raise kernels.Unavailable(f"{BUSYBOX} is missing: as root, run apt-get install busybox-static")
     with kernels.only_one(kernel.folder.parent):

@@ -3,12 +3,12 @@
 
 fetch() looks for the newest linux-image-6.1.0-N-amd64 that apt offers, downloads it (which needs no root) and unpacks
 it into a folder of the cache named after its version; nothing is installed on this machine. Later calls find it there,
-also when apt has nothing to offer. The kernel is kept without its compression: to undo that takes an emulated processor
-as long as all the rest of the boot.
+also when apt offers none. The kernel is kept uncompressed, because an emulated processor needs as long to decompress it
+as for all the rest of the boot.
 
-What goes wrong is an Unavailable whose text says what to run: apt does not know such a package, or only ones older than
-OLDEST, whose rdma_rxe uses memory after it freed it; the download fails because the package lists are out of date (root
-updates them and tries once more).
+A failure is an Unavailable whose text says what to run: apt knows no such package, or only ones older than OLDEST,
+whose rdma_rxe uses freed memory; or the download fails because the package lists are out of date (root updates them and
+tries once more).
 """
 import contextlib
 import fcntl
@@ -47,7 +47,7 @@ class Kernel:
 
 
 def run(*command, **options):
-    """Runs a command of this machine's; an Unavailable with what it wrote when it fails."""
+    """Runs a command of this machine; raises an Unavailable with its output when it fails."""
     environment = {**os.environ, "LC_ALL": "C", "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin"}
     try:
         result = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -61,7 +61,7 @@ def run(*command, **options):
 
 @contextlib.contextmanager
 def only_one(cache):
-    """While one process fills the cache the others wait."""
+    """While one process fills the cache, the others wait."""
     cache.mkdir(parents=True, exist_ok=True)
     with open(cache / "lock", "w", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -76,7 +76,7 @@ def newest_cached(cache):
 
 
 def newest_offered(cache):
-    """What apt has to offer; None when it knows no such package."""
+    """Returns what apt offers, or None when it knows no such package."""
     names = run("apt-cache", "pkgnames", "linux-image-6.1.0-").split()
     found = [match for match in map(PACKAGE.fullmatch, names) if match]
     if not found:
@@ -101,7 +101,7 @@ def download(kernel, folder):
 
 
 def decompress(packed, image):
-    """What the kernel's own start-up code would do."""
+    """Does what the kernel's own start-up code would do."""
     data = packed.read_bytes()
     start = data.find(b"\xfd7zXZ\0")
     if start < 0:
@@ -110,7 +110,7 @@ def decompress(packed, image):
 
 
 def unpack(kernel, cache):
-    for leftover in cache.glob("unpacking-*"):  # of a process that was killed
+    for leftover in cache.glob("unpacking-*"):  # Left by a process that was killed.
         shutil.rmtree(leftover)
     with tempfile.TemporaryDirectory(dir=cache, prefix="unpacking-") as scratch:
         package = download(kernel, scratch)
@@ -124,7 +124,7 @@ def unpack(kernel, cache):
 
 
 def fetch(cache, say=lambda text: None):
-    """The newest kernel that apt offers or the cache has, unpacked."""
+    """Returns the newest kernel that apt offers or the cache has, unpacked."""
     cache = pathlib.Path(cache)
     with only_one(cache):
         cached, offered = newest_cached(cache), newest_offered(cache)

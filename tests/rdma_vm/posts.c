@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Stands between workers and the card: a library to be loaded before libtensorlane, with RTLD_GLOBAL. libibverbs
- * reaches the card through a table of functions in each device's context; when a device is opened, the one that posts
- * to queue pairs is exchanged.
+ * A library that is loaded before libtensorlane, with RTLD_GLOBAL, and stands between workers and the card. libibverbs
+ * reaches the card through a table of functions in each device's context; when a device is opened, this library
+ * exchanges the function that posts to queue pairs.
  *
- * It notes what is posted, until that is taken with posts_take. And it turns one write or message after another into
- * that of a peer that lies: see posts_redirect and posts_falsify. What a program does with them is in posts.py.
+ * It notes what is posted until posts_take fetches the notes. It can also turn one write or message into that of a
+ * lying peer: see posts_redirect and posts_falsify. The programs use it through posts.py.
  *
- * Failure modes: what does not fit into the notes is counted, and posts_take says so.
+ * Failure modes: posts that do not fit into the notes are counted, and posts_take reports them.
  */
 #include <dlfcn.h>
 #include <infiniband/verbs.h>
@@ -25,30 +25,30 @@
 struct post {
     uint32_t opcode; /* enum ibv_wr_opcode */
     uint32_t queue_pair;
-    uint64_t local; /* of a write: where it reads; of a bind: what it exposes */
+    uint64_t local; /* For a write: where it reads; for a bind: what it exposes. */
     uint64_t remote;
     uint64_t len_bytes;
-    uint32_t key;        /* of a write: the peer's; of a bind: the new one */
+    uint32_t key;        /* For a write: the peer's key; for a bind: the new key. */
     uint32_t region_key; /* of a bind: of the region behind it */
 };
 
-/* Of the next write that reads at `from`. */
+/* How to change the next write that reads at `from`. */
 struct redirection {
     uint64_t from, to;
     uint32_t key;
     bool is_set;
 };
 
-/* Of the next message of the type that contains the text. */
+/* How to change the next message of the type that contains the text. */
 struct falsification {
-    char text[64]; /* "": none */
+    char text[64]; /* The empty string stands for no text. */
     uint8_t type;  /* the first byte of a message */
-    uint8_t place; /* of the two bytes that are falsified; 0: from the one in front of the text */
+    uint8_t place; /* The place of the two bytes to falsify; 0: those in front of the text. */
 };
 
 typedef int post_send_fn(struct ibv_qp *qp, struct ibv_send_wr *request, struct ibv_send_wr **ret_refused);
 
-static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* of all of these */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; /* Protects everything in this struct. */
 static struct post posts[MAX_POSTS];
 static size_t post_count, lost_count;
 static bool is_noting;
@@ -59,7 +59,7 @@ static struct {
     post_send_fn *post_send;
 } devices[MAX_DEVICES];
 
-/* For the Python that loads this. */
+/* Python calls these functions. */
 void posts_begin(void);
 long posts_take(struct post *ret_posts, size_t capacity);
 void posts_redirect(uint64_t from, uint64_t to, uint32_t key);
@@ -105,7 +105,7 @@ static void redirect(struct ibv_send_wr *request)
     request->wr.rdma.rkey = redirection.key;
 }
 
-/* The length that it then has reaches beyond the slot. */
+/* The false length reaches beyond the slot. */
 static void falsify(const struct ibv_send_wr *request)
 {
     size_t text_bytes = strlen(falsification.text);
@@ -135,7 +135,7 @@ static int post_send(struct ibv_qp *qp, struct ibv_send_wr *first, struct ibv_se
     return real(qp, first, ret_refused);
 }
 
-/* The function that ours stands in front of. */
+/* The real function, which ours replaces. */
 static void *real_function(const char *name)
 {
     void *library = dlopen("libibverbs.so.1", RTLD_LAZY);
@@ -161,7 +161,7 @@ struct ibv_context *ibv_open_device(struct ibv_device *device)
     return context;
 }
 
-/* Another device may get the context's address: this one is forgotten first. */
+/* Another device may get the context's address, so this one is forgotten first. */
 int ibv_close_device(struct ibv_context *context)
 {
     int (*real)(struct ibv_context *);
@@ -174,7 +174,7 @@ int ibv_close_device(struct ibv_context *context)
     return real(context);
 }
 
-/* From now on, what is posted is noted. */
+/* Begins to note what is posted. */
 void posts_begin(void)
 {
     pthread_mutex_lock(&mutex);
@@ -183,7 +183,7 @@ void posts_begin(void)
     pthread_mutex_unlock(&mutex);
 }
 
-/* Moves the notes out, in the order of posting. Returns how many; -1: some were lost, or there is no room for them. */
+/* Moves the notes out, in the order of posting. Returns how many there are, or -1 when some were lost or do not fit. */
 long posts_take(struct post *ret_posts, size_t capacity)
 {
     pthread_mutex_lock(&mutex);
@@ -195,7 +195,7 @@ long posts_take(struct post *ret_posts, size_t capacity)
     return count;
 }
 
-/* The next write that reads at `from` goes `to`, with this key. */
+/* Redirects the next write that reads at `from`: it goes to `to`, with this key. */
 void posts_redirect(uint64_t from, uint64_t to, uint32_t key)
 {
     pthread_mutex_lock(&mutex);
@@ -203,7 +203,7 @@ void posts_redirect(uint64_t from, uint64_t to, uint32_t key)
     pthread_mutex_unlock(&mutex);
 }
 
-/* Whether that write has been posted. */
+/* Returns whether that write has been posted. */
 bool posts_is_redirected(void)
 {
     pthread_mutex_lock(&mutex);
@@ -212,7 +212,7 @@ bool posts_is_redirected(void)
     return is_redirected;
 }
 
-/* In the next message of the type that contains the text the two bytes at the place become a length that lies. */
+/* Falsifies the next message of the type that contains the text: the two bytes at the place become a wrong length. */
 void posts_falsify(uint8_t type, uint8_t place, const char *text)
 {
     pthread_mutex_lock(&mutex);
@@ -222,7 +222,7 @@ void posts_falsify(uint8_t type, uint8_t place, const char *text)
     pthread_mutex_unlock(&mutex);
 }
 
-/* Whether that message has been posted. */
+/* Returns whether that message has been posted. */
 bool posts_is_falsified(void)
 {
     pthread_mutex_lock(&mutex);

@@ -19,9 +19,10 @@ LIBRARY.posts_take.restype, LIBRARY.posts_take.argtypes = ctypes.c_long, (ctypes
 LIBRARY.posts_is_redirected.restype = LIBRARY.posts_is_falsified.restype = ctypes.c_bool
 LIBRARY.posts_falsify.argtypes = (ctypes.c_uint8, ctypes.c_uint8, ctypes.c_char_p)
 CAPACITY = 65536
-# As rdma-core numbers them.
+# The numbers of rdma-core.
 WRITE, WRITE_WITH_IMMEDIATE, SEND, BIND = 0, 1, 2, 8
-# Types of messages, and where they have the length of their key or text (docs/protocol.md); 0: right in front of it.
+# The types of messages, and where they have the length of their key or text (docs/protocol.md); 0: right in front of
+# it.
 REQUEST, ERROR_STATUS = (3, 0), (7, 16)
 
 Post = collections.namedtuple("Post", "opcode queue_pair local remote bytes key region_key")
@@ -34,12 +35,12 @@ class Record(ctypes.Structure):
 
 
 def begin():
-    """What was posted before is forgotten."""
+    """Forgets what was posted before."""
     LIBRARY.posts_begin()
 
 
 def take():
-    """All that was posted since begin or the last take, in order."""
+    """Returns all that was posted since begin or the last take, in order."""
     records = (Record * CAPACITY)()
     count = LIBRARY.posts_take(records, CAPACITY)
     assert count >= 0, "more was posted than can be noted"
@@ -47,27 +48,27 @@ def take():
 
 
 def writes(found, source=None):
-    """The writes of bytes, or those that read from the tensor, in the order of what they read."""
+    """Returns the writes of bytes, or those that read from the tensor, in the order of what they read."""
     begin_, end = (source.address, source.address + len(source.bytes)) if source else (0, 1 << 64)
     return sorted((post for post in found if post.opcode in (WRITE, WRITE_WITH_IMMEDIATE) and post.bytes > 0
                    and begin_ <= post.local < end), key=lambda post: post.local)
 
 
 def redirect(source, address, key):
-    """The next write that reads the beginning of the tensor goes to the address, with the key."""
+    """Redirects the next write that reads the beginning of the tensor to the address, with the key."""
     LIBRARY.posts_redirect(source.address, address, key & 0xffffffff)
 
 
 def is_redirected():
-    """Whether that write has been posted."""
+    """Returns whether that write has been posted."""
     return LIBRARY.posts_is_redirected()
 
 
 def falsify(message, text):
-    """The next such message, which contains the text, says of it that it is longer than everything there is."""
+    """Falsifies the next such message that contains the text: its length becomes greater than everything there is."""
     LIBRARY.posts_falsify(*message, text.encode())
 
 
 def is_falsified():
-    """Whether that message has been posted."""
+    """Returns whether that message has been posted."""
     return LIBRARY.posts_is_falsified()

@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """The guest itself: it has a working RDMA device and this machine's files, passes on what a command writes and how it
-ends, and takes whatever goes wrong for a failure."""
+ends, and treats every fault as a failure."""
 import os
 import pathlib
 import signal
@@ -30,7 +30,7 @@ def children(pid):
 
 
 def command_of(pid):
-    """The process's command line; nothing when it has ended."""
+    """Returns the process's command line, which is empty when the process has ended."""
     try:
         return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
@@ -38,7 +38,7 @@ def command_of(pid):
 
 
 def runs(pid):
-    """Whether there is such a process that has not ended."""
+    """Returns whether there is such a process that has not ended."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text("ascii").rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Two devices in one guest whose packets cross a wire that can be disturbed, and two guests of which one can die."""
+"""Two devices in one guest whose packets cross a wire that tests can disturb, and two guests of which one can die."""
 import re
 import unittest
 
@@ -56,7 +56,7 @@ class TopologiesTest(guest_support.GuestTest):
     def test_veth(self):
         result = self.run_guest(VETH, "--topology", "veth")
         self.assert_status(0, result)
-        # 20 times 64 KiB, in packets of 4 KiB
+        # The transfer moves 20 times 64 KiB, in packets of 4 KiB.
         packets = int(re.search(r"(\d+) pkt", result.stdout)[1])
         self.assertGreaterEqual(packets, 320)
 

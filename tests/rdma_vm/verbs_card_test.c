@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A card that fails in ways that soft-RoCE does not: the functions through which rdma-core reaches it are exchanged for
- * ones that refuse or lie. Whatever happens, work is cancelled exactly once and the queue pair drains.
+ * A card that fails in ways that soft-RoCE does not: the test exchanges the functions through which rdma-core reaches
+ * it for functions that refuse or lie. In every case work is cancelled exactly once and the queue pair drains.
  */
 #include "tests/rdma_vm/verbs_sides.h"
 
@@ -17,7 +17,7 @@
 
 static struct ibv_context_ops real;
 
-/* Of a's device; real keeps what they were. */
+/* The functions of a's device; `real` keeps the original ones. */
 static struct ibv_context_ops *functions(void)
 {
     struct ibv_context_ops *ops = &verbs_device_of(a.provider)->context->ops;
@@ -93,7 +93,7 @@ START_TEST(slots_refused)
 {
     set_up(16, 16, TL_KEYS_WINDOW);
     functions()->post_recv = refuse_receive;
-    for (unsigned i = 0; i < 5; i++) /* four may be idle */
+    for (unsigned i = 0; i < 5; i++) /* Four may be idle. */
         send_text(&b, "x", NULL);
     PUMP_UNTIL(a.messages == 5);
     restore();
@@ -154,10 +154,10 @@ END_TEST
 /* ------------------------------------------------------------------------------------------------- completions -- */
 
 static enum ibv_wc_status forged_status;
-static int64_t forged_index; /* -1: as it is */
-static unsigned forged_skip; /* good completions before it */
+static int64_t forged_index; /* -1 leaves it as it is. */
+static unsigned forged_skip; /* The number of good completions before it. */
 
-/* The completion of one request of a's becomes another. */
+/* Turns the completion of one of a's requests into another one. */
 static int forge(struct ibv_cq *cq, int capacity, struct ibv_wc *ret_completions)
 {
     int count = real.poll_cq(cq, capacity, ret_completions);
@@ -212,7 +212,7 @@ START_TEST(every_status_breaks_with_words)
         jobs[i] = new_job_of(&a);
         send_text(&a, "x", &jobs[i]);
     }
-    /* The first one has succeeded. */
+    /* The first request has succeeded. */
     expect_end(jobs + 1, 2, statuses[_i].part);
     ck_assert_ptr_nonnull(strstr(a.reason.message, "vendor 0x42"));
     ck_assert_int_eq(jobs[0].status, TL_OK);
@@ -223,7 +223,7 @@ START_TEST(every_status_breaks_with_words)
 }
 END_TEST
 
-/* Of a record outside of the ring, and of one that was not posted. */
+/* The completions name a record outside of the ring, and one that was not posted. */
 START_TEST(completions_of_nothing)
 {
     const int64_t indexes[] = {16, 0x7fffff, 7};
@@ -272,7 +272,7 @@ START_TEST(completions_are_lost)
 }
 END_TEST
 
-/* Nothing can be made any more, and all there was has ended. */
+/* Nothing more can be made, and everything that existed has ended. */
 static void expect_dead(struct job *job, const char *part)
 {
     struct tl_queue_pair_options options = {.slot_count = 4, .work_count = 4, .keys = TL_KEYS_WINDOW};
@@ -322,7 +322,7 @@ START_TEST(no_notice)
 }
 END_TEST
 
-/* As the kernel writes it: the element, and the number of the event. */
+/* The kernel writes it in this form: the element, and the number of the event. */
 struct kernel_event {
     uint64_t element;
     uint32_t event_type;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Data paths that come and go: two engines on real verbs, in one thread, connect and end a thousand times. What the
- * kernel holds for the devices and the file descriptors of this process stay as many; so do memory windows, which are
- * counted on their way to the card.
+ * Connections that come and go: two engines on real verbs, in one thread, connect and end a thousand times. The number
+ * of objects that the kernel holds for the devices, and of file descriptors of this process, stays the same; so does
+ * the number of memory windows, which the test counts on their way to the card.
  */
 #include "tests/rdma_vm/verbs_sides.h"
 
@@ -106,7 +106,7 @@ static void connect_ends(void)
     RUN_UNTIL(ends[0].up == 1 && ends[1].up == 1);
 }
 
-/* In good order, or at once. */
+/* Ends the connection in good order, or at once. */
 static void disconnect_ends(bool is_drained)
 {
     if (is_drained) {
@@ -120,7 +120,8 @@ static void disconnect_ends(bool is_drained)
     RUN_UNTIL(ends[0].closed == 1 && ends[1].closed == 1);
 }
 
-/* Queue pairs, completion queues, regions, protection domains of all devices, as rdma shows them. */
+/* Returns the number of queue pairs, completion queues, regions and protection domains of all devices, as rdma shows
+ * them. */
 static void read_resources(char *ret_text)
 {
     FILE *shown = popen("rdma res show", "re");
@@ -131,7 +132,7 @@ static void read_resources(char *ret_text)
     ck_assert_ptr_nonnull(strstr(ret_text, "qp"));
 }
 
-/* Memory windows; the two devices have the same functions. */
+/* Counts memory windows; the two devices have the same functions. */
 static struct ibv_context_ops real;
 static long windows, most_windows;
 

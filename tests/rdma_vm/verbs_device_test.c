@@ -207,7 +207,7 @@ START_TEST(completion_queue_is_never_overrun)
 }
 END_TEST
 
-/* More completions than the queue had room for at first. */
+/* More completions come than the queue had space for at first. */
 START_TEST(completion_queue_grows)
 {
     enum { PAIRS = 20, EACH = 60 };
@@ -257,7 +257,7 @@ START_TEST(completion_queue_grows)
 }
 END_TEST
 
-/* The kernel's count of queue pairs, memory regions and completion queues. */
+/* Returns the kernel's count of queue pairs, memory regions and completion queues. */
 static void count_resources(char *ret_text, size_t capacity)
 {
     FILE *pipe = popen("rdma resource show link rxe0 2> /dev/null; rdma resource show rxe0", "r");

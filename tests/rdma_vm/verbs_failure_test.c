@@ -39,13 +39,13 @@ START_TEST(late_write_is_refused)
     ck_assert_int_eq(a.reason.code, TL_UNAVAILABLE);
     ck_assert_uint_eq(target[0], 0);
     ck_assert_uint_eq(target[1], 0);
-    /* The windows that were bound when it broke hold no memory. */
+    /* Windows that were bound when the queue pair broke hold no memory. */
     drop_memory();
     tear_down();
 }
 END_TEST
 
-/* The window goes while the bytes come: when that is done, not one more lands. */
+/* The window is revoked while the bytes come: once that is done, not one more byte lands. */
 START_TEST(revoke_cuts_a_write_off)
 {
     struct tl_exposure exposure = {0};
@@ -73,7 +73,7 @@ START_TEST(revoke_cuts_a_write_off)
 }
 END_TEST
 
-/* A window is its queue pair's only. */
+/* Only its own queue pair can use a window. */
 START_TEST(keys_of_others_are_refused)
 {
     struct tl_exposure exposure = {0};
@@ -187,7 +187,7 @@ START_TEST(disconnect_with_work_outstanding)
 }
 END_TEST
 
-/* The writer was told that it has arrived. */
+/* The writer has learned that the message arrived. */
 START_TEST(what_has_arrived_before_it_is_disconnected)
 {
     struct tl_exposure exposure = {0};
@@ -249,7 +249,7 @@ START_TEST(slots_exhausted)
     while (!a.drained)
         a.provider->ops->poll(a.provider);
     expect_reason(&a, "no slot posted");
-    PUMP_UNTIL(b.messages == 5); /* one may be idle at other times */
+    PUMP_UNTIL(b.messages == 5); /* One may be idle at other times. */
     tear_down();
 }
 END_TEST
@@ -272,7 +272,7 @@ START_TEST(addresses_that_are_none)
 }
 END_TEST
 
-/* Some cards look for the way when they are connected, others when they send. */
+/* Some cards look up the route when they are connected, others when they send. */
 START_TEST(peer_without_a_route)
 {
     struct tl_pair_address pair_address;
@@ -314,7 +314,7 @@ START_TEST(link_down_is_said_to_be_the_link)
 }
 END_TEST
 
-/* Nobody sends: the device's own event breaks the queue pair, and wakes who sleeps. */
+/* No one sends here: the device's own event breaks the queue pair, and wakes a sleeping reactor. */
 START_TEST(link_down_wakes_a_sleeper)
 {
     set_up(16, 16, TL_KEYS_WINDOW);

@@ -48,7 +48,7 @@ START_TEST(large_writes)
 }
 END_TEST
 
-/* Windows are bound again and again, with keys that are not the ones before; bind and revoke leave together. */
+/* Windows are bound again and again, each time with another key; bind and revoke leave together. */
 START_TEST(windows_are_used_again)
 {
     struct tl_exposure exposure = {0};
@@ -132,7 +132,7 @@ START_TEST(sleepers_wake)
 }
 END_TEST
 
-/* What arrived before arming is found by it, and not lost. */
+/* Arming finds what arrived before it, so nothing is lost. */
 START_TEST(arming_loses_nothing)
 {
     set_up(16, 16, TL_KEYS_WINDOW);

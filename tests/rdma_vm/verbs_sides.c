@@ -116,7 +116,7 @@ void send_text(struct side *side, const char *text, struct job *job)
     side_message(side, text, (uint32_t)strlen(text), job);
 }
 
-/* An exposure is there once a message posted after it has arrived. */
+/* Waits until the peer can write to an exposure, which is so once a message posted after it has arrived. */
 void let_expose_happen(struct side *side)
 {
     unsigned before = side->peer->messages;

@@ -12,7 +12,7 @@
 #include "dataplane/verbs/verbs.h"
 #include "fakes/sides.h"
 
-/* Of make_memory: a's to be written from, b's to be written to. */
+/* make_memory fills these: a writes from its memory, b is written to. */
 extern uint8_t *source, *target;
 extern struct tl_region *source_region, *target_region;
 
@@ -29,11 +29,11 @@ void tear_down(void);
 uint8_t *map_memory(uint64_t len_bytes);
 struct tl_region *make_region(struct side *side, void *memory, uint64_t len_bytes, enum tl_region_access access);
 void send_text(struct side *side, const char *text, struct job *job);
-/* An exposure is there once a message posted after it has arrived. */
+/* Waits until the peer can write to an exposure, which is so once a message posted after it has arrived. */
 void let_expose_happen(struct side *side);
 void make_memory(uint64_t len_bytes);
-void drop_memory(void); /* so does close_both */
-/* From a's source into what b has exposed; not rung. */
+void drop_memory(void); /* close_both does so, too. */
+/* Writes from a's source into what b has exposed; the caller rings the doorbell. */
 void write_to(const struct tl_exposure *exposure, uint64_t from, uint64_t len_bytes, uint64_t to, bool tells,
               struct job *job);
 

@@ -11,7 +11,7 @@ BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / 
 PROGRAMS = ["verbs_device_test", "verbs_provider_test", "verbs_failure_test", "verbs_card_test"]
 
 
-# Memory where huge pages are reserved, first for all, then as in a container that may map them and not touch them.
+# Memory where huge pages are reserved, first for all processes, then as in a container that may map but not touch them.
 HUGE_PAGES = f"""
 echo 16 > /proc/sys/vm/nr_hugepages
 grep "HugePages_Free: *16" /proc/meminfo >&2

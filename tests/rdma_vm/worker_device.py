@@ -1,7 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Inside the guest with one device: workers that lack something for the data plane, or have less than others. Run by
-worker_test.py."""
+"""Runs inside the guest with one device, started by worker_test.py: workers that lack something for the data plane, or
+have less than others."""
 import copy
 import json
 import random
@@ -14,14 +14,14 @@ from workers import OVER_VERBS, PROGRAM, Server, Tensor, Worker
 
 CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.1:4002"], "worker": ["10.10.0.1:4001"]},
            "protocol": "grpc+verbs", "rdma": "require", "timeouts": {"drain": "5s", "connect": "60s"},
-           # For guests of a busy machine. timeout: rxe binds windows anew when it sends packets again, which fails
-           # since they are bound.
+           # These settings suit the guests of a busy machine. The setting timeout avoids that rxe sends packets again:
+           # it would bind windows again, which fails because they are bound.
            "verbs": {"timeout": 22, "piece": "1MiB", "peer_timeout": "10s", "pool": "4MiB"}}
 NO_LOCKED_MEMORY = ("setpriv", "--bounding-set", "-ipc_lock", "bash", "-c", 'ulimit -l 64; exec "$@"', "-")
 
 
 def cluster(ps=None, **settings):
-    """The cluster, with settings of all workers and of /job:ps/task:0."""
+    """Returns the cluster, with settings for all workers and for /job:ps/task:0."""
     config = copy.deepcopy(CLUSTER) | settings
     if ps:
         config["jobs"] = {"ps": {"tasks": {"0": ps}}}
@@ -59,8 +59,8 @@ class Addresses(unittest.TestCase):
 
 
 class Lacking(unittest.TestCase):
-    """A worker that cannot have a data plane: under prefer it works over gRPC and says why, else it does not start. Those
-    that any transport may lack: tests/scenarios/choice.py."""
+    """A worker that cannot have a data plane: under prefer it works over gRPC and says why; under require it does not
+    start. What any transport may lack is in tests/scenarios/choice.py."""
     def assert_lacking(self, reason, remedy="", ps=None, wrap=()):
         config = cluster(ps=ps, rdma="prefer")
         with Server(config, "ps", wrap=wrap) as server, Worker(config, "worker") as here, \
@@ -89,7 +89,7 @@ class Lacking(unittest.TestCase):
 
 
 class Removed(unittest.TestCase):
-    """A device is taken away under workers that use it."""
+    """A device is taken away while workers use it."""
     REMEDY = "start the worker anew"
 
     def setUp(self):
@@ -99,14 +99,14 @@ class Removed(unittest.TestCase):
         workers.run("rdma", "link", "add", "rxe1", "type", "rxe", "netdev", "d1")
 
     def findings(self, config):
-        """What health says of each worker."""
+        """Returns what health says of each worker."""
         shown = subprocess.run([PROGRAM, "health", "-c", "-", "--json"], input=json.dumps(config), text=True,
                                capture_output=True, check=False, timeout=workers.PATIENCE_SEC)
         return [(each["stage"], each["healthy"], each["reason"], each["remedy"])
                 for each in json.loads(shown.stdout)["workers"]]
 
     def test_device_is_removed(self):
-        """What is asked for afterwards comes over gRPC, or fails under require; all say what to do."""
+        """Later requests are answered over gRPC, or fail under require; all say what to do."""
         config = {"cluster": {"ps": ["127.0.0.1:4000"], "worker": ["127.0.0.1:4001", "127.0.0.1:4002"]},
                   "protocol": "grpc+verbs", "verbs": {"devices": "rxe1"},
                   "jobs": {"worker": {"tasks": {"1": {"rdma": "require"}}}}}
@@ -114,13 +114,14 @@ class Removed(unittest.TestCase):
             there.publish("x", Tensor(b"here"))
             for each in here, strict:
                 self.assertIn(each.receive(each.peer("/job:ps/task:0"), "x").path, OVER_VERBS)
-            # It ends when nobody has the device open.
+            # The device ends when no process has it open.
             removal = subprocess.Popen(["ip", "link", "del", "d1"])
             for each, end in (here, ("OK", "grpc")), (strict, ("UNAVAILABLE", "none")):
                 found = []
                 workers.wait_until(
                     lambda: found.append(each.receive(each.peer("/job:ps/task:0"), "x"))
-                    or self.REMEDY in found[-1].message + found[-1].reason, lambda: f"the loss is told, but {found[-1]}")
+                    or self.REMEDY in found[-1].message + found[-1].reason,
+                    lambda: f"the loss is reported, but {found[-1]}")
                 self.assertEqual(end, (found[-1].status, found[-1].path), found[-1])
             self.assertEqual([("device", is_healthy, "rxe1:1: the device was removed", self.REMEDY + " to use it again")
                               for is_healthy in (True, True, False)], self.findings(config))

@@ -18,14 +18,14 @@ from workers import OVER_VERBS, Tensor, Worker
 
 PEER_SCRIPT = str(pathlib.Path(__file__).with_name("peer"))
 PEER = "/job:ps/task:0"
-# What is done to a host takes a while to be done: the wire is so slow that the transfer takes some seconds.
+# A fault takes a while to happen, so the wire is so slow that the transfer takes some seconds.
 LONG_BYTES = 16 << 20
 SLOW = "tbf rate 40mbit burst 64kb limit 4mb"
 PAUSE_SEC = 4
 
 
 def cluster(rdma):
-    """timeout: the card would give up much later than we do."""
+    """The setting timeout makes the card give up much later than the worker does."""
     return {"cluster": {"ps": ["10.8.0.2:4000"], "worker": ["10.8.0.1:4001"]}, "protocol": "grpc+verbs", "rdma": rdma,
             "verbs": {"piece": "128KiB", "peer_timeout": "1s", "timeout": 19},
             "timeouts": {"keepalive": "1s", "keepalive_answer": "5s", "drain": "1s"}}
@@ -50,18 +50,18 @@ class Hosts(unittest.TestCase):
         self.comes_back()
 
     def lost(self):
-        """Why data connections were lost."""
+        """Returns why data connections were lost."""
         return re.findall(rf'level=warn msg="no data connection" peer={PEER}.* reason="([^"]+)"', self.log())
 
     def comes_back(self):
-        """Tensors are received over verbs, at the latest after a while."""
+        """After a while at most, tensors come over verbs."""
         found = []
         workers.wait_until(lambda: found.append(self.here.receive(self.peer, "short"))
                            or found[-1].path in OVER_VERBS, "the data connection is there")
         self.assertEqual(b"here", found[-1].tensor.bytes)
 
     def interrupt(self, how):
-        """Something is done to the peer's host in the middle of a transfer; why the data connection was lost."""
+        """Does something to the peer's host in the middle of a transfer; returns why the data connection was lost."""
         before = len(self.lost())
         self.destination.fill(bytes(LONG_BYTES))
         op = self.here.ask(self.peer, "long", 0, self.destination)
@@ -82,7 +82,7 @@ class Hosts(unittest.TestCase):
         self.comes_back()
 
     def test_host_stands_still(self):
-        """What it had posted when it stood still must not be written when it goes on."""
+        """What the host had posted before it stood still must not be written when it runs again."""
         self.start("require")
         self.interrupt("pause")
         done, = self.here.wait(1).values()
@@ -95,7 +95,7 @@ class Hosts(unittest.TestCase):
         self.comes_back()
 
     def test_requests_wait_for_the_host(self):
-        """Where gRPC may take over they are answered once it goes on."""
+        """Where gRPC may take over, the requests are answered once the host runs again."""
         self.start("prefer")
         op = self.interrupt("pause")
         time.sleep(PAUSE_SEC)

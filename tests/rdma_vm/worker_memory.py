@@ -1,10 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Inside the guest with two devices and a wire between them: what peers write, where, and until when. Run by
-worker_test.py.
+"""Runs inside the guest with two devices and a wire between them, started by worker_test.py: what peers write, where,
+and until when.
 
-All workers are in this process, /job:worker/task:0 at 10.9.0.1 and the others at 10.9.0.2, so that what they post can
-be looked at, and turned into what a peer would post that lies.
+All workers are in this process, /job:worker/task:0 at 10.9.0.1 and the others at 10.9.0.2. So the tests can look at
+what they post, and turn it into what a lying peer would post.
 """
 import contextlib
 import ctypes
@@ -12,7 +12,7 @@ import random
 import re
 import unittest
 
-import posts  # before workers
+import posts  # This import must come before workers.
 import workers
 from workers import OVER_VERBS, Tensor, Worker
 
@@ -20,7 +20,8 @@ PEER = "/job:ps/task:0"
 LIAR = "/job:ps/task:1"
 HERE = "/job:worker/task:0"
 MIB = 1 << 20
-# Of what is cancelled. The slow wire needs longer for the second than a peer may take to answer a cancel.
+# The sizes of cancelled transfers. The slow wire needs longer for the second one than a peer may take to answer a
+# cancel.
 LONG_BYTES = 6 * MIB
 LONGER_BYTES = 16 * MIB
 SLOW = "tbf rate 90mbit burst 64kb limit 4mb"
@@ -51,13 +52,13 @@ def slow_wire():
 
 
 def lost(log, peer):
-    """Why the data connections to the peer were lost, according to the log."""
+    """Returns why the data connections to the peer were lost, according to the log."""
     return re.findall(rf'level=warn msg="no data connection" peer={peer}.* reason="([^"]+)"', log())
 
 
 class Cancelled(unittest.TestCase):
-    """Receives are given up while their bytes come, and their memory is used again the moment they are over: memory of
-    the user's under keys of windows, of the pool that the peer can write to under keys of regions."""
+    """Receives are cancelled while their bytes come, and their memory is used again as soon as they are over: the
+    user's memory under keys of windows, memory of the peer's pool under keys of regions."""
     def start(self, keys, size, **verbs):
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
@@ -76,7 +77,7 @@ class Cancelled(unittest.TestCase):
         stack.enter_context(slow_wire())
 
     def receive(self, key, destination=None):
-        """Directly, when there is a path."""
+        """Receives directly, over the path."""
         found = []
         workers.wait_until(lambda: found.append(self.here.receive(self.peer, key, 0, destination))
                            or found[-1].status != "UNAVAILABLE", "a path")
@@ -84,7 +85,7 @@ class Cancelled(unittest.TestCase):
         return found[-1].tensor
 
     def ask(self):
-        """Begins to receive; what it is, and where its first and its last byte go to."""
+        """Begins to receive; returns the operation, and where its first and last byte go."""
         posts.begin()
         op = self.here.ask(self.peer, "long", 0, self.destination)
         written = []
@@ -94,7 +95,7 @@ class Cancelled(unittest.TestCase):
         return op, ctypes.c_uint8.from_address(begin), ctypes.c_uint8.from_address(begin + self.size - 1)
 
     def use_again(self):
-        """Others write there now, and nobody else does."""
+        """Only others write to this memory now."""
         content = b"\x22" * self.size
         other = self.destination
         if other:
@@ -160,7 +161,7 @@ class Posted(unittest.TestCase):
             self.assertEqual(destination.address, got.tensor.address)
 
     def exchange(self, keys, with_destination):
-        """Tensors large enough to lie in memory of their own; small ones of users are copied."""
+        """The tensors are large enough to lie in memory of their own; small tensors of users are copied."""
         config = cluster(keys)
         with Worker(config, "ps") as there, Worker(config, "worker") as here:
             peer = here.peer(PEER)
@@ -179,7 +180,7 @@ class Posted(unittest.TestCase):
                 self.exchange(keys, False)
 
     def test_one_message_and_one_write(self):
-        """Per tensor whose meta-data is known; now and then a message gives slots back."""
+        """The limits are per tensor whose meta-data is known; now and then a message returns slots."""
         config = cluster("window", piece="1MiB")
         with Worker(config, "ps") as there, Worker(config, "worker") as here:
             peer = here.peer(PEER)
@@ -201,7 +202,8 @@ class Posted(unittest.TestCase):
 
 
 class Refused(unittest.TestCase):
-    """A peer writes with keys that are not its own, or no longer. Its own path breaks, and nothing else happens."""
+    """A peer writes with keys that are not its own, or are no longer valid. Its own path breaks, and nothing else
+    happens."""
     def start(self, keys):
         stack = contextlib.ExitStack()
         self.addCleanup(stack.close)
@@ -223,7 +225,7 @@ class Refused(unittest.TestCase):
         return self.early.pop(op)
 
     def receive(self, name, key, step=0, destination=None):
-        """What came, when there is a path, and what was posted for it."""
+        """Returns what came over the path, and what was posted for it."""
         found = []
 
         def has_come():
@@ -236,7 +238,7 @@ class Refused(unittest.TestCase):
         return found[-1], posts.take()
 
     def writers(self):
-        """The queue pairs over which the bystander's bytes come."""
+        """Returns the queue pairs over which the bystander's bytes come."""
         return {post.queue_pair for post in posts.writes(self.receive(PEER, "large")[1], self.large)}
 
     def send_lie(self, address, key):
@@ -261,7 +263,8 @@ class Refused(unittest.TestCase):
         self.receive(LIAR, "x")
 
     def park(self, name, worker, destination):
-        """A request that waits at the worker, with its destination open; the request, the key and its region's."""
+        """Begins a request that waits at the worker, with its destination open; returns the request, its key and that
+        of its region."""
         worker.publish("later", Tensor(b"\x01" * LIE_BYTES), 1)
         self.receive(name, "later", 1, destination)
         posts.begin()
@@ -283,7 +286,7 @@ class Refused(unittest.TestCase):
         self.assertEqual(KEPT, destination.bytes)
 
     def test_keys_of_others(self):
-        """Windows that are open, for another peer; the key of the memory behind them; guesses."""
+        """Tries open windows of another peer, the key of the memory behind them, and guessed keys."""
         self.start("window")
         destination = Tensor(KEPT)
         op, key, region_key = self.park(PEER, self.there, destination)
@@ -303,7 +306,7 @@ class Refused(unittest.TestCase):
             self.assertEqual(self.large.bytes, got.tensor.bytes)
 
     def test_own_key(self):
-        """With a key that is the liar's own, and open, it does write: the others are refused for their keys."""
+        """With an open key of its own the liar does write: the other writes are refused for their keys."""
         self.start("window")
         destination = Tensor(KEPT)
         op, key, _ = self.park(LIAR, self.liar, destination)
@@ -314,9 +317,8 @@ class Refused(unittest.TestCase):
         self.assertEqual("OK", self.wait(op).status)
 
     def assert_bystander(self, lie, ask):
-        """A message of the liar's lies about the length of what `ask` lets it say: its path ends, with the reason, and
-        comes back. The bystander's bytes come as before. What was asked for over the path fails or is asked for
-        again."""
+        """A message of the liar has a wrong length in what `ask` makes it say: its path ends with the reason, and comes
+        back. The bystander's bytes come as before. Requests over the path fail or are asked again."""
         self.start("window")
         before = self.writers()
         posts.falsify(lie, "v06")

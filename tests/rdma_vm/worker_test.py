@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Workers on real verbs: the scenarios of all transports (tests/scenarios), those of a device, of a wire that fails, of what
-is written where, and of two hosts of which one dies (worker_device.py, worker_wire.py, worker_memory.py, worker_hosts.py).
-All run inside."""
+"""Workers on real verbs: the scenarios of all transports (tests/scenarios), and those of a device, of a failing wire,
+of what is written where, and of two hosts of which one dies (worker_device.py, worker_wire.py, worker_memory.py,
+worker_hosts.py). All of them run inside the guest."""
 import os
 import pathlib
 import re
@@ -11,21 +11,22 @@ import unittest
 import guest_support
 
 SCENARIOS = guest_support.ROOT / "tests/scenarios"
-# By default packets of the pair are taken by the processor of the sender, and what a thread sends before and after it moves
-# to another processor overtakes itself, which no wire does; rxe then sends again, and binds windows anew. So one takes all.
+# By default the sender's processor takes the packets of the pair. A thread that moves to another processor then
+# overtakes its own packets, which no wire does; rxe sends them again, and binds windows anew. So one processor takes
+# all packets.
 IN_ORDER = "for queue in /sys/class/net/v[ab]/queues/rx-0; do echo 1 > $queue/rps_cpus; done"
 BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD") or guest_support.ROOT / "build/release")
 
 
 class WorkerTest(guest_support.GuestTest):
     def run_scenarios(self, program, topology, *options):
-        """Runs a program of scenarios; it must have run some, all must have passed, none may be skipped."""
+        """Runs a program of scenarios: some must have run, all must have passed, and none may be skipped."""
         os.environ.update(TENSORLANE_BUILD=str(BUILD), PYTHONPATH=str(SCENARIOS))
         script = f"python3 -B {program}" if topology != "veth" else f"{IN_ORDER}; python3 -B {program}"
         result = self.run_guest(script, "--topology", topology, "--show", str(BUILD), *options,
                                 timeout=450)
         self.assert_status(0, result)
-        # What another guest says may stand in the middle of a line.
+        # Output of the other guest may stand in the middle of a line.
         self.assertRegex(result.stderr, r"\nRan [1-9]\d* tests in ", result.stderr)
         self.assertNotRegex(result.stderr, r"skipped=|FAILED", result.stderr)
 

@@ -1,11 +1,10 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Inside the guest with two devices and a wire between them: workers while the network fails. Run by worker_test.py.
-What they do while their peers fail is in tests/scenarios/peers.py, whose workers these are.
+"""Runs inside the guest with two devices and a wire between them, started by worker_test.py: workers while the network
+fails. tests/scenarios/peers.py, whose workers these are, has their behaviour while peers fail.
 
-Each fault is shown to have hit transfers that were running: by packets that the devices had to send again, or by the
-report that the path is lost; or over a wire so slow that something had arrived before it, and something had not once it
-was done.
+Each fault must hit running transfers. The tests show it by packets that the devices sent again, by the report that the
+path is lost, or over a wire so slow that some tensors had arrived before the fault and others had not.
 """
 import contextlib
 import pathlib
@@ -17,15 +16,15 @@ import workers
 
 LINK = str(pathlib.Path(__file__).with_name("link"))
 PARTITION = str(pathlib.Path(__file__).with_name("partition"))
-# Some seconds for all tensors.
+# The transfer of all tensors takes some seconds.
 SLOW = "rate 40mbit limit 10000"
-# What a device counts when packets were lost or came damaged.
+# The counters of a device for lost and damaged packets.
 RETRANSMISSION_COUNTERS = ("rcvd_seq_err", "out_of_seq_request", "duplicate_request", "retry_exceeded_err",
                            "completer_retry_err")
 
 
 def retransmissions():
-    """How many packets the devices had to do with that had been lost, so far."""
+    """Returns how many lost packets the devices have had to repeat so far."""
     folders = pathlib.Path("/sys/class/infiniband").glob("rxe*/ports/1/hw_counters")
     return sum(int((folder / name).read_text()) for folder in folders for name in RETRANSMISSION_COUNTERS
                if (folder / name).exists())
@@ -33,7 +32,7 @@ def retransmissions():
 
 @contextlib.contextmanager
 def undone(*command):
-    """Runs it at the end, whatever happens."""
+    """Runs it at the end, however the test ends."""
     try:
         yield
     finally:
@@ -45,7 +44,7 @@ class Wire(peers.Harness):
 
     @contextlib.contextmanager
     def disturbed(self, what):
-        """The wire is like that in both directions."""
+        """Shapes the wire like that in both directions."""
         self.disturb("add", what)
         try:
             yield
@@ -60,7 +59,7 @@ class Wire(peers.Harness):
 
     @contextlib.contextmanager
     def broken(self, *command):
-        """Runs it in the middle of transfers over a slow wire, until the loss is reported; what was asked for."""
+        """Disturbs the middle of transfers over a slow wire until the loss is reported; returns the requests."""
         with workers.logged() as log, self.disturbed(SLOW):
             asked, is_hit = self.interrupt(lambda: workers.run(*command))
             self.assertTrue(is_hit, "all had arrived before")
@@ -69,8 +68,8 @@ class Wire(peers.Harness):
 
 
 class Prefer(Wire):
-    """What fails goes on over gRPC. Every packet that is sent again may break a path here: rxe then binds a window
-    anew, which fails since it is bound."""
+    """What fails over the path continues over gRPC. Every packet that is sent again may break a path here: rxe then
+    binds a window anew, which fails because it is bound."""
 
     def through(self, what):
         before = retransmissions()
@@ -82,7 +81,7 @@ class Prefer(Wire):
         self.assert_over(found)
         print({path: sum(done.path == path for done in found.values()) for path in workers.PATHS}, what,
               f"{lost} retransmissions", reports, flush=True)
-        # A device does not count what it lost when it sends it again and nothing came in between.
+        # A device does not count a loss when it repeats the packet before another one has come.
         self.assertTrue(lost or reports, "nothing was lost")
         self.assert_comes_back()
 
@@ -117,7 +116,7 @@ class Prefer(Wire):
 
 
 class Require(Prefer):
-    """What fails is UNAVAILABLE, or is asked for again."""
+    """What fails over the path ends with UNAVAILABLE, or is asked again."""
     rdma = "require"
 
     def test_loss_of_1_percent(self):
@@ -128,20 +127,20 @@ class Require(Prefer):
 
 
 class Deadlines(Wire):
-    """Who finds out that nobody answers: we, or the card. gRPC takes its time here."""
+    """Either the worker or the card finds out that the peer does not answer. gRPC takes its time here."""
     timeouts = {"keepalive": "60s", "keepalive_answer": "60s", "drain": "1s"}
 
     def setUp(self):
         pass
 
     def test_card_that_tries_for_ever(self):
-        """As rxe does with a retry count of 7."""
+        """The card retries for ever, as rxe does with a retry count of 7."""
         self.start({"keys": "region", "piece": "128KiB", "peer_timeout": "2s", "retry_count": 7})
         with self.broken(PARTITION) as (_, log):
             self.assertIn("has been silent for", self.reports(log())[0])
 
     def test_card_of_the_peer_that_would_try_for_ever(self):
-        """It takes our settings: what it writes fails, long before the silence is over."""
+        """The card takes our settings: its writes fail long before the peer time-out."""
         self.start({"keys": "region", "piece": "128KiB", "peer_timeout": "100s", "timeout": 12, "retry_count": 3},
                    ps={"timeout": 0, "retry_count": 7})
         with self.broken(PARTITION):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenarios of clusters in which not everybody has the transport."""
+"""Scenarios of clusters in which some workers lack the transport."""
 import json
 import subprocess
 import tempfile
@@ -13,7 +13,7 @@ OTHER = "/job:ps/task:1"
 
 
 def with_settings(config, own):
-    """The cluster, with settings of /job:ps/task:0."""
+    """Returns the cluster, with settings for /job:ps/task:0."""
     return config | {"jobs": {"ps": {"tasks": {"0": own}}}}
 
 
@@ -50,7 +50,8 @@ class Mixed(unittest.TestCase):
 
 
 class Lacking(unittest.TestCase):
-    """A worker that cannot have the transport: under prefer it works over gRPC and says why, else it does not start."""
+    """A worker that cannot have the transport: under prefer it works over gRPC and says why; under require it does not
+    start."""
     transport = None
 
     def setUp(self):

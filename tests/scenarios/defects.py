@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenarios after those of the defects V1 to V18 (tests/defects/run) that two workers which keep the protocol can stage
+"""Scenarios for those of the defects V1 to V18 (tests/defects/run) that two workers which keep the protocol can show
 over any transport; the others need two engines over the fake provider, or a peer that lies."""
 import random
 import re
@@ -12,24 +12,24 @@ STEPS = 20
 OPEN_STEPS = 12
 WRAPS = 3000
 UNDER_WAY = 200
-# Steps of what is exchanged besides; those that are aborted stay so.
+# The first step of the exchanges in between; aborted steps stay aborted.
 FIRST_BEFORE = 10000
 
 
 def resident_bytes():
-    """Memory of this process."""
+    """Returns the memory of this process."""
     with open("/proc/self/status", encoding="ascii") as status:
         return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) * 1024
 
 
 class Defects(exchange.Pair):
     def abort(self, step, status, message):
-        """By the owner, after what was asked for has reached it."""
+        """The owner aborts the step after the requests for it have reached it."""
         self.exchange("before", FIRST_BEFORE + step, Tensor(b"these come later"))
         self.there.abort_step(step, status, message)
 
     def test_v04_aborted_step(self):
-        """Neither process ends, and who has asked hears the status that the step was aborted with, whatever it is."""
+        """Neither process ends, and the receiver gets the status with which the step was aborted, whatever it is."""
         for step, status in enumerate(("CANCELLED", "UNAVAILABLE", "OUT_OF_RANGE", "INTERNAL"), 100):
             op = self.here.ask(self.peer, "aborted", step)
             self.abort(step, status, "as the test says")
@@ -39,7 +39,7 @@ class Defects(exchange.Pair):
         self.exchange("after", 0, Tensor(b"both live"))
 
     def test_long_words(self):
-        """Keys as long as they may be, and statuses as long."""
+        """Keys and statuses of the greatest length."""
         for key in ("k" * 512, "\u00e4" * 256, "k"):
             self.assertEqual(b"found", self.exchange(key, 1, Tensor(b"found")).tensor.bytes)
         op = self.here.ask(self.peer, "k" * 512, 200)
@@ -60,7 +60,7 @@ class Defects(exchange.Pair):
                 self.assertEqual((dims, content), (got.tensor.dims, got.tensor.bytes))
 
     def assert_keeps_nothing(self, give):
-        """give(step) exchanges about a MiB, after which nobody holds it."""
+        """Calls give(step), which exchanges about a MiB; afterwards neither worker holds it."""
         for step in range(STEPS):
             give(step)
         before, devices = resident_bytes(), self.transport.held_by_devices()
@@ -70,7 +70,7 @@ class Defects(exchange.Pair):
         self.assertEqual(devices, self.transport.held_by_devices())
 
     def test_v09_strings_leave_nothing_behind(self):
-        """Small ones, which are copied on their way where memory must be registered."""
+        """Small strings are copied on their way where memory must be registered."""
         def give(step):
             for number in range(5):
                 self.exchange("words", 4 * FIRST_BEFORE + 5 * step + number, Tensor([b"w" * (200000 - step), b"x"]))
@@ -88,7 +88,7 @@ class Defects(exchange.Pair):
         self.assert_keeps_nothing(give)
 
     def test_v11_steps_do_not_share_meta_data(self):
-        """Requests of many steps are open on one key, and their values are all different."""
+        """Requests of many steps are open on one key, and all their values differ."""
         self.exchange("steps", 1000, Tensor(b"what is expected"))
         values = [None if step % 4 == 3 else random.randbytes(1 + step * 5000) for step in range(OPEN_STEPS)]
         asked = {self.here.ask(self.peer, "steps", step): step for step in range(OPEN_STEPS)}
@@ -103,7 +103,7 @@ class Defects(exchange.Pair):
         self.there.wait(OPEN_STEPS)
 
     def test_v14_open_requests_keep_their_name(self):
-        """While others come and go until every index has been used, and again."""
+        """A request stays open while so many others come and go that every index is used several times."""
         late = self.here.ask(self.peer, "late", 1)
         for begin in range(3 * FIRST_BEFORE, 3 * FIRST_BEFORE + WRAPS, UNDER_WAY):
             asked = {self.here.ask(self.peer, "soon", number): b"%d" % number

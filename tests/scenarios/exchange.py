@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenarios of workers that exchange tensors and of whom nobody fails."""
+"""Scenarios of workers that exchange tensors while none of them fails."""
 import json
 import math
 import random
@@ -35,7 +35,7 @@ class Pull(unittest.TestCase):
 
 
 class Pair(unittest.TestCase):
-    """Two workers of this process, each with a thread that moves it."""
+    """Two workers of this process, each with a thread of its own."""
     transport = None
     is_driven = False
     settings = {}
@@ -53,7 +53,7 @@ class Pair(unittest.TestCase):
         cls.there.__exit__()
 
     def exchange(self, key, step, tensor):
-        """Sends and receives, in either order; what arrived."""
+        """Sends and receives a tensor in either order; returns what arrived."""
         send, ask = lambda: self.there.send(key, tensor, step), lambda: self.here.ask(self.peer, key, step)
         first, second = (send, ask) if random.random() < 0.5 else (ask, send)
         first()
@@ -118,7 +118,7 @@ class Exchange(Pair):
             self.assertEqual((strings, "serialized"), (got.tensor.strings(), got.path))
 
     def test_both_ask_each_other(self):
-        """Everything at once, large and small."""
+        """Both ask for everything at once, large and small tensors."""
         back = self.there.peer("/job:worker/task:0")
         for step in range(BOTH_STEPS):
             contents = [random.randbytes(random.choice(self.transport.sizes)) for _ in range(BOTH_COUNT)]
@@ -147,7 +147,8 @@ class Exchange(Pair):
             self.assertIn(got.path, self.transport.paths)
 
     def test_step_is_aborted(self):
-        """By the owner, then by the receiver: what waits ends with the reason, and the step can be had again."""
+        """The owner aborts a step, then the receiver does: waiting receives end with the reason, and the step can be
+        used again."""
         for worker in (self.there, self.here):
             asked = {self.here.ask(self.peer, f"never/{number}", ABORTED) for number in range(WAITING)}
             self.exchange("before", 0, Tensor(b"these come later"))
@@ -162,8 +163,8 @@ class Exchange(Pair):
 
 
 class DrivenExchange(Exchange):
-    """The same two without threads of their own: whoever waits moves them, and a thread of ours, so that they hear each
-    other also while nobody waits."""
+    """The same two workers without threads of their own: each wait advances them, and so does a thread of this test, so
+    that they hear each other at all times."""
     is_driven = True
     receive_count = 2000
 
@@ -195,7 +196,7 @@ class NarrowExchange(Exchange):
 
 
 class Cycles(unittest.TestCase):
-    """Workers come, receive and go; what the devices and both processes hold stays the same."""
+    """Workers start, receive and end; the devices and both processes hold as much as before."""
     transport = None
 
     def test_nothing_leaks(self):
@@ -224,7 +225,7 @@ class Cycles(unittest.TestCase):
                 "there": self.transport.held(server.process.pid)}
 
     def settled(self, server):
-        """What is held when a second has not changed it."""
+        """Returns what is held when it has not changed for a second."""
         found = []
         workers.wait_until(lambda: found.append(self.held(server)) or (len(found) > 1 and found[-1] == found[-2]),
                            "it settles", pause_sec=1)

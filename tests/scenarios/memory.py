@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenarios of memory that is given back: nothing is written there any more, whatever the peer does."""
+"""Scenarios of memory that is given back: from then on no peer writes there, whatever it does."""
 import contextlib
 import ctypes
 import json
@@ -25,8 +25,8 @@ RECEIVERS = 40
 
 
 class Landing:
-    """How far the bytes of a transfer have come, wherever in this process they go to: a look at each MiB of all memory
-    that is large enough. The kernel reads it for us, since the library may unmap it meanwhile."""
+    """How far the bytes of a transfer have come, wherever in this process they go: it looks at each MiB of every large
+    mapping. The kernel reads the memory for us, since the library may unmap it meanwhile."""
     def __init__(self):
         self.memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         self.before = self.found()
@@ -78,13 +78,17 @@ class InFlight(unittest.TestCase):
             workers.wait_until(lambda peer=peer: self.receive(peer).path in self.transport.paths, "a data connection")
 
     def receive(self, peer, destination=None):
-        """What others write."""
+        """Receives the tensor that other transfers write."""
         done = self.here.receive(peer, "other", 0, destination, is_verified=False)
         self.assertEqual("OK", done.status, done)
         return done
 
+    def await_path(self):
+        workers.wait_until(lambda: self.receive(self.peer).path in self.transport.paths,
+                           "the data connection is back")
+
     def await_landing(self, landing):
-        """Until the first bytes are there; the completions, if there are any already."""
+        """Waits until the first bytes are there; returns the completions, if there already are some."""
         done = {}
         while not done and not landing.has_begun():
             done = self.here.poll()
@@ -92,10 +96,10 @@ class InFlight(unittest.TestCase):
 
 
 class Cancelled(InFlight):
-    """Receives are given up while their bytes come, and their memory is used again the moment they are over: nothing is
-    written there later, neither by a peer that is at work nor by one that stood still meanwhile."""
+    """Receives are cancelled while their bytes come, and their memory is used again as soon as they are over. Nothing
+    is written there later, neither by a peer that works nor by one that stood still meanwhile."""
     def cancel(self, destination, is_stopped):
-        """Whether the cancel met a write in flight."""
+        """Returns whether the cancel met a write in flight."""
         landing = Landing()
         op = self.here.ask(self.peer, "long", 0, destination, is_verified=False)
         done = self.await_landing(landing)
@@ -107,9 +111,10 @@ class Cancelled(InFlight):
         return status == "CANCELLED"
 
     def use_again(self, destination, is_stopped):
-        """Memory that is written by others now, and by nobody else."""
+        """Only others write to this memory now."""
         if destination:
-            # From its end to its beginning: who still writes goes the other way, and does not stay ahead.
+            # This loop runs from the end to the beginning, so a late write, which goes the other way, cannot stay ahead
+            # of it.
             for place in reversed(range(0, LONG_BYTES, MIB)):
                 ctypes.memset(destination.address + place, NEW[0], MIB)
             used = [destination]
@@ -128,13 +133,14 @@ class Cancelled(InFlight):
         for _ in range(ATTEMPTS):
             if not self.cancel(destination, is_stopped):
                 self.ps.signal(signal.SIGCONT)
-                self.receive(self.peer, destination)  # what is there already could not be told from what comes next
+                # Clear it, because the bytes that are there would look like those that come next.
+                self.receive(self.peer, destination)
                 continue
             met += 1
             self.use_again(destination, is_stopped)
             if met == CANCELS:
                 break
-            workers.wait_until(lambda: self.receive(self.peer).path in self.transport.paths, "the data connection is back")
+            self.await_path()
         self.assertEqual(CANCELS, met, "the write was always over")
 
     def test_memory_of_the_library(self):
@@ -151,9 +157,9 @@ class Cancelled(InFlight):
 
 
 class Killed(InFlight):
-    """A process is killed while bytes come from it, or go to it, and nothing of it is left."""
+    """A process is killed while bytes come from it or go to it, and nothing of it is left."""
     def test_peer(self):
-        """What was asked for comes from the process that takes its place."""
+        """The process that takes its place answers the request."""
         met, before = 0, None
         for _ in range(ATTEMPTS):
             landing = Landing()
@@ -166,7 +172,7 @@ class Killed(InFlight):
             done = (done or self.here.wait(1))[op]
             self.assertEqual(("OK", OLD * LONG_BYTES), (done.status, done.tensor.bytes), done)
             done = None
-            workers.wait_until(lambda: self.receive(self.peer).path in self.transport.paths, "the data connection is back")
+            self.await_path()
             before = before or self.settled("self")
             if met == KILLS:
                 break
@@ -179,8 +185,8 @@ class Killed(InFlight):
             with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
                 json.dump(self.config, file)
                 file.flush()
-                with subprocess.Popen([PROGRAM, "pull", "-c", file.name, "--from", PEER, "-o", f"{self.folder.name}/copy"],
-                                      stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as pull:
+                command = [PROGRAM, "pull", "-c", file.name, "--from", PEER, "-o", f"{self.folder.name}/copy"]
+                with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as pull:
                     time.sleep(0.01 * (number % 20))
                     pull.kill()
             before = before or self.settled(pid)
@@ -188,10 +194,13 @@ class Killed(InFlight):
         self.assertIn(self.receive(self.peer).path, self.transport.paths)
 
     def settled(self, pid):
-        """What a process holds when a second has not changed it."""
+        """Returns what a process holds when it has not changed for a second."""
         found = []
-        workers.wait_until(lambda: found.append(self.transport.held(pid)) or (len(found) > 1 and found[-1] == found[-2]),
-                           "it settles", pause_sec=1)
+
+        def is_settled():
+            found.append(self.transport.held(pid))
+            return len(found) > 1 and found[-1] == found[-2]
+        workers.wait_until(is_settled, "it settles", pause_sec=1)
         return found[-1]
 
     def assert_holds(self, before, pid):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scenarios in which peers fail: killed, stopped, ended under load, and cut off.
+"""Scenarios in which peers fail: they are killed, stopped, ended under load, and cut off.
 
-/job:worker/task:0 is in this process; what it receives from are processes of their own. After each fault all that was
-asked for must have completed, with the right bytes or the reason, and the data connection must have come back.
+/job:worker/task:0 is in this process; its peers are processes of their own. After each fault every request must have
+completed, with the right bytes or the reason, and the data connection must have come back.
 """
 import contextlib
 import datetime
@@ -23,18 +23,18 @@ from workers import Server, Tensor, Worker
 PEER = "/job:ps/task:0"
 BYSTANDER = "/job:ps/task:1"
 IDLE_SEC = 2.5
-# To meet transfers that are under way, and how often a peer is killed there.
+# How often a test tries to meet transfers that are under way, and how often it then kills the peer.
 ATTEMPTS = 30
 KILLS = 3
-# What is under way when links are lost, and how often they are. Where somebody waits for what has been lost it fails
-# after this time.
+# How many tensors are under way when links are lost, and how often links are lost. A receive whose tensor is lost fails
+# after FEW_SEC.
 ONE_SHOTS = 100
 CUTS = 4
 FEW_SEC = 60
 
 
 class Harness(unittest.TestCase):
-    """A worker here, a peer that publishes a small VGG16, and a data connection between them that has carried all of it."""
+    """A worker here, a peer that publishes a small VGG16, and a data connection that has carried all of it."""
     transport = None
     rdma = "prefer"
     timeouts = {"keepalive": "1s", "keepalive_answer": "5s", "drain": "5s"}
@@ -53,7 +53,7 @@ class Harness(unittest.TestCase):
         self.start(self.transport.faulty[self.rdma])
 
     def start(self, data_plane, ps=None):
-        """Settings of the transport, of all and of /job:ps besides."""
+        """Takes the settings of the transport, for all workers and in addition for /job:ps."""
         self.stack = contextlib.ExitStack()
         self.addCleanup(self.stack.close)
         self.config = self.transport.cluster(data_plane, rdma=self.rdma, timeouts=self.timeouts)
@@ -78,7 +78,7 @@ class Harness(unittest.TestCase):
         return self.wait_all(self.ask_all(peer))
 
     def wait_all(self, asked):
-        """name -> completion; the bytes are compared."""
+        """Returns the completions by name, after comparing the bytes."""
         found = {}
         while asked.keys() - self.early.keys():
             self.early |= self.here.wait(1)
@@ -90,8 +90,8 @@ class Harness(unittest.TestCase):
         return found
 
     def interrupt(self, what):
-        """Calls `what` when something has arrived; what was asked for, and whether something had not arrived when that
-        was done."""
+        """Calls `what` when something has arrived. Returns the requests, and whether some were still open at that
+        moment."""
         asked = self.ask_all()
         self.early |= self.here.wait(1)
         what()
@@ -99,18 +99,18 @@ class Harness(unittest.TestCase):
         return asked, any(op not in self.early or self.early[op].status != "OK" for op in asked)
 
     def reports(self, log):
-        """Why the peer was lost, as the log has it. The link of the control plane may be lost first, and the data connection
-        with it."""
+        """Returns why the peer was lost, according to the log. The link of the control plane may be lost first, and the
+        data connection with it."""
         return re.findall(rf'level=warn msg="(?:no data connection|peer lost)" peer={PEER}.* reason="([^"]+)"', log)
 
     def assert_good(self, found):
-        """All over the transport."""
+        """Everything came over the transport."""
         for name, done in found.items():
             self.assertEqual("OK", done.status, done)
             self.assertIn(done.path, self.transport.paths, f"{name}: {done}")
 
     def assert_over(self, found):
-        """However they came, or why they did not: never over gRPC under require, never failed under prefer."""
+        """Everything came, or failed with a reason: never over gRPC under require, never failed under prefer."""
         for name, done in found.items():
             if done.status != "OK":
                 self.assertEqual(("require", "UNAVAILABLE"), (self.rdma, done.status), f"{name}: {done}")
@@ -120,7 +120,7 @@ class Harness(unittest.TestCase):
                 self.assertNotEqual("", done.reason)
 
     def assert_comes_back(self, peer=None):
-        """Everything is received over the transport again, at the latest after a while."""
+        """After a while at most, everything comes over the transport again."""
         def is_back():
             found = self.receive_all(peer)
             self.assert_over(found)
@@ -129,7 +129,7 @@ class Harness(unittest.TestCase):
 
 
 class Prefer(Harness):
-    """What fails goes on over gRPC."""
+    """What fails over the transport continues over gRPC."""
     def test_peer_killed(self):
         self.start_bystander()
         hits = 0
@@ -172,12 +172,12 @@ class Prefer(Harness):
 
 
 class Require(Prefer):
-    """What fails is UNAVAILABLE, or is asked for again."""
+    """What fails over the transport ends with UNAVAILABLE, or is asked for again."""
     rdma = "require"
 
 
 class Cut(Harness):
-    """The connections of a process are lost, and its peers live."""
+    """A process loses its connections while its peers live."""
     def test_connections_are_lost(self):
         for _ in range(5):
             asked = self.ask_all()
@@ -187,22 +187,23 @@ class Cut(Harness):
 
 
 class CutRequire(Cut):
-    """The same where gRPC is forbidden."""
+    """The same under require, which forbids gRPC."""
     rdma = "require"
 
 
 class CutLinks(unittest.TestCase):
-    """The links between two workers are lost, and their data connections with them, while what is sent once is on its way."""
+    """Two workers lose their links, and the data connections with them, while one-shot tensors are under way."""
     transport = None
 
     def test_nothing_is_lost_or_kept(self):
-        """What has arrived has been received for both sides, and the rest is asked for again."""
+        """A tensor that has arrived counts as received on both sides; the others are asked for again."""
         config = self.transport.cluster({}, timeouts={"drain": "1s"})
         with Worker(config, "ps") as there, Worker(config, "worker") as here:
             peer = here.peer(PEER)
             there.publish("published", Tensor(b"is there"))
             for cut in range(CUTS):
-                workers.wait_until(lambda: here.receive(peer, "published").path in self.transport.paths, "a data connection")
+                workers.wait_until(lambda: here.receive(peer, "published").path in self.transport.paths,
+                                   "a data connection")
                 asked = {}
                 for number in range(cut * ONE_SHOTS, (cut + 1) * ONE_SHOTS):
                     content = b"%07d" % number * random.choice((1, 100, 3000))
@@ -218,9 +219,9 @@ class CutLinks(unittest.TestCase):
 
 
 class Scarce(Harness):
-    """The transport cannot be set up again for a while: tensors go over gRPC, with the reason, and it comes back."""
+    """The transport cannot be set up for a while: tensors go over gRPC, with the reason, and then it comes back."""
     def test_no_descriptors(self):
-        """With some more each time, so that it fails at another one."""
+        """Each round leaves some more descriptors, so that another step of the set-up fails."""
         pid = self.ps.process.pid
         held = sum(transports.descriptors(pid).values())
         for spare in (-1, 0, 1):
@@ -239,7 +240,7 @@ class Scarce(Harness):
 
 
 class Defaults(unittest.TestCase):
-    """Workers with the settings that a user has who sets nothing."""
+    """Workers with default settings."""
     transport = None
 
     def setUp(self):
@@ -259,9 +260,9 @@ class Defaults(unittest.TestCase):
 
 
 class Frozen(Defaults):
-    """A peer that is stopped is reported by its silence, before those give up who wait for some seconds."""
+    """A stopped peer is reported by the peer time-out before receives with a deadline of some seconds give up."""
     def test_peer_that_is_frozen(self):
-        """Its requests are answered when it goes on."""
+        """The requests are answered when the peer runs again."""
         strict = self.stack.enter_context(Worker(self.config | {"rdma": "require"}, "worker", 1))
         strict_peer = strict.peer(PEER)
         self.assertEqual("OK", strict.receive(strict_peer, "features.0.bias").status)
@@ -289,20 +290,20 @@ def thread_files(pid, name):
 
 
 def switches(pid):
-    """How often its threads have gone to sleep."""
+    """Returns how often the threads of a process have gone to sleep."""
     return sum(int(re.search(r"\nvoluntary_ctxt_switches:\s+(\d+)", text)[1]) for text in thread_files(pid, "status"))
 
 
 def processor_ticks(pid):
-    """The processor time of all its threads, in ticks of 10 ms."""
+    """Returns the processor time of all threads of a process, in ticks of 10 ms."""
     return sum(sum(map(int, text.rpartition(")")[2].split()[11:13])) for text in thread_files(pid, "stat"))
 
 
 class Idle(Defaults):
     """Workers without work sleep."""
     def assert_sleeps(self, when):
-        """The server sleeps for some seconds. A thread that polled would use a processor all the time, and one that
-        naps would wake up a thousand times a second."""
+        """The server sleeps for some seconds. A polling thread would use a processor all the time, and a napping one
+        would wake up a thousand times a second."""
         pid = self.server.process.pid
         begin, woken, ticks = time.monotonic(), switches(pid), processor_ticks(pid)
         time.sleep(IDLE_SEC)
@@ -313,7 +314,7 @@ class Idle(Defaults):
         self.assertLess(ticks, 100 * passed_sec / 5, "a fifth of a processor")
 
     def test_workers_without_work_sleep(self):
-        """Also while a receive waits, for which both sides ask each other whether they live."""
+        """Workers also sleep while a receive waits, although both sides check then that the other one lives."""
         time.sleep(1)
         self.assert_sleeps("nothing is open")
         self.here.ask(self.peer, "never", timeout_sec=1000)

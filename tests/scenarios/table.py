@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of scenarios: over which transports each of them runs, and where not, why it makes no sense there."""
+"""The table of scenarios: over which transports each one runs, and the reason where it does not."""
 import collections
 import unittest
 
@@ -25,7 +25,7 @@ TABLE = (
     Row(peers.CutRequire, "gRPC is what require forbids", YES, "worker_wire.py cuts the wire itself, in several ways"),
     Row(peers.CutLinks, YES, YES, YES),
     Row(peers.Scarce, "there is nothing else to fall back on", YES, "a card's connection needs no descriptor"),
-    Row(peers.Frozen, "a frozen peer is found by keep-alive alone, after half a minute; Prefer has it sooner", YES, YES),
+    Row(peers.Frozen, "keep-alive alone finds a frozen peer, after half a minute; Prefer has it sooner", YES, YES),
     Row(peers.Idle, YES, YES, YES),
     Row(memory.Cancelled, YES, YES, "worker_memory.py has it over a slow wire, and looks at what is posted"),
     Row(memory.Killed, YES, YES, "worker_hosts.py has it with whole hosts, over a slow wire"),
@@ -36,7 +36,7 @@ MODULES = (exchange, defects, peers, memory, choice)
 
 
 def check():
-    """Every scenario stands in the table once."""
+    """Checks that every scenario is in the table once."""
     found = [value for module in MODULES for value in vars(module).values()
              if isinstance(value, type) and issubclass(value, unittest.TestCase) and value.__module__ == module.__name__
              and unittest.defaultTestLoader.getTestCaseNames(value)]
@@ -45,7 +45,7 @@ def check():
 
 
 def over(transport):
-    """The scenarios of a transport, as test cases that have it."""
+    """Returns the scenarios of a transport, as test cases that have it."""
     check()
     return [type(row.scenario.__name__, (row.scenario,), {"transport": transport, "__doc__": row.scenario.__doc__})
             for row in TABLE if getattr(row, transport.name) == YES]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The transports that scenarios run over, and what differs between them: addresses, settings, paths, what they hold.
+"""The transports that scenarios run over, and how they differ: addresses, settings, paths, and what they hold.
 
     transport = transports.BY_NAME["local"]
     with Worker(transport.cluster(rdma="require"), "worker") as here: ...
@@ -13,7 +13,8 @@ import workers
 
 
 def descriptors(pid):
-    """How many descriptors a process has, by kind; sockets of the control plane come and go and are one kind."""
+    """Returns how many descriptors a process has, by kind; sockets of the control plane come and go and are one
+    kind."""
     found = {}
     for name in os.listdir(f"/proc/{pid}/fd"):
         with contextlib.suppress(OSError):
@@ -23,35 +24,36 @@ def descriptors(pid):
 
 
 def shared_maps(pid):
-    """How many mappings of memory without a name in a file system a process has."""
+    """Returns how many mappings of unnamed memory a process has."""
     with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
         return sum("/memfd:" in line for line in maps)
 
 
 class Transport:
-    """What a cluster is like in which tensors travel over gRPC alone; each cluster has ports of its own."""
+    """A cluster in which tensors travel over gRPC alone; each cluster has ports of its own."""
     name = "grpc"
     protocol = "grpc"
-    # Of plain tensors.
+    # The paths of plain tensors.
     paths = ("grpc",)
     checkpoint_paths = {"grpc": 32}
-    # Address of the job.
+    # The address of each job.
     hosts = {"ps": "127.0.0.1", "worker": "127.0.0.1"}
-    # The section of the configuration that its settings are in; what they are unless a scenario says otherwise, and, under
-    # prefer and require, in scenarios in which peers fail: there the silence is longer than a busy machine's.
+    # The section of the configuration with the settings of the transport; its settings unless a scenario says
+    # otherwise; and, under prefer and require, its settings where peers fail. There the peer time-out is longer than a
+    # busy machine pauses.
     section, defaults, faulty = None, {}, {"prefer": {}, "require": {}}
-    # Settings of a worker that cannot have the transport, and what the reason says then.
+    # Settings of a worker that cannot have the transport, and what the reason then says.
     lacking = None
-    # Who waits so long hears why a frozen peer does not answer, with the product's own defaults.
+    # With default settings, a receive with this deadline ends with the reason why a frozen peer does not answer.
     give_up_sec = None
-    # Of tensors that are all under way at once.
+    # The sizes of tensors that are all under way at once.
     sizes = (1, 100, 3000, 40000, 300000)
-    # Of scenarios that are repeated.
+    # How often a scenario that repeats itself does so.
     cycle_count = 200
 
     def cluster(self, data_plane=None, **settings):
-        """Two tasks of each job. data_plane: settings of the transport itself, None: the product's own defaults, {}: those
-        of scenarios in which nobody is stopped."""
+        """Returns a configuration with two tasks of each job. data_plane has settings of the transport: None means the
+        product's defaults, {} those of scenarios in which no peer is stopped."""
         ports = iter(workers.free_ports(4))
         config = {"cluster": {job: [f"{host}:{next(ports)}" for _ in range(2)] for job, host in self.hosts.items()},
                   "protocol": self.protocol} | settings
@@ -60,11 +62,11 @@ class Transport:
         return config
 
     def held(self, pid):
-        """What a process holds of the machine."""
+        """Returns what a process holds of the machine."""
         return {"descriptors": descriptors(pid), "maps": shared_maps(pid)}
 
     def held_by_devices(self):
-        """What all processes together hold of devices."""
+        """Returns what all processes together hold of devices."""
         return {}
 
     def cut(self):
@@ -76,7 +78,7 @@ class Local(Transport):
     name = "local"
     protocol = "grpc+local"
     paths = ("zero-copy", "bounce")
-    checkpoint_paths = {"zero-copy": 14, "bounce": 18}  # small ones are copied twice
+    checkpoint_paths = {"zero-copy": 14, "bounce": 18}  # Small tensors are copied twice.
     section, defaults = "local", {"peer_timeout": "20s"}
     faulty = {"prefer": {"peer_timeout": "5s"}, "require": {"peer_timeout": "5s", "process_vm": "off"}}
     lacking = {"socket_folder": "/nowhere/at/all"}, "/nowhere/at/all"
@@ -93,13 +95,13 @@ class Verbs(Transport):
     paths = ("zero-copy", "bounce")
     checkpoint_paths = {"zero-copy": 32}
     hosts = {"ps": "10.9.0.2", "worker": "10.9.0.1"}
-    # For guests of a busy machine. timeout: rxe binds windows anew when it sends packets again, which fails since they
-    # are bound.
+    # These settings suit the guests of a busy machine. The setting timeout avoids that rxe sends packets again: it
+    # would bind windows again, which fails because they are bound.
     section, defaults = "verbs", {"timeout": 22, "piece": "1MiB", "peer_timeout": "10s", "pool": "4MiB"}
-    # Every packet that is sent again may break a path under keys of windows.
+    # Every packet that rxe sends again may break a path under keys of windows.
     faulty = {rdma: {"keys": keys, "piece": "128KiB", "peer_timeout": "5s", "pool": "16MiB"}
               for rdma, keys in (("prefer", "window"), ("require", "region"))}
-    # More at once in both directions than the wire's queue of 1000 packets takes costs the path.
+    # More packets at once in both directions than the wire's queue of 1000 holds would cost the path.
     sizes = (1, 100, 3000, 20000)
     lacking = {"devices": "^rxe"}, "excluded by devices"
     give_up_sec = 2
@@ -110,7 +112,7 @@ class Verbs(Transport):
 
 
 def cut_sockets(family):
-    """Shuts down what this process has connected, over sockets of the family."""
+    """Shuts down the connections of this process over sockets of the family."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):

@@ -24,7 +24,7 @@ PROGRAM = BUILD / "bin/tensorlane"
 SECOND = 10**9
 PATIENCE_SEC = 180
 U8 = 2
-# Small tensors in memory that nobody has registered are copied through memory that is.
+# Small tensors in unregistered memory are copied through registered memory.
 OVER_VERBS = ("zero-copy", "bounce")
 PATHS = ("none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped")
 STATUSES = ("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
@@ -96,7 +96,7 @@ LIBRARY = load()
 
 
 class Failed(Exception):
-    """A call of the library that failed; status is the name of its code."""
+    """A failed call of the library; status is the name of its code."""
     def __init__(self, error):
         self.status = STATUSES[error.code]
         super().__init__(f"{self.status}: {error.message.decode()}")
@@ -110,7 +110,7 @@ def call(name, *arguments):
 
 
 class Tensor:
-    """A tensor of bytes, of strings, or dead; one reference, put with the object."""
+    """A tensor of bytes, of strings, or a dead one; it holds one reference."""
     def __init__(self, content=b"", dims=None, handle=None):
         self.handle = ctypes.c_void_p(handle)
         if handle is not None:
@@ -186,7 +186,8 @@ class Done:
 
 
 class Worker:
-    """A worker in this process; its log goes to standard error. is_driven: it has no thread, waiting moves it."""
+    """A worker in this process; its log goes to standard error. With is_driven it has no thread, and waiting advances
+    it."""
     def __init__(self, config, job, task=0, is_driven=False):
         self.handle, self.queue = ctypes.c_void_p(), ctypes.c_void_p()
         options = Options(size_bytes=ctypes.sizeof(Options), config_json=json.dumps(config).encode(), job=job.encode(),
@@ -216,7 +217,7 @@ class Worker:
         return op.value
 
     def ask(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC, is_verified=True):
-        """Begins to receive; see wait."""
+        """Begins to receive; wait returns the completion."""
         op = ctypes.c_uint64()
         options = Receiving(ctypes.sizeof(Receiving), destination.handle if destination else None, is_verified)
         call("tl_recv", self.handle, peer, key.encode(), step, ctypes.byref(options), int(timeout_sec * SECOND),
@@ -224,7 +225,7 @@ class Worker:
         return op.value
 
     def progress(self, timeout_sec):
-        """Moves a worker that has no thread."""
+        """Advances a worker that has no thread."""
         LIBRARY.tl_worker_progress(self.handle, int(timeout_sec * SECOND))
 
     def publish(self, key, tensor, step=0):
@@ -234,17 +235,17 @@ class Worker:
         call("tl_worker_abort_step", self.handle, step, STATUSES.index(status), message.encode())
 
     def end_step(self, step):
-        """How many tensors were dropped."""
+        """Ends the step; returns how many tensors were dropped."""
         count = ctypes.c_uint64()
         call("tl_worker_end_step", self.handle, step, ctypes.byref(count))
         return count.value
 
     def cancel(self, op):
-        """Whether it was still open."""
+        """Returns whether the operation was still open."""
         return LIBRARY.tl_cancel(self.handle, op) == 0
 
     def wait(self, count, timeout_sec=2 * PATIENCE_SEC):
-        """The next completions, as op -> Done."""
+        """Waits for the next completions, which it returns by operation."""
         found, end = {}, time.monotonic() + timeout_sec
         many = (Completion * 64)()
         while len(found) < count:
@@ -258,12 +259,12 @@ class Worker:
         return found
 
     def poll(self):
-        """The completions that are there, as op -> Done."""
+        """Returns the completions that are there, by operation."""
         many = (Completion * 64)()
         return {completion.op: Done(completion) for completion in many[:LIBRARY.tl_cq_wait(self.queue, many, 64, 0)]}
 
     def is_quiet(self, timeout_sec):
-        """Whether nothing completes for so long."""
+        """Returns whether nothing completes for so long."""
         return LIBRARY.tl_cq_wait(self.queue, ctypes.byref(Completion()), 1, int(timeout_sec * SECOND)) == 0
 
     def receive(self, peer, key, step=0, destination=None, timeout_sec=PATIENCE_SEC, is_verified=True):
@@ -312,11 +313,11 @@ class Server:
     def signal(self, number):
         self.process.send_signal(number)
         if number == signal.SIGSTOP:
-            # A thread that is at work goes on for a moment.
+            # A thread that is running stops a moment later.
             wait_until(lambda: all(text.rpartition(")")[2].split()[0] == "T" for text in self.threads()), "it stops")
 
     def threads(self):
-        """What the kernel says of its threads, a line each."""
+        """Returns the kernel's line about each thread of the process."""
         return [path.read_text() for path in pathlib.Path(f"/proc/{self.process.pid}/task").glob("*/stat")]
 
     def kill(self):
@@ -324,7 +325,7 @@ class Server:
         self.process.wait()
 
     def stop(self):
-        """Ends it as a user does; its exit status."""
+        """Ends the process as a user does; returns its exit status."""
         self.process.terminate()
         try:
             return self.process.wait(PATIENCE_SEC)
@@ -335,7 +336,7 @@ class Server:
 
 @contextlib.contextmanager
 def logged():
-    """What this process writes to standard error meanwhile, as a function."""
+    """Yields a function that returns what this process has written to standard error since."""
     with tempfile.TemporaryFile() as file:
         before = os.dup(2)
         os.dup2(file.fileno(), 2)
@@ -348,18 +349,18 @@ def logged():
 
 
 def run(*command):
-    """Runs a command that must succeed; what it writes."""
+    """Runs a command that must succeed; returns its output."""
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_SEC).stdout
 
 
 def resources():
-    """Queue pairs, memory regions and completion queues of the devices, of all processes."""
+    """Returns the numbers of queue pairs, memory regions and completion queues that all processes have."""
     shown = json.loads(run("rdma", "-j", "res", "show"))
     return {key: sum(device[key] for device in shown) for key in ("qp", "mr", "cq", "pd")}
 
 
 def pull(config, task, output, *arguments):
-    """`tensorlane pull --json` as the object that it prints, whether it succeeds or not."""
+    """Runs `tensorlane pull --json`; returns the object that it prints, whether it succeeds or not."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(config, file)
         file.flush()
@@ -369,7 +370,7 @@ def pull(config, task, output, *arguments):
 
 
 def push(config, task, *files):
-    """Publishes the files on a worker that runs."""
+    """Publishes the files on a running worker."""
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(config, file)
         file.flush()
@@ -382,7 +383,7 @@ def make_checkpoint(path, divisor=4):
 
 
 def read_checkpoint(path):
-    """name -> bytes"""
+    """Returns the bytes of the tensors by name."""
     content = pathlib.Path(path).read_bytes()
     length, = struct.unpack("<Q", content[:8])
     return {name: content[8 + length + entry["data_offsets"][0]:8 + length + entry["data_offsets"][1]]
@@ -390,7 +391,7 @@ def read_checkpoint(path):
 
 
 def write_checkpoint(path, tensors):
-    """name -> bytes"""
+    """Writes a file of the tensors, whose bytes are given by name."""
     header, place = {}, 0
     for name, content in tensors.items():
         header[name] = {"dtype": "U8", "shape": [len(content)], "data_offsets": [place, place + len(content)]}
@@ -401,7 +402,7 @@ def write_checkpoint(path, tensors):
 
 
 def free_ports(count):
-    """Ports that nobody listens on, below those that the kernel gives to clients."""
+    """Returns free ports below the range that the kernel gives to clients."""
     sockets = []
     while len(sockets) < count:
         candidate = socket.socket()

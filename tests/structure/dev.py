@@ -10,23 +10,24 @@ import tempfile
 
 import source
 
-# What ./dev calls before it looks for packages.
+# The programs that ./dev calls before it looks for packages.
 TOOLS = ("bash", "dirname", "readlink")
 
 
 def packages():
-    """name of the list -> its packages"""
+    """Returns the packages of each list by the name of the list."""
     text = (source.ROOT / "dev").read_text(encoding="utf-8")
-    return {name: words.split() for name, words in re.findall(r"^(\w+)_packages=\((.*?)\)", text, re.DOTALL | re.MULTILINE)}
+    found = re.findall(r"^(\w+)_packages=\((.*?)\)", text, re.DOTALL | re.MULTILINE)
+    return {name: words.split() for name, words in found}
 
 
 def say_elsewhere(*command):
-    """What ./dev says on a system that has no dpkg-query."""
+    """Returns what ./dev prints on a system that has no dpkg-query."""
     with tempfile.TemporaryDirectory() as folder:
         for tool in TOOLS:
             pathlib.Path(folder, tool).symlink_to(shutil.which(tool))
-        result = subprocess.run([source.ROOT / "dev", *command], env={**os.environ, "PATH": folder}, capture_output=True,
-                                text=True, check=False)
+        result = subprocess.run([source.ROOT / "dev", *command], env={**os.environ, "PATH": folder},
+                                capture_output=True, text=True, check=False)
     return result.returncode, result.stderr
 
 
@@ -40,7 +41,8 @@ def problems_of(lists):
         code, said = say_elsewhere(*command)
         missing = [word for word in wanted if word not in said.split() and word + "." not in said.split()]
         if code != 1 or missing:
-            yield f"dev {' '.join(command)}: without dpkg-query it ends with {code} and does not name {missing}:\n{said}"
+            yield (f"dev {' '.join(command)}: without dpkg-query it ends with {code} and does not name {missing}:\n"
+                   f"{said}")
     if "openssl" not in lists["test"]:
         yield "dev: the tests of TLS need openssl, which test_packages lacks"
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The libraries export exactly the functions that the public headers mark with TL_API, and no name is defined twice.
 
-Twice: in two objects of the internal archives, where the linker would silently take one of them.
+A name defined twice is one in two objects of the internal archives: the linker would silently take one of them.
 """
 import collections
 import os
@@ -23,7 +23,7 @@ def exported(command, path):
 
 
 def defined_twice(archives):
-    """Names with more than one definition among the objects of the archives."""
+    """Returns names with more than one definition among the objects of the archives."""
     counts = collections.Counter()
     for archive in archives:
         lines = subprocess.run(["nm", "-g", "--defined-only", archive], capture_output=True, text=True,

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""The source is laid out as clang-format lays it out; ./dev format does it."""
+"""The source is formatted as clang-format does it; ./dev format does so."""
 import shutil
 import subprocess
 

@@ -4,7 +4,8 @@
 
     headers.py gcc|clang|public
 
-gcc, clang: all headers but those of the benchmarks, as the project's own code is compiled. public: those of include/, as strict C99 and as C++.
+gcc and clang compile all headers except those of the benchmarks, in the way that the project's own code is compiled.
+public compiles those of include/, as strict C99 and as C++.
 """
 import os
 import shutil
@@ -25,10 +26,10 @@ PUBLIC = {
 
 
 def compile_alone(header, command):
-    """The compiler's complaints about a file that includes the header twice and nothing else."""
+    """Returns the compiler's complaints about a file that includes the header twice and nothing else."""
     line = f"<{header.relative_to('include')}>" if header.parts[0] == "include" else f'"{header}"'
-    result = subprocess.run([*command, *WARNINGS, "-I", source.ROOT, "-I", source.ROOT / "include", "-I", source.ROOT / "tests",
-                             "-I", os.environ["TENSORLANE_BUILD"] + "/proto/c", "-"],
+    result = subprocess.run([*command, *WARNINGS, "-I", source.ROOT, "-I", source.ROOT / "include", "-I",
+                             source.ROOT / "tests", "-I", os.environ["TENSORLANE_BUILD"] + "/proto/c", "-"],
                             input=f"#include {line}\n#include {line}\n", capture_output=True, text=True, check=False)
     return result.stderr if result.returncode else ""
 

@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Who may include whom: the table of docs/design.md, enforced.
+"""Which file may include which: the table of docs/design.md, enforced.
 
 Project headers are included by their path from the root. The rules are first tried on lines that break them.
 """
@@ -9,7 +9,7 @@ import re
 
 import source
 
-# folder -> project folders it may include; its own is always allowed, so is <tensorlane/...>
+# For each folder, the project folders that it may include besides itself and <tensorlane/...>.
 FOLDERS = {
     "base": [],
     "tensor": ["base"],
@@ -22,7 +22,7 @@ FOLDERS = {
     "tests": ["base", "tensor", "config", "control", "dataplane", "server", "proto", "fakes", "fuzz"],
 }
 
-# subfolder -> the parts of its own top-level folder that it may include; its own is always allowed. "dataplane" and "server"
+# For each subfolder, the parts of its own top-level folder that it may include besides itself. "dataplane" and "server"
 # stand for the files that lie directly in these folders.
 SUBFOLDERS = {
     "dataplane": ["dataplane/memory"],
@@ -37,7 +37,7 @@ SUBFOLDERS = {
     "server/transfers": ["server", "server/peers", "server/progress", "server/transports"],
 }
 
-# headers from elsewhere -> the only files that may include them
+# For each header from elsewhere, the only files that may include it.
 FOREIGN = {
     "grpc/*": ["control/*", "tests/*"],
     "grpc++/*": ["tests/bench/*"],
@@ -54,7 +54,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
 
 
 def folder_of(header):
-    """The project folder that an included path belongs to; None for a header from elsewhere."""
+    """Returns the project folder that an included path belongs to, or None for a header from elsewhere."""
     if header.endswith(".pb-c.h") or header == "proto_descriptors.h":
         return "proto"
     first = header.split("/")[0]
@@ -62,7 +62,7 @@ def folder_of(header):
 
 
 def subfolder_of(path):
-    """The subfolder that a file of the project lies in, or its top-level folder where it lies in none."""
+    """Returns the subfolder of a file, or its top-level folder when it is in none."""
     return path.rsplit("/", 1)[0]
 
 
@@ -71,7 +71,7 @@ def is_among(path, patterns):
 
 
 def judge(path, quote, header):
-    """Why `path` may not include `header`, or None."""
+    """Returns why `path` may not include `header`, or None."""
     own = path.split("/")[0]
     target = folder_of(header)
     if quote == "<" and header.startswith("tensorlane/"):
@@ -98,10 +98,12 @@ FORBIDDEN = [
     ("dataplane/engine/engine.c", '"', "tensorlane/v1/transfer.pb-c.h"), ("server/worker.c", "<", "grpc/grpc.h"),
     ("server/worker.c", '"', "tensorlane/v1/transfer.pb-c.h"), ("server/worker.c", '"', "proto_descriptors.h"),
     ("server/worker.c", "<", "protobuf-c/protobuf-c.h"), ("dataplane/engine/engine.c", "<", "infiniband/verbs.h"),
-    ("server/worker.c", "<", "jansson.h"), ("base/log.c", '"', "text.h"), ("include/tensorlane/worker.h", '"', "base/log.h"),
+    ("server/worker.c", "<", "jansson.h"), ("base/log.c", '"', "text.h"),
+    ("include/tensorlane/worker.h", '"', "base/log.h"),
     ("examples/pull.c", '"', "server/rendezvous/rendezvous.h"), ("control/stream.c", "<", "grpcpp/grpcpp.h"),
     ("server/worker.c", "<", "cuda_runtime.h"), ("dataplane/local/local.c", '"', "dataplane/engine/engine.h"),
-    ("dataplane/verbs/verbs_pair.c", '"', "dataplane/memory/memory.h"), ("dataplane/reactor.h", '"', "dataplane/engine/engine.h"),
+    ("dataplane/verbs/verbs_pair.c", '"', "dataplane/memory/memory.h"),
+    ("dataplane/reactor.h", '"', "dataplane/engine/engine.h"),
     ("server/rendezvous/rendezvous.c", '"', "server/worker_internal.h"),
 ]
 ALLOWED = [

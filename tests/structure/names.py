@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What names and lines must be like: no retired words in identifiers, no long lines.
+"""What names and lines must be like: no retired words in the identifiers of C, no long lines in code and documents.
 
 Retired words are those that the project once used instead of the field's terms (docs/design.md, "Words").
 """
@@ -8,14 +8,14 @@ import re
 
 import source
 
-# word -> what is said instead
+# The retired words, and what to use instead.
 RETIRED = {
     "letter": "closure", "porter": "helper", "door": "accept_socket", "driver": "progress", "home": "executor",
     "guest": "client_peer", "loan": "borrow", "plane": "transport", "introduction": "address", "introduce": "address",
     "greeting": "handshake", "greet": "handshake", "sever": "disconnect", "silence": "peer_timeout", "news": "packets",
     "remains": "leftovers", "turn": "pending post, round or sequence", "room": "space or memory",
 }
-# LETTERS are those of an alphabet. The virtual machine of these tests is a guest.
+# "guest" is the right word for the virtual machine of these tests.
 GUEST_FOLDER = "tests/rdma_vm"
 # "data plane" is a standard term.
 DATA_PLANE = re.compile(r"data_?plane", re.IGNORECASE)
@@ -26,17 +26,22 @@ FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
 def retired_in(path, text):
-    """The retired words in the identifiers of a C file: yields (identifier, word)."""
+    """Yields (identifier, word) for each retired word in the identifiers of a C file."""
     seen = set()
     for match in TOKEN.finditer(text):
         name = match[0]
-        if name[0] in "/\"'" or name in seen or name == "LETTERS":
+        if name[0] in "/\"'" or name in seen or name == "LETTERS":  # those of an alphabet
             continue
         seen.add(name)
         for part in DATA_PLANE.sub("", name).lower().split("_"):
             word = part if part in RETIRED else part.removesuffix("s") if part.removesuffix("s") in RETIRED else None
             if word and not (word == "guest" and str(path).startswith(GUEST_FOLDER)):
                 yield name, word
+
+
+def is_checked(path):
+    """Returns whether lines of the file have a greatest length: documents, Python and scripts, not data."""
+    return path.suffix in (".md", ".proto", ".py") or source.read(path).startswith("#!")
 
 
 def main():
@@ -47,9 +52,9 @@ def main():
             continue
         text = source.read(path)
         problems += [f"{path}: {name}: say {RETIRED[word]}" for name, word in retired_in(path, text)]
-    for path in files + source.files(".md", ".proto"):
+    for path in files + [path for path in source.files(".md", ".proto", ".py", "") if is_checked(path)]:
         text = source.read(path)
-        if path.suffix == ".md":  # what programs print stays as it is
+        if path.suffix == ".md":  # The output of programs stays as it is.
             text = FENCE.sub(lambda match: "\n" * match[0].count("\n"), text)
         problems += [f"{path}:{number}: {len(line)} characters; there may be {MAX_LINE}"
                      for number, line in enumerate(text.splitlines(), 1)

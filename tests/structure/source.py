@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the source tree, for the tests of its structure."""
+"""Finds the files of the source tree for the tests of its structure."""
 import os
 import pathlib
 import subprocess
@@ -10,12 +10,12 @@ SKIPPED = 77
 
 
 def files(*suffixes):
-    """Paths relative to ROOT of everything that is or could be committed, sorted."""
+    """Returns the sorted paths, relative to ROOT, of everything that is or could be committed."""
     try:
         listing = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                                  capture_output=True, check=True).stdout
         names = listing.decode().split("\0")
-    except (OSError, subprocess.CalledProcessError):  # an unpacked archive, or no git
+    except (OSError, subprocess.CalledProcessError):  # The tree is an unpacked archive, or git is missing.
         names = [str(path.relative_to(ROOT)) for path in ROOT.rglob("*")
                  if path.relative_to(ROOT).parts[0] not in ("build", ".git") and "__pycache__" not in path.parts]
     return sorted(pathlib.Path(name) for name in names
@@ -27,7 +27,7 @@ def read(path):
 
 
 def finish(problems, checked):
-    """Prints what was found and ends the process: 1 when there are problems or nothing was checked."""
+    """Prints the problems and ends the process, with 1 when there are any or nothing was checked."""
     for problem in problems:
         print(problem)
     print(f"{checked} checked, {len(problems)} problems")

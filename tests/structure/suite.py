@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that ./dev test does after the packages are there.
 
-    suite.py [STAGE...]      all stages but interop, or those named: release asan tsan fuzz vm interop
+    suite.py [STAGE...]      all stages except interop, or those named: release asan tsan fuzz vm interop
     suite.py --quick         the stage release alone: minutes, and no virtual machine
     suite.py --interop       the stage interop alone, which needs PyPI
 
@@ -12,10 +12,10 @@ tsan      builds with clang and ThreadSanitizer, then the tests labelled threads
 fuzz      builds with libFuzzer and runs every target for 10 s
 vm        builds as release does, then every test of tests/rdma_vm: programs run in a virtual machine with RDMA devices;
           none of these may be skipped
-interop   builds as release does, then tests with current packages of PyPI (tests/interop); without PyPI they are skipped
+interop   builds as release does, then tests with current packages of PyPI (tests/interop), which are skipped without it
 
-The last line is "N passed, N failed, N skipped" over all stages; the exit status is 0 when nothing failed. What was
-lacking is printed for each test that was skipped. A stage that cannot be built counts as one failed test.
+The last line is "N passed, N failed, N skipped" over all stages; the exit status is 0 when nothing failed. For each
+skipped test the program prints what was missing. A stage that cannot be built counts as one failed test.
 """
 import collections
 import concurrent.futures
@@ -33,11 +33,11 @@ import xml.etree.ElementTree
 import source
 
 PROCESSORS = os.cpu_count() or 2
-# Many tests wait most of the time.
+# Most tests wait most of the time.
 JOBS = str(min(16, 2 * PROCESSORS))
 FUZZ_SECONDS = 10
 VM_TEST_SECONDS = 600
-# What Python's unittest prints for one test of a file that is skipped.
+# Python's unittest prints this for a skipped test of a file.
 SKIPPED_INSIDE = re.compile(r"^(\w+) \([\w.]+\) \.\.\. skipped ['\"](.*)['\"]$", re.MULTILINE)
 
 totals = collections.Counter()
@@ -52,7 +52,7 @@ def report(outcome, name, detail=""):
 
 
 def build(preset, *targets):
-    """Configures and builds everything or the targets; what the compiler said when it failed is printed."""
+    """Configures and builds everything or the targets; prints the compiler's output when that fails."""
     for command in (["cmake", "--preset", preset, "--log-level=WARNING", "-DTENSORLANE_BENCH=OFF"],
                     ["cmake", "--build", "--preset", preset, "--target", *(targets or ["all"]), "--", "--quiet"]):
         result = subprocess.run(command, cwd=source.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -71,7 +71,7 @@ def without_address_randomization():
 
 
 def run_tests(preset, *selection, prefix=()):
-    """Runs ctest and counts every test once. A second try is nobody's: what fails, fails."""
+    """Runs ctest and counts every test once. No test gets a second try."""
     folder = source.ROOT / "build" / preset
     with tempfile.TemporaryDirectory() as scratch:
         results = pathlib.Path(scratch, "results.xml")
@@ -86,8 +86,9 @@ def run_tests(preset, *selection, prefix=()):
             outcome = {"run": "passed", "notrun": "skipped"}.get(case.get("status"), "failed")
             detail = case.findtext("system-out") or ""
             skipped, failure = case.find("skipped"), case.find("failure")
-            if outcome == "skipped" and skipped is not None and "SKIP_RETURN_CODE" not in (skipped.get("message") or ""):
-                outcome, detail = "failed", skipped.get("message") or detail
+            reason = "" if skipped is None else skipped.get("message") or ""
+            if outcome == "skipped" and skipped is not None and "SKIP_RETURN_CODE" not in reason:
+                outcome, detail = "failed", reason or detail
             if failure is not None:
                 detail += f"\n({failure.get('message') or 'failed'} after {float(case.get('time') or 0):.0f} s)"
             report(outcome, f"{preset}: {case.get('name')}", detail)
@@ -97,7 +98,7 @@ def run_tests(preset, *selection, prefix=()):
 
 
 def at_once(function, items):
-    """Calls the function with each item, as many at a time as there are processors; the results, in order."""
+    """Calls the function with each item, as many at a time as there are processors; returns the results in order."""
     with concurrent.futures.ThreadPoolExecutor(PROCESSORS) as pool:
         return zip(items, pool.map(function, items))
 
@@ -120,16 +121,16 @@ def cases(suite):
 
 
 def run_vm_tests():
-    """Each case has guests of its own, which have all processors: workers that spin are slow where they have none."""
+    """Each case has guests of its own, which have all processors: workers that spin are slow with fewer."""
     folder = source.ROOT / "build/release"
     tests = str(source.ROOT / "tests/rdma_vm")
     environment = {**os.environ, "TENSORLANE": str(folder / "bin/tensorlane"), "TENSORLANE_BUILD": str(folder),
                    "TENSORLANE_SOURCE": str(source.ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": tests}
     sys.dont_write_bytecode = True
     for name in cases(unittest.defaultTestLoader.discover(tests, "*_test.py")):
-        # timeout ends what the test has started, too
-        result = subprocess.run(["timeout", "--kill-after=30", str(VM_TEST_SECONDS), "/usr/bin/python3", "-m", "unittest",
-                                 "-v", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        # The command timeout also ends what the test has started.
+        command = ["timeout", "--kill-after=30", str(VM_TEST_SECONDS), "/usr/bin/python3", "-m", "unittest", "-v", name]
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                 errors="replace", env=environment, check=False)
         is_skipped = SKIPPED_INSIDE.search(result.stdout)
         report("failed" if result.returncode or is_skipped else "passed", f"vm: {name}", result.stdout)

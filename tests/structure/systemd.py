@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""The systemd unit: systemd-analyze finds nothing wrong with it, and its instance becomes job and task."""
+"""The systemd unit: systemd-analyze finds no fault with it, and its instance becomes job and task."""
 import os
 import pathlib
 import re
@@ -16,13 +16,13 @@ TEMPLATE = "deploy/tensorlane@.service.in"
 def verify(unit):
     result = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True,
                             check=False)
-    # Other units of the machine are read too; their defects are not ours.
+    # systemd-analyze also reads other units of the machine, whose defects do not count here.
     ours = [line for line in result.stderr.splitlines() if "tensorlane" in line]
     return ours if ours or result.returncode == 0 else [result.stderr]
 
 
 def started_with(unit, instance, folder):
-    """The arguments that the unit's command gives to the program for an instance."""
+    """Returns the arguments that the unit's command gives to the program for an instance."""
     command = re.search(r"^ExecStart=/bin/sh -c '(.*)' (\S+)$", unit, re.MULTILINE)
     script = command[1].replace("$$", "$").replace("%%", "%")
     result = subprocess.run(["/bin/sh", "-c", script, command[2].replace("%i", instance)], cwd=folder,
@@ -54,7 +54,7 @@ def main():
             found = started_with(text, instance, folder)
             if found != expected:
                 problems.append(f"{instance} starts tensorlane with {found}, not {expected}")
-        # Dynamic users without a name differ from instance to instance, and are refused by each other's shared memory.
+        # Dynamic users without a name differ from instance to instance, and refuse each other's shared memory.
         if not re.search(r"^User=[a-z]+$", text, re.MULTILINE):
             problems.append("the instances are no one user")
     source.finish(problems, 5)
