@@ -17,7 +17,7 @@
 #include "config/config.h"
 #include "config/json_place.h"
 
-/* Paths are found by walking over siblings: of a long text only the first ones are asked for. */
+/* Paths are found by walking over siblings, so of a long text only the first ones are looked up. */
 #define MAX_PATHS 64
 #define MAX_VALUES 64
 #define MAX_VARIABLES 32

@@ -27,14 +27,14 @@ struct tl_stream {
     struct tl_loop *loop;
     bool is_client;
     bool is_reading;
-    bool is_end_wanted; /* finish, half_close */
+    bool is_end_wanted; /* For finish and half_close. */
     bool is_through;    /* as tl_stream_set_through has it */
     bool is_cancelled;
     const struct tl_stream_events *events;
     void *owner;
     const struct tl_stream_hooks *hooks;
     void *hooks_context;
-    grpc_byte_buffer *sending; /* NULL: none */
+    grpc_byte_buffer *sending; /* NULL: none. */
     struct tl_closure end_closure;
 };
 
@@ -53,7 +53,7 @@ struct tl_rpc_server {
 
 static const struct tl_stream_events no_events;
 static struct tl_stream *streams[FAKE_STREAMS];
-static struct method methods[MAX_METHODS]; /* of the one server */
+static struct method methods[MAX_METHODS]; /* The methods of the one server. */
 static size_t method_count;
 static struct tl_loop *server_loop;
 

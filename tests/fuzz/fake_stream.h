@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * gRPC's place taken by the test: streams (control/stream.h) and the server (control/rpc_server.h) without connections.
+ * The test takes the place of gRPC: streams (control/stream.h) and the server (control/rpc_server.h) without
+ * connections.
  *
  * A program that has fake_stream.c among its sources gets these instead of the real ones, and channels that lead
  * nowhere. The test is the peer: it opens calls of the methods that the services have added, gives messages, takes
- * those that are sent, ends or breaks calls. Callbacks run only inside the functions below, never inside those of the
- * library, as the contract says.
+ * those that are sent, and ends or breaks calls. Callbacks run only inside the functions below, never inside those of
+ * the library, as the contract requires.
  *
- * Streams live in slots, so that no test holds a pointer to one that is gone. What the library must not do (two reads
- * or sends at once, a half-close by a server) aborts.
+ * Streams live in slots, so that no test holds a pointer to a stream that is gone. What the library must not do (two
+ * reads or sends at once, a half-close by a server) aborts.
  */
 #ifndef FUZZ_FAKE_STREAM_H
 #define FUZZ_FAKE_STREAM_H
@@ -18,18 +19,18 @@
 #define FAKE_STREAMS 8
 
 /* True: a stream that the library cancels ends by itself in the loop's next round, and a server that stops breaks all
- * calls; for closing, when the test cannot act because the library waits. */
+ * calls. This is for closing, when the test cannot act because the library waits. */
 extern bool fake_stream_ends_itself;
 
-/* Sees every message inside tl_stream_send; NULL: nobody looks. It must not call the library. */
+/* Sees every message inside tl_stream_send; may be NULL. It must not call the library. */
 extern void (*fake_stream_on_send)(unsigned slot, grpc_byte_buffer *message);
 
 size_t fake_stream_method_count(void);
 const char *fake_stream_method_name(size_t method);
-/* A client calls the method, counted in the order in which the services have added them. The slot, or -1 when all are
- * taken. */
+/* A client calls the method, counted in the order in which the services have added them. Returns the slot, or -1 when
+ * all are taken. */
 int fake_stream_accept(size_t method);
-/* The method's number; aborts when there is none of that name. */
+/* Returns the method's number; aborts when there is none of that name. */
 size_t fake_stream_method(const char *name);
 
 bool fake_stream_is_open(unsigned slot);
@@ -45,7 +46,7 @@ bool fake_stream_is_through(unsigned slot);
 /* Each of these does nothing, and returns false, when the stream is not open or not in the state for it. */
 /* Answers the read with a message, which is taken over in any case. */
 bool fake_stream_give(unsigned slot, grpc_byte_buffer *message);
-/* Answers the read with the peer's half-close; the same as its end for a client's stream. */
+/* Answers the read with the peer's half-close, which is the end of a client's stream. */
 bool fake_stream_half_close(unsigned slot);
 /* The message in flight has left. */
 bool fake_stream_take(unsigned slot);

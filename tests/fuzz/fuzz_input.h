@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The input of a fuzz target, read front to back as a script: what is missing at its end reads as zeros. */
+/* The input of a fuzz target, read front to back as a script: missing bytes at its end read as zeros. */
 #ifndef FUZZ_FUZZ_INPUT_H
 #define FUZZ_FUZZ_INPUT_H
 
@@ -26,7 +26,7 @@ static inline uint16_t fuzz_take_u16(struct fuzz_input *input)
     return (uint16_t)(low | (unsigned)fuzz_take_u8(input) << 8);
 }
 
-/* The bytes as a message of two slices, cut in the middle. */
+/* Returns the bytes as a message of two slices, cut in the middle. */
 static inline grpc_byte_buffer *fuzz_message(const void *data, size_t len_bytes)
 {
     size_t cut = len_bytes / 2;
@@ -38,7 +38,7 @@ static inline grpc_byte_buffer *fuzz_message(const void *data, size_t len_bytes)
     return message;
 }
 
-/* A message as it stands in the input: two bytes that tell its length, little-endian, then its bytes. */
+/* Returns a message as it is in the input: two bytes with its length, little-endian, then its bytes. */
 static inline grpc_byte_buffer *fuzz_take_message(struct fuzz_input *input)
 {
     size_t len_bytes = fuzz_take_u16(input);

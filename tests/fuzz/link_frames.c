@@ -20,7 +20,7 @@ enum field {
     FIELD_RECEIVED = 8,
     FIELD_FAILURE = 16,
     FIELD_CHUNK = 32,
-    FIELD_SECOND = 64, /* requests and chunks: two of them */
+    FIELD_SECOND = 64, /* The frame has two requests and two chunks. */
     FIELD_GOODBYE = 128,
 };
 
@@ -46,7 +46,7 @@ struct frame_parts {
     unsigned char data[MAX_DATA];
 };
 
-/* Small, but for a few. */
+/* Returns a small number, except for a few values. */
 static uint64_t take_number(struct fuzz_input *input)
 {
     uint8_t byte = fuzz_take_u8(input);

@@ -8,7 +8,7 @@
  * new link. After each command the state of the link must add up, and every frame that it sends must be right: the
  * pieces in order, of the right bytes, no more of them begun than options.inflight_bytes allow. At the end, when the
  * peer has taken all there is, nothing may be left to say; when the stream has broken, every fetch has ended once,
- * every serve was closed once, and nobody holds a tensor.
+ * every serve was closed once, and no reference to a tensor is left.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -31,24 +31,24 @@
 #define MAX_SERVED 32
 #define MAX_FETCHES 8
 #define MAX_PLACED_BYTES 65536
-#define OFFERS 5 /* the first keys of link_frames_keys; the next one is refused, the others wait */
+#define OFFERS 5 /* The first keys of link_frames_keys; the next one is refused, the others wait. */
 #define REPORTED 3
 #define MAX_PATHS 64
 
 /* A request of the peer that the source knows. */
 struct served {
-    struct tl_serve *serve; /* NULL: free */
+    struct tl_serve *serve; /* NULL: free. */
     bool is_answered;
-    size_t offer; /* OFFERS: a status */
+    size_t offer; /* For OFFERS: a status. */
     bool is_begun;
-    uint64_t next_bytes; /* offset of the piece that comes next */
+    uint64_t next_bytes; /* The offset of the next piece. */
     bool wants_checksum;
 };
 
 enum asked_state {
     ASKED_FREE,
-    ASKED_RUNNING, /* on the link */
-    ASKED_BROKEN,  /* waits for the next link */
+    ASKED_RUNNING, /* It is on the link. */
+    ASKED_BROKEN,  /* It waits for the next link. */
 };
 
 struct asked {
@@ -58,18 +58,18 @@ struct asked {
 
 static struct tl_loop *loop;
 static struct tl_control *control;
-static struct tl_wire_arena arena; /* for frames that were sent */
+static struct tl_wire_arena arena; /* Holds the frames that were sent. */
 static struct tl_offer offers[OFFERS];
 
-/* Of one input. */
+/* The state of one input. */
 static struct served served[MAX_SERVED];
 static struct asked asked[MAX_FETCHES];
-static struct tl_link *link; /* NULL: none, or not greeted by the peer that has opened it */
+static struct tl_link *link; /* NULL: none, or its opener has not sent the handshake. */
 static uint64_t last_number;
-static size_t framed_count;  /* acknowledgements that links were given from outside, and fetches that could add one */
-static unsigned given_count; /* frames on this stream */
+static size_t framed_count;  /* Acknowledgements that links were given from outside, and fetches that could add one. */
+static unsigned given_count; /* The frames on this stream. */
 static bool has_half_closed;
-static bool is_chaining; /* a fetch that has ended starts the next one at once */
+static bool is_chaining; /* A fetch that has ended starts the next one at once. */
 
 static void start_fetch(uint8_t byte);
 
@@ -244,7 +244,7 @@ static void expect_chunk(const Tensorlane__V1__Chunk *chunk, struct tl_wire_data
         TL_CHECK(tl_wire_to_meta_data(chunk->meta_data, &meta_data, NULL) == TL_OK);
         TL_CHECK(tl_meta_data_is_equal(&meta_data, tl_tensor_meta_data(offer->tensor)));
         TL_CHECK(chunk->publication == offer->publication && (chunk->is_one_shot != 0) == offer->is_one_shot);
-        TL_CHECK(chunk->offset <= meta_data.size_bytes); /* where the peer wants it resumed, or 0 */
+        TL_CHECK(chunk->offset <= meta_data.size_bytes); /* Where the peer wants it resumed, or 0. */
         entry->next_bytes = chunk->offset;
         entry->is_begun = true;
     }
@@ -256,7 +256,7 @@ static void expect_chunk(const Tensorlane__V1__Chunk *chunk, struct tl_wire_data
     }
 }
 
-/* Bytes that are begun and not sent: beyond the limit only if it is one tensor's. */
+/* Checks the bytes that are begun and not sent: they exceed the limit only if they are one tensor's. */
 static void expect_inflight_bound(void)
 {
     uint64_t bytes = 0;
@@ -312,7 +312,7 @@ static void on_up(struct tl_link *up)
     TL_CHECK(tl_link_is_up(up) && tl_link_peer(up)->incarnation != 0);
 }
 
-/* Answers an offer, as a data plane would; nothing else is answered. */
+/* Answers an offer, as a data plane would; answers nothing else. */
 static void on_connection_message(struct tl_link *told, const struct tl_connection_message *message)
 {
     TL_CHECK(told == link && message->transport[0] != '\0');
@@ -361,7 +361,7 @@ static unsigned list_length(const struct tl_list *list)
     return length;
 }
 
-/* What the link counts is what it has. */
+/* Compares the counters of the link with its content. */
 static void expect_consistent(void)
 {
     if (link == NULL) return;
@@ -455,8 +455,8 @@ static void run_command(struct fuzz_input *input)
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
 
-/* The peer takes all there is: then nothing is left to say, and the peer is read. Tensors wait only for a window that
- * it has, and does not say that it has taken. */
+/* The peer takes all there is: then nothing is left to send, and the peer is read. Tensors wait only for a window that
+ * the peer has but does not report as taken. */
 static void quiesce(void)
 {
     while (tl_loop_run_once(loop, 0) || fake_stream_take(0))

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes the seeds of the fuzz targets link and services: scripts of commands, as those targets read them.
 
-    make_seeds.py [FOLDER]      default: the corpus beside this file
+make_seeds.py [FOLDER]      default: the corpus beside this file
 
-Messages are made with the generated Python code, which must be on PYTHONPATH (build/release/python). A seed that is
-there already is replaced; others, such as inputs that once found something, are left alone.
+Messages are made with the generated Python code, which must be on PYTHONPATH (build/release/python). An existing seed
+is replaced; other files, such as inputs that once found something, stay.
 """
 import pathlib
 import struct
@@ -40,7 +40,7 @@ def requests(*keys, first=1, **fields):
 
 
 def chunk(number, data, size=None, offset=0, **fields):
-    """A piece; with the meta-data when it is the first, or when a size is given."""
+    """A piece, with the meta-data when it is the first, or when a size is given."""
     if size is not None:
         fields["meta_data"] = pb.MetaData(dtype=pb.U8, dims=[size], size_bytes=size)
         fields.setdefault("publication", 5)

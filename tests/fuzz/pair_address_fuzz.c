@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a peer says of its queue pair and of its memory, before any card sees it: an address that is taken is one
- * that we would write, and so is a descriptor.
+ * The address and the descriptors of a peer, before any card sees them: an address that is accepted is one that we
+ * would write, and so is a descriptor.
  */
 #include <stdint.h>
 #include <string.h>

@@ -19,7 +19,7 @@
 
 #define ARENA_BYTES (1024 * 1024)
 
-/* What a reader lets through must be what its header promises. */
+/* A reader accepts only what its header promises. */
 static void expect_text(const char *text, size_t max_bytes)
 {
     TL_CHECK(text != NULL && strlen(text) <= max_bytes && tl_text_is_utf8(text, strlen(text)));
@@ -34,10 +34,10 @@ static void expect_meta_data(const struct tl_meta_data *meta_data)
     TL_CHECK(size_bytes == meta_data->size_bytes);
 }
 
-/* The error of the reader that was called last. */
+/* The error of the latest reader. */
 static struct tl_error error;
 
-/* True when the reader has succeeded; otherwise it must have told why, in a text that may be sent on. */
+/* Returns whether the reader has succeeded; otherwise it must have given a reason, in a text that may be sent on. */
 static bool is_ok(enum tl_status status)
 {
     if (status == TL_OK) return true;
@@ -46,7 +46,7 @@ static bool is_ok(enum tl_status status)
     return false;
 }
 
-/* Reads the data to its end; every byte is looked at, so that the sanitizers see each. */
+/* Reads the data to its end, and uses every byte, so that the sanitizers see each. */
 static void drain(struct tl_wire_data *data)
 {
     static volatile unsigned sum;

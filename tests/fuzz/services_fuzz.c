@@ -7,8 +7,8 @@
  * process does meanwhile: publish, send, receive, end steps. A worker is opened and closed for each input.
  *
  * Every message that a call is answered with must be one that the method promises, and the pieces of a tensor must make
- * one. When all calls have broken, nobody waits, nothing is held, and what clients have pushed is accounted for; when
- * the worker is closed, every operation has completed exactly once.
+ * one. When all calls have broken, no receiver waits, nothing is held, and what clients have pushed is accounted for;
+ * when the worker is closed, every operation has completed exactly once.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -61,7 +61,7 @@ struct received {
 static struct tl_wire_arena arena;
 static struct received received[FAKE_STREAMS];
 
-/* Of one input. */
+/* The state of one input. */
 static struct tl_worker *worker;
 static struct tl_cq *cq;
 static uint64_t submitted_count;
@@ -127,7 +127,7 @@ static void on_send(unsigned slot, grpc_byte_buffer *message)
 
 /* ------------------------------------------------------------------------------------------- nearly right ones -- */
 
-/* Any message of one text and two numbers, which most requests are: the field of the text, the text, the numbers. */
+/* A message of one text and two numbers, which most requests are: the field of the text, the text, the numbers. */
 static grpc_byte_buffer *compose_text(struct fuzz_input *input)
 {
     static const char tags[] = {0x0a, 0x0a, 0x0a, 0x0a, 0x1a, 0x22, 0x2a, 0x32};
@@ -156,7 +156,7 @@ static uint64_t checksum_of(const unsigned char *bytes, size_t count, uint8_t fl
     return XXH3_64bits(bytes, count) + ((flags & 0x40) != 0 ? 1 : 0);
 }
 
-/* A message of Publish: the first one, or one of those behind it. */
+/* A message of Publish: the first one, or a later one. */
 static grpc_byte_buffer *compose_publish(struct fuzz_input *input)
 {
     static const Tensorlane__V1__DType dtypes[] = {TENSORLANE__V1__DTYPE__U8, TENSORLANE__V1__DTYPE__STRING,
@@ -180,7 +180,7 @@ static grpc_byte_buffer *compose_publish(struct fuzz_input *input)
     }
     request.data.data = bytes;
     request.data.len = (flags & 8) != 0 ? size : (size_t)fuzz_take_u8(input) * 64;
-    /* All zeros are strings without characters; others fit no string tensor. */
+    /* All zeros are strings without characters; other data fits no string tensor. */
     for (size_t i = 0; i < request.data.len; i++)
         bytes[i] = (flags & 16) != 0 ? link_frames_byte(i) : 0;
     request.has_checksum = (flags & 32) != 0;
@@ -315,11 +315,11 @@ static void run_command(struct fuzz_input *input)
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
 
-/* Without calls there is nothing left of what they wanted. */
+/* Without calls there is nothing left of their requests. */
 static void expect_nothing_held(void)
 {
     struct tl_worker_stats stats = {.size_bytes = sizeof(stats)};
-    /* What was reserved for askers who could come back is free again; they do not. */
+    /* What was reserved for askers that could come back is free again; they do not come. */
     TL_CHECK(tl_rendezvous_expire(worker->table, INT64_MAX - 1) == TL_TIME_NEVER);
     for (uint64_t step = 0; step < STEPS; step++)
         TL_CHECK(tl_worker_end_step(worker, step, NULL, NULL) == TL_OK);
@@ -366,7 +366,7 @@ static void start(void)
 {
     tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
     TL_CHECK(tl_wire_arena_init(&arena, 4 << 20, NULL) == TL_OK);
-    /* gRPC's threads live as long as any loop: without this one they would be started for each worker. */
+    /* gRPC's threads live as long as any loop; without this loop they would be started for each worker. */
     static struct tl_loop *keeper;
     TL_CHECK(tl_loop_create(&keeper, NULL) == TL_OK);
     for (unsigned slot = 0; slot < FAKE_STREAMS; slot++) {

@@ -322,7 +322,7 @@ class Floods(ClientCase):
         self.assert_all_is_given_back()
 
 
-class Silence(ClientCase):
+class Silent(ClientCase):
     PROBED = {"timeouts": {"keepalive": "200ms", "keepalive_answer": "3s", "connect": "60s"}}
 
     def test_clients_that_do_not_introduce_themselves(self):
@@ -332,7 +332,7 @@ class Silence(ClientCase):
         self.assert_serves()
         self.assert_all_is_given_back()
 
-    def test_a_link_without_greeting(self):
+    def test_a_link_without_a_handshake(self):
         self.serve({"timeouts": {"connect": "500ms"}})
         client = self.connect(HELLO + EXCHANGE)
         received = b""

@@ -242,7 +242,7 @@ class ChangedMeanwhile(cli_support.Case):
     def test_the_worker_comes_back_with_other_bytes(self):
         self.check_other_bytes()
 
-    def test_the_worker_comes_back_with_other_bytes_that_nobody_verifies(self):
+    def test_the_worker_comes_back_with_other_bytes_without_checksums(self):
         self.check_other_bytes("--no-checksum")
 
     def test_the_worker_comes_back_with_another_shape(self):

@@ -88,7 +88,7 @@ ANSWERS = {
     "the end": (lambda n: [], "closed the connection"),
 }
 # For each case: the first frames of the worker, and what the pull prints.
-GREETINGS = {
+HANDSHAKES = {
     "nothing": ([WAITS], "the worker is being connected to"),
     "the end": ([], "the worker is (being connected to|out of reach)"),
     "something else": ([chunk(1)], "broke the protocol: a frame before the hello"),
@@ -101,7 +101,7 @@ GREETINGS = {
     "no incarnation": ([hello(incarnation=0)], "gave no incarnation"),
 }
 # These handshakes fail for good, so the pull does not try again.
-HOPELESS = {what: GREETINGS[what] for what in ("another version", "another name", "no name", "no incarnation")}
+HOPELESS = {what: HANDSHAKES[what] for what in ("another version", "another name", "no name", "no incarnation")}
 # For each case: what the worker lists, and what the pull prints.
 LISTINGS = {
     "no meta-data": ([transfer_pb2.ListEntry(key="a")], "answered wrongly: a: the meta-data of the tensor is missing"),
@@ -119,11 +119,11 @@ LISTINGS = {
 
 
 class HostileWorker:
-    """A server that calls itself /job:ps/task:0; it lists, greets and answers as its script says."""
+    """A server that calls itself /job:ps/task:0; it lists, shakes hands and answers as its script says."""
 
-    def __init__(self, case, answer=lambda n: [chunk(n, sum_of=DATA)], greeting=(hello(),), listing=(ENTRY,),
+    def __init__(self, case, answer=lambda n: [chunk(n, sum_of=DATA)], handshake=(hello(),), listing=(ENTRY,),
                  version=1):
-        self.answer, self.greeting, self.listing, self.version = answer, greeting, listing, version
+        self.answer, self.handshake, self.listing, self.version = answer, handshake, listing, version
         server = grpc.server(concurrent.futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
         handlers = {"/tensorlane.v1.Cluster/Identify": grpc.unary_unary_rpc_method_handler(self.identify),
                     "/tensorlane.v1.Transfer/List": grpc.unary_stream_rpc_method_handler(self.list),
@@ -154,7 +154,7 @@ class HostileWorker:
 
     def exchange(self, requests, _context):
         next(requests)
-        yield from self.say(self.greeting, requests)
+        yield from self.say(self.handshake, requests)
         for text in requests:
             for request in transfer_pb2.Frame.FromString(text).requests:
                 frames = self.answer(request.number)
@@ -192,12 +192,12 @@ class Hostile(cli_support.Case):
     def test_answers(self):
         self.check_all(ANSWERS, lambda script: HostileWorker(self, answer=script))
 
-    def test_greetings(self):
-        self.check_all(GREETINGS, lambda script: HostileWorker(self, greeting=script))
+    def test_handshakes(self):
+        self.check_all(HANDSHAKES, lambda script: HostileWorker(self, handshake=script))
 
-    def test_greetings_that_are_not_waited_for(self):
+    def test_handshakes_that_fail_for_good(self):
         """The time-out is longer than the test's patience."""
-        self.check_all(HOPELESS, lambda script: HostileWorker(self, greeting=script), timeout="600s")
+        self.check_all(HOPELESS, lambda script: HostileWorker(self, handshake=script), timeout="600s")
 
     def test_another_version_by_itself(self):
         """The commands neither ask nor change anything on a worker of another release."""

@@ -36,7 +36,7 @@ class Counter:
 
 
 class Proxies(cli_support.Case):
-    def test_nobody_goes_through_them(self):
+    def test_workers_do_not_use_them(self):
         proxy = Counter(self)
         url = f"http://127.0.0.1:{proxy.port}"
         names = ("grpc_proxy", "http_proxy", "https_proxy", "all_proxy")
@@ -140,9 +140,9 @@ class Log(cli_support.Case):
     def test_a_peer_that_is_not_there_is_said_once(self):
         """The worker logs once that a peer is missing, however often it tries to connect."""
         served = self.cluster(ps=1, worker=1, extra={"connect": "eager"})
-        nobody = Counter(self, served.port("worker"))
+        absent = Counter(self, served.port("worker"))
         worker = served.start("ps", 0)
-        wait_until(lambda: nobody.count > 6, "enough attempts")
+        wait_until(lambda: absent.count > 6, "enough attempts")
         self.assertEqual(worker.stop(), 0)
         self.assertEqual(sum("peer cannot be reached" in line for line in worker.lines), 1, worker.output)
 

@@ -658,12 +658,12 @@ class DataPlane(HealthCase):
         self.assertRegex(result, r"/job:ps/task:0 +/job:worker/task:0 +up +verbs +1\.5 us +2\.0\d* GB/s")
         self.assertNotIn("processor's caches", result)
 
-    def test_a_rate_of_the_caches_is_told_as_such(self):
+    def test_a_rate_of_the_caches_is_marked(self):
         self.find(0, {"protocol": "grpc"}, self.peers(("up", "local", "")))
         result = self.assert_run(4, "health", "--config", self.folder / "cluster.json", "--pairs").stdout
         self.assertIn("The rate over local is that of the processor's caches", result)
 
-    def test_nobody_connected(self):
+    def test_no_peer_connected(self):
         says = self.peers(("idle", "", ""), ("down", "", "refused"), port_state="active")
         self.assert_finding(self.find(0, {"rdma": "require"}, says, verbs=""), "port", "port")
 

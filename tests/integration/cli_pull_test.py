@@ -257,7 +257,7 @@ class Pull(PullCase):
 
 
 class Refused(PullCase):
-    def test_nobody_there(self):
+    def test_no_worker_there(self):
         self.target = ("--address", f"127.0.0.1:{free_ports(1)[0]}")
         self.pull_error("refused")
 
@@ -337,7 +337,7 @@ class Refused(PullCase):
                                         response_deserializer=transfer_pb2.PublishResponse.FromString)
             call(iter([request]), timeout=PATIENCE)
 
-    def test_json_tells_errors_too(self):
+    def test_json_has_errors_too(self):
         self.serve()
         result = self.pull_error("nothing published matches", "zzz*", "--json")
         shown = json.loads(result.stdout)

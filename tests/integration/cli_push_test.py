@@ -206,7 +206,7 @@ class PushRefused(PushCase):
         self.assert_error(1, "key of 520 bytes", "push", model, *self.to_ps, "--prefix", "p" * 20)
         self.assert_run(0, "push", model, *self.to_ps, "--prefix", "p" * 12)
 
-    def test_nobody_there(self):
+    def test_no_worker_there(self):
         model = self.model()
         result = self.assert_error(1, "refused the connection", "push", model, "--address",
                                    f"127.0.0.1:{free_ports(1)[0]}")
@@ -309,7 +309,7 @@ class Remove(PushCase):
         self.assertEqual(result.stdout, "withdrew 1 tensor\n")
         self.assertNotIn("mask", self.listed())
 
-    def test_nobody_there(self):
+    def test_no_worker_there(self):
         self.assert_error(1, "refused", "rm", "*", "--address", f"127.0.0.1:{free_ports(1)[0]}")
 
     def test_a_pull_that_runs_ends_well(self):

@@ -28,7 +28,7 @@ class Ready(cli_support.Case):
         self.assertEqual(worker.stop(), 0)
         self.assertIn("worker stopped", worker.output)
 
-    def test_readiness_is_told_at_every_level(self):
+    def test_readiness_is_logged_at_every_level(self):
         worker = self.cluster(ps=1).start("ps", 0, "--log-level", "error")
         self.assertEqual(worker.stop(), 0)
         self.assertEqual(len(worker.lines), 1, worker.output)
@@ -120,7 +120,7 @@ class Ready(cli_support.Case):
         self.assertEqual(soft, str(hard))
 
 
-class NobodyReads(cli_support.Case):
+class NoReader(cli_support.Case):
     """Standard error is a full pipe without a reader."""
 
     def start(self, cluster, *arguments):

@@ -60,9 +60,9 @@ class Up(cli_support.Case):
             lines = [json.loads(line) for line in log]
         names = {"/job:ps/task:0", "/job:worker/task:0", "/job:worker/task:1"}
         for message in ("worker ready", "worker stopped"):
-            told = [line for line in lines if line["msg"] == message]
-            self.assertEqual({line["task"] for line in told}, names)
-            self.assertTrue(all(line["task"] == line["name"] for line in told))
+            found = [line for line in lines if line["msg"] == message]
+            self.assertEqual({line["task"] for line in found}, names)
+            self.assertTrue(all(line["task"] == line["name"] for line in found))
         self.assertEqual({next(iter(line)) for line in lines}, {"task"})
 
     def test_json_of_one_task(self):
@@ -82,7 +82,7 @@ class Up(cli_support.Case):
         self.assertEqual(said["task"], "/job:ps/task:0")
         self.assertRegex(said["msg"], "^tensorlane serve: ")
 
-    def test_nobody_reads_the_log(self):
+    def test_the_log_has_no_reader(self):
         """The pipe holds one page only; neither the workers nor their end wait for it."""
         cluster = self.cluster(ps=1, worker=2)
         read_end, write_end = os.pipe()

@@ -159,7 +159,7 @@ class Config(cli_support.Case):
         self.assert_error(1, "environment variable RDMA_SL: 8 is out of range; it may be 0 to 7, as "
                              "verbs.service_level", *show, env=environment(RDMA_SL="8"))
 
-    def test_check_tells_where(self):
+    def test_check_names_the_place(self):
         bad = self.folder / "bad.json"
         bad.write_text('{"cluster": {"ps": ["a:1"]},\n "protokol": "grpc"}')
         self.assert_error(1, 'bad.json:2:2: .*protokol.*protocol', "config", "check", bad)

@@ -7,7 +7,7 @@ import time
 
 import cli_support
 from cli_support import PATIENCE, Gate, wait_until
-from foreign_support import NOBODY, Code, ForeignCase, meta_data
+from foreign_support import ABSENT, Code, ForeignCase, meta_data
 
 from grpc_health.v1 import health_pb2
 from tensorlane.v1 import transfer_pb2
@@ -27,7 +27,7 @@ class SharesCase(ForeignCase):
             if call.code() == Code.RESOURCE_EXHAUSTED:
                 refused.append(call)
         before = self.counter("waiting_receivers")
-        waiting = [self.receive(NOBODY, step) for step in range(calls)]
+        waiting = [self.receive(ABSENT, step) for step in range(calls)]
         for call in waiting:
             call.add_done_callback(lambda call=call: note(call))
         wait_until(lambda: self.counter("waiting_receivers") - before + len(refused) == calls, "all calls are decided")
@@ -45,7 +45,7 @@ class Waiting(SharesCase):
 class Connections(SharesCase):
     def test_one_client_leaves_room_for_another_and_for_health(self):
         self.start(limits={"connections": 8})
-        waiting = [self.receive(NOBODY, step) for step in range(20)]
+        waiting = [self.receive(ABSENT, step) for step in range(20)]
         first = self.transfer
         wait_until(lambda: [call.code() for call in waiting if not call.is_active()] == 14 * [Code.RESOURCE_EXHAUSTED],
                    "the calls beyond three quarters are refused")

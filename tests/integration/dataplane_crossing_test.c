@@ -96,7 +96,7 @@ END_TEST
 
 /* An attempt on the link that will end fails, as it does when the peer changes links in the middle of it. But the other
  * link never comes, and the peer offers again on this one. */
-START_TEST(nobody_goes_over)
+START_TEST(neither_changes_links)
 {
     open_both_behind_proxies(policies[_i]);
     const struct fake_rule rule = {.fault = FAKE_CONNECT_FAILURE, .provider = transport.cards[0].provider, .times = 1};
@@ -133,7 +133,7 @@ int main(void)
     TCase *tcase = tcase_create("dataplane_crossing");
     tcase_set_timeout(tcase, 60);
     tcase_add_loop_test(tcase, the_peer_goes_over_first, 0, 2);
-    tcase_add_loop_test(tcase, nobody_goes_over, 0, 2);
+    tcase_add_loop_test(tcase, neither_changes_links, 0, 2);
     tcase_add_test(tcase, the_path_cannot_be_made);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -77,7 +77,7 @@ static void leave_alone(int64_t ns)
 }
 
 /* A program that computes keeps its paths and answers requests, although no thread drives its worker until the end. */
-START_TEST(a_worker_that_nobody_drives_is_not_dead)
+START_TEST(a_worker_that_is_not_driven_is_not_dead)
 {
     prepare("\"rdma\": \"require\"");
     transport.peer_timeout_ns = 2 * CLUSTER_SECOND;
@@ -129,7 +129,7 @@ int main(void)
     TCase *tcase = tcase_create("dataplane_peer_timeout");
     tcase_set_timeout(tcase, 100);
     tcase_add_loop_test(tcase, a_deadline_in_the_middle_leaves_the_value_to_others, 0, 2);
-    tcase_add_test(tcase, a_worker_that_nobody_drives_is_not_dead);
+    tcase_add_test(tcase, a_worker_that_is_not_driven_is_not_dead);
     tcase_add_test(tcase, a_worker_that_does_not_move_is_given_up_for_a_while);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

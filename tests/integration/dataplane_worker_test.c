@@ -358,7 +358,7 @@ START_TEST(the_receiver_closes_while_it_waits)
 }
 END_TEST
 
-START_TEST(the_sender_restarts_while_somebody_waits)
+START_TEST(the_sender_restarts_while_a_receiver_waits)
 {
     prepare("\"rdma\": \"require\"");
     open_both(_i);
@@ -608,7 +608,7 @@ int main(void)
         {"endings", a_step_that_is_aborted_here_ends_its_receives, 2},
         {"endings", a_step_that_is_aborted_there_ends_its_receives, 2},
         {"endings", the_receiver_closes_while_it_waits, 2},
-        {"endings", the_sender_restarts_while_somebody_waits, 2},
+        {"endings", the_sender_restarts_while_a_receiver_waits, 2},
         {"endings", the_receiver_restarts_and_asks_again, 2},
         {"endings", everything_closes_in_the_middle, 12},
         {"failures", a_connection_that_breaks_is_replaced_by_grpc, 4},

@@ -8,7 +8,7 @@ import threading
 
 import cli_support
 from cli_support import PATIENCE, read_safetensors, run, some_tensors, wait_until, write_safetensors
-from foreign_support import NOBODY, XXH3, Code, ForeignCase, checksum, meta_data
+from foreign_support import ABSENT, XXH3, Code, ForeignCase, checksum, meta_data
 from foreign_worker import PROTOCOL_VERSION, ForeignWorker
 
 import google.protobuf.descriptor_pb2
@@ -245,8 +245,8 @@ class Receive(ForeignCase):
     def test_a_tensor_that_does_not_come(self):
         self.start()
         with self.refused(Code.DEADLINE_EXCEEDED):
-            next(self.receive(NOBODY, timeout=0.2))
-        waiting = [self.receive(NOBODY, step) for step in range(5)]
+            next(self.receive(ABSENT, timeout=0.2))
+        waiting = [self.receive(ABSENT, step) for step in range(5)]
         self.await_waiting(5)
         for call in waiting:
             call.cancel()
@@ -254,16 +254,16 @@ class Receive(ForeignCase):
 
     def test_more_waiting_than_allowed(self):
         self.start(limits={"waiting": 1})
-        first = self.receive(NOBODY)
+        first = self.receive(ABSENT)
         self.await_waiting(1)
-        with self.refused(Code.RESOURCE_EXHAUSTED, f"{NOBODY}"):
-            next(self.receive(NOBODY, 1))
+        with self.refused(Code.RESOURCE_EXHAUSTED, f"{ABSENT}"):
+            next(self.receive(ABSENT, 1))
         first.cancel()
         self.await_waiting(0)
 
     def test_waiting_when_the_worker_stops(self):
         self.start()
-        call = self.receive(NOBODY)
+        call = self.receive(ABSENT)
         self.await_waiting(1)
         self.drain()
         with self.refused(Code.UNAVAILABLE, "/job:ps/task:0 is shutting down"):
@@ -318,7 +318,7 @@ class Publish(ForeignCase):
         self.assert_run(0, "pull", "--address", self.served.address(), "-o", out)
         self.assertEqual(read_safetensors(out), tensors)
 
-    def test_a_later_step_stays_unless_told_otherwise(self):
+    def test_a_later_step_stays_by_default(self):
         self.start()
         self.publish("w", b"new", 3)
         self.publish("w", b"new", 3)

@@ -8,7 +8,7 @@ import unittest
 
 import cli_support
 from cli_support import PATIENCE, some_tensors, wait_until, write_safetensors
-from foreign_support import NOBODY, XXH3, Code, ForeignCase, as_tensor, checksum
+from foreign_support import ABSENT, XXH3, Code, ForeignCase, as_tensor, checksum
 from foreign_worker import ForeignWorker
 
 from tensorlane.v1 import transfer_pb2
@@ -93,14 +93,14 @@ class Exchange(ExchangeCase):
     def test_waiting_and_cancel(self):
         self.start()
         foreign = self.opened()
-        foreign.request([NOBODY, "late", "later"])
+        foreign.request([ABSENT, "late", "later"])
         self.await_waiting(3)
         foreign.cancel(1)
         self.await_waiting(2)
         self.publish("later", b"x")
         self.publish("late", b"y")
         self.assert_arrived(foreign.take(), {"later": ("U8", (1,), b"x"), "late": ("U8", (1,), b"y")})
-        foreign.request([NOBODY])
+        foreign.request([ABSENT])
         self.await_waiting(1)
         foreign.break_off()
         self.await_waiting(0)
@@ -122,11 +122,11 @@ class Exchange(ExchangeCase):
     def test_failures_of_one_request(self):
         self.start({"a": ("U8", (1,), b"x")}, limits={"waiting": 1})
         foreign = self.opened()
-        _, second, third = foreign.request([NOBODY, NOBODY, "a"])
+        _, second, third = foreign.request([ABSENT, ABSENT, "a"])
         while not (second.is_over and third.is_over):
             foreign.read()
         self.assertEqual(second.failure.code, Code.RESOURCE_EXHAUSTED.value[0])
-        self.assertIn(NOBODY, second.failure.message)
+        self.assertIn(ABSENT, second.failure.message)
         self.assertEqual(third.data, b"x")
         foreign.cancel(1)
         self.await_waiting(0)
@@ -135,9 +135,9 @@ class Exchange(ExchangeCase):
     def test_frames_that_break_the_protocol(self):
         self.start()
         for pattern, say in (
-                ("request number 0", lambda foreign: foreign.request([NOBODY], first_number=0)),
+                ("request number 0", lambda foreign: foreign.request([ABSENT], first_number=0)),
                 ("request number 5 is 0 or already in use",
-                 lambda foreign: [foreign.request([NOBODY], first_number=5) for _ in range(2)]),
+                 lambda foreign: [foreign.request([ABSENT], first_number=5) for _ in range(2)]),
                 ("key is missing", lambda foreign: foreign.request([""])),
                 ("key of 513 bytes", lambda foreign: foreign.request(["k" * 513])),
                 ("belong to no chunk", lambda foreign: foreign.send(data=b"x")),
@@ -210,7 +210,7 @@ class Exchange(ExchangeCase):
         self.start(timeouts={"drain": "300s"})
         self.publish("w", data)
         foreign = self.opened()
-        large, waiting = foreign.request(["w", NOBODY])
+        large, waiting = foreign.request(["w", ABSENT])
         foreign.read()
         self.drain()
         self.worker.await_line("worker stopping")

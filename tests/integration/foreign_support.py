@@ -30,7 +30,7 @@ except (OSError, AttributeError):
     print("libxxhash.so.0 is not there: checksums are asked for, but not computed")
 
 Code = grpc.StatusCode
-NOBODY = "nobody/publishes/this"
+ABSENT = "never/published"
 
 
 def checksum(data):

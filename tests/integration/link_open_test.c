@@ -126,7 +126,7 @@ START_TEST(a_name_is_looked_up)
 }
 END_TEST
 
-START_TEST(a_name_that_nobody_knows)
+START_TEST(an_unknown_name)
 {
     client_start(TL_TIME_NEVER, PATIENCE_NS);
     client_open(at_host("no-such-host.invalid"));
@@ -137,7 +137,7 @@ START_TEST(a_name_that_nobody_knows)
 }
 END_TEST
 
-START_TEST(a_port_that_nobody_listens_on)
+START_TEST(a_port_without_a_listener)
 {
     client_start(TL_TIME_NEVER, PATIENCE_NS);
     client_open("localhost:1");
@@ -208,8 +208,8 @@ int main(void)
     tcase_add_checked_fixture(cases, setup, teardown);
     tcase_set_timeout(cases, 120);
     tcase_add_test(cases, a_name_is_looked_up);
-    tcase_add_test(cases, a_name_that_nobody_knows);
-    tcase_add_test(cases, a_port_that_nobody_listens_on);
+    tcase_add_test(cases, an_unknown_name);
+    tcase_add_test(cases, a_port_without_a_listener);
     tcase_add_test(cases, an_address_that_is_none);
     tcase_add_test(cases, given_up_while_looked_up);
     tcase_add_test(cases, not_found_in_time);

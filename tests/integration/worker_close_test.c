@@ -31,7 +31,7 @@ static void teardown(void)
 
 /* --------------------------------------------------------------------------------------------- states of sends -- */
 
-START_TEST(send_that_nobody_wants_is_cancelled)
+START_TEST(unwanted_send_is_cancelled)
 {
     unsigned released = 0;
     char bytes[100] = {0};
@@ -167,7 +167,7 @@ START_TEST(tensor_received_from_itself_outlives_the_worker)
 }
 END_TEST
 
-START_TEST(completion_that_nobody_has_read_outlives_the_worker)
+START_TEST(unread_completion_outlives_the_worker)
 {
     struct tl_cq *receiver_cq = cluster_cq();
     struct tl_tensor *tensor = cluster_tensor(5000, 2);
@@ -399,14 +399,14 @@ int main(void)
     Suite *suite = suite_create("worker_close");
     TCase *pair = tcase_create("pair");
     tcase_add_checked_fixture(pair, setup, teardown);
-    tcase_add_test(pair, send_that_nobody_wants_is_cancelled);
+    tcase_add_test(pair, unwanted_send_is_cancelled);
     tcase_add_test(pair, running_transfer_finishes_when_its_sender_closes);
     tcase_add_test(pair, running_transfer_is_cut_when_there_is_no_time);
     tcase_add_test(pair, receives_are_cancelled_wherever_they_are);
     tcase_add_test(pair, operation_just_submitted_is_completed);
     tcase_add_test(pair, receiver_that_closes_leaves_the_value_to_others);
     tcase_add_test(pair, tensor_received_from_itself_outlives_the_worker);
-    tcase_add_test(pair, completion_that_nobody_has_read_outlives_the_worker);
+    tcase_add_test(pair, unread_completion_outlives_the_worker);
     tcase_add_test(pair, published_tensor_received_from_itself_outlives_the_worker);
     tcase_add_test(pair, unread_completions_are_dropped_with_their_queue);
     tcase_add_test(pair, blocked_calls_end_with_the_worker);

@@ -112,7 +112,7 @@ START_TEST(task_that_runs_twice_does_not_keep_its_peers_busy)
 END_TEST
 
 /* The worker refuses a link under its own name, even with the right incarnation, which every client may ask for. */
-START_TEST(nobody_else_is_the_worker_itself)
+START_TEST(no_peer_is_the_worker_itself)
 {
     cluster_init(&cluster, 1, NULL);
     struct tl_worker *worker = cluster_open(&cluster, 0);
@@ -279,7 +279,7 @@ static void open_with_host(const char *host, const char *settings)
 }
 
 /* 192.0.2.0/24 and 2001:db8::/32 are for documentation: no machine has them. */
-START_TEST(a_member_is_who_comes_from_its_address)
+START_TEST(a_member_must_come_from_its_address)
 {
     static const struct {
         const char *host, *settings, *refusal; /* NULL: the name is believed. */
@@ -329,11 +329,11 @@ int main(void)
     suite_add_tcase(suite, breaks);
     TCase *impostors = tcase_create("impostors");
     tcase_add_test(impostors, task_that_runs_twice_does_not_keep_its_peers_busy);
-    tcase_add_test(impostors, nobody_else_is_the_worker_itself);
+    tcase_add_test(impostors, no_peer_is_the_worker_itself);
     tcase_add_loop_test(impostors, an_acknowledgement_counts_only_from_the_peer_that_asked, 0, 2);
     tcase_add_test(impostors, a_member_takes_its_incarnation_from_a_client);
     tcase_add_test(impostors, a_client_connects_twice);
-    tcase_add_loop_test(impostors, a_member_is_who_comes_from_its_address, 0, 9);
+    tcase_add_loop_test(impostors, a_member_must_come_from_its_address, 0, 9);
     tcase_add_test(impostors, a_member_whose_host_is_not_found_may_come_again);
     suite_add_tcase(suite, impostors);
     return run_suite_in_process(suite);

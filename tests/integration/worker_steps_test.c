@@ -194,7 +194,7 @@ END_TEST
 
 /* ------------------------------------------------------------------------------------------------- ended steps -- */
 
-START_TEST(end_of_a_step_drops_what_nobody_received)
+START_TEST(end_of_a_step_drops_unreceived_values)
 {
     for (unsigned i = 0; i < 3; i++) {
         char key[8];
@@ -474,7 +474,7 @@ int main(void)
     tcase_add_test(steps, abort_refuses_what_is_no_error);
     tcase_add_test(steps, abort_does_not_touch_what_is_published);
     tcase_add_test(steps, abort_while_the_tensor_is_on_its_way);
-    tcase_add_test(steps, end_of_a_step_drops_what_nobody_received);
+    tcase_add_test(steps, end_of_a_step_drops_unreceived_values);
     tcase_add_test(steps, end_of_a_step_lets_transfers_finish);
     tcase_add_test(steps, deadlines_name_what_was_waited_for);
     tcase_add_test(steps, default_timeout_comes_from_the_configuration);

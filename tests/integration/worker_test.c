@@ -133,7 +133,7 @@ START_TEST(second_worker_at_an_address_is_refused)
 }
 END_TEST
 
-START_TEST(tells_who_it_is)
+START_TEST(has_its_name_and_incarnation)
 {
     struct tl_worker *client = cluster_open_client(&cluster);
     ck_assert_str_eq(tl_worker_name(cluster.workers[1]), "/job:node/task:1");
@@ -438,7 +438,7 @@ int main(void)
     TCase *pair = tcase_create("pair");
     tcase_add_checked_fixture(pair, setup, teardown);
     tcase_add_test(pair, second_worker_at_an_address_is_refused);
-    tcase_add_test(pair, tells_who_it_is);
+    tcase_add_test(pair, has_its_name_and_incarnation);
     tcase_add_test(pair, finds_peers);
     tcase_add_test(pair, peer_info_follows_the_peer);
     tcase_add_test(pair, peer_calls_refuse_what_is_wrong);

@@ -97,11 +97,11 @@ class HealthTest(guest_support.GuestTest):
         for finding in shown["good"]:
             self.assert_finding(finding, True, "paths", "paths")
             self.assertEqual("", finding["reason"])
-            told = finding["data_plane"]
+            found = finding["data_plane"]
             self.assertEqual(("rxe0", 1, "10.10.0.1", "RoCE v2", "active", "Ethernet", "window", True),
-                             tuple(told[key] for key in ("device", "port", "gid", "gid_type", "port_state",
+                             tuple(found[key] for key in ("device", "port", "gid", "gid_type", "port_state",
                                                          "link_layer", "keys", "isolated")))
-            self.assertIn(told["mtu"], (1024, 2048, 4096))
+            self.assertIn(found["mtu"], (1024, 2048, 4096))
             self.assert_measured(finding)
         for pair in (("ps", "worker"), ("worker", "ps")):
             self.assertRegex(result.stderr, r"/job:{}/task:0 +/job:{}/task:0 +up +verbs +\d+\.\d us +\d+.* [KMG]i?B/s"

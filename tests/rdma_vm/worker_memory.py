@@ -323,7 +323,7 @@ class Refused(unittest.TestCase):
         before = self.writers()
         posts.falsify(lie, "v06")
         op = ask()
-        workers.wait_until(posts.is_falsified, "the lie is told")
+        workers.wait_until(posts.is_falsified, "the false message is posted")
         workers.wait_until(lambda: any("UTF-8" in reason for reason in lost(self.log, LIAR)), "the lie is refused")
         self.assertEqual(before, self.writers(), "the bystander's path has changed")
         self.assertEqual([], lost(self.log, PEER))

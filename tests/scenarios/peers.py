@@ -274,7 +274,7 @@ class Frozen(Defaults):
         self.assertEqual("UNAVAILABLE", done.status, done)
         self.assertIn("has been silent for", done.message)
         reason = r'ts=(\S+) level=warn msg="no data connection" peer=/job:ps/task:0 .* has been silent for (\d+) ms'
-        workers.wait_until(lambda: re.search(reason, self.log()[begin:]), "the silence is reported")
+        workers.wait_until(lambda: re.search(reason, self.log()[begin:]), "the peer time-out is reported")
         when, silent_ms = re.search(reason, self.log()[begin:]).groups()
         report = datetime.datetime.fromisoformat(when).timestamp()
         print(f"a frozen peer was reported after {report - start:.3f} s, {silent_ms} ms of silence", flush=True)

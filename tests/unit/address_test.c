@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Addresses: what is one, how it is split, and one spelling for comparing. */
+/* Addresses: which texts are valid, how they are split, and one spelling for comparing. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 #include "config/config.h"
 #include "fakes/run_suite.h"
 
-#define LABEL "a23456789012345678901234567890123456789012345678901234567890123" /* 63 bytes */
+#define LABEL "a23456789012345678901234567890123456789012345678901234567890123" /* A label of 63 bytes. */
 
 static struct tl_error error;
 

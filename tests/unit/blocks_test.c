@@ -48,13 +48,13 @@ END_TEST
 START_TEST(best_fit)
 {
     struct tl_block *pieces[7];
-    static const uint64_t lens[] = {5, 1, 3, 1, 4, 1, 3}; /* units; 0, 2, 4 and 6 are given back */
+    static const uint64_t lens[] = {5, 1, 3, 1, 4, 1, 3}; /* Sizes in units; blocks 0, 2, 4 and 6 are given back. */
     struct tl_block *range = tl_blocks_add(&blocks, START, 18 * UNIT, &owner);
     for (size_t i = 0; i < 7; i++)
         pieces[i] = take(lens[i] * UNIT, UNIT);
     for (size_t i = 0; i < 7; i += 2)
         tl_blocks_give(&blocks, pieces[i]);
-    /* The smallest that fits, of two the lowest. */
+    /* The smallest block that fits is taken; of two equal ones the lowest. */
     pieces[2] = take(2 * UNIT, UNIT);
     ck_assert_uint_eq(pieces[2]->address, START + 6 * UNIT);
     pieces[6] = take(3 * UNIT, UNIT);
@@ -71,7 +71,7 @@ END_TEST
 
 START_TEST(coalescing)
 {
-    /* With nothing free beside it, then before, behind, and on both sides. */
+    /* The freed block has nothing free beside it, then free space before it, behind it, and on both sides. */
     static const int orders[][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     struct tl_block *range = tl_blocks_add(&blocks, START, 3 * UNIT, &owner);
     for (size_t i = 0; i < TL_ARRAY_COUNT(orders); i++) {
@@ -167,7 +167,7 @@ static uintptr_t range_start(int range)
     return START + UNIT * (uintptr_t)(range < 2 ? range * RANGE_UNITS : 1000 + 3);
 }
 
-/* Where best fit must put a block; 0: nowhere. */
+/* Returns where best fit must put a block; 0: nowhere. */
 static uintptr_t expected_address(uint64_t units, uint64_t alignment)
 {
     uint64_t best_units = UINT64_MAX;

@@ -176,7 +176,7 @@ START_TEST(two_tasks_at_one_address_are_refused)
     check_refused("{\"z\": [\"[::1]:1\"], \"a\": {\"5\": \"[0:0::1]:1\"}}",
                   "f:1:43: cluster.a.5: /job:a/task:5 has the address [0:0::1]:1, which /job:z/task:0 has too; give "
                   "each task its own");
-    /* Of several pairs the one that a reader meets first. */
+    /* When several pairs are equal, the error names the one that a reader meets first. */
     check_refused("{\"z\": [\"z:1\", \"Z:1\"], \"a\": [\"a:1\", \"a.:1\"]}",
                   "f:1:27: cluster.z[1]: /job:z/task:1 has the address Z:1, which /job:z/task:0 has too; give each "
                   "task its own");

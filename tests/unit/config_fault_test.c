@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory runs out at every allocation in turn: the error says so, and nothing is leaked. */
+/* Memory runs out at every allocation, one after the other: the error says so, and nothing is leaked. */
 #include <check.h>
 #include <jansson.h>
 #include <stdbool.h>
@@ -53,7 +53,7 @@ static enum tl_status parse_with_environment(const char *text, struct tl_config 
     return status;
 }
 
-/* Parses with ever more allocations until it gives the expected code; before that it must be out of memory. */
+/* Parses with ever more allocations until the expected code comes; before that the error must be lack of memory. */
 static void walk(parse_fn parse, const char *text, enum tl_status expected)
 {
     json_set_alloc_funcs(counting_malloc, counting_free);

@@ -133,7 +133,7 @@ START_TEST(standard_input_is_called_stdin)
     ck_assert_str_eq(config->source, "stdin");
     ck_assert_str_eq(config->tasks[0].settings.publish[0], "m.npy");
     tl_config_destroy(config);
-    /* It is left open, and is now at its end. */
+    /* The stream stays open, and is now at its end. */
     ck_assert_int_eq(tl_config_read("-", &config, &error), TL_INVALID_ARGUMENT);
     ck_assert_ptr_nonnull(strstr(error.message, "stdin:1:1: "));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A whole configuration from text: what it contains, what is found in it, where its values come from. */
+/* A whole configuration from text: what it contains, what can be found in it, and where its values come from. */
 #include "config/config.h"
 
 #include <check.h>
@@ -38,7 +38,7 @@ static const struct tl_config_task *task_named(const char *name)
     return task;
 }
 
-/* The value with this path. */
+/* Returns the value with this path. */
 static struct tl_config_value value_of(const struct tl_config_task *task, const char *path)
 {
     struct tl_config_value values[64];
@@ -297,7 +297,7 @@ END_TEST
 
 START_TEST(contradictions_are_found_in_what_is_in_force)
 {
-    /* The top level contradicts itself, but every task has its own value; only a client peer has not. */
+    /* The top level contradicts itself, but every task has its own value; only a client peer has none. */
     parse("{" CLUSTER ", \"limits\": {\"chunk\": \"8MiB\", \"inflight\": \"4MiB\"}, \"jobs\": {"
           "\"ps\": {\"limits\": {\"inflight\": \"8MiB\"}}, \"worker\": {\"limits\": {\"chunk\": \"1MiB\"}}}}");
     ck_assert_str_eq(config->client_error.message,

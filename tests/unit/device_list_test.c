@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Lists of devices: what is one, what is not, and that the data plane takes all that the configuration does. */
+/* Lists of devices: which are valid, and that the data plane accepts all lists that the configuration accepts. */
 #include "config/device_list.h"
 
 #include <check.h>

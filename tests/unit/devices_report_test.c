@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What `tensorlane devices` says of devices that this machine need not have. */
+/* What `tensorlane devices` prints about devices that this machine need not have. */
 #include "server/cli/devices.h"
 
 #include <check.h>
@@ -51,7 +51,7 @@ static const struct tl_verbs_candidate candidates[] = {
 
 static char output[8192];
 
-/* Runs a printer with standard output in a file, and reads that. */
+/* Runs a printer with standard output in a file, and returns the content. */
 static void capture(bool (*print)(const struct tl_devices_report *report), const struct tl_devices_report *report)
 {
     FILE *file = tmpfile();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Why a tensor was copied: the fetch tells the reason that it really had, and what cannot be registered is logged. */
+/* Why a tensor was copied: the fetch reports the true reason, and what cannot be registered is logged. */
 #include <check.h>
 #include <string.h>
 
@@ -47,7 +47,7 @@ START_TEST(small_memory)
     expect_copy("verbs.register");
     fetch(2, engine_bytes(SMALL_BYTES, 2), false);
     expect_copy("copied by the owner");
-    fetch(3, engine_bytes(SMALL_BYTES, 3), true); /* both: what we know more about */
+    fetch(3, engine_bytes(SMALL_BYTES, 3), true); /* Both reasons hold; the one that we know more about is reported. */
     expect_copy("verbs.register");
     engine_pair_close(&pair);
 }
@@ -101,7 +101,7 @@ START_TEST(refused_at_the_owner)
 }
 END_TEST
 
-/* Each change is logged, however much of it is only numbers. */
+/* Each change is logged, even when only numbers differ. */
 START_TEST(the_reason_changes)
 {
     options.memory.max_cached_bytes = LARGE_BYTES / 2;
@@ -123,7 +123,7 @@ START_TEST(the_reason_changes)
 }
 END_TEST
 
-/* Neither way is open. What could help is more of the pool; the other reason is in the log. */
+/* Neither way is open. More pool could help; the other reason is in the log. */
 START_TEST(no_space_either)
 {
     options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The end of a connection: a card or a peer that fails at every operation, silence, draining, closing. All that was
- * open ends exactly once, and what was not received is received over the next connection, once.
+ * The end of a connection: a card or a peer that fails at every operation, silence, draining, closing. Everything that
+ * was open ends exactly once, and what was not received is received once over the next connection.
  */
 #include <check.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 #include "fakes/fake_clock.h"
 #include "fakes/run_suite.h"
 
-#define COUNT 24 /* of asks each way */
+#define COUNT 24 /* The number of asks in each direction. */
 
 static struct engine_ask asks[2][COUNT];
 
@@ -32,7 +32,7 @@ static void start_many(void)
             bool is_pooled = i % 3 != 0;
             struct engine_side *side = &pair.sides[s];
             asks[s][i] = (struct engine_ask){.is_unregistered = i % 4 == 0};
-            if (i % 7 == 6) continue; /* asked before it is sent */
+            if (i % 7 == 6) continue; /* It is asked for before it is sent. */
             engine_side_send(side, key, i,
                              is_pooled ? engine_pool_bytes(side, 500 + 600 * (i % 5), i)
                                        : engine_bytes(500 + 600 * (i % 5), i));
@@ -45,7 +45,7 @@ static void start_many(void)
     }
 }
 
-/* All ends at the first try, or after another connection. */
+/* Everything ends at the first try, or after another connection. */
 static void finish_many(unsigned unconfirmed_count)
 {
     char key[16];
@@ -84,7 +84,7 @@ static const enum fake_fault faults[] = {FAKE_DROP,  FAKE_LOSE_ACK,     FAKE_LAT
                                          FAKE_BREAK, FAKE_POST_FAILURE, FAKE_CQ_OVERRUN};
 #define FAULT_COUNT ((int)(sizeof(faults) / sizeof(faults[0])))
 
-/* False: nothing has failed. */
+/* Returns false when nothing has failed. */
 static bool break_at(enum fake_fault fault, unsigned number, unsigned side)
 {
     open_pair();
@@ -94,7 +94,7 @@ static bool break_at(enum fake_fault fault, unsigned number, unsigned side)
                                                           .from = number});
     start_many();
     engine_pair_run(&pair);
-    for (unsigned i = 0; i < 12; i++) { /* what is stuck is noticed by silence, and by the other side after that */
+    for (unsigned i = 0; i < 12; i++) { /* The peer time-out notices what is stuck, and then the other side does. */
         fake_clock_advance(options.engine.peer_timeout_ns / 4);
         engine_pair_run(&pair);
     }
@@ -104,10 +104,10 @@ static bool break_at(enum fake_fault fault, unsigned number, unsigned side)
     struct tl_error reason;
     tl_error_set(&reason, TL_UNAVAILABLE, "the other side has closed");
     for (unsigned s = 0; s < 2; s++) {
-        /* A side that posts nothing does not notice; the control plane tells it. */
+        /* A side that posts nothing does not notice the end; the control plane reports it. */
         if (pair.sides[s].conn != NULL && pair.sides[1 - s].conn == NULL) tl_conn_close(pair.sides[s].conn, &reason);
     }
-    /* An owner that never hears that its write has arrived keeps the value for its asker. */
+    /* An owner that never learns that its write has arrived keeps the value for its asker. */
     finish_many(fault == FAKE_LOSE_ACK || fault == FAKE_LATE ? 1 : 0);
     engine_pair_close(&pair);
     return has_broken;
@@ -146,7 +146,7 @@ START_TEST(closed_at_every_round)
 }
 END_TEST
 
-/* One-shots that were offered are kept for their asker; those that came count as received. */
+/* One-shot values that were offered are kept for their asker; those that came count as received. */
 START_TEST(serves_are_told_how_they_ended)
 {
     open_pair();
@@ -163,7 +163,7 @@ START_TEST(serves_are_told_how_they_ended)
     ck_assert_uint_eq(engine_side_values(owner), 1);
     ck_assert_uint_eq(owner->closed_count, 1);
     ck_assert_uint_eq(engine_side_stats(owner).connections_broken, 1);
-    for (unsigned i = 0; i < 2; i++) { /* what it had heard before, then nothing */
+    for (unsigned i = 0; i < 2; i++) { /* First what the side had received before, then nothing. */
         fake_clock_advance(options.engine.peer_timeout_ns);
         engine_pair_run(&pair);
     }
@@ -173,7 +173,7 @@ START_TEST(serves_are_told_how_they_ended)
 }
 END_TEST
 
-/* A file that has changed, say. */
+/* For example, a file has changed. */
 static enum tl_status cannot_be_read(void *context, const void *data, uint64_t len_bytes, struct tl_error *ret_error)
 {
     (void)context;
@@ -199,7 +199,7 @@ START_TEST(what_cannot_be_sent_is_offered_again)
 }
 END_TEST
 
-/* A file that is cut right after the check of its last bytes. */
+/* A file is cut right after the check of its last bytes. */
 struct cut_file {
     struct tl_tensor *tensor;
     bool is_cut;
@@ -218,7 +218,8 @@ static enum tl_status check_cut_file(void *context, const void *data, uint64_t l
     return TL_OK;
 }
 
-/* Its zeros were written to the peer, which is told that they are none of its bytes; with a checksum, of zeros, too. */
+/* Zeros in place of the file's bytes were written to the peer, which learns that they are invalid; the same with a
+ * checksum of zeros. */
 START_TEST(file_cut_while_it_is_read_is_no_success)
 {
     static const uint64_t sizes[] = {1, 100, 70000};
@@ -245,7 +246,7 @@ START_TEST(file_cut_while_it_is_read_is_no_success)
 }
 END_TEST
 
-/* A card that does not hand back what was posted is given up by its provider, which is polled for that. */
+/* A card that does not return what was posted is given up by its provider, which is polled for that. */
 START_TEST(a_closing_connection_keeps_its_reactor_awake)
 {
     struct tl_error reason;
@@ -261,7 +262,7 @@ START_TEST(a_closing_connection_keeps_its_reactor_awake)
 }
 END_TEST
 
-/* The device goes; another connection cannot be made, and that is said. */
+/* The device goes away; another connection cannot be made, and the error says so. */
 START_TEST(device_gone)
 {
     struct tl_conn *conn = NULL;
@@ -288,8 +289,8 @@ END_TEST
 
 /* ----------------------------------------------------------------------------------------------------- silence -- */
 
-/* A process that was stopped: its card answers, it does not. When it was heard last, within a look at it, makes no
- * difference: it is given up in little more than the limit. */
+/* The process is stopped: its card answers, the process does not. It is given up in little more than the limit,
+ * wherever in the check interval it was last heard. */
 START_TEST(peer_is_silent)
 {
     open_pair();
@@ -319,7 +320,7 @@ START_TEST(peer_is_silent)
 }
 END_TEST
 
-/* The one who is asked finds out as well that the asker is gone. */
+/* The owner also finds out that the asker is gone. */
 START_TEST(asker_is_silent)
 {
     open_pair();
@@ -341,7 +342,7 @@ START_TEST(asker_is_silent)
 }
 END_TEST
 
-/* A value that takes its time is no reason to hang up: pings are answered. */
+/* A slow value does not end the connection, because pings are answered. */
 START_TEST(pings_keep_it)
 {
     open_pair();
@@ -376,7 +377,7 @@ START_TEST(idle_connections_say_nothing)
     }
     ck_assert_uint_eq(engine_side_stats(asker).messages_sent + engine_side_stats(owner).messages_sent, sent);
     ck_assert(tl_conn_is_up(asker->conn));
-    /* And a request after the pause is not taken for a silent peer. */
+    /* A request after the pause does not count as silence of the peer. */
     engine_ask_start(asker, &ask, "key", 2);
     engine_pair_run(&pair);
     fake_clock_advance(options.engine.peer_timeout_ns / 2);
@@ -461,7 +462,7 @@ START_TEST(asked_while_the_peer_says_goodbye)
 }
 END_TEST
 
-/* At every moment of the end a fetch is answered. */
+/* A fetch gets an answer at every moment of the end. */
 START_TEST(asked_while_it_closes)
 {
     struct tl_error reason;

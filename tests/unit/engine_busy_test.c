@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A tensor that takes long to hash or to copy: whoever is at it answers its peer in between. */
+/* A tensor that takes long to hash or to copy: the busy side answers its peer in between. */
 #include <check.h>
 #include <stdlib.h>
 
@@ -9,7 +9,7 @@
 #include "fakes/fake_clock.h"
 #include "fakes/run_suite.h"
 
-/* Three pumps. */
+/* This size takes three pumps. */
 #define SIZE_BYTES (5 * (uint64_t)PUMP_BYTES / 2)
 #define MANY_ROUNDS 1000
 
@@ -18,7 +18,7 @@ static struct engine_pair_options options;
 static struct engine_side *asker;
 static struct engine_side *owner;
 static struct engine_ask ask;
-static uint64_t sent_bytes; /* by the owner before the transfer */
+static uint64_t sent_bytes; /* The bytes that the owner had sent before the transfer. */
 
 static void setup(void)
 {
@@ -72,7 +72,7 @@ static void expect_answer(struct engine_side *busy, struct engine_side *other)
     other->conn->is_ping_wanted = true;
     other->conn->is_credit_wanted = true;
     conn_pump_later(other->conn);
-    for (unsigned i = 0; i < 2; i++) /* it is posted, and carried */
+    for (unsigned i = 0; i < 2; i++) /* The write is posted, and carried. */
         (void)engine_side_round(other);
     (void)engine_side_round(busy);
     ck_assert_uint_eq(engine_side_stats(busy).credits_sent, count + 1);
@@ -112,7 +112,7 @@ START_TEST(asker_copies)
 }
 END_TEST
 
-/* What is neither hashed nor copied is written as fast as there is room. */
+/* What is neither hashed nor copied is written as fast as space allows. */
 START_TEST(owner_hashes)
 {
     for (int wants_checksum = 1; wants_checksum >= 0; wants_checksum--) {
@@ -139,7 +139,7 @@ START_TEST(large_pieces)
 }
 END_TEST
 
-/* What has arrived is delivered: the owner has been told so. */
+/* What has arrived is delivered: the owner knows it. */
 START_TEST(cancelled_halfway)
 {
     begin(true);
@@ -164,7 +164,7 @@ START_TEST(broken_halfway)
 }
 END_TEST
 
-/* A byte that changes on the way is noticed wherever it is. */
+/* The checksum finds a byte that changes on the way, wherever it is. */
 START_TEST(damaged_in_each_part)
 {
     begin(true);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Cancelling at every moment of a transfer: the fetch is done once, with the tensor or with CANCELLED; its memory is
- * given back only when nobody can write it any more; the owner keeps what was not received.
+ * given back only when no peer can write it any more; the owner keeps what was not received.
  */
 #include <check.h>
 #include <stdio.h>
@@ -45,7 +45,7 @@ enum kind {
     KIND_OWNER_REGISTERS,
     KIND_CHECKSUM,
     KIND_STATUS,
-    KIND_SOURCE_LATE, /* nothing to send when the request comes */
+    KIND_SOURCE_LATE, /* There is nothing to send when the request comes. */
     KINDS,
 };
 
@@ -85,7 +85,7 @@ static void expect_consistent(enum kind kind)
     bool has_it = ask.result.code == TL_OK;
     if (has_it && kind == KIND_DEAD) ck_assert(tl_tensor_is_dead(ask.fetch.destination));
     if (has_it && kind != KIND_DEAD) ck_assert(engine_is_bytes(ask.fetch.destination, SIZE_BYTES, 2));
-    /* Either here or there, never both and never neither. */
+    /* The value is either here or there, never both and never neither. */
     ck_assert_uint_eq(engine_side_values(owner), has_it || kind == KIND_SOURCE_LATE ? 0 : 1);
 }
 
@@ -111,7 +111,7 @@ static void expect_memory_untouched(void)
     tl_tensor_put(canary);
 }
 
-/* Cancels after so many rounds; false when the fetch was done before. */
+/* Cancels after so many rounds; returns false when the fetch was done before. */
 static bool cancel_after(enum kind kind, unsigned rounds, bool is_delayed)
 {
     start(kind);
@@ -125,7 +125,7 @@ static bool cancel_after(enum kind kind, unsigned rounds, bool is_delayed)
     bool was_open = ask.is_open;
     if (was_open) {
         engine_ask_cancel(&ask);
-        ck_assert_uint_eq(ask.done_count, 0); /* no callback inside of a call */
+        ck_assert_uint_eq(ask.done_count, 0); /* No callback runs inside a call. */
         engine_ask_cancel(&ask);
     }
     for (unsigned i = 0; i < 400 && ask.is_open; i++) {
@@ -175,7 +175,7 @@ START_TEST(before_it_has_a_handle)
     engine_ask_cancel(&second);
     engine_pair_run(&pair);
     ck_assert_uint_eq(second.done_count, 1);
-    ck_assert_int_eq(second.result.code, TL_RESOURCE_EXHAUSTED); /* and for what it has waited */
+    ck_assert_int_eq(second.result.code, TL_RESOURCE_EXHAUSTED); /* The same goes for what it has waited for. */
     ck_assert_uint_eq(engine_side_stats(asker).messages_sent, sent);
     ck_assert(ask.is_open);
     engine_ask_cancel(&ask);
@@ -209,14 +209,14 @@ START_TEST(write_in_flight)
     }
     while (ask.is_open)
         engine_pair_run(&pair);
-    ck_assert_int_eq(ask.result.code, TL_OK); /* it has arrived meanwhile */
+    ck_assert_int_eq(ask.result.code, TL_OK); /* The value has arrived meanwhile. */
     ck_assert(engine_is_bytes(ask.fetch.destination, SIZE_BYTES, 2));
     engine_ask_fini(&ask);
     engine_pair_close(&pair);
 }
 END_TEST
 
-/* Whoever does not answer loses the connection, and only then is the memory given back. */
+/* A peer that does not answer loses the connection, and only then is the memory given back. */
 START_TEST(not_answered)
 {
     options.engine.peer_timeout_ns = 1000 * TL_NS_PER_SEC;
@@ -243,7 +243,7 @@ START_TEST(not_answered)
 }
 END_TEST
 
-/* A write that the card still has when the connection ends arrives late: not in memory that was given back. */
+/* A write that the card still has when the connection ends arrives late, but not in memory that was given back. */
 START_TEST(late_write)
 {
     open_pair();
@@ -270,7 +270,7 @@ START_TEST(late_write)
 }
 END_TEST
 
-/* Cancels of many at once, some of which have their answer on the way. */
+/* Many fetches are cancelled at once; some of their answers are on the way. */
 START_TEST(many_at_once)
 {
     enum { COUNT = 60 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* How a connection comes up, and all the ways in which it does not. */
+/* How a connection comes up, and all the ways in which it can fail to. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,8 +66,8 @@ START_TEST(up_after_a_write_both_ways)
         ck_assert_uint_eq(told_count, 2);
         struct fake_counters counters;
         fake_provider_get_counters(pair.left->provider, &counters);
-        ck_assert_uint_eq(counters.regions_out, keys == TL_KEYS_WINDOW ? 1 : 2); /* the pools */
-        /* Nobody can write any more what was exposed for the probes. */
+        ck_assert_uint_eq(counters.regions_out, keys == TL_KEYS_WINDOW ? 1 : 2); /* The pools of both sides. */
+        /* No peer can write any more what was exposed for the probes. */
         const char *why = "";
         ck_assert_msg(fake_fabric_is_quiet(pair.fabric, &why), "%s", why);
         engine_pair_close(&pair);
@@ -75,7 +75,7 @@ START_TEST(up_after_a_write_both_ways)
 }
 END_TEST
 
-/* Connects while each round takes so long; what is measured takes at most four. */
+/* Connects while each round takes so long; the measurement takes at most four rounds. */
 static void connect_slowly(int64_t round_ns)
 {
     engine_pair_init(&pair, &options);
@@ -93,7 +93,7 @@ static void connect_slowly(int64_t round_ns)
     }
 }
 
-/* How many writes of which nobody is told, and how long each is at most. The right side's come last. */
+/* Returns how many writes have no completion, and their greatest length. The right side's writes come last. */
 static unsigned count_measuring(const struct engine_side *side, uint64_t *ret_max_bytes)
 {
     unsigned count = 0;
@@ -145,7 +145,7 @@ START_TEST(up_with_a_peer_by_hand)
 }
 END_TEST
 
-/* Not up before our own write was confirmed, and not before the peer's has come. */
+/* The connection is up only after our own write was confirmed and the peer's write has come. */
 START_TEST(both_halves_are_needed)
 {
     open_raw();
@@ -216,7 +216,7 @@ START_TEST(hello_without_a_destination)
 }
 END_TEST
 
-START_TEST(hello_with_a_destination_of_somebody_else)
+START_TEST(hello_with_a_foreign_destination)
 {
     open_raw();
     struct tl_message hello = raw_peer_hello(&raw);
@@ -248,7 +248,7 @@ START_TEST(probe_twice)
 }
 END_TEST
 
-/* Everything but a handshake, before there was one. */
+/* Every message except a handshake, before the handshake. */
 START_TEST(not_handshake_done)
 {
     enum tl_message_type type = (enum tl_message_type)_i;
@@ -321,7 +321,7 @@ START_TEST(our_write_is_not_confirmed)
 }
 END_TEST
 
-/* The side that does not say hello first waits as long. */
+/* The side that does not send the first handshake waits as long. */
 START_TEST(opener_says_nothing)
 {
     uint8_t left[TL_CONN_ADDRESS_BYTES];
@@ -359,7 +359,7 @@ static void expect_address_refused(enum tl_status code)
     ck_assert_int_eq(error.code, code);
     ck_assert_uint_gt(strlen(error.message), 0);
     engine_pair_run(&pair);
-    ck_assert_uint_eq(pair.right->closed_count, 0); /* it is closed by tl_conn_close, which follows */
+    ck_assert_uint_eq(pair.right->closed_count, 0); /* The call to tl_conn_close that follows closes it. */
     engine_pair_close(&pair);
     ck_assert_uint_eq(pair.right->closed_count, 1);
 }
@@ -396,7 +396,7 @@ START_TEST(address_of_another_incarnation)
 }
 END_TEST
 
-/* Numbers that cannot be: slots, requests, the length of what is the provider's. */
+/* Impossible numbers: slots, requests, the length of the provider's part. */
 START_TEST(address_with_impossible_numbers)
 {
     static const struct {
@@ -478,7 +478,7 @@ START_TEST(closed_before_it_connects)
     engine_side_create_conn(pair.right);
     tl_error_set(&error, TL_CANCELLED, "not wanted");
     tl_conn_close(pair.left->conn, &error);
-    ck_assert_uint_eq(pair.left->closed_count, 0); /* no callback inside of a call */
+    ck_assert_uint_eq(pair.left->closed_count, 0); /* No callback runs inside a call. */
     /* The peer's address comes too late. */
     uint8_t pair_address[TL_CONN_ADDRESS_BYTES];
     uint32_t len_bytes = tl_conn_get_address(pair.right->conn, pair_address);
@@ -514,7 +514,7 @@ START_TEST(closed_while_it_connects)
 }
 END_TEST
 
-/* The card goes before, while and after it connects. */
+/* The card goes away before, while and after it connects. */
 START_TEST(device_gone)
 {
     for (unsigned rounds = 0; rounds < 12; rounds++) {
@@ -551,7 +551,7 @@ static void add_tests(TCase *tcase)
     tcase_add_test(tcase, hello_of_another_incarnation);
     tcase_add_test(tcase, hello_twice);
     tcase_add_test(tcase, hello_without_a_destination);
-    tcase_add_test(tcase, hello_with_a_destination_of_somebody_else);
+    tcase_add_test(tcase, hello_with_a_foreign_destination);
     tcase_add_test(tcase, probe_with_wrong_bytes);
     tcase_add_test(tcase, probe_twice);
     tcase_add_loop_test(tcase, not_handshake_done, TL_MESSAGE_PROBED, TL_MESSAGE_GOODBYE + 1);

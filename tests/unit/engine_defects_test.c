@@ -38,7 +38,7 @@ static void expect_transfer(const char *key, uint64_t step, struct tl_tensor *te
     engine_ask_fini(&ask);
 }
 
-/* A completion with an error ends that connection; another one between the same two goes on. */
+/* A completion with an error ends its connection; another connection between the same two workers goes on. */
 START_TEST(v01_bad_completion_ends_one_connection)
 {
     struct tl_conn *first[2];
@@ -60,7 +60,7 @@ START_TEST(v01_bad_completion_ends_one_connection)
     ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
     for (unsigned i = 0; i < 2; i++)
         pair.sides[i].conn = first[i];
-    engine_ask_start(asker, &ask, NULL, 0); /* again, over the other one */
+    engine_ask_start(asker, &ask, NULL, 0); /* Again, over the other connection. */
     engine_pair_run(&pair);
     ck_assert_int_eq(ask.result.code, TL_OK);
     engine_ask_fini(&ask);
@@ -74,7 +74,7 @@ START_TEST(v02_restarted_peer_has_another_incarnation)
     struct tl_error error;
     engine_pair_init(&pair, &options);
     engine_side_create_conn(pair.left);
-    pair.right->self.incarnation++; /* it has restarted since the left side heard of it */
+    pair.right->self.incarnation++; /* The right side has restarted since the left side learned its address. */
     engine_side_create_conn(pair.right);
     uint32_t len_bytes = tl_conn_get_address(pair.right->conn, bytes);
     ck_assert_int_eq(tl_conn_connect(pair.left->conn, bytes, len_bytes, &error), TL_FAILED_PRECONDITION);
@@ -109,7 +109,7 @@ static void put_number(uint8_t *place, uint32_t value)
         place[i] = (uint8_t)(value >> (8 * i));
 }
 
-/* A right address of which one of the numbers is changed: how much there is of it, or of what is in it. */
+/* A valid address with one wrong number: its length, or a number inside. */
 START_TEST(v03_address_whose_lengths_lie)
 {
     enum { INNER_LENGTH = 28 };
@@ -204,7 +204,7 @@ START_TEST(v06_text_longer_than_a_slot)
 }
 END_TEST
 
-/* What lies behind the message is not read, what lies behind the room for a key is not written. */
+/* The reader does not read behind the message, and does not write behind the space for a key. */
 START_TEST(v06_key_length_that_lies)
 {
     enum { KEY_LENGTH = 15, BEHIND = UINT16_MAX };
@@ -258,8 +258,8 @@ START_TEST(v07_shapes_of_any_rank_and_dimension)
 }
 END_TEST
 
-/* The bytes of a message depend on what it says, not on what was in the memory before. */
-START_TEST(v08_no_byte_that_nobody_wrote)
+/* The bytes of a message depend on its content, not on what was in the memory before. */
+START_TEST(v08_no_unwritten_byte_is_sent)
 {
     uint8_t buffers[2][TL_SLOT_BYTES];
     struct tl_message message;
@@ -431,7 +431,7 @@ START_TEST(v13_tensor_larger_than_one_write)
 }
 END_TEST
 
-/* A tensor that is longer than 32 bits can tell, in writes of at most this length. No byte of it is touched. */
+/* A tensor whose length does not fit into 32 bits, in writes of at most this length. No byte of it is touched. */
 static void expect_huge_transfer(uint64_t max_write_bytes)
 {
     const uint64_t size_bytes = (UINT64_C(5) << 30) + 1;
@@ -452,7 +452,7 @@ static void expect_huge_transfer(uint64_t max_write_bytes)
                                             .capacity_bytes = size_bytes};
         ck_assert_int_eq(tl_tensor_wrap(&view, &tensors[i], NULL), TL_OK);
     }
-    size_t first = fake_fabric_write_count(pair.fabric); /* behind those of the handshake */
+    size_t first = fake_fabric_write_count(pair.fabric); /* Behind those of the handshake. */
     engine_side_send(owner, "key", 1, tensors[0]);
     ask.destination = tensors[1];
     fetch("key", 1);
@@ -484,14 +484,14 @@ START_TEST(v13_write_beyond_32_bits)
 }
 END_TEST
 
-/* An index is used again only when it is over, and its late answers are recognised: engine_hostile_test. */
+/* An index is used again only when its request is over, and its late answers are recognised: engine_hostile_test. */
 START_TEST(v14_open_requests_keep_their_index)
 {
     enum { COUNT = 20 };
     static struct engine_ask asks[COUNT];
     options.engine.request_count = 2;
     open_pair();
-    engine_ask_start(asker, &ask, "never", 1); /* open all the time */
+    engine_ask_start(asker, &ask, "never", 1); /* It is open all the time. */
     for (unsigned i = 0; i < COUNT; i++) {
         engine_side_send(owner, "key", i, engine_pool_bytes(owner, 100, i));
         engine_ask_start(asker, &asks[i], "key", i);
@@ -553,7 +553,7 @@ START_TEST(v16_evicted_registration_is_found_no_more)
 }
 END_TEST
 
-START_TEST(v17_nobody_waits_for_ever)
+START_TEST(v17_no_receive_waits_for_ever)
 {
     open_pair();
     engine_ask_start(asker, &ask, "key", 1);
@@ -615,7 +615,7 @@ int main(void)
     ADD(suite, v06_text_longer_than_a_slot);
     ADD(suite, v06_key_length_that_lies);
     ADD(suite, v07_shapes_of_any_rank_and_dimension);
-    ADD(suite, v08_no_byte_that_nobody_wrote);
+    ADD(suite, v08_no_unwritten_byte_is_sent);
     ADD(suite, v09_strings_leave_nothing_behind);
     ADD(suite, v10_receiver_gives_memory_back);
     ADD(suite, v10_receiver_gives_memory_back_when_refused);
@@ -628,7 +628,7 @@ int main(void)
     ADD(suite, v15_unregistered_source_is_sent);
     ADD(suite, v16_registration_that_fails_is_noticed);
     ADD(suite, v16_evicted_registration_is_found_no_more);
-    ADD(suite, v17_nobody_waits_for_ever);
+    ADD(suite, v17_no_receive_waits_for_ever);
     ADD(suite, v18_not_up_before_it_is);
     return run_suite(suite);
 }

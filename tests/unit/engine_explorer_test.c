@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Two engines in random order: operations of both workers, deliveries, faults and the clock, as a seed says.
+ * Two engines in random order: operations of both workers, deliveries, faults and the clock, from a seed.
  *
- * Whatever happens: every fetch is done once and every serve closed once (engine_pair.h), a one-shot value is received
- * at most once and is not lost without somebody being told why, nothing is written into memory that was given back,
- * nothing is sent without a credit, and at the end all memory, pins, windows and slots are back. Without faults all
- * that was asked for arrives.
+ * In every run, every fetch is done once and every serve closed once (engine_pair.h); a one-shot value is received at
+ * most once, and is lost only with an error for the sender or receiver; nothing is written into memory that was given
+ * back; nothing is sent without a credit; and at the end all memory, pins, windows and slots are back. Without faults
+ * everything that was asked for arrives.
  *
  * A seed that fails is printed. ENGINE_EXPLORER_SEED=N runs that one alone, ENGINE_EXPLORER_SEEDS=N as many.
  */
@@ -31,23 +31,23 @@
 #define CANARY 0x5a
 
 struct value {
-    unsigned side; /* of its owner */
+    unsigned side; /* The side of its owner. */
     unsigned key;
     uint64_t step;
-    uint64_t size_bytes; /* 0: dead */
+    uint64_t size_bytes; /* 0: dead. */
     uint64_t seed;
     bool is_sent;
     unsigned asked_count;
     unsigned ok_count;
-    unsigned told_count; /* definite errors */
+    unsigned told_count; /* Counts definite errors. */
 };
 
 struct asked {
     struct engine_ask ask;
-    struct value *value; /* NULL: of the published key */
+    struct value *value; /* NULL: a fetch of the published key. */
     bool is_started;
     bool is_cancelled;
-    struct tl_tensor *canary; /* the destination of one that is done, overwritten by us */
+    struct tl_tensor *canary; /* The destination of a finished fetch, which we overwrite. */
 };
 
 static struct engine_pair pair;
@@ -108,7 +108,7 @@ static void choose_faults(void)
         FAKE_DROP,  FAKE_DELAY,        FAKE_LOSE_ACK,   FAKE_LATE,           FAKE_RNR,
         FAKE_BREAK, FAKE_POST_FAILURE, FAKE_CQ_OVERRUN, FAKE_REGION_FAILURE, FAKE_EXPOSE_FAILURE};
     fake_fabric_set_chance(pair.fabric, FAKE_DELAY, one_in(2) ? 100000 : 0);
-    /* What is not mapped is copied: nothing is missing for that. */
+    /* A tensor that is not mapped is copied, so the transfer needs no mapping. */
     fake_fabric_set_chance(pair.fabric, FAKE_SHARE_FAILURE, one_in(4) ? 300000 : 0);
     fake_fabric_set_chance(pair.fabric, FAKE_MAP_FAILURE, one_in(2) ? 500000 : 0);
     for (unsigned i = 0; has_faults && i < TL_ARRAY_COUNT(faults); i++) {
@@ -179,12 +179,12 @@ static void publish(void)
 
 /* -------------------------------------------------------------------------------------------------------- asks -- */
 
-/* Whoever has the tensor now may write it; nobody else does. */
+/* The holder of the tensor may write it now, and no other side does. */
 static void guard(struct asked *asked)
 {
     struct tl_tensor *destination = asked->ask.fetch.destination;
     if (destination == NULL || tl_tensor_size_bytes(destination) == 0) return;
-    if (!tl_tensor_is_writable(destination)) return; /* mapped */
+    if (!tl_tensor_is_writable(destination)) return; /* It is mapped. */
     memset(tl_tensor_data(destination), CANARY, tl_tensor_size_bytes(destination));
     asked->canary = tl_tensor_get(destination);
 }
@@ -209,7 +209,7 @@ static void check_result(struct asked *asked)
     const struct tl_error *result = &asked->ask.result;
     struct value *value = asked->value;
     TL_CHECK(asked->is_cancelled || result->code != TL_CANCELLED);
-    bool has_waited = asked->is_cancelled && result->code == TL_RESOURCE_EXHAUSTED; /* for a handle */
+    bool has_waited = asked->is_cancelled && result->code == TL_RESOURCE_EXHAUSTED; /* It has waited for a handle. */
     TL_CHECK(has_faults || has_waited || result->code == TL_OK || result->code == TL_CANCELLED ||
              result->code == TL_UNAVAILABLE);
     if (value == NULL) {
@@ -226,7 +226,7 @@ static void check_result(struct asked *asked)
     if (value->size_bytes > 0) TL_CHECK(engine_is_bytes(asked->ask.fetch.destination, value->size_bytes, value->seed));
 }
 
-/* Looks at what is done; UNAVAILABLE is asked for again, as a worker does. */
+/* Looks at what is done; asks again after UNAVAILABLE, as a worker does. */
 static void collect(struct asked *asked)
 {
     if (!asked->is_started || asked->ask.is_open) return;
@@ -316,7 +316,7 @@ static void take_step(void)
     } else if (choice < 96) {
         publish();
     } else if (choice < 98) {
-        /* Without faults nobody is so late that the other one takes him for dead. */
+        /* Without faults no side is so late that the other one gives it up. */
         if (!has_faults) engine_pair_run(&pair);
         fake_clock_advance((int64_t)below(300) * TL_NS_PER_MS);
     } else if (has_faults && one_in(4)) {
@@ -325,7 +325,7 @@ static void take_step(void)
     if (pair.left->conn == NULL && pair.right->conn == NULL && one_in(10)) reconnect();
 }
 
-/* Without faults nothing is in the way of anything: all values are there, so all that is asked for comes. */
+/* Without faults nothing blocks anything: all values are there, so everything that is asked for comes. */
 static void expect_progress(void)
 {
     for (unsigned i = 0; i < value_count; i++) {
@@ -400,7 +400,7 @@ static uint64_t number_of(const char *name, uint64_t otherwise)
 
 static uint64_t current_seed;
 
-/* A check that fails aborts: the process says with its last word which seed it was. */
+/* A failed check aborts: the process prints its seed as its last words. */
 static void on_abort(int signal_number)
 {
     char text[96];

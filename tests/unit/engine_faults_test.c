@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * An engine whose n-th allocation, or n-th registration, fails, for every n, while it connects and transfers: calls
- * answer with a status, fetches end with one, connections end with a reason; nothing leaks and nothing is called twice.
+ * The n-th allocation or the n-th registration of an engine fails, for every n, while it connects and transfers: calls
+ * return a status, fetches end with one, connections end with a reason; nothing leaks and no callback runs twice.
  */
 #include <check.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@
 
 #include "tests/fakes/fault_alloc.h"
 
-#undef fail /* of check.h */
+#undef fail /* check.h defines this name. */
 #define place timer_place
 #include "base/timer.c"
 #undef place
@@ -23,7 +23,7 @@
 #include "dataplane/engine/meta_cache.c"
 #include "dataplane/engine/request.c"
 
-/* The two state machines have the same names for the same events. */
+/* The two state machines use the same names for the same events. */
 #define EVENT_CANCEL RESPONSE_EVENT_CANCEL
 #define EVENT_FAILED RESPONSE_EVENT_FAILED
 #define EVENT_READY RESPONSE_EVENT_READY
@@ -46,7 +46,7 @@ static void setup(void)
 
 /* ---------------------------------------------------------------------------------------------------- scenario -- */
 
-/* Both connections; false when that has failed, with a status and nothing left behind. */
+/* Makes both connections; returns false when that has failed, with a status and nothing left behind. */
 static bool connect_both(void)
 {
     uint8_t bytes[2][TL_CONN_ADDRESS_BYTES];
@@ -82,7 +82,7 @@ static bool is_usable(void)
     return engines.left->conn != NULL && tl_conn_is_up(engines.left->conn);
 }
 
-/* True when it was received. */
+/* Returns whether the value was received. */
 static bool receive(struct engine_ask *ask, const char *key, uint64_t step, bool is_cancelled)
 {
     if (!is_usable()) return false;
@@ -102,7 +102,7 @@ static bool receive(struct engine_ask *ask, const char *key, uint64_t step, bool
     return code == TL_OK;
 }
 
-/* What is asked, in turn; true when it was received. */
+/* Asks for each value, one after the other; returns whether it was received. */
 static bool transfer(uint64_t step, struct tl_tensor *tensor, bool is_unregistered, bool is_cancelled)
 {
     struct engine_ask ask = {.is_unregistered = is_unregistered, .wants_checksum = step % 2 == 0};
@@ -174,7 +174,7 @@ START_TEST(every_registration)
             engine_pair_init(&engines, &engine_options);
             fake_fabric_add_rule(engines.fabric,
                                  &(struct fake_rule){.fault = FAKE_REGION_FAILURE, .from = number, .times = times});
-            ck_assert_uint_eq(run_scenario(), VALUES); /* it goes through the pool instead */
+            ck_assert_uint_eq(run_scenario(), VALUES); /* It goes through the pool instead. */
             fake_fabric_clear_rules(engines.fabric);
             expect_all_is_well();
         }

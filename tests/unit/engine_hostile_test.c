@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A peer that does not keep to the protocol: whatever it says, in whatever state a request is, that request or the
- * connection ends with a status, the process goes on, and all memory comes back.
+ * A peer that breaks the protocol: whatever it sends, in whatever state a request is, that request or the connection
+ * ends with a status, the process goes on, and all memory comes back.
  */
 #include <check.h>
 #include <stdio.h>
@@ -20,7 +20,7 @@ static struct engine_pair pair;
 static struct engine_pair_options options;
 static struct raw_peer raw;
 static struct engine_ask ask;
-static const struct tl_message *request; /* what the engine has asked last */
+static const struct tl_message *request; /* The latest request of the engine. */
 
 static void setup(void)
 {
@@ -70,17 +70,17 @@ static void write_piece(uint64_t offset_bytes, uint64_t len_bytes, uint32_t flag
 
 /* ----------------------------------------------------------------------------------------- states of a request -- */
 
-/* Where our request is when the peer says something. */
+/* The state of our request when the peer sends something. */
 enum stage {
-    STAGE_NONE,         /* there is none */
-    STAGE_ASKED,        /* without a destination */
-    STAGE_RENEWING,     /* its memory is being registered */
-    STAGE_RE_ASKED,     /* with a destination */
-    STAGE_HALF,         /* half of it has come */
-    STAGE_ACKNOWLEDGED, /* all of it has come, a DONE is to follow */
-    STAGE_CANCELLING,   /* with a destination */
+    STAGE_NONE,         /* There is no request. */
+    STAGE_ASKED,        /* It has no destination. */
+    STAGE_RENEWING,     /* Its memory is being registered. */
+    STAGE_RE_ASKED,     /* It has a destination. */
+    STAGE_HALF,         /* Half of it has come. */
+    STAGE_ACKNOWLEDGED, /* All of it has come, and a DONE must follow. */
+    STAGE_CANCELLING,   /* It has a destination. */
     STAGE_CANCELLING_UNPLACED,
-    STAGE_MAY_MAP, /* without a destination: it may be mapped */
+    STAGE_MAY_MAP, /* It has no destination, because it may be mapped. */
     STAGE_CANCELLING_MAY_MAP,
     STAGES,
 };
@@ -93,7 +93,7 @@ static void start(const char *key)
     ck_assert_ptr_nonnull(request);
 }
 
-/* The engine's rounds without waiting for its slow worker. */
+/* Runs the engine's rounds without waiting for its slow worker. */
 static void run_without_closures(void)
 {
     for (unsigned i = 0; i < 20; i++) {
@@ -120,7 +120,7 @@ static void reach(enum stage stage)
     if (stage != STAGE_NONE) start("key");
     switch (stage) {
     case STAGE_RENEWING:
-        /* The closure of the slow worker is left undelivered. */
+        /* Leaves the closure of the slow worker undelivered. */
         update(1 << 20);
         (void)engine_side_round(pair.right);
         for (unsigned i = 0; i < 4 && ask.place_count == 0; i++)
@@ -148,7 +148,7 @@ static void reach(enum stage stage)
 
 struct word {
     enum tl_message_type type;
-    uint64_t size_bytes; /* of its meta-data; UINT64_MAX: without */
+    uint64_t size_bytes; /* The size in its meta-data; UINT64_MAX: no meta-data. */
     uint64_t write_bytes;
     uint32_t flags;
 };
@@ -175,8 +175,8 @@ static const struct word words[] = {
     {TL_MESSAGE_MAPPED, UINT64_MAX, 0, 0},
     {TL_MESSAGE_MAPPED, 0, 0, 0},
     {TL_MESSAGE_MAPPED, SIZE_BYTES, 0, 0},
-    {TL_MESSAGE_MAPPED, INT64_MAX, 0, 0}, /* lies beyond the end of the file */
-    {(enum tl_message_type)0, 0, 0, 0},   /* an immediate without bytes */
+    {TL_MESSAGE_MAPPED, INT64_MAX, 0, 0}, /* It lies beyond the end of the file. */
+    {(enum tl_message_type)0, 0, 0, 0},   /* An immediate without bytes. */
     {(enum tl_message_type)0, 0, 0, TL_IMMEDIATE_DONE_FOLLOWS},
     {(enum tl_message_type)0, 0, 10, 0},
     {(enum tl_message_type)0, 0, 10, TL_IMMEDIATE_DONE_FOLLOWS | TL_IMMEDIATE_BOUNCED},
@@ -204,7 +204,7 @@ static void say(const struct word *word)
     raw_peer_send(&raw, &message);
 }
 
-/* Two words after each other: what the first one does to the request is the state that the second one meets. */
+/* Two messages after each other: the second one meets the state that the first one leaves. */
 START_TEST(every_word_in_every_state)
 {
     for (int stage = 0; stage < STAGES; stage++) {
@@ -217,7 +217,7 @@ START_TEST(every_word_in_every_state)
             say(&words[second]);
             if (stage == STAGE_RENEWING) run_without_closures();
             raw_peer_run(&raw);
-            /* The rest of what was asked: a word that the engine has let pass must not have left it half way. */
+            /* Does the rest of the request: a message that the engine has accepted must not have left it half done. */
             fake_clock_advance(2 * options.engine.cancel_ns);
             raw_peer_run(&raw);
             fake_clock_advance(2 * options.engine.peer_timeout_ns);
@@ -289,7 +289,7 @@ START_TEST(request_without_a_number)
 }
 END_TEST
 
-/* More than could ever be open: bounded memory. */
+/* There are more than could ever be open, so the memory is bounded. */
 START_TEST(too_many_requests)
 {
     options.engine.request_count = 4;
@@ -329,7 +329,7 @@ START_TEST(re_request_that_was_not_asked_for)
 }
 END_TEST
 
-/* The value is offered again, and what crosses the word of that is no fault. */
+/* The value is offered again; a message that crosses the renewed offer is no fault. */
 START_TEST(peer_that_never_says_where_a_value_goes)
 {
     options.engine.parked_ns = options.engine.peer_timeout_ns / 2;
@@ -356,7 +356,7 @@ START_TEST(peer_that_never_says_where_a_value_goes)
     raw_peer_run(&raw);
     ck_assert_ptr_nonnull(pair.left->conn);
     ck_assert(tl_conn_is_up(pair.left->conn));
-    /* Once. */
+    /* It happens once. */
     raw_peer_send(&raw, &message);
     expect_protocol_error();
 }
@@ -372,12 +372,12 @@ START_TEST(re_request_to_nowhere)
     ck_assert_ptr_nonnull(raw_peer_heard(&raw, TL_MESSAGE_META_DATA_UPDATE));
     send_type(TL_MESSAGE_RE_REQUEST, 5);
     raw_peer_run(&raw);
-    ck_assert_uint_eq(engine_side_values(pair.left), 1); /* kept for the asker */
+    ck_assert_uint_eq(engine_side_values(pair.left), 1); /* It is kept for the asker. */
     expect_protocol_error();
 }
 END_TEST
 
-/* A destination that is too small, or somebody else's, breaks the connection and nothing else. */
+/* A destination that is too small, or belongs to another request, breaks the connection and nothing else. */
 START_TEST(destination_that_cannot_be_written)
 {
     open_raw();
@@ -439,7 +439,7 @@ START_TEST(consumed_goes_back)
 }
 END_TEST
 
-/* Never tells that it has taken an answer off, so that ours wait for slots. */
+/* The peer never reports that it has taken an answer, so our answers wait for slots. */
 START_TEST(cancels_without_end)
 {
     open_raw();
@@ -469,7 +469,7 @@ START_TEST(more_bytes_than_announced)
 }
 END_TEST
 
-/* Under windows the card itself refuses what lies outside. */
+/* Under windows the card itself refuses a write outside. */
 START_TEST(write_beyond_the_destination)
 {
     open_raw();
@@ -507,7 +507,7 @@ START_TEST(stale_handles)
     send_type(TL_MESSAGE_DONE, first_handle);
     send_type(TL_MESSAGE_CANCELLED, first_handle);
     send_type(TL_MESSAGE_ERROR_STATUS, first_handle);
-    send_type(TL_MESSAGE_META_DATA_UPDATE, 65534); /* an index that was never used */
+    send_type(TL_MESSAGE_META_DATA_UPDATE, 65534); /* An index that was never used. */
     raw_peer_run(&raw);
     ck_assert_uint_eq(engine_side_stats(pair.left).late_answers, late + 5);
     ck_assert_uint_eq(pair.left->closed_count, 0);
@@ -520,7 +520,7 @@ START_TEST(stale_handles)
 }
 END_TEST
 
-/* The generation wraps; the handle that is open then is the right one all the same. */
+/* The generation wraps; the handle that is open then still works. */
 START_TEST(generations_wrap)
 {
     open_raw();
@@ -538,7 +538,7 @@ START_TEST(generations_wrap)
 }
 END_TEST
 
-/* What cannot be mapped is asked for again, to be copied: it is up to the peer whether that is any better. */
+/* A tensor that cannot be mapped is asked for again, to be copied; the peer may answer that as badly. */
 START_TEST(mapped_lies)
 {
     open_raw();
@@ -548,19 +548,19 @@ START_TEST(mapped_lies)
     struct tl_message message = with_meta_data(TL_MESSAGE_MAPPED, SIZE_BYTES);
     message.destination = raw_peer_file(&raw, SIZE_BYTES);
     switch (_i) {
-    case 0: /* another file than any that was shared */
+    case 0: /* The file is another one than any that was shared. */
         message.destination.bytes[8] ^= 0x40;
         break;
-    case 1: /* no name at all */
+    case 1: /* It has no name at all. */
         message.destination.len_bytes = 0;
         break;
-    case 2: /* beyond the end of the file */
+    case 2: /* It lies beyond the end of the file. */
         message.offset = SIZE_BYTES;
         break;
     case 3:
         message.offset = UINT64_MAX - 10;
         break;
-    default: /* nothing that lies in files */
+    default: /* Nothing here lies in files. */
         message.meta_data.dtype = TL_STRING;
         message.meta_data.shape.dims[0] = 2;
         break;
@@ -584,7 +584,7 @@ START_TEST(mapped_lies)
 }
 END_TEST
 
-/* Who was not asked for a mapping gives none. */
+/* A request that may not be mapped gets no mapping. */
 START_TEST(mapped_without_permission)
 {
     open_raw();
@@ -604,7 +604,7 @@ START_TEST(mapped_without_permission)
 }
 END_TEST
 
-/* Noise in every slot. */
+/* Random bytes in every slot. */
 START_TEST(noise)
 {
     uint64_t random = (uint64_t)_i + 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Published files that are mapped instead of copied: one message each way and nothing else; who says no; what fails and
- * is copied all the same; what stays when everything else has gone.
+ * Published files that are mapped instead of copied: one message each way and nothing else; which side may refuse;
+ * failures, after which the tensor is copied; and what stays when everything else has gone.
  */
 #include <check.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@
 static void setup(void)
 {
     engine_pair_defaults(&options);
-    options.provider.needs_no_regions = true; /* what is copied is written from the file */
+    options.provider.needs_no_regions = true; /* A tensor that is copied is written from the file. */
 }
 
 static void fetch(bool may_map)
@@ -83,7 +83,7 @@ START_TEST(mapped)
 }
 END_TEST
 
-/* It needs neither the publication nor the connection. */
+/* The mapping needs neither the publication nor the connection. */
 START_TEST(outlives_everything)
 {
     open_pair();
@@ -102,7 +102,7 @@ START_TEST(outlives_everything)
 }
 END_TEST
 
-/* What was mapped lies in a file, too. */
+/* A mapped tensor lies in a file, too. */
 START_TEST(published_again)
 {
     open_pair();
@@ -119,7 +119,7 @@ START_TEST(published_again)
 }
 END_TEST
 
-/* The memory that was made for the bytes that came last time is given back. */
+/* The memory that was made for the expected bytes is given back. */
 START_TEST(copied_then_mapped_then_copied)
 {
     options.engine.keys = _i == 0 ? TL_KEYS_WINDOW : TL_KEYS_REGION;
@@ -148,7 +148,7 @@ static void expect_copied(uint64_t size_bytes)
         engine_ask_fini(&ask);
     }
     ck_assert_uint_eq(engine_side_stats(asker).tensors_mapped, 0);
-    /* The second time it is known that bytes will come. */
+    /* The second time the receiver knows that bytes will come. */
     ck_assert_uint_eq(engine_side_stats(asker).meta_data_updates, 1);
     engine_pair_close(&pair);
 }
@@ -235,7 +235,7 @@ START_TEST(dead)
 }
 END_TEST
 
-/* A file that was changed is given to nobody, mapped or not. */
+/* A changed file goes to no receiver, mapped or not. */
 START_TEST(file_has_changed)
 {
     uint64_t offset;
@@ -291,8 +291,8 @@ START_TEST(asked_again_with_one_handle)
 }
 END_TEST
 
-/* Rounds of both, with something in between each time, until the fetch is done. Returns after how many that could be
- * done. */
+/* Runs rounds of both sides, with an action in between each time, until the fetch is done. Returns after how many
+ * rounds the action was possible. */
 static unsigned run_until(unsigned round, void (*act)(void))
 {
     unsigned count = 0;
@@ -310,7 +310,7 @@ static void cancel(void)
     engine_ask_cancel(&ask);
 }
 
-/* At every moment, also between the answer that cannot be mapped and the next question. */
+/* The end comes at every moment, also between the answer that cannot be mapped and the next question. */
 START_TEST(cancelled)
 {
     unsigned outcomes[2] = {0, 0};
@@ -344,7 +344,7 @@ static void cancel_other(struct engine_ask *done)
     engine_ask_cancel(&ask);
 }
 
-/* By what another one brings, while it waits to be asked again. */
+/* A callback of another fetch cancels it, while it waits to be asked again. */
 START_TEST(cancelled_before_it_is_asked_again)
 {
     static struct engine_ask other;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The engine when the pool of one side is full: whoever needs memory of it waits, first come first served, before the
- * peer hears of it; a cancel and the end of the connection end the wait; what never fits fails at once and says why.
+ * The engine when the pool of one side is full. A request that needs memory of it waits, first come first served,
+ * before the peer sees it; a cancel and the end of the connection end the wait; a request that can never fit fails at
+ * once with the reason.
  */
 #include <check.h>
 #include <string.h>
@@ -35,7 +36,7 @@ static void open_pair(void)
     owner = pair.right;
 }
 
-/* Takes everything that the pool has. */
+/* Takes all free memory of the pool. */
 static void fill(struct engine_side *side)
 {
     for (uint64_t size_bytes = 1 << 20; size_bytes >= 64; size_bytes /= 2) {
@@ -74,7 +75,7 @@ static void expect_done(unsigned i, uint64_t size_bytes, enum tl_path path)
     engine_ask_fini(&asks[i]);
 }
 
-/* So that the meta-data of the key is known. */
+/* Makes the meta-data of the key known. */
 static void exchange_once(uint64_t size_bytes)
 {
     engine_side_send(owner, "key", 7, engine_pool_bytes(owner, size_bytes, 7));
@@ -125,7 +126,7 @@ START_TEST(pieces_share_one_block)
 }
 END_TEST
 
-/* Who gives up leaves the queue, and the value to others. */
+/* A request that gives up leaves the queue, and the value to others. */
 START_TEST(cancelled_while_the_owner_waits)
 {
     open_pair();
@@ -152,7 +153,7 @@ END_TEST
 
 /* --------------------------------------------------------------------------------------------------- the asker -- */
 
-/* 0: where to put it is known when it is asked for; 1: only then. */
+/* 0: the destination is known when it is asked for; 1: only when the value comes. */
 START_TEST(destinations_wait)
 {
     enum { SIZE_BYTES = 5000 };
@@ -193,7 +194,7 @@ START_TEST(copies_in_wait)
 }
 END_TEST
 
-/* What is left over from others is taken as it comes back, in the order of asking. */
+/* Memory is taken as others give it back, in the order of asking. */
 START_TEST(first_come_first_served)
 {
     open_pair();
@@ -218,7 +219,7 @@ START_TEST(first_come_first_served)
 }
 END_TEST
 
-/* 0: for its destination, before it asked; 1: likewise, after; 2: for what is copied in. */
+/* 0: the wait is for its destination, before it asked; 1: likewise, after; 2: the wait is for the copy. */
 START_TEST(cancelled_while_the_asker_waits)
 {
     open_pair();
@@ -247,7 +248,7 @@ START_TEST(cancelled_while_the_asker_waits)
 }
 END_TEST
 
-/* The room is there, and its closure on the way, when the request is given up. */
+/* The space is there, and its closure on the way, when the request is given up. */
 START_TEST(cancelled_when_the_space_has_come)
 {
     open_pair();
@@ -332,7 +333,7 @@ static void expect_no_region_of_the_reactor(void)
     }
 }
 
-/* A region is made by the slow worker: the reactor's round leaves a request that waits. */
+/* The slow worker makes a region: the reactor's round leaves a request that waits. */
 START_TEST(the_reactor_makes_no_region)
 {
     options.memory.max_pool_bytes = 16 << 20;
@@ -353,8 +354,8 @@ START_TEST(the_reactor_makes_no_region)
 }
 END_TEST
 
-/* Those who cannot greet in the pool do so in memory that is registered for that alone, or not at all. */
-START_TEST(a_full_pool_keeps_nobody_apart)
+/* When the pool has no space for handshakes, a side registers memory for them alone, or the connection fails. */
+START_TEST(a_full_pool_separates_no_workers)
 {
     struct tl_error none;
     options.engine.keys = TL_KEYS_WINDOW;
@@ -374,7 +375,7 @@ START_TEST(a_full_pool_keeps_nobody_apart)
 }
 END_TEST
 
-/* Nor does it make or destroy the pool of a peer. */
+/* A round does not make or destroy the pool of a peer either. */
 START_TEST(the_reactor_makes_no_pool_of_a_peer)
 {
     const struct tl_error reason = {.code = TL_UNAVAILABLE, .message = "the test says so"};
@@ -395,8 +396,8 @@ START_TEST(the_reactor_makes_no_pool_of_a_peer)
 }
 END_TEST
 
-/* Under keys of regions a peer cannot be let write elsewhere: nothing is registered in vain, and what the peers' pools
- * do is counted. */
+/* Under keys of regions a peer cannot write elsewhere: nothing is registered in vain, and memory of the peers' pools is
+ * counted. */
 START_TEST(destinations_outside_of_the_pool_of_a_peer)
 {
     enum { SIZE_BYTES = 200000 };
@@ -425,7 +426,7 @@ START_TEST(destinations_outside_of_the_pool_of_a_peer)
 }
 END_TEST
 
-/* It is told what to raise. */
+/* The error names the setting to raise. */
 START_TEST(what_never_fits_into_the_pool_of_a_peer)
 {
     options.engine.keys = TL_KEYS_REGION;
@@ -442,7 +443,7 @@ START_TEST(what_never_fits_into_the_pool_of_a_peer)
 }
 END_TEST
 
-/* No region can be made: what fits into the one that there is waits for it, what does not fails with the reason. */
+/* No region can be made: a request that fits into the existing one waits for it, a larger one fails with the reason. */
 START_TEST(no_more_regions)
 {
     options.memory.max_pool_bytes = 64 << 20;
@@ -467,8 +468,8 @@ START_TEST(no_more_regions)
 }
 END_TEST
 
-/* Everything is copied through a pool that is smaller than what is under way: nobody has a part of what he needs and
- * waits for the rest. */
+/* Everything is copied through a pool that is smaller than what is under way: no transfer holds a part of what it needs
+ * while it waits for the rest. */
 START_TEST(forced_copies_through_a_small_pool)
 {
     enum { SIZE_BYTES = 1500000 };
@@ -503,7 +504,7 @@ int main(void)
     tcase_add_loop_test(tcase, the_connection_ends_meanwhile, 0, 4);
     tcase_add_test(tcase, what_never_fits);
     tcase_add_test(tcase, the_reactor_makes_no_region);
-    tcase_add_test(tcase, a_full_pool_keeps_nobody_apart);
+    tcase_add_test(tcase, a_full_pool_separates_no_workers);
     tcase_add_test(tcase, the_reactor_makes_no_pool_of_a_peer);
     tcase_add_test(tcase, destinations_outside_of_the_pool_of_a_peer);
     tcase_add_test(tcase, what_never_fits_into_the_pool_of_a_peer);

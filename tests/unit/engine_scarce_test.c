@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Slots, room, windows, registered memory: with hardly any of each everything still arrives, or says why it does not.
- */
+/* Slots, space, windows, registered memory: with hardly any of each everything still arrives, or fails with the
+ * reason. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -71,7 +71,7 @@ static void expect_many(bool is_sent_first)
     for (unsigned s = 0; s < 2; s++) {
         struct fake_counters counters;
         fake_provider_get_counters(pair.sides[s].provider, &counters);
-        ck_assert_uint_eq(counters.rnr_tries, 0); /* nothing was sent without a slot for it */
+        ck_assert_uint_eq(counters.rnr_tries, 0); /* Nothing was sent without a slot for it. */
         ck_assert_uint_eq(pair.sides[s].conn->slots_used, pair.sides[1 - s].conn->consumed);
     }
     engine_pair_close(&pair);
@@ -107,7 +107,7 @@ START_TEST(little_of_everything)
 }
 END_TEST
 
-/* Room comes back although nobody waits for what was posted and the peer says nothing. */
+/* Space comes back although no completion is wanted and the peer sends nothing. */
 START_TEST(space_comes_back_by_itself)
 {
     enum { COUNT = 100 };
@@ -141,8 +141,8 @@ static void round_of_both(void)
         (void)engine_side_round(&pair.sides[i % 2]);
 }
 
-/* Both sides have filled all slots of the other one but the last, nothing of it has arrived, and then ask whether the
- * other one lives: were the last slots used for that, nobody could ever say anything again. */
+/* Both sides have filled all slots of the other one but the last, nothing of it has arrived, and then each checks
+ * whether the other one lives. If the last slots were used for that, neither side could ever send anything again. */
 START_TEST(pings_that_cross)
 {
     options.engine.slot_count = 16;
@@ -199,7 +199,7 @@ START_TEST(windows_are_waited_for)
 }
 END_TEST
 
-/* Those that wait for a window are cancelled, in any order; the window goes to the next one. */
+/* Requests that wait for a window are cancelled, in any order; the window goes to the next one. */
 START_TEST(cancelled_while_waiting_for_a_window)
 {
     enum { COUNT = 12 };
@@ -289,7 +289,7 @@ START_TEST(small_memory_of_users_is_copied)
 }
 END_TEST
 
-/* In pieces, of which a few are under way at a time. */
+/* The tensor goes in pieces, of which a few are under way at a time. */
 START_TEST(everything_is_copied_if_forced)
 {
     options.engine.is_bounce_forced = true;
@@ -305,7 +305,7 @@ START_TEST(everything_is_copied_if_forced)
 }
 END_TEST
 
-/* What cannot be registered goes through the pool. */
+/* A tensor that cannot be registered goes through the pool. */
 START_TEST(registering_fails)
 {
     open_pair();
@@ -319,13 +319,13 @@ START_TEST(registering_fails)
 }
 END_TEST
 
-/* Neither way is open: the fetch says so, the connection stays, and what was to be sent is still there. */
+/* Neither way is open: the fetch says so, the connection stays, and the value is still there. */
 START_TEST(no_memory_at_the_asker)
 {
     options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;
     open_pair();
     add_rule(FAKE_REGION_FAILURE, asker, FAKE_ALWAYS);
-    ask.is_unregistered = _i == 0; /* else the pool is to give the destination itself */
+    ask.is_unregistered = _i == 0; /* Otherwise the pool itself would give the destination. */
     engine_side_send(owner, "key", 1, engine_bytes(5 << 20, 1));
     fetch(1);
     ck_assert_int_eq(ask.result.code, TL_RESOURCE_EXHAUSTED);
@@ -350,7 +350,7 @@ START_TEST(providers_that_need_no_regions)
 }
 END_TEST
 
-/* Somebody who asks for a value of another shape than he has memory for. */
+/* A fetch of a value of another shape than it has memory for. */
 START_TEST(destination_that_does_not_fit)
 {
     open_pair();
@@ -361,7 +361,7 @@ START_TEST(destination_that_does_not_fit)
     ck_assert_int_eq(ask.result.code, TL_INVALID_ARGUMENT);
     ck_assert_uint_eq(engine_side_values(owner), 1);
     engine_ask_fini(&ask);
-    /* What came last time does not fit, what comes now does. */
+    /* The former value does not fit, the present one does. */
     ask.destination = engine_pool_bytes(asker, 300, 0);
     expect_fetch(3, engine_pool_bytes(owner, 300, 3), TL_PATH_ZERO_COPY);
     engine_pair_close(&pair);
@@ -370,7 +370,7 @@ END_TEST
 
 /* ----------------------------------------------------------------------------------------- parked for too long -- */
 
-/* An asker that waits for room in its pool is told that the owner keeps the value no longer, and may ask again. */
+/* An asker that waits for space in its pool learns that the owner no longer keeps the value, and may ask again. */
 START_TEST(value_is_not_kept_for_ever_for_an_asker_without_space)
 {
     options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;

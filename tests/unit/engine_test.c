@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What an engine does when all goes well: one message and one write, from the owner's tensor into the asker's. */
+/* A transfer without faults: one message and one write, from the owner's tensor into the asker's. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,7 +30,7 @@ static void expect_ok(uint64_t size_bytes, uint64_t seed, enum tl_path path)
     engine_ask_fini(&ask);
 }
 
-/* One value of this size, sent once and received once. */
+/* Sends and receives one value of this size. */
 static void transfer(uint64_t step, uint64_t size_bytes)
 {
     engine_side_send(owner, "key", step, engine_pool_bytes(owner, size_bytes, step));
@@ -49,7 +49,7 @@ static void remember_stats(void)
 
 #define SINCE(side, counter) (engine_side_stats(side).counter - before[(side) == asker ? 0 : 1].counter)
 
-/* What went over the wire since: credits aside. */
+/* Returns what has gone over the wire since, apart from credits. */
 static void expect_traffic(uint64_t asked, uint64_t answered, uint64_t writes)
 {
     ck_assert_uint_eq(SINCE(asker, messages_sent) - SINCE(asker, credits_sent), asked);
@@ -65,7 +65,7 @@ START_TEST(unknown_meta_data)
     open_pair();
     remember_stats();
     transfer(1, 5000);
-    expect_traffic(2, 1, 1); /* REQUEST and RE_REQUEST; META_DATA_UPDATE; the tensor */
+    expect_traffic(2, 1, 1); /* REQUEST and RE_REQUEST; META_DATA_UPDATE; the tensor. */
     ck_assert_uint_eq(SINCE(asker, meta_data_updates), 1);
     engine_pair_close(&pair);
 }
@@ -88,9 +88,9 @@ START_TEST(known_meta_data)
     ck_assert_uint_eq(engine_side_memory(owner).registrations, 0);
     ck_assert_uint_eq(engine_side_stats(owner).tensors_sent, 299);
     ck_assert_uint_eq(engine_side_stats(asker).tensors_received, 299);
-    ck_assert_uint_eq(engine_side_stats(owner).bytes_sent, 299 * 5000 + 8); /* and the probe */
+    ck_assert_uint_eq(engine_side_stats(owner).bytes_sent, 299 * 5000 + 8); /* And the probe. */
     ck_assert_uint_eq(engine_side_stats(asker).bytes_received, 299 * 5000);
-    /* So that a slot came back for every message, the handshake's included, without many messages of its own. */
+    /* A slot has come back for every message, including those of the handshake, without many messages for that. */
     ck_assert_uint_le(engine_side_stats(asker).credits_sent, 20);
     ck_assert_uint_le(engine_side_stats(owner).credits_sent, 20);
     engine_pair_close(&pair);
@@ -264,7 +264,7 @@ START_TEST(published_value)
             ck_assert_uint_eq(ask.fetch.offer_step, version);
             expect_ok(5000, version, TL_PATH_ZERO_COPY);
             if (version == 10 && again == 0) continue;
-            /* The version is told once. */
+            /* The version is logged once. */
             expect_traffic(1, again == 0 ? 1 : 0, 1);
         }
     }
@@ -301,7 +301,7 @@ START_TEST(checksum)
 }
 END_TEST
 
-/* A bit that changes between the source and the destination. */
+/* A bit changes between the source and the destination. */
 START_TEST(checksum_wrong)
 {
     options.fabric.is_manual = true;
@@ -404,7 +404,8 @@ START_TEST(more_fetches_than_requests)
 }
 END_TEST
 
-/* Who is told: nothing of the engine's holds the destination any more. Asks for the next one, or closes. */
+/* When this callback runs, nothing of the engine holds the destination any more. It asks for the next value, or
+ * closes. */
 static struct engine_ask next_ask;
 
 static void ask_next(struct engine_ask *told)
@@ -427,7 +428,7 @@ START_TEST(asked_when_told_with_the_only_handle)
     ck_assert(engine_is_bytes(next_ask.fetch.destination, 100, 2));
     engine_ask_fini(&ask);
     engine_ask_fini(&next_ask);
-    /* And is free again, with nothing that comes after: a connection without requests can be drained. */
+    /* The memory is free again, with nothing that comes after: a connection without requests can be drained. */
     tl_conn_drain(asker->conn);
     engine_pair_run(&pair);
     ck_assert_uint_eq(asker->closed_count, 1);

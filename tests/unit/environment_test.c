@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* TensorFlow's variables: both spellings, what wins, what is refused, what is warned of. */
+/* TensorFlow's variables: both spellings, which one wins, errors, and warnings. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -153,7 +153,7 @@ START_TEST(two_spellings_agree_or_are_refused)
     parse("{" CLUSTER ", \"verbs\": {\"timeout\": 1}}");
     ck_assert_int_eq(APPLY("RDMA_PKEY=3", "RDMA_QP_PKEY_INDEX=03"), TL_OK);
     check_value("ps:0", "verbs.pkey_index", "3", "environment (RDMA_QP_PKEY_INDEX)");
-    /* Also where the file wins. */
+    /* The same where the file wins. */
     ck_assert_int_eq(APPLY("RDMA_TIMEOUT=15", "RDMA_QP_TIMEOUT=14", "RDMA_SL=1"), TL_INVALID_ARGUMENT);
     ck_assert_str_eq(error.message, "environment variables RDMA_QP_TIMEOUT and RDMA_TIMEOUT are 14 and 15, but both "
                                     "mean verbs.timeout; unset one");

@@ -41,7 +41,7 @@ START_TEST(set_accepts_its_own_message)
 }
 END_TEST
 
-/* With every length of what comes before it, a character is either whole or not there. */
+/* With every length of the text before it, a character is either whole or missing. */
 START_TEST(cut_at_characters)
 {
     static const char *const characters[] = {"x", "\xc3\xa9", "\xe2\x82\xac", "\xf0\x9f\x98\x80"};

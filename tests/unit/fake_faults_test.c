@@ -123,13 +123,13 @@ START_TEST(late_lands_until_drained)
     ck_assert_int_eq(b->memory[0], 'X');
     ck_assert(!fake_fabric_land_late(fabric));
     settle();
-    ck_assert_str_eq(b->trace, "broken drained"); /* no immediate */
+    ck_assert_str_eq(b->trace, "broken drained"); /* There is no immediate. */
     ck_assert_uint_eq(counters(b).late_landed, 1);
     ck_assert(fake_fabric_write_at(fabric, 0).has_landed);
 }
 END_TEST
 
-START_TEST(late_is_told_to_who_is_not_broken)
+START_TEST(late_reaches_a_side_that_is_not_broken)
 {
     rule((struct fake_rule){.fault = FAKE_LATE});
     send_text(a, "late", work(a, "x"));
@@ -138,7 +138,7 @@ START_TEST(late_is_told_to_who_is_not_broken)
     }
     ck_assert_str_eq(a->trace, "broken x- drained");
     ck_assert_str_eq(b->trace, "");
-    settle(); /* step_any lands it */
+    settle(); /* step_any lets it land. */
     ck_assert_str_eq(b->trace, "m:late");
 }
 END_TEST
@@ -158,8 +158,8 @@ START_TEST(late_is_refused_once_drained)
 }
 END_TEST
 
-/* As after a cancel that revoked without waiting for the writer. */
-START_TEST(late_breaks_who_has_revoked)
+/* The state after a cancel that revoked without waiting for the writer. */
+START_TEST(late_breaks_a_side_that_has_revoked)
 {
     rule((struct fake_rule){.fault = FAKE_LATE, .kinds = FAKE_WRITE});
     post_write('X', "w");
@@ -173,7 +173,7 @@ START_TEST(late_breaks_who_has_revoked)
 }
 END_TEST
 
-START_TEST(late_for_nobody)
+START_TEST(late_after_its_target_is_gone)
 {
     rule((struct fake_rule){.fault = FAKE_LATE});
     b->is_destroyed_when_drained = true;
@@ -255,7 +255,7 @@ START_TEST(post_failure_breaks_at_once)
     send_text(a, "one", work(a, "x"));
     send_text(a, "two", work(a, "y"));
     send_text(a, "three", work(a, "z"));
-    settle(); /* it was not even rung */
+    settle(); /* It was not even rung. */
     ck_assert_str_eq(a->trace, "broken x- y- z- drained");
     ck_assert_str_eq(b->trace, "");
     ck_assert_ptr_nonnull(strstr(a->reason.message, "refuses"));
@@ -285,7 +285,7 @@ START_TEST(an_overrun_breaks_all_of_its_provider)
     ring(a);
     settle();
     ck_assert_str_eq(a->trace, "broken x- drained");
-    ck_assert_str_eq(c->trace, "broken drained"); /* the second queue pair of a tells it to c's trace */
+    ck_assert_str_eq(c->trace, "broken drained"); /* The second queue pair of a writes this into c's trace. */
     ck_assert_ptr_nonnull(strstr(a->reason.message, "overrun"));
     ck_assert_str_eq(b->trace, "");
     second->ops->destroy(second);
@@ -388,7 +388,7 @@ START_TEST(connect_fails_and_may_be_tried_again)
     c->pair = NULL;
     ck_assert_int_eq(tl_queue_pair_create(c->provider, &side_options, &side_events, c, &c->pair, NULL), TL_OK);
     ck_assert_int_eq(c->pair->ops->connect(c->pair, &pair_address, NULL), TL_OK);
-    /* The peer is connected to somebody else, and does not answer. */
+    /* The peer is connected to another queue pair, and does not answer. */
     send_text(c, "hello", work(c, "x"));
     ring(c);
     settle();
@@ -405,7 +405,7 @@ START_TEST(rules_are_counted_apart)
     send_text(a, "two", work(a, "y"));
     ring(a);
     settle();
-    ck_assert_str_eq(b->trace, "m:one m:two"); /* the first rule decided */
+    ck_assert_str_eq(b->trace, "m:one m:two"); /* The first rule decided. */
     send_text(b, "three", work(b, "z"));
     ring(b);
     settle();
@@ -436,7 +436,7 @@ START_TEST(queue_pairs_in_any_order)
 }
 END_TEST
 
-/* Four messages each way under faults; what is told to both sides, in the order in which it is told. */
+/* Four messages each way under faults; returns the events of both sides, in their order. */
 static void run_seed(uint64_t seed, bool is_manual, bool has_faults, char *ret_trace, size_t trace_bytes)
 {
     memset(sides, 0, sizeof(sides));
@@ -509,10 +509,10 @@ static void add_scripted(Suite *suite)
     tcase_add_test(tcase, delay_takes_steps);
     tcase_add_test(tcase, a_lost_ack_is_cancelled_though_it_happened);
     tcase_add_test(tcase, late_lands_until_drained);
-    tcase_add_test(tcase, late_is_told_to_who_is_not_broken);
+    tcase_add_test(tcase, late_reaches_a_side_that_is_not_broken);
     tcase_add_test(tcase, late_is_refused_once_drained);
-    tcase_add_test(tcase, late_breaks_who_has_revoked);
-    tcase_add_test(tcase, late_for_nobody);
+    tcase_add_test(tcase, late_breaks_a_side_that_has_revoked);
+    tcase_add_test(tcase, late_after_its_target_is_gone);
     tcase_add_test(tcase, rnr_that_passes);
     tcase_add_test(tcase, rnr_for_too_long);
     tcase_add_test(tcase, break_at_the_third);

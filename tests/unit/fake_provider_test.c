@@ -6,7 +6,7 @@
 #include "fakes/fake_sides.h"
 #include "fakes/run_suite.h"
 
-/* Not manual: polls carry. */
+/* Steps are not manual: polls carry. */
 static void setup(void)
 {
     sides_open(NULL, NULL, &side_options);
@@ -30,7 +30,7 @@ static void doorbell(struct side *side)
     tl_queue_pair_doorbell(side->pair);
 }
 
-/* What is posted on the side is carried; nobody is told yet. */
+/* Carries what the side has posted; no event is delivered yet. */
 static void carry(struct side *side)
 {
     doorbell(side);
@@ -222,7 +222,7 @@ START_TEST(a_message_waits_for_a_slot)
         ck_assert(fake_fabric_step(fabric, a->pair));
     ck_assert_uint_eq(counters(a).messages, 4);
     ck_assert_uint_eq(counters(a).rnr_tries, 7);
-    side_poll(b); /* the slots come back */
+    side_poll(b); /* The slots come back. */
     settle();
     ck_assert_str_eq(b->trace, "m:m m:m m:m m:m m:m");
     ck_assert_str_eq(a->trace, "");
@@ -244,7 +244,7 @@ START_TEST(no_slot_for_long_breaks_both)
 }
 END_TEST
 
-/* A write that may not be breaks both sides, and changes nothing. */
+/* A forbidden write breaks both sides, and changes nothing. */
 static void refused(uint64_t offset, size_t len_bytes)
 {
     memset(a->memory, 'X', SIDE_BYTES);
@@ -300,8 +300,8 @@ START_TEST(writes_to_no_descriptor)
 }
 END_TEST
 
-/* A window is for one peer: another one that has learnt its descriptor breaks its own queue pair only. */
-START_TEST(writes_of_somebody_else)
+/* A window is for one peer: another peer that uses its descriptor breaks its own queue pair only. */
+START_TEST(foreign_writes)
 {
     struct tl_queue_pair *of_b = NULL;
     side_open(&sides[2], "fake_c", NULL, &side_options);
@@ -335,7 +335,7 @@ START_TEST(regions_are_wider_than_exposures)
 {
     expose(b, 100, 20);
     carry(b);
-    ck_assert_uint_eq(counters(b).operations_out, 0); /* nothing to bind */
+    ck_assert_uint_eq(counters(b).operations_out, 0); /* There is nothing to bind. */
     a->memory[0] = 'X';
     write_bytes(a, b, 0, 1, 20, NULL);
     doorbell(a);
@@ -343,7 +343,7 @@ START_TEST(regions_are_wider_than_exposures)
     ck_assert_int_eq(b->memory[120], 'X');
     b->pair->ops->revoke(b->pair, &b->exposure, NULL);
     ck_assert_uint_eq(counters(b).exposures_out, 0);
-    write_bytes(a, b, 0, 1, 21, work(a, "late")); /* which the revocation does not prevent */
+    write_bytes(a, b, 0, 1, 21, work(a, "late")); /* The revocation does not prevent this write. */
     write_bytes(a, b, 0, 1, SIDE_BYTES - 100, work(a, "out"));
     doorbell(a);
     settle();
@@ -363,7 +363,7 @@ START_TEST(disconnect_cancels_what_is_posted)
     a->pair->ops->revoke(a->pair, &a->exposure, work(a, "z"));
     disconnect(a);
     send_text(a, "three", work(a, "posted meanwhile"));
-    ck_assert(fake_fabric_step(fabric, a->pair)); /* the bind */
+    ck_assert(fake_fabric_step(fabric, a->pair)); /* The bind. */
     ck_assert(fake_fabric_step(fabric, a->pair));
     side_poll(a);
     ck_assert_str_eq(a->trace, "x+ broken y-");
@@ -396,7 +396,7 @@ START_TEST(a_destroyed_peer_is_noticed_at_the_next_use)
     b->is_destroyed_when_drained = true;
     disconnect(b);
     settle();
-    expose(a, 0, 8); /* nothing that the peer is needed for */
+    expose(a, 0, 8); /* This needs no peer. */
     doorbell(a);
     settle();
     ck_assert_str_eq(a->trace, "");
@@ -422,7 +422,7 @@ START_TEST(disconnected_before_it_connects)
     sides[2].pair = NULL;
     ck_assert_int_eq(
         tl_queue_pair_create(sides[2].provider, &side_options, &side_events, &sides[2], &sides[2].pair, NULL), TL_OK);
-    disconnect(&sides[2]); /* destroyed before it is told */
+    disconnect(&sides[2]); /* It is destroyed before the event. */
     sides[2].pair->ops->destroy(sides[2].pair);
     sides[2].pair = NULL;
     settle();
@@ -443,7 +443,8 @@ START_TEST(addresses_that_are_none)
     ck_assert_int_eq(pair->ops->connect(pair, &pair_address, &error), TL_FAILED_PRECONDITION);
     ck_assert_ptr_nonnull(strstr(error.message, "network"));
     pair->ops->get_address(pair, &pair_address);
-    ck_assert_int_eq(pair->ops->connect(pair, &pair_address, NULL), TL_FAILED_PRECONDITION); /* itself */
+    ck_assert_int_eq(pair->ops->connect(pair, &pair_address, NULL),
+                     TL_FAILED_PRECONDITION); /* A queue pair cannot connect to itself. */
     pair_address.bytes[0] ^= 1;
     ck_assert_int_eq(pair->ops->connect(pair, &pair_address, &error), TL_INVALID_ARGUMENT);
     pair_address.len_bytes = 3;
@@ -542,7 +543,7 @@ START_TEST(a_source_without_region)
 }
 END_TEST
 
-START_TEST(a_region_of_somebody_else)
+START_TEST(a_foreign_region)
 {
     a->pair->ops->write(a->pair, b->region, b->memory, 1, &b->exposure.descriptor, 0, false, 0, NULL);
 }
@@ -600,7 +601,7 @@ START_TEST(armed_until_something_comes)
     ck_assert(is_readable(b));
     tl_provider_disarm(b->provider);
     ck_assert(!is_readable(b));
-    ck_assert(!tl_provider_arm(b->provider)); /* it has not been polled */
+    ck_assert(!tl_provider_arm(b->provider)); /* It has not been polled. */
     ck_assert_uint_eq(side_poll(b), 2);
     ck_assert(tl_provider_arm(b->provider));
     tl_provider_disarm(b->provider);
@@ -615,7 +616,7 @@ START_TEST(unarmed_it_stays_silent)
 }
 END_TEST
 
-/* Who has posted must not sleep before it has left. */
+/* A side that has posted must not sleep before its posts have left. */
 START_TEST(arming_carries)
 {
     send_text(a, "one", work(a, "x"));
@@ -736,7 +737,7 @@ static void add_manual(Suite *suite)
     tcase_add_test(tcase, writes_after_revocation);
     tcase_add_test(tcase, writes_before_it_is_bound);
     tcase_add_test(tcase, writes_to_no_descriptor);
-    tcase_add_test(tcase, writes_of_somebody_else);
+    tcase_add_test(tcase, foreign_writes);
     tcase_add_test(tcase, disconnect_cancels_what_is_posted);
     tcase_add_test(tcase, a_broken_peer_is_noticed_at_the_next_use);
     tcase_add_test(tcase, armed_until_something_comes);
@@ -760,7 +761,7 @@ static void add_checks(Suite *suite)
     tcase_add_test_raise_signal(tcase, a_message_that_is_too_long, SIGABRT);
     tcase_add_test_raise_signal(tcase, a_source_outside_of_its_region, SIGABRT);
     tcase_add_test_raise_signal(tcase, a_source_without_region, SIGABRT);
-    tcase_add_test_raise_signal(tcase, a_region_of_somebody_else, SIGABRT);
+    tcase_add_test_raise_signal(tcase, a_foreign_region, SIGABRT);
     tcase_add_test_raise_signal(tcase, a_region_that_is_in_use, SIGABRT);
     tcase_add_test_raise_signal(tcase, an_exposure_outside_of_its_region, SIGABRT);
     tcase_add_test_raise_signal(tcase, revoking_twice, SIGABRT);

@@ -21,10 +21,10 @@ struct player {
     struct tl_queue_pair *pair;
     struct tl_region *region;
     struct tl_exposure exposure;
-    struct tl_descriptor destination; /* at the peer */
-    uint32_t memory;                  /* the peer's latest number */
+    struct tl_descriptor destination; /* At the peer. */
+    uint32_t memory;                  /* The peer's latest number. */
     uint32_t source;
-    uint32_t number; /* of ours */
+    uint32_t number; /* Our own numbers. */
     bool is_source_used;
     bool is_drained;
     struct tl_work work;
@@ -60,7 +60,7 @@ static void disconnect(struct player *self)
     self->pair->ops->disconnect(self->pair, &reason);
 }
 
-/* The second to finish leaves when its message has arrived, the first when it has got that. */
+/* The side that finishes second leaves when its message has arrived, the other side when it has got that message. */
 static void on_over(struct tl_work *work, enum tl_status status)
 {
     struct player *self = TL_CONTAINER_OF(work, struct player, over_work);

@@ -17,13 +17,13 @@
 static struct tl_error error;
 static size_t page;
 static int fd;
-static volatile unsigned char *bytes; /* three pages of a file, all 'x' */
+static volatile unsigned char *bytes; /* Three pages of a file, all 'x'. */
 
 static void setup(void)
 {
     static unsigned char content[3 * 65536];
     temp_folder_make();
-    /* Without a sanitizer's own handler. */
+    /* Removes a handler of a sanitizer. */
     signal(SIGBUS, SIG_DFL);
     page = (size_t)sysconf(_SC_PAGESIZE);
     memset(content, 'x', 3 * page);

@@ -138,7 +138,7 @@ START_TEST(more_than_announced)
 {
     void *address = NULL;
     ck_assert(!tl_fetch_is_complete(&fetch));
-    /* Before anything was announced. */
+    /* Nothing was announced yet. */
     ck_assert_int_eq(tl_fetch_next(&fetch, 1, &address, &error), TL_OUT_OF_RANGE);
     ck_assert_int_eq(tl_fetch_next(&fetch, 0, &address, &error), TL_OUT_OF_RANGE);
     begin(&ten_bytes, 7, 0);
@@ -231,7 +231,7 @@ START_TEST(no_place)
     ck_assert_ptr_null(fetch.destination);
     place_status = TL_OK;
     begin(&ten_bytes, 7, 0);
-    /* What was there is given up when the next value has no place. */
+    /* The former destination is given up when the next value has no place. */
     receive(4);
     place_status = TL_RESOURCE_EXHAUSTED;
     ck_assert_int_eq(tl_fetch_begin(&fetch, &four_bytes, 8, 3, 0, &error), TL_RESOURCE_EXHAUSTED);

@@ -65,7 +65,7 @@ START_TEST(names_that_do_not_match)
 }
 END_TEST
 
-/* A matcher that tries every '*' again would take longer than the life of the machine. */
+/* A matcher that tries every '*' again would take longer than the machine lasts. */
 START_TEST(many_stars)
 {
     char pattern[401], name[401];
@@ -87,7 +87,7 @@ END_TEST
 
 /* ---- a second matcher, for patterns of 'a' to 'd', '*', '?', backslashes and sets without ranges ---- */
 
-/* Behind the set that begins at `set`; NULL: it has no end. */
+/* Returns what follows the set that begins at `set`, or NULL when the set has no end. */
 static const char *end_of_set(const char *set)
 {
     const char *p = set + 1;
@@ -142,7 +142,7 @@ START_TEST(random_patterns_match_as_by_trying_everything)
 }
 END_TEST
 
-/* States lie in words of 64 bits. */
+/* The states lie in words of 64 bits. */
 START_TEST(items_at_the_borders_of_words)
 {
     char pattern[400], name[400];

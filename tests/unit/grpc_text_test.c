@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of the sentences for what gRPC says. */
+/* The sentences that replace gRPC's messages. */
 #include <check.h>
 
 #include "base/check.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Addresses and networks as text, what is the same, and what is on this machine. */
+/* Addresses and networks as text: which are equal, and which are on this machine. */
 #include <check.h>
 #include <netinet/in.h>
 
@@ -86,7 +86,7 @@ START_TEST(what_is_on_this_machine)
     ck_assert(tl_endpoint_is_here("ipv6:[::1]:4000"));
     ck_assert(tl_endpoint_is_here("unix:/run/tensorlane"));
     ck_assert(tl_endpoint_is_here("unix-abstract:tensorlane"));
-    /* Of documentation (RFC 5737, RFC 3849): no machine has them. */
+    /* These are for documentation (RFC 5737, RFC 3849): no machine has them. */
     ck_assert(!tl_endpoint_is_here("ipv4:192.0.2.1:4000"));
     ck_assert(!tl_endpoint_is_here("ipv6:[2001:db8::1]:4000"));
     ck_assert(!tl_endpoint_is_here("ipv6:[fe80::1%25nowhere]:4000"));

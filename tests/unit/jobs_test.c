@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The "jobs" object: which layer every task gets, and what is refused. */
+/* The "jobs" object: which layer every task gets, and errors. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>

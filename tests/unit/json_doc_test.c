@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Documents: what is refused and how, walking, and how errors are composed. */
+/* Documents: errors, walking, and how messages are composed. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,7 @@ static void open_text(const char *text)
 
 static void check_refused(const char *text, size_t len_bytes, const char *message)
 {
-    /* Memory of exactly this size, so that a read beyond it is seen. */
+    /* The copy has exactly this size, so that a sanitizer sees a read beyond it. */
     char *copy = malloc(len_bytes > 0 ? len_bytes : 1);
     memcpy(copy, text, len_bytes);
     ck_assert_int_eq(tl_json_doc_open(&doc, copy, len_bytes, "file.json", &error), TL_INVALID_ARGUMENT);

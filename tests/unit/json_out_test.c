@@ -8,7 +8,7 @@
 #include "fakes/run_suite.h"
 #include "server/cli/json_out.h"
 
-/* The text of json, read again. */
+/* Parses the text of json. */
 static json_t *reread(struct tl_json_out *json)
 {
     char *text = tl_json_out_text(json, false);

@@ -17,7 +17,7 @@ static void scan(const char *text)
     ck_assert(tl_json_places_init(&places, text, strlen(text)));
 }
 
-/* The node whose path is this. */
+/* Returns the node whose path is this. */
 static uint32_t node_at(const char *path)
 {
     char buffer[TL_JSON_PATH_BYTES];
@@ -187,7 +187,7 @@ START_TEST(text_that_is_no_json_does_no_harm)
         "{\"a\": \"", "{{{{", ":,:,", "{\"a\":}1{\"b\"}",
     };
     for (size_t i = 0; i < TL_ARRAY_COUNT(texts); i++) {
-        /* Memory of exactly this size, so that a read beyond it is seen. */
+        /* The copy has exactly this size, so that a sanitizer sees a read beyond it. */
         size_t len_bytes = strlen(texts[i]);
         char *copy = malloc(len_bytes);
         memcpy(copy, texts[i], len_bytes);

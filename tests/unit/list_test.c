@@ -24,7 +24,7 @@ static void setup(void)
     }
 }
 
-/* The numbers of a list as decimal digits, first in front; -1 when the back links say something else. */
+/* Returns the elements of a list as decimal digits, first in front, or -1 when the back links differ. */
 static int digits(struct tl_list *list)
 {
     int forward = 0, backward = 0, scale = 1;

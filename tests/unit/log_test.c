@@ -19,7 +19,7 @@
 #include "base/text.h"
 #include "fakes/run_suite.h"
 
-static int log_fd; /* what was written to stderr can be read here */
+static int log_fd; /* The file that stderr writes to. */
 static char output[1 << 20];
 
 static void setup(void)
@@ -32,7 +32,7 @@ static void setup(void)
     tl_log_configure(TL_LOG_DEBUG, TL_LOG_KEY_VALUE);
 }
 
-/* Everything written so far. */
+/* Returns everything that was written so far. */
 static const char *written(void)
 {
     ssize_t len = pread(log_fd, output, sizeof(output) - 1, 0);
@@ -41,7 +41,7 @@ static const char *written(void)
     return output;
 }
 
-/* What follows the time stamp and level of the only line, which are checked; without the newline. */
+/* Returns what follows the time stamp and level of the only line, which are checked; without the newline. */
 static const char *rest_of_line(const char *pattern)
 {
     regex_t regex;
@@ -136,7 +136,7 @@ START_TEST(json)
 }
 END_TEST
 
-/* Values that grow by a byte, so that the cut falls on every place of an escape sequence. */
+/* Values grow by a byte, so that the cut falls on every place of an escape sequence. */
 START_TEST(json_is_cut_whole)
 {
     static char value[5000];
@@ -161,7 +161,7 @@ START_TEST(json_is_cut_whole)
 }
 END_TEST
 
-/* Fields of every length just before the end: whole or not there. */
+/* Fields of every length just before the end are whole or missing. */
 START_TEST(fields_are_cut_whole)
 {
     static char value[4096];
@@ -227,7 +227,7 @@ START_TEST(closed_pipe_loses_the_line)
 }
 END_TEST
 
-/* A SIGPIPE that somebody else is waiting for is not taken away. */
+/* A SIGPIPE that another thread waits for is not taken away. */
 START_TEST(pending_sigpipe_stays)
 {
     sigset_t pipe_only, pending;
@@ -280,7 +280,7 @@ END_TEST
 
 enum reader { PIPE, SOCKET, TERMINAL, READERS };
 
-/* Makes standard error one that reader_fd, which does not wait, can read. */
+/* Replaces standard error by a pipe; reader_fd, which does not block, reads it. */
 static int make_reader(enum reader reader)
 {
     int ends[2];
@@ -306,7 +306,7 @@ static int make_reader(enum reader reader)
     return ends[0];
 }
 
-/* Leaves no room at all. */
+/* Fills the pipe. */
 static void fill(void)
 {
     if (isatty(STDERR_FILENO)) {
@@ -321,7 +321,7 @@ static void fill(void)
     fcntl(STDERR_FILENO, F_SETFL, 0);
 }
 
-/* Reads all that there is, or up to the text; returns it without the dots. */
+/* Reads everything that is there, or up to the text; returns it without the dots. */
 static const char *drain(int fd, const char *until)
 {
     size_t len = 0;
@@ -337,7 +337,7 @@ static const char *drain(int fd, const char *until)
     return output + strspn(output, ".");
 }
 
-START_TEST(nobody_reads)
+START_TEST(stderr_without_a_reader)
 {
     int fd = make_reader((enum reader)_i);
     fill();
@@ -360,7 +360,7 @@ START_TEST(nobody_reads)
 }
 END_TEST
 
-START_TEST(nobody_reads_from_several_threads)
+START_TEST(stderr_without_a_reader_from_several_threads)
 {
     static char nothing[] = "";
     pthread_t threads[WRITERS];
@@ -416,8 +416,8 @@ int main(void)
     tcase_add_test(tcase, closed_pipe_loses_the_line);
     tcase_add_test(tcase, pending_sigpipe_stays);
     tcase_add_test(tcase, lines_do_not_mix);
-    tcase_add_loop_test(tcase, nobody_reads, 0, READERS);
-    tcase_add_loop_test(tcase, nobody_reads_from_several_threads, 0, READERS);
+    tcase_add_loop_test(tcase, stderr_without_a_reader, 0, READERS);
+    tcase_add_loop_test(tcase, stderr_without_a_reader_from_several_threads, 0, READERS);
     tcase_add_test(tcase, a_line_that_is_cut_off_has_its_own_end);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Mailboxes: order, who has to wake the owner, and, with several threads, that no closure and no wake-up is lost. The
- * last is meant to run under ThreadSanitizer as well.
+ * last case should also run under ThreadSanitizer.
  */
 #include <check.h>
 #include <pthread.h>
@@ -105,7 +105,7 @@ START_TEST(no_sleep_over_closures)
 {
     ck_assert(!tl_mailbox_post(&mailbox, &notes[0].closure));
     ck_assert(!tl_mailbox_prepare_sleep(&mailbox));
-    /* The refusal leaves no mark: nobody has to wake an owner that is awake. */
+    /* The refusal leaves no mark: an owner that is awake needs no wake-up. */
     ck_assert(!tl_mailbox_post(&mailbox, &notes[1].closure));
     ck_assert_uint_eq(tl_mailbox_run(&mailbox), 2);
 }
@@ -155,8 +155,8 @@ static void *send_notes(void *argument)
     return NULL;
 }
 
-/* A lost wake-up lets the owner sleep for ever, which the time-out of the test ends; two wake-ups of one sleep show in
- * the count that the descriptor gives. */
+/* A lost wake-up lets the owner sleep for ever, which the time-out of the test ends. The count that the descriptor
+ * gives shows two wake-ups of one sleep. */
 START_TEST(nothing_is_lost)
 {
     pthread_t threads[SENDERS];

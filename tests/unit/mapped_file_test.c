@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Mapped files: what can be opened, what the check notices, and no memory. */
+/* Mapped files: which can be opened, what the check notices, and lack of memory. */
 #include <check.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -120,7 +120,7 @@ START_TEST(replaced_or_removed_by_name)
 }
 END_TEST
 
-/* The size and the time are as they were, and yet a page was lost in between. */
+/* The size and the time are as before, and yet a page was lost in between. */
 START_TEST(read_failed)
 {
     const struct timespec times[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
@@ -186,7 +186,7 @@ START_TEST(not_adopted)
 }
 END_TEST
 
-/* Written through one mapping, and in no other way. */
+/* The file is written through one mapping, and in no other way. */
 START_TEST(made)
 {
     struct tl_mapped_file *memory = NULL, *other = NULL;
@@ -203,7 +203,7 @@ START_TEST(made)
     ck_assert_ptr_eq(mmap(NULL, 10000, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0), MAP_FAILED);
     tl_mapped_file_get_stamp(memory, &stamp);
     memcpy(data, "hello", 6);
-    stamp.modified_seconds++; /* tells nothing */
+    stamp.modified_seconds++; /* The time has no meaning here. */
     ck_assert_int_eq(tl_mapped_file_adopt(dup(fd), &stamp, "it", &other, &error), TL_OK);
     ck_assert(tl_mapped_file_is_memory(other));
     tl_mapped_file_put(memory);

@@ -36,7 +36,7 @@ START_TEST(lies_in_the_file)
     ck_assert(!tl_tensor_is_writable(tensor) && tl_tensor_is_read_only(tensor));
     ck_assert_ptr_eq(tl_mapped_tensor_file(tensor, &offset), file);
     ck_assert_uint_eq(offset, 7);
-    /* It keeps the file. */
+    /* The tensor keeps the file. */
     tl_mapped_file_put(file);
     ck_assert_mem_eq(tl_tensor_data(tensor), "wor", 3);
     ck_assert_int_eq(tl_tensor_check_readable(tensor, 0, 3, &error), TL_OK);
@@ -96,7 +96,7 @@ START_TEST(shared)
 END_TEST
 
 /* Without descriptors it is a tensor like any other. */
-START_TEST(shared_with_nobody)
+START_TEST(made_without_descriptors)
 {
     const struct rlimit none = {.rlim_cur = 0, .rlim_max = 4096};
     const struct rlimit some = {.rlim_cur = 4096, .rlim_max = 4096};
@@ -129,7 +129,7 @@ int main(void)
     tcase_add_test(tcase, alias);
     tcase_add_test(tcase, does_not_fit);
     tcase_add_test(tcase, shared);
-    tcase_add_test(tcase, shared_with_nobody);
+    tcase_add_test(tcase, made_without_descriptors);
     tcase_add_test(tcase, in_no_file);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

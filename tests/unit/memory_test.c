@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory of the data plane: tensors of the pool, pins, the slow worker, the end, and everything that can fail. */
+/* Memory of the data plane: tensors of the pool, pins, the slow worker, the end, and all possible failures. */
 #include <check.h>
 #include <semaphore.h>
 #include <string.h>
@@ -32,7 +32,7 @@ static sem_t posted;
 
 static void post(void *context, struct tl_closure *closure)
 {
-    if (tl_mailbox_post(context, closure)) ck_abort_msg("nobody sleeps");
+    if (tl_mailbox_post(context, closure)) ck_abort_msg("the owner is awake");
     sem_post(&posted);
 }
 
@@ -255,7 +255,7 @@ static void wait_for_memory(struct waiter *waiter)
 
 static const struct tl_meta_data bytes_65536 = {.dtype = TL_U8, .shape = {1, {65536}}, .size_bytes = 65536};
 
-/* Two regions there may be: the second is made for who waits; then only what comes back helps. */
+/* There may be two regions: the second is made for the waiting request; then only freed memory helps. */
 START_TEST(memory_wait)
 {
     struct waiter waiter;
@@ -267,7 +267,7 @@ START_TEST(memory_wait)
     ck_assert_uint_eq(stats().pool_regions, 2);
     ck_assert_int_eq(tl_memory_tensor_take(memory, &bytes_65536, &waiter.memory_wait, &second, &error), TL_OK);
     memset(tl_tensor_data(second), 1, 65536);
-    tl_memory_wait_drop(&waiter.memory_wait); /* nothing is left of it */
+    tl_memory_wait_drop(&waiter.memory_wait); /* Nothing of it is left. */
     ck_assert_int_eq(await(&waiter, 1000), TL_OK);
     ck_assert_uint_eq(stats().pool_waiting, 1);
     tl_tensor_put(first);
@@ -301,8 +301,8 @@ START_TEST(space_that_is_not_taken)
 }
 END_TEST
 
-/* The limit of locked memory is reached by registrations that nobody uses: they go, and the pool grows, or what else we
- * register is registered. */
+/* Unused registrations have reached the limit of locked memory: they are evicted, and the pool grows, or another
+ * registration succeeds. */
 START_TEST(idle_registrations_make_space)
 {
     struct tl_region *region = NULL;
@@ -328,7 +328,7 @@ START_TEST(idle_registrations_make_space)
         tl_pages_unmap(address, 64 * KIB);
     }
     ck_assert_uint_eq(stats().evictions, 1);
-    ck_assert_uint_eq(stats().cached_count, 1); /* the one that is in use */
+    ck_assert_uint_eq(stats().cached_count, 1); /* The one that is in use. */
     tl_memory_unpin(memory, &requests[1].registration.pin);
     tl_tensor_put(first);
     tl_tensor_put(second);
@@ -395,7 +395,7 @@ START_TEST(failed)
     ck_assert_ptr_nonnull(strstr(request.registration.error.message, "locked memory is scarce"));
     ck_assert_ptr_null(request.registration.pin.region);
     ck_assert_uint_eq(stats().cached_count, 0);
-    /* The same request once more. */
+    /* Makes the same request once more. */
     request.done_count = 0;
     tl_memory_register(memory, &request.registration);
     ck_assert_int_eq(wait_for(&request), TL_OK);
@@ -434,7 +434,7 @@ START_TEST(destroyed_with_waiting_registrations)
         tl_tensor_put(tensors[i]);
     }
     ck_assert_uint_eq(provider.live_count, 0);
-    /* The pool, and the one that was under way. */
+    /* The pool, and the registration that was under way. */
     ck_assert_uint_eq(provider.created_count, 2);
 }
 END_TEST
@@ -467,7 +467,7 @@ START_TEST(cannot_be_created)
 }
 END_TEST
 
-/* What a worker does in its life; failures only in the provider. Returns how many of its steps failed. */
+/* Does what a worker does in its life; only the provider fails. Returns how many of its steps failed. */
 static unsigned live_a_life(void)
 {
     unsigned failures = 0;
@@ -497,7 +497,7 @@ static unsigned live_a_life(void)
 
 START_TEST(the_provider_fails_once)
 {
-    /* The third large tensor exceeds the pool, always. */
+    /* The third large tensor always exceeds the pool. */
     ck_assert_uint_eq(live_a_life(), 1);
     unsigned n = 1;
     for (;; n++) {
@@ -507,7 +507,7 @@ START_TEST(the_provider_fails_once)
         provider.fail_countdown = 0;
         ck_assert_uint_eq(provider.live_count, 1);
         if (!was_hit) break;
-        /* Without the pool there is nothing else; growing is tried again by the third tensor, which then fits. */
+        /* Without the pool nothing else works; the third tensor tries again to grow it, and then fits. */
         ck_assert_uint_eq(failures, n <= 2 ? 1 : 2);
     }
     /* The pool, its growth, four registrations. */

@@ -32,9 +32,9 @@ static pthread_barrier_t barrier;
 static atomic_ulong asked, answered, registered, pinned, failures, waited, granted;
 
 struct slot {
-    struct tl_tensor *tensor; /* NULL: free */
+    struct tl_tensor *tensor; /* NULL: free. */
     struct tl_pin pin;
-    unsigned char mark; /* what the bytes of a tensor of the pool are; 0: of an allocation */
+    unsigned char mark; /* The content of a tensor of the pool; 0: a tensor of an allocation. */
 };
 
 struct actor {
@@ -67,7 +67,7 @@ static void post(void *context, struct tl_closure *closure)
     sem_post(&actor->is_answered);
 }
 
-/* Waits for room, for a moment: the others may wait as well, with all blocks in their hands. */
+/* Waits a moment for space: the other threads may wait as well, while they hold all blocks. */
 static enum tl_status make_after_a_wait(struct actor *actor, const struct tl_meta_data *meta_data,
                                         struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
@@ -238,7 +238,7 @@ END_TEST
 
 static sem_t is_dying, is_ending;
 
-/* Holds whoever destroys the first region until the memory is being destroyed, and a little longer. */
+/* Holds the thread that destroys the first region until the memory is being destroyed, and a little longer. */
 static void hold_until_the_end(struct region_provider *of)
 {
     of->destroy_hook = NULL;

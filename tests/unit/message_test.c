@@ -23,7 +23,7 @@ static const enum tl_message_type types[] = {
 
 static const struct tl_meta_data matrix = {.dtype = TL_F32, .shape = {.rank = 2, .dims = {3, 5}}, .size_bytes = 60};
 
-/* A message that says everything its type can say. */
+/* Returns a message with every field that its type can have. */
 static void compose(enum tl_message_type type)
 {
     message = (struct tl_message){
@@ -63,7 +63,7 @@ static uint32_t encode(void)
     return len_bytes;
 }
 
-/* In memory of exactly that size, so that a read beyond it is seen. */
+/* The copy has exactly that size, so that a sanitizer sees a read beyond it. */
 static enum tl_status decode(uint32_t len_bytes)
 {
     uint8_t *copy = malloc(len_bytes > 0 ? len_bytes : 1);
@@ -175,7 +175,7 @@ START_TEST(names)
 }
 END_TEST
 
-/* The bytes themselves: a second implementation depends on them. */
+/* The bytes themselves matter: a second implementation depends on them. */
 START_TEST(wire_form)
 {
     static const uint8_t expected[] = {
@@ -260,7 +260,7 @@ START_TEST(truncated)
     uint32_t len_bytes = encode();
     for (uint32_t cut = 0; cut < len_bytes; cut++) {
         encode();
-        expect_refused(cut); /* says more than it has */
+        expect_refused(cut); /* It claims more than it has. */
         set_len(cut);
         expect_refused(cut);
     }
@@ -296,7 +296,7 @@ START_TEST(unknown_types)
 }
 END_TEST
 
-#define KEY_PLACE (12 + 3) /* the length of a REQUEST's key, behind three numbers of a byte each */
+#define KEY_PLACE (12 + 3) /* The length of a REQUEST's key is behind three numbers of a byte each. */
 
 START_TEST(keys)
 {
@@ -314,7 +314,7 @@ START_TEST(keys)
     buffer[KEY_PLACE + 2] = '\0';
     expect_refused(len_bytes);
     encode();
-    buffer[KEY_PLACE] = 0x7f; /* reaches into what follows, and beyond */
+    buffer[KEY_PLACE] = 0x7f; /* It reaches into what follows, and beyond. */
     expect_refused(len_bytes);
 }
 END_TEST
@@ -344,7 +344,7 @@ START_TEST(numbers)
 }
 END_TEST
 
-/* One byte more than a key may have, with everything else right. */
+/* A key is one byte too long, with everything else right. */
 START_TEST(key_too_long)
 {
     char key[TL_MESSAGE_KEY_BYTES + 2];
@@ -389,7 +389,7 @@ START_TEST(meta_data)
     compose(TL_MESSAGE_META_DATA_UPDATE);
     message.step = 1; /* one byte */
     uint32_t len_bytes = encode();
-    buffer[13 + 1] = 2; /* neither dead nor not */
+    buffer[13 + 1] = 2; /* Neither dead nor alive. */
     expect_refused(len_bytes);
     encode();
     buffer[13 + 2] = TL_MAX_RANK + 1;
@@ -439,7 +439,7 @@ START_TEST(status_texts)
     memset(text, 't', sizeof(text));
     text[TL_ERROR_MESSAGE_BYTES] = '\0';
     compose(TL_MESSAGE_ERROR_STATUS);
-    message.text = text; /* longer than a status can be: cut */
+    message.text = text; /* It is longer than a status can be, so it is cut. */
     ck_assert_int_eq(decode(encode()), TL_OK);
     ck_assert_uint_eq(strlen(decoded.text), TL_ERROR_MESSAGE_BYTES - 1);
     message.text = "";
@@ -450,7 +450,7 @@ START_TEST(status_texts)
     memset(text, 't', sizeof(text));
     message.text = text;
     uint32_t len_bytes = encode();
-    buffer[len_bytes] = 't'; /* one byte more than a status can have */
+    buffer[len_bytes] = 't'; /* It is one byte longer than a status can be. */
     buffer[16] = (uint8_t)TL_ERROR_MESSAGE_BYTES;
     buffer[17] = TL_ERROR_MESSAGE_BYTES >> 8;
     set_len(len_bytes + 1);
@@ -458,7 +458,7 @@ START_TEST(status_texts)
 }
 END_TEST
 
-/* What is not in the message reads as nothing, whatever was in the memory before. */
+/* A missing field reads as zero, whatever was in the memory before. */
 START_TEST(nothing_of_the_former_message_is_left)
 {
     compose(TL_MESSAGE_CANCEL);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The meta-data cache: what is found, what is forgotten first, copies, and allocations that fail. */
+/* The meta-data cache: what it finds, what it forgets first, copies, and allocations that fail. */
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
@@ -77,8 +77,8 @@ START_TEST(least_recently_used_goes_first)
     put("a", 1);
     put("b", 2);
     put("c", 3);
-    ck_assert(has("a")); /* used by a find */
-    put("b", 4);         /* and by a put */
+    ck_assert(has("a")); /* Used by a find. */
+    put("b", 4);         /* Used by a put. */
     put("d", 5);
     ck_assert_uint_eq(tl_meta_cache_count(cache), 3);
     ck_assert(!has("c"));
@@ -86,7 +86,7 @@ START_TEST(least_recently_used_goes_first)
 }
 END_TEST
 
-/* In the order of the last step, out of it, and what is not there. */
+/* The steps come in order, out of order, and for missing keys. */
 START_TEST(found_in_any_order)
 {
     static const char *const orders[] = {"abcd", "abcd", "dcba", "bbda", "xaxb", "cxdc"};
@@ -147,7 +147,7 @@ START_TEST(create_without_memory)
 }
 END_TEST
 
-/* Whatever fails, the cache stays usable: nothing is there that was not put, and nothing is lost but what had to go. */
+/* The cache stays usable after any failure: it has nothing that was not put, and loses only what had to go. */
 START_TEST(put_without_memory)
 {
     bool was_hit = true;

@@ -179,7 +179,7 @@ START_TEST(format)
     tl_shape_format(&shape, text, sizeof(text));
     ck_assert_int_eq(text[strlen(text) - 1], ']');
     ck_assert_uint_eq(strlen(text), TL_MAX_RANK * 22);
-    /* A rank that cannot be is not followed. */
+    /* An impossible rank is not used. */
     shape.rank = 1000;
     tl_shape_format(&shape, text, sizeof(text));
     ck_assert_uint_eq(strlen(text), TL_MAX_RANK * 22);

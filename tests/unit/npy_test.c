@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reading .npy: files that NumPy wrote, headers by hand, every way to lie, no memory. */
+/* Reading .npy: files that NumPy wrote, headers by hand, every kind of lie, and lack of memory. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Writing folders of .npy files: what is written can be read, names, what NumPy cannot hold, full disks. */
+/* Writing folders of .npy files: written files can be read, names, what NumPy cannot hold, full disks. */
 #include <check.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -88,7 +88,7 @@ START_TEST(exact_bytes)
 }
 END_TEST
 
-/* The same as a file of NumPy's, but for the number of blanks. */
+/* The same as a file of NumPy's, except for the number of blanks. */
 START_TEST(as_numpy)
 {
     char path[1024], theirs[256] = "", ours[256] = "";

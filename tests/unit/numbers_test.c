@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Queues of numbers: order, memory that is used again, no memory. */
+/* Queues of numbers: order, memory that is used again, and lack of memory. */
 #include "fakes/fault_alloc.h"
 
 #include "base/numbers.c"

@@ -47,7 +47,7 @@ static int parse(bool is_single_dash, int *ret_first, int argc, char **argv)
     parse(is_single_dash, ret_first, (int)(sizeof((char *[]){__VA_ARGS__}) / sizeof(char *)) - 1,                      \
           (char *[]){__VA_ARGS__})
 
-/* What goes wrong is told on stderr, which nobody reads here. */
+/* Errors go to stderr, which this test does not read. */
 static void setup(void)
 {
     values = (struct values){0};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files written in place: space beforehand, given back, full disks, limits, file systems that cannot allocate, failing
- * syncs. */
+/* Files written in place: space that is reserved and given back, full disks, limits, file systems that cannot allocate,
+ * failing syncs. */
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,11 +18,11 @@
 #include "tests/fakes/fault_alloc.h"
 #include "tests/fakes/temp_folder.h"
 
-static int scripted_errors[4]; /* what the next calls of fallocate fail with, 0: do it */
+static int scripted_errors[4]; /* The next calls of fallocate fail with this error; 0: they succeed. */
 static unsigned fallocate_count;
 static int fsync_error, msync_error, mmap_error, fchmod_error;
 static unsigned long free_blocks;
-static bool has_free_blocks; /* free_blocks counts */
+static bool has_free_blocks; /* free_blocks counts. */
 
 static int fake_fallocate(int fd, int mode, off_t offset, off_t len)
 {
@@ -148,7 +148,7 @@ START_TEST(larger_than_any_file)
 }
 END_TEST
 
-/* Without looking at the limit first, the signal would end the process. */
+/* If the writer did not check the limit first, the signal would end the process. */
 START_TEST(larger_than_the_limit)
 {
     struct rlimit limit = {.rlim_cur = 4096, .rlim_max = 4096};
@@ -200,7 +200,7 @@ START_TEST(space_is_given_back)
 {
     create(1000000);
     ck_assert_int_ge(blocks_on_disk(), 1000000 / 512);
-    bool was_allocated = file->is_allocated; /* not everywhere */
+    bool was_allocated = file->is_allocated; /* Some file systems cannot. */
     ck_assert_int_eq(tl_output_file_give_back_space(file, &error), TL_OK);
     if (was_allocated) ck_assert_int_lt(blocks_on_disk(), 100);
     ck_assert_uint_eq(size_on_disk(), 1000000);

@@ -33,7 +33,7 @@ START_TEST(controls_are_escaped)
     assert_escaped("a\nb\tc\rd", "a\\nb\\tc\\rd");
     assert_escaped("\x1b[31m\x07\x7f", "\\x1B[31m\\x07\\x7F");
     assert_escaped("\xC2\x9B"
-                   "31m", /* CSI as one character */
+                   "31m", /* CSI as one character. */
                    "\\u{9B}31m");
     assert_escaped("\xE2\x80\xAE\xE2\x81\xA6\xE2\x80\x8B\xEF\xBB\xBF", "\\u{202E}\\u{2066}\\u{200B}\\u{FEFF}");
     assert_escaped("\xE2\x80\xA8", "\\u{2028}");
@@ -61,7 +61,7 @@ START_TEST(columns_are_counted)
 }
 END_TEST
 
-/* Standard output goes to the file from here on. */
+/* From here on, standard output goes to the file. */
 static void redirect_stdout(const char *path)
 {
     fflush(stdout);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pages: mapped, aligned for huge ones, on a node or wherever, and more than there is. */
+/* Pages: mapped, aligned for huge pages, on a chosen node or any, and more than there is. */
 #include <check.h>
 #include <string.h>
 

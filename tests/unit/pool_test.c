@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The pool: regions, growth, giving up, exhaustion, blocks that outlive it, and everything that can fail. */
+/* The pool: regions, growth, giving up, exhaustion, blocks that outlive it, and all possible failures. */
 #include <check.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ static struct tl_error error;
 static void wanted(void *context)
 {
     (void)context;
-    ck_abort_msg("nobody waits");
+    ck_abort_msg("nothing waits");
 }
 
 static const struct tl_pool_hooks hooks = {.wanted = wanted};
@@ -120,7 +120,7 @@ START_TEST(growth)
     open_pool(64 * KIB, 280 * KIB);
     struct tl_block *a = take(64 * KIB), *b = take(40 * KIB), *c = take(100 * KIB - 1);
     expect(3, 228 * KIB, 204 * KIB);
-    /* What is left of the maximum, less than a whole region. */
+    /* What is left of the maximum is less than a whole region. */
     struct tl_block *d = take(50 * KIB);
     expect(4, 280 * KIB, 254 * KIB);
     refuse(28 * KIB);
@@ -141,7 +141,7 @@ START_TEST(exhaustion)
     struct tl_block *block = take(KIB);
     refuse(129 * KIB);
     ck_assert_ptr_nonnull(strstr(error.message, "verbs.max_pool"));
-    ck_assert_ptr_nonnull(strstr(error.message, "135168")); /* asked for, in pages */
+    ck_assert_ptr_nonnull(strstr(error.message, "135168")); /* The requested size, in pages. */
     ck_assert_ptr_nonnull(strstr(error.message, "131072"));
     refuse(INT64_MAX);
     struct tl_block *other = take(64 * KIB);
@@ -164,7 +164,7 @@ START_TEST(unused_regions_are_given_up)
     expect(3, 256 * KIB, 256 * KIB);
     tl_pool_give(first);
     tl_pool_give(large);
-    /* The first one stays. */
+    /* The first region stays. */
     refuse(256 * KIB);
     tl_pool_give(third);
     refuse(256 * KIB);
@@ -174,7 +174,7 @@ START_TEST(unused_regions_are_given_up)
 }
 END_TEST
 
-/* A small one comes back to the next who wants one of its size, and is room like any other when nothing else fits. */
+/* A small block comes back for the next request of its size, and counts as free space when nothing else fits. */
 START_TEST(small_blocks_are_kept)
 {
     open_pool(64 * KIB, 64 * KIB);
@@ -221,7 +221,8 @@ START_TEST(regions_of_addresses)
         ck_assert_ptr_eq(region->address, start);
         ck_assert_ptr_eq(tl_pool_find(pool, start + len_bytes - 1, 1), region);
         ck_assert_ptr_eq(tl_pool_region_of(pool, blocks_[i]), region);
-        ck_assert_ptr_null(tl_pool_region_of((struct tl_pool *)(void *)&blocks_, blocks_[i])); /* of no other */
+        ck_assert_ptr_null(
+            tl_pool_region_of((struct tl_pool *)(void *)&blocks_, blocks_[i])); /* It belongs to no other pool. */
         /* Regions may touch, but none covers more than itself. */
         ck_assert_ptr_null(tl_pool_find(pool, start, region->len_bytes + 1));
         ck_assert_ptr_null(tl_pool_find(pool, start + 1, UINT64_MAX));
@@ -244,7 +245,7 @@ START_TEST(blocks_outlive_the_pool)
     tl_pool_give(first);
     memset((void *)part->address, 1, part->len_bytes);
     tl_pool_give(part);
-    /* The one that was forgotten above. */
+    /* The region that was forgotten above. */
     struct tl_block *last = closed->regions[0]->first;
     while (last->is_free)
         last = last->after;
@@ -365,7 +366,7 @@ START_TEST(no_more_regions_than_the_provider_takes)
     refuse(4 * KIB);
     ck_assert_msg(strstr(error.message, "the pool has 3 regions, which is the most; make them larger (") != NULL, "%s",
                   error.message);
-    /* One that is wholly free makes room for another one. */
+    /* A region that is wholly free makes space for another one. */
     tl_pool_give(blocks[2]);
     blocks[2] = take(12 * KIB);
     for (unsigned i = 0; i < 3; i++)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Waiting for room in the pool: who is served, when and with what; who never is; the way out of the queue. */
+/* Waiting for space in the pool: which request is served, when and with what; which never is; how requests leave the
+ * queue. */
 #include <check.h>
 #include <string.h>
 
@@ -14,7 +15,7 @@ static struct region_provider provider;
 static struct tl_pool *pool;
 static struct tl_error error;
 static unsigned wanted_count;
-static unsigned evictable_count; /* registrations that nobody uses, of 64 KiB each */
+static unsigned evictable_count; /* Unused registrations, of 64 KiB each. */
 
 static void wanted(void *context)
 {
@@ -51,7 +52,7 @@ static void open_pool(uint64_t pool_bytes, uint64_t max_bytes)
     ck_assert_int_eq(tl_pool_create(&provider.base, pool_bytes, max_bytes, &hooks, &pool, &error), TL_OK);
 }
 
-/* NULL: there is no room now. */
+/* NULL: there is no space now. */
 static struct tl_block *take_now(uint64_t len_bytes)
 {
     struct tl_block *block = NULL;
@@ -83,7 +84,7 @@ static void expect_served(struct tl_pool_wait *wait)
     memset((void *)wait->block->address, 0xcd, wait->len_bytes);
 }
 
-static void expect_nobody(void)
+static void expect_no_waiter(void)
 {
     ck_assert_ptr_null(tl_pool_serve(pool));
 }
@@ -108,7 +109,7 @@ START_TEST(taking_never_makes_a_region)
 }
 END_TEST
 
-START_TEST(a_region_is_made_by_who_serves)
+START_TEST(the_serving_thread_makes_the_region)
 {
     struct tl_pool_wait wait;
     open_pool(64 * KIB, 128 * KIB);
@@ -117,7 +118,7 @@ START_TEST(a_region_is_made_by_who_serves)
     ck_assert_uint_eq(provider.created_count, 1);
     expect_served(&wait);
     ck_assert_uint_eq(provider.created_count, 2);
-    expect_nobody();
+    expect_no_waiter();
     tl_pool_give(wait.block);
     tl_pool_give(block);
     ck_assert_uint_eq(stats().waits, 1);
@@ -125,7 +126,7 @@ START_TEST(a_region_is_made_by_who_serves)
 }
 END_TEST
 
-/* The large one in front is not passed by small ones, neither by those that wait nor by those that come. */
+/* Small requests do not pass the large one in front, neither those that wait nor those that come. */
 START_TEST(first_come_first_served)
 {
     struct tl_pool_wait large, small;
@@ -133,16 +134,16 @@ START_TEST(first_come_first_served)
     struct tl_block *one = take(32 * KIB), *other = take(32 * KIB);
     begin(&large, 60 * KIB);
     begin(&small, KIB);
-    expect_nobody();
+    expect_no_waiter();
     tl_pool_give(one);
     ck_assert_uint_eq(wanted_count, 3);
-    expect_nobody();
+    expect_no_waiter();
     ck_assert_ptr_null(take_now(KIB));
     ck_assert_uint_eq(stats().waiting, 2);
     tl_pool_give(other);
     expect_served(&large);
     expect_served(&small);
-    expect_nobody();
+    expect_no_waiter();
     struct tl_block *last = take_now(KIB);
     ck_assert_ptr_nonnull(last);
     tl_pool_give(last);
@@ -151,14 +152,14 @@ START_TEST(first_come_first_served)
 }
 END_TEST
 
-/* A region that is not used is given up for a larger one, once its last block has come back. */
+/* An unused region is given up for a larger one, once its last block has come back. */
 START_TEST(regions_are_exchanged)
 {
     struct tl_pool_wait wait;
     open_pool(64 * KIB, 192 * KIB);
     struct tl_block *lasting = take(64 * KIB), *block = take(64 * KIB);
     begin(&wait, 128 * KIB);
-    expect_nobody();
+    expect_no_waiter();
     tl_pool_give(block);
     expect_served(&wait);
     ck_assert_uint_eq(stats().regions, 2);
@@ -182,7 +183,7 @@ START_TEST(what_never_fits)
     begin(&wait, 128 * KIB);
     expect_served(&wait);
     tl_pool_give(wait.block);
-    /* And what is no larger than the first one always does. */
+    /* A request no larger than the first region always fits. */
     tl_pool_close(pool);
     open_pool(64 * KIB, 64 * KIB);
     begin(&wait, 64 * KIB);
@@ -211,7 +212,7 @@ START_TEST(too_many)
 }
 END_TEST
 
-/* What is behind the one that leaves may fit. */
+/* The request behind the one that leaves may fit. */
 START_TEST(withdrawn)
 {
     struct tl_pool_wait first, second, third;
@@ -220,7 +221,7 @@ START_TEST(withdrawn)
     begin(&first, 64 * KIB);
     begin(&second, 16 * KIB);
     begin(&third, 16 * KIB);
-    expect_nobody();
+    expect_no_waiter();
     unsigned before = wanted_count;
     ck_assert(tl_pool_withdraw(pool, &third));
     ck_assert_uint_eq(wanted_count, before);
@@ -229,14 +230,14 @@ START_TEST(withdrawn)
     ck_assert(!tl_pool_withdraw(pool, &first));
     expect_served(&second);
     ck_assert(!tl_pool_withdraw(pool, &second));
-    expect_nobody();
+    expect_no_waiter();
     tl_pool_give(second.block);
     tl_pool_give(block);
     ck_assert_uint_eq(stats().waits, 3);
 }
 END_TEST
 
-/* The provider works meanwhile: who leaves then hears of the end all the same. */
+/* The provider is at work meanwhile; a request that leaves then still learns of the end. */
 static struct tl_pool_wait *leaving;
 
 static void leave(struct region_provider *of)
@@ -260,12 +261,13 @@ START_TEST(withdrawn_while_it_is_served)
     } else {
         ck_assert_int_eq(wait.error.code, TL_RESOURCE_EXHAUSTED);
     }
-    expect_nobody();
+    expect_no_waiter();
     tl_pool_give(block);
 }
 END_TEST
 
-/* The provider refuses a region: what fits into those that are there waits for them, what does not is told why. */
+/* The provider refuses a region: a request that fits into the existing ones waits for them, a larger one fails with the
+ * reason. */
 START_TEST(no_region)
 {
     struct tl_pool_wait small, large;
@@ -274,7 +276,7 @@ START_TEST(no_region)
     provider.locked_limit_bytes = 100 * KIB;
     begin(&small, KIB);
     begin(&large, 65 * KIB);
-    expect_nobody();
+    expect_no_waiter();
     tl_pool_give(block);
     expect_served(&small);
     ck_assert_ptr_eq(tl_pool_serve(pool), &large);
@@ -286,7 +288,7 @@ START_TEST(no_region)
 }
 END_TEST
 
-/* Registrations that nobody uses go first, as many as it takes and no more. */
+/* Unused registrations are evicted first, as many as necessary and no more. */
 START_TEST(idle_registrations_make_space)
 {
     struct tl_pool_wait wait;
@@ -302,7 +304,7 @@ START_TEST(idle_registrations_make_space)
     struct tl_block *other = take(60 * KIB);
     ck_assert_uint_eq(evictable_count, 0);
     begin(&wait, 64 * KIB);
-    expect_nobody();
+    expect_no_waiter();
     tl_pool_give(block);
     tl_pool_give(other);
     ck_assert_ptr_eq(tl_pool_serve(pool), &wait);
@@ -316,7 +318,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, taking_never_makes_a_region);
-    tcase_add_test(tcase, a_region_is_made_by_who_serves);
+    tcase_add_test(tcase, the_serving_thread_makes_the_region);
     tcase_add_test(tcase, first_come_first_served);
     tcase_add_test(tcase, regions_are_exchanged);
     tcase_add_test(tcase, what_never_fits);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The probe of a provider: what it takes for a write that works, what it says of one that does not. */
+/* The probe of a provider: which write it accepts as working, and what it reports of others. */
 #include "dataplane/probe.h"
 
 #include <check.h>
@@ -24,7 +24,7 @@ static void setup(void)
     provider = fake_provider_open(fabric, "card", NULL);
 }
 
-/* Whatever has happened, nothing of it is left. */
+/* After every probe nothing of it is left. */
 static void teardown(void)
 {
     const char *why = NULL;
@@ -112,7 +112,7 @@ START_TEST(what_does_not_come)
         {FAKE_DROP, FAKE_MESSAGE, "no message has arrived within 20 ms"},
         {FAKE_DROP, FAKE_WRITE, "it has not arrived within 20 ms"},
         {FAKE_LOSE_ACK, FAKE_WRITE, "the card has not confirmed it within 20 ms"},
-        /* It lands when it was given up: not in memory that is somebody else's by then. */
+        /* The write lands after it was given up, but not in memory that others use by then. */
         {FAKE_LATE, FAKE_WRITE, "it has not arrived within 20 ms"},
     };
     for (size_t i = 0; i < TL_ARRAY_COUNT(operations); i++) {

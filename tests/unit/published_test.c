@@ -27,7 +27,7 @@ static void teardown(void)
     listing = (struct tl_listing){0};
 }
 
-/* Selects and compares what is left, in order, ends with NULL. */
+/* Selects, and compares the remaining names, in order; NULL ends the list. */
 static void assert_selected(const char *const *patterns, size_t pattern_count, const char *const *excluded,
                             size_t excluded_count, const char *const *expected)
 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Quoting: nothing from outside acts on a terminal, nothing is longer than the buffer. */
+/* Quoting: no text from outside acts on a terminal or is longer than the buffer. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ START_TEST(quotes_and_escapes)
         {"say \"x\\y\"", "\"say \\\"x\\\\y\\\"\""},
         {"caf\xc3\xa9 \xf0\x9f\x98\x80", "\"caf\xc3\xa9 \xf0\x9f\x98\x80\""},
         {"\x1b[31m\n\t\x7f", "\"\\x1b[31m\\x0a\\x09\\x7f\""},
-        {"\xc2\x9b\xc2\xa0", "\"\\xc2\\x9b\xc2\xa0\""}, /* the control sequence introducer of eight bits */
+        {"\xc2\x9b\xc2\xa0", "\"\\xc2\\x9b\xc2\xa0\""}, /* The control sequence introducer of eight bits. */
         {"a\xff\xc3", "\"a\\xff\\xc3\""},
         {"\xed\xa0\x80", "\"\\xed\\xa0\\x80\""},
     };

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Random numbers: never 0, never the same, every bit used, and nothing about the kernel's answer is taken for granted.
- */
+/* Random numbers: never 0, never repeated, every bit used, and every answer of the kernel is handled. */
 #include <check.h>
 #include <errno.h>
 #include <stdlib.h>

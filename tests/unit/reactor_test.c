@@ -18,23 +18,23 @@
 #include "dataplane/reactor.c"
 #include "fakes/run_suite.h"
 
-/* Long enough that only a result ends it. */
+/* A time so long that only an event ends the sleep. */
 #define LONG_NS (INT64_C(1) << 60)
 
 struct stub {
     struct tl_provider base;
-    unsigned pending; /* what the next poll returns */
+    unsigned pending; /* What the next poll returns. */
     unsigned poll_count;
     unsigned arm_count;
     unsigned disarm_count;
     bool is_arm_refused;
-    void (*on_poll)(void); /* before it looks at pending */
+    void (*on_poll)(void); /* Called before it looks at pending. */
     void (*on_arm)(void);
 };
 
 static struct stub stub;
 static struct tl_reactor *reactor;
-static char trace[64]; /* what has run, a closure each */
+static char trace[64]; /* What has run, one character for a closure. */
 
 static void note(char what)
 {
@@ -278,7 +278,7 @@ START_TEST(a_provider_that_refuses_to_arm)
     ck_assert(!tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert_uint_eq(stub.poll_count, 2);
     ck_assert_uint_eq(stats().sleeps, 0);
-    /* Nothing says that the owner sleeps: a post need not wake. */
+    /* No one knows that the owner sleeps, and a post need not wake it. */
     tl_reactor_post(reactor, &closure);
     ck_assert(tl_reactor_run_once(reactor, 0));
 }
@@ -359,7 +359,7 @@ START_TEST(a_provider_without_descriptor)
     stub.base.fd = -1;
     create_again(0);
     ck_assert(!tl_reactor_prepare_sleep(reactor));
-    ck_assert(!tl_reactor_run_once(reactor, TL_TIME_NEVER)); /* a nap */
+    ck_assert(!tl_reactor_run_once(reactor, TL_TIME_NEVER)); /* A nap. */
     stub.on_arm = one_event;
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     stub.on_arm = post_closure;
@@ -433,7 +433,7 @@ START_TEST(spins_as_long_as_a_helper_is_expected_to_take)
 }
 END_TEST
 
-/* Polling would only take the time from it. */
+/* Polling would only take time from it. */
 START_TEST(sleeps_at_once_when_a_helper_takes_longer)
 {
     create_again(TL_NS_PER_SEC);
@@ -467,10 +467,10 @@ START_TEST(spinning_goes_on_over_rounds)
         ck_assert(!tl_reactor_run_once(reactor, tl_clock_deadline_ns(TL_NS_PER_MS)));
     unsigned polls = stub.poll_count;
     ck_assert(!tl_reactor_run_once(reactor, tl_clock_deadline_ns(TL_NS_PER_MS)));
-    ck_assert_uint_le(stub.poll_count, polls + 3); /* it has not begun again */
+    ck_assert_uint_le(stub.poll_count, polls + 3); /* It has not begun again. */
     stub.pending = 1;
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
-    ck_assert_int_eq(reactor->idle_since_ns, 0); /* the next spin is a whole one */
+    ck_assert_int_eq(reactor->idle_since_ns, 0); /* The next spin is a whole one. */
     tl_reactor_busy(reactor, -1);
 }
 END_TEST
@@ -559,7 +559,7 @@ START_TEST(outside_a_wake)
     tl_reactor_wake(reactor);
     ck_assert(is_readable());
     tl_reactor_end_sleep(reactor);
-    ck_assert(!tl_reactor_prepare_sleep(reactor)); /* the owner must return first */
+    ck_assert(!tl_reactor_prepare_sleep(reactor)); /* The owner must return first. */
     ck_assert(tl_reactor_run_once(reactor, TL_TIME_NEVER));
     ck_assert(tl_reactor_prepare_sleep(reactor));
     ck_assert(!is_readable());
@@ -583,7 +583,7 @@ START_TEST(outside_an_event_before_arming)
     stub.on_arm = one_event;
     ck_assert(!tl_reactor_prepare_sleep(reactor));
     ck_assert_str_eq(trace, "p");
-    tl_reactor_end_sleep(reactor); /* does nothing */
+    tl_reactor_end_sleep(reactor); /* It does nothing. */
     ck_assert_uint_eq(stub.disarm_count, 0);
 }
 END_TEST
@@ -609,7 +609,7 @@ START_TEST(outside_a_timer)
     ck_assert(tl_reactor_prepare_sleep(reactor));
     ck_assert(!is_readable());
     tl_reactor_end_sleep(reactor);
-    arm_timer(-5); /* a time long gone */
+    arm_timer(-5); /* A time long gone. */
     ck_assert(tl_reactor_prepare_sleep(reactor));
     ck_assert(is_readable());
     tl_reactor_end_sleep(reactor);

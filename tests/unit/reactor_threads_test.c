@@ -58,7 +58,7 @@ static void source_disarm(struct tl_provider *provider)
     uint64_t value;
     atomic_store(&source.is_armed, false);
     ssize_t len = read(provider->fd, &value, sizeof(value));
-    (void)len; /* nothing to read when something else ended the sleep */
+    (void)len; /* There is nothing to read when something else ended the sleep. */
 }
 
 static const struct tl_provider_ops source_ops = {
@@ -119,7 +119,7 @@ static void run_here(void)
     tl_reactor_run_once(reactor, TL_TIME_NEVER);
 }
 
-/* As an owner does that sleeps on a descriptor of its own. */
+/* Sleeps as an owner does that has a descriptor of its own. */
 static void run_outside(void)
 {
     if (tl_reactor_run_once(reactor, 0) || !tl_reactor_prepare_sleep(reactor)) return;
@@ -175,7 +175,7 @@ END_TEST
 static atomic_uint asked;
 static atomic_uint answered;
 
-/* Asks, and wakes the owner, which looks for it only between its rounds. */
+/* Makes a request, and wakes the owner, which looks for it only between its rounds. */
 static void *ask(void *argument)
 {
     for (unsigned i = 1; i <= WAKES; i++) {

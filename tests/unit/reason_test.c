@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reasons that last: one copy each, a limited number, and numbers that change do not use them up. */
+/* Reasons that last: one copy each, a limited number, and reasons that differ only in numbers share a copy. */
 #include <check.h>
 #include <stdio.h>
 #include <string.h>

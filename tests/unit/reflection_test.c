@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Answers of server reflection: files with what they import, each once, and memory that runs out. The descriptors are
- * those of this test, because the project's own files import nothing. */
+/* Answers of server reflection: files with their imports, each once, and lack of memory. The descriptors are those of
+ * this test, because the project's own files import nothing. */
 #include <check.h>
 
 #include "fakes/fault_alloc.h"
@@ -28,7 +28,7 @@
     "\x0a\x01"                                                                                                         \
     "d\x1a\x01"                                                                                                        \
     "a"
-/* Fields that are no names, then a length that lies. */
+/* Fields that are no names, then a wrong length. */
 #define FILE_DAMAGED "\x08\x01\x11________\x1d____\x22\x7f\x0a\x01X"
 
 const struct tl_proto_file tl_proto_files[] = {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Registrations of users' memory: shared, pinned, replaced, evicted, ended with their memory, and all that can fail. */
+/* Registrations of users' memory: shared, pinned, replaced, evicted, ended with their memory, and all possible
+ * failures. */
 #include <check.h>
 #include <string.h>
 
@@ -36,7 +37,7 @@ static void release(void *data, void *context)
     live_at_release = provider.live_count;
 }
 
-/* A tensor of len_bytes at offset_bytes in an allocation. */
+/* Makes a tensor of len_bytes at offset_bytes in an allocation. */
 static struct tl_tensor *wrap_part(void *data, uint64_t capacity_bytes, uint64_t offset_bytes, uint64_t len_bytes)
 {
     struct tl_tensor *tensor = NULL;
@@ -116,7 +117,7 @@ END_TEST
 
 enum { VIEWS = 10000, VIEW_BYTES = 200000 };
 
-/* Memory that is never touched. */
+/* This memory is never touched. */
 static char *const arena = (char *)0x100000000000;
 
 static struct tl_tensor *wrap_view(uint64_t i)
@@ -231,7 +232,7 @@ START_TEST(a_pin_outlives_the_tensor)
     struct tl_registered *registered = add(tensor, TL_REGION_WRITE);
     tl_tensor_put(tensor);
     expect(1, 1, 1000, 0);
-    /* Nobody finds it any more, not even by the same address. */
+    /* It cannot be found any more, not even by the same address. */
     tensor = wrap(memory[0]);
     ck_assert(!is_registered(tensor, TL_REGION_READ));
     ck_assert_ptr_ne(add(tensor, TL_REGION_READ), registered);
@@ -307,7 +308,7 @@ START_TEST(reading_is_replaced_by_writing)
     ck_assert(!is_registered(tensor, TL_REGION_WRITE));
     struct tl_registered *writing = add(tensor, TL_REGION_WRITE);
     ck_assert_ptr_ne(writing, reading);
-    /* The old one stays for whoever pinned it, and serves nobody else. */
+    /* The old registration stays for those that pinned it, and serves no others. */
     ck_assert_int_eq(tl_registered_region(reading)->access, TL_REGION_READ);
     expect(2, 2, 2000, 0);
     ck_assert_ptr_eq(add(tensor, TL_REGION_READ), writing);
@@ -468,7 +469,7 @@ END_TEST
 
 START_TEST(the_provider_fails_once)
 {
-    /* The n-th of 6 registrations; with something idle to evict it is tried again. */
+    /* The n-th of 6 registrations fails; with an idle one to evict it is tried again. */
     for (unsigned n = 1; n <= 6; n++) {
         struct tl_tensor *tensors[] = {wrap(memory[0]), wrap(memory[1]), wrap(memory[2])};
         unsigned failures = 0;

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Rendezvous table without memory: every allocation of every operation fails once. The operation says so, everything is
- * as it was before, and the same operation succeeds when there is memory again.
+ * The rendezvous table without memory: every allocation of every operation fails once. The operation says so,
+ * everything is as it was before, and the same operation succeeds when there is memory again.
  *
- * The sources of the table are compiled here once more, with allocation functions that fail when they are told to; the
- * library's own copy is not linked then.
+ * The sources of the table are compiled here once more, with allocation functions that fail on demand; the library's
+ * own copy is not linked then.
  */
 #include <stdlib.h>
 #include <string.h>
 
-static long allocations_left = -1; /* until one fails; negative: none fails */
-static size_t largest_allocation;  /* larger ones fail; 0: they do not */
+static long allocations_left = -1; /* How many allocations succeed until one fails; negative: none fails. */
+static size_t largest_allocation;  /* Larger allocations fail; 0: no limit. */
 static long failed_allocations;
 
 static int must_fail(size_t size)
@@ -136,14 +136,14 @@ static void tear_down(void)
     ck_assert_int_eq(released_count, 1);
 }
 
-/* Lets the n-th allocation fail in what follows. */
+/* Lets the n-th allocation fail from here on. */
 static void fail_allocation(long n)
 {
     allocations_left = n;
     failed_allocations = 0;
 }
 
-/* Lets none fail any more; true when one has failed. */
+/* Lets no allocation fail any more; returns whether one has failed. */
 static bool end_failing(void)
 {
     allocations_left = -1;
@@ -234,7 +234,7 @@ START_TEST(receiver_for_which_nothing_can_be_reserved_fails)
 {
     ask(&receivers[0], 1, "key");
     ask(&receivers[1], 2, "key");
-    /* A send allocates value, index of reservations; name, place and step are there already. */
+    /* A send allocates the value and an index of reservations; the name, the place and the step are there already. */
     fail_allocation(1);
     ck_assert_int_eq(send(&senders[0], "key"), TL_OK);
     ck_assert(end_failing());
@@ -242,7 +242,7 @@ START_TEST(receiver_for_which_nothing_can_be_reserved_fails)
     ck_assert_int_eq(receivers[0].told.code, TL_RESOURCE_EXHAUSTED);
     ck_assert_int_eq(receivers[1].told.count, 1);
     ck_assert_int_eq(receivers[1].told.code, TL_OK);
-    /* Given back when only one waits, who cannot have it: it stays. */
+    /* The value is given back while the only waiting receiver cannot have it: it stays. */
     ask(&receivers[0], 3, "key");
     fail_allocation(0);
     tl_rendezvous_release(table, &receivers[1].base.id);
@@ -293,7 +293,7 @@ START_TEST(abort_is_not_remembered)
     }
     ck_assert_int_ge(n, 1);
     ck_assert_int_eq(send(&senders[0], "key"), TL_DATA_LOSS);
-    /* Also when nothing was known of the step. */
+    /* The same when the step was unknown. */
     for (n = 0;; n++) {
         fail_allocation(n);
         tl_rendezvous_abort_step(table, 2, &status);
@@ -327,11 +327,11 @@ START_TEST(index_that_cannot_grow)
     ck_assert_uint_eq(stats_now().waiting_receivers, waiting_count);
     ck_assert_uint_eq(table->names->hh.tbl->num_buckets, 32);
     ck_assert(end_failing());
-    /* With memory, all who were refused may wait. */
+    /* With memory, all refused receivers may wait. */
     for (unsigned i = 0; i < COUNT; i++)
         if (many[i].told.count > 0) ask(&many[i], i, keys[i]);
     ck_assert_uint_eq(stats_now().waiting_receivers, COUNT);
-    /* Ending things needs none. */
+    /* To end operations needs no memory. */
     fail_allocation(0);
     for (unsigned i = 0; i < COUNT; i += 2)
         ck_assert(tl_rendezvous_cancel(table, &many[i].base));

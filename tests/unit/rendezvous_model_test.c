@@ -53,11 +53,11 @@ static unsigned below(unsigned limit)
 
 /* ------------------------------------------------------------------------------------------------ the sequence -- */
 
-/* What a sender or receiver was told: by the table, and what the model expects. */
+/* What a sender or receiver was told, by the table, and what the model expects. */
 struct told {
     int count;
     enum tl_status code;
-    int value; /* the operation that sent or published what was given, -1: nothing */
+    int value; /* The operation that sent or published the given value; -1: none. */
     bool is_one_shot;
 };
 
@@ -69,37 +69,37 @@ struct operation {
     struct tl_request_id id;
     struct told seen, expected;
 
-    /* The table's. */
+    /* The state in the table. */
     struct tl_sender sender;
     struct tl_receiver receiver;
-    uint64_t publication; /* 0: not known yet */
+    uint64_t publication; /* 0: not known yet. */
 
-    /* The model's. */
-    bool is_sent; /* a value that is in the table */
+    /* The state in the model. */
+    bool is_sent; /* The value is in the table. */
     bool is_reserved;
     bool is_ended;
     struct tl_request_id reserved_for;
     int holder_count;
-    int64_t deadline_ns; /* -1: not orphaned */
+    int64_t deadline_ns; /* -1: not orphaned. */
     bool is_waiting;
 };
 
 static struct tl_rendezvous *table;
-static struct tl_tensor *tensors[OPERATIONS]; /* of operation i: i * 10 bytes */
+static struct tl_tensor *tensors[OPERATIONS]; /* The tensor of operation i has i * 10 bytes. */
 static int released_count;
 static struct operation operations[OPERATIONS];
 static int operation_count;
 static uint64_t sequence_seed;
-static unsigned told_counts[TL_UNAUTHENTICATED + 1]; /* over all sequences, by code */
+static unsigned told_counts[TL_UNAUTHENTICATED + 1]; /* Counted over all sequences, by code. */
 
 struct model {
     struct tl_rendezvous_limits limits;
-    int published[KEYS]; /* the operation, -1: none */
+    int published[KEYS]; /* The operation; -1: none. */
     uint64_t mark_steps[STEPS];
     enum tl_status mark_codes[STEPS];
     unsigned mark_count;
     uint64_t dropped;
-    enum tl_status close_code; /* TL_OK: open */
+    enum tl_status close_code; /* TL_OK: open. */
 };
 
 static struct model model;
@@ -266,7 +266,7 @@ static void model_publish(struct operation *publisher)
     }
 }
 
-/* Answers at once or lets it wait. */
+/* Answers at once or lets the request wait. */
 static void model_answer(struct operation *receiver)
 {
     if (model.close_code) {
@@ -531,7 +531,7 @@ static void do_close(struct operation *o)
 
 static const struct {
     const char *name;
-    unsigned weight; /* of 1000 */
+    unsigned weight; /* Out of 1000. */
     void (*perform)(struct operation *o);
 } kinds[] = {
     {"receive", 300, do_receive},
@@ -630,7 +630,7 @@ START_TEST(table_does_what_the_model_does)
     for (int i = 0; i < OPERATIONS; i++)
         tl_tensor_put(tensors[i]);
     ck_assert_int_eq(released_count, OPERATIONS);
-    /* All that can be told was told, often. */
+    /* Every kind of result occurred often. */
     static const enum tl_status codes[] = {TL_OK,         TL_CANCELLED,        TL_ABORTED,   TL_RESOURCE_EXHAUSTED,
                                            TL_INTERNAL,   TL_INVALID_ARGUMENT, TL_DATA_LOSS, TL_FAILED_PRECONDITION,
                                            TL_UNAVAILABLE};

@@ -14,14 +14,14 @@
 #include "server/rendezvous/rendezvous_table.h"
 
 static struct tl_rendezvous *table;
-static int released_count; /* tensors whose memory was given back */
+static int released_count; /* Counts tensors whose memory was given back. */
 
 static void count_release(void *data, void *context)
 {
     struct tl_rendezvous_stats stats;
     (void)data, (void)context;
     released_count++;
-    /* Would wait for ever if the table's mutex were held. */
+    /* This call would wait for ever if the table's mutex were held. */
     tl_rendezvous_get_stats(table, &stats);
 }
 
@@ -40,7 +40,7 @@ static struct tl_tensor *make_tensor(uint64_t size_bytes)
     return tensor;
 }
 
-/* Publishes a tensor of which the table has the only reference; returns the publication's number. */
+/* Publishes a tensor to which the table has the only reference; returns the publication's number. */
 static uint64_t publish(const char *key, uint64_t step, uint64_t size_bytes)
 {
     struct tl_tensor *tensor = make_tensor(size_bytes);
@@ -166,7 +166,7 @@ START_TEST(replaced_value_lives_on_with_its_receivers)
     ck_assert_int_eq(released_count, 1);
     ask(&after, 2, "key", 1);
     assert_got(&after, second, 2, false);
-    /* Without a receiver it is gone at once; a lower version replaces a higher one. */
+    /* Without a receiver the value is gone at once; a lower version replaces a higher one. */
     uint64_t third = publish("key", 0, 30);
     ck_assert_int_eq(released_count, 2);
     ask(&after, 3, "key", 0);
@@ -188,14 +188,14 @@ START_TEST(sent_value_comes_first)
     ask(&second, 2, "key", 4);
     assert_got(&second, second.offer.publication, 4, true);
     ck_assert_uint_ne(second.offer.publication, number);
-    /* Reserved for another: the published one it is. */
+    /* The sent value is reserved for another request, so the published one comes. */
     ask(&third, 3, "key", 4);
     assert_got(&third, number, 5, false);
     tl_tensor_put(tensor);
 }
 END_TEST
 
-START_TEST(publication_serves_who_waits_behind_a_reserved_value)
+START_TEST(publication_serves_receivers_behind_a_reserved_value)
 {
     static struct receiver first, second;
     static struct tl_sender sender = {.over = over};
@@ -207,7 +207,7 @@ START_TEST(publication_serves_who_waits_behind_a_reserved_value)
     ck_assert_int_eq(second.count, 0);
     uint64_t number = publish("key", 4, 1);
     assert_got(&second, number, 4, false);
-    /* Given back, the sent value waits for the next one. */
+    /* The sent value was given back, and waits for the next receiver. */
     tl_rendezvous_release(table, &first.base.id);
     ask(&second, 3, "key", 4);
     assert_got(&second, first.offer.publication, 4, true);
@@ -260,7 +260,7 @@ START_TEST(withdraw)
     ck_assert_uint_eq(stats_now().published_bytes, 20);
     ask(&receiver, 1, "layer1/weights", 0);
     ck_assert_int_eq(receiver.count, 0);
-    /* A key that is only waited for is not published. */
+    /* A key for which receivers wait counts as unpublished. */
     ck_assert_int_eq(tl_rendezvous_withdraw(table, "layer1/weights", &error), TL_NOT_FOUND);
     ck_assert_int_eq(error.code, TL_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(error.message, "did you mean layer2/weights?"));
@@ -273,7 +273,7 @@ START_TEST(withdraw_looks_for_the_nearest_among_some)
 {
     char key[TL_MAX_KEY_BYTES + 1], wanted[TL_MAX_KEY_BYTES + 1];
     struct tl_error error;
-    /* Short keys: more than are compared. */
+    /* There are more short keys than are compared. */
     for (int i = 0; i < 1200; i++) {
         snprintf(key, sizeof(key), "short-%d", i);
         publish(key, 1, 0);
@@ -281,7 +281,7 @@ START_TEST(withdraw_looks_for_the_nearest_among_some)
     ck_assert_int_eq(tl_rendezvous_withdraw(table, "short-1x", &error), TL_NOT_FOUND);
     ck_assert_ptr_nonnull(strstr(error.message, "did you mean short-1?"));
     ck_assert_uint_eq(table_withdraw_matching(table, "short-*"), 1200);
-    /* Long keys: more work than is spent. The last one would be nearer than the first. */
+    /* There are long keys, with more work than is spent. The last one would be nearer than the first. */
     memset(wanted, 'x', TL_MAX_KEY_BYTES);
     wanted[TL_MAX_KEY_BYTES] = '\0';
     for (int i = 0; i < 100; i++) {
@@ -326,7 +326,7 @@ START_TEST(list)
     ck_assert_uint_eq(listing.items[0].publication, number);
     ck_assert_int_eq(listing.items[0].meta_data.dtype, TL_U8);
     ck_assert_uint_eq(listing.items[0].meta_data.size_bytes, 10);
-    /* It stays when what it lists goes. */
+    /* The listing stays when what it lists goes. */
     ck_assert_uint_eq(table_withdraw_matching(table, "a"), 1);
     ck_assert_str_eq(listing.items[0].key, "a");
     table_listing_fini(&listing);
@@ -362,7 +362,7 @@ static void next_is(struct tl_table_walk *walk, const char *key, uint64_t public
     ck_assert_uint_eq(entry.publication, publication);
 }
 
-/* Keys that are replaced, before or after they were met, are met once; what comes and goes meanwhile does no harm. */
+/* A walk meets a key once that is replaced before or after; keys that come and go meanwhile do no harm. */
 START_TEST(walk_while_others_publish)
 {
     struct tl_table_walk walk, second;
@@ -375,7 +375,7 @@ START_TEST(walk_while_others_publish)
     ck_assert_int_eq(tl_rendezvous_walk_begin(table, &second, NULL), TL_OK);
     next_is(&walk, "a", a);
     publish("a", 2, 1);
-    uint64_t b = publish("b", 2, 1); /* the one that comes next */
+    uint64_t b = publish("b", 2, 1); /* The key that comes next. */
     ck_assert_int_eq(tl_rendezvous_withdraw(table, "c", NULL), TL_OK);
     next_is(&walk, "b", b);
     for (unsigned i = 0; i < 10; i++) {
@@ -406,7 +406,7 @@ int main(void)
     tcase_add_test(tcase, receivers_wait_for_a_version);
     tcase_add_test(tcase, replaced_value_lives_on_with_its_receivers);
     tcase_add_test(tcase, sent_value_comes_first);
-    tcase_add_test(tcase, publication_serves_who_waits_behind_a_reserved_value);
+    tcase_add_test(tcase, publication_serves_receivers_behind_a_reserved_value);
     tcase_add_test(tcase, published_value_is_given_of_an_aborted_step);
     tcase_add_test(tcase, number_is_never_zero);
     tcase_add_test(tcase, number_is_optional);

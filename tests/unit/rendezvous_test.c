@@ -15,7 +15,7 @@
 enum { WAITING_LIMIT = 4, HELD_LIMIT = 1000, ABORTED_LIMIT = 2 };
 
 static struct tl_rendezvous *table;
-static int released_count; /* tensors whose memory was given back */
+static int released_count; /* Counts tensors whose memory was given back. */
 
 /* ----------------------------------------------------------------------------------------------------- helpers -- */
 
@@ -24,7 +24,7 @@ static void count_release(void *data, void *context)
     struct tl_rendezvous_stats stats;
     (void)data, (void)context;
     released_count++;
-    /* Would wait for ever if the table's mutex were held. */
+    /* This call would wait for ever if the table's mutex were held. */
     tl_rendezvous_get_stats(table, &stats);
 }
 
@@ -46,7 +46,7 @@ static struct tl_tensor *make_tensor(uint64_t size_bytes)
 struct sender {
     struct tl_sender base;
     int over_count;
-    int released_before_over; /* released_count when over was called */
+    int released_before_over; /* The value of released_count when over was called. */
     enum tl_status code;
     char message[128];
 };
@@ -60,7 +60,7 @@ static void on_over(struct tl_sender *base, const struct tl_error *status)
     snprintf(sender->message, sizeof(sender->message), "%.100s", status->message);
 }
 
-/* Sends a tensor of which the table has the only reference. */
+/* Sends a tensor to which the table has the only reference. */
 static enum tl_status send_bytes(struct sender *sender, const char *key, uint64_t step, uint64_t size_bytes,
                                  struct tl_error *ret_error)
 {
@@ -98,7 +98,7 @@ static void on_deliver(struct tl_receiver *base, const struct tl_error *status, 
     }
 }
 
-/* The request {incarnation, number} asks. */
+/* Asks as the request {incarnation, number}. */
 static void ask(struct receiver *receiver, uint64_t incarnation, uint64_t number, const char *key, uint64_t step)
 {
     *receiver = (struct receiver){
@@ -172,7 +172,7 @@ START_TEST(sender_first)
     assert_got(&receiver, TL_OK);
     ck_assert_uint_eq(receiver.offer.step, 7);
     ck_assert(receiver.offer.is_one_shot);
-    /* Held, and the sender not told, until the receiver has it. */
+    /* The value is held until the receiver has it, and only then the sender completes. */
     ck_assert_int_eq(sender.over_count, 0);
     ck_assert_int_eq(released_count, 0);
     ck_assert_uint_eq(stats_now().held_bytes, 10);
@@ -261,7 +261,7 @@ START_TEST(held_bytes_are_limited)
     ck_assert_int_eq(send_bytes(&more, "more", 0, 1, &error), TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_nonnull(strstr(error.message, "limits.held"));
     ck_assert_int_eq(send_bytes(&empty, "empty", 0, 0, NULL), TL_OK);
-    /* A receiver that waits does not help: until it acknowledges, the bytes are held. */
+    /* A waiting receiver does not help: until it acknowledges, the bytes are held. */
     ask(&receiver, 1, 1, "more", 0);
     ck_assert_int_eq(send_bytes(&more, "more", 0, 1, NULL), TL_RESOURCE_EXHAUSTED);
     assert_waits(&receiver);
@@ -280,7 +280,7 @@ START_TEST(unsend)
     ck_assert(!tl_rendezvous_unsend(table, &sender.base));
     ck_assert_int_eq(released_count, 1);
     assert_empty();
-    /* Reserved: the receiver's transfer is not the table's any more. */
+    /* The value is reserved: the receiver's transfer does not belong to the table any more. */
     ask(&receiver, 1, 1, "key", 1);
     send_ok(&sender, "key", 1);
     ask(&other, 1, 2, "key", 1);
@@ -305,7 +305,7 @@ START_TEST(waiting_receivers_are_limited)
     assert_got(&more, TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_nonnull(strstr(more.message, "limits.waiting"));
     ck_assert_uint_eq(stats_now().waiting_receivers, WAITING_LIMIT);
-    /* Taking one's own place needs no other. */
+    /* A request that takes its own place needs no other. */
     ask(&again, 1, 0, "key", 1);
     assert_waits(&again);
     assert_got(&receivers[0], TL_ABORTED);
@@ -346,7 +346,7 @@ START_TEST(same_request_gets_same_value)
     ck_assert_uint_eq(again.offer.publication, receiver.offer.publication);
     acknowledge(&again);
     assert_over(&sender, TL_OK);
-    /* The same number of a value that is gone is a new request. */
+    /* A request with the number of a value that is gone is a new request. */
     ask(&again, 5, 1, "key", 1);
     assert_waits(&again);
     send_ok(&sender, "key", 1);
@@ -409,7 +409,7 @@ START_TEST(released_value_is_offered_again)
 }
 END_TEST
 
-/* A receiver that says from elsewhere that it has given up, while it waits and when it has been given the value. */
+/* A receiver gives up over another connection, while it waits and when it has been given the value. */
 START_TEST(given_up_from_elsewhere)
 {
     static struct sender sender;
@@ -488,7 +488,8 @@ START_TEST(orphan_comes_back)
     assert_got(&receiver, TL_OK);
     ck_assert_int_eq(tl_rendezvous_expire(table, 1000), TL_TIME_NEVER);
     assert_waits(&next);
-    /* Breaks off again, and once more with a later deadline; then it acknowledges on a connection of its own. */
+    /* The receiver breaks off again, and once more with a later deadline; then it acknowledges on a connection of its
+     * own. */
     tl_rendezvous_orphan(table, &receiver.base.id, 2000);
     tl_rendezvous_orphan(table, &receiver.base.id, 3000);
     ck_assert_int_eq(tl_rendezvous_expire(table, 2000), 3000);
@@ -499,7 +500,7 @@ START_TEST(orphan_comes_back)
 }
 END_TEST
 
-/* The new connection is there before the old one is known to be broken. */
+/* The new connection is there before the table knows that the old one is broken. */
 START_TEST(orphan_has_come_back_already)
 {
     static struct sender sender;
@@ -515,7 +516,7 @@ START_TEST(orphan_has_come_back_already)
     ck_assert_int_eq(tl_rendezvous_expire(table, 1000), 2000);
     ck_assert_int_eq(tl_rendezvous_expire(table, 2000), TL_TIME_NEVER);
     assert_got(&next, TL_OK);
-    /* The next one is held once, however often the one before was. */
+    /* The next value is held once, however often the one before was. */
     tl_rendezvous_orphan(table, &next.base.id, 3000);
     ck_assert_int_eq(tl_rendezvous_expire(table, 2000), 3000);
 }
@@ -668,7 +669,7 @@ START_TEST(end_of_step)
     ck_assert_int_eq(another.over_count, 0);
     ck_assert_uint_eq(stats_now().dropped_tensors, 2);
     ck_assert_uint_eq(stats_now().held_tensors, 2);
-    /* What was reserved is still its receiver's, who may ask again. */
+    /* A reserved value still belongs to its receiver, which may ask again. */
     ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
     ask(&has, 5, 1, "c", 1);
     assert_got(&has, TL_OK);
@@ -748,7 +749,7 @@ START_TEST(close_ends_everything)
     assert_empty();
     ck_assert_uint_eq(stats_now().published_tensors, 0);
     ck_assert_int_eq(released_count, 2);
-    /* Everything is refused from now on, also by a step that was aborted. */
+    /* From now on everything is refused, also for a step that was aborted. */
     tl_error_set(&status, TL_INTERNAL, "a second status");
     tl_rendezvous_close(table, &status);
     ck_assert_int_eq(send_bytes(&offered, "a", 1, 1, &error), TL_UNAVAILABLE);
@@ -792,7 +793,7 @@ END_TEST
 
 /* --------------------------------------------------------------------------------------------------- callbacks -- */
 
-/* Acknowledges as soon as it has the offer, and frees itself: nothing of it may be touched afterwards. */
+/* This receiver acknowledges as soon as it has the offer, and frees itself: nothing of it may be touched afterwards. */
 static void deliver_acknowledge_and_free(struct tl_receiver *base, const struct tl_error *status,
                                          const struct tl_offer *offer)
 {
@@ -842,7 +843,7 @@ START_TEST(callbacks_may_free_their_objects)
 }
 END_TEST
 
-/* Is told that the step was aborted, and cancels its neighbour, which is told in the same call. */
+/* This receiver gets the status of the aborted step, and cancels its neighbour, which gets it in the same call. */
 static struct receiver *neighbour;
 static bool was_neighbour_cancelled;
 
@@ -867,7 +868,7 @@ START_TEST(cancel_of_one_that_is_about_to_be_told)
 }
 END_TEST
 
-/* Sends the same again, as often as it is asked for. */
+/* Sends the same again, as often as the test asks. */
 static struct tl_tensor *again_tensor;
 static int again_left;
 

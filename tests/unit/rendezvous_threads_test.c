@@ -21,7 +21,7 @@ enum { THREADS = 4, ROUNDS = 24, OPERATIONS = 1500, SLOTS = 6, KEYS = 2, STEPS =
 
 static const char *const keys[KEYS] = {"alpha", "beta"};
 
-/* What a slot for a sender or receiver is used for at the moment. Only its thread makes a free one busy. */
+/* The present use of a slot for a sender or receiver. Only its thread makes a free one busy. */
 enum { FREE, BUSY };
 
 struct sender_slot {
@@ -32,13 +32,13 @@ struct sender_slot {
 struct receiver_slot {
     struct tl_receiver receiver;
     atomic_int state;
-    atomic_uint choice; /* what deliver does with an offer */
+    atomic_uint choice; /* What deliver does with an offer. */
 };
 
 struct actor {
     uint64_t random_state;
     uint64_t incarnation;
-    bool closes; /* closes the table half-way */
+    bool closes; /* Closes the table half-way. */
     struct sender_slot senders[SLOTS];
     struct receiver_slot receivers[SLOTS];
 };
@@ -46,11 +46,11 @@ struct actor {
 static struct tl_rendezvous *table;
 static struct actor actors[THREADS];
 
-/* Over all threads and rounds. */
-static atomic_ulong created, released;             /* tensors */
-static atomic_ulong sent, over, over_ok, unsent;   /* sent: accepted by the table */
-static atomic_ulong asked, told, told_ok, cancels; /* receivers */
-static atomic_ulong violations;                    /* told when it was not to be told */
+/* Counted over all threads and rounds. */
+static atomic_ulong created, released;             /* Tensors. */
+static atomic_ulong sent, over, over_ok, unsent;   /* sent: the table accepted it. */
+static atomic_ulong asked, told, told_ok, cancels; /* Receivers. */
+static atomic_ulong violations;                    /* Callbacks that must not come. */
 
 /* SplitMix64. */
 static unsigned below(struct actor *actor, unsigned limit)
@@ -89,7 +89,7 @@ static void on_deliver(struct tl_receiver *receiver, const struct tl_error *stat
     unsigned choice = atomic_load(&slot->choice);
     atomic_fetch_add(&told, 1);
     if ((status->code == TL_OK) != (offer != NULL)) atomic_fetch_add(&violations, 1);
-    /* From here on the slot is its thread's again. */
+    /* From here on the slot belongs to its thread again. */
     move(&slot->state, BUSY, FREE);
     if (offer == NULL) return;
     atomic_fetch_add(&told_ok, 1);
@@ -290,7 +290,7 @@ START_TEST(everybody_is_told_once)
 {
     for (unsigned round = 0; round < ROUNDS; round++)
         run_round(round);
-    /* It was not for nothing. */
+    /* The test has covered something. */
     ck_assert_uint_gt(atomic_load(&over_ok), 1000);
     ck_assert_uint_gt(atomic_load(&told_ok), 1000);
     ck_assert_uint_gt(atomic_load(&unsent), 100);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Answers of servers when memory runs out: nothing is given, nothing is left behind. (What bad bytes do is tried over a
+/* Answers of servers when memory runs out: the call fails and leaves nothing behind. (Invalid bytes are tried over a
  * connection, in tests/integration/client_test.c.) */
 #include <check.h>
 
@@ -124,7 +124,7 @@ START_TEST(listing_with_annotations)
     response.n_annotations = 2;
     response.annotations = maps;
     for (unsigned i = 0; i <= 4; i++) {
-        /* 3: there are only two; 4: a key twice. */
+        /* 3: there are only two; 4: a key occurs twice. */
         struct tl_listing_builder builder = {0};
         size_t count;
         entry.annotations = i;

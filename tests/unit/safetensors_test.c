@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Reading safetensors: honest files, every way to lie that the header names, no memory. */
+/* Reading safetensors: valid files, every wrong header, and lack of memory. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,7 +23,7 @@ static void teardown(void)
     temp_folder_remove();
 }
 
-/* A file in memory of exactly its size: header length, header, data. Freed by the caller. */
+/* Makes a file in memory of exactly its size: header length, header, data. The caller frees it. */
 static unsigned char *compose(const char *header, size_t header_len, size_t data_len, size_t *ret_len)
 {
     unsigned char *bytes = calloc(1, 8 + header_len + data_len);
@@ -90,7 +90,7 @@ START_TEST(every_dtype)
     for (int i = 1; i < TL_DTYPE_COUNT; i++) {
         enum tl_dtype dtype = (enum tl_dtype)i;
         char header[200];
-        unsigned len = tl_dtype_bits(dtype); /* eight elements */
+        unsigned len = tl_dtype_bits(dtype); /* Eight elements. */
         snprintf(header, sizeof(header), "{\"w\":{\"dtype\":\"%s\",\"shape\":[8],\"data_offsets\":[0,%u]}}",
                  tl_dtype_name(dtype), len);
         bool is_there = dtype != TL_STRING && dtype != TL_C128 && dtype != TL_I4 && dtype != TL_U4;
@@ -109,7 +109,7 @@ START_TEST(truncated)
 {
     static const unsigned char beginning[] = {3, 0, 0, 0, 0, 0, 0, 0, '{', '}'};
     for (size_t len = 0; len <= sizeof(beginning); len++) {
-        /* Exactly as many bytes as it says, so that a read beyond is seen. */
+        /* The memory has exactly as many bytes as it says, so that a sanitizer sees a read beyond. */
         unsigned char *bytes = malloc(len > 0 ? len : 1);
         memcpy(bytes, beginning, len);
         ck_assert_int_eq(tl_safetensors_check(bytes, len, "the file", &error), TL_INVALID_ARGUMENT);
@@ -221,7 +221,7 @@ START_TEST(tiling)
     refuse("{" ENTRY("v", "U8", "[1]", 0, 1) "," ENTRY("w", "U8", "[1]", 2, 3) "}", 3, "hole");
     refuse("{" ENTRY("v", "U8", "[2]", 0, 2) "," ENTRY("w", "U8", "[2]", 1, 3) "}", 3, "overlaps");
     refuse("{" ENTRY("v", "U8", "[2]", 0, 2) "," ENTRY("w", "U8", "[2]", 0, 2) "}", 2, "overlaps");
-    /* A tensor without elements inside another. */
+    /* A tensor without elements lies inside another. */
     refuse("{" ENTRY("v", "U8", "[2]", 0, 2) "," ENTRY("w", "U8", "[0]", 1, 1) "}", 2, "overlaps");
 }
 END_TEST
@@ -235,7 +235,7 @@ START_TEST(meta_data)
 }
 END_TEST
 
-/* Much memory for few bytes, and a stack for none. */
+/* These need much memory for few bytes, or a deep stack. */
 START_TEST(bounded)
 {
     size_t len = 9000000;
@@ -329,7 +329,7 @@ static void json_free(void *memory)
     free(memory);
 }
 
-/* The JSON parser takes some failed allocations for mistakes in the text, which nobody can tell apart. */
+/* The JSON parser takes some failed allocations for errors in the text, and the two cannot be told apart. */
 static void walk_allocations(bool is_json)
 {
     const char *path = write_example();

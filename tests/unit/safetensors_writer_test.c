@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Writing safetensors: what is written can be read, alignment, what the format cannot hold, full disks, no memory. */
+/* Writing safetensors: written files can be read, alignment, what the format cannot hold, full disks, and lack of
+ * memory. */
 #include <check.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -182,7 +183,7 @@ START_TEST(refused)
 }
 END_TEST
 
-/* 2 PiB: more than any disk here has. */
+/* 2 PiB is more than any disk here has. */
 START_TEST(disk_is_full)
 {
     const struct tl_tensor_slot huge = slot("w", TL_F32, UINT64_C(1) << 49);

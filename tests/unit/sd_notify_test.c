@@ -17,7 +17,7 @@
 
 static struct tl_error error;
 
-/* A socket with an abstract name that is in the environment. */
+/* A socket with an abstract name, which is in the environment. */
 static int open_manager(void)
 {
     char name[64];
@@ -59,7 +59,7 @@ static void *read_until_ready(void *context)
     }
 }
 
-START_TEST(nobody_to_tell_is_fine)
+START_TEST(no_service_manager_is_fine)
 {
     unsetenv("NOTIFY_SOCKET");
     ck_assert(!tl_sd_is_notified());
@@ -156,7 +156,7 @@ int main(void)
     Suite *suite = suite_create("sd_notify");
     TCase *tcase = tcase_create("sd_notify");
     tcase_set_timeout(tcase, 60);
-    tcase_add_test(tcase, nobody_to_tell_is_fine);
+    tcase_add_test(tcase, no_service_manager_is_fine);
     tcase_add_test(tcase, tells);
     tcase_add_test(tcase, waits_for_a_busy_manager);
     tcase_add_test(tcase, gives_up_on_a_manager_that_does_not_read);

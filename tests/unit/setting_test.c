@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One setting of every kind: what is read, what is refused and with which words. */
+/* One setting of every kind: accepted values, and the messages for refused ones. */
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -58,7 +58,7 @@ static void close_setting(void)
     tl_arena_destroy(arena);
 }
 
-/* Reads the text and compares what is written again. */
+/* Reads the text, writes the value, and compares the two. */
 static void check_read(const struct tl_setting *setting, const char *text, const char *written)
 {
     ck_assert_msg(read_setting(setting, text, NULL) == TL_OK, "%s: %s", text, error.message);

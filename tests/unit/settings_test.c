@@ -128,7 +128,7 @@ START_TEST(the_table_is_sound)
 }
 END_TEST
 
-/* The schema's entry for a setting. */
+/* Returns the schema's entry for a setting. */
 static json_t *schema_entry(json_t *schema, const struct tl_setting *setting)
 {
     json_t *settings = json_object_get(json_object_get(json_object_get(schema, "$defs"), "settings"), "properties");
@@ -136,7 +136,7 @@ static json_t *schema_entry(json_t *schema, const struct tl_setting *setting)
     return json_object_get(settings, setting->name);
 }
 
-/* Bounds are in the schema for numbers, and in its descriptions for texts. */
+/* The schema has bounds for numbers, and has them for texts in its descriptions. */
 static void check_schema_bounds(const struct tl_setting *setting, json_t *entry)
 {
     char min[TL_SETTING_NUMBER_BYTES], max[TL_SETTING_NUMBER_BYTES], range[2 * TL_SETTING_NUMBER_BYTES + 8];
@@ -199,7 +199,7 @@ START_TEST(the_manual_has_the_same_settings)
 }
 END_TEST
 
-/* The words that can be chosen, and no others. */
+/* The schema lists exactly the words that can be chosen. */
 static void check_schema_choices(const struct tl_setting *setting, json_t *entry)
 {
     json_t *names = json_object_get(entry, "enum");
@@ -516,7 +516,7 @@ START_TEST(inflight_must_hold_a_chunk)
     ck_assert_int_eq(tl_settings_check(job, &doc, &error), TL_INVALID_ARGUMENT);
     ck_assert_str_eq(error.message, "f:1:67: b.limits.inflight: inflight is \"4MiB\" and chunk is \"8MiB\"; inflight "
                                     "must be at least chunk");
-    /* The one that was set last is to blame, here chunk. */
+    /* The error names the setting that was set last, here chunk. */
     ck_assert_int_eq(tl_settings_read(&member, TL_LEVEL_TOP, NULL, arena, defaults, &top, &error), TL_OK);
     ck_assert(tl_json_member(&root, "a", &member));
     ck_assert_int_eq(tl_settings_read(&member, TL_LEVEL_TASK, NULL, arena, top, &job, &error), TL_OK);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Shares of a limit: what one client gets, what newcomers get, how far the sum goes, and who a client is. */
+/* Shares of a limit: how much one client gets, how much newcomers get, how far the sum goes, and which connections are
+ * one client. */
 #include <check.h>
 #include <string.h>
 
@@ -26,7 +27,7 @@ static struct tl_share_client link_number(uint64_t number)
     return (struct tl_share_client){.link = number};
 }
 
-/* What a client gets when it takes one at a time for as long as it can. */
+/* Returns how much a client gets when it takes one at a time for as long as it can. */
 static uint64_t take_all(uint64_t number, struct tl_share **ret_share)
 {
     struct tl_share_client client = link_number(number);
@@ -89,7 +90,7 @@ START_TEST(a_limit_of_one)
 }
 END_TEST
 
-/* Clients that hold nothing count no more, however many there were. */
+/* Clients that hold nothing no longer count, however many there were. */
 START_TEST(those_that_are_gone_do_not_count)
 {
     struct tl_share *share;
@@ -108,7 +109,7 @@ START_TEST(those_that_are_gone_do_not_count)
 }
 END_TEST
 
-/* More that hold something than are kept when they hold nothing. */
+/* More clients hold something than are kept when they hold nothing. */
 START_TEST(many_at_a_time)
 {
     static struct tl_share *all[LIMIT + 10];
@@ -133,7 +134,7 @@ START_TEST(given_back_after_the_end)
     ck_assert_int_eq(tl_shares_take(shares, &client, 5, &share, &error), TL_OK);
     tl_shares_destroy(shares);
     tl_shares_give(share, 2);
-    tl_shares_give(share, 3); /* frees it, or a sanitizer says so */
+    tl_shares_give(share, 3); /* This frees it, or a sanitizer reports it. */
     shares = NULL;
     tl_shares_destroy(NULL);
 }

@@ -56,7 +56,7 @@ START_TEST(found)
 }
 END_TEST
 
-/* More strings than one entry of the index covers. */
+/* There are more strings than one entry of the index covers. */
 START_TEST(found_among_many)
 {
     enum { COUNT = 1000 };
@@ -96,12 +96,12 @@ START_TEST(damage_is_found)
     struct tl_string_index *index = tl_string_index_create(3);
     struct tl_string string = {0};
     unsigned char bytes[sizeof(three_bytes) + 1] = {0};
-    /* Too short for its table, ends too early, ends too late. */
+    /* The data is too short for its table, ends too early, or ends too late. */
     ck_assert_int_eq(tl_string_index_build(index, three_bytes, 23, &error), TL_DATA_LOSS);
     ck_assert_int_eq(tl_string_index_build(index, three_bytes, sizeof(three_bytes) - 1, &error), TL_DATA_LOSS);
     memcpy(bytes, three_bytes, sizeof(three_bytes));
     ck_assert_int_eq(tl_string_index_build(index, bytes, sizeof(bytes), &error), TL_DATA_LOSS);
-    /* Lengths whose sum wraps around to the right one. */
+    /* The sum of the lengths wraps around to the right one. */
     memset(bytes, 0xff, 8);
     bytes[8] = 6;
     bytes[16] = 0;
@@ -116,7 +116,7 @@ START_TEST(not_built)
     struct tl_string_index *index = tl_string_index_create(3);
     struct tl_string string = {0};
     ck_assert_int_eq(tl_string_index_find(index, three_bytes, sizeof(three_bytes), 0, &string, &error), TL_DATA_LOSS);
-    /* What was built before does not outlive a failure. */
+    /* A failure leaves nothing of what was built before. */
     ck_assert_int_eq(tl_string_index_build(index, three_bytes, sizeof(three_bytes), &error), TL_OK);
     ck_assert_int_eq(tl_string_index_build(index, three_bytes, 3, &error), TL_DATA_LOSS);
     ck_assert_int_eq(tl_string_index_find(index, three_bytes, sizeof(three_bytes), 0, &string, &error), TL_DATA_LOSS);

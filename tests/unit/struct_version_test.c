@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Structs that are older or newer than the library: what is read, what is refused, what is filled. */
+/* Structs that are older or newer than the library: which fields are read, refused and filled. */
 #include "base/struct_version.c"
 
 #include <check.h>

@@ -78,7 +78,7 @@ START_TEST(a_table_without_rows_has_titles)
 }
 END_TEST
 
-/* Prints the table on a terminal of this width and reads what came out of it. */
+/* Prints the table on a terminal of this width and returns its output. */
 static void print_on_terminal(const struct tl_table *table, unsigned short width, char *ret_text, size_t capacity)
 {
     int master = posix_openpt(O_RDWR | O_NOCTTY);
@@ -97,7 +97,7 @@ static void print_on_terminal(const struct tl_table *table, unsigned short width
     ck_assert(tl_table_print(table, terminal));
     fflush(terminal);
     fclose(terminal);
-    /* Several reads: a terminal hands over what has arrived so far, and an error after the end. */
+    /* A terminal returns what has arrived so far, so several reads are needed; after the end comes an error. */
     size_t used = 0;
     ssize_t len;
     while (used < capacity - 1 && (len = read(master, ret_text + used, capacity - 1 - used)) > 0)

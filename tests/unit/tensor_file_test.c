@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What all formats share: choosing by name, names, lists. */
+/* What all formats share: choice by name, names, lists. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>

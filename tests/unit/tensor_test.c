@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tensors: creating, wrapping, strings, aliases, guards, references, and no memory. */
+/* Tensors: creating, wrapping, strings, aliases, guards, references, and lack of memory. */
 #include <check.h>
 #include <pthread.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the writers of all formats share: targets, temporary names, destinations, commit, what is left behind. */
+/* What the writers of all formats share: targets, temporary names, destinations, commit, and what is left behind. */
 #include <check.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -27,7 +27,7 @@ static int fake_renameat2(int from_fd, const char *from, int to_fd, const char *
     return renameat2_error == 0 ? renameat2(from_fd, from, to_fd, to, flags) : -1;
 }
 
-static const char *swapped_link, *swapped_to; /* at the next readlink this link comes to lead there; NULL: none does */
+static const char *swapped_link, *swapped_to; /* At the next readlink this link changes its target; NULL: none does. */
 
 static ssize_t fake_readlink(const char *path, char *buffer, size_t len)
 {
@@ -59,7 +59,7 @@ static void teardown(void)
     temp_folder_remove();
 }
 
-/* A file with both slots, or a folder with a file for each. */
+/* Writes a file with both slots, or a folder with a file for each. */
 static enum tl_status start(const char *path, bool is_folder)
 {
     struct tl_output_file *file = NULL;
@@ -169,7 +169,7 @@ START_TEST(link_to_nothing_is_replaced)
 }
 END_TEST
 
-/* From a file that the system has let us find, to one that it may not let us reach through this link. */
+/* The link leads from a file that the system has let us find to one that it may not let us reach through this link. */
 START_TEST(link_is_changed_while_it_is_followed)
 {
     static const char *const changed_to[] = {"other", "nowhere"};
@@ -186,7 +186,7 @@ START_TEST(link_is_changed_while_it_is_followed)
 }
 END_TEST
 
-/* The length that the system allows shows in the second of three folders; the first has been made. */
+/* The limit on the length of names shows in the second of three folders; the first has been made. */
 START_TEST(folders_of_a_file_that_cannot_be_created)
 {
     char path[4096];

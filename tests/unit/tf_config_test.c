@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* TF_CONFIG: what TensorFlow accepts is accepted, self is found, and it can be rewritten as our JSON. */
+/* TF_CONFIG: what TensorFlow accepts is accepted, this task is found in it, and it can be rewritten as our JSON. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>

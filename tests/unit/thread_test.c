@@ -11,7 +11,7 @@
 
 struct seen {
     sigset_t blocked;
-    sem_t may_end; /* the thread is there until then */
+    sem_t may_end; /* The thread runs until then. */
     sem_t is_over;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Timers: order, moving, disarming from within, no memory; a random walk against a list that is searched. */
+/* Timers: order, moving, disarming from within, lack of memory; a random walk against a list that is searched. */
 #include <check.h>
 #include <stdlib.h>
 

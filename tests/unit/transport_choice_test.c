@@ -19,9 +19,9 @@ static struct tl_verbs_candidate items[COUNT];
 static struct tl_transport_candidates candidates;
 static struct tl_transport_choice choice;
 static struct tl_error error;
-static const char *open_error; /* of all before good_order */
+static const char *open_error; /* Why candidates before good_order cannot be opened. */
 static unsigned good_order;
-static int64_t open_ns; /* takes so long */
+static int64_t open_ns; /* How long it takes to open one. */
 static unsigned opened_count;
 static char told[4096];
 
@@ -107,7 +107,7 @@ START_TEST(the_only_one_has_its_own_reason)
 }
 END_TEST
 
-/* As shared memory: nothing is to be told apart. */
+/* For shared memory there is nothing to tell apart. */
 START_TEST(one_without_a_name)
 {
     good_order = COUNT;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The bytes of the verbs provider that travel: addresses and descriptors. */
+/* The bytes of the verbs provider that go over the wire: addresses and descriptors. */
 #include <check.h>
 #include <stdlib.h>
 #include <string.h>
@@ -146,7 +146,7 @@ START_TEST(peers_that_do_not_fit)
 }
 END_TEST
 
-/* Whichever side has which of two values. */
+/* Either side may have either of two values. */
 START_TEST(both_take_what_is_less)
 {
     struct verbs_address a = roce, b = roce;
@@ -171,7 +171,7 @@ START_TEST(both_take_what_is_less)
     ck_assert_uint_eq(of_b.retry_count, of_a.retry_count);
     ck_assert_uint_eq(of_b.initiator_depth, of_a.responder_depth);
     ck_assert_uint_eq(of_b.responder_depth, of_a.initiator_depth);
-    /* 0 is the longest. */
+    /* 0 stands for the longest time. */
     a.timeout = 0;
     ck_assert_uint_eq(verbs_address_agree(&a, &b).timeout, 18);
     ck_assert_uint_eq(verbs_address_agree(&b, &a).timeout, 18);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Which device, port and GID is chosen, and what is said where it does not suffice, over tables of made-up devices:
- * this program defines the calls of rdma-core that ask for them.
+ * Which device, port and GID is chosen, and the message when none suffices, over tables of made-up devices: this
+ * program defines the calls of rdma-core that ask for them.
  */
 #include <check.h>
 #include <errno.h>
@@ -24,10 +24,10 @@ struct made_gid {
     enum ibv_gid_type type;
 };
 
-/* In the order of their devices and ports; the index of each counts from its port's first. */
+/* The GIDs are in the order of their devices and ports; the index of each counts from its port's first. */
 static const struct made_gid *table;
 static size_t table_len;
-static const char *down; /* the ports of this device are */
+static const char *down; /* The ports of this device are down. */
 static struct ibv_device devices[MAX_DEVICES];
 static struct ibv_device *device_list[MAX_DEVICES + 1];
 static struct ibv_context contexts[MAX_DEVICES];
@@ -88,7 +88,7 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *ret_at
     return 0;
 }
 
-/* What the header's form of it calls for a context without extensions. */
+/* The function that the header's inline form calls for a context without extensions. */
 #undef ibv_query_port
 int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *ret_attributes)
 {
@@ -140,21 +140,21 @@ int _ibv_query_gid_ex(struct ibv_context *context, uint32_t port, uint32_t index
 #define V1 IBV_GID_TYPE_ROCE_V1
 #define V2 IBV_GID_TYPE_ROCE_V2
 
-/* As mlx5 has them: every address of the interface, each first as v1. */
+/* The GIDs of mlx5: every address of the interface, each first as v1. */
 static const struct made_gid one_port[] = {
     {"mlx5_0", 1, "fe80::1", V1},  {"mlx5_0", 1, "fe80::1", V2},  {"mlx5_0", 1, "fd00::1", V1},
     {"mlx5_0", 1, "fd00::1", V2},  {"mlx5_0", 1, "10.0.0.1", V1}, {"mlx5_0", 1, "10.0.0.1", V2},
     {"mlx5_0", 1, "fd00::99", V1}, {"mlx5_0", 1, "fd00::99", V2},
 };
 
-/* The same address at two cards, as v1 only at the first one. */
+/* The same address is at two cards, and as v1 only at the first one. */
 static const struct made_gid two_cards[] = {
     {"mlx5_0", 1, "fd00::1", V1}, {"mlx5_0", 2, "10.0.0.2", V2}, {"mlx5_1", 1, "10.0.0.3", V2},
     {"mlx5_1", 1, "fd00::1", V2}, {"mlx5_1", 2, "fd00::2", V2},
 };
 
 struct expected {
-    const char *address; /* of the worker; NULL: any */
+    const char *address; /* The address of the worker; NULL: any. */
     const char *devices;
     const struct made_gid *gids;
     size_t gid_count;
@@ -162,7 +162,7 @@ struct expected {
         const char *device;
         uint32_t port;
         int gid_index;
-    } order[10]; /* of those that can be used */
+    } order[10]; /* The usable candidates in order. */
 };
 
 #define ONE one_port, TL_ARRAY_COUNT(one_port)
@@ -175,7 +175,7 @@ static const struct expected expected[] = {
     {"fe80::1", NULL, ONE, {{"mlx5_0", 1, 1}, {"mlx5_0", 1, 0}}},
     {"::ffff:10.0.0.1", NULL, ONE, {{"mlx5_0", 1, 5}, {"mlx5_0", 1, 4}}},
     {"fd00::2", NULL, ONE, {{NULL, 0, 0}}},
-    /* Any address will do: v2 before v1; then IPv4, IPv6, link-local. */
+    /* When any address will do, v2 comes before v1; then IPv4, IPv6, link-local. */
     {NULL,
      NULL,
      ONE,
@@ -189,7 +189,7 @@ static const struct expected expected[] = {
       {"mlx5_0", 1, 0}}},
     {"fd00::1", NULL, TWO, {{"mlx5_1", 1, 1}, {"mlx5_0", 1, 0}}},
     {"fd00::2", NULL, TWO, {{"mlx5_1", 2, 0}}},
-    /* The address comes before the order of the devices, and that before v2. */
+    /* The address decides before the order of the devices, and that before v2. */
     {"fd00::1",
      "mlx5_0,mlx5_1",
      TWO,
@@ -246,7 +246,7 @@ START_TEST(the_reason_names_the_kind)
 }
 END_TEST
 
-/* More operations than the card can have at a time; the message names the setting. */
+/* The settings want more operations than the card can have at a time; the message names the setting. */
 START_TEST(a_queue_that_is_too_deep)
 {
     struct tl_verbs_options options;
@@ -260,7 +260,7 @@ START_TEST(a_queue_that_is_too_deep)
 }
 END_TEST
 
-/* The one whose cable is out is not chosen for its v2. */
+/* A port without a cable is not chosen for its v2. */
 START_TEST(a_port_that_is_down)
 {
     struct tl_verbs_options options;
