@@ -136,10 +136,12 @@ class Choice(LocalCase):
         self.assertNotIn("local: local:", pair["reason"])
         finding = self.health()["/job:ps/task:0"]
         self.assertEqual(finding["stage"], "paths", finding)
-        self.assertRegex(finding["reason"], "over grpc to /job:worker/task:0: local: .* only workers of one user share memory")
+        self.assertRegex(finding["reason"],
+                         "over grpc to /job:worker/task:0: local: .* only workers of one user share memory")
         for worker in (self.worker, other):
             line = worker.find("transport=local reason=")
-            self.assertRegex(line, "user (0|65534) and this worker to user (0|65534); only workers of one user share memory")
+            self.assertRegex(line, "user (0|65534) and this worker to user (0|65534); "
+                                   "only workers of one user share memory")
 
     def test_one_that_does_not_want_it(self):
         self.serve({"jobs": {"worker": {"protocol": "grpc+verbs", "rdma": "off"}}})
