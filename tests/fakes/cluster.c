@@ -42,25 +42,40 @@ void cluster_pause(void)
 
 /* ---------------------------------------------------------------------------------------------------- lifetime -- */
 
-static bool can_bind(unsigned port)
+/* Returns a socket that is bound to the port, or -1. Until it is closed, other tests find the port in use. A worker can
+ * listen there all the same: both sockets allow the reuse of addresses, and this one does not listen. */
+static int reserve(unsigned port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     address.sin_port = htons((uint16_t)port);
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     TL_CHECK(fd >= 0);
-    bool is_free = bind(fd, (struct sockaddr *)&address, sizeof(address)) == 0;
-    close(fd);
-    return is_free;
+    const int on = 1;
+    if (bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
+        setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0) {
+        close(fd);
+        return -1;
+    }
+    return fd;
 }
 
-unsigned cluster_free_port(void)
+static unsigned reserve_any(int *ret_fd)
 {
     static unsigned next; /* Ports are taken in order, so that none comes twice; each process starts elsewhere. */
     if (next == 0) next = (unsigned)(tl_random_u64() % PORT_COUNT);
     for (;;) {
         unsigned port = FIRST_PORT + next++ % PORT_COUNT;
-        if (can_bind(port)) return port;
+        *ret_fd = reserve(port);
+        if (*ret_fd >= 0) return port;
     }
+}
+
+unsigned cluster_free_port(void)
+{
+    int fd;
+    unsigned port = reserve_any(&fd);
+    close(fd);
+    return port;
 }
 
 void cluster_init(struct cluster *cluster, unsigned size, const char *settings)
@@ -69,7 +84,7 @@ void cluster_init(struct cluster *cluster, unsigned size, const char *settings)
     tl_log_configure(TL_LOG_ERROR, TL_LOG_KEY_VALUE);
     *cluster = (struct cluster){.size = size, .protocol = "grpc", .settings = settings};
     for (unsigned i = 0; i < size; i++)
-        cluster->ports[i] = cluster_free_port();
+        cluster->ports[i] = reserve_any(&cluster->reservations[i]);
 }
 
 void cluster_use_proxy(struct cluster *cluster, unsigned task, struct proxy *proxy)
@@ -135,8 +150,11 @@ void cluster_close(struct cluster *cluster, unsigned task)
 
 void cluster_close_all(struct cluster *cluster)
 {
-    for (unsigned i = 0; i < cluster->size; i++)
+    for (unsigned i = 0; i < cluster->size; i++) {
         cluster_close(cluster, i);
+        if (cluster->reservations[i] >= 0) close(cluster->reservations[i]);
+        cluster->reservations[i] = -1;
+    }
 }
 
 const char *cluster_task_name(unsigned task)

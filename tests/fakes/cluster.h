@@ -22,6 +22,7 @@
 struct cluster {
     unsigned size;
     unsigned ports[CLUSTER_MAX];          /* The ports that peers dial. */
+    int reservations[CLUSTER_MAX];        /* Sockets that keep the ports from other processes; -1: closed. */
     const char *protocol;                 /* The protocol of tasks whose settings name none; "grpc" by default. */
     const char *settings;                 /* Members of the top level of the JSON: "\"a\": 1, \"b\": 2"; may be NULL. */
     char task_settings[CLUSTER_MAX][160]; /* The same for each task. */

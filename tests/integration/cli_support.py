@@ -66,9 +66,16 @@ def wait_until(condition, what):
         time.sleep(0.01)
 
 
+RESERVED = []
+
+
 def free_ports(count):
-    """Returns free ports below the range that the kernel gives to clients."""
-    sockets, ports = [], []
+    """Returns free ports below the range that the kernel gives to clients.
+
+    Until this process ends, other tests find them in use. A worker can listen there all the same: its socket and the
+    reserving one allow the reuse of addresses, and the latter does not listen.
+    """
+    ports = []
     while len(ports) < count:
         candidate = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -76,10 +83,9 @@ def free_ports(count):
         except OSError:
             candidate.close()
             continue
-        sockets.append(candidate)
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        RESERVED.append(candidate)
         ports.append(candidate.getsockname()[1])
-    for held in sockets:
-        held.close()
     return ports
 
 

@@ -401,19 +401,26 @@ def write_checkpoint(path, tensors):
     return path
 
 
+RESERVED = []
+
+
 def free_ports(count):
-    """Returns free ports below the range that the kernel gives to clients."""
-    sockets = []
-    while len(sockets) < count:
+    """Returns free ports below the range that the kernel gives to clients.
+
+    Until this process ends, other tests find them in use. A worker can listen there all the same: its socket and the
+    reserving one allow the reuse of addresses, and the latter does not listen.
+    """
+    ports = []
+    while len(ports) < count:
         candidate = socket.socket()
         try:
             candidate.bind(("", random.randrange(10000, 32000)))
-            sockets.append(candidate)
         except OSError:
             candidate.close()
-    ports = [held.getsockname()[1] for held in sockets]
-    for held in sockets:
-        held.close()
+            continue
+        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        RESERVED.append(candidate)
+        ports.append(candidate.getsockname()[1])
     return ports
 
 
