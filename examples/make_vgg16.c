@@ -38,7 +38,7 @@ static const struct layer layers[] = {
     {"classifier.6", 2, {1000, 4096}},
 };
 
-/* What all larger dimensions are divided by; all of them are multiples of 8. */
+/* The divisor of all larger dimensions, which are multiples of 8. */
 static uint64_t divisor = 1;
 
 static uint64_t scaled(uint64_t dim)
@@ -125,7 +125,7 @@ static int write_checkpoint(int fd, const char *path, uint64_t seed)
     return 0;
 }
 
-/* Takes --divide N out of the arguments; whether it is right, or not there. */
+/* Takes --divide N out of the arguments; returns whether it is valid or missing. */
 static int take_divisor(int *argc, char ***argv)
 {
     if (*argc < 2 || strcmp((*argv)[1], "--divide") != 0) return 1;

@@ -31,7 +31,7 @@
 #define SMALL_COUNT 4096
 #define LARGE_COUNT (1024 * SMALL_COUNT)
 
-/* Goes on when a call succeeded, otherwise tells why it did not and ends the program. */
+/* Goes on when a call succeeded, otherwise prints the error and ends the program. */
 static void must(enum tl_status status, const struct tl_error *error, const char *what)
 {
     if (status == TL_OK) return;
@@ -57,11 +57,11 @@ static void write_file(const char *path)
                        "{\"small\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":[0,%zu]},"
                        "\"large\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":[%zu,%zu]}}",
                        SMALL_COUNT, sizeof(ones), LARGE_COUNT, sizeof(ones), sizeof(ones) * 1025);
-    uint64_t header_bytes = ((uint64_t)len + 63) / 64 * 64 - 8; /* so that the elements are aligned */
+    uint64_t header_bytes = ((uint64_t)len + 63) / 64 * 64 - 8; /* The elements are then aligned. */
     memset(header + len, ' ', sizeof(header) - (size_t)len);
     FILE *file = fopen(path, "wb");
     expect(file != NULL, "the file can be written");
-    /* Little-endian, as everything on the machines that this runs on. */
+    /* The length is little-endian, as everything on the machines that this runs on. */
     size_t written = fwrite(&header_bytes, sizeof(header_bytes), 1, file) + fwrite(header, header_bytes, 1, file);
     for (int i = 0; i < 1025; i++)
         written += fwrite(ones, sizeof(ones), 1, file);
@@ -70,7 +70,7 @@ static void write_file(const char *path)
 
 /* --------------------------------------------------------------------------------------------------- a cluster -- */
 
-/* Opens a socket on a port that nobody uses, and tells which. */
+/* Opens a socket on a free port; returns it and the port. */
 static int take_port(unsigned *ret_port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -83,7 +83,7 @@ static int take_port(unsigned *ret_port)
     return fd;
 }
 
-/* Two tasks on this machine; the first one publishes the file. */
+/* Describes two tasks on this machine; the first one publishes the file. */
 static void write_config(char *ret_json, size_t capacity, const char *path)
 {
     unsigned ports[2];
@@ -106,7 +106,7 @@ static struct tl_worker *open_worker(const char *json, uint32_t task)
     return worker;
 }
 
-/* Publishes a tensor of float32, whose elements are all 1, that lies in no file. Once it was published it must not
+/* Publishes a tensor of float32 that lies in no file, whose elements are all 1. Once it was published it must not
  * change any more: a new version is a new tensor. */
 static void publish_computed(struct tl_worker *owner)
 {
@@ -131,7 +131,7 @@ static struct tl_tensor *receive(struct tl_worker *worker, tl_peer_id peer, cons
     must(tl_recv_wait(worker, peer, key, 0, &options, 10 * SECOND, &got, &error), &error, key);
     printf("%s: %" PRIu64 " bytes, %s, in %" PRId64 " us\n", key, got.bytes, tl_path_name(got.path),
            got.duration_ns / 1000);
-    /* Into what is mapped nobody may write. What was copied is ours. */
+    /* The program must not write into mapped memory. What was copied is ours. */
     expect(tl_tensor_is_read_only(got.tensor) == (got.path == TL_PATH_MAPPED), "only mappings are read-only");
     return got.tensor;
 }
@@ -143,7 +143,7 @@ static void read_all(const struct tl_tensor *tensor, uint64_t expected)
     double sum = 0;
     for (uint64_t i = 0; i < count; i++)
         sum += (double)elements[i];
-    /* Now it is known whether the sum is that of what was published. */
+    /* Now the program knows whether the sum is that of what was published. */
     struct tl_error error;
     must(tl_tensor_check(tensor, &error), &error, "check what was read");
     expect(count == expected && sum == (double)count, "the sum is that of the file");
@@ -165,7 +165,7 @@ int main(void)
     must(tl_worker_find_peer(reader, "/job:worker/task:0", &peer, &error), &error, "find the peer");
 
     publish_computed(owner);
-    tl_tensor_put(receive(reader, peer, "small")); /* the first one waits for the connection */
+    tl_tensor_put(receive(reader, peer, "small")); /* The first receive waits for the connection. */
     struct tl_tensor *small = receive(reader, peer, "small");
     struct tl_tensor *large = receive(reader, peer, "large");
     struct tl_tensor *computed = receive(reader, peer, "computed");

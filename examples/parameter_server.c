@@ -51,14 +51,14 @@
 #include <tensorlane/tensorlane.h>
 
 #define SECOND INT64_C(1000000000)
-#define START_TIMEOUT (60 * SECOND) /* until all tasks are there */
-#define STEP_TIMEOUT (10 * SECOND)  /* until a gradient counts as missing */
+#define START_TIMEOUT (60 * SECOND) /* The time until all tasks are there. */
+#define STEP_TIMEOUT (10 * SECOND)  /* The time until a gradient counts as missing. */
 
 #define FEATURES 8
-#define ROWS 64 /* of the shard of one worker */
+#define ROWS 64 /* The rows in the shard of one worker. */
 #define RATE 1.5
 #define STEPS UINT64_C(100)
-#define REPORT_STEP (STEPS + 1) /* when all is over the workers send their losses under this one */
+#define REPORT_STEP (STEPS + 1) /* At the end, the workers send their losses under this step. */
 
 #define FAILING_TASK 1
 #define FAILING_STEP 7
@@ -66,7 +66,7 @@
 #define DEMO_WORKERS 3
 #define MAX_WORKERS 256
 
-/* Goes on when a call succeeded, otherwise tells why it did not and ends the process. */
+/* Goes on when a call succeeded, otherwise prints the error and ends the process. */
 static void must(enum tl_status status, const struct tl_error *error, const char *what)
 {
     if (status == TL_OK) return;
@@ -82,7 +82,7 @@ static void give_up(const char *why)
 
 /* ----------------------------------------------------------------------------------------------- what to learn -- */
 
-/* Rows of features and what the weights should make of them. */
+/* Rows of features, and what the weights should make of them. */
 struct shard {
     double x[ROWS][FEATURES];
     double y[ROWS];
@@ -93,7 +93,7 @@ static double true_weight(int i)
     return (i % 2 == 0 ? 0.5 : -0.5) * (i + 1);
 }
 
-/* The next of a sequence of random numbers between -1 and 1. */
+/* Returns the next of a sequence of random numbers between -1 and 1. */
 static double next_random(uint64_t *state)
 {
     *state = *state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -128,7 +128,7 @@ static double compute(const struct shard *shard, const double *weights, double *
     return loss;
 }
 
-/* A float64 vector. The library owns its memory; whoever got a reference gives it back with tl_tensor_put. */
+/* Makes a float64 vector. The library owns its memory; the holder of a reference gives it back with tl_tensor_put. */
 static struct tl_tensor *create_vector(uint64_t size)
 {
     struct tl_tensor *tensor;
@@ -144,7 +144,7 @@ struct source {
     tl_peer_id peer;
     char name[320];             /* "/job:worker/task:1" */
     const char *task;           /* "1", in name */
-    struct tl_tensor *gradient; /* every gradient of this worker is received into this */
+    struct tl_tensor *gradient; /* Every gradient of this worker is received into this tensor. */
 };
 
 /* Finds the tasks of the job "worker" among the peers; returns how many there are. */
@@ -242,14 +242,14 @@ static void train(struct tl_worker *self, struct source *sources, size_t count, 
         if (got_count == 0) give_up("no worker has sent a gradient");
         for (int i = 0; i < FEATURES; i++)
             weights[i] -= RATE * sum[i] / (double)got_count;
-        /* Whatever is still held or waited for under this step on this worker ends here. */
+        /* Everything that is still held or waited for under this step on this worker ends here. */
         must(tl_worker_end_step(self, step, NULL, &error), &error, "end the step");
     }
     tl_cq_destroy(cq);
 }
 
-/* Hands the result to the workers, and waits for the loss that each finds with it: when the losses have come, everybody
- * has what it needs from this process. */
+/* Hands the result to the workers, and waits for the loss that each finds with it: when the losses have come, the
+ * workers need nothing more from this process. */
 static void finish(struct tl_worker *self, const struct source *sources, size_t count, const double *weights)
 {
     struct tl_error error;
@@ -288,7 +288,7 @@ static void run_parameter_server(struct tl_worker *self)
 
 /* ------------------------------------------------------------------------------------------------------ worker -- */
 
-/* Receives weights of this version or a newer one. False: there will be none, training is over. */
+/* Receives weights of this version or a newer one. Returns false when training is over. */
 static bool receive_weights(struct tl_worker *self, tl_peer_id ps, const char *key, uint64_t version,
                             double *ret_weights, uint64_t *ret_version)
 {
@@ -320,7 +320,7 @@ static void send_gradient(struct tl_worker *self, uint32_t task, uint64_t step, 
     tl_tensor_put(gradient);
 }
 
-/* Says that there will be no gradient of this step, and why: whoever asks for one gets this status. */
+/* Announces that there will be no gradient of this step, and why: every receive of it gets this status. */
 static void abort_step(struct tl_worker *self, uint32_t task, uint64_t step)
 {
     struct tl_error error;
@@ -403,7 +403,7 @@ static void run_task(const struct tl_worker_options *options)
     tl_worker_close(self, TL_TIMEOUT_DEFAULT);
 }
 
-/* Opens a socket on a port that nobody uses, and tells which. */
+/* Opens a socket on a free port; returns it and the port. */
 static int take_port(unsigned *ret_port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};

@@ -32,7 +32,7 @@
 #define ROWS 3
 #define COLUMNS 4
 
-/* Goes on when a call succeeded, otherwise tells why it did not and ends the program. */
+/* Goes on when a call succeeded, otherwise prints the error and ends the program. */
 static void must(enum tl_status status, const struct tl_error *error, const char *what)
 {
     if (status == TL_OK) return;
@@ -49,7 +49,7 @@ static void expect(int is_true, const char *what)
 
 /* --------------------------------------------------------------------------------------------------- a cluster -- */
 
-/* Opens a socket on a port that nobody uses, and tells which. */
+/* Opens a socket on a free port; returns it and the port. */
 static int take_port(unsigned *ret_port)
 {
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
@@ -124,15 +124,15 @@ static void print_received(const char *what, const struct tl_completion *got)
 
 /* ----------------------------------------------------------------------------------------------------- lessons -- */
 
-/* A published tensor stays until it is replaced or withdrawn, and whoever asks gets it. Its step is its version; a
- * receiver asks for "at least" a version. */
+/* A published tensor stays until it is replaced or withdrawn, and any number of receivers get it. Its step is its
+ * version; a receiver asks for "at least" a version. */
 static void publish_and_receive(struct tl_worker *here, struct tl_worker *there, tl_peer_id peer)
 {
     struct tl_error error;
     struct tl_tensor *weights = create_matrix(1);
     must(tl_publish(here, "weights", 3, weights, &error), &error, "publish");
-    /* The worker has a reference of its own now. From here on nobody may write to the tensor: to change what is
-     * published, publish another one under the same key. */
+    /* The worker has a reference of its own now. From here on the tensor must not change: to change what is published,
+     * publish another one under the same key. */
     tl_tensor_put(weights);
 
     for (int i = 0; i < 2; i++) {
@@ -142,12 +142,12 @@ static void publish_and_receive(struct tl_worker *here, struct tl_worker *there,
         print_received("published", &got);
         expect(got.step == 3, "the version is the published one");
         expect_matrix(got.tensor, 1);
-        tl_tensor_put(got.tensor); /* what a receive hands over belongs to the caller */
+        tl_tensor_put(got.tensor); /* The caller owns what a receive returns. */
     }
     must(tl_withdraw(here, "weights", &error), &error, "withdraw");
 }
 
-/* A sent tensor goes to exactly one receiver, who asks for the same key and step. Here the sender comes first: the
+/* A sent tensor goes to exactly one receiver, which asks for the same key and step. Here the sender comes first: the
  * tensor waits for its receiver. The send is asynchronous: the call returns at once, and one completion follows on the
  * queue when the receiver has acknowledged the whole tensor. */
 static void send_first(struct tl_worker *here, struct tl_worker *there, tl_peer_id peer, struct tl_cq *cq)
@@ -196,7 +196,8 @@ static void receive_first(struct tl_worker *here, struct tl_worker *there, tl_pe
     tl_tensor_put(destination);
 }
 
-/* Every operation has a deadline. What nobody sends in time ends with an error that says what was waited for. */
+/* Every operation has a deadline. A tensor that is not sent in time ends the receive with an error that says what it
+ * waited for. */
 static void wait_in_vain(struct tl_worker *there, tl_peer_id peer)
 {
     struct tl_error error;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Children of a test, forked by a process that has no threads and does nothing else: what is forked beside threads may
- * find the allocator locked for ever. A fixture opens it before anything else, so that there are none yet. Children see
- * the variables of the test as they were then; what they must know besides they are told over their socket.
+ * Children of a test, forked by a process that has no threads and does nothing else: a process that is forked beside
+ * threads may find the allocator locked for ever. A fixture opens it before anything else, so that there are no threads
+ * yet. Children see the variables of the test as they were then; everything else reaches them over their socket.
  *
  * Everything here fails the running test when it does not work.
  */

@@ -508,7 +508,7 @@ START_TEST(a_card_that_goes_is_replaced_by_grpc)
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------------------- who has a card -- */
+/* --------------------------------------------------------------------------------------- workers without cards -- */
 
 START_TEST(with_and_without_a_card_in_one_cluster)
 {

@@ -224,7 +224,7 @@ static void connect_to_itself(void)
     ck_assert(links[ACCEPTED] != NULL && tl_link_is_up(links[OPENED]) && tl_link_is_up(links[ACCEPTED]));
 }
 
-/* -------------------------------------------------------------------------------------- both ask, nobody reads -- */
+/* ------------------------------------------------------------------------------------- both ask, neither reads -- */
 
 static void start_fetches(unsigned slot, size_t first, size_t count)
 {

@@ -269,7 +269,7 @@ START_TEST(asked_again_without)
 }
 END_TEST
 
-/* Of all requests that the two may have open, one is enough. */
+/* One of all the requests that the two may have open suffices. */
 START_TEST(asked_again_with_one_handle)
 {
     static struct engine_ask asks[5];

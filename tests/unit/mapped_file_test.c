@@ -135,7 +135,7 @@ START_TEST(read_failed)
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------- somebody else's descriptor -- */
+/* ---------------------------------------------------------------------------------- another owner's descriptor -- */
 
 static const struct tl_file_stamp as_it_was = {.size_bytes = 5, .modified_seconds = 1000000000};
 
