@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What documents say must be there: messages that docs/troubleshooting.md explains, files and sections that are named.
+"""What documents name must exist: messages that docs/troubleshooting.md explains, files, and sections.
 
-A heading of docs/troubleshooting.md in backticks is a message of a program, with ... in the place of what varies. Each of
-its parts must be in a text of the sources.
+A heading of docs/troubleshooting.md in backticks is a message of a program, with ... in the place of what varies. Each
+of its parts must be in a text of the sources.
 """
 import re
 
@@ -15,8 +15,9 @@ SOURCES = ("base/", "config/", "control/", "dataplane/", "server/", "tensor/")
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]*)\)")
-# Folders of the tree: what begins with one of these in backticks is a file or a folder.
-NAMED = re.compile(r"`((?:base|config|control|dataplane|deploy|docs|examples|include|proto|server|tensor|tests)/[\w./*-]*)`")
+# A text in backticks that begins with a folder of the tree names a file or a folder.
+FOLDERS = "base|config|control|dataplane|deploy|docs|examples|include|proto|server|tensor|tests"
+NAMED = re.compile(rf"`((?:{FOLDERS})/[\w./*-]*)`")
 
 
 def texts():
