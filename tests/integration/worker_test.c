@@ -90,7 +90,7 @@ START_TEST(a_client_has_the_settings_of_the_top_level)
     struct tl_worker *client = NULL;
     /* A worker could not start with these settings; a client does not use them. */
     ck_assert_int_eq(open_client("\"jobs\": {\"ps\": {\"protocol\": \"grpc+local\", \"rdma\": \"require\", "
-                                 "\"local\": {\"users\": [\"no-such-user\"]}}}",
+                                 "\"local\": {\"socket_folder\": \"/nowhere/at/all\"}}}",
                                  &client),
                      TL_OK);
     tl_worker_close(client, 0);
