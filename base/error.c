@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static const char *const status_names[] = {
@@ -161,4 +162,28 @@ void tl_error_prefix(struct tl_error *error, const char *format, ...)
     size_t len = strlen(draft.text);
     snprintf(draft.text + len, sizeof(draft.text) - len, "%s", error->message);
     store_message(error, draft.text);
+}
+
+/* -------------------------------------------------------------------------------------------------------- kept -- */
+
+static const struct tl_error kept_ok = {.code = TL_OK};
+static const struct tl_error kept_without_memory = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
+
+const struct tl_error *tl_error_keep(const struct tl_error *error)
+{
+    if (error == NULL || error->code == TL_OK) return NULL;
+    struct tl_error *kept = malloc(sizeof(*kept));
+    if (kept == NULL) return &kept_without_memory;
+    tl_error_copy(kept, error);
+    return kept;
+}
+
+void tl_error_drop(const struct tl_error *kept)
+{
+    if (kept != &kept_without_memory) free((struct tl_error *)kept);
+}
+
+const struct tl_error *tl_error_kept(const struct tl_error *kept)
+{
+    return kept != NULL ? kept : &kept_ok;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Composing errors. Who first decides which error it is calls tl_error_set; everyone above passes it on. What leads to
- * an error is laid out away from what does not (cold). */
+/* Errors: a code and a message. The function that first decides which error it is calls tl_error_set; its callers pass
+ * it on. The compiler lays out the code that leads to an error away from the code that does not (cold). */
 #ifndef BASE_ERROR_H
 #define BASE_ERROR_H
 
@@ -25,5 +25,13 @@ enum tl_status tl_error_copy(struct tl_error *ret_error, const struct tl_error *
 
 /* Puts text before the message that *error holds, cut as above; does nothing when error is NULL. */
 void tl_error_prefix(struct tl_error *error, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
+
+/* Keeps an error for later: returns a copy that outlives it, NULL for TL_OK and for NULL, and a constant with code
+ * TL_RESOURCE_EXHAUSTED when there is no memory. Ownership: the caller's, who gives it to tl_error_drop once. */
+const struct tl_error *tl_error_keep(const struct tl_error *error) TL_MUST_USE;
+void tl_error_drop(const struct tl_error *kept); /* NULL is accepted. */
+
+/* Returns the kept error, or one with code TL_OK for NULL. It stays valid until tl_error_drop. */
+const struct tl_error *tl_error_kept(const struct tl_error *kept);
 
 #endif

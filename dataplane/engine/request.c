@@ -375,7 +375,7 @@ void request_free(struct request *request)
     conn->requests[index] = NULL;
     conn->generations[index]++;
     conn->free_indexes[conn->free_count++] = (uint16_t)index;
-    if (request->result != NULL && request->result != &request_out_of_memory) free(request->result);
+    tl_error_drop(request->result);
     memset((char *)request + begin, 0, end - begin);
     tl_list_push_front(&conn->spare_requests, &request->place);
 }

@@ -80,8 +80,8 @@ struct request {
     const char *proxy_reason; /* why there is one; lives for ever */
     uint64_t received_bytes;
     uint64_t checksum;
-    uint32_t sent_slot;      /* how many slots were used up to the latest that was sent */
-    struct tl_error *result; /* NULL: TL_OK */
+    uint32_t sent_slot;            /* how many slots were used up to the latest that was sent */
+    const struct tl_error *result; /* kept; NULL: TL_OK */
 
     struct tl_meta_cached expected; /* when has_meta_data */
     struct tl_exposure exposure;

@@ -2,8 +2,6 @@
 /* What happens to a request, and what follows from it. */
 #include "dataplane/engine/request_internal.h"
 
-#include <stdlib.h>
-
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -14,13 +12,8 @@ const struct tl_error request_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .m
 
 void request_set_result(struct request *request, const struct tl_error *error)
 {
-    if (request->result != NULL || error->code == TL_OK) return;
-    request->result = malloc(sizeof(*request->result));
-    if (request->result != NULL) {
-        *request->result = *error;
-    } else {
-        request->result = (struct tl_error *)&request_out_of_memory;
-    }
+    if (request->result != NULL) return;
+    request->result = tl_error_keep(error);
 }
 
 void request_set_given_up(struct request *request)

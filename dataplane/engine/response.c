@@ -87,7 +87,7 @@ void response_close(struct response *response, enum tl_serve_end end)
     tl_memory_unpin(engine->memory, &response->pin);
     tl_tensor_put(response->offer.tensor);
     if (!response->is_refused) engine->source->closed(engine->source_context, &response->serve, end);
-    if (response->status != NULL && response->status != &response_out_of_memory) free(response->status);
+    tl_error_drop(response->status);
     if (response->hash_state != NULL) (void)XXH3_freeState(response->hash_state);
     give_response(conn, response);
     if (conn->state != CONN_UP) conn_pump_later(conn); /* perhaps this was what its end waits for */

@@ -88,7 +88,7 @@ struct response {
     struct conn_memory_wait *memory_wait; /* the next piece waits for that; NULL: it does not */
     struct conn_memory_wait *granted;     /* it has come; NULL: none */
     uint64_t posted_bytes;
-    struct tl_error *status;
+    const struct tl_error *status;
     struct response *next; /* in its list of conn->responses, or in conn->spare_responses */
 
     struct tl_serve serve;

@@ -2,8 +2,6 @@
 /* What happens to a response, and what follows from it. */
 #include "dataplane/engine/response_internal.h"
 
-#include <stdlib.h>
-
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -15,12 +13,7 @@ const struct tl_error response_out_of_memory = {.code = TL_RESOURCE_EXHAUSTED, .
 void response_set_status(struct response *response, const struct tl_error *status)
 {
     if (response->status != NULL) return;
-    response->status = malloc(sizeof(*response->status));
-    if (response->status != NULL) {
-        *response->status = *status;
-    } else {
-        response->status = (struct tl_error *)&response_out_of_memory;
-    }
+    response->status = tl_error_keep(status);
 }
 
 void response_fail(struct response *response, const struct tl_error *error)

@@ -8,7 +8,6 @@
  * first error and completes when the transport has let go. So does one whose answer of the table, given on another
  * thread, is on its way: what it brings is given back.
  */
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"

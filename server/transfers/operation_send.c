@@ -3,7 +3,6 @@
  * Sends. A send is a value in the rendezvous table, shown through an alias of the tensor: the alias tells when no
  * transport reads the memory any more, and only then the send completes.
  */
-#include <stdlib.h>
 
 #include "base/check.h"
 #include "base/error.h"

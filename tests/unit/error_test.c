@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Composing errors: codes, messages that are cut, errno. */
+/* Errors: codes, messages that are cut, errno, and errors that are kept. */
 #include <check.h>
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/check.h"
-#include "base/error.h"
 #include "base/text.h"
+#include "fakes/fault_alloc.h"
 #include "fakes/run_suite.h"
+
+/* The subject, with the allocations above. */
+#include "base/error.c"
 
 START_TEST(names_are_grpcs)
 {
@@ -158,6 +161,42 @@ START_TEST(prefix)
 }
 END_TEST
 
+START_TEST(kept_error_outlives_its_source)
+{
+    struct tl_error source = {.code = TL_DATA_LOSS, .message = "why"};
+    const struct tl_error *kept = tl_error_keep(&source);
+    source = (struct tl_error){.code = TL_INTERNAL, .message = "something else"};
+    ck_assert_ptr_eq(tl_error_kept(kept), kept);
+    ck_assert_int_eq(kept->code, TL_DATA_LOSS);
+    ck_assert_str_eq(kept->message, "why");
+    tl_error_drop(kept);
+}
+END_TEST
+
+START_TEST(ok_is_kept_as_null)
+{
+    struct tl_error source = {.code = TL_OK, .message = "left over"};
+    ck_assert_ptr_null(tl_error_keep(&source));
+    ck_assert_ptr_null(tl_error_keep(NULL));
+    ck_assert_int_eq(tl_error_kept(NULL)->code, TL_OK);
+    ck_assert_str_eq(tl_error_kept(NULL)->message, "");
+    tl_error_drop(NULL);
+}
+END_TEST
+
+START_TEST(keep_without_memory_is_an_error_too)
+{
+    struct tl_error source = {.code = TL_DATA_LOSS, .message = "why"};
+    fault_arm(1);
+    const struct tl_error *kept = tl_error_keep(&source);
+    ck_assert(fault_was_hit());
+    ck_assert_int_eq(kept->code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_str_eq(kept->message, "no memory");
+    tl_error_drop(kept);
+    tl_error_drop(kept);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("error");
@@ -171,6 +210,9 @@ int main(void)
     tcase_add_test(tcase, errno_text_survives_a_long_message);
     tcase_add_test(tcase, copy);
     tcase_add_test(tcase, prefix);
+    tcase_add_test(tcase, kept_error_outlives_its_source);
+    tcase_add_test(tcase, ok_is_kept_as_null);
+    tcase_add_test(tcase, keep_without_memory_is_an_error_too);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

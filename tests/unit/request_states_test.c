@@ -131,7 +131,7 @@ static void begin_in(enum request_state state)
 
 static void end(void)
 {
-    if (request.result != NULL) free(request.result);
+    tl_error_drop(request.result);
     tl_timers_fini(&timers);
 }
 

@@ -101,7 +101,7 @@ static void begin_in(enum response_state state)
 static void end(void)
 {
     tl_tensor_put(response.offer.tensor);
-    if (response.status != NULL) free(response.status);
+    tl_error_drop(response.status);
     tl_timers_fini(&timers);
 }
 
