@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <tensorlane/worker.h>
+#include <tensorlane/tensor.h>
 
 #include "base/check.h"
 #include "base/copy.h"

@@ -9,7 +9,7 @@
 #ifndef CONTROL_REQUESTS_H
 #define CONTROL_REQUESTS_H
 
-#include <tensorlane/worker.h>
+#include <tensorlane/tensor.h>
 
 #include "control/wire.h"
 #include "grpc/reflection/v1/reflection.pb-c.h"

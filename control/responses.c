@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <tensorlane/worker.h>
+#include <tensorlane/tensor.h>
 
 #include "base/check.h"
 #include "base/error.h"

@@ -188,3 +188,9 @@ enum tl_status tl_fetch_verify(struct tl_fetch *fetch, bool has_checksum, uint64
     fetch->is_verified = fetch->wants_checksum;
     return TL_OK;
 }
+
+const char *tl_path_name(enum tl_path path)
+{
+    static const char *const names[] = {"none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped"};
+    return (size_t)path < TL_ARRAY_COUNT(names) ? names[path] : "none";
+}

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <tensorlane/worker.h>
+#include <tensorlane/tensor.h>
 
 #include "base/arith.h"
 #include "base/check.h"

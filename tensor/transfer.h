@@ -14,7 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <tensorlane/worker.h>
+#include <tensorlane/path.h>
+#include <tensorlane/tensor.h>
 
 #include "base/list.h"
 #include "base/shares.h"

@@ -76,6 +76,9 @@ struct tl_device {
     int32_t index; /* ordinal of the device; 0 for host */
 };
 
+/* A worker names a tensor by a key (UTF-8 without NUL, 1..512 bytes) and a 64-bit step. */
+#define TL_MAX_KEY_BYTES 512
+
 struct tl_tensor;
 
 /* What gives wrapped memory back to its owner. Thread: any; must not call into the worker that last held the tensor. */

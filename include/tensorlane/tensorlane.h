@@ -18,6 +18,7 @@
 #define TENSORLANE_TENSORLANE_H
 
 #include <tensorlane/log.h>
+#include <tensorlane/path.h>
 #include <tensorlane/status.h>
 #include <tensorlane/tensor.h>
 #include <tensorlane/version.h>

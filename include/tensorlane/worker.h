@@ -21,15 +21,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <tensorlane/path.h>
 #include <tensorlane/status.h>
 #include <tensorlane/tensor.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* A tensor is named by a key (UTF-8 without NUL, 1..512 bytes) and a 64-bit step. */
-#define TL_MAX_KEY_BYTES 512
 
 /* For timeout_ns: the request time-out of the configuration. */
 #define TL_TIMEOUT_DEFAULT INT64_C(-1)
@@ -140,20 +138,6 @@ struct tl_cq;
 typedef uint64_t tl_op_id;
 
 enum tl_op_kind { TL_OP_SEND = 1, TL_OP_RECV = 2 };
-
-/* How the bytes travelled. */
-enum tl_path {
-    TL_PATH_NONE = 0,       /* no bytes: failed, dead or zero-size */
-    TL_PATH_SELF = 1,       /* within this worker, by reference */
-    TL_PATH_GRPC = 2,       /* over gRPC, copied once at the receiver */
-    TL_PATH_SERIALIZED = 3, /* serialized (strings), over gRPC or the data plane */
-    TL_PATH_ZERO_COPY = 4,  /* written by the data plane straight from the source tensor into the destination tensor */
-    TL_PATH_BOUNCE = 5,     /* by the data plane, copied through registered memory on at least one side */
-    TL_PATH_MAPPED = 6,     /* not at all: the tensor lies in a file of its owner's, mapped */
-};
-
-/* "none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped". Static. */
-TL_API const char *tl_path_name(enum tl_path path);
 
 struct tl_completion {
     size_t size_bytes; /* set by the library: sizeof(struct tl_completion), the same in every version */

@@ -324,9 +324,3 @@ enum tl_status tl_cancel(struct tl_worker *worker, tl_op_id op)
     tl_worker_run(worker, &cancel.command, run_cancel);
     return cancel.is_found ? TL_OK : TL_NOT_FOUND;
 }
-
-const char *tl_path_name(enum tl_path path)
-{
-    static const char *const names[] = {"none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped"};
-    return (size_t)path < TL_ARRAY_COUNT(names) ? names[path] : "none";
-}
