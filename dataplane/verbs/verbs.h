@@ -77,6 +77,10 @@ struct tl_verbs_candidate {
 enum tl_status tl_verbs_list(const struct tl_verbs_options *options, struct tl_verbs_candidate **ret_candidates,
                              size_t *ret_count, struct tl_error *ret_error) TL_MUST_USE;
 
+/* Returns the state of a port now: "down", "waits for the subnet manager", "armed" or "active"; "" when it is not
+ * known. Static. Thread: any. Blocks: reads a file of the kernel. */
+const char *tl_verbs_port_state(const char *device, uint32_t port);
+
 /* Why none of the candidates can be used: always TL_NOT_FOUND. Thread: any. */
 enum tl_status tl_verbs_explain(const struct tl_verbs_options *options, const struct tl_verbs_candidate *candidates,
                                 size_t count, struct tl_error *ret_error);

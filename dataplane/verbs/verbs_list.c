@@ -428,6 +428,20 @@ enum tl_status tl_verbs_list(const struct tl_verbs_options *options, struct tl_v
     return TL_OK;
 }
 
+const char *tl_verbs_port_state(const char *device, uint32_t port)
+{
+    /* As the kernel numbers them in sysfs. */
+    static const char *const states[] = {"", "down", "waits for the subnet manager", "armed", "active"};
+    char path[256];
+    unsigned state = 0;
+    snprintf(path, sizeof(path), "/sys/class/infiniband/%s/ports/%u/state", device, port);
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return "";
+    if (fscanf(file, "%u", &state) != 1) state = 0;
+    fclose(file);
+    return state < TL_ARRAY_COUNT(states) ? states[state] : "";
+}
+
 enum tl_status tl_verbs_explain(const struct tl_verbs_options *options, const struct tl_verbs_candidate *candidates,
                                 size_t count, struct tl_error *ret_error)
 {

@@ -17,7 +17,7 @@
 #include "server/cli/options.h"
 #include "server/cli/output.h"
 #include "server/cli/task_config.h"
-#include "server/transports/transport_choice.h"
+#include "server/transports/transport_verbs.h"
 #include "server/transports/verbs_settings.h"
 
 /* Without a task: what most of them have. */

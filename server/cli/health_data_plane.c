@@ -18,7 +18,7 @@
 #include "base/error.h"
 #include "server/cli/health.h"
 #include "server/transports/local_settings.h"
-#include "server/transports/transport_choice.h"
+#include "server/transports/transport_verbs.h"
 #include "server/transports/verbs_settings.h"
 
 #define VERBS "verbs"

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <limits.h>
 #include <sched.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -66,8 +68,9 @@ static enum tl_status start_helper(struct tl_poller *poller, struct tl_error *re
     return tl_thread_start("tl-waker", watch, poller, &poller->helper, ret_error);
 }
 
-static void close_descriptors(struct tl_poller *poller)
+static void release(struct tl_poller *poller)
 {
+    free(poller->reactors);
     if (poller->epoll_fd >= 0) close(poller->epoll_fd);
     if (poller->stop_fd >= 0) close(poller->stop_fd);
 }
@@ -76,12 +79,13 @@ enum tl_status tl_poller_init(struct tl_poller *poller, struct tl_loop *loop, co
                               const struct tl_polled_reactor *reactors, size_t count,
                               const struct tl_poller_heartbeat *beat, struct tl_error *ret_error)
 {
-    TL_CHECK(count <= TL_MAX_POLLED);
     *poller = (struct tl_poller){.loop = loop, .loop_executor = loop_executor, .epoll_fd = -1, .stop_fd = -1};
     if (count == 0) return TL_OK;
+    poller->reactors = malloc(count * sizeof(*reactors));
+    if (poller->reactors == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for reactors");
+    memcpy(poller->reactors, reactors, count * sizeof(*reactors));
     uint64_t beat_ns = UINT64_MAX;
     for (size_t i = 0; i < count; i++) {
-        poller->reactors[i] = reactors[i];
         if (reactors[i].spin_ns > poller->spin_ns) poller->spin_ns = reactors[i].spin_ns;
         beat_ns = tl_min_u64(beat_ns, (uint64_t)reactors[i].beat_ns);
     }
@@ -89,7 +93,7 @@ enum tl_status tl_poller_init(struct tl_poller *poller, struct tl_loop *loop, co
     poller->beat = *beat;
     poller->beat_ms = (int)tl_min_u64(beat_ns / TL_NS_PER_MS + 1, INT_MAX);
     enum tl_status status = start_helper(poller, ret_error);
-    if (status != TL_OK) close_descriptors(poller);
+    if (status != TL_OK) release(poller);
     return status;
 }
 
@@ -99,7 +103,7 @@ void tl_poller_fini(struct tl_poller *poller)
     uint64_t one = 1;
     TL_CHECK(write(poller->stop_fd, &one, sizeof(one)) == sizeof(one));
     pthread_join(poller->helper, NULL);
-    close_descriptors(poller);
+    release(poller);
 }
 
 /* ------------------------------------------------------------------------------------------------------ rounds -- */

@@ -21,9 +21,6 @@
 #include "dataplane/reactor.h"
 #include "server/progress/executor.h"
 
-/* Reactors that can be driven in one turn. */
-#define TL_MAX_POLLED 2
-
 /* A reactor that has no thread of its own. */
 struct tl_polled_reactor {
     struct tl_reactor *reactor;
@@ -42,8 +39,8 @@ struct tl_poller {
     struct tl_loop *loop;
     const struct tl_executor *loop_executor;
 
-    struct tl_polled_reactor reactors[TL_MAX_POLLED];
-    size_t reactor_count; /* 0: they are driven elsewhere, or there are none */
+    struct tl_polled_reactor *reactors; /* [reactor_count] */
+    size_t reactor_count;               /* 0: they run elsewhere, or there are none */
     int64_t spin_ns;
     int64_t busy_count;      /* requests that travel on the transports */
     unsigned rounds_to_grpc; /* until gRPC is looked at again */
@@ -54,7 +51,8 @@ struct tl_poller {
     pthread_t helper;
 };
 
-/* count 0: none is driven; beat is for nothing then. Errors: TL_RESOURCE_EXHAUSTED: no descriptor or no thread. */
+/* reactors is copied; with count 0 there are none, and beat is not used. Errors: TL_RESOURCE_EXHAUSTED: no memory, no
+ * descriptor or no thread. */
 enum tl_status tl_poller_init(struct tl_poller *poller, struct tl_loop *loop, const struct tl_executor *loop_executor,
                               const struct tl_polled_reactor *reactors, size_t count,
                               const struct tl_poller_heartbeat *beat, struct tl_error *ret_error) TL_MUST_USE;

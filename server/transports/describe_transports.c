@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a worker says of its transports when it is asked how it is: which there are, and of the one over cards the
- * card, its port and how peers reach its memory.
+ * What a worker reports about its transports when a tool asks it: which it has, and for the one over cards the card,
+ * its port and how peers reach its memory.
  *
- * What a card is like was noted when it was opened; the state of its port is read from the kernel each time, since
- * cables are pulled. Without a data plane the reason is the transport's; when it was the limit of locked memory, that
- * is told apart, because the remedy has nothing to do with cards.
+ * A transport describes its own device (struct tl_transport_source). Where a transport could not be opened the reason
+ * is reported; the limit of locked memory is reported separately, because its remedy has nothing to do with cards.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,22 +15,6 @@
 #include "base/error.h"
 #include "server/transports/transport_choice.h"
 #include "server/worker_internal.h"
-
-/* As the kernel numbers them in sysfs. */
-static const char *const port_states[] = {"", "down", "waits for the subnet manager", "armed", "active"};
-
-/* The state of the card's port now; "": not known. */
-static const char *read_port_state(const struct tl_verbs_candidate *card)
-{
-    char path[256];
-    unsigned state = 0;
-    snprintf(path, sizeof(path), "/sys/class/infiniband/%s/ports/%u/state", card->device, card->port);
-    FILE *file = fopen(path, "re");
-    if (file == NULL) return "";
-    if (fscanf(file, "%u", &state) != 1) state = 0;
-    fclose(file);
-    return state < TL_ARRAY_COUNT(port_states) ? port_states[state] : "";
-}
 
 /* The word in brackets in a file of the kernel's; "": there is none. */
 static void read_choice(const char *path, char *ret_word, size_t capacity)
@@ -119,12 +102,12 @@ static enum tl_status describe_transports(const struct tl_worker *worker, struct
     return status;
 }
 
-/* The slot of the transport over cards; NULL: none is wanted. */
-static const struct tl_transport_slot *find_verbs(const struct tl_worker *worker)
+/* Returns the slot of the transport over cards. NULL: none is wanted. */
+static const struct tl_transport_slot *find_cards(const struct tl_worker *worker)
 {
     for (size_t i = 0; i < worker->transport_count; i++) {
         const struct tl_transport_slot *slot = &worker->transports[i];
-        if (slot->is_wanted && slot->source->find_host == NULL) return slot;
+        if (slot->is_wanted && slot->source->describe != NULL) return slot;
     }
     return NULL;
 }
@@ -132,27 +115,21 @@ static const struct tl_transport_slot *find_verbs(const struct tl_worker *worker
 static enum tl_status describe_card(const struct tl_worker *worker, struct tl_description *description,
                                     struct tl_error *ret_error)
 {
-    static const struct tl_verbs_candidate no_card;
-    const struct tl_transport_slot *slot = find_verbs(worker);
+    const struct tl_transport_slot *slot = find_cards(worker);
     if (slot == NULL) return TL_OK;
     const struct tl_transport *transport = slot->transport;
-    const struct tl_verbs_candidate *card = transport != NULL ? &transport->card : &no_card;
-    bool is_known = card->device[0] != '\0';
+    const void *detail = transport != NULL ? transport->candidates[transport->order].detail : NULL;
     bool lacks_memlock = transport == NULL && tl_transport_is_about_memlock(slot->reason);
     const char *keys = transport == NULL ? "" : transport->options.engine.keys == TL_KEYS_REGION ? "region" : "window";
     struct tl_data_plane_description *to = calloc(1, sizeof(*to));
     description->data_plane = to;
     if (to != NULL) {
+        slot->source->describe(detail, &worker->settings, to);
+        if (transport != NULL && detail == NULL) {
+            free(to->device);
+            to->device = strdup(transport->provider->name);
+        }
         to->memlock = strdup(lacks_memlock ? slot->reason : "");
-        to->device = strdup(is_known || transport == NULL ? card->device : transport->provider->name);
-        to->port = card->port;
-        to->gid_index = is_known && card->gid_index > 0 ? (uint32_t)card->gid_index : 0;
-        to->gid = strdup(card->gid);
-        to->gid_type = strdup(card->gid_type);
-        to->interface = strdup(card->interface);
-        to->port_state = strdup(is_known ? read_port_state(card) : "");
-        to->link_layer = strdup(card->link_layer);
-        to->mtu_bytes = (uint32_t)tl_min_u64(card->mtu_bytes, worker->settings.verbs.mtu_bytes);
         to->keys = strdup(keys);
         to->reason = strdup(transport != NULL ? transport->provider->reason : "");
         to->passed_over = strdup(transport != NULL ? transport->passed_over : "");

@@ -9,13 +9,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/thread.h"
-#include "server/transports/transport_choice.h"
 #include "server/peers/session.h"
 #include "server/worker_internal.h"
 
@@ -38,6 +38,15 @@ static void *run(void *context)
 }
 
 /* ----------------------------------------------------------------------------------------------------- opening -- */
+
+#define DEFAULT_MEMORY_BYTES (UINT64_C(1) << 30)
+
+uint64_t tl_transport_half_of_memory(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    if (pages <= 0 || page_bytes <= 0) return DEFAULT_MEMORY_BYTES;
+    return (uint64_t)pages / 2 * (uint64_t)page_bytes;
+}
 
 struct opening {
     struct tl_transport *transport;
@@ -72,21 +81,20 @@ static enum tl_status choose(struct tl_transport *transport, const struct tl_tra
     const struct tl_worker *worker = transport->worker;
     const char *address = worker->task != NULL ? worker->task->address : NULL;
     struct opening opening = {.transport = transport, .source = source, .address = address};
-    struct tl_verbs_candidate *items;
     struct tl_transport_candidates candidates = {.keys = transport->options.engine.keys,
                                                  .open = open_candidate,
                                                  .failed = candidate_failed,
                                                  .context = &opening};
     struct tl_transport_choice choice;
     enum tl_status status =
-        source->list(source->context, &worker->settings, address, &items, &candidates.count, ret_error);
+        source->list(source->context, &worker->settings, address, &transport->candidates, &candidates.count, ret_error);
     if (status != TL_OK) return status;
-    candidates.items = items;
+    candidates.items = transport->candidates;
     opening.count = candidates.count;
     status = tl_transport_choose(&candidates, &choice, ret_error);
     if (status == TL_OK) {
         transport->provider = choice.provider;
-        transport->card = items[choice.order];
+        transport->order = choice.order;
         transport->passed_over = strdup(choice.passed_over);
         transport->not_tried = strdup(choice.not_tried);
         bool has_reason = transport->provider->reason[0] != '\0';
@@ -98,7 +106,6 @@ static enum tl_status choose(struct tl_transport *transport, const struct tl_tra
             status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
         }
     }
-    free(items);
     return status;
 }
 
@@ -169,6 +176,7 @@ void tl_transport_destroy(struct tl_transport *transport)
     tl_reactor_destroy(transport->reactor);
     tl_executor_leave(former);
     if (transport->provider != NULL) transport->provider->ops->close(transport->provider);
+    free(transport->candidates);
     free(transport->describes_device);
     free(transport->passed_over);
     free(transport->not_tried);

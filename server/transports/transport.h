@@ -19,8 +19,8 @@
 #include "config/config.h"
 #include "control/client.h"
 #include "dataplane/engine/engine.h"
-#include "dataplane/verbs/verbs.h"
 #include "server/transfers/serving.h"
+#include "server/transports/transport_choice.h"
 
 struct tl_worker;
 
@@ -45,18 +45,25 @@ struct tl_transport_source {
     void (*read)(const struct tl_settings *settings, struct tl_transport_options *ret_options);
     /* Which host this is, for a transport that reaches workers of the same host only. NULL: it reaches others too. */
     enum tl_status (*find_host)(void *context, uint8_t ret_host[TL_HOST_BYTES], struct tl_error *ret_error);
-    /* Lists what may be opened, in order, at least one; of a device without a name nothing is known. address is the
-     * worker's own ("host:port", NULL: it has none). Ownership: freed by the caller with free(). Errors: why there is
-     * none. Blocks. */
+    /* Lists what may be opened, in order, at least one. address is the worker's own ("host:port", NULL: it has none).
+     * Ownership: one block with all details, freed by the caller with free(). Errors: why there is none. Blocks. */
     enum tl_status (*list)(void *context, const struct tl_settings *settings, const char *address,
-                           struct tl_verbs_candidate **ret_candidates, size_t *ret_count, struct tl_error *ret_error);
+                           struct tl_transport_candidate **ret_candidates, size_t *ret_count,
+                           struct tl_error *ret_error);
     /* Opens the one at this place of the list. Errors: why it cannot be used. */
     enum tl_status (*open)(void *context, const struct tl_settings *settings, const char *address, unsigned order,
                            struct tl_provider **ret_provider, struct tl_error *ret_error);
+    /* Describes a device, of which `detail` of its candidate is known (NULL: nothing), for tools: fills its part of the
+     * description with new copies (strdup), NULL where there is no memory. NULL: this transport has no cards. */
+    void (*describe)(const void *detail, const struct tl_settings *settings,
+                     struct tl_data_plane_description *ret_description);
     /* May change what the settings have led to; NULL: nothing. */
     void (*adjust)(void *context, struct tl_transport_options *options);
     void *context;
 };
+
+/* Returns half of this machine's memory: what "auto" means for memory that may be registered. */
+uint64_t tl_transport_half_of_memory(void);
 
 /* Shared memory, between workers of this host. */
 extern const struct tl_transport_source tl_transport_local;
@@ -72,11 +79,12 @@ struct tl_transport {
     struct tl_memory *memory;
     struct tl_reactor *reactor;
     struct tl_engine *engine;
-    struct tl_serving serving;      /* the reactor's */
-    char *describes_device;         /* "mlx5_0:1: why this one" */
-    char *passed_over;              /* cards that came before it, and why each has failed; "": none */
-    char *not_tried;                /* those that come after it; "": none */
-    struct tl_verbs_candidate card; /* as it was when it was opened; no device: not known */
+    struct tl_serving serving;                 /* the reactor's */
+    char *describes_device;                    /* "mlx5_0:1: why this one" */
+    char *passed_over;                         /* cards that came before it, and why each has failed; "": none */
+    char *not_tried;                           /* those that come after it; "": none */
+    struct tl_transport_candidate *candidates; /* what there was to choose from */
+    unsigned order;                            /* which of them is open */
     pthread_t thread;
     bool has_thread;
     bool is_stopping; /* the thread; any thread, atomic */

@@ -8,9 +8,9 @@
 #include "base/error.h"
 #include "dataplane/probe.h"
 
-/* A message and a write take microseconds; a card that gets no answer needs half a second to say so. */
+/* A message and a write take microseconds; a card that gets no answer needs half a second to report that. */
 #define PROBE_NS TL_NS_PER_SEC
-/* After this no other candidate is tried: whoever has started the worker waits, and its signals too. */
+/* After this time no other candidate is tried: the call that opens the worker waits. */
 #define PATIENCE_NS (3 * TL_NS_PER_SEC)
 
 bool tl_transport_is_about_memlock(const char *reason)
@@ -18,28 +18,19 @@ bool tl_transport_is_about_memlock(const char *reason)
     return strstr(reason, "locked memory") != NULL;
 }
 
-size_t tl_transport_count_usable(const struct tl_verbs_candidate *candidates, size_t count)
-{
-    size_t usable_count = 0;
-    while (usable_count < count && candidates[usable_count].order >= 0)
-        usable_count++;
-    return usable_count;
-}
-
-/* The only one needs no name where it has none. */
-static void name_candidate(const struct tl_verbs_candidate *candidate, unsigned order, size_t count, char *ret_name,
+/* A candidate without a name gets a number, unless it is the only one. */
+static void name_candidate(const struct tl_transport_candidate *candidate, unsigned order, size_t count, char *ret_name,
                            size_t capacity)
 {
-    if (candidate->device[0] == '\0') {
+    if (candidate->name[0] != '\0') {
+        snprintf(ret_name, capacity, "%s", candidate->name);
+    } else {
         ret_name[0] = '\0';
         if (count > 1) snprintf(ret_name, capacity, "candidate %u", order + 1);
-    } else {
-        snprintf(ret_name, capacity, "%s:%u GID %d %s", candidate->device, candidate->port, candidate->gid_index,
-                 candidate->gid);
     }
 }
 
-/* As many of those from the order on as have room. */
+/* Writes the names of the candidates from this one on, as many as fit. */
 static void name_rest(const struct tl_transport_candidates *candidates, unsigned order, char *ret_names,
                       size_t capacity)
 {
@@ -52,15 +43,15 @@ static void name_rest(const struct tl_transport_candidates *candidates, unsigned
     }
 }
 
-/* The message without the device and port that it begins with: the name has them. */
-static const char *without_device(const struct tl_verbs_candidate *candidate, const char *message)
+/* Returns the message without the device that it begins with, which is part of the candidate's name. */
+static const char *without_device(const struct tl_transport_candidate *candidate, const char *message)
 {
-    char device[96];
-    int len = snprintf(device, sizeof(device), "%s:%u: ", candidate->device, candidate->port);
-    return strncmp(message, device, (size_t)len) == 0 ? message + len : message;
+    size_t len = strlen(candidate->device);
+    bool has_device = len > 0 && strncmp(message, candidate->device, len) == 0;
+    return has_device && strncmp(message + len, ": ", 2) == 0 ? message + len + 2 : message;
 }
 
-/* Opens and probes one. */
+/* Opens a candidate and probes it. Returns a provider that works. */
 static enum tl_status try_candidate(const struct tl_transport_candidates *candidates, unsigned order,
                                     struct tl_provider **ret_provider, struct tl_error *ret_error)
 {
@@ -85,7 +76,7 @@ enum tl_status tl_transport_choose(const struct tl_transport_candidates *candida
     int64_t deadline_ns = tl_clock_deadline_ns(PATIENCE_NS);
     for (unsigned order = 0; order < candidates->count; order++) {
         char name[192];
-        const struct tl_verbs_candidate *candidate = &candidates->items[order];
+        const struct tl_transport_candidate *candidate = &candidates->items[order];
         if (order > 0 && tl_clock_now_ns() >= deadline_ns) {
             snprintf(choice.passed_over + used, sizeof(choice.passed_over) - used, "; %zu more were not tried in time",
                      candidates->count - order);
@@ -107,45 +98,4 @@ enum tl_status tl_transport_choose(const struct tl_transport_candidates *candida
     }
     if (candidates->count == 1) return tl_error_set(ret_error, error.code, "%s", choice.passed_over);
     return tl_error_set(ret_error, TL_UNAVAILABLE, TL_NO_PORT "; %.900s", choice.passed_over);
-}
-
-/* ------------------------------------------------------------------------------------------------------- verbs -- */
-
-struct verbs_source {
-    const struct tl_verbs_options *options;
-    tl_transport_failed_fn *failed;
-    void *context;
-};
-
-static enum tl_status open_verbs(void *context, unsigned order, struct tl_provider **ret_provider,
-                                 struct tl_error *ret_error)
-{
-    const struct verbs_source *source = context;
-    return tl_verbs_open(source->options, order, ret_provider, ret_error);
-}
-
-static void tell_failed(void *context, unsigned order, const char *name, const char *why)
-{
-    const struct verbs_source *source = context;
-    if (source->failed != NULL) source->failed(source->context, order, name, why);
-}
-
-enum tl_status tl_transport_choose_verbs(const struct tl_verbs_options *options,
-                                         const struct tl_verbs_candidate *candidates, size_t count,
-                                         tl_transport_failed_fn *failed, void *context, unsigned *ret_order,
-                                         struct tl_error *ret_error)
-{
-    struct verbs_source source = {options, failed, context};
-    const struct tl_transport_candidates usable = {.items = candidates,
-                                                   .count = tl_transport_count_usable(candidates, count),
-                                                   .keys = options->keys,
-                                                   .open = open_verbs,
-                                                   .failed = tell_failed,
-                                                   .context = &source};
-    struct tl_transport_choice choice;
-    enum tl_status status = tl_transport_choose(&usable, &choice, ret_error);
-    if (status != TL_OK) return status;
-    choice.provider->ops->close(choice.provider);
-    *ret_order = choice.order;
-    return TL_OK;
 }

@@ -9,7 +9,6 @@
 #include "dataplane/local/local.h"
 #include "server/transports/local_settings.h"
 #include "server/transports/transport.h"
-#include "server/transports/verbs_settings.h"
 
 /* Operations posted to one peer at a time. */
 #define WORK_COUNT 256
@@ -36,7 +35,7 @@ static void read_local(const struct tl_settings *settings, struct tl_transport_o
     if (connect_ns > MAX_CONNECT_NS) connect_ns = MAX_CONNECT_NS;
     uint64_t max_pool_bytes = local->max_pool_bytes;
     if (max_pool_bytes == TL_SETTING_AUTO) {
-        max_pool_bytes = tl_max_u64(tl_verbs_settings_half_of_memory(), local->pool_bytes);
+        max_pool_bytes = tl_max_u64(tl_transport_half_of_memory(), local->pool_bytes);
     }
     /* Registering costs nothing here: no page is pinned. */
     const struct tl_memory_options memory = {.pool_bytes = local->pool_bytes,
@@ -72,13 +71,13 @@ static enum tl_status find_host(void *context, uint8_t ret_host[TL_HOST_BYTES], 
 
 /* The only one, of which nothing is known before. */
 static enum tl_status list_local(void *context, const struct tl_settings *settings, const char *address,
-                                 struct tl_verbs_candidate **ret_candidates, size_t *ret_count,
+                                 struct tl_transport_candidate **ret_candidates, size_t *ret_count,
                                  struct tl_error *ret_error)
 {
     (void)context;
     (void)settings;
     (void)address;
-    struct tl_verbs_candidate *candidate = calloc(1, sizeof(*candidate));
+    struct tl_transport_candidate *candidate = calloc(1, sizeof(*candidate));
     if (candidate == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane");
     *ret_candidates = candidate;
     *ret_count = 1;

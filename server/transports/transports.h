@@ -14,7 +14,7 @@
 #include "server/transports/transport.h"
 #include "server/progress/poller.h"
 
-#define TL_MAX_TRANSPORTS TL_MAX_POLLED
+#define TL_MAX_TRANSPORTS 2
 
 /* A data plane, or why there is none. */
 struct tl_transport_slot {

@@ -10,11 +10,8 @@
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <unistd.h>
 
 #include "base/error.h"
-
-#define DEFAULT_MEMORY_BYTES (UINT64_C(1) << 30)
 
 const char *tl_verbs_settings_refusal(const struct tl_settings *settings)
 {
@@ -22,13 +19,6 @@ const char *tl_verbs_settings_refusal(const struct tl_settings *settings)
     if (settings->protocol == TL_PROTOCOL_GRPC_LOCAL) return "the protocol is grpc+local";
     if (settings->rdma == TL_RDMA_OFF) return "rdma is off";
     return NULL;
-}
-
-uint64_t tl_verbs_settings_half_of_memory(void)
-{
-    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
-    if (pages <= 0 || page_bytes <= 0) return DEFAULT_MEMORY_BYTES;
-    return (uint64_t)pages / 2 * (uint64_t)page_bytes;
 }
 
 static bool is_loopback(const struct sockaddr *address)

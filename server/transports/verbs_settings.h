@@ -22,7 +22,4 @@ enum tl_status tl_verbs_settings_read(const struct tl_settings *settings, const 
 /* Why these settings want no data plane over verbs; NULL: they do. */
 const char *tl_verbs_settings_refusal(const struct tl_settings *settings);
 
-/* Half of this machine's memory: what "auto" means for memory that may be registered. */
-uint64_t tl_verbs_settings_half_of_memory(void);
-
 #endif

@@ -15,7 +15,7 @@
 #define PATIENCE_NS (60 * TL_NS_PER_SEC)
 
 static enum tl_status list_cards(void *context, const struct tl_settings *settings, const char *address,
-                                 struct tl_verbs_candidate **ret_candidates, size_t *ret_count,
+                                 struct tl_transport_candidate **ret_candidates, size_t *ret_count,
                                  struct tl_error *ret_error)
 {
     const struct fake_card *card = context;
@@ -94,6 +94,7 @@ void fake_transport_init(struct fake_transport *transport, struct cluster *clust
         transport->locals[i].source.name = "local";
         transport->locals[i].source.refusal = tl_local_settings_refusal;
         transport->locals[i].source.find_host = find_host;
+        transport->locals[i].source.describe = NULL;
     }
 }
 

@@ -32,28 +32,33 @@ static void teardown(void)
 
 /* No kernel knows these cards, so the state of their port cannot be read. */
 static enum tl_status list(void *context, const struct tl_settings *settings, const char *address,
-                           struct tl_verbs_candidate **ret_candidates, size_t *ret_count, struct tl_error *ret_error)
+                           struct tl_transport_candidate **ret_candidates, size_t *ret_count,
+                           struct tl_error *ret_error)
 {
+    static struct tl_verbs_candidate cards[3];
     const struct fake_card *card = context;
     (void)ret_error;
     ck_assert_ptr_nonnull(address);
     seen_service_level = settings->verbs.service_level;
     *ret_count = 1 + card->spare_count;
+    ck_assert_uint_le(*ret_count, 3);
     *ret_candidates = calloc(*ret_count, sizeof(**ret_candidates));
     ck_assert_ptr_nonnull(*ret_candidates);
-    const struct tl_verbs_candidate known = {.device = "no_such_card",
-                                             .port = 2,
-                                             .gid_index = 3,
-                                             .gid = "10.0.0.1",
-                                             .gid_type = "RoCE v2",
-                                             .interface = "eth9",
-                                             .state = "active",
-                                             .link_layer = "Ethernet",
-                                             .mtu_bytes = 4096};
-    for (size_t i = 0; i < *ret_count; i++) {
-        (*ret_candidates)[i] = known;
-        (*ret_candidates)[i].order = (int)i;
-        (*ret_candidates)[i].gid_index = 3 - (int)i;
+    for (int i = 0; i < (int)*ret_count; i++) {
+        struct tl_transport_candidate *candidate = &(*ret_candidates)[i];
+        cards[i] = (struct tl_verbs_candidate){.order = i,
+                                               .device = "no_such_card",
+                                               .port = 2,
+                                               .gid_index = 3 - i,
+                                               .gid = "10.0.0.1",
+                                               .gid_type = "RoCE v2",
+                                               .interface = "eth9",
+                                               .state = "active",
+                                               .link_layer = "Ethernet",
+                                               .mtu_bytes = 4096};
+        candidate->detail = &cards[i];
+        snprintf(candidate->device, sizeof(candidate->device), "no_such_card:2");
+        snprintf(candidate->name, sizeof(candidate->name), "no_such_card:2 GID %d 10.0.0.1", 3 - i);
     }
     return TL_OK;
 }

@@ -192,8 +192,10 @@ START_TEST(keep_without_memory_is_an_error_too)
     ck_assert(fault_was_hit());
     ck_assert_int_eq(kept->code, TL_RESOURCE_EXHAUSTED);
     ck_assert_str_eq(kept->message, "no memory");
+    fault_arm(1);
+    ck_assert_ptr_eq(tl_error_keep(&source), kept);
     tl_error_drop(kept);
-    tl_error_drop(kept);
+    ck_assert_str_eq(kept->message, "no memory");
 }
 END_TEST
 

@@ -15,7 +15,7 @@
 #define COUNT 20
 
 static struct fake_fabric *fabric;
-static struct tl_verbs_candidate items[COUNT];
+static struct tl_transport_candidate items[COUNT];
 static struct tl_transport_candidates candidates;
 static struct tl_transport_choice choice;
 static struct tl_error error;
@@ -50,8 +50,8 @@ static void setup(void)
 {
     fabric = fake_fabric_create(NULL);
     for (unsigned i = 0; i < COUNT; i++) {
-        items[i] = (struct tl_verbs_candidate){
-            .order = (int)i, .device = "mlx5_0", .port = 1, .gid_index = (int)i, .gid = "10.0.0.1"};
+        items[i] = (struct tl_transport_candidate){.device = "mlx5_0:1"};
+        snprintf(items[i].name, sizeof(items[i].name), "mlx5_0:1 GID %u 10.0.0.1", i);
     }
     candidates = (struct tl_transport_candidates){
         .items = items, .count = 3, .open = open_candidate, .failed = failed, .context = told};
@@ -111,7 +111,7 @@ END_TEST
 START_TEST(one_without_a_name)
 {
     good_order = COUNT;
-    items[0].device[0] = items[1].device[0] = '\0';
+    items[0].name[0] = items[1].name[0] = '\0';
     open_error = "it is dark; make light";
     candidates.count = 1;
     ck_assert_int_eq(tl_transport_choose(&candidates, &choice, &error), TL_UNAVAILABLE);

@@ -25,11 +25,18 @@ START_TEST(an_attempt_may_take_as_long_as_connecting)
 }
 END_TEST
 
+START_TEST(half_of_memory)
+{
+    ck_assert_uint_gt(tl_transport_half_of_memory(), 1 << 20);
+}
+END_TEST
+
 int main(void)
 {
-    Suite *suite = suite_create("plane_local");
-    TCase *tcase = tcase_create("plane_local");
+    Suite *suite = suite_create("transport_local");
+    TCase *tcase = tcase_create("transport_local");
     tcase_add_test(tcase, an_attempt_may_take_as_long_as_connecting);
+    tcase_add_test(tcase, half_of_memory);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
