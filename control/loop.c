@@ -2,8 +2,8 @@
 /*
  * The control loop over a gRPC completion queue.
  *
- * To wake a sleeping owner, an empty batch is started on a call that exists for nothing else (on a lame channel): gRPC
- * puts its tag into the queue immediately and allows that from any thread.
+ * To wake a sleeping owner, a post starts an empty batch on a call that serves only this purpose, on a lame channel.
+ * gRPC puts the tag of such a batch into the queue at once and allows that from any thread.
  */
 #include "control/loop.h"
 
@@ -22,7 +22,7 @@
 #include "base/thread.h"
 #include "control/tag.h"
 
-/* Events handled before what was deferred runs: bounds how long a small answer waits for company. */
+/* So many events are handled before the deferred closures run: this bounds how long a small answer is held back. */
 #define EVENTS_PER_ROUND 64
 
 struct tl_loop {
@@ -30,11 +30,9 @@ struct tl_loop {
     grpc_channel *wake_channel;
     grpc_call *wake_call;
     struct tl_tag wake_tag;
-    struct tl_mailbox mailbox;
-    struct tl_timers timers;
-    struct tl_list deferred;
-    atomic_uint_fast64_t rounds; /* odd while the owner is inside of gRPC */
-    atomic_int owner_clock;      /* clockid_t: the processor time of the thread that was there last */
+    struct tl_loop_core core;
+    atomic_uint_fast64_t rounds; /* odd while the owner is inside gRPC */
+    atomic_int owner_clock;      /* clockid_t: processor time of the latest owner */
 };
 
 static void wake_complete(struct tl_tag *tag, bool is_ok)
@@ -45,9 +43,8 @@ static void wake_complete(struct tl_tag *tag, bool is_ok)
 
 /* gRPC 1.51 aborts the process when one connection has had bytes to read without a pause for about 2 GiB: its estimate
  * of how much to read next then overflows the int that it computes the size of new buffers with (maybe_make_read_slices
- * in tcp_posix.cc). Any client can bring that about. The older way to make buffers, which this variable selects, limits
- * the size on both sides. The variable is set before main, while there are no other threads that read the environment.
- */
+ * in tcp_posix.cc). Any client can cause that. The older way to make buffers, which this variable selects, limits the
+ * size. The variable is set before main, while no other thread reads the environment. */
 __attribute__((constructor)) static void choose_read_buffers(void)
 {
     static const char choice[] = "-tcp_read_chunks";
@@ -58,9 +55,10 @@ __attribute__((constructor)) static void choose_read_buffers(void)
     (void)setenv("GRPC_EXPERIMENTS", length < (int)sizeof(all) ? all : choice, 1);
 }
 
-/* What gRPC 1.51 starts: the default and the resolver executor and a thread for timers with grpc_init; with the first
- * channel an event engine with a thread for each processor, within limits, and one for its timers. It does not look
- * whether a thread was started: calls then wait for ever, and so does the end of the event engine. */
+/* The threads that gRPC 1.51 starts: with grpc_init the default executor, the resolver executor and a thread for
+ * timers; with the first channel an event engine with a thread for each processor, within limits, and one for its
+ * timers. gRPC does not check whether a thread was started: if one is missing, calls and the end of the event engine
+ * never finish. */
 #define GRPC_THREADS 4
 #define GRPC_MIN_ENGINE_THREADS 2
 #define GRPC_MAX_ENGINE_THREADS 32
@@ -79,13 +77,13 @@ static enum tl_status check_threads(struct tl_error *ret_error)
                         count, problem.message);
 }
 
-/* gRPC is initialised once and never shut down: its shutdown runs behind the caller's back, waits up to 10 s for a
- * poller of its own when a connection was closed in the middle of a write, and blocks the next initialisation
- * meanwhile. A channel that stays keeps its event engine, which would end with the last channel, and then wait for ever
- * if it could not start a thread when there was much to do. */
+/* Initialises gRPC for the life of the process. It is never shut down: its shutdown runs in the background, waits up to
+ * 10 s for a poller of its own when a connection was closed in the middle of a write, and blocks the next
+ * initialisation meanwhile. A channel that is never destroyed keeps the event engine, which would end with the last
+ * channel, and never finish that if it could not start a thread under load. */
 static void start_grpc(void)
 {
-    static grpc_channel *volatile keeper; /* volatile: nothing reads it, and it must stay all the same */
+    static grpc_channel *volatile keeper; /* volatile: it must be stored although nothing reads it */
     grpc_init();
     keeper = grpc_lame_client_channel_create("keeper", GRPC_STATUS_UNAVAILABLE, "keeper");
     TL_CHECK(keeper != NULL);
@@ -119,9 +117,7 @@ enum tl_status tl_loop_create(struct tl_loop **ret_loop, struct tl_error *ret_er
                                                gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
     TL_CHECK(loop->wake_call != NULL);
     tl_tag_init(&loop->wake_tag, wake_complete);
-    tl_mailbox_init(&loop->mailbox);
-    tl_timers_init(&loop->timers);
-    tl_list_init(&loop->deferred);
+    tl_loop_core_init(&loop->core);
     *ret_loop = loop;
     return TL_OK;
 }
@@ -129,7 +125,7 @@ enum tl_status tl_loop_create(struct tl_loop **ret_loop, struct tl_error *ret_er
 void tl_loop_destroy(struct tl_loop *loop)
 {
     if (loop == NULL) return;
-    (void)tl_mailbox_run(&loop->mailbox); /* abandoned look-ups, which free themselves */
+    tl_loop_core_fini(&loop->core); /* runs abandoned look-ups, which free themselves */
     grpc_call_unref(loop->wake_call);
     grpc_channel_destroy(loop->wake_channel);
     grpc_completion_queue_shutdown(loop->cq);
@@ -139,8 +135,6 @@ void tl_loop_destroy(struct tl_loop *loop)
         TL_CHECK(event.type == GRPC_QUEUE_SHUTDOWN || event.tag == &loop->wake_tag);
     } while (event.type != GRPC_QUEUE_SHUTDOWN);
     grpc_completion_queue_destroy(loop->cq);
-    tl_mailbox_fini(&loop->mailbox);
-    tl_timers_fini(&loop->timers);
     free(loop);
 }
 
@@ -151,7 +145,7 @@ grpc_completion_queue *tl_loop_cq(struct tl_loop *loop)
 
 struct tl_timers *tl_loop_timers(struct tl_loop *loop)
 {
-    return &loop->timers;
+    return &loop->core.timers;
 }
 
 void tl_loop_wake(struct tl_loop *loop)
@@ -162,29 +156,15 @@ void tl_loop_wake(struct tl_loop *loop)
 
 void tl_loop_post(struct tl_loop *loop, struct tl_closure *closure)
 {
-    if (tl_mailbox_post(&loop->mailbox, closure)) tl_loop_wake(loop);
+    if (tl_loop_core_post(&loop->core, closure)) tl_loop_wake(loop);
 }
 
 void tl_loop_defer(struct tl_loop *loop, struct tl_closure *closure)
 {
-    tl_list_push_back(&loop->deferred, &closure->link);
+    tl_loop_core_defer(&loop->core, closure);
 }
 
-static bool run_deferred(struct tl_loop *loop)
-{
-    struct tl_list batch;
-    tl_list_init(&batch);
-    tl_list_splice_back(&batch, &loop->deferred);
-    bool was_any = !tl_list_is_empty(&batch);
-    struct tl_list *link;
-    while ((link = tl_list_pop_front(&batch)) != NULL) {
-        struct tl_closure *closure = TL_CONTAINER_OF(link, struct tl_closure, link);
-        closure->run(closure);
-    }
-    return was_any;
-}
-
-/* There is one owner at a time, so that loading and storing are enough. */
+/* The loop has one owner at a time, so that a load and a store are enough. */
 static void count_round(struct tl_loop *loop)
 {
     uint64_t rounds = atomic_load_explicit(&loop->rounds, memory_order_relaxed);
@@ -200,7 +180,7 @@ void tl_loop_get_pulse(const struct tl_loop *loop, struct tl_loop_pulse *ret_pul
     ret_pulse->cpu_ns = clock_gettime(clock, &used) == 0 ? used.tv_sec * TL_NS_PER_SEC + used.tv_nsec : 0;
 }
 
-/* Handles events that are there; the first one is waited for until deadline_ns. */
+/* Handles the events of gRPC, at most EVENTS_PER_ROUND; waits for the first one until deadline_ns. Returns how many. */
 static unsigned handle_events(struct tl_loop *loop, int64_t deadline_ns)
 {
     unsigned count = 0;
@@ -221,34 +201,23 @@ static unsigned handle_events(struct tl_loop *loop, int64_t deadline_ns)
     return count;
 }
 
-static unsigned run_closures_and_timers(struct tl_loop *loop)
+static bool run_closures_and_timers(struct tl_loop *loop)
 {
-    unsigned count = tl_mailbox_run(&loop->mailbox);
-    if (tl_timers_next_due_ns(&loop->timers) != TL_TIME_NEVER) {
-        count += tl_timers_fire_due(&loop->timers, tl_clock_now_ns());
-    }
-    return count;
+    unsigned count = tl_loop_core_run_closures(&loop->core);
+    return tl_loop_core_fire_timers(&loop->core) + count > 0;
 }
 
 bool tl_loop_run_closures(struct tl_loop *loop)
 {
-    bool did_work = run_closures_and_timers(loop) > 0;
-    return run_deferred(loop) || did_work;
+    bool did_work = run_closures_and_timers(loop);
+    return tl_loop_core_run_deferred(&loop->core) || did_work;
 }
 
 bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns)
 {
-    bool did_work = run_closures_and_timers(loop) > 0;
-    did_work |= run_deferred(loop);
-    int64_t wait_until_ns = 0;
-    bool may_sleep = !did_work && tl_list_is_empty(&loop->deferred) && tl_mailbox_prepare_sleep(&loop->mailbox);
-    if (may_sleep) {
-        int64_t due_ns = tl_timers_next_due_ns(&loop->timers);
-        wait_until_ns = due_ns < deadline_ns ? due_ns : deadline_ns;
-    }
-    did_work |= handle_events(loop, wait_until_ns) > 0;
-    if (may_sleep) tl_mailbox_end_sleep(&loop->mailbox);
-    did_work |= run_closures_and_timers(loop) > 0;
-    did_work |= run_deferred(loop);
-    return did_work;
+    bool did_work = tl_loop_run_closures(loop);
+    bool may_sleep = !did_work && tl_loop_core_prepare_sleep(&loop->core);
+    did_work |= handle_events(loop, may_sleep ? tl_loop_core_sleep_until_ns(&loop->core, deadline_ns) : 0) > 0;
+    if (may_sleep) tl_loop_core_end_sleep(&loop->core);
+    return tl_loop_run_closures(loop) || did_work;
 }

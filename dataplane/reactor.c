@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The reactor.
+ * The reactor: an event loop (base/loop_core.h) over a provider.
  *
- * A round delivers closures, fires timers, polls the provider and runs what was deferred. A round that finds nothing
+ * A round runs closures, fires timers, polls the provider and runs the deferred closures. A round that finds nothing
  * waits, if it may: while work is under way it polls on until spin_ns have gone by without a result; then it sleeps on
  * the provider's descriptor and its own eventfd until the deadline or the next timer.
  *
- * Polling is what a waiting reactor does all the time, so it costs neither a lock nor a system call: whoever posts or
- * wakes leaves a bit in `attention`, and the clock is read once in many polls.
+ * A waiting reactor polls all the time, so that a poll must cost neither a lock nor a system call: a thread that posts
+ * or wakes leaves a bit in `attention`, and the clock is read once in many polls.
  *
- * No wake-up is lost. A closure: the mailbox says "asleep" only when no closure waits, and the next post writes the
- * eventfd. A wake: it writes the eventfd each time, and the owner forgets that only where it is about to return. An
- * event of the provider: armed first, then polled once more, so that it has either been seen by that poll or makes the
- * descriptor readable.
+ * No wake-up is lost. A closure: the mailbox is marked as asleep only when no closure waits, and the next post writes
+ * the eventfd. A wake: it writes the eventfd each time, and the owner forgets that only where it is about to return. An
+ * event of the provider: the provider is armed first and polled once more afterwards, so that either this poll sees the
+ * event or the event makes the descriptor readable.
  *
- * A provider without a descriptor cannot wake anybody: the reactor then sleeps for NAP_NS at most, and tells an owner
- * that wants to sleep elsewhere not to.
+ * A provider without a descriptor cannot wake its reactor: the reactor then sleeps for NAP_NS at most, and an owner
+ * that wants to sleep on another descriptor may not do so.
  *
- * For such an owner a timerfd stands for the timers, and an epoll descriptor for all three.
+ * For an owner that sleeps elsewhere a timerfd stands for the timers, and an epoll descriptor for the eventfd, the
+ * timerfd and the provider.
  */
 #include "dataplane/reactor.h"
 
@@ -49,16 +50,14 @@ struct tl_reactor {
     struct tl_provider *provider;
     int64_t spin_ns;
     int wake_fd;  /* eventfd */
-    int timer_fd; /* for outside owners only */
+    int timer_fd; /* for owners that sleep elsewhere */
     int epoll_fd; /* likewise: wake_fd, timer_fd and the provider's */
-    struct tl_mailbox mailbox;
-    struct tl_timers timers;
-    struct tl_list deferred;
+    struct tl_loop_core core;
     int64_t busy_count;
-    int64_t idle_since_ns;    /* when spinning began, 0: since then something was done */
+    int64_t idle_since_ns;    /* when spinning began; 0: something was done since */
     unsigned rounds_to_clock; /* until a busy reactor looks at its timers again */
     bool is_asleep_outside;   /* from prepare_sleep to end_sleep */
-    int64_t timer_fd_due_ns;  /* what timer_fd is set to; TL_TIME_NEVER: not */
+    int64_t timer_fd_due_ns;  /* what timer_fd is set to; TL_TIME_NEVER: it is off */
     atomic_uint attention;    /* enum attention */
     _Atomic uint64_t rounds;  /* only the owner writes the counters */
     _Atomic uint64_t sleeps;
@@ -80,13 +79,13 @@ static void write_wake_fd(struct tl_reactor *reactor)
     do {
         written = write(reactor->wake_fd, &one, sizeof(one));
     } while (written < 0 && errno == EINTR);
-    /* EAGAIN: it counts to 2^64 already, and is readable. */
+    /* EAGAIN: the counter is full, and the descriptor is readable. */
     TL_CHECK(written == sizeof(one) || errno == EAGAIN);
 }
 
 void tl_reactor_post(struct tl_reactor *reactor, struct tl_closure *closure)
 {
-    bool must_wake = tl_mailbox_post(&reactor->mailbox, closure);
+    bool must_wake = tl_loop_core_post(&reactor->core, closure);
     atomic_fetch_or_explicit(&reactor->attention, ATTENTION_CLOSURES, memory_order_release);
     if (must_wake) write_wake_fd(reactor);
 }
@@ -120,11 +119,11 @@ static bool is_wanted(const struct tl_reactor *reactor)
     return atomic_load_explicit(&reactor->attention, memory_order_relaxed) != 0;
 }
 
-/* Returns how many closures there were; a wake counts, so that the owner returns. */
+/* Runs the posted closures. Returns how many there were; a wake counts as one, so that the owner returns. */
 static unsigned run_closures(struct tl_reactor *reactor)
 {
     unsigned attention = atomic_exchange_explicit(&reactor->attention, 0, memory_order_acquire);
-    unsigned done_count = tl_mailbox_run(&reactor->mailbox);
+    unsigned done_count = tl_loop_core_run_closures(&reactor->core);
     if (attention & ATTENTION_WAKE) {
         drain(reactor->wake_fd);
         done_count++;
@@ -135,8 +134,7 @@ static unsigned run_closures(struct tl_reactor *reactor)
 static unsigned run_timers(struct tl_reactor *reactor)
 {
     reactor->rounds_to_clock = POLLS_PER_CLOCK;
-    if (tl_timers_next_due_ns(&reactor->timers) == TL_TIME_NEVER) return 0;
-    return tl_timers_fire_due(&reactor->timers, tl_clock_now_ns());
+    return tl_loop_core_fire_timers(&reactor->core);
 }
 
 static unsigned poll_provider(struct tl_reactor *reactor)
@@ -147,26 +145,13 @@ static unsigned poll_provider(struct tl_reactor *reactor)
     return events;
 }
 
-static bool run_deferred(struct tl_reactor *reactor)
-{
-    struct tl_list batch;
-    tl_list_init(&batch);
-    tl_list_splice_back(&batch, &reactor->deferred);
-    bool was_any = !tl_list_is_empty(&batch);
-    struct tl_list *link;
-    while ((link = tl_list_pop_front(&batch)) != NULL) {
-        struct tl_closure *closure = TL_CONTAINER_OF(link, struct tl_closure, link);
-        closure->run(closure);
-    }
-    return was_any;
-}
-
-/* What remains of a round once the provider was polled. An idle round looks at the timers, a busy one in sixteen. */
+/* Runs the rest of a round, once the provider was polled. Every idle round looks at the timers, and one of sixteen busy
+ * rounds. Returns whether the round has done anything. */
 static bool finish_round(struct tl_reactor *reactor, bool did_work)
 {
     if (is_wanted(reactor)) did_work |= run_closures(reactor) > 0;
     if (!did_work || --reactor->rounds_to_clock == 0) did_work |= run_timers(reactor) > 0;
-    if (!tl_list_is_empty(&reactor->deferred)) did_work |= run_deferred(reactor);
+    if (tl_loop_core_has_deferred(&reactor->core)) did_work |= tl_loop_core_run_deferred(&reactor->core);
     if (did_work) reactor->idle_since_ns = 0;
     return did_work;
 }
@@ -215,9 +200,7 @@ enum tl_status tl_reactor_create(struct tl_provider *provider, const struct tl_r
     reactor->epoll_fd = -1;
     reactor->timer_fd_due_ns = TL_TIME_NEVER;
     reactor->rounds_to_clock = POLLS_PER_CLOCK;
-    tl_mailbox_init(&reactor->mailbox);
-    tl_timers_init(&reactor->timers);
-    tl_list_init(&reactor->deferred);
+    tl_loop_core_init(&reactor->core);
     enum tl_status status = open_descriptors(reactor, ret_error);
     if (status != TL_OK) {
         tl_reactor_destroy(reactor);
@@ -230,12 +213,9 @@ enum tl_status tl_reactor_create(struct tl_provider *provider, const struct tl_r
 void tl_reactor_destroy(struct tl_reactor *reactor)
 {
     if (reactor == NULL) return;
-    while (tl_mailbox_run(&reactor->mailbox) > 0 || run_deferred(reactor)) {
-    }
+    tl_loop_core_fini(&reactor->core);
     TL_CHECK(reactor->busy_count == 0);
     if (reactor->provider->ops->sleep != NULL) (void)reactor->provider->ops->sleep(reactor->provider, -1, 0);
-    tl_mailbox_fini(&reactor->mailbox);
-    tl_timers_fini(&reactor->timers);
     if (reactor->epoll_fd >= 0) close(reactor->epoll_fd);
     if (reactor->timer_fd >= 0) close(reactor->timer_fd);
     if (reactor->wake_fd >= 0) close(reactor->wake_fd);
@@ -250,8 +230,8 @@ static bool may_spin(const struct tl_reactor *reactor, int64_t now_ns)
     return helper_until_ns != 0 ? now_ns < helper_until_ns : now_ns - reactor->idle_since_ns < reactor->spin_ns;
 }
 
-/* Polls until there is a result, attention is wanted, until_ns has come, or it has gone on for spin_ns, or for as long
- * as a helper thread is expected to take. Returns how many events there were. */
+/* Polls until there is a result, attention is wanted, until_ns has come, or spin_ns have gone by (or the time that a
+ * helper thread is expected to take). Returns how many events there were. */
 static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
 {
     if (reactor->busy_count == 0 || reactor->spin_ns <= 0) return 0;
@@ -268,26 +248,26 @@ static unsigned spin(struct tl_reactor *reactor, int64_t until_ns)
     return 0;
 }
 
-/* Makes whatever happens from now on end the sleep; false: something has happened, and ret_events of the provider were
- * handled. */
+/* Arranges that every event from now on ends the sleep. Returns false when something has happened already; *ret_events
+ * of the provider were handled then. */
 static bool begin_sleep(struct tl_reactor *reactor, unsigned *ret_events)
 {
     *ret_events = 0;
-    if (is_wanted(reactor) || !tl_mailbox_prepare_sleep(&reactor->mailbox)) {
+    if (is_wanted(reactor) || !tl_loop_core_prepare_sleep(&reactor->core)) {
         atomic_fetch_or_explicit(&reactor->attention, ATTENTION_CLOSURES, memory_order_relaxed);
         return false;
     }
     bool is_armed = tl_provider_arm(reactor->provider);
     *ret_events = poll_provider(reactor);
     if (is_armed && *ret_events == 0) return true;
-    tl_mailbox_end_sleep(&reactor->mailbox);
+    tl_loop_core_end_sleep(&reactor->core);
     return false;
 }
 
 static void end_sleep(struct tl_reactor *reactor)
 {
     tl_provider_disarm(reactor->provider);
-    tl_mailbox_end_sleep(&reactor->mailbox);
+    tl_loop_core_end_sleep(&reactor->core);
     count(&reactor->sleeps, 1);
 }
 
@@ -300,13 +280,13 @@ static void wait_for_descriptors(struct tl_reactor *reactor, int64_t timeout_ns)
     }
     struct pollfd descriptors[] = {
         {.fd = reactor->wake_fd, .events = POLLIN},
-        {.fd = reactor->provider->fd, .events = POLLIN}, /* a negative one is passed over */
+        {.fd = reactor->provider->fd, .events = POLLIN}, /* poll ignores a negative one */
     };
     if (reactor->provider->fd < 0 && timeout_ns > NAP_NS) timeout_ns = NAP_NS;
     struct timespec timeout = {.tv_sec = timeout_ns / TL_NS_PER_SEC, .tv_nsec = timeout_ns % TL_NS_PER_SEC};
     int ready = ppoll(descriptors, TL_ARRAY_COUNT(descriptors), timeout_ns == TL_TIME_NEVER ? NULL : &timeout, NULL);
     TL_CHECK(ready >= 0 || errno == EINTR || errno == ENOMEM);
-    /* A wake is still known by its bit of attention; left here it would end the next sleep as well. */
+    /* The wake is still known by its bit of attention; left in the eventfd it would end the next sleep as well. */
     if (ready > 0 && descriptors[0].revents != 0) drain(reactor->wake_fd);
 }
 
@@ -321,11 +301,11 @@ static unsigned sleep_until(struct tl_reactor *reactor, int64_t until_ns)
     return poll_provider(reactor);
 }
 
-/* The rest of a round that has found nothing. Not inlined: whoever finds something does not pay for its frame. */
+/* Runs the rest of a round that has found nothing. It is not inlined, so that a round that finds something does not pay
+ * for its stack frame. */
 static __attribute__((noinline)) bool wait(struct tl_reactor *reactor, int64_t deadline_ns)
 {
-    int64_t due_ns = tl_timers_next_due_ns(&reactor->timers);
-    int64_t until_ns = due_ns < deadline_ns ? due_ns : deadline_ns;
+    int64_t until_ns = tl_loop_core_sleep_until_ns(&reactor->core, deadline_ns);
     unsigned events = spin(reactor, until_ns);
     if (events == 0 && !is_wanted(reactor)) events = sleep_until(reactor, until_ns);
     return finish_round(reactor, events > 0);
@@ -344,11 +324,11 @@ int tl_reactor_fd(const struct tl_reactor *reactor)
     return reactor->epoll_fd;
 }
 
-/* Setting the timerfd is a system call: only when the time has changed. It stays readable until it is set again, which
- * is wanted only when its timer has not been fired yet. */
+/* Sets the timerfd if the time of the next timer has changed, since that is a system call. The timerfd stays readable
+ * until it is set again, as long as its timer has not fired. */
 static void set_timer_fd(struct tl_reactor *reactor)
 {
-    int64_t due_ns = tl_timers_next_due_ns(&reactor->timers);
+    int64_t due_ns = tl_timers_next_due_ns(&reactor->core.timers);
     if (due_ns == reactor->timer_fd_due_ns) return;
     struct itimerspec setting = {0}; /* zero: off */
     if (due_ns != TL_TIME_NEVER) {
@@ -363,7 +343,7 @@ bool tl_reactor_prepare_sleep(struct tl_reactor *reactor)
 {
     TL_CHECK(!reactor->is_asleep_outside);
     unsigned events = 0;
-    if (reactor->provider->fd < 0 || !tl_list_is_empty(&reactor->deferred)) return false;
+    if (reactor->provider->fd < 0) return false;
     if (!begin_sleep(reactor, &events)) {
         if (events > 0) reactor->idle_since_ns = 0;
         return false;
@@ -377,18 +357,18 @@ void tl_reactor_end_sleep(struct tl_reactor *reactor)
 {
     if (!reactor->is_asleep_outside) return;
     reactor->is_asleep_outside = false;
-    drain(reactor->wake_fd); /* a wake is still known by its bit of attention */
+    drain(reactor->wake_fd); /* the wake is still known by its bit of attention */
     end_sleep(reactor);
 }
 
 void tl_reactor_defer(struct tl_reactor *reactor, struct tl_closure *closure)
 {
-    tl_list_push_back(&reactor->deferred, &closure->link);
+    tl_loop_core_defer(&reactor->core, closure);
 }
 
 struct tl_timers *tl_reactor_timers(struct tl_reactor *reactor)
 {
-    return &reactor->timers;
+    return &reactor->core.timers;
 }
 
 struct tl_provider *tl_reactor_provider(struct tl_reactor *reactor)

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A reactor: one owner at a time polls a provider, closures and timers, and runs what they call for. It spins while
- * work is under way, for a bounded time, and then sleeps on the provider's descriptor.
+ * A reactor: an event loop (base/loop_core.h) that polls a provider. It spins while work is under way, for a bounded
+ * time, and then sleeps on the provider's descriptor.
  *
- * The same shape as the control plane's loop, so that the same drivers drive it: a thread of ours, or whoever waits.
+ * Its owner is a thread of the library, or a thread of the program that waits for an operation: a round is the same for
+ * both, as with the control loop.
  *
- * Thread: the owner, unless a function says otherwise.
+ * Thread: the owner's, unless a function says otherwise.
  */
 #ifndef DATAPLANE_REACTOR_H
 #define DATAPLANE_REACTOR_H
@@ -13,50 +14,55 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/mailbox.h"
-#include "base/timer.h"
+#include "base/loop_core.h"
 #include "dataplane/provider.h"
 
 struct tl_reactor;
 
 struct tl_reactor_options {
-    int64_t spin_ns; /* how long to poll without result before sleeping, while work is under way; 0: sleeps at once */
+    int64_t spin_ns; /* how long to poll without a result before sleeping, while work is under way; 0: not at all */
 };
 
 struct tl_reactor_stats {
     uint64_t rounds;
     uint64_t sleeps;
-    uint64_t events; /* of the provider */
+    uint64_t events; /* that the provider has reported */
 };
 
-/* The provider stays the caller's, and outlives the reactor. Errors: TL_RESOURCE_EXHAUSTED: no memory or descriptor. */
+/* Creates a reactor over a provider, which stays the caller's and must outlive it. Errors: TL_RESOURCE_EXHAUSTED: no
+ * memory or descriptor. Ownership: *ret_reactor until tl_reactor_destroy. */
 enum tl_status tl_reactor_create(struct tl_provider *provider, const struct tl_reactor_options *options,
                                  struct tl_reactor **ret_reactor, struct tl_error *ret_error) TL_MUST_USE;
-/* Everything that belongs to it is gone, and it is not busy. Closures that are left are delivered. NULL is accepted. */
+/* Runs the closures that are left and frees the reactor. Every object that belongs to it must be gone, and it must not
+ * be busy. NULL is accepted. */
 void tl_reactor_destroy(struct tl_reactor *reactor);
 
-/* One round; sleeps until deadline_ns (monotonic; 0: not at all) when there is nothing to do and it has spun enough.
- * True when something was done, a wake included. */
+/* Runs one round; sleeps until deadline_ns (monotonic; 0: not at all) when there is nothing to do and it has spun
+ * enough. Returns whether anything was done; a wake counts. */
 bool tl_reactor_run_once(struct tl_reactor *reactor, int64_t deadline_ns);
 
-/* Delivered on the owner's thread. Thread: any. */
+/* Posts a closure, which runs on the owner's thread. Thread: any. */
 void tl_reactor_post(struct tl_reactor *reactor, struct tl_closure *closure);
 /* Makes a sleeping owner return. Thread: any. */
 void tl_reactor_wake(struct tl_reactor *reactor);
 /* Runs the closure at the end of this round; it must not be deferred already. */
 void tl_reactor_defer(struct tl_reactor *reactor, struct tl_closure *closure);
 
+/* Return the timers and the provider, valid as long as the reactor. */
 struct tl_timers *tl_reactor_timers(struct tl_reactor *reactor);
 struct tl_provider *tl_reactor_provider(struct tl_reactor *reactor);
-/* Counts what is under way (+1, -1): while the sum is not 0, the reactor spins before it sleeps. */
+/* Counts work that is under way (+1, -1): while the sum is not 0, the reactor spins before it sleeps. */
 void tl_reactor_busy(struct tl_reactor *reactor, int change);
-/* Readable when a sleeping owner would have something to do, after tl_reactor_prepare_sleep has returned true; for an
- * owner that sleeps on something else. tl_reactor_end_sleep follows. False: there is something to do, of which events
- * may have been handled already, or the provider has no descriptor; the owner runs a round instead of sleeping. */
+
+/* For an owner that sleeps on another descriptor. tl_reactor_prepare_sleep returns true when the owner may sleep; until
+ * tl_reactor_end_sleep, which must follow, the descriptor of tl_reactor_fd is readable as soon as there is something to
+ * do. It returns false when there is something to do already, of which events may have been handled, or when the
+ * provider has no descriptor; the owner then runs a round instead of sleeping. */
 int tl_reactor_fd(const struct tl_reactor *reactor);
 bool tl_reactor_prepare_sleep(struct tl_reactor *reactor);
 void tl_reactor_end_sleep(struct tl_reactor *reactor);
-/* Thread: any; a snapshot. */
+
+/* Reads the counters at this moment. Thread: any. */
 void tl_reactor_get_stats(const struct tl_reactor *reactor, struct tl_reactor_stats *ret_stats);
 
 #endif

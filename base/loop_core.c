@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/loop_core.h"
+
+#include "base/clock.h"
+
+void tl_loop_core_init(struct tl_loop_core *core)
+{
+    tl_mailbox_init(&core->mailbox);
+    tl_timers_init(&core->timers);
+    tl_list_init(&core->deferred);
+}
+
+void tl_loop_core_fini(struct tl_loop_core *core)
+{
+    while (tl_loop_core_run_closures(core) > 0 || tl_loop_core_run_deferred(core)) {
+    }
+    tl_mailbox_fini(&core->mailbox);
+    tl_timers_fini(&core->timers);
+}
+
+unsigned tl_loop_core_fire_timers(struct tl_loop_core *core)
+{
+    if (tl_timers_next_due_ns(&core->timers) == TL_TIME_NEVER) return 0;
+    return tl_timers_fire_due(&core->timers, tl_clock_now_ns());
+}
+
+bool tl_loop_core_run_deferred(struct tl_loop_core *core)
+{
+    struct tl_list batch;
+    tl_list_init(&batch);
+    tl_list_splice_back(&batch, &core->deferred);
+    bool was_any = !tl_list_is_empty(&batch);
+    struct tl_list *link;
+    while ((link = tl_list_pop_front(&batch)) != NULL) {
+        struct tl_closure *closure = TL_CONTAINER_OF(link, struct tl_closure, link);
+        closure->run(closure);
+    }
+    return was_any;
+}

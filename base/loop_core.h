@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The core of an event loop: what the control loop and the reactors have in common.
+ *
+ * An event loop has one owner at a time, which runs rounds. In a round it runs the closures that other threads have
+ * posted, fires the timers that are due, handles its own kind of events, and at the end runs the closures that were
+ * deferred meanwhile. When a round finds nothing to do, the owner may sleep. What it sleeps on, and how a post wakes
+ * it, is the business of the loop that contains the core.
+ *
+ * Thread: the owner's, unless a function says otherwise.
+ */
+#ifndef BASE_LOOP_CORE_H
+#define BASE_LOOP_CORE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/mailbox.h"
+#include "base/timer.h"
+
+struct tl_loop_core {
+    struct tl_mailbox mailbox;
+    struct tl_timers timers;
+    struct tl_list deferred; /* struct tl_closure */
+};
+
+void tl_loop_core_init(struct tl_loop_core *core);
+/* Runs the closures that are left, and those that they post or defer. Timers that are left are disarmed. */
+void tl_loop_core_fini(struct tl_loop_core *core);
+
+/* Posts a closure. Returns true when the caller must wake the owner. Thread: any. */
+static inline bool tl_loop_core_post(struct tl_loop_core *core, struct tl_closure *closure)
+{
+    return tl_mailbox_post(&core->mailbox, closure);
+}
+
+/* Runs the closures that were posted before the call. Returns how many. */
+static inline unsigned tl_loop_core_run_closures(struct tl_loop_core *core)
+{
+    return tl_mailbox_run(&core->mailbox);
+}
+
+/* Fires the timers that are due; reads the clock only if a timer is armed. Returns how many were fired. */
+unsigned tl_loop_core_fire_timers(struct tl_loop_core *core);
+
+/* Defers a closure to the end of the round. The closure must not be deferred already. */
+static inline void tl_loop_core_defer(struct tl_loop_core *core, struct tl_closure *closure)
+{
+    tl_list_push_back(&core->deferred, &closure->link);
+}
+
+static inline bool tl_loop_core_has_deferred(const struct tl_loop_core *core)
+{
+    return !tl_list_is_empty(&core->deferred);
+}
+
+/* Runs the closures that were deferred before the call; those that they defer wait for the next call. Returns whether
+ * there were any. */
+bool tl_loop_core_run_deferred(struct tl_loop_core *core);
+
+/* Returns until when the owner may sleep: the deadline, or the next timer if that is due earlier. */
+static inline int64_t tl_loop_core_sleep_until_ns(const struct tl_loop_core *core, int64_t deadline_ns)
+{
+    int64_t due_ns = tl_timers_next_due_ns(&core->timers);
+    return due_ns < deadline_ns ? due_ns : deadline_ns;
+}
+
+/* Announces a sleep, so that the next post asks its caller to wake the owner. Returns false when closures wait, posted
+ * or deferred: the owner must not sleep then. */
+static inline bool tl_loop_core_prepare_sleep(struct tl_loop_core *core)
+{
+    return !tl_loop_core_has_deferred(core) && tl_mailbox_prepare_sleep(&core->mailbox);
+}
+
+/* Ends what tl_loop_core_prepare_sleep has announced. */
+static inline void tl_loop_core_end_sleep(struct tl_loop_core *core)
+{
+    tl_mailbox_end_sleep(&core->mailbox);
+}
+
+#endif
