@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/back_off.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -157,11 +158,7 @@ static void tell_failure(struct tl_data_connection *connection, const struct eve
 
 static void pause_before_offer(struct tl_data_connection *connection, const struct event *event)
 {
-    unsigned shift = connection->failure_count < 6 ? connection->failure_count : 6;
-    int64_t pause_ns = FIRST_PAUSE_NS << shift;
-    if (pause_ns > MAX_PAUSE_NS) pause_ns = MAX_PAUSE_NS;
-    connection->failure_count++;
-    arm(connection, pause_ns / 2 + (int64_t)(tl_random_u64() % (uint64_t)(pause_ns / 2)));
+    arm(connection, tl_back_off_ns(FIRST_PAUSE_NS, MAX_PAUSE_NS, connection->failure_count++));
     tell_failure(connection, event);
 }
 

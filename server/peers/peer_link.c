@@ -28,11 +28,11 @@
 #include <string.h>
 
 #include "base/arith.h"
+#include "base/back_off.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
-#include "base/random.h"
 #include "server/peers/peer_internal.h"
 
 #define FIRST_BACK_OFF_NS (20 * TL_NS_PER_MS)
@@ -72,17 +72,12 @@ static void log_absence(struct tl_peer *peer, const struct tl_error *reason, boo
     links->has_warned = !is_expected;
 }
 
-/* Arms the next attempt. The pause doubles with each failure and has a random part, so that many workers do not connect
- * at the same moment. */
+/* Arms the next attempt, after a pause that grows with each failure. */
 static void retry_later(struct tl_peer *peer)
 {
     struct peer_links *links = &peer->links;
     unsigned losses = links->loss_count > LOSSES_WITHOUT_PAUSE ? links->loss_count - LOSSES_WITHOUT_PAUSE : 0;
-    unsigned count = links->failure_count + losses;
-    unsigned shift = count < 6 ? count : 6;
-    int64_t pause_ns = FIRST_BACK_OFF_NS << shift;
-    if (pause_ns > MAX_BACK_OFF_NS) pause_ns = MAX_BACK_OFF_NS;
-    pause_ns = pause_ns / 2 + (int64_t)(tl_random_u64() % (uint64_t)(pause_ns / 2));
+    int64_t pause_ns = tl_back_off_ns(FIRST_BACK_OFF_NS, MAX_BACK_OFF_NS, links->failure_count + losses);
     int64_t due_ns = tl_clock_now_ns() + pause_ns;
     if (tl_timers_arm(tl_loop_timers(peer->worker->loop), &links->back_off, due_ns) != TL_OK) {
         TL_LOG_AT_ERROR("no memory to try a peer again", TL_STR("peer", peer->name));

@@ -103,7 +103,7 @@ struct op_receive {
     struct tl_offer offer;                /* what the table has answered with TL_OK */
     struct tl_tensor *destination;        /* the caller's, NULL: a new one */
     struct tl_timer retry_timer;
-    int64_t retry_pause_ns;
+    unsigned retry_count; /* retries so far: each waits longer */
     bool wants_checksum;
     bool may_map;
 };

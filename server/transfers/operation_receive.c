@@ -10,6 +10,7 @@
  */
 #include <string.h>
 
+#include "base/back_off.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
@@ -132,8 +133,7 @@ static void retry_later(struct tl_op *op, const struct tl_error *unused)
     (void)unused;
     struct op_receive *receive = &op->receive;
     op->worker->requests_retried++;
-    int64_t due_ns = tl_clock_now_ns() + receive->retry_pause_ns;
-    receive->retry_pause_ns = receive->retry_pause_ns * 2 < MAX_RETRY_NS ? receive->retry_pause_ns * 2 : MAX_RETRY_NS;
+    int64_t due_ns = tl_clock_now_ns() + tl_back_off_ns(FIRST_RETRY_NS, MAX_RETRY_NS, receive->retry_count++);
     if (tl_timers_arm(tl_loop_timers(op->worker->loop), &receive->retry_timer, due_ns) != TL_OK) {
         tl_op_handle(op, OP_EVENT_FAILED, &op_out_of_memory);
     }
@@ -374,7 +374,6 @@ enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, c
     receive->destination = destination != NULL ? tl_tensor_get(destination) : NULL;
     receive->wants_checksum = worker->settings.checksum || options.wants_checksum;
     receive->may_map = options.may_map;
-    receive->retry_pause_ns = FIRST_RETRY_NS;
     receive->retry_timer.fire = retry;
     receive->answer_closure.run = answer_came;
     tl_fetch_init(&receive->request.fetch, &fetch_ops);
