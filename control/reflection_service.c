@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * grpc.reflection.v1 and v1alpha: what services and messages this server has, for tools that do not know them.
+ * grpc.reflection.v1 and v1alpha: lists the services and messages of this server, for tools that do not know them.
  *
  * Happy path: each message of the stream is a question; the answer is the list of services, or the file that was asked
- * for (by its name, or by a symbol in it) together with all files it imports. The versions differ in their package
- * alone, so the messages of one serve both.
+ * for (by its name, or by a symbol in it) together with all files it imports.
+ *
+ * Both versions are served because tools ask for either: grpcurl begins with v1, while grpc_cli (gRPC's own tool),
+ * Postman and evans know v1alpha only. The versions differ in the name of their package alone, so that one
+ * implementation serves both and the second costs one registered method.
  *
  * Failure modes: a name that does not exist is an error inside the answer, and the stream goes on; a message that is no
- * question ends it with INVALID_ARGUMENT, a client that stays silent with DEADLINE_EXCEEDED. The project's files have
- * no extensions, so every question for one is answered with NOT_FOUND or an empty list.
+ * question ends it with INVALID_ARGUMENT; a client that sends nothing for too long with DEADLINE_EXCEEDED. The
+ * project's files have no extensions, so every question for one is answered with NOT_FOUND or an empty list.
  */
 #include <stdio.h>
 #include <stdlib.h>
