@@ -5,9 +5,9 @@
  * Happy path: each message of the stream is a question; the answer is the list of services, or the file that was asked
  * for (by its name, or by a symbol in it) together with all files it imports.
  *
- * Both versions are served because tools ask for either: grpcurl begins with v1, while grpc_cli (gRPC's own tool),
- * Postman and evans know v1alpha only. The versions differ in the name of their package alone, so that one
- * implementation serves both and the second costs one registered method.
+ * Both versions are served because tools ask for either: grpcurl begins with v1, while grpc_cli (gRPC's own tool) and
+ * evans know v1alpha only. The versions differ in the name of their package alone, so that one implementation serves
+ * both and the second costs one registered method.
  *
  * Failure modes: a name that does not exist is an error inside the answer, and the stream goes on; a message that is no
  * question ends it with INVALID_ARGUMENT; a client that sends nothing for too long with DEADLINE_EXCEEDED. The

@@ -61,7 +61,6 @@ bool conn_register(struct tl_conn *conn, struct tl_memory *memory, void *owner, 
                                                          .closure = {.run = run},
                                                          .post = post_to_reactor,
                                                          .context = conn->engine->reactor};
-    tl_list_init(&registering->registration.link);
     tl_list_init(&registering->registration.closure.link);
     conn->held_count++;
     tl_memory_register(memory, &registering->registration);

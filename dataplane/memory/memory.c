@@ -2,25 +2,24 @@
 /*
  * Memory of the data plane: the pool first, then registrations of users' memory, and the slow worker that makes these.
  *
- * The slow worker is started with the first request. It takes one at a time from the list, in order, and posts its
- * closure; before each it serves
- * those who wait for room in the pool. Destroy lets it finish the one it is at, whose pin is given back at once, and
- * cancels the others: each closure is posted exactly once.
+ * The slow worker is a thread that starts with the first request. It carries out one registration at a time, in order,
+ * and posts its closure; before each it serves the requests that wait for space in the pool. Destroying the memory lets
+ * it finish the registration that it is at, whose pin is given back at once, and cancels the others: each closure is
+ * posted exactly once.
  */
 #include "dataplane/memory/memory.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "base/closure_thread.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/reason.h"
-#include "base/thread.h"
 #include "dataplane/memory/registrations.h"
 
 /* How often the log says that the pool is full. */
@@ -32,13 +31,8 @@ struct tl_memory {
     struct tl_registrations *registrations;
     _Atomic uint64_t bounced_bytes;
 
-    pthread_t slow_worker;
-    bool has_slow_worker;
-    pthread_mutex_t mutex; /* of what follows */
-    pthread_cond_t wake;   /* something waits, or the slow worker is to stop */
-    struct tl_list waiting;
-    bool is_memory_wanted; /* the pool may be able to serve somebody */
-    bool is_stopping;
+    struct tl_closure_thread slow_worker;
+    struct tl_closure serve_job; /* waits in the slow worker when the pool may be able to serve a request that waits */
 
     /* The slow worker's. */
     int64_t next_full_log_ns;
@@ -47,31 +41,6 @@ struct tl_memory {
 
 /* ------------------------------------------------------------------------------------------------- slow worker -- */
 
-/* Waits for something to do: ret_registration NULL: no registration. False: stop. */
-static bool await_work(struct tl_memory *memory, bool *ret_is_memory_wanted, struct tl_registration **ret_registration)
-{
-    struct tl_list *node = NULL;
-    pthread_mutex_lock(&memory->mutex);
-    while (!memory->is_stopping && !memory->is_memory_wanted && tl_list_is_empty(&memory->waiting))
-        pthread_cond_wait(&memory->wake, &memory->mutex);
-    bool goes_on = !memory->is_stopping;
-    if (goes_on) node = tl_list_pop_front(&memory->waiting);
-    *ret_is_memory_wanted = memory->is_memory_wanted;
-    memory->is_memory_wanted = false;
-    pthread_mutex_unlock(&memory->mutex);
-    *ret_registration = node ? TL_CONTAINER_OF(node, struct tl_registration, link) : NULL;
-    return goes_on;
-}
-
-static bool is_stopping(struct tl_memory *memory)
-{
-    pthread_mutex_lock(&memory->mutex);
-    bool stopping = memory->is_stopping;
-    pthread_mutex_unlock(&memory->mutex);
-    return stopping;
-}
-
-/* An error that nobody has put there. */
 static void set_cancelled(struct tl_registration *registration)
 {
     (void)tl_error_set(&registration->error, TL_CANCELLED, "the data plane was stopped");
@@ -110,19 +79,16 @@ static void carry_out(struct tl_memory *memory, struct tl_registration *registra
         set_pin(&registration->pin, tl_tensor_data(registration->tensor), tl_tensor_size_bytes(registration->tensor),
                 tl_registered_region(registered), registered);
     }
-    if (!is_stopping(memory)) return;
+    if (!tl_closure_thread_is_stopping(&memory->slow_worker)) return;
     tl_memory_unpin(memory, &registration->pin);
     set_cancelled(registration);
 }
 
-/* Under a lock of the pool. */
+/* Called under a lock of the pool. */
 static void memory_wanted(void *context)
 {
     struct tl_memory *memory = context;
-    pthread_mutex_lock(&memory->mutex);
-    memory->is_memory_wanted = true;
-    pthread_cond_signal(&memory->wake);
-    pthread_mutex_unlock(&memory->mutex);
+    tl_closure_thread_post_first(&memory->slow_worker, &memory->serve_job);
 }
 
 static bool evict(void *context)
@@ -146,8 +112,9 @@ static void log_full(struct tl_memory *memory)
                    TL_STR("reason", refusal.message), TL_STR("remedy", "release received tensors sooner"));
 }
 
-static void serve_waits(struct tl_memory *memory)
+static void serve_waits(struct tl_closure *job)
 {
+    struct tl_memory *memory = TL_CONTAINER_OF(job, struct tl_memory, serve_job);
     struct tl_pool_wait *wait;
     while ((wait = tl_pool_serve(memory->pool)) != NULL) {
         struct tl_memory_wait *memory_wait = TL_CONTAINER_OF(wait, struct tl_memory_wait, wait);
@@ -156,56 +123,36 @@ static void serve_waits(struct tl_memory *memory)
     log_full(memory);
 }
 
-static void *run_slow_worker(void *argument)
+static void run_registration(struct tl_closure *job)
 {
-    struct tl_memory *memory = argument;
-    struct tl_registration *registration;
-    bool is_memory_wanted;
-    while (await_work(memory, &is_memory_wanted, &registration)) {
-        if (is_memory_wanted) serve_waits(memory);
-        if (registration == NULL) continue;
-        carry_out(memory, registration);
-        registration->post(registration->context, &registration->closure);
-    }
-    return NULL;
+    struct tl_registration *registration = TL_CONTAINER_OF(job, struct tl_registration, job);
+    carry_out(registration->memory, registration);
+    registration->post(registration->context, &registration->closure);
 }
 
-/* A worker with many peers has a memory for each of them, of which most never need it. Under mutex. */
-static enum tl_status need_slow_worker(struct tl_memory *memory, struct tl_error *ret_error)
-{
-    if (memory->has_slow_worker) return TL_OK;
-    enum tl_status status = tl_thread_start("tl-slow", run_slow_worker, memory, &memory->slow_worker, ret_error);
-    memory->has_slow_worker = status == TL_OK;
-    return status;
-}
-
+/* A worker with many peers has a memory for each of them, most of which never need a slow worker. */
 void tl_memory_register(struct tl_memory *memory, struct tl_registration *registration)
 {
     registration->pin = (struct tl_pin){0};
     registration->error.code = TL_OK;
     registration->error.message[0] = '\0';
-    pthread_mutex_lock(&memory->mutex);
-    TL_CHECK(!memory->is_stopping);
-    bool is_taken = need_slow_worker(memory, &registration->error) == TL_OK;
-    if (is_taken) {
-        tl_list_push_back(&memory->waiting, &registration->link);
-        pthread_cond_signal(&memory->wake);
+    registration->memory = memory;
+    registration->job.run = run_registration;
+    if (tl_closure_thread_start(&memory->slow_worker, &registration->error) == TL_OK) {
+        tl_closure_thread_post(&memory->slow_worker, &registration->job);
+    } else {
+        registration->post(registration->context, &registration->closure);
     }
-    pthread_mutex_unlock(&memory->mutex);
-    if (!is_taken) registration->post(registration->context, &registration->closure);
 }
 
 /* Ends the slow worker and cancels what waits. */
 static void stop_slow_worker(struct tl_memory *memory)
 {
-    struct tl_list *node;
-    pthread_mutex_lock(&memory->mutex);
-    memory->is_stopping = true;
-    pthread_cond_signal(&memory->wake);
-    pthread_mutex_unlock(&memory->mutex);
-    if (memory->has_slow_worker) TL_CHECK(pthread_join(memory->slow_worker, NULL) == 0);
-    while ((node = tl_list_pop_front(&memory->waiting)) != NULL) {
-        struct tl_registration *registration = TL_CONTAINER_OF(node, struct tl_registration, link);
+    struct tl_list left, *link;
+    tl_closure_thread_stop(&memory->slow_worker, &left);
+    while ((link = tl_list_pop_front(&left)) != NULL) {
+        if (link == &memory->serve_job.link) continue;
+        struct tl_registration *registration = TL_CONTAINER_OF(link, struct tl_registration, job.link);
         set_cancelled(registration);
         registration->post(registration->context, &registration->closure);
     }
@@ -219,9 +166,9 @@ enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_me
     struct tl_memory *memory = calloc(1, sizeof(*memory));
     if (!memory) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane's memory");
     memory->provider = provider;
-    pthread_mutex_init(&memory->mutex, NULL);
-    pthread_cond_init(&memory->wake, NULL);
-    tl_list_init(&memory->waiting);
+    tl_closure_thread_init(&memory->slow_worker, "tl-slow");
+    memory->serve_job.run = serve_waits;
+    tl_list_init(&memory->serve_job.link);
     enum tl_status status = tl_registrations_create(provider, options->max_cached_bytes, options->max_cached_count,
                                                     &memory->registrations, ret_error);
     if (status != TL_OK) goto fail;
@@ -242,8 +189,7 @@ void tl_memory_destroy(struct tl_memory *memory)
     stop_slow_worker(memory);
     tl_registrations_close(memory->registrations);
     tl_pool_close(memory->pool);
-    pthread_cond_destroy(&memory->wake);
-    pthread_mutex_destroy(&memory->mutex);
+    tl_closure_thread_fini(&memory->slow_worker);
     free(memory);
 }
 
@@ -299,9 +245,7 @@ enum tl_status tl_memory_await(struct tl_memory *memory, struct tl_memory_wait *
 {
     memory_wait->wait.len_bytes = len_bytes;
     tl_list_init(&memory_wait->wait.link);
-    pthread_mutex_lock(&memory->mutex);
-    enum tl_status status = need_slow_worker(memory, ret_error);
-    pthread_mutex_unlock(&memory->mutex);
+    enum tl_status status = tl_closure_thread_start(&memory->slow_worker, ret_error);
     if (status != TL_OK) return status;
     return tl_pool_wait(memory->pool, &memory_wait->wait, ret_error);
 }

@@ -122,7 +122,8 @@ struct tl_registration {
     struct tl_closure closure; /* to the poster's mailbox: deliver is set by the caller and runs on its thread */
     void (*post)(void *context, struct tl_closure *closure); /* brings the closure there. Thread: any */
     void *context;
-    struct tl_list link; /* the slow worker's */
+    struct tl_closure job; /* the slow worker's, as is memory */
+    struct tl_memory *memory;
 };
 /* Registers the allocation behind the tensor and pins its bytes; the closure follows exactly once. Thread: any. */
 void tl_memory_register(struct tl_memory *memory, struct tl_registration *registration);

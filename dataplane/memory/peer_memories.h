@@ -23,7 +23,8 @@ struct tl_memory_making {
     struct tl_closure closure; /* to the poster's mailbox: deliver is set by the caller and runs on its thread */
     void (*post)(void *context, struct tl_closure *closure); /* brings the closure there. Thread: any */
     void *context;
-    struct tl_list link; /* the maker's */
+    struct tl_closure job; /* the maker's, as is memories */
+    struct tl_peer_memories *memories;
 };
 
 /* options: of each. Errors: TL_RESOURCE_EXHAUSTED: no memory or no thread. */

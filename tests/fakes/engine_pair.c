@@ -193,7 +193,6 @@ static void pass_slow_worker(struct tl_memory *memory, struct tl_tensor *barrier
     TL_CHECK(sem_init(&reached, 0, 0) == 0);
     struct tl_registration barrier = {
         .tensor = barrier_tensor, .access = TL_REGION_WRITE, .post = barrier_reached, .context = &reached};
-    tl_list_init(&barrier.link);
     tl_list_init(&barrier.closure.link);
     tl_memory_register(memory, &barrier);
     while (sem_wait(&reached) != 0) {

@@ -411,7 +411,7 @@ static void hold_until_destroy(struct region_provider *of)
 {
     of->hook = NULL;
     sem_post(&is_registering);
-    while (!is_stopping(memory))
+    while (!tl_closure_thread_is_stopping(&memory->slow_worker))
         sched_yield();
 }
 
