@@ -15,7 +15,7 @@
 
 _Noreturn void tl_check_failed(const char *file, int line, const char *condition) __attribute__((cold));
 
-/* The object whose member `member` is `*pointer`. */
+/* Returns the object whose member `member` is *pointer. */
 #define TL_CONTAINER_OF(pointer, type, member) ((type *)(void *)((char *)(pointer)-offsetof(type, member)))
 
 #define TL_ARRAY_COUNT(array) (sizeof(array) / sizeof((array)[0]))

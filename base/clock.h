@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Time. Everything that waits counts monotonic nanoseconds, so a step of the wall clock changes nothing. */
+/* Time. All waits use monotonic nanoseconds, so that a step of the wall clock changes nothing. */
 #ifndef BASE_CLOCK_H
 #define BASE_CLOCK_H
 
@@ -11,14 +11,14 @@
 /* A time that never comes. */
 #define TL_TIME_NEVER INT64_MAX
 
-/* Monotonic time now, in nanoseconds. */
+/* Returns the monotonic time now, in nanoseconds. */
 int64_t tl_clock_now_ns(void);
 
-/* now + timeout, TL_TIME_NEVER when timeout_ns is TL_TIME_NEVER or the sum does not fit; a negative timeout counts as
- * zero. */
+/* Returns now + timeout, or TL_TIME_NEVER when timeout_ns is TL_TIME_NEVER or the sum does not fit; a negative timeout
+ * counts as zero. */
 int64_t tl_clock_deadline_ns(int64_t timeout_ns);
 
-/* Nanoseconds until the deadline, never negative; TL_TIME_NEVER for TL_TIME_NEVER. */
+/* Returns the nanoseconds until the deadline, never negative; TL_TIME_NEVER for TL_TIME_NEVER. */
 int64_t tl_clock_remaining_ns(int64_t deadline_ns);
 
 #endif

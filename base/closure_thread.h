@@ -4,7 +4,7 @@
  *
  * Happy path: the thread is started when it is first needed; any thread posts closures to it; each runs once, in order.
  * tl_closure_thread_stop lets the running closure finish, ends the thread and returns the closures that have not run,
- * so that their owner can cancel them.
+ * so that the caller can cancel them.
  *
  * Thread: any, unless a function says otherwise.
  */
@@ -19,7 +19,7 @@
 #include "base/mailbox.h"
 
 struct tl_closure_thread {
-    const char *name; /* of the thread */
+    const char *name; /* the name that the thread has */
     pthread_t thread;
     pthread_mutex_t mutex; /* guards what follows */
     pthread_cond_t wake;   /* a closure waits, or the thread is to stop */

@@ -9,7 +9,7 @@
 
 #define LINE_BYTES 64
 
-/* Whole cache lines; `to` is aligned to one. */
+/* Copies whole cache lines; `to` is aligned to one. */
 static void copy_lines(char *to, const char *from, size_t line_count)
 {
     for (size_t i = 0; i < line_count; i++, to += LINE_BYTES, from += LINE_BYTES) {
@@ -24,7 +24,7 @@ static void copy_lines(char *to, const char *from, size_t line_count)
         _mm_stream_si128(target + 2, c);
         _mm_stream_si128(target + 3, d);
     }
-    _mm_sfence(); /* such stores are not ordered before those that tell of them */
+    _mm_sfence(); /* Streaming stores are not ordered before the stores that announce them. */
 }
 
 void tl_copy_uncached(void *to, const void *from, size_t len_bytes)

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Copying bytes that nobody reads soon. */
+/* Copying bytes that will not be read soon. */
 #ifndef BASE_COPY_H
 #define BASE_COPY_H
 
 #include <stddef.h>
 
-/* As memcpy, but past the processor's caches where it can: the destination is not read into them first, and does not
- * push out what is in them, such as the pieces that are about to be copied. Faster for what is part of something larger
- * than the caches, slower for anything else. Whoever is told of the copy afterwards, also in another thread, sees it.
- */
+/* Copies like memcpy, but past the processor's caches where it can: the destination is not read into the caches first,
+ * and does not displace their contents, such as the pieces that are copied next. It is faster for a piece of something
+ * larger than the caches, and slower for anything else. A thread that is notified after the copy sees the bytes. */
 void tl_copy_uncached(void *to, const void *from, size_t len_bytes);
 
 #endif

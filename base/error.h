@@ -13,7 +13,7 @@
 enum tl_status tl_error_set(struct tl_error *ret_error, enum tl_status code, const char *format, ...)
     __attribute__((cold, format(printf, 3, 4)));
 
-/* The same with errno's text and a code that fits it appended: ENOENT/ENOTDIR NOT_FOUND, EACCES/EPERM/EROFS
+/* The same with errno's text appended, and with the code that fits it: ENOENT/ENOTDIR NOT_FOUND, EACCES/EPERM/EROFS
  * PERMISSION_DENIED, ENOMEM/ENOSPC/EMFILE/ENFILE/EDQUOT/EFBIG/ENOBUFS RESOURCE_EXHAUSTED, EEXIST ALREADY_EXISTS,
  * ETIMEDOUT DEADLINE_EXCEEDED, EINVAL/EISDIR/ELOOP/ENAMETOOLONG INVALID_ARGUMENT, ECONNREFUSED and the like
  * UNAVAILABLE, everything else INTERNAL. */
@@ -27,7 +27,7 @@ enum tl_status tl_error_copy(struct tl_error *ret_error, const struct tl_error *
 void tl_error_prefix(struct tl_error *error, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 
 /* Keeps an error for later: returns a copy that outlives it, NULL for TL_OK and for NULL, and a constant with code
- * TL_RESOURCE_EXHAUSTED when there is no memory. Ownership: the caller's, who gives it to tl_error_drop once. */
+ * TL_RESOURCE_EXHAUSTED when there is no memory. Ownership: the caller's; tl_error_drop ends it. */
 const struct tl_error *tl_error_keep(const struct tl_error *error) TL_MUST_USE;
 void tl_error_drop(const struct tl_error *kept); /* NULL is accepted. */
 

@@ -25,7 +25,7 @@ static inline bool tl_list_is_empty(const struct tl_list *head)
     return head->next == head;
 }
 
-/* True when the node is in a list. */
+/* Returns whether the node is in a list. */
 static inline bool tl_list_is_linked(const struct tl_list *node)
 {
     return node->next != node;
@@ -57,7 +57,7 @@ static inline void tl_list_remove(struct tl_list *node)
     tl_list_init(node);
 }
 
-/* The first node, taken out; NULL when the list is empty. */
+/* Takes the first node out of the list and returns it; NULL when the list is empty. */
 static inline struct tl_list *tl_list_pop_front(struct tl_list *head)
 {
     if (tl_list_is_empty(head)) return NULL;

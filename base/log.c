@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The log. A line is built in a buffer of fixed size on the stack and given to stderr with one write, so that lines of
- * several threads and processes do not mix and nothing has to be allocated.
+ * several threads and processes do not mix and no memory is allocated.
  *
- * A line that is too long is cut inside its last value, keeps its form, and says so with cut=true.
- * A stderr that is full, closed, or whose reader has gone or does not read loses the line. Lost lines are counted; the
- * next line that can be written comes behind one that tells how many.
+ * A line that is too long is cut inside its last value, keeps its form, and ends with cut=true. A line is lost when
+ * stderr is full or closed, or when its reader has gone or does not read. Lost lines are counted; the next line that
+ * can be written comes behind one with their number.
  */
 #include "base/log.h"
 
@@ -22,7 +22,7 @@
 #include "base/text.h"
 
 #define MAX_LINE_BYTES TL_STDERR_PIECE_BYTES
-/* Kept free for what ends a line: a quote, the mark of a cut, a brace, the newline. */
+/* Kept free for the end of a line: a quote, the mark of a cut, a brace, the newline. */
 #define RESERVED_BYTES 32
 
 static const char *const level_names[] = {
@@ -32,18 +32,18 @@ static const char *const level_names[] = {
     [TL_LOG_DEBUG] = "debug",
 };
 
-/* What the program has set and, for what it has left open, the worker that was opened last. The lock is held for
- * reading while the program's function takes a line, so that it can be replaced. */
+/* The settings of the program and, for what these leave open, of the worker that was opened last. The lock is held for
+ * reading while the program's function takes a line, so that the function can be replaced. */
 static pthread_rwlock_t settings_lock = PTHREAD_RWLOCK_INITIALIZER;
 static struct tl_log_options of_program;
 static struct tl_log_options of_worker = {.level = TL_LOG_WARN, .format = TL_LOG_KEY_VALUE};
 
-/* What follows from them, for every line. */
+/* The level and format that follow from them, for every line. */
 static atomic_int current_level = TL_LOG_WARN;
 static atomic_int current_format = TL_LOG_KEY_VALUE;
-static atomic_uint_least64_t lost_count; /* lines that nobody has been told of */
+static atomic_uint_least64_t lost_count; /* lost lines that were not reported yet */
 
-/* Under the lock, after a change. */
+/* Decides what applies. Called under the lock, after a change. */
 static void decide(void)
 {
     const enum tl_log_level level = of_program.level != TL_LOG_LEVEL_CONFIGURED ? of_program.level : of_worker.level;
@@ -173,7 +173,7 @@ static void put_string(struct line *line, const char *prefix, const char *value,
         value += taken;
         left -= taken;
     }
-    /* The reserved end has room for the quote even when the value was cut. */
+    /* The reserved end has space for the quote even when the value was cut. */
     if (is_quoted) put_end(line, "\"");
 }
 
@@ -233,8 +233,8 @@ static void build(struct line *line, enum tl_log_level level, const char *messag
     put_end(line, line->is_json ? "}\n" : "\n");
 }
 
-/* Tells of lost lines, whatever the level is. False: they are still to be told of. */
-static bool tell_lost(void)
+/* Reports lost lines, whatever the level is. Returns false when they could not be reported. */
+static bool report_lost(void)
 {
     uint64_t count = atomic_exchange_explicit(&lost_count, 0, memory_order_relaxed);
     if (count == 0) return true;
@@ -248,11 +248,11 @@ static bool tell_lost(void)
 
 void tl_log_put(const char *text, size_t len_bytes)
 {
-    bool is_written = tell_lost() && tl_stderr_put(text, len_bytes);
+    bool is_written = report_lost() && tl_stderr_put(text, len_bytes);
     if (!is_written) atomic_fetch_add_explicit(&lost_count, 1, memory_order_relaxed);
 }
 
-/* Gives the line, without its newline, to the program's function; false: it has none. */
+/* Gives the line, without its newline, to the program's function. Returns false when it has none. */
 static bool hand_over(struct line *line, enum tl_log_level level)
 {
     pthread_rwlock_rdlock(&settings_lock);

@@ -6,9 +6,9 @@
  *     -> ts=2026-01-02T03:04:05.678Z level=info msg="worker ready" address=127.0.0.1:4000 port=4000
  *
  * Values are escaped; control characters and invalid UTF-8 never reach the terminal. A line is one write of at most
- * 4096 bytes. A full disk, a closed stderr, or a pipe that nobody reads loses the line, never the process or its time;
- * lost lines are counted, and the count is logged when writing works again. No secrets (keys, tokens, rkeys), no line
- * per tensor at info.
+ * 4096 bytes. A full disk, a closed stderr, or a pipe that is not read loses the line, never the process or its time;
+ * lost lines are counted, and the count is logged when writing works again. The log
+ * contains no secrets (keys, tokens, rkeys) and, at info, no line for each tensor.
  */
 #ifndef BASE_LOG_H
 #define BASE_LOG_H
@@ -22,7 +22,8 @@
 
 enum tl_log_kind { TL_LOG_KIND_STR, TL_LOG_KIND_I64, TL_LOG_KIND_U64, TL_LOG_KIND_INCARNATION, TL_LOG_KIND_BOOL };
 
-/* The one form of incarnations in logs, tables and JSON, where it is a text: numbers above 2^53 lose digits there. */
+/* The form of incarnations in logs, tables and JSON. In JSON it is a text, since numbers above 2^53 lose digits there.
+ */
 #define TL_INCARNATION_FORMAT "0x%016" PRIx64
 
 struct tl_log_field {
@@ -51,23 +52,23 @@ struct tl_log_field {
 #define TL_LOG_AT_INFO(...) TL_LOG(TL_LOG_INFO, __VA_ARGS__)
 #define TL_LOG_AT_DEBUG(...) TL_LOG(TL_LOG_DEBUG, __VA_ARGS__)
 
-/* Process-wide settings of the program, whatever workers are opened (tensorlane/log.h). Thread: any. */
+/* Sets the settings of the process, whatever workers are opened (tensorlane/log.h). Thread: any. */
 void tl_log_configure(enum tl_log_level level, enum tl_log_format format);
 
-/* All of it: what is zero in the options is left to the workers. Thread: any. */
+/* Sets everything: what is zero in the options is left to the workers. Thread: any. */
 void tl_log_take_over(const struct tl_log_options *options);
 
-/* The settings of a worker that is opened, for what the program has left open. Thread: any. */
+/* Sets the settings of a worker that is opened, for what the program has left open. Thread: any. */
 void tl_log_adopt(enum tl_log_level level, enum tl_log_format format);
 bool tl_log_is_enabled(enum tl_log_level level);
 
 /* Writes one line; fields end with a NULL key. Thread: any. */
 void tl_log_write(enum tl_log_level level, const char *message, const struct tl_log_field *fields);
 
-/* Passes on a line of somebody else's, with its newline, in the same way. Thread: any. */
+/* Passes on a line of another process, with its newline, in the same way. Thread: any. */
 void tl_log_put(const char *text, size_t len_bytes);
 
-/* Parses "error", "warn", "info", "debug". */
+/* Parses "error", "warn", "info", "debug". Returns false for any other text. */
 bool tl_log_parse_level(const char *text, enum tl_log_level *ret_level);
 
 #endif

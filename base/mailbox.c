@@ -2,10 +2,10 @@
 /*
  * Mailbox of one owner thread.
  *
- * Sleeping without losing a closure: the owner says under the mutex that it is about to sleep, and only when no closure
- * waits. The first post after that finds the mark, takes it away and tells its caller to wake the owner; further posts
- * find no mark and wake nobody. A wake that comes before the owner really sleeps must be remembered by whatever the
- * owner sleeps on (an eventfd, a completion queue alarm).
+ * No closure is lost when the owner sleeps: the owner marks the mailbox under the mutex before it sleeps, and only when
+ * no closure waits. The first post after that finds the mark, removes it and asks its caller to wake the owner; further
+ * posts find no mark. A wake that comes before the owner really sleeps must be remembered by what the owner sleeps on
+ * (an eventfd, a completion queue).
  */
 #include "base/mailbox.h"
 

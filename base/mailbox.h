@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Mailbox of one owner thread: any thread posts, the owner takes all at once.
+ * Mailbox of one owner thread: any thread posts closures, and the owner takes all of them at once.
  *
- * A closure is embedded in the object it carries; ownership of that object travels with it. Closures are delivered in
- * the order they were posted.
+ * A closure is embedded in the object that it carries; ownership of that object travels with it. Closures run in the
+ * order in which they were posted.
  */
 #ifndef BASE_MAILBOX_H
 #define BASE_MAILBOX_H
@@ -23,7 +23,7 @@ struct tl_closure {
 struct tl_mailbox {
     pthread_mutex_t mutex;
     struct tl_list closures;
-    bool is_owner_asleep; /* the owner said it is about to sleep; the next post must wake it */
+    bool is_owner_asleep; /* the owner is about to sleep: the next post must wake it */
 };
 
 void tl_mailbox_init(struct tl_mailbox *mailbox);
@@ -31,17 +31,17 @@ void tl_mailbox_init(struct tl_mailbox *mailbox);
 /* The mailbox must be empty. */
 void tl_mailbox_fini(struct tl_mailbox *mailbox);
 
-/* Posts a closure. Returns true when the owner must be woken by the caller: at most once per sleep. Thread: any. */
+/* Posts a closure. Returns true when the caller must wake the owner: at most once per sleep. Thread: any. */
 bool tl_mailbox_post(struct tl_mailbox *mailbox, struct tl_closure *closure) TL_MUST_USE;
 
-/* Takes all closures and delivers each; returns how many. Closures posted meanwhile wait for the next call.
- * Thread: owner. */
+/* Takes all closures and runs each. Returns how many there were. Closures that are posted meanwhile wait for the next
+ * call. Thread: owner. */
 unsigned tl_mailbox_run(struct tl_mailbox *mailbox);
 
-/* Call before sleeping: returns false, and the owner must not sleep, when closures wait. Thread: owner. */
+/* Announces a sleep. Returns false when closures wait: the owner must not sleep then. Thread: owner. */
 bool tl_mailbox_prepare_sleep(struct tl_mailbox *mailbox) TL_MUST_USE;
 
-/* Call after sleeping. Thread: owner. */
+/* Ends a sleep. Thread: owner. */
 void tl_mailbox_end_sleep(struct tl_mailbox *mailbox);
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A queue of numbers. What was dropped leaves a gap at the front, which is closed when the room at the back ends and
- * the gap is at least as large as the queue: so each number is moved a bounded number of times on average. */
+/* A queue of numbers. Dropped numbers leave a gap at the front, which is closed when the space at the back ends and the
+ * gap is at least as large as the queue: each number is moved a bounded number of times on average. */
 #include "base/numbers.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 
 #define FIRST_CAPACITY 64
 
-/* Room for `more` numbers at the back. */
+/* Makes space for `more` numbers at the back. Returns false when there is no memory. */
 static bool reserve(struct tl_numbers *numbers, size_t more)
 {
     uint64_t needed;

@@ -11,24 +11,24 @@
 struct tl_numbers {
     uint64_t *memory; /* [capacity] */
     size_t capacity;
-    size_t begin; /* of the queue in memory */
+    size_t begin; /* index of the first number in memory */
     size_t count;
 };
 
-/* The first number, NULL when there is none; valid until the next push. */
+/* Returns the first number, NULL when there is none; valid until the next push. */
 static inline const uint64_t *tl_numbers_items(const struct tl_numbers *numbers)
 {
     return numbers->count > 0 ? numbers->memory + numbers->begin : NULL;
 }
 
-/* False: no memory, and nothing has changed. */
+/* Push numbers at the back. They return false when there is no memory, and nothing has changed then. */
 bool tl_numbers_push(struct tl_numbers *numbers, uint64_t number);
 bool tl_numbers_push_all(struct tl_numbers *numbers, const uint64_t *items, size_t count);
 
-/* Drops the first `count` numbers, of which there must be as many. */
+/* Drops the first `count` numbers; there must be so many. */
 void tl_numbers_drop(struct tl_numbers *numbers, size_t count);
 
-/* Frees the memory; the queue is empty. */
+/* Frees the memory. The queue is empty afterwards. */
 void tl_numbers_fini(struct tl_numbers *numbers);
 
 #endif

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-/* A random number from the kernel, never 0. */
+/* Returns a random number from the kernel, never 0. */
 uint64_t tl_random_u64(void);
 
 #endif

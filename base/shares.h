@@ -26,22 +26,23 @@
 struct tl_shares;
 struct tl_share; /* what one client holds */
 
-/* A client is a link, or the IP address of a caller that has no link. Clients are compared as bytes. All callers whose
- * address is not an IP address, as with Unix sockets, are one client, in which every byte is zero. */
+/* A client is a link, or the IP address of a caller that has no link. Clients are compared as bytes. All callers with
+ * an address of another kind, as with Unix sockets, are one client, in which every byte is zero. */
 struct tl_share_client {
     uint64_t link;       /* number of the link within this worker; 0: none */
     uint8_t address[16]; /* IPv6, or IPv4 mapped to it; zero with a link */
 };
 
-/* The client of a caller without a link, from its address as gRPC writes it: "ipv4:10.0.0.1:4000",
+/* Returns the client of a caller without a link, from its address as gRPC writes it: "ipv4:10.0.0.1:4000",
  * "ipv6:[::1]:4000" or "ipv6:%5B::1%5D:4000". The port does not matter. */
 struct tl_share_client tl_share_client_of(const char *address);
 
-/* setting is the name of the limit in the configuration, static: "limits.waiting". NULL: no memory. */
+/* Creates shares of a limit. setting is its name in the configuration, static: "limits.waiting". Returns NULL when
+ * there is no memory. Ownership: until tl_shares_destroy. */
 struct tl_shares *tl_shares_create(const char *setting, uint64_t limit);
 
-/* Nothing may be taken any more. What is still held may be given back later, on any thread; the memory is freed with
- * the last of it. NULL is accepted. */
+/* Ends the shares: no more may be taken. What is still held may be given back later, on any thread; the memory is freed
+ * with the last of it. NULL is accepted. */
 void tl_shares_destroy(struct tl_shares *shares);
 
 /* Charges a client with amount, which is at least 1. *ret_share is needed to give it back; it is the same for all that
@@ -53,7 +54,7 @@ enum tl_status tl_shares_take(struct tl_shares *shares, const struct tl_share_cl
 /* Gives back amount, or a part of it. The share is invalid once everything that was taken was given back. */
 void tl_shares_give(struct tl_share *share, uint64_t amount);
 
-/* What all clients hold. */
+/* Returns what all clients hold. */
 uint64_t tl_shares_used(struct tl_shares *shares);
 
 #endif

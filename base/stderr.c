@@ -2,14 +2,14 @@
 /*
  * Writing to standard error without waiting for its reader.
  *
- * Happy path: one system call that writes everything, and would say EAGAIN rather than wait: send(2) to a socket,
- * pwritev2(2) to a pipe. Kernels before 6.5 do not know the latter for pipes, none does for terminals: there poll(2) is
- * asked first, one thread at a time. Files on disks are simply written.
+ * Happy path: one system call writes everything and returns EAGAIN instead of waiting: send(2) for a socket,
+ * pwritev2(2) for a pipe. Kernels before 6.5 do not support the latter for pipes, and none does for terminals: there
+ * poll(2) is called first, by one thread at a time. Files on disks are simply written.
  *
- * Failure modes: no room: waits a little, once; after that not at all until something was written again, so that a log
- * that nobody reads costs nothing. Another process that takes the room between poll and write can still hold one thread
- * up on an old kernel; the others then give up after the same little while. Errors (a full disk, a reader that has
- * gone) lose the text.
+ * Failure modes: when there is no space, the first attempt waits a little, and further ones not at all until a text was
+ * written again, so that a log that is not read costs nothing. On an old kernel another process that fills the space
+ * between poll and write can still hold up one thread; the others then give up after the same short time. Errors (a
+ * full disk, a reader that has gone) lose the text.
  */
 #include "base/stderr.h"
 
@@ -27,7 +27,7 @@
 #define PATIENCE_MS 50
 
 static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
-static atomic_bool is_stuck;    /* the last attempt found no room */
+static atomic_bool is_stuck;    /* the last attempt found no space */
 static atomic_bool is_mid_line; /* the last text was written in part */
 
 static int patience_ms(void)
@@ -41,7 +41,7 @@ static bool has_space(int timeout_ms)
     return poll(&place, 1, timeout_ms) > 0;
 }
 
-/* For what cannot say EAGAIN: between the question and the answer nobody else of this process writes. */
+/* For descriptors that cannot return EAGAIN: no other thread of this process writes between poll and write. */
 static ssize_t ask_and_write(const char *text, size_t len)
 {
     for (int left_ms = patience_ms(); pthread_mutex_trylock(&writing) != 0; left_ms--) {
@@ -62,7 +62,7 @@ static ssize_t ask_and_write(const char *text, size_t len)
     return written;
 }
 
-/* Writes some of it, or fails with EAGAIN when there is no room. */
+/* Writes a part of the text, or fails with EAGAIN when there is no space. */
 static ssize_t write_some(const char *text, size_t len)
 {
     struct stat info;

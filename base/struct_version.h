@@ -42,8 +42,8 @@ enum tl_status tl_struct_read(void *ret_ours, size_t ours_bytes, size_t first_by
 enum tl_status tl_struct_check_size(const void *theirs, size_t first_bytes, const char *name,
                                     struct tl_error *ret_error) TL_MUST_USE;
 
-/* Fills a struct of the caller whose size was checked: with ours as far as it reaches, then with zeros. size_bytes
- * stays what the caller has set. */
+/* Fills a struct of the caller, which has passed tl_struct_check_size: with our fields as far as it reaches, then with
+ * zeros. size_bytes stays what the caller has set. */
 void tl_struct_fill(void *ret_theirs, const void *ours, size_t ours_bytes);
 
 #endif

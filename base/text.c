@@ -19,7 +19,7 @@ size_t tl_text_utf8_char_len(const char *text, size_t len_bytes)
 {
     const unsigned char *bytes = (const unsigned char *)text;
     size_t len;
-    unsigned char low = 0x80, high = 0xBF; /* of the second byte: rules out overlong forms and surrogates */
+    unsigned char low = 0x80, high = 0xBF; /* range of the second byte; it rules out overlong forms and surrogates */
     if (len_bytes == 0) return 0;
     if (bytes[0] < 0x80) return 1;
     if (bytes[0] < 0xC2 || bytes[0] > 0xF4) return 0;
@@ -40,13 +40,13 @@ size_t tl_text_utf8_char_len(const char *text, size_t len_bytes)
     return len;
 }
 
-/* Whether each of the eight bytes is one of ASCII, and none is NUL. */
+/* Returns whether each of the eight bytes is ASCII and none is NUL. */
 static inline bool is_plain(uint64_t bytes)
 {
     return ((bytes | (bytes - UINT64_C(0x0101010101010101))) & UINT64_C(0x8080808080808080)) == 0;
 }
 
-/* How many bytes from the first on are certainly plain. */
+/* Returns how many bytes from the first on are certainly plain. */
 static size_t count_plain(const char *text, size_t len_bytes)
 {
     size_t place = 0;
@@ -55,7 +55,7 @@ static size_t count_plain(const char *text, size_t len_bytes)
         memcpy(&bytes, text + place, sizeof(bytes));
         if (!is_plain(bytes)) return place;
     }
-    uint32_t first, last; /* of what is left; together they are all of it */
+    uint32_t first, last; /* The first and last four bytes of the rest; together they cover it. */
     if (len_bytes - place < sizeof(first)) return place;
     memcpy(&first, text + place, sizeof(first));
     memcpy(&last, text + len_bytes - sizeof(last), sizeof(last));

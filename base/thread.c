@@ -53,7 +53,7 @@ enum tl_status tl_thread_start(const char *name, void *(*run)(void *argument), v
 #define SETTLE_PAUSE_US 100
 #define MAX_SETTLE_LOOKS 1000
 
-/* Returns the threads of this process plus a constant, or 0 where the system does not tell. */
+/* Returns the number of threads of this process plus a constant, or 0 where the system does not show it. */
 static nlink_t count_threads(void)
 {
     struct stat info;

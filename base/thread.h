@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Threads of the library: named, and deaf to the signals that are the program's business. */
+/* Threads of the library: they have names, and signals are not delivered to them. */
 #ifndef BASE_THREAD_H
 #define BASE_THREAD_H
 
@@ -7,15 +7,14 @@
 
 #include <tensorlane/status.h>
 
-/* Starts a thread. name has at most 15 bytes. ret_thread NULL: detached, nobody joins it.
- * Errors: TL_RESOURCE_EXHAUSTED: the system gives no thread. */
+/* Starts a thread. name has at most 15 bytes. With ret_thread NULL the thread is detached. Errors:
+ * TL_RESOURCE_EXHAUSTED: the system gives no thread. */
 enum tl_status tl_thread_start(const char *name, void *(*run)(void *argument), void *argument, pthread_t *ret_thread,
                                struct tl_error *ret_error) TL_MUST_USE;
 
 /* Checks that the system gives count more threads (at most TL_THREAD_MAX_PROBES) at the same time, by starting them;
- * they end at once. For
- * libraries that wait for ever for a thread that they could not start.
- * Errors: TL_RESOURCE_EXHAUSTED: it does not. Blocks: some 50 us for each. */
+ * they end at once. This is for libraries that wait for ever for a thread that they could not start. Errors:
+ * TL_RESOURCE_EXHAUSTED: it does not. Blocks: some 50 us for each thread. */
 #define TL_THREAD_MAX_PROBES 64
 enum tl_status tl_thread_check_available(unsigned count, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -23,11 +23,11 @@ struct tl_timers {
 
 void tl_timers_init(struct tl_timers *timers);
 
-/* Armed timers are disarmed, not fired. */
+/* Frees the heap. Armed timers are disarmed, not fired. */
 void tl_timers_fini(struct tl_timers *timers);
 
-/* Arms the timer, or moves it when it is armed; due at TL_TIME_NEVER disarms it. A zeroed timer with fire set is valid.
- * Errors: TL_RESOURCE_EXHAUSTED: no memory; the timer is as before. */
+/* Arms the timer, or moves it when it is armed; with due_ns TL_TIME_NEVER it is disarmed. A zeroed timer with fire set
+ * is valid. Errors: TL_RESOURCE_EXHAUSTED: no memory; the timer is as before. */
 enum tl_status tl_timers_arm(struct tl_timers *timers, struct tl_timer *timer, int64_t due_ns) TL_MUST_USE;
 
 /* Takes an armed timer out. */
@@ -43,7 +43,7 @@ static inline void tl_timers_disarm(struct tl_timers *timers, struct tl_timer *t
  * that is armed there for a time that has come may have to wait for the next call. */
 unsigned tl_timers_fire_due(struct tl_timers *timers, int64_t now_ns);
 
-/* When the next timer is due; TL_TIME_NEVER when none is armed. */
+/* Returns when the next timer is due; TL_TIME_NEVER when none is armed. */
 int64_t tl_timers_next_due_ns(const struct tl_timers *timers);
 
 #endif

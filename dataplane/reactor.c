@@ -51,7 +51,7 @@ struct tl_reactor {
     int64_t spin_ns;
     int wake_fd;  /* eventfd */
     int timer_fd; /* for owners that sleep elsewhere */
-    int epoll_fd; /* likewise: wake_fd, timer_fd and the provider's */
+    int epoll_fd; /* for the same: watches wake_fd, timer_fd and the provider's */
     struct tl_loop_core core;
     int64_t busy_count;
     int64_t idle_since_ns;    /* when spinning began; 0: something was done since */
