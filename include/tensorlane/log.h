@@ -3,15 +3,16 @@
  * The log of the library: one line for each event, such as a peer that cannot be reached or a data path that comes up;
  * no line for each tensor below the level debug.
  *
- * A process has one log, because some threads of the library serve all of its workers. What is written, and how:
+ * A process has one log, because some threads of the library serve all of its workers. These settings apply, in this
+ * order:
  *
- * 1. what the program has set with tl_log_set; for what it leaves open
+ * 1. the options that the program has passed to tl_log_set; for those that it leaves open
  * 2. "log.level" and "log.format" of the configuration of the worker that was opened last, also after it was closed
  *    (clients have the settings of the configuration's top level)
  * 3. before a worker was opened: warnings and errors as key=value.
  *
  * Lines go to standard error, or to a function of the program. A line that standard error does not take at once is
- * lost, and a later line tells how many were.
+ * lost, and a later line contains the number of lost lines.
  */
 #ifndef TENSORLANE_LOG_H
 #define TENSORLANE_LOG_H
@@ -26,7 +27,7 @@ extern "C" {
 
 /* The least important events that are written. */
 enum tl_log_level {
-    TL_LOG_LEVEL_CONFIGURED = 0, /* as the configuration says */
+    TL_LOG_LEVEL_CONFIGURED = 0, /* the level of the configuration */
     TL_LOG_ERROR = 1,
     TL_LOG_WARN = 2,
     TL_LOG_INFO = 3,
@@ -34,7 +35,7 @@ enum tl_log_level {
 };
 
 enum tl_log_format {
-    TL_LOG_FORMAT_CONFIGURED = 0, /* as the configuration says */
+    TL_LOG_FORMAT_CONFIGURED = 0, /* the format of the configuration */
     TL_LOG_KEY_VALUE = 1,         /* ts=2026-01-02T03:04:05.678Z level=info msg="peer up" peer=/job:ps/task:0 */
     TL_LOG_JSON = 2,              /* {"ts":"2026-01-02T03:04:05.678Z","level":"info","msg":"peer up",...} */
 };
@@ -54,12 +55,12 @@ struct tl_log_options {
     void *context;   /* for write */
 };
 
-/* Sets the log of the process, before or while workers are open; NULL: as if it had never been set. While write is set,
- * the lines that gRPC logs go there too: its errors as warnings, everything else at the level debug. gRPC's log is also
- * one for the process; a program that has set gRPC's log function itself sets it again afterwards.
- * Errors: TL_INVALID_ARGUMENT: size_bytes, or a level or format that is none. TL_UNIMPLEMENTED: an option that this
- * version does not know (tensorlane.h).
- * Ownership: context must stay valid until tl_log_set has returned that was called to set something else; from then on
+/* Sets the log of the process, before or while workers are open; NULL restores the default. While write is set, the
+ * lines that gRPC logs go there too: its errors as warnings, everything else at the level debug. gRPC also has one log
+ * for the process; a program that has set gRPC's log function itself sets it again afterwards.
+ * Errors: TL_INVALID_ARGUMENT: size_bytes, or a level or format that does not exist. TL_UNIMPLEMENTED: an option that
+ * this version does not know (tensorlane.h).
+ * Ownership: context must stay valid until a call of tl_log_set that sets something else has returned; from then on
  * write is not called any more. Thread: any, but not from write. Blocks: until calls of the former write return. */
 TL_API enum tl_status tl_log_set(const struct tl_log_options *options, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -46,7 +46,8 @@ struct tl_error {
     char message[TL_ERROR_MESSAGE_BYTES];
 };
 
-/* The name of a code as gRPC spells it ("NOT_FOUND"); "UNKNOWN" for a number that is none. Static, never NULL. */
+/* Returns the name of a code as gRPC spells it ("NOT_FOUND"); "UNKNOWN" for a number that is no code. Static, never
+ * NULL. */
 TL_API const char *tl_status_name(enum tl_status status);
 
 #ifdef __cplusplus

@@ -58,11 +58,11 @@ enum tl_dtype {
 
 #define TL_MAX_RANK 16
 
-/* The name as safetensors spells it ("F32", "BF16"), "C128", "I4", "U4", "STRING" where safetensors has none; "INVALID"
- * for a number that is none. Static, never NULL. */
+/* Returns the name as safetensors spells it ("F32", "BF16"), or "C128", "I4", "U4", "STRING" where safetensors has
+ * none; "INVALID" for a number that is no dtype. Static, never NULL. */
 TL_API const char *tl_dtype_name(enum tl_dtype dtype);
 
-/* Bits of one element; 0 for TL_STRING, TL_DTYPE_INVALID and any number that is no dtype. */
+/* Returns the bits of one element; 0 for TL_STRING, TL_DTYPE_INVALID and any number that is no dtype. */
 TL_API unsigned tl_dtype_bits(enum tl_dtype dtype);
 
 /* Where the elements lie. */
@@ -81,7 +81,7 @@ struct tl_device {
 
 struct tl_tensor;
 
-/* What gives wrapped memory back to its owner. Thread: any; must not call into the worker that last held the tensor. */
+/* Gives wrapped memory back to its owner. Thread: any; it must not call into the worker that last held the tensor. */
 typedef void (*tl_release_fn)(void *data, void *context);
 
 /* Creates a tensor with memory of its own, 64-byte aligned, contents undefined.
@@ -92,14 +92,14 @@ typedef void (*tl_release_fn)(void *data, void *context);
 TL_API enum tl_status tl_tensor_create(enum tl_dtype dtype, unsigned rank, const uint64_t *dims,
                                        struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
 
-/* The same in pages of its own, which receivers on this host may map once it is published (may_map in tl_recv_options):
- * zeros at first; after it was published its elements must never change again, also when it was withdrawn. Where the
- * kernel has no such memory it is a tensor like any other.
+/* Creates a tensor in pages of its own, which receivers on this host may map once it is published (may_map in
+ * tl_recv_options). Its elements are zero at first, and must never change again after it was published, even if it was
+ * withdrawn. Where the kernel has no such memory it is a tensor like any other.
  * Shape, Errors, Ownership, Thread: as tl_tensor_create; a descriptor of the process is in use as long as it lives. */
 TL_API enum tl_status tl_tensor_create_shared(enum tl_dtype dtype, unsigned rank, const uint64_t *dims,
                                               struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
 
-/* What tl_tensor_wrap wraps. Set size_bytes to sizeof(struct tl_tensor_view), everything unused to zero. */
+/* Memory that tl_tensor_wrap wraps. Set size_bytes to sizeof(struct tl_tensor_view), everything unused to zero. */
 struct tl_tensor_view {
     size_t size_bytes;
     enum tl_dtype dtype;
@@ -108,10 +108,10 @@ struct tl_tensor_view {
     const int64_t *strides;  /* [rank] in elements, NULL: contiguous */
     struct tl_device device; /* where data lies */
     void *data;              /* start of the allocation; may be NULL when the tensor has no bytes */
-    uint64_t offset_bytes;   /* of the first element in data */
-    uint64_t capacity_bytes; /* of the allocation behind data; the tensor must lie within it */
-    bool read_only;          /* true: refused as a destination */
-    tl_release_fn release;   /* called once when the last reference is put; NULL: nothing to do */
+    uint64_t offset_bytes;   /* offset of the first element in data */
+    uint64_t capacity_bytes; /* size of the allocation behind data; the tensor must lie within it */
+    bool read_only;          /* true: the tensor is refused as a destination */
+    tl_release_fn release;   /* called once, when the last reference is put; NULL: nothing is called */
     void *release_context;
 };
 
@@ -135,42 +135,46 @@ struct tl_string {
 TL_API enum tl_status tl_tensor_create_strings(unsigned rank, const uint64_t *dims, const struct tl_string *strings,
                                                struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Creates a dead tensor: no data, delivered like any other, tells the receiver that there is no value.
+/* Creates a dead tensor: it has no data, is delivered like any other, and means that there is no value.
  * Errors: TL_RESOURCE_EXHAUSTED: no memory. Ownership and Thread: as tl_tensor_create. */
 TL_API enum tl_status tl_tensor_create_dead(struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
 
-/* One more reference; returns the tensor. Thread: any. */
+/* Takes one more reference; returns the tensor. Thread: any. */
 TL_API struct tl_tensor *tl_tensor_get(struct tl_tensor *tensor);
 
 /* Gives one reference back; NULL is accepted. Thread: any. */
 TL_API void tl_tensor_put(struct tl_tensor *tensor);
 
-/* Looks at a tensor. All of these: Thread: any. The pointers stay valid as long as the caller's reference. */
+/* The properties of a tensor. For all of these functions: Thread: any. The pointers stay valid as long as the caller's
+ * reference. */
 TL_API enum tl_dtype tl_tensor_dtype(const struct tl_tensor *tensor);
 TL_API unsigned tl_tensor_rank(const struct tl_tensor *tensor);
 TL_API const uint64_t *tl_tensor_dims(const struct tl_tensor *tensor); /* [rank] */
 TL_API uint64_t tl_tensor_element_count(const struct tl_tensor *tensor);
-/* Bytes of the elements; of the serialized form for TL_STRING. */
+/* Returns the bytes of the elements, or of the serialized form for TL_STRING. */
 TL_API uint64_t tl_tensor_size_bytes(const struct tl_tensor *tensor);
-/* First byte of the elements (serialized form for TL_STRING); NULL is possible when there are no bytes. */
+/* Returns the address of the elements (of the serialized form for TL_STRING); it may be NULL when there are no bytes.
+ */
 TL_API void *tl_tensor_data(const struct tl_tensor *tensor);
 TL_API bool tl_tensor_is_dead(const struct tl_tensor *tensor);
-/* True when nobody may write the elements: what was wrapped so, what was received by reference, and what is mapped.
- * Writing into a mapping ends the process. */
+/* Returns whether the elements must not be written: this holds for a tensor that was wrapped as read-only, received by
+ * reference, or mapped. Writing into a mapping ends the process. */
 TL_API bool tl_tensor_is_read_only(const struct tl_tensor *tensor);
 
-/* Whether a tensor that lies in a file still is what it was: the file has neither been shortened nor changed, and could
- * be read. What was read before a check that succeeds was right. Always TL_OK for tensors that lie in memory.
+/* Checks that a tensor that lies in a file still is what it was: the file has neither been shortened nor changed, and
+ * could be read. Everything that was read before a check that succeeds was right. It always succeeds for tensors that
+ * lie in memory.
  * Errors: TL_DATA_LOSS, naming the file. Thread: any. */
 TL_API enum tl_status tl_tensor_check(const struct tl_tensor *tensor, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Reading a page of a mapped file that somebody has shortened raises SIGBUS, which ends the process. This installs a
- * handler that puts zeros there and lets tl_tensor_check fail; any other SIGBUS is passed on to the handler that was
- * there. For programs that publish files or receive with may_map; a library leaves that to its program.
+/* Installs a handler for SIGBUS. Reading a page of a mapped file that another process has shortened raises this signal,
+ * which ends a process without a handler; this handler puts zeros there and lets tl_tensor_check fail. Any other SIGBUS
+ * is passed on to the handler that was there before. It is for programs that publish files or receive with may_map; a
+ * library leaves that to its program.
  * Errors: TL_INTERNAL: sigaction failed. Thread: any. */
 TL_API enum tl_status tl_guard_mapped_files(struct tl_error *ret_error) TL_MUST_USE;
 
-/* One string of a TL_STRING tensor; it points into the tensor.
+/* Returns one string of a TL_STRING tensor; it points into the tensor.
  * Errors: TL_INVALID_ARGUMENT: not a string tensor. TL_OUT_OF_RANGE: index is not below the element count. */
 TL_API enum tl_status tl_tensor_string(const struct tl_tensor *tensor, uint64_t index, struct tl_string *ret_string,
                                        struct tl_error *ret_error) TL_MUST_USE;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Workers: one member of the cluster in this process, and what it sends, receives and publishes.
+ * Workers: a worker is one member of the cluster, in this process, with the tensors that it sends, receives and
+ * publishes.
  *
- * Happy path: tl_worker_open with the cluster's JSON and who this process is; tl_worker_find_peer for each peer of
+ * Happy path: tl_worker_open with the cluster's JSON and the task of this process; tl_worker_find_peer for each peer of
  * interest; tl_send here and tl_recv there meet by key and step; tl_publish keeps a tensor until it is replaced or
  * withdrawn; tl_worker_close.
  *
@@ -39,10 +40,10 @@ extern "C" {
 struct tl_worker;
 
 enum tl_progress {
-    TL_PROGRESS_THREAD = 0, /* a thread of the library moves everything */
-    /* No thread: blocking calls, tl_cq_wait and tl_worker_progress move everything. While nobody calls, peers are not
-     * answered; over gRPC alone they take such a worker for lost after timeouts.keepalive and keepalive_answer. A
-     * worker with a data plane is looked after: a thread runs one round of progress eight times in each
+    TL_PROGRESS_THREAD = 0, /* A thread of the library makes all progress. */
+    /* There is no thread: blocking calls, tl_cq_wait and tl_worker_progress make progress. While the program calls none
+     * of them, peers are not answered; over gRPC alone they take such a worker for lost after timeouts.keepalive and
+     * keepalive_answer. For a worker with a data plane a thread runs one round of progress eight times in each
      * verbs.peer_timeout, so that peers keep their connections to it; release callbacks may run there. */
     TL_PROGRESS_CALLER = 1,
 };
@@ -52,10 +53,10 @@ struct tl_worker_options {
     size_t size_bytes;
     const char *config_path; /* the cluster's JSON file; NULL: see config_json */
     const char *config_json; /* the same as text; both NULL: the environment variable TF_CONFIG */
-    const char *job;         /* who this process is; NULL: the task of TF_CONFIG, or, with is_client, nobody */
+    const char *job;         /* the job of this process; NULL: the task of TF_CONFIG, or none with is_client */
     uint32_t task;
-    bool is_client; /* no member of the cluster: does not listen, sends only to itself, receives from everybody; has the
-                       settings of the configuration's top level */
+    bool is_client; /* not a member of the cluster: it does not listen, sends only to itself, receives from all peers,
+                       and has the settings of the configuration's top level */
     enum tl_progress progress;
 };
 
@@ -74,15 +75,15 @@ TL_API enum tl_status tl_worker_open(const struct tl_worker_options *options, st
  * Completions stay readable in their queues. NULL is accepted. Blocks: yes. */
 TL_API void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns);
 
-/* "/job:ps/task:0", "" for a client; valid until close. */
+/* Returns "/job:ps/task:0", "" for a client; valid until close. */
 TL_API const char *tl_worker_name(const struct tl_worker *worker);
-/* Random, drawn when the worker was opened. */
+/* Returns the random number that was drawn when the worker was opened. */
 TL_API uint64_t tl_worker_incarnation(const struct tl_worker *worker);
-/* The port that it listens on, 0 for a client. */
+/* Returns the port that it listens on, 0 for a client. */
 TL_API uint16_t tl_worker_port(const struct tl_worker *worker);
 
-/* Moves what can be moved, waiting for at most timeout_ns (0: not at all) for something to do. Only for
- * TL_PROGRESS_CALLER; at most one thread at a time moves, others wait for their turn.
+/* Makes progress, waiting for at most timeout_ns (0: not at all) for something to do. It is only for
+ * TL_PROGRESS_CALLER; one thread at a time makes progress, and others wait until it has.
  * Errors: TL_FAILED_PRECONDITION: the worker has a thread of its own. TL_DEADLINE_EXCEEDED: nothing happened. */
 TL_API enum tl_status tl_worker_progress(struct tl_worker *worker, int64_t timeout_ns) TL_MUST_USE;
 
@@ -92,9 +93,9 @@ TL_API enum tl_status tl_worker_progress(struct tl_worker *worker, int64_t timeo
 typedef uint64_t tl_peer_id;
 
 enum tl_peer_state {
-    TL_PEER_IDLE = 0,       /* nothing was asked of it yet */
-    TL_PEER_CONNECTING = 1, /* being reached, or to be reached again after a back-off */
-    TL_PEER_UP = 2,         /* it has said who it is, requests flow */
+    TL_PEER_IDLE = 0,       /* nothing was requested from it yet */
+    TL_PEER_CONNECTING = 1, /* a connection is being set up, or will be after a back-off */
+    TL_PEER_UP = 2,         /* it has identified itself, and requests flow */
     TL_PEER_DOWN = 3,       /* the last attempt failed; requests wait and it is tried again */
 };
 
@@ -104,13 +105,13 @@ struct tl_peer_info {
     char name[320];
     char address[320];
     enum tl_peer_state state;
-    uint64_t incarnation;   /* of the process that answered last, 0: none yet */
+    uint64_t incarnation;   /* that of the process that answered last; 0: none yet */
     uint64_t restart_count; /* how often a new incarnation was seen */
     char transport[16];     /* in use, "" when not up */
     struct tl_error reason; /* why it is down; TL_OK otherwise */
 };
 
-/* The peer with this name ("/job:ps/task:0"), which may be the worker itself.
+/* Finds the peer with this name ("/job:ps/task:0"), which may be the worker itself.
  * Errors: TL_NOT_FOUND: no such task, naming the nearest. */
 TL_API enum tl_status tl_worker_find_peer(struct tl_worker *worker, const char *name, tl_peer_id *ret_peer,
                                           struct tl_error *ret_error) TL_MUST_USE;
@@ -118,7 +119,7 @@ TL_API enum tl_status tl_worker_find_peer(struct tl_worker *worker, const char *
 /* Fills up to capacity entries and returns how many peers there are. */
 TL_API size_t tl_worker_peers(struct tl_worker *worker, tl_peer_id *ret_peers, size_t capacity);
 
-/* Errors: TL_NOT_FOUND: no such peer. TL_INVALID_ARGUMENT: size_bytes. */
+/* Describes a peer. Errors: TL_NOT_FOUND: no such peer. TL_INVALID_ARGUMENT: size_bytes. */
 TL_API enum tl_status tl_worker_peer_info(struct tl_worker *worker, tl_peer_id peer, struct tl_peer_info *ret_info,
                                           struct tl_error *ret_error) TL_MUST_USE;
 
@@ -145,30 +146,31 @@ struct tl_completion {
     enum tl_op_kind kind;
     void *user_data;
     struct tl_error status;
-    struct tl_tensor *tensor; /* of a recv that succeeded: one reference, the caller's; NULL otherwise */
-    uint64_t step;            /* of the value: for a published tensor its version */
+    struct tl_tensor *tensor; /* the tensor of a receive that succeeded: one reference, the caller's; NULL otherwise */
+    uint64_t step;            /* the step of the value: for a published tensor its version */
     enum tl_path path;
-    const char *path_reason; /* why this path and not a faster one; static, "" when there is none */
-    uint64_t bytes;          /* of the tensor that moved */
+    const char *path_reason; /* why it was this path and not a faster one; "" when there is no reason. Static */
+    uint64_t bytes;          /* bytes of the tensor that moved */
     int64_t duration_ns;     /* from the call to the completion */
-    bool is_verified;        /* a checksum was asked for and fits */
+    bool is_verified;        /* a checksum was wanted and matches */
     uint64_t reserved[8];    /* zero; fields of later versions, so that the size of the struct never changes */
 };
 
 /* Creates a completion queue. Errors: TL_RESOURCE_EXHAUSTED. Ownership: until tl_cq_destroy. */
 TL_API enum tl_status tl_cq_create(struct tl_cq **ret_cq, struct tl_error *ret_error) TL_MUST_USE;
 
-/* No operation that names the queue may be open. Completions that were not read are dropped, their tensors put. NULL is
- * accepted. */
+/* Destroys a queue that no open operation names. Completions that were not read are dropped, and their tensors put.
+ * NULL is accepted. */
 TL_API void tl_cq_destroy(struct tl_cq *cq);
 
-/* A descriptor that is readable while completions wait; only for poll and its kin. */
+/* Returns a descriptor that is readable while completions wait; it is only for poll, select and epoll. */
 TL_API int tl_cq_fd(const struct tl_cq *cq);
 
-/* Takes up to capacity completions without waiting; returns how many. */
+/* Takes up to capacity completions without waiting. Returns how many. */
 TL_API size_t tl_cq_poll(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity);
 
-/* The same, waiting for at least one for at most timeout_ns; 0 when the time was up. Blocks: yes. */
+/* Takes up to capacity completions, waiting for at least one for at most timeout_ns. Returns how many; 0 when the time
+ * was up. Blocks: yes. */
 TL_API size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_t capacity, int64_t timeout_ns);
 
 /* -------------------------------------------------------------------------------------------------- operations -- */
@@ -178,32 +180,33 @@ struct tl_recv_options {
     size_t size_bytes;             /* sizeof(struct tl_recv_options) */
     struct tl_tensor *destination; /* receive into this host tensor; NULL: a new one. Undefined contents on failure */
     bool wants_checksum;           /* verify all bytes end to end */
-    bool may_map;                  /* we only read: the tensor may be a file of the peer's, mapped read-only. It is when
-                                      both are on one host, the peer allows it, and no checksum is wanted; path tells.
-                                      What was read counts once tl_tensor_check has succeeded */
+    bool may_map; /* the program only reads the tensor, which may then be a file of the peer's, mapped read-only. It is
+                     when both are on one host, the peer allows it, and no checksum is wanted; the completion's path
+                     shows it. What was read counts once tl_tensor_check has succeeded */
 };
 
-/* Offers a tensor to one receiver of (key, step), who may ask before or after. The memory is read, not copied: its
+/* Offers a tensor to one receiver of (key, step), which may ask before or after. The memory is read, not copied: its
  * contents must not change until the completion. The operation completes when the receiver has acknowledged the whole
- * tensor. Errors of the call: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory. Errors of the completion:
- * TL_ALREADY_EXISTS: (key, step) is already offered here. TL_RESOURCE_EXHAUSTED: the configured bytes are held.
- * TL_DEADLINE_EXCEEDED: nobody received it in time. TL_CANCELLED: tl_cancel, close, or the step ended. The status of
- * tl_worker_abort_step. Ownership: the worker takes a reference of its own, and the completion comes only after the
- * last one is put. */
+ * tensor.
+ * Errors of the call: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory.
+ * Errors of the completion: TL_ALREADY_EXISTS: (key, step) is already offered here. TL_RESOURCE_EXHAUSTED: the worker
+ * holds as many bytes as the configuration allows. TL_DEADLINE_EXCEEDED: no receiver came in time. TL_CANCELLED:
+ * tl_cancel, close, or the step ended. The status of tl_worker_abort_step.
+ * Ownership: the worker takes a reference of its own, and the completion comes only after the last one is put. */
 TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
                               int64_t timeout_ns, struct tl_cq *cq, void *user_data, tl_op_id *ret_op,
                               struct tl_error *ret_error) TL_MUST_USE;
 
 /* Receives from a peer what it offers as (key, step), or what it has published as key with a version of at least step,
- * whichever is there first. The completion carries the tensor.
+ * whichever is there first. The completion carries the tensor. A connection that breaks is no error: the same request
+ * is made again until the deadline.
  * Errors of the call: TL_INVALID_ARGUMENT: the key, size_bytes, or a destination that is read-only, or one with
  * may_map. TL_UNIMPLEMENTED: an option that this version does not know (tensorlane.h). TL_NOT_FOUND: no such peer.
- * Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer.
- * TL_CANCELLED: tl_cancel or close. TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape).
- * TL_DATA_LOSS: the checksum does not fit, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait
- * at the peer, or no memory here. The status of an aborted step, here or at the peer. A connection that breaks is no
- * error: the same request is made again until the deadline. Ownership: of the destination a reference is held until the
- * completion. */
+ * Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer. TL_CANCELLED: tl_cancel or close.
+ * TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape). TL_DATA_LOSS: the checksum does not
+ * match, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait at the peer, or there is no memory
+ * here. The status of an aborted step, here or at the peer.
+ * Ownership: the worker holds a reference to the destination until the completion. */
 TL_API enum tl_status tl_recv(struct tl_worker *worker, tl_peer_id peer, const char *key, uint64_t step,
                               const struct tl_recv_options *options, int64_t timeout_ns, struct tl_cq *cq,
                               void *user_data, tl_op_id *ret_op, struct tl_error *ret_error) TL_MUST_USE;
@@ -215,7 +218,7 @@ TL_API enum tl_status tl_recv_wait(struct tl_worker *worker, tl_peer_id peer, co
                                    const struct tl_recv_options *options, int64_t timeout_ns,
                                    struct tl_completion *ret_completion, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Asks an operation to end; it completes with TL_CANCELLED unless something else was first.
+/* Asks an operation to end. It completes with TL_CANCELLED unless it has completed otherwise before.
  * Errors: TL_NOT_FOUND: it is not open any more. */
 TL_API enum tl_status tl_cancel(struct tl_worker *worker, tl_op_id op) TL_MUST_USE;
 
@@ -229,14 +232,14 @@ TL_API enum tl_status tl_publish(struct tl_worker *worker, const char *key, uint
 /* Ends a publication; transfers that run finish. Errors: TL_NOT_FOUND: nothing is published under the key. */
 TL_API enum tl_status tl_withdraw(struct tl_worker *worker, const char *key, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Fails, with this code and message, everything that waits here for the step - sends, receives of this worker, and
- * requests of peers - and whatever asks for it later, until tl_worker_end_step.
- * Errors: TL_INVALID_ARGUMENT: status is TL_OK or no status, or the message is too long or not UTF-8. */
+/* Fails, with this code and message, all operations that wait here for the step (sends, receives of this worker, and
+ * requests of peers) and all that ask for it later, until tl_worker_end_step.
+ * Errors: TL_INVALID_ARGUMENT: status is TL_OK or not a status, or the message is too long or not UTF-8. */
 TL_API enum tl_status tl_worker_abort_step(struct tl_worker *worker, uint64_t step, enum tl_status status,
                                            const char *message, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Ends a step: sends that nobody received complete with TL_CANCELLED and are counted, waiting receivers fail with
- * TL_CANCELLED, the mark of an abort is removed. Returns in *ret_dropped_count (may be NULL) how many tensors were
+/* Ends a step: sends that were not received complete with TL_CANCELLED and are counted, waiting receivers fail with
+ * TL_CANCELLED, and the mark of an abort is removed. Returns in *ret_dropped_count (may be NULL) how many tensors were
  * dropped. */
 TL_API enum tl_status tl_worker_end_step(struct tl_worker *worker, uint64_t step, uint64_t *ret_dropped_count,
                                          struct tl_error *ret_error) TL_MUST_USE;
@@ -246,15 +249,15 @@ TL_API enum tl_status tl_worker_end_step(struct tl_worker *worker, uint64_t step
 /* Counters since open. Set size_bytes to sizeof(struct tl_worker_stats). */
 struct tl_worker_stats {
     size_t size_bytes;
-    uint64_t tensors_sent;      /* over a transport, acknowledged or published */
+    uint64_t tensors_sent;      /* tensors sent over a transport, acknowledged or published */
     uint64_t tensors_received;  /* over a transport */
-    uint64_t bytes_sent;        /* of tensors, handed to the transport */
-    uint64_t bytes_received;    /* of tensors, placed into destinations */
+    uint64_t bytes_sent;        /* bytes of tensors handed to the transport */
+    uint64_t bytes_received;    /* bytes of tensors placed into destinations */
     uint64_t bytes_copied_send; /* copied by the CPU on the sending side: small tensors only */
     uint64_t frames_sent;       /* messages between workers */
     uint64_t frames_received;
-    uint64_t requests_retried;  /* asked again after a broken connection */
-    uint64_t tensors_dropped;   /* sent, never received, dropped at the end of a step */
+    uint64_t requests_retried;  /* requests made again after a broken connection */
+    uint64_t tensors_dropped;   /* tensors sent, never received, and dropped at the end of a step */
     uint64_t waiting_receivers; /* now: receives, local and remote, that wait for a tensor of this worker */
     uint64_t held_tensors;      /* now: sent and not yet received */
     uint64_t held_bytes;        /* now */
@@ -264,7 +267,7 @@ struct tl_worker_stats {
     uint64_t protocol_errors;   /* connections ended because a peer broke the protocol */
 };
 
-/* Errors: TL_INVALID_ARGUMENT: size_bytes. */
+/* Reads the counters. Errors: TL_INVALID_ARGUMENT: size_bytes. */
 TL_API enum tl_status tl_worker_stats(struct tl_worker *worker, struct tl_worker_stats *ret_stats,
                                       struct tl_error *ret_error) TL_MUST_USE;
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The completion queue: a list under a mutex, a condition for those who wait, and, once somebody has asked for it, a
- * descriptor that is readable while the list is not empty.
+ * The completion queue: a list under a mutex, a condition for the threads that wait, and, once the program has asked
+ * for it, a descriptor that is readable while the list is not empty.
  *
- * The readers of a queue that a worker without a thread has attached to drive that worker. Attaching and detaching are
- * rare and happen under one lock for all queues, so that a worker that closes and a queue that is destroyed at the same
- * time do not miss each other.
+ * The readers of a queue that a worker without a thread has attached make that worker's progress. Attaching and
+ * detaching are rare and happen under one lock for all queues, so that a worker that closes and a queue that is
+ * destroyed at the same time do not miss each other.
  */
 #include "server/progress/completion_queue.h"
 
@@ -20,7 +20,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 
-/* Between two looks whether the readers have left the loop of a worker that closes. */
+/* Pause between two checks whether the readers have left the loop of a worker that closes. */
 #define DETACH_PAUSE_US 100
 
 struct tl_cq {
@@ -30,10 +30,10 @@ struct tl_cq {
     int fd;
     bool is_fd_used;
     /* Written under attach_mutex and mutex, read under either. */
-    struct tl_progress_engine *progress; /* of the worker that its readers drive; NULL: none */
+    struct tl_progress_engine *progress; /* the worker's whose progress the readers make; NULL: none */
     /* Under attach_mutex. */
-    struct tl_list progress_link; /* in driver->queues */
-    unsigned driving;             /* readers in tl_progress_step */
+    struct tl_list progress_link; /* in progress->queues */
+    unsigned running_count;       /* readers in tl_progress_step */
 };
 
 static pthread_mutex_t attach_mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -101,7 +101,7 @@ void tl_cq_detach_all(struct tl_progress_engine *progress)
     pthread_mutex_lock(&attach_mutex);
     while (!tl_list_is_empty(&progress->queues)) {
         struct tl_cq *cq = TL_CONTAINER_OF(progress->queues.next, struct tl_cq, progress_link);
-        if (cq->driving == 0) {
+        if (cq->running_count == 0) {
             set_progress(cq, NULL);
             continue;
         }
@@ -179,8 +179,8 @@ size_t tl_cq_poll(struct tl_cq *cq, struct tl_completion *ret_completions, size_
     return fill(&items, ret_completions);
 }
 
-/* Whom the reader is to drive; NULL: nobody. Until drive_end the worker stays. */
-static struct tl_progress_engine *drive_begin(struct tl_cq *cq)
+/* Returns the engine that the reader runs; NULL: none. Until run_end the worker stays. */
+static struct tl_progress_engine *run_begin(struct tl_cq *cq)
 {
     pthread_mutex_lock(&cq->mutex);
     struct tl_progress_engine *progress = cq->progress;
@@ -188,19 +188,19 @@ static struct tl_progress_engine *drive_begin(struct tl_cq *cq)
     if (progress == NULL) return NULL;
     pthread_mutex_lock(&attach_mutex);
     progress = cq->progress;
-    if (progress != NULL) cq->driving++;
+    if (progress != NULL) cq->running_count++;
     pthread_mutex_unlock(&attach_mutex);
     return progress;
 }
 
-static void drive_end(struct tl_cq *cq)
+static void run_end(struct tl_cq *cq)
 {
     pthread_mutex_lock(&attach_mutex);
-    cq->driving--;
+    cq->running_count--;
     pthread_mutex_unlock(&attach_mutex);
 }
 
-/* Sleeps until there is an item, or somebody to drive; false when the deadline came first. */
+/* Sleeps until there is an item, or an engine to run. Returns false when the deadline came first. */
 static bool sleep_until(struct tl_cq *cq, int64_t deadline_ns)
 {
     int failure = 0;
@@ -219,13 +219,13 @@ size_t tl_cq_wait(struct tl_cq *cq, struct tl_completion *ret_completions, size_
     int64_t deadline_ns = tl_clock_deadline_ns(timeout_ns);
     bool is_in_time = capacity > 0;
     for (;;) {
-        struct tl_progress_engine *progress = drive_begin(cq);
+        struct tl_progress_engine *progress = run_begin(cq);
         uint64_t rounds = progress != NULL ? tl_progress_rounds(progress) : 0;
         size_t count = tl_cq_poll(cq, ret_completions, capacity);
         bool is_over = count > 0 || !is_in_time;
         if (progress != NULL) {
             if (!is_over) is_in_time = tl_progress_step(progress, rounds, deadline_ns);
-            drive_end(cq);
+            run_end(cq);
         } else if (!is_over) {
             is_in_time = sleep_until(cq, deadline_ns);
         }

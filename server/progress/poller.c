@@ -18,10 +18,10 @@
 
 /* Rounds between two looks at gRPC while the data plane is busy. */
 #define ROUNDS_PER_GRPC 16
-/* What cannot wake anybody is polled that often. */
+/* Reactors whose provider cannot wake a sleeper are polled that often. */
 #define NAP_NS TL_NS_PER_MS
 
-/* What the helper watches: a reactor by its place, or this. */
+/* The helper watches reactors, by their index, and this. */
 #define WATCHED_STOP UINT32_MAX
 
 /* ------------------------------------------------------------------------------------------------------ helper -- */
@@ -46,7 +46,7 @@ static bool add(const struct tl_poller *poller, int fd, uint32_t watched, uint32
     return epoll_ctl(poller->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-/* The helper wakes the loop once for each reactor, as soon as it would have something to do. */
+/* Lets the helper wake the loop once for each reactor, as soon as that has something to do. */
 static void arm_helper(const struct tl_poller *poller)
 {
     for (uint32_t i = 0; i < poller->reactor_count; i++) {
@@ -151,7 +151,7 @@ static void end_sleep(const struct tl_poller *poller, size_t count)
     }
 }
 
-/* All of them, or none. */
+/* Lets all reactors sleep, or none. Returns whether they may sleep; *ret_can_never: one of them can never. */
 static bool prepare_sleep(const struct tl_poller *poller, bool *ret_can_never)
 {
     for (size_t i = 0; i < poller->reactor_count; i++) {
@@ -166,7 +166,7 @@ static bool prepare_sleep(const struct tl_poller *poller, bool *ret_can_never)
     return true;
 }
 
-/* Sleeps in the loop. */
+/* Sleeps in the loop until deadline_ns. Returns whether anything was done. */
 static bool sleep_until(struct tl_poller *poller, int64_t deadline_ns)
 {
     bool can_never = false;
@@ -180,7 +180,7 @@ static bool sleep_until(struct tl_poller *poller, int64_t deadline_ns)
     return did_work;
 }
 
-/* Until when a helper thread of some provider is expected to take; 0: none is at work. */
+/* Returns until when a helper thread of a provider is expected to work; 0: none does. */
 static int64_t helper_until_ns(const struct tl_poller *poller)
 {
     int64_t until_ns = 0;
@@ -191,7 +191,7 @@ static int64_t helper_until_ns(const struct tl_poller *poller)
     return until_ns;
 }
 
-/* Polls for so long as a result is expected. False: there was none. */
+/* Polls as long as a result is expected. Returns false when there was none. */
 static bool spin(struct tl_poller *poller, int64_t now_ns, int64_t deadline_ns)
 {
     int64_t spin_until_ns = now_ns + poller->spin_ns, helper_ns;

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A turn: one round of a worker's loop and, where no threads of their own drive them, of its reactors, by one thread.
+ * The poller: one round of a worker's loop and, where these have no threads of their own, of its reactors, by one
+ * thread.
  *
  * While requests travel on the transports the reactors are polled all the time and gRPC once in many rounds, because a
  * look at its queue costs more than a round trip. When nothing happens for a while the owner sleeps in the loop; a
- * helper thread waits for what would wake the reactor, and wakes the loop. Nothing is lost in between: the reactor is
- * armed before the helper is told to look, and the helper before the owner sleeps.
+ * helper thread waits for the events that would wake a reactor, and wakes the loop. No event is lost in between: the
+ * reactors are armed before the helper watches them, and the helper watches before the owner sleeps.
  *
- * A reactor that nobody drives would answer no ping, and its peers would take the process for dead. So the helper asks
- * now and then that somebody take a turn (tl_poller_heartbeat).
+ * A reactor that does not run would answer no ping, and its peers would take the process for dead. Therefore the helper
+ * asks for a round at regular intervals (tl_poller_heartbeat).
  */
 #ifndef SERVER_PROGRESS_POLLER_H
 #define SERVER_PROGRESS_POLLER_H
@@ -26,7 +27,7 @@ struct tl_polled_reactor {
     struct tl_reactor *reactor;
     const struct tl_executor *executor;
     int64_t spin_ns; /* how long a busy owner polls without a result before it sleeps */
-    int64_t beat_ns; /* how often the helper looks whether anybody drives */
+    int64_t beat_ns; /* how often the helper checks that rounds are run */
 };
 
 /* Called by the helper. */
@@ -44,28 +45,28 @@ struct tl_poller {
     int64_t spin_ns;
     int64_t busy_count;      /* requests that travel on the transports */
     unsigned rounds_to_grpc; /* until gRPC is looked at again */
-    int epoll_fd;            /* what the helper waits on */
+    int epoll_fd;            /* the helper waits on it */
     int stop_fd;             /* eventfd: the helper ends */
     int beat_ms;
     struct tl_poller_heartbeat beat;
     pthread_t helper;
 };
 
-/* reactors is copied; with count 0 there are none, and beat is not used. Errors: TL_RESOURCE_EXHAUSTED: no memory, no
- * descriptor or no thread. */
+/* Starts the helper, if there are reactors; the array is copied. With count 0, beat is not used. Errors:
+ * TL_RESOURCE_EXHAUSTED: no memory, no descriptor or no thread. */
 enum tl_status tl_poller_init(struct tl_poller *poller, struct tl_loop *loop, const struct tl_executor *loop_executor,
                               const struct tl_polled_reactor *reactors, size_t count,
                               const struct tl_poller_heartbeat *beat, struct tl_error *ret_error) TL_MUST_USE;
 void tl_poller_fini(struct tl_poller *poller);
 
-/* The next round looks at gRPC, however busy the data plane is. Thread: as tl_poller_run. */
+/* Makes the next round look at gRPC, however busy the data plane is. Thread: as tl_poller_run. */
 static inline void tl_poller_want_grpc(struct tl_poller *poller)
 {
     poller->rounds_to_grpc = 0;
 }
 
-/* Runs one round, sleeping until deadline_ns (0: not at all) when there is nothing to do. True when something was done.
- * Thread: one at a time. */
+/* Runs one round; sleeps until deadline_ns (0: not at all) when there is nothing to do. Returns whether anything was
+ * done. Thread: one at a time. */
 bool tl_poller_run(struct tl_poller *poller, int64_t deadline_ns);
 
 #endif

@@ -9,11 +9,11 @@
 #include "base/error.h"
 #include "base/thread.h"
 
-/* Waits that come this close after each other are one streak, */
+/* Waits that follow each other within this time are one streak, */
 #define STREAK_GAP_NS (500 * 1000)
-/* and after so many of them the callers drive. */
+/* and after so many of them the callers run the rounds. */
 #define STREAK_LENGTH 4
-/* How long nobody may drive before the parked thread takes the loop back. */
+/* After this time without a round the parked thread takes the loop back. */
 #define PARKED_LOOK_NS (1 * TL_NS_PER_MS)
 
 static void cond_init_monotonic(pthread_cond_t *cond)
@@ -25,7 +25,7 @@ static void cond_init_monotonic(pthread_cond_t *cond)
     pthread_condattr_destroy(&attributes);
 }
 
-/* False when the deadline has come. */
+/* Returns false when the deadline has come. */
 static bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t deadline_ns)
 {
     if (deadline_ns == TL_TIME_NEVER) return pthread_cond_wait(cond, mutex) == 0;
@@ -35,21 +35,21 @@ static bool cond_wait_until(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_
 
 /* ------------------------------------------------------------------------------------------------------ rounds -- */
 
-/* Whether a caller may take the loop now. */
+/* Returns whether a caller may take the loop now. */
 static bool is_loop_free(const struct tl_progress_engine *progress)
 {
     return !progress->is_running && (progress->mode == TL_PROGRESS_CALLER || progress->is_parked);
 }
 
-/* Lets the first of those that wait take the loop. */
+/* Lets the first caller that waits take the loop. */
 static void hand_on(struct tl_progress_engine *progress)
 {
     if (!is_loop_free(progress) || tl_list_is_empty(&progress->waits)) return;
     pthread_cond_signal(&TL_CONTAINER_OF(progress->waits.next, struct tl_wait, link)->cond);
 }
 
-/* One round. The mutex is held before and after, not meanwhile. */
-static bool drive(struct tl_progress_engine *progress, int64_t deadline_ns)
+/* Runs one round. The mutex is held before and after it, and free meanwhile. Returns whether anything was done. */
+static bool run_locked(struct tl_progress_engine *progress, int64_t deadline_ns)
 {
     progress->is_running = true;
     pthread_mutex_unlock(&progress->mutex);
@@ -67,7 +67,7 @@ static bool drive(struct tl_progress_engine *progress, int64_t deadline_ns)
 
 /* ------------------------------------------------------------------------------------------------------ thread -- */
 
-/* Sleeps while callers drive. */
+/* Sleeps while callers run the rounds. */
 static void park(struct tl_progress_engine *progress)
 {
     progress->is_park_wanted = false;
@@ -101,17 +101,17 @@ static void *run(void *context)
         if (progress->is_park_wanted) {
             park(progress);
         } else {
-            drive(progress, TL_TIME_NEVER);
+            run_locked(progress, TL_TIME_NEVER);
         }
     }
     pthread_mutex_unlock(&progress->mutex);
     return NULL;
 }
 
-/* Rounds of one beat at most: a beat is to answer what has come, not to take the loop from its users. */
+/* One beat runs at most so many rounds: it answers what has come, and leaves the loop to its users. */
 #define BEAT_ROUNDS 16
 
-/* The helper's: nobody has driven since it looked last. */
+/* Called by the helper: runs rounds if none was run since it last looked. */
 static void beat(void *context)
 {
     struct tl_progress_engine *progress = context;
@@ -120,7 +120,7 @@ static void beat(void *context)
         tl_poller_want_grpc(&progress->poller);
         bool did_work = true;
         for (unsigned i = 0; i < BEAT_ROUNDS && did_work && !progress->is_running; i++)
-            did_work = drive(progress, 0);
+            did_work = run_locked(progress, 0);
         hand_on(progress);
     }
     progress->beat_round = progress->round_count;
@@ -175,7 +175,7 @@ void tl_progress_fini(struct tl_progress_engine *progress)
 void tl_progress_post(struct tl_progress_engine *progress, struct tl_closure *closure)
 {
     tl_loop_post(progress->loop, closure);
-    /* A thread that parks only now finds the closure when it looks next. */
+    /* A thread that is about to park finds the closure in its next round. */
     if (!__atomic_load_n(&progress->is_parked, __ATOMIC_RELAXED)) return;
     pthread_mutex_lock(&progress->mutex);
     if (progress->is_parked && !progress->is_running) {
@@ -208,15 +208,15 @@ void tl_wait_done(struct tl_wait *wait)
     pthread_mutex_unlock(&progress->mutex);
 }
 
-/* Drives one round in place of the thread, or of nobody. */
+/* Runs one round on a caller's thread. Returns false when the deadline has come. */
 static bool run_round(struct tl_progress_engine *progress, int64_t deadline_ns)
 {
     progress->caller_rounds++;
-    bool did_work = drive(progress, deadline_ns);
+    bool did_work = run_locked(progress, deadline_ns);
     return did_work || tl_clock_now_ns() < deadline_ns;
 }
 
-/* A wait begins: remembers whether it follows closely on the one before. */
+/* Begins a wait: counts how many have followed each other closely. */
 static void enter(struct tl_progress_engine *progress, struct tl_wait *wait)
 {
     if (progress->mode == TL_PROGRESS_THREAD) {

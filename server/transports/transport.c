@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/*
- * The data plane's life. Closing: the reactor refuses requests that wait; sessions drain, and are closed at the
- * deadline; when the last one is gone nothing of the transport moves any more, and the rest is taken apart in the
- * reverse order of building.
- */
+/* The life of a transport. Closing: the reactor refuses requests that wait; sessions drain, and are closed at the
+ * deadline; when the last one is gone nothing of the transport moves any more, and the parts are destroyed in the
+ * reverse order of their creation. */
 #include "server/transports/transport.h"
 
 #include <stdio.h>
@@ -68,7 +66,8 @@ static void candidate_failed(void *context, unsigned order, const char *name, co
 {
     const struct opening *opening = context;
     (void)order;
-    /* What the only one lacks is what the transport lacks, which is told by whoever wants it. */
+    /* What the only candidate lacks is the reason that the transport is missing, which is reported with the transport.
+     */
     if (opening->count > 1) {
         TL_LOG_AT_WARN("a card is passed over", TL_STR("device", name), TL_STR("reason", why));
     }
@@ -171,7 +170,7 @@ void tl_transport_destroy(struct tl_transport *transport)
     }
     const struct tl_executor *former = tl_executor_enter(&transport->executor);
     tl_engine_destroy(transport->engine);
-    /* Its slow worker may still be in the call that has brought the last closure to the reactor. */
+    /* The slow worker may still be in the call that has posted the last closure to the reactor. */
     tl_memory_destroy(transport->memory);
     tl_reactor_destroy(transport->reactor);
     tl_executor_leave(former);
@@ -201,7 +200,7 @@ static void answer(const struct query *query)
     if (query->failure != NULL) *query->failure = query->transport->provider->failure;
 }
 
-/* The reactor's. */
+/* Called on the reactor's thread. */
 static void query_came(struct tl_closure *closure)
 {
     struct query *query = TL_CONTAINER_OF(closure, struct query, closure);
@@ -246,13 +245,13 @@ bool tl_transport_has_failed(struct tl_transport *transport, struct tl_error *re
     return ret_why->code != TL_OK;
 }
 
-/* Kept with the tensor. */
+/* A copy that is kept with its tensor. */
 struct kept_copy {
     struct tl_tensor_attachment attachment;
     struct tl_tensor *copy;
 };
 
-/* Owner of all such attachments. */
+/* Its address is the owner of all such attachments. */
 static const char copies;
 
 static void drop_copy(struct tl_tensor_attachment *attachment)
@@ -269,7 +268,7 @@ static enum tl_status make_copy(struct tl_transport *transport, struct tl_tensor
     struct tl_tensor *copy;
     enum tl_status status = tl_memory_tensor_create(transport->memory, tl_tensor_meta_data(tensor), &copy, ret_error);
     if (status != TL_OK) return status;
-    /* Asked before and after: a file that shrinks meanwhile is read as zeros. */
+    /* The check before the copy and the one after it see a file that shrinks meanwhile, which is read as zeros. */
     status = tl_tensor_check_readable(tensor, 0, size_bytes, ret_error);
     if (status == TL_OK && size_bytes > 0) memcpy(tl_tensor_data(copy), tl_tensor_data(tensor), size_bytes);
     if (status == TL_OK) status = tl_tensor_check_readable(tensor, 0, size_bytes, ret_error);
@@ -324,7 +323,7 @@ static void refused(struct tl_closure *closure)
     maybe_drained(transport);
 }
 
-/* On the reactor's thread; the closure goes back. */
+/* Runs on the reactor's thread and sends the closure back to the loop. */
 static void refuse_waiting(struct tl_closure *closure)
 {
     struct tl_transport *transport = TL_CONTAINER_OF(closure, struct tl_transport, refuse_closure);

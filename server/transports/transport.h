@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * One data plane of a worker: provider, registered memory, reactor and engine, and who drives them. A worker has one
- * for each transport (server/transports.h).
+ * One transport of a worker: provider, registered memory, reactor and engine, and the thread that runs them. A worker
+ * has several (server/transports/transports.h).
  *
- * Happy path: the settings say which cards there are to choose from; the first through which a write has been verified
- * is taken (server/transport_choice.h); memory is registered; the reactor gets a thread of its
- * own (TL_PROGRESS_THREAD) or is driven with the loop by whoever waits (server/progress/poller.h); connections to peers
- * are sessions (server/peers/session.h); requests of peers find the table through a serving of the reactor's own.
- * Failure modes: without a card that can be used there is no transport, and a reason.
+ * Happy path: the settings determine which devices there are to choose from; the first through which a write has been
+ * verified is taken (server/transports/transport_choice.h); memory is registered; the reactor gets a thread of its own
+ * (TL_PROGRESS_THREAD) or runs in the rounds of the loop (server/progress/poller.h); connections to peers are sessions
+ * (server/peers/session.h); requests of peers find the table through a serving that belongs to the reactor. Failure
+ * modes: if no device can be used there is no transport, and a reason.
  *
  * Thread: the loop's owner, unless a function says otherwise. What belongs to the reactor is reached by closures only.
  */
@@ -24,40 +24,40 @@
 
 struct tl_worker;
 
-/* How the parts are made. */
+/* Options for the parts of a transport. */
 struct tl_transport_options {
     struct tl_memory_options memory;
     struct tl_reactor_options reactor;
     struct tl_engine_options engine;
-    int64_t attempt_ns; /* for one attempt to set up a path to a peer */
+    int64_t attempt_ns; /* time for one attempt to set up a data connection to a peer */
 };
 
-/* Under "rdma": "prefer", where the link may take what finds no place (struct tl_engine_options). */
+/* Under "rdma": "prefer": after this time the link may take requests that find no space (struct tl_engine_options). */
 #define TL_TRANSPORT_REROUTE_NS (20 * TL_NS_PER_MS)
 
-/* A transport: where its provider comes from. */
+/* The source of a transport: how its provider is found and opened. */
 struct tl_transport_source {
     const char
         *name; /* "verbs": in messages, and as a path's transport; at most TL_CONNECTION_TRANSPORT_BYTES with NUL */
-    /* Why these settings want no such transport; NULL: they do. */
+    /* Returns why these settings want no such transport; NULL: they do. */
     const char *(*refusal)(const struct tl_settings *settings);
-    /* What they say of it. */
+    /* Reads the options from the settings. */
     void (*read)(const struct tl_settings *settings, struct tl_transport_options *ret_options);
-    /* Which host this is, for a transport that reaches workers of the same host only. NULL: it reaches others too. */
+    /* Identifies this host, for a transport that reaches workers of the same host only. NULL: it reaches others too. */
     enum tl_status (*find_host)(void *context, uint8_t ret_host[TL_HOST_BYTES], struct tl_error *ret_error);
     /* Lists what may be opened, in order, at least one. address is the worker's own ("host:port", NULL: it has none).
      * Ownership: one block with all details, freed by the caller with free(). Errors: why there is none. Blocks. */
     enum tl_status (*list)(void *context, const struct tl_settings *settings, const char *address,
                            struct tl_transport_candidate **ret_candidates, size_t *ret_count,
                            struct tl_error *ret_error);
-    /* Opens the one at this place of the list. Errors: why it cannot be used. */
+    /* Opens the candidate at this place of the list. Errors: why it cannot be used. */
     enum tl_status (*open)(void *context, const struct tl_settings *settings, const char *address, unsigned order,
                            struct tl_provider **ret_provider, struct tl_error *ret_error);
     /* Describes a device, of which `detail` of its candidate is known (NULL: nothing), for tools: fills its part of the
      * description with new copies (strdup), NULL where there is no memory. NULL: this transport has no cards. */
     void (*describe)(const void *detail, const struct tl_settings *settings,
                      struct tl_data_plane_description *ret_description);
-    /* May change what the settings have led to; NULL: nothing. */
+    /* Changes the options that the settings have led to; NULL: they stay. */
     void (*adjust)(void *context, struct tl_transport_options *options);
     void *context;
 };
@@ -73,7 +73,7 @@ extern const struct tl_transport_source tl_transport_verbs;
 struct tl_transport {
     struct tl_worker *worker;
     const struct tl_transport_source *source;
-    struct tl_executor executor; /* of the reactor's owner */
+    struct tl_executor executor; /* the reactor's owner */
     struct tl_transport_options options;
     struct tl_provider *provider;
     struct tl_memory *memory;
@@ -81,7 +81,7 @@ struct tl_transport {
     struct tl_engine *engine;
     struct tl_serving serving;                 /* the reactor's */
     char *describes_device;                    /* "mlx5_0:1: why this one" */
-    char *passed_over;                         /* cards that came before it, and why each has failed; "": none */
+    char *passed_over;                         /* candidates that came before it, and why each has failed; "": none */
     char *not_tried;                           /* those that come after it; "": none */
     struct tl_transport_candidate *candidates; /* what there was to choose from */
     unsigned order;                            /* which of them is open */
@@ -89,7 +89,7 @@ struct tl_transport {
     bool has_thread;
     bool is_stopping; /* the thread; any thread, atomic */
 
-    struct tl_list sessions; /* of struct tl_session: all that are not freed */
+    struct tl_list sessions; /* struct tl_session: all that are not freed */
     struct tl_closure refuse_closure;
     struct tl_timer drain_timer;
     bool is_refused; /* refuse_closure has come back */
@@ -98,40 +98,41 @@ struct tl_transport {
     void *drained_context;
 };
 
-/* Opens the provider and builds the rest. Errors: why there is no data plane, for people: those of tl_transport_choose,
- * of tl_memory_create, tl_reactor_create and tl_engine_create, and TL_RESOURCE_EXHAUSTED: no thread. */
+/* Creates a transport: opens the provider and builds the rest. Errors: why there is none, for people: those of
+ * tl_transport_choose, tl_memory_create, tl_reactor_create and tl_engine_create, and TL_RESOURCE_EXHAUSTED: no thread.
+ * Ownership: *ret_transport until tl_transport_destroy. */
 enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_transport_source *source, bool has_thread,
                                    struct tl_transport **ret_transport, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Brings a closure to the reactor. Thread: any. */
+/* Posts a closure to the reactor. Thread: any. */
 static inline void tl_transport_post(struct tl_transport *transport, struct tl_closure *closure)
 {
     transport->executor.post(&transport->executor, closure);
 }
 
-/* Counters as they are now; waits for the reactor's owner to read them. Blocks: for one round of his. */
+/* Reads the counters. Blocks: until the owner of the reactor has read them, within one round. */
 void tl_transport_get_stats(struct tl_transport *transport, struct tl_engine_stats *ret_engine,
                             struct tl_memory_stats *ret_memory);
 
-/* Why the card does not work any more, and what to do; false: it does. Blocks: as above. */
+/* Returns whether the card has failed, and in *ret_why why and what to do. Blocks: as above. */
 bool tl_transport_has_failed(struct tl_transport *transport, struct tl_error *ret_why);
 
-/* Copies a tensor that is about to be published into memory that is registered, and keeps the copy with it: transports
- * that need their sources in such memory serve that instead (server/transfers/serving.h), all others the tensor.
- * Errors: as tl_memory_tensor_create, and of the tensor's guard. */
+/* Copies a tensor that is about to be published into registered memory, and keeps the copy with it: transports that
+ * need their sources in such memory serve the copy (server/transfers/serving.h), all others the tensor. Errors: those
+ * of tl_memory_tensor_create, and of the tensor's guard. */
 enum tl_status tl_transport_copy(struct tl_transport *transport, struct tl_tensor *tensor,
                                  struct tl_error *ret_error) TL_MUST_USE;
-/* The copy that was kept with it; NULL: none. Valid as long as the tensor. Thread: any. */
+/* Returns the copy that was kept with the tensor; NULL: none. Valid as long as the tensor. Thread: any. */
 struct tl_tensor *tl_transport_copy_of(const struct tl_tensor *tensor);
 
-/* Refuses requests of peers, lets those that run finish until deadline_ns, ends all sessions; drained is called once,
- * when none is left. */
+/* Refuses requests of peers, lets those that run finish until deadline_ns, and ends all sessions. drained is called
+ * once, when none is left. */
 void tl_transport_drain(struct tl_transport *transport, int64_t deadline_ns, void (*drained)(void *context),
                         void *context);
-/* A session has been freed. */
+/* Reports that a session has been freed. */
 void tl_transport_session_gone(struct tl_transport *transport);
 
-/* No session is left. NULL is accepted. Thread: any, when nobody drives any more. */
+/* Destroys a transport without sessions. NULL is accepted. Thread: any, when no thread runs its rounds any more. */
 void tl_transport_destroy(struct tl_transport *transport);
 
 #endif

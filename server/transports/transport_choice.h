@@ -15,7 +15,7 @@
 
 #include "dataplane/provider.h"
 
-/* Begins the message when several candidates have failed: a list follows, each with its reason. */
+/* The beginning of the message when several candidates have failed; a list with their reasons follows. */
 #define TL_NO_PORT "no RDMA port can be used"
 
 typedef void tl_transport_failed_fn(void *context, unsigned order, const char *name, const char *why);
@@ -23,7 +23,7 @@ typedef void tl_transport_failed_fn(void *context, unsigned order, const char *n
 /* A device that a transport can open. */
 struct tl_transport_candidate {
     char name[192];     /* "mlx5_0:1 GID 3 10.0.0.1", in messages; "" when nothing is known before it is opened */
-    char device[96];    /* "mlx5_0:1": messages about the candidate may begin with it; "" likewise */
+    char device[96];    /* "mlx5_0:1": messages about the candidate may begin with it; "" when it is not known */
     const void *detail; /* what the transport knows of it besides; NULL: nothing */
 };
 
@@ -40,16 +40,17 @@ struct tl_transport_candidates {
 struct tl_transport_choice {
     struct tl_provider *provider;
     unsigned order;                           /* so many before it have failed */
-    char passed_over[TL_ERROR_MESSAGE_BYTES]; /* these: "NAME: why; NAME: why" */
+    char passed_over[TL_ERROR_MESSAGE_BYTES]; /* they are "NAME: why; NAME: why" */
     char not_tried[TL_ERROR_MESSAGE_BYTES];   /* those after it: "NAME; NAME" */
 };
 
-/* Errors: that of the only candidate; TL_UNAVAILABLE: none works, a list; TL_RESOURCE_EXHAUSTED: the limit of locked
- * memory, with its remedy. Blocks: opens devices, writes, waits up to 5 s. */
+/* Chooses a candidate. Errors: that of the only candidate; TL_UNAVAILABLE: none works, with a list;
+ * TL_RESOURCE_EXHAUSTED: the limit of locked memory, with its remedy. Ownership: the caller closes
+ * ret_choice->provider. Blocks: opens devices, writes, waits up to 5 s. */
 enum tl_status tl_transport_choose(const struct tl_transport_candidates *candidates,
                                    struct tl_transport_choice *ret_choice, struct tl_error *ret_error) TL_MUST_USE;
 
-/* Whether a reason is about the limit of locked memory. */
+/* Returns whether a reason is about the limit of locked memory. */
 bool tl_transport_is_about_memlock(const char *reason);
 
 #endif

@@ -13,12 +13,12 @@
 #include "server/transports/verbs_settings.h"
 
 #define MAX_CACHED_COUNT 4096
-/* Open requests to one peer, and from it. */
+/* So many requests may be open to one peer, and from it. */
 #define REQUEST_COUNT 1024
-/* Keys whose meta-data is remembered, per peer. */
+/* So many keys are remembered with their meta-data, for each peer. */
 #define CACHE_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)
-/* A data connection that takes longer is not worth waiting for. */
+/* After this time it is better to use the link than to wait for a data connection. */
 #define MAX_CONNECT_NS (3 * TL_NS_PER_SEC)
 
 static uint64_t or_auto(uint64_t value, uint64_t automatic)
@@ -26,8 +26,8 @@ static uint64_t or_auto(uint64_t value, uint64_t automatic)
     return value != TL_SETTING_AUTO ? value : automatic;
 }
 
-/* A ping waits behind the writes that are posted already, and completed writes are signs of life: a piece must take
- * less than `silence` on a slow network. Larger ones are no faster. */
+/* A ping waits behind the writes that are posted already, and completed writes are signs of life: on a slow network a
+ * piece must take less time than peer_timeout. Larger pieces are no faster. */
 #define AUTOMATIC_PIECE_BYTES (1024 * 1024)
 
 static void read_verbs(const struct tl_settings *settings, struct tl_transport_options *ret_options)
@@ -49,7 +49,7 @@ static void read_verbs(const struct tl_settings *settings, struct tl_transport_o
                    .cache_count = CACHE_COUNT,
                    .piece_bytes = or_auto(verbs->piece_bytes, AUTOMATIC_PIECE_BYTES),
                    .register_bytes = verbs->register_bytes,
-                   /* Under keys of regions: what the peer can write to. */
+                   /* With keys of regions this is the memory that the peer can write to. */
                    .peer_memory = {.pool_bytes = verbs->pool_bytes,
                                    .max_pool_bytes = or_auto(verbs->max_pool_bytes, tl_transport_half_of_memory())},
                    .is_bounce_forced = verbs->is_bounce_forced,
@@ -98,7 +98,7 @@ static enum tl_status list_verbs(void *context, const struct tl_settings *settin
     struct tl_verbs_options options;
     struct tl_verbs_candidate *cards;
     size_t count;
-    /* Looking a name up may take long: only where there is any card. */
+    /* Resolving a name may take long, so that it is done only where there is a card. */
     enum tl_status status = tl_verbs_settings_read(settings, NULL, host, &options, ret_error);
     if (status == TL_OK) status = tl_verbs_list(&options, &cards, &count, ret_error);
     if (status != TL_OK) return status;

@@ -18,7 +18,7 @@ void tl_transports_join(const struct tl_worker *worker, const char *const *reaso
     ret_text[0] = '\0';
     for (size_t i = 0; i < count && used < capacity; i++) {
         const struct tl_transport_slot *slot = &worker->transports[i];
-        /* Nobody asks why what the settings exclude is not there, unless they exclude all. */
+        /* A transport that the settings exclude is not mentioned, unless they exclude all. */
         if (reasons[i][0] == '\0' || (!slot->is_wanted && (wanted_count > 0 || i > 0))) continue;
         size_t name_len = strlen(slot->source->name);
         /* Messages of a provider begin with its name. */
@@ -52,7 +52,8 @@ static enum tl_status open_slot(struct tl_worker *worker, struct tl_transport_sl
 {
     const struct tl_transport_source *source = slot->source;
     enum tl_status status = TL_OK;
-    /* Also where the transport is not wanted: who offers it from this host is told why it is refused. */
+    /* The host is found even where the transport is not wanted: a peer that offers it from this host is given the
+     * reason. */
     if (source->find_host != NULL) status = source->find_host(source->context, worker->self.host, &slot->error);
     if (!slot->is_wanted) return TL_OK;
     if (status == TL_OK) status = tl_transport_create(worker, source, has_thread, &slot->transport, &slot->error);
@@ -64,7 +65,8 @@ static enum tl_status open_slot(struct tl_worker *worker, struct tl_transport_sl
     return TL_OK;
 }
 
-/* A machine without a card is no news, unless somebody has asked for it; one without shared memory is. */
+/* That a machine has no card is worth a warning only if the configuration asks for one; that shared memory is missing
+ * is worth one always. */
 static void log_lack(const struct tl_worker *worker, const struct tl_transport_slot *slot)
 {
     bool is_of_host = slot->source->find_host != NULL;
@@ -138,7 +140,7 @@ struct tl_transport *tl_transports_of_cards(const struct tl_worker *worker)
     return NULL;
 }
 
-/* Peers ask four times in that time whether we live. */
+/* Peers ping four times in that time. */
 #define BEATS_PER_PEER_TIMEOUT 8
 
 size_t tl_transports_polled(const struct tl_worker *worker, struct tl_polled_reactor *ret_reactors)
@@ -156,7 +158,7 @@ size_t tl_transports_polled(const struct tl_worker *worker, struct tl_polled_rea
     return count;
 }
 
-/* Adds a struct of counters to another. */
+/* Adds one struct of counters to another. */
 static void add_counters(void *to, const void *from, size_t size_bytes)
 {
     uint64_t *sums = to;

@@ -2,8 +2,8 @@
 /*
  * Turns the settings "verbs" into options of the verbs provider.
  *
- * Whatever starts a provider or asks which card it would take comes through here, so that `tensorlane devices` tells
- * what a worker does. Failure modes: a name that cannot be resolved is an error, since any card would then be a guess.
+ * Every user of the provider takes its options from here, so that `tensorlane devices` shows the card that a worker
+ * takes. Failure modes: a name that cannot be resolved is an error, since the choice of a card would then be a guess.
  */
 #include "server/transports/verbs_settings.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What the settings of a worker mean for the verbs provider. */
+/* The settings of a worker as options of the verbs provider. */
 #ifndef SERVER_TRANSPORTS_VERBS_SETTINGS_H
 #define SERVER_TRANSPORTS_VERBS_SETTINGS_H
 
@@ -19,7 +19,7 @@ enum tl_status tl_verbs_settings_read(const struct tl_settings *settings, const 
                                       char ret_host[TL_VERBS_HOST_BYTES], struct tl_verbs_options *ret_options,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
-/* Why these settings want no data plane over verbs; NULL: they do. */
+/* Returns why these settings want no data plane over verbs; NULL: they do. */
 const char *tl_verbs_settings_refusal(const struct tl_settings *settings);
 
 #endif
