@@ -71,7 +71,9 @@ static void stop_with_none_left(void)
 START_TEST(it_runs_them_in_order)
 {
     start();
+    pthread_t started = thread.thread;
     start(); /* it runs already */
+    ck_assert(pthread_equal(thread.thread, started));
     for (unsigned i = 0; i < COUNT; i++)
         tl_closure_thread_post(&thread, &closures[i]);
     sem_wait(&all_run);
