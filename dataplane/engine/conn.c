@@ -2,20 +2,15 @@
 /*
  * The life of a connection.
  *
- * Happy path: created with its queue pair and introduced over the control plane; connected with the peer's
- * address; greeted (handshake.c): up. Requests and responses take turns at posting; credits flow back with every
- * message. Drained with a GOODBYE, or closed.
+ * Happy path: it is created with its queue pair, whose address the peer gets over the control plane. It is connected
+ * with the peer's address, and is up when the handshake is over (handshake.c). Requests and responses are posted from
+ * queues (conn_posts.c). It ends with a GOODBYE when it was drained, or is closed.
  *
- * Failure modes: a handshake that is wrong or late, a message that cannot be, a peer that stays silent while something
- * is expected of it, a queue pair that fails: each disconnects the queue pair with a reason. When it is drained,
- * nothing can touch the memory of a request any more, and all of them are given back; that is the one place where a
- * connection ends. Until then data and statuses that had arrived still count: the peer has seen them arrive, and would
- * not send them again.
- *
- * Credits: a message or a write with an immediate uses one slot at the peer. Slots come back in two ways: by the count
- * of consumed slots in every message, and by an answer to a request, which shows that everything up to the request was
- * consumed; so a request and its write need no message more. The last slot is kept for a CREDIT that gives back half of
- * ours: if both sides have used all slots of each other, one of them has told that much meanwhile.
+ * Failure modes: a handshake that is wrong or late, a message that breaks the protocol, a peer from which nothing comes
+ * while something is expected of it, a queue pair that fails. Each of them disconnects the queue pair with a reason.
+ * When the queue pair is drained nothing can touch the memory of a request any more, and all requests end; a connection
+ * ends in no other way. Data and statuses that had arrived before still count: the peer knows that they have arrived,
+ * and would not send them again.
  */
 #include <stdarg.h>
 #include <stddef.h>
@@ -30,157 +25,21 @@
 #include "base/log.h"
 #include "dataplane/engine/conn_internal.h"
 
-/* Posted at most by one turn: an expose and what it is for. */
-#define SPACE_OF_A_POST 2
-
-/* While something is expected of a peer: how late its silence is noticed at most, as a part of the limit. */
+/* The peer time-out is noticed late by at most this fraction of it. */
 #define CHECKS_PER_PEER_TIMEOUT 16
 
-/* How often a provider is polled that has not drained a queue pair: it gives up a card that does not hand back what was
- * posted, but a reactor that sleeps would not let it. */
+/* How often a provider is polled that has not drained a queue pair. It gives up a card that does not complete what was
+ * posted, and a reactor that sleeps would not poll it. */
 #define DRAIN_LOOK_NS (250 * TL_NS_PER_MS)
 
 static const struct tl_conn_events no_events;
-
-/* ------------------------------------------------------------------------------------------------------- turns -- */
-
-void conn_pump_later(struct tl_conn *conn)
-{
-    if (conn->is_pump_deferred) return;
-    conn->is_pump_deferred = true;
-    tl_reactor_defer(conn->engine->reactor, &conn->pump_closure);
-}
-
-void conn_post_when_ready(struct tl_conn *conn, struct pending_post *pending)
-{
-    if (conn->state == CONN_CLOSING || tl_list_is_linked(&pending->place)) return;
-    tl_list_push_back(&conn->pending_posts, &pending->place);
-    conn_pump_later(conn);
-}
-
-void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending)
-{
-    if (conn->state == CONN_CLOSING || tl_list_is_linked(&pending->place)) return;
-    tl_list_push_back(&conn->revokes, &pending->place);
-    conn_pump_later(conn);
-}
-
-void conn_space_freed(struct tl_conn *conn)
-{
-    if (!tl_list_is_empty(&conn->pending_posts) || !tl_list_is_empty(&conn->revokes)) conn_pump_later(conn);
-}
-
-static void space_done(struct tl_work *work, enum tl_status status)
-{
-    struct tl_conn *conn = TL_CONTAINER_OF(work, struct tl_conn, space_work);
-    (void)status;
-    conn->is_space_work_out = false;
-    conn_space_freed(conn);
-}
-
-static uint32_t credits(const struct tl_conn *conn)
-{
-    return conn->peer_slot_count - (conn->slots_used - conn->slots_returned);
-}
-
-static uint32_t space(const struct tl_conn *conn)
-{
-    return conn->pair->ops->space(conn->pair);
-}
-
-static void run_pending_posts(struct tl_conn *conn, struct tl_list *pending_posts, bool needs_credit)
-{
-    while (!tl_list_is_empty(pending_posts) && space(conn) >= SPACE_OF_A_POST && conn->state != CONN_CLOSING) {
-        if (needs_credit && credits(conn) < 2) return;
-        if (conn->posts_left_bytes == 0) return;
-        struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(pending_posts), struct pending_post, place);
-        if (pending->post(pending)) tl_list_push_back(pending_posts, &pending->place);
-    }
-}
-
-static void maybe_tell_credits(struct tl_conn *conn)
-{
-    bool is_half = conn->consumed - conn->consumed_sent >= conn->engine->options.slot_count / 2;
-    uint32_t needed = is_half ? 1 : 2;
-    if (!is_half && !conn->is_credit_wanted) return;
-    if (conn->state == CONN_CLOSING || credits(conn) < needed || space(conn) < 1) return;
-    conn->is_credit_wanted = false;
-    struct tl_message *message = conn_compose(conn, TL_MESSAGE_CREDIT, 0);
-    message->is_ping = conn->is_ping_wanted;
-    conn->is_ping_wanted = false;
-    conn->engine->stats.credits_sent++;
-    conn_post_message(conn, message, NULL);
-}
-
-static void maybe_tell(struct tl_conn *conn)
-{
-    if (!tl_list_is_empty(&conn->finished) || !tl_list_is_empty(&conn->refused)) requests_tell(conn);
-}
-
-static void pump(struct tl_closure *closure)
-{
-    struct tl_conn *conn = TL_CONTAINER_OF(closure, struct tl_conn, pump_closure);
-    conn->posts_left_bytes = PUMP_BYTES;
-    conn->completions_left_bytes = PUMP_BYTES;
-    if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
-        maybe_tell(conn); /* who is told may ask again, with this doorbell */
-        if (!tl_list_is_empty(&conn->waiting)) requests_begin(conn);
-        if (!tl_list_is_empty(&conn->revokes)) run_pending_posts(conn, &conn->revokes, false);
-        if (!tl_list_is_empty(&conn->pending_posts)) run_pending_posts(conn, &conn->pending_posts, true);
-        maybe_tell_credits(conn);
-        if (conn->state != CONN_CLOSING) tl_queue_pair_doorbell(conn->pair);
-    }
-    /* What was wanted so far has had its turn, or waits for something; what is from here on needs another pump. */
-    conn->is_pump_deferred = false;
-    if (conn->posts_left_bytes == 0) conn_pump_later(conn);
-    maybe_tell(conn);
-    requests_free_completed(conn);
-    conn_something_over(conn);
-}
-
-/* ----------------------------------------------------------------------------------------------------- posting -- */
-
-struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type, uint32_t handle)
-{
-    struct tl_message *message = &conn->engine->outgoing;
-    tl_message_clear(message);
-    message->type = type;
-    message->handle = handle;
-    return message;
-}
-
-void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct tl_work *work)
-{
-    struct tl_engine *engine = conn->engine;
-    message->consumed = conn->consumed;
-    conn->consumed_sent = conn->consumed;
-    uint32_t len_bytes = tl_message_encode(message, engine->slot);
-    conn->slots_used++;
-    engine->stats.messages_sent++;
-    /* Somebody must notice when there is room again. */
-    if (work == NULL && !conn->is_space_work_out && space(conn) < 2 * SPACE_OF_A_POST) {
-        conn->is_space_work_out = true;
-        work = &conn->space_work;
-    }
-    conn->pair->ops->message(conn->pair, engine->slot, len_bytes, work);
-}
-
-void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const void *source, uint64_t len_bytes,
-                     const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
-                     struct tl_work *work)
-{
-    conn->slots_used++;
-    conn->engine->stats.writes_posted++;
-    conn->engine->stats.bytes_sent += len_bytes;
-    conn->pair->ops->write(conn->pair, region, source, len_bytes, destination, offset_bytes, true, immediate, work);
-}
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
 
 static void drain_look(struct tl_timer *timer)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, drain_timer);
-    if (!conn->is_drained) conn_arm(conn, timer, DRAIN_LOOK_NS);
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, ending.drain_timer);
+    if (!conn->ending.is_drained) conn_arm(conn, timer, DRAIN_LOOK_NS);
 }
 
 static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
@@ -188,16 +47,16 @@ static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
     if (conn->state == CONN_CLOSING) return;
     bool was_connected = conn->state != CONN_NEW;
     conn->state = CONN_CLOSING;
-    conn->close_reason = *reason;
+    conn->ending.reason = *reason;
     struct tl_timers *timers = tl_reactor_timers(conn->engine->reactor);
-    tl_timers_disarm(timers, &conn->handshake_timer);
-    tl_timers_disarm(timers, &conn->peer_timer);
-    tl_timers_disarm(timers, &conn->reroute_timer);
+    tl_timers_disarm(timers, &conn->handshake.timer);
+    tl_timers_disarm(timers, &conn->peer_timeout.timer);
+    tl_timers_disarm(timers, &conn->requests.reroute_timer);
     if (was_connected) {
         conn->pair->ops->disconnect(conn->pair, reason);
-        conn_arm(conn, &conn->drain_timer, DRAIN_LOOK_NS);
+        conn_arm(conn, &conn->ending.drain_timer, DRAIN_LOOK_NS);
     } else {
-        conn->is_drained = true;
+        conn->ending.is_drained = true;
     }
     conn_pump_later(conn);
 }
@@ -206,23 +65,23 @@ static void conn_free(struct tl_conn *conn)
 {
     struct tl_engine *engine = conn->engine;
     struct tl_timers *timers = tl_reactor_timers(engine->reactor);
-    tl_timers_disarm(timers, &conn->handshake_timer);
-    tl_timers_disarm(timers, &conn->peer_timer);
-    tl_timers_disarm(timers, &conn->drain_timer);
-    tl_timers_disarm(timers, &conn->reroute_timer);
-    if (conn->is_pump_deferred) tl_list_remove(&conn->pump_closure.link);
-    if (conn->is_busy) tl_reactor_busy(engine->reactor, -1);
+    tl_timers_disarm(timers, &conn->handshake.timer);
+    tl_timers_disarm(timers, &conn->peer_timeout.timer);
+    tl_timers_disarm(timers, &conn->ending.drain_timer);
+    tl_timers_disarm(timers, &conn->requests.reroute_timer);
+    if (conn->posts.is_pump_deferred) tl_list_remove(&conn->posts.pump_closure.link);
+    if (conn->handshake.is_busy) tl_reactor_busy(engine->reactor, -1);
     if (conn->pair != NULL) conn->pair->ops->destroy(conn->pair);
     handshake_fini(conn);
     conn_memory_fini(conn);
-    tl_meta_cache_destroy(conn->cache);
+    tl_meta_cache_destroy(conn->requests.cache);
     tl_list_remove(&conn->engine_link);
     requests_fini(conn);
     responses_fini(conn);
-    free(conn->responses);
-    free(conn->requests);
-    free(conn->generations);
-    free(conn->free_indexes);
+    free(conn->responses.by_handle);
+    free(conn->requests.by_index);
+    free(conn->requests.generations);
+    free(conn->requests.free_indexes);
     free(conn);
 }
 
@@ -233,39 +92,39 @@ static bool is_idle(const struct tl_conn *conn)
 
 static void end(struct tl_closure *closure)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(closure, struct tl_conn, end_closure);
-    conn->is_end_deferred = false;
+    struct tl_conn *conn = TL_CONTAINER_OF(closure, struct tl_conn, ending.closure);
+    conn->ending.is_deferred = false;
     if (!is_idle(conn)) { /* a fetch has come since, and is refused first */
         conn_pump_later(conn);
         return;
     }
-    if (conn->events->closed != NULL) conn->events->closed(conn, &conn->close_reason);
+    if (conn->events->closed != NULL) conn->events->closed(conn, &conn->ending.reason);
     conn_free(conn);
 }
 
 void conn_something_over(struct tl_conn *conn)
 {
-    if (conn->state == CONN_DRAINING && is_idle(conn) && !conn->is_goodbye_sent) {
-        conn_post_when_ready(conn, &conn->goodbye_post);
+    if (conn->state == CONN_DRAINING && is_idle(conn) && !conn->ending.is_goodbye_sent) {
+        conn_post_when_ready(conn, &conn->ending.goodbye_post);
     }
-    if (conn->state != CONN_CLOSING || !conn->is_drained || conn->is_end_deferred) return;
-    if (conn->held_count > 0 || !is_idle(conn)) return;
-    conn->is_end_deferred = true;
-    tl_reactor_defer(conn->engine->reactor, &conn->end_closure);
+    if (conn->state != CONN_CLOSING || !conn->ending.is_drained || conn->ending.is_deferred) return;
+    if (conn->ending.held_count > 0 || !is_idle(conn)) return;
+    conn->ending.is_deferred = true;
+    tl_reactor_defer(conn->engine->reactor, &conn->ending.closure);
 }
 
 static void pair_broken(void *owner, const struct tl_error *reason)
 {
     struct tl_conn *conn = owner;
     if (conn->state == CONN_CLOSING) return;
-    if (conn->is_goodbye_sent) {
+    if (conn->ending.is_goodbye_sent) {
         struct tl_error done = {.code = TL_OK};
         begin_close(conn, &done);
         return;
     }
     conn->engine->stats.connections_broken++;
     struct tl_error end = *reason;
-    /* Whoever may not connect need not try again. */
+    /* A peer that may not connect need not try again. */
     bool is_refused = conn->state != CONN_UP && reason->code == TL_PERMISSION_DENIED;
     if (!is_refused) end.code = TL_UNAVAILABLE;
     tl_error_prefix(&end, "%s: ", conn->peer.name);
@@ -276,7 +135,7 @@ static void pair_drained(void *owner)
 {
     struct tl_conn *conn = owner;
     TL_CHECK(conn->state == CONN_CLOSING);
-    conn->is_drained = true;
+    conn->ending.is_drained = true;
     requests_break(conn);
     responses_break(conn);
     conn_pump_later(conn);
@@ -297,7 +156,7 @@ void conn_protocol_error(struct tl_conn *conn, const char *format, ...)
     begin_close(conn, &reason);
 }
 
-/* ----------------------------------------------------------------------------------------------------- silence -- */
+/* ------------------------------------------------------------------------------------------------ peer time-out -- */
 
 void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns)
 {
@@ -309,21 +168,21 @@ void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns)
 
 void conn_watch(struct tl_conn *conn)
 {
-    if (conn->peer_timer.heap_place != 0 || !conn_is_open(conn)) return;
-    conn->has_heard = false;
-    conn->heard_ns = tl_clock_now_ns();
-    conn_arm(conn, &conn->peer_timer, conn->engine->options.peer_timeout_ns / CHECKS_PER_PEER_TIMEOUT);
+    if (conn->peer_timeout.timer.heap_place != 0 || !conn_is_open(conn)) return;
+    conn->peer_timeout.has_heard = false;
+    conn->peer_timeout.heard_ns = tl_clock_now_ns();
+    conn_arm(conn, &conn->peer_timeout.timer, conn->engine->options.peer_timeout_ns / CHECKS_PER_PEER_TIMEOUT);
 }
 
 static void check_peer_timeout(struct tl_timer *timer)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, peer_timer);
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, peer_timeout.timer);
     if (!conn_is_open(conn) || is_idle(conn)) return;
     int64_t peer_timeout_ns = conn->engine->options.peer_timeout_ns;
     int64_t now_ns = tl_clock_now_ns();
-    if (conn->has_heard) conn->heard_ns = now_ns;
-    conn->has_heard = false;
-    int64_t silent_ns = now_ns - conn->heard_ns;
+    if (conn->peer_timeout.has_heard) conn->peer_timeout.heard_ns = now_ns;
+    conn->peer_timeout.has_heard = false;
+    int64_t silent_ns = now_ns - conn->peer_timeout.heard_ns;
     if (silent_ns >= peer_timeout_ns) {
         struct tl_error reason;
         tl_error_set(&reason, TL_UNAVAILABLE,
@@ -335,62 +194,53 @@ static void check_peer_timeout(struct tl_timer *timer)
         return;
     }
     if (silent_ns >= peer_timeout_ns / 4) {
-        conn->is_ping_wanted = true;
-        conn->is_credit_wanted = true;
+        conn->credits.is_ping_wanted = true;
+        conn->credits.is_wanted = true;
         conn_pump_later(conn);
     }
     int64_t look_ns = peer_timeout_ns / CHECKS_PER_PEER_TIMEOUT;
-    conn_arm(conn, &conn->peer_timer, look_ns < peer_timeout_ns - silent_ns ? look_ns : peer_timeout_ns - silent_ns);
+    conn_arm(conn, &conn->peer_timeout.timer,
+             look_ns < peer_timeout_ns - silent_ns ? look_ns : peer_timeout_ns - silent_ns);
 }
 
 /* ----------------------------------------------------------------------------------------------------- goodbye -- */
 
-/* The peer has it: nothing else is to be said. */
+/* The peer has our GOODBYE: the connection closes. */
 static void goodbye_done(struct tl_work *work, enum tl_status status)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(work, struct tl_conn, goodbye_work);
+    struct tl_conn *conn = TL_CONTAINER_OF(work, struct tl_conn, ending.goodbye_work);
     struct tl_error reason = {.code = TL_OK};
     if (status == TL_OK) begin_close(conn, &reason);
 }
 
 static bool post_goodbye(struct pending_post *pending)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, goodbye_post);
-    if (conn->is_goodbye_sent) return false;
-    conn->is_goodbye_sent = true;
-    conn->goodbye_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = goodbye_done};
-    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_GOODBYE, 0), &conn->goodbye_work);
+    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, ending.goodbye_post);
+    if (conn->ending.is_goodbye_sent) return false;
+    conn->ending.is_goodbye_sent = true;
+    conn->ending.goodbye_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = goodbye_done};
+    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_GOODBYE, 0), &conn->ending.goodbye_work);
     return false;
 }
 
 /* ------------------------------------------------------------------------------------------------------ events -- */
 
-/* A slot of ours was used, and is posted again before what we post now leaves. */
+/* The peer has used a slot of ours. The provider posts it again before what we post now leaves. */
 static void slot_used(struct tl_conn *conn)
 {
     conn_heard(conn);
-    conn->consumed++;
+    conn->credits.consumed++;
     conn_pump_later(conn);
-}
-
-/* The higher of what is known and what is told now; both lie behind what was used. */
-static void slots_returned(struct tl_conn *conn, uint32_t upto)
-{
-    if (conn->slots_used - upto < conn->slots_used - conn->slots_returned) conn->slots_returned = upto;
-}
-
-void conn_shows(struct tl_conn *conn, uint32_t slot)
-{
-    slots_returned(conn, slot);
 }
 
 static void credits_received(struct tl_conn *conn, uint32_t consumed)
 {
-    if (conn->slots_used - consumed > conn->peer_slot_count) {
-        conn_protocol_error(conn, "it has consumed %u messages of %u", consumed, conn->slots_used);
+    struct conn_credits *credits = &conn->credits;
+    if (credits->slots_used - consumed > credits->peer_slot_count) {
+        conn_protocol_error(conn, "it has consumed %u messages of %u", consumed, credits->slots_used);
         return;
     }
-    slots_returned(conn, consumed);
+    credits_returned(credits, consumed);
 }
 
 static void dispatch(struct tl_conn *conn, const struct tl_message *message)
@@ -403,7 +253,7 @@ static void dispatch(struct tl_conn *conn, const struct tl_message *message)
         handshake_probed(conn);
         return;
     case TL_MESSAGE_CREDIT:
-        if (message->is_ping) conn->is_credit_wanted = true;
+        if (message->is_ping) conn->credits.is_wanted = true;
         return;
     default:
         break;
@@ -435,7 +285,8 @@ static void dispatch(struct tl_conn *conn, const struct tl_message *message)
     }
 }
 
-/* What had arrived before we closed: the peer knows that it has, and takes its tensor for received. */
+/* Handles an outcome that had arrived before we closed: the peer knows that it has, and takes the tensor for received.
+ */
 static void last_word(struct tl_conn *conn, const struct tl_message *message)
 {
     if (message->type == TL_MESSAGE_DONE || message->type == TL_MESSAGE_ERROR_STATUS) requests_message(conn, message);
@@ -445,7 +296,7 @@ static void pair_message(void *owner, const void *data, uint32_t len_bytes)
 {
     struct tl_conn *conn = owner;
     struct tl_engine *engine = conn->engine;
-    /* Shared memory can change while it is looked at. */
+    /* Shared memory can change while it is read. */
     uint8_t copy[TL_SLOT_BYTES];
     uint32_t copy_bytes = len_bytes < sizeof(copy) ? len_bytes : (uint32_t)sizeof(copy);
     memcpy(copy, data, copy_bytes);
@@ -488,38 +339,41 @@ static const struct tl_queue_pair_events pair_events = {
 static enum tl_status create_tables(struct tl_conn *conn, struct tl_error *ret_error)
 {
     uint32_t count = conn->engine->options.request_count;
-    conn->requests = calloc(count, sizeof(struct request *));
-    conn->generations = calloc(count, sizeof(*conn->generations));
-    conn->free_indexes = calloc(count, sizeof(*conn->free_indexes));
-    conn->response_places = 1;
-    while (conn->response_places < count)
-        conn->response_places *= 2;
-    conn->responses = calloc(conn->response_places, sizeof(struct response *));
-    if (conn->requests == NULL || conn->generations == NULL || conn->free_indexes == NULL || conn->responses == NULL) {
+    struct conn_requests *requests = &conn->requests;
+    struct conn_responses *responses = &conn->responses;
+    requests->by_index = calloc(count, sizeof(struct request *));
+    requests->generations = calloc(count, sizeof(*requests->generations));
+    requests->free_indexes = calloc(count, sizeof(*requests->free_indexes));
+    responses->place_count = 1;
+    while (responses->place_count < count)
+        responses->place_count *= 2;
+    responses->by_handle = calloc(responses->place_count, sizeof(struct response *));
+    if (requests->by_index == NULL || requests->generations == NULL || requests->free_indexes == NULL ||
+        responses->by_handle == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
     }
-    conn->request_count = count;
+    requests->count = count;
     for (uint32_t i = 0; i < count; i++)
-        conn->free_indexes[i] = (uint16_t)(count - 1 - i);
-    conn->free_count = count;
-    return tl_meta_cache_create(conn->engine->options.cache_count, &conn->cache, ret_error);
+        requests->free_indexes[i] = (uint16_t)(count - 1 - i);
+    requests->free_count = count;
+    return tl_meta_cache_create(conn->engine->options.cache_count, &requests->cache, ret_error);
 }
 
 static void init_places(struct tl_conn *conn)
 {
-    struct tl_list *const lists[] = {&conn->engine_link,       &conn->pending_posts,    &conn->revokes,
-                                     &conn->waiting,           &conn->finished,         &conn->refused,
-                                     &conn->pump_closure.link, &conn->end_closure.link, &conn->goodbye_post.place,
-                                     &conn->windows,           &conn->spare_requests,   &conn->completed};
+    struct conn_requests *requests = &conn->requests;
+    struct conn_ending *ending = &conn->ending;
+    struct tl_list *const lists[] = {&conn->engine_link,    &requests->waiting,         &requests->finished,
+                                     &requests->refused,    &requests->spare,           &requests->completed,
+                                     &ending->closure.link, &ending->goodbye_post.place};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);
-    conn->pump_closure.run = pump;
-    conn->end_closure.run = end;
-    conn->goodbye_post.post = post_goodbye;
-    conn->space_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = space_done};
-    conn->peer_timer.fire = check_peer_timeout;
-    conn->drain_timer.fire = drain_look;
-    conn->reroute_timer.fire = requests_reroute;
+    conn_posts_init(conn);
+    ending->closure.run = end;
+    ending->goodbye_post.post = post_goodbye;
+    ending->drain_timer.fire = drain_look;
+    conn->peer_timeout.timer.fire = check_peer_timeout;
+    requests->reroute_timer.fire = requests_reroute;
 }
 
 enum tl_status tl_conn_create(struct tl_engine *engine, struct tl_memory *memory, const struct tl_identity *peer,
@@ -535,8 +389,8 @@ enum tl_status tl_conn_create(struct tl_engine *engine, struct tl_memory *memory
     conn->events = events != NULL ? events : &no_events;
     conn->owner = owner;
     conn->peer = *peer;
-    conn->self_incarnation = self_incarnation;
-    conn->is_opener = is_opener;
+    conn->handshake.self_incarnation = self_incarnation;
+    conn->handshake.is_opener = is_opener;
     init_places(conn);
     conn_memory_init(conn, memory);
     tl_list_push_back(&engine->conns, &conn->engine_link);
@@ -560,7 +414,7 @@ fail:
 enum tl_status tl_conn_connect(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
                                struct tl_error *ret_error)
 {
-    /* The card may have broken the queue pair since it was introduced. */
+    /* The card may have broken the queue pair since the peer got its address. */
     if (conn->state != CONN_NEW) {
         return tl_error_set(ret_error, TL_UNAVAILABLE,
                             "the connection has ended before the peer has sent its pair address");
@@ -583,7 +437,7 @@ void *tl_conn_owner(const struct tl_conn *conn)
 
 const struct tl_conn_measures *tl_conn_measured(const struct tl_conn *conn)
 {
-    return &conn->measures;
+    return &conn->handshake.measures;
 }
 
 bool tl_conn_is_up(const struct tl_conn *conn)

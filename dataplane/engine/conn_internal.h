@@ -1,11 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A connection as its files see it: conn.c (life, credits, turns), conn_memory.c (memory), handshake.c (how it comes
- * up), measure.c (how fast it is), request.c (what we ask), response.c (what the peer asks).
+ * A connection with one peer, as the files of the engine see it: struct tl_conn is made of one struct for each thing
+ * that the connection keeps, and each of these structs is the business of one file.
  *
- * Four scarce things pass through here, each with one queue: slots at the peer and room in the queue pair, which turns
- * wait for; windows, which requests wait for; handles, which fetches wait for; room in a pool, which requests and
- * responses wait for.
+ *   conn.c            how it begins and ends, what arrives, and when the peer is given up    ending, peer_timeout
+ *   conn_posts.c      what waits to be posted, and credits                                   posts, credits
+ *   conn_memory.c     registrations and memory of pools, which a slow worker makes           ending.held_count
+ *   handshake.c       how it comes up                                                        handshake
+ *   measure.c         how fast it is                                                         handshake.measuring
+ *   request*.c        what we ask of the peer                                                requests
+ *   response*.c       what the peer asks of us                                               responses
+ *
+ * Four things are scarce, and each has a queue. Posts wait for slots at the peer and for space in the queue pair
+ * (posts.ready, posts.revokes). Requests wait for windows (posts.windows). Fetches wait for handles (requests.waiting).
+ * Requests and responses wait for memory of a pool (struct conn_memory_wait).
  */
 #ifndef DATAPLANE_ENGINE_CONN_INTERNAL_H
 #define DATAPLANE_ENGINE_CONN_INTERNAL_H
@@ -21,11 +29,11 @@ struct tl_engine {
     struct tl_reactor *reactor;
     struct tl_provider *provider;
     struct tl_memory *memory;
-    struct tl_peer_memories *peer_memories; /* NULL: not under TL_KEYS_REGION */
+    struct tl_peer_memories *peer_memories; /* NULL unless the keys are TL_KEYS_REGION */
     struct tl_engine_options options;
     const struct tl_source_ops *source;
     void *source_context;
-    uint64_t piece_bytes; /* of one write */
+    uint64_t piece_bytes; /* the most that one write carries */
     struct tl_list conns;
     uint64_t name_seed; /* of the numbers of peers' names: nobody can choose a name with the number of another one */
     struct tl_engine_stats stats;
@@ -34,34 +42,177 @@ struct tl_engine {
     uint8_t slot[TL_SLOT_BYTES];
 };
 
-/* Something that wants to post one message or write. Waits in conn->turns for a slot at the peer and for room. */
+/* ------------------------------------------------------------------------------------------- posts and credits -- */
+
+/* Something that waits for its turn to post one message or one write. */
 struct pending_post {
-    struct tl_list place;
-    /* Posts at most one message or write, and one expose before it; true when it wants another turn. */
+    struct tl_list place; /* in one of the lists of struct conn_posts */
+    /* Posts at most one message or write, and at most one expose before it. Returns true when it wants to post again
+     * and is to be queued for that; false when it does not, or has queued itself. */
     bool (*post)(struct pending_post *pending);
 };
 
-/* What the CPU hashes and copies of tensors in one pump, about: then messages come first. A peer takes for dead who is
- * busy for longer than its peer_timeout_ns. */
+/* How many bytes of tensors the CPU hashes and copies in one pump, about. After that messages are handled: a peer takes
+ * a worker for dead that is silent for longer than peer_timeout_ns. */
 #define PUMP_BYTES (16 * 1024 * 1024)
 
-/* Of a probe: what is written to measure the rate. */
+/* What waits to be posted, and the pump that posts it at the end of a round. */
+struct conn_posts {
+    struct tl_list ready;     /* struct pending_post: these need a slot at the peer, and space in the queue pair */
+    struct tl_list revokes;   /* struct pending_post: these need space in the queue pair only */
+    struct tl_list windows;   /* struct pending_post of requests: these need a window that another request gives back */
+    uint64_t exposures_count; /* windows that requests have now */
+    uint64_t left_bytes;      /* how much of PUMP_BYTES is left for responses in this pump */
+    uint64_t completions_left_bytes; /* how much of PUMP_BYTES is left for finished requests in this pump */
+    struct tl_work space_work;       /* completes when there is space in the queue pair again */
+    bool is_space_work_out;          /* space_work is posted */
+    bool is_pump_deferred;
+    struct tl_closure pump_closure;
+};
+
+/* Slots are the receive buffers that each side has posted for messages and immediates of the other. All numbers but
+ * peer_slot_count are counted modulo 2^32 since the connection began. */
+struct conn_credits {
+    uint32_t slots_used;      /* slots at the peer that we have used */
+    uint32_t slots_returned;  /* how many of these the peer has given back, as far as we know */
+    uint32_t consumed;        /* slots of ours that the peer has used and that are posted again */
+    uint32_t consumed_sent;   /* the last value of `consumed` that we have sent */
+    uint32_t peer_slot_count; /* how many slots the peer has */
+    bool is_wanted;           /* a CREDIT is to be sent */
+    bool is_ping_wanted;      /* the CREDIT is to be answered by one */
+};
+
+/* How many slots at the peer are free, as far as we know. */
+static inline uint32_t credits_left(const struct conn_credits *credits)
+{
+    return credits->peer_slot_count - (credits->slots_used - credits->slots_returned);
+}
+
+/* The peer has given back all slots up to this number. An older number than the one that is known changes nothing. */
+static inline void credits_returned(struct conn_credits *credits, uint32_t upto)
+{
+    if (credits->slots_used - upto < credits->slots_used - credits->slots_returned) credits->slots_returned = upto;
+}
+
+/* ------------------------------------------------------------------------------------- requests and responses -- */
+
+/* The allocator of destinations, and what it was last asked for. */
+struct conn_placing {
+    struct tl_allocator allocator; /* creates destinations in conn->memory */
+    struct tl_memory_wait *wait;   /* memory that the request being placed has waited for; NULL: it has not waited */
+    uint64_t missing_bytes;        /* the pool had no block of this size; 0: it had one, or something else failed */
+};
+
+/* What we ask of the peer. A handle is an index into `by_index` with a generation. */
+struct conn_requests {
+    struct request **by_index; /* [count]; NULL: no request has this index */
+    uint16_t *generations;     /* [count] */
+    uint16_t *free_indexes;    /* [count], a stack of free_count indexes */
+    uint32_t count;            /* how many requests we may have open */
+    uint32_t free_count;
+    uint32_t peer_count;           /* how many requests the peer takes at a time */
+    bool has_moved;                /* something has come for a request since reroute_timer was armed */
+    struct tl_list spare;          /* struct request: ended ones that are used again */
+    struct tl_list waiting;        /* struct tl_fetch: they need a handle */
+    struct tl_list finished;       /* struct request: their fetches are to be completed */
+    struct tl_list completed;      /* struct request: their fetches are completed; freed at the end of the pump */
+    struct tl_list refused;        /* struct tl_fetch: they end without a request, and are to be completed */
+    struct tl_timer reroute_timer; /* armed while fetches wait for a handle */
+    struct tl_meta_cache *cache;
+    struct conn_placing placing;
+};
+
+/* What the peer asks of us. */
+struct conn_responses {
+    struct response **by_handle; /* [place_count]: lists of the responses whose handles end with these bits */
+    uint32_t place_count;        /* a power of two */
+    uint32_t count;              /* open responses */
+    struct response *spare;      /* ended ones that are used again, linked by `next` */
+    unsigned spare_count;
+    uint32_t notice_count; /* CANCELLED messages that wait to be posted */
+    uint64_t late_count;   /* responses that were parked for too long; one RE_REQUEST may still come for each */
+};
+
+/* ---------------------------------------------------------------------------------------- beginning and ending -- */
+
+/* How many bytes a write has that measures the rate. */
 #define PROBE_BYTES 65536
 
 #define MEASURE_WRITES 8
 
-/* The course of the measuring (measure.c). */
+struct measured_write {
+    struct tl_work work;
+    struct tl_conn *conn;
+};
+
+/* The rounds of writes that measure latency and rate (measure.c). */
 struct measuring {
     struct pending_post pending;
-    struct measured_write {
-        struct tl_work work;
-        struct tl_conn *conn;
-    } writes[MEASURE_WRITES]; /* of one round */
+    struct measured_write writes[MEASURE_WRITES]; /* of one round */
     unsigned round;
-    unsigned writes_left; /* of this round, to be posted */
-    unsigned writes_open; /* posted */
-    uint64_t bytes;       /* of this round, posted */
+    unsigned writes_left; /* writes of this round that are to be posted */
+    unsigned writes_open; /* writes of this round that are posted */
+    uint64_t bytes;       /* posted in this round */
     int64_t began_ns;
+};
+
+/* What proves to each side that the other is the one whose address came over the control plane. */
+struct handshake_keys {
+    uint64_t own_token;      /* the peer must present it */
+    uint64_t peer_token;     /* we present it */
+    uint64_t own_challenge;  /* the peer must write it into our probe */
+    uint64_t peer_challenge; /* we write it into the peer's probe */
+};
+
+/* Memory in which each side shows that its writes arrive. */
+struct handshake_probe {
+    struct tl_descriptor peer; /* where we write */
+    uint8_t *bytes; /* the peer writes the first PROBE_BYTES; we write from the other PROBE_BYTES. NULL: freed */
+    struct tl_tensor *block; /* the block of the pool in which the probe lies; NULL: it has memory of its own */
+    struct tl_pin pin;
+    struct tl_region *region; /* of the pool, or of its own */
+    struct tl_exposure exposure;
+    struct tl_work write_work;  /* our write into the peer's probe */
+    struct tl_work revoke_work; /* the end of the exposure */
+    unsigned uses;              /* how many of these two are not done */
+};
+
+/* How the connection comes up (handshake.c). */
+struct conn_handshake {
+    uint64_t self_incarnation;
+    bool is_opener;
+    bool is_hello_right; /* the peer's HELLO was right */
+    bool is_probe_right; /* the peer's write has arrived and was right */
+    bool is_probed;      /* the peer says that our write was right */
+    bool is_busy;        /* it has begun: the reactor counts the connection as busy until it is freed */
+    struct handshake_keys keys;
+    struct handshake_probe probe;
+    struct measuring measuring;
+    struct tl_conn_measures measures;
+    struct pending_post hello_post;
+    struct pending_post probe_post;
+    struct pending_post probed_post;
+    struct tl_timer timer;
+};
+
+/* Notices a peer from which nothing comes while something is expected of it. */
+struct conn_peer_timeout {
+    struct tl_timer timer;
+    int64_t heard_ns; /* when something had come last, as the timer saw it */
+    bool has_heard;   /* something has come since the timer looked */
+};
+
+/* How the connection ends. */
+struct conn_ending {
+    bool is_drained;  /* no operation is posted any more */
+    bool is_deferred; /* closure is deferred */
+    bool is_goodbye_sent;
+    unsigned held_count; /* registrations and memory waits that will come back; the connection does not end before */
+    struct tl_error reason;
+    struct tl_closure closure;
+    struct tl_timer drain_timer; /* while it closes: looks at the provider even if nothing happens */
+    struct pending_post goodbye_post;
+    struct tl_work goodbye_work;
 };
 
 /*
@@ -70,112 +221,29 @@ struct measuring {
  */
 enum conn_state {
     CONN_NEW,       /* waits for the peer's address */
-    CONN_HANDSHAKE, /* waits for the peer's HELLO, its probe, our writes, and its word that ours was right; or the timer
-                     */
+    CONN_HANDSHAKE, /* waits for the peer's HELLO, its write, our write and the peer's PROBED, or for the timer */
     CONN_UP,        /* carries requests */
-    CONN_DRAINING,  /* takes no new ones; waits for those that are open */
+    CONN_DRAINING,  /* takes no new requests; waits for those that are open */
     CONN_CLOSING,   /* waits until no operation is posted and nothing is held */
 };
 
+/* What each tensor uses comes first. */
 struct tl_conn {
     struct tl_engine *engine;
-    struct tl_list engine_link;
+    struct tl_queue_pair *pair;
+    struct tl_memory *memory; /* where the peer may write: the engine's memory, or its own under TL_KEYS_REGION */
+    enum conn_state state;
+    struct conn_credits credits;
+    struct conn_posts posts;
+    struct conn_peer_timeout peer_timeout;
+    struct conn_requests requests;
+    struct conn_responses responses;
+    struct tl_identity peer;
+    struct conn_ending ending;
+    struct conn_handshake handshake;
     const struct tl_conn_events *events;
     void *owner;
-    struct tl_identity peer;
-    uint64_t self_incarnation;
-    bool is_opener;
-    enum conn_state state;
-    struct tl_queue_pair *pair;
-    struct tl_memory *memory;      /* where the peer may be let write: the engine's, or its own under TL_KEYS_REGION */
-    struct tl_allocator allocator; /* of destinations, there */
-    struct tl_memory_wait
-        *placing_wait;      /* of the request that chooses its destination now; NULL: it has waited for none */
-    uint64_t placing_bytes; /* ... and there was no room for so many; 0: that is not what it failed for */
-    bool is_busy;           /* it has begun to greet: counted by the reactor */
-    bool is_drained;
-    struct tl_error close_reason;
-    unsigned held_count; /* registrations that will come back to us, and waits for room */
-    struct tl_closure end_closure;
-    bool is_end_deferred;
-
-    /* Handshake. */
-    uint64_t own_token;  /* the peer must present it */
-    uint64_t peer_token; /* we present it */
-    uint64_t own_challenge;
-    uint64_t peer_challenge;
-    struct tl_descriptor peer_probe;
-    uint8_t *probe; /* PROBE_BYTES that the peer writes, then as many that we write to it; NULL: not any more */
-    struct tl_tensor *probe_block; /* of the pool, in which it lies; NULL: in memory of its own */
-    struct tl_pin probe_pin;
-    struct tl_region *probe_region; /* the pool's, or its own */
-    struct tl_exposure probe_exposure;
-    struct tl_work probe_work;  /* our write */
-    struct tl_work revoke_work; /* the end of the exposure */
-    unsigned probe_uses;        /* of these two, not done */
-    struct measuring measuring;
-    struct tl_conn_measures measures;
-    struct pending_post hello_post;
-    struct pending_post probe_post;
-    struct pending_post probed_post;
-    bool is_hello_right; /* the peer's HELLO was right */
-    bool is_probe_right; /* its write has arrived */
-    bool is_probed;      /* ours has */
-    struct tl_timer handshake_timer;
-
-    /* Credits, modulo 2^32. */
-    uint32_t slots_used;     /* of the peer, by us */
-    uint32_t slots_returned; /* of these, the peer has told or shown */
-    uint32_t consumed;       /* slots of ours that the peer has used and that are posted again */
-    uint32_t consumed_sent;
-    uint32_t peer_slot_count;
-    bool is_credit_wanted; /* a CREDIT is to be sent */
-    bool is_ping_wanted;   /* and is to be answered by one */
-
-    struct tl_list pending_posts; /* of struct pending_post: want a slot and room */
-    struct tl_list revokes;       /* of struct pending_post: want room only */
-    struct tl_list windows;       /* of struct pending_post of requests: want a window to become free */
-    uint64_t exposures_count;     /* of requests, now */
-    struct tl_work space_work;
-    bool is_space_work_out; /* posted; its end tells that there is room */
-    struct tl_closure pump_closure;
-    bool is_pump_deferred;
-    uint64_t posts_left_bytes; /* of PUMP_BYTES, what turns may still hash and copy in this pump */
-    uint64_t
-        completions_left_bytes; /* ... and what finished requests may; each side has its own, so that both get on */
-
-    struct tl_timer peer_timer;
-    struct tl_timer drain_timer; /* closing: the provider is looked at, even if nothing happens */
-    int64_t heard_ns;            /* as the silence timer has seen it */
-    bool has_heard;              /* since the silence timer looked */
-
-    /* What we ask. */
-    struct request **requests; /* [request_count] by index */
-    uint16_t *generations;     /* [request_count] */
-    uint16_t *free_indexes;    /* [request_count], a stack */
-    uint32_t request_count;
-    uint32_t free_count;
-    struct tl_list spare_requests; /* of struct request: over, for those that begin */
-    struct tl_list waiting;        /* of tl_fetch: want a handle */
-    struct tl_list finished;       /* of struct request: done is to be called */
-    struct tl_list completed;      /* of struct request: done was called; to be freed when what waits has left */
-    struct tl_list refused;        /* of tl_fetch: cannot begin, or given up before; done is to be called */
-    struct tl_timer reroute_timer; /* armed while fetches wait for a handle */
-    bool has_moved;                /* since it was armed something has come for a request */
-    struct tl_meta_cache *cache;
-
-    /* What the peer asks. */
-    struct response *spare_responses; /* over, for those that begin; linked by `next` */
-    unsigned spare_response_count;
-    struct response **responses; /* [response_places]: lists of those whose handles have the same index there */
-    uint32_t response_places;    /* a power of two */
-    uint32_t response_count;
-    uint64_t late_response_count; /* parked too long: for each, one RE_REQUEST may still come */
-    uint32_t notice_count;        /* CANCELLED that wait for their turn */
-    uint32_t peer_request_count;
-    struct pending_post goodbye_post;
-    struct tl_work goodbye_work;
-    bool is_goodbye_sent;
+    struct tl_list engine_link; /* in engine->conns */
 };
 
 /* ------------------------------------------------------------------------------------------------------ conn.c -- */
@@ -185,55 +253,62 @@ static inline bool conn_is_open(const struct tl_conn *conn)
     return conn->state == CONN_UP || conn->state == CONN_DRAINING;
 }
 
-/* Wants a turn; once until it is taken. */
-void conn_post_when_ready(struct tl_conn *conn, struct pending_post *pending);
-/* Wants room only: for a revoke, or for a write without an immediate. */
-void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending);
-/* Something posted is over: who waits for room may go on. */
-void conn_space_freed(struct tl_conn *conn);
-/* Looks at turns and finished requests at the end of this round. */
-void conn_pump_later(struct tl_conn *conn);
-/* Clears the message to compose and gives it a type. */
-struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type, uint32_t handle);
-/* Posts the message, and with it how many slots we have consumed, which is written into it. work may be NULL. */
-void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct tl_work *work);
-/* Posts a write with an immediate; counts its slot. */
-void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const void *source, uint64_t len_bytes,
-                     const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
-                     struct tl_work *work);
-/* The peer broke the protocol: counts it, ends the connection. */
+/* The peer broke the protocol: counts that, and closes the connection. */
 void conn_protocol_error(struct tl_conn *conn, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 /* The peer or its card has shown that it lives. */
 static inline void conn_heard(struct tl_conn *conn)
 {
-    conn->has_heard = true;
+    conn->peer_timeout.has_heard = true;
 }
-/* An answer of the peer shows that it has consumed everything up to this slot. */
-void conn_shows(struct tl_conn *conn, uint32_t slot);
-/* Something is expected of the peer: watches for silence. */
+/* An answer of the peer shows that it has given back all slots up to this one. */
+static inline void conn_shows(struct tl_conn *conn, uint32_t slot)
+{
+    credits_returned(&conn->credits, slot);
+}
+/* Something is expected of the peer: starts to watch for the peer time-out. */
 void conn_watch(struct tl_conn *conn);
 /* Something that was open is over: a draining or closing connection may go on. */
 void conn_something_over(struct tl_conn *conn);
-/* Arms a timer of the connection; without memory for that the connection ends. */
+/* Arms a timer of the connection. Without memory for that the connection is closed. */
 void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns);
+
+/* ------------------------------------------------------------------------------------------------ conn_posts.c -- */
+
+void conn_posts_init(struct tl_conn *conn);
+/* Queues a post that needs a slot at the peer. Does nothing when it is queued already, or the connection is closing. */
+void conn_post_when_ready(struct tl_conn *conn, struct pending_post *pending);
+/* The same for a post that needs no slot: a revoke, or a write without an immediate. */
+void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending);
+/* A posted operation is over: posts that wait for space may go on. */
+void conn_space_freed(struct tl_conn *conn);
+/* Posts what is queued and completes what is finished, at the end of this round. */
+void conn_pump_later(struct tl_conn *conn);
+/* Clears the engine's outgoing message and sets its type. Returns it. */
+struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type, uint32_t handle);
+/* Posts the message, and with it how many slots we have consumed, which is written into it. work may be NULL. */
+void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct tl_work *work);
+/* Posts a write with an immediate, which uses a slot at the peer. */
+void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const void *source, uint64_t len_bytes,
+                     const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
+                     struct tl_work *work);
 
 /* ----------------------------------------------------------------------------------------------- conn_memory.c -- */
 
-/* Sets conn->memory, which takes over what was made for this peer (NULL: the engine's), and conn->allocator. */
+/* Sets conn->memory to the memory made for this peer, which it takes over, or to the engine's (memory NULL). */
 void conn_memory_init(struct tl_conn *conn, struct tl_memory *memory);
-/* Gives a memory of the peer's own back. */
+/* Gives the memory made for this peer back. */
 void conn_memory_fini(struct tl_conn *conn);
 
-/* Whether it costs less to copy the tensor through the pool. Where memory must be registered, a small tensor in a large
- * allocation shares its registration with all others there; where it need not be, only the tensor's own size counts. */
+/* Whether copying the tensor through the pool costs less. Where memory must be registered, the size of the allocation
+ * counts, since all tensors in it share its registration; elsewhere the size of the tensor counts. */
 bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor);
 
-/* Registers the memory of a tensor by the slow worker; deliver is called on the reactor and takes over the
- * registration, which it frees. False: no memory for that. */
+/* A registration of a tensor's memory by the slow worker. `run` is called on the reactor, and frees the registering. */
 struct registering {
     struct tl_registration registration;
     void *owner;
 };
+/* Returns false when there is no memory for that; `run` is not called then. */
 bool conn_register(struct tl_conn *conn, struct tl_memory *memory, void *owner, struct tl_tensor *tensor,
                    enum tl_region_access access, void (*run)(struct tl_closure *closure));
 static inline struct registering *conn_registered(struct tl_closure *closure)
@@ -241,25 +316,27 @@ static inline struct registering *conn_registered(struct tl_closure *closure)
     return TL_CONTAINER_OF(closure, struct registering, registration.closure);
 }
 
-/* A wait for room in a pool; deliver is called on the reactor and takes over what comes back, which it drops. NULL: it
- * need not wait, for the reason in ret_error. */
+/* A wait for memory of a pool. */
 struct conn_memory_wait {
     struct tl_memory_wait memory_wait;
     struct tl_conn *conn;
     struct tl_memory *memory;
     void *owner;
 };
+/* Waits for a block of this size. `run` is called on the reactor, and drops the wait (conn_drop_memory_wait). Returns
+ * NULL when waiting is not possible, with the reason in ret_error. */
 struct conn_memory_wait *conn_await_memory(struct tl_conn *conn, struct tl_memory *memory, uint64_t len_bytes,
                                            void *owner, void (*run)(struct tl_closure *closure),
                                            struct tl_error *ret_error);
-/* What came in a closure. */
+/* The wait that `run` was called for; it is not held any more. */
 struct conn_memory_wait *conn_memory_came(struct tl_closure *closure);
-/* Waits no more, and sets *wait to NULL; harmless when it is NULL. When the closure is on its way, *wait stays. */
+/* Ends the wait and sets *wait to NULL, unless the closure is on its way. Does nothing when *wait is NULL. */
 void conn_leave_memory_wait(struct conn_memory_wait **wait);
-/* Gives back what is left of it, frees it and sets *wait to NULL; harmless when it is NULL. */
+/* Gives back what is left of the memory, frees the wait and sets *wait to NULL. Does nothing when *wait is NULL. */
 void conn_drop_memory_wait(struct conn_memory_wait **wait);
 
-/* A block of a pool: of the room (NULL: of what is free now). Errors: as tl_memory_tensor_take. */
+/* Creates a block from the memory that was waited for, or from what is free (memory_wait NULL). Errors: those of
+ * tl_memory_tensor_take. */
 enum tl_status conn_block_create(struct tl_memory *memory, struct conn_memory_wait *memory_wait, uint64_t len_bytes,
                                  struct tl_tensor **ret_block, struct tl_pin *ret_pin,
                                  struct tl_error *ret_error) TL_MUST_USE;
@@ -269,17 +346,17 @@ void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, stru
 
 /* Errors: TL_RESOURCE_EXHAUSTED: no registered memory for the probe. */
 enum tl_status handshake_init(struct tl_conn *conn, struct tl_error *ret_error) TL_MUST_USE;
-/* Takes over what the peer has told of itself. Errors: as tl_conn_connect. */
+/* Takes over what the peer's address says. Errors: those of tl_conn_connect. */
 enum tl_status handshake_address_received(struct tl_conn *conn, const uint8_t *bytes, uint32_t len_bytes,
                                           struct tl_pair_address *ret_pair, struct tl_error *ret_error) TL_MUST_USE;
-/* The queue pair is connected: says HELLO, or waits for it. */
+/* The queue pair is connected: the opener sends HELLO, the other side waits for it. */
 void handshake_start(struct tl_conn *conn);
 void handshake_hello(struct tl_conn *conn, const struct tl_message *message);
 /* The peer has written into our probe. */
 void handshake_probe(struct tl_conn *conn);
 /* The peer says that our write was right. */
 void handshake_probed(struct tl_conn *conn);
-/* The measuring is over. */
+/* Measuring is over. */
 void handshake_measured(struct tl_conn *conn);
 /* Frees what the handshake has left. */
 void handshake_fini(struct tl_conn *conn);
@@ -292,32 +369,31 @@ void measure_start(struct tl_conn *conn);
 
 /* --------------------------------------------------------------------------------------------------- request.c -- */
 
-/* Begins requests for waiting fetches, as far as there are handles. */
+/* Begins requests for waiting fetches, as long as there are handles. */
 void requests_begin(struct tl_conn *conn);
 /* Fetches have waited for a handle for reroute_ns. */
 void requests_reroute(struct tl_timer *timer);
-/* Messages about requests of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED. */
+/* A message about a request of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED or MAPPED. */
 void requests_message(struct tl_conn *conn, const struct tl_message *message);
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);
-/* Tells those that are finished, as far as this pump may hash and copy their bytes, and the fetches that could not
- * begin. */
+/* Completes the fetches that are finished, as far as this pump may hash and copy their bytes, and those refused. */
 void requests_tell(struct tl_conn *conn);
-/* The queue pair is drained: ends what is open. */
+/* The queue pair is drained: ends the requests that are open. */
 void requests_break(struct tl_conn *conn);
 bool requests_are_over(const struct tl_conn *conn);
-/* Frees those that are told: nobody waits for that, and what was posted has left before. */
+/* Frees the requests whose fetches are completed; what waited was posted before. */
 void requests_free_completed(struct tl_conn *conn);
-/* Frees those that are kept. */
+/* Frees the spare requests. */
 void requests_fini(struct tl_conn *conn);
 
 /* -------------------------------------------------------------------------------------------------- response.c -- */
 
-/* Messages of the peer's requests: REQUEST, RE_REQUEST, CANCEL. */
+/* A message about a request of the peer: REQUEST, RE_REQUEST or CANCEL. */
 void responses_message(struct tl_conn *conn, const struct tl_message *message);
-/* The queue pair is drained: ends what is open. */
+/* The queue pair is drained: ends the responses that are open. */
 void responses_break(struct tl_conn *conn);
 bool responses_are_over(const struct tl_conn *conn);
-/* Frees those that are kept. */
+/* Frees the spare responses. */
 void responses_fini(struct tl_conn *conn);
 
 #endif

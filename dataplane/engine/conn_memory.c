@@ -62,7 +62,7 @@ bool conn_register(struct tl_conn *conn, struct tl_memory *memory, void *owner, 
                                                          .post = post_to_reactor,
                                                          .context = conn->engine->reactor};
     tl_list_init(&registering->registration.closure.link);
-    conn->held_count++;
+    conn->ending.held_count++;
     tl_memory_register(memory, &registering->registration);
     return true;
 }
@@ -87,21 +87,21 @@ struct conn_memory_wait *conn_await_memory(struct tl_conn *conn, struct tl_memor
         free(wait);
         return NULL;
     }
-    conn->held_count++;
+    conn->ending.held_count++;
     return wait;
 }
 
 struct conn_memory_wait *conn_memory_came(struct tl_closure *closure)
 {
     struct conn_memory_wait *wait = TL_CONTAINER_OF(closure, struct conn_memory_wait, memory_wait.closure);
-    wait->conn->held_count--;
+    wait->conn->ending.held_count--;
     return wait;
 }
 
 void conn_leave_memory_wait(struct conn_memory_wait **wait)
 {
     if (*wait == NULL || !tl_memory_withdraw((*wait)->memory, &(*wait)->memory_wait)) return;
-    (*wait)->conn->held_count--;
+    (*wait)->conn->ending.held_count--;
     free(*wait);
     *wait = NULL;
 }
@@ -120,8 +120,9 @@ static enum tl_status create_in_pool(void *context, const struct tl_meta_data *m
                                      struct tl_error *ret_error)
 {
     struct tl_conn *conn = context;
-    enum tl_status status = tl_memory_tensor_take(conn->memory, meta_data, conn->placing_wait, ret_tensor, ret_error);
-    if (status == TL_UNAVAILABLE) conn->placing_bytes = meta_data->size_bytes;
+    enum tl_status status =
+        tl_memory_tensor_take(conn->memory, meta_data, conn->requests.placing.wait, ret_tensor, ret_error);
+    if (status == TL_UNAVAILABLE) conn->requests.placing.missing_bytes = meta_data->size_bytes;
     return status;
 }
 
@@ -129,7 +130,7 @@ void conn_memory_init(struct tl_conn *conn, struct tl_memory *memory)
 {
     TL_CHECK((memory != NULL) == (conn->engine->peer_memories != NULL));
     conn->memory = memory != NULL ? memory : conn->engine->memory;
-    conn->allocator = (struct tl_allocator){.create = create_in_pool, .context = conn};
+    conn->requests.placing.allocator = (struct tl_allocator){.create = create_in_pool, .context = conn};
 }
 
 void conn_memory_fini(struct tl_conn *conn)

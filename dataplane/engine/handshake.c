@@ -24,11 +24,11 @@
 
 static void handshake_timeout(struct tl_timer *timer)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, handshake_timer);
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, handshake.timer);
     struct tl_error reason;
-    const char *missing = !conn->is_hello_right   ? "no hello has come"
-                          : !conn->is_probe_right ? "no write of the peer has arrived"
-                                                  : "the peer has not seen our write";
+    const char *missing = !conn->handshake.is_hello_right   ? "no hello has come"
+                          : !conn->handshake.is_probe_right ? "no write of the peer has arrived"
+                                                            : "the peer has not seen our write";
     tl_error_set(&reason, TL_DEADLINE_EXCEEDED,
                  "%s: the data connection through %s was not up in time: %s; is this the right device, port and GID, "
                  "and do the two have a route to each other?",
@@ -38,19 +38,20 @@ static void handshake_timeout(struct tl_timer *timer)
 
 static bool post_hello(struct pending_post *pending)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, hello_post);
+    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, handshake.hello_post);
+    struct conn_handshake *handshake = &conn->handshake;
+    struct handshake_probe *probe = &handshake->probe;
     struct tl_error error;
-    if (tl_queue_pair_expose(conn->pair, conn->probe_region, conn->probe, PROBE_BYTES, &conn->probe_exposure, &error) !=
-        TL_OK) {
+    if (tl_queue_pair_expose(conn->pair, probe->region, probe->bytes, PROBE_BYTES, &probe->exposure, &error) != TL_OK) {
         tl_conn_close(conn, &error);
         return false;
     }
     struct tl_message *message = conn_compose(conn, TL_MESSAGE_HELLO, 0);
     message->version = TL_DATAPLANE_VERSION;
-    message->incarnation = conn->self_incarnation;
-    message->token = conn->peer_token;
-    message->challenge = conn->own_challenge;
-    message->destination = conn->probe_exposure.descriptor;
+    message->incarnation = handshake->self_incarnation;
+    message->token = handshake->keys.peer_token;
+    message->challenge = handshake->keys.own_challenge;
+    message->destination = probe->exposure.descriptor;
     conn_post_message(conn, message, NULL);
     return false;
 }
@@ -58,72 +59,78 @@ static bool post_hello(struct pending_post *pending)
 /* Writes the peer's challenge into its probe. */
 static bool post_probe(struct pending_post *pending)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, probe_post);
-    uint8_t *source = conn->probe + PROBE_BYTES;
-    memcpy(source, &conn->peer_challenge, sizeof(conn->peer_challenge));
-    conn_post_write(conn, conn->probe_region, source, sizeof(conn->peer_challenge), &conn->peer_probe, 0,
-                    TL_IMMEDIATE_PROBE, &conn->probe_work);
+    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, handshake.probe_post);
+    struct conn_handshake *handshake = &conn->handshake;
+    struct handshake_probe *probe = &handshake->probe;
+    uint8_t *source = probe->bytes + PROBE_BYTES;
+    memcpy(source, &handshake->keys.peer_challenge, sizeof(handshake->keys.peer_challenge));
+    conn_post_write(conn, probe->region, source, sizeof(handshake->keys.peer_challenge), &probe->peer, 0,
+                    TL_IMMEDIATE_PROBE, &probe->write_work);
     return false;
 }
 
 static void free_probe(struct tl_conn *conn)
 {
-    if (conn->probe_block != NULL) {
-        conn_block_destroy(conn->memory, &conn->probe_block, &conn->probe_pin);
-    } else if (conn->probe_region != NULL) {
-        tl_region_destroy(conn->probe_region);
-        tl_pages_unmap(conn->probe, 2 * (uint64_t)PROBE_BYTES);
+    struct handshake_probe *probe = &conn->handshake.probe;
+    if (probe->block != NULL) {
+        conn_block_destroy(conn->memory, &probe->block, &probe->pin);
+    } else if (probe->region != NULL) {
+        tl_region_destroy(probe->region);
+        tl_pages_unmap(probe->bytes, 2 * (uint64_t)PROBE_BYTES);
     }
-    conn->probe_region = NULL;
-    conn->probe = NULL;
+    probe->region = NULL;
+    probe->bytes = NULL;
 }
 
 static void use_over(struct tl_conn *conn)
 {
-    if (--conn->probe_uses == 0) free_probe(conn);
+    if (--conn->handshake.probe.uses == 0) free_probe(conn);
     conn_space_freed(conn);
 }
 
 static void probe_done(struct tl_work *work, enum tl_status status)
 {
     (void)status;
-    use_over(TL_CONTAINER_OF(work, struct tl_conn, probe_work));
+    use_over(TL_CONTAINER_OF(work, struct tl_conn, handshake.probe.write_work));
 }
 
 static void revoke_done(struct tl_work *work, enum tl_status status)
 {
     /* Cancelled: the window goes with the queue pair, and its memory after it. */
-    if (status == TL_OK) use_over(TL_CONTAINER_OF(work, struct tl_conn, revoke_work));
+    if (status == TL_OK) use_over(TL_CONTAINER_OF(work, struct tl_conn, handshake.probe.revoke_work));
 }
 
 static bool post_probed(struct pending_post *pending)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, probed_post);
+    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, handshake.probed_post);
     conn_post_message(conn, conn_compose(conn, TL_MESSAGE_PROBED, 0), NULL);
     bool is_awaited = conn->engine->options.keys != TL_KEYS_REGION;
-    conn->pair->ops->revoke(conn->pair, &conn->probe_exposure, is_awaited ? &conn->revoke_work : NULL);
+    conn->pair->ops->revoke(conn->pair, &conn->handshake.probe.exposure,
+                            is_awaited ? &conn->handshake.probe.revoke_work : NULL);
     if (!is_awaited) use_over(conn);
     return false;
 }
 
 static void maybe_up(struct tl_conn *conn)
 {
-    if (conn->state != CONN_HANDSHAKE || !conn->is_probe_right || !conn->is_probed) return;
-    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &conn->handshake_timer);
+    struct conn_handshake *handshake = &conn->handshake;
+    if (conn->state != CONN_HANDSHAKE || !handshake->is_probe_right || !handshake->is_probed) return;
+    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &handshake->timer);
     conn->state = CONN_UP;
-    conn->measures.mtu_bytes = conn->pair->mtu_bytes;
-    conn->measures.outside_refusal = conn->pair->outside_refusal;
+    handshake->measures.mtu_bytes = conn->pair->mtu_bytes;
+    handshake->measures.outside_refusal = conn->pair->outside_refusal;
     if (conn->events->up != NULL) conn->events->up(conn);
     conn_pump_later(conn);
 }
 
 void handshake_hello(struct tl_conn *conn, const struct tl_message *message)
 {
-    if (conn->is_hello_right) {
+    struct conn_handshake *handshake = &conn->handshake;
+    if (handshake->is_hello_right) {
         conn_protocol_error(conn, "a second hello");
         return;
     }
-    if (message->version != TL_DATAPLANE_VERSION || message->token != conn->own_token ||
+    if (message->version != TL_DATAPLANE_VERSION || message->token != handshake->keys.own_token ||
         message->incarnation != conn->peer.incarnation) {
         struct tl_error reason;
         tl_error_set(&reason, TL_FAILED_PRECONDITION,
@@ -137,74 +144,80 @@ void handshake_hello(struct tl_conn *conn, const struct tl_message *message)
         conn_protocol_error(conn, "a hello whose probe has no address");
         return;
     }
-    conn->is_hello_right = true;
-    conn->peer_challenge = message->challenge;
-    conn->peer_probe = message->destination;
-    if (conn->is_opener) {
+    handshake->is_hello_right = true;
+    handshake->keys.peer_challenge = message->challenge;
+    handshake->probe.peer = message->destination;
+    if (handshake->is_opener) {
         measure_start(conn);
     } else {
-        conn_post_when_ready(conn, &conn->hello_post);
+        conn_post_when_ready(conn, &handshake->hello_post);
     }
 }
 
 void handshake_measured(struct tl_conn *conn)
 {
-    conn_post_when_ready(conn, &conn->probe_post);
+    conn_post_when_ready(conn, &conn->handshake.probe_post);
 }
 
 void handshake_probe(struct tl_conn *conn)
 {
-    if (conn->state != CONN_HANDSHAKE || !conn->is_hello_right || conn->is_probe_right) {
+    struct conn_handshake *handshake = &conn->handshake;
+    if (conn->state != CONN_HANDSHAKE || !handshake->is_hello_right || handshake->is_probe_right) {
         conn_protocol_error(conn, "a probe that was not asked for");
-    } else if (memcmp(conn->probe, &conn->own_challenge, sizeof(conn->own_challenge)) != 0) {
+    } else if (memcmp(handshake->probe.bytes, &handshake->keys.own_challenge, sizeof(handshake->keys.own_challenge)) !=
+               0) {
         struct tl_error reason;
         tl_error_set(&reason, TL_UNAVAILABLE, "%s: its write through %s has brought the wrong bytes", conn->peer.name,
                      conn->engine->provider->name);
         tl_conn_close(conn, &reason);
     } else {
-        conn->is_probe_right = true;
-        conn_post_when_ready(conn, &conn->probed_post);
-        if (!conn->is_opener) measure_start(conn);
+        handshake->is_probe_right = true;
+        conn_post_when_ready(conn, &handshake->probed_post);
+        if (!handshake->is_opener) measure_start(conn);
         maybe_up(conn);
     }
 }
 
 void handshake_probed(struct tl_conn *conn)
 {
-    conn->is_probed = true;
+    conn->handshake.is_probed = true;
     maybe_up(conn);
 }
 
 /* In the pool, so that a reactor registers nothing. A full one must not keep peers apart: then in memory of its own. */
 static enum tl_status create_probe(struct tl_conn *conn, struct tl_error *ret_error)
 {
+    struct handshake_probe *probe = &conn->handshake.probe;
     const uint64_t len_bytes = 2 * (uint64_t)PROBE_BYTES;
-    if (conn_block_create(conn->memory, NULL, len_bytes, &conn->probe_block, &conn->probe_pin, ret_error) == TL_OK) {
-        conn->probe_region = conn->probe_pin.region;
-        conn->probe = conn->probe_pin.address;
+    if (conn_block_create(conn->memory, NULL, len_bytes, &probe->block, &probe->pin, ret_error) == TL_OK) {
+        probe->region = probe->pin.region;
+        probe->bytes = probe->pin.address;
         /* What others had there is not for the peer. */
-        memset(conn->probe, 0, len_bytes);
+        memset(probe->bytes, 0, len_bytes);
         return TL_OK;
     }
-    enum tl_status status = tl_memory_region_map(conn->engine->memory, len_bytes, &conn->probe_region, ret_error);
-    if (status == TL_OK) conn->probe = conn->probe_region->address;
+    enum tl_status status = tl_memory_region_map(conn->engine->memory, len_bytes, &probe->region, ret_error);
+    if (status == TL_OK) probe->bytes = probe->region->address;
     return status;
 }
 
 enum tl_status handshake_init(struct tl_conn *conn, struct tl_error *ret_error)
 {
-    struct tl_list *const places[] = {&conn->hello_post.place, &conn->probe_post.place, &conn->probed_post.place};
+    struct conn_handshake *handshake = &conn->handshake;
+    struct handshake_probe *probe = &handshake->probe;
+    struct tl_list *const places[] = {&handshake->hello_post.place, &handshake->probe_post.place,
+                                      &handshake->probed_post.place};
     for (size_t i = 0; i < TL_ARRAY_COUNT(places); i++)
         tl_list_init(places[i]);
-    conn->hello_post.post = post_hello;
-    conn->probe_post.post = post_probe;
-    conn->probed_post.post = post_probed;
-    conn->handshake_timer.fire = handshake_timeout;
-    conn->own_token = tl_random_u64();
-    conn->own_challenge = tl_random_u64() | 1; /* not what the probe is cleared to */
-    conn->probe_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = probe_done};
-    conn->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
-    conn->probe_uses = 2;
+    handshake->hello_post.post = post_hello;
+    handshake->probe_post.post = post_probe;
+    handshake->probed_post.post = post_probed;
+    handshake->timer.fire = handshake_timeout;
+    handshake->keys.own_token = tl_random_u64();
+    handshake->keys.own_challenge = tl_random_u64() | 1; /* not what the probe is cleared to */
+    probe->write_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = probe_done};
+    probe->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
+    probe->uses = 2;
     measure_init(conn);
     return create_probe(conn, ret_error);
 }
@@ -216,11 +229,12 @@ void handshake_fini(struct tl_conn *conn)
 
 void handshake_start(struct tl_conn *conn)
 {
-    conn_arm(conn, &conn->handshake_timer, conn->engine->options.connect_ns);
+    struct conn_handshake *handshake = &conn->handshake;
+    conn_arm(conn, &handshake->timer, conn->engine->options.connect_ns);
     /* Whoever speaks will soon do so again: the reactor spins a while after each event before it sleeps. */
-    conn->is_busy = true;
+    handshake->is_busy = true;
     tl_reactor_busy(conn->engine->reactor, 1);
-    if (conn->is_opener) conn_post_when_ready(conn, &conn->hello_post);
+    if (handshake->is_opener) conn_post_when_ready(conn, &handshake->hello_post);
 }
 
 /* ----------------------------------------------------------------------------------------------------- address -- */
@@ -247,10 +261,10 @@ uint32_t tl_conn_get_address(const struct tl_conn *conn, uint8_t *ret_bytes)
     conn->pair->ops->get_address(conn->pair, &pair);
     uint8_t *place = ret_bytes;
     put_number(&place, TL_DATAPLANE_VERSION, 4);
-    put_number(&place, conn->self_incarnation, 8);
-    put_number(&place, conn->own_token, 8);
+    put_number(&place, conn->handshake.self_incarnation, 8);
+    put_number(&place, conn->handshake.keys.own_token, 8);
     put_number(&place, conn->engine->options.slot_count, 4);
-    put_number(&place, conn->request_count, 4);
+    put_number(&place, conn->requests.count, 4);
     put_number(&place, pair.len_bytes, 4);
     _Static_assert(ADDRESS_HEAD_BYTES + TL_PAIR_ADDRESS_MAX_BYTES <= TL_CONN_ADDRESS_BYTES, "fits");
     memcpy(place, pair.bytes, pair.len_bytes);
@@ -316,9 +330,9 @@ enum tl_status handshake_address_received(struct tl_conn *conn, const uint8_t *b
     struct pair_address theirs;
     enum tl_status status = read_address(&conn->peer, bytes, len_bytes, &theirs, ret_error);
     if (status != TL_OK) return status;
-    conn->peer_token = theirs.token;
-    conn->peer_slot_count = theirs.slot_count;
-    conn->peer_request_count = theirs.request_count;
+    conn->handshake.keys.peer_token = theirs.token;
+    conn->credits.peer_slot_count = theirs.slot_count;
+    conn->requests.peer_count = theirs.request_count;
     *ret_pair = theirs.pair;
     return TL_OK;
 }

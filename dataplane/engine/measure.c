@@ -36,7 +36,7 @@ static void begin_round(struct measuring *measuring, unsigned writes)
 static bool take_write(struct pending_post *pending)
 {
     struct measuring *measuring = TL_CONTAINER_OF(pending, struct measuring, pending);
-    struct tl_conn *conn = TL_CONTAINER_OF(measuring, struct tl_conn, measuring);
+    struct tl_conn *conn = TL_CONTAINER_OF(measuring, struct tl_conn, handshake.measuring);
     uint64_t large_bytes = tl_min_u64(PROBE_BYTES, conn->engine->piece_bytes);
     uint64_t len_bytes = measuring->round < LATENCY_ROUNDS ? LATENCY_BYTES : large_bytes;
     if (measuring->bytes == 0) measuring->began_ns = tl_clock_now_ns();
@@ -44,8 +44,8 @@ static bool take_write(struct pending_post *pending)
     measuring->writes_left--;
     struct tl_work *work = &measuring->writes[measuring->writes_left].work;
     measuring->writes_open++;
-    conn->pair->ops->write(conn->pair, conn->probe_region, conn->probe + PROBE_BYTES, len_bytes, &conn->peer_probe, 0,
-                           false, 0, work);
+    conn->pair->ops->write(conn->pair, conn->handshake.probe.region, conn->handshake.probe.bytes + PROBE_BYTES,
+                           len_bytes, &conn->handshake.probe.peer, 0, false, 0, work);
     return measuring->writes_left > 0;
 }
 
@@ -69,11 +69,11 @@ static bool end_round(struct measuring *measuring, struct tl_conn_measures *meas
 static void write_done(struct tl_work *work, enum tl_status status)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(work, struct measured_write, work)->conn;
-    struct measuring *measuring = &conn->measuring;
+    struct measuring *measuring = &conn->handshake.measuring;
     measuring->writes_open--;
     conn_space_freed(conn);
     if (status != TL_OK || measuring->writes_left > 0 || measuring->writes_open > 0) return;
-    if (end_round(measuring, &conn->measures)) {
+    if (end_round(measuring, &conn->handshake.measures)) {
         conn_post_when_space(conn, &measuring->pending);
     } else {
         handshake_measured(conn);
@@ -82,7 +82,7 @@ static void write_done(struct tl_work *work, enum tl_status status)
 
 void measure_init(struct tl_conn *conn)
 {
-    struct measuring *measuring = &conn->measuring;
+    struct measuring *measuring = &conn->handshake.measuring;
     tl_list_init(&measuring->pending.place);
     measuring->pending.post = take_write;
     for (unsigned i = 0; i < MEASURE_WRITES; i++)
@@ -92,5 +92,5 @@ void measure_init(struct tl_conn *conn)
 
 void measure_start(struct tl_conn *conn)
 {
-    conn_post_when_space(conn, &conn->measuring.pending);
+    conn_post_when_space(conn, &conn->handshake.measuring.pending);
 }

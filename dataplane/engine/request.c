@@ -28,9 +28,9 @@
 static struct request *find(struct tl_conn *conn, uint32_t handle_)
 {
     uint32_t index = tl_handle_index(handle_);
-    struct request *request = index < conn->request_count ? conn->requests[index] : NULL;
+    struct request *request = index < conn->requests.count ? conn->requests.by_index[index] : NULL;
     if (request != NULL && request->handle == handle_) {
-        conn->has_moved = true;
+        conn->requests.has_moved = true;
         return request;
     }
     conn->engine->stats.late_answers++;
@@ -48,7 +48,7 @@ static void expect(struct request *request, const struct tl_message *message)
 
 static void remember(struct request *request)
 {
-    tl_meta_cache_put(request->conn->cache, request->fetch->key, &request->expected);
+    tl_meta_cache_put(request->conn->requests.cache, request->fetch->key, &request->expected);
 }
 
 static void handle_meta_data(struct request *request, const struct tl_message *message)
@@ -186,7 +186,7 @@ static char rerouted;
 /* One that is over, or a new one; NULL: no memory. */
 static struct request *request_create(struct tl_conn *conn)
 {
-    struct tl_list *place = tl_list_pop_front(&conn->spare_requests);
+    struct tl_list *place = tl_list_pop_front(&conn->requests.spare);
     if (place != NULL) return TL_CONTAINER_OF(place, struct request, place);
     struct request *request = calloc(1, sizeof(*request));
     if (request == NULL) return NULL;
@@ -201,16 +201,16 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
 {
     struct request *request = request_create(conn);
     if (request == NULL) return false;
-    uint32_t index = conn->free_indexes[--conn->free_count];
+    uint32_t index = conn->requests.free_indexes[--conn->requests.free_count];
     request->state = REQUEST_PREPARING;
     request->fetch = fetch;
-    request->handle = tl_handle(index, conn->generations[index]);
-    conn->requests[index] = request;
+    request->handle = tl_handle(index, conn->requests.generations[index]);
+    conn->requests.by_index[index] = request;
     fetch->transport_state = request;
     /* Nobody waits for room who has some: of what is copied through the pool, nothing else lies there. */
-    fetch->allocator = conn->engine->options.is_bounce_forced ? NULL : &conn->allocator;
+    fetch->allocator = conn->engine->options.is_bounce_forced ? NULL : &conn->requests.placing.allocator;
     tl_fetch_restart(fetch);
-    request->has_meta_data = tl_meta_cache_find(conn->cache, fetch->key, &request->expected);
+    request->has_meta_data = tl_meta_cache_find(conn->requests.cache, fetch->key, &request->expected);
     request->may_map = fetch->may_map && !fetch->wants_checksum && conn->pair->ops->map != NULL;
     /* Memory for what is mapped again would be made in vain. */
     if (request->may_map && request->has_meta_data && request->expected.is_mapped) request->has_meta_data = false;
@@ -236,24 +236,25 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
 /* For one request more, here and at the peer. */
 static bool has_handle(const struct tl_conn *conn)
 {
-    return conn->free_count > 0 && conn->request_count - conn->free_count < conn->peer_request_count;
+    return conn->requests.free_count > 0 &&
+           conn->requests.count - conn->requests.free_count < conn->requests.peer_count;
 }
 
 /* What does not come to an end by itself is waited for no longer than reroute_ns. */
 static void watch_waiting(struct tl_conn *conn)
 {
     int64_t after_ns = conn->engine->options.reroute_ns;
-    if (after_ns == 0 || conn->reroute_timer.heap_place != 0 || conn->state != CONN_UP) return;
-    conn->has_moved = false;
-    conn_arm(conn, &conn->reroute_timer, after_ns);
+    if (after_ns == 0 || conn->requests.reroute_timer.heap_place != 0 || conn->state != CONN_UP) return;
+    conn->requests.has_moved = false;
+    conn_arm(conn, &conn->requests.reroute_timer, after_ns);
 }
 
 /* Some request waits for something else than its value, such as memory of ours, or has a part of it: its handle comes
  * back by itself. */
 static bool is_any_moving(const struct tl_conn *conn)
 {
-    for (uint32_t i = 0; i < conn->request_count; i++) {
-        const struct request *request = conn->requests[i];
+    for (uint32_t i = 0; i < conn->requests.count; i++) {
+        const struct request *request = conn->requests.by_index[i];
         if (request == NULL) continue;
         if (request->state != REQUEST_ASKED || request->received_bytes > 0) return true;
     }
@@ -262,16 +263,16 @@ static bool is_any_moving(const struct tl_conn *conn)
 
 void requests_reroute(struct tl_timer *timer)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, reroute_timer);
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, requests.reroute_timer);
     struct tl_list *place;
-    if (tl_list_is_empty(&conn->waiting)) return;
-    if (conn->has_moved || has_handle(conn) || is_any_moving(conn)) {
+    if (tl_list_is_empty(&conn->requests.waiting)) return;
+    if (conn->requests.has_moved || has_handle(conn) || is_any_moving(conn)) {
         watch_waiting(conn);
         return;
     }
-    while ((place = tl_list_pop_front(&conn->waiting)) != NULL) {
+    while ((place = tl_list_pop_front(&conn->requests.waiting)) != NULL) {
         TL_CONTAINER_OF(place, struct tl_fetch, transport_link)->transport_state = &rerouted;
-        tl_list_push_back(&conn->refused, place);
+        tl_list_push_back(&conn->requests.refused, place);
         conn->engine->stats.rerouted++;
     }
     conn_pump_later(conn);
@@ -279,14 +280,15 @@ void requests_reroute(struct tl_timer *timer)
 
 void requests_begin(struct tl_conn *conn)
 {
-    while (!tl_list_is_empty(&conn->waiting)) {
+    while (!tl_list_is_empty(&conn->requests.waiting)) {
         if (!has_handle(conn)) requests_free_completed(conn);
         if (!has_handle(conn)) {
             watch_waiting(conn);
             return;
         }
-        struct tl_fetch *fetch = TL_CONTAINER_OF(tl_list_pop_front(&conn->waiting), struct tl_fetch, transport_link);
-        if (!begin(conn, fetch)) tl_list_push_back(&conn->refused, &fetch->transport_link);
+        struct tl_fetch *fetch =
+            TL_CONTAINER_OF(tl_list_pop_front(&conn->requests.waiting), struct tl_fetch, transport_link);
+        if (!begin(conn, fetch)) tl_list_push_back(&conn->requests.refused, &fetch->transport_link);
     }
 }
 
@@ -295,7 +297,8 @@ void tl_conn_fetch(struct tl_conn *conn, struct tl_fetch *fetch)
     fetch->transport_state = NULL;
     fetch->is_final = false;
     fetch->is_rerouted = false;
-    tl_list_push_back(conn->state == CONN_UP ? &conn->waiting : &conn->refused, &fetch->transport_link);
+    tl_list_push_back(conn->state == CONN_UP ? &conn->requests.waiting : &conn->requests.refused,
+                      &fetch->transport_link);
     conn_pump_later(conn);
 }
 
@@ -309,7 +312,7 @@ void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch)
     }
     tl_list_remove(&fetch->transport_link);
     fetch->transport_state = has_handle(conn) || conn->state != CONN_UP ? &given_up : &given_up_waiting;
-    tl_list_push_back(&conn->refused, &fetch->transport_link);
+    tl_list_push_back(&conn->requests.refused, &fetch->transport_link);
     conn_pump_later(conn);
 }
 
@@ -330,7 +333,7 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
     struct tl_fetch *fetch = request->fetch;
     uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
     bool is_read = request->proxy != NULL || fetch->wants_checksum;
-    if (is_read && len_bytes > conn->completions_left_bytes) len_bytes = conn->completions_left_bytes;
+    if (is_read && len_bytes > conn->posts.completions_left_bytes) len_bytes = conn->posts.completions_left_bytes;
     if (len_bytes == 0) return TL_OK;
     if (request->proxy != NULL) {
         const uint8_t *proxy = tl_tensor_data(request->proxy);
@@ -342,7 +345,7 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
         tl_memory_count_bounce(conn->engine->memory, len_bytes);
     }
     tl_fetch_advance(fetch, len_bytes);
-    if (is_read) conn->completions_left_bytes -= len_bytes;
+    if (is_read) conn->posts.completions_left_bytes -= len_bytes;
     return TL_OK;
 }
 
@@ -372,31 +375,31 @@ void request_free(struct request *request)
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer);
     tl_list_remove(&request->pending.place);
     tl_list_remove(&request->revoke.place);
-    conn->requests[index] = NULL;
-    conn->generations[index]++;
-    conn->free_indexes[conn->free_count++] = (uint16_t)index;
+    conn->requests.by_index[index] = NULL;
+    conn->requests.generations[index]++;
+    conn->requests.free_indexes[conn->requests.free_count++] = (uint16_t)index;
     tl_error_drop(request->result);
     memset((char *)request + begin, 0, end - begin);
-    tl_list_push_front(&conn->spare_requests, &request->place);
+    tl_list_push_front(&conn->requests.spare, &request->place);
 }
 
 void requests_free_completed(struct tl_conn *conn)
 {
     struct tl_list *place;
-    while ((place = tl_list_pop_front(&conn->completed)) != NULL)
+    while ((place = tl_list_pop_front(&conn->requests.completed)) != NULL)
         request_free(TL_CONTAINER_OF(place, struct request, place));
 }
 
 void requests_fini(struct tl_conn *conn)
 {
     struct tl_list *place;
-    while ((place = tl_list_pop_front(&conn->spare_requests)) != NULL)
+    while ((place = tl_list_pop_front(&conn->requests.spare)) != NULL)
         free(TL_CONTAINER_OF(place, struct request, place));
 }
 
 void request_finish(struct request *request)
 {
-    tl_list_push_back(&request->conn->finished, &request->place);
+    tl_list_push_back(&request->conn->requests.finished, &request->place);
     conn_pump_later(request->conn);
 }
 
@@ -430,7 +433,7 @@ static bool tell(struct request *request)
     }
     if (result.code != TL_OK) leave_destination(request->conn, fetch);
     request_release_memory(request); /* before done: the callee may be the last that holds it */
-    tl_list_push_back(&request->conn->completed, &request->place);
+    tl_list_push_back(&request->conn->requests.completed, &request->place);
     fetch->allocator = NULL;
     fetch->transport_state = NULL;
     fetch->ops->done(fetch, &result);
@@ -440,7 +443,7 @@ static bool tell(struct request *request)
 static void explain_waiting(const struct tl_conn *conn, enum tl_status code, const char *prefix,
                             struct tl_error *ret_error)
 {
-    uint32_t most = conn->request_count < conn->peer_request_count ? conn->request_count : conn->peer_request_count;
+    uint32_t most = conn->requests.count < conn->requests.peer_count ? conn->requests.count : conn->requests.peer_count;
     tl_error_set(
         ret_error, code,
         "%sall %u requests that the data connection to %s takes at a time wait for their values; receive fewer "
@@ -452,14 +455,15 @@ void requests_tell(struct tl_conn *conn)
 {
     struct tl_list *place;
     /* Each leaves a handle for a fetch that waits. */
-    if (!tl_list_is_empty(&conn->finished) && !tl_list_is_empty(&conn->waiting)) conn_pump_later(conn);
-    while ((place = tl_list_pop_front(&conn->finished)) != NULL) {
+    if (!tl_list_is_empty(&conn->requests.finished) && !tl_list_is_empty(&conn->requests.waiting))
+        conn_pump_later(conn);
+    while ((place = tl_list_pop_front(&conn->requests.finished)) != NULL) {
         if (tell(TL_CONTAINER_OF(place, struct request, place))) continue;
-        tl_list_push_front(&conn->finished, place);
+        tl_list_push_front(&conn->requests.finished, place);
         conn_pump_later(conn);
         break;
     }
-    while ((place = tl_list_pop_front(&conn->refused)) != NULL) {
+    while ((place = tl_list_pop_front(&conn->requests.refused)) != NULL) {
         struct tl_fetch *fetch = TL_CONTAINER_OF(place, struct tl_fetch, transport_link);
         struct tl_error error;
         if (fetch->transport_state == &given_up) {
@@ -482,14 +486,14 @@ void requests_tell(struct tl_conn *conn)
 
 void requests_break(struct tl_conn *conn)
 {
-    struct tl_error error = conn->close_reason;
+    struct tl_error error = conn->ending.reason;
     error.code = TL_UNAVAILABLE;
-    if (conn->close_reason.code == TL_OK) {
+    if (conn->ending.reason.code == TL_OK) {
         tl_error_set(&error, TL_UNAVAILABLE, "%s has closed the data connection", conn->peer.name);
     }
-    tl_list_splice_back(&conn->refused, &conn->waiting);
-    for (uint32_t i = 0; i < conn->request_count; i++) {
-        struct request *request = conn->requests[i];
+    tl_list_splice_back(&conn->requests.refused, &conn->requests.waiting);
+    for (uint32_t i = 0; i < conn->requests.count; i++) {
+        struct request *request = conn->requests.by_index[i];
         if (request == NULL || request->state == REQUEST_FINISHED) continue;
         if (request->state == REQUEST_CANCELLING) request_set_given_up(request);
         if (request->state != REQUEST_REVOKING) request_set_result(request, &error);
@@ -502,6 +506,6 @@ void requests_break(struct tl_conn *conn)
 
 bool requests_are_over(const struct tl_conn *conn)
 {
-    return conn->free_count == conn->request_count && tl_list_is_empty(&conn->waiting) &&
-           tl_list_is_empty(&conn->refused);
+    return conn->requests.free_count == conn->requests.count && tl_list_is_empty(&conn->requests.waiting) &&
+           tl_list_is_empty(&conn->requests.refused);
 }

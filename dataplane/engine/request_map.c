@@ -40,7 +40,7 @@ void request_map(struct request *request, const struct tl_message *message)
                                           .step = message->step,
                                           .is_published = message->is_published,
                                           .is_mapped = true};
-    tl_meta_cache_put(conn->cache, fetch->key, &cached);
+    tl_meta_cache_put(conn->requests.cache, fetch->key, &cached);
 }
 
 const char *request_why_not_mapped(const struct request *request)

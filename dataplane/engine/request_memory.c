@@ -62,10 +62,10 @@ static void registered(struct tl_closure *closure)
     struct request *request = registering->owner;
     struct tl_conn *conn = request->conn;
     struct tl_error error;
-    conn->held_count--;
+    conn->ending.held_count--;
     request->is_registering = false;
     if (registration->error.code == TL_OK) request->pin = registration->pin;
-    if (conn->is_drained) {
+    if (conn->ending.is_drained) {
         request_handle(request, EVENT_BROKEN);
     } else if (registration->error.code == TL_OK || request->is_cancelled) {
         request_handle(request, EVENT_READY);
@@ -121,11 +121,11 @@ enum placing request_place(struct request *request, struct tl_memory_wait *memor
     const struct tl_meta_cached *expected = &request->expected;
     /* The number only tells values apart when a transfer is resumed, which this transport never does. */
     uint64_t step = expected->is_published ? expected->step : fetch->step;
-    conn->placing_wait = memory_wait;
-    conn->placing_bytes = 0;
+    conn->requests.placing.wait = memory_wait;
+    conn->requests.placing.missing_bytes = 0;
     if (tl_fetch_start(fetch, &expected->meta_data, 1, step, ret_error) == TL_OK) return PLACING_DONE;
-    if (conn->placing_bytes == 0) return PLACING_FAILED;
-    return await_memory(request, conn->placing_bytes, ret_error) ? PLACING_WAITS : PLACING_FAILED;
+    if (conn->requests.placing.missing_bytes == 0) return PLACING_FAILED;
+    return await_memory(request, conn->requests.placing.missing_bytes, ret_error) ? PLACING_WAITS : PLACING_FAILED;
 }
 
 void request_place_and_prepare(struct request *request, struct tl_memory_wait *memory_wait)
@@ -149,7 +149,7 @@ static void memory_came(struct tl_closure *closure)
     struct request *request = memory_wait->owner;
     struct tl_error error;
     request->memory_wait = NULL;
-    if (request->conn->is_drained) {
+    if (request->conn->ending.is_drained) {
         request_handle(request, EVENT_BROKEN);
     } else if (request->is_cancelled) {
         request_handle(request, EVENT_READY);

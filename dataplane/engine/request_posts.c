@@ -2,7 +2,7 @@
 /*
  * What a request posts: REQUEST or RE_REQUEST with the exposure of its memory, CANCEL, and the end of the exposure.
  *
- * A request that finds no window waits in conn->windows until another one gives its window back.
+ * A request that finds no window waits in conn->posts.windows until another one gives its window back.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -13,8 +13,8 @@
 /* Perhaps there is a window for the one that has waited for one longest. */
 static inline void try_next_window(struct tl_conn *conn)
 {
-    if (tl_list_is_empty(&conn->windows)) return;
-    struct tl_list *place = tl_list_pop_front(&conn->windows);
+    if (tl_list_is_empty(&conn->posts.windows)) return;
+    struct tl_list *place = tl_list_pop_front(&conn->posts.windows);
     conn_post_when_ready(conn, TL_CONTAINER_OF(place, struct pending_post, place));
 }
 
@@ -22,7 +22,7 @@ void request_exposure_over(struct request *request)
 {
     if (!request->is_exposed) return;
     request->is_exposed = false;
-    request->conn->exposures_count--;
+    request->conn->posts.exposures_count--;
     try_next_window(request->conn);
 }
 
@@ -34,12 +34,12 @@ static bool expose(struct request *request)
     if (tl_queue_pair_expose(conn->pair, request->pin.region, request->pin.address,
                              request->expected.meta_data.size_bytes, &request->exposure, &error) == TL_OK) {
         request->is_exposed = true;
-        conn->exposures_count++;
+        conn->posts.exposures_count++;
         try_next_window(conn);
         return true;
     }
-    if (error.code == TL_RESOURCE_EXHAUSTED && conn->exposures_count > 0) {
-        tl_list_push_front(&conn->windows, &request->pending.place);
+    if (error.code == TL_RESOURCE_EXHAUSTED && conn->posts.exposures_count > 0) {
+        tl_list_push_front(&conn->posts.windows, &request->pending.place);
     } else {
         request_fail(request, &error);
     }
@@ -82,7 +82,7 @@ static bool post_next(struct pending_post *pending)
     request->is_asked = true;
     request->fetch->is_unsettled = false; /* the last word comes, or the connection breaks */
     request->is_place_sent = request->pin.address != NULL;
-    request->sent_slot = conn->slots_used;
+    request->sent_slot = conn->credits.slots_used;
     request_handle(request, EVENT_SENT);
     return false;
 }

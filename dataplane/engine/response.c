@@ -39,7 +39,7 @@ struct notice {
 /* What points at the response with this handle, or ends the list that it would be in. */
 static struct response **find_place(struct tl_conn *conn, uint32_t handle_)
 {
-    struct response **place = &conn->responses[tl_handle_index(handle_) & (conn->response_places - 1)];
+    struct response **place = &conn->responses.by_handle[tl_handle_index(handle_) & (conn->responses.place_count - 1)];
     while (*place != NULL && (*place)->handle != handle_)
         place = &(*place)->next;
     return place;
@@ -54,20 +54,20 @@ static void clear(struct response *response)
 
 static void give_response(struct tl_conn *conn, struct response *response)
 {
-    if (conn->spare_response_count == MAX_SPARE_RESPONSES) {
+    if (conn->responses.spare_count == MAX_SPARE_RESPONSES) {
         free(response);
         return;
     }
     clear(response); /* here, because this is not what a peer waits for */
-    response->next = conn->spare_responses;
-    conn->spare_responses = response;
-    conn->spare_response_count++;
+    response->next = conn->responses.spare;
+    conn->responses.spare = response;
+    conn->responses.spare_count++;
 }
 
 void responses_fini(struct tl_conn *conn)
 {
     struct response *next;
-    for (struct response *response = conn->spare_responses; response != NULL; response = next) {
+    for (struct response *response = conn->responses.spare; response != NULL; response = next) {
         next = response->next;
         free(response);
     }
@@ -81,7 +81,7 @@ void response_close(struct response *response, enum tl_serve_end end)
     tl_timers_disarm(tl_reactor_timers(engine->reactor), &response->park_timer);
     TL_CHECK(*place == response);
     *place = response->next;
-    conn->response_count--;
+    conn->responses.count--;
     tl_list_remove(&response->pending.place);
     conn_drop_memory_wait(&response->granted);
     tl_memory_unpin(engine->memory, &response->pin);
@@ -104,7 +104,7 @@ static bool take_notice(struct pending_post *pending)
     struct notice *notice = TL_CONTAINER_OF(pending, struct notice, pending);
     struct tl_conn *conn = notice->conn;
     conn_post_message(conn, conn_compose(conn, TL_MESSAGE_CANCELLED, notice->handle), NULL);
-    conn->notice_count--;
+    conn->responses.notice_count--;
     free(notice);
     return false;
 }
@@ -112,7 +112,7 @@ static bool take_notice(struct pending_post *pending)
 void response_tell_cancelled(struct tl_conn *conn, uint32_t handle_)
 {
     /* Who cancels what it has not asked for, and gives no slots back, is not answered without end. */
-    if (conn->notice_count >= most_responses(conn)) {
+    if (conn->responses.notice_count >= most_responses(conn)) {
         conn_protocol_error(conn, "more CANCELs than requests");
         return;
     }
@@ -126,10 +126,10 @@ void response_tell_cancelled(struct tl_conn *conn, uint32_t handle_)
     notice->conn = conn;
     notice->handle = handle_;
     conn_post_when_ready(conn, &notice->pending);
-    conn->notice_count++;
+    conn->responses.notice_count++;
     /* A connection that is closing takes no turns. */
     if (!tl_list_is_linked(&notice->pending.place)) {
-        conn->notice_count--;
+        conn->responses.notice_count--;
         free(notice);
     }
 }
@@ -164,10 +164,10 @@ static const struct tl_serve_ops serve_ops = {.reply = reply};
 /* One that is over, or a new one; NULL: no memory. */
 static struct response *take_response(struct tl_conn *conn)
 {
-    struct response *response = conn->spare_responses;
+    struct response *response = conn->responses.spare;
     if (response != NULL) {
-        conn->spare_responses = response->next;
-        conn->spare_response_count--;
+        conn->responses.spare = response->next;
+        conn->responses.spare_count--;
         response->next = NULL;
         return response;
     }
@@ -207,7 +207,7 @@ static void handle_request(struct tl_conn *conn, const struct tl_message *messag
     const struct tl_engine *engine = conn->engine;
     struct response **place = find_place(conn, message->handle);
     if (tl_handle_index(message->handle) >= TL_MAX_REQUESTS || (message->handle & ~TL_HANDLE_MASK) != 0 ||
-        message->number == 0 || conn->response_count >= most_responses(conn) || *place != NULL) {
+        message->number == 0 || conn->responses.count >= most_responses(conn) || *place != NULL) {
         conn_protocol_error(conn, "a REQUEST with the handle %#x", message->handle);
         return;
     }
@@ -217,7 +217,7 @@ static void handle_request(struct tl_conn *conn, const struct tl_message *messag
         return;
     }
     *place = response;
-    conn->response_count++;
+    conn->responses.count++;
     conn_watch(conn);
     if (conn->state == CONN_DRAINING) {
         struct tl_error error;
@@ -243,8 +243,8 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
         } else {
             response_tell_cancelled(conn, message->handle);
         }
-    } else if ((response == NULL || response->is_late) && conn->late_response_count > 0) {
-        conn->late_response_count--; /* it has crossed the word that it comes too late */
+    } else if ((response == NULL || response->is_late) && conn->responses.late_count > 0) {
+        conn->responses.late_count--; /* it has crossed the word that it comes too late */
     } else if (response == NULL || message->destination.len_bytes == 0) {
         conn_protocol_error(conn, "a RE_REQUEST with the handle %#x", message->handle);
     } else {
@@ -255,26 +255,26 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
 
 void responses_break(struct tl_conn *conn)
 {
-    for (uint32_t i = 0; i < conn->response_places; i++) {
+    for (uint32_t i = 0; i < conn->responses.place_count; i++) {
         struct response *next;
-        for (struct response *response = conn->responses[i]; response != NULL; response = next) {
+        for (struct response *response = conn->responses.by_handle[i]; response != NULL; response = next) {
             next = response->next;
             /* What the peer has for certain was closed when its last work was done. */
             conn_leave_memory_wait(&response->memory_wait);
             if (!response->is_registering && response->memory_wait == NULL) response_close(response, TL_SERVE_BROKEN);
         }
     }
-    TL_LIST_FOREACH_SAFE(&conn->pending_posts, place)
+    TL_LIST_FOREACH_SAFE(&conn->posts.ready, place)
     {
         struct pending_post *pending = TL_CONTAINER_OF(place, struct pending_post, place);
         if (pending->post != take_notice) continue;
         tl_list_remove(place);
-        conn->notice_count--;
+        conn->responses.notice_count--;
         free(TL_CONTAINER_OF(pending, struct notice, pending));
     }
 }
 
 bool responses_are_over(const struct tl_conn *conn)
 {
-    return conn->response_count == 0;
+    return conn->responses.count == 0;
 }

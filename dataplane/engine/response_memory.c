@@ -39,7 +39,7 @@ static void memory_came(struct tl_closure *closure)
     const struct tl_error *error = &memory_wait->memory_wait.wait.error;
     response->memory_wait = NULL;
     response->granted = memory_wait;
-    if (response->conn->is_drained) {
+    if (response->conn->ending.is_drained) {
         response_close(response, TL_SERVE_BROKEN);
     } else if (error->code != TL_OK) {
         response_fail(response, error);
@@ -73,7 +73,7 @@ static void registered(struct tl_closure *closure)
     const struct tl_registration *registration = &registering->registration;
     struct response *response = registering->owner;
     struct tl_conn *conn = response->conn;
-    conn->held_count--;
+    conn->ending.held_count--;
     response->is_registering = false;
     if (registration->error.code == TL_OK) {
         response->pin = registration->pin;
@@ -81,7 +81,7 @@ static void registered(struct tl_closure *closure)
         response->is_bounced = true;
     }
     free(registering);
-    if (conn->is_drained) {
+    if (conn->ending.is_drained) {
         response_close(response, TL_SERVE_BROKEN);
     } else {
         response_handle(response, EVENT_READY);

@@ -135,7 +135,7 @@ static uint64_t most_bytes(const struct response *response)
 /* Counts a piece against this pump if the CPU reads it, and hashes it if the peer wants a checksum. */
 static void read_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
 {
-    uint64_t *left_bytes = &response->conn->posts_left_bytes;
+    uint64_t *left_bytes = &response->conn->posts.left_bytes;
     if (response->wants_checksum) {
         TL_CHECK(XXH3_64bits_update(response->hash_state, source, (size_t)len_bytes) == XXH_OK);
     }

@@ -115,7 +115,7 @@ static void give_up(struct response *response)
     response->is_late = true;
     tl_tensor_put(response->offer.tensor);
     response->offer.tensor = NULL;
-    conn->late_response_count++;
+    conn->responses.late_count++;
     response_queue_post(response);
 }
 

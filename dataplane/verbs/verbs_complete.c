@@ -72,8 +72,8 @@ static void distrust(struct verbs_pair *pair, const char *why)
 static void complete_send(struct verbs_pair *pair, uint32_t index, const struct ibv_wc *completion)
 {
     bool is_bad = completion->status != IBV_WC_SUCCESS;
-    uint64_t sequence = pair->retired + ((index - pair->retired) & (pair->record_count - 1));
-    if (index >= pair->record_count || sequence >= pair->posted) {
+    uint64_t sequence = pair->ring.retired + ((index - pair->ring.retired) & (pair->ring.record_count - 1));
+    if (index >= pair->ring.record_count || sequence >= pair->ring.posted) {
         distrust(pair, "the card completed a request that it does not have");
         return;
     }
@@ -102,11 +102,11 @@ static void deliver(struct verbs_pair *pair, uint32_t index, const struct ibv_wc
 
 static void complete_receive(struct verbs_pair *pair, uint32_t index, const struct ibv_wc *completion)
 {
-    if (index >= pair->slot_count || pair->slots_posted == 0) {
+    if (index >= pair->slots.count || pair->slots.posted == 0) {
         distrust(pair, "the card completed a slot that it does not have");
         return;
     }
-    pair->slots_posted--;
+    pair->slots.posted--;
     if (completion->status == IBV_WC_SUCCESS) {
         /* Also when the queue pair is broken meanwhile: the peer was told that it has arrived. */
         deliver(pair, index, completion);
@@ -122,12 +122,12 @@ void verbs_complete(struct verbs_device *device, const struct ibv_wc *completion
     if (id.place >= device->base.limits.max_queue_pairs) return;
     struct verbs_pair *pair = device->places[id.place].pair;
     /* Taken from the card before its completions were read. */
-    if (pair == NULL || pair->generation != id.generation || pair->qp == NULL) return;
+    if (pair == NULL || pair->place.generation != id.generation || pair->qp == NULL) return;
     if (id.kind == VERBS_SEND) {
         complete_send(pair, id.index, completion);
     } else {
         complete_receive(pair, id.index, completion);
     }
-    bool has_idle_slots = pair->slots_idle_count > pair->slots_may_idle;
+    bool has_idle_slots = pair->slots.idle_count > pair->slots.may_idle;
     if (has_idle_slots || pair->state != VERBS_CONNECTED) verbs_pair_needs_attention(pair);
 }

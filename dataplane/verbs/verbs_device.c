@@ -34,30 +34,30 @@
 
 enum tl_status verbs_device_reserve(struct verbs_device *device, uint32_t count, struct tl_error *ret_error)
 {
-    uint64_t needed = (uint64_t)device->cq_reserved + count;
+    uint64_t needed = (uint64_t)device->cq.reserved + count;
     uint64_t max = device->attributes.max_cqe > 0 ? (uint64_t)device->attributes.max_cqe : 0;
     if (needed > max) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                             "%s has room for %llu completions, %u are reserved and %u more are needed: lower "
                             "verbs.queue_depth, or connect fewer peers",
-                            device->base.name, (unsigned long long)max, device->cq_reserved, count);
+                            device->base.name, (unsigned long long)max, device->cq.reserved, count);
     }
-    if (needed > device->cq_capacity) {
-        int entries = (int)tl_min_u64(max, tl_max_u64(needed, (uint64_t)device->cq_capacity * 2));
-        int error = ibv_resize_cq(device->cq, entries);
+    if (needed > device->cq.capacity) {
+        int entries = (int)tl_min_u64(max, tl_max_u64(needed, (uint64_t)device->cq.capacity * 2));
+        int error = ibv_resize_cq(device->cq.cq, entries);
         if (error != 0) {
             return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot enlarge the completion queue to %d: %s",
                                 device->base.name, entries, strerror(error < 0 ? errno : error));
         }
-        device->cq_capacity = (uint32_t)device->cq->cqe;
+        device->cq.capacity = (uint32_t)device->cq.cq->cqe;
     }
-    device->cq_reserved = (uint32_t)needed;
+    device->cq.reserved = (uint32_t)needed;
     return TL_OK;
 }
 
 static int poll_completions(struct verbs_device *device, struct ibv_wc *ret_completions)
 {
-    int count = device->is_dead ? 0 : ibv_poll_cq(device->cq, VERBS_BATCH, ret_completions);
+    int count = device->is_dead ? 0 : ibv_poll_cq(device->cq.cq, VERBS_BATCH, ret_completions);
     if (count >= 0) return count;
     struct tl_error reason;
     tl_error_set(&reason, TL_UNAVAILABLE, "%s: the completion queue cannot be read", device->base.name);
@@ -84,15 +84,15 @@ static unsigned device_poll(struct tl_provider *provider)
     struct verbs_device *device = verbs_device_of(provider);
     struct ibv_wc completions[VERBS_BATCH];
     unsigned events = 0;
-    if (device->has_events || ++device->polls_since_events >= POLLS_BETWEEN_EVENTS) {
+    if (device->cq.has_events || ++device->cq.polls_since_events >= POLLS_BETWEEN_EVENTS) {
         events += verbs_events_handle(device);
     }
     if (!tl_list_is_empty(&device->flushing)) verbs_pair_give_up(device);
     if (!tl_list_is_empty(&device->attention)) events += attend_pairs(device);
-    unsigned count = device->stash_count;
+    unsigned count = device->cq.stash_count;
     if (count > 0) {
-        memcpy(completions, device->stash, count * sizeof(completions[0]));
-        device->stash_count = 0;
+        memcpy(completions, device->cq.stash, count * sizeof(completions[0]));
+        device->cq.stash_count = 0;
     } else {
         count = (unsigned)poll_completions(device, completions);
     }
@@ -105,11 +105,11 @@ static unsigned device_poll(struct tl_provider *provider)
 static bool device_arm(struct tl_provider *provider)
 {
     struct verbs_device *device = verbs_device_of(provider);
-    if (!tl_list_is_empty(&device->attention) || device->stash_count > 0 || device->has_events) return false;
+    if (!tl_list_is_empty(&device->attention) || device->cq.stash_count > 0 || device->cq.has_events) return false;
     if (device->is_dead) return true;
     /* Asked for first and looked at afterwards: what comes in between is found here, or makes the descriptor readable.
      */
-    int error = ibv_req_notify_cq(device->cq, 0);
+    int error = ibv_req_notify_cq(device->cq.cq, 0);
     if (error != 0) {
         struct tl_error reason;
         tl_error_set(&reason, TL_UNAVAILABLE, "%s: the completion queue gives no notice: %s", device->base.name,
@@ -117,8 +117,8 @@ static bool device_arm(struct tl_provider *provider)
         verbs_device_die(device, &reason);
         return false;
     }
-    device->stash_count = (unsigned)poll_completions(device, device->stash);
-    return device->stash_count == 0 && tl_list_is_empty(&device->attention);
+    device->cq.stash_count = (unsigned)poll_completions(device, device->cq.stash);
+    return device->cq.stash_count == 0 && tl_list_is_empty(&device->attention);
 }
 
 static void device_disarm(struct tl_provider *provider)
@@ -129,9 +129,9 @@ static void device_disarm(struct tl_provider *provider)
     for (int i = 0; i < count; i++) {
         struct ibv_cq *cq;
         void *context;
-        if (ready[i].data.fd == device->context->async_fd) device->has_events = true;
-        if (ready[i].data.fd != device->channel->fd) continue;
-        while (ibv_get_cq_event(device->channel, &cq, &context) == 0)
+        if (ready[i].data.fd == device->context->async_fd) device->cq.has_events = true;
+        if (ready[i].data.fd != device->cq.channel->fd) continue;
+        while (ibv_get_cq_event(device->cq.channel, &cq, &context) == 0)
             ibv_ack_cq_events(cq, 1);
     }
 }
@@ -161,7 +161,7 @@ bool verbs_device_is_removed(struct verbs_device *device)
     struct tl_error reason;
     struct ibv_port_attr port;
     if (device->is_dead) return true;
-    if (ibv_query_port(device->context, device->port, &port) != ENODEV) return false;
+    if (ibv_query_port(device->context, device->port.number, &port) != ENODEV) return false;
     tl_error_set(&reason, TL_UNAVAILABLE, "%s: the device was removed", device->base.name);
     verbs_device_die(device, &reason);
     return true;
@@ -172,15 +172,16 @@ bool verbs_device_find_gid(const struct verbs_device *device, uint32_t *ret_inde
     struct ibv_gid_entry entry;
     struct ibv_port_attr port;
     /* Mostly where it was. */
-    if (ibv_query_gid_ex(device->context, device->port, device->gid_index, &entry, 0) == 0 &&
-        entry.gid_type == device->gid_type && memcmp(&entry.gid, &device->gid, sizeof(entry.gid)) == 0) {
-        *ret_index = device->gid_index;
+    if (ibv_query_gid_ex(device->context, device->port.number, device->port.gid_index, &entry, 0) == 0 &&
+        entry.gid_type == device->port.gid_type && memcmp(&entry.gid, &device->port.gid, sizeof(entry.gid)) == 0) {
+        *ret_index = device->port.gid_index;
         return true;
     }
-    if (ibv_query_port(device->context, device->port, &port) != 0) return false;
+    if (ibv_query_port(device->context, device->port.number, &port) != 0) return false;
     for (int i = 0; i < port.gid_tbl_len && i <= VERBS_MAX_GID_INDEX; i++) {
-        if (ibv_query_gid_ex(device->context, device->port, (uint32_t)i, &entry, 0) != 0) continue;
-        if (entry.gid_type != device->gid_type || memcmp(&entry.gid, &device->gid, sizeof(entry.gid)) != 0) continue;
+        if (ibv_query_gid_ex(device->context, device->port.number, (uint32_t)i, &entry, 0) != 0) continue;
+        if (entry.gid_type != device->port.gid_type || memcmp(&entry.gid, &device->port.gid, sizeof(entry.gid)) != 0)
+            continue;
         *ret_index = (uint32_t)i;
         return true;
     }
@@ -192,7 +193,7 @@ bool verbs_device_has_link(const struct verbs_device *device, char *ret_why, siz
     struct ibv_port_attr port;
     uint32_t index;
     char gid[64];
-    if (ibv_query_port(device->context, device->port, &port) != 0) {
+    if (ibv_query_port(device->context, device->port.number, &port) != 0) {
         snprintf(ret_why, capacity, "link: the port does not answer: the device is gone");
         return false;
     }
@@ -201,7 +202,7 @@ bool verbs_device_has_link(const struct verbs_device *device, char *ret_why, siz
         return false;
     }
     if (!verbs_device_find_gid(device, &index)) {
-        verbs_gid_to_text(device->gid.raw, gid, sizeof(gid));
+        verbs_gid_to_text(device->port.gid.raw, gid, sizeof(gid));
         snprintf(ret_why, capacity, "link: the address %s has gone from the port", gid);
         return false;
     }
@@ -214,8 +215,8 @@ static void device_close(struct tl_provider *provider)
 {
     struct verbs_device *device = verbs_device_of(provider);
     TL_CHECK(device->pair_count == 0);
-    int error = device->cq != NULL ? ibv_destroy_cq(device->cq) : 0;
-    if (error == 0 && device->channel != NULL) error = ibv_destroy_comp_channel(device->channel);
+    int error = device->cq.cq != NULL ? ibv_destroy_cq(device->cq.cq) : 0;
+    if (error == 0 && device->cq.channel != NULL) error = ibv_destroy_comp_channel(device->cq.channel);
     if (error == 0 && device->pd != NULL) error = ibv_dealloc_pd(device->pd);
     if (error != 0) {
         TL_LOG_AT_ERROR("RDMA device not closed cleanly", TL_STR("device", device->base.name),
@@ -255,7 +256,8 @@ static enum tl_status refuse(const struct verbs_device *device, const char *what
                              struct tl_error *ret_error)
 {
     if (error_number == ENOMEM && tl_verbs_check_memlock(UINT64_MAX, NULL) != TL_OK) {
-        return verbs_memlock_error((uint64_t)device->queue_depth * 2 * TL_SLOT_BYTES, device->base.name, ret_error);
+        return verbs_memlock_error((uint64_t)device->settings.queue_depth * 2 * TL_SLOT_BYTES, device->base.name,
+                                   ret_error);
     }
     return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: cannot %s: %s", device->base.name, what,
                         strerror(error_number));
@@ -274,13 +276,13 @@ static enum tl_status open_queues(struct verbs_device *device, struct tl_error *
     int entries = device->attributes.max_cqe < FIRST_CQ_ENTRIES ? device->attributes.max_cqe : FIRST_CQ_ENTRIES;
     device->pd = ibv_alloc_pd(device->context);
     if (device->pd == NULL) return refuse(device, "make a protection domain", errno, ret_error);
-    device->channel = ibv_create_comp_channel(device->context);
-    if (device->channel == NULL) return refuse(device, "make a completion channel", errno, ret_error);
-    device->cq = ibv_create_cq(device->context, entries, device, device->channel, 0);
-    if (device->cq == NULL) return refuse(device, "make a completion queue", errno, ret_error);
-    device->cq_capacity = (uint32_t)device->cq->cqe;
+    device->cq.channel = ibv_create_comp_channel(device->context);
+    if (device->cq.channel == NULL) return refuse(device, "make a completion channel", errno, ret_error);
+    device->cq.cq = ibv_create_cq(device->context, entries, device, device->cq.channel, 0);
+    if (device->cq.cq == NULL) return refuse(device, "make a completion queue", errno, ret_error);
+    device->cq.capacity = (uint32_t)device->cq.cq->cqe;
     device->base.fd = epoll_create1(EPOLL_CLOEXEC);
-    if (device->base.fd < 0 || !watch(device->base.fd, device->channel->fd) ||
+    if (device->base.fd < 0 || !watch(device->base.fd, device->cq.channel->fd) ||
         !watch(device->base.fd, device->context->async_fd)) {
         return tl_error_set_errno(ret_error, errno, "%s: cannot wait for completions", device->base.name);
     }
@@ -304,12 +306,12 @@ static enum tl_status take_limits(struct verbs_device *device, const struct tl_v
     limits->max_queue_pairs = attributes->max_qp < VERBS_MAX_PAIRS ? (uint32_t)attributes->max_qp : VERBS_MAX_PAIRS;
     limits->has_windows = (attributes->device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) != 0;
     limits->needs_regions = true;
-    device->mtu = port->active_mtu;
+    device->port.mtu = port->active_mtu;
     if (options->mtu_bytes != 0) {
         enum ibv_mtu mtu = verbs_mtu_from_bytes(options->mtu_bytes);
-        if (mtu < device->mtu) device->mtu = mtu;
+        if (mtu < device->port.mtu) device->port.mtu = mtu;
     }
-    device->link_layer =
+    device->port.link_layer =
         port->link_layer == IBV_LINK_LAYER_ETHERNET ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
     device->places = calloc(limits->max_queue_pairs, sizeof(*device->places));
     return device->places != NULL ? TL_OK : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a device");
@@ -330,11 +332,11 @@ static enum tl_status open_context(struct verbs_device *device, const struct tl_
     if (devices != NULL) ibv_free_device_list(devices);
     if (device->context == NULL) return refuse(device, "open it", error_number, ret_error);
     if (ibv_query_device(device->context, &device->attributes) != 0) return refuse(device, "ask it", errno, ret_error);
-    if (ibv_query_gid_ex(device->context, device->port, device->gid_index, &entry, 0) != 0) {
+    if (ibv_query_gid_ex(device->context, device->port.number, device->port.gid_index, &entry, 0) != 0) {
         return refuse(device, "read its GID", errno, ret_error);
     }
-    device->gid = entry.gid;
-    device->gid_type = (uint8_t)entry.gid_type;
+    device->port.gid = entry.gid;
+    device->port.gid_type = (uint8_t)entry.gid_type;
     return TL_OK;
 }
 
@@ -363,20 +365,20 @@ static enum tl_status open_candidate(const struct tl_verbs_options *options, con
              candidate->gid, candidate->reason);
     tl_list_init(&device->attention);
     tl_list_init(&device->flushing);
-    device->port = (uint8_t)candidate->port;
-    device->gid_index = (uint32_t)candidate->gid_index;
-    device->service_level = (uint8_t)options->service_level;
-    device->traffic_class = (uint8_t)options->traffic_class;
-    device->timeout = (uint8_t)options->timeout;
-    device->retry_count = (uint8_t)options->retry_count;
-    device->pkey_index = (uint16_t)options->pkey_index;
-    device->queue_depth = options->queue_depth;
-    device->keys = options->keys;
+    device->port.number = (uint8_t)candidate->port;
+    device->port.gid_index = (uint32_t)candidate->gid_index;
+    device->settings.service_level = (uint8_t)options->service_level;
+    device->settings.traffic_class = (uint8_t)options->traffic_class;
+    device->settings.timeout = (uint8_t)options->timeout;
+    device->settings.retry_count = (uint8_t)options->retry_count;
+    device->settings.pkey_index = (uint16_t)options->pkey_index;
+    device->settings.queue_depth = options->queue_depth;
+    device->settings.keys = options->keys;
 
     make_fork_safe();
     enum tl_status status = tl_verbs_check_memlock((uint64_t)options->queue_depth * 2 * TL_SLOT_BYTES, ret_error);
     if (status == TL_OK) status = open_context(device, candidate, ret_error);
-    if (status == TL_OK && ibv_query_port(device->context, device->port, &port) != 0) {
+    if (status == TL_OK && ibv_query_port(device->context, device->port.number, &port) != 0) {
         status = refuse(device, "ask its port", errno, ret_error);
     }
     if (status == TL_OK) status = take_limits(device, options, &port, ret_error);

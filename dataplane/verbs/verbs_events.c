@@ -29,21 +29,21 @@ static void handle_port(struct verbs_device *device, const struct ibv_async_even
 {
     uint32_t index;
     char gid[64], why[128];
-    if (event->element.port_num != device->port) return;
+    if (event->element.port_num != device->port.number) return;
     switch (event->event_type) {
     case IBV_EVENT_PORT_ERR:
         if (!verbs_device_is_removed(device)) break_all(device, "link: the port went down here");
         break;
     case IBV_EVENT_LID_CHANGE:
-        if (device->link_layer == IBV_LINK_LAYER_INFINIBAND) break_all(device, "link: the port's LID has changed");
+        if (device->port.link_layer == IBV_LINK_LAYER_INFINIBAND) break_all(device, "link: the port's LID has changed");
         break;
     case IBV_EVENT_GID_CHANGE:
         if (verbs_device_find_gid(device, &index)) {
-            device->gid_index = index;
+            device->port.gid_index = index;
             break;
         }
         if (verbs_device_is_removed(device)) break;
-        verbs_gid_to_text(device->gid.raw, gid, sizeof(gid));
+        verbs_gid_to_text(device->port.gid.raw, gid, sizeof(gid));
         snprintf(why, sizeof(why), "link: the address %s was taken from the port", gid);
         break_all(device, why);
         break;
@@ -107,8 +107,8 @@ unsigned verbs_events_handle(struct verbs_device *device)
 {
     unsigned count = 0;
     struct ibv_async_event event;
-    device->has_events = false;
-    device->polls_since_events = 0;
+    device->cq.has_events = false;
+    device->cq.polls_since_events = 0;
     while (count < MAX_EVENTS && ibv_get_async_event(device->context, &event) == 0) {
         count++;
         TL_LOG_AT_INFO("RDMA device reports", TL_STR("device", device->base.name),
@@ -118,6 +118,6 @@ unsigned verbs_events_handle(struct verbs_device *device)
         ibv_ack_async_event(&event);
         handle(device, &copy);
     }
-    if (count == MAX_EVENTS) device->has_events = true;
+    if (count == MAX_EVENTS) device->cq.has_events = true;
     return count;
 }

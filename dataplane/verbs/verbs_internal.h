@@ -135,43 +135,53 @@ struct verbs_pair;
 
 struct verbs_place {
     struct verbs_pair *pair; /* NULL: free */
-    uint32_t generation;     /* 24 bits; of who has it, or had it last */
+    uint32_t generation;     /* 24 bits, of the queue pair that has the place, or had it last */
+};
+
+/* The completion queue of all queue pairs. */
+struct verbs_cq {
+    struct ibv_cq *cq;
+    struct ibv_comp_channel *channel;
+    uint32_t capacity;
+    uint32_t reserved; /* completions that all queue pairs together may have outstanding */
+    unsigned polls_since_events;
+    bool has_events; /* the next poll asks the device for asynchronous events */
+    unsigned stash_count;
+    struct ibv_wc stash[VERBS_BATCH]; /* completions that were found while arming */
+};
+
+/* The port and the address that the device was opened with. */
+struct verbs_port {
+    uint8_t number;
+    uint8_t link_layer;
+    uint8_t gid_type;
+    enum ibv_mtu mtu;
+    union ibv_gid gid;
+    uint32_t gid_index; /* at opening; it is looked up again for each queue pair, because addresses come and go */
+};
+
+/* What the options say of queue pairs. */
+struct verbs_pair_settings {
+    uint8_t service_level, traffic_class, timeout, retry_count;
+    uint16_t pkey_index;
+    uint32_t queue_depth;
+    enum tl_keys keys;
 };
 
 struct verbs_device {
     struct tl_provider base;
     struct ibv_context *context;
     struct ibv_pd *pd;
-    struct ibv_comp_channel *channel;
-    struct ibv_cq *cq;
-    uint32_t cq_capacity;
-    uint32_t cq_reserved; /* completions that all queue pairs together may have outstanding */
-    struct ibv_device_attr attributes;
-
-    uint8_t port;
-    uint8_t link_layer;
-    uint8_t gid_type;
-    enum ibv_mtu mtu;
-    union ibv_gid gid;
-    uint32_t gid_index; /* when it was opened: addresses come and go, so it is looked up again for each queue pair */
-    /* Of the options */
-    uint8_t service_level, traffic_class, timeout, retry_count;
-    uint16_t pkey_index;
-    uint32_t queue_depth;
-    enum tl_keys keys;
-
-    bool is_dead; /* no queue pair can be made any more; base.failure says why */
-
+    struct verbs_cq cq;
     struct verbs_place *places; /* [base.limits.max_queue_pairs] */
     uint32_t pair_count;
     uint32_t next_place;
-    struct tl_list attention; /* queue pairs that poll has to look at */
-    struct tl_list flushing;  /* queue pairs whose work the card has to hand back, the first broken first */
-
-    struct ibv_wc stash[VERBS_BATCH]; /* found while arming */
-    unsigned stash_count;
-    unsigned polls_since_events;
-    bool has_events; /* ask the device for them in the next poll */
+    bool is_dead;             /* no queue pair can be created any more; base.failure says why */
+    struct tl_list attention; /* queue pairs that the next poll attends to */
+    struct tl_list flushing;  /* queue pairs whose work the card has to complete, the first broken first */
+    struct verbs_port port;
+    struct verbs_pair_settings settings;
+    struct ibv_device_attr attributes;
 };
 
 static inline struct verbs_device *verbs_device_of(struct tl_provider *provider)
@@ -266,6 +276,53 @@ enum verbs_state {
     VERBS_DRAINED,
 };
 
+/* What packets of this queue pair carry. */
+struct verbs_pair_ids {
+    uint32_t number; /* of the queue pair, by the card */
+    uint32_t psn;    /* of the first packet */
+    uint32_t gid_index;
+    char peer_device[VERBS_ADDRESS_NAME_BYTES]; /* empty: not connected yet */
+};
+
+/* What the queue pair holds in the device. */
+struct verbs_pair_place {
+    uint32_t index;
+    uint32_t generation;
+    bool is_held;     /* a place in the device's table */
+    bool is_reserved; /* space in the completion queue */
+};
+
+/* The ring of posted work. */
+struct verbs_ring {
+    struct verbs_record *records; /* [record_count] */
+    uint32_t record_count;        /* work_count, rounded up to a power of two */
+    uint32_t work_count;
+    uint64_t retired, posted, tail;
+    uint64_t signalled; /* one behind the last record that asks for a completion; the records from here to posted do not
+                           ask for one */
+    uint64_t bytes_since_signal;
+    uint32_t max_inline_bytes;
+};
+
+/* The receive buffers, and the memory of messages in both directions. */
+struct verbs_slots {
+    uint8_t *memory; /* slots of messages that arrive [count], then slots of messages that leave [record_count] */
+    uint64_t memory_bytes;
+    struct ibv_mr *mr;
+    struct verbs_slot *slots;             /* [count] */
+    uint32_t count;                       /* what the owner has asked for, and some that may be idle */
+    uint32_t may_idle;                    /* how many may wait before they are posted */
+    uint32_t posted;                      /* slots at the card */
+    uint32_t idle_count;                  /* slots to be posted */
+    struct ibv_recv_wr *idle, **idle_end; /* these, linked */
+};
+
+struct verbs_windows {
+    enum tl_keys keys;
+    struct verbs_window_block *blocks; /* all windows */
+    struct verbs_window *idle;
+};
+
 struct verbs_pair {
     struct tl_queue_pair base;
     struct verbs_device *device;
@@ -273,38 +330,14 @@ struct verbs_pair {
     void *owner;
     struct ibv_qp *qp; /* NULL: taken from the card already */
     enum verbs_state state;
-    bool has_place, has_reserved; /* in the device's table; in the completion queue */
-    uint32_t place;
-    uint32_t generation;
-    uint32_t number; /* the card's */
-    uint32_t psn;
-    uint32_t gid_index;
-    enum tl_keys keys;
-    char peer_device[VERBS_ADDRESS_NAME_BYTES]; /* empty: not connected yet */
-    struct tl_error reason;                     /* from BROKEN */
+    struct verbs_pair_place place;
+    struct verbs_ring ring;
+    struct verbs_slots slots;
+    struct verbs_windows windows;
+    struct verbs_pair_ids ids;
+    struct tl_list attention, flushing; /* places in the device's lists */
     int64_t flushing_since_ns;
-    struct tl_list attention, flushing;
-
-    uint32_t work_count;
-    uint32_t record_count;        /* work_count, rounded up to a power of two */
-    struct verbs_record *records; /* [record_count] */
-    uint64_t retired, posted, tail;
-    uint64_t signalled; /* behind the last record that asks for a completion; those from here to posted ask for none */
-    uint64_t bytes_since_signal;
-    uint32_t max_inline_bytes;
-
-    uint8_t *memory; /* slots of messages that arrive [slot_count], then of those that leave [record_count] */
-    uint64_t memory_bytes;
-    struct ibv_mr *memory_mr;
-    uint32_t slot_count; /* that the owner has asked for, and some that may be idle */
-    uint32_t slots_may_idle;
-    struct verbs_slot *slots; /* [slot_count] */
-    uint32_t slots_posted;
-    struct ibv_recv_wr *slots_idle, **slots_idle_end; /* to be posted, linked */
-    uint32_t slots_idle_count;
-
-    struct verbs_window_block *blocks; /* all windows */
-    struct verbs_window *windows_idle;
+    struct tl_error reason; /* set from BROKEN on */
 };
 
 static inline struct verbs_pair *verbs_pair_of(const struct tl_queue_pair *pair)
@@ -350,14 +383,14 @@ void verbs_slots_post_idle(struct verbs_pair *pair);
 /* The same if they are more than may be: looked at with every doorbell. */
 static inline void verbs_slots_post(struct verbs_pair *pair)
 {
-    if (pair->slots_idle_count > pair->slots_may_idle) verbs_slots_post_idle(pair);
+    if (pair->slots.idle_count > pair->slots.may_idle) verbs_slots_post_idle(pair);
 }
 /* A request of a slot is back. */
 void verbs_slots_return(struct verbs_pair *pair, uint32_t index);
 /* First those that messages arrive in, then those of the records. */
 static inline uint8_t *verbs_slot_memory(const struct verbs_pair *pair, uint32_t index)
 {
-    return pair->memory + (size_t)index * TL_SLOT_BYTES;
+    return pair->slots.memory + (size_t)index * TL_SLOT_BYTES;
 }
 
 uint32_t verbs_post_space(const struct tl_queue_pair *pair);

@@ -54,8 +54,8 @@ static bool take_place(struct verbs_device *device, struct verbs_pair *pair)
         device->places[place].generation = (device->places[place].generation + 1) & MASK_24_BITS;
         device->places[place].pair = pair;
         device->next_place = (place + 1) % count;
-        pair->place = place;
-        pair->generation = device->places[place].generation;
+        pair->place.index = place;
+        pair->place.generation = device->places[place].generation;
         device->pair_count++;
         return true;
     }
@@ -68,33 +68,33 @@ static enum tl_status create_on_card(struct verbs_pair *pair, struct tl_error *r
     struct verbs_device *device = pair->device;
     for (size_t i = 0; i < TL_ARRAY_COUNT(inline_sizes) && pair->qp == NULL; i++) {
         struct ibv_qp_init_attr attributes = {
-            .qp_context = (void *)(uintptr_t)pair->place,
-            .send_cq = device->cq,
-            .recv_cq = device->cq,
-            .cap = {.max_send_wr = pair->work_count,
-                    .max_recv_wr = pair->slot_count,
+            .qp_context = (void *)(uintptr_t)pair->place.index,
+            .send_cq = device->cq.cq,
+            .recv_cq = device->cq.cq,
+            .cap = {.max_send_wr = pair->ring.work_count,
+                    .max_recv_wr = pair->slots.count,
                     .max_send_sge = 1,
                     .max_recv_sge = 1,
                     .max_inline_data = inline_sizes[i]},
             .qp_type = IBV_QPT_RC,
         };
         pair->qp = ibv_create_qp(device->pd, &attributes);
-        if (pair->qp != NULL) pair->max_inline_bytes = attributes.cap.max_inline_data;
+        if (pair->qp != NULL) pair->ring.max_inline_bytes = attributes.cap.max_inline_data;
     }
     if (pair->qp == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot make a queue pair for %u operations: %s",
-                            device->base.name, pair->work_count, strerror(errno));
+                            device->base.name, pair->ring.work_count, strerror(errno));
     }
-    pair->number = pair->qp->qp_num;
+    pair->ids.number = pair->qp->qp_num;
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_INIT,
-                                     .pkey_index = device->pkey_index,
-                                     .port_num = device->port,
+                                     .pkey_index = device->settings.pkey_index,
+                                     .port_num = device->port.number,
                                      .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
     int error =
         ibv_modify_qp(pair->qp, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (error == 0) return TL_OK;
     return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: cannot use the port with partition key index %u: %s",
-                        device->base.name, device->pkey_index, strerror(error));
+                        device->base.name, device->settings.pkey_index, strerror(error));
 }
 
 static enum tl_status check_options(const struct verbs_device *device, const struct tl_queue_pair_options *options,
@@ -102,17 +102,17 @@ static enum tl_status check_options(const struct verbs_device *device, const str
 {
     TL_CHECK(options->slot_count > 0 && options->work_count > 0);
     if (device->is_dead) return tl_error_copy(ret_error, &device->base.failure);
-    if (options->keys == TL_KEYS_REGION && device->keys != TL_KEYS_REGION) {
+    if (options->keys == TL_KEYS_REGION && device->settings.keys != TL_KEYS_REGION) {
         return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s was opened for keys of windows only", device->base.name);
     }
     if (options->keys == TL_KEYS_WINDOW && !device->base.limits.has_windows) {
         return tl_error_set(ret_error, TL_UNIMPLEMENTED, "%s has no type 2 memory windows; set verbs.keys to region",
                             device->base.name);
     }
-    if (options->slot_count > device->queue_depth || options->work_count > device->queue_depth) {
+    if (options->slot_count > device->settings.queue_depth || options->work_count > device->settings.queue_depth) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                             "%s: %u slots and %u operations were asked for, verbs.queue_depth allows %u of each",
-                            device->base.name, options->slot_count, options->work_count, device->queue_depth);
+                            device->base.name, options->slot_count, options->work_count, device->settings.queue_depth);
     }
     return TL_OK;
 }
@@ -121,9 +121,9 @@ static enum tl_status fill(struct verbs_pair *pair, struct tl_error *ret_error)
 {
     struct verbs_device *device = pair->device;
     char gid[64];
-    if (!verbs_device_find_gid(device, &pair->gid_index)) {
+    if (!verbs_device_find_gid(device, &pair->ids.gid_index)) {
         if (verbs_device_is_removed(device)) return tl_error_copy(ret_error, &device->base.failure);
-        verbs_gid_to_text(device->gid.raw, gid, sizeof(gid));
+        verbs_gid_to_text(device->port.gid.raw, gid, sizeof(gid));
         return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the address %s has gone from the port", device->base.name,
                             gid);
     }
@@ -131,12 +131,12 @@ static enum tl_status fill(struct verbs_pair *pair, struct tl_error *ret_error)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: all %u queue pairs are in use", device->base.name,
                             device->base.limits.max_queue_pairs);
     }
-    pair->has_place = true;
-    enum tl_status status = verbs_device_reserve(device, pair->slot_count + pair->work_count, ret_error);
+    pair->place.is_held = true;
+    enum tl_status status = verbs_device_reserve(device, pair->slots.count + pair->ring.work_count, ret_error);
     if (status != TL_OK) return status;
-    pair->has_reserved = true;
-    pair->records = calloc(pair->record_count, sizeof(*pair->records));
-    if (pair->records == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
+    pair->place.is_reserved = true;
+    pair->ring.records = calloc(pair->ring.record_count, sizeof(*pair->ring.records));
+    if (pair->ring.records == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
     status = verbs_slots_init(pair, ret_error);
     if (status == TL_OK) status = create_on_card(pair, ret_error);
     if (status == TL_OK) status = verbs_windows_prepare(pair, ret_error);
@@ -158,16 +158,16 @@ enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_q
     pair->device = device;
     pair->events = *events;
     pair->owner = owner;
-    pair->keys = options->keys;
+    pair->windows.keys = options->keys;
     /* The card has room for as many slots as options may ask for, and perhaps for more. */
     uint32_t space_count = (uint32_t)device->attributes.max_qp_wr - options->slot_count;
-    pair->slots_may_idle = (uint32_t)tl_min_u64(tl_min_u64(options->slot_count / 4, MAX_IDLE_SLOTS), space_count);
-    pair->slot_count = options->slot_count + pair->slots_may_idle;
-    pair->work_count = options->work_count;
-    pair->record_count = 1;
-    while (pair->record_count < pair->work_count)
-        pair->record_count *= 2;
-    pair->psn = (uint32_t)tl_random_u64() & MASK_24_BITS;
+    pair->slots.may_idle = (uint32_t)tl_min_u64(tl_min_u64(options->slot_count / 4, MAX_IDLE_SLOTS), space_count);
+    pair->slots.count = options->slot_count + pair->slots.may_idle;
+    pair->ring.work_count = options->work_count;
+    pair->ring.record_count = 1;
+    while (pair->ring.record_count < pair->ring.work_count)
+        pair->ring.record_count *= 2;
+    pair->ids.psn = (uint32_t)tl_random_u64() & MASK_24_BITS;
     tl_list_init(&pair->attention);
     tl_list_init(&pair->flushing);
     status = fill(pair, ret_error);
@@ -183,18 +183,18 @@ void verbs_pair_destroy(struct tl_queue_pair *base)
 {
     struct verbs_pair *pair = verbs_pair_of(base);
     struct verbs_device *device = pair->device;
-    TL_CHECK(pair->state != VERBS_CONNECTED && pair->slots_posted == 0 && pair->retired == pair->tail);
+    TL_CHECK(pair->state != VERBS_CONNECTED && pair->slots.posted == 0 && pair->ring.retired == pair->ring.tail);
     tl_list_remove(&pair->attention);
     tl_list_remove(&pair->flushing);
     verbs_windows_release(pair);
     verbs_pair_take_from_card(pair);
     verbs_slots_fini(pair);
-    if (pair->has_reserved) device->cq_reserved -= pair->slot_count + pair->work_count;
-    if (pair->has_place) {
-        device->places[pair->place].pair = NULL;
+    if (pair->place.is_reserved) device->cq.reserved -= pair->slots.count + pair->ring.work_count;
+    if (pair->place.is_held) {
+        device->places[pair->place.index].pair = NULL;
         device->pair_count--;
     }
-    free(pair->records);
+    free(pair->ring.records);
     free(pair);
 }
 
@@ -205,21 +205,22 @@ static void describe(const struct verbs_pair *pair, struct verbs_address *ret_ou
     const struct verbs_device *device = pair->device;
     struct ibv_port_attr port = {0};
     /* The subnet manager may have given another LID since the device was opened. */
-    if (device->link_layer == IBV_LINK_LAYER_INFINIBAND) ibv_query_port(device->context, device->port, &port);
+    if (device->port.link_layer == IBV_LINK_LAYER_INFINIBAND)
+        ibv_query_port(device->context, device->port.number, &port);
     *ret_ours = (struct verbs_address){
-        .link_layer = device->link_layer,
-        .gid_type = device->gid_type,
-        .mtu = (uint8_t)device->mtu,
-        .keys = (uint8_t)pair->keys,
+        .link_layer = device->port.link_layer,
+        .gid_type = device->port.gid_type,
+        .mtu = (uint8_t)device->port.mtu,
+        .keys = (uint8_t)pair->windows.keys,
         .initiator_depth = clamp_depth(device->attributes.max_qp_init_rd_atom),
         .responder_depth = clamp_depth(device->attributes.max_qp_rd_atom),
-        .timeout = device->timeout,
-        .retry_count = device->retry_count,
+        .timeout = device->settings.timeout,
+        .retry_count = device->settings.retry_count,
         .lid = port.lid,
-        .number = pair->number,
-        .psn = pair->psn,
+        .number = pair->ids.number,
+        .psn = pair->ids.psn,
     };
-    memcpy(ret_ours->gid, device->gid.raw, sizeof(ret_ours->gid));
+    memcpy(ret_ours->gid, device->port.gid.raw, sizeof(ret_ours->gid));
     memcpy(ret_ours->device, device->base.name, strnlen(device->base.name, sizeof(ret_ours->device) - 1));
 }
 
@@ -234,18 +235,18 @@ static void set_address(const struct verbs_pair *pair, const struct verbs_addres
                         struct ibv_ah_attr *ret_address)
 {
     const struct verbs_device *device = pair->device;
-    bool is_ethernet = device->link_layer == IBV_LINK_LAYER_ETHERNET;
+    bool is_ethernet = device->port.link_layer == IBV_LINK_LAYER_ETHERNET;
     *ret_address = (struct ibv_ah_attr){
-        .dlid = theirs->lid, .sl = device->service_level, .port_num = device->port, .is_global = 1};
+        .dlid = theirs->lid, .sl = device->settings.service_level, .port_num = device->port.number, .is_global = 1};
     /* Within one InfiniBand subnet the LID is enough. */
-    if (!is_ethernet && theirs->lid != 0 && memcmp(device->gid.raw, theirs->gid, 8) == 0) {
+    if (!is_ethernet && theirs->lid != 0 && memcmp(device->port.gid.raw, theirs->gid, 8) == 0) {
         ret_address->is_global = 0;
         return;
     }
     memcpy(ret_address->grh.dgid.raw, theirs->gid, sizeof(theirs->gid));
-    ret_address->grh.sgid_index = (uint8_t)pair->gid_index;
+    ret_address->grh.sgid_index = (uint8_t)pair->ids.gid_index;
     ret_address->grh.hop_limit = HOP_LIMIT;
-    ret_address->grh.traffic_class = device->traffic_class;
+    ret_address->grh.traffic_class = device->settings.traffic_class;
 }
 
 static int make_ready(struct verbs_pair *pair, const struct verbs_address *ours, const struct verbs_address *theirs)
@@ -308,7 +309,7 @@ enum tl_status verbs_pair_connect(struct tl_queue_pair *base, const struct tl_pa
             "route get\"",
             base->provider->name, theirs.device, gid, strerror(error));
     }
-    memcpy(pair->peer_device, theirs.device, sizeof(pair->peer_device));
+    memcpy(pair->ids.peer_device, theirs.device, sizeof(pair->ids.peer_device));
     pair->state = VERBS_CONNECTED;
     return TL_OK;
 }
@@ -325,11 +326,11 @@ void verbs_pair_take_from_card(struct verbs_pair *pair)
     if (pair->qp == NULL) return;
     int error = ibv_destroy_qp(pair->qp);
     if (error != 0) {
-        TL_LOG_AT_ERROR("a queue pair stays", TL_STR("device", pair->device->base.name), TL_U64("number", pair->number),
-                        TL_STR("error", strerror(error)));
+        TL_LOG_AT_ERROR("a queue pair stays", TL_STR("device", pair->device->base.name),
+                        TL_U64("number", pair->ids.number), TL_STR("error", strerror(error)));
     }
     pair->qp = NULL;
-    pair->slots_posted = 0;
+    pair->slots.posted = 0;
 }
 
 void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason)
@@ -351,9 +352,9 @@ void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(text, sizeof(text), format, arguments);
     va_end(arguments);
-    bool has_peer = pair->peer_device[0] != '\0';
-    tl_error_set(&reason, TL_UNAVAILABLE, "queue pair %u of %s%s%s: %s", pair->number, pair->device->base.name,
-                 has_peer ? " to the peer's " : "", pair->peer_device, text);
+    bool has_peer = pair->ids.peer_device[0] != '\0';
+    tl_error_set(&reason, TL_UNAVAILABLE, "queue pair %u of %s%s%s: %s", pair->ids.number, pair->device->base.name,
+                 has_peer ? " to the peer's " : "", pair->ids.peer_device, text);
     verbs_pair_break(pair, &reason);
 }
 
@@ -381,7 +382,7 @@ void verbs_pair_give_up(struct verbs_device *device)
         if (now_ns - pair->flushing_since_ns < FLUSH_PATIENCE_NS) return;
         if (pair->qp == NULL) continue;
         TL_LOG_AT_WARN("the card does not hand back the work of a broken queue pair, which is taken from it",
-                       TL_STR("device", device->base.name), TL_U64("number", pair->number));
+                       TL_STR("device", device->base.name), TL_U64("number", pair->ids.number));
         verbs_pair_take_from_card(pair);
         verbs_pair_needs_attention(pair);
     }
@@ -393,7 +394,7 @@ unsigned verbs_pair_attend(struct verbs_pair *pair)
     if (pair->state == VERBS_CONNECTED || pair->state == VERBS_FLUSHING) count += verbs_post_retire_empty(pair);
     if (pair->state == VERBS_CONNECTED) verbs_slots_post(pair);
     if (pair->state != VERBS_FLUSHING) return count;
-    bool is_at_card = pair->qp != NULL && (pair->slots_posted > 0 || pair->retired < pair->signalled);
+    bool is_at_card = pair->qp != NULL && (pair->slots.posted > 0 || pair->ring.retired < pair->ring.signalled);
     if (is_at_card) return count;
     count += verbs_post_cancel_rest(pair);
     verbs_windows_release(pair);

@@ -21,7 +21,7 @@
 
 static struct verbs_record *record_at(const struct verbs_pair *pair, uint64_t sequence)
 {
-    return &pair->records[sequence & (pair->record_count - 1)];
+    return &pair->ring.records[sequence & (pair->ring.record_count - 1)];
 }
 
 uint32_t verbs_post_space(const struct tl_queue_pair *base)
@@ -29,19 +29,20 @@ uint32_t verbs_post_space(const struct tl_queue_pair *base)
     const struct verbs_pair *pair = TL_CONTAINER_OF(base, const struct verbs_pair, base);
     /* Broken, but not told: posts are accepted, and cancelled. */
     if (pair->state != VERBS_CONNECTED && pair->state != VERBS_BROKEN) return 0;
-    return pair->work_count - (uint32_t)(pair->tail - pair->retired);
+    return pair->ring.work_count - (uint32_t)(pair->ring.tail - pair->ring.retired);
 }
 
 struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *work)
 {
-    uint32_t index = (uint32_t)(pair->tail & (pair->record_count - 1));
-    struct verbs_record *record = &pair->records[index];
+    uint32_t index = (uint32_t)(pair->ring.tail & (pair->ring.record_count - 1));
+    struct verbs_record *record = &pair->ring.records[index];
     TL_CHECK(pair->state != VERBS_FRESH && pair->state != VERBS_DRAINED);
-    TL_CHECK(pair->tail - pair->retired < pair->work_count);
+    TL_CHECK(pair->ring.tail - pair->ring.retired < pair->ring.work_count);
     TL_CHECK(work == NULL || work->magic == TL_WORK_MAGIC);
     /* No more than what is read of every request: it has room for all kinds, and to clear that takes as long as half a
      * post. */
-    record->request.wr_id = verbs_id_pack((struct verbs_id){pair->generation, pair->place, VERBS_SEND, index});
+    record->request.wr_id =
+        verbs_id_pack((struct verbs_id){pair->place.generation, pair->place.index, VERBS_SEND, index});
     record->request.sg_list = NULL;
     record->request.num_sge = 0;
     record->request.send_flags = 0;
@@ -50,7 +51,7 @@ struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *
     record->work = work;
     record->window = NULL;
     record->is_empty = true;
-    pair->tail++;
+    pair->ring.tail++;
     if (verbs_pair_is_broken(pair)) verbs_pair_needs_attention(pair);
     return record;
 }
@@ -70,11 +71,11 @@ void verbs_post_message(struct tl_queue_pair *base, const void *data, uint32_t l
     TL_CHECK(len_bytes <= TL_SLOT_BYTES);
     struct verbs_record *record = verbs_post_record(pair, work);
     if (verbs_pair_is_broken(pair)) return;
-    uint8_t *slot = verbs_slot_memory(pair, pair->slot_count + (uint32_t)(record - pair->records));
+    uint8_t *slot = verbs_slot_memory(pair, pair->slots.count + (uint32_t)(record - pair->ring.records));
     if (len_bytes > 0) memcpy(slot, data, len_bytes);
-    set_piece(record, slot, len_bytes, pair->memory_mr->lkey);
+    set_piece(record, slot, len_bytes, pair->slots.mr->lkey);
     record->request.opcode = IBV_WR_SEND;
-    if (len_bytes <= pair->max_inline_bytes) record->request.send_flags = IBV_SEND_INLINE;
+    if (len_bytes <= pair->ring.max_inline_bytes) record->request.send_flags = IBV_SEND_INLINE;
 }
 
 /* Where in the peer's memory a write goes. False: nowhere, and the queue pair is broken: the peer has sent a descriptor
@@ -123,7 +124,7 @@ void verbs_post_write(struct tl_queue_pair *base, const struct tl_region *region
     set_piece(record, source, (uint32_t)len_bytes, len_bytes > 0 ? verbs_region_of(region)->mr->lkey : 0);
     record->request.opcode = has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
     if (has_immediate) record->request.imm_data = htobe32(immediate);
-    if (len_bytes <= INLINE_WRITE_BYTES && len_bytes <= pair->max_inline_bytes) {
+    if (len_bytes <= INLINE_WRITE_BYTES && len_bytes <= pair->ring.max_inline_bytes) {
         record->request.send_flags = IBV_SEND_INLINE;
     }
 }
@@ -133,8 +134,8 @@ void verbs_post_write(struct tl_queue_pair *base, const struct tl_region *region
 static void ask_completion(struct verbs_pair *pair, uint64_t sequence)
 {
     record_at(pair, sequence)->request.send_flags |= IBV_SEND_SIGNALED;
-    pair->signalled = sequence + 1;
-    pair->bytes_since_signal = 0;
+    pair->ring.signalled = sequence + 1;
+    pair->ring.bytes_since_signal = 0;
 }
 
 /* Links the requests that have not left yet. The last one that somebody waits for asks for a completion, and so does
@@ -142,20 +143,20 @@ static void ask_completion(struct verbs_pair *pair, uint64_t sequence)
 static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
 {
     struct ibv_send_wr *first = NULL, **place = &first;
-    uint64_t interval = pair->work_count / 4, awaited_end = 0;
-    for (uint64_t sequence = pair->posted; sequence < pair->tail; sequence++) {
+    uint64_t interval = pair->ring.work_count / 4, awaited_end = 0;
+    for (uint64_t sequence = pair->ring.posted; sequence < pair->ring.tail; sequence++) {
         struct verbs_record *record = record_at(pair, sequence);
         if (record->is_empty) continue;
         if (record->work != NULL) awaited_end = sequence + 1;
         *place = &record->request;
         place = &record->request.next;
-        pair->bytes_since_signal += record->piece.length;
-        if (sequence + 1 - pair->signalled >= interval || pair->bytes_since_signal >= SIGNAL_BYTES) {
+        pair->ring.bytes_since_signal += record->piece.length;
+        if (sequence + 1 - pair->ring.signalled >= interval || pair->ring.bytes_since_signal >= SIGNAL_BYTES) {
             ask_completion(pair, sequence);
         }
     }
     *place = NULL;
-    if (awaited_end > pair->signalled) ask_completion(pair, awaited_end - 1);
+    if (awaited_end > pair->ring.signalled) ask_completion(pair, awaited_end - 1);
     return first;
 }
 
@@ -171,11 +172,11 @@ void verbs_post_doorbell(struct tl_queue_pair *base)
 {
     struct verbs_pair *pair = verbs_pair_of(base);
     struct ibv_send_wr *refused = NULL;
-    if (verbs_pair_is_broken(pair) || pair->posted == pair->tail) return;
+    if (verbs_pair_is_broken(pair) || pair->ring.posted == pair->ring.tail) return;
     verbs_slots_post(pair);
     if (verbs_pair_is_broken(pair)) return;
     struct ibv_send_wr *first = link_requests(pair);
-    pair->posted = pair->tail;
+    pair->ring.posted = pair->ring.tail;
     int error = first != NULL ? ibv_post_send(pair->qp, first, &refused) : 0;
     if (error != 0) {
         verbs_pair_break_because(pair, "the card refuses a request: %s", strerror(error));
@@ -183,7 +184,7 @@ void verbs_post_doorbell(struct tl_queue_pair *base)
         return;
     }
     update_keys(first);
-    if (record_at(pair, pair->retired)->is_empty) verbs_pair_needs_attention(pair);
+    if (record_at(pair, pair->ring.retired)->is_empty) verbs_pair_needs_attention(pair);
 }
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
@@ -191,11 +192,11 @@ void verbs_post_doorbell(struct tl_queue_pair *base)
 unsigned verbs_post_retire(struct verbs_pair *pair, uint64_t end, enum tl_status status)
 {
     unsigned count = 0;
-    while (pair->retired < end) {
-        struct verbs_record *record = record_at(pair, pair->retired);
+    while (pair->ring.retired < end) {
+        struct verbs_record *record = record_at(pair, pair->ring.retired);
         struct tl_work *work = record->work;
         if (record->window != NULL) verbs_window_put(pair, record->window);
-        pair->retired++;
+        pair->ring.retired++;
         count++;
         if (work != NULL) work->done(work, status);
     }
@@ -205,17 +206,17 @@ unsigned verbs_post_retire(struct verbs_pair *pair, uint64_t end, enum tl_status
 unsigned verbs_post_retire_empty(struct verbs_pair *pair)
 {
     unsigned count = 0;
-    while (pair->retired < pair->posted && record_at(pair, pair->retired)->is_empty)
-        count += verbs_post_retire(pair, pair->retired + 1, verbs_pair_is_broken(pair) ? TL_CANCELLED : TL_OK);
+    while (pair->ring.retired < pair->ring.posted && record_at(pair, pair->ring.retired)->is_empty)
+        count += verbs_post_retire(pair, pair->ring.retired + 1, verbs_pair_is_broken(pair) ? TL_CANCELLED : TL_OK);
     return count;
 }
 
 unsigned verbs_post_cancel_rest(struct verbs_pair *pair)
 {
     unsigned count = 0;
-    while (pair->retired < pair->tail) {
-        pair->posted = pair->tail;
-        count += verbs_post_retire(pair, pair->tail, TL_CANCELLED);
+    while (pair->ring.retired < pair->ring.tail) {
+        pair->ring.posted = pair->ring.tail;
+        count += verbs_post_retire(pair, pair->ring.tail, TL_CANCELLED);
     }
     return count;
 }

@@ -18,7 +18,7 @@ static unsigned access_flags(const struct verbs_device *device, enum tl_region_a
     if (access == TL_REGION_READ) return 0;
     unsigned flags = IBV_ACCESS_LOCAL_WRITE;
     if (device->base.limits.has_windows) flags |= IBV_ACCESS_MW_BIND;
-    if (device->keys == TL_KEYS_REGION) flags |= IBV_ACCESS_REMOTE_WRITE;
+    if (device->settings.keys == TL_KEYS_REGION) flags |= IBV_ACCESS_REMOTE_WRITE;
     return flags;
 }
 

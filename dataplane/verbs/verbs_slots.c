@@ -17,62 +17,63 @@
 
 enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_error)
 {
-    pair->memory_bytes = ((uint64_t)pair->slot_count + pair->record_count) * TL_SLOT_BYTES;
-    pair->slots = calloc(pair->slot_count, sizeof(*pair->slots));
+    pair->slots.memory_bytes = ((uint64_t)pair->slots.count + pair->ring.record_count) * TL_SLOT_BYTES;
+    pair->slots.slots = calloc(pair->slots.count, sizeof(*pair->slots.slots));
     /* A mapping of its own: registering pins whole pages, which must not be shared with anything else. */
-    void *memory = mmap(NULL, pair->memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    pair->memory = memory != MAP_FAILED ? memory : NULL;
-    if (pair->slots == NULL || pair->memory == NULL) {
+    void *memory = mmap(NULL, pair->slots.memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    pair->slots.memory = memory != MAP_FAILED ? memory : NULL;
+    if (pair->slots.slots == NULL || pair->slots.memory == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the slots of a queue pair");
     }
-    pair->memory_mr = ibv_reg_mr(pair->device->pd, pair->memory, pair->memory_bytes, IBV_ACCESS_LOCAL_WRITE);
-    if (pair->memory_mr == NULL) {
+    pair->slots.mr = ibv_reg_mr(pair->device->pd, pair->slots.memory, pair->slots.memory_bytes, IBV_ACCESS_LOCAL_WRITE);
+    if (pair->slots.mr == NULL) {
         if (errno == ENOMEM && tl_verbs_check_memlock(UINT64_MAX, NULL) != TL_OK)
-            return verbs_memlock_error(pair->memory_bytes, "a queue pair", ret_error);
+            return verbs_memlock_error(pair->slots.memory_bytes, "a queue pair", ret_error);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot register the slots of a queue pair: %s",
                             pair->device->base.name, strerror(errno));
     }
-    for (uint32_t i = 0; i < pair->slot_count; i++) {
-        struct verbs_slot *slot = &pair->slots[i];
-        slot->piece = (struct ibv_sge){(uintptr_t)verbs_slot_memory(pair, i), TL_SLOT_BYTES, pair->memory_mr->lkey};
-        slot->request.wr_id = verbs_id_pack((struct verbs_id){pair->generation, pair->place, VERBS_RECEIVE, i});
+    for (uint32_t i = 0; i < pair->slots.count; i++) {
+        struct verbs_slot *slot = &pair->slots.slots[i];
+        slot->piece = (struct ibv_sge){(uintptr_t)verbs_slot_memory(pair, i), TL_SLOT_BYTES, pair->slots.mr->lkey};
+        slot->request.wr_id =
+            verbs_id_pack((struct verbs_id){pair->place.generation, pair->place.index, VERBS_RECEIVE, i});
         slot->request.sg_list = &slot->piece;
         slot->request.num_sge = 1;
-        slot->request.next = i + 1 < pair->slot_count ? &pair->slots[i + 1].request : NULL;
+        slot->request.next = i + 1 < pair->slots.count ? &pair->slots.slots[i + 1].request : NULL;
     }
-    pair->slots_idle = &pair->slots[0].request;
-    pair->slots_idle_end = &pair->slots[pair->slot_count - 1].request.next;
-    pair->slots_idle_count = pair->slot_count;
+    pair->slots.idle = &pair->slots.slots[0].request;
+    pair->slots.idle_end = &pair->slots.slots[pair->slots.count - 1].request.next;
+    pair->slots.idle_count = pair->slots.count;
     return TL_OK;
 }
 
 void verbs_slots_fini(struct verbs_pair *pair)
 {
-    if (pair->memory_mr != NULL) ibv_dereg_mr(pair->memory_mr);
-    if (pair->memory != NULL) munmap(pair->memory, pair->memory_bytes);
-    free(pair->slots);
+    if (pair->slots.mr != NULL) ibv_dereg_mr(pair->slots.mr);
+    if (pair->slots.memory != NULL) munmap(pair->slots.memory, pair->slots.memory_bytes);
+    free(pair->slots.slots);
 }
 
 void verbs_slots_post_idle(struct verbs_pair *pair)
 {
     struct ibv_recv_wr *refused = NULL;
     if (verbs_pair_is_broken(pair) || pair->qp == NULL) return;
-    int error = ibv_post_recv(pair->qp, pair->slots_idle, &refused);
+    int error = ibv_post_recv(pair->qp, pair->slots.idle, &refused);
     uint32_t refused_count = 0;
     for (; error != 0 && refused != NULL; refused = refused->next)
         refused_count++;
-    pair->slots_posted += pair->slots_idle_count - refused_count;
-    pair->slots_idle = NULL;
-    pair->slots_idle_end = &pair->slots_idle;
-    pair->slots_idle_count = 0;
+    pair->slots.posted += pair->slots.idle_count - refused_count;
+    pair->slots.idle = NULL;
+    pair->slots.idle_end = &pair->slots.idle;
+    pair->slots.idle_count = 0;
     if (error != 0) verbs_pair_break_because(pair, "the card takes no slots: %s", strerror(error));
 }
 
 void verbs_slots_return(struct verbs_pair *pair, uint32_t index)
 {
-    struct ibv_recv_wr *request = &pair->slots[index].request;
+    struct ibv_recv_wr *request = &pair->slots.slots[index].request;
     request->next = NULL;
-    *pair->slots_idle_end = request;
-    pair->slots_idle_end = &request->next;
-    pair->slots_idle_count++;
+    *pair->slots.idle_end = request;
+    pair->slots.idle_end = &request->next;
+    pair->slots.idle_count++;
 }

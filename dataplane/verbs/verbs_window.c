@@ -47,22 +47,22 @@ static enum tl_status add_block(struct verbs_pair *pair, struct tl_error *ret_er
                             "verbs.keys to region",
                             pair->device->base.name, strerror(errno), pair->device->attributes.max_mw);
     }
-    block->next = pair->blocks;
-    pair->blocks = block;
+    block->next = pair->windows.blocks;
+    pair->windows.blocks = block;
     return TL_OK;
 }
 
 enum tl_status verbs_windows_prepare(struct verbs_pair *pair, struct tl_error *ret_error)
 {
-    return pair->keys == TL_KEYS_WINDOW ? add_block(pair, ret_error) : TL_OK;
+    return pair->windows.keys == TL_KEYS_WINDOW ? add_block(pair, ret_error) : TL_OK;
 }
 
 void verbs_windows_release(struct verbs_pair *pair)
 {
-    pair->windows_idle = NULL;
-    while (pair->blocks != NULL) {
-        struct verbs_window_block *block = pair->blocks;
-        pair->blocks = block->next;
+    pair->windows.idle = NULL;
+    while (pair->windows.blocks != NULL) {
+        struct verbs_window_block *block = pair->windows.blocks;
+        pair->windows.blocks = block->next;
         for (unsigned i = 0; i < block->count; i++) {
             int error = ibv_dealloc_mw(block->windows[i].mw);
             if (error == 0) continue;
@@ -75,8 +75,8 @@ void verbs_windows_release(struct verbs_pair *pair)
 
 void verbs_window_put(struct verbs_pair *pair, struct verbs_window *window)
 {
-    window->next = pair->windows_idle;
-    pair->windows_idle = window;
+    window->next = pair->windows.idle;
+    pair->windows.idle = window;
 }
 
 static void post_bind(struct verbs_pair *pair, struct verbs_window *window, const struct verbs_region *region,
@@ -101,14 +101,14 @@ enum tl_status verbs_window_expose(struct tl_queue_pair *base, struct tl_region 
     uint64_t offset = (uintptr_t)address - (uintptr_t)region->address;
     TL_CHECK(region->access == TL_REGION_WRITE && offset <= region->len_bytes &&
              len_bytes <= region->len_bytes - offset);
-    uint32_t rkey = len_bytes > 0 && pair->keys == TL_KEYS_REGION ? memory->mr->rkey : 0;
-    if (len_bytes > 0 && pair->keys == TL_KEYS_WINDOW && !verbs_pair_is_broken(pair)) {
-        if (pair->windows_idle == NULL) {
+    uint32_t rkey = len_bytes > 0 && pair->windows.keys == TL_KEYS_REGION ? memory->mr->rkey : 0;
+    if (len_bytes > 0 && pair->windows.keys == TL_KEYS_WINDOW && !verbs_pair_is_broken(pair)) {
+        if (pair->windows.idle == NULL) {
             enum tl_status status = add_block(pair, ret_error);
             if (status != TL_OK) return status;
         }
-        window = pair->windows_idle;
-        pair->windows_idle = window->next;
+        window = pair->windows.idle;
+        pair->windows.idle = window->next;
         post_bind(pair, window, memory, address, len_bytes);
         rkey = window->rkey;
     }
@@ -127,7 +127,7 @@ void verbs_window_revoke(struct tl_queue_pair *base, struct tl_exposure *exposur
     TL_CHECK(exposure->region != NULL);
     exposure->region = NULL;
     exposure->provider_state = NULL;
-    if (pair->keys == TL_KEYS_REGION) {
+    if (pair->windows.keys == TL_KEYS_REGION) {
         TL_CHECK(work == NULL);
         return;
     }

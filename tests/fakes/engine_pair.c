@@ -205,7 +205,7 @@ static void pass_slow_worker(struct tl_memory *memory, struct tl_tensor *barrier
 void engine_side_settle(struct engine_side *side)
 {
     const struct tl_conn *conn = side->conn;
-    if (conn == NULL || conn->held_count == 0) return;
+    if (conn == NULL || conn->ending.held_count == 0) return;
     pass_slow_worker(side->memory, side->barrier);
     if (conn->memory != side->memory) pass_slow_worker(conn->memory, side->barrier);
 }

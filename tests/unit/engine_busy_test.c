@@ -69,8 +69,8 @@ static void run_until(bool (*is_reached)(void))
 static void expect_answer(struct engine_side *busy, struct engine_side *other)
 {
     uint64_t count = engine_side_stats(busy).credits_sent;
-    other->conn->is_ping_wanted = true;
-    other->conn->is_credit_wanted = true;
+    other->conn->credits.is_ping_wanted = true;
+    other->conn->credits.is_wanted = true;
     conn_pump_later(other->conn);
     for (unsigned i = 0; i < 2; i++) /* The write is posted, and carried. */
         (void)engine_side_round(other);

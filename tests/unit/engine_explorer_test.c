@@ -275,7 +275,7 @@ static void cancel_ask(void)
 
 static void round_of(struct engine_side *side)
 {
-    if (side->conn != NULL && side->conn->held_count > 0 && one_in(2)) engine_side_settle(side);
+    if (side->conn != NULL && side->conn->ending.held_count > 0 && one_in(2)) engine_side_settle(side);
     (void)engine_side_round(side);
 }
 
@@ -345,8 +345,8 @@ static void expect_progress(void)
         const struct tl_conn *peer = pair.sides[1 - i].conn;
         fake_provider_get_counters(pair.sides[i].provider, &counters);
         TL_CHECK(counters.rnr_tries == 0);
-        TL_CHECK(conn->slots_used == peer->consumed);
-        TL_CHECK(conn->slots_used - conn->slots_returned < conn->peer_slot_count);
+        TL_CHECK(conn->credits.slots_used == peer->credits.consumed);
+        TL_CHECK(conn->credits.slots_used - conn->credits.slots_returned < conn->credits.peer_slot_count);
         TL_CHECK(engine_side_stats(&pair.sides[i]).protocol_errors == 0);
     }
 }

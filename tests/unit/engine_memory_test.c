@@ -63,7 +63,7 @@ static void expect_waiting(struct engine_side *side, uint64_t count)
 {
     engine_pair_run(&pair);
     ck_assert_uint_eq(engine_side_memory(side).pool_waiting, count);
-    ck_assert_uint_eq(side->conn->held_count, count);
+    ck_assert_uint_eq(side->conn->ending.held_count, count);
 }
 
 static void expect_done(unsigned i, uint64_t size_bytes, enum tl_path path)
@@ -260,7 +260,7 @@ START_TEST(cancelled_when_the_space_has_come)
     release();
     engine_side_settle(asker);
     ck_assert_uint_eq(engine_side_memory(asker).pool_waiting, 0);
-    ck_assert_uint_eq(asker->conn->held_count, 1);
+    ck_assert_uint_eq(asker->conn->ending.held_count, 1);
     engine_ask_cancel(&asks[0]);
     engine_pair_run(&pair);
     ck_assert_int_eq(asks[0].result.code, TL_RESOURCE_EXHAUSTED);
@@ -343,7 +343,7 @@ START_TEST(the_reactor_makes_no_region)
     ck_assert_uint_eq(engine_side_memory(asker).pool_regions, 1);
     ask_for(0, false);
     (void)engine_side_round(asker);
-    ck_assert_uint_eq(asker->conn->held_count, 1);
+    ck_assert_uint_eq(asker->conn->ending.held_count, 1);
     engine_side_send(owner, "key", 0, engine_pool_bytes(owner, 5000, 0));
     engine_pair_run(&pair);
     expect_done(0, 5000, TL_PATH_ZERO_COPY);
@@ -410,7 +410,7 @@ START_TEST(destinations_outside_of_the_pool_of_a_peer)
         ask_for(i, true);
         if (i == 1) {
             (void)engine_side_round(asker);
-            ck_assert_uint_eq(asker->conn->held_count, 0);
+            ck_assert_uint_eq(asker->conn->ending.held_count, 0);
             ck_assert_uint_ge(engine_side_memory(asker).pool_used_bytes, SIZE_BYTES);
         }
         engine_pair_run(&pair);

@@ -72,7 +72,7 @@ static void expect_many(bool is_sent_first)
         struct fake_counters counters;
         fake_provider_get_counters(pair.sides[s].provider, &counters);
         ck_assert_uint_eq(counters.rnr_tries, 0); /* Nothing was sent without a slot for it. */
-        ck_assert_uint_eq(pair.sides[s].conn->slots_used, pair.sides[1 - s].conn->consumed);
+        ck_assert_uint_eq(pair.sides[s].conn->credits.slots_used, pair.sides[1 - s].conn->credits.consumed);
     }
     engine_pair_close(&pair);
 }
@@ -132,7 +132,7 @@ END_TEST
 
 static uint32_t credits_of(const struct engine_side *side)
 {
-    return side->conn->peer_slot_count - (side->conn->slots_used - side->conn->slots_returned);
+    return side->conn->credits.peer_slot_count - (side->conn->credits.slots_used - side->conn->credits.slots_returned);
 }
 
 static void round_of_both(void)
@@ -158,7 +158,7 @@ START_TEST(pings_that_cross)
     fake_clock_advance(options.engine.peer_timeout_ns / 4);
     round_of_both();
     for (unsigned s = 0; s < 2; s++) {
-        ck_assert(pair.sides[s].conn->is_ping_wanted);
+        ck_assert(pair.sides[s].conn->credits.is_ping_wanted);
         ck_assert_uint_eq(credits_of(&pair.sides[s]), 1);
     }
     fake_fabric_set_manual(pair.fabric, false);

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What a connection posts, and when.
+ *
+ * Happy path: requests and responses queue a post each time they have something to send. At the end of the round the
+ * pump takes the posts in order, as long as the peer has slots and the queue pair has space, and rings the doorbell
+ * once. It also completes the fetches that have finished.
+ *
+ * Credits: a message or a write with an immediate uses one slot at the peer. Slots come back in two ways: every message
+ * says how many slots its sender has consumed, and an answer to a request shows that everything up to that request was
+ * consumed. So a request and its write need no further message. The last slot is kept for a CREDIT that gives back half
+ * of our slots: when both sides have used all slots of each other, at least one of them has such a CREDIT to send.
+ *
+ * Failure modes: none of its own. A connection that is closing posts nothing, and leaves its queues to those whose
+ * posts are in them.
+ */
+#include "base/check.h"
+#include "dataplane/engine/conn_internal.h"
+
+/* The most that one post takes in the queue pair: an expose and what it is for. */
+#define SPACE_OF_A_POST 2
+
+/* ------------------------------------------------------------------------------------------------------ queues -- */
+
+void conn_pump_later(struct tl_conn *conn)
+{
+    if (conn->posts.is_pump_deferred) return;
+    conn->posts.is_pump_deferred = true;
+    tl_reactor_defer(conn->engine->reactor, &conn->posts.pump_closure);
+}
+
+void conn_post_when_ready(struct tl_conn *conn, struct pending_post *pending)
+{
+    if (conn->state == CONN_CLOSING || tl_list_is_linked(&pending->place)) return;
+    tl_list_push_back(&conn->posts.ready, &pending->place);
+    conn_pump_later(conn);
+}
+
+void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending)
+{
+    if (conn->state == CONN_CLOSING || tl_list_is_linked(&pending->place)) return;
+    tl_list_push_back(&conn->posts.revokes, &pending->place);
+    conn_pump_later(conn);
+}
+
+void conn_space_freed(struct tl_conn *conn)
+{
+    if (!tl_list_is_empty(&conn->posts.ready) || !tl_list_is_empty(&conn->posts.revokes)) conn_pump_later(conn);
+}
+
+static void space_done(struct tl_work *work, enum tl_status status)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(work, struct tl_conn, posts.space_work);
+    (void)status;
+    conn->posts.is_space_work_out = false;
+    conn_space_freed(conn);
+}
+
+static uint32_t space(const struct tl_conn *conn)
+{
+    return conn->pair->ops->space(conn->pair);
+}
+
+/* ------------------------------------------------------------------------------------------------------- pump -- */
+
+static void run_queue(struct tl_conn *conn, struct tl_list *queue, bool needs_credit)
+{
+    while (!tl_list_is_empty(queue) && space(conn) >= SPACE_OF_A_POST && conn->state != CONN_CLOSING) {
+        if (needs_credit && credits_left(&conn->credits) < 2) return;
+        if (conn->posts.left_bytes == 0) return;
+        struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(queue), struct pending_post, place);
+        if (pending->post(pending)) tl_list_push_back(queue, &pending->place);
+    }
+}
+
+static void maybe_post_credits(struct tl_conn *conn)
+{
+    struct conn_credits *credits = &conn->credits;
+    bool is_half = credits->consumed - credits->consumed_sent >= conn->engine->options.slot_count / 2;
+    uint32_t needed = is_half ? 1 : 2;
+    if (!is_half && !credits->is_wanted) return;
+    if (conn->state == CONN_CLOSING || credits_left(credits) < needed || space(conn) < 1) return;
+    credits->is_wanted = false;
+    struct tl_message *message = conn_compose(conn, TL_MESSAGE_CREDIT, 0);
+    message->is_ping = credits->is_ping_wanted;
+    credits->is_ping_wanted = false;
+    conn->engine->stats.credits_sent++;
+    conn_post_message(conn, message, NULL);
+}
+
+static void maybe_complete(struct tl_conn *conn)
+{
+    const struct conn_requests *requests = &conn->requests;
+    if (!tl_list_is_empty(&requests->finished) || !tl_list_is_empty(&requests->refused)) requests_tell(conn);
+}
+
+static void pump(struct tl_closure *closure)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(closure, struct tl_conn, posts.pump_closure);
+    struct conn_posts *posts = &conn->posts;
+    posts->left_bytes = PUMP_BYTES;
+    posts->completions_left_bytes = PUMP_BYTES;
+    if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
+        maybe_complete(conn); /* the worker may ask for more, which this doorbell posts as well */
+        if (!tl_list_is_empty(&conn->requests.waiting)) requests_begin(conn);
+        if (!tl_list_is_empty(&posts->revokes)) run_queue(conn, &posts->revokes, false);
+        if (!tl_list_is_empty(&posts->ready)) run_queue(conn, &posts->ready, true);
+        maybe_post_credits(conn);
+        if (conn->state != CONN_CLOSING) tl_queue_pair_doorbell(conn->pair);
+    }
+    /* What was queued so far is posted, or waits for something. What is queued from here on needs another pump. */
+    posts->is_pump_deferred = false;
+    if (posts->left_bytes == 0) conn_pump_later(conn);
+    maybe_complete(conn);
+    requests_free_completed(conn);
+    conn_something_over(conn);
+}
+
+/* ----------------------------------------------------------------------------------------------------- posting -- */
+
+struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type, uint32_t handle)
+{
+    struct tl_message *message = &conn->engine->outgoing;
+    tl_message_clear(message);
+    message->type = type;
+    message->handle = handle;
+    return message;
+}
+
+void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct tl_work *work)
+{
+    struct tl_engine *engine = conn->engine;
+    struct conn_credits *credits = &conn->credits;
+    message->consumed = credits->consumed;
+    credits->consumed_sent = credits->consumed;
+    uint32_t len_bytes = tl_message_encode(message, engine->slot);
+    credits->slots_used++;
+    engine->stats.messages_sent++;
+    /* Posts that wait for space need a completion that tells of it. */
+    if (work == NULL && !conn->posts.is_space_work_out && space(conn) < 2 * SPACE_OF_A_POST) {
+        conn->posts.is_space_work_out = true;
+        work = &conn->posts.space_work;
+    }
+    conn->pair->ops->message(conn->pair, engine->slot, len_bytes, work);
+}
+
+void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const void *source, uint64_t len_bytes,
+                     const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
+                     struct tl_work *work)
+{
+    conn->credits.slots_used++;
+    conn->engine->stats.writes_posted++;
+    conn->engine->stats.bytes_sent += len_bytes;
+    conn->pair->ops->write(conn->pair, region, source, len_bytes, destination, offset_bytes, true, immediate, work);
+}
+
+void conn_posts_init(struct tl_conn *conn)
+{
+    struct conn_posts *posts = &conn->posts;
+    tl_list_init(&posts->ready);
+    tl_list_init(&posts->revokes);
+    tl_list_init(&posts->windows);
+    tl_list_init(&posts->pump_closure.link);
+    posts->pump_closure.run = pump;
+    posts->space_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = space_done};
+}
