@@ -24,7 +24,7 @@
 #include "base/random.h"
 #include "dataplane/memory/pages.h"
 
-/* More than one packet, where the settings allow that in one write. */
+/* It takes more than one packet where the settings allow that in one write. */
 #define PROBE_BYTES 8192
 #define IMMEDIATE UINT32_C(0x50524f42)
 /* Enough for one message and one write each way. */
@@ -41,15 +41,15 @@ struct end {
 struct probe {
     struct tl_provider *provider;
     struct end reader, writer;
-    uint8_t *memory;    /* PROBE_BYTES to be written, then as many to write */
-    uint64_t len_bytes; /* of these, that are written */
+    uint8_t *memory;    /* PROBE_BYTES that are written, then as many to write from */
+    uint64_t len_bytes; /* how many of these are written */
     struct tl_region *region;
     struct tl_exposure exposure;
     struct tl_work written;
     bool has_message;
     bool has_immediate;
-    bool is_written;         /* the card says so */
-    struct tl_error failure; /* TL_OK: none */
+    bool is_written;         /* the card has completed the write */
+    struct tl_error failure; /* code TL_OK: nothing has failed */
 };
 
 static void fail(struct probe *probe, const struct tl_error *reason)
@@ -65,7 +65,7 @@ static void write_done(struct tl_work *work, enum tl_status status)
     probe->is_written = status == TL_OK;
 }
 
-/* At the writer: the memory is exposed. */
+/* Called at the writer: the reader's memory is exposed. */
 static void message_came(void *owner, const void *data, uint32_t len_bytes)
 {
     const struct end *end = owner;
@@ -85,7 +85,7 @@ static void message_came(void *owner, const void *data, uint32_t len_bytes)
     tl_queue_pair_doorbell(pair);
 }
 
-/* At the reader: the bytes are there. */
+/* Called at the reader: the bytes are there. */
 static void immediate_came(void *owner, uint32_t immediate, uint64_t len_bytes)
 {
     const struct end *end = owner;
@@ -228,7 +228,7 @@ enum tl_status tl_provider_probe(struct tl_provider *provider, enum tl_keys keys
     reason = probe.failure;
     finish(&probe);
     if (reason.code == TL_OK) return TL_OK;
-    /* Who asks knows of which provider. */
+    /* The caller knows the provider, whose name need not be in front. */
     size_t name_len = strlen(provider->name);
     bool is_named =
         strncmp(reason.message, provider->name, name_len) == 0 && strncmp(reason.message + name_len, ": ", 2) == 0;

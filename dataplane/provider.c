@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The defaults of what a provider leaves out. */
+/* The engine's calls of a provider, with the answers for operations that a provider leaves out. */
 #include "dataplane/provider.h"
 
 #include "base/error.h"

@@ -94,7 +94,7 @@ static void end(struct tl_closure *closure)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(closure, struct tl_conn, ending.closure);
     conn->ending.is_deferred = false;
-    if (!is_idle(conn)) { /* a fetch has come since, and is refused first */
+    if (!is_idle(conn)) { /* a fetch has come since; it is refused first */
         conn_pump_later(conn);
         return;
     }
@@ -187,7 +187,7 @@ static void check_peer_timeout(struct tl_timer *timer)
         struct tl_error reason;
         tl_error_set(&reason, TL_UNAVAILABLE,
                      "%s has been silent for %lld ms while its answer was awaited; it is dead, stopped or cut off, or "
-                     "nobody drives it",
+                     "its program does not drive it",
                      conn->peer.name, (long long)(silent_ns / TL_NS_PER_MS));
         conn->engine->stats.connections_broken++;
         begin_close(conn, &reason);

@@ -44,7 +44,7 @@ struct tl_engine {
 
 /* ------------------------------------------------------------------------------------------- posts and credits -- */
 
-/* Something that waits for its turn to post one message or one write. */
+/* Something that waits to post one message or one write. */
 struct pending_post {
     struct tl_list place; /* in one of the lists of struct conn_posts */
     /* Posts at most one message or write, and at most one expose before it. Returns true when it wants to post again
@@ -148,7 +148,7 @@ struct measured_write {
 /* The rounds of writes that measure latency and rate (measure.c). */
 struct measuring {
     struct pending_post pending;
-    struct measured_write writes[MEASURE_WRITES]; /* of one round */
+    struct measured_write writes[MEASURE_WRITES]; /* the writes of one round */
     unsigned round;
     unsigned writes_left; /* writes of this round that are to be posted */
     unsigned writes_open; /* writes of this round that are posted */
@@ -170,7 +170,7 @@ struct handshake_probe {
     uint8_t *bytes; /* the peer writes the first PROBE_BYTES; we write from the other PROBE_BYTES. NULL: freed */
     struct tl_tensor *block; /* the block of the pool in which the probe lies; NULL: it has memory of its own */
     struct tl_pin pin;
-    struct tl_region *region; /* of the pool, or of its own */
+    struct tl_region *region; /* the pool's region, or its own */
     struct tl_exposure exposure;
     struct tl_work write_work;  /* our write into the peer's probe */
     struct tl_work revoke_work; /* the end of the exposure */

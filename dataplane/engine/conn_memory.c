@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The memory of a connection: where destinations lie, blocks of the pool that bytes are copied through, and what the
- * slow worker is asked for: registrations, and room in a pool that is full.
+ * slow worker does for the connection: it registers memory, and makes a pool larger that is full.
  *
- * Each thing asked of the slow worker comes back as one closure to the reactor, and is counted in held_count until
- * then; the connection does not end before. A wait for room may be left.
+ * Everything that the slow worker does comes back as one closure to the reactor, and is counted in ending.held_count
+ * until then; the connection does not end before. A wait for memory can be left.
  */
 #include <stdlib.h>
 
@@ -73,7 +73,7 @@ struct conn_memory_wait *conn_await_memory(struct tl_conn *conn, struct tl_memor
 {
     struct conn_memory_wait *wait = malloc(sizeof(*wait));
     if (wait == NULL) {
-        (void)tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to wait for room in the pool");
+        (void)tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to wait for memory of the pool");
         return NULL;
     }
     wait->conn = conn;

@@ -136,7 +136,7 @@ void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct 
     uint32_t len_bytes = tl_message_encode(message, engine->slot);
     credits->slots_used++;
     engine->stats.messages_sent++;
-    /* Posts that wait for space need a completion that tells of it. */
+    /* Without a completion, posts that wait for space would not be continued. */
     if (work == NULL && !conn->posts.is_space_work_out && space(conn) < 2 * SPACE_OF_A_POST) {
         conn->posts.is_space_work_out = true;
         work = &conn->posts.space_work;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine: what its connections share. */
+/* The engine: what all its connections share. */
 #include "dataplane/engine/engine.h"
 
 #include <stdlib.h>

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How two sides of a connection get to know each other: what each tells of itself over the control plane, and the
- * handshake on the queue pair.
+ * How a connection comes up: the address that each side sends over the control plane, and the handshake on the queue
+ * pair.
  *
- * Happy path: the opener's HELLO, with the token that the other's address carried; the other's HELLO; each writes
- * the other's challenge into the other's probe and looks whether its own has been written right; PROBED from both: up.
- * Before it writes the challenge each measures how fast it writes (measure.c), the opener first, so that the two do not
- * disturb each other.
- * Failure modes: an address of another version or incarnation; no handshake in time, and how far it came; a HELLO
- * from somebody else; a write that brings the wrong bytes. Each ends the connection with its reason.
+ * Happy path: the opener sends HELLO with the token that the other's address carried, and the other answers with its
+ * own HELLO. Each writes the other's challenge into the other's probe, and checks that its own challenge has been
+ * written right. Both send PROBED, and the connection is up. Before it writes the challenge each side measures how fast
+ * it writes (measure.c); the opener does so first, so that the two do not disturb each other.
+ *
+ * Failure modes: an address of another version or incarnation; no handshake in time, with how far it came; a HELLO with
+ * a wrong token; a write that brings the wrong bytes. Each of them ends the connection with its reason.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -96,7 +97,7 @@ static void probe_done(struct tl_work *work, enum tl_status status)
 
 static void revoke_done(struct tl_work *work, enum tl_status status)
 {
-    /* Cancelled: the window goes with the queue pair, and its memory after it. */
+    /* A cancelled revoke is followed by the end of the queue pair, with which the window goes. */
     if (status == TL_OK) use_over(TL_CONTAINER_OF(work, struct tl_conn, handshake.probe.revoke_work));
 }
 
@@ -184,7 +185,8 @@ void handshake_probed(struct tl_conn *conn)
     maybe_up(conn);
 }
 
-/* In the pool, so that a reactor registers nothing. A full one must not keep peers apart: then in memory of its own. */
+/* The probe lies in the pool, so that the reactor registers nothing. When the pool is full it gets memory of its own,
+ * because a full pool must not keep peers apart. */
 static enum tl_status create_probe(struct tl_conn *conn, struct tl_error *ret_error)
 {
     struct handshake_probe *probe = &conn->handshake.probe;
@@ -192,7 +194,7 @@ static enum tl_status create_probe(struct tl_conn *conn, struct tl_error *ret_er
     if (conn_block_create(conn->memory, NULL, len_bytes, &probe->block, &probe->pin, ret_error) == TL_OK) {
         probe->region = probe->pin.region;
         probe->bytes = probe->pin.address;
-        /* What others had there is not for the peer. */
+        /* Bytes that other tensors left there must not reach the peer. */
         memset(probe->bytes, 0, len_bytes);
         return TL_OK;
     }
@@ -214,7 +216,7 @@ enum tl_status handshake_init(struct tl_conn *conn, struct tl_error *ret_error)
     handshake->probed_post.post = post_probed;
     handshake->timer.fire = handshake_timeout;
     handshake->keys.own_token = tl_random_u64();
-    handshake->keys.own_challenge = tl_random_u64() | 1; /* not what the probe is cleared to */
+    handshake->keys.own_challenge = tl_random_u64() | 1; /* never what the probe is cleared to */
     probe->write_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = probe_done};
     probe->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
     probe->uses = 2;
@@ -231,7 +233,7 @@ void handshake_start(struct tl_conn *conn)
 {
     struct conn_handshake *handshake = &conn->handshake;
     conn_arm(conn, &handshake->timer, conn->engine->options.connect_ns);
-    /* Whoever speaks will soon do so again: the reactor spins a while after each event before it sleeps. */
+    /* More messages will follow soon, so the reactor spins for a while before it sleeps. */
     handshake->is_busy = true;
     tl_reactor_busy(conn->engine->reactor, 1);
     if (handshake->is_opener) conn_post_when_ready(conn, &handshake->hello_post);
@@ -271,7 +273,7 @@ uint32_t tl_conn_get_address(const struct tl_conn *conn, uint8_t *ret_bytes)
     return ADDRESS_HEAD_BYTES + pair.len_bytes;
 }
 
-/* What a peer has told of itself. */
+/* What the address of a peer says. */
 struct pair_address {
     uint64_t token;
     uint32_t slot_count;

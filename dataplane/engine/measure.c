@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How fast a connection is, measured while it greets, when nothing else travels on it.
+ * How fast a connection is. It is measured during the handshake, when nothing else travels on the connection.
  *
- * Happy path: writes without an immediate into the block that the peer has exposed for the handshake, of which the
- * peer's software notices nothing: small ones, one after the other, of which the fastest is the latency, there and
- * back; then large ones, of which the fastest is the rate; and when the last was fast, a row of them, so that the rate
- * is not that of starting. A write is over when the peer's card has acknowledged it. The write that the handshake
- * verifies follows on the same queue pair.
+ * Happy path: writes without an immediate go into the block that the peer has exposed for the handshake; the peer's
+ * software does not notice them. Small writes come first, one after the other; the fastest is the latency, there and
+ * back. Large writes follow; the fastest gives the rate. When the last of them was fast, several are posted in a row,
+ * so that the time of a start does not count. A write is over when the peer's card has acknowledged it. The write that
+ * the handshake verifies follows on the same queue pair.
  *
- * Failure modes: none of its own; a queue pair that breaks ends the handshake.
+ * Failure modes: none of its own. A queue pair that breaks ends the handshake.
  */
 #include "base/arith.h"
 #include "base/clock.h"
@@ -17,7 +17,7 @@
 #define LATENCY_ROUNDS 4
 #define LATENCY_BYTES 8
 #define RATE_ROUNDS 2
-/* A round of large writes lasts no longer than that by far: the row is left out when one alone takes so long. */
+/* The row of writes is left out when one write alone takes longer than this, so that measuring takes little time. */
 #define SLOW_NS (TL_NS_PER_MS / 4)
 
 static uint64_t at_least_one(int64_t ns)
@@ -49,7 +49,7 @@ static bool take_write(struct pending_post *pending)
     return measuring->writes_left > 0;
 }
 
-/* Takes note of a round; false: it was the last. */
+/* Evaluates a round. Returns false when it was the last. */
 static bool end_round(struct measuring *measuring, struct tl_conn_measures *measures)
 {
     uint64_t took_ns = at_least_one(tl_clock_now_ns() - measuring->began_ns);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Writing and reading of control messages. A reader checks each part of fixed length once, and then reads it as it
- * lies. Numbers that are mostly small take few bytes: a card fetches a short message with the request that posts it. */
+/* Writing and reading of control messages. A reader checks each part of fixed length once, and then reads its fields
+ * where they lie. Numbers that are mostly small take few bytes, because a card fetches a short message with the work
+ * request that posts it. */
 #include "dataplane/engine/message.h"
 
 #include <endian.h>
@@ -11,7 +12,7 @@
 #include "base/text.h"
 
 #define HEAD_BYTES 12
-#define STATUS_BYTES 6 /* of an ERROR_STATUS, up to its text */
+#define STATUS_BYTES 6 /* how long an ERROR_STATUS is before its text */
 #define NUMBER_MAX_BYTES 10
 
 enum {
@@ -23,17 +24,17 @@ enum {
     FLAG_MAY_MAP = 32,
 };
 
-/* What a message of each type may and must contain. */
+/* What a message of each type may contain, and must contain. */
 struct layout {
     const char *name;
-    uint8_t flags; /* that may be set */
+    uint8_t flags; /* the flags that may be set */
     bool has_hello;
     bool has_request;
     bool has_step;
     bool has_offset;
     bool has_destination;
     bool has_status;
-    bool has_checksum_field; /* when its flag is set */
+    bool has_checksum_field; /* the message has a checksum when its flag is set */
 };
 
 static const struct layout layouts[] = {
@@ -71,9 +72,9 @@ const char *tl_message_name(enum tl_message_type type)
 
 /* ----------------------------------------------------------------------------------------------------- writing -- */
 
-#define REQUEST_MAX_BYTES (4 * NUMBER_MAX_BYTES) /* up to its key */
+#define REQUEST_MAX_BYTES (4 * NUMBER_MAX_BYTES) /* how long a REQUEST is before its key */
 #define META_DATA_MAX_BYTES (3 + NUMBER_MAX_BYTES * (TL_MAX_RANK + 1))
-/* The two longest, so that nothing need be counted while a message is written. */
+/* The longest key and the longest text, so that nothing need be counted while a message is written. */
 #define KEY_MAX_BYTES                                                                                                  \
     (TL_SLOT_BYTES - HEAD_BYTES - REQUEST_MAX_BYTES - META_DATA_MAX_BYTES - 1 - TL_DESCRIPTOR_MAX_BYTES)
 #define TEXT_MAX_BYTES (TL_SLOT_BYTES - HEAD_BYTES - STATUS_BYTES)
@@ -101,7 +102,7 @@ static inline uint8_t *put_u64(uint8_t *at, uint64_t value)
     return at + sizeof(little);
 }
 
-/* Seven bits a byte, the lowest first; all but the last byte have the highest bit. */
+/* Writes seven bits in each byte, the lowest first; all bytes but the last have the highest bit set. */
 static inline uint8_t *put_number(uint8_t *at, uint64_t value)
 {
     for (; value >= 0x80; value >>= 7)
@@ -192,7 +193,7 @@ struct reader {
     const uint8_t *end;
 };
 
-/* The next so many bytes; NULL: there are fewer, and none of those that follow is read. */
+/* Returns the next len_bytes bytes; NULL when there are fewer, and then for all that follow. */
 static inline const uint8_t *take(struct reader *reader, uint64_t len_bytes)
 {
     const uint8_t *at = reader->at;
@@ -237,7 +238,7 @@ static enum tl_status bad_number(struct tl_error *ret_error)
                         "a number that is cut off, too large or longer than it need be");
 }
 
-/* A number of several bytes. */
+/* Reads a number of several bytes. */
 static __attribute__((noinline)) bool take_long_number(struct reader *reader, uint64_t *ret_number)
 {
     const uint8_t *at = reader->at;
@@ -251,7 +252,8 @@ static __attribute__((noinline)) bool take_long_number(struct reader *reader, ui
     return true;
 }
 
-/* The next number; false: the message ends before it does, it has more than 64 bits, or more bytes than it needs. */
+/* Reads the next number. Returns false when the message ends before it does, or it has more than 64 bits or more bytes
+ * than it needs. */
 static inline bool take_number(struct reader *reader, uint64_t *ret_number)
 {
     if (reader->at == reader->end || *reader->at >= 0x80) return take_long_number(reader, ret_number);
@@ -259,14 +261,14 @@ static inline bool take_number(struct reader *reader, uint64_t *ret_number)
     return true;
 }
 
-/* Text of at most capacity - 1 bytes into room; false when it is longer, or no text. */
-static bool take_text(struct reader *reader, uint64_t len_bytes, char *space, uint64_t capacity)
+/* Copies text of at most capacity - 1 bytes into ret_text. Returns false when it is longer, or is not UTF-8. */
+static bool take_text(struct reader *reader, uint64_t len_bytes, char *ret_text, uint64_t capacity)
 {
     const uint8_t *bytes = take(reader, len_bytes);
     if (bytes == NULL || len_bytes >= capacity || !tl_text_is_utf8((const char *)bytes, (size_t)len_bytes))
         return false;
-    memcpy(space, bytes, (size_t)len_bytes);
-    space[len_bytes] = '\0';
+    memcpy(ret_text, bytes, (size_t)len_bytes);
+    ret_text[len_bytes] = '\0';
     return true;
 }
 
@@ -287,7 +289,7 @@ static enum tl_status take_meta_data(struct reader *reader, struct tl_meta_data 
     return tl_meta_data_validate(meta_data, ret_error);
 }
 
-static enum tl_status post_hello(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
+static enum tl_status take_hello(struct reader *reader, struct tl_message *message, struct tl_error *ret_error)
 {
     const uint8_t *at = take(reader, 28);
     if (at == NULL) return too_short(ret_error);
@@ -356,7 +358,7 @@ static enum tl_status take_body(struct reader *reader, const struct layout *layo
                                 struct tl_error *ret_error)
 {
     enum tl_status status = TL_OK;
-    if (layout->has_hello) status = post_hello(reader, message, ret_error);
+    if (layout->has_hello) status = take_hello(reader, message, ret_error);
     if (status == TL_OK && layout->has_request) status = take_request(reader, message, ret_error);
     if (status == TL_OK && layout->has_step) status = take_value(reader, layout, message, ret_error);
     if (status == TL_OK && message->has_meta_data) status = take_meta_data(reader, &message->meta_data, ret_error);

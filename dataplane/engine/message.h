@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Control messages of the data plane: what two engines tell each other in slots, and the immediates of writes
+ * Control messages of the data plane, which two engines send into each other's slots, and the immediates of writes
  * (docs/protocol.md, "Data plane").
  *
- * All numbers are little-endian; those that are mostly small have seven bits in each byte, and as few bytes as they
- * need. Every message tells its own length, which must be that of what it contains.
+ * All numbers are little-endian. Numbers that are mostly small have seven bits in each byte, and as few bytes as they
+ * need. Every message contains its own length, which must be right.
  *
  *   type 1, flags 1, length 2, consumed 4, handle 4, then what belongs to the type
  */
@@ -23,28 +23,28 @@
 #define TL_MESSAGE_KEY_BYTES 512
 
 enum tl_message_type {
-    TL_MESSAGE_HELLO = 1,            /* version, incarnation, token, challenge, destination: the peer's probe */
+    TL_MESSAGE_HELLO = 1,            /* version, incarnation, token, challenge, destination (the peer's probe) */
     TL_MESSAGE_PROBED = 2,           /* the peer's probe has arrived and was right */
     TL_MESSAGE_REQUEST = 3,          /* number, step, expected_step, key, destination, meta_data unless it is unknown */
     TL_MESSAGE_META_DATA_UPDATE = 4, /* step, meta_data: the value is another than the request expects */
     TL_MESSAGE_RE_REQUEST = 5,       /* destination, which fits now */
-    TL_MESSAGE_DONE = 6,             /* step, meta_data of a value without bytes, checksum if it was asked for */
+    TL_MESSAGE_DONE = 6,             /* step, meta_data of a value without bytes, checksum if the REQUEST wants one */
     TL_MESSAGE_ERROR_STATUS = 7,     /* code, text, is_final */
     TL_MESSAGE_CANCEL = 8,           /* the asker gives the request up */
-    TL_MESSAGE_CANCELLED = 9,        /* no write of that request will follow */
+    TL_MESSAGE_CANCELLED = 9,        /* no write of that request follows */
     TL_MESSAGE_CREDIT = 10,          /* nothing but `consumed`; is_ping: asks for one in return */
     TL_MESSAGE_GOODBYE = 11,         /* the sender closes, with nothing open */
-    TL_MESSAGE_MAPPED = 12,          /* step, offset, meta_data, destination: the file that the value lies in */
+    TL_MESSAGE_MAPPED = 12,          /* step, offset, meta_data, destination (the file that the value lies in) */
 };
 
 struct tl_message {
     enum tl_message_type type;
     uint32_t consumed; /* slots that the sender has given back since the beginning, modulo 2^32 */
-    uint32_t handle;   /* of the request; 0 where there is none */
+    uint32_t handle;   /* names the request; 0 where there is none */
 
     /* Flags. */
     bool has_meta_data;
-    bool has_checksum; /* REQUEST: wants one */
+    bool has_checksum; /* in a REQUEST: a checksum is wanted */
     bool is_final;     /* ERROR_STATUS: the owner's answer, whatever its code */
     bool is_ping;      /* CREDIT */
     bool is_published; /* META_DATA_UPDATE, DONE, MAPPED: the step is the version of a published value */
@@ -54,14 +54,14 @@ struct tl_message {
     uint64_t step;
     uint64_t expected_step;
     uint64_t checksum;
-    uint64_t offset; /* MAPPED: of the value in the file */
+    uint64_t offset; /* MAPPED: where the value lies in the file */
     enum tl_status code;
     const char *text; /* ERROR_STATUS; after decoding it is text_capacity */
     const char *key;  /* REQUEST; after decoding it is text_capacity */
     size_t key_bytes; /* REQUEST; set by decoding */
 
-    /* Up to here all is cleared. */
-    uint32_t version; /* HELLO, as the three that follow */
+    /* The fields up to here are cleared by tl_message_clear. */
+    uint32_t version; /* HELLO, like the three fields that follow */
     uint64_t incarnation;
     uint64_t token;
     uint64_t challenge;
@@ -70,8 +70,7 @@ struct tl_message {
     char text_capacity[TL_ERROR_MESSAGE_BYTES];
 };
 
-/* A message that says nothing. What is not reached from here is not touched: a message is handled many times a
- * millisecond. */
+/* Makes it a message without content. Only what must be zero is written, because this runs for every message. */
 static inline void tl_message_clear(struct tl_message *message)
 {
     memset(message, 0, offsetof(struct tl_message, version));
@@ -79,21 +78,21 @@ static inline void tl_message_clear(struct tl_message *message)
     message->destination.len_bytes = 0;
 }
 
-/* Writes the message into buffer[TL_SLOT_BYTES]; returns its length. The text of an error is cut to what fits. */
+/* Writes the message into buffer[TL_SLOT_BYTES]. Returns its length. The text of an error is cut to what fits. */
 uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer);
 
-/* Reads a message. Everything is checked: lengths, flags, UTF-8, meta-data, status codes.
- * Errors: TL_INVALID_ARGUMENT: what is wrong with it. TL_OUT_OF_RANGE: a shape whose bytes cannot be counted. */
+/* Reads a message, and checks everything: lengths, flags, UTF-8, meta-data, status codes. Errors: TL_INVALID_ARGUMENT:
+ * not a message, with the reason. TL_OUT_OF_RANGE: a shape whose bytes cannot be counted. */
 enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struct tl_message *ret_message,
                                  struct tl_error *ret_error) TL_MUST_USE;
 
-/* "REQUEST"; "?" for a number that is no type. Static. */
+/* Returns "REQUEST", say, or "?" for a number that is no type. Static text. */
 const char *tl_message_name(enum tl_message_type type);
 
 /* -------------------------------------------------------------------------------------------------- immediates -- */
 
-/* A handle names a request of one connection: an index that is reused and a generation that tells its uses apart, so
- * that a late answer is recognised. The two highest bits are the writer's. */
+/* A handle names a request of one connection. It is an index that is used again, and a generation that tells its uses
+ * apart, so that a late answer is recognised. The two highest bits belong to the writer. */
 #define TL_HANDLE_INDEX_BITS 16
 #define TL_HANDLE_GENERATION_BITS 14
 #define TL_MAX_REQUESTS 65535

@@ -61,8 +61,8 @@ void tl_meta_cache_destroy(struct tl_meta_cache *cache)
     free(cache);
 }
 
-/* NULL: there is none. Steps ask for the same keys in the same order, so that the key wanted next is the one that was
- * not used for longest: it is looked at before anything is hashed. */
+/* Returns NULL when there is no entry. Steps ask for the same keys in the same order, so the next key is usually the
+ * least recently used one, which is compared before anything is hashed. */
 static struct entry *find_entry(const struct tl_meta_cache *cache, const char *key)
 {
     struct entry *entry = TL_CONTAINER_OF(cache->used.next, struct entry, place);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What one peer's tensors were like when they came last, by key: so that a request can say at once where the next one
- * may be written. Entries are copied out; of more than `capacity` keys the least recently used is forgotten.
+ * The meta-data that the tensors of one peer had last, by key, so that a request can say at once where the next value
+ * may be written. Entries are copied out. When there are more than `capacity` keys, the least recently used is
+ * forgotten.
  *
  * Thread: the owner's.
  */
@@ -17,7 +18,7 @@ struct tl_meta_cache;
 
 struct tl_meta_cached {
     struct tl_meta_data meta_data;
-    uint64_t step;     /* of the value, when is_published: its version */
+    uint64_t step;     /* the version of the value, when is_published */
     bool is_published; /* the next value may well have the same step */
     bool is_mapped;    /* it was mapped: no memory was needed */
 };
@@ -36,7 +37,7 @@ enum tl_status tl_meta_cache_create(uint32_t capacity, struct tl_meta_cache **re
 void tl_meta_cache_destroy(struct tl_meta_cache *cache); /* NULL is accepted */
 
 bool tl_meta_cache_find(struct tl_meta_cache *cache, const char *key, struct tl_meta_cached *ret_cached);
-/* Without memory nothing is remembered, and what was is forgotten. */
+/* Without memory the key is not remembered, and the least recently used one may be forgotten. */
 void tl_meta_cache_put(struct tl_meta_cache *cache, const char *key, const struct tl_meta_cached *cached);
 uint32_t tl_meta_cache_count(const struct tl_meta_cache *cache);
 

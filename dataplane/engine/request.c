@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What we ask: one request per fetch, from its handle to done.
+ * What we ask: one request per fetch, from its handle to the completion of the fetch.
  *
- * Happy path: the meta-data is known from last time: the destination is made, REQUEST goes out with where to write it,
- * the writes arrive and are counted by their immediates, the exposure is revoked, done. Meta-data that is unknown or
- * has changed costs one META_DATA_UPDATE and one RE_REQUEST. A value without bytes comes as a DONE, and leaves what is
- * known of the key as it is; one that may be mapped may come as a MAPPED.
+ * Happy path: the meta-data is known from the last value of the key. The destination is made, REQUEST says where to
+ * write, the writes arrive and are counted by their immediates, the exposure is revoked, and the fetch is completed.
+ * Meta-data that is unknown or has changed costs one META_DATA_UPDATE and one RE_REQUEST. A value without bytes comes
+ * as a DONE, and changes nothing of what is known of the key. A value that may be mapped may come as a MAPPED.
  *
- * Failure modes: memory that cannot be registered is copied through the pool. When the pool is full the request waits
- * for room, before the peer hears of it; what never fits fails. A cancelled request keeps its memory until the peer
- * says CANCELLED; a peer that does not say it in time costs the connection. When the connection ends, fetches end with
- * UNAVAILABLE once the queue pair is drained: nothing can write their memory any more. Answers to handles that are over
- * are counted and dropped.
+ * Failure modes: memory that cannot be registered is replaced by a proxy in the pool. When the pool is full, the
+ * request waits for memory before the peer hears of it; a tensor larger than the pool fails. A cancelled request keeps
+ * its memory until the peer says CANCELLED; a peer that does not say it in time costs the connection. When the
+ * connection ends, fetches end with UNAVAILABLE once the queue pair is drained, when nothing can write their memory any
+ * more. Answers to handles that are over are counted and dropped.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -71,15 +71,15 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
     request_handle(request, EVENT_META_DATA);
 }
 
-/* A value that has no bytes: dead, or of zero size. It is not remembered: it needs no memory, and the next value that
- * does is more likely to be like the last one that did. */
+/* Handles a value that has no bytes: it is dead, or its size is zero. It is not remembered: it needs no memory, and the
+ * next value that has bytes is more likely to be like the last one that had. */
 static void handle_empty(struct request *request, const struct tl_message *message)
 {
     if (message->meta_data.size_bytes > 0 || request->received_bytes > 0) {
         conn_protocol_error(request->conn, "a DONE of %s, of which bytes are missing", request->fetch->key);
         return;
     }
-    /* One that was given up has its value all the same if it comes first. */
+    /* A request that was given up takes the value all the same if it comes first. */
     bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
     if (is_wanted && request->result == NULL) {
         struct tl_error error;
@@ -178,12 +178,12 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
 
 /* --------------------------------------------------------------------------------------------------- beginning -- */
 
-/* The transport_state of a fetch that ends before it has had a request. */
+/* The transport_state of a fetch that ends without a request. */
 static char given_up;         /* it was cancelled */
-static char given_up_waiting; /* ... while it waited for a handle */
+static char given_up_waiting; /* it was cancelled while it waited for a handle */
 static char rerouted;
 
-/* One that is over, or a new one; NULL: no memory. */
+/* Returns a spare request or a new one; NULL when there is no memory. */
 static struct request *request_create(struct tl_conn *conn)
 {
     struct tl_list *place = tl_list_pop_front(&conn->requests.spare);
@@ -207,12 +207,13 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     request->handle = tl_handle(index, conn->requests.generations[index]);
     conn->requests.by_index[index] = request;
     fetch->transport_state = request;
-    /* Nobody waits for room who has some: of what is copied through the pool, nothing else lies there. */
+    /* A request never waits for the pool while it holds a block of it. So under is_bounce_forced, where each request
+     * has a proxy in the pool, destinations lie elsewhere. */
     fetch->allocator = conn->engine->options.is_bounce_forced ? NULL : &conn->requests.placing.allocator;
     tl_fetch_restart(fetch);
     request->has_meta_data = tl_meta_cache_find(conn->requests.cache, fetch->key, &request->expected);
     request->may_map = fetch->may_map && !fetch->wants_checksum && conn->pair->ops->map != NULL;
-    /* Memory for what is mapped again would be made in vain. */
+    /* A value that is mapped again needs no memory. */
     if (request->may_map && request->has_meta_data && request->expected.is_mapped) request->has_meta_data = false;
     if (!request->has_meta_data || request->expected.meta_data.size_bytes == 0) {
         request_handle(request, EVENT_READY);
@@ -225,7 +226,7 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     case PLACING_WAITS:
         break;
     case PLACING_FAILED:
-        /* What came last time does not fit the caller's destination; what comes now may. */
+        /* The last value does not fit the caller's destination; the next one may. */
         request->has_meta_data = false;
         request_handle(request, EVENT_READY);
         break;
@@ -233,14 +234,14 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     return true;
 }
 
-/* For one request more, here and at the peer. */
+/* Whether one more request can begin, here and at the peer. */
 static bool has_handle(const struct tl_conn *conn)
 {
     return conn->requests.free_count > 0 &&
            conn->requests.count - conn->requests.free_count < conn->requests.peer_count;
 }
 
-/* What does not come to an end by itself is waited for no longer than reroute_ns. */
+/* Waiting fetches wait for at most reroute_ns unless requests end meanwhile. */
 static void watch_waiting(struct tl_conn *conn)
 {
     int64_t after_ns = conn->engine->options.reroute_ns;
@@ -249,8 +250,8 @@ static void watch_waiting(struct tl_conn *conn)
     conn_arm(conn, &conn->requests.reroute_timer, after_ns);
 }
 
-/* Some request waits for something else than its value, such as memory of ours, or has a part of it: its handle comes
- * back by itself. */
+/* Whether a request will end by itself: it waits for something else than its value, such as memory, or has a part of
+ * it. */
 static bool is_any_moving(const struct tl_conn *conn)
 {
     for (uint32_t i = 0; i < conn->requests.count; i++) {
@@ -326,7 +327,7 @@ static enum tl_path path_of(const struct request *request)
     return request->proxy != NULL || request->is_source_bounced ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
 }
 
-/* Copies and hashes as much of what has arrived as this pump may. */
+/* Copies and hashes as much of the received bytes as this pump may. */
 static enum tl_status advance(struct request *request, struct tl_error *ret_error)
 {
     struct tl_conn *conn = request->conn;
@@ -349,8 +350,9 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
     return TL_OK;
 }
 
-/* All bytes are in the destination or its proxy, and nobody can write them any more. False: not yet, the next pump goes
- * on; so long it is FINISHED, which neither a cancel nor the end of the connection changes. */
+/* Completes a request whose bytes are in the destination or its proxy, where the peer cannot write them any more.
+ * Returns false when this pump may not copy and hash all of them; the next pump goes on. Until then the request stays
+ * FINISHED, which neither a cancel nor the end of the connection changes. */
 static bool complete(struct request *request, struct tl_error *ret_result)
 {
     struct tl_fetch *fetch = request->fetch;
@@ -403,8 +405,8 @@ void request_finish(struct request *request)
     conn_pump_later(request->conn);
 }
 
-/* A peer may write its own pool for as long as it lives: what was to be received there, and was not, is received
- * elsewhere the next time, perhaps over another transport. */
+/* A peer may write its own pool as long as the pool lives. So a destination there that has not received its value is
+ * left, and the next attempt, perhaps over another transport, gets another one. */
 static void leave_destination(const struct tl_conn *conn, struct tl_fetch *fetch)
 {
     struct tl_pin pin = {.region = NULL};
@@ -414,7 +416,7 @@ static void leave_destination(const struct tl_conn *conn, struct tl_fetch *fetch
     tl_fetch_restart(fetch);
 }
 
-/* False: not yet. */
+/* Completes the fetch. Returns false when the next pump must go on. */
 static bool tell(struct request *request)
 {
     struct tl_fetch *fetch = request->fetch;
@@ -432,7 +434,7 @@ static bool tell(struct request *request)
         return false;
     }
     if (result.code != TL_OK) leave_destination(request->conn, fetch);
-    request_release_memory(request); /* before done: the callee may be the last that holds it */
+    request_release_memory(request); /* before `done`: the caller may hold the last other reference */
     tl_list_push_back(&request->conn->requests.completed, &request->place);
     fetch->allocator = NULL;
     fetch->transport_state = NULL;
@@ -454,7 +456,7 @@ static void explain_waiting(const struct tl_conn *conn, enum tl_status code, con
 void requests_tell(struct tl_conn *conn)
 {
     struct tl_list *place;
-    /* Each leaves a handle for a fetch that waits. */
+    /* Each completion frees a handle, for which a fetch waits. */
     if (!tl_list_is_empty(&conn->requests.finished) && !tl_list_is_empty(&conn->requests.waiting))
         conn_pump_later(conn);
     while ((place = tl_list_pop_front(&conn->requests.finished)) != NULL) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A request as its files see it: request_states.c (one table for all that may happen), request_memory.c (where the
- * bytes go), request_turns.c (what it posts), request_map.c (what needs no bytes), request.c (what the peer says; how
- * it begins and ends).
+ * A request, as its files see it: request_states.c (the table of transitions), request_memory.c (where the bytes go),
+ * request_posts.c (what it posts), request_map.c (values that are mapped), request.c (messages of the peer; how a
+ * request begins and ends).
  */
 #ifndef DATAPLANE_ENGINE_REQUEST_INTERNAL_H
 #define DATAPLANE_ENGINE_REQUEST_INTERNAL_H
@@ -10,19 +10,19 @@
 #include "dataplane/engine/conn_internal.h"
 
 /*
- *   PREPARING --memory is there--> QUEUED --posted--> ASKED --all has come--> REVOKING --revoked--> (told, freed)
+ *   PREPARING --memory is there--> QUEUED --posted--> ASKED --all has come--> REVOKING --revoked--> (completed, freed)
  *       ^                                               |  \---cancel--> CANCELLING --last word--> REVOKING
  *       \---revoked--- RENEWING <---META_DATA_UPDATE---/
  */
 enum request_state {
     REQUEST_NEVER,      /* no state */
-    REQUEST_PREPARING,  /* waits for the slow worker to register the destination, or for room in the pool */
-    REQUEST_QUEUED,     /* waits for its turn (and a window) to send REQUEST or RE_REQUEST */
+    REQUEST_PREPARING,  /* waits for the slow worker to register the destination, or for memory of the pool */
+    REQUEST_QUEUED,     /* waits for a slot (and a window) to send REQUEST or RE_REQUEST */
     REQUEST_ASKED,      /* waits for the peer's answer */
-    REQUEST_RENEWING,   /* other memory is needed; waits until nobody can write the former */
-    REQUEST_CANCELLING, /* CANCEL is queued or sent; waits for the peer's last word */
-    REQUEST_REVOKING,   /* has its result; waits until nobody can write its memory */
-    REQUEST_FINISHED,   /* waits to be told, in conn->finished */
+    REQUEST_RENEWING,   /* other memory is needed; waits until the peer cannot write the former memory */
+    REQUEST_CANCELLING, /* CANCEL is queued or sent; waits for the peer's answer, which is its last */
+    REQUEST_REVOKING,   /* has its result; waits until the peer cannot write its memory */
+    REQUEST_FINISHED,   /* waits in requests.finished until its fetch is completed */
 };
 
 enum request_event {
@@ -45,45 +45,45 @@ enum request_event {
     REQUEST_EVENTS,
 };
 
-/* Used again for the next one, by the same connection. */
+/* An ended request is used again for the next one on the same connection. */
 struct request {
     struct tl_conn *conn;
-    struct tl_list place;        /* in conn->finished, conn->told or conn->spare_requests */
+    struct tl_list place;        /* in requests.finished, requests.completed or requests.spare */
     struct pending_post pending; /* REQUEST, RE_REQUEST or CANCEL */
-    struct pending_post revoke;  /* of the exposure */
+    struct pending_post revoke;  /* the end of the exposure */
     struct tl_work revoke_work;
     struct tl_timer cancel_timer;
 
-    /* From here to `expected` all is zero when a request begins. */
+    /* The fields from here to `expected` are zero when a request begins. */
     struct tl_fetch *fetch;
     enum request_state state;
     uint32_t handle;
     bool is_asked; /* REQUEST has been posted: the peer knows the handle */
     bool is_registering;
-    bool is_cancelled; /* while it registers or waits for room: to be given up as soon as that is over. Once it has a
-                          result: asks no more */
+    bool is_cancelled; /* it is given up as soon as it has registered or has memory; once it has a result, it does not
+                          ask again */
     bool is_revoke_posted;
-    bool is_place_sent; /* the peer knows where to write what is expected */
-    bool has_meta_data; /* expected; of the cache, then of META_DATA_UPDATE */
-    bool is_exposed;    /* until it is certain that nobody writes through the exposure any more */
+    bool is_place_sent; /* the peer knows where to write the expected value */
+    bool has_meta_data; /* `expected` is set, from the cache or from META_DATA_UPDATE */
+    bool is_exposed;    /* the peer may still write through the exposure */
     bool is_source_bounced;
     bool is_done_expected; /* a DONE follows the data */
-    bool is_answered;      /* with a status, which is the last word */
+    bool is_answered;      /* a status has come, which is the peer's last answer */
     bool has_checksum;
     bool may_map; /* MAPPED is a possible answer */
     bool is_mapped;
-    bool is_map_refused;                  /* what is to be mapped cannot be: the fetch asks again */
-    struct conn_memory_wait *memory_wait; /* it waits for that; NULL: it does not */
-    struct tl_tensor *kept;               /* the destination, while it may be exposed; one reference */
-    struct tl_pin pin;                    /* of the destination, or of the proxy */
-    struct tl_tensor *proxy;  /* in the pool, copied from at the end; NULL: the peer writes the destination itself */
-    const char *proxy_reason; /* why there is one; lives for ever */
+    bool is_map_refused;                  /* the value cannot be mapped here: the fetch asks again */
+    struct conn_memory_wait *memory_wait; /* NULL: it does not wait for memory */
+    struct tl_tensor *kept;               /* the destination, while it may be exposed; holds a reference */
+    struct tl_pin pin;                    /* registered memory of the destination or the proxy */
+    struct tl_tensor *proxy;  /* a block of the pool, copied at the end; NULL: the peer writes the destination itself */
+    const char *proxy_reason; /* why there is a proxy; never freed */
     uint64_t received_bytes;
     uint64_t checksum;
-    uint32_t sent_slot;            /* how many slots were used up to the latest that was sent */
+    uint32_t sent_slot;            /* how many slots we had used when the latest REQUEST or RE_REQUEST was sent */
     const struct tl_error *result; /* kept; NULL: TL_OK */
 
-    struct tl_meta_cached expected; /* when has_meta_data */
+    struct tl_meta_cached expected; /* valid when has_meta_data */
     struct tl_exposure exposure;
 };
 
@@ -93,7 +93,7 @@ extern const struct tl_error request_out_of_memory;
 
 /* Takes the transition that the table lists for the event. */
 void request_handle(struct request *request, enum request_event event);
-/* The first real error wins. */
+/* Sets the result unless one is set already, or the code is TL_OK. */
 void request_set_result(struct request *request, const struct tl_error *error);
 void request_set_given_up(struct request *request);
 /* Sets the result and handles EVENT_FAILED. */
@@ -105,43 +105,43 @@ void request_cancel_timeout(struct tl_timer *timer);
 
 enum placing {
     PLACING_DONE,
-    PLACING_WAITS, /* memory_came follows */
+    PLACING_WAITS, /* memory_came is called later */
     PLACING_FAILED,
 };
 
-/* Makes the destination for the expected meta-data, in the room if it is the engine's to choose. PLACING_FAILED: not
- * possible, with the reason. */
+/* Makes the destination for the expected meta-data; where the engine chooses it, in the memory that was waited for.
+ * PLACING_FAILED: not possible, with the reason in ret_error. */
 enum placing request_place(struct request *request, struct tl_memory_wait *memory_wait, struct tl_error *ret_error);
-/* Decides where the bytes go until they are in the destination; EVENT_READY or EVENT_FAILED follows. */
+/* Decides where the peer writes: into the destination or into a proxy. EVENT_READY or EVENT_FAILED follows. */
 void request_prepare_memory(struct request *request);
-/* Both, in the room (NULL: in what is free). */
+/* Does both, in the memory that was waited for, or in what is free (memory_wait NULL). */
 void request_place_and_prepare(struct request *request, struct tl_memory_wait *memory_wait);
 void request_release_memory(struct request *request);
 
 /* --------------------------------------------------------------------------------------------- request_turns.c -- */
 
 void request_posts_init(struct request *request);
-/* Wants to send REQUEST, RE_REQUEST or CANCEL, as its state says; EVENT_SENT follows the first two. */
+/* Queues a post that sends REQUEST, RE_REQUEST or CANCEL, as the state says. EVENT_SENT follows the first two. */
 void request_queue_post(struct request *request);
-/* It wants no turn, and leaves the window that it may have been woken for to the next one. */
+/* Takes the request out of its queue. A window that it may have been woken for is offered to the next request. */
 void request_leave_queue(struct request *request);
-/* Sees to it that nobody can write the memory; EVENT_REVOKED follows. */
+/* Ends the exposure. EVENT_REVOKED follows as soon as the peer cannot write the memory any more. */
 void request_start_revoke(struct request *request);
-/* Nobody can. */
+/* The peer cannot write the memory any more: counts that, and wakes a request that waits for a window. */
 void request_exposure_over(struct request *request);
 
 /* ----------------------------------------------------------------------------------------------- request_map.c -- */
 
-/* MAPPED has come: maps the value, or remembers that it cannot be. */
+/* MAPPED has come: maps the value, or notes that it cannot be mapped. */
 void request_map(struct request *request, const struct tl_message *message);
-/* Why a value that was to be mapped was written instead. */
+/* Why a value that the fetch would have mapped was written instead. Never freed. */
 const char *request_why_not_mapped(const struct request *request);
-/* It cannot be: the fetch begins once more, without the permission. Frees the request. */
+/* The value cannot be mapped: the fetch begins once more without the permission. Frees the request. */
 void request_ask_without_map(struct request *request);
 
 /* --------------------------------------------------------------------------------------------------- request.c -- */
 
-/* Its memory is released. Clears it for the next one. */
+/* Frees the request, whose memory is released, for the next one. */
 void request_free(struct request *request);
 
 /* The action of the table for REQUEST_FINISHED: the fetch is completed at the end of the round. */

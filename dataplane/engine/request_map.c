@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A request whose value is mapped: the file that it lies in, read-only, instead of its bytes.
+ * A request whose value is mapped read-only from the file that it lies in, so that no bytes are sent.
  *
- * Happy path: MAPPED says what the value is and where in which file; the provider gives the file, and the tensor around
- * those bytes takes the place of a destination. Nobody writes anything.
+ * Happy path: MAPPED says what the value is and where it lies in which file. The provider gives the file, and a tensor
+ * around those bytes takes the place of a destination.
  *
- * Failure modes: a file that the provider does not give, or in which the value does not lie, is not mapped; the fetch
- * then begins once more, and may not be mapped. Under another handle: the owner may still have the first one.
+ * Failure modes: when the provider does not give the file, or the value does not lie in it, the fetch begins once more
+ * without the permission to map. It gets another handle, because the owner may still have the first one.
  */
 #include "dataplane/engine/request_internal.h"
 #include "tensor/mapped_tensor.h"

@@ -2,9 +2,10 @@
 /*
  * Where the bytes of a request go: into the destination itself, or into a proxy in the pool from which they are copied.
  *
- * Failure modes: memory that cannot be registered is copied through the pool, and the other way round; a fetch tells
- * why. When the pool is full the request waits for room, before the peer hears of it; what never fits fails. Where
- * nothing but the peer's own pool can be open to it, everything else is copied.
+ * Failure modes: memory that cannot be registered is replaced by a proxy, and a small destination for which the pool
+ * has no block is registered; the fetch reports why a proxy was used. When the pool is full, the request waits for
+ * memory before the peer hears of it; a tensor larger than the pool fails. Where the peer can only write its own pool,
+ * everything else gets a proxy.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -35,7 +36,7 @@ void request_release_memory(struct request *request)
     request->is_done_expected = false;
 }
 
-/* Waits for room in the pool. False: it never comes, for the reason in ret_error. */
+/* Waits for memory of the pool. Returns false when it will never come, with the reason in ret_error. */
 static bool await_memory(struct request *request, uint64_t len_bytes, struct tl_error *ret_error)
 {
     struct tl_conn *conn = request->conn;
@@ -43,8 +44,8 @@ static bool await_memory(struct request *request, uint64_t len_bytes, struct tl_
     return request->memory_wait != NULL;
 }
 
-/* The peer will write to the pool, in the room or in what is free (room NULL); else it waits for room. False: neither.
- */
+/* Makes the peer write to a block of the pool: of the memory that was waited for, or of what is free (memory_wait
+ * NULL). Waits for memory when the pool is full. Returns false when neither is possible. */
 static bool use_proxy(struct request *request, struct conn_memory_wait *memory_wait, struct tl_error *ret_error)
 {
     uint64_t size_bytes = request->expected.meta_data.size_bytes;
@@ -83,7 +84,7 @@ static void register_destination(struct request *request)
     if (!request->is_registering) request_fail(request, &request_out_of_memory);
 }
 
-/* The peer will write to the destination, of which nobody knows yet. */
+/* Makes the peer write to the destination, which has no registration yet. */
 static void expose_itself(struct request *request)
 {
     struct tl_tensor *destination = request->kept;
@@ -119,7 +120,7 @@ enum placing request_place(struct request *request, struct tl_memory_wait *memor
     struct tl_conn *conn = request->conn;
     struct tl_fetch *fetch = request->fetch;
     const struct tl_meta_cached *expected = &request->expected;
-    /* The number only tells values apart when a transfer is resumed, which this transport never does. */
+    /* The publication number tells values apart when a transfer is resumed, which this transport never does. */
     uint64_t step = expected->is_published ? expected->step : fetch->step;
     conn->requests.placing.wait = memory_wait;
     conn->requests.placing.missing_bytes = 0;

@@ -2,7 +2,7 @@
 /*
  * What a request posts: REQUEST or RE_REQUEST with the exposure of its memory, CANCEL, and the end of the exposure.
  *
- * A request that finds no window waits in conn->posts.windows until another one gives its window back.
+ * A request that finds no window waits in conn->posts.windows until another request gives its window back.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -10,7 +10,7 @@
 
 /* ----------------------------------------------------------------------------------------------------- windows -- */
 
-/* Perhaps there is a window for the one that has waited for one longest. */
+/* There may be a free window: lets the request try that has waited longest. */
 static inline void try_next_window(struct tl_conn *conn)
 {
     if (tl_list_is_empty(&conn->posts.windows)) return;
@@ -26,7 +26,7 @@ void request_exposure_over(struct request *request)
     try_next_window(request->conn);
 }
 
-/* False: there is no window now, or never. */
+/* Returns false when there is no window now, or the exposure has failed. */
 static bool expose(struct request *request)
 {
     struct tl_conn *conn = request->conn;
@@ -80,7 +80,7 @@ static bool post_next(struct pending_post *pending)
     if (request->pin.address != NULL) message->destination = request->exposure.descriptor;
     conn_post_message(conn, message, NULL);
     request->is_asked = true;
-    request->fetch->is_unsettled = false; /* the last word comes, or the connection breaks */
+    request->fetch->is_unsettled = false; /* the peer's last answer will come, or the connection breaks */
     request->is_place_sent = request->pin.address != NULL;
     request->sent_slot = conn->credits.slots_used;
     request_handle(request, EVENT_SENT);
@@ -104,7 +104,7 @@ static void revoke_done(struct tl_work *work, enum tl_status status)
 {
     struct request *request = TL_CONTAINER_OF(work, struct request, revoke_work);
     request->is_revoke_posted = false;
-    /* Flushed: only when the queue pair is drained is it certain that nobody writes any more. */
+    /* The work was flushed: the peer may write until the queue pair is drained. */
     if (status != TL_OK) return;
     conn_space_freed(request->conn);
     request_exposure_over(request);

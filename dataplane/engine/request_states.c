@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What happens to a request, and what follows from it. */
+/* The states of a request: the table of transitions, and its actions. */
 #include "dataplane/engine/request_internal.h"
 
 #include "base/check.h"
@@ -109,7 +109,7 @@ static void note_cancel(struct request *request)
     request->is_cancelled = true;
 }
 
-/* The memory of the first attempt was exposed in vain. */
+/* The value needs other memory than the first attempt had exposed. */
 static void prepare_again(struct request *request)
 {
     request_release_memory(request);
@@ -134,7 +134,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [EVENT_ABANDONED_ASKED] = {REQUEST_CANCELLING, start_cancel},
         [EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
         [EVENT_CANCEL] = {REQUEST_PREPARING, cancel_preparing},
-        [EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner waits no longer for a destination */
+        [EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner does not wait for a destination any more */
         [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_QUEUED] = {

@@ -2,16 +2,16 @@
 /*
  * What the peer asks: one response per request, from REQUEST to the end of its serve.
  *
- * Happy path: the source answers with a tensor whose meta-data is the one that the request expects; its bytes are
- * written from where they lie into the peer's memory, piece by piece, each with the request's handle as immediate; when
- * the last write is done the peer has them. Meta-data that differs is told first, the tensor is kept, and RE_REQUEST
- * says where to write. A value without bytes, a checksum, and the step of a published value that the peer cannot know
- * are told with a DONE; a value that the peer may map, with a MAPPED.
+ * Happy path: the source answers with a tensor whose meta-data is the one that the request expects. Its bytes are
+ * written from where they lie into the peer's memory, piece by piece, each with the request's handle as immediate. When
+ * the last write is done the peer has them. When the meta-data differs, META_DATA_UPDATE says so, the tensor is kept,
+ * and RE_REQUEST says where to write. A DONE carries a value without bytes, a checksum, or the step of a published
+ * value that the peer cannot know. A MAPPED carries a value that the peer may map.
  *
- * Failure modes: a status is told whole. Memory that is not registered is registered if it is large, else copied
- * through the pool, for whose room it waits; so is what cannot be registered. A cancelled response writes nothing more,
+ * Failure modes: a status is sent as it is. Memory that is not registered is registered if it is large; else, or if
+ * that fails, it is copied through the pool, whose memory it may wait for. A cancelled response writes nothing more,
  * and says CANCELLED when what was posted is done. When the connection ends, serves end as broken once the queue pair
- * is drained: the source keeps what was reserved for the asker, who may come back.
+ * is drained: the source keeps what was reserved for the asker, which may come back.
  */
 #include "dataplane/engine/response_internal.h"
 
@@ -24,10 +24,10 @@
 #include "base/check.h"
 #include "base/error.h"
 
-/* How many are kept for those that begin. */
+/* How many ended responses are kept to be used again. */
 #define MAX_SPARE_RESPONSES 64
 
-/* CANCELLED for a request that is over, or that we never saw. */
+/* A CANCELLED for a request that is over or was never seen. */
 struct notice {
     struct pending_post pending;
     struct tl_conn *conn;
@@ -36,7 +36,7 @@ struct notice {
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
 
-/* What points at the response with this handle, or ends the list that it would be in. */
+/* Returns what points at the response with this handle, or the end of the list that it would be in. */
 static struct response **find_place(struct tl_conn *conn, uint32_t handle_)
 {
     struct response **place = &conn->responses.by_handle[tl_handle_index(handle_) & (conn->responses.place_count - 1)];
@@ -45,7 +45,7 @@ static struct response **find_place(struct tl_conn *conn, uint32_t handle_)
     return place;
 }
 
-/* What is zero when a response begins. */
+/* Clears the fields that are zero when a response begins. */
 static void clear(struct response *response)
 {
     size_t begin = offsetof(struct response, state), end = offsetof(struct response, serve);
@@ -58,7 +58,7 @@ static void give_response(struct tl_conn *conn, struct response *response)
         free(response);
         return;
     }
-    clear(response); /* here, because this is not what a peer waits for */
+    clear(response); /* here, because no peer waits for it at this point */
     response->next = conn->responses.spare;
     conn->responses.spare = response;
     conn->responses.spare_count++;
@@ -90,10 +90,10 @@ void response_close(struct response *response, enum tl_serve_end end)
     tl_error_drop(response->status);
     if (response->hash_state != NULL) (void)XXH3_freeState(response->hash_state);
     give_response(conn, response);
-    if (conn->state != CONN_UP) conn_pump_later(conn); /* perhaps this was what its end waits for */
+    if (conn->state != CONN_UP) conn_pump_later(conn); /* the connection may have waited for this before it ends */
 }
 
-/* What a peer may have open: responses live a little longer than the requests they answer. */
+/* How many responses a peer may have open. They live a little longer than the requests they answer. */
 static uint32_t most_responses(const struct tl_conn *conn)
 {
     return 2 * conn->engine->options.request_count + conn->engine->options.slot_count;
@@ -111,7 +111,8 @@ static bool take_notice(struct pending_post *pending)
 
 void response_tell_cancelled(struct tl_conn *conn, uint32_t handle_)
 {
-    /* Who cancels what it has not asked for, and gives no slots back, is not answered without end. */
+    /* A peer that cancels what it has not asked for, and returns no slots, must not make this queue grow without
+     * end. */
     if (conn->responses.notice_count >= most_responses(conn)) {
         conn_protocol_error(conn, "more CANCELs than requests");
         return;
@@ -127,7 +128,7 @@ void response_tell_cancelled(struct tl_conn *conn, uint32_t handle_)
     notice->handle = handle_;
     conn_post_when_ready(conn, &notice->pending);
     conn->responses.notice_count++;
-    /* A connection that is closing takes no turns. */
+    /* A connection that is closing queues nothing. */
     if (!tl_list_is_linked(&notice->pending.place)) {
         conn->responses.notice_count--;
         free(notice);
@@ -161,7 +162,7 @@ static const struct tl_serve_ops serve_ops = {.reply = reply};
 
 /* ----------------------------------------------------------------------------------------------- from the peer -- */
 
-/* One that is over, or a new one; NULL: no memory. */
+/* Returns a spare response or a new one; NULL when there is no memory. */
 static struct response *take_response(struct tl_conn *conn)
 {
     struct response *response = conn->responses.spare;
@@ -244,7 +245,7 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
             response_tell_cancelled(conn, message->handle);
         }
     } else if ((response == NULL || response->is_late) && conn->responses.late_count > 0) {
-        conn->responses.late_count--; /* it has crossed the word that it comes too late */
+        conn->responses.late_count--; /* it has crossed our status that says that it comes too late */
     } else if (response == NULL || message->destination.len_bytes == 0) {
         conn_protocol_error(conn, "a RE_REQUEST with the handle %#x", message->handle);
     } else {
@@ -259,7 +260,7 @@ void responses_break(struct tl_conn *conn)
         struct response *next;
         for (struct response *response = conn->responses.by_handle[i]; response != NULL; response = next) {
             next = response->next;
-            /* What the peer has for certain was closed when its last work was done. */
+            /* Responses whose bytes the peer has for certain were closed when their last work was done. */
             conn_leave_memory_wait(&response->memory_wait);
             if (!response->is_registering && response->memory_wait == NULL) response_close(response, TL_SERVE_BROKEN);
         }

@@ -1,32 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A response as its files see it: response_states.c (one table for all that may happen), response_memory.c (where the
- * bytes are read from), response_turns.c (what it posts), response.c (what the source and the peer say; its end).
+ * A response, as its files see it: response_states.c (the table of transitions), response_memory.c (where the bytes are
+ * read from), response_posts.c (what it posts), response.c (messages of the peer and replies of the source; how a
+ * response ends).
  */
 #ifndef DATAPLANE_ENGINE_RESPONSE_INTERNAL_H
 #define DATAPLANE_ENGINE_RESPONSE_INTERNAL_H
 
 #include "dataplane/engine/conn_internal.h"
 
-/* Of a tensor that is copied through the pool, in one write; and how many of them are under way. */
+/* The largest piece of a tensor that is copied through the pool, and how many such pieces are posted at a time. */
 #define BOUNCE_PIECE_BYTES (256 * 1024)
 #define MAX_BOUNCES 4
 
 /*
- *   WAITING --offer fits--> PREPARING --memory is there--> WRITING --all written, all told--> (closed, freed)
+ *   WAITING --offer fits--> PREPARING --memory is there--> WRITING --all written--> (closed, freed)
  *      |  \--offer differs--> PARKED --RE_REQUEST--> PREPARING
  *      |                        \--too late--> TELLING
- *      \--status, no bytes, or mapped--> TELLING --told--> (closed, freed)
- *   WAITING, PARKED, PREPARING, WRITING --cancel--> STOPPING --nothing under way--> (closed, CANCELLED told)
+ *      \--status, no bytes, or mapped--> TELLING --sent--> (closed, freed)
+ *   WAITING, PARKED, PREPARING, WRITING --cancel--> STOPPING --nothing under way--> (closed, CANCELLED sent)
  */
 enum response_state {
     RESPONSE_NEVER,     /* no state */
-    RESPONSE_WAITING,   /* for the source's reply */
+    RESPONSE_WAITING,   /* waits for the source's reply */
     RESPONSE_PARKED,    /* META_DATA_UPDATE is queued or sent; waits for RE_REQUEST, or the park timer */
-    RESPONSE_PREPARING, /* for the slow worker to register the source tensor */
-    RESPONSE_WRITING,   /* for its turns, for what it has posted, or for room in the pool */
-    RESPONSE_TELLING,   /* for its turn to send its only message, and for that to be done */
-    RESPONSE_STOPPING,  /* cancelled: for what is under way */
+    RESPONSE_PREPARING, /* waits for the slow worker to register the source tensor */
+    RESPONSE_WRITING,   /* waits for slots, for posted pieces to be done, or for memory of the pool */
+    RESPONSE_TELLING,   /* waits for a slot to send its only or last message, and for that message to be done */
+    RESPONSE_STOPPING,  /* is cancelled; waits until nothing is posted, registering or waiting for memory */
     RESPONSE_STATES,
 };
 
@@ -50,53 +51,53 @@ enum response_event {
 
 struct response;
 
-/* A write under way. */
+/* A posted write of one part of the tensor. */
 struct piece {
     struct tl_work work;
     struct response *response;
-    struct tl_tensor *block; /* in the pool, what it is copied to; NULL: written from the tensor itself */
+    struct tl_tensor *block; /* the copy in the pool that is written; NULL: the tensor itself is written */
     struct tl_pin pin;
 };
 
-/* Used again for the next one, by the same connection. */
+/* An ended response is used again for the next one on the same connection. */
 struct response {
     struct tl_conn *conn;
     struct pending_post pending;
 
-    /* From here to `serve` all is zero when a response begins. */
+    /* The fields from here to `serve` are zero when a response begins. */
     enum response_state state;
     uint32_t handle;
-    bool is_refused; /* the source never saw it */
+    bool is_refused; /* the source was never asked */
     bool wants_checksum;
     bool may_map;          /* the peer may get the file instead of the bytes */
-    bool is_shared;        /* it does: destination and file_offset say where the value lies */
-    bool has_meta_data;    /* expected by the peer */
+    bool is_shared;        /* the peer gets the file: destination and file_offset say where the value lies */
+    bool has_meta_data;    /* `expected` is set, from the REQUEST */
     bool is_update_wanted; /* PARKED: META_DATA_UPDATE has not been posted */
     bool is_registering;
     bool is_bounced;
     bool is_first_piece_used;
     bool is_done_wanted;    /* a DONE follows the bytes */
-    bool may_change;        /* the bytes lie in a file, which is checked when all were read, before the DONE */
+    bool may_change;        /* the bytes lie in a file, which is checked when all of them were read, before the DONE */
     bool is_outcome_posted; /* DONE or ERROR_STATUS is posted */
     bool is_message_out;
-    bool is_late;    /* it was parked for too long, and has let the tensor go */
-    bool is_flushed; /* something posted did not arrive for certain */
+    bool is_late;    /* it was parked for too long, and the tensor was given back */
+    bool is_flushed; /* a posted operation was flushed: whether it has arrived is not known */
     unsigned pieces_out;
-    void *hash_state;      /* XXH3 over what is posted; NULL: no checksum is wanted, or nothing is posted yet */
-    struct tl_offer offer; /* holds the tensor's reference */
+    void *hash_state;      /* XXH3 over the posted bytes; NULL: no checksum is wanted, or nothing is posted yet */
+    struct tl_offer offer; /* holds a reference of the tensor */
     struct tl_pin pin;
-    struct conn_memory_wait *memory_wait; /* the next piece waits for that; NULL: it does not */
-    struct conn_memory_wait *granted;     /* it has come; NULL: none */
+    struct conn_memory_wait *memory_wait; /* the next piece waits for this memory; NULL: it does not wait */
+    struct conn_memory_wait *granted;     /* memory that has come for the next piece; NULL: none */
     uint64_t posted_bytes;
-    const struct tl_error *status;
-    struct response *next; /* in its list of conn->responses, or in conn->spare_responses */
+    const struct tl_error *status; /* kept; NULL: TL_OK */
+    struct response *next;         /* in its list of responses.by_handle, or in responses.spare */
 
     struct tl_serve serve;
-    struct tl_meta_data expected; /* when has_meta_data */
+    struct tl_meta_data expected; /* valid when has_meta_data */
     uint64_t expected_step;
     struct tl_descriptor destination;
-    uint64_t file_offset;     /* when is_shared */
-    struct piece first_piece; /* the rest is allocated */
+    uint64_t file_offset;     /* valid when is_shared */
+    struct piece first_piece; /* further pieces are allocated */
     struct tl_work message_work;
     struct tl_timer park_timer;
     char key[TL_MESSAGE_KEY_BYTES + 1];
@@ -108,35 +109,36 @@ extern const struct tl_error response_out_of_memory;
 
 /* Takes the transition that the table lists for the event. The response may be freed when it returns. */
 void response_handle(struct response *response, enum response_event event);
-/* The first one counts. */
+/* Sets the status unless one is set already. */
 void response_set_status(struct response *response, const struct tl_error *status);
 /* The rest of the tensor cannot be sent: sets the status, which is sent in its place, and handles EVENT_FAILED. */
 void response_fail(struct response *response, const struct tl_error *error);
-/* The peer has had its time to say where the value goes. */
+/* The peer has not said in time where the value goes. */
 void response_park_timeout(struct tl_timer *timer);
-/* Ends it when nothing is under way any more. */
+/* Closes the response when nothing is under way any more. */
 void response_maybe_stopped(struct response *response);
 
 /* ------------------------------------------------------------------------------------------- response_memory.c -- */
 
 /* Decides where the bytes are read from; EVENT_READY follows. */
 void response_prepare(struct response *response);
-/* Shares the file that the offered tensor lies in with the peer. False: it has to have the bytes. */
+/* Shares the file that the offered tensor lies in with the peer. Returns false when the bytes must be written
+ * instead. */
 bool response_share(struct response *response);
-/* Copies the piece into the pool. Errors: TL_UNAVAILABLE: not now: it will have another turn. TL_RESOURCE_EXHAUSTED:
- * never. */
+/* Copies the piece into the pool. Errors: TL_UNAVAILABLE: the pool is full; the response is queued again when there is
+ * memory. TL_RESOURCE_EXHAUSTED: the piece never fits. */
 enum tl_status response_bounce(struct response *response, struct piece *piece, const uint8_t *source,
                                uint64_t len_bytes, struct tl_error *ret_error) TL_MUST_USE;
 
 /* -------------------------------------------------------------------------------------------- response_turns.c -- */
 
-/* Posts what its state wants; EVENT_WORK_DONE follows, but after META_DATA_UPDATE. */
+/* Posts what the state wants next. EVENT_WORK_DONE follows, except after META_DATA_UPDATE. */
 bool response_post_next(struct pending_post *pending);
 void response_queue_post(struct response *response);
 
 /* -------------------------------------------------------------------------------------------------- response.c -- */
 
-/* Frees it. */
+/* Ends the serve and frees the response. */
 void response_close(struct response *response, enum tl_serve_end end);
 void response_tell_cancelled(struct tl_conn *conn, uint32_t handle);
 

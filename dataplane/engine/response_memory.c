@@ -3,8 +3,8 @@
  * Where the bytes of a response are read from: from the tensor itself, or from pieces in the pool that they are copied
  * to.
  *
- * Failure modes: memory that is not registered is registered if it is large, else copied; so is what cannot be
- * registered. A copy that finds the pool full waits for its other pieces, or for room.
+ * Failure modes: memory that is not registered is registered if it is large; else, or if that fails, it is copied. A
+ * copy that finds the pool full waits for the other pieces of its tensor, or for memory of the pool.
  */
 #include "dataplane/engine/response_internal.h"
 
@@ -14,7 +14,7 @@
 #include "base/error.h"
 #include "tensor/mapped_tensor.h"
 
-/* Of smaller tensors the bytes travel faster. */
+/* Writing a smaller tensor takes less time than mapping it. */
 #define SHARED_LEAST_BYTES 4096
 
 bool response_share(struct response *response)

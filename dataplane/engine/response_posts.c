@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a response posts: pieces of the tensor, and what it tells. */
+/* What a response posts: pieces of the tensor, and messages. */
 #include "dataplane/engine/response_internal.h"
 
 #include <stdlib.h>
@@ -48,8 +48,9 @@ static void post_done(struct response *response)
     }
     if (response->wants_checksum) {
         message->has_checksum = true;
-        message->checksum = response->hash_state != NULL ? XXH3_64bits_digest(response->hash_state)
-                                                         : XXH3_64bits(NULL, 0); /* of a value without bytes */
+        message->checksum = response->hash_state != NULL
+                                ? XXH3_64bits_digest(response->hash_state)
+                                : XXH3_64bits(NULL, 0); /* the checksum of a value without bytes */
     }
     post_outcome(response, message);
 }
@@ -122,7 +123,7 @@ static void piece_destroy(struct response *response, struct piece *piece)
     }
 }
 
-/* Of the next piece. What is copied or hashed is read by the CPU in this pump. */
+/* The most bytes that the next piece may have. Bytes that are copied or hashed are read by the CPU in this pump. */
 static uint64_t most_bytes(const struct response *response)
 {
     uint64_t piece_bytes = response->conn->engine->piece_bytes;
@@ -166,7 +167,8 @@ static bool post_piece(struct response *response)
     uint64_t piece_bytes = most_bytes(response);
     uint64_t len_bytes = left_bytes < piece_bytes ? left_bytes : piece_bytes;
     const uint8_t *source = (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
-    if (response->is_bounced && response->pieces_out >= MAX_BOUNCES) return false; /* the next one that is done */
+    if (response->is_bounced && response->pieces_out >= MAX_BOUNCES)
+        return false; /* queued again when a piece is done */
     struct tl_error error;
     if (tl_tensor_check_readable(tensor, response->posted_bytes, len_bytes, &error) != TL_OK) {
         return fail(response, &error);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What happens to a response, and what follows from it. */
+/* The states of a response: the table of transitions, and its actions. */
 #include "dataplane/engine/response_internal.h"
 
 #include "base/check.h"
@@ -37,8 +37,8 @@ static bool is_anything_out(const struct response *response)
            response->memory_wait != NULL;
 }
 
-/* Something is over: perhaps that was all. A queue pair that has flushed anything is about to be drained, and what is
- * open then ends as broken. */
+/* Something is over: closes the response if that was all. When anything was flushed the queue pair is about to be
+ * drained, and open responses end as broken then. */
 static void maybe_over(struct response *response)
 {
     if (is_anything_out(response) || response->is_flushed) return;
@@ -61,7 +61,7 @@ static void outcome_posted(struct response *response)
     if (is_anything_out(response) || !response->is_outcome_posted || response->is_flushed) return;
     bool is_sent = response->status == NULL;
     if (is_sent) response->conn->engine->stats.tensors_sent++;
-    /* What was offered and could not be sent is offered again. */
+    /* A value that was offered and could not be sent is offered again. */
     bool is_kept = !is_sent && (response->offer.tensor != NULL || response->is_late);
     response_close(response, is_kept ? TL_SERVE_CANCELLED : TL_SERVE_RECEIVED);
 }
@@ -103,7 +103,7 @@ static void stop_parked(struct response *response)
     stop(response);
 }
 
-/* The value is not kept for the peer any longer, which may ask again. Its RE_REQUEST may be under way. */
+/* The value is not kept for the peer any longer; the peer may ask again. Its RE_REQUEST may be under way. */
 static void give_up(struct response *response)
 {
     struct tl_conn *conn = response->conn;
@@ -164,7 +164,7 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
     },
     [RESPONSE_TELLING] = {
         [EVENT_WORK_DONE] = {RESPONSE_TELLING, outcome_posted},
-        [EVENT_CANCEL] = {RESPONSE_TELLING, NULL}, /* what it tells is the last word */
+        [EVENT_CANCEL] = {RESPONSE_TELLING, NULL}, /* the message that it sends is its last */
     },
     [RESPONSE_STOPPING] = {
         [EVENT_RE_REQUEST] = {RESPONSE_STOPPING, NULL},

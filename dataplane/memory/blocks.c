@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Best fit over a treap of free blocks: a search tree by (length, address) that is a heap by random priorities, so that
- * its depth is logarithmic whatever the order of requests. Its nodes are the blocks themselves: giving back needs no
- * memory and cannot fail.
+ * Best fit over a treap of free blocks: a search tree by (length, address) that is also a heap by random priorities, so
+ * that its depth is logarithmic whatever the order of requests. Its nodes are the blocks themselves, so that giving
+ * back needs no memory and cannot fail.
  */
 #include "dataplane/memory/blocks.h"
 
@@ -13,13 +13,13 @@
 
 /* --------------------------------------------------------------------------------------------- the free blocks -- */
 
-/* True when the block is smaller than (len_bytes, address). */
+/* Returns true when the block comes before (len_bytes, address). */
 static bool is_less(const struct tl_block *block, uint64_t len_bytes, uintptr_t address)
 {
     return block->len_bytes < len_bytes || (block->len_bytes == len_bytes && block->address < address);
 }
 
-/* Parts a tree into those less than (len_bytes, address) and the others. */
+/* Splits a tree into the blocks before (len_bytes, address) and the others. */
 static void split(struct tl_block *tree, uint64_t len_bytes, uintptr_t address, struct tl_block **ret_less,
                   struct tl_block **ret_others)
 {
@@ -38,7 +38,7 @@ static void split(struct tl_block *tree, uint64_t len_bytes, uintptr_t address, 
     *ret_others = NULL;
 }
 
-/* One tree of two, all of less before all of others. */
+/* Makes one tree of two, where all of less come before all of others. */
 static struct tl_block *join(struct tl_block *less, struct tl_block *others)
 {
     struct tl_block *root;
@@ -58,7 +58,7 @@ static struct tl_block *join(struct tl_block *less, struct tl_block *others)
     return root;
 }
 
-/* Where in the tree the block is, or the first of lower priority on the way to where it belongs. */
+/* Returns where in the tree the block is, or the first block of lower priority on the way to where it belongs. */
 static struct tl_block **find_place(struct tl_blocks *blocks, const struct tl_block *block)
 {
     struct tl_block **place = &blocks->root;
@@ -83,7 +83,7 @@ static void remove_free(struct tl_blocks *blocks, struct tl_block *block)
     block->is_free = false;
 }
 
-/* The first block that is not less than (len_bytes, address); NULL: none. */
+/* Returns the first block that does not come before (len_bytes, address); NULL when there is none. */
 static struct tl_block *lower_bound(const struct tl_blocks *blocks, uint64_t len_bytes, uintptr_t address)
 {
     struct tl_block *found = NULL;
@@ -123,7 +123,7 @@ static void link_after(struct tl_block *block, struct tl_block *added)
     block->after = added;
 }
 
-/* Adds what lies behind block, its neighbour, to it. */
+/* Joins the block with its free neighbour behind it. */
 static void absorb_after(struct tl_block *block)
 {
     struct tl_block *after = block->after;
@@ -152,7 +152,7 @@ bool tl_block_is_whole_range(const struct tl_block *block)
     return block->is_free && !block->before && !block->after;
 }
 
-/* Bytes before the first multiple of alignment. */
+/* Returns how many bytes lie before the first multiple of alignment. */
 static uint64_t gap_bytes(const struct tl_block *block, uint64_t alignment)
 {
     return -block->address & (alignment - 1);
@@ -161,7 +161,7 @@ static uint64_t gap_bytes(const struct tl_block *block, uint64_t alignment)
 struct tl_block *tl_blocks_find(const struct tl_blocks *blocks, uint64_t len_bytes, uint64_t alignment)
 {
     struct tl_block *block = lower_bound(blocks, len_bytes, 0);
-    /* The ones that are large enough but badly aligned are few: they exceed len_bytes by less than alignment. */
+    /* Few blocks are large enough but badly aligned: they exceed len_bytes by less than alignment. */
     while (block && block->len_bytes - len_bytes < gap_bytes(block, alignment))
         block = lower_bound(blocks, block->len_bytes, block->address + 1);
     return block;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory of the data plane: the pool first, then registrations of users' memory, and the slow worker that makes these.
+ * Memory of the data plane: the pool, registrations of users' memory, and the slow worker that makes both.
  *
  * The slow worker is a thread that starts with the first request. It carries out one registration at a time, in order,
  * and posts its closure; before each it serves the requests that wait for space in the pool. Destroying the memory lets
@@ -34,9 +34,9 @@ struct tl_memory {
     struct tl_closure_thread slow_worker;
     struct tl_closure serve_job; /* waits in the slow worker when the pool may be able to serve a request that waits */
 
-    /* The slow worker's. */
+    /* The fields from here on belong to the slow worker. */
     int64_t next_full_log_ns;
-    char logged_refusal[TL_ERROR_MESSAGE_BYTES]; /* of a registration; "": none has been logged */
+    char logged_refusal[TL_ERROR_MESSAGE_BYTES]; /* the last refusal of a registration that was logged; "": none was */
 };
 
 /* ------------------------------------------------------------------------------------------------- slow worker -- */
@@ -56,7 +56,7 @@ static inline void set_pin(struct tl_pin *pin, void *data, uint64_t len_bytes, s
     pin->entry = entry;
 }
 
-/* What cannot be registered is copied; once for each change of the reason. */
+/* Memory that cannot be registered is copied. Logs each reason once, until another one follows. */
 static void log_refusal(struct tl_memory *memory, const struct tl_error *error)
 {
     if (tl_reason_is_same(error->message, memory->logged_refusal)) return;
@@ -97,7 +97,7 @@ static bool evict(void *context)
     return tl_registrations_evict(memory->registrations);
 }
 
-/* Those that still wait do so until memory comes back. */
+/* The waits that are left last until memory comes back. */
 static void log_full(struct tl_memory *memory)
 {
     struct tl_memory_stats stats;
@@ -145,7 +145,7 @@ void tl_memory_register(struct tl_memory *memory, struct tl_registration *regist
     }
 }
 
-/* Ends the slow worker and cancels what waits. */
+/* Ends the slow worker and cancels the requests that are left. */
 static void stop_slow_worker(struct tl_memory *memory)
 {
     struct tl_list left, *link;
@@ -201,7 +201,7 @@ static void give_block(void *data, void *block)
     tl_pool_give(block);
 }
 
-/* A tensor around the block, which it takes over or gives back. */
+/* Creates a tensor around the block, which it takes over; on error the block is given back. */
 static enum tl_status create_around(const struct tl_meta_data *meta_data, struct tl_block *block,
                                     struct tl_tensor **ret_tensor, struct tl_error *ret_error)
 {
@@ -236,7 +236,7 @@ enum tl_status tl_memory_tensor_take(struct tl_memory *memory, const struct tl_m
         status = tl_pool_take_now(memory->pool, meta_data->size_bytes, &block, ret_error);
     }
     if (status != TL_OK) return status;
-    if (block == NULL) return tl_error_set(ret_error, TL_UNAVAILABLE, "no room in the pool now");
+    if (block == NULL) return tl_error_set(ret_error, TL_UNAVAILABLE, "the pool has no free memory now");
     return create_around(meta_data, block, ret_tensor, ret_error);
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Mapping memory for registration.
+ * Maps memory for registration.
  *
- * Huge pages that the administrator has reserved come first, transparent ones second, and small ones serve when there
- * are neither. Where the memory lies is a wish: a node that is full, or a container that forbids to ask, is no error.
+ * Huge pages that the administrator has reserved are tried first, then transparent huge pages, then small pages. The
+ * NUMA node is a wish: a node that is full, or a container that forbids to choose one, is no error.
  */
 #include "dataplane/memory/pages.h"
 
@@ -33,7 +33,8 @@ static void *map(uint64_t len_bytes, int flags)
     return mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
 }
 
-/* Starts at a huge page, so that transparent ones fit: maps more, and cuts off what lies before and behind. */
+/* Maps memory that begins at a huge page, so that transparent huge pages fit: maps more, and unmaps what lies before
+ * and behind. */
 static void *map_aligned(uint64_t len_bytes)
 {
     uint64_t whole_bytes;
@@ -54,12 +55,12 @@ static void prefer_node(void *address, uint64_t len_bytes, int numa_node)
     const unsigned word_bits = sizeof(nodes[0]) * CHAR_BIT;
     if (numa_node < 0 || (unsigned)numa_node >= TL_ARRAY_COUNT(nodes) * word_bits) return;
     nodes[(unsigned)numa_node / word_bits] = 1ul << (unsigned)numa_node % word_bits;
-    /* The kernel takes one bit less than it is told. */
+    /* The kernel reads one bit less than this number. */
     (void)syscall(SYS_mbind, address, len_bytes, MPOL_PREFERRED, nodes, sizeof(nodes) * CHAR_BIT + 1, 0);
 }
 
-/* Huge pages that the administrator has reserved, if they are there: a container may be allowed to map them and not to
- * touch them, which would end in a signal. */
+/* Maps huge pages that the administrator has reserved, if there are any. They are populated at once: a container may be
+ * allowed to map them and not to touch them, and touching them later would end in a signal. */
 static void *map_reserved(uint64_t len_bytes, int numa_node)
 {
     void *address = map(len_bytes, MAP_HUGETLB | MAP_HUGE_2MB);

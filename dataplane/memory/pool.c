@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The pool of registered memory: its life and its blocks. How it grows, and who waits for that, is in pool_grow.c.
+ * The pool of registered memory: how it begins and ends, and its blocks. How it grows, and waits for memory, are in
+ * pool_grow.c.
  *
  * Failure modes: a peer that writes where it should not reaches bytes of tensors, never the allocator, whose records
  * lie elsewhere.
@@ -15,7 +16,7 @@
 
 /* ----------------------------------------------------------------------------------------------------- regions -- */
 
-/* The region that the bytes lie in; NULL: none. */
+/* Returns the region that the bytes lie in; NULL when they lie in none. */
 static struct pool_region *find_region(const struct tl_pool *pool, const void *address, uint64_t len_bytes)
 {
     size_t count = pool_count_up_to(pool, (uintptr_t)address);
@@ -28,7 +29,7 @@ static struct pool_region *find_region(const struct tl_pool *pool, const void *a
 
 /* ------------------------------------------------------------------------------------------------------ spares -- */
 
-/* NULL: there is none of this size. Under mutex, like what follows. */
+/* Returns a spare block of this size; NULL when there is none. Called under mutex, like the functions that follow. */
 static struct tl_block *take_spare(struct tl_pool *pool, uint64_t block_bytes)
 {
     if (block_bytes > SPARE_MAX_BYTES) return NULL;
@@ -41,7 +42,7 @@ static struct tl_block *take_spare(struct tl_pool *pool, uint64_t block_bytes)
     return block;
 }
 
-/* Not when somebody waits for room. */
+/* Keeps a block as a spare, unless a request waits for memory. */
 static bool keep_spare(struct tl_pool *pool, struct tl_block *block)
 {
     if (pool->is_closed || block->len_bytes > SPARE_MAX_BYTES || !tl_list_is_empty(&pool->waiting)) return false;
@@ -109,7 +110,7 @@ fail:
     return status;
 }
 
-/* Gives up a region that is wholly free, after close. */
+/* Gives up a region that is wholly free, after tl_pool_close. */
 static void drop_if_free(struct tl_pool *pool, struct pool_region *region)
 {
     if (!tl_block_is_whole_range(region->first)) return;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How the pool grows, and how those are served who wait for memory of it.
+ * How the pool grows, and how waits for its memory are served.
  *
- * Who waits is served by tl_pool_serve, by one thread that may take its time: the longest wait first, with a block that
- * came back or with a new region. A pool that may not grow any more serves it when blocks come back.
+ * Waits are served by tl_pool_serve, on one thread that may block: the longest wait first, with a block that came back
+ * or with a new region. When the pool may not grow any more, blocks that come back serve it.
  *
- * Failure modes: a region that cannot be mapped or registered leaves the pool as it was; registrations that nobody uses
- * make room for it first. Who waits for what no region that is there could hold is told so.
+ * Failure modes: a region that cannot be mapped or registered leaves the pool as it was, after registrations that are
+ * not used were evicted for it. A wait that no region could ever serve ends with the reason.
  */
 #include "dataplane/memory/pool_internal.h"
 
@@ -17,7 +17,7 @@
 #include "base/check.h"
 #include "base/error.h"
 
-/* So many regions have the size that the settings say; then a further one has that part of the pool. */
+/* How many regions have the size that the settings say. A further region has this fraction of the pool. */
 #define REGIONS_OF_ONE_SIZE 64
 
 /* ----------------------------------------------------------------------------------------------------- regions -- */
@@ -103,7 +103,7 @@ void pool_region_remove(struct tl_pool *pool, struct pool_region *region)
 
 /* ----------------------------------------------------------------------------------------------------- growing -- */
 
-/* Takes one region out that can be given up; NULL: there is none. */
+/* Takes a region out that can be given up. Returns NULL when there is none. */
 static struct pool_region *pick_unused(struct tl_pool *pool)
 {
     struct pool_region *picked = NULL;
@@ -118,18 +118,19 @@ static struct pool_region *pick_unused(struct tl_pool *pool)
     return picked;
 }
 
-/* There may be no further one: each costs its provider something. */
+/* Returns true when there may be no further region: each costs its provider something. */
 static bool has_most_regions(const struct tl_pool *pool)
 {
     uint32_t most = pool->provider->limits.max_pool_regions;
     return most > 0 && pool->region_count >= most;
 }
 
-/* Makes room below the maximum, and says how large a region for need_bytes will be. Under growing. */
+/* Gives up regions if the maximum demands it, and computes how large a region for need_bytes will be. Called under
+ * growing. */
 static enum tl_status plan_region(struct tl_pool *pool, uint64_t need_bytes, uint64_t *ret_len_bytes,
                                   struct tl_error *ret_error)
 {
-    /* In a large pool regions become larger, so that they stay few. */
+    /* In a large pool regions are larger, so that they stay few. */
     uint64_t share_bytes = pool_round(pool->bytes / REGIONS_OF_ONE_SIZE, TL_PAGE_BYTES);
     uint64_t len_bytes = tl_max_u64(tl_max_u64(pool->pool_bytes, share_bytes), need_bytes);
     while (len_bytes <= pool->max_bytes && (len_bytes > pool->max_bytes - pool->bytes || has_most_regions(pool))) {
@@ -181,8 +182,8 @@ enum tl_status pool_grow(struct tl_pool *pool, struct pool_need need, struct tl_
 
 /* ----------------------------------------------------------------------------------------------------- waiting -- */
 
-/* Some region holds the block when nothing else is in it: one that there is, or one that there may be when all but the
- * first are given up. Under mutex. */
+/* Whether some region could hold the block: one that exists, when nothing else is in it, or one that could be made
+ * after all but the first were given up. Called under mutex. */
 static bool can_ever_fit(const struct tl_pool *pool, struct pool_need need, bool may_grow)
 {
     uint64_t first_bytes = pool->pool_bytes;
@@ -232,7 +233,7 @@ enum tl_status tl_pool_wait(struct tl_pool *pool, struct tl_pool_wait *wait, str
     return status;
 }
 
-/* Under mutex. */
+/* Called under mutex. */
 static void leave_queue(struct tl_pool *pool, struct tl_pool_wait *wait)
 {
     tl_list_remove(&wait->link);
@@ -249,20 +250,20 @@ bool tl_pool_withdraw(struct tl_pool *pool, struct tl_pool_wait *wait)
         is_waiting = false;
     }
     if (is_waiting) leave_queue(pool, wait);
-    /* What is behind it may want less. */
+    /* The next wait may need less. */
     if (is_waiting && is_first && pool->waiting_count > 0) pool->hooks.wanted(pool->hooks.context);
     pthread_mutex_unlock(&pool->mutex);
     return is_waiting;
 }
 
-/* It is the maximum that stands in the way of a region for this, not the card or the system. Under both locks. */
+/* Whether the maximum prevents a region for this need, rather than the card or the system. Called under both locks. */
 static bool is_full(const struct tl_pool *pool, struct pool_need need)
 {
     return has_most_regions(pool) || pool_round(need.len_bytes, TL_PAGE_BYTES) > pool->max_bytes - pool->bytes;
 }
 
-/* Serves the longest wait; false: it must go on waiting. Under both locks, but mutex is not held while the pool grows.
- */
+/* Serves the longest wait. Returns false when it must go on waiting. Called under both locks; mutex is not held while
+ * the pool grows. */
 static bool serve_first(struct tl_pool *pool, struct tl_pool_wait *wait)
 {
     struct pool_need need = pool_need_of(wait->len_bytes);
@@ -276,7 +277,7 @@ static bool serve_first(struct tl_pool *pool, struct tl_pool_wait *wait)
         pool->refusal.code = TL_OK;
         if (status != TL_OK) pool->refusal = error;
         wait->is_being_served = false;
-        /* It may yet come back. */
+        /* A block may yet come back. */
         if (status != TL_OK && !wait->is_withdrawn && can_ever_fit(pool, need, is_full(pool, need))) return false;
     }
     leave_queue(pool, wait);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The pool as its two files see it: pool.c (blocks, the fast path) and pool_grow.c (regions come and go, and
- * those who wait are served).
+ * The pool, as its two files see it: pool.c (blocks, the fast path) and pool_grow.c (how regions come and go, and how
+ * waits are served).
  *
- * Two locks: `mutex` guards the blocks, the list of regions and the queue, and is held for moments; `growing` is held,
- * first, by the one thread that makes or gives up regions, which takes milliseconds, so that others find room
- * meanwhile.
+ * There are two locks. `mutex` guards the blocks, the list of regions and the queue, and is held for moments. `growing`
+ * is taken before it by the one thread that makes or gives up regions; that takes milliseconds, during which other
+ * threads can take blocks.
  */
 #ifndef DATAPLANE_MEMORY_POOL_INTERNAL_H
 #define DATAPLANE_MEMORY_POOL_INTERNAL_H
@@ -16,7 +16,7 @@
 #include "dataplane/memory/pages.h"
 #include "dataplane/memory/pool.h"
 
-/* Under AddressSanitizer free memory of the pool is as forbidden as that of malloc: a late write is found. */
+/* Under AddressSanitizer free memory of the pool is poisoned like that of malloc, so that a late write is found. */
 #ifdef __has_feature
 #if __has_feature(address_sanitizer)
 #define HAS_ADDRESS_SANITIZER 1
@@ -34,7 +34,7 @@
 #define ALLOW(address, len_bytes) ((void)0)
 #endif
 
-/* Blocks up to this size that come back are kept as they are for the next who wants one of that size, this many of each
+/* Blocks up to this size that come back are kept as they are for the next request for this size, this many of each
  * size: small tensors come and go with every request. */
 #define SPARE_MAX_BYTES UINT64_C(4096)
 #define SPARE_SIZES (SPARE_MAX_BYTES / TL_POOL_ALIGNMENT_BYTES)
@@ -44,9 +44,9 @@ struct pool_region {
     struct tl_pool *pool;
     void *address;
     uint64_t len_bytes;
-    struct tl_region *region; /* NULL: closed */
-    struct tl_block *first;   /* the first of its blocks: the lowest address */
-    bool is_lasting;          /* the first of the pool */
+    struct tl_region *region; /* NULL: the pool is closed */
+    struct tl_block *first;   /* the block at the lowest address */
+    bool is_lasting;          /* it is the first region of the pool */
 };
 
 struct tl_pool {
@@ -57,27 +57,27 @@ struct tl_pool {
     pthread_mutex_t growing;
     pthread_mutex_t mutex;
     struct tl_blocks blocks;
-    struct tl_block *spares[SPARE_SIZES]; /* by size, linked by `right`; out, as far as blocks knows */
+    struct tl_block *spares[SPARE_SIZES]; /* by size, linked by `right`; struct tl_blocks takes them for taken */
     unsigned spare_counts[SPARE_SIZES];
     uint64_t spare_bytes;
-    struct tl_list waiting; /* of struct tl_pool_wait: the longest first */
+    struct tl_list waiting; /* struct tl_pool_wait, the longest wait first */
     uint64_t waiting_count;
     uint64_t waits_count;
     struct pool_region **regions; /* [region_count], by address */
     size_t region_count;
     size_t region_capacity;
-    uint64_t bytes;          /* of all regions; changes under both locks */
-    struct tl_error refusal; /* why it did not grow when that was tried last for a waiting request; TL_OK: it did */
+    uint64_t bytes;          /* the sum of all regions; changes under both locks only */
+    struct tl_error refusal; /* why the pool did not grow when that was tried last for a wait; TL_OK: it did */
     bool is_closed;
 };
 
-/* What a block for len_bytes takes, and where it may begin. */
+/* How much memory a block of len_bytes takes, and where it may begin. */
 struct pool_need {
     uint64_t len_bytes;
     uint64_t alignment;
 };
 
-/* Rounds up, or down when that does not fit. */
+/* Rounds up to a multiple of unit_bytes, or down when that does not fit. */
 static inline uint64_t pool_round(uint64_t len_bytes, uint64_t unit_bytes)
 {
     uint64_t sum;
@@ -91,24 +91,24 @@ static inline struct pool_need pool_need_of(uint64_t len_bytes)
                               .alignment = len_bytes < TL_POOL_PAGED_BYTES ? TL_POOL_ALIGNMENT_BYTES : TL_PAGE_BYTES};
 }
 
-/* Takes a block if one fits: *ret_block stays as it is when none does. Under mutex. Errors: TL_RESOURCE_EXHAUSTED: no
+/* Takes a block if one fits; otherwise *ret_block stays as it is. Called under mutex. Errors: TL_RESOURCE_EXHAUSTED: no
  * memory for the records. */
 enum tl_status pool_take_fitting(struct tl_pool *pool, struct pool_need need, struct tl_block **ret_block,
                                  struct tl_error *ret_error) TL_MUST_USE;
 
-/* The blocks that are kept become free room like any other; false: there were none. Under mutex. */
+/* Frees the spare blocks. Returns false when there were none. Called under mutex. */
 bool pool_give_spares(struct tl_pool *pool);
 
-/* How many regions start at or below the address. Under mutex. */
+/* Returns how many regions start at or below the address. Called under mutex. */
 size_t pool_count_up_to(const struct tl_pool *pool, uintptr_t address);
-/* Maps and registers memory, which add makes part of the pool (under mutex; false: no memory) and remove takes out of
- * it when it is wholly free. */
+/* Create maps and registers memory. Add makes it part of the pool (under mutex; false: no memory). Remove takes it out
+ * when it is wholly free. */
 enum tl_status pool_region_create(struct tl_pool *pool, uint64_t len_bytes, struct pool_region **ret_region,
                                   struct tl_error *ret_error) TL_MUST_USE;
 bool pool_region_add(struct tl_pool *pool, struct pool_region *region);
 void pool_region_remove(struct tl_pool *pool, struct pool_region *region);
 void pool_region_destroy(struct pool_region *region);
-/* Adds a region in which the block fits, and takes it. Under growing. Errors: as tl_pool_take. */
+/* Adds a region in which the block fits, and takes the block. Called under growing. Errors: those of tl_pool_take. */
 enum tl_status pool_grow(struct tl_pool *pool, struct pool_need need, struct tl_block **ret_block,
                          struct tl_error *ret_error) TL_MUST_USE;
 

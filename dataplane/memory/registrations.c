@@ -4,15 +4,16 @@
  *
  *     tensor -- attachment --> allocation -- current --> registered (a region, with pins)
  *
- * Each tensor that was ever asked for has an attachment to its allocation; the allocation goes with its last tensor. A
- * registration that is no longer current (evicted, replaced, memory gone) is found by nobody and is destroyed with its
- * last pin. Current ones that are not pinned wait in the list of idle ones, the least recently used first.
+ * Each tensor that was ever asked for has an attachment to its allocation; the allocation is freed with its last
+ * tensor. A registration that is no longer current (evicted, replaced, memory freed) cannot be found any more, and is
+ * destroyed with its last pin. Current registrations that are not pinned are in the list of idle ones, the least
+ * recently used first.
  *
- * The mutex is never held while the provider works: what is to be destroyed is collected under it and destroyed after.
- * Meanwhile it counts as dying, so that close knows when the provider may go. The cache itself goes with its last
- * reference: the owner has one, and each attachment.
+ * The mutex is not held while the provider works: registrations that are to be destroyed are collected under it and
+ * destroyed afterwards. Meanwhile they count as dying, so that close knows when the provider may go. The cache itself
+ * is freed with its last reference: the owner has one, and so has each attachment.
  *
- * Failure modes: what cannot be registered leaves the cache as it was, but for what was evicted for it.
+ * Failure modes: memory that cannot be registered leaves the cache as it was, except for evictions made for it.
  */
 #include "dataplane/memory/registrations.h"
 
@@ -35,15 +36,16 @@ struct allocation_key {
 struct allocation {
     struct allocation_key key;
     uint64_t tensor_count;
-    struct tl_registered *current; /* NULL: not registered */
+    struct tl_registered *current; /* NULL: the allocation is not registered */
     UT_hash_handle hh;
 };
 
 struct tl_registered {
     struct tl_region *region;
-    struct allocation *allocation; /* whose current one it is; NULL: it goes with its last pin */
+    struct allocation
+        *allocation; /* the allocation whose current registration it is; NULL: it is destroyed with its last pin */
     uint64_t pin_count;
-    struct tl_list link; /* idle, or doomed */
+    struct tl_list link; /* in the list of idle or of doomed ones */
 };
 
 struct attachment {
@@ -94,7 +96,7 @@ static void put_reference(struct tl_registrations *registrations)
     free(registrations);
 }
 
-/* Collects a registration for destroy_doomed, if nothing keeps it. Under the mutex. */
+/* Collects a registration for destroy_doomed, if nothing keeps it. Called under the mutex. */
 static void doom_unless_kept(struct tl_registrations *registrations, struct tl_registered *registered,
                              struct tl_list *doomed)
 {
@@ -105,7 +107,7 @@ static void doom_unless_kept(struct tl_registrations *registrations, struct tl_r
     registrations->dying_count++;
 }
 
-/* Takes the allocation's registration, if there is one, out of use. Under the mutex. */
+/* Takes the allocation's registration, if there is one, out of use. Called under the mutex. */
 static void retire_current(struct tl_registrations *registrations, struct allocation *allocation,
                            struct tl_list *doomed)
 {
@@ -117,7 +119,7 @@ static void retire_current(struct tl_registrations *registrations, struct alloca
     doom_unless_kept(registrations, registered, doomed);
 }
 
-/* Without the mutex. */
+/* Called without the mutex. */
 static void destroy_doomed(struct tl_registrations *registrations, struct tl_list *doomed)
 {
     struct tl_list *node;
@@ -158,7 +160,7 @@ void tl_registrations_close(struct tl_registrations *registrations)
 
 /* ------------------------------------------------------------------------------------------------- allocations -- */
 
-/* The tensor's memory goes. */
+/* The tensor is freed, and its memory with it. */
 static void detach(struct tl_tensor_attachment *base)
 {
     struct attachment *attachment = TL_CONTAINER_OF(base, struct attachment, base);
@@ -201,7 +203,7 @@ static struct allocation *find_known(struct tl_registrations *registrations, con
     return allocation;
 }
 
-/* A new allocation that has no tensor yet; NULL: no memory. */
+/* Returns a new allocation that has no tensor yet; NULL when there is no memory. */
 static struct allocation *add_allocation(struct tl_registrations *registrations, const struct tl_tensor *tensor)
 {
     struct allocation *allocation = calloc(1, sizeof(*allocation));
@@ -213,7 +215,7 @@ static struct allocation *add_allocation(struct tl_registrations *registrations,
     return NULL;
 }
 
-/* False: no memory. */
+/* Returns false when there is no memory. */
 static bool attach(struct tl_registrations *registrations, struct tl_tensor *tensor, struct allocation *allocation)
 {
     struct attachment *attachment = calloc(1, sizeof(*attachment));
@@ -228,7 +230,7 @@ static bool attach(struct tl_registrations *registrations, struct tl_tensor *ten
     return true;
 }
 
-/* The tensor's allocation, with the tensor attached; NULL: no memory. Under the mutex. */
+/* Returns the tensor's allocation, with the tensor attached; NULL when there is no memory. Called under the mutex. */
 static struct allocation *get_allocation(struct tl_registrations *registrations, struct tl_tensor *tensor)
 {
     struct allocation *allocation = find_attached(registrations, tensor);
@@ -250,7 +252,7 @@ static bool serves(const struct tl_registered *registered, enum tl_region_access
     return registered && (access == TL_REGION_READ || registered->region->access == TL_REGION_WRITE);
 }
 
-/* Under the mutex. */
+/* Called under the mutex. */
 static void pin(struct tl_registered *registered)
 {
     registered->pin_count++;
@@ -311,7 +313,7 @@ bool tl_registrations_evict(struct tl_registrations *registrations)
     return has_idle;
 }
 
-/* Evicts until one more of this size is within the limits. Only the caller adds any. */
+/* Evicts registrations until one more of this size is within the limits. No other thread adds any meanwhile. */
 static enum tl_status evict_idle(struct tl_registrations *registrations, uint64_t len_bytes, struct tl_error *ret_error)
 {
     struct tl_registrations_stats stats;
@@ -327,7 +329,7 @@ static enum tl_status evict_idle(struct tl_registrations *registrations, uint64_
                         len_bytes, stats.bytes, stats.count, registrations->max_bytes, registrations->max_count);
 }
 
-/* Makes a registration the current one of its allocation, pinned once. */
+/* Makes a registration the current one of its allocation, with one pin. */
 static void install(struct tl_registrations *registrations, struct allocation *allocation,
                     struct tl_registered *registered)
 {
@@ -345,7 +347,7 @@ static void install(struct tl_registrations *registrations, struct allocation *a
     destroy_doomed(registrations, &doomed);
 }
 
-/* The allocation stays: the caller holds a tensor of it. */
+/* The allocation cannot go: the caller holds a tensor of it. */
 static enum tl_status register_anew(struct tl_registrations *registrations, struct allocation *allocation,
                                     enum tl_region_access access, struct tl_registered **ret_registered,
                                     struct tl_error *ret_error)
@@ -383,7 +385,7 @@ enum tl_status tl_registrations_add(struct tl_registrations *registrations, stru
         registered = allocation->current;
         pin(registered);
     } else if (allocation && allocation->current && allocation->current->pin_count == 0) {
-        /* It would be replaced: its room first. */
+        /* The new registration replaces it, so its share of the limits is given back first. */
         retire_current(registrations, allocation, &doomed);
     }
     pthread_mutex_unlock(&registrations->mutex);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The bytes of the verbs provider that travel: addresses over the control plane, descriptors inside control
+ * The bytes that the verbs provider sends: addresses over the control plane, descriptors inside control
  * messages. Little-endian, of fixed length.
  *
  *   address   "TLV" and the version, 1 byte each; link layer, GID type, MTU, keys, initiator depth, responder
@@ -8,7 +8,7 @@
  *                  and port, 32, the rest zeros
  *   descriptor     address, 8; rkey, 4; length, 8
  *
- * What a peer sends is checked for every range before it reaches the card.
+ * Everything that a peer sends is checked before it reaches the card.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -63,7 +63,7 @@ static bool is_zero(const uint8_t gid[16])
     return memcmp(gid, zero, sizeof(zero)) == 0;
 }
 
-/* Printable, and ended within its room: it goes into messages. */
+/* Returns true for printable text that ends within its capacity: it is put into messages. */
 static bool is_name(const char *name, size_t capacity)
 {
     size_t len = strnlen(name, capacity);
@@ -72,7 +72,7 @@ static bool is_name(const char *name, size_t capacity)
     return len > 0 && len < capacity;
 }
 
-/* What is wrong with the values; NULL: nothing. */
+/* Returns what is wrong with the values; NULL when nothing is. */
 static const char *find_fault(const struct verbs_address *theirs)
 {
     bool is_ethernet = theirs->link_layer == IBV_LINK_LAYER_ETHERNET;
@@ -84,7 +84,7 @@ static const char *find_fault(const struct verbs_address *theirs)
     if (theirs->keys > TL_KEYS_REGION) return "keys";
     if (theirs->timeout > 31) return "time-out";
     if (theirs->retry_count > 7) return "retry count";
-    /* 0 and 1 are the queue pairs of management. */
+    /* 0 and 1 are management queue pairs. */
     if (theirs->number < 2 || theirs->number > MAX_24_BITS) return "queue pair number";
     if (theirs->psn > MAX_24_BITS) return "packet sequence number";
     if (!is_name(theirs->device, sizeof(theirs->device))) return "device name";
@@ -182,7 +182,7 @@ static uint8_t min_u8(uint8_t a, uint8_t b)
     return a < b ? a : b;
 }
 
-/* 0 is endless. */
+/* 0 means without end. */
 static uint8_t shorter_timeout(uint8_t a, uint8_t b)
 {
     return a == 0 ? b : b == 0 ? a : min_u8(a, b);

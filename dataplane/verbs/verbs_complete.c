@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Completions. A good one of posted work retires all that was posted before it; one of a slot hands the message or the
- * immediate to the owner. The first bad one breaks the queue pair; of those that follow good ones of slots are handed
- * to the owner still, and the rest only hand back what was posted.
+ * Completions. A good completion of posted work retires everything that was posted before it. A completion of a slot
+ * hands the message or the immediate to the owner. The first bad completion breaks the queue pair. Of the completions
+ * that follow it, good ones of slots are still handed to the owner, and the others only return what was posted.
  *
- * Of a failed completion only the id, the status and the vendor's number mean anything. Many failures show the same
- * status, and a failed link none at all of its own: before a reason is given, the device is asked for its events, for
- * the state of its port and for its address.
+ * In a failed completion only the id, the status and the vendor's number are valid. Many failures have the same status,
+ * and a failed link has none of its own. So before a reason is given, the device is asked for its events, for the state
+ * of its port and for its address.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -62,7 +62,7 @@ static void break_for(struct verbs_pair *pair, const struct ibv_wc *completion)
                              ibv_wc_status_str(completion->status), completion->vendor_err);
 }
 
-/* What the card says makes no sense: it will not be waited for. */
+/* The card's completions contradict each other: it is not relied on any more, and the queue pair is taken from it. */
 static void distrust(struct verbs_pair *pair, const char *why)
 {
     verbs_pair_break_because(pair, "%s", why);
@@ -78,7 +78,7 @@ static void complete_send(struct verbs_pair *pair, uint32_t index, const struct 
         return;
     }
     if (!verbs_pair_is_broken(pair)) {
-        /* Whatever came before a failed request has succeeded. */
+        /* All requests before a failed one have succeeded. */
         verbs_post_retire(pair, is_bad ? sequence : sequence + 1, TL_OK);
         if (is_bad) break_for(pair, completion);
     }
@@ -108,7 +108,7 @@ static void complete_receive(struct verbs_pair *pair, uint32_t index, const stru
     }
     pair->slots.posted--;
     if (completion->status == IBV_WC_SUCCESS) {
-        /* Also when the queue pair is broken meanwhile: the peer was told that it has arrived. */
+        /* The owner gets it even if the queue pair has broken meanwhile, because the peer knows that it has arrived. */
         deliver(pair, index, completion);
     } else if (!verbs_pair_is_broken(pair)) {
         break_for(pair, completion);
@@ -121,7 +121,7 @@ void verbs_complete(struct verbs_device *device, const struct ibv_wc *completion
     struct verbs_id id = verbs_id_unpack(completion->wr_id);
     if (id.place >= device->base.limits.max_queue_pairs) return;
     struct verbs_pair *pair = device->places[id.place].pair;
-    /* Taken from the card before its completions were read. */
+    /* The queue pair was taken from the card before its completions were read. */
     if (pair == NULL || pair->place.generation != id.generation || pair->qp == NULL) return;
     if (id.kind == VERBS_SEND) {
         complete_send(pair, id.index, completion);

@@ -2,16 +2,16 @@
 /*
  * One opened device: its protection domain, its completion queue, and how it is polled and slept on.
  *
- * One completion queue serves all queue pairs. It never overruns, because that loses completions in silence: every
- * queue pair reserves one entry for each request that it may have posted, the queue grows as they come, and a queue
- * pair that does not fit any more is refused.
+ * One completion queue serves all queue pairs. It must never overrun, because that loses completions without a trace.
+ * So every queue pair reserves one entry for each request that it may have posted, the queue grows with them, and a
+ * queue pair that does not fit any more is refused.
  *
  * The descriptor to sleep on is an epoll of the completion channel and of the device's own events, so that a link that
- * goes down wakes the sleeper. While nobody sleeps, the device is asked for events now and then, and whenever a request
- * has failed.
+ * goes down wakes the sleeping thread. While the reactor does not sleep, the device is asked for events now and then,
+ * and whenever a request has failed.
  *
- * A completion queue that fails, or a device that does, breaks every queue pair and takes them from the card: what was
- * posted is cancelled, since its completions may never come.
+ * A completion queue or a device that fails breaks every queue pair and takes them from the card: their posted work is
+ * cancelled, since its completions may never come.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -107,8 +107,8 @@ static bool device_arm(struct tl_provider *provider)
     struct verbs_device *device = verbs_device_of(provider);
     if (!tl_list_is_empty(&device->attention) || device->cq.stash_count > 0 || device->cq.has_events) return false;
     if (device->is_dead) return true;
-    /* Asked for first and looked at afterwards: what comes in between is found here, or makes the descriptor readable.
-     */
+    /* The notification is requested before the queue is polled: what comes in between is found here, or makes the
+     * descriptor readable. */
     int error = ibv_req_notify_cq(device->cq.cq, 0);
     if (error != 0) {
         struct tl_error reason;
@@ -171,7 +171,7 @@ bool verbs_device_find_gid(const struct verbs_device *device, uint32_t *ret_inde
 {
     struct ibv_gid_entry entry;
     struct ibv_port_attr port;
-    /* Mostly where it was. */
+    /* The entry is mostly where it was. */
     if (ibv_query_gid_ex(device->context, device->port.number, device->port.gid_index, &entry, 0) == 0 &&
         entry.gid_type == device->port.gid_type && memcmp(&entry.gid, &device->port.gid, sizeof(entry.gid)) == 0) {
         *ret_index = device->port.gid_index;
@@ -251,7 +251,7 @@ static const struct tl_provider_ops verbs_ops = {
     .doorbell = verbs_post_doorbell,
 };
 
-/* The failed call's errno as an error. */
+/* Makes an error of the failed call's errno. */
 static enum tl_status refuse(const struct verbs_device *device, const char *what, int error_number,
                              struct tl_error *ret_error)
 {
@@ -289,7 +289,7 @@ static enum tl_status open_queues(struct verbs_device *device, struct tl_error *
     return TL_OK;
 }
 
-/* Limits that follow from the device, the port and the options. */
+/* Sets the limits that follow from the device, the port and the options. */
 static enum tl_status take_limits(struct verbs_device *device, const struct tl_verbs_options *options,
                                   const struct ibv_port_attr *port, struct tl_error *ret_error)
 {
@@ -340,10 +340,11 @@ static enum tl_status open_context(struct verbs_device *device, const struct tl_
     return TL_OK;
 }
 
-/* A child that the application forks shares pages with the card until one of them is written, which then gets the copy.
- * Kernels from 5.12 on copy pinned pages into the child as it is forked and rdma-core says that nothing is needed
- * (RDMAV_FORK_SAFE changes nothing there); on older ones it keeps registered pages out of the child, which has to be
- * asked for before anything is registered. It may have been done by another user of rdma-core in this process. */
+/* A child that the application forks shares pages with the card until one of the two processes writes them, which then
+ * gets the copy. Kernels from 5.12 on copy pinned pages into the child as it is forked, and rdma-core says that nothing
+ * is needed (RDMAV_FORK_SAFE changes nothing there). On older kernels rdma-core keeps registered pages out of the
+ * child, which must be requested before anything is registered. Another user of rdma-core in this process may have
+ * requested it already. */
 static void make_fork_safe(void)
 {
     if (ibv_is_fork_initialized() != IBV_FORK_DISABLED) return;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a device reports on its own. A port that goes down, an address that goes, and a new local identifier break every
- * queue pair; an error of one queue pair breaks that one; an error of the completion queue or of the device is the end
- * of the device. What has come back (a port, a path) is logged: connecting again is the owner's business.
+ * Events that a device reports on its own. A port that goes down, an address that goes, and a new local identifier
+ * break every queue pair. An error of one queue pair breaks that one. An error of the completion queue or of the device
+ * ends the device. A port or a path that comes back is logged; the owner connects again.
  *
- * Queue pairs are marked as broken here and their owners told by the poll that follows, never from here: this also runs
- * in the middle of a failed completion, to learn why.
+ * Queue pairs are only marked as broken here; the next poll calls their owners, because this also runs in the middle of
+ * a failed completion, to learn its reason.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "base/log.h"
 
-/* A device that reports without end must not hold up the reactor. */
+/* A device that reports without end must not keep the reactor from its other work. */
 #define MAX_EVENTS 64
 
 static void break_all(struct verbs_device *device, const char *why)
@@ -113,7 +113,8 @@ unsigned verbs_events_handle(struct verbs_device *device)
         count++;
         TL_LOG_AT_INFO("RDMA device reports", TL_STR("device", device->base.name),
                        TL_STR("event", ibv_event_type_str(event.event_type)));
-        /* Before it is handled, which may destroy the queue pair: that waits until its events are acknowledged. */
+        /* It is copied and acknowledged before it is handled, because handling may destroy the queue pair, which waits
+         * until its events are acknowledged. */
         struct ibv_async_event copy = event;
         ibv_ack_async_event(&event);
         handle(device, &copy);

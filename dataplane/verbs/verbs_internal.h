@@ -1,32 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Between the files of the verbs provider.
+ * What the files of the verbs provider share.
  *
  *   verbs_options.c       ranges of the options, the list of devices
  *   verbs_memlock.c       the limit of locked memory and its remedy
  *   verbs_list.c          candidates and their order
  *   verbs_device.c        open and close, the completion queue and its size, poll, sleeping
  *   verbs_region.c        registered memory
- *   verbs_events.c        what the device reports on its own: ports, addresses, errors
+ *   verbs_events.c        events of the device: ports, addresses, errors
  *   verbs_pair.c          queue pairs: create, connect, break, drain, destroy
  *   verbs_slots.c         slots that the peer's messages arrive in
  *   verbs_post.c          posted work, doorbells
  *   verbs_window.c        memory windows, expose and revoke
  *   verbs_complete.c      completions, and why a bad one is bad
- *   verbs_address.c  the bytes that travel over the control plane
+ *   verbs_address.c       the bytes that travel over the control plane
  *
  * A queue pair's posted work is a ring of records, counted by three numbers that only grow:
  *
  *       retired            posted                tail
- *     ...|  at the card      |  wait for ring()    |  room
+ *     ...|  at the card      |  wait for doorbell  |  space
  *
- * Records that need no work request (what ends nothing, what came after the queue pair broke) take their place in it
- * all the same, so that every `done` comes in the order of posting. Of the requests of a doorbell only the last one
- * that somebody waits for asks for a completion, and so does every fourth part of the ring; a completion retires all
- * that was posted before. What was posted after the last of these is over when the queue pair is.
+ * An operation that needs no work request (one that ends nothing, or came after the queue pair broke) takes a record as
+ * well, so that every `done` comes in the order of posting. Of the requests of a doorbell only the last one with work
+ * asks for a completion, and so does every fourth part of the ring. A completion retires everything that was posted
+ * before it. What was posted after the last of these is over when the queue pair is.
  *
  * A work request's id names the queue pair's place, its generation, and the record or slot, so that a completion of a
- * queue pair that is gone touches nothing.
+ * destroyed queue pair touches nothing.
  */
 #ifndef DATAPLANE_VERBS_VERBS_INTERNAL_H
 #define DATAPLANE_VERBS_VERBS_INTERNAL_H
@@ -39,7 +39,7 @@
 
 #define VERBS_MAX_PAIRS 4096
 #define VERBS_BATCH 32
-/* An address vector has 8 bits for the place of its GID. */
+/* An address vector has 8 bits for the index of its GID. */
 #define VERBS_MAX_GID_INDEX 255
 
 /* ----------------------------------------------------------------------------------------- options and memlock -- */
@@ -58,28 +58,30 @@ struct verbs_filter {
     unsigned count;
 };
 
-/* Errors: TL_INVALID_ARGUMENT: not such a list. */
+/* Errors: TL_INVALID_ARGUMENT: the text is not such a list. */
 enum tl_status verbs_filter_parse(const char *text, struct verbs_filter *ret_filter,
                                   struct tl_error *ret_error) TL_MUST_USE;
-/* A name that is one of devices[count] stands for that device only from now on. */
+/* From now on, a name that is one of devices[count] stands for that device only. */
 void verbs_filter_resolve(struct verbs_filter *filter, const char *const *devices, size_t count);
-/* The entry that decides about a device's port; NULL: no entry names it. *ret_is_allowed is the decision. */
+/* Returns the entry that decides about a device's port; NULL when no entry names it. *ret_is_allowed is the
+ * decision. */
 const struct verbs_filter_entry *verbs_filter_find(const struct verbs_filter *filter, const char *device, unsigned port,
                                                    bool *ret_is_allowed);
 
-/* The 16 bytes of a GID that is this address (IPv4 mapped); the zone is left out. False: not an address. */
+/* Returns the 16 bytes of the GID that is this address (IPv4 mapped); the zone is left out. Returns false when the text
+ * is not an address. */
 bool verbs_address_to_gid(const char *address, uint8_t ret_gid[16]);
 bool verbs_gid_is_v4(const uint8_t gid[16]);
-/* As an IPv4 address when it is a mapped one. capacity: INET6_ADDRSTRLEN and more. */
+/* Formats a GID as an IPv4 address if it is a mapped one. capacity must be at least INET6_ADDRSTRLEN. */
 void verbs_gid_to_text(const uint8_t gid[16], char *ret_text, size_t capacity);
 
-/* Fills *ret_error with: `what` could not lock len_bytes, the limit, and how it is raised. */
+/* Fills *ret_error: `what` could not lock len_bytes, what the limit is, and how it is raised. */
 enum tl_status verbs_memlock_error(uint64_t len_bytes, const char *what, struct tl_error *ret_error);
 
 /* --------------------------------------------------------------------------------------------------- addresses -- */
 
 #define VERBS_ADDRESS_VERSION 1
-/* Of a device's name and port in an address, with NUL; a longer one is cut. */
+/* The size of a device's name and port in an address, with NUL; a longer one is cut. */
 #define VERBS_ADDRESS_NAME_BYTES 32
 #define VERBS_DESCRIPTOR_BYTES 20
 
@@ -93,40 +95,40 @@ struct verbs_address {
     uint8_t timeout;
     uint8_t retry_count;
     uint16_t lid;
-    uint32_t number; /* of the queue pair, 24 bits */
-    uint32_t psn;    /* first packet sequence number, 24 bits */
+    uint32_t number; /* the number of the queue pair, 24 bits */
+    uint32_t psn;    /* the first packet sequence number, 24 bits */
     uint8_t gid[16];
-    char device[VERBS_ADDRESS_NAME_BYTES]; /* "mlx5_0:1", for people */
+    char device[VERBS_ADDRESS_NAME_BYTES]; /* "mlx5_0:1", for messages */
 };
 
 void verbs_address_write(const struct verbs_address *pair_address, struct tl_pair_address *ret_bytes);
-/* Errors: TL_INVALID_ARGUMENT: not an address. TL_FAILED_PRECONDITION: of another version. */
+/* Errors: TL_INVALID_ARGUMENT: not an address. TL_FAILED_PRECONDITION: an address of another version. */
 enum tl_status verbs_address_read(const struct tl_pair_address *bytes, struct verbs_address *ret_pair_address,
                                   struct tl_error *ret_error) TL_MUST_USE;
-/* The provider's `check`: the same, and what was read is dropped. */
+/* The provider's `check`: reads the address and drops it. Errors: those of verbs_address_read. */
 enum tl_status verbs_address_check(const struct tl_provider *provider, const struct tl_pair_address *bytes,
                                    struct tl_error *ret_error) TL_MUST_USE;
-/* Errors: TL_FAILED_PRECONDITION: packets of one never reach the other, and why. */
+/* Errors: TL_FAILED_PRECONDITION: packets of one side never reach the other, with the reason. */
 enum tl_status verbs_address_match(const struct verbs_address *ours, const struct verbs_address *theirs,
                                    struct tl_error *ret_error) TL_MUST_USE;
 
-/* What both sides work with, found by each alone: the smaller of the two. */
+/* The parameters that both sides use. Each side computes them alone: the smaller of both values. */
 struct verbs_terms {
     uint8_t mtu; /* enum ibv_mtu */
     uint8_t initiator_depth;
     uint8_t responder_depth;
-    uint8_t timeout; /* 0: endless, only when both want that */
+    uint8_t timeout; /* 0: without end, only when both sides want that */
     uint8_t retry_count;
 };
 struct verbs_terms verbs_address_agree(const struct verbs_address *ours, const struct verbs_address *theirs);
 
 void verbs_descriptor_write(uint64_t address, uint32_t rkey, uint64_t len_bytes, struct tl_descriptor *ret_descriptor);
-/* False: not a descriptor of ours. */
+/* Returns false when it is not a descriptor of this provider. */
 bool verbs_descriptor_read(const struct tl_descriptor *descriptor, uint64_t *ret_address, uint32_t *ret_rkey,
                            uint64_t *ret_len_bytes);
 
 uint32_t verbs_mtu_to_bytes(enum ibv_mtu mtu);
-/* The greatest that is not more than bytes (at least 256). */
+/* Returns the greatest MTU of at most so many bytes (at least 256). */
 enum ibv_mtu verbs_mtu_from_bytes(uint32_t bytes);
 
 /* ----------------------------------------------------------------------------------------------------- devices -- */
@@ -189,21 +191,21 @@ static inline struct verbs_device *verbs_device_of(struct tl_provider *provider)
     return TL_CONTAINER_OF(provider, struct verbs_device, base);
 }
 
-/* Makes room for that many completions more. Errors: TL_RESOURCE_EXHAUSTED. */
+/* Enlarges the completion queue by so many completions. Errors: TL_RESOURCE_EXHAUSTED. */
 enum tl_status verbs_device_reserve(struct verbs_device *device, uint32_t count,
                                     struct tl_error *ret_error) TL_MUST_USE;
-/* Breaks every queue pair; is_lost: the card cannot be relied on to hand their work back. */
+/* Breaks every queue pair. is_lost: the card is not relied on to complete their work. */
 void verbs_device_break_all(struct verbs_device *device, bool is_lost, const struct tl_error *reason);
-/* The same, and no new ones. */
+/* Breaks every queue pair, and refuses new ones from now on. */
 void verbs_device_die(struct verbs_device *device, const struct tl_error *reason);
-/* Whether there is no such device any more; it is dead then. Not every driver reports that. */
+/* Returns true when the device does not exist any more; the device is dead then. Not every driver reports that. */
 bool verbs_device_is_removed(struct verbs_device *device);
-/* Where the device's address is in the port's table now; false: nowhere. */
+/* Finds where the device's address is in the port's table now. Returns false when it is not there. */
 bool verbs_device_find_gid(const struct verbs_device *device, uint32_t *ret_index);
-/* False, and why, when the port is down or the address has gone. */
+/* Returns false, with the reason, when the port is down or the address has gone. */
 bool verbs_device_has_link(const struct verbs_device *device, char *ret_why, size_t capacity);
 
-/* Handles what the device reports; returns how many. */
+/* Handles the events that the device reports. Returns how many. */
 unsigned verbs_events_handle(struct verbs_device *device);
 
 struct verbs_region {
@@ -223,12 +225,12 @@ void verbs_region_destroy(struct tl_region *region);
 
 /* ------------------------------------------------------------------------------------------------- queue pairs -- */
 
-/* What a work request is, in its id. */
+/* The kind of a work request, as its id says. */
 enum verbs_kind { VERBS_SEND = 0, VERBS_RECEIVE = 1 };
 
 struct verbs_id {
-    uint32_t generation; /* 24 bits */
-    uint32_t place;      /* 16 bits */
+    uint32_t generation; /* 24 bits of the queue pair's generation */
+    uint32_t place;      /* 16 bits: the index of the queue pair's place */
     enum verbs_kind kind;
     uint32_t index; /* 23 bits: the record, or the slot */
 };
@@ -246,16 +248,16 @@ static inline struct verbs_id verbs_id_unpack(uint64_t id)
 
 struct verbs_window {
     struct ibv_mw *mw;
-    uint32_t rkey;             /* of the last bind, which may not have been rung yet: mw->rkey is what the card knows */
-    struct verbs_window *next; /* in its list; an exposed one is in none */
+    uint32_t rkey; /* the key of the last bind, which may not have left yet; mw->rkey is the key that the card knows */
+    struct verbs_window *next; /* in its list; an exposed window is in no list */
 };
 
 struct verbs_record {
-    struct ibv_send_wr request; /* its id counts as well when it is not posted */
+    struct ibv_send_wr request; /* its id is used even if it is not posted */
     struct ibv_sge piece;
-    struct tl_work *work;        /* NULL: nobody waits */
-    struct verbs_window *window; /* free again when this is over; NULL: none */
-    bool is_empty;               /* there is no work request */
+    struct tl_work *work;        /* NULL: no work waits for it */
+    struct verbs_window *window; /* free again when the record is over; NULL: none */
+    bool is_empty;               /* the record has no work request */
 };
 
 struct verbs_slot {
@@ -271,25 +273,25 @@ struct verbs_slot {
 enum verbs_state {
     VERBS_FRESH,
     VERBS_CONNECTED,
-    VERBS_BROKEN,   /* the owner has not been told yet */
-    VERBS_FLUSHING, /* waits for the card to hand back every request */
+    VERBS_BROKEN,   /* the owner does not know yet */
+    VERBS_FLUSHING, /* waits for the card to complete every request */
     VERBS_DRAINED,
 };
 
-/* What packets of this queue pair carry. */
+/* The numbers of a queue pair, which its packets carry, and the peer's device. */
 struct verbs_pair_ids {
-    uint32_t number; /* of the queue pair, by the card */
-    uint32_t psn;    /* of the first packet */
+    uint32_t number; /* the number of the queue pair, which the card gave it */
+    uint32_t psn;    /* the sequence number of the first packet */
     uint32_t gid_index;
     char peer_device[VERBS_ADDRESS_NAME_BYTES]; /* empty: not connected yet */
 };
 
-/* What the queue pair holds in the device. */
+/* What the queue pair holds of the device. */
 struct verbs_pair_place {
     uint32_t index;
     uint32_t generation;
-    bool is_held;     /* a place in the device's table */
-    bool is_reserved; /* space in the completion queue */
+    bool is_held;     /* it has a place in the device's table */
+    bool is_reserved; /* it has reserved completions in the completion queue */
 };
 
 /* The ring of posted work. */
@@ -310,16 +312,16 @@ struct verbs_slots {
     uint64_t memory_bytes;
     struct ibv_mr *mr;
     struct verbs_slot *slots;             /* [count] */
-    uint32_t count;                       /* what the owner has asked for, and some that may be idle */
-    uint32_t may_idle;                    /* how many may wait before they are posted */
-    uint32_t posted;                      /* slots at the card */
-    uint32_t idle_count;                  /* slots to be posted */
-    struct ibv_recv_wr *idle, **idle_end; /* these, linked */
+    uint32_t count;                       /* how many slots the owner has asked for, and some more that may be idle */
+    uint32_t may_idle;                    /* how many slots may be idle before they are posted */
+    uint32_t posted;                      /* how many slots are posted */
+    uint32_t idle_count;                  /* how many slots are to be posted */
+    struct ibv_recv_wr *idle, **idle_end; /* the slots that are to be posted, linked */
 };
 
 struct verbs_windows {
     enum tl_keys keys;
-    struct verbs_window_block *blocks; /* all windows */
+    struct verbs_window_block *blocks; /* all windows of the queue pair */
     struct verbs_window *idle;
 };
 
@@ -328,7 +330,7 @@ struct verbs_pair {
     struct verbs_device *device;
     struct tl_queue_pair_events events;
     void *owner;
-    struct ibv_qp *qp; /* NULL: taken from the card already */
+    struct ibv_qp *qp; /* NULL: it was taken from the card */
     enum verbs_state state;
     struct verbs_pair_place place;
     struct verbs_ring ring;
@@ -337,7 +339,7 @@ struct verbs_pair {
     struct verbs_pair_ids ids;
     struct tl_list attention, flushing; /* places in the device's lists */
     int64_t flushing_since_ns;
-    struct tl_error reason; /* set from BROKEN on */
+    struct tl_error reason; /* valid from BROKEN on */
 };
 
 static inline struct verbs_pair *verbs_pair_of(const struct tl_queue_pair *pair)
@@ -361,33 +363,33 @@ void verbs_pair_destroy(struct tl_queue_pair *pair);
 
 /* Does nothing when it is broken already. */
 void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason);
-/* The same; the reason is "UNAVAILABLE: queue pair N of DEVICE: ...". */
+/* Does the same, with the reason "UNAVAILABLE: queue pair N of DEVICE: ...". */
 void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...)
     __attribute__((cold, format(printf, 2, 3)));
-/* Takes it from the card: everything that was posted is over. It must be broken. */
+/* Takes a broken queue pair from the card: everything that was posted is over. */
 void verbs_pair_take_from_card(struct verbs_pair *pair);
 void verbs_pair_needs_attention(struct verbs_pair *pair);
-/* Does what is due: tells that it is broken, retires what needs no card, posts slots, drains. Returns how many events.
- * The queue pair may be gone afterwards. */
+/* Does what is due: calls `broken`, retires what needs no card, posts slots, calls `drained`. Returns how many events
+ * that were. The queue pair may be destroyed when it returns. */
 unsigned verbs_pair_attend(struct verbs_pair *pair);
-/* Takes from the card those that it has not handed back for too long. */
+/* Takes queue pairs from the card whose work it has not completed for too long. */
 void verbs_pair_give_up(struct verbs_device *device);
-/* Tells the owner, if that is due. */
+/* Calls the owner's `broken` if that is due. Returns how many events that were. */
 unsigned verbs_pair_tell_broken(struct verbs_pair *pair);
 
-/* Memory of the slots, idle; registered. Errors: TL_RESOURCE_EXHAUSTED. */
+/* Allocates and registers the slots; all are idle. Errors: TL_RESOURCE_EXHAUSTED. */
 enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
 void verbs_slots_fini(struct verbs_pair *pair);
-/* Posts the idle slots; breaks the queue pair when that fails. */
+/* Posts the idle slots. Breaks the queue pair when that fails. */
 void verbs_slots_post_idle(struct verbs_pair *pair);
-/* The same if they are more than may be: looked at with every doorbell. */
+/* Posts the idle slots if there are more than may be idle. Called with every doorbell. */
 static inline void verbs_slots_post(struct verbs_pair *pair)
 {
     if (pair->slots.idle_count > pair->slots.may_idle) verbs_slots_post_idle(pair);
 }
-/* A request of a slot is back. */
+/* A receive request is completed: its slot is idle. */
 void verbs_slots_return(struct verbs_pair *pair, uint32_t index);
-/* First those that messages arrive in, then those of the records. */
+/* The memory of a slot: first come the slots that messages arrive in, then those of the records. */
 static inline uint8_t *verbs_slot_memory(const struct verbs_pair *pair, uint32_t index)
 {
     return pair->slots.memory + (size_t)index * TL_SLOT_BYTES;
@@ -399,18 +401,18 @@ void verbs_post_write(struct tl_queue_pair *pair, const struct tl_region *region
                       uint64_t len_bytes, const struct tl_descriptor *destination, uint64_t offset_bytes,
                       bool has_immediate, uint32_t immediate, struct tl_work *work);
 void verbs_post_doorbell(struct tl_queue_pair *pair);
-/* The next record, empty and without a window. The caller has looked at room. */
+/* Returns the next record, empty and without a window. The caller has looked at the space before. */
 struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *work);
-/* Ends the work before `end`. Returns how many. */
+/* Ends the work before `end`. Returns how many records that were. */
 unsigned verbs_post_retire(struct verbs_pair *pair, uint64_t end, enum tl_status status);
-/* Ends what was posted and needs no card, as far as nothing at the card is before it. Returns how many. */
+/* Ends records that need no card, as long as the card has no earlier one. Returns how many. */
 unsigned verbs_post_retire_empty(struct verbs_pair *pair);
-/* Ends everything, cancelled; nothing is at the card any more. Returns how many. */
+/* Ends all records as cancelled; the card has none any more. Returns how many. */
 unsigned verbs_post_cancel_rest(struct verbs_pair *pair);
 
 /* Errors: TL_RESOURCE_EXHAUSTED. */
 enum tl_status verbs_windows_prepare(struct verbs_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
-/* Gives all of them back to the card, bound or not. */
+/* Frees all windows, bound or not. */
 void verbs_windows_release(struct verbs_pair *pair);
 void verbs_window_put(struct verbs_pair *pair, struct verbs_window *window);
 enum tl_status verbs_window_expose(struct tl_queue_pair *pair, struct tl_region *region, void *address,
@@ -419,7 +421,7 @@ enum tl_status verbs_window_expose(struct tl_queue_pair *pair, struct tl_region 
 void verbs_window_revoke(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
 
 void verbs_complete(struct verbs_device *device, const struct ibv_wc *completion);
-/* What a completion's status means, for a person. Static. */
+/* Says in plain words what a completion's status means. Static text. */
 const char *verbs_complete_words(enum ibv_wc_status status);
 
 #endif

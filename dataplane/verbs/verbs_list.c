@@ -2,12 +2,12 @@
 /*
  * The candidates of this machine: every device, every port, every valid entry of its GID table.
  *
- * Each device is opened and asked; each candidate is judged: what it lacks is its reason, and those that lack nothing
+ * Each device is opened and queried, and each candidate is judged. What it lacks is its reason; those that lack nothing
  * are put into an order. The worker's address decides first, then the order of the option devices, then RoCE v2 before
  * v1, then IPv4 before IPv6 before link-local addresses, then the place in the table.
  *
- * A device that cannot be opened or asked is a candidate with a reason, not an error. Without any device the error says
- * which part of the way to one is missing: the card, the module, the nodes.
+ * A device that cannot be opened or queried is a candidate with a reason, not an error. When there is no device, the
+ * error says what is missing: the card, the module, or the device nodes.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -25,7 +25,7 @@
 
 #define MAX_CANDIDATES 65536
 
-/* What decides the order, most important first; smaller is better. */
+/* The values that decide the order, the most important first; smaller is better. */
 struct rank {
     bool is_usable;
     unsigned keys[5]; /* address, place in the option devices, RoCE version, kind of address, place in the list */
@@ -35,13 +35,13 @@ struct listing {
     const struct tl_verbs_options *options;
     struct verbs_filter filter;
     uint8_t address[16];
-    char interface[IF_NAMESIZE]; /* that has the address; empty: none of this machine */
+    char interface[IF_NAMESIZE]; /* the interface that has the address; empty: none of this machine has it */
     struct tl_verbs_candidate *candidates;
     struct rank *ranks;
     size_t count, capacity;
 };
 
-/* One port while it is asked. */
+/* One port while it is queried. */
 struct port_view {
     struct ibv_context *context;
     struct ibv_device_attr device;
@@ -63,7 +63,7 @@ static bool listing_grow(struct listing *listing)
     return true;
 }
 
-/* A new candidate that cannot be used; NULL: no memory, or too many. */
+/* Adds a candidate that cannot be used. Returns NULL when there is no memory, or there are too many. */
 static struct tl_verbs_candidate *listing_add(struct listing *listing, struct ibv_device *device)
 {
     if (!listing_grow(listing)) return NULL;
@@ -89,7 +89,7 @@ static int read_numa_node(struct ibv_device *device)
     return node;
 }
 
-/* True when the interface belongs to the same card: how an IPoIB address leads to its InfiniBand port. */
+/* Returns true when the interface belongs to the same card. So an IPoIB address leads to its InfiniBand port. */
 static bool has_interface(const struct ibv_device *device, const char *interface)
 {
     char path[IBV_SYSFS_PATH_MAX + IF_NAMESIZE + 32];
@@ -166,7 +166,7 @@ static void describe_port(const struct port_view *view, struct tl_verbs_candidat
 
 /* --------------------------------------------------------------------------------------------------- judgement -- */
 
-/* What is wrong with the port, into candidate->reason; true: nothing. */
+/* Writes what is wrong with the port into candidate->reason. Returns true when nothing is. */
 static bool judge_port(const struct listing *listing, const struct port_view *view,
                        struct tl_verbs_candidate *candidate, unsigned *ret_place)
 {
@@ -255,7 +255,7 @@ static bool add_gid(struct listing *listing, const struct port_view *view, const
     return true;
 }
 
-/* A port without any GID. */
+/* Adds a port that has no GID. */
 static bool add_bare_port(struct listing *listing, const struct port_view *view)
 {
     unsigned place;
@@ -288,7 +288,7 @@ static bool add_unusable(struct listing *listing, struct ibv_device *device, con
     if (candidate == NULL) return false;
     char path[IBV_SYSFS_NAME_MAX + 32];
     snprintf(path, sizeof(path), "/dev/infiniband/%s", device->dev_name);
-    /* rdma-core looks elsewhere when a node cannot be opened, and forgets why. */
+    /* When a node cannot be opened, rdma-core looks elsewhere and loses the reason. */
     if (access(path, R_OK | W_OK) != 0) error_number = errno;
     snprintf(candidate->reason, sizeof(candidate->reason), "cannot %s %s: %s%s", what, path, strerror(error_number),
              error_number == ENOENT ? "; a container needs --device=/dev/infiniband"
@@ -298,7 +298,7 @@ static bool add_unusable(struct listing *listing, struct ibv_device *device, con
     return true;
 }
 
-/* False: no memory. */
+/* Returns false when there is no memory. */
 static bool add_ports(struct listing *listing, struct ibv_context *context)
 {
     struct port_view view = {.context = context};
@@ -330,7 +330,7 @@ static bool add_device(struct listing *listing, struct ibv_device *device)
     return is_ok;
 }
 
-/* True when the folder has an entry whose name begins so. */
+/* Returns true when the folder has an entry whose name begins with the prefix. */
 static bool folder_has(const char *path, const char *prefix)
 {
     bool has_any = false;
@@ -373,7 +373,7 @@ static int compare_ranks(const void *a, const void *b)
     return 0;
 }
 
-/* The candidates in their order; NULL: no memory. */
+/* Returns the candidates in their order; NULL when there is no memory. */
 static struct tl_verbs_candidate *listing_sort(const struct listing *listing)
 {
     struct tl_verbs_candidate *sorted = calloc(listing->count + 1, sizeof(*sorted));

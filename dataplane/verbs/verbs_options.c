@@ -2,8 +2,9 @@
 /*
  * Options of the verbs provider: their ranges, the list of devices, and the address as a GID.
  *
- * The list is parsed once into entries, which are then resolved against the devices there are. Whatever is no such list
- * or out of its range is an error that begins with the option's name; nothing is corrected in silence.
+ * The list is parsed once into entries, which are then resolved against the devices of this machine. A text that is not
+ * such a list, or a value out of its range, is an error that begins with the option's name; nothing is corrected
+ * silently.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -75,7 +76,7 @@ enum tl_status tl_verbs_options_check(const struct tl_verbs_options *options, st
     return verbs_filter_parse(options->devices, &filter, ret_error);
 }
 
-/* Of IPv6 addresses that stand for IPv4 ones. */
+/* The prefix of IPv6 addresses that stand for IPv4 addresses. */
 static const uint8_t mapped_prefix[12] = {[10] = 0xff, [11] = 0xff};
 
 bool verbs_gid_is_v4(const uint8_t gid[16])

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Queue pairs: their life.
+ * Queue pairs: how they begin and end.
  *
- * create takes everything that the queue pair will ever need: its place in the completion queue, slots, records,
- * windows, and the card's queue pair in the state INIT, so that it can be introduced. connect posts the slots and takes
- * it to ready-to-receive and ready-to-send on the terms of both sides.
+ * create takes everything that the queue pair will ever need: its part of the completion queue, slots, records,
+ * windows, and the card's queue pair in the state INIT, so that it has an address. connect posts the slots and takes it
+ * to ready-to-receive and ready-to-send with the parameters that both sides agree on.
  *
- * Whatever breaks it moves the card's queue pair to the state ERR, in which the card hands back every request. The
- * owner hears of it from poll: broken, then its work cancelled, and drained when the last request is back. Where the
- * card cannot be relied on for that, the queue pair is taken from it instead, after which it touches no memory any
- * more.
+ * Every failure moves the card's queue pair to the state ERR, in which the card completes every request. The owner
+ * learns of it from poll: broken, then its work cancelled, and drained when the last request is completed. When the
+ * card is not relied on for that, the queue pair is taken from it instead, after which it touches no memory any more.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -25,15 +24,15 @@
 #include "base/log.h"
 #include "base/random.h"
 
-/* A requester whose peer has no slot posted waits 0.64 ms and tries again, this often: credits make that an error, but
- * a short one is none to break for. 7 would be for ever. */
+/* A requester whose peer has no slot posted waits 0.64 ms and tries again, this often. Credits make a missing slot an
+ * error, but a short lack of one must not break the queue pair. 7 would be without end. */
 #define RNR_TIMER 12
 #define RNR_RETRY_COUNT 6
 #define MAX_READ_DEPTH 16
-/* Until a card must have handed back what was posted on a broken queue pair. */
+/* How long a card may take to complete what was posted on a broken queue pair. */
 #define FLUSH_PATIENCE_NS TL_NS_PER_SEC
 #define HOP_LIMIT 255
-/* Slots are posted that many at a time. */
+/* How many slots are posted together. */
 #define MAX_IDLE_SLOTS 64
 #define MASK_24_BITS UINT32_C(0xffffff)
 
@@ -44,7 +43,7 @@ static uint8_t clamp_depth(int depth)
 
 /* ------------------------------------------------------------------------------------------------------ create -- */
 
-/* A place in the device's table; false: all are taken. */
+/* Takes a place in the device's table. Returns false when all are taken. */
 static bool take_place(struct verbs_device *device, struct verbs_pair *pair)
 {
     uint32_t count = device->base.limits.max_queue_pairs;
@@ -159,7 +158,7 @@ enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_q
     pair->events = *events;
     pair->owner = owner;
     pair->windows.keys = options->keys;
-    /* The card has room for as many slots as options may ask for, and perhaps for more. */
+    /* The card has space for as many slots as the options may ask for, and perhaps for more. */
     uint32_t space_count = (uint32_t)device->attributes.max_qp_wr - options->slot_count;
     pair->slots.may_idle = (uint32_t)tl_min_u64(tl_min_u64(options->slot_count / 4, MAX_IDLE_SLOTS), space_count);
     pair->slots.count = options->slot_count + pair->slots.may_idle;

@@ -2,21 +2,21 @@
 /*
  * Posted work: the ring of records of a queue pair, and its doorbell.
  *
- * A post fills the next record; ring() links all records since the last doorbell and hands them to the card with one
+ * A post fills the next record. The doorbell links all records since the last one and hands them to the card with one
  * call. A message is copied into the slot of its record, which is therefore used again only when the message is over.
- * What the card refuses breaks the queue pair and takes it from the card, since the completion that was asked for last
- * may be among what was refused.
+ * When the card refuses a request, the queue pair breaks and is taken from the card, since the request that asks for a
+ * completion may be among those refused.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
 #include <endian.h>
 #include <string.h>
 
-/* Of writes: how much may be under way before one of them tells that it is over. Less than what the slowest network
- * carries before the peer is taken for dead. */
+/* How many bytes of writes may be under way before one of them asks for a completion: less than the slowest network
+ * carries within the peer time-out. */
 #define SIGNAL_BYTES (1u << 20)
 
-/* Of writes: what leaves with its request, so that the card does not have to fetch it. */
+/* Writes of at most so many bytes leave with their request, so that the card does not have to fetch them. */
 #define INLINE_WRITE_BYTES 64
 
 static struct verbs_record *record_at(const struct verbs_pair *pair, uint64_t sequence)
@@ -27,7 +27,7 @@ static struct verbs_record *record_at(const struct verbs_pair *pair, uint64_t se
 uint32_t verbs_post_space(const struct tl_queue_pair *base)
 {
     const struct verbs_pair *pair = TL_CONTAINER_OF(base, const struct verbs_pair, base);
-    /* Broken, but not told: posts are accepted, and cancelled. */
+    /* While the owner does not know that the queue pair is broken, posts are accepted and cancelled. */
     if (pair->state != VERBS_CONNECTED && pair->state != VERBS_BROKEN) return 0;
     return pair->ring.work_count - (uint32_t)(pair->ring.tail - pair->ring.retired);
 }
@@ -39,8 +39,8 @@ struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *
     TL_CHECK(pair->state != VERBS_FRESH && pair->state != VERBS_DRAINED);
     TL_CHECK(pair->ring.tail - pair->ring.retired < pair->ring.work_count);
     TL_CHECK(work == NULL || work->magic == TL_WORK_MAGIC);
-    /* No more than what is read of every request: it has room for all kinds, and to clear that takes as long as half a
-     * post. */
+    /* Only what is read of every request is set. The struct is large enough for all kinds of requests, and clearing it
+     * takes half as long as a post. */
     record->request.wr_id =
         verbs_id_pack((struct verbs_id){pair->place.generation, pair->place.index, VERBS_SEND, index});
     record->request.sg_list = NULL;
@@ -56,7 +56,7 @@ struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *
     return record;
 }
 
-/* The record has something to read here. */
+/* Makes the record send this data. */
 static void set_piece(struct verbs_record *record, const void *address, uint32_t len_bytes, uint32_t lkey)
 {
     record->is_empty = false;
@@ -78,8 +78,8 @@ void verbs_post_message(struct tl_queue_pair *base, const void *data, uint32_t l
     if (len_bytes <= pair->ring.max_inline_bytes) record->request.send_flags = IBV_SEND_INLINE;
 }
 
-/* Where in the peer's memory a write goes. False: nowhere, and the queue pair is broken: the peer has sent a descriptor
- * that is none, or asked for more than it has exposed. */
+/* Finds where in the peer's memory a write goes. Returns false, and breaks the queue pair, when the peer has sent
+ * something that is not a descriptor, or the write exceeds what it has exposed. */
 static bool find_destination(struct verbs_pair *pair, const struct tl_descriptor *destination, uint64_t offset_bytes,
                              uint64_t len_bytes, struct ibv_send_wr *request)
 {
@@ -138,8 +138,8 @@ static void ask_completion(struct verbs_pair *pair, uint64_t sequence)
     pair->ring.bytes_since_signal = 0;
 }
 
-/* Links the requests that have not left yet. The last one that somebody waits for asks for a completion, and so does
- * every fourth part of the ring and whatever makes SIGNAL_BYTES full. NULL: there is none. */
+/* Links the requests that have not left yet. The last one with work asks for a completion, and so does every fourth
+ * part of the ring and each write that makes SIGNAL_BYTES full. Returns NULL when there is no request. */
 static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
 {
     struct ibv_send_wr *first = NULL, **place = &first;
@@ -160,7 +160,7 @@ static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
     return first;
 }
 
-/* A window's key is the one of its last bind that the card has taken: the next bind names it. */
+/* A window's key is that of the last bind that the card has taken: the next bind names it. */
 static void update_keys(const struct ibv_send_wr *request)
 {
     for (; request != NULL; request = request->next) {

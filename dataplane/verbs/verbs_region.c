@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Registered memory. A region that is only read gives the card no right to write; one that peers reach through windows
- * can be written by nobody until a window is bound to a part of it. Only where keys are those of regions may a peer
- * that was told the key write all of it.
+ * Registered memory. A region that is only read gives the card no right to write. A region that peers reach through
+ * windows cannot be written until a window is bound to a part of it. Only under TL_KEYS_REGION a peer that has the key
+ * may write all of it.
  */
 #include "dataplane/verbs/verbs_internal.h"
 

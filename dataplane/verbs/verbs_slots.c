@@ -3,8 +3,8 @@
  * Slots: the registered memory of one queue pair in which messages arrive, and from which they leave.
  *
  * Each slot that messages arrive in has one receive request, made once. There are more of them than the owner counts
- * on, so that some may be idle: these are linked and posted together. Whether they are too many is looked at after a
- * poll and before any doorbell, so that a peer that is told of a free slot finds it posted.
+ * on, so that some may be idle: these are linked and posted together. Whether too many are idle is checked after a poll
+ * and before each doorbell, so that a slot is posted before the peer learns that it is free.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -19,7 +19,7 @@ enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_er
 {
     pair->slots.memory_bytes = ((uint64_t)pair->slots.count + pair->ring.record_count) * TL_SLOT_BYTES;
     pair->slots.slots = calloc(pair->slots.count, sizeof(*pair->slots.slots));
-    /* A mapping of its own: registering pins whole pages, which must not be shared with anything else. */
+    /* It is a mapping of its own: registering pins whole pages, which must not be shared with anything else. */
     void *memory = mmap(NULL, pair->slots.memory_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     pair->slots.memory = memory != MAP_FAILED ? memory : NULL;
     if (pair->slots.slots == NULL || pair->slots.memory == NULL) {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Exposures. Under TL_KEYS_WINDOW each has a type 2 memory window of its own: bound to this queue pair and to nothing
- * but the exposed bytes by a request that leaves with the next doorbell, and invalidated by another one. A window can
- * be bound again once its invalidation is over, with the next key: an old descriptor opens nothing for the next 255
- * binds of that window, and never anything to another peer.
+ * Exposures. Under TL_KEYS_WINDOW each exposure has a type 2 memory window of its own. A request that leaves with the
+ * next doorbell binds it to this queue pair and to nothing but the exposed bytes, and another request invalidates it. A
+ * window can be bound again once its invalidation is over, with the next key: an old descriptor opens nothing for the
+ * next 255 binds of that window, and never anything to another peer.
  *
- * Windows are made in blocks, the first when the queue pair is created, and kept for it. Those that are still bound
- * when it has broken go back to the card before the owner hears that it is drained: until then they keep their regions.
+ * Windows are made in blocks, the first when the queue pair is created, and kept for it. Windows that are still bound
+ * when it has broken go back to the card before the owner learns that it is drained: until then they keep their
+ * regions.
  *
- * Under TL_KEYS_REGION, and for no bytes at all, there is nothing to bind or to invalidate.
+ * Under TL_KEYS_REGION, and for an exposure of no bytes, there is nothing to bind or to invalidate.
  */
 #include "dataplane/verbs/verbs_internal.h"
 
@@ -27,7 +28,7 @@ struct verbs_window_block {
     struct verbs_window windows[BLOCK_WINDOWS];
 };
 
-/* Makes another block of windows; fewer than a whole one will do, none will not. */
+/* Makes another block of windows. A part of a block is enough; it fails when not a single window can be made. */
 static enum tl_status add_block(struct verbs_pair *pair, struct tl_error *ret_error)
 {
     struct verbs_window_block *block = calloc(1, sizeof(*block));
