@@ -56,6 +56,17 @@ static bool use_proxy(struct request *request, struct conn_memory_wait *memory_w
     return status == TL_OK;
 }
 
+/* The peer will write to the pool if a block of it is free now. False: none is. */
+static bool use_free_proxy(struct request *request)
+{
+    struct tl_error error;
+    uint64_t size_bytes = request->expected.meta_data.size_bytes;
+    if (conn_block_create(request->conn->memory, NULL, size_bytes, &request->proxy, &request->pin, &error) != TL_OK)
+        return false;
+    request_handle(request, EVENT_READY);
+    return true;
+}
+
 static void registered(struct tl_closure *closure)
 {
     struct registering *registering = conn_registered(closure);
@@ -111,7 +122,10 @@ void request_prepare_memory(struct request *request)
         if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
     } else {
         request->proxy_reason = conn->engine->provider->limits.needs_regions ? reason_small : reason_cheap;
-        if (!conn_is_small(conn, destination) || !use_proxy(request, NULL, &error)) expose_itself(request);
+        bool is_small = conn_is_small(conn, destination);
+        bool is_copied = tl_tensor_size_bytes(destination) < conn->engine->options.copy_bytes;
+        bool has_proxy = is_small ? use_proxy(request, NULL, &error) : is_copied && use_free_proxy(request);
+        if (!has_proxy) expose_itself(request);
     }
 }
 

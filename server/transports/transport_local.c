@@ -20,6 +20,10 @@
 #define PIECE_BYTES (8 * 1024 * 1024)
 /* Smaller tensors in memory of users are copied through the pool: to have a helper thread read them takes longer. */
 #define REGISTER_BYTES (16 * 1024)
+/* Received tensors of less than so many bytes are copied through the pool as well as long as it has a free block: one
+ * at a time takes less than half as long. When many are under way the pool is full, and the helper threads read the
+ * others, instead of the pool being made larger. */
+#define COPY_BYTES (256 * 1024)
 #define MAX_CACHED_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)
 /* A data connection that takes longer is not worth waiting for. Where dozens of workers of few cores connect all to
@@ -52,6 +56,7 @@ static void read_local(const struct tl_settings *settings, struct tl_transport_o
                    .cache_count = CACHE_COUNT,
                    .piece_bytes = PIECE_BYTES,
                    .register_bytes = REGISTER_BYTES,
+                   .copy_bytes = COPY_BYTES,
                    .peer_memory = memory,
                    .is_mapping_allowed = local->map == TL_LOCAL_MAP_FILES,
                    .peer_timeout_ns = local->peer_timeout_ns,

@@ -139,6 +139,34 @@ START_TEST(no_space_either)
 }
 END_TEST
 
+static void expect_no_copy(void)
+{
+    ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+    ck_assert_int_eq(ask.fetch.path, TL_PATH_ZERO_COPY);
+    engine_ask_fini(&ask);
+}
+
+/* Where nothing needs to be registered, a tensor of less than copy_bytes goes through the pool if that has space. */
+START_TEST(copied_while_there_is_space)
+{
+    options.provider.needs_no_regions = true;
+    options.engine.copy_bytes = LARGE_BYTES + 1;
+    options.memory.pool_bytes = options.memory.max_pool_bytes = 4 << 20;
+    open_pair();
+    fetch(1, engine_pool_bytes(owner, LARGE_BYTES, 1), true);
+    expect_copy("it is small");
+    fetch(2, engine_pool_bytes(owner, LARGE_BYTES + 1, 2), true);
+    expect_no_copy();
+    struct tl_tensor *all = engine_pool_bytes(asker, 4 << 20, 3);
+    fetch(4, engine_pool_bytes(owner, LARGE_BYTES, 4), true);
+    expect_no_copy();
+    tl_tensor_put(all);
+    fetch(5, engine_pool_bytes(owner, LARGE_BYTES, 5), true);
+    expect_copy("it is small");
+    engine_pair_close(&pair);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine_bounce");
@@ -152,6 +180,7 @@ int main(void)
     tcase_add_test(tcase, refused_at_the_owner);
     tcase_add_test(tcase, the_reason_changes);
     tcase_add_test(tcase, no_space_either);
+    tcase_add_test(tcase, copied_while_there_is_space);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
