@@ -104,7 +104,6 @@ struct tl_queue_pair_options {
     uint32_t slot_count; /* messages and immediates that may be under way to us */
     uint32_t work_count; /* operations that may be posted at a time; the provider adds what it needs itself */
     enum tl_keys keys;
-    uint64_t peer; /* a number of the peer's name, under which what it leaves behind is counted; 0: nobody is known */
 };
 
 /* Properties of a provider, fixed while it is open. */

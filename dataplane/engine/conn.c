@@ -17,7 +17,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <xxhash.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -397,11 +396,9 @@ enum tl_status tl_conn_create(struct tl_engine *engine, struct tl_memory *memory
     enum tl_status status = create_tables(conn, ret_error);
     if (status == TL_OK) status = handshake_init(conn, ret_error);
     if (status != TL_OK) goto fail;
-    const struct tl_queue_pair_options options = {
-        .slot_count = engine->options.slot_count,
-        .work_count = engine->options.work_count,
-        .keys = engine->options.keys,
-        .peer = XXH3_64bits_withSeed(peer->name, strlen(peer->name), engine->name_seed)};
+    const struct tl_queue_pair_options options = {.slot_count = engine->options.slot_count,
+                                                  .work_count = engine->options.work_count,
+                                                  .keys = engine->options.keys};
     status = tl_queue_pair_create(engine->provider, &options, &pair_events, conn, &conn->pair, ret_error);
     if (status != TL_OK) goto fail;
     *ret_conn = conn;

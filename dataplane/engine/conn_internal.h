@@ -35,7 +35,6 @@ struct tl_engine {
     void *source_context;
     uint64_t piece_bytes; /* the most that one write carries */
     struct tl_list conns;
-    uint64_t name_seed; /* of the numbers of peers' names: nobody can choose a name with the number of another one */
     struct tl_engine_stats stats;
     struct tl_message incoming; /* the message that is being handled */
     struct tl_message outgoing; /* the message that is being composed */

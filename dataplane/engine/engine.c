@@ -6,7 +6,6 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "base/random.h"
 #include "dataplane/engine/conn_internal.h"
 
 enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *memory,
@@ -27,7 +26,6 @@ enum tl_status tl_engine_create(struct tl_reactor *reactor, struct tl_memory *me
     engine->piece_bytes =
         options->piece_bytes > 0 && options->piece_bytes < max_bytes ? options->piece_bytes : max_bytes;
     tl_list_init(&engine->conns);
-    engine->name_seed = tl_random_u64();
     if (options->keys == TL_KEYS_REGION) {
         enum tl_status status =
             tl_peer_memories_create(engine->provider, &options->peer_memory, &engine->peer_memories, ret_error);
