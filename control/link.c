@@ -209,8 +209,8 @@ static void stream_sent(struct tl_stream *stream)
     if (link->state == LINK_HANDSHAKE || link->state == LINK_ASKING || link->state == LINK_CLOSING) return;
     link_serves_left(link);
     link_send_frames(link);
-    if (link->is_read_paused && !link_is_congested(link)) {
-        link->is_read_paused = false;
+    if (link->answers.is_read_paused && !link_is_congested(link)) {
+        link->answers.is_read_paused = false;
         tl_stream_read(stream);
     }
     link_maybe_drained(link);
@@ -221,7 +221,7 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
     struct tl_link *link = tl_stream_owner(stream);
     if (link->state != LINK_CLOSING) {
         link_receive_frame(link, message);
-        link->is_read_paused = link_is_congested(link) || link->state == LINK_ASKING;
+        link->answers.is_read_paused = link_is_congested(link) || link->state == LINK_ASKING;
     }
     if (link->state == LINK_ASKING && grpc_byte_buffer_length(message) > TL_MAX_FRAME_HEAD_BYTES) {
         link_protocol_error(link, "a hello of %zu bytes", grpc_byte_buffer_length(message));
@@ -232,9 +232,9 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
         grpc_byte_buffer_destroy(message);
     }
     /* Also when closing: the peer may be in the middle of a message, and answers only after it. */
-    if (!link->is_read_paused) tl_stream_read(stream);
+    if (!link->answers.is_read_paused) tl_stream_read(stream);
     /* Reading goes on when something was sent, and the window does not hold up a side that does not read. */
-    if (link->is_read_paused && link->state != LINK_ASKING) link_flush_later(link);
+    if (link->answers.is_read_paused && link->state != LINK_ASKING) link_flush_later(link);
 }
 
 void tl_links_ask_again(struct tl_control *control)
@@ -291,10 +291,10 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     tl_list_init(&link->to_request);
     tl_list_init(&link->to_fail);
     tl_list_init(&link->connection_messages);
-    tl_list_init(&link->failures);
-    tl_list_init(&link->ready);
-    tl_list_init(&link->active);
-    tl_list_init(&link->leaving);
+    tl_list_init(&link->answers.failures);
+    tl_list_init(&link->answers.ready);
+    tl_list_init(&link->answers.active);
+    tl_list_init(&link->answers.leaving);
     int64_t due_ns = tl_clock_deadline_ns(control->options.connect_timeout_ns);
     if (tl_timers_arm(tl_loop_timers(control->loop), &link->handshake_timer, due_ns) != TL_OK) {
         tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a link");
@@ -517,7 +517,7 @@ bool tl_link_is_ours(const struct tl_link *link)
 
 bool tl_link_is_idle(const struct tl_link *link)
 {
-    return link->fetches == NULL && link->serves == NULL && tl_list_is_empty(&link->to_fail);
+    return link->fetches == NULL && link->answers.serves == NULL && tl_list_is_empty(&link->to_fail);
 }
 
 bool tl_link_tell_received(struct tl_link *link, const uint64_t *numbers, size_t count)

@@ -49,6 +49,22 @@ struct link_stall {
     int64_t since_ns;    /* progress was made then or later */
 };
 
+/* The requests of the peer, and what is sent for them. */
+struct link_answers {
+    struct link_serve *serves; /* by number: all requests of the peer that are not over */
+    struct tl_list failures;   /* items are link_serve: a status waits to be sent */
+    struct tl_list ready;      /* items are link_serve: has an offer, waits until less is in flight */
+    struct tl_list active;     /* items are link_serve: being sent, one after the other */
+    struct tl_list leaving; /* items are link_serve: the frame in flight, or one before it, has bytes of their files */
+    uint64_t active_bytes;  /* left to send of the active ones */
+    uint64_t held_bytes;    /* left to send of the ready ones that hold their values */
+    size_t unsent_count;    /* serves that are over as soon as enough was sent: ready, active, leaving and failed */
+    uint64_t unsent_left;   /* how many of them may be: taken from control->unsent */
+    struct tl_share *unsent_share;   /* invalid while unsent_left is 0 */
+    struct link_status *last_status; /* status of the serve that has failed last; NULL: none waits */
+    bool is_read_paused;             /* too many answers wait: the peer is not read until some are gone */
+};
+
 struct tl_link {
     struct tl_control *control;
     struct tl_list control_link; /* in control->links */
@@ -87,18 +103,7 @@ struct tl_link {
     struct tl_list connection_messages; /* items are link_connection_message: wait to be sent */
     size_t connection_message_count;
 
-    struct link_serve *serves; /* by number: all requests of the peer that are not over */
-    struct tl_list failures;   /* items are link_serve: a status waits to be sent */
-    struct tl_list ready;      /* items are link_serve: has an offer, waits until less is in flight */
-    struct tl_list active;     /* items are link_serve: being sent, one after the other */
-    struct tl_list leaving; /* items are link_serve: the frame in flight, or one before it, has bytes of their files */
-    uint64_t active_bytes;  /* left to send of the active ones */
-    uint64_t held_bytes;    /* left to send of the ready ones that hold their values */
-    size_t unsent_count;    /* serves that are over as soon as enough was sent: ready, active, leaving and failed */
-    uint64_t unsent_left;   /* how many of them may be: taken from control->unsent */
-    struct tl_share *unsent_share;   /* invalid while unsent_left is 0 */
-    struct link_status *last_status; /* status of the serve that has failed last; NULL: none waits */
-    bool is_read_paused;             /* too many answers wait: the peer is not read until some are gone */
+    struct link_answers answers;
 };
 
 /* A fetch while it is on a link. */

@@ -138,20 +138,20 @@ static bool is_unsent(enum serve_state state)
 static void serve_set_state(struct link_serve *entry, enum serve_state state)
 {
     struct tl_link *link = entry->link;
-    if (entry->state == SERVE_ACTIVE) link->active_bytes -= bytes_left(entry);
-    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->held_bytes -= entry->ready_bytes;
-    if (is_unsent(entry->state)) link->unsent_count--;
+    if (entry->state == SERVE_ACTIVE) link->answers.active_bytes -= bytes_left(entry);
+    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.held_bytes -= entry->ready_bytes;
+    if (is_unsent(entry->state)) link->answers.unsent_count--;
     entry->state = state;
-    if (entry->state == SERVE_ACTIVE) link->active_bytes += bytes_left(entry);
-    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->held_bytes += entry->ready_bytes;
-    if (is_unsent(entry->state)) link->unsent_count++;
+    if (entry->state == SERVE_ACTIVE) link->answers.active_bytes += bytes_left(entry);
+    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.held_bytes += entry->ready_bytes;
+    if (is_unsent(entry->state)) link->answers.unsent_count++;
 }
 
 static void serve_free(struct link_serve *entry)
 {
     struct tl_link *link = entry->link;
     serve_set_state(entry, SERVE_SENT);
-    HASH_DEL(link->serves, entry);
+    HASH_DEL(link->answers.serves, entry);
     tl_list_remove(&entry->place);
     tl_tensor_put(entry->offer.tensor);
     XXH3_freeState(entry->hash_state);
@@ -172,7 +172,7 @@ static void serve_fail(struct link_serve *entry, const struct tl_error *status)
     serve_set_state(entry, SERVE_FAILED);
     entry->failure = link_status_get(link, status);
     tl_list_remove(&entry->place);
-    tl_list_push_back(&link->failures, &entry->place);
+    tl_list_push_back(&link->answers.failures, &entry->place);
     link_flush_later(link);
 }
 
@@ -180,7 +180,8 @@ static void serve_fail(struct link_serve *entry, const struct tl_error *status)
 static bool must_let_go(const struct link_serve *entry)
 {
     const struct tl_link *link = entry->link;
-    uint64_t limit = link->control->options.inflight_bytes, held_bytes = link->active_bytes + link->held_bytes;
+    uint64_t limit = link->control->options.inflight_bytes,
+             held_bytes = link->answers.active_bytes + link->answers.held_bytes;
     if (entry->offer.is_one_shot || entry->is_asking_again || held_bytes == 0) return false;
     return entry->ready_bytes > limit || held_bytes > limit - entry->ready_bytes;
 }
@@ -213,7 +214,7 @@ static void serve_reply(struct tl_serve *serve, const struct tl_error *status, c
         entry->offer.tensor = NULL;
     }
     serve_set_state(entry, SERVE_READY);
-    tl_list_push_back(&entry->link->ready, &entry->place);
+    tl_list_push_back(&entry->link->answers.ready, &entry->place);
     link_flush_later(entry->link);
 }
 
@@ -239,7 +240,7 @@ static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V
     bool is_added = true;
 #undef uthash_nonfatal_oom
 #define uthash_nonfatal_oom(object) is_added = false
-    HASH_ADD(hh, link->serves, number, sizeof(entry->number), entry);
+    HASH_ADD(hh, link->answers.serves, number, sizeof(entry->number), entry);
     if (is_added) return entry;
     free(entry);
     return NULL;
@@ -248,7 +249,7 @@ static struct link_serve *serve_create(struct tl_link *link, const Tensorlane__V
 static struct link_serve *serve_find(struct tl_link *link, uint64_t number)
 {
     struct link_serve *entry;
-    HASH_FIND(hh, link->serves, &number, sizeof(number), entry);
+    HASH_FIND(hh, link->answers.serves, &number, sizeof(number), entry);
     return entry;
 }
 
@@ -303,7 +304,7 @@ void link_serves_break(struct tl_link *link)
 {
     struct link_serve *entry;
     struct link_serve *next;
-    HASH_ITER(hh, link->serves, entry, next)
+    HASH_ITER(hh, link->answers.serves, entry, next)
     {
         serve_end(entry, TL_SERVE_BROKEN);
     }
@@ -313,9 +314,10 @@ void link_serves_break(struct tl_link *link)
 
 static void add_failures(struct tl_link *link, struct tl_frame_builder *builder)
 {
-    while (!tl_list_is_empty(&link->failures) && builder->frame.n_failures < MAX_FAILURES &&
+    while (!tl_list_is_empty(&link->answers.failures) && builder->frame.n_failures < MAX_FAILURES &&
            builder->head_bytes < HEAD_BUDGET_BYTES) {
-        struct link_serve *entry = TL_CONTAINER_OF(tl_list_pop_front(&link->failures), struct link_serve, place);
+        struct link_serve *entry =
+            TL_CONTAINER_OF(tl_list_pop_front(&link->answers.failures), struct link_serve, place);
         enum tl_status code = entry->failure != NULL ? entry->failure->code : TL_RESOURCE_EXHAUSTED;
         const char *message = entry->failure != NULL ? entry->failure->message : "no memory";
         size_t i = builder->frame.n_failures++;
@@ -346,22 +348,22 @@ static void serve_ask_again(struct link_serve *entry)
     entry->is_asking_again = false;
     if (entry->state != SERVE_READY) return;
     tl_list_remove(&entry->place);
-    tl_list_push_front(&entry->link->ready, &entry->place);
+    tl_list_push_front(&entry->link->answers.ready, &entry->place);
 }
 
 static void activate_ready(struct tl_link *link)
 {
-    while (!tl_list_is_empty(&link->ready)) {
-        struct link_serve *entry = TL_CONTAINER_OF(link->ready.next, struct link_serve, place);
+    while (!tl_list_is_empty(&link->answers.ready)) {
+        struct link_serve *entry = TL_CONTAINER_OF(link->answers.ready.next, struct link_serve, place);
         uint64_t left = entry->ready_bytes;
         uint64_t limit = link->control->options.inflight_bytes;
-        if (link->active_bytes > 0 && (left > limit || link->active_bytes > limit - left)) return;
+        if (link->answers.active_bytes > 0 && (left > limit || link->answers.active_bytes > limit - left)) return;
         if (entry->offer.tensor == NULL) {
             serve_ask_again(entry);
             continue;
         }
         tl_list_remove(&entry->place);
-        tl_list_push_back(&link->active, &entry->place);
+        tl_list_push_back(&link->answers.active, &entry->place);
         serve_set_state(entry, SERVE_ACTIVE);
     }
 }
@@ -465,7 +467,7 @@ static bool add_chunk(struct link_serve *entry, struct tl_frame_builder *builder
     if (count > 0) builder->slice_count++;
     builder->data_bytes += count;
     entry->sent_bytes += count;
-    link->active_bytes -= count;
+    link->answers.active_bytes -= count;
     link->control->stats.bytes_sent += count;
     if (bytes_left(entry) > 0) return true;
     if (entry->hash_state != NULL) {
@@ -485,16 +487,16 @@ static void wait_for_next(struct link_serve *entry, bool was_copied)
     /* Its end would be copied, and the bytes before it were not: they leave first. */
     bool is_leaving = !was_copied && is_of_a_file(entry) && is_copied(entry);
     if (is_leaving) serve_set_state(entry, SERVE_LEAVING);
-    tl_list_push_back(is_leaving ? &link->leaving : &link->active, &entry->place);
+    tl_list_push_back(is_leaving ? &link->answers.leaving : &link->answers.active, &entry->place);
 }
 
 void link_serves_left(struct tl_link *link)
 {
-    TL_LIST_FOREACH(&link->leaving, place)
+    TL_LIST_FOREACH(&link->answers.leaving, place)
     {
         serve_set_state(TL_CONTAINER_OF(place, struct link_serve, place), SERVE_ACTIVE);
     }
-    tl_list_splice_back(&link->active, &link->leaving);
+    tl_list_splice_back(&link->answers.active, &link->answers.leaving);
 }
 
 /* Adds pieces of the active tensors, one after the other, until the frame is full. */
@@ -503,9 +505,9 @@ static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
     activate_ready(link);
     struct tl_list waiting; /* those that must hash first */
     tl_list_init(&waiting);
-    while (!tl_list_is_empty(&link->active) && builder->frame.n_chunks < MAX_CHUNKS &&
+    while (!tl_list_is_empty(&link->answers.active) && builder->frame.n_chunks < MAX_CHUNKS &&
            builder->head_bytes < HEAD_BUDGET_BYTES && builder->data_bytes < link->control->options.chunk_bytes) {
-        struct link_serve *entry = TL_CONTAINER_OF(link->active.next, struct link_serve, place);
+        struct link_serve *entry = TL_CONTAINER_OF(link->answers.active.next, struct link_serve, place);
         if (!serve_catch_up(entry)) {
             if (entry->state != SERVE_ACTIVE) continue;
             tl_list_remove(&entry->place);
@@ -518,7 +520,7 @@ static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
         activate_ready(link);
     }
     if (!tl_list_is_empty(&waiting)) {
-        tl_list_splice_back(&link->active, &waiting);
+        tl_list_splice_back(&link->answers.active, &waiting);
         link_flush_later(link);
     }
 }
@@ -528,9 +530,10 @@ static void add_chunks(struct tl_link *link, struct tl_frame_builder *builder)
 static bool is_anything_waiting(const struct tl_link *link)
 {
     return !tl_list_is_empty(&link->connection_messages) || !tl_list_is_empty(&link->to_request) ||
-           link->cancels.count > 0 || link->received.count > link->framed_count || !tl_list_is_empty(&link->failures) ||
-           link_window_must_tell(link) ||
-           ((!tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active)) && !link_window_is_full(link));
+           link->cancels.count > 0 || link->received.count > link->framed_count ||
+           !tl_list_is_empty(&link->answers.failures) || link_window_must_tell(link) ||
+           ((!tl_list_is_empty(&link->answers.ready) || !tl_list_is_empty(&link->answers.active)) &&
+            !link_window_is_full(link));
 }
 
 /* The frame was sent: ends the serves that have nothing more to send. */
@@ -603,7 +606,7 @@ static void send_frame(struct tl_link *link)
         return;
     }
     link->control->stats.frames_sent++;
-    tl_stream_set_through(link->stream, !tl_list_is_empty(&link->leaving));
+    tl_stream_set_through(link->stream, !tl_list_is_empty(&link->answers.leaving));
     tl_stream_send(link->stream, message);
     link_window_sent(link, builder->data_bytes);
     link_stall_sent(link, builder->frame.n_chunks);

@@ -22,7 +22,7 @@
 
 static bool has_unsent(const struct tl_link *link)
 {
-    return link->unsent_count > 0 || !tl_stream_can_send(link->stream);
+    return link->answers.unsent_count > 0 || !tl_stream_can_send(link->stream);
 }
 
 static void end(struct tl_link *link, int64_t stalled_ns)
@@ -32,7 +32,7 @@ static void end(struct tl_link *link, int64_t stalled_ns)
     tl_error_set(&reason, TL_UNAVAILABLE,
                  "%s has taken nothing for %lld ms while %zu answers waited for it; it is stopped or cut off, or the "
                  "network needs a longer timeouts.stalled",
-                 name, (long long)(stalled_ns / TL_NS_PER_MS), link->unsent_count);
+                 name, (long long)(stalled_ns / TL_NS_PER_MS), link->answers.unsent_count);
     TL_LOG_AT_WARN("link ended", TL_STR("peer", link->peer.name), TL_STR("address", link->peer.address),
                    TL_STR("reason", reason.message));
     tl_link_close(link, &reason);
@@ -80,13 +80,13 @@ void link_stall_watch(struct tl_link *link)
 
 void link_stall_sent(struct tl_link *link, size_t chunk_count)
 {
-    bool do_chunks_wait = !tl_list_is_empty(&link->ready) || !tl_list_is_empty(&link->active);
+    bool do_chunks_wait = !tl_list_is_empty(&link->answers.ready) || !tl_list_is_empty(&link->answers.active);
     if (chunk_count > 0 || !do_chunks_wait) link->stall.has_progressed = true;
 }
 
 void link_stall_heard(struct tl_link *link, size_t chunk_count)
 {
-    if (link->is_ours && (chunk_count > 0 || link->unsent_count == 0)) link->stall.has_progressed = true;
+    if (link->is_ours && (chunk_count > 0 || link->answers.unsent_count == 0)) link->stall.has_progressed = true;
 }
 
 void link_stall_fini(struct tl_link *link)

@@ -34,12 +34,13 @@ static uint64_t step_of(const struct tl_link *link)
 bool link_is_congested(struct tl_link *link)
 {
     if (link->is_ours) return false;
-    while (link->unsent_count >= FREE_UNSENT + link->unsent_left) {
+    while (link->answers.unsent_count >= FREE_UNSENT + link->answers.unsent_left) {
         uint64_t step = step_of(link);
-        if (tl_shares_take(link->control->unsent, &link->peer.client, step, &link->unsent_share, NULL) != TL_OK) {
+        if (tl_shares_take(link->control->unsent, &link->peer.client, step, &link->answers.unsent_share, NULL) !=
+            TL_OK) {
             return true;
         }
-        link->unsent_left += step;
+        link->answers.unsent_left += step;
     }
     return false;
 }
@@ -47,29 +48,29 @@ bool link_is_congested(struct tl_link *link)
 void link_unsent_shrink(struct tl_link *link)
 {
     uint64_t step = step_of(link);
-    if (link->unsent_count == 0) {
+    if (link->answers.unsent_count == 0) {
         link_unsent_fini(link);
         return;
     }
-    uint64_t needed = link->unsent_count + 2 * step; /* so that it is not taken again at once */
-    if (link->unsent_left <= needed) return;
-    uint64_t given = (link->unsent_left - needed) / step * step;
+    uint64_t needed = link->answers.unsent_count + 2 * step; /* so that it is not taken again at once */
+    if (link->answers.unsent_left <= needed) return;
+    uint64_t given = (link->answers.unsent_left - needed) / step * step;
     if (given == 0) return;
-    link->unsent_left -= given;
-    tl_shares_give(link->unsent_share, given);
+    link->answers.unsent_left -= given;
+    tl_shares_give(link->answers.unsent_share, given);
 }
 
 void link_unsent_fini(struct tl_link *link)
 {
-    if (link->unsent_left > 0) tl_shares_give(link->unsent_share, link->unsent_left);
-    link->unsent_left = 0;
+    if (link->answers.unsent_left > 0) tl_shares_give(link->answers.unsent_share, link->answers.unsent_left);
+    link->answers.unsent_left = 0;
 }
 
 /* ---------------------------------------------------------------------------------------------------- statuses -- */
 
 struct link_status *link_status_get(struct tl_link *link, const struct tl_error *error)
 {
-    struct link_status *status = link->last_status;
+    struct link_status *status = link->answers.last_status;
     if (status != NULL && status->code == error->code && strcmp(status->message, error->message) == 0) {
         status->reference_count++;
         return status;
@@ -80,13 +81,13 @@ struct link_status *link_status_get(struct tl_link *link, const struct tl_error 
     status->reference_count = 1;
     status->code = error->code;
     memcpy(status->message, error->message, message_bytes);
-    link->last_status = status;
+    link->answers.last_status = status;
     return status;
 }
 
 void link_status_put(struct tl_link *link, struct link_status *status)
 {
     if (status == NULL || --status->reference_count > 0) return;
-    if (link->last_status == status) link->last_status = NULL;
+    if (link->answers.last_status == status) link->answers.last_status = NULL;
     free(status);
 }

@@ -31,7 +31,7 @@ bool link_window_is_full(const struct tl_link *link)
     const struct link_window *window = &link->window;
     if (window->peers_bytes == 0 || window->sent_bytes - window->confirmed_bytes < window->peers_bytes) return false;
     /* A side whose reading is paused gets no reports, so it must not wait for one. */
-    return !link->is_read_paused;
+    return !link->answers.is_read_paused;
 }
 
 bool link_window_must_tell(const struct tl_link *link)

@@ -91,12 +91,12 @@ static enum tl_status describe_counters(struct tl_worker *worker, struct tl_desc
 enum tl_status tl_worker_describe(void *context, struct tl_description *ret_description, struct tl_error *ret_error)
 {
     struct tl_worker *worker = context;
-    ret_description->job = strdup(worker->task != NULL ? worker->task->job : "");
-    ret_description->task = worker->task != NULL ? worker->task->index : 0;
+    ret_description->job = strdup(worker->setup.task != NULL ? worker->setup.task->job : "");
+    ret_description->task = worker->setup.task != NULL ? worker->setup.task->index : 0;
     ret_description->incarnation = worker->self.incarnation;
     ret_description->software_version = strdup(tl_version());
-    ret_description->is_serving = !worker->is_closing;
-    ret_description->uptime_ns = (uint64_t)(tl_clock_now_ns() - worker->opened_ns);
+    ret_description->is_serving = !worker->closing.is_closing;
+    ret_description->uptime_ns = (uint64_t)(tl_clock_now_ns() - worker->setup.opened_ns);
     if (ret_description->job == NULL || ret_description->software_version == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a description");
     }

@@ -45,7 +45,7 @@ uint64_t tl_worker_incarnation(const struct tl_worker *worker)
 
 uint16_t tl_worker_port(const struct tl_worker *worker)
 {
-    return worker->port;
+    return worker->setup.port;
 }
 
 enum tl_status tl_worker_progress(struct tl_worker *worker, int64_t timeout_ns)
@@ -80,14 +80,14 @@ void tl_worker_count(struct tl_worker *worker, struct tl_worker_stats *ret_stats
         .bytes_copied_send = control.bytes_copied_send,
         .frames_sent = control.frames_sent + engine.messages_sent,
         .frames_received = control.frames_received + engine.messages_received,
-        .requests_retried = worker->requests_retried,
+        .requests_retried = worker->operations.requests_retried,
         .tensors_dropped = table.dropped_tensors,
         .waiting_receivers = table.waiting_receivers,
         .held_tensors = table.held_tensors,
         .held_bytes = table.held_bytes,
         .published_tensors = table.published_tensors,
         .published_bytes = table.published_bytes,
-        .open_operations = __atomic_load_n(&worker->open_ops, __ATOMIC_RELAXED),
+        .open_operations = __atomic_load_n(&worker->operations.open_ops, __ATOMIC_RELAXED),
         .protocol_errors = control.protocol_errors + engine.protocol_errors,
     };
 }

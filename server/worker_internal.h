@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The worker as its files see it: worker*.c (open, close, queries), peer*.c and data_path.c (who is reachable and how),
- * source.c and serving.c (requests of peers), operation*.c (sends and receives of this process), transport*.c and
- * session.c (the transports).
+ * The worker as its files see it: worker*.c (open, close, queries), peer*.c and data_connection*.c (who is reachable
+ * and how), source.c and serving.c (requests of peers), operation*.c (sends and receives of this process), transport*.c
+ * and session.c (the transports).
  *
  * Everything here belongs to the loop's owner, except what says otherwise. The public functions bring their work to
  * that thread as closures.
@@ -30,41 +30,45 @@ struct tl_op;
 struct tl_peer;
 struct tl_session;
 
-struct tl_worker {
+/* How the worker was opened. */
+struct worker_setup {
     struct tl_config *config;
     const struct tl_config_task *task; /* NULL: a client that is no member */
-    struct tl_settings settings;
-    struct tl_identity self;
     uint16_t port;
     int64_t opened_ns;
-    struct tl_loop *loop;
-    struct tl_executor executor; /* of the loop's owner */
-    struct tl_progress_engine progress;
-    struct tl_control *control;
+};
+
+/* The transports of the data plane. */
+struct worker_transports {
     struct tl_transport_slot transports[TL_MAX_TRANSPORTS]; /* [transport_count], the preferred one first */
     size_t transport_count;
     bool is_transport_required; /* "rdma": "require": nothing travels another way */
-    size_t draining_transports; /* when it closes */
-    void (*transports_drained)(void *context);
-    void *transports_drained_context;
-    struct tl_rendezvous *table;
-    bool is_closing;
+};
 
+/* Who is reachable, and who may connect. */
+struct worker_members {
     struct tl_peer **peers; /* [peer_count], in the order of the configuration */
     size_t peer_count;
     struct tl_ip_network
         *peer_networks; /* [peer_network_count]: members may call from there (server/peers/admission.h) */
     size_t peer_network_count;
     bool takes_any_origin;       /* from everywhere */
-    struct tl_list client_peers; /* of struct client_peer (client peer.c): all links of clients that are no members */
+    struct tl_list client_peers; /* of struct client_peer (client_peer.c): all links of clients that are no members */
     struct tl_list peer_waits;   /* of struct tl_peer_wait (peer.c) */
+};
 
-    struct tl_op *ops;            /* by id: all that have not completed */
-    uint64_t next_op;             /* any thread, atomic */
-    uint64_t open_ops;            /* submitted and not completed; any thread, atomic */
-    uint64_t next_request;        /* number of the latest request to a peer */
-    uint64_t blocked_calls;       /* threads that wait inside the library; any thread, atomic */
-    struct tl_serving serving;    /* requests over links */
+/* The operations of this process. */
+struct worker_operations {
+    struct tl_op *ops;      /* by id: all that have not completed */
+    uint64_t next_op;       /* any thread, atomic */
+    uint64_t open_ops;      /* submitted and not completed; any thread, atomic */
+    uint64_t next_request;  /* number of the latest request to a peer */
+    uint64_t blocked_calls; /* threads that wait inside the library; any thread, atomic */
+    uint64_t requests_retried;
+};
+
+/* What belongs to the requests of peers and clients. */
+struct worker_sources {
     struct tl_timer expire_timer; /* for reservations whose receiver broke off */
     struct tl_closure expire_closure;
     bool is_expire_asked;       /* expire_closure is on its way; any thread, atomic */
@@ -72,11 +76,34 @@ struct tl_worker {
     struct tl_shares *listings; /* bytes of listings that were made for clients (walk.c) */
     struct tl_list ended_walks; /* of struct walk (walk.c): to be freed */
     struct tl_closure ended_walks_closure;
+};
 
-    uint64_t requests_retried;
+/* How far closing the worker has come. */
+struct worker_closing {
+    size_t draining_transports; /* when it closes */
+    void (*transports_drained)(void *context);
+    void *transports_drained_context;
+    bool is_closing;
     struct tl_wait *stopped_wait; /* the closing thread */
     int64_t stop_deadline_ns;
     bool is_stopped;
+};
+
+struct tl_worker {
+    struct tl_settings settings;
+    struct tl_identity self;
+    struct tl_loop *loop;
+    struct tl_executor executor; /* of the loop's owner */
+    struct tl_progress_engine progress;
+    struct tl_control *control;
+    struct tl_rendezvous *table;
+    struct tl_serving serving; /* requests over links */
+    struct worker_setup setup;
+    struct worker_transports data_plane;
+    struct worker_members members;
+    struct worker_operations operations;
+    struct worker_sources sources;
+    struct worker_closing closing;
 };
 
 /* tl_worker_open with transports from elsewhere, the preferred one first; at most TL_MAX_TRANSPORTS, all of which
@@ -99,12 +126,12 @@ void tl_worker_run(struct tl_worker *worker, struct tl_command *command, void (*
 /* Around every wait: close does not free the worker while a thread still leaves it. Thread: any. */
 static inline void tl_worker_enter(struct tl_worker *worker)
 {
-    __atomic_fetch_add(&worker->blocked_calls, 1, __ATOMIC_ACQ_REL);
+    __atomic_fetch_add(&worker->operations.blocked_calls, 1, __ATOMIC_ACQ_REL);
 }
 
 static inline void tl_worker_leave(struct tl_worker *worker)
 {
-    __atomic_fetch_sub(&worker->blocked_calls, 1, __ATOMIC_ACQ_REL);
+    __atomic_fetch_sub(&worker->operations.blocked_calls, 1, __ATOMIC_ACQ_REL);
 }
 
 /* ------------------------------------------------------------------------------------------------------- peers -- */

@@ -73,23 +73,24 @@ static enum tl_status read_config(const struct tl_worker_options *options, struc
 static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker_options *options,
                                 struct tl_error *ret_error)
 {
-    const struct tl_config *config = worker->config;
+    const struct tl_config *config = worker->setup.config;
     if (options->is_client) {
         if (config->client_error.code != TL_OK) return tl_error_copy(ret_error, &config->client_error);
         worker->settings = config->client_settings;
         return TL_OK;
     }
     if (options->job != NULL) {
-        enum tl_status status = tl_config_find_task(config, options->job, options->task, &worker->task, ret_error);
+        enum tl_status status =
+            tl_config_find_task(config, options->job, options->task, &worker->setup.task, ret_error);
         if (status != TL_OK) return status;
     } else if (config->self != NULL) {
-        worker->task = config->self;
+        worker->setup.task = config->self;
     } else {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "%s does not say which task this process is; give job and task", config->source);
     }
-    worker->settings = worker->task->settings;
-    snprintf(worker->self.name, sizeof(worker->self.name), "%s", worker->task->name);
+    worker->settings = worker->setup.task->settings;
+    snprintf(worker->self.name, sizeof(worker->self.name), "%s", worker->setup.task->name);
     return TL_OK;
 }
 
@@ -135,7 +136,7 @@ static enum tl_status publish_tensor(struct tl_worker *worker, const char *path,
 
 static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *ret_error)
 {
-    for (size_t i = 0; worker->task != NULL && i < worker->settings.publish_count; i++) {
+    for (size_t i = 0; worker->setup.task != NULL && i < worker->settings.publish_count; i++) {
         const char *path = worker->settings.publish[i];
         struct tl_tensor_list list;
         enum tl_status status = tl_tensor_file_read(path, &list, ret_error);
@@ -150,9 +151,9 @@ static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *r
 
 static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error)
 {
-    if (worker->task == NULL || worker->task->address == NULL) return TL_OK;
-    const char *listen = worker->settings.listen != NULL ? worker->settings.listen : worker->task->address;
-    enum tl_status status = tl_control_start(worker->control, listen, &worker->port, ret_error);
+    if (worker->setup.task == NULL || worker->setup.task->address == NULL) return TL_OK;
+    const char *listen = worker->settings.listen != NULL ? worker->settings.listen : worker->setup.task->address;
+    enum tl_status status = tl_control_start(worker->control, listen, &worker->setup.port, ret_error);
     if (status != TL_OK) return status;
     tl_control_set_health(worker->control, "", TL_HEALTH_SERVING);
     tl_control_set_health(worker->control, "tensorlane.v1.Transfer", TL_HEALTH_SERVING);
@@ -169,13 +170,13 @@ static void worker_free(struct tl_worker *worker)
         tl_rendezvous_close(worker->table, &closed);
     }
     tl_transports_destroy(worker);
-    if (worker->peers != NULL) tl_peers_destroy(worker);
+    if (worker->members.peers != NULL) tl_peers_destroy(worker);
     tl_control_destroy(worker->control);
     tl_rendezvous_destroy(worker->table);
-    if (worker->loop != NULL) tl_timers_disarm(tl_loop_timers(worker->loop), &worker->expire_timer);
+    if (worker->loop != NULL) tl_timers_disarm(tl_loop_timers(worker->loop), &worker->sources.expire_timer);
     tl_loop_destroy(worker->loop);
     tl_source_fini(worker);
-    tl_config_destroy(worker->config);
+    tl_config_destroy(worker->setup.config);
     free(worker);
 }
 
@@ -189,7 +190,7 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
                             const struct tl_transport_source *const *transports, size_t transport_count,
                             struct tl_error *ret_error)
 {
-    enum tl_status status = read_config(options, &worker->config, ret_error);
+    enum tl_status status = read_config(options, &worker->setup.config, ret_error);
     if (status == TL_OK) status = find_self(worker, options, ret_error);
     if (status != TL_OK) return status;
     tl_log_adopt((enum tl_log_level)worker->settings.log_level, (enum tl_log_format)worker->settings.log_format);
@@ -250,10 +251,10 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
     if (worker == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
     static pthread_once_t taught = PTHREAD_ONCE_INIT;
     pthread_once(&taught, teach_allocator);
-    worker->opened_ns = tl_clock_now_ns();
+    worker->setup.opened_ns = tl_clock_now_ns();
     worker->self.incarnation = tl_random_u64();
     worker->executor.post = post_to_executor;
-    tl_list_init(&worker->peer_waits);
+    tl_list_init(&worker->members.peer_waits);
     tl_walks_init(worker);
     status = build(worker, &options, transports, transport_count, ret_error);
     if (status == TL_OK) status = start(worker, ret_error);
@@ -277,25 +278,25 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
 static void control_stopped(void *context)
 {
     struct tl_worker *worker = context;
-    worker->is_stopped = true;
+    worker->closing.is_stopped = true;
     struct tl_error closed;
     tl_error_set(&closed, TL_CANCELLED, "the worker was closed");
     tl_rendezvous_close(worker->table, &closed);
-    if (worker->stopped_wait != NULL) tl_wait_done(worker->stopped_wait);
+    if (worker->closing.stopped_wait != NULL) tl_wait_done(worker->closing.stopped_wait);
 }
 
 static void stop_control(void *context)
 {
     struct tl_worker *worker = context;
-    tl_control_stop(worker->control, worker->stop_deadline_ns, control_stopped, worker);
+    tl_control_stop(worker->control, worker->closing.stop_deadline_ns, control_stopped, worker);
 }
 
 static void begin_stop(struct tl_worker *worker, int64_t deadline_ns)
 {
     struct tl_error closed;
     tl_error_set(&closed, TL_CANCELLED, "the worker was closed");
-    worker->is_closing = true;
-    worker->stop_deadline_ns = deadline_ns;
+    worker->closing.is_closing = true;
+    worker->closing.stop_deadline_ns = deadline_ns;
     tl_peers_stop(worker);
     tl_ops_fail_receives(worker, NULL, &closed);
     tl_serving_close(&worker->serving);
@@ -310,7 +311,7 @@ static void stop_now(struct tl_worker *worker)
     begin_stop(worker, tl_clock_now_ns());
     struct tl_polled_reactor reactors[TL_MAX_TRANSPORTS];
     size_t count = tl_transports_polled(worker, reactors);
-    while (!worker->is_stopped) {
+    while (!worker->closing.is_stopped) {
         for (size_t i = 0; i < count; i++)
             (void)tl_reactor_run_once(reactors[i].reactor, 0);
         tl_loop_run_once(worker->loop,
@@ -328,7 +329,7 @@ struct close_command {
 static void run_close(struct tl_command *command)
 {
     struct close_command *close = TL_CONTAINER_OF(command, struct close_command, command);
-    command->worker->stopped_wait = &close->stopped;
+    command->worker->closing.stopped_wait = &close->stopped;
     begin_stop(command->worker, close->deadline_ns);
 }
 
@@ -348,8 +349,8 @@ void tl_worker_close(struct tl_worker *worker, int64_t timeout_ns)
         continue;
     tl_wait_fini(&close.stopped);
     /* What is left are operations whose memory gRPC has not let go of yet, and threads on their way out. */
-    while (__atomic_load_n(&worker->open_ops, __ATOMIC_ACQUIRE) > 0 ||
-           __atomic_load_n(&worker->blocked_calls, __ATOMIC_ACQUIRE) > 0) {
+    while (__atomic_load_n(&worker->operations.open_ops, __ATOMIC_ACQUIRE) > 0 ||
+           __atomic_load_n(&worker->operations.blocked_calls, __ATOMIC_ACQUIRE) > 0) {
         struct tl_command forget_borrows = {0};
         tl_worker_run(worker, &forget_borrows, run_forget_borrows);
         usleep(100);

@@ -22,17 +22,18 @@
 enum tl_status tl_admission_init(struct tl_worker *worker, struct tl_error *ret_error)
 {
     const char *networks = worker->settings.peer_networks;
-    tl_list_init(&worker->client_peers);
-    worker->takes_any_origin = networks != NULL && strcmp(networks, "any") == 0;
-    if (networks == NULL || worker->takes_any_origin) return TL_OK;
-    worker->peer_networks = calloc(TL_MAX_PEER_NETWORKS, sizeof(*worker->peer_networks));
-    if (worker->peer_networks == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for networks");
-    for (const char *entry = networks; *entry != '\0' && worker->peer_network_count < TL_MAX_PEER_NETWORKS;) {
+    tl_list_init(&worker->members.client_peers);
+    worker->members.takes_any_origin = networks != NULL && strcmp(networks, "any") == 0;
+    if (networks == NULL || worker->members.takes_any_origin) return TL_OK;
+    worker->members.peer_networks = calloc(TL_MAX_PEER_NETWORKS, sizeof(*worker->members.peer_networks));
+    if (worker->members.peer_networks == NULL)
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for networks");
+    for (const char *entry = networks; *entry != '\0' && worker->members.peer_network_count < TL_MAX_PEER_NETWORKS;) {
         char text[64];
         size_t len = strcspn(entry, ",");
         snprintf(text, sizeof(text), "%.*s", (int)len, entry);
-        worker->peer_network_count +=
-            tl_ip_network_parse(text, &worker->peer_networks[worker->peer_network_count]) ? 1 : 0;
+        worker->members.peer_network_count +=
+            tl_ip_network_parse(text, &worker->members.peer_networks[worker->members.peer_network_count]) ? 1 : 0;
         entry += len + (entry[len] == ',');
     }
     return TL_OK;
@@ -40,7 +41,7 @@ enum tl_status tl_admission_init(struct tl_worker *worker, struct tl_error *ret_
 
 void tl_admission_fini(struct tl_worker *worker)
 {
-    free(worker->peer_networks);
+    free(worker->members.peer_networks);
 }
 
 enum tl_status tl_origin_init(struct tl_origin *origin, const char *address, struct tl_error *ret_error)
@@ -66,8 +67,8 @@ void tl_origin_fini(struct tl_origin *origin)
 
 static bool is_listed(const struct tl_worker *worker, const struct tl_ip *ip)
 {
-    for (size_t i = 0; i < worker->peer_network_count; i++)
-        if (tl_ip_network_has(&worker->peer_networks[i], ip)) return true;
+    for (size_t i = 0; i < worker->members.peer_network_count; i++)
+        if (tl_ip_network_has(&worker->members.peer_networks[i], ip)) return true;
     return false;
 }
 
@@ -149,7 +150,7 @@ static enum tl_link_admission check_origin(struct tl_peer *peer, const struct tl
 {
     struct tl_origin *origin = &peer->origin;
     struct tl_ip ip;
-    if (peer->worker->takes_any_origin) return TL_LINK_ADMITTED;
+    if (peer->worker->members.takes_any_origin) return TL_LINK_ADMITTED;
     if (!tl_endpoint_ip(who->address, &ip)) {
         /* It is a Unix socket, or a connection that has ended already. */
         if (tl_endpoint_is_here(who->address)) return TL_LINK_ADMITTED;
@@ -177,8 +178,8 @@ static enum tl_link_admission check_origin(struct tl_peer *peer, const struct tl
 static bool is_incarnation_taken(const struct tl_worker *worker, const struct tl_peer *peer,
                                  const struct tl_identity *who)
 {
-    for (size_t i = 0; i < worker->peer_count; i++) {
-        const struct tl_peer *other = worker->peers[i];
+    for (size_t i = 0; i < worker->members.peer_count; i++) {
+        const struct tl_peer *other = worker->members.peers[i];
         if (other != peer && other->incarnation == who->incarnation) return true;
     }
     return peer == NULL && tl_client_peer_has_incarnation(worker, who);

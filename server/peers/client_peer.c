@@ -13,7 +13,7 @@
 #include "server/worker_internal.h"
 
 struct client_peer {
-    struct tl_list place; /* in worker->client_peers */
+    struct tl_list place; /* in worker->members.client_peers */
     struct tl_link *link;
     struct tl_data_connections data;
 };
@@ -52,7 +52,7 @@ void tl_client_peer_add(struct tl_worker *worker, struct tl_link *link)
         return;
     }
     client_peer->link = link;
-    tl_list_push_back(&worker->client_peers, &client_peer->place);
+    tl_list_push_back(&worker->members.client_peers, &client_peer->place);
     tl_data_connections_init(&client_peer->data, worker, "", &data_connection_events, client_peer);
     tl_link_set_events(link, &link_events, client_peer);
     tl_data_connections_begin(&client_peer->data, link, false);
@@ -68,7 +68,7 @@ static bool is_elsewhere(const struct tl_identity *a, const struct tl_identity *
 
 bool tl_client_peer_has_incarnation(const struct tl_worker *worker, const struct tl_identity *who)
 {
-    TL_LIST_FOREACH(&worker->client_peers, place)
+    TL_LIST_FOREACH(&worker->members.client_peers, place)
     {
         const struct tl_identity *other = tl_link_peer(TL_CONTAINER_OF(place, const struct client_peer, place)->link);
         if (other->incarnation == who->incarnation && is_elsewhere(other, who)) return true;
@@ -79,7 +79,7 @@ bool tl_client_peer_has_incarnation(const struct tl_worker *worker, const struct
 void tl_client_peers_evict(struct tl_worker *worker, uint64_t incarnation)
 {
     struct tl_error reason;
-    TL_LIST_FOREACH(&worker->client_peers, place)
+    TL_LIST_FOREACH(&worker->members.client_peers, place)
     {
         struct tl_link *link = TL_CONTAINER_OF(place, struct client_peer, place)->link;
         if (tl_link_peer(link)->incarnation != incarnation) continue;

@@ -16,7 +16,7 @@ static void hear_offer(struct tl_data_connection *connection, const struct tl_co
     const char *transport = message->transport;
     if (connection->slot->transport == NULL || connection->is_elsewhere) {
         data_connection_tell_refusal(link, transport, message->attempt, true, connection->reason);
-    } else if (connection->worker->is_closing) {
+    } else if (connection->worker->closing.is_closing) {
         /* The link is about to end, and with it the attempt: a refusal would only fail what can still wait. */
     } else if (tl_link_is_ours(link) || message->attempt == 0) {
         data_connection_tell_refusal(link, transport, message->attempt, false,
@@ -101,7 +101,7 @@ void tl_data_connection_begin(struct tl_data_connection *connection, struct tl_l
     connection->is_left = false;
     connection->failure_count = 0;
     connection->is_elsewhere = slot->transport != NULL && find_elsewhere(connection);
-    bool is_fit = slot->transport != NULL && !connection->is_elsewhere && !connection->worker->is_closing;
+    bool is_fit = slot->transport != NULL && !connection->is_elsewhere && !connection->worker->closing.is_closing;
     data_connection_happen(connection, is_fit ? EVENT_LINK : EVENT_LINK_UNFIT);
 }
 
@@ -113,7 +113,7 @@ void tl_data_connection_stay(struct tl_data_connection *connection)
 void tl_data_connection_go_on(struct tl_data_connection *connection)
 {
     if (connection->state != TL_DATA_CONNECTION_HELD) return;
-    if (connection->worker->is_closing) {
+    if (connection->worker->closing.is_closing) {
         data_connection_happen(connection, EVENT_CLOSING);
     } else {
         data_connection_happen(connection, tl_link_is_ours(connection->link) ? EVENT_OFFER : EVENT_EXPECT);
@@ -128,7 +128,7 @@ bool tl_data_connection_has_failed(const struct tl_data_connection *connection)
 enum tl_data_connection_use tl_data_connection_use(const struct tl_data_connection *connection)
 {
     /* Where there is no other way, a request waits for a peer that restarts. */
-    bool can_wait = connection->is_left && connection->worker->is_transport_required;
+    bool can_wait = connection->is_left && connection->worker->data_plane.is_transport_required;
     switch (connection->state) {
     case TL_DATA_CONNECTION_UP:
         return TL_DATA_CONNECTION_TAKE;
@@ -139,8 +139,8 @@ enum tl_data_connection_use tl_data_connection_use(const struct tl_data_connecti
     case TL_DATA_CONNECTION_CREATING:
     case TL_DATA_CONNECTION_OFFERED:
     case TL_DATA_CONNECTION_CONNECTING:
-        return connection->is_first || connection->worker->is_transport_required ? TL_DATA_CONNECTION_AWAIT
-                                                                                 : TL_DATA_CONNECTION_AVOID;
+        return connection->is_first || connection->worker->data_plane.is_transport_required ? TL_DATA_CONNECTION_AWAIT
+                                                                                            : TL_DATA_CONNECTION_AVOID;
     case TL_DATA_CONNECTION_OFF:
     case TL_DATA_CONNECTION_HELD:
     case TL_DATA_CONNECTION_REFUSED:

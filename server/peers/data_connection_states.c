@@ -70,7 +70,7 @@ static void log_change(struct tl_data_connection *connection)
     } else if (transport == NULL || connection->is_elsewhere) {
         TL_LOG_AT_DEBUG("no data connection", TL_STR("peer", connection->name),
                         TL_STR("transport", transport_of(connection)), TL_STR("reason", connection->reason));
-    } else if (!connection->worker->is_closing) {
+    } else if (!connection->worker->closing.is_closing) {
         TL_LOG(connection->is_left ? TL_LOG_INFO : TL_LOG_WARN, "no data connection", TL_STR("peer", connection->name),
                TL_STR("transport", transport_of(connection)), TL_STR("reason", connection->reason));
     }
@@ -133,7 +133,7 @@ static void failed(struct tl_data_connection *connection, bool is_final)
     tl_error_set(&reason, TL_UNAVAILABLE, "%s", connection->reason);
     abandon(connection, &reason);
     disarm(connection);
-    if (is_final || connection->worker->is_closing) {
+    if (is_final || connection->worker->closing.is_closing) {
         data_connection_happen(connection, EVENT_FINAL);
     } else if (connection->is_passing && connection->state != TL_DATA_CONNECTION_EXPECTING) {
         data_connection_happen(connection, EVENT_PASSING);
@@ -282,9 +282,9 @@ static void session_ended(struct tl_data_connection *connection, const struct ev
         data_connection_set_reason(connection, "%s%s", was_up ? "the data connection broke: " : "", reason->message);
     }
     /* Without a message the peer's half may take long to notice. */
-    const char *message_text = !connection->is_left             ? reason->message
-                               : connection->worker->is_closing ? IT_SHUTS_DOWN
-                                                                : IT_CLOSED_IN_ORDER;
+    const char *message_text = !connection->is_left                     ? reason->message
+                               : connection->worker->closing.is_closing ? IT_SHUTS_DOWN
+                                                                        : IT_CLOSED_IN_ORDER;
     bool is_final = !was_up && is_lasting(reason->code);
     data_connection_tell_refusal(connection->link, transport_of(connection), connection->attempt, is_final,
                                  message_text);
@@ -310,7 +310,7 @@ static void attempt_overdue(struct tl_data_connection *connection, const struct 
 static void pause_over(struct tl_data_connection *connection, const struct event *event)
 {
     (void)event;
-    data_connection_happen(connection, connection->worker->is_closing ? EVENT_CLOSING : EVENT_OFFER);
+    data_connection_happen(connection, connection->worker->closing.is_closing ? EVENT_CLOSING : EVENT_OFFER);
 }
 
 /* ---------------------------------------------------------------------------------------------------- the link -- */

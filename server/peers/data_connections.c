@@ -9,7 +9,7 @@
 /* Begins to set up each connection that follows failed ones only. */
 static void go_on(struct tl_data_connections *connections)
 {
-    for (size_t i = 0; i < connections->worker->transport_count; i++) {
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++) {
         tl_data_connection_go_on(&connections->items[i]);
         if (!tl_data_connection_has_failed(&connections->items[i])) return;
     }
@@ -35,35 +35,35 @@ void tl_data_connections_init(struct tl_data_connections *connections, struct tl
                               const struct tl_data_connection_events *events, void *owner)
 {
     *connections = (struct tl_data_connections){.worker = worker, .events = events, .owner = owner};
-    for (size_t i = 0; i < worker->transport_count; i++)
-        tl_data_connection_init(&connections->items[i], worker, &worker->transports[i], name, &connection_events,
-                                connections);
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++)
+        tl_data_connection_init(&connections->items[i], worker, &worker->data_plane.transports[i], name,
+                                &connection_events, connections);
 }
 
 void tl_data_connections_begin(struct tl_data_connections *connections, struct tl_link *link, bool is_passing)
 {
-    for (size_t i = 0; i < connections->worker->transport_count; i++)
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++)
         tl_data_connection_begin(&connections->items[i], link, is_passing);
     go_on(connections);
 }
 
 void tl_data_connections_stay(struct tl_data_connections *connections)
 {
-    for (size_t i = 0; i < connections->worker->transport_count; i++)
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++)
         tl_data_connection_stay(&connections->items[i]);
 }
 
 void tl_data_connections_end(struct tl_data_connections *connections)
 {
-    for (size_t i = 0; i < connections->worker->transport_count; i++)
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++)
         tl_data_connection_end(&connections->items[i]);
 }
 
 void tl_data_connections_hear(struct tl_data_connections *connections, struct tl_link *link,
                               const struct tl_connection_message *message)
 {
-    for (size_t i = 0; i < connections->worker->transport_count; i++) {
-        if (strcmp(connections->worker->transports[i].source->name, message->transport) != 0) continue;
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++) {
+        if (strcmp(connections->worker->data_plane.transports[i].source->name, message->transport) != 0) continue;
         tl_data_connection_hear(&connections->items[i], link, message);
         return;
     }
@@ -73,7 +73,7 @@ void tl_data_connections_hear(struct tl_data_connections *connections, struct tl
 
 const struct tl_data_connection *tl_data_connections_best(const struct tl_data_connections *connections)
 {
-    for (size_t i = 0; i < connections->worker->transport_count; i++) {
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++) {
         if (connections->items[i].state == TL_DATA_CONNECTION_UP) return &connections->items[i];
     }
     return NULL;
@@ -88,7 +88,7 @@ enum tl_data_connection_use tl_data_connections_use(const struct tl_data_connect
         *ret_connection = best;
         return TL_DATA_CONNECTION_TAKE;
     }
-    for (size_t i = 0; i < connections->worker->transport_count; i++) {
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++) {
         if (tl_data_connection_use(&connections->items[i]) == TL_DATA_CONNECTION_AWAIT) use = TL_DATA_CONNECTION_AWAIT;
     }
     return use;
@@ -98,7 +98,7 @@ void tl_data_connections_format_reason(const struct tl_data_connections *connect
 {
     const struct tl_worker *worker = connections->worker;
     const struct tl_data_connection *best = tl_data_connections_best(connections);
-    size_t count = best != NULL ? (size_t)(best - connections->items) : worker->transport_count;
+    size_t count = best != NULL ? (size_t)(best - connections->items) : worker->data_plane.transport_count;
     const char *reasons[TL_MAX_TRANSPORTS];
     for (size_t i = 0; i < count; i++)
         reasons[i] = connections->items[i].reason;
@@ -108,7 +108,7 @@ void tl_data_connections_format_reason(const struct tl_data_connections *connect
 const char *tl_data_connections_lasting_reason(struct tl_data_connections *connections)
 {
     bool is_known = connections->lasting_reason != NULL;
-    for (size_t i = 0; i < connections->worker->transport_count; i++) {
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++) {
         is_known = is_known && connections->lasting_parts[i] == connections->items[i].lasting_reason;
         connections->lasting_parts[i] = connections->items[i].lasting_reason;
     }

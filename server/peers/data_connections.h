@@ -17,7 +17,7 @@
 
 struct tl_data_connections {
     struct tl_worker *worker;
-    struct tl_data_connection items[TL_MAX_TRANSPORTS]; /* [worker->transport_count] */
+    struct tl_data_connection items[TL_MAX_TRANSPORTS]; /* [worker->data_plane.transport_count] */
     const struct tl_data_connection_events *events;
     void *owner;
     const char *lasting_reason;                   /* lasting_parts in one text */

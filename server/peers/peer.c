@@ -63,7 +63,7 @@ static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
     case TL_DATA_CONNECTION_AVOID:
         break;
     }
-    if (peer->worker->is_transport_required) {
+    if (peer->worker->data_plane.is_transport_required) {
         refuse(request);
     } else {
         send_on_link(link, request, tl_data_connections_lasting_reason(&peer->data));
@@ -176,8 +176,8 @@ static enum tl_status add_member(struct tl_worker *worker, const char *name, con
     tl_data_connections_init(&peer->data, worker, peer->name, &data_connection_events, peer);
     if (peer->is_self) peer->incarnation = worker->self.incarnation;
     tl_list_init(&peer->requests);
-    size_t index = worker->peer_count++;
-    worker->peers[index] = peer;
+    size_t index = worker->members.peer_count++;
+    worker->members.peers[index] = peer;
     /* The upper half is a generation, so that the id of a removed member never names its successor. */
     peer->id = (UINT64_C(1) << 32) | (index + 1);
     return TL_OK;
@@ -185,16 +185,16 @@ static enum tl_status add_member(struct tl_worker *worker, const char *name, con
 
 enum tl_status tl_peers_create(struct tl_worker *worker, struct tl_error *ret_error)
 {
-    size_t count = worker->config->task_count;
+    size_t count = worker->setup.config->task_count;
     enum tl_status status = tl_admission_init(worker, ret_error);
     if (status != TL_OK) return status;
-    worker->peers = calloc(count > 0 ? count : 1, sizeof(*worker->peers));
-    if (worker->peers == NULL) {
+    worker->members.peers = calloc(count > 0 ? count : 1, sizeof(*worker->members.peers));
+    if (worker->members.peers == NULL) {
         tl_admission_fini(worker);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu peers", count);
     }
     for (size_t i = 0; i < count; i++) {
-        const struct tl_config_task *task = &worker->config->tasks[i];
+        const struct tl_config_task *task = &worker->setup.config->tasks[i];
         status = add_member(worker, task->name, task->address, ret_error);
         if (status != TL_OK) return status;
     }
@@ -203,8 +203,8 @@ enum tl_status tl_peers_create(struct tl_worker *worker, struct tl_error *ret_er
 
 void tl_peers_destroy(struct tl_worker *worker)
 {
-    for (size_t i = 0; i < worker->peer_count; i++) {
-        struct tl_peer *peer = worker->peers[i];
+    for (size_t i = 0; i < worker->members.peer_count; i++) {
+        struct tl_peer *peer = worker->members.peers[i];
         tl_data_connections_end(&peer->data);
         TL_CHECK(tl_list_is_empty(&peer->requests) && peer->links.link == NULL && peer->links.opening == NULL);
         tl_timers_disarm(tl_loop_timers(worker->loop), &peer->links.back_off);
@@ -213,23 +213,23 @@ void tl_peers_destroy(struct tl_worker *worker)
         tl_numbers_fini(&peer->given_up);
         free(peer);
     }
-    free(worker->peers);
+    free(worker->members.peers);
     tl_admission_fini(worker);
 }
 
 void tl_peers_start(struct tl_worker *worker)
 {
-    if (worker->settings.connect != TL_CONNECT_EAGER || worker->task == NULL) return;
-    for (size_t i = 0; i < worker->peer_count; i++) {
-        worker->peers[i]->is_eager = true;
-        tl_peer_want(worker->peers[i]);
+    if (worker->settings.connect != TL_CONNECT_EAGER || worker->setup.task == NULL) return;
+    for (size_t i = 0; i < worker->members.peer_count; i++) {
+        worker->members.peers[i]->is_eager = true;
+        tl_peer_want(worker->members.peers[i]);
     }
 }
 
 void tl_peers_stop(struct tl_worker *worker)
 {
-    for (size_t i = 0; i < worker->peer_count; i++) {
-        struct tl_peer *peer = worker->peers[i];
+    for (size_t i = 0; i < worker->members.peer_count; i++) {
+        struct tl_peer *peer = worker->members.peers[i];
         tl_timers_disarm(tl_loop_timers(worker->loop), &peer->links.back_off);
     }
     tl_peer_check_waits(worker);
@@ -237,8 +237,8 @@ void tl_peers_stop(struct tl_worker *worker)
 
 struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name)
 {
-    for (size_t i = 0; i < worker->peer_count; i++) {
-        if (strcmp(worker->peers[i]->name, name) == 0) return worker->peers[i];
+    for (size_t i = 0; i < worker->members.peer_count; i++) {
+        if (strcmp(worker->members.peers[i]->name, name) == 0) return worker->members.peers[i];
     }
     return NULL;
 }
@@ -246,8 +246,8 @@ struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name
 struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id)
 {
     uint64_t index = (id & UINT32_MAX) - 1;
-    if (index >= worker->peer_count || worker->peers[index]->id != id) return NULL;
-    return worker->peers[index];
+    if (index >= worker->members.peer_count || worker->members.peers[index]->id != id) return NULL;
+    return worker->members.peers[index];
 }
 
 const char *tl_peer_transport(const struct tl_peer *peer)

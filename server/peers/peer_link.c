@@ -52,7 +52,7 @@ static const struct tl_link_events link_events;
 
 static bool is_wanted(const struct tl_peer *peer)
 {
-    if (peer->worker->is_closing || peer->is_self) return false;
+    if (peer->worker->closing.is_closing || peer->is_self) return false;
     if (!tl_list_is_empty(&peer->requests) || peer->awaited > 0 || peer->is_eager) return true;
     return peer->received.count + peer->given_up.count > 0 && tl_clock_now_ns() < peer->received_until_ns;
 }
@@ -121,7 +121,7 @@ static void absent(struct tl_peer *peer, const struct tl_error *reason)
     /* Messages alternate with how far an attempt came, so only another code is a change. */
     bool is_changed = links->failure_count == 0 || links->reason.code != reason->code;
     links->reason = *reason;
-    if (!peer->worker->is_closing) log_absence(peer, reason, is_changed);
+    if (!peer->worker->closing.is_closing) log_absence(peer, reason, is_changed);
     if (is_wanted(peer)) retry_later(peer);
     links->failure_count++;
 }

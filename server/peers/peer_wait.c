@@ -13,7 +13,7 @@
 /* A call that waits for peers to be up. */
 struct tl_peer_wait {
     struct tl_command command;
-    struct tl_list link; /* in worker->peer_waits */
+    struct tl_list link; /* in worker->members.peer_waits */
     const tl_peer_id *peers;
     size_t count;
     size_t min_count;
@@ -50,11 +50,11 @@ static void wait_end(struct tl_peer_wait *wait)
 
 void tl_peer_check_waits(struct tl_worker *worker)
 {
-    TL_LIST_FOREACH_SAFE(&worker->peer_waits, place)
+    TL_LIST_FOREACH_SAFE(&worker->members.peer_waits, place)
     {
         struct tl_peer_wait *wait = TL_CONTAINER_OF(place, struct tl_peer_wait, link);
         const struct tl_peer *down;
-        wait->is_closed = worker->is_closing;
+        wait->is_closed = worker->closing.is_closing;
         wait->is_met = count_up(worker, wait, &down) >= wait->min_count;
         if (!wait->is_met && !wait->is_closed) continue;
         wait_end(wait);
@@ -68,7 +68,7 @@ enum tl_status tl_worker_find_peer(struct tl_worker *worker, const char *name, t
                                    struct tl_error *ret_error)
 {
     const struct tl_config_task *task;
-    enum tl_status status = tl_config_find_name(worker->config, name, &task, ret_error);
+    enum tl_status status = tl_config_find_name(worker->setup.config, name, &task, ret_error);
     if (status != TL_OK) return status;
     const struct tl_peer *peer = tl_peer_by_name(worker, task->name);
     if (peer == NULL) return tl_error_set(ret_error, TL_NOT_FOUND, "%s is no task of the cluster", name);
@@ -78,9 +78,9 @@ enum tl_status tl_worker_find_peer(struct tl_worker *worker, const char *name, t
 
 size_t tl_worker_peers(struct tl_worker *worker, tl_peer_id *ret_peers, size_t capacity)
 {
-    for (size_t i = 0; i < worker->peer_count && i < capacity; i++)
-        ret_peers[i] = worker->peers[i]->id;
-    return worker->peer_count;
+    for (size_t i = 0; i < worker->members.peer_count && i < capacity; i++)
+        ret_peers[i] = worker->members.peers[i]->id;
+    return worker->members.peer_count;
 }
 
 struct info_command {
@@ -127,8 +127,8 @@ static const char *outside_refusal_of(const struct tl_data_connection *connectio
 
 const char *tl_peers_outside_refusal(const struct tl_worker *worker)
 {
-    for (size_t i = 0; i < worker->peer_count; i++) {
-        const char *reason = outside_refusal_of(tl_data_connections_best(&worker->peers[i]->data));
+    for (size_t i = 0; i < worker->members.peer_count; i++) {
+        const char *reason = outside_refusal_of(tl_data_connections_best(&worker->members.peers[i]->data));
         if (reason != NULL) return reason;
     }
     return NULL;
@@ -147,10 +147,11 @@ static void format_connection_reason(const struct tl_peer *peer, char *ret_text,
 enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description *description,
                                  struct tl_error *ret_error)
 {
-    description->peers = calloc(worker->peer_count > 0 ? worker->peer_count : 1, sizeof(*description->peers));
+    description->peers =
+        calloc(worker->members.peer_count > 0 ? worker->members.peer_count : 1, sizeof(*description->peers));
     if (description->peers == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peers");
-    for (size_t i = 0; i < worker->peer_count; i++) {
-        const struct tl_peer *peer = worker->peers[i];
+    for (size_t i = 0; i < worker->members.peer_count; i++) {
+        const struct tl_peer *peer = worker->members.peers[i];
         struct tl_peer_description *item = &description->peers[description->peer_count++];
         item->name = strdup(peer->name);
         item->state = strdup(tl_peer_state_name(peer->links.state));
@@ -178,7 +179,7 @@ static void run_wait_start(struct tl_command *command)
 {
     struct tl_peer_wait *wait = TL_CONTAINER_OF(command, struct tl_peer_wait, command);
     struct tl_worker *worker = command->worker;
-    tl_list_push_back(&worker->peer_waits, &wait->link);
+    tl_list_push_back(&worker->members.peer_waits, &wait->link);
     for (size_t i = 0; i < wait->count; i++)
         tl_peer_by_id(worker, wait->peers[i])->awaited++;
     for (size_t i = 0; i < wait->count; i++)
@@ -206,7 +207,7 @@ enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_
     int64_t deadline_ns = tl_clock_deadline_ns(timeout_ns);
     tl_peer_id *all = NULL;
     if (peers == NULL) {
-        count = worker->peer_count;
+        count = worker->members.peer_count;
         all = calloc(count > 0 ? count : 1, sizeof(*all));
         if (all == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for %zu peers", count);
         tl_worker_peers(worker, all, count);

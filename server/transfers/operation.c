@@ -61,11 +61,11 @@ void tl_op_complete(struct tl_op *op, const struct tl_error *error)
     op->result.duration_ns = tl_clock_now_ns() - op->submitted_ns;
     tl_timers_disarm(tl_loop_timers(worker->loop), &op->deadline_timer);
     tl_timers_disarm(tl_loop_timers(worker->loop), &op->receive.retry_timer);
-    if (op->is_registered) HASH_DEL(worker->ops, op);
+    if (op->is_registered) HASH_DEL(worker->operations.ops, op);
     if (op->kind == TL_OP_RECV) tl_op_receive_fini(op);
     struct tl_cq *cq = op->reader.cq;
     struct tl_wait *wait = op->reader.wait;
-    __atomic_fetch_sub(&worker->open_ops, 1, __ATOMIC_RELEASE);
+    __atomic_fetch_sub(&worker->operations.open_ops, 1, __ATOMIC_RELEASE);
     if (cq != NULL) {
         tl_cq_push(cq, &op->reader.item, &worker->progress);
     } else {
@@ -134,7 +134,7 @@ void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const 
 {
     struct tl_op *op;
     struct tl_op *next;
-    HASH_ITER(hh, worker->ops, op, next)
+    HASH_ITER(hh, worker->operations.ops, op, next)
     {
         if (op->kind == TL_OP_RECV && (step == NULL || op->step == *step)) op_end(op, status);
     }
@@ -149,7 +149,7 @@ static bool op_register(struct tl_op *op)
     op->is_registered = true;
 #undef uthash_nonfatal_oom
 #define uthash_nonfatal_oom(object) op->is_registered = false
-    HASH_ADD(hh, worker->ops, id, sizeof(op->id), op);
+    HASH_ADD(hh, worker->operations.ops, id, sizeof(op->id), op);
     return op->is_registered &&
            tl_timers_arm(tl_loop_timers(worker->loop), &op->deadline_timer, op->deadline_ns) == TL_OK;
 }
@@ -159,7 +159,7 @@ static void op_start(struct tl_closure *closure)
     struct tl_op *op = TL_CONTAINER_OF(closure, struct tl_op, closure);
     if (!op_register(op)) {
         tl_op_handle(op, OP_EVENT_REFUSED, &op_out_of_memory);
-    } else if (op->worker->is_closing) {
+    } else if (op->worker->closing.is_closing) {
         struct tl_error closing;
         tl_error_set(&closing, TL_CANCELLED, "the worker was closed");
         tl_op_handle(op, OP_EVENT_REFUSED, &closing);
@@ -210,9 +210,9 @@ enum tl_status tl_op_create(struct tl_worker *worker, enum tl_op_kind kind,
 static tl_op_id op_submit(struct tl_op *op)
 {
     struct tl_worker *worker = op->worker;
-    tl_op_id id = __atomic_add_fetch(&worker->next_op, 1, __ATOMIC_RELAXED);
+    tl_op_id id = __atomic_add_fetch(&worker->operations.next_op, 1, __ATOMIC_RELAXED);
     op->id = id;
-    __atomic_fetch_add(&worker->open_ops, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(&worker->operations.open_ops, 1, __ATOMIC_RELAXED);
     if (op->reader.cq != NULL) {
         tl_progress_post(&worker->progress, &op->closure);
     } else {
@@ -310,7 +310,7 @@ static void run_cancel(struct tl_command *command)
 {
     struct cancel_command *cancel = TL_CONTAINER_OF(command, struct cancel_command, command);
     struct tl_op *op;
-    HASH_FIND(hh, command->worker->ops, &cancel->op, sizeof(cancel->op), op);
+    HASH_FIND(hh, command->worker->operations.ops, &cancel->op, sizeof(cancel->op), op);
     if (op == NULL) return;
     struct tl_error error;
     tl_error_set(&error, TL_CANCELLED, "%s of %s was cancelled", op->kind == TL_OP_SEND ? "the send" : "the receive",

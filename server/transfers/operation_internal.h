@@ -114,7 +114,7 @@ struct tl_op {
     enum tl_op_kind kind;
     enum op_state state;
     const struct op_transition (*transitions)[OP_EVENTS]; /* [OP_STATES], by the kind */
-    UT_hash_handle hh;                                    /* in worker->ops */
+    UT_hash_handle hh;                                    /* in worker->operations.ops */
     bool is_registered;
     struct tl_closure closure;
     struct tl_timer deadline_timer;

@@ -132,7 +132,7 @@ static void retry_later(struct tl_op *op, const struct tl_error *unused)
 {
     (void)unused;
     struct op_receive *receive = &op->receive;
-    op->worker->requests_retried++;
+    op->worker->operations.requests_retried++;
     int64_t due_ns = tl_clock_now_ns() + tl_back_off_ns(FIRST_RETRY_NS, MAX_RETRY_NS, receive->retry_count++);
     if (tl_timers_arm(tl_loop_timers(op->worker->loop), &receive->retry_timer, due_ns) != TL_OK) {
         tl_op_handle(op, OP_EVENT_FAILED, &op_out_of_memory);
@@ -214,7 +214,7 @@ static void start(struct tl_op *op, const struct tl_error *unused)
     (void)unused;
     struct tl_worker *worker = op->worker;
     struct op_receive *receive = &op->receive;
-    struct tl_request_id id = {.incarnation = worker->self.incarnation, .number = ++worker->next_request};
+    struct tl_request_id id = {.incarnation = worker->self.incarnation, .number = ++worker->operations.next_request};
     struct tl_error error;
     if (tl_peer_is_self(receive->peer)) {
         receive->receiver = (struct tl_receiver){.id = id, .key = op->key, .step = op->step};
@@ -269,7 +269,7 @@ static const struct op_transition receive_transitions[OP_STATES][OP_EVENTS] = {
 static void fetch_done(struct tl_fetch *fetch, const struct tl_error *result)
 {
     struct tl_op *op = TL_CONTAINER_OF(fetch, struct tl_op, receive.request.fetch);
-    bool may_go_on = result->code == TL_UNAVAILABLE && !fetch->is_final && !op->worker->is_closing;
+    bool may_go_on = result->code == TL_UNAVAILABLE && !fetch->is_final && !op->worker->closing.is_closing;
     tl_peer_fetch_done(&op->receive.request);
     if (result->code == TL_OK) {
         struct tl_tensor *tensor = fetch->destination;

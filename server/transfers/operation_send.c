@@ -117,7 +117,7 @@ void tl_ops_forget_borrows(struct tl_worker *worker)
 {
     struct tl_op *op;
     struct tl_op *next;
-    HASH_ITER(hh, worker->ops, op, next)
+    HASH_ITER(hh, worker->operations.ops, op, next)
     {
         if (op->send.borrow != NULL && tl_borrow_forget(op->send.borrow)) tl_op_borrow_returned(op);
     }

@@ -22,20 +22,20 @@
 static void expire_now(struct tl_worker *worker)
 {
     int64_t next_ns = tl_rendezvous_expire(worker->table, tl_clock_now_ns());
-    if (tl_timers_arm(tl_loop_timers(worker->loop), &worker->expire_timer, next_ns) != TL_OK) {
+    if (tl_timers_arm(tl_loop_timers(worker->loop), &worker->sources.expire_timer, next_ns) != TL_OK) {
         TL_LOG_AT_ERROR("no memory to free reservations in time");
     }
 }
 
 static void expire_timer_fired(struct tl_timer *timer)
 {
-    expire_now(TL_CONTAINER_OF(timer, struct tl_worker, expire_timer));
+    expire_now(TL_CONTAINER_OF(timer, struct tl_worker, sources.expire_timer));
 }
 
 static void expire_asked(struct tl_closure *closure)
 {
-    struct tl_worker *worker = TL_CONTAINER_OF(closure, struct tl_worker, expire_closure);
-    __atomic_store_n(&worker->is_expire_asked, false, __ATOMIC_RELEASE);
+    struct tl_worker *worker = TL_CONTAINER_OF(closure, struct tl_worker, sources.expire_closure);
+    __atomic_store_n(&worker->sources.is_expire_asked, false, __ATOMIC_RELEASE);
     expire_now(worker);
 }
 
@@ -43,8 +43,8 @@ void tl_source_expire(struct tl_worker *worker)
 {
     if (tl_executor_is_here(&worker->executor)) {
         expire_now(worker);
-    } else if (!__atomic_exchange_n(&worker->is_expire_asked, true, __ATOMIC_ACQ_REL)) {
-        worker->executor.post(&worker->executor, &worker->expire_closure);
+    } else if (!__atomic_exchange_n(&worker->sources.is_expire_asked, true, __ATOMIC_ACQ_REL)) {
+        worker->executor.post(&worker->executor, &worker->sources.expire_closure);
     }
 }
 
@@ -88,11 +88,11 @@ struct pushed {
 enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_error)
 {
     tl_serving_init(&worker->serving, worker, &worker->executor);
-    worker->expire_timer.fire = expire_timer_fired;
-    worker->expire_closure.run = expire_asked;
-    worker->pushed = tl_shares_create("limits.held", worker->settings.held_bytes);
-    worker->listings = tl_shares_create("listings", TL_LISTINGS_BYTES);
-    if (worker->pushed == NULL || worker->listings == NULL)
+    worker->sources.expire_timer.fire = expire_timer_fired;
+    worker->sources.expire_closure.run = expire_asked;
+    worker->sources.pushed = tl_shares_create("limits.held", worker->settings.held_bytes);
+    worker->sources.listings = tl_shares_create("listings", TL_LISTINGS_BYTES);
+    if (worker->sources.pushed == NULL || worker->sources.listings == NULL)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
     return TL_OK;
 }
@@ -100,8 +100,8 @@ enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_err
 void tl_source_fini(struct tl_worker *worker)
 {
     tl_walks_fini(worker);
-    tl_shares_destroy(worker->pushed);
-    tl_shares_destroy(worker->listings);
+    tl_shares_destroy(worker->sources.pushed);
+    tl_shares_destroy(worker->sources.listings);
 }
 
 /* Local publishers may publish an older step on purpose. A client may not: it may be the later one of two. */
@@ -114,7 +114,8 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
                             void **ret_admission, struct tl_error *ret_error)
 {
     struct tl_worker *worker = context;
-    if (worker->is_closing) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s is shutting down", worker->self.name);
+    if (worker->closing.is_closing)
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s is shutting down", worker->self.name);
     enum tl_status status = check_version(worker, push, ret_error);
     if (status != TL_OK) return status;
     uint64_t charged_bytes;
@@ -126,7 +127,7 @@ static enum tl_status admit(void *context, const struct tl_identity *client, con
     struct pushed *pushed = malloc(sizeof(*pushed));
     if (pushed == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to publish %s", push->key);
     pushed->charged_bytes = charged_bytes;
-    status = tl_shares_take(worker->pushed, &client->client, charged_bytes, &pushed->share, ret_error);
+    status = tl_shares_take(worker->sources.pushed, &client->client, charged_bytes, &pushed->share, ret_error);
     if (status != TL_OK) {
         free(pushed);
         tl_error_prefix(ret_error, "%s cannot take %s: ", worker->self.name, push->key);

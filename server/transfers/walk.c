@@ -20,11 +20,11 @@ struct walk {
     struct tl_walk base;
     struct tl_table_walk cursor;
     struct tl_glob *glob; /* NULL: everything matches */
-    struct tl_list place; /* in worker->ended_walks once it has ended */
+    struct tl_list place; /* in worker->sources.ended_walks once it has ended */
     struct tl_share_client client;
     bool withdraws;
     size_t capacity;        /* items that the listing has memory for */
-    struct tl_share *share; /* the part of worker->listings that charged_bytes are charged to */
+    struct tl_share *share; /* the part of worker->sources.listings that charged_bytes are charged to */
     uint64_t charged_bytes;
     struct tl_table_entry page[PAGE_ENTRIES]; /* [page_count]; the first page_used have been looked at */
     size_t page_count;
@@ -55,11 +55,11 @@ enum tl_status tl_walk_begin(void *context, const struct tl_identity *client, co
 
 static enum tl_status charge(struct tl_worker *worker, struct walk *walk, uint64_t bytes, struct tl_error *ret_error)
 {
-    if (tl_shares_take(worker->listings, &walk->client, bytes, &walk->share, NULL) != TL_OK)
+    if (tl_shares_take(worker->sources.listings, &walk->client, bytes, &walk->share, NULL) != TL_OK)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
                             "listings that clients have not read take %llu of %llu bytes already; read them to their "
                             "end, or ask for fewer tensors with a pattern",
-                            (unsigned long long)tl_shares_used(worker->listings),
+                            (unsigned long long)tl_shares_used(worker->sources.listings),
                             (unsigned long long)TL_LISTINGS_BYTES);
     walk->charged_bytes += bytes;
     return TL_OK;
@@ -149,17 +149,17 @@ static void free_walk(struct walk *walk)
 /* Frees what can be freed of the walks that have ended in one step, the oldest first. */
 static void free_ended(struct tl_closure *closure)
 {
-    struct tl_worker *worker = TL_CONTAINER_OF(closure, struct tl_worker, ended_walks_closure);
+    struct tl_worker *worker = TL_CONTAINER_OF(closure, struct tl_worker, sources.ended_walks_closure);
     int64_t end_ns = tl_clock_now_ns() + STEP_NS;
-    while (!tl_list_is_empty(&worker->ended_walks) && tl_clock_now_ns() < end_ns) {
-        struct walk *walk = TL_CONTAINER_OF(worker->ended_walks.next, struct walk, place);
+    while (!tl_list_is_empty(&worker->sources.ended_walks) && tl_clock_now_ns() < end_ns) {
+        struct walk *walk = TL_CONTAINER_OF(worker->sources.ended_walks.next, struct walk, place);
         for (size_t i = 0; i < FREE_BATCH && walk->base.listing.count > 0; i++)
             tl_listing_drop_last(&walk->base.listing);
         if (walk->base.listing.count > 0) continue;
         tl_list_remove(&walk->place);
         free_walk(walk);
     }
-    if (!tl_list_is_empty(&worker->ended_walks)) tl_loop_defer(worker->loop, closure);
+    if (!tl_list_is_empty(&worker->sources.ended_walks)) tl_loop_defer(worker->loop, closure);
 }
 
 void tl_walk_end(void *context, struct tl_walk *base)
@@ -170,20 +170,20 @@ void tl_walk_end(void *context, struct tl_walk *base)
     while (walk->page_used < walk->page_count)
         tl_annotations_put(walk->page[walk->page_used++].annotations);
     tl_glob_destroy(walk->glob);
-    bool is_first = tl_list_is_empty(&worker->ended_walks);
-    tl_list_push_back(&worker->ended_walks, &walk->place);
-    if (is_first) tl_loop_defer(worker->loop, &worker->ended_walks_closure);
+    bool is_first = tl_list_is_empty(&worker->sources.ended_walks);
+    tl_list_push_back(&worker->sources.ended_walks, &walk->place);
+    if (is_first) tl_loop_defer(worker->loop, &worker->sources.ended_walks_closure);
 }
 
 void tl_walks_init(struct tl_worker *worker)
 {
-    tl_list_init(&worker->ended_walks);
-    worker->ended_walks_closure.run = free_ended;
+    tl_list_init(&worker->sources.ended_walks);
+    worker->sources.ended_walks_closure.run = free_ended;
 }
 
 void tl_walks_fini(struct tl_worker *worker)
 {
     struct tl_list *place;
-    while ((place = tl_list_pop_front(&worker->ended_walks)) != NULL)
+    while ((place = tl_list_pop_front(&worker->sources.ended_walks)) != NULL)
         free_walk(TL_CONTAINER_OF(place, struct walk, place));
 }

@@ -76,20 +76,20 @@ static enum tl_status describe_transports(const struct tl_worker *worker, struct
 {
     struct tl_error failures[TL_MAX_TRANSPORTS];
     bool works[TL_MAX_TRANSPORTS], is_any_working = false;
-    for (size_t i = 0; i < worker->transport_count; i++) {
-        struct tl_transport *transport = worker->transports[i].transport;
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
+        struct tl_transport *transport = worker->data_plane.transports[i].transport;
         failures[i].code = TL_OK;
         works[i] = transport != NULL && !tl_transport_has_failed(transport, &failures[i]);
         is_any_working |= works[i];
     }
-    description->transports = calloc(1 + worker->transport_count, sizeof(*description->transports));
+    description->transports = calloc(1 + worker->data_plane.transport_count, sizeof(*description->transports));
     if (description->transports == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for transports");
     }
     const char *grpc = is_any_working ? "in use where there is no data connection" : "in use for all peers";
     enum tl_status status = add_transport(description, "grpc", true, grpc, ret_error);
-    for (size_t i = 0; i < worker->transport_count && status == TL_OK; i++) {
-        const struct tl_transport_slot *slot = &worker->transports[i];
+    for (size_t i = 0; i < worker->data_plane.transport_count && status == TL_OK; i++) {
+        const struct tl_transport_slot *slot = &worker->data_plane.transports[i];
         char local[TL_ERROR_MESSAGE_BYTES];
         bool is_local = slot->transport != NULL && slot->source->find_host != NULL;
         if (is_local) describe_local(worker, local, sizeof(local));
@@ -105,8 +105,8 @@ static enum tl_status describe_transports(const struct tl_worker *worker, struct
 /* Returns the slot of the transport over cards. NULL: none is wanted. */
 static const struct tl_transport_slot *find_cards(const struct tl_worker *worker)
 {
-    for (size_t i = 0; i < worker->transport_count; i++) {
-        const struct tl_transport_slot *slot = &worker->transports[i];
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
+        const struct tl_transport_slot *slot = &worker->data_plane.transports[i];
         if (slot->is_wanted && slot->source->describe != NULL) return slot;
     }
     return NULL;

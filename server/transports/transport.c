@@ -78,7 +78,7 @@ static enum tl_status choose(struct tl_transport *transport, const struct tl_tra
                              struct tl_error *ret_error)
 {
     const struct tl_worker *worker = transport->worker;
-    const char *address = worker->task != NULL ? worker->task->address : NULL;
+    const char *address = worker->setup.task != NULL ? worker->setup.task->address : NULL;
     struct opening opening = {.transport = transport, .source = source, .address = address};
     struct tl_transport_candidates candidates = {.keys = transport->options.engine.keys,
                                                  .open = open_candidate,

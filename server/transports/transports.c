@@ -13,11 +13,11 @@ void tl_transports_join(const struct tl_worker *worker, const char *const *reaso
                         size_t capacity)
 {
     size_t wanted_count = 0, used = 0;
-    for (size_t i = 0; i < worker->transport_count; i++)
-        wanted_count += worker->transports[i].is_wanted;
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++)
+        wanted_count += worker->data_plane.transports[i].is_wanted;
     ret_text[0] = '\0';
     for (size_t i = 0; i < count && used < capacity; i++) {
-        const struct tl_transport_slot *slot = &worker->transports[i];
+        const struct tl_transport_slot *slot = &worker->data_plane.transports[i];
         /* A transport that the settings exclude is not mentioned, unless they exclude all. */
         if (reasons[i][0] == '\0' || (!slot->is_wanted && (wanted_count > 0 || i > 0))) continue;
         size_t name_len = strlen(slot->source->name);
@@ -34,8 +34,8 @@ void tl_transports_require(const struct tl_worker *worker, enum tl_status code, 
                            struct tl_error *ret_error)
 {
     char names[128] = "";
-    for (size_t i = 0; i < worker->transport_count; i++) {
-        const struct tl_transport_slot *slot = &worker->transports[i];
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
+        const struct tl_transport_slot *slot = &worker->data_plane.transports[i];
         size_t len = strlen(names);
         if (slot->is_wanted)
             snprintf(names + len, sizeof(names) - len, "%s%s", len > 0 ? " or " : "", slot->source->name);
@@ -81,12 +81,12 @@ static enum tl_status refuse_without(const struct tl_worker *worker, struct tl_e
     const char *reasons[TL_MAX_TRANSPORTS];
     char text[TL_ERROR_MESSAGE_BYTES];
     enum tl_status code = TL_UNAVAILABLE;
-    for (size_t i = 0; i < worker->transport_count; i++) {
-        const struct tl_transport_slot *slot = &worker->transports[i];
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
+        const struct tl_transport_slot *slot = &worker->data_plane.transports[i];
         reasons[i] = slot->reason;
         if (slot->is_wanted) code = slot->error.code;
     }
-    tl_transports_join(worker, reasons, worker->transport_count, text, sizeof(text));
+    tl_transports_join(worker, reasons, worker->data_plane.transport_count, text, sizeof(text));
     tl_transports_require(worker, code, "from here", text, ret_error);
     return code;
 }
@@ -95,30 +95,31 @@ enum tl_status tl_transports_create(struct tl_worker *worker, const struct tl_tr
                                     size_t count, bool has_thread, struct tl_error *ret_error)
 {
     TL_CHECK(count <= TL_MAX_TRANSPORTS);
-    worker->transport_count = count;
+    worker->data_plane.transport_count = count;
     worker->executor.is_only = true;
     bool is_any_wanted = false;
     for (size_t i = 0; i < count; i++) {
-        struct tl_transport_slot *slot = &worker->transports[i];
+        struct tl_transport_slot *slot = &worker->data_plane.transports[i];
         slot->source = sources[i];
         slot->reason = sources[i]->refusal(&worker->settings);
         slot->is_wanted = slot->reason == NULL;
         is_any_wanted |= slot->is_wanted;
     }
-    worker->is_transport_required = is_any_wanted && worker->settings.rdma == TL_RDMA_REQUIRE;
+    worker->data_plane.is_transport_required = is_any_wanted && worker->settings.rdma == TL_RDMA_REQUIRE;
     for (size_t i = 0; i < count; i++) {
-        struct tl_transport_slot *slot = &worker->transports[i];
+        struct tl_transport_slot *slot = &worker->data_plane.transports[i];
         if (open_slot(worker, slot, has_thread) == TL_OK) continue;
-        if (!worker->is_transport_required) log_lack(worker, slot);
+        if (!worker->data_plane.is_transport_required) log_lack(worker, slot);
     }
-    if (worker->is_transport_required && tl_transports_count(worker) == 0) return refuse_without(worker, ret_error);
+    if (worker->data_plane.is_transport_required && tl_transports_count(worker) == 0)
+        return refuse_without(worker, ret_error);
     return TL_OK;
 }
 
 void tl_transports_destroy(struct tl_worker *worker)
 {
-    for (size_t i = 0; i < worker->transport_count; i++)
-        tl_transport_destroy(worker->transports[i].transport);
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++)
+        tl_transport_destroy(worker->data_plane.transports[i].transport);
 }
 
 /* ------------------------------------------------------------------------------------------------------ asking -- */
@@ -126,15 +127,15 @@ void tl_transports_destroy(struct tl_worker *worker)
 size_t tl_transports_count(const struct tl_worker *worker)
 {
     size_t count = 0;
-    for (size_t i = 0; i < worker->transport_count; i++)
-        count += worker->transports[i].transport != NULL;
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++)
+        count += worker->data_plane.transports[i].transport != NULL;
     return count;
 }
 
 struct tl_transport *tl_transports_of_cards(const struct tl_worker *worker)
 {
-    for (size_t i = 0; i < worker->transport_count; i++) {
-        struct tl_transport *transport = worker->transports[i].transport;
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
+        struct tl_transport *transport = worker->data_plane.transports[i].transport;
         if (transport != NULL && transport->provider->limits.needs_regions) return transport;
     }
     return NULL;
@@ -146,8 +147,8 @@ struct tl_transport *tl_transports_of_cards(const struct tl_worker *worker)
 size_t tl_transports_polled(const struct tl_worker *worker, struct tl_polled_reactor *ret_reactors)
 {
     size_t count = 0;
-    for (size_t i = 0; i < worker->transport_count; i++) {
-        const struct tl_transport *transport = worker->transports[i].transport;
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
+        const struct tl_transport *transport = worker->data_plane.transports[i].transport;
         if (transport == NULL || transport->has_thread) continue;
         ret_reactors[count++] =
             (struct tl_polled_reactor){.reactor = transport->reactor,
@@ -173,8 +174,8 @@ void tl_transports_get_stats(struct tl_worker *worker, struct tl_engine_stats *r
     *ret_engine = (struct tl_engine_stats){0};
     *ret_memory = (struct tl_memory_stats){0};
     *ret_reactor = (struct tl_reactor_stats){0};
-    for (size_t i = 0; i < worker->transport_count; i++) {
-        struct tl_transport *transport = worker->transports[i].transport;
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
+        struct tl_transport *transport = worker->data_plane.transports[i].transport;
         if (transport == NULL) continue;
         struct tl_engine_stats engine;
         struct tl_memory_stats memory;
@@ -192,17 +193,18 @@ void tl_transports_get_stats(struct tl_worker *worker, struct tl_engine_stats *r
 static void one_drained(void *context)
 {
     struct tl_worker *worker = context;
-    if (--worker->draining_transports == 0) worker->transports_drained(worker->transports_drained_context);
+    if (--worker->closing.draining_transports == 0)
+        worker->closing.transports_drained(worker->closing.transports_drained_context);
 }
 
 void tl_transports_drain(struct tl_worker *worker, int64_t deadline_ns, void (*drained)(void *context), void *context)
 {
-    worker->draining_transports = tl_transports_count(worker);
-    worker->transports_drained = drained;
-    worker->transports_drained_context = context;
-    if (worker->draining_transports == 0) drained(context);
-    for (size_t i = 0; i < worker->transport_count; i++) {
-        if (worker->transports[i].transport != NULL)
-            tl_transport_drain(worker->transports[i].transport, deadline_ns, one_drained, worker);
+    worker->closing.draining_transports = tl_transports_count(worker);
+    worker->closing.transports_drained = drained;
+    worker->closing.transports_drained_context = context;
+    if (worker->closing.draining_transports == 0) drained(context);
+    for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
+        if (worker->data_plane.transports[i].transport != NULL)
+            tl_transport_drain(worker->data_plane.transports[i].transport, deadline_ns, one_drained, worker);
     }
 }

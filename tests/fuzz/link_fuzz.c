@@ -367,18 +367,20 @@ static void expect_consistent(void)
     if (link == NULL) return;
     unsigned counts[SERVE_FAILED + 1] = {0};
     uint64_t active_bytes = 0, held_bytes = 0;
-    for (struct link_serve *entry = link->serves; entry != NULL; entry = entry->hh.next) {
+    for (struct link_serve *entry = link->answers.serves; entry != NULL; entry = entry->hh.next) {
         counts[entry->state]++;
         if (entry->state == SERVE_ACTIVE) active_bytes += tl_tensor_size_bytes(entry->offer.tensor) - entry->sent_bytes;
         TL_CHECK(entry->offer.tensor != NULL || entry->state != SERVE_ACTIVE);
         if (entry->state == SERVE_READY && entry->offer.tensor != NULL) held_bytes += entry->ready_bytes;
     }
-    TL_CHECK(link->unsent_count ==
+    TL_CHECK(link->answers.unsent_count ==
              counts[SERVE_READY] + counts[SERVE_ACTIVE] + counts[SERVE_LEAVING] + counts[SERVE_FAILED]);
-    TL_CHECK(link->active_bytes == active_bytes && (active_bytes <= INFLIGHT_BYTES || counts[SERVE_ACTIVE] == 1));
-    TL_CHECK(link->held_bytes == held_bytes);
-    TL_CHECK(list_length(&link->ready) == counts[SERVE_READY] && list_length(&link->active) == counts[SERVE_ACTIVE]);
-    TL_CHECK(list_length(&link->failures) == counts[SERVE_FAILED]);
+    TL_CHECK(link->answers.active_bytes == active_bytes &&
+             (active_bytes <= INFLIGHT_BYTES || counts[SERVE_ACTIVE] == 1));
+    TL_CHECK(link->answers.held_bytes == held_bytes);
+    TL_CHECK(list_length(&link->answers.ready) == counts[SERVE_READY] &&
+             list_length(&link->answers.active) == counts[SERVE_ACTIVE]);
+    TL_CHECK(list_length(&link->answers.failures) == counts[SERVE_FAILED]);
     TL_CHECK(list_length(&link->connection_messages) == link->connection_message_count &&
              link->connection_message_count <= MAX_PATHS);
     TL_CHECK(link->framed_count <= link->received.count && link->received.count <= framed_count);
@@ -462,8 +464,9 @@ static void quiesce(void)
     while (tl_loop_run_once(loop, 0) || fake_stream_take(0))
         expect_consistent();
     if (link == NULL || !tl_link_is_up(link)) return;
-    TL_CHECK(tl_list_is_empty(&link->to_request) && tl_list_is_empty(&link->failures));
-    TL_CHECK((tl_list_is_empty(&link->ready) && tl_list_is_empty(&link->active)) || link_window_is_full(link));
+    TL_CHECK(tl_list_is_empty(&link->to_request) && tl_list_is_empty(&link->answers.failures));
+    TL_CHECK((tl_list_is_empty(&link->answers.ready) && tl_list_is_empty(&link->answers.active)) ||
+             link_window_is_full(link));
     TL_CHECK(!link_window_must_tell(link));
     TL_CHECK(tl_list_is_empty(&link->connection_messages));
     TL_CHECK(link->cancels.count == 0 && link->received.count == link->framed_count);

@@ -327,7 +327,7 @@ static void expect_nothing_held(void)
     take_completions();
     TL_CHECK(tl_worker_stats(worker, &stats, NULL) == TL_OK);
     TL_CHECK(stats.waiting_receivers == 0);
-    TL_CHECK(tl_shares_used(worker->pushed) == 0);
+    TL_CHECK(tl_shares_used(worker->sources.pushed) == 0);
 }
 
 static void break_calls(void)

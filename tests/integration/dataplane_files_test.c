@@ -93,7 +93,7 @@ static bool driven(struct tl_worker *worker)
 static struct tl_memory_stats memory_of(const struct tl_worker *worker)
 {
     struct tl_memory_stats stats;
-    tl_memory_get_stats(worker->transports[0].transport->memory, &stats);
+    tl_memory_get_stats(worker->data_plane.transports[0].transport->memory, &stats);
     return stats;
 }
 

@@ -142,8 +142,8 @@ static void run_loop(void)
     while (tl_loop_run_once(loop, 0))
         continue;
     for (unsigned slot = 0; slot < 2; slot++) {
-        if (links[slot] != NULL && links[slot]->unsent_count > max_unsent[slot]) {
-            max_unsent[slot] = links[slot]->unsent_count;
+        if (links[slot] != NULL && links[slot]->answers.unsent_count > max_unsent[slot]) {
+            max_unsent[slot] = links[slot]->answers.unsent_count;
         }
     }
 }
@@ -261,7 +261,8 @@ static void expect_both_served(unsigned favoured)
     ck_assert_uint_eq(done_count[ACCEPTED], ASKED);
     ck_assert_uint_eq(closed_count, 2 * ASKED);
     for (unsigned slot = 0; slot < 2; slot++) {
-        ck_assert(tl_link_is_idle(links[slot]) && links[slot]->unsent_count == 0 && links[slot]->active_bytes == 0);
+        ck_assert(tl_link_is_idle(links[slot]) && links[slot]->answers.unsent_count == 0 &&
+                  links[slot]->answers.active_bytes == 0);
         ck_assert(fake_stream_is_reading(slot) && !fake_stream_is_sending(slot));
     }
     ck_assert_uint_lt(max_unsent[ACCEPTED], MAX_UNSENT + MAX_REQUESTS);
@@ -286,8 +287,8 @@ START_TEST(accepted_link_is_not_read_while_too_much_waits)
     while (carry(OPENED))
         continue;
     ck_assert(fake_stream_is_sending(OPENED) && !fake_stream_is_reading(ACCEPTED));
-    ck_assert_uint_ge(links[ACCEPTED]->unsent_count, MAX_UNSENT);
-    ck_assert_uint_lt(links[ACCEPTED]->unsent_count, MAX_UNSENT + MAX_REQUESTS);
+    ck_assert_uint_ge(links[ACCEPTED]->answers.unsent_count, MAX_UNSENT);
+    ck_assert_uint_lt(links[ACCEPTED]->answers.unsent_count, MAX_UNSENT + MAX_REQUESTS);
     ck_assert_uint_lt(serve_count, MAX_UNSENT + 2 * MAX_REQUESTS);
     /* It reads at all times, even now. */
     ck_assert(fake_stream_is_reading(OPENED));
@@ -388,7 +389,7 @@ START_TEST(peer_that_does_not_read_has_one_frame_outstanding)
     ck_assert_uint_eq(serve_count, 2 * LARGE_COUNT);
     ck_assert_uint_eq(sent_count[0], 2);
     ck_assert_uint_eq(control->stats.bytes_sent, sent_bytes);
-    ck_assert_uint_le(links[ACCEPTED]->active_bytes, INFLIGHT_BYTES);
+    ck_assert_uint_le(links[ACCEPTED]->answers.active_bytes, INFLIGHT_BYTES);
 }
 END_TEST
 
@@ -404,7 +405,7 @@ START_TEST(no_more_is_begun_than_may_be_in_flight)
         uint64_t sent_before = control->stats.bytes_sent;
         note_frame(&begun, take(0));
         ck_assert_uint_le(control->stats.bytes_sent - sent_before, CHUNK_BYTES);
-        ck_assert_uint_le(links[ACCEPTED]->active_bytes, INFLIGHT_BYTES);
+        ck_assert_uint_le(links[ACCEPTED]->answers.active_bytes, INFLIGHT_BYTES);
         ck_assert_uint_le(begun_bytes(&begun), INFLIGHT_BYTES);
         if (begun_bytes(&begun) > max_bytes) max_bytes = begun_bytes(&begun);
     }
@@ -440,7 +441,7 @@ START_TEST(answers_that_wait_do_not_pin_versions_that_were_replaced)
     request_large(LARGE_COUNT + 1);
     ck_assert_uint_eq(version_count, 2 * LARGE_COUNT);
     ck_assert_uint_le(count_pinned(), MAX_PINNED);
-    ck_assert_uint_eq(links[ACCEPTED]->unsent_count, 2 * LARGE_COUNT);
+    ck_assert_uint_eq(links[ACCEPTED]->answers.unsent_count, 2 * LARGE_COUNT);
     /* Once the peer takes them, all are answered, in the order in which they were asked. */
     while (carried[0] != NULL) {
         note_frame(&begun, take(0));
@@ -654,18 +655,18 @@ START_TEST(equal_failures_are_kept_once)
     /* The first frame with failures is not taken. */
     ck_assert(fake_stream_give(0, frame_of_requests(1, 100)));
     run_loop();
-    size_t waiting = links[ACCEPTED]->unsent_count;
+    size_t waiting = links[ACCEPTED]->answers.unsent_count;
     ck_assert_uint_gt(waiting, 1);
-    ck_assert_ptr_nonnull(links[ACCEPTED]->last_status);
-    ck_assert_uint_eq(links[ACCEPTED]->last_status->reference_count, waiting);
+    ck_assert_ptr_nonnull(links[ACCEPTED]->answers.last_status);
+    ck_assert_uint_eq(links[ACCEPTED]->answers.last_status->reference_count, waiting);
     tl_error_set(&refusal, TL_ABORTED, "step 8 was aborted");
     ck_assert(fake_stream_give(0, frame_of_requests(101, 1)));
     run_loop();
-    ck_assert_uint_eq(links[ACCEPTED]->last_status->reference_count, 1);
+    ck_assert_uint_eq(links[ACCEPTED]->answers.last_status->reference_count, 1);
     while (carried[0] != NULL)
         grpc_byte_buffer_destroy(take(0));
     ck_assert_uint_eq(closed_count, 101);
-    ck_assert_ptr_null(links[ACCEPTED]->last_status);
+    ck_assert_ptr_null(links[ACCEPTED]->answers.last_status);
 }
 END_TEST
 

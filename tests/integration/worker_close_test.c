@@ -257,7 +257,7 @@ static void close_while_threads_wait(enum tl_progress progress)
         blocked[i] = (struct blocked){.worker = three.workers[0], .number = i, .status = TL_UNKNOWN};
         ck_assert_int_eq(pthread_create(&blocked[i].thread, NULL, block, &blocked[i]), 0);
     }
-    CLUSTER_UNTIL(__atomic_load_n(&three.workers[0]->blocked_calls, __ATOMIC_ACQUIRE) == 16);
+    CLUSTER_UNTIL(__atomic_load_n(&three.workers[0]->operations.blocked_calls, __ATOMIC_ACQUIRE) == 16);
     cluster_close(&three, 0);
     for (unsigned i = 0; i < 16; i++) {
         pthread_join(blocked[i].thread, NULL);

@@ -9,8 +9,6 @@ import source
 MAX_FIELDS = 40
 MAX_SHARED_FIELDS = 15
 MAX_INCLUDERS = 8
-# These are still to be divided into smaller ones.
-LARGE_STRUCTS = {"tl_link", "tl_worker"}
 
 TOKEN = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'", re.DOTALL)
 STRUCT = re.compile(r"^struct (\w+)\s*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
@@ -37,7 +35,7 @@ def large_structs(texts):
         limit = MAX_SHARED_FIELDS if is_shared else MAX_FIELDS
         for match in STRUCT.finditer(text):
             count = count_fields(match[2])
-            if count > limit and match[1] not in LARGE_STRUCTS:
+            if count > limit:
                 yield path, match[1], count, limit
 
 

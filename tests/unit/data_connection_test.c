@@ -364,9 +364,9 @@ START_TEST(our_link)
     check_calls("refuse changed");
     ck_assert_str_eq(sent.reason, IT_CLOSED_IN_ORDER);
     ck_assert_uint_eq(connection.failure_count, 1);
-    worker.is_transport_required = true;
+    worker.data_plane.is_transport_required = true;
     ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_AWAIT);
-    worker.is_closing = true;
+    worker.closing.is_closing = true;
     fake_clock_advance(TL_NS_PER_SEC);
     tl_timers_fire_due(&timers, tl_clock_now_ns());
     check_calls("");
@@ -444,7 +444,7 @@ START_TEST(final_failures)
     ck_assert_int_eq(connection.state, BACK_OFF);
     tl_data_connection_end(&connection);
     begin(OURS, false);
-    worker.is_closing = true;
+    worker.closing.is_closing = true;
     session_closed(&connection, &(struct tl_error){.code = TL_OK});
     check_calls("open refuse changed");
     ck_assert_str_eq(sent.reason, IT_SHUTS_DOWN);
@@ -464,11 +464,11 @@ START_TEST(offers_that_are_refused)
     begin(THEIRS, false);
     hear(TL_CONNECTION_MESSAGE_OFFER, 0, false, "");
     check_calls("refuse");
-    worker.is_closing = true;
+    worker.closing.is_closing = true;
     hear(TL_CONNECTION_MESSAGE_OFFER, 5, false, "");
     check_calls("");
     tl_data_connection_end(&connection);
-    worker.is_closing = false;
+    worker.closing.is_closing = false;
     slot.transport = NULL;
     slot.reason = "no card";
     tl_data_connection_begin(&connection, &link_in_use, false);

@@ -392,7 +392,7 @@ START_TEST(send_that_fails)
 {
     create_send();
     send_status = TL_ALREADY_EXISTS;
-    worker.is_closing = _i == 1;
+    worker.closing.is_closing = _i == 1;
     op_start(&op->closure);
     check_calls(_i == 1 ? "" : "send");
     posted->run(posted);
@@ -451,7 +451,7 @@ START_TEST(receive_that_fails)
     step_status = _i == 0 ? TL_ABORTED : TL_OK;
     op_start(&op->closure);
     op->receive.request.fetch.is_final = _i == 1;
-    worker.is_closing = _i == 2;
+    worker.closing.is_closing = _i == 2;
     if (_i > 0) fetch_ends(TL_UNAVAILABLE, "gone");
     check_calls(_i == 0 ? "give_up complete: aborted" : "fetch give_up complete: gone");
 }
