@@ -2,11 +2,11 @@
 /*
  * The local provider as a whole: opening it, polling it, sleeping.
  *
- * A poll hands over what peers have posted, carries out what was posted here, and reports what is done. Now and then,
- * and after each sleep, it looks at the sockets, which rarely have something: calls, descriptors, the end of a peer.
+ * A poll takes what peers have posted, carries out what was posted here, and reports what is done. Now and then, and
+ * after each sleep, it looks at the sockets, where something comes rarely: a HELLO, descriptors, the end of a peer.
  *
- * Before the provider sleeps, it says so in each ring and looks once more at what peers have posted. A peer that posts
- * later sees that and sends a packet, which makes the epoll descriptor readable.
+ * Before the provider sleeps, it sets a bit in each ring and looks once more at what peers have posted. A peer that
+ * posts later sees the bit and sends a packet, which makes the epoll descriptor readable.
  */
 #include "dataplane/local/local.h"
 
@@ -31,12 +31,12 @@
  * clock. */
 #define LOOK_NS (TL_NS_PER_MS / 5)
 #define POLLS_PER_CLOCK 64
-/* Wakes of so many sleeps may stay unread: for each sleep a peer sends at most one, and a socket holds some hundreds.
- */
+/* The wakes of this number of sleeps may stay unread: a peer sends at most one for each sleep, and a socket holds some
+ * hundreds. */
 #define UNHEARD_SLEEPS 16
-/* When a read takes longer, its memory is assumed not to come, and the reactor sleeps. */
+/* A read that takes longer is assumed to wait for its memory, and the reactor sleeps. */
 #define LONGEST_READ_NS (TL_NS_PER_SEC / 5)
-/* Slots that are taken from one pair in one poll. */
+/* The most slots that one poll takes from one pair. */
 #define SLOTS_PER_POLL 64
 /* Each pair has up to four descriptors: two control sockets, the process, and its memory. */
 #define MAX_QUEUE_PAIRS 4096
@@ -52,7 +52,7 @@ static bool add(struct local_provider *provider, int fd, uint64_t number, uint32
     return epoll_ctl(provider->base.fd, EPOLL_CTL_ADD, fd, &event) == 0;
 }
 
-/* Has the epoll descriptor report this number as long as fd can be read. Returns false when there is no memory. */
+/* Makes the epoll descriptor report this number as long as fd can be read. Returns false when there is no memory. */
 static bool watch(struct local_provider *provider, int fd, uint64_t number)
 {
     return add(provider, fd, number, 0);
@@ -73,7 +73,8 @@ static struct local_pair *find_pair(const struct local_provider *provider, uint6
     return NULL;
 }
 
-/* Whether only a wake has come, which says nothing and is read with a later packet. The peer counts every other one. */
+/* Returns whether only a wake has come, which has no content and is read with a later packet. The peer counts all other
+ * packets. */
 static bool is_mere_wake(const struct local_pair *pair, uint32_t events)
 {
     const struct local_provider *provider = pair->provider;
@@ -107,8 +108,8 @@ static void tell_of_gone_regions(struct local_provider *provider)
     uint64_t number;
     tl_list_init(&gone);
     TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
-    /* Under the mutex: the thread that has set has_gone may not have written yet, and what stays unread here would end
-     * every sleep. */
+    /* This is read under the mutex: the thread that has set has_gone may not have written yet, and a count that stays
+     * unread would end every sleep. */
     (void)!read(provider->gone_fd, &number, sizeof(number));
     tl_list_splice_back(&gone, &provider->gone);
     atomic_store_explicit(&provider->has_gone, false, memory_order_relaxed);
@@ -130,7 +131,7 @@ static bool take_wakeups(struct local_provider *provider, int64_t timeout_ns)
     const struct timespec timeout = {.tv_sec = timeout_ns / TL_NS_PER_SEC, .tv_nsec = timeout_ns % TL_NS_PER_SEC};
     int count =
         epoll_pwait2(provider->base.fd, events, LOCAL_MAX_WAKEUPS, timeout_ns == TL_TIME_NEVER ? NULL : &timeout, NULL);
-    if (count < 0 && errno == ENOSYS) { /* a kernel before 5.11 */
+    if (count < 0 && errno == ENOSYS) { /* kernels before 5.11 lack epoll_pwait2 */
         int64_t timeout_ms = timeout_ns == TL_TIME_NEVER ? -1 : timeout_ns / TL_NS_PER_MS + (timeout_ns > 0);
         count =
             epoll_wait(provider->base.fd, events, LOCAL_MAX_WAKEUPS, (int)tl_min_u64((uint64_t)timeout_ms, INT_MAX));
@@ -144,7 +145,7 @@ static bool take_wakeups(struct local_provider *provider, int64_t timeout_ns)
     return is_other;
 }
 
-/* Looks at the sockets that have something. Returns how many things have happened. */
+/* Looks at the sockets that have something to read. Returns how many events there were. */
 static unsigned look(struct local_provider *provider)
 {
     provider->must_look = false;
@@ -209,7 +210,7 @@ static void set_states(struct local_provider *provider, bool is_asleep)
     }
 }
 
-/* Whether a helper, ours or the peer's, reads memory and is expected to be done soon. */
+/* Returns whether a helper, ours or the peer's, is reading memory and is expected to end soon. */
 static bool is_reading(const struct local_pair *pair)
 {
     bool is_under_way = pair->reading.is_under_way || pair->queue.reads_posted != pair->queue.reads_answered;
@@ -234,7 +235,7 @@ static unsigned provider_poll(struct tl_provider *base)
         link = provider->cursor;
     }
     provider->cursor = NULL;
-    /* There were events, so that the reactor does not sleep. */
+    /* When there were events the reactor does not sleep. */
     if (events > 0 && provider->is_armed) {
         set_states(provider, false);
         provider->is_armed = false;
@@ -248,7 +249,7 @@ static bool provider_arm(struct tl_provider *base)
     provider->sleeps++;
     provider->is_armed = true;
     set_states(provider, true);
-    /* Either a peer sees that we sleep, or the poll that follows sees what it has posted. */
+    /* This fence ensures that either a peer sees that we sleep, or the next poll sees what the peer has posted. */
     atomic_thread_fence(memory_order_seq_cst);
     return true;
 }
@@ -362,12 +363,13 @@ static enum tl_status open_descriptors(struct local_provider *provider, struct t
     return tl_error_set_errno(ret_error, errno, "cannot watch the descriptors of the local transport");
 }
 
-/* Makes an accept socket in vain: what a sandbox or the folder forbids is better known now than with the first peer. */
+/* Makes an accept socket and closes it again: what a sandbox or the folder forbids should be known before the first
+ * peer. */
 static enum tl_status try_accept_socket(const struct local_provider *provider, struct tl_error *ret_error)
 {
     struct local_address unused = {.name_bytes = 0};
     int accept_socket;
-    local_choose_token(unused.token); /* others may call as long as the socket is there */
+    local_choose_token(unused.token); /* as long as the socket exists, other processes could send to it */
     enum tl_status status = local_accept_socket_open(provider, &unused, &accept_socket, ret_error);
     if (status != TL_OK) return status;
     close(accept_socket);
@@ -376,7 +378,7 @@ static enum tl_status try_accept_socket(const struct local_provider *provider, s
     return TL_OK;
 }
 
-/* Makes shared memory in vain: a sandbox may forbid it. */
+/* Makes shared memory and unmaps it again, because a sandbox may forbid it. */
 static enum tl_status try_memory(struct tl_error *ret_error)
 {
     int fd;

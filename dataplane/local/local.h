@@ -2,18 +2,18 @@
 /*
  * The local provider: workers of one host exchange tensors through shared memory (docs/local.md).
  *
- * Each queue pair has an accept socket until it is connected, where only its peer can call. A connected pair has, for
- * each direction, a control socket, over which descriptors are passed, sleepers are woken and a death is noticed, and a
- * ring in shared memory with messages and immediates. A segment is a region made by region_map, which a peer maps and
- * writes.
+ * Until a queue pair is connected it has an accept socket, and only its peer can send something there. A connected pair
+ * has a control socket and a ring in shared memory for each direction. Control sockets pass descriptors, wake a
+ * sleeping reactor and show the end of a process; rings carry messages and immediates. A segment is a region that was
+ * made by region_map; a peer maps it and writes to it.
  *
- * Happy path: both sides call the other one's accept socket, and pass an end of their control socket and their ring.
- * What is posted is copied into the peer's ring and segments by poll and doorbell, and found there by the peer's poll.
- * No system call is made between two that are awake.
+ * Happy path: each side sends an end of its control socket, and its ring, to the other one's accept socket. The
+ * functions poll and doorbell copy what was posted into the peer's ring and segments, where the peer's poll finds it.
+ * While both reactors are awake, this takes no system call.
  *
- * Failure modes: a peer on another host or of another user, with a wrong token, one that dies, or one whose ring holds
- * what cannot be: the queue pair breaks, with the reason. Nothing is left behind but, after a crash, the file of an
- * accept socket, which the next provider in its folder removes.
+ * Failure modes: the peer is on another host, belongs to another user, has a wrong token, dies, or writes something
+ * invalid into the ring: the queue pair breaks, with the reason. A crash leaves at most the file of an accept socket
+ * behind, which the next provider in that folder removes.
  */
 #ifndef DATAPLANE_LOCAL_LOCAL_H
 #define DATAPLANE_LOCAL_LOCAL_H
@@ -27,28 +27,28 @@
 /* The id of a running kernel is equal only for processes of one host that has not been restarted meanwhile. */
 #define TL_HOST_ID_BYTES 16
 
-/* A region of at most that size takes memory only when it is used; a larger one takes all of it at once. */
+/* A region of at most this size takes memory only when it is used; a larger one takes all of its memory at once. */
 #define TL_LOCAL_LAZY_BYTES (UINT64_C(4) << 20)
 
 struct tl_local_options {
-    const char *socket_folder; /* accept sockets are files in this folder; NULL: they have abstract names */
-    bool is_reading_forbidden; /* process_vm_readv is not tried: other memory than the pool's is copied twice */
+    const char *socket_folder; /* accept sockets are files in this folder; NULL: accept sockets have abstract names */
+    bool is_reading_forbidden; /* process_vm_readv is not tried, so that memory outside of the pool is copied twice */
 };
 
-/* Opens the provider, which belongs to the caller. Errors: TL_UNAVAILABLE: the kernel lacks something, which the
+/* Opens the provider, which belongs to the caller. Errors: TL_UNAVAILABLE: the kernel lacks a feature, which the
  * message names. TL_PERMISSION_DENIED, TL_INVALID_ARGUMENT, TL_NOT_FOUND: the folder cannot be used.
  * TL_RESOURCE_EXHAUSTED: no memory or descriptor. */
 enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_provider **ret_provider,
                              struct tl_error *ret_error) TL_MUST_USE;
 
-/* Errors: TL_UNAVAILABLE: /proc/sys/kernel/random/boot_id cannot be read. */
+/* Reads the id of the running kernel. Errors: TL_UNAVAILABLE: /proc/sys/kernel/random/boot_id cannot be read. */
 enum tl_status tl_local_host_id(uint8_t ret_id[TL_HOST_ID_BYTES], struct tl_error *ret_error) TL_MUST_USE;
 
-/* Counts of all queue pairs since open. */
+/* Counters of all queue pairs since the provider was opened. */
 struct tl_local_stats {
     uint64_t wakes_sent;
-    uint64_t bytes_written; /* into peers' segments */
-    uint64_t bytes_read;    /* from peers' memory */
+    uint64_t bytes_written; /* bytes that were copied into segments of peers */
+    uint64_t bytes_read;    /* bytes that were read from memory of peers */
 };
 /* Thread: the reactor that owns the provider. */
 void tl_local_get_stats(const struct tl_provider *provider, struct tl_local_stats *ret_stats);

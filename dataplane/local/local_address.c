@@ -6,7 +6,7 @@
 #include "dataplane/local/local_internal.h"
 
 /* version 4, host id, token, length of the name 1, name */
-#define VERSION 2 /* 1: the name was that of a socket that listened */
+#define VERSION 2 /* in version 1 the name was that of a listening socket */
 #define FIXED_BYTES (4 + TL_HOST_ID_BYTES + LOCAL_TOKEN_BYTES + 1)
 
 void local_address_write(const struct local_address *pair_address, struct tl_pair_address *ret_bytes)

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory that the peer may have written: segments of ours that it is told of, and memory outside of them.
+ * Memory that the peer may have written: segments of ours that are passed to it, and memory outside of segments.
  *
- * A segment serves one peer alone. Its descriptor is passed before the message that names it, and closed then: a pool
- * may have a thousand segments, and a process no more open files than that. Memory outside of segments gets a place in
- * a table, and a generation, so that a place that was used again is not taken for the one before.
+ * A segment serves one peer alone. Its descriptor is passed before the message that names it, and is then closed,
+ * because a pool may have a thousand segments and a process often may not have more open files than that. Memory
+ * outside of segments gets an entry in a table, and a generation, so that a descriptor of an earlier use of the entry
+ * is noticed.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +33,7 @@ void local_attach_segments(struct local_pair *pair)
     }
 }
 
-/* Takes the region out. Returns the record of it; number 0: there is none. */
+/* Removes the region. Returns its record; number 0: there is none. */
 static struct local_attached remove_region(struct local_attachments *attachments, uint64_t region_number)
 {
     size_t i = 0;
@@ -52,7 +53,7 @@ void local_forget_region(struct local_pair *pair, uint64_t region_number)
     struct local_attached attached = remove_region(&pair->attachments, region_number);
     if (attached.number == 0) return;
     if (!attached.is_sent) {
-        /* Numbers follow each other: the next one would not be what the peer awaits. */
+        /* The peer expects consecutive numbers, so that a number cannot be left out. */
         local_pair_break(pair, TL_UNAVAILABLE, "memory has gone before the peer was told of it");
         return;
     }
@@ -63,7 +64,7 @@ void local_forget_region(struct local_pair *pair, uint64_t region_number)
 /* Returns false when there is no memory. */
 static bool add_region(struct local_attachments *attachments, struct local_region *region)
 {
-    TL_CHECK(region->fd >= 0); /* it serves one peer alone */
+    TL_CHECK(region->fd >= 0); /* without a descriptor it was passed to another peer already */
     if (attachments->count == attachments->capacity) {
         size_t capacity = attachments->capacity > 0 ? 2 * attachments->capacity : 4;
         struct local_attached *entries = realloc(attachments->entries, capacity * sizeof(*entries));
@@ -77,7 +78,7 @@ static bool add_region(struct local_attachments *attachments, struct local_regio
     return true;
 }
 
-/* Returns the number under which the peer knows the region; 0: it does not. */
+/* Returns the number under which the peer knows the region; 0: the peer does not know it. */
 static uint32_t find_region(struct local_attachments *attachments, const struct local_region *region)
 {
     if (attachments->last_region == region->number) return attachments->last_number;
@@ -92,7 +93,7 @@ static uint32_t find_region(struct local_attachments *attachments, const struct 
 
 /* ------------------------------------------------------------------------------------------- outside of segments -- */
 
-/* Returns the index of a free place; UINT32_MAX: there is no memory. */
+/* Returns the index of a free entry; UINT32_MAX: there is no memory. */
 static uint32_t take_place(struct local_exposures *exposures)
 {
     if (exposures->first_free == 0) {
@@ -190,7 +191,8 @@ void local_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, stru
     uint32_t index = (uint32_t)((uintptr_t)exposure->provider_state - 1);
     TL_CHECK(index < pair->exposures.count && pair->exposures.entries[index].address == exposure->address);
     exposure->provider_state = NULL;
-    if (pair->reading.is_under_way && pair->reading.exposure == index) { /* only a peer that breaks the protocol */
+    if (pair->reading.is_under_way &&
+        pair->reading.exposure == index) { /* only a peer that breaks the protocol causes this */
         local_helper_forget(pair->helper);
         local_helper_forget(pair->second);
     }

@@ -2,13 +2,13 @@
 /*
  * Files of published tensors that a peer may map.
  *
- * Happy path: the owner of a file passes its descriptor over the socket, once, with a number; messages name the number.
- * The packet is in the peer's socket before the message is in its ring, and is taken first, so that the file is mapped
- * when it is named. It stays known until LOCAL_FILES others have come. Memory is passed each time and forgotten once it
- * was named, because it could not be freed before.
+ * Happy path: the owner of a file passes its descriptor over the socket, once, with a number that messages then use.
+ * The packet is in the peer's socket before the message is in its ring, and the peer takes the packet first, so that
+ * the file is mapped before a message names it. The file stays known until LOCAL_FILES others have come. Memory without
+ * a file is passed each time and forgotten once it was named, because it could not be freed before.
  *
  * Failure modes: the socket is full, the number was forgotten, the file has changed since its owner opened it, or it
- * cannot be mapped: an error, after which the tensor is copied.
+ * cannot be mapped: the caller gets an error, and the tensor is copied.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static uint64_t find_shared(const struct local_pair *pair, uint64_t file_id)
     return 0;
 }
 
-/* Returns the number of the file; 0: it cannot be passed now. */
+/* Passes the file to the peer. Returns its number; 0: it cannot be passed now. */
 static uint64_t pass(struct local_pair *pair, const struct tl_mapped_file *file)
 {
     struct tl_file_stamp stamp;
@@ -83,7 +83,7 @@ void local_file_free(struct local_peer_file *file)
     *file = (struct local_peer_file){0};
 }
 
-/* Forgets the file in that place; a thread unmaps it. */
+/* Forgets the file in this entry; a thread unmaps it. */
 static void forget(struct local_peer_file *known)
 {
     struct local_peer_file *copy = known->file != NULL ? malloc(sizeof(*copy)) : NULL;
@@ -96,7 +96,7 @@ static void forget(struct local_peer_file *known)
     *known = (struct local_peer_file){0};
 }
 
-/* Returns the path of the file, if it has one here, or else words for it. */
+/* Returns the path of the file if this process can see one, otherwise a text in its place. */
 static const char *describe(int fd, char *buffer, size_t capacity)
 {
     char link[32];

@@ -5,13 +5,13 @@
  *   we  -- HELLO, an end of our control socket, our ring -->  the peer's accept socket
  *   our accept socket  <-- HELLO, an end of its control socket, its ring --  the peer
  *
- * A control socket is a socket pair: we read from one end, and the peer writes to the other. What is in an accept
- * socket was put there by a process that knows its token. The packet is looked at where it is, with the process that
- * has sent it; only when both are right it is taken, with the descriptors. Then a helper tries to read the peer's
- * memory.
+ * A control socket is a socket pair: we read from one end, and the peer writes to the other. A packet in an accept
+ * socket comes from a process that knows its token. The packet and the process that has sent it are checked while the
+ * packet stays in the socket; only when both are right it is taken out, with its descriptors. Then a helper tries to
+ * read the peer's memory.
  *
- * Failure modes: there is no such accept socket, the peer belongs to another user, sends a HELLO that cannot be, or
- * closes: the queue pair breaks.
+ * Failure modes: there is no such accept socket, or the peer belongs to another user, sends an invalid HELLO, or closes
+ * the connection: the queue pair breaks.
  */
 #include <errno.h>
 #include <string.h>
@@ -50,7 +50,7 @@ static bool is_for(const struct local_pair *pair, const struct local_hello *hell
            memcmp(hello->to, pair->self.token, LOCAL_TOKEN_BYTES) == 0;
 }
 
-/* Connects the pair. refusal: why the peer's memory cannot be read; NULL: it can. */
+/* Connects the pair. refusal says why the peer's memory cannot be read; NULL: it can be read. */
 static void complete_handshake(struct local_pair *pair, const char *refusal)
 {
     pair->base.outside_refusal = refusal;
@@ -72,7 +72,7 @@ void local_proof_was_read(struct local_pair *pair, int error)
     complete_handshake(pair, is_right ? NULL : tl_reason(refusal.message));
 }
 
-/* Has a helper read the number that the peer has told of. */
+/* Makes a helper read the number whose address the peer has sent. */
 static void try_reading(struct local_pair *pair, const struct local_hello *hello)
 {
     struct tl_error error;
@@ -109,7 +109,8 @@ static void use_hello(struct local_pair *pair, const struct local_hello *hello)
         complete_handshake(pair, "memory outside of the pool is copied, as the settings say (local.process_vm)");
     } else if (pair->credentials.pid <= 0) {
         complete_handshake(pair, "the peer's process is in another container, its memory cannot be read");
-    } else if (pair->sockets.process < 0) { /* Another process may get its number. */
+    } else if (pair->sockets.process <
+               0) { /* Without this descriptor, another process could get the peer's process id unnoticed. */
         complete_handshake(pair, "this kernel does not tell when the peer's process ends (pidfd_open)");
     } else {
         try_reading(pair, hello);
@@ -144,7 +145,8 @@ unsigned local_read_accept_socket(struct local_pair *pair)
 {
     union local_packet packet;
     struct tl_error error;
-    if (pair->rings.out.head != NULL) return 0; /* whether the peer's memory can be read is not known yet */
+    if (pair->rings.out.head != NULL)
+        return 0; /* the HELLO was taken; the attempt to read the peer's memory has not ended yet */
     enum local_received received = local_look_at(pair->sockets.accept, &packet, &pair->credentials);
     if (received == LOCAL_RECEIVED_NOTHING && local_peer_lives(pair)) return 0;
     if (received == LOCAL_RECEIVED_NOTHING) {

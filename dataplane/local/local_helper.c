@@ -3,9 +3,9 @@
  * Helper threads.
  *
  * The reactor starts a reading and goes on; the helper's thread reads, writes the eventfd, and waits for the next
- * reading. It reads pieces straight into the destination, and holds the mutex during each call: the call cannot be
- * cancelled, so that the destination is given back when it returns. What lies in a file goes through a buffer of the
- * thread's instead: its pages may come late or never, and the destination is given back at once.
+ * reading. It reads pieces straight into the destination, and holds the mutex during each call: a call cannot be
+ * cancelled, so that the destination is given back when the call returns. Memory of a file is read through a buffer of
+ * the thread instead: its pages may come late or never, and the destination can be given back at once.
  */
 #include "dataplane/local/local_helper.h"
 
@@ -24,32 +24,33 @@
 #include "base/thread.h"
 #include "dataplane/memory/pages.h"
 
-/* The thread of a helper that has had nothing to read for so long ends. */
+/* The thread of a helper ends when it had nothing to read for this time. */
 #define IDLE_NS TL_NS_PER_SEC
-/* Read straight into the destination at a time: for so long its owner waits for it. */
+/* The most bytes that one call reads straight into the destination; its owner may have to wait for that call. */
 #define DIRECT_BYTES (UINT64_C(1) << 20)
-/* Read through the buffer at a time: what is written and what is read of it fit into the second cache together. */
+/* The most bytes that one call reads through the buffer; the buffer and its copy fit into the second-level cache
+ * together. */
 #define BUFFER_BYTES (UINT64_C(128) << 10)
 
 struct local_helper {
     int done_fd;
     bool is_busy; /* used by the reactor alone */
     atomic_bool is_done;
-    atomic_bool must_stop; /* the reading, before its next piece */
-    int error;             /* of the reading that is done; errno */
+    atomic_bool must_stop; /* the reading must stop before its next piece */
+    int error;             /* errno of the reading that is done; 0: it succeeded */
 
-    pthread_mutex_t mutex; /* guards what follows */
+    pthread_mutex_t mutex; /* guards the following members */
     pthread_cond_t has_work;
     struct local_reading reading;
     bool must_read; /* there is a reading that the thread has not finished */
     bool has_thread;
     bool is_ended;   /* the thread frees the helper */
-    uint8_t *buffer; /* [BUFFER_BYTES] used by the thread alone; NULL: nothing was read yet */
+    uint8_t *buffer; /* [BUFFER_BYTES] used by the thread alone; NULL until it is first needed */
 };
 
 /* ----------------------------------------------------------------------------------------------------- reading -- */
 
-/* Each returns as process_vm_readv does, with ECANCELED when the destination was taken back. */
+/* The following functions return what process_vm_readv returns, with ECANCELED when the destination was taken back. */
 static ssize_t call(const struct local_reading *reading, uint64_t done_bytes, uint8_t *to, uint64_t most_bytes)
 {
     size_t len_bytes = (size_t)tl_min_u64(reading->len_bytes - done_bytes, most_bytes);
@@ -79,7 +80,7 @@ static ssize_t read_through_buffer(struct local_helper *helper, uint64_t done_by
     if (read_bytes <= 0) return read_bytes;
     TL_CHECK(pthread_mutex_lock(&helper->mutex) == 0);
     uint8_t *destination = helper->reading.destination;
-    /* Only large tensors are read. */
+    /* Only large tensors are read, and those should not fill the caches. */
     if (destination != NULL) tl_copy_uncached(destination + done_bytes, helper->buffer, (size_t)read_bytes);
     TL_CHECK(pthread_mutex_unlock(&helper->mutex) == 0);
     errno = ECANCELED;
@@ -95,7 +96,8 @@ static int read_memory(struct local_helper *helper)
         ssize_t read_bytes = is_direct ? read_directly(helper, done_bytes) : read_through_buffer(helper, done_bytes);
         int error = read_bytes < 0 ? errno : EFAULT;
         if (read_bytes <= 0 && (!is_direct || error == ECANCELED)) return error;
-        /* The destination may be what cannot be written: a file whose disk is full. The buffer tells. */
+        /* The destination may be memory that cannot be written, such as a file whose disk is full. Reading into the
+         * buffer shows whether the source or the destination is at fault. */
         if (read_bytes <= 0) is_direct = false;
         if (read_bytes > 0) done_bytes += (uint64_t)read_bytes;
     }

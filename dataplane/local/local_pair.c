@@ -2,9 +2,9 @@
 /*
  * The life of a queue pair of the local provider.
  *
- * At the end poll marks the ring as closed, and then takes what the peer has posted until then. The peer finds what it
- * posts later refused, so that a write that it reports as done has arrived. When no call writes to memory of ours any
- * more, nothing of the peer's stays mapped here. The peer can write to segments of ours until it unmaps them: that
+ * At the end, poll marks the ring as closed and then takes what the peer has posted before. What the peer posts later
+ * is refused, so that a write that it reports as done has arrived. As soon as no call writes to memory of ours any
+ * more, all memory of the peer is unmapped here. The peer can write to segments of ours until it unmaps them: that
  * memory was made for it alone.
  */
 #include <errno.h>
@@ -23,7 +23,7 @@
 #include "dataplane/local/local_helper.h"
 #include "dataplane/memory/pages.h"
 
-/* Packets of one pair that are taken in one look at the sockets. */
+/* The most packets that one look at the sockets takes from one pair. */
 #define PACKETS_PER_LOOK 64
 
 /* ------------------------------------------------------------------------------------------------------ making -- */
@@ -125,7 +125,7 @@ enum tl_status local_pair_connect(struct tl_queue_pair *base, const struct tl_pa
     status = local_shake_hands(pair, &error);
     if (status != TL_OK) return tl_error_set(ret_error, status, "%s: %.960s", name, error.message);
     pair->state = LOCAL_CALLING;
-    pair->packets.must_hear = pair->provider->must_look = true; /* the peer may have called already */
+    pair->packets.must_hear = pair->provider->must_look = true; /* the peer may have sent its HELLO already */
     return TL_OK;
 }
 
@@ -174,7 +174,7 @@ static void detach(struct local_pair *pair, uint32_t number)
     local_mappings_remove(&pair->mappings, mapped);
 }
 
-/* Uses a packet of the control socket and its descriptors, of which it has as many as its kind needs. */
+/* Carries out a packet of the control socket, which has as many descriptors as its kind needs. */
 static void handle_packet(struct local_pair *pair, const union local_packet *packet, const int *fds)
 {
     struct tl_error error;
@@ -221,7 +221,7 @@ unsigned local_pair_hear(struct local_pair *pair)
     pair->packets.must_hear = false;
     pair->packets.heard_sleeps = pair->provider->sleeps;
     if (pair->state == LOCAL_CALLING) return local_read_accept_socket(pair);
-    /* The epoll descriptor tells of packets once, so that all of them are taken, up to a limit. */
+    /* The epoll descriptor reports new packets only once, so that all of them are taken, up to a limit. */
     for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
         union local_packet packet;
         int fds[LOCAL_HELLO_DESCRIPTORS];
@@ -257,7 +257,8 @@ static void close_fd(int *fd)
     *fd = -1;
 }
 
-/* The peer learns at once that the connection is over; what it may have left in the socket is closed by a thread. */
+/* Shuts the socket down, so that the peer notices at once that the connection has ended. A thread closes it, with all
+ * descriptors that the peer may have left in it. */
 static void hand_over_socket(struct local_pair *pair, int *socket, struct local_leftovers *leftovers)
 {
     if (*socket < 0) return;
@@ -305,7 +306,7 @@ void local_pair_end(struct local_pair *pair)
     if (pair->has_connected) {
         atomic_fetch_or_explicit(&pair->rings.in.head->state, LOCAL_STATE_CLOSED, memory_order_seq_cst);
         atomic_thread_fence(memory_order_seq_cst);
-        /* What was posted before the peer could see that has arrived. */
+        /* What the peer had posted before it could see that the ring is closed has arrived, and is taken. */
         if (!pair->is_distrusted) (void)local_take_slots(pair, pair->rings.in.slot_count);
         (void)local_complete(pair);
     }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Receiving: what the peer has put into our ring, and its segments.
+ * Receiving: the slots that the peer has written into our ring, and the segments that it has passed.
  *
- * Slots are taken in order of their sequence number, and each field is read once; what it says is compared with our own
- * records. A slot waits until the packets were taken that the peer has sent before it. A slot that asks to read is
- * carried out by helpers: when the last byte was read the peer must still live and not have closed, because what was
- * read may be anything otherwise.
+ * Slots are taken in order of their sequence number. Each field is read once and compared with our own records. A slot
+ * waits until all packets were taken that the peer has sent before it. Helpers carry out a slot that asks to read
+ * memory. When the last byte was read the peer must still run and not have closed the connection; otherwise the bytes
+ * may be anything, and do not count.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -26,13 +26,13 @@ bool local_peer_lives(const struct local_pair *pair)
 {
     struct pollfd descriptors[] = {
         {.fd = pair->sockets.in, .events = POLLRDHUP},
-        {.fd = pair->sockets.process, .events = POLLIN}, /* poll ignores a negative one */
+        {.fd = pair->sockets.process, .events = POLLIN}, /* poll ignores negative descriptors */
     };
     if (poll(descriptors, TL_ARRAY_COUNT(descriptors), 0) <= 0) return true;
     return (descriptors[0].revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0 && descriptors[1].revents == 0;
 }
 
-/* Lets the peer use the slot again; it is told of a quarter of the ring at a time. */
+/* Frees the slot for the peer. The shared counter is written only once for a quarter of the ring. */
 static void consume(struct local_pair *pair)
 {
     uint32_t next = ++pair->rings.in.next;
@@ -41,7 +41,7 @@ static void consume(struct local_pair *pair)
     local_look_at_peer(pair, false);
 }
 
-/* Everything was read, unless the peer has died or closed meanwhile. */
+/* Completes the read, unless the peer has died or closed the connection meanwhile. */
 static void finish_reading(struct local_pair *pair)
 {
     struct local_slot_read *reading = &pair->reading;
@@ -144,7 +144,7 @@ static void take(struct local_pair *pair, const struct local_slot *slot)
         return;
     }
     case LOCAL_SLOT_READ:
-        /* At the end the source may not be read any more. */
+        /* When the pair ends, the peer's memory must not be read any more. */
         if (pair->state == LOCAL_CONNECTED) begin_reading(pair, slot);
         return;
     default:
@@ -153,13 +153,14 @@ static void take(struct local_pair *pair, const struct local_slot *slot)
     }
 }
 
-/* Whether the next slot waits for a packet that was sent before it. At the end no packet is taken any more. */
+/* Returns whether the next slot waits for a packet that was sent before it. When the pair ends, no packet is taken any
+ * more. */
 static bool must_wait(struct local_pair *pair)
 {
     if (pair->state != LOCAL_CONNECTED) return false;
     if (atomic_load_explicit(&pair->rings.in.head->packets, memory_order_relaxed) == pair->packets.received)
         return false;
-    pair->packets.must_hear = pair->provider->must_look = true; /* they are in the socket */
+    pair->packets.must_hear = pair->provider->must_look = true; /* the missing packets are in the socket */
     return true;
 }
 

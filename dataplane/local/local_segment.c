@@ -2,8 +2,8 @@
 /*
  * Shared memory: memfds that cannot be made smaller, so that a mapping of them does not fault.
  *
- * Huge pages that the administrator has reserved come first, transparent ones second. Memory that a peer has passed is
- * mapped only if it is sealed and as large as the peer says; then a seal of ours keeps its pages in it.
+ * Huge pages that the administrator has reserved are tried first, transparent ones second. Memory that a peer has
+ * passed is mapped only if it is sealed and as large as the peer says; we then add a seal that keeps its pages.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,7 +24,7 @@
 #include "dataplane/local/local_internal.h"
 #include "dataplane/memory/pages.h"
 
-/* Headers of older systems lack these. */
+/* Headers of older systems lack these macros. */
 #ifndef MFD_NOEXEC_SEAL
 #define MFD_NOEXEC_SEAL 0x0008U
 #endif
@@ -37,11 +37,11 @@
 #endif
 
 #define HUGE_PAGE_BYTES (UINT64_C(2) << 20)
-/* Huge pages of a peer's memory of at most this size are asked for when it is mapped; those of larger segments are
- * asked for when they are written. */
+/* The huge pages of a peer's memory of at most this size are allocated when it is mapped; those of larger segments are
+ * allocated when they are written. */
 #define MAX_HUGE_MAP_BYTES (UINT64_C(32) << 20)
 #define SIZE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
-/* Threads of one provider that get pages at a time. */
+/* The most threads of one provider that get pages at a time. */
 #define MAX_POPULATERS 2
 
 /* ------------------------------------------------------------------------------------------------------ memory -- */
@@ -59,7 +59,7 @@ static void *map(int fd, uint64_t len_bytes)
     return mmap(NULL, len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 }
 
-/* Returns -1 with errno when it is not possible. */
+/* Makes memory of this size. Returns its descriptor; -1 with errno when it is not possible. */
 static int make_sized(const char *name, uint64_t len_bytes, unsigned flags, void **ret_address)
 {
     int fd = make_memfd(name, flags);
@@ -84,7 +84,7 @@ enum tl_status local_memory_make(const char *name, uint64_t len_bytes, enum loca
     if (pages == LOCAL_PAGES_HUGE && len_bytes % HUGE_PAGE_BYTES == 0) {
         fd = make_sized(name, len_bytes, MFD_HUGETLB | MFD_HUGE_2MB, ret_address);
     }
-    /* A container may be allowed to map reserved pages and not to touch them, which would raise a signal. */
+    /* A container may be allowed to map reserved pages but not to touch them: that would raise a signal. */
     if (fd >= 0 && madvise(*ret_address, len_bytes, MADV_POPULATE_WRITE) != 0) {
         tl_pages_unmap(*ret_address, len_bytes);
         close(fd);
@@ -109,7 +109,8 @@ static bool is_reserved(int fd)
     return fstatfs(fd, &system) == 0 && system.f_type == HUGETLBFS_MAGIC;
 }
 
-/* Both have mapped the memory: from now on no process can punch holes into it. Kernels before 5.1 do not know that. */
+/* Seals the memory that both sides have mapped, so that no process can punch holes into it. Kernels before 5.1 do not
+ * know this seal. */
 static bool keep_pages(int fd)
 {
     return fcntl(fd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) == 0 || errno == EINVAL ||
@@ -177,8 +178,8 @@ enum tl_status local_region_create(struct tl_provider *provider, void *address, 
 }
 
 /* Gets the pages of a segment, from its end. The peer gets those that it is about to write, from the start, so that two
- * processors share work that takes longer than the copy. Where there are no pages, the peer finds that out before it
- * writes, and takes another path. Asking for reading is enough, as in have_pages of local_send.c. */
+ * processors share work that takes longer than the copy. When no pages can be had, the peer notices that before it
+ * writes, and its tensors take another path. To ask for reading is enough, as in have_pages of local_send.c. */
 static void *populate(void *argument)
 {
     struct local_region *region = argument;
@@ -193,7 +194,7 @@ static void *populate(void *argument)
     return NULL;
 }
 
-/* Gets the pages in a thread; without a thread, before this returns. */
+/* Gets the pages in a thread, or before it returns if no thread can be started. */
 static void start_populating(struct local_region *region)
 {
     struct tl_error error;
@@ -232,7 +233,8 @@ void local_region_destroy(struct tl_region *base)
         free(region);
         return;
     }
-    /* The peer keeps its mapping until it is told. The reactor does that, and closes the segment. */
+    /* The peer keeps its mapping until the reactor reports that the region is gone. The reactor also closes the
+     * segment. */
     const uint64_t one = 1;
     TL_CHECK(pthread_mutex_lock(&provider->mutex) == 0);
     bool is_first = tl_list_is_empty(&provider->gone);

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Posting: what leaves towards the peer.
+ * Posting: messages and writes to the peer.
  *
- * Everything posted is carried out in order: messages and immediates go into the peer's ring, bytes into its segment. A
- * write to memory outside of segments becomes a slot that asks the peer to read. One poll copies a bounded number of
- * bytes, so that messages get through meanwhile. What was carried out is done when the peer's ring was still open after
- * that; a read is done when the peer has answered.
+ * Everything that was posted is carried out in order: messages and immediates go into the peer's ring, bytes into its
+ * segment. A write to memory outside of segments becomes a slot that asks the peer to read. One poll copies a bounded
+ * number of bytes, so that messages get through meanwhile. A work that was carried out is done if the peer's ring was
+ * still open afterwards; a read is done when the peer has answered.
  *
- * A work waits for a free slot of the peer's ring, or for a segment that the peer has passed and that was not taken
- * yet.
+ * A work waits for a free slot of the peer's ring, or for the packet with the peer's segment, which was not taken yet.
  */
 #include <errno.h>
 #include <linux/sockios.h>
@@ -30,23 +29,23 @@
 #define MADV_POPULATE_READ 22
 #endif
 
-/* Packets that the peer has not read may take so much; the kernel counts some 768 for each. */
+/* The most bytes that packets may take which the peer has not read; the kernel counts some 768 for each. */
 #define MAX_UNREAD_BYTES (64 * 1024)
 #define COPY_BYTES_PER_POLL (UINT64_C(1) << 20)
-/* Writes of at least that size go past the caches: the tensor would push everything else out of them. */
+/* Writes of at least this size go past the caches, because the tensor would push everything else out of them. */
 #define UNCACHED_BYTES (UINT64_C(8) << 20)
-/* A helper takes so long to wake, and reads at least so fast. Larger tensors are read by two helpers, which need the
+/* How long a helper takes to wake, and how fast it reads at least. Two helpers read larger tensors, and need the
  * processors. For those, and for one of several reads, waking is a small part, or hidden by the other reads. */
 #define WAKING_NS (TL_NS_PER_MS / 10)
 #define SLOW_BYTES_PER_NS 4
 #define AWAITED_BYTES LOCAL_MIN_SPLIT_BYTES
-/* Writes that may be posted at a time: what was posted is copied even if its request is given up, and what is posted
- * later waits for it. */
+/* How many bytes of writes may be posted at a time: what was posted is copied even if its request is given up, and what
+ * is posted later waits for it. */
 #define MAX_QUEUED_BYTES (UINT64_C(16) << 20)
 
 /* ------------------------------------------------------------------------------------------------------- slots -- */
 
-/* Returns the next free slot of the peer's ring; NULL: there is none now. */
+/* Returns the next free slot of the peer's ring; NULL: there is no free slot now. */
 static struct local_slot *free_slot(struct local_pair *pair)
 {
     struct local_ring *ring = &pair->rings.out;
@@ -79,7 +78,7 @@ static void fill_message(struct local_slot *slot, const void *data, uint32_t len
 void local_look_at_peer(struct local_pair *pair, bool is_posted)
 {
     if (is_posted) pair->rings.has_posted = false;
-    /* Either the peer finds what was posted, or we find that it sleeps or has closed. */
+    /* This fence ensures that either the peer sees what was posted, or we see that it sleeps or has closed the ring. */
     atomic_thread_fence(memory_order_seq_cst);
     uint32_t state = atomic_load_explicit(&pair->rings.out.head->state, memory_order_relaxed);
     if (state & LOCAL_STATE_CLOSED) {
@@ -92,7 +91,7 @@ void local_look_at_peer(struct local_pair *pair, bool is_posted)
     pair->rings.woken_state = state;
     pair->provider->stats.wakes_sent++;
     const uint32_t kind = LOCAL_PACKET_WAKE;
-    /* When it cannot be sent, the peer has other packets to read. */
+    /* When the wake cannot be sent, the socket is full of packets, which wake the peer. */
     (void)local_send(pair->sockets.out, &kind, sizeof(kind), -1);
 }
 
@@ -100,13 +99,13 @@ void local_look_at_peer(struct local_pair *pair, bool is_posted)
 
 enum carrying {
     CARRYING_DONE,
-    CARRYING_LATER, /* in the next poll */
-    CARRYING_WAITS, /* for the peer */
+    CARRYING_LATER, /* the next poll continues it */
+    CARRYING_WAITS, /* it waits for the peer */
 };
 
 /* Gets the pages that are to be written, because writing to a page that cannot be had raises a signal. To ask for
- * reading is enough: it allocates pages of shared memory, and maps those that are there 16 at a time and writable, in a
- * quarter of the time that asking for writing takes. Returns false when there are no pages; the pair is broken then. */
+ * reading is enough: it allocates pages of shared memory, and maps existing ones 16 at a time and writable, in a
+ * quarter of the time that asking for writing takes. Returns false when there are no pages; then the pair is broken. */
 static bool have_pages(struct local_pair *pair, struct local_mapped *mapped, uint64_t offset_bytes)
 {
     if (mapped->has_pages == NULL) return true;
@@ -126,7 +125,7 @@ static enum carrying copy(struct local_pair *pair, struct local_work *work, uint
     const struct local_place *place = &work->place;
     struct local_mapped *mapped = local_mappings_find(&pair->mappings, place->number);
     if (mapped == NULL && place->number - pair->mappings.next_number < LOCAL_MAX_SEGMENTS) {
-        /* It was sent before the message that told of it. */
+        /* The packet with the segment was sent before the message that names the segment. */
         pair->packets.must_hear = pair->provider->must_look = true;
         return CARRYING_WAITS;
     }
@@ -256,7 +255,7 @@ void local_ring(struct tl_queue_pair *base)
 
 /* -------------------------------------------------------------------------------------------------- completing -- */
 
-/* Takes the first work out. Returns what is to be told of its end; NULL: nothing. */
+/* Removes the first work. Returns the work whose `done` is to be called; NULL: none. */
 static struct tl_work *pop(struct local_queue *queue, struct local_work *record)
 {
     if (record->kind != LOCAL_WORK_MESSAGE) queue->queued_bytes -= record->len_bytes;
@@ -350,7 +349,7 @@ void local_message(struct tl_queue_pair *base, const void *data, uint32_t len_by
     }
 }
 
-/* Returns false when a peer cannot have told of such a place. */
+/* Returns false when no valid descriptor of the peer describes such a place. */
 static bool parse_place(const struct tl_descriptor *descriptor, uint64_t offset_bytes, uint64_t len_bytes,
                         struct local_place *ret_place)
 {
@@ -384,9 +383,9 @@ void local_write(struct tl_queue_pair *base, const struct tl_region *region, con
 
 /* ----------------------------------------------------------------------------------------------------- packets -- */
 
-/* The kernel limits the descriptors of a user that are under way, so that a peer that does not read gets no more. The
+/* The kernel limits how many descriptors of a user are under way, so that a peer that does not read gets no more. The
  * number is raised first, so that the peer does not take the packet for a wake. When the packet cannot be sent, the
- * peer is told to look again, because it may wait for the packet. */
+ * number is lowered again and the peer is woken if it sleeps, because it may wait for the packet. */
 bool local_send_counted(struct local_pair *pair, const void *packet, size_t len_bytes, int fd)
 {
     int unread_bytes = 0;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The sockets of the local provider: accept sockets, where peers call, and control sockets.
+ * The sockets of the local provider: accept sockets, which receive the HELLO of a peer, and control sockets.
  *
- * An accept socket is a datagram socket with a name. Its filter is run before a packet is queued: the kernel drops a
- * packet without the token of the queue pair in the sender's own call, so that only the peer that was told the token
- * can leave something there. A connection has two control sockets, one for each direction, each made by its reader.
+ * An accept socket is a datagram socket with a name. The kernel runs its filter before it queues a packet, and drops a
+ * packet without the token of the queue pair while it is being sent. So only the peer that has got the token can leave
+ * something in the socket. A connection has two control sockets, one for each direction, each made by its reader.
  *
- * An accept socket that is a file gets its name only once it is bound: a name whose socket refuses calls belongs to a
- * process that has died, and is removed by the next provider that opens in the folder. Nothing here blocks.
+ * An accept socket that is a file is renamed to its final name when it is bound. So a file whose socket refuses
+ * connections belongs to a process that has died, and the next provider that opens in the folder removes it. Nothing
+ * here blocks.
  */
 #include <dirent.h>
 #include <endian.h>
@@ -34,7 +35,7 @@
 #define NAME_PREFIX "tensorlane-"
 #define NAME_SUFFIX ".sock"
 #define UNFINISHED_SUFFIX ".new"
-/* A socket that was not given its name in that time never gets it. */
+/* After this time a socket that still has its temporary name belongs to a process that has died. */
 #define UNFINISHED_SECONDS 60
 #define MAX_DESCRIPTORS 4
 
@@ -47,7 +48,7 @@ void local_choose_token(uint8_t ret_token[LOCAL_TOKEN_BYTES])
     memcpy(ret_token, token, sizeof(token));
 }
 
-/* Lets only a packet through that has the token where a HELLO has `to`. */
+/* Sets a filter that passes only packets that have the token where a HELLO has `to`. */
 static bool set_filter(int fd, const uint8_t *token)
 {
     enum { WORDS = LOCAL_TOKEN_BYTES / 4 };
@@ -56,7 +57,7 @@ static bool set_filter(int fd, const uint8_t *token)
     memcpy(words, token, LOCAL_TOKEN_BYTES);
     for (unsigned i = 0; i < WORDS; i++) {
         uint32_t at = (uint32_t)offsetof(struct local_hello, to) + 4 * i;
-        uint8_t rest = (uint8_t)(2 * (WORDS - i - 1) + 1); /* to the last step */
+        uint8_t rest = (uint8_t)(2 * (WORDS - i - 1) + 1); /* jumps to the last step */
         steps[2 * i] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at);
         steps[2 * i + 1] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, be32toh(words[i]), 0, rest);
     }
@@ -72,7 +73,7 @@ static bool ends_with(const char *text, const char *end)
     return len >= end_len && strcmp(text + len - end_len, end) == 0;
 }
 
-/* The path of that name in the folder. Returns false when it does not fit. */
+/* Composes the path of this name in the folder. Returns false when it does not fit. */
 static bool find_path(const char *folder, const char *name, struct sockaddr_un *ret_address)
 {
     *ret_address = (struct sockaddr_un){.sun_family = AF_UNIX};
@@ -80,7 +81,7 @@ static bool find_path(const char *folder, const char *name, struct sockaddr_un *
     return len > 0 && (size_t)len < sizeof(ret_address->sun_path);
 }
 
-/* Whether no process has that socket any more. */
+/* Returns whether no process has this socket any more. */
 static bool is_dead(const struct sockaddr_un *address)
 {
     int caller = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -116,7 +117,8 @@ void local_clean_folder(const char *folder)
     closedir(listing);
 }
 
-/* Binds under a name that no other worker looks at, and renames. The mode of the socket becomes that of the file. */
+/* Binds the socket under a name that no other worker looks at, and renames it. The mode of the socket becomes that of
+ * the file. */
 static enum tl_status name_in_folder(const struct local_provider *provider, int fd, struct sockaddr_un *address,
                                      socklen_t *ret_bytes, struct tl_error *ret_error)
 {
@@ -139,7 +141,7 @@ static enum tl_status name_in_folder(const struct local_provider *provider, int 
     return tl_error_set_errno(ret_error, error, "cannot make a socket in %s (local.socket_folder)", folder);
 }
 
-/* Returns false with errno. */
+/* Binds the socket to a random abstract name. Returns false with errno on failure. */
 static bool name_abstractly(int fd, struct sockaddr_un *address, socklen_t *ret_bytes)
 {
     /* The first byte of an abstract name is 0. */
@@ -177,7 +179,8 @@ enum tl_status local_accept_socket_open(const struct local_provider *provider, s
     return TL_OK;
 }
 
-/* Copies the last part of a path, which may lack its final zero. Returns false when there is none. */
+/* Copies the last part of the path in the address, which may lack its final zero. Returns false when the path has no
+ * such part. */
 static bool get_last_part(const struct local_address *of, char part[static 1], size_t capacity)
 {
     const uint8_t *slash = memrchr(of->name, '/', of->name_bytes);
@@ -194,7 +197,7 @@ static bool is_abstract(const struct local_address *pair_address)
     return pair_address->name_bytes > 0 && pair_address->name[0] == '\0';
 }
 
-/* Whether the abstract name is one that a worker makes: no other socket is called, whatever the peer says. */
+/* Returns whether a worker can have made this abstract name. No other socket is used, whatever the peer says. */
 static bool is_of_ours(const struct local_address *pair_address)
 {
     return pair_address->name_bytes > strlen(NAME_PREFIX) &&
@@ -242,7 +245,8 @@ bool local_send(int socket, const void *packet, size_t len_bytes, int fd)
     return local_send_to(socket, NULL, 0, packet, len_bytes, &fd, fd >= 0 ? 1 : 0);
 }
 
-/* The address of the peer's accept socket, seen from here. Returns false when it is not a name of ours. */
+/* Finds the address of the peer's accept socket on this side. Returns false when its name is not one that a worker
+ * makes. */
 static bool find_peer(const struct local_provider *provider, const struct local_address *peer,
                       struct sockaddr_un *ret_address, socklen_t *ret_bytes)
 {
@@ -276,7 +280,8 @@ enum tl_status local_call(const struct local_provider *provider, int accept_sock
                         (const char *)peer->name, strerror(errno));
 }
 
-/* Keeps the first descriptors of a packet and closes the others. Returns how many there were. */
+/* Keeps the first LOCAL_HELLO_DESCRIPTORS descriptors of a packet and closes the others. Returns how many there
+ * were. */
 static size_t take_descriptors(struct msghdr *message, int *ret_fds)
 {
     size_t count = 0;
@@ -323,7 +328,7 @@ enum local_received local_look_at(int socket, union local_packet *ret_packet, st
         char bytes[CMSG_SPACE(sizeof(struct ucred))];
     } control;
     struct iovec part = {.iov_base = ret_packet, .iov_len = sizeof(*ret_packet)};
-    /* There is no space for descriptors, so that none is opened. */
+    /* The message has no space for descriptors, so that none is opened. */
     struct msghdr message = {
         .msg_iov = &part, .msg_iovlen = 1, .msg_control = control.bytes, .msg_controllen = sizeof(control.bytes)};
     struct ucred sender = {.pid = 0, .uid = (uid_t)-1};
@@ -363,7 +368,7 @@ enum local_received local_receive(int socket, union local_packet *ret_packet, in
         if (ret_fds[i] >= 0) close(ret_fds[i]);
         ret_fds[i] = -1;
     }
-    /* The packet was cut although there was space for more: the rest could not be opened. */
+    /* The packet was cut although there was space for more descriptors: this process could not open the rest. */
     bool is_cut = (message.msg_flags & MSG_CTRUNC) != 0 && fd_count < MAX_DESCRIPTORS;
     return is_cut ? LOCAL_RECEIVED_NO_DESCRIPTOR : LOCAL_RECEIVED_WRONG;
 }
@@ -376,7 +381,7 @@ enum tl_status local_control_socket_make(int *ret_own, int *ret_peers, struct tl
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0)
         return tl_error_set_errno(ret_error, errno, "no socket for a worker of this host");
-    /* Workers of earlier releases take only a socket that has a name. */
+    /* Workers of earlier releases accept only a socket that has a name. */
     if (setsockopt(ends[0], SOL_SOCKET, SO_PASSCRED, &yes, sizeof(yes)) == 0 &&
         name_abstractly(ends[1], &address, &address_bytes)) {
         *ret_own = ends[0];
