@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a worker says of itself when it is asked who it is and how. */
+/* What a worker reports when a tool asks for its identity and its state. */
 #include <stdlib.h>
 #include <string.h>
 

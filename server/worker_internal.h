@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The worker as its files see it: worker*.c (open, close, queries), peer*.c and data_connection*.c (who is reachable
- * and how), source.c and serving.c (requests of peers), operation*.c (sends and receives of this process), transport*.c
- * and session.c (the transports).
+ * The worker as its files see it: worker*.c (open, close, queries), peer*.c and data_connection*.c (which peers are
+ * reachable, and how), source.c and serving.c (requests of peers), operation*.c (sends and receives of this process),
+ * transport*.c and session.c (the transports).
  *
- * Everything here belongs to the loop's owner, except what says otherwise. The public functions bring their work to
- * that thread as closures.
+ * Everything here belongs to the loop's owner unless its comment says otherwise. The public functions pass their work
+ * to that thread as closures.
  */
 #ifndef SERVER_WORKER_INTERNAL_H
 #define SERVER_WORKER_INTERNAL_H
@@ -33,58 +33,58 @@ struct tl_session;
 /* How the worker was opened. */
 struct worker_setup {
     struct tl_config *config;
-    const struct tl_config_task *task; /* NULL: a client that is no member */
+    const struct tl_config_task *task; /* NULL: the worker is a client and no member of the cluster */
     uint16_t port;
     int64_t opened_ns;
 };
 
-/* The transports of the data plane. */
+/* The transports of a worker. */
 struct worker_transports {
     struct tl_transport_slot transports[TL_MAX_TRANSPORTS]; /* [transport_count], the preferred one first */
     size_t transport_count;
-    bool is_transport_required; /* "rdma": "require": nothing travels another way */
+    bool is_transport_required; /* "rdma": "require": tensors travel over these transports only */
 };
 
-/* Who is reachable, and who may connect. */
+/* Which peers are reachable, and which callers may connect. */
 struct worker_members {
     struct tl_peer **peers; /* [peer_count], in the order of the configuration */
     size_t peer_count;
-    struct tl_ip_network
-        *peer_networks; /* [peer_network_count]: members may call from there (server/peers/admission.h) */
+    /* [peer_network_count] networks from which members may connect (server/peers/admission.h) */
+    struct tl_ip_network *peer_networks;
     size_t peer_network_count;
-    bool takes_any_origin;       /* from everywhere */
-    struct tl_list client_peers; /* of struct client_peer (client_peer.c): all links of clients that are no members */
-    struct tl_list peer_waits;   /* of struct tl_peer_wait (peer.c) */
+    bool takes_any_origin;       /* members may connect from everywhere */
+    struct tl_list client_peers; /* list of struct client_peer (client_peer.c): links of clients that are no members */
+    struct tl_list peer_waits;   /* list of struct tl_peer_wait (peer.c) */
 };
 
 /* The operations of this process. */
 struct worker_operations {
-    struct tl_op *ops;      /* by id: all that have not completed */
-    uint64_t next_op;       /* any thread, atomic */
-    uint64_t open_ops;      /* submitted and not completed; any thread, atomic */
+    struct tl_op *ops;      /* all operations that have not completed, by id */
+    uint64_t next_op;       /* id of the latest operation; any thread, atomic */
+    uint64_t open_ops;      /* number of operations that were submitted and are not completed; any thread, atomic */
     uint64_t next_request;  /* number of the latest request to a peer */
-    uint64_t blocked_calls; /* threads that wait inside the library; any thread, atomic */
+    uint64_t blocked_calls; /* number of threads that wait inside the library; any thread, atomic */
     uint64_t requests_retried;
 };
 
-/* What belongs to the requests of peers and clients. */
+/* The state of the requests of peers and clients. */
 struct worker_sources {
-    struct tl_timer expire_timer; /* for reservations whose receiver broke off */
+    struct tl_timer expire_timer; /* ends reservations whose receiver has disconnected */
     struct tl_closure expire_closure;
-    bool is_expire_asked;       /* expire_closure is on its way; any thread, atomic */
-    struct tl_shares *pushed;   /* what clients have of limits.held (source.c) */
-    struct tl_shares *listings; /* bytes of listings that were made for clients (walk.c) */
-    struct tl_list ended_walks; /* of struct walk (walk.c): to be freed */
+    bool is_expire_asked;       /* expire_closure was posted and has not come yet; any thread, atomic */
+    struct tl_shares *pushed;   /* the parts of limits.held that clients use (source.c) */
+    struct tl_shares *listings; /* the bytes of listings that were made for clients (walk.c) */
+    struct tl_list ended_walks; /* list of struct walk (walk.c) that are to be freed */
     struct tl_closure ended_walks_closure;
 };
 
-/* How far closing the worker has come. */
+/* The state of closing the worker. */
 struct worker_closing {
-    size_t draining_transports; /* when it closes */
+    size_t draining_transports; /* number of transports that have not drained yet */
     void (*transports_drained)(void *context);
     void *transports_drained_context;
     bool is_closing;
-    struct tl_wait *stopped_wait; /* the closing thread */
+    struct tl_wait *stopped_wait; /* the closing thread waits here */
     int64_t stop_deadline_ns;
     bool is_stopped;
 };
@@ -93,11 +93,11 @@ struct tl_worker {
     struct tl_settings settings;
     struct tl_identity self;
     struct tl_loop *loop;
-    struct tl_executor executor; /* of the loop's owner */
+    struct tl_executor executor; /* posts closures to the loop's owner */
     struct tl_progress_engine progress;
     struct tl_control *control;
     struct tl_rendezvous *table;
-    struct tl_serving serving; /* requests over links */
+    struct tl_serving serving; /* serves the requests that come over links */
     struct worker_setup setup;
     struct worker_transports data_plane;
     struct worker_members members;
@@ -106,13 +106,13 @@ struct tl_worker {
     struct worker_closing closing;
 };
 
-/* tl_worker_open with transports from elsewhere, the preferred one first; at most TL_MAX_TRANSPORTS, all of which
- * outlive the worker. */
+/* Does what tl_worker_open does, with the given transports, the preferred one first. There may be TL_MAX_TRANSPORTS at
+ * most; all outlive the worker. */
 enum tl_status tl_worker_open_with(const struct tl_worker_options *options,
                                    const struct tl_transport_source *const *transports, size_t transport_count,
                                    struct tl_worker **ret_worker, struct tl_error *ret_error) TL_MUST_USE;
 
-/* A piece of work for the loop's owner, waited for by the thread that brought it. */
+/* A piece of work for the loop's owner. The thread that submits it waits for its end. */
 struct tl_command {
     struct tl_closure closure;
     struct tl_worker *worker;
@@ -123,7 +123,8 @@ struct tl_command {
 /* Runs command->run on the loop's owner and waits for it. Thread: any but the owner's. */
 void tl_worker_run(struct tl_worker *worker, struct tl_command *command, void (*run)(struct tl_command *command));
 
-/* Around every wait: close does not free the worker while a thread still leaves it. Thread: any. */
+/* This and tl_worker_leave enclose every wait, so that close does not free the worker while a thread still leaves it.
+ * Thread: any. */
 static inline void tl_worker_enter(struct tl_worker *worker)
 {
     __atomic_fetch_add(&worker->operations.blocked_calls, 1, __ATOMIC_ACQ_REL);
@@ -138,87 +139,91 @@ static inline void tl_worker_leave(struct tl_worker *worker)
 
 enum tl_status tl_peers_create(struct tl_worker *worker, struct tl_error *ret_error) TL_MUST_USE;
 void tl_peers_destroy(struct tl_worker *worker);
-/* Connects to all of them, where the configuration says so. */
+/* Connects to all peers if the configuration says so. */
 void tl_peers_start(struct tl_worker *worker);
-/* Stops trying; links are left to the control transport. */
+/* Ends all attempts to connect; the control transport closes the links. */
 void tl_peers_stop(struct tl_worker *worker);
 
-/* A link that a peer has opened and greeted on. */
+/* Takes a link that a peer has opened and whose handshake is complete. */
 void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link);
-/* Why memory of users is copied twice on the path to some peer of this host; NULL: to none. Lives for ever. */
+/* Returns why memory of users is copied twice on the path to a peer of this host; NULL: no such path does that. The
+ * text is never freed. */
 const char *tl_peers_outside_refusal(const struct tl_worker *worker);
 enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description *description,
                                  struct tl_error *ret_error) TL_MUST_USE;
 
-/* NULL: no such peer. Thread: any; the set of peers does not change while the worker is open. */
+/* Returns NULL when there is no such peer. Thread: any; the set of peers does not change while the worker is open. */
 struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id);
 bool tl_peer_is_self(const struct tl_peer *peer);
 const char *tl_peer_name(const struct tl_peer *peer);
-/* "up", or the state and why it is not up. */
+/* Writes "up", or the state and the reason why the peer is not up. */
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity);
 
-/* A fetch on its way to a peer: waits there until the peer is up, then is on its link or on a session of the data
+/* A fetch on its way to a peer. It waits until the peer is up, and is then on the peer's link or on a session of a
  * transport. Closures take it from the loop to the reactor and back. */
 struct tl_peer_request {
     struct tl_fetch fetch;
     struct tl_peer *peer;
-    struct tl_list place;           /* in the peer's list of those that wait */
-    struct tl_link *link;           /* that carries it; NULL: none */
-    bool is_refused;                /* done_closure is deferred: it cannot travel */
-    const char *path_reason;        /* why it travels over the link; lives for ever */
-    struct tl_session *session;     /* that carries it; NULL: none */
-    const struct tl_fetch_ops *ops; /* the worker's, while session has put its own into the fetch */
+    struct tl_list place;           /* entry in the peer's list of waiting requests */
+    struct tl_link *link;           /* the link that carries the request; NULL: none */
+    bool is_refused;                /* the request cannot travel: done_closure is deferred */
+    const char *path_reason;        /* why the request travels over the link; never freed */
+    struct tl_session *session;     /* the session that carries the request; NULL: none */
+    const struct tl_fetch_ops *ops; /* the worker's operations, while the session has put its own into the fetch */
     struct tl_closure start_closure;
     struct tl_closure cancel_closure;
     struct tl_closure done_closure;
-    const struct tl_error *result; /* of done_closure; kept, NULL: TL_OK */
-    bool is_cancel_out;            /* cancel_closure is at the reactor, or on its way */
+    const struct tl_error *result; /* result for done_closure, never freed; NULL: TL_OK */
+    bool is_cancel_out;            /* cancel_closure is at the reactor, or on its way there or back */
     bool is_done;                  /* done_closure has come */
-    bool is_on_conn;               /* the reactor's */
+    bool is_on_conn;               /* the request is on the connection; used by the reactor only */
 };
 
-/* Asks the peer as soon as it is up; fetch.ops->done follows once, unless cancelled. */
+/* Sends the request as soon as the peer is up; fetch.ops->done follows once, unless the request is cancelled. */
 void tl_peer_fetch(struct tl_peer *peer, struct tl_peer_request *request);
-/* The same over the link if that is up, for this reason, which lives for ever: the data connection has turned it away.
- */
+/* Sends a request that the data connection has turned away over the link if that is up. The reason is never freed. */
 void tl_peer_fetch_on_link(struct tl_peer *peer, struct tl_peer_request *request, const char *reason);
-/* True: it is given up, done will not be called. False: done follows, once the memory cannot be written any more. */
+/* Cancels the request. Returns true when it was given up: done will not be called. Returns false when done follows, as
+ * soon as the memory cannot be written any more. */
 bool tl_peer_cancel(struct tl_peer_request *request) TL_MUST_USE;
-/* To be told by fetch.ops->done, first thing. */
+/* Removes the request from its link; fetch.ops->done calls this before anything else. */
 void tl_peer_fetch_done(struct tl_peer_request *request);
-/* The request is over without its tensor: tells the peer, if it may still keep a value for it. */
+/* Reports to the peer that the request has ended without its tensor, if the peer may still keep a value for it. */
 void tl_peer_give_up(struct tl_peer_request *request);
-/* The tensor of this request has arrived over a path that has ended: the peer may not have heard. */
+/* Acknowledges the tensor of this request again: it has arrived over a path that has ended, so that the peer may not
+ * know. */
 void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t number);
 
-/* A link of somebody who is no member. */
+/* Takes a link of a client that is no member of the cluster. */
 void tl_client_peer_add(struct tl_worker *worker, struct tl_link *link);
-/* Whether a client peer of another name or at another address has this one's incarnation. */
+/* Returns whether a client peer with another name or address has the same incarnation as this one. */
 bool tl_client_peer_has_incarnation(const struct tl_worker *worker, const struct tl_identity *who);
-/* The incarnation has turned out to be that of a member: ends the links of client peers that have given it. */
+/* Ends the links of client peers that have given this incarnation, which has turned out to be that of a member. */
 void tl_client_peers_evict(struct tl_worker *worker, uint64_t incarnation);
 
 /* ------------------------------------------------------------------------------------------------------ source -- */
 
-/* The worker's half of tl_control_handlers. */
+/* The worker's implementation of tl_control_handlers. */
 extern const struct tl_control_handlers tl_worker_handlers;
-/* Frees what was reserved for receivers that did not come back, now and when it is time. Thread: any. */
+/* Frees the values that were reserved for receivers which did not come back in time: now, and later when the time of
+ * others is over. Thread: any. */
 void tl_source_expire(struct tl_worker *worker);
-/* Errors: TL_RESOURCE_EXHAUSTED: no memory. */
+/* Prepares the worker for requests. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_error) TL_MUST_USE;
-void tl_source_fini(struct tl_worker *worker); /* after a failed init too */
+void tl_source_fini(struct tl_worker *worker); /* may be called after a failed init too */
 
-/* The counters of all transports. */
+/* Reads the counters of the worker and its transports. */
 void tl_worker_count(struct tl_worker *worker, struct tl_worker_stats *ret_stats);
-/* The handler of tl_control_handlers. */
+/* Implements `describe` of tl_control_handlers. */
 enum tl_status tl_worker_describe(void *context, struct tl_description *ret_description,
                                   struct tl_error *ret_error) TL_MUST_USE;
 
 /* -------------------------------------------------------------------------------------------------- operations -- */
 
-/* Ends every open operation, or with `step` those of one step, that receives from a peer. */
+/* Ends every open operation that receives from a peer, or with `step` only those of that step. */
 void tl_ops_fail_receives(struct tl_worker *worker, const uint64_t *step, const struct tl_error *status);
-/* Lets go of the sends whose memory nobody but this worker's own receivers holds: they keep it beyond the worker. */
+/* Forgets the sends whose memory is held only by receivers in this worker, which keep it after the worker was
+ * closed. */
 void tl_ops_forget_borrows(struct tl_worker *worker);
 
 #endif

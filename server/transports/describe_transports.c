@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What a worker reports about its transports when a tool asks it: which it has, and for the one over cards the card,
- * its port and how peers reach its memory.
+ * What a worker reports about its transports when a tool asks for it: which it has, and for the transport over cards
+ * the card, its port and how peers reach its memory.
  *
  * A transport describes its own device (struct tl_transport_source). Where a transport could not be opened the reason
  * is reported; the limit of locked memory is reported separately, because its remedy has nothing to do with cards.
@@ -16,7 +16,7 @@
 #include "server/transports/transport_choice.h"
 #include "server/worker_internal.h"
 
-/* The word in brackets in a file of the kernel's; "": there is none. */
+/* Reads the word in brackets in a file of the kernel; "": there is none. */
 static void read_choice(const char *path, char *ret_word, size_t capacity)
 {
     char line[128] = "";
@@ -40,7 +40,7 @@ static unsigned read_number(const char *path)
     return number;
 }
 
-/* What the local transport works with: its socket, how memory of users is copied, and which huge pages there are. */
+/* Describes the local transport: its socket, how memory of users is copied, and which huge pages there are. */
 static void describe_local(const struct tl_worker *worker, char *ret_text, size_t capacity)
 {
     const struct tl_local_settings *local = &worker->settings.local;
@@ -102,7 +102,7 @@ static enum tl_status describe_transports(const struct tl_worker *worker, struct
     return status;
 }
 
-/* Returns the slot of the transport over cards. NULL: none is wanted. */
+/* Returns the slot of the transport over cards. NULL: the settings want none. */
 static const struct tl_transport_slot *find_cards(const struct tl_worker *worker)
 {
     for (size_t i = 0; i < worker->data_plane.transport_count; i++) {

@@ -5,7 +5,7 @@
 
 #include "config/config.h"
 
-/* Why these settings want no data plane within the host; NULL if they do. The text is static. */
+/* Returns why these settings want no local transport; NULL: they want it. The text is static. */
 const char *tl_local_settings_refusal(const struct tl_settings *settings);
 
 #endif

@@ -73,7 +73,7 @@ static void candidate_failed(void *context, unsigned order, const char *name, co
     }
 }
 
-/* Finds the card. */
+/* Chooses the device to open, which for cards is the card and its port. */
 static enum tl_status choose(struct tl_transport *transport, const struct tl_transport_source *source,
                              struct tl_error *ret_error)
 {
@@ -151,7 +151,7 @@ enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_tra
         tl_transport_destroy(transport);
         return status;
     }
-    /* That of the host is everywhere. */
+    /* The local transport exists on almost every machine, so that it is logged at a lower level. */
     TL_LOG(source->find_host == NULL ? TL_LOG_INFO : TL_LOG_DEBUG, "data plane ready",
            TL_STR("transport", source->name), TL_STR("device", transport->provider->name),
            TL_STR("reason", transport->provider->reason));
@@ -245,13 +245,13 @@ bool tl_transport_has_failed(struct tl_transport *transport, struct tl_error *re
     return ret_why->code != TL_OK;
 }
 
-/* A copy that is kept with its tensor. */
+/* The attachment of a tensor that keeps its copy in registered memory. */
 struct kept_copy {
     struct tl_tensor_attachment attachment;
     struct tl_tensor *copy;
 };
 
-/* Its address is the owner of all such attachments. */
+/* The address of this variable identifies all such attachments. */
 static const char copies;
 
 static void drop_copy(struct tl_tensor_attachment *attachment)
@@ -323,7 +323,7 @@ static void refused(struct tl_closure *closure)
     maybe_drained(transport);
 }
 
-/* Runs on the reactor's thread and sends the closure back to the loop. */
+/* Refuses requests on the reactor's thread, and then posts the closure back to the loop. */
 static void refuse_waiting(struct tl_closure *closure)
 {
     struct tl_transport *transport = TL_CONTAINER_OF(closure, struct tl_transport, refuse_closure);

@@ -3,13 +3,13 @@
  * One transport of a worker: provider, registered memory, reactor and engine, and the thread that runs them. A worker
  * has several (server/transports/transports.h).
  *
- * Happy path: the settings determine which devices there are to choose from; the first through which a write has been
- * verified is taken (server/transports/transport_choice.h); memory is registered; the reactor gets a thread of its own
+ * Happy path: the settings determine which devices can be chosen; the first one through which a write has been verified
+ * is taken (server/transports/transport_choice.h); memory is registered; the reactor gets a thread of its own
  * (TL_PROGRESS_THREAD) or runs in the rounds of the loop (server/progress/poller.h); connections to peers are sessions
- * (server/peers/session.h); requests of peers find the table through a serving that belongs to the reactor. Failure
- * modes: if no device can be used there is no transport, and a reason.
+ * (server/peers/session.h); a serving that belongs to the reactor looks up what peers request. Failure modes: if no
+ * device can be used there is no transport, and a reason is kept.
  *
- * Thread: the loop's owner, unless a function says otherwise. What belongs to the reactor is reached by closures only.
+ * Thread: the loop's owner, unless a function says otherwise. The reactor's objects are reached by closures only.
  */
 #ifndef SERVER_TRANSPORTS_TRANSPORT_H
 #define SERVER_TRANSPORTS_TRANSPORT_H
@@ -37,27 +37,28 @@ struct tl_transport_options {
 
 /* The source of a transport: how its provider is found and opened. */
 struct tl_transport_source {
-    const char
-        *name; /* "verbs": in messages, and as a path's transport; at most TL_CONNECTION_TRANSPORT_BYTES with NUL */
-    /* Returns why these settings want no such transport; NULL: they do. */
+    /* The name in messages and in paths, for example "verbs"; at most TL_CONNECTION_TRANSPORT_BYTES with NUL. */
+    const char *name;
+    /* Returns why these settings want no such transport; NULL: they want it. */
     const char *(*refusal)(const struct tl_settings *settings);
     /* Reads the options from the settings. */
     void (*read)(const struct tl_settings *settings, struct tl_transport_options *ret_options);
     /* Identifies this host, for a transport that reaches workers of the same host only. NULL: it reaches others too. */
     enum tl_status (*find_host)(void *context, uint8_t ret_host[TL_HOST_BYTES], struct tl_error *ret_error);
     /* Lists what may be opened, in order, at least one. address is the worker's own ("host:port", NULL: it has none).
-     * Ownership: one block with all details, freed by the caller with free(). Errors: why there is none. Blocks. */
+     * Ownership: one block with all details, freed by the caller with free(). Errors: the reason why there is none.
+     * Blocks. */
     enum tl_status (*list)(void *context, const struct tl_settings *settings, const char *address,
                            struct tl_transport_candidate **ret_candidates, size_t *ret_count,
                            struct tl_error *ret_error);
-    /* Opens the candidate at this place of the list. Errors: why it cannot be used. */
+    /* Opens the candidate at this place of the list. Errors: the reason why it cannot be used. */
     enum tl_status (*open)(void *context, const struct tl_settings *settings, const char *address, unsigned order,
                            struct tl_provider **ret_provider, struct tl_error *ret_error);
     /* Describes a device, of which `detail` of its candidate is known (NULL: nothing), for tools: fills its part of the
      * description with new copies (strdup), NULL where there is no memory. NULL: this transport has no cards. */
     void (*describe)(const void *detail, const struct tl_settings *settings,
                      struct tl_data_plane_description *ret_description);
-    /* Changes the options that the settings have led to; NULL: they stay. */
+    /* Changes the options that were read from the settings; NULL: they stay as they are. */
     void (*adjust)(void *context, struct tl_transport_options *options);
     void *context;
 };
@@ -65,31 +66,31 @@ struct tl_transport_source {
 /* Returns half of this machine's memory: what "auto" means for memory that may be registered. */
 uint64_t tl_transport_half_of_memory(void);
 
-/* Shared memory, between workers of this host. */
+/* The transport through shared memory, between workers of this host. */
 extern const struct tl_transport_source tl_transport_local;
-/* The RDMA cards of this machine. */
+/* The transport through the RDMA cards of this machine. */
 extern const struct tl_transport_source tl_transport_verbs;
 
 struct tl_transport {
     struct tl_worker *worker;
     const struct tl_transport_source *source;
-    struct tl_executor executor; /* the reactor's owner */
+    struct tl_executor executor; /* posts closures to the reactor's owner */
     struct tl_transport_options options;
     struct tl_provider *provider;
     struct tl_memory *memory;
     struct tl_reactor *reactor;
     struct tl_engine *engine;
-    struct tl_serving serving;                 /* the reactor's */
-    char *describes_device;                    /* "mlx5_0:1: why this one" */
-    char *passed_over;                         /* candidates that came before it, and why each has failed; "": none */
-    char *not_tried;                           /* those that come after it; "": none */
-    struct tl_transport_candidate *candidates; /* what there was to choose from */
-    unsigned order;                            /* which of them is open */
+    struct tl_serving serving;                 /* belongs to the reactor */
+    char *describes_device;                    /* the chosen device and the reason, as in "mlx5_0:1: why this one" */
+    char *passed_over;                         /* candidates before the chosen one, and why each has failed; "": none */
+    char *not_tried;                           /* candidates after the chosen one; "": none */
+    struct tl_transport_candidate *candidates; /* all candidates */
+    unsigned order;                            /* index of the candidate that is open */
     pthread_t thread;
     bool has_thread;
-    bool is_stopping; /* the thread; any thread, atomic */
+    bool is_stopping; /* tells the thread to stop; any thread, atomic */
 
-    struct tl_list sessions; /* struct tl_session: all that are not freed */
+    struct tl_list sessions; /* list of struct tl_session: all sessions that are not freed */
     struct tl_closure refuse_closure;
     struct tl_timer drain_timer;
     bool is_refused; /* refuse_closure has come back */
@@ -98,9 +99,9 @@ struct tl_transport {
     void *drained_context;
 };
 
-/* Creates a transport: opens the provider and builds the rest. Errors: why there is none, for people: those of
- * tl_transport_choose, tl_memory_create, tl_reactor_create and tl_engine_create, and TL_RESOURCE_EXHAUSTED: no thread.
- * Ownership: *ret_transport until tl_transport_destroy. */
+/* Creates a transport: opens the provider and builds the rest. Errors: why there is none, as a text for people: those
+ * of tl_transport_choose, tl_memory_create, tl_reactor_create and tl_engine_create, and TL_RESOURCE_EXHAUSTED: no
+ * thread. Ownership: the caller destroys *ret_transport with tl_transport_destroy. */
 enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_transport_source *source, bool has_thread,
                                    struct tl_transport **ret_transport, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -22,9 +22,9 @@ typedef void tl_transport_failed_fn(void *context, unsigned order, const char *n
 
 /* A device that a transport can open. */
 struct tl_transport_candidate {
-    char name[192];     /* "mlx5_0:1 GID 3 10.0.0.1", in messages; "" when nothing is known before it is opened */
-    char device[96];    /* "mlx5_0:1": messages about the candidate may begin with it; "" when it is not known */
-    const void *detail; /* what the transport knows of it besides; NULL: nothing */
+    char name[192];  /* name in messages, as "mlx5_0:1 GID 3 10.0.0.1"; "" when nothing is known before it is opened */
+    char device[96]; /* for example "mlx5_0:1"; messages about the candidate may begin with it; "": not known */
+    const void *detail; /* other facts that the transport knows about the candidate; NULL: none */
 };
 
 struct tl_transport_candidates {
@@ -39,9 +39,9 @@ struct tl_transport_candidates {
 
 struct tl_transport_choice {
     struct tl_provider *provider;
-    unsigned order;                           /* so many before it have failed */
-    char passed_over[TL_ERROR_MESSAGE_BYTES]; /* they are "NAME: why; NAME: why" */
-    char not_tried[TL_ERROR_MESSAGE_BYTES];   /* those after it: "NAME; NAME" */
+    unsigned order;                           /* index of the chosen candidate; all candidates before it have failed */
+    char passed_over[TL_ERROR_MESSAGE_BYTES]; /* the failed candidates, as "NAME: why; NAME: why" */
+    char not_tried[TL_ERROR_MESSAGE_BYTES];   /* the candidates after the chosen one, as "NAME; NAME" */
 };
 
 /* Chooses a candidate. Errors: that of the only candidate; TL_UNAVAILABLE: none works, with a list;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The data plane within a host: what the settings mean for it, and where its provider comes from. */
+/* The local transport: what the settings mean for it, and how its provider is opened. */
 #include <stdlib.h>
 
 #include "base/arith.h"
@@ -10,24 +10,26 @@
 #include "server/transports/local_settings.h"
 #include "server/transports/transport.h"
 
-/* Operations posted to one peer at a time. */
+/* How many operations may be posted to one peer at a time. */
 #define WORK_COUNT 256
-/* Open requests to one peer, and from it. */
+/* How many requests to one peer, and from it, may be open at a time. */
 #define REQUEST_COUNT 1024
-/* Keys whose meta-data is remembered, per peer. */
+/* For how many keys of a peer the meta-data is remembered. */
 #define CACHE_COUNT 4096
-/* Of one write: what a cancel may have to wait for. So large that the provider copies it past the caches. */
+/* The most bytes of one write: a cancel may have to wait for one write. It is so large that the provider copies it past
+ * the caches. */
 #define PIECE_BYTES (8 * 1024 * 1024)
-/* Smaller tensors in memory of users are copied through the pool: to have a helper thread read them takes longer. */
+/* Smaller tensors in memory of users are copied through the pool, because waking a helper thread that reads them takes
+ * longer. */
 #define REGISTER_BYTES (16 * 1024)
-/* Received tensors of less than so many bytes are copied through the pool as well as long as it has a free block: one
- * at a time takes less than half as long. When many are under way the pool is full, and the helper threads read the
- * others, instead of the pool being made larger. */
+/* Received tensors of less than this size are copied through the pool too, as long as it has a free block: a single
+ * tensor takes less than half as long. When many are under way, the pool is full; it is not made larger, and the helper
+ * threads read the other tensors. */
 #define COPY_BYTES (256 * 1024)
 #define MAX_CACHED_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)
-/* A data connection that takes longer is not worth waiting for. Where dozens of workers of few cores connect all to
- * all, each takes seconds, and one that is given up then makes the others take longer. */
+/* A data connection that takes longer is not worth waiting for. When dozens of workers on few cores connect to each
+ * other, each connection takes seconds; to give one up too early makes the others take longer. */
 #define MAX_CONNECT_NS (10 * TL_NS_PER_SEC)
 
 _Static_assert(TL_HOST_BYTES == TL_HOST_ID_BYTES, "what is told of the host is its id");
@@ -41,7 +43,7 @@ static void read_local(const struct tl_settings *settings, struct tl_transport_o
     if (max_pool_bytes == TL_SETTING_AUTO) {
         max_pool_bytes = tl_max_u64(tl_transport_half_of_memory(), local->pool_bytes);
     }
-    /* Registering costs nothing here: no page is pinned. */
+    /* Registering memory costs nothing here, because no page is pinned. */
     const struct tl_memory_options memory = {.pool_bytes = local->pool_bytes,
                                              .max_pool_bytes = max_pool_bytes,
                                              .max_cached_bytes = INT64_MAX,
@@ -74,7 +76,7 @@ static enum tl_status find_host(void *context, uint8_t ret_host[TL_HOST_BYTES], 
     return tl_local_host_id(ret_host, ret_error);
 }
 
-/* The only one, of which nothing is known before. */
+/* Lists the only candidate, about which nothing is known before it is opened. */
 static enum tl_status list_local(void *context, const struct tl_settings *settings, const char *address,
                                  struct tl_transport_candidate **ret_candidates, size_t *ret_count,
                                  struct tl_error *ret_error)

@@ -42,7 +42,7 @@ static void read_verbs(const struct tl_settings *settings, struct tl_transport_o
                    .max_cached_count = MAX_CACHED_COUNT},
         .reactor = {.spin_ns = verbs->spin_ns},
         .engine = {.keys = verbs->keys == TL_VERBS_KEYS_REGION ? TL_KEYS_REGION : TL_KEYS_WINDOW,
-                   /* More than the queue holds would be refused. */
+                   /* The card would refuse more than the queue holds. */
                    .slot_count = (uint32_t)tl_min_u64(verbs->slot_count, verbs->queue_depth),
                    .work_count = (uint32_t)verbs->queue_depth,
                    .request_count = REQUEST_COUNT,
@@ -131,7 +131,7 @@ static enum tl_status open_verbs(void *context, const struct tl_settings *settin
     return tl_verbs_open(&options, order, ret_provider, ret_error);
 }
 
-/* The card was looked at when it was opened; the state of its port is asked for each time, since cables are pulled. */
+/* Describes the card as it was when it was opened, with the present state of its port, since cables are pulled. */
 static void describe_verbs(const void *detail, const struct tl_settings *settings,
                            struct tl_data_plane_description *ret_description)
 {

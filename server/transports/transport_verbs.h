@@ -10,7 +10,8 @@
 size_t tl_transport_count_usable(const struct tl_verbs_candidate *candidates, size_t count);
 
 /* Chooses among the devices that tl_verbs_list has given, as a worker does (tl_transport_choose), and closes the one
- * that works. *ret_order: which one it is. Errors: those of tl_transport_choose. Blocks: as that. */
+ * that works. *ret_order: which one it is. Errors: those of tl_transport_choose. Blocks: as tl_transport_choose
+ * does. */
 enum tl_status tl_transport_choose_verbs(const struct tl_verbs_options *options,
                                          const struct tl_verbs_candidate *candidates, size_t count,
                                          tl_transport_failed_fn *failed, void *context, unsigned *ret_order,

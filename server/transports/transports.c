@@ -52,7 +52,7 @@ static enum tl_status open_slot(struct tl_worker *worker, struct tl_transport_sl
 {
     const struct tl_transport_source *source = slot->source;
     enum tl_status status = TL_OK;
-    /* The host is found even where the transport is not wanted: a peer that offers it from this host is given the
+    /* The host id is read even when the transport is not wanted, so that a peer of this host that offers it gets the
      * reason. */
     if (source->find_host != NULL) status = source->find_host(source->context, worker->self.host, &slot->error);
     if (!slot->is_wanted) return TL_OK;
@@ -65,8 +65,8 @@ static enum tl_status open_slot(struct tl_worker *worker, struct tl_transport_sl
     return TL_OK;
 }
 
-/* That a machine has no card is worth a warning only if the configuration asks for one; that shared memory is missing
- * is worth one always. */
+/* Logs that a transport is missing. A machine without a card is worth a warning only if the configuration asks for one;
+ * missing shared memory is always worth one. */
 static void log_lack(const struct tl_worker *worker, const struct tl_transport_slot *slot)
 {
     bool is_of_host = slot->source->find_host != NULL;

@@ -17,16 +17,17 @@
 
 #define TL_MAX_TRANSPORTS 2
 
-/* A transport, or why there is none. */
+/* A transport, or the reason why there is none. */
 struct tl_transport_slot {
     const struct tl_transport_source *source;
-    struct tl_transport *transport; /* NULL: none */
-    bool is_wanted;                 /* by the settings */
+    struct tl_transport *transport; /* NULL: there is none */
+    bool is_wanted;                 /* the settings want this transport */
     const char *reason;             /* why there is none */
     struct tl_error error;
 };
 
-/* Opens the transports. Errors: TL_INVALID_ARGUMENT and others, with "rdma": "require": why there is none. */
+/* Opens the transports. Errors, only with "rdma": "require": TL_INVALID_ARGUMENT and others: the reason why there is
+ * none. */
 enum tl_status tl_transports_create(struct tl_worker *worker, const struct tl_transport_source *const *sources,
                                     size_t count, bool has_thread, struct tl_error *ret_error) TL_MUST_USE;
 /* Destroys the transports, which have no sessions. Thread: any, when no thread runs their rounds any more. */

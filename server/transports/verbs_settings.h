@@ -8,7 +8,7 @@
 #include "config/config.h"
 #include "dataplane/verbs/verbs.h"
 
-/* Holds every numeric address, with its zone. */
+/* A buffer of this size holds every numeric address with its zone. */
 #define TL_VERBS_HOST_BYTES 256
 
 /* Fills the options from the settings, and from the worker's own address ("host:port"; NULL: it has none), which the
