@@ -38,7 +38,7 @@ static const struct layer layers[] = {
     {"classifier.6", 2, {1000, 4096}},
 };
 
-/* The divisor of all larger dimensions, which are multiples of 8. */
+/* All larger dimensions, which are multiples of 8, are divided by this. */
 static uint64_t divisor = 1;
 
 static uint64_t scaled(uint64_t dim)

@@ -171,7 +171,7 @@ int main(void)
     struct tl_tensor *computed = receive(reader, peer, "computed");
     read_all(small, SMALL_COUNT);
 
-    /* What was received stays when its owner goes, and when the file is removed. */
+    /* What was received stays valid when its owner closes, and when the file is removed. */
     tl_worker_close(owner, TL_TIMEOUT_DEFAULT);
     tl_worker_close(reader, TL_TIMEOUT_DEFAULT);
     unlink(path);

@@ -21,8 +21,8 @@
  *      applies the mean, ends the step
  *      publishes version n + 1         ------------->  ends the step; ...
  *
- * Weights are published: there are many readers, who always want the newest. Gradients are sent: there is one reader,
- * and each is read once. No other synchronisation is needed: who is early waits inside its receive.
+ * Weights are published, because many readers always want the newest ones. Gradients are sent, because one reader reads
+ * each of them once. No other synchronisation is needed: a task that is early waits inside its receive.
  *
  * When something goes wrong:
  * - A worker that cannot compute a step says so with tl_worker_abort_step; the parameter server's receive ends with
@@ -51,11 +51,11 @@
 #include <tensorlane/tensorlane.h>
 
 #define SECOND INT64_C(1000000000)
-#define START_TIMEOUT (60 * SECOND) /* The time until all tasks are there. */
-#define STEP_TIMEOUT (10 * SECOND)  /* The time until a gradient counts as missing. */
+#define START_TIMEOUT (60 * SECOND) /* How long the tasks may take to start. */
+#define STEP_TIMEOUT (10 * SECOND)  /* After this time a gradient counts as missing. */
 
 #define FEATURES 8
-#define ROWS 64 /* The rows in the shard of one worker. */
+#define ROWS 64 /* How many rows the shard of a worker has. */
 #define RATE 1.5
 #define STEPS UINT64_C(100)
 #define REPORT_STEP (STEPS + 1) /* At the end, the workers send their losses under this step. */
@@ -82,7 +82,7 @@ static void give_up(const char *why)
 
 /* ----------------------------------------------------------------------------------------------- what to learn -- */
 
-/* Rows of features, and what the weights should make of them. */
+/* Rows of features, and the values that the weights should give for them. */
 struct shard {
     double x[ROWS][FEATURES];
     double y[ROWS];
@@ -307,7 +307,7 @@ static bool receive_weights(struct tl_worker *self, tl_peer_id ps, const char *k
 }
 
 /* Offers the gradient of a step. The call does not wait: the completion comes on the queue when the parameter server
- * has it, and until then nobody may write to the tensor. */
+ * has the gradient, and until then the tensor must not be written. */
 static void send_gradient(struct tl_worker *self, uint32_t task, uint64_t step, const struct shard *shard,
                           const double *weights, struct tl_cq *cq)
 {

@@ -173,7 +173,7 @@ struct tl_peer_request {
     struct tl_closure start_closure;
     struct tl_closure cancel_closure;
     struct tl_closure done_closure;
-    const struct tl_error *result; /* result for done_closure, never freed; NULL: TL_OK */
+    const struct tl_error *result; /* result for done_closure, kept (tl_error_keep); NULL: TL_OK */
     bool is_cancel_out;            /* cancel_closure is at the reactor, or on its way there or back */
     bool is_done;                  /* done_closure has come */
     bool is_on_conn;               /* the request is on the connection; used by the reactor only */

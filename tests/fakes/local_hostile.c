@@ -18,7 +18,7 @@
 #define SEGMENT_BYTES 8192
 #define GUARD 0xa5
 
-/* ----------------------------------------------------------------------------------------------- of the victim -- */
+/* ------------------------------------------------------------------------------------------------- the victim -- */
 
 static void on_message(void *owner, const void *data, uint32_t len_bytes)
 {
@@ -75,7 +75,7 @@ static struct tl_work *new_work(struct hostile *hostile)
 static void poll_once(struct hostile *hostile)
 {
     const struct local_pair *pair = local_pair_of(hostile->pair);
-    do { /* Looks at the sockets each time. */
+    do { /* Disarming makes the next poll look at the sockets. */
         tl_provider_disarm(hostile->provider);
         (void)hostile->provider->ops->poll(hostile->provider);
     } while (hostile->pair != NULL && local_pair_is_reading(pair));
@@ -166,7 +166,7 @@ static uint64_t take(struct hostile_input *input, unsigned len_bytes)
     return value;
 }
 
-/* Numbers that are near what is right, and far from it. */
+/* Takes a number that is near a valid size, or far from it. */
 static uint64_t take_size(struct hostile_input *input)
 {
     switch (take(input, 1) % 6) {
@@ -231,7 +231,7 @@ static void send_packet(struct hostile *hostile, struct hostile_input *input)
     (void)local_send(hostile->caller.out, &packet, len_bytes, has_fd ? hostile->segment : -1);
 }
 
-/* What an honest side does meanwhile, with places that the peer has told. */
+/* Posts what a correct side posts meanwhile, to places that the peer has named. */
 static void post(struct hostile *hostile, struct hostile_input *input)
 {
     struct tl_queue_pair *pair = hostile->pair;
@@ -268,7 +268,7 @@ void hostile_step(struct hostile *hostile, struct hostile_input *input)
     case 5:
         post(hostile, input);
         break;
-    case 6: { /* anywhere in the ring */
+    case 6: { /* writes anywhere in the ring */
         uint64_t at_bytes = take(input, 3) % (hostile->theirs.len_bytes - 8);
         uint64_t value = take(input, 8);
         memcpy((char *)hostile->theirs.head + at_bytes, &value, sizeof(value));

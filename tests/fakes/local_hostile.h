@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A queue pair of a local provider, and a peer that is played by a script of bytes: it has connected as any other, and
- * then writes what it likes into the ring, the words and the socket. For a fuzz target, and for a seeded test.
+ * A queue pair of a local provider, and a peer that a script of bytes controls: it connects as any other peer, and then
+ * writes anything into the ring, its head and the socket. A fuzz target and a seeded test use it.
  */
 #ifndef TESTS_FAKES_LOCAL_HOSTILE_H
 #define TESTS_FAKES_LOCAL_HOSTILE_H
@@ -20,28 +20,29 @@ struct hostile {
     struct tl_queue_pair *pair;
     unsigned broken, drained;
     unsigned works_out;
-    struct tl_region *region;    /* ours, exposed to it */
-    struct tl_exposure exposure; /* of a part of that */
-    uint8_t *users;              /* HOSTILE_TARGET_BYTES, of which the half in the middle is exposed */
+    struct tl_region *region;    /* a region of ours, of which a part is exposed to the peer */
+    struct tl_exposure exposure; /* the exposure of that part */
+    uint8_t *users;              /* [HOSTILE_TARGET_BYTES], of which the half in the middle is exposed */
     struct tl_exposure users_exposure;
-    uint8_t *source; /* what is written to the peer */
+    uint8_t *source; /* the bytes that we write to the peer */
 
-    /* The peer's. */
+    /* The following members belong to the peer. */
     struct local_caller caller;
-    struct local_ring ring;   /* its own, in which we write */
-    struct local_ring theirs; /* ours, in which it writes */
+    struct local_ring ring;   /* the peer's ring, which we write */
+    struct local_ring theirs; /* our ring, which the peer writes */
     int theirs_fd;
     int segment;
     uint32_t sequence;
 };
 
-/* Aborts when it cannot connect. */
+/* Opens both sides and connects them. Aborts on failure. */
 void hostile_open(struct hostile *hostile);
-/* The same; its ring is first shown to somebody who maps it as well, which he cannot do later. */
+/* Does the same, and first passes the peer's ring to `show`, so that another process can map it, which is not possible
+ * later. */
 void hostile_open_shown(struct hostile *hostile, void (*show)(int ring_fd));
-/* Takes some bytes of the script, does what they say, polls. */
+/* Takes some bytes of the script, does what they say, and polls. */
 void hostile_step(struct hostile *hostile, struct hostile_input *input);
-/* Checks that nothing was written where nothing was exposed; ends everything. */
+/* Checks that nothing was written outside of the exposed memory, and closes both sides. */
 void hostile_close(struct hostile *hostile);
 
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sides over the local provider: how they are made and ended. */
+/* Sides over the local provider: creating and ending them. */
 #include "fakes/local_sides.h"
 
 #include <stdio.h>
@@ -75,7 +75,7 @@ void sides_set_up_with(uint32_t slots, uint32_t work, const struct tl_local_opti
     side_message(&b, "", 0, NULL);
     PUMP_UNTIL(a.messages == 1 && b.messages == 1);
     a.messages = b.messages = 0;
-    /* All that connecting brings has been read. */
+    /* These polls read all packets that the handshake has sent. */
     for (unsigned i = 0; i < 4; i++) {
         tl_provider_disarm(a.provider);
         tl_provider_disarm(b.provider);

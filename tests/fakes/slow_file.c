@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The file system's two halves: mounting it, and the server, which speaks the protocol of /dev/fuse. */
+/* The two parts of the file system: mounting it, and the server, which speaks the protocol of /dev/fuse. */
 #include "fakes/slow_file.h"
 
 #include <errno.h>
@@ -44,7 +44,7 @@ static void send_answer(const struct fuse_in_header *header, int error, const vo
         .len = (uint32_t)(sizeof(out) + body_bytes), .error = -error, .unique = header->unique};
     struct iovec parts[] = {{.iov_base = (void *)(uintptr_t)&out, .iov_len = sizeof(out)},
                             {.iov_base = (void *)(uintptr_t)body, .iov_len = body_bytes}};
-    /* Who was killed meanwhile does not want it any more. */
+    /* This fails when the process that has asked was killed meanwhile. */
     (void)!writev(device, parts, body_bytes > 0 ? 2 : 1);
 }
 
@@ -107,7 +107,7 @@ static void take_request(int told)
     static uint8_t bytes[FUSE_MIN_READ_BUFFER + (64 << 10)];
     struct request request = {.read_bytes = 0};
     ssize_t len_bytes = read(device, bytes, sizeof(bytes));
-    if (len_bytes < (ssize_t)sizeof(request.header)) return; /* taken back meanwhile */
+    if (len_bytes < (ssize_t)sizeof(request.header)) return; /* the request was cancelled meanwhile */
     memcpy(&request.header, bytes, sizeof(request.header));
     uint32_t opcode = request.header.opcode;
     if (opcode == FUSE_READ) {
@@ -115,7 +115,7 @@ static void take_request(int told)
         memcpy(&in, bytes + sizeof(request.header), sizeof(in));
         request.read_bytes = in.size;
     }
-    /* Nobody waits for an answer to these, or to be let go. */
+    /* These requests need no answer. */
     if (opcode == FUSE_FORGET || opcode == FUSE_BATCH_FORGET || opcode == FUSE_INTERRUPT) return;
     bool is_ours = request.header.pid == (uint32_t)owner || opcode == FUSE_INIT || opcode == FUSE_RELEASE;
     if (is_ours || answers_all || waiting_count == MAX_WAITING) {
@@ -155,7 +155,7 @@ static bool write_text(const char *path, const char *text)
     return is_written;
 }
 
-/* A namespace of mounts, in one of users where that is needed; everybody is there who he was. */
+/* Enters a namespace of mounts, in one of users where that is needed. The process keeps its user there. */
 static bool enter_namespace(void)
 {
     char users[64], groups[64];
@@ -190,7 +190,7 @@ const char *slow_file_begin(struct slow_file *file, int told)
         _exit(0);
     }
     close(fds[1]);
-    close(device); /* with the server it is gone */
+    close(device); /* the file system ends when the server closes its descriptor */
     file->control = fds[0];
     file->fd = open(SLOW_FILE_FOLDER "/" FILE_NAME, O_RDWR | O_CLOEXEC);
     return file->fd >= 0 ? NULL : "a file of /dev/fuse cannot be opened";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The peer that makes others wait: what it has, how it calls, and the strangers. */
+/* The peer that makes calls of other processes wait: its memory, its connection, and the sockets that it leaves. */
 #include "fakes/waiting_peer.h"
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@
 
 #define SLOTS 16
 #define NOBODY 65534
-/* More than an accept socket or a control socket holds. */
+/* How often a socket is passed: more often than an accept socket or a control socket holds. */
 #define TIMES 80
 
 _Static_assert(WAITING_PEER_BYTE == SLOW_FILE_BYTE && WAITING_PEER_BYTES <= SLOW_FILE_BYTES, "alike");
@@ -33,7 +33,7 @@ static struct slow_file file = {.fd = -1};
 static int faults = -1;
 static uint8_t *memory;
 
-/* The connection. */
+/* The connection to the process under test. */
 static struct local_caller control_socket = {.accept_socket = -1, .in = -1, .peers_end = -1, .out = -1};
 static struct local_ring ring, theirs;
 static const uint64_t proof = 42;
@@ -61,7 +61,7 @@ static const char *have_file(void)
 {
     const char *lacking = slow_file_begin(&file, told);
     if (lacking != NULL) return lacking;
-    (void)prctl(PR_SET_DUMPABLE, 1); /* whoever could read our memory still can */
+    (void)prctl(PR_SET_DUMPABLE, 1); /* after unshare, other processes may still read our memory */
     memory = mmap(NULL, WAITING_PEER_BYTES, PROT_READ, MAP_SHARED, file.fd, 0);
     TL_CHECK(memory != MAP_FAILED);
     return NULL;
@@ -86,7 +86,7 @@ static void let_go(void)
 
 /* ----------------------------------------------------------------------------------------------------- calling -- */
 
-/* Opens a new control socket; the accept socket is the one that was passed. */
+/* Opens a new control socket, and takes the accept socket that was passed. */
 static void begin_line(const struct local_address *to, int accept_socket)
 {
     caller_close(&control_socket);
@@ -161,7 +161,8 @@ static void post_read(const struct local_place *place)
 
 /* --------------------------------------------------------------------------------------------------- lingering -- */
 
-/* A socket with so much that its reader has not taken that closing it takes long. The reader's end stays with us. */
+/* Makes a socket that is slow to close, because its reader has not taken what was sent. The reader's end stays open
+ * here. */
 static int make_lingering(int listening, const struct sockaddr_in *address)
 {
     static const char bytes[4096];
@@ -200,7 +201,7 @@ static const char *become_nobody(void)
     return NULL;
 }
 
-/* Returns false when the socket takes no more. */
+/* Sends a HELLO with the lingering socket. Returns false when the accept socket takes no more. */
 static bool leave(enum waiting_peer_do what, const struct local_address *to, int lingering)
 {
     struct local_hello hello = hello_to(to);
@@ -222,13 +223,13 @@ static const char *leave_lingering(enum waiting_peer_do what, const struct local
     for (unsigned i = 0; i < TIMES && is_space; i++) {
         int fd = make_lingering(listening, &address);
         is_space = leave(what, to, fd);
-        if (is_space && !is_kept) close(fd); /* while it is under way nothing lingers */
+        if (is_space && !is_kept) close(fd); /* while the descriptor is under way, this close does not linger */
     }
     return NULL;
 }
 /* ------------------------------------------------------------------------------------------------------ orders -- */
 
-/* Returns what is lacking, or NULL. */
+/* Carries out an order. Returns NULL, or what the system lacks for it. */
 static const char *carry_out(const struct waiting_peer_order *order)
 {
     switch (order->what) {

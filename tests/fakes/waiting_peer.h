@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A peer of a local provider that makes others wait: a process of its own that speaks the protocol by hand, as it is
- * ordered, one order after the other; to each it says that it is done, or what this system lacks for it.
+ * A peer of a local provider that makes calls of other processes wait. It is a process that speaks the protocol by hand
+ * and carries out one order after the other. It answers each with WAITING_PEER_DONE, or with what this system lacks for
+ * it.
  *
- * The process ends with its test, and after SLOW_FILE_SECONDS in any case.
+ * The process ends with its test, after SLOW_FILE_SECONDS at the latest.
  */
 #ifndef TESTS_FAKES_WAITING_PEER_H
 #define TESTS_FAKES_WAITING_PEER_H
@@ -11,20 +12,21 @@
 #include "fakes/local_caller.h"
 
 enum waiting_peer_do {
-    /* What it is to have; one of these comes first. */
+    /* These orders choose the memory that the peer has; one of them comes first. */
     WAITING_PEER_HAS_PAGE,   /* memory that can be read at once */
-    WAITING_PEER_HAS_FAULTS, /* memory whose page comes when it is let go (userfaultfd) */
-    WAITING_PEER_HAS_FILE,   /* a file that answers when it is let go, and memory that lies in it */
+    WAITING_PEER_HAS_FAULTS, /* memory whose page comes with WAITING_PEER_LET_GO (userfaultfd) */
+    WAITING_PEER_HAS_FILE,   /* a file that answers with WAITING_PEER_LET_GO, and memory that is mapped from it */
 
-    /* With the accept socket of the one who calls, into which the other one has called already. */
-    WAITING_PEER_CALL,      /* as a peer does; and posts a message */
-    WAITING_PEER_POST_READ, /* of WAITING_PEER_BYTES, from the memory to `place` */
+    /* These orders use the connection. An accept socket that already contains the HELLO of the process under test is
+     * passed with the first one. */
+    WAITING_PEER_CALL,      /* connects as any peer does, and posts a message */
+    WAITING_PEER_POST_READ, /* posts a slot that asks to read WAITING_PEER_BYTES from the memory to `place` */
     WAITING_PEER_LET_GO,
 
-    /* Passes sockets that linger when they are closed, again and again. */
-    WAITING_PEER_SAY_TOKEN,     /* into the accept socket, with a wrong token; and keeps them */
-    WAITING_PEER_SAY_NOTHING,   /* into the accept socket, with words that mean nothing; and keeps them */
-    WAITING_PEER_LEAVE_AS_USER, /* with the right token, as another user */
+    /* With these orders the peer passes sockets that linger when they are closed, many times. */
+    WAITING_PEER_SAY_TOKEN,     /* passes them in a HELLO with a wrong token, and keeps them open */
+    WAITING_PEER_SAY_NOTHING,   /* passes them in a packet without meaning, and keeps them open */
+    WAITING_PEER_LEAVE_AS_USER, /* passes them in a HELLO with the right token, as another user */
 };
 
 struct waiting_peer_order {
@@ -34,14 +36,14 @@ struct waiting_peer_order {
 };
 
 #define WAITING_PEER_BYTES 4096
-/* What the memory is full of. */
+/* Every byte of the memory has this value. */
 #define WAITING_PEER_BYTE 0x5a
-/* What it says when somebody begins to wait. */
+/* The peer sends this word when a call begins to wait for it. */
 #define WAITING_PEER_WAITS "waits"
-/* When an order was carried out; or what is lacking for it. */
+/* The peer sends this word when an order was carried out; otherwise it sends what is lacking for it. */
 #define WAITING_PEER_DONE "done"
 
-/* A child of fakes/forker.h. */
+/* The function of a child of fakes/forker.h. */
 int waiting_peer_run(int fd);
 
 #endif

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Two engines that exchange tensors over local providers: what arrives, how, and what is left. */
+/* Two engines that exchange tensors over local providers: what arrives, over which path, and what stays open or
+ * mapped. */
 #include <check.h>
 #include <stdio.h>
 #include <string.h>
@@ -47,7 +48,7 @@ static void close_pair(void)
 {
     int64_t until_ns = tl_clock_now_ns() + PATIENCE_NS;
     engine_pair_close(&pair);
-    /* Who was interrupted at work puts it away afterwards. */
+    /* Threads that are still closing and unmapping finish soon. */
     while ((count_descriptors() != descriptors || count_mappings() != 0) && tl_clock_now_ns() < until_ns)
         usleep(1000);
     ck_assert_uint_eq(count_descriptors(), descriptors);
@@ -71,7 +72,7 @@ static void expect(uint64_t size_bytes, uint64_t seed, enum tl_path path)
 
 /* ----------------------------------------------------------------------------------------------- into the pool -- */
 
-/* The sources lie anywhere: none of them is registered or copied. */
+/* The sources are ordinary memory: none of them is registered or copied. */
 START_TEST(into_the_pool)
 {
     static const uint64_t sizes[] = {1, 8, 1000, 65536, 1 << 20, LARGE_BYTES};
@@ -160,7 +161,7 @@ END_TEST
 
 /* -------------------------------------------------------------------------------------- into the user's memory -- */
 
-/* Large ones are read by the receiver, small ones go through the pool. */
+/* The receiver reads large tensors; small ones go through the pool. */
 START_TEST(into_memory_of_users)
 {
     static const struct {
@@ -200,7 +201,7 @@ END_TEST
 
 /* -------------------------------------------------------------------------------------------------------- ends -- */
 
-/* In the pool and in the user's memory; from the first round on until it is there. */
+/* A fetch into the pool or into the user's memory is cancelled after each number of rounds until it is complete. */
 START_TEST(cancelled_in_the_middle)
 {
     open_pair();
@@ -223,7 +224,7 @@ START_TEST(cancelled_in_the_middle)
         ck_assert_int_eq(ask.result.code, TL_CANCELLED);
         given_up++;
         engine_ask_fini(&ask);
-        fetch("key", i + 1); /* the value is there for the next one */
+        fetch("key", i + 1); /* the next receiver gets the value */
         expect(LARGE_BYTES, i, TL_PATH_ZERO_COPY);
     }
     ck_assert_uint_gt(given_up, 0);
@@ -232,7 +233,8 @@ START_TEST(cancelled_in_the_middle)
 }
 END_TEST
 
-/* The connection ends under a fetch: the value is kept for its asker, whose destination is not the peer's any more. */
+/* The connection ends during a fetch: the value is kept for its receiver, and the peer cannot write to the destination
+ * any more. */
 START_TEST(broken_in_the_middle)
 {
     struct tl_error reason;
@@ -282,8 +284,8 @@ START_TEST(a_received_tensor_outlives_everything)
 }
 END_TEST
 
-/* So many tensors are kept that regions of the pool's first size would be more than a peer may map and, at one
- * descriptor for each, more than this process may have open. */
+/* The receiver keeps many tensors. With regions of the pool's first size these would need more regions than a peer may
+ * map and, with one descriptor for each, more descriptors than this process may have open. */
 START_TEST(more_regions_than_a_process_has_descriptors)
 {
     enum { COUNT = 1500, AT_ONCE = 60, DESCRIPTORS = 128 };

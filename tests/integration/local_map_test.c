@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Published files that are mapped over the local transport, between two processes: task 0, which publishes a
- * safetensors file, is a child; the test is task 1. What is mapped stays whatever happens to its owner, nothing is
- * copied, nothing stays open, and a file that is cut ends nobody who has asked for the guard.
+ * safetensors file, is a child; the test is task 1. A mapping stays valid whatever happens to its owner, nothing is
+ * copied, nothing stays open, and a file that becomes shorter does not end a process that has asked for the guard.
  */
 #include <check.h>
 #include <signal.h>
@@ -26,7 +26,7 @@ static struct tl_worker *worker;
 static pid_t owner;
 static struct tl_error error;
 
-/* "small" and "large". */
+/* Writes a file with the tensors "small" and "large". */
 static void write_file(void)
 {
     static char bytes[8 + 248 + SMALL_BYTES + LARGE_BYTES];
@@ -55,7 +55,8 @@ static void prepare(const char *map)
              temp_path("model.safetensors"));
 }
 
-/* Task 0 in a process of its own, before this one has any thread; it withdraws "large" at the first SIGUSR1. */
+/* Starts task 0 in a process of its own, before this process has any thread. Task 0 withdraws "large" at the first
+ * SIGUSR1. */
 static void start_owner(void)
 {
     sigset_t signals;
@@ -110,7 +111,7 @@ static struct tl_completion receive(const char *key)
     return got;
 }
 
-/* One reference to "large", mapped. */
+/* Receives "large" and checks that it is mapped. The caller has one reference. */
 static struct tl_tensor *receive_mapped(void)
 {
     struct tl_completion got = receive("large");
@@ -142,7 +143,7 @@ START_TEST(mapped)
 }
 END_TEST
 
-/* Whether any tensor's memory, of a peer or our own, is mapped. */
+/* Returns whether the memory of any tensor, a peer's or our own, is mapped. */
 static bool is_memory_mapped(void)
 {
     char line[512];
@@ -155,7 +156,7 @@ static bool is_memory_mapped(void)
     return is_mapped;
 }
 
-/* What a program has made, without a file: mapped as long as it is read, and not longer. */
+/* A tensor that a program has made without a file is mapped until its reader puts it, and no longer. */
 START_TEST(memory)
 {
     open_both("files");
@@ -196,7 +197,8 @@ static bool is_withdrawn(void)
     return status == TL_DEADLINE_EXCEEDED;
 }
 
-/* Of the publication, of the owner, of its file, and of the worker that has received it. */
+/* A mapped tensor stays valid after the end of the publication, of the owner, of its file, and of the worker that
+ * received it. */
 START_TEST(outlives_everything)
 {
     open_both("files");
@@ -215,8 +217,8 @@ START_TEST(outlives_everything)
 }
 END_TEST
 
-/* What was read before is not right any more, and what is read now are zeros; the process goes on. Whoever asks from
- * now on gets neither. */
+/* A file becomes shorter while it is mapped: the process goes on and reads zeros, and tl_tensor_check says that what
+ * was read before does not count. Later receives fail. */
 START_TEST(file_is_cut)
 {
     struct tl_completion got;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The local provider between processes: peers that are killed in the middle of something, restart, are somebody else,
- * or pass what they should not; and what is left behind.
+ * The local provider between processes: peers that are killed, restart, belong to another user, or pass what they
+ * should not; and what they leave behind.
  */
 #include <fcntl.h>
 #include <grp.h>
@@ -33,11 +33,11 @@ static int fd;
 
 /* ---------------------------------------------------------------------------------------------- the other side -- */
 
-/* Connects b of the child to the parent. False: the parent has gone. */
+/* Connects b in the child to the parent. Returns false when the parent has gone. */
 static bool child_connects(int fd_, const struct tl_local_options *options)
 {
     struct tl_pair_address parents;
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* again, for one that has become somebody else */
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* set again, because a change of the user clears it */
     a = (struct side){.name = "a"};
     side_open(&b, "child", options);
     side_create(&b, 16, 16, TL_KEYS_REGION);
@@ -47,7 +47,7 @@ static bool child_connects(int fd_, const struct tl_local_options *options)
     return true;
 }
 
-/* Exposes memory, tells of it, and answers until the end. */
+/* Exposes memory, sends its descriptor, and answers messages until the end. */
 static int child_that_receives(int fd_)
 {
     struct tl_exposure exposure = {0};
@@ -63,7 +63,7 @@ static int child_that_receives(int fd_)
     return 0;
 }
 
-/* Writes to the memory that it is told of, again and again, from memory of its own. */
+/* Receives a descriptor, and writes from its own memory to the exposed memory until the end. */
 static int child_that_sends(int fd_)
 {
     struct tl_exposure exposure = {0};
@@ -92,7 +92,7 @@ static int child_that_waits(int fd_)
     return 0;
 }
 
-/* a of this process, and a child to connect it to, which is told a word first; NULL: none. */
+/* Creates a in this process, and starts a child to connect it to. The word is sent to the child first; NULL: none. */
 static pid_t start_with(int (*child)(int fd_), const char *word)
 {
     side_create(&a, 16, 16, TL_KEYS_REGION);
@@ -157,7 +157,7 @@ START_TEST(a_child_answers)
 }
 END_TEST
 
-/* The reader is killed while we write into its memory. */
+/* The peer is killed while we write into its memory. */
 START_TEST(a_reader_is_killed)
 {
     static uint8_t source[LARGE_BYTES];
@@ -184,7 +184,7 @@ START_TEST(a_reader_is_killed)
 }
 END_TEST
 
-/* The writer is killed while it writes, or while we read its memory: what had not been told of does not count. */
+/* The writer is killed while it writes, or while we read its memory: bytes without an immediate do not count. */
 START_TEST(a_writer_is_killed)
 {
     unsigned descriptors = count_descriptors(), mappings = count_mappings();
@@ -194,7 +194,7 @@ START_TEST(a_writer_is_killed)
         uint8_t *users = malloc(LARGE_BYTES);
         pid_t pid = start(child_that_sends);
         side_connect(&a, &theirs);
-        side_message(&a, "", 0, NULL); /* until this has left, nothing is known of the peer */
+        side_message(&a, "", 0, NULL); /* the pair is connected when this message has left */
         PUMP_UNTIL(a.pair->ops->space(a.pair) == 16);
         bool is_users = i % 2 == 1 && a.pair->outside_refusal == NULL;
         side_expose(&a, is_users ? NULL : region, is_users ? users : region->address, LARGE_BYTES, &exposure);
@@ -217,8 +217,8 @@ START_TEST(a_writer_is_killed)
 }
 END_TEST
 
-/* A child of the peer has its socket as well, as one that inherits it would: the peer's end is noticed all the same. It
- * is forked before there are threads, and is passed the socket. */
+/* A child of the peer holds the peer's socket too, as if it had inherited it: the end of the peer is noticed all the
+ * same. The child is forked before there are threads, and then gets the socket. */
 static int child_that_forks(int fd_)
 {
     int fds[2], socket_;
@@ -315,7 +315,7 @@ START_TEST(addresses_that_do_not_fit)
     pair_address.host_id[5] ^= 1;
     pair_address.name[pair_address.name_bytes - 1] ^= 1;
     ck_assert_int_eq(connect_with(&pair_address, &error), TL_UNAVAILABLE);
-    /* Somebody else's socket. */
+    /* The name is that of a socket which no worker has made. */
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = "\0somebody"};
     int other = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     ck_assert_int_eq(bind(other, (const struct sockaddr *)&address, offsetof(struct sockaddr_un, sun_path) + 9), 0);
@@ -372,7 +372,7 @@ END_TEST
 static struct local_caller caller;
 static struct local_address to;
 
-/* a, and somebody who is played by hand: they are told of each other, and a has called. */
+/* Creates a, and a peer that the test plays by hand. Each gets the other one's address, and a has sent its HELLO. */
 static void set_up_caller(void)
 {
     struct tl_pair_address bytes;
@@ -384,7 +384,7 @@ static void set_up_caller(void)
     side_connect(&a, &bytes);
 }
 
-/* Who is refused learns only that; what it may be is in the reason. */
+/* A side that is refused only sees that the peer hangs up; the reason names the likely cause. */
 START_TEST(one_that_hangs_up)
 {
     struct local_hello hello;
@@ -398,7 +398,7 @@ START_TEST(one_that_hangs_up)
 }
 END_TEST
 
-/* Calls a, and ends: its number may be another process's by now. */
+/* Sends a HELLO to a and ends, so that another process could get its process id. */
 static int child_that_calls(int fd_)
 {
     struct tl_pair_address bytes;
@@ -472,7 +472,8 @@ START_TEST(rings_that_may_not_be)
 }
 END_TEST
 
-/* Whoever calls without the right token is not heard, and nobody notices: the right one is still welcome. */
+/* The kernel drops a HELLO without the right token, and the pair does not notice it: the right peer can still
+ * connect. */
 START_TEST(strangers_who_call)
 {
     unsigned descriptors = count_descriptors();
@@ -481,7 +482,7 @@ START_TEST(strangers_who_call)
     hello.to[_i] ^= 1;
     int memory = make_memory("sealed", local_ring_bytes(16));
     const int fds[] = {caller.peers_end, memory};
-    for (unsigned i = 0; i < 1000; i++) /* more than there would be room for */
+    for (unsigned i = 0; i < 1000; i++) /* more than the socket could hold */
         ck_assert(caller_say(&to, &hello, i % 2 == 0 ? sizeof(hello) : 30, fds, 2));
     hello = caller_hello(&to, 16);
     caller_call(&caller, &to, &hello, memory);
@@ -494,7 +495,7 @@ START_TEST(strangers_who_call)
 }
 END_TEST
 
-/* Who knows the token says something else. */
+/* A process that knows the token sends an invalid HELLO. */
 START_TEST(calls_that_may_not_be)
 {
     unsigned descriptors = count_descriptors();
@@ -525,7 +526,7 @@ START_TEST(calls_that_may_not_be)
     case 6:
         fd_count = 3;
         break;
-    default: /* a control socket that is none */
+    default: /* the descriptor is no control socket */
         fds[0] = memory;
         break;
     }
@@ -539,7 +540,7 @@ START_TEST(calls_that_may_not_be)
 }
 END_TEST
 
-/* Segments: the same memory as rings, passed later. */
+/* Invalid segments are passed after the connection was made. */
 START_TEST(segments_that_may_not_be)
 {
     static const struct {
@@ -596,16 +597,16 @@ START_TEST(sockets_in_a_folder)
     side_connect(&a, &theirs);
     side_message(&a, "x", 1, NULL);
     PUMP_UNTIL(a.messages == 1);
-    ck_assert_uint_eq(temp_entry_count(folder), 0); /* nobody else is to come */
+    ck_assert_uint_eq(temp_entry_count(folder), 0); /* the pairs are connected, so that their sockets are removed */
     wait_for_end_of(pid);
     pid = start_with(child_in_folder, folder);
     ck_assert_int_eq(kill(pid, SIGKILL), 0);
     (void)wait_for(pid);
-    ck_assert_uint_eq(temp_entry_count(folder), 2); /* it could not clean up */
+    ck_assert_uint_eq(temp_entry_count(folder), 2); /* the killed process could not remove its file */
     struct tl_provider *next;
     struct tl_error error;
     ck_assert_msg(tl_local_open(&options, &next, &error) == TL_OK, "%s", error.message);
-    ck_assert_uint_eq(temp_entry_count(folder), 1); /* a's */
+    ck_assert_uint_eq(temp_entry_count(folder), 1); /* the file of a's own socket stays */
     next->ops->close(next);
     side_close(&a);
     ck_assert_uint_eq(temp_entry_count(folder), 0);
@@ -634,7 +635,7 @@ START_TEST(folders_that_cannot_be_used)
 }
 END_TEST
 
-/* Nothing is inherited by a program that is executed. */
+/* A program that is executed inherits no descriptor. */
 START_TEST(descriptors_are_closed_on_exec)
 {
     pid_t pid = start(child_that_waits);

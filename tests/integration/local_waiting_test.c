@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The local provider and a peer that makes the kernel wait: it can hurt its own requests only. A worker has two queue
- * pairs: one with a bystander, b, and one with the peer, which is a process that is played by hand. While that makes a
- * call wait - memory whose pages do not come, sockets that linger - messages go
- * to and fro between a and b.
+ * The local provider and a peer that makes calls of the kernel wait: it can delay its own requests only. A worker has
+ * two queue pairs: one with a bystander, b, and one with the peer, a process that speaks the protocol by hand. While
+ * that peer makes a call wait (memory whose pages do not come, sockets that linger), messages go to and fro between a
+ * and b.
  *
- * Nothing is said about speed: that no call of the provider takes LIMIT_NS tells it from one that waits, which would
- * take until the peer's process ends, SLOW_FILE_SECONDS after its start.
+ * The tests do not depend on speed. Each call of the provider must return within LIMIT_NS; a call that waits for the
+ * peer would take until the peer's process ends, SLOW_FILE_SECONDS after its start.
  */
 #include <poll.h>
 #include <signal.h>
@@ -36,7 +36,7 @@ static struct side victim; /* the other pair of a's provider */
 static struct {
     pid_t pid;
     int fd;
-    unsigned waits; /* how often it has said that somebody waits */
+    unsigned waits; /* how many calls wait for the peer, as it has reported */
     bool has_answered;
     char answer[200];
 } peer;
@@ -80,7 +80,7 @@ static void poll_all(void)
         }                                                                                                              \
     } while (0)
 
-/* Messages go to and fro, and nobody else has ended. */
+/* Sends messages to and fro between a and b, and checks that neither is broken. */
 static void bystander_goes_on(void)
 {
     for (unsigned i = 0; i < ROUNDS; i++) {
@@ -101,7 +101,7 @@ static void send_order(const struct waiting_peer_order *order, int accept_socket
     ck_assert(forker_pass(peer.fd, order, sizeof(*order), accept_socket));
 }
 
-/* False: something is lacking for it, which was said. */
+/* Returns false when the system lacks something for the order; prints what that is. */
 static bool is_done(void)
 {
     bool is_lacking = strcmp(peer.answer, WAITING_PEER_DONE) != 0;
@@ -135,7 +135,7 @@ static enum tl_status create_victim(struct tl_error *ret_error)
     return tl_queue_pair_create(a.provider, &options, &side_events, &victim, &victim.pair, ret_error);
 }
 
-/* The victim is told of the peer, and the peer calls it, in this way. */
+/* Connects the victim to the peer, and has the peer send its HELLO to the victim. */
 static void peer_calls(void)
 {
     struct waiting_peer_order order = {.what = WAITING_PEER_CALL};
@@ -186,7 +186,7 @@ static void set_up_sides(const struct tl_local_options *options)
 
 static void teardown(void)
 {
-    forker_close(); /* nobody is made to wait any more */
+    forker_close(); /* the peer ends, so that no call waits for it any more */
     if (victim.pair != NULL) end_victim();
     sides_tear_down();
     close(peer.fd);
@@ -197,7 +197,8 @@ static void teardown(void)
 static uint8_t *users;
 static struct tl_exposure exposure;
 
-/* Looked at while somebody may still write there: that he does not is what is asked. */
+/* Returns whether the bytes are unchanged. The sanitizer is off because a thread may write them meanwhile, which is
+ * what the tests look for. */
 __attribute__((no_sanitize("thread"))) static bool is_guarded(uint64_t first, uint64_t end)
 {
     bool is_guard = true;
@@ -206,7 +207,7 @@ __attribute__((no_sanitize("thread"))) static bool is_guarded(uint64_t first, ui
     return is_guard;
 }
 
-/* The peer has posted that we are to read its memory. False: something is lacking for it. */
+/* Has the peer post a slot that asks us to read its memory. Returns false when the system lacks something for that. */
 static bool begin_to_read(enum waiting_peer_do memory)
 {
     set_up_sides(NULL);
@@ -241,7 +242,7 @@ static void peer_has_been_read(void)
     free(users);
 }
 
-/* That the peer plays by the rules as long as it answers. */
+/* Without waiting, the peer's read completes as any other: the peer keeps to the protocol. */
 START_TEST(memory_that_is_there)
 {
     if (!begin_to_read(WAITING_PEER_HAS_PAGE)) return;
@@ -265,8 +266,8 @@ START_TEST(memory_that_comes_late)
 }
 END_TEST
 
-/* The connection ends before anything has come. Memory in a file is read through a buffer, so that the user has his
- * memory back at once. Other memory is read straight into his, and he has it back when the call returns. */
+/* The connection ends before any byte was read. Memory of a file is read through a buffer, so that the destination is
+ * given back at once. Other memory is read straight into the destination, which is given back when the call returns. */
 START_TEST(memory_that_comes_too_late)
 {
     bool is_file = memories[_i] == WAITING_PEER_HAS_FILE;
@@ -280,7 +281,7 @@ START_TEST(memory_that_comes_too_late)
     ck_assert(is_guarded(0, USERS_BYTES));
     ck_assert(peer_does(WAITING_PEER_LET_GO));
     AWAIT(victim.drained);
-    for (unsigned i = 0; i < 50; i++) { /* a call that has waited has time to go on */
+    for (unsigned i = 0; i < 50; i++) { /* gives a call that has waited time to go on */
         usleep(10000);
         poll_all();
     }
@@ -297,7 +298,8 @@ END_TEST
 
 static const enum waiting_peer_do strangers[] = {WAITING_PEER_SAY_TOKEN, WAITING_PEER_SAY_NOTHING};
 
-/* All has been left before anybody is polled. False: something is lacking for it. */
+/* Has the peer leave its sockets before any provider is polled. Returns false when the system lacks something for
+ * that. */
 static bool peer_leaves(enum waiting_peer_do how, const struct side *whom)
 {
     struct waiting_peer_order order = {.what = how};
@@ -311,7 +313,8 @@ static bool peer_leaves(enum waiting_peer_do how, const struct side *whom)
     return is_done();
 }
 
-/* Who does not know the token leaves nothing in the accept socket, and so there is room for who does. */
+/* A process that does not know the token leaves nothing in the accept socket, so that the peer's HELLO finds space
+ * there. */
 START_TEST(strangers_at_the_accept_socket)
 {
     struct tl_error error = {0};
@@ -337,7 +340,8 @@ static void nothing_lingers_any_more(unsigned descriptors)
     bystander_goes_on();
 }
 
-/* A process of another user, which was told the token, leaves them: it is refused, and a thread closes them. */
+/* A process of another user, which knows the token, leaves sockets that linger: it is refused, and a thread closes
+ * them. */
 START_TEST(sockets_that_linger)
 {
     struct tl_error error = {0};
@@ -362,7 +366,8 @@ START_TEST(sockets_that_linger)
 }
 END_TEST
 
-/* They lie in the accept socket of a queue pair that ends before it was connected, and its provider with it. */
+/* Sockets that linger lie in the accept socket of a queue pair that ends before it is connected, together with its
+ * provider. */
 START_TEST(sockets_that_were_not_looked_at)
 {
     struct side other;
@@ -383,7 +388,7 @@ END_TEST
 
 #define SOCKET_NAME "tensorlane-0123456789abcdef.sock"
 
-/* The peer says that its accept socket is outside of the folder: that one is not called. */
+/* The peer's address names an accept socket outside of the folder: nothing is sent to that socket. */
 START_TEST(a_name_that_leads_elsewhere)
 {
     char own_folder[sizeof(temp_folder) + 8], byte;

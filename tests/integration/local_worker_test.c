@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Workers of one process exchange tensors through shared memory, with and without threads of their own (the loop's
- * index: of the sender, and of the receiver).
+ * Workers of one process exchange tensors through shared memory, each with or without threads of its own. The index of
+ * a loop test says which of the sender and the receiver have threads.
  */
 #include <check.h>
 #include <stdlib.h>
@@ -35,7 +35,7 @@ static void teardown(void)
     tl_cq_destroy(sent);
 }
 
-/* True. Moves a worker that has no thread. */
+/* Runs one round of the workers that have no thread. Always returns true. */
 static bool driven(void)
 {
     for (unsigned task = 0; task < 2; task++)
@@ -90,7 +90,7 @@ static struct tl_completion transfer(uint64_t step, struct tl_tensor *destinatio
     return got;
 }
 
-/* Memory of the library's choice, and of the user's. */
+/* Tensors are copied once, into memory that the library or the user has chosen. */
 START_TEST(copied_once)
 {
     open_pair(_i, _i < 4 ? NULL : "\"rdma\": \"require\"");
@@ -122,7 +122,7 @@ START_TEST(copied_twice)
 }
 END_TEST
 
-/* It would take longer to wake the thread that reads large ones. */
+/* A small tensor is copied twice, because waking the thread that reads large ones would take longer. */
 START_TEST(small_tensor_in_a_large_allocation_is_copied_twice)
 {
     static uint8_t memory[LARGE];
@@ -153,7 +153,7 @@ START_TEST(small_tensor_in_a_large_allocation_is_copied_twice)
 }
 END_TEST
 
-/* More receives of values that nobody has sent than the data connection has open at a time. */
+/* There are more receives of values that are not sent than a data connection can have open at a time. */
 #define NEVER_SENT 1100
 
 static struct tl_cq *ask_in_vain(void)
@@ -192,7 +192,7 @@ START_TEST(published_tensor_arrives_while_many_others_are_awaited)
                          "wait for their values") != NULL,
                   "%s", got.path_reason);
     tl_tensor_put(got.tensor);
-    /* What has waited on either path comes when it is sent. */
+    /* The receives that have waited on either path complete when their values are sent. */
     for (unsigned step = 0; step < NEVER_SENT; step++) {
         struct tl_tensor *tensor = cluster_tensor(8, step);
         cluster_send(cluster.workers[0], "never", step, tensor, sent);

@@ -23,10 +23,10 @@
 #define SEGMENT_BYTES (8 * MIB)
 
 static pthread_t reactor;
-static bool is_watching;   /* the reactor's calls */
-static unsigned freed;     /* by it: memory that a peer has passed */
-static unsigned sockets;   /* that have got a filter */
-static unsigned open_ones; /* of those: they let through whoever guesses zeros */
+static bool is_watching;   /* the calls of the reactor's thread are watched */
+static unsigned freed;     /* number of unmapped memories that a peer has passed */
+static unsigned sockets;   /* number of sockets that have got a filter */
+static unsigned open_ones; /* number of those that pass a token of zeros */
 
 /* ------------------------------------------------------------------------------------ instead of the C library -- */
 
@@ -37,7 +37,8 @@ static bool is_watched(void)
 
 int munmap(void *address, size_t len_bytes)
 {
-    if (is_watched() && (len_bytes == FILE_BYTES || len_bytes == SEGMENT_BYTES)) freed++; /* no ring */
+    /* No ring has one of these sizes. */
+    if (is_watched() && (len_bytes == FILE_BYTES || len_bytes == SEGMENT_BYTES)) freed++;
     return (int)syscall(SYS_munmap, address, len_bytes);
 }
 
@@ -90,7 +91,8 @@ static bool pass_file(uint64_t number)
     return pass(&packet, sizeof(packet));
 }
 
-/* The descriptor is closed as soon as the peer has it. */
+/* The owner closes the descriptor of a segment as soon as the peer has it. The peer unmaps a segment that is given up,
+ * but not on the reactor's thread. */
 START_TEST(segments_that_are_given_up)
 {
     struct tl_exposure exposure = {0};

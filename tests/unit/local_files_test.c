@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files that two queue pairs of the local provider pass to each other: what is mapped, what is not, what stays. */
+/* Files that two queue pairs of the local provider pass to each other: which are mapped, which are not, and which
+ * stay. */
 #include <check.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -123,17 +124,18 @@ static void close_side(struct side *side)
     side->provider = NULL;
 }
 
-/* Nothing stays open. */
+/* Closes both sides and checks that no descriptor stays open. */
 static void teardown(void)
 {
     close_side(owner);
     close_side(reader);
     tl_mapped_file_put(file);
-    UNTIL(count_descriptors() == fd_count); /* who still takes something closes it afterwards */
+    /* A reader that is still taking a packet closes its descriptor afterwards. */
+    UNTIL(count_descriptors() == fd_count);
     temp_folder_remove();
 }
 
-/* And a message, in front of which it is taken. */
+/* Passes the file and sends a message, before which the reader takes the file. */
 static void share(void)
 {
     ck_assert_msg(tl_queue_pair_share(owner->pair, file, &name, &error) == TL_OK, "%s", error.message);
@@ -177,7 +179,7 @@ START_TEST(passed_once_and_mapped_once)
 }
 END_TEST
 
-/* Memory is passed each time, so that nobody keeps it who does not use it. */
+/* Memory is passed each time that it is shared, so that a reader does not keep memory that it does not use. */
 START_TEST(memory)
 {
     tl_mapped_file_put(file);
@@ -194,7 +196,7 @@ START_TEST(memory)
         ck_assert_int_eq(tl_mapped_file_check(mapped, NULL, 0, &error), TL_OK);
         tl_mapped_file_put(mapped);
         ck_assert_uint_eq(count_descriptors(), count);
-        expect_not_mapped(TL_NOT_FOUND); /* it has been, by that number */
+        expect_not_mapped(TL_NOT_FOUND); /* the memory with this number was mapped once, and is forgotten */
     }
 }
 END_TEST
@@ -213,7 +215,7 @@ START_TEST(outlives_the_owner)
 }
 END_TEST
 
-/* It was passed, and nobody has asked for it. */
+/* The file was passed, but the descriptor that the reader gets is empty. */
 START_TEST(never_named)
 {
     share();
@@ -255,7 +257,7 @@ START_TEST(more_files_than_are_kept)
     }
     name = first;
     expect_not_mapped(TL_NOT_FOUND);
-    share(); /* anew */
+    share(); /* the file is passed once more */
     ck_assert_mem_ne(name.bytes, first.bytes, first.len_bytes);
     struct tl_mapped_file *again = map();
     ck_assert_ptr_ne(again, mapped);
@@ -266,7 +268,7 @@ START_TEST(more_files_than_are_kept)
 }
 END_TEST
 
-/* The packet waits behind others that nobody has read. */
+/* The packet with the file waits behind packets that the reader has not read. */
 START_TEST(behind_other_packets)
 {
     const uint32_t wake = LOCAL_PACKET_WAKE;
@@ -277,7 +279,8 @@ START_TEST(behind_other_packets)
 }
 END_TEST
 
-/* A reader that reads nothing: what does not fit its socket is not passed, and copied. */
+/* The reader reads nothing. A file whose packet does not fit into its socket is not passed, so that the tensor is
+ * copied. */
 START_TEST(socket_is_full)
 {
     const uint32_t wake = LOCAL_PACKET_WAKE;
@@ -295,7 +298,7 @@ START_TEST(not_connected)
 }
 END_TEST
 
-/* The reader is told whether the memory that it is to read lies in a file: that goes through a buffer. */
+/* The slot says whether the memory to read is a mapped file, which the reader reads through a buffer. */
 START_TEST(memory_to_read_that_lies_in_a_file)
 {
     uint8_t target[5] = {0}, heap[5] = "other";
@@ -379,7 +382,7 @@ START_TEST(names_that_are_none)
 }
 END_TEST
 
-/* Numbers that do not grow, and a packet without a file: that is not how it goes. */
+/* Numbers that do not increase and a packet without a descriptor break the protocol. */
 START_TEST(wrong_packets)
 {
     ck_assert(pass(_i == 0 ? 5 : 1, tl_mapped_file_fd(file), 0));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Peers over the local transport that do what they like: scripts of random bytes, the same in each run, and a process
- * that scribbles over everything it shares with us while we work with it.
+ * Hostile peers of the local provider: scripts of random bytes, the same in each run, and a process that overwrites all
+ * memory that it shares with us while we use it.
  */
 #include "fakes/local_hostile.h"
 
@@ -48,13 +48,13 @@ START_TEST(random_scripts)
         hostile_close(&hostile);
     }
     ck_assert_uint_gt(broken, SCRIPTS / 2);
-    ck_assert_uint_gt(lasted, SCRIPTS / 20); /* they are not all over at once */
+    ck_assert_uint_gt(lasted, SCRIPTS / 20); /* not every script ends its connection at once */
     PUMP_UNTIL(count_descriptors() == descriptors);
     ck_assert_uint_eq(count_mappings(), mappings);
 }
 END_TEST
 
-/* a, and b with the provider that has the hostile peer as well. */
+/* Opens a, and b with the provider that the hostile peer is connected to as well. */
 static struct tl_region *open_bystanders(struct tl_provider *provider, struct tl_exposure *ret_exposure)
 {
     struct tl_pair_address from_a, from_b;
@@ -72,7 +72,7 @@ static struct tl_region *open_bystanders(struct tl_provider *provider, struct tl
     return region;
 }
 
-/* A write from a to b arrives as always. */
+/* Checks that a write from a to b arrives. */
 static void use_bystanders(const struct tl_region *region, const struct tl_exposure *exposure, unsigned number)
 {
     unsigned value = number * 2654435761u, arrived;
@@ -83,10 +83,10 @@ static void use_bystanders(const struct tl_region *region, const struct tl_expos
     ck_assert_uint_eq(a.broken + b.broken, 0);
 }
 
-/* What the process that scribbles is told, with the victim's ring. */
+/* What the scribbling process gets, together with the victim's ring. */
 struct scribbling {
     uint64_t seed;
-    uint64_t source; /* of the reads it asks for */
+    uint64_t source; /* address of the memory that its slots ask to read */
     uint32_t sequence;
 };
 
@@ -122,7 +122,7 @@ static int child_that_scribbles(int fd_)
             slot->source = scribbling.source;
             slot->exposure = slot->generation = 0;
             atomic_store(&slot->sequence, ++sequence);
-            for (unsigned k = 0; k < 40; k++) { /* while it is looked at */
+            for (unsigned k = 0; k < 40; k++) { /* the fields change while the victim reads them */
                 slot->message_bytes = next_byte() * 40u;
                 slot->len_bytes = next_byte() * 300u;
                 slot->offset_bytes = next_byte() * UINT64_C(0x100000001);
@@ -141,8 +141,8 @@ static void show_scribbler(int ring_fd)
     TL_CHECK(forker_pass(scribbler_fd, &word, 1, ring_fd) && forker_take(scribbler_fd, &word, 1, &none) == 1);
 }
 
-/* Another process writes into the ring and the words without end, while this one polls and posts, and serves somebody
- * else. */
+/* Another process writes into the ring and its head without end, while this process polls, posts, and serves another
+ * peer. */
 START_TEST(a_process_that_scribbles)
 {
     forker_open();

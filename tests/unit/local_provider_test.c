@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Writes, exposures, sleeping and the end over the local provider, both sides in one process; and what every provider
- * does. */
+/* Writes, exposures, sleeping and the end of connections of the local provider, with both sides in one process, and the
+ * tests that every provider has to pass. */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ START_TEST(a_probe)
 }
 END_TEST
 
-/* What is posted without anybody reading it waits here, and arrives in order. */
+/* Messages that are posted while the peer reads nothing wait at the sender, and arrive in order. */
 START_TEST(a_reader_that_pauses)
 {
     unsigned count = 0;
@@ -49,8 +49,8 @@ END_TEST
 
 /* ------------------------------------------------------------------------------------------------------ writes -- */
 
-/* Larger than what is copied in one poll, to a segment whose pages are looked after; a message in the other direction
- * comes through meanwhile, and what was posted after it comes after it. */
+/* The write is larger than what one poll copies, and goes to a segment whose pages are checked before it. A message in
+ * the other direction arrives meanwhile; a message that was posted after the write arrives after it. */
 START_TEST(large_writes)
 {
     const uint64_t len_bytes = 16 * MIB;
@@ -80,7 +80,7 @@ START_TEST(large_writes)
 }
 END_TEST
 
-/* What was posted cannot be taken back: there is no room for more while a lot of it waits. */
+/* Posted writes cannot be cancelled, so that no more can be posted while many bytes wait. */
 START_TEST(much_that_waits_leaves_no_space)
 {
     static uint8_t source[12 * MIB];
@@ -101,7 +101,8 @@ START_TEST(much_that_waits_leaves_no_space)
 }
 END_TEST
 
-/* The reader maps nothing, the writer unmaps what has gone, and what comes in its place is mapped anew. */
+/* The owner of the segments maps no memory of the writer. The writer unmaps each segment that was given up, and maps
+ * the next one. */
 START_TEST(segments_come_and_go)
 {
     side_message(&a, "", 0, NULL);
@@ -120,7 +121,7 @@ START_TEST(segments_come_and_go)
 }
 END_TEST
 
-/* A segment is being unmapped while the peer asks for a read, for which the same thread is wanted. */
+/* The peer unmaps a segment while it is asked to read memory; a thread does each of the two. */
 START_TEST(reads_behind_segments_that_go)
 {
     static uint8_t users[2 * MIB], source[2 * MIB];
@@ -137,7 +138,7 @@ START_TEST(reads_behind_segments_that_go)
         side_write(&b, &i, sizeof(i), &exposure, 0, true, i, NULL);
         PUMP_UNTIL(a.immediates == i + 1);
         region_drop(region);
-        side_poll(&a); /* tells of it */
+        side_poll(&a); /* sends the packet that the segment is gone */
         memset(source, (int)i + 1, sizeof(source));
         side_write(&a, source, sizeof(source), &outside, 0, true, i, NULL);
         PUMP_UNTIL(b.immediates == i + 1);
@@ -147,8 +148,7 @@ START_TEST(reads_behind_segments_that_go)
 }
 END_TEST
 
-/* Who has made a segment cannot take pages out of it once the peer has mapped it, which would cost the peer a signal.
- */
+/* The owner of a segment cannot punch holes into it once the peer has mapped it: the peer could get a signal. */
 START_TEST(pages_stay)
 {
     const uint64_t len_bytes = 8 * MIB;
@@ -174,10 +174,11 @@ static unsigned count_pages(const struct tl_region *region)
     return count;
 }
 
-/* Small ones cost memory only when they are used, the pages of large ones are got while they wait to be used. */
+/* Small segments take memory only when they are used. The pages of large ones are got before they are used. */
 START_TEST(pages_come_when_they_are_needed)
 {
-    /* A page less: not of huge pages that are reserved, which are taken at once. */
+    /* The small segment is a page smaller than the limit, so that it does not consist of reserved huge pages, which are
+     * taken at once. */
     struct tl_region *small = side_map(&a, TL_LOCAL_LAZY_BYTES - 4096), *large = side_map(&a, 2 * TL_LOCAL_LAZY_BYTES);
     while (count_pages(large) < large->len_bytes / 4096)
         usleep(1000);
@@ -187,7 +188,7 @@ START_TEST(pages_come_when_they_are_needed)
 }
 END_TEST
 
-/* What is given up while its pages are being got is gone at once. */
+/* A segment that is given up while its pages are being got goes away at once. */
 START_TEST(a_segment_is_given_up_before_its_pages_are_there)
 {
     for (int i = 0; i < 20; i++)
@@ -195,7 +196,7 @@ START_TEST(a_segment_is_given_up_before_its_pages_are_there)
 }
 END_TEST
 
-/* Also where huge pages are reserved that this process may map and not touch. */
+/* This must also hold where huge pages are reserved that this process may map but not touch. */
 START_TEST(all_of_a_segment_can_be_written)
 {
     struct tl_exposure exposure = {0};
@@ -244,7 +245,7 @@ START_TEST(memory_of_users)
 }
 END_TEST
 
-/* A write that comes when nothing is exposed any more ends the connection and writes nothing. */
+/* A write to an exposure that was revoked ends the connection and writes nothing. */
 START_TEST(memory_that_is_not_exposed_any_more)
 {
     struct tl_exposure exposure = {0};
@@ -253,7 +254,7 @@ START_TEST(memory_that_is_not_exposed_any_more)
     side_expose(&b, NULL, target, sizeof(target), &exposure);
     struct tl_exposure told = exposure;
     b.pair->ops->revoke(b.pair, &exposure, NULL);
-    side_expose(&b, NULL, target, sizeof(target), &exposure); /* in its place */
+    side_expose(&b, NULL, target, sizeof(target), &exposure); /* this exposure uses the same entry */
     side_write(&a, source, sizeof(source), &told, 0, true, 1, &job);
     PUMP_UNTIL(b.drained && a.drained);
     ck_assert_uint_eq(job.status, TL_CANCELLED);
@@ -274,7 +275,7 @@ START_TEST(reading_is_forbidden)
 }
 END_TEST
 
-/* A descriptor that no peer of ours makes: only the connection pays. */
+/* A descriptor that no correct peer makes ends the connection and does no other harm. */
 START_TEST(places_that_cannot_be)
 {
     struct tl_exposure exposure = {0};
@@ -283,13 +284,13 @@ START_TEST(places_that_cannot_be)
     uint8_t source[16] = {0};
     side_expose(&b, region, region->address, 8192, &exposure);
     switch (_i) {
-    case 0: /* beyond the end of what is exposed */
+    case 0: /* the write passes the end of the exposed memory */
         side_write(&a, source, sizeof(source), &exposure, 8192 - 15, true, 1, &job);
         break;
     case 1:
         side_write(&a, source, sizeof(source), &exposure, UINT64_MAX - 7, true, 1, &job);
         break;
-    case 2: /* more is said to be exposed than the segment has */
+    case 2: /* the descriptor exposes more than the segment has */
         exposure.descriptor.bytes[24] = 1;
         exposure.descriptor.bytes[27] = 1;
         side_write(&a, source, sizeof(source), &exposure, 8192, true, 1, &job);
@@ -298,7 +299,7 @@ START_TEST(places_that_cannot_be)
         exposure.descriptor.len_bytes--;
         side_write(&a, source, sizeof(source), &exposure, 0, true, 1, &job);
         break;
-    default: /* a segment that was never told of, and never will be */
+    default: /* the descriptor names a segment that was never passed */
         exposure.descriptor.bytes[7] = 0x7f;
         side_write(&a, source, sizeof(source), &exposure, 0, true, 1, &job);
         break;
@@ -320,7 +321,7 @@ static uint64_t wakes(const struct side *side)
     return stats.wakes_sent;
 }
 
-/* Polls until there is nothing to read. */
+/* Polls until there is nothing more to read. */
 static void settle(struct side *side)
 {
     do {
@@ -360,7 +361,7 @@ START_TEST(a_sleeper_is_woken_once)
 }
 END_TEST
 
-/* The provider sleeps itself, on another descriptor as well. */
+/* The provider itself sleeps on its own descriptor and on another one. */
 START_TEST(sleeping_on_two_descriptors)
 {
     int other = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -368,7 +369,7 @@ START_TEST(sleeping_on_two_descriptors)
     settle(&b);
     for (unsigned i = 1; i <= 100; i++) {
         ck_assert(tl_provider_arm(b.provider));
-        if (b.provider->ops->poll(b.provider) > 0) continue; /* what a message has left */
+        if (b.provider->ops->poll(b.provider) > 0) continue; /* events that the last message has caused */
         ck_assert(!b.provider->ops->sleep(b.provider, other, 1000));
         side_message(&a, "wake", 4, NULL);
         ck_assert(!b.provider->ops->sleep(b.provider, other, TL_TIME_NEVER));
@@ -386,19 +387,19 @@ START_TEST(sleeping_on_two_descriptors)
 }
 END_TEST
 
-/* Posted between arm and the poll that follows it: that poll finds it. */
+/* A message that is posted between arm and the following poll is found by that poll. */
 START_TEST(nothing_is_slept_over)
 {
     ck_assert(tl_provider_arm(b.provider));
     side_message(&a, "now", 3, NULL);
     PUMP_UNTIL(b.messages == 1);
     uint64_t before = wakes(&a);
-    side_message(&a, "awake", 5, NULL); /* what was found ended the sleep */
+    side_message(&a, "awake", 5, NULL); /* the message that was found has ended the sleep */
     ck_assert_uint_eq(wakes(&a), before);
 }
 END_TEST
 
-/* The ring is full while its writer sleeps: room wakes it, and nothing else does. */
+/* The ring is full while its writer sleeps: only free slots wake the writer. */
 START_TEST(space_wakes_who_waits_for_it)
 {
     for (unsigned i = 0; i < 20; i++)
@@ -436,7 +437,7 @@ START_TEST(the_end_wakes)
     ck_assert(side_is_readable(&b, 1000));
     tl_provider_disarm(b.provider);
     PUMP_UNTIL(b.drained);
-    ck_assert_uint_eq(b.messages, 1); /* what had been posted has arrived */
+    ck_assert_uint_eq(b.messages, 1); /* the message that was posted before has arrived */
 }
 END_TEST
 
@@ -454,7 +455,7 @@ START_TEST(disconnect_cancels_what_is_open)
         side_write(&a, source, sizeof(source), &exposure, 0, true, i, &jobs[i]);
     }
     side_disconnect(&a);
-    side_disconnect(&a); /* harmless */
+    side_disconnect(&a); /* a second call does nothing */
     PUMP_UNTIL(a.drained && b.drained);
     unsigned done = 0;
     for (unsigned i = 0; i < TL_ARRAY_COUNT(jobs); i++) {
@@ -463,14 +464,14 @@ START_TEST(disconnect_cancels_what_is_open)
         ck_assert(i == 0 || jobs[i].order > jobs[i - 1].order);
     }
     ck_assert_uint_lt(done, TL_ARRAY_COUNT(jobs));
-    ck_assert_uint_le(done, b.immediates); /* whatever was said to be done has arrived */
+    ck_assert_uint_le(done, b.immediates); /* each write that was reported as done has arrived */
     ck_assert_uint_eq(a.pair->ops->space(a.pair), 0);
     ck_assert_str_eq(a.reason.message, "the test is over");
     region_drop(region);
 }
 END_TEST
 
-/* The peer has closed, which has not been noticed yet: what is posted now is not taken for done. */
+/* The peer has closed the connection, which is not noticed yet: what is posted now must not be reported as done. */
 START_TEST(nothing_is_done_after_the_end)
 {
     struct tl_exposure exposure = {0};
@@ -483,7 +484,7 @@ START_TEST(nothing_is_done_after_the_end)
     side_disconnect(&b);
     while (!b.drained)
         side_poll(&b);
-    ck_assert_uint_eq(b.immediates, 2); /* it was there */
+    ck_assert_uint_eq(b.immediates, 2); /* the write had been posted before the end */
     side_write(&a, "x", 1, &exposure, 0, true, 2, &write);
     side_message(&a, "x", 1, &message);
     PUMP_UNTIL(a.drained);
@@ -509,7 +510,7 @@ START_TEST(a_thousand_connections)
         side_get_address(&a, &from_a);
         side_get_address(&b, &from_b);
         side_connect(i % 2 == 0 ? &a : &b, i % 2 == 0 ? &from_b : &from_a);
-        if (i % 3 == 0) side_poll(&a), side_poll(&b); /* the call comes before the other side is told */
+        if (i % 3 == 0) side_poll(&a), side_poll(&b); /* the HELLO comes before the other side connects */
         side_connect(i % 2 == 0 ? &b : &a, i % 2 == 0 ? &from_a : &from_b);
         side_expose(&b, region, region->address, 4096, &exposure);
         side_write(&a, &i, sizeof(i), &exposure, 0, true, i, NULL);
@@ -536,7 +537,7 @@ START_TEST(connections_that_are_never_made)
         side_create(&a, 16, 16, TL_KEYS_REGION);
         side_create(&b, 16, 16, TL_KEYS_REGION);
         side_get_address(&b, &from_b);
-        if (i % 2 == 0) { /* b is never told of a, and does not answer */
+        if (i % 2 == 0) { /* b never gets the address of a, and does not answer */
             side_connect(&a, &from_b);
             side_message(&a, "lost", 4, NULL);
             side_poll(&a);
@@ -612,8 +613,8 @@ int main(void)
     tcase_add_test(tcase, a_thousand_connections);
     tcase_add_test(tcase, connections_that_are_never_made);
     suite_add_tcase(suite, tcase);
-    tcase =
-        tcase_create("pages"); /* run alone in the client peer, where huge pages are reserved: rdma_vm/verbs_test.py */
+    /* The script rdma_vm/verbs_test.py runs these alone in its virtual machine, where huge pages are reserved. */
+    tcase = tcase_create("pages");
     tcase_add_checked_fixture(tcase, setup, sides_tear_down);
     tcase_add_test(tcase, pages_come_when_they_are_needed);
     tcase_add_test(tcase, a_segment_is_given_up_before_its_pages_are_there);
