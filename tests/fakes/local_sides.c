@@ -22,7 +22,7 @@ void side_open(struct side *side, const char *name, const struct tl_local_option
 void side_write(struct side *side, const void *source, uint64_t len_bytes, const struct tl_exposure *exposure,
                 uint64_t offset_bytes, bool has_immediate, uint32_t immediate, struct job *job)
 {
-    ck_assert_msg(side->pair->ops->space(side->pair) > 0, "%s: no room: %s", side->name, side->reason.message);
+    ck_assert_msg(side->pair->ops->space(side->pair) > 0, "%s: no space: %s", side->name, side->reason.message);
     side->pair->ops->write(side->pair, NULL, source, len_bytes, &exposure->descriptor, offset_bytes, has_immediate,
                            immediate, job != NULL ? &job->work : NULL);
     tl_queue_pair_doorbell(side->pair);

@@ -170,7 +170,7 @@ const char *slow_file_begin(struct slow_file *file, int told)
 {
     char options[128];
     int fds[2];
-    if (!enter_namespace()) return "no namespace of mounts is to be had";
+    if (!enter_namespace()) return "a namespace of mounts cannot be created";
     if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0) return "mounts cannot be made private";
     device = open("/dev/fuse", O_RDWR | O_CLOEXEC);
     if (device < 0) return "/dev/fuse cannot be opened";

@@ -197,7 +197,7 @@ static const char *become_nobody(void)
 {
     if (geteuid() != 0 || setgroups(0, NULL) != 0 || setresgid(NOBODY, NOBODY, NOBODY) != 0 ||
         setresuid(NOBODY, NOBODY, NOBODY) != 0)
-        return "nobody else can be played";
+        return "the process cannot become another user";
     return NULL;
 }
 

@@ -1,6 +1,9 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""Workers in processes of their own exchange tensors through shared memory: the choice, what is told of it, death."""
+"""Workers in separate processes exchange tensors through shared memory.
+
+The tests cover when that path is chosen, what the tools report about it, and what happens when a process dies.
+"""
 import json
 import os
 import pathlib
@@ -28,7 +31,7 @@ class LocalCase(cli_support.Case):
         return json.loads(result.stdout)
 
     def health(self, code=0):
-        """What is told of each worker. code None: while things change, whether or not all are healthy."""
+        """Returns what health reports, by worker. With code None the exit status is not checked."""
         result = run(*HEALTH, "--config", self.served.path, "--json")
         if code is not None:
             self.assertEqual(result.returncode, code, f"{result.stdout}\n{result.stderr}")
@@ -36,7 +39,7 @@ class LocalCase(cli_support.Case):
         return {worker["name"]: worker for worker in shown["workers"]}
 
     def pair(self, code=0):
-        """How ps:0 sees worker:0; code as in health."""
+        """Returns how ps:0 sees worker:0; code means what it means in health."""
         peers = self.health(code)["/job:ps/task:0"].get("peers", [])
         unknown = {"state": "", "transport": "", "reason": ""}
         return next((peer for peer in peers if peer["name"] == "/job:worker/task:0"), unknown)
@@ -50,7 +53,7 @@ class LocalCase(cli_support.Case):
 
 class Choice(LocalCase):
     def test_auto(self):
-        """Large tensors are copied once: from where they lie into where they belong."""
+        """Large tensors are copied once: from their own memory into the file of the receiver."""
         size = 1 << 20
         self.serve(tensors={f"w{i}": ("U8", (size,), os.urandom(size)) for i in range(4)})
         shown = self.pull()
@@ -62,7 +65,7 @@ class Choice(LocalCase):
         self.served.start("worker", 0)
         self.await_pair("local")
         self.assertEqual(self.counters()["data_bytes_bounced"], 0)
-        self.assertIn(self.counters()["data_bytes_sent"] - 4 * size, range(100))  # and what the greetings write
+        self.assertIn(self.counters()["data_bytes_sent"] - 4 * size, range(100))  # the handshake writes some bytes too
 
     def test_memory_is_not_read(self):
         self.serve({"local": {"process_vm": "off"}})
@@ -103,10 +106,10 @@ class Choice(LocalCase):
     def test_a_socket_in_a_folder(self):
         sockets = self.folder / "sockets"
         sockets.mkdir(mode=0o700)
-        self.serve({"local": {"socket_folder": "sockets"}})  # beside the configuration
+        self.serve({"local": {"socket_folder": "sockets"}})  # the folder is next to the configuration
         other = self.served.start("worker", 0)
         self.await_pair("local")
-        self.assertEqual(list(sockets.iterdir()), [], "there is one only while somebody is awaited")
+        self.assertEqual(list(sockets.iterdir()), [], "a connected pair has no accept socket")
         local = next(t for t in self.health()["/job:ps/task:0"]["transports"] if t["name"] == "local")
         self.assertRegex(local["reason"], f"socket: {sockets};")
         other.stop()
@@ -114,23 +117,23 @@ class Choice(LocalCase):
         self.assertEqual(list(sockets.iterdir()), [])
 
     def test_one_that_cannot_have_it(self):
-        """It says so once, of the transport and not of a card, and says what to do."""
+        """The worker warns once, names the transport and not a card, and says what to do."""
         self.serve({"local": {"socket_folder": "/nowhere/at/all"}, "connect": "lazy"})
         warnings = [line for line in self.worker.output.splitlines() if "level=warn" in line]
         self.assertEqual(len(warnings), 1, warnings)
         self.assertRegex(warnings[0], r'transport=local reason="cannot make a socket in /nowhere/at/all \(local.socket')
         self.assertEqual(self.pull()["paths"].keys(), {"grpc", "none"})
 
-    @unittest.skipIf(os.geteuid() != 0, "nobody but root can play another user")
+    @unittest.skipIf(os.geteuid() != 0, "only root can start a process of another user")
     def test_two_users(self):
-        """They are kept apart, for good and not again and again, and tensors travel all the same."""
+        """Workers of two users do not share memory and do not try again and again; their tensors travel over gRPC."""
         self.folder.chmod(0o755)
         self.serve({"jobs": {"worker": {"connect": "lazy"}}})
         other = self.served.start("worker", 0, user=65534, group=65534)
-        wait_until(lambda: "only workers of one user" in self.pair(None)["reason"], "the two are refused to each other")
+        wait_until(lambda: "only workers of one user" in self.pair(None)["reason"], "each worker refuses the other one")
         before = self.counters()["data_reactor_sleeps"]
-        time.sleep(1)  # attempts would follow each other within tenths of a second
-        self.assertLess(self.counters()["data_reactor_sleeps"] - before, 8, "little happens but that it is asked")
+        time.sleep(1)  # repeated attempts would follow each other within tenths of a second
+        self.assertLess(self.counters()["data_reactor_sleeps"] - before, 8, "the reactor wakes only rarely")
         pair = self.pair()
         self.assertEqual(pair["transport"], "grpc")
         self.assertNotIn("local: local:", pair["reason"])
@@ -153,7 +156,7 @@ class Choice(LocalCase):
 
 
 class Guest(LocalCase):
-    """pull is no task: its tensors travel as the top level of the configuration says."""
+    """The program pull is no task, so that the top level of the configuration decides how its tensors travel."""
 
     def test_the_configuration_decides(self):
         self.serve({"protocol": "grpc", "jobs": {"ps": {"protocol": "auto"}}})
@@ -186,7 +189,7 @@ class Death(LocalCase):
             results.append(run("pull", *self.target, "-o", out, "--no-checksum", "--timeout", "30s").returncode)
 
     def test_killed_and_restarted(self):
-        """Whatever it was at, the survivor notices at once, and has a local path to the next one."""
+        """A worker notices at once that its peer was killed, and has a local path to the restarted peer."""
         other = self.served.start("worker", 0)
         self.await_pair("local")
         for _ in range(3):
@@ -198,7 +201,7 @@ class Death(LocalCase):
         self.assertIsNone(self.worker.process.poll())
 
     def test_the_owner_is_killed_while_it_sends(self):
-        """Pulls go on with the one that takes its place."""
+        """When the owner was killed and started again, pulls succeed again."""
         results, stop = [], threading.Event()
         puller = threading.Thread(target=self.pull_again_and_again, args=(results, stop))
         puller.start()
@@ -216,7 +219,7 @@ class Death(LocalCase):
         self.assertEqual(self.assert_run(0, "pull", *self.target, "-o", self.folder / "out.safetensors").returncode, 0)
 
     def test_a_puller_is_killed(self):
-        """Nothing of it is left in the worker."""
+        """A puller that was killed leaves no open descriptor in the worker."""
         def descriptors():
             return len(os.listdir(f"/proc/{self.worker.pid}/fd"))
         self.pull()
@@ -230,7 +233,7 @@ class Death(LocalCase):
         self.pull()
 
     def test_sigterm_under_load(self):
-        """A worker that stops lets running transfers finish; it stops."""
+        """A worker that is asked to stop lets running transfers finish, and then stops."""
         pullers = [self.spawn("pull", *self.target, "-o", self.folder / f"{i}.safetensors", "--timeout", "5s")
                    for i in range(3)]
         time.sleep(0.1)

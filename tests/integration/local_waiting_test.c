@@ -30,7 +30,7 @@
 #define GUARD 0xa5
 #define USERS_BYTES (4 * WAITING_PEER_BYTES)
 
-_Static_assert(LIMIT_NS < SLOW_FILE_SECONDS * TL_NS_PER_SEC, "who waits is told from who is slow");
+_Static_assert(LIMIT_NS < SLOW_FILE_SECONDS * TL_NS_PER_SEC, "a call that waits can be distinguished from a slow one");
 
 static struct side victim; /* the other pair of a's provider */
 static struct {
