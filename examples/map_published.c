@@ -4,14 +4,15 @@
  *
  *   cc map_published.c $(pkg-config --cflags --libs tensorlane) -o map_published && ./map_published
  *
- * One worker publishes a file with two tensors, a small one and one that is a thousand times as large, and one that it
- * has computed, in memory that others may map (tl_tensor_create_shared). Another one receives all of them and only
- * reads them, which it says (may_map): on one host it maps them, read-only, and no byte is copied. All take the same
- * time. Where that cannot be - another host, another transport - the tensors are copied, and the completion says so;
- * the program need not care.
+ * One worker publishes a file with two tensors, a small one and one that is a thousand times as large. It also
+ * publishes a tensor that it has computed, in memory that others may map (tl_tensor_create_shared). Another worker
+ * receives all of them and says that it only reads them (may_map). On one host it maps them, read-only, and no byte is
+ * copied, so that all take the same time. With another host or another transport the tensors are copied, and the
+ * completion says so; the program is the same.
  *
- * A mapped file is still its owner's, who may change it. So the reader reads first and then asks whether that counts
- * (tl_tensor_check), and has the library catch what happens when the file becomes shorter (tl_guard_mapped_files).
+ * The owner of a mapped file can still change it. So the reader reads first and then asks whether what it has read is
+ * valid (tl_tensor_check), and lets the library handle the signal that comes when the file becomes shorter
+ * (tl_guard_mapped_files).
  *
  * Both workers live in this one process, so that there is nothing to set up; see send_recv.c.
  */
@@ -57,11 +58,11 @@ static void write_file(const char *path)
                        "{\"small\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":[0,%zu]},"
                        "\"large\":{\"dtype\":\"F32\",\"shape\":[%d],\"data_offsets\":[%zu,%zu]}}",
                        SMALL_COUNT, sizeof(ones), LARGE_COUNT, sizeof(ones), sizeof(ones) * 1025);
-    uint64_t header_bytes = ((uint64_t)len + 63) / 64 * 64 - 8; /* The elements are then aligned. */
+    uint64_t header_bytes = ((uint64_t)len + 63) / 64 * 64 - 8; /* This length aligns the elements. */
     memset(header + len, ' ', sizeof(header) - (size_t)len);
     FILE *file = fopen(path, "wb");
     expect(file != NULL, "the file can be written");
-    /* The length is little-endian, as everything on the machines that this runs on. */
+    /* The length is little-endian, as all numbers are on the machines that this program runs on. */
     size_t written = fwrite(&header_bytes, sizeof(header_bytes), 1, file) + fwrite(header, header_bytes, 1, file);
     for (int i = 0; i < 1025; i++)
         written += fwrite(ones, sizeof(ones), 1, file);
@@ -131,7 +132,7 @@ static struct tl_tensor *receive(struct tl_worker *worker, tl_peer_id peer, cons
     must(tl_recv_wait(worker, peer, key, 0, &options, 10 * SECOND, &got, &error), &error, key);
     printf("%s: %" PRIu64 " bytes, %s, in %" PRId64 " us\n", key, got.bytes, tl_path_name(got.path),
            got.duration_ns / 1000);
-    /* The program must not write into mapped memory. What was copied is ours. */
+    /* The program must not write into mapped memory; it may write into a copy. */
     expect(tl_tensor_is_read_only(got.tensor) == (got.path == TL_PATH_MAPPED), "only mappings are read-only");
     return got.tensor;
 }
@@ -143,7 +144,7 @@ static void read_all(const struct tl_tensor *tensor, uint64_t expected)
     double sum = 0;
     for (uint64_t i = 0; i < count; i++)
         sum += (double)elements[i];
-    /* Now the program knows whether the sum is that of what was published. */
+    /* This check says whether the sum is that of the published elements. */
     struct tl_error error;
     must(tl_tensor_check(tensor, &error), &error, "check what was read");
     expect(count == expected && sum == (double)count, "the sum is that of the file");

@@ -142,8 +142,8 @@ static struct tl_tensor *create_vector(uint64_t size)
 /* A worker, as the parameter server sees it. */
 struct source {
     tl_peer_id peer;
-    char name[320];             /* "/job:worker/task:1" */
-    const char *task;           /* "1", in name */
+    char name[320];             /* the task's name, for example "/job:worker/task:1" */
+    const char *task;           /* the number in that name, for example "1" */
     struct tl_tensor *gradient; /* Every gradient of this worker is received into this tensor. */
 };
 

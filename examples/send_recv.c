@@ -64,8 +64,8 @@ static int take_port(unsigned *ret_port)
     return fd;
 }
 
-/* Describes a cluster of two tasks on this machine: /job:worker/task:0 and /job:worker/task:1. This text is what
- * usually stands in cluster.json; only "cluster" is needed, everything else has a default. */
+/* Describes a cluster of two tasks on this machine: /job:worker/task:0 and /job:worker/task:1. A program usually has
+ * this text in a file, cluster.json; only "cluster" is needed, everything else has a default. */
 static void write_config(char *ret_json, size_t capacity)
 {
     unsigned ports[2];
@@ -170,7 +170,8 @@ static void send_first(struct tl_worker *here, struct tl_worker *there, tl_peer_
 }
 
 /* Here the receiver comes first and waits for its sender. It brings the tensor to receive into, and asks for a checksum
- * over all bytes. user_data comes back in the completion: with many operations on one queue it tells which this is. */
+ * over all bytes. user_data comes back in the completion: with many operations on one queue it identifies the
+ * operation. */
 static void receive_first(struct tl_worker *here, struct tl_worker *there, tl_peer_id peer, struct tl_cq *cq)
 {
     struct tl_error error;

@@ -30,7 +30,7 @@ struct tl_op;
 struct tl_peer;
 struct tl_session;
 
-/* How the worker was opened. */
+/* The configuration with which the worker was opened. */
 struct worker_setup {
     struct tl_config *config;
     const struct tl_config_task *task; /* NULL: the worker is a client and no member of the cluster */

@@ -179,7 +179,7 @@ static bool is_time_to_look(struct local_provider *provider)
 
 /* -------------------------------------------------------------------------------------------------------- poll -- */
 
-/* The pair may be destroyed when this returns. */
+/* Polls one pair, which may be destroyed when this returns. */
 static unsigned poll_pair(struct local_pair *pair)
 {
     unsigned events = 0;

@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "dataplane/local/local_internal.h"
 
-/* version 4, host id, token, length of the name 1, name */
+/* The layout, with sizes in bytes: version (4), host id, token, length of the name (1), name. */
 #define VERSION 2 /* in version 1 the name was that of a listening socket */
 #define FIXED_BYTES (4 + TL_HOST_ID_BYTES + LOCAL_TOKEN_BYTES + 1)
 

@@ -61,7 +61,7 @@ void local_forget_region(struct local_pair *pair, uint64_t region_number)
     if (pair->state == LOCAL_CONNECTED) (void)local_send_counted(pair, &packet, sizeof(packet), -1);
 }
 
-/* Returns false when there is no memory. */
+/* Adds the region to those that are passed to the peer. Returns false when there is no memory. */
 static bool add_region(struct local_attachments *attachments, struct local_region *region)
 {
     TL_CHECK(region->fd >= 0); /* without a descriptor it was passed to another peer already */
@@ -191,8 +191,8 @@ void local_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, stru
     uint32_t index = (uint32_t)((uintptr_t)exposure->provider_state - 1);
     TL_CHECK(index < pair->exposures.count && pair->exposures.entries[index].address == exposure->address);
     exposure->provider_state = NULL;
-    if (pair->reading.is_under_way &&
-        pair->reading.exposure == index) { /* only a peer that breaks the protocol causes this */
+    /* Only a peer that breaks the protocol causes this. */
+    if (pair->reading.is_under_way && pair->reading.exposure == index) {
         local_helper_forget(pair->helper);
         local_helper_forget(pair->second);
     }

@@ -109,8 +109,7 @@ static void use_hello(struct local_pair *pair, const struct local_hello *hello)
         complete_handshake(pair, "memory outside of the pool is copied, as the settings say (local.process_vm)");
     } else if (pair->credentials.pid <= 0) {
         complete_handshake(pair, "the peer's process is in another container, its memory cannot be read");
-    } else if (pair->sockets.process <
-               0) { /* Without this descriptor, another process could get the peer's process id unnoticed. */
+    } else if (pair->sockets.process < 0) { /* Another process could get the process id of the peer. */
         complete_handshake(pair, "this kernel does not tell when the peer's process ends (pidfd_open)");
     } else {
         try_reading(pair, hello);
@@ -145,8 +144,8 @@ unsigned local_read_accept_socket(struct local_pair *pair)
 {
     union local_packet packet;
     struct tl_error error;
-    if (pair->rings.out.head != NULL)
-        return 0; /* the HELLO was taken; the attempt to read the peer's memory has not ended yet */
+    /* The HELLO was taken, and the attempt to read the peer's memory has not ended yet. */
+    if (pair->rings.out.head != NULL) return 0;
     enum local_received received = local_look_at(pair->sockets.accept, &packet, &pair->credentials);
     if (received == LOCAL_RECEIVED_NOTHING && local_peer_lives(pair)) return 0;
     if (received == LOCAL_RECEIVED_NOTHING) {

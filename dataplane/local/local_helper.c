@@ -87,7 +87,7 @@ static ssize_t read_through_buffer(struct local_helper *helper, uint64_t done_by
     return destination != NULL ? read_bytes : -1;
 }
 
-/* Returns 0 or an errno. */
+/* Carries out the reading. Returns 0 or an errno. */
 static int read_memory(struct local_helper *helper)
 {
     bool is_direct = !helper->reading.is_buffered;

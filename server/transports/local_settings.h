@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Whether the settings of a worker want the local transport. */
+/* The settings of a worker decide whether it has the local transport. */
 #ifndef SERVER_TRANSPORTS_LOCAL_SETTINGS_H
 #define SERVER_TRANSPORTS_LOCAL_SETTINGS_H
 

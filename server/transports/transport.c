@@ -66,8 +66,8 @@ static void candidate_failed(void *context, unsigned order, const char *name, co
 {
     const struct opening *opening = context;
     (void)order;
-    /* What the only candidate lacks is the reason that the transport is missing, which is reported with the transport.
-     */
+    /* When there is only one candidate, its error is the reason why the transport is missing, which is logged
+     * elsewhere. */
     if (opening->count > 1) {
         TL_LOG_AT_WARN("a card is passed over", TL_STR("device", name), TL_STR("reason", why));
     }
@@ -268,7 +268,7 @@ static enum tl_status make_copy(struct tl_transport *transport, struct tl_tensor
     struct tl_tensor *copy;
     enum tl_status status = tl_memory_tensor_create(transport->memory, tl_tensor_meta_data(tensor), &copy, ret_error);
     if (status != TL_OK) return status;
-    /* The check before the copy and the one after it see a file that shrinks meanwhile, which is read as zeros. */
+    /* A file that shrinks meanwhile is read as zeros; the checks before and after the copy notice that. */
     status = tl_tensor_check_readable(tensor, 0, size_bytes, ret_error);
     if (status == TL_OK && size_bytes > 0) memcpy(tl_tensor_data(copy), tl_tensor_data(tensor), size_bytes);
     if (status == TL_OK) status = tl_tensor_check_readable(tensor, 0, size_bytes, ret_error);

@@ -29,7 +29,7 @@ struct tl_transport_options {
     struct tl_memory_options memory;
     struct tl_reactor_options reactor;
     struct tl_engine_options engine;
-    int64_t attempt_ns; /* time for one attempt to set up a data connection to a peer */
+    int64_t attempt_ns; /* how long one attempt to set up a data connection to a peer may take */
 };
 
 /* Under "rdma": "prefer": after this time the link may take requests that find no space (struct tl_engine_options). */
@@ -43,7 +43,8 @@ struct tl_transport_source {
     const char *(*refusal)(const struct tl_settings *settings);
     /* Reads the options from the settings. */
     void (*read)(const struct tl_settings *settings, struct tl_transport_options *ret_options);
-    /* Identifies this host, for a transport that reaches workers of the same host only. NULL: it reaches others too. */
+    /* Identifies this host, for a transport that reaches only workers of the same host. NULL: it reaches other hosts
+     * too. */
     enum tl_status (*find_host)(void *context, uint8_t ret_host[TL_HOST_BYTES], struct tl_error *ret_error);
     /* Lists what may be opened, in order, at least one. address is the worker's own ("host:port", NULL: it has none).
      * Ownership: one block with all details, freed by the caller with free(). Errors: the reason why there is none.
@@ -54,8 +55,8 @@ struct tl_transport_source {
     /* Opens the candidate at this place of the list. Errors: the reason why it cannot be used. */
     enum tl_status (*open)(void *context, const struct tl_settings *settings, const char *address, unsigned order,
                            struct tl_provider **ret_provider, struct tl_error *ret_error);
-    /* Describes a device, of which `detail` of its candidate is known (NULL: nothing), for tools: fills its part of the
-     * description with new copies (strdup), NULL where there is no memory. NULL: this transport has no cards. */
+    /* Describes a device for tools; detail is that of its candidate (NULL: nothing is known). Fills its part of the
+     * description with new copies (strdup), or NULL where there is no memory. NULL: this transport has no cards. */
     void (*describe)(const void *detail, const struct tl_settings *settings,
                      struct tl_data_plane_description *ret_description);
     /* Changes the options that were read from the settings; NULL: they stay as they are. */
@@ -115,7 +116,7 @@ static inline void tl_transport_post(struct tl_transport *transport, struct tl_c
 void tl_transport_get_stats(struct tl_transport *transport, struct tl_engine_stats *ret_engine,
                             struct tl_memory_stats *ret_memory);
 
-/* Returns whether the card has failed, and in *ret_why why and what to do. Blocks: as above. */
+/* Returns whether the card has failed; *ret_why then says why, and what to do. Blocks: as tl_transport_get_stats. */
 bool tl_transport_has_failed(struct tl_transport *transport, struct tl_error *ret_why);
 
 /* Copies a tensor that is about to be published into registered memory, and keeps the copy with it: transports that
@@ -127,7 +128,7 @@ enum tl_status tl_transport_copy(struct tl_transport *transport, struct tl_tenso
 struct tl_tensor *tl_transport_copy_of(const struct tl_tensor *tensor);
 
 /* Refuses requests of peers, lets those that run finish until deadline_ns, and ends all sessions. drained is called
- * once, when none is left. */
+ * once, when no session is left. */
 void tl_transport_drain(struct tl_transport *transport, int64_t deadline_ns, void (*drained)(void *context),
                         void *context);
 /* Reports that a session has been freed. */

@@ -10,7 +10,7 @@
 
 /* A message and a write take microseconds; a card that gets no answer needs half a second to report that. */
 #define PROBE_NS TL_NS_PER_SEC
-/* After this time no other candidate is tried: the call that opens the worker waits. */
+/* After this time no other candidate is tried, because the call that opens the worker waits. */
 #define PATIENCE_NS (3 * TL_NS_PER_SEC)
 
 bool tl_transport_is_about_memlock(const char *reason)

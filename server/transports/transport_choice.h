@@ -44,8 +44,8 @@ struct tl_transport_choice {
     char not_tried[TL_ERROR_MESSAGE_BYTES];   /* the candidates after the chosen one, as "NAME; NAME" */
 };
 
-/* Chooses a candidate. Errors: that of the only candidate; TL_UNAVAILABLE: none works, with a list;
- * TL_RESOURCE_EXHAUSTED: the limit of locked memory, with its remedy. Ownership: the caller closes
+/* Chooses a candidate. Errors: the error of the only candidate; TL_UNAVAILABLE: none of several works, with a list of
+ * reasons; TL_RESOURCE_EXHAUSTED: the limit of locked memory, with its remedy. Ownership: the caller closes
  * ret_choice->provider. Blocks: opens devices, writes, waits up to 5 s. */
 enum tl_status tl_transport_choose(const struct tl_transport_candidates *candidates,
                                    struct tl_transport_choice *ret_choice, struct tl_error *ret_error) TL_MUST_USE;

@@ -13,9 +13,9 @@
 #include "server/transports/verbs_settings.h"
 
 #define MAX_CACHED_COUNT 4096
-/* So many requests may be open to one peer, and from it. */
+/* How many requests to one peer, and from it, may be open at a time. */
 #define REQUEST_COUNT 1024
-/* So many keys are remembered with their meta-data, for each peer. */
+/* For how many keys of a peer the meta-data is remembered. */
 #define CACHE_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)
 /* After this time it is better to use the link than to wait for a data connection. */

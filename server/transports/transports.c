@@ -141,7 +141,7 @@ struct tl_transport *tl_transports_of_cards(const struct tl_worker *worker)
     return NULL;
 }
 
-/* Peers ping four times in that time. */
+/* Peers ping four times during the peer time-out; the reactor is driven twice as often. */
 #define BEATS_PER_PEER_TIMEOUT 8
 
 size_t tl_transports_polled(const struct tl_worker *worker, struct tl_polled_reactor *ret_reactors)

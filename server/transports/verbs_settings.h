@@ -19,7 +19,7 @@ enum tl_status tl_verbs_settings_read(const struct tl_settings *settings, const 
                                       char ret_host[TL_VERBS_HOST_BYTES], struct tl_verbs_options *ret_options,
                                       struct tl_error *ret_error) TL_MUST_USE;
 
-/* Returns why these settings want no data plane over verbs; NULL: they do. */
+/* Returns why these settings want no transport over RDMA cards; NULL: they want it. */
 const char *tl_verbs_settings_refusal(const struct tl_settings *settings);
 
 #endif

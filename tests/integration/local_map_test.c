@@ -238,7 +238,7 @@ START_TEST(file_is_cut)
 }
 END_TEST
 
-/* Receiving the same file again and again opens nothing more. */
+/* Receiving the same file many times opens no more descriptors. */
 START_TEST(nothing_stays_open)
 {
     open_both("files");

@@ -590,10 +590,10 @@ START_TEST(sockets_in_a_folder)
     side_close(&a);
     side_open(&a, "a", &options);
     pid_t pid = start_with(child_in_folder, folder);
-    ck_assert_uint_eq(temp_entry_count(folder), 2); /* the accept sockets */
+    ck_assert_uint_eq(temp_entry_count(folder), 2); /* the accept sockets of both sides */
     struct stat info;
     ck_assert_int_eq(stat((const char *)local_pair_of(a.pair)->self.name, &info), 0);
-    ck_assert_uint_eq(info.st_mode & 0777, 0600); /* other users cannot call */
+    ck_assert_uint_eq(info.st_mode & 0777, 0600); /* other users cannot send to it */
     side_connect(&a, &theirs);
     side_message(&a, "x", 1, NULL);
     PUMP_UNTIL(a.messages == 1);

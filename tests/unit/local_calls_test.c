@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Which system calls the local provider makes, and in which thread: memory that a peer has passed is unmapped by
- * another thread than the reactor's, which is the thread of these tests, because the process that frees memory last
- * frees all of its pages.
+ * Which system calls the local provider makes, and in which thread. The reactor's thread, which is the thread of these
+ * tests, must not unmap memory that a peer has passed: the process that unmaps memory last frees all of its pages,
+ * which takes long.
  */
 #include <fcntl.h>
 #include <linux/filter.h>

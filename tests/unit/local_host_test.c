@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Which hosts are this machine: addresses, names, and how often the name service is asked. */
+/* Which host names and addresses mean this machine, and how often the name service is asked. */
 #include <check.h>
 #include <netdb.h>
 
