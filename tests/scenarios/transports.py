@@ -78,7 +78,7 @@ class Local(Transport):
     name = "local"
     protocol = "grpc+local"
     paths = ("zero-copy", "bounce")
-    checkpoint_paths = {"zero-copy": 14, "bounce": 18}  # Small tensors are copied twice.
+    checkpoint_paths = {"zero-copy": 9, "bounce": 23}  # Tensors of less than 256 KiB are copied twice.
     section, defaults = "local", {"peer_timeout": "20s"}
     faulty = {"prefer": {"peer_timeout": "5s"}, "require": {"peer_timeout": "5s", "process_vm": "off"}}
     lacking = {"socket_folder": "/nowhere/at/all"}, "/nowhere/at/all"
