@@ -196,7 +196,8 @@ enum tl_serve_end {
 struct tl_source_ops {
     /* A peer asks. The source answers by serve->ops->reply, now or later. */
     void (*request)(void *source, struct tl_serve *serve);
-    /* The serve is over: called exactly once, whether it was answered or not. The transport frees it afterwards. */
+    /* The serve is over: called exactly once for each request, whether it was answered or not. The transport frees the
+     * serve afterwards, or asks again with it. */
     void (*closed)(void *source, struct tl_serve *serve, enum tl_serve_end end);
     /* The asker reports (again) that it has received a tensor whose serve has ended. */
     void (*received)(void *source, const struct tl_request_id *id);

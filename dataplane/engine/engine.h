@@ -39,7 +39,7 @@ struct tl_engine_options {
     uint64_t register_bytes; /* users' allocations of at least so many bytes are registered; tensors in smaller ones are
                                 copied through the pool. Where nothing need be registered: tensors of so many bytes */
     uint64_t copy_bytes;     /* where nothing need be registered, a received tensor of less than so many bytes is copied
-                                through the pool as well if that has a free block; 0: none */
+                                through the pool as well while half of it is free; 0: none */
     bool is_mapping_allowed; /* peers that ask for it may map the files that published tensors lie in */
     bool is_bounce_forced;   /* everything is copied through the pool, on both sides */
     int64_t peer_timeout_ns; /* a peer from which nothing comes for so long while something is expected of it is dead */

@@ -56,11 +56,15 @@ static bool use_proxy(struct request *request, struct conn_memory_wait *memory_w
     return status == TL_OK;
 }
 
-/* The peer will write to the pool if a block of it is free now. False: none is. */
+/* The peer will write to the pool if a block of it is free now, and half of the pool remains for requests that cannot
+ * do without: the value may not be sent for long. False: it will not. */
 static bool use_free_proxy(struct request *request)
 {
     struct tl_error error;
+    struct tl_memory_stats stats;
     uint64_t size_bytes = request->expected.meta_data.size_bytes;
+    tl_memory_get_stats(request->conn->memory, &stats);
+    if (stats.pool_used_bytes + size_bytes > stats.pool_bytes / 2) return false;
     if (conn_block_create(request->conn->memory, NULL, size_bytes, &request->proxy, &request->pin, &error) != TL_OK)
         return false;
     request_handle(request, EVENT_READY);

@@ -202,6 +202,8 @@ bool local_helper_is_done(struct local_helper *helper, int *ret_error)
 
 void local_helper_forget(struct local_helper *helper)
 {
+    /* Without this the thread, which gives the mutex up between two pieces, could take it again for each of them. */
+    atomic_store_explicit(&helper->must_stop, true, memory_order_relaxed);
     TL_CHECK(pthread_mutex_lock(&helper->mutex) == 0);
     helper->reading.destination = NULL;
     TL_CHECK(pthread_mutex_unlock(&helper->mutex) == 0);

@@ -313,6 +313,9 @@ void local_pair_end(struct local_pair *pair)
     pair->state = LOCAL_DRAINING;
     pair->events.broken(pair->owner, &pair->reason);
     local_cancel_works(pair);
+    /* A peer that sleeps notices the end now, and not only when the last read is over. */
+    if (pair->sockets.in >= 0) local_forget_socket(pair->provider, pair->sockets.in);
+    if (pair->sockets.out >= 0) local_forget_socket(pair->provider, pair->sockets.out);
     (void)local_pair_drain(pair);
 }
 

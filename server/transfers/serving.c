@@ -97,12 +97,23 @@ static void refuse(struct tl_serving *serving, struct tl_serve *serve)
     serve->ops->reply(serve, &error, NULL);
 }
 
+/* Refuses a request that waits in the table; does nothing when the table has answered it. */
+static void stop_waiting(struct served *served)
+{
+    struct tl_serving *serving = served->serving;
+    if (served->is_answered || !tl_rendezvous_cancel(serving->worker->table, &served->receiver)) return;
+    served->is_answered = true;
+    refuse(serving, served->serve);
+}
+
 static void request(void *context, struct tl_serve *serve)
 {
     struct tl_serving *serving = context;
     struct tl_worker *worker = serving->worker;
+    bool was_answered = serve->is_final; /* it has let its value go, and asks again */
+    serve->is_final = false;
     serve->source_state = NULL;
-    if (serving->is_closing && !serve->is_final) { /* is_final: it was answered before, and asks again */
+    if (serving->is_closing && !was_answered) {
         refuse(serving, serve);
         return;
     }
@@ -121,6 +132,8 @@ static void request(void *context, struct tl_serve *serve)
     serve->source_state = served;
     tl_list_push_back(&serving->serves, &served->link);
     tl_rendezvous_receive(worker->table, &served->receiver);
+    /* A request that asks again while the worker closes is answered with what there is, and does not wait. */
+    if (serving->is_closing) stop_waiting(served);
 }
 
 static void closed(void *context, struct tl_serve *serve, enum tl_serve_end end)
@@ -167,9 +180,6 @@ void tl_serving_close(struct tl_serving *serving)
     serving->is_closing = true;
     TL_LIST_FOREACH_SAFE(&serving->serves, place)
     {
-        struct served *served = TL_CONTAINER_OF(place, struct served, link);
-        if (served->is_answered || !tl_rendezvous_cancel(serving->worker->table, &served->receiver)) continue;
-        served->is_answered = true;
-        refuse(serving, served->serve);
+        stop_waiting(TL_CONTAINER_OF(place, struct served, link));
     }
 }

@@ -22,9 +22,9 @@
 /* Smaller tensors in memory of users are copied through the pool, because waking a helper thread that reads them takes
  * longer. */
 #define REGISTER_BYTES (16 * 1024)
-/* Received tensors of less than this size are copied through the pool too, as long as it has a free block: a single
- * tensor takes less than half as long. When many are under way, the pool is full; it is not made larger, and the helper
- * threads read the other tensors. */
+/* Received tensors of less than this size are copied through the pool too, while half of it is free: a single tensor
+ * takes less than half as long. When many are under way, the helper threads read the others; the pool is not made larger.
+ */
 #define COPY_BYTES (256 * 1024)
 #define MAX_CACHED_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)
