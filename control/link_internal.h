@@ -205,7 +205,7 @@ void link_window_heard(struct tl_link *link, uint64_t taken_bytes);
 /* True when so many answers wait for the peer, who has opened the link, that it must not be read. */
 bool link_is_congested(struct tl_link *link);
 /* Gives back what the link may keep waiting and does not need. */
-void link_unsent_shrink(struct tl_link *link);
+void link_unsent_release_quota(struct tl_link *link);
 void link_unsent_fini(struct tl_link *link);
 /* The status as the failures of this link share it, with a reference for the caller; NULL: no memory. */
 struct link_status *link_status_get(struct tl_link *link, const struct tl_error *error);

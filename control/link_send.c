@@ -606,7 +606,7 @@ static void send_frame(struct tl_link *link)
         return;
     }
     link->control->stats.frames_sent++;
-    tl_stream_set_through(link->stream, !tl_list_is_empty(&link->answers.leaving));
+    tl_stream_report_sent_by_kernel(link->stream, !tl_list_is_empty(&link->answers.leaving));
     tl_stream_send(link->stream, message);
     link_window_sent(link, builder->data_bytes);
     link_stall_sent(link, builder->frame.n_chunks);
@@ -617,6 +617,6 @@ void link_send_frames(struct tl_link *link)
 {
     if (link->state != LINK_UP && link->state != LINK_DRAINING) return;
     send_frame(link);
-    link_unsent_shrink(link);
+    link_unsent_release_quota(link);
     if (link->state != LINK_CLOSING) link_stall_watch(link);
 }

@@ -45,7 +45,7 @@ bool link_is_congested(struct tl_link *link)
     return false;
 }
 
-void link_unsent_shrink(struct tl_link *link)
+void link_unsent_release_quota(struct tl_link *link)
 {
     uint64_t step = step_of(link);
     if (link->answers.unsent_count == 0) {

@@ -147,7 +147,7 @@ static void receive_reply(struct tl_serve *serve, const struct tl_error *status,
     }
     receive->offer = *offer;
     receive->state = RECEIVE_SENDING;
-    tl_stream_set_through(receive->call.stream, tl_tensor_may_change(offer->tensor));
+    tl_stream_report_sent_by_kernel(receive->call.stream, tl_tensor_may_change(offer->tensor));
     if (receive->wants_checksum) {
         receive->hash_state = XXH3_createState();
         if (receive->hash_state == NULL) {

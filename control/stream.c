@@ -326,7 +326,7 @@ bool tl_stream_can_send(const struct tl_stream *stream)
     return !stream->is_sending && !stream->is_last_wanted && !stream->is_end_known;
 }
 
-void tl_stream_set_through(struct tl_stream *stream, bool is_through)
+void tl_stream_report_sent_by_kernel(struct tl_stream *stream, bool is_through)
 {
     stream->is_through = is_through;
 }

@@ -68,7 +68,7 @@ void tl_stream_send(struct tl_stream *stream, grpc_byte_buffer *message);
 /* From the next message on, on_sent comes only when the kernel has all bytes of the message, so that nothing reads the
  * memory that its slices refer to any more; otherwise it comes as soon as flow control lets the message go. Also true
  * of all messages before it. */
-void tl_stream_set_through(struct tl_stream *stream, bool is_through);
+void tl_stream_report_sent_by_kernel(struct tl_stream *stream, bool is_through);
 /* Client: no more messages. After the last send, which may still be in flight. */
 void tl_stream_half_close(struct tl_stream *stream);
 /* Asks for one message. Only when no read is outstanding. */

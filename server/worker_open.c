@@ -124,7 +124,7 @@ static enum tl_status create_control(struct tl_worker *worker, struct tl_error *
 static enum tl_status publish_tensor(struct tl_worker *worker, const char *path, const char *name,
                                      struct tl_tensor *tensor, struct tl_error *ret_error)
 {
-    struct tl_transport *transport = tl_transports_of_cards(worker);
+    struct tl_transport *transport = tl_transport_needing_regions(worker);
     struct tl_error error;
     if (transport != NULL && tl_transport_copy(transport, tensor, &error) != TL_OK) {
         TL_LOG_AT_WARN("a tensor is served from its file, which the data plane copies each time", TL_STR("file", path),

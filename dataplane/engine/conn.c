@@ -101,7 +101,7 @@ static void end(struct tl_closure *closure)
     conn_free(conn);
 }
 
-void conn_something_over(struct tl_conn *conn)
+void conn_check_idle(struct tl_conn *conn)
 {
     if (conn->state == CONN_DRAINING && is_idle(conn) && !conn->ending.is_goodbye_sent) {
         conn_post_when_ready(conn, &conn->ending.goodbye_post);

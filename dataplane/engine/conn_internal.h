@@ -260,14 +260,14 @@ static inline void conn_heard(struct tl_conn *conn)
     conn->peer_timeout.has_heard = true;
 }
 /* An answer of the peer shows that it has given back all slots up to this one. */
-static inline void conn_shows(struct tl_conn *conn, uint32_t slot)
+static inline void conn_credits_seen(struct tl_conn *conn, uint32_t slot)
 {
     credits_returned(&conn->credits, slot);
 }
 /* Something is expected of the peer: starts to watch for the peer time-out. */
 void conn_watch(struct tl_conn *conn);
 /* Something that was open is over: a draining or closing connection may go on. */
-void conn_something_over(struct tl_conn *conn);
+void conn_check_idle(struct tl_conn *conn);
 /* Arms a timer of the connection. Without memory for that the connection is closed. */
 void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns);
 
@@ -376,7 +376,7 @@ void requests_reroute(struct tl_timer *timer);
 void requests_message(struct tl_conn *conn, const struct tl_message *message);
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);
 /* Completes the fetches that are finished, as far as this pump may hash and copy their bytes, and those refused. */
-void requests_tell(struct tl_conn *conn);
+void requests_complete_fetches(struct tl_conn *conn);
 /* The queue pair is drained: ends the requests that are open. */
 void requests_break(struct tl_conn *conn);
 bool requests_are_over(const struct tl_conn *conn);

@@ -91,7 +91,8 @@ static void maybe_post_credits(struct tl_conn *conn)
 static void maybe_complete(struct tl_conn *conn)
 {
     const struct conn_requests *requests = &conn->requests;
-    if (!tl_list_is_empty(&requests->finished) || !tl_list_is_empty(&requests->refused)) requests_tell(conn);
+    if (!tl_list_is_empty(&requests->finished) || !tl_list_is_empty(&requests->refused))
+        requests_complete_fetches(conn);
 }
 
 static void pump(struct tl_closure *closure)
@@ -113,7 +114,7 @@ static void pump(struct tl_closure *closure)
     if (posts->left_bytes == 0) conn_pump_later(conn);
     maybe_complete(conn);
     requests_free_completed(conn);
-    conn_something_over(conn);
+    conn_check_idle(conn);
 }
 
 /* ----------------------------------------------------------------------------------------------------- posting -- */

@@ -127,7 +127,7 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
 {
     struct request *request = find(conn, message->handle);
     if (request == NULL) return;
-    conn_shows(conn, request->sent_slot);
+    conn_credits_seen(conn, request->sent_slot);
     switch (message->type) {
     case TL_MESSAGE_META_DATA_UPDATE:
         handle_meta_data(request, message);
@@ -161,7 +161,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
 {
     struct request *request = find(conn, immediate & TL_HANDLE_MASK);
     if (request == NULL) return;
-    conn_shows(conn, request->sent_slot);
+    conn_credits_seen(conn, request->sent_slot);
     bool is_awaited =
         request->is_place_sent && (request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING);
     uint64_t left_bytes = request->expected.meta_data.size_bytes - request->received_bytes;
@@ -453,7 +453,7 @@ static void explain_waiting(const struct tl_conn *conn, enum tl_status code, con
         prefix, most, conn->peer.name);
 }
 
-void requests_tell(struct tl_conn *conn)
+void requests_complete_fetches(struct tl_conn *conn)
 {
     struct tl_list *place;
     /* Each completion frees a handle, for which a fetch waits. */

@@ -118,7 +118,7 @@ void request_prepare_memory(struct request *request);
 void request_place_and_prepare(struct request *request, struct tl_memory_wait *memory_wait);
 void request_release_memory(struct request *request);
 
-/* --------------------------------------------------------------------------------------------- request_turns.c -- */
+/* --------------------------------------------------------------------------------------------- request_posts.c -- */
 
 void request_posts_init(struct request *request);
 /* Queues a post that sends REQUEST, RE_REQUEST or CANCEL, as the state says. EVENT_SENT follows the first two. */

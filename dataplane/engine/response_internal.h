@@ -130,7 +130,7 @@ bool response_share(struct response *response);
 enum tl_status response_bounce(struct response *response, struct piece *piece, const uint8_t *source,
                                uint64_t len_bytes, struct tl_error *ret_error) TL_MUST_USE;
 
-/* -------------------------------------------------------------------------------------------- response_turns.c -- */
+/* -------------------------------------------------------------------------------------------- response_posts.c -- */
 
 /* Posts what the state wants next. EVENT_WORK_DONE follows, except after META_DATA_UPDATE. */
 bool response_post_next(struct pending_post *pending);

@@ -186,7 +186,7 @@ static unsigned poll_pair(struct local_pair *pair)
     if (pair->state < LOCAL_ENDING && local_pair_is_reading(pair)) events += local_pair_ask_helpers(pair);
     if (pair->state == LOCAL_CONNECTED) {
         events += local_take_slots(pair, SLOTS_PER_POLL);
-        if (pair->queue.carried != pair->queue.posted || pair->rings.has_posted) events += local_carry(pair);
+        if (pair->queue.carried != pair->queue.posted || pair->rings.has_posted) events += local_execute_posts(pair);
         if (pair->queue.completed != pair->queue.posted) events += local_complete(pair);
     }
     if (pair->state == LOCAL_ENDING) {
@@ -337,7 +337,7 @@ static const struct tl_provider_ops local_ops = {
     .write = local_write,
     .expose = local_expose,
     .revoke = local_revoke,
-    .doorbell = local_ring,
+    .doorbell = local_ring_doorbell,
     .share = local_share,
     .map = local_map,
 };

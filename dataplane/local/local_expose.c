@@ -132,7 +132,7 @@ uint8_t *local_exposures_find(const struct local_exposures *exposures, const str
 /* ---------------------------------------------------------------------------------------------------- exposing -- */
 
 static enum tl_status expose_outside(struct local_pair *pair, void *address, uint64_t len_bytes,
-                                     struct local_place *place, struct tl_error *ret_error)
+                                     struct local_descriptor *place, struct tl_error *ret_error)
 {
     if (pair->base.outside_refusal != NULL) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s", pair->base.outside_refusal);
@@ -142,13 +142,13 @@ static enum tl_status expose_outside(struct local_pair *pair, void *address, uin
     struct local_exposed *exposed = &pair->exposures.entries[index];
     exposed->address = address;
     exposed->len_bytes = len_bytes;
-    *place = (struct local_place){
+    *place = (struct local_descriptor){
         .kind = LOCAL_PLACE_OUTSIDE, .number = index, .generation = exposed->generation, .len_bytes = len_bytes};
     return TL_OK;
 }
 
 static enum tl_status expose_in_segment(struct local_pair *pair, struct local_region *region, const void *address,
-                                        uint64_t len_bytes, struct local_place *place, struct tl_error *ret_error)
+                                        uint64_t len_bytes, struct local_descriptor *place, struct tl_error *ret_error)
 {
     uint64_t offset_bytes = (uintptr_t)address - (uintptr_t)region->base.address;
     TL_CHECK(offset_bytes <= region->base.len_bytes && len_bytes <= region->base.len_bytes - offset_bytes);
@@ -159,7 +159,7 @@ static enum tl_status expose_in_segment(struct local_pair *pair, struct local_re
         number = find_region(&pair->attachments, region);
         if (pair->state == LOCAL_CONNECTED) local_attach_segments(pair);
     }
-    *place = (struct local_place){
+    *place = (struct local_descriptor){
         .kind = LOCAL_PLACE_SEGMENT, .number = number, .offset_bytes = offset_bytes, .len_bytes = len_bytes};
     return TL_OK;
 }
@@ -169,7 +169,7 @@ enum tl_status local_expose(struct tl_queue_pair *base, struct tl_region *region
 {
     struct local_pair *pair = local_pair_of(base);
     struct local_region *local = (struct local_region *)region;
-    struct local_place place = {0};
+    struct local_descriptor place = {0};
     TL_CHECK(len_bytes > 0);
     bool is_outside = region == NULL || !local->is_segment;
     *exposure = (struct tl_exposure){.region = region, .address = address, .len_bytes = len_bytes};

@@ -146,7 +146,7 @@ unsigned local_read_accept_socket(struct local_pair *pair)
     struct tl_error error;
     /* The HELLO was taken, and the attempt to read the peer's memory has not ended yet. */
     if (pair->rings.out.head != NULL) return 0;
-    enum local_received received = local_look_at(pair->sockets.accept, &packet, &pair->credentials);
+    enum local_received received = local_peek_packet(pair->sockets.accept, &packet, &pair->credentials);
     if (received == LOCAL_RECEIVED_NOTHING && local_peer_lives(pair)) return 0;
     if (received == LOCAL_RECEIVED_NOTHING) {
         local_pair_break(pair, TL_UNAVAILABLE,

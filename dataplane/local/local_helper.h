@@ -29,7 +29,7 @@ struct local_reading {
 /* What a queue pair, or a part of it, leaves to be unmapped and closed. */
 struct local_leftovers {
     struct local_ring ring;
-    struct local_mapped *mapped; /* [mapped_count] on the heap, or NULL */
+    struct local_peer_segment *mapped; /* [mapped_count] on the heap, or NULL */
     size_t mapped_count;
     struct local_peer_file *files; /* [file_count] on the heap, or NULL */
     size_t file_count;

@@ -113,7 +113,7 @@ struct local_attached {
 };
 
 /* A segment of the peer that is mapped here. */
-struct local_mapped {
+struct local_peer_segment {
     uint32_t number;
     uint8_t *address;
     uint64_t len_bytes;
@@ -129,7 +129,7 @@ struct local_mapped {
 
 /* Where a peer may write: the content of a descriptor. */
 enum local_place_kind { LOCAL_PLACE_SEGMENT = 1, LOCAL_PLACE_OUTSIDE = 2 };
-struct local_place {
+struct local_descriptor {
     uint32_t kind;
     uint32_t number;     /* number of the segment or index of the exposure */
     uint32_t generation; /* generation of the exposure */
@@ -276,8 +276,8 @@ bool local_send_to(int socket, const struct sockaddr_un *to, socklen_t to_bytes,
 /* Sends a packet over a control socket; fd -1: without a descriptor. Returns false as local_send_to does. */
 bool local_send(int socket, const void *packet, size_t len_bytes, int fd);
 /* Reads the next packet of an accept socket without taking it out, and which process has sent it. */
-enum local_received local_look_at(int socket, union local_packet *ret_packet,
-                                  struct local_credentials *ret_credentials);
+enum local_received local_peek_packet(int socket, union local_packet *ret_packet,
+                                      struct local_credentials *ret_credentials);
 /* Takes the next packet. The descriptors belong to the caller; -1: none has come. */
 enum local_received local_receive(int socket, union local_packet *ret_packet, int ret_fds[LOCAL_HELLO_DESCRIPTORS]);
 /* Makes a control socket: our end and the peer's, which both belong to the caller. Errors: TL_RESOURCE_EXHAUSTED.
@@ -362,7 +362,7 @@ struct local_work {
     const uint8_t *source;
     uint64_t len_bytes;
     uint64_t done_bytes;
-    struct local_place place;
+    struct local_descriptor place;
     uint64_t offset_bytes; /* offset in the place */
     uint32_t immediate;
     uint32_t read_number; /* for LOCAL_WORK_READ: it is done when the peer has answered this number of reads */
@@ -398,7 +398,7 @@ struct local_attachments {
 
 /* Segments of the peer that are mapped here. */
 struct local_mappings {
-    struct local_mapped *entries; /* [count], sorted by number */
+    struct local_peer_segment *entries; /* [count], sorted by number */
     size_t count, capacity;
     uint32_t next_number;
 };
@@ -570,9 +570,9 @@ void local_message(struct tl_queue_pair *pair, const void *data, uint32_t len_by
 void local_write(struct tl_queue_pair *pair, const struct tl_region *region, const void *source, uint64_t len_bytes,
                  const struct tl_descriptor *destination, uint64_t offset_bytes, bool has_immediate, uint32_t immediate,
                  struct tl_work *work);
-void local_ring(struct tl_queue_pair *pair);
+void local_ring_doorbell(struct tl_queue_pair *pair);
 /* Carries out what was posted, within the limit of one poll. Returns how many events there were. */
-unsigned local_carry(struct local_pair *pair);
+unsigned local_execute_posts(struct local_pair *pair);
 /* Calls `done` of the works that are completed. Returns how many there were. */
 unsigned local_complete(struct local_pair *pair);
 /* Calls `done` of all other works with TL_CANCELLED. */
@@ -582,7 +582,7 @@ void local_cancel_works(struct local_pair *pair);
 /* Notes that a helper, ours or the peer's, begins to read this number of bytes. */
 void local_expect_read(struct local_pair *pair, uint64_t len_bytes);
 /* Wakes the peer if it sleeps, after something was written for it. */
-void local_look_at_peer(struct local_pair *pair, bool is_posted);
+void local_wake_peer(struct local_pair *pair, bool is_posted);
 /* Sends a packet other than HELLO and WAKE, and counts it in the ring, from which the peer learns that it has a packet
  * to read. Returns false when the packet cannot be sent now, or not any more. */
 bool local_send_counted(struct local_pair *pair, const void *packet, size_t len_bytes, int fd);
@@ -608,11 +608,11 @@ unsigned local_take_slots(struct local_pair *pair, unsigned most);
 enum tl_status local_mappings_add(struct local_mappings *mappings, const struct local_segment_packet *packet, int fd,
                                   struct tl_error *ret_error) TL_MUST_USE;
 /* Returns NULL when there is no such segment. */
-struct local_mapped *local_mappings_find(struct local_mappings *mappings, uint32_t number);
+struct local_peer_segment *local_mappings_find(struct local_mappings *mappings, uint32_t number);
 /* Removes the entry; its memory stays mapped, and the caller has it unmapped. */
-void local_mappings_remove(struct local_mappings *mappings, struct local_mapped *mapped);
+void local_mappings_remove(struct local_mappings *mappings, struct local_peer_segment *mapped);
 /* Thread: any. */
-void local_unmap(struct local_mapped *mapped);
+void local_unmap(struct local_peer_segment *mapped);
 /* Returns whether the peer's process still runs and has not closed the connection. */
 bool local_peer_lives(const struct local_pair *pair);
 /* Called when a helper has read its part of a LOCAL_SLOT_READ; error is an errno, 0: none. */

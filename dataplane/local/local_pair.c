@@ -159,7 +159,7 @@ void local_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *re
 
 static void detach(struct local_pair *pair, uint32_t number)
 {
-    struct local_mapped *mapped = local_mappings_find(&pair->mappings, number), *copy;
+    struct local_peer_segment *mapped = local_mappings_find(&pair->mappings, number), *copy;
     if (mapped == NULL) {
         local_pair_violation(pair, "the end of an unknown segment");
         return;

@@ -38,7 +38,7 @@ static void consume(struct local_pair *pair)
     uint32_t next = ++pair->rings.in.next;
     if ((next & (pair->rings.in.slot_count / 4 - 1)) != 0 || pair->state != LOCAL_CONNECTED) return;
     atomic_store_explicit(&pair->rings.in.head->consumed, next, memory_order_release);
-    local_look_at_peer(pair, false);
+    local_wake_peer(pair, false);
 }
 
 /* Completes the read, unless the peer has died or closed the connection meanwhile. */
@@ -55,7 +55,7 @@ static void finish_reading(struct local_pair *pair)
     consume(pair);
     atomic_store_explicit(&pair->rings.out.head->answered, ++pair->rings.answered, memory_order_release);
     pair->rings.has_posted = true;
-    local_look_at_peer(pair, true);
+    local_wake_peer(pair, true);
     if (reading->has_immediate) pair->events.immediate(pair->owner, reading->immediate, reading->len_bytes);
 }
 
@@ -186,7 +186,7 @@ static bool have_place(struct local_mappings *mappings)
 {
     if (mappings->count < mappings->capacity) return true;
     size_t capacity = mappings->capacity > 0 ? 2 * mappings->capacity : 4;
-    struct local_mapped *entries = realloc(mappings->entries, capacity * sizeof(*entries));
+    struct local_peer_segment *entries = realloc(mappings->entries, capacity * sizeof(*entries));
     if (entries == NULL) return false;
     mappings->entries = entries;
     mappings->capacity = capacity;
@@ -207,7 +207,7 @@ enum tl_status local_mappings_add(struct local_mappings *mappings, const struct 
     if (!have_place(mappings)) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
     enum tl_status status = local_memory_map(fd, len_bytes, &address, ret_error);
     if (status != TL_OK) return status;
-    struct local_mapped mapped = {.number = packet->number, .address = address, .len_bytes = len_bytes};
+    struct local_peer_segment mapped = {.number = packet->number, .address = address, .len_bytes = len_bytes};
     if (len_bytes > TL_LOCAL_LAZY_BYTES) {
         mapped.has_pages = calloc(1, (size_t)(len_bytes / LOCAL_CHUNK_BYTES / 8) + 1);
         if (mapped.has_pages == NULL) {
@@ -220,13 +220,13 @@ enum tl_status local_mappings_add(struct local_mappings *mappings, const struct 
     return TL_OK;
 }
 
-void local_unmap(struct local_mapped *mapped)
+void local_unmap(struct local_peer_segment *mapped)
 {
     tl_pages_unmap(mapped->address, mapped->len_bytes);
     free(mapped->has_pages);
 }
 
-struct local_mapped *local_mappings_find(struct local_mappings *mappings, uint32_t number)
+struct local_peer_segment *local_mappings_find(struct local_mappings *mappings, uint32_t number)
 {
     for (size_t i = mappings->count; i-- > 0;) {
         if (mappings->entries[i].number == number) return &mappings->entries[i];
@@ -234,7 +234,7 @@ struct local_mapped *local_mappings_find(struct local_mappings *mappings, uint32
     return NULL;
 }
 
-void local_mappings_remove(struct local_mappings *mappings, struct local_mapped *mapped)
+void local_mappings_remove(struct local_mappings *mappings, struct local_peer_segment *mapped)
 {
     size_t left = (size_t)(&mappings->entries[--mappings->count] - mapped);
     memmove(mapped, mapped + 1, left * sizeof(*mapped));

@@ -75,7 +75,7 @@ static void fill_message(struct local_slot *slot, const void *data, uint32_t len
     if (len_bytes > 0) memcpy(slot->message, data, len_bytes);
 }
 
-void local_look_at_peer(struct local_pair *pair, bool is_posted)
+void local_wake_peer(struct local_pair *pair, bool is_posted)
 {
     if (is_posted) pair->rings.has_posted = false;
     /* This fence ensures that either the peer sees what was posted, or we see that it sleeps or has closed the ring. */
@@ -106,7 +106,7 @@ enum carrying {
 /* Gets the pages that are to be written, because writing to a page that cannot be had raises a signal. To ask for
  * reading is enough: it allocates pages of shared memory, and maps existing ones 16 at a time and writable, in a
  * quarter of the time that asking for writing takes. Returns false when there are no pages; then the pair is broken. */
-static bool have_pages(struct local_pair *pair, struct local_mapped *mapped, uint64_t offset_bytes)
+static bool have_pages(struct local_pair *pair, struct local_peer_segment *mapped, uint64_t offset_bytes)
 {
     if (mapped->has_pages == NULL) return true;
     uint64_t chunk = offset_bytes / LOCAL_CHUNK_BYTES;
@@ -122,8 +122,8 @@ static bool have_pages(struct local_pair *pair, struct local_mapped *mapped, uin
 
 static enum carrying copy(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
 {
-    const struct local_place *place = &work->place;
-    struct local_mapped *mapped = local_mappings_find(&pair->mappings, place->number);
+    const struct local_descriptor *place = &work->place;
+    struct local_peer_segment *mapped = local_mappings_find(&pair->mappings, place->number);
     if (mapped == NULL && place->number - pair->mappings.next_number < LOCAL_MAX_SEGMENTS) {
         /* The packet with the segment was sent before the message that names the segment. */
         pair->packets.must_hear = pair->provider->must_look = true;
@@ -228,7 +228,7 @@ static enum carrying carry_one(struct local_pair *pair, struct local_work *work,
     }
 }
 
-unsigned local_carry(struct local_pair *pair)
+unsigned local_execute_posts(struct local_pair *pair)
 {
     uint64_t budget_bytes = COPY_BYTES_PER_POLL;
     unsigned events = 0;
@@ -241,16 +241,16 @@ unsigned local_carry(struct local_pair *pair)
         events++;
     }
     if (pair->state == LOCAL_CONNECTED && (pair->rings.has_posted || pair->queue.confirmed != pair->queue.carried)) {
-        local_look_at_peer(pair, true);
+        local_wake_peer(pair, true);
     }
     return events;
 }
 
-void local_ring(struct tl_queue_pair *base)
+void local_ring_doorbell(struct tl_queue_pair *base)
 {
     struct local_pair *pair = local_pair_of(base);
     if (pair->state != LOCAL_CONNECTED) return;
-    if (pair->queue.carried != pair->queue.posted || pair->rings.has_posted) (void)local_carry(pair);
+    if (pair->queue.carried != pair->queue.posted || pair->rings.has_posted) (void)local_execute_posts(pair);
 }
 
 /* -------------------------------------------------------------------------------------------------- completing -- */
@@ -351,7 +351,7 @@ void local_message(struct tl_queue_pair *base, const void *data, uint32_t len_by
 
 /* Returns false when no valid descriptor of the peer describes such a place. */
 static bool parse_place(const struct tl_descriptor *descriptor, uint64_t offset_bytes, uint64_t len_bytes,
-                        struct local_place *ret_place)
+                        struct local_descriptor *ret_place)
 {
     if (descriptor->len_bytes != sizeof(*ret_place)) return false;
     memcpy(ret_place, descriptor->bytes, sizeof(*ret_place));

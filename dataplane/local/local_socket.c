@@ -321,7 +321,8 @@ static int count_descriptors_of(const union local_packet *packet, size_t len_byt
     }
 }
 
-enum local_received local_look_at(int socket, union local_packet *ret_packet, struct local_credentials *ret_credentials)
+enum local_received local_peek_packet(int socket, union local_packet *ret_packet,
+                                      struct local_credentials *ret_credentials)
 {
     union {
         struct cmsghdr align;

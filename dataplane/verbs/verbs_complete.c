@@ -66,7 +66,7 @@ static void break_for(struct verbs_pair *pair, const struct ibv_wc *completion)
 static void distrust(struct verbs_pair *pair, const char *why)
 {
     verbs_pair_break_because(pair, "%s", why);
-    verbs_pair_take_from_card(pair);
+    verbs_pair_destroy_qp(pair);
 }
 
 static void complete_send(struct verbs_pair *pair, uint32_t index, const struct ibv_wc *completion)

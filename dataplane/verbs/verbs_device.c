@@ -144,7 +144,7 @@ void verbs_device_break_all(struct verbs_device *device, bool is_lost, const str
         struct verbs_pair *pair = device->places[i].pair;
         if (pair == NULL) continue;
         verbs_pair_break(pair, reason);
-        if (is_lost) verbs_pair_take_from_card(pair);
+        if (is_lost) verbs_pair_destroy_qp(pair);
     }
 }
 

@@ -367,7 +367,7 @@ void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason);
 void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...)
     __attribute__((cold, format(printf, 2, 3)));
 /* Takes a broken queue pair from the card: everything that was posted is over. */
-void verbs_pair_take_from_card(struct verbs_pair *pair);
+void verbs_pair_destroy_qp(struct verbs_pair *pair);
 void verbs_pair_needs_attention(struct verbs_pair *pair);
 /* Does what is due: calls `broken`, retires what needs no card, posts slots, calls `drained`. Returns how many events
  * that were. The queue pair may be destroyed when it returns. */

@@ -186,7 +186,7 @@ void verbs_pair_destroy(struct tl_queue_pair *base)
     tl_list_remove(&pair->attention);
     tl_list_remove(&pair->flushing);
     verbs_windows_release(pair);
-    verbs_pair_take_from_card(pair);
+    verbs_pair_destroy_qp(pair);
     verbs_slots_fini(pair);
     if (pair->place.is_reserved) device->cq.reserved -= pair->slots.count + pair->ring.work_count;
     if (pair->place.is_held) {
@@ -295,12 +295,12 @@ enum tl_status verbs_pair_connect(struct tl_queue_pair *base, const struct tl_pa
     }
     verbs_slots_post(pair);
     if (verbs_pair_is_broken(pair)) {
-        verbs_pair_take_from_card(pair);
+        verbs_pair_destroy_qp(pair);
         return tl_error_copy(ret_error, &pair->reason);
     }
     int error = make_ready(pair, &ours, &theirs);
     if (error != 0) {
-        verbs_pair_take_from_card(pair);
+        verbs_pair_destroy_qp(pair);
         verbs_gid_to_text(theirs.gid, gid, sizeof(gid));
         return tl_error_set(
             ret_error, TL_UNAVAILABLE,
@@ -320,7 +320,7 @@ void verbs_pair_needs_attention(struct verbs_pair *pair)
     if (!tl_list_is_linked(&pair->attention)) tl_list_push_back(&pair->device->attention, &pair->attention);
 }
 
-void verbs_pair_take_from_card(struct verbs_pair *pair)
+void verbs_pair_destroy_qp(struct verbs_pair *pair)
 {
     if (pair->qp == NULL) return;
     int error = ibv_destroy_qp(pair->qp);
@@ -340,7 +340,7 @@ void verbs_pair_break(struct verbs_pair *pair, const struct tl_error *reason)
     verbs_pair_needs_attention(pair);
     if (pair->qp == NULL) return;
     struct ibv_qp_attr attributes = {.qp_state = IBV_QPS_ERR};
-    if (ibv_modify_qp(pair->qp, &attributes, IBV_QP_STATE) != 0) verbs_pair_take_from_card(pair);
+    if (ibv_modify_qp(pair->qp, &attributes, IBV_QP_STATE) != 0) verbs_pair_destroy_qp(pair);
 }
 
 void verbs_pair_break_because(struct verbs_pair *pair, const char *format, ...)
@@ -382,7 +382,7 @@ void verbs_pair_give_up(struct verbs_device *device)
         if (pair->qp == NULL) continue;
         TL_LOG_AT_WARN("the card does not hand back the work of a broken queue pair, which is taken from it",
                        TL_STR("device", device->base.name), TL_U64("number", pair->ids.number));
-        verbs_pair_take_from_card(pair);
+        verbs_pair_destroy_qp(pair);
         verbs_pair_needs_attention(pair);
     }
 }

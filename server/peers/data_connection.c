@@ -90,14 +90,14 @@ void tl_data_connection_end(struct tl_data_connection *connection)
     data_connection_happen(connection, EVENT_LINK_LOST);
 }
 
-void tl_data_connection_begin(struct tl_data_connection *connection, struct tl_link *link, bool is_passing)
+void tl_data_connection_begin(struct tl_data_connection *connection, struct tl_link *link, bool is_being_replaced)
 {
     const struct tl_transport_slot *slot = connection->slot;
     if (connection->link == link) return;
     tl_data_connection_end(connection);
     connection->link = link;
     connection->is_first = true;
-    connection->is_passing = is_passing;
+    connection->is_being_replaced = is_being_replaced;
     connection->is_left = false;
     connection->failure_count = 0;
     connection->is_elsewhere = slot->transport != NULL && find_elsewhere(connection);
@@ -107,7 +107,7 @@ void tl_data_connection_begin(struct tl_data_connection *connection, struct tl_l
 
 void tl_data_connection_stay(struct tl_data_connection *connection)
 {
-    connection->is_passing = false;
+    connection->is_being_replaced = false;
 }
 
 void tl_data_connection_go_on(struct tl_data_connection *connection)

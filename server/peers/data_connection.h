@@ -64,7 +64,7 @@ struct tl_data_connection {
     struct tl_session *session;          /* our half, from CREATING to UP; NULL: none */
     uint64_t attempt;                    /* number of the latest offer, ours or the peer's */
     bool is_first;                       /* no attempt on this link has failed yet */
-    bool is_passing;        /* another link is about to take the place of this one: the next failure is none */
+    bool is_being_replaced; /* another link is about to take the place of this one: the next failure is none */
     bool is_elsewhere;      /* the peer is on a host that this transport does not reach */
     bool is_left;           /* the peer has closed it in order: it restarts, or offers again */
     unsigned failure_count; /* failed attempts in a row, and connections that did not last */
@@ -87,9 +87,9 @@ enum tl_data_connection_use {
 void tl_data_connection_init(struct tl_data_connection *connection, struct tl_worker *worker,
                              const struct tl_transport_slot *slot, const char *name,
                              const struct tl_data_connection_events *events, void *owner);
-/* Sets the link in use, in place of another or of none: the connection is held, or refused. is_passing: the peer has
- * opened this link, and a link of ours will take its place unless that fails. */
-void tl_data_connection_begin(struct tl_data_connection *connection, struct tl_link *link, bool is_passing);
+/* Sets the link in use, in place of another or of none: the connection is held, or refused. is_being_replaced: the peer
+ * has opened this link, and a link of ours will take its place unless that fails. */
+void tl_data_connection_begin(struct tl_data_connection *connection, struct tl_link *link, bool is_being_replaced);
 /* The link of ours that was to take the place of this one has failed. */
 void tl_data_connection_stay(struct tl_data_connection *connection);
 /* The link has ended. May be called without a link. */

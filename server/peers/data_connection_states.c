@@ -135,7 +135,7 @@ static void failed(struct tl_data_connection *connection, bool is_final)
     disarm(connection);
     if (is_final || connection->worker->closing.is_closing) {
         data_connection_happen(connection, EVENT_FINAL);
-    } else if (connection->is_passing && connection->state != TL_DATA_CONNECTION_EXPECTING) {
+    } else if (connection->is_being_replaced && connection->state != TL_DATA_CONNECTION_EXPECTING) {
         data_connection_happen(connection, EVENT_PASSING);
     } else {
         data_connection_happen(connection, tl_link_is_ours(connection->link) ? EVENT_RETRY : EVENT_AWAIT);
@@ -180,7 +180,7 @@ static void expect_offer(struct tl_data_connection *connection, const struct eve
  * data connection still does. If the peer has not changed links, it offers again, and the next failure counts. */
 static void expect_after_passing(struct tl_data_connection *connection, const struct event *event)
 {
-    connection->is_passing = false;
+    connection->is_being_replaced = false;
     TL_LOG_AT_DEBUG("a data connection has ended, perhaps for that of another link", TL_STR("peer", connection->name),
                     TL_STR("transport", transport_of(connection)), TL_STR("reason", connection->reason));
     expect_offer(connection, event);

@@ -40,10 +40,10 @@ void tl_data_connections_init(struct tl_data_connections *connections, struct tl
                                 &connection_events, connections);
 }
 
-void tl_data_connections_begin(struct tl_data_connections *connections, struct tl_link *link, bool is_passing)
+void tl_data_connections_begin(struct tl_data_connections *connections, struct tl_link *link, bool is_being_replaced)
 {
     for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++)
-        tl_data_connection_begin(&connections->items[i], link, is_passing);
+        tl_data_connection_begin(&connections->items[i], link, is_being_replaced);
     go_on(connections);
 }
 

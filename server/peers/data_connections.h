@@ -27,8 +27,8 @@ struct tl_data_connections {
 /* Prepares the connections to the peer with this name ("" for a client), which lives as long as they do. */
 void tl_data_connections_init(struct tl_data_connections *connections, struct tl_worker *worker, const char *name,
                               const struct tl_data_connection_events *events, void *owner);
-/* Sets the link in use, in place of another or of none. is_passing: as tl_data_connection_begin. */
-void tl_data_connections_begin(struct tl_data_connections *connections, struct tl_link *link, bool is_passing);
+/* Sets the link in use, in place of another or of none. is_being_replaced: as tl_data_connection_begin. */
+void tl_data_connections_begin(struct tl_data_connections *connections, struct tl_link *link, bool is_being_replaced);
 /* The link of ours that was to take the place of this one has failed. May be called without one. */
 void tl_data_connections_stay(struct tl_data_connections *connections);
 /* The link has ended. May be called without a link. */

@@ -356,7 +356,7 @@ void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_
     tl_table_unlock_and_run(table, &errands);
 }
 
-void tl_rendezvous_orphan(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns)
+void tl_rendezvous_receiver_lost(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns)
 {
     tl_table_lock(table);
     struct tl_table_value *value = tl_table_value_find(table, id);

@@ -164,7 +164,7 @@ void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_
  * (monotonic). Asking again with the id takes the deadline away. A receiver that has asked again before this call (over
  * a new connection, while the old one was not yet known to be broken) has the value, and there is no deadline. Ignored
  * when nothing is reserved for the id. */
-void tl_rendezvous_orphan(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns);
+void tl_rendezvous_receiver_lost(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns);
 
 /* Offers again whatever was orphaned until now_ns; returns when to call next, TL_TIME_NEVER when nothing is orphaned.
  */

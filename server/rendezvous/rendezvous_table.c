@@ -31,13 +31,13 @@ void tl_table_unlock_and_run(struct tl_rendezvous *table, struct tl_list *errand
 {
     tl_table_unlock(table);
     for (struct tl_list *link; (link = tl_list_pop_front(errands));) {
-        struct tl_table_errand *errand = TL_CONTAINER_OF(link, struct tl_table_errand, link);
+        struct tl_table_deferred_call *errand = TL_CONTAINER_OF(link, struct tl_table_deferred_call, link);
         errand->run(errand);
     }
 }
 
-static void add_errand(struct tl_list *errands, struct tl_table_errand *errand,
-                       void (*run)(struct tl_table_errand *errand))
+static void add_errand(struct tl_list *errands, struct tl_table_deferred_call *errand,
+                       void (*run)(struct tl_table_deferred_call *errand))
 {
     errand->run = run;
     tl_list_push_back(errands, &errand->link);
@@ -311,7 +311,7 @@ void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *v
 }
 
 /* The sender may be gone as soon as it was called; so may the table. */
-static void run_over(struct tl_table_errand *errand)
+static void run_over(struct tl_table_deferred_call *errand)
 {
     struct tl_table_value *value = TL_CONTAINER_OF(errand, struct tl_table_value, errand);
     struct tl_sender *sender = value->sender;
@@ -384,7 +384,7 @@ void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter 
 }
 
 /* The receiver may be gone as soon as it was called; so may the table. */
-static void run_deliver(struct tl_table_errand *errand)
+static void run_deliver(struct tl_table_deferred_call *errand)
 {
     struct tl_table_waiter *waiter = TL_CONTAINER_OF(errand, struct tl_table_waiter, errand);
     struct tl_receiver *receiver = waiter->receiver;
@@ -412,7 +412,7 @@ void tl_table_publication_offer(const struct tl_table_publication *publication, 
                                    .is_one_shot = false};
 }
 
-static void run_put(struct tl_table_errand *errand)
+static void run_put(struct tl_table_deferred_call *errand)
 {
     struct tl_table_publication *publication = TL_CONTAINER_OF(errand, struct tl_table_publication, errand);
     tl_tensor_put(publication->tensor);

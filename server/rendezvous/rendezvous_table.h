@@ -30,9 +30,9 @@
 #include "server/rendezvous/rendezvous.h"
 
 /* Something to do once the mutex is free. */
-struct tl_table_errand {
+struct tl_table_deferred_call {
     struct tl_list link;
-    void (*run)(struct tl_table_errand *errand); /* frees the object that the errand is embedded in */
+    void (*run)(struct tl_table_deferred_call *errand); /* frees the object that the errand is embedded in */
 };
 
 /* A key; used by its places, values and publication. */
@@ -73,8 +73,8 @@ struct tl_table_step {
 
 /* A sent value. */
 struct tl_table_value {
-    struct tl_table_errand errand; /* calls over */
-    const struct tl_error *status; /* what the errand reports; valid until it has run */
+    struct tl_table_deferred_call errand; /* calls over */
+    const struct tl_error *status;        /* what the errand reports; valid until it has run */
     struct tl_sender *sender;
     struct tl_tensor *tensor;
     uint64_t size_bytes;
@@ -93,9 +93,9 @@ struct tl_table_value {
 
 /* A receiver that waits. */
 struct tl_table_waiter {
-    struct tl_table_errand errand; /* calls deliver */
-    const struct tl_error *status; /* what the errand reports; valid until it has run */
-    struct tl_offer offer;         /* what the errand hands over with TL_OK */
+    struct tl_table_deferred_call errand; /* calls deliver */
+    const struct tl_error *status;        /* what the errand reports; valid until it has run */
+    struct tl_offer offer;                /* what the errand hands over with TL_OK */
     struct tl_receiver *receiver;
     struct tl_share *share; /* what its client is charged to; NULL: the receiver is this program's */
     struct tl_request_id id;
@@ -108,7 +108,7 @@ struct tl_table_waiter {
 
 /* A published value. */
 struct tl_table_publication {
-    struct tl_table_errand errand; /* puts the tensor */
+    struct tl_table_deferred_call errand; /* puts the tensor */
     struct tl_table_name *name;
     struct tl_list link; /* in tl_rendezvous.publications */
     struct tl_tensor *tensor;

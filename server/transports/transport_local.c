@@ -23,8 +23,8 @@
  * longer. */
 #define REGISTER_BYTES (16 * 1024)
 /* Received tensors of less than this size are copied through the pool too, while half of it is free: a single tensor
- * takes less than half as long. When many are under way, the helper threads read the others; the pool is not made larger.
- */
+ * takes less than half as long. When many are under way, the helper threads read the others, and the pool is not made
+ * larger. */
 #define COPY_BYTES (256 * 1024)
 #define MAX_CACHED_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)

@@ -132,7 +132,7 @@ size_t tl_transports_count(const struct tl_worker *worker)
     return count;
 }
 
-struct tl_transport *tl_transports_of_cards(const struct tl_worker *worker)
+struct tl_transport *tl_transport_needing_regions(const struct tl_worker *worker)
 {
     for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
         struct tl_transport *transport = worker->data_plane.transports[i].transport;

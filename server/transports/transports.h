@@ -44,7 +44,7 @@ void tl_transports_require(const struct tl_worker *worker, enum tl_status code, 
                            struct tl_error *ret_error);
 
 /* Returns the transport that needs its sources in registered memory; NULL: none is open. */
-struct tl_transport *tl_transports_of_cards(const struct tl_worker *worker);
+struct tl_transport *tl_transport_needing_regions(const struct tl_worker *worker);
 /* Returns how many transports are open. */
 size_t tl_transports_count(const struct tl_worker *worker);
 /* Lists the reactors that have no thread; ret_reactors has TL_MAX_TRANSPORTS places. Returns how many. */

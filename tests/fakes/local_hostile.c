@@ -239,10 +239,10 @@ static void post(struct hostile *hostile, struct hostile_input *input)
     if (take(input, 1) % 2) {
         pair->ops->message(pair, hostile->source, (uint32_t)take(input, 2) % TL_SLOT_BYTES, new_work(hostile));
     } else {
-        struct local_place place = {.kind = 1 + (uint32_t)take(input, 1) % 3,
-                                    .number = take(input, 1) % 2 ? 1 : (uint32_t)take_size(input),
-                                    .offset_bytes = take(input, 1) % 2 ? 0 : take_size(input),
-                                    .len_bytes = take(input, 1) % 2 ? 64 : take_size(input)};
+        struct local_descriptor place = {.kind = 1 + (uint32_t)take(input, 1) % 3,
+                                         .number = take(input, 1) % 2 ? 1 : (uint32_t)take_size(input),
+                                         .offset_bytes = take(input, 1) % 2 ? 0 : take_size(input),
+                                         .len_bytes = take(input, 1) % 2 ? 64 : take_size(input)};
         struct tl_descriptor descriptor = {.len_bytes = sizeof(place)};
         memcpy(descriptor.bytes, &place, sizeof(place));
         pair->ops->write(pair, NULL, hostile->source, take(input, 2) % SEGMENT_BYTES, &descriptor,

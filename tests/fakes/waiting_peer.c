@@ -148,7 +148,7 @@ static void call(const struct local_address *to)
     post_message();
 }
 
-static void post_read(const struct local_place *place)
+static void post_read(const struct local_descriptor *place)
 {
     post(&(struct local_slot){.kind = LOCAL_SLOT_READ,
                               .flags = file.fd >= 0 ? LOCAL_FLAG_IMMEDIATE | LOCAL_FLAG_FILE : LOCAL_FLAG_IMMEDIATE,

@@ -32,7 +32,7 @@ enum waiting_peer_do {
 struct waiting_peer_order {
     enum waiting_peer_do what;
     struct local_address to;
-    struct local_place place;
+    struct local_descriptor place;
 };
 
 #define WAITING_PEER_BYTES 4096

@@ -28,7 +28,7 @@ struct tl_stream {
     bool is_client;
     bool is_reading;
     bool is_end_wanted; /* For finish and half_close. */
-    bool is_through;    /* as tl_stream_set_through has it */
+    bool is_through;    /* as tl_stream_report_sent_by_kernel has it */
     bool is_cancelled;
     const struct tl_stream_events *events;
     void *owner;
@@ -153,7 +153,7 @@ bool tl_stream_can_send(const struct tl_stream *stream)
     return stream->sending == NULL && !stream->is_end_wanted;
 }
 
-void tl_stream_set_through(struct tl_stream *stream, bool is_through)
+void tl_stream_report_sent_by_kernel(struct tl_stream *stream, bool is_through)
 {
     stream->is_through = is_through;
 }

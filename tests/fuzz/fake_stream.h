@@ -40,7 +40,7 @@ bool fake_stream_is_client(unsigned slot);
 bool fake_stream_is_reading(unsigned slot);
 bool fake_stream_is_sending(unsigned slot);
 
-/* As tl_stream_set_through has set it. */
+/* As tl_stream_report_sent_by_kernel has set it. */
 bool fake_stream_is_through(unsigned slot);
 
 /* Each of these does nothing, and returns false, when the stream is not open or not in the state for it. */

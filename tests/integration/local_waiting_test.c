@@ -323,7 +323,7 @@ START_TEST(strangers_at_the_accept_socket)
     set_up_sides(NULL);
     ck_assert_msg(create_victim(&error) == TL_OK, "%s", error.message);
     if (!peer_leaves(strangers[_i], &victim)) return;
-    ck_assert_int_eq(local_look_at(local_pair_of(victim.pair)->sockets.accept, &packet, &credentials),
+    ck_assert_int_eq(local_peek_packet(local_pair_of(victim.pair)->sockets.accept, &packet, &credentials),
                      LOCAL_RECEIVED_NOTHING);
     bystander_goes_on();
     peer_calls();

@@ -316,10 +316,10 @@ static void hear(enum tl_connection_message_kind kind, uint64_t attempt, bool is
     tl_data_connection_hear(&connection, &link_in_use, &message);
 }
 
-static void begin(bool is_ours, bool is_passing)
+static void begin(bool is_ours, bool is_being_replaced)
 {
     link_in_use.is_ours = is_ours;
-    tl_data_connection_begin(&connection, &link_in_use, is_passing);
+    tl_data_connection_begin(&connection, &link_in_use, is_being_replaced);
     ck_assert_int_eq(connection.state, HELD);
     ck_assert_int_eq(tl_data_connection_use(&connection), TL_DATA_CONNECTION_AVOID);
     tl_data_connection_go_on(&connection);

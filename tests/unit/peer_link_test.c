@@ -103,10 +103,10 @@ void tl_link_close(struct tl_link *link, const struct tl_error *reason)
     note(reason->message);
 }
 
-void tl_data_connections_begin(struct tl_data_connections *connections, struct tl_link *link, bool is_passing)
+void tl_data_connections_begin(struct tl_data_connections *connections, struct tl_link *link, bool is_being_replaced)
 {
     (void)connections, (void)link;
-    note(is_passing ? "begin passing" : "begin");
+    note(is_being_replaced ? "begin passing" : "begin");
 }
 
 void tl_data_connections_stay(struct tl_data_connections *connections)

@@ -491,7 +491,7 @@ static void do_orphan(struct operation *o)
 {
     struct operation *value = model_reserved(o->id);
     int64_t deadline_ns = below(TIMES);
-    tl_rendezvous_orphan(table, &o->id, deadline_ns);
+    tl_rendezvous_receiver_lost(table, &o->id, deadline_ns);
     if (value == NULL) return;
     if (value->holder_count > 0) value->holder_count--;
     if (value->holder_count == 0) value->deadline_ns = deadline_ns;

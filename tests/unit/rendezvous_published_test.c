@@ -122,7 +122,7 @@ START_TEST(any_number_of_receivers)
         /* Nothing is reserved, so there is nothing to end. */
         tl_rendezvous_acknowledge(table, &receivers[i].base.id);
         tl_rendezvous_release(table, &receivers[i].base.id);
-        tl_rendezvous_orphan(table, &receivers[i].base.id, 1);
+        tl_rendezvous_receiver_lost(table, &receivers[i].base.id, 1);
     }
     ck_assert_int_eq(tl_rendezvous_expire(table, INT64_MAX), INT64_MAX);
     ck_assert_uint_eq(stats_now().published_tensors, 1);

@@ -422,7 +422,7 @@ START_TEST(given_up_from_elsewhere)
     tl_rendezvous_give_up(table, &waits.base.id);
     ask(&has, 5, 2, "key", 1);
     assert_got(&has, TL_OK);
-    tl_rendezvous_orphan(table, &has.base.id, 100);
+    tl_rendezvous_receiver_lost(table, &has.base.id, 100);
     ask(&next, 6, 1, "key", 1);
     assert_waits(&next);
     tl_rendezvous_give_up(table, &has.base.id);
@@ -443,7 +443,7 @@ START_TEST(nothing_is_reserved_for_a_stranger)
     send_ok(&sender, "key", 1);
     tl_rendezvous_acknowledge(table, &stranger);
     tl_rendezvous_release(table, &stranger);
-    tl_rendezvous_orphan(table, &stranger, 5);
+    tl_rendezvous_receiver_lost(table, &stranger, 5);
     tl_rendezvous_release_incarnation(table, 7);
     ck_assert_int_eq(tl_rendezvous_expire(table, INT64_MAX), TL_TIME_NEVER);
     ck_assert_int_eq(sender.over_count, 0);
@@ -461,7 +461,7 @@ START_TEST(orphans_expire_by_deadline)
         send_ok(&senders[i], keys[i], 1);
         ask(&receivers[i], 5, (uint64_t)i, keys[i], 1);
         ask(&next[i], 6, (uint64_t)i, keys[i], 1);
-        tl_rendezvous_orphan(table, &receivers[i].base.id, deadlines[i]);
+        tl_rendezvous_receiver_lost(table, &receivers[i].base.id, deadlines[i]);
     }
     ck_assert_int_eq(tl_rendezvous_expire(table, 99), 100);
     assert_waits(&next[1]);
@@ -483,15 +483,15 @@ START_TEST(orphan_comes_back)
     send_ok(&sender, "key", 1);
     ask(&receiver, 5, 1, "key", 1);
     ask(&next, 6, 1, "key", 1);
-    tl_rendezvous_orphan(table, &receiver.base.id, 100);
+    tl_rendezvous_receiver_lost(table, &receiver.base.id, 100);
     ask(&receiver, 5, 1, "key", 1);
     assert_got(&receiver, TL_OK);
     ck_assert_int_eq(tl_rendezvous_expire(table, 1000), TL_TIME_NEVER);
     assert_waits(&next);
     /* The receiver breaks off again, and once more with a later deadline; then it acknowledges on a connection of its
      * own. */
-    tl_rendezvous_orphan(table, &receiver.base.id, 2000);
-    tl_rendezvous_orphan(table, &receiver.base.id, 3000);
+    tl_rendezvous_receiver_lost(table, &receiver.base.id, 2000);
+    tl_rendezvous_receiver_lost(table, &receiver.base.id, 3000);
     ck_assert_int_eq(tl_rendezvous_expire(table, 2000), 3000);
     acknowledge(&receiver);
     ck_assert_int_eq(tl_rendezvous_expire(table, 2000), TL_TIME_NEVER);
@@ -509,15 +509,15 @@ START_TEST(orphan_has_come_back_already)
     ask(&receiver, 5, 1, "key", 1);
     ask(&next, 6, 1, "key", 1);
     ask(&again, 5, 1, "key", 1);
-    tl_rendezvous_orphan(table, &receiver.base.id, 100);
+    tl_rendezvous_receiver_lost(table, &receiver.base.id, 100);
     ck_assert_int_eq(tl_rendezvous_expire(table, 1000), TL_TIME_NEVER);
     assert_waits(&next);
-    tl_rendezvous_orphan(table, &again.base.id, 2000);
+    tl_rendezvous_receiver_lost(table, &again.base.id, 2000);
     ck_assert_int_eq(tl_rendezvous_expire(table, 1000), 2000);
     ck_assert_int_eq(tl_rendezvous_expire(table, 2000), TL_TIME_NEVER);
     assert_got(&next, TL_OK);
     /* The next value is held once, however often the one before was. */
-    tl_rendezvous_orphan(table, &next.base.id, 3000);
+    tl_rendezvous_receiver_lost(table, &next.base.id, 3000);
     ck_assert_int_eq(tl_rendezvous_expire(table, 2000), 3000);
 }
 END_TEST
@@ -533,7 +533,7 @@ START_TEST(incarnation_is_released)
     ask(&other, 6, 1, "c", 1);
     ask(&waits_gone, 5, 3, "a", 1);
     ask(&waits, 6, 2, "b", 1);
-    tl_rendezvous_orphan(table, &gone[0].base.id, 100);
+    tl_rendezvous_receiver_lost(table, &gone[0].base.id, 100);
     tl_rendezvous_release_incarnation(table, 5);
     ck_assert_int_eq(tl_rendezvous_expire(table, 0), TL_TIME_NEVER);
     assert_got(&waits, TL_OK);
@@ -695,7 +695,7 @@ START_TEST(reserved_value_of_an_ended_step_is_not_offered)
     assert_over(&senders[0], TL_CANCELLED);
     assert_waits(&next);
     send_ok(&newer, "b", 1);
-    tl_rendezvous_orphan(table, &receivers[1].base.id, 10);
+    tl_rendezvous_receiver_lost(table, &receivers[1].base.id, 10);
     ck_assert_int_eq(tl_rendezvous_expire(table, 10), TL_TIME_NEVER);
     assert_over(&senders[1], TL_CANCELLED);
     ck_assert_uint_eq(stats_now().dropped_tensors, 2);

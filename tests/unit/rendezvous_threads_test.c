@@ -95,7 +95,7 @@ static void on_deliver(struct tl_receiver *receiver, const struct tl_error *stat
     atomic_fetch_add(&told_ok, 1);
     if (choice == 0) tl_rendezvous_acknowledge(table, &id);
     if (choice == 1) tl_rendezvous_release(table, &id);
-    if (choice == 2) tl_rendezvous_orphan(table, &id, 5);
+    if (choice == 2) tl_rendezvous_receiver_lost(table, &id, 5);
     tl_tensor_put(offer->tensor);
 }
 
@@ -199,7 +199,7 @@ static void do_reservation(struct actor *actor)
         tl_rendezvous_release(table, &id);
         break;
     case 1:
-        tl_rendezvous_orphan(table, &id, below(actor, 10));
+        tl_rendezvous_receiver_lost(table, &id, below(actor, 10));
         break;
     default:
         tl_rendezvous_acknowledge(table, &id);
