@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Requests of peers that let their value go and ask the table again, also while the worker closes. */
+#include <check.h>
+#include <string.h>
+
+#include "fakes/run_suite.h"
+#include "server/rendezvous/rendezvous.h"
+#include "server/worker_internal.h"
+
+static struct tl_worker worker;
+static struct tl_executor executor = {.is_only = true};
+static struct tl_identity peer = {.name = "/job:worker/task:0", .incarnation = 7};
+static struct tl_serve serve;
+static struct tl_tensor *tensor;
+static struct tl_error answer;
+static unsigned answers;
+
+static void reply(struct tl_serve *of, const struct tl_error *status, const struct tl_offer *offer)
+{
+    ck_assert_ptr_eq(of, &serve);
+    answer = *status;
+    answers++;
+    if (status->code == TL_OK) tl_tensor_put(offer->tensor);
+}
+
+static const struct tl_serve_ops ops = {.reply = reply};
+
+static void ask(void)
+{
+    answers = 0;
+    tl_serving_ops.request(&worker.serving, &serve);
+}
+
+static void publish(void)
+{
+    ck_assert_int_eq(tl_rendezvous_publish(worker.table, "key", 1, tensor, NULL, NULL), TL_OK);
+}
+
+static void withdraw(void)
+{
+    ck_assert_int_eq(tl_rendezvous_withdraw(worker.table, "key", NULL), TL_OK);
+}
+
+/* The request is answered with a published tensor, lets go of it, and the tensor is withdrawn. */
+static void setup(void)
+{
+    const struct tl_rendezvous_limits limits = {.waiting_receivers = 10, .held_bytes = 1 << 20};
+    memset(&worker, 0, sizeof(worker));
+    ck_assert_int_eq(tl_rendezvous_create(&limits, &worker.table, NULL), TL_OK);
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 1, (uint64_t[]){4}, &tensor, NULL), TL_OK);
+    tl_serving_init(&worker.serving, &worker, &executor);
+    serve = (struct tl_serve){.ops = &ops, .id = {.number = 1}, .peer = &peer, .key = "key", .step = 1};
+    publish();
+    ask();
+    ck_assert_uint_eq(answers, 1);
+    ck_assert_int_eq(answer.code, TL_OK);
+    tl_serving_ops.closed(&worker.serving, &serve, TL_SERVE_BROKEN);
+    withdraw();
+}
+
+static void teardown(void)
+{
+    tl_serving_ops.closed(&worker.serving, &serve, TL_SERVE_CANCELLED);
+    tl_rendezvous_close(worker.table, &(struct tl_error){.code = TL_CANCELLED});
+    tl_rendezvous_destroy(worker.table);
+    tl_tensor_put(tensor);
+}
+
+static void expect_refusal(void)
+{
+    ck_assert_uint_eq(answers, 1);
+    ck_assert_int_eq(answer.code, TL_UNAVAILABLE);
+    ck_assert(!serve.is_final); /* so that the receiver asks again after the restart */
+}
+
+START_TEST(waits_again)
+{
+    ask();
+    ck_assert_uint_eq(answers, 0);
+    publish();
+    ck_assert_uint_eq(answers, 1);
+    ck_assert_int_eq(answer.code, TL_OK);
+    ck_assert(serve.is_final);
+}
+END_TEST
+
+START_TEST(the_worker_closes_while_it_waits_again)
+{
+    ask();
+    tl_serving_close(&worker.serving);
+    expect_refusal();
+}
+END_TEST
+
+START_TEST(asks_again_while_the_worker_closes)
+{
+    tl_serving_close(&worker.serving);
+    ask();
+    expect_refusal();
+}
+END_TEST
+
+START_TEST(gets_what_there_is_while_the_worker_closes)
+{
+    publish();
+    tl_serving_close(&worker.serving);
+    ask();
+    ck_assert_uint_eq(answers, 1);
+    ck_assert_int_eq(answer.code, TL_OK);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("serving");
+    TCase *tcase = tcase_create("serving");
+    tcase_add_checked_fixture(tcase, setup, teardown);
+    tcase_add_test(tcase, waits_again);
+    tcase_add_test(tcase, the_worker_closes_while_it_waits_again);
+    tcase_add_test(tcase, asks_again_while_the_worker_closes);
+    tcase_add_test(tcase, gets_what_there_is_while_the_worker_closes);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
