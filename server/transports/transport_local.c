@@ -32,7 +32,7 @@
  * other, each connection takes seconds; to give one up too early makes the others take longer. */
 #define MAX_CONNECT_NS (10 * TL_NS_PER_SEC)
 
-_Static_assert(TL_HOST_BYTES == TL_HOST_ID_BYTES, "what is told of the host is its id");
+_Static_assert(TL_HOST_BYTES == TL_HOST_ID_BYTES, "a pair address names the host by its id");
 
 static void read_local(const struct tl_settings *settings, struct tl_transport_options *ret_options)
 {

@@ -267,10 +267,13 @@ START_TEST(each_edge)
 {
     const struct edge *edge = &edges[_i];
     const struct tl_error reason = {.code = TL_UNAVAILABLE, .message = "why"};
+    enum tl_data_connection_state next = transitions[edge->from][edge->kind].next;
     const struct tl_connection_message message = {.transport = "verbs",
                                                   .attempt = edge->kind == EVENT_OFFER_HEARD              ? ATTEMPT + 1
                                                              : edge->from >= CREATING && edge->from <= UP ? ATTEMPT
                                                                                                           : 0};
+    /* An action that decides where to go raises the next event in the state that it leaves. */
+    ck_assert(next == edge->from || next == edge->to);
     enter(edge->from, edge->is_ours);
     if (edge->from == OFF && edge->kind != EVENT_LINK_LOST) connection.link = &link_in_use;
     /* The timer has fired, or `failed` has disarmed it and let the session go. */
