@@ -10,6 +10,8 @@ void tl_closure_thread_init(struct tl_closure_thread *thread, const char *name)
     TL_CHECK(pthread_mutex_init(&thread->mutex, NULL) == 0);
     TL_CHECK(pthread_cond_init(&thread->wake, NULL) == 0);
     tl_list_init(&thread->waiting);
+    tl_list_init(&thread->urgent);
+    thread->was_urgent = false;
     thread->is_started = false;
     thread->is_stopping = false;
 }
@@ -31,17 +33,27 @@ static void unlock(struct tl_closure_thread *thread)
     TL_CHECK(pthread_mutex_unlock(&thread->mutex) == 0);
 }
 
+/* Takes the closure that runs next; NULL: none waits. The two queues alternate, so that neither starves the other. */
+static struct tl_closure *take_next(struct tl_closure_thread *thread)
+{
+    bool is_urgent = !tl_list_is_empty(&thread->urgent) && (!thread->was_urgent || tl_list_is_empty(&thread->waiting));
+    struct tl_list *queue = is_urgent ? &thread->urgent : &thread->waiting;
+    if (tl_list_is_empty(queue)) return NULL;
+    thread->was_urgent = is_urgent;
+    return TL_CONTAINER_OF(tl_list_pop_front(queue), struct tl_closure, link);
+}
+
 static void *run(void *argument)
 {
     struct tl_closure_thread *thread = argument;
     lock(thread);
-    for (;;) {
-        while (!thread->is_stopping && tl_list_is_empty(&thread->waiting))
+    while (!thread->is_stopping) {
+        struct tl_closure *closure = take_next(thread);
+        if (closure == NULL) {
             pthread_cond_wait(&thread->wake, &thread->mutex);
-        if (thread->is_stopping) break;
-        struct tl_list *link = tl_list_pop_front(&thread->waiting);
+            continue;
+        }
         unlock(thread);
-        struct tl_closure *closure = TL_CONTAINER_OF(link, struct tl_closure, link);
         closure->run(closure);
         lock(thread);
     }
@@ -70,11 +82,11 @@ void tl_closure_thread_post(struct tl_closure_thread *thread, struct tl_closure 
     unlock(thread);
 }
 
-void tl_closure_thread_post_first(struct tl_closure_thread *thread, struct tl_closure *closure)
+void tl_closure_thread_post_urgent(struct tl_closure_thread *thread, struct tl_closure *closure)
 {
     lock(thread);
     if (!tl_list_is_linked(&closure->link)) {
-        tl_list_push_front(&thread->waiting, &closure->link);
+        tl_list_push_back(&thread->urgent, &closure->link);
         pthread_cond_signal(&thread->wake);
     }
     unlock(thread);
@@ -97,5 +109,6 @@ void tl_closure_thread_stop(struct tl_closure_thread *thread, struct tl_list *re
     if (thread->is_started) TL_CHECK(pthread_join(thread->thread, NULL) == 0);
     thread->is_started = false;
     tl_list_init(ret_left);
+    tl_list_splice_back(ret_left, &thread->urgent);
     tl_list_splice_back(ret_left, &thread->waiting);
 }

@@ -234,7 +234,7 @@ size_t tl_config_values(const struct tl_config *config, const struct tl_config_t
     bool is_member = task >= config->tasks && task < config->tasks + config->task_count;
     size_t place = is_member ? (size_t)(task - config->tasks) : 0;
     const struct tl_settings_layer *layer = is_member ? memory->layers[place] : memory->top;
-    for (size_t i = 0; i < TL_SETTING_COUNT_ALL && i < capacity; i++) {
+    for (size_t i = 0; i < tl_settings_count && i < capacity; i++) {
         const struct tl_setting_origin *origin = &layer->origins[i];
         bool is_own_address = is_member && tl_settings_table[i].kind == TL_SETTING_ADDRESS && !task->settings.listen;
         ret_values[i] = (struct tl_config_value){
@@ -243,5 +243,5 @@ size_t tl_config_values(const struct tl_config *config, const struct tl_config_t
             .origin = origin->origin,
         };
     }
-    return TL_SETTING_COUNT_ALL;
+    return tl_settings_count;
 }

@@ -10,7 +10,7 @@
 #include "config/arena.h"
 #include "config/config.h"
 #include "config/json_doc.h"
-#include "config/settings.h"
+#include "config/settings_layer.h"
 
 struct tl_config_private {
     struct tl_arena *arena;                  /* holds everything, this too */

@@ -183,9 +183,8 @@ static enum tl_status apply_all(const struct tl_config *config, const struct tl_
                                 struct tl_error *ret_error)
 {
     struct tl_arena *arena = tl_config_private(config)->arena;
-    struct tl_settings_layer *copy = tl_arena_alloc(arena, sizeof(*copy));
+    struct tl_settings_layer *copy = tl_settings_copy(layer, arena);
     if (!copy) return tl_json_no_memory(config->source, ret_error);
-    *copy = *layer;
     for (size_t i = 0; i < TL_ARRAY_COUNT(aliases); i++) {
         if (!given[i].variable) continue;
         enum tl_status status =

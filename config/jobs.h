@@ -10,7 +10,7 @@
 #include "config/arena.h"
 #include "config/config.h"
 #include "config/json_doc.h"
-#include "config/settings.h"
+#include "config/settings_layer.h"
 
 /* Replaces, in layers [count], those of the tasks that {"ps": {SETTINGS, "tasks": {"0": {SETTINGS}}}} says something
  * about. On entry all are `top`. When the document collects errors, a job or task that is missing from `tasks` because

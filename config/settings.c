@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "config/quote.h"
+#include "config/settings_layer.h"
 
 #define KIB UINT64_C(1024)
 #define MIB (KIB * 1024)
@@ -33,15 +34,15 @@
 /* Names that are known anywhere, for the search of the nearest. */
 #define MAX_NAMES 32
 
+/* clang-format off */
+#define CHOICE_OF(value, word) {word, value, NULL},
 const struct tl_choice tl_protocol_choices[] = {
-    {"auto", TL_PROTOCOL_AUTO, NULL},
-    {"grpc", TL_PROTOCOL_GRPC, NULL},
-    {"grpc+local", TL_PROTOCOL_GRPC_LOCAL, NULL},
-    {"grpc+verbs", TL_PROTOCOL_GRPC_VERBS, NULL},
+    TL_PROTOCOLS(CHOICE_OF)
     {"grpc+gdr", -1, "the gdr transport"},
     {"grpc+mpi", -1, "the mpi transport"},
     {NULL, 0, NULL},
 };
+/* clang-format on */
 
 static const struct tl_choice rdma_choices[] = {
     {"prefer", TL_RDMA_PREFER, NULL},
@@ -100,7 +101,7 @@ static const struct tl_choice log_format_choices[] = {
 #define AUTO_COUNT(min, max) NUMBER(TL_SETTING_COUNT, min, max, TL_SETTING_AUTO), .has_auto = true
 
 /* clang-format off */
-const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
+const struct tl_setting tl_settings_table[] = {
     {TOP("protocol"), AT(protocol), CHOICE(tl_protocol_choices, TL_PROTOCOL_AUTO)},
     {TOP("rdma"), AT(rdma), CHOICE(rdma_choices, TL_RDMA_PREFER)},
     {TOP("connect"), AT(connect), CHOICE(connect_choices, TL_CONNECT_LAZY)},
@@ -152,6 +153,15 @@ const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL] = {
     {IN("log", "format"), AT(log_format), CHOICE(log_format_choices, TL_LOG_KEY_VALUE)},
 };
 /* clang-format on */
+const size_t tl_settings_count = TL_ARRAY_COUNT(tl_settings_table);
+
+#define REFUSAL_OF(value, word) [value] = "the protocol is " word,
+const char *tl_settings_protocol_refusal(const struct tl_settings *settings, enum tl_protocol protocol)
+{
+    static const char *const refusals[] = {TL_PROTOCOLS(REFUSAL_OF)};
+    bool is_wanted = settings->protocol == TL_PROTOCOL_AUTO || settings->protocol == protocol;
+    return is_wanted ? NULL : refusals[settings->protocol];
+}
 
 /* What may stand on a level beside settings. */
 static const char *const structure[][4] = {
@@ -167,17 +177,27 @@ size_t tl_settings_find(size_t offset)
     size_t i = 0;
     while (tl_settings_table[i].offset != offset) {
         i++;
-        TL_CHECK(i < TL_SETTING_COUNT_ALL);
+        TL_CHECK(i < tl_settings_count);
     }
     return i;
+}
+
+#define LAYER_BYTES                                                                                                    \
+    (sizeof(struct tl_settings_layer) + sizeof(struct tl_setting_origin[TL_ARRAY_COUNT(tl_settings_table)]))
+
+struct tl_settings_layer *tl_settings_copy(const struct tl_settings_layer *layer, struct tl_arena *arena)
+{
+    struct tl_settings_layer *copy = tl_arena_alloc(arena, LAYER_BYTES);
+    if (copy) memcpy(copy, layer, LAYER_BYTES);
+    return copy;
 }
 
 enum tl_status tl_settings_create(struct tl_arena *arena, const char *source, struct tl_settings_layer **ret_layer,
                                   struct tl_error *ret_error)
 {
-    struct tl_settings_layer *layer = tl_arena_alloc(arena, sizeof(*layer));
+    struct tl_settings_layer *layer = tl_arena_alloc(arena, LAYER_BYTES);
     if (!layer) return tl_json_no_memory(source, ret_error);
-    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+    for (size_t i = 0; i < tl_settings_count; i++) {
         const struct tl_setting *setting = &tl_settings_table[i];
         tl_setting_set_default(setting, &layer->settings);
         const char *value = tl_setting_format(setting, &layer->settings, arena);
@@ -208,7 +228,7 @@ static size_t list_names(const char *group, enum tl_settings_level level, const 
 {
     size_t count = 0;
     const char *last_group = NULL;
-    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+    for (size_t i = 0; i < tl_settings_count; i++) {
         const struct tl_setting *setting = &tl_settings_table[i];
         if (is_same_group(setting->group, group)) {
             ret_names[count++] = setting->name;
@@ -262,7 +282,7 @@ static const char *find_remedy(const char *group, const char *name)
 static enum tl_status read_member(struct reading *reading, const char *group, const struct tl_json_value *member,
                                   struct tl_error *ret_error)
 {
-    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+    for (size_t i = 0; i < tl_settings_count; i++) {
         const struct tl_setting *setting = &tl_settings_table[i];
         if (!is_same_group(setting->group, group) || strcmp(setting->name, member->key) != 0) continue;
         enum tl_status status =
@@ -294,7 +314,7 @@ static enum tl_status read_group(struct reading *reading, const struct tl_json_v
 
 static bool is_group(const char *name)
 {
-    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+    for (size_t i = 0; i < tl_settings_count; i++) {
         const char *group = tl_settings_table[i].group;
         if (group && strcmp(group, name) == 0) return true;
     }
@@ -316,9 +336,8 @@ enum tl_status tl_settings_read(const struct tl_json_value *object, enum tl_sett
     enum tl_status status = tl_json_expect(object, JSON_OBJECT, "an object of settings", ret_error);
     if (status != TL_OK) return status;
     struct reading reading = {.level = level, .folder = folder, .arena = arena};
-    reading.layer = tl_arena_alloc(arena, sizeof(*reading.layer));
+    reading.layer = tl_settings_copy(below, arena);
     if (!reading.layer) return tl_json_no_memory(object->doc->source, ret_error);
-    *reading.layer = *below;
     struct tl_json_value member;
     TL_JSON_FOREACH(object, member)
     {

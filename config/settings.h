@@ -1,65 +1,112 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * All settings of a task, and the layers that they come from: default, environment, top level, job, task.
- *
- * A layer starts as a copy of the one below and is then changed by one object of the file; with every value goes where
- * it was set. Tasks without settings of their own share the layer of their job, jobs that of the top level.
+ * The settings of a task. Each is a field here and a row of the table in config/settings.c, in the same order.
  */
 #ifndef CONFIG_SETTINGS_H
 #define CONFIG_SETTINGS_H
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
-#include <tensorlane/status.h>
+/* The protocols, each with its word in the configuration. What lists them is made from this list. */
+/* clang-format off */
+#define TL_PROTOCOLS(entry) \
+    entry(TL_PROTOCOL_AUTO, "auto") \
+    entry(TL_PROTOCOL_GRPC, "grpc") \
+    entry(TL_PROTOCOL_GRPC_LOCAL, "grpc+local") \
+    entry(TL_PROTOCOL_GRPC_VERBS, "grpc+verbs")
+/* clang-format on */
 
-#include "config/arena.h"
-#include "config/config.h"
-#include "config/json_doc.h"
-#include "config/setting.h"
+#define TL_PROTOCOL_VALUE(value, word) value,
+enum tl_protocol { TL_PROTOCOLS(TL_PROTOCOL_VALUE) };
+#undef TL_PROTOCOL_VALUE
 
-#define TL_SETTING_COUNT_ALL TL_CONFIG_VALUE_COUNT
+enum tl_rdma_policy { TL_RDMA_PREFER = 0, TL_RDMA_REQUIRE = 1, TL_RDMA_OFF = 2 };
+enum tl_connect_policy { TL_CONNECT_LAZY = 0, TL_CONNECT_EAGER = 1 };
+enum tl_verbs_keys { TL_VERBS_KEYS_WINDOW = 0, TL_VERBS_KEYS_REGION = 1 };
 
-enum tl_settings_level { TL_LEVEL_DEFAULT, TL_LEVEL_ENVIRONMENT, TL_LEVEL_TOP, TL_LEVEL_JOB, TL_LEVEL_TASK };
+enum tl_process_vm { TL_PROCESS_VM_AUTO = 0, TL_PROCESS_VM_OFF = 1 };
+enum tl_local_map { TL_LOCAL_MAP_FILES = 0, TL_LOCAL_MAP_OFF = 1 };
 
-/* Where a value was set. */
-struct tl_setting_origin {
-    const char *value;  /* as JSON */
-    const char *origin; /* "default", "environment (NAME)" or "FILE:LINE (PATH)" */
-    enum tl_settings_level level;
-    bool is_wrong; /* the value that the text has is wrong; this is the one below it */
-    uint32_t node; /* node of the value in the document, while that is open; TL_JSON_NONE when it is not from there */
+/* A number that follows from the machine: "auto". */
+#define TL_SETTING_AUTO UINT64_MAX
+
+/* In "peers.addresses". */
+#define TL_MAX_PEER_NETWORKS 256
+
+/* How the data plane within a host works: "local". */
+struct tl_local_settings {
+    const char *socket_folder; /* {"socket_folder": "/run/tensorlane"}: where the socket is a file; NULL: it is none */
+    uint64_t pool_bytes;       /* {"pool": "4MiB"}: memory that a peer writes to is taken in pieces of this */
+    uint64_t max_pool_bytes;   /* {"max_pool": "auto"}: all of a peer; TL_SETTING_AUTO: half of the machine's memory */
+    uint64_t slot_count;       /* {"slots": 256}: messages under way from one peer */
+    int64_t spin_ns;           /* {"spin": "50us"}: polling without result before sleeping */
+    int64_t peer_timeout_ns; /* {"peer_timeout": "3s"}: a peer that says nothing for so long while it should is dead */
+    enum tl_process_vm process_vm; /* {"process_vm": "auto"}: whether a peer's memory may be read */
+    enum tl_local_map map;         /* {"map": "files"}: which published tensors peers may map instead of copying them */
 };
 
-struct tl_settings_layer {
-    struct tl_settings settings;
-    struct tl_setting_origin origins[TL_SETTING_COUNT_ALL]; /* in the order of tl_settings_table */
+/* How the RDMA data plane works: "verbs". */
+struct tl_verbs_settings {
+    const char *devices;     /* {"devices": "mlx5_0:1,^mlx5_1"}: which may be used; NULL: any */
+    uint64_t port;           /* {"port": 1}: of the device; TL_SETTING_AUTO: any */
+    uint64_t gid_index;      /* {"gid_index": 3}: place in the port's table; TL_SETTING_AUTO: by the task's address */
+    uint64_t mtu_bytes;      /* {"mtu": 4096}: of a packet at most; TL_SETTING_AUTO: what the port does */
+    uint64_t service_level;  /* {"service_level": 0} */
+    uint64_t traffic_class;  /* {"traffic_class": 0} */
+    uint64_t timeout;        /* {"timeout": 14}: 4.096 us * 2^timeout until a packet is sent again; 0: for ever */
+    uint64_t retry_count;    /* {"retry_count": 6} */
+    uint64_t queue_depth;    /* {"queue_depth": 1024}: operations that may be posted to one peer at a time */
+    uint64_t pkey_index;     /* {"pkey_index": 0}: place in the port's table of partition keys */
+    enum tl_verbs_keys keys; /* {"keys": "window"}: how narrow the memory is that a peer can write to */
+    uint64_t pool_bytes;     /* {"pool": "64MiB"}: registered memory is taken in pieces of this */
+    uint64_t max_pool_bytes; /* {"max_pool": "auto"}: all pieces; TL_SETTING_AUTO: half of the machine's memory */
+    uint64_t cached_bytes;   /* {"cached": "auto"}: users' memory that is registered; TL_SETTING_AUTO: the same */
+    uint64_t register_bytes; /* {"register": "256KiB"}: users' memory of so much is registered, smaller is copied */
+    uint64_t piece_bytes;    /* {"piece": "auto"}: of one write at most; TL_SETTING_AUTO: what the device does */
+    int64_t spin_ns;         /* {"spin": "50us"}: polling without result before sleeping */
+    uint64_t slot_count;     /* {"slots": 256}: messages under way from one peer */
+    int64_t
+        peer_timeout_ns;   /* {"peer_timeout": "800ms"}: a peer that says nothing for so long while it should is dead */
+    bool is_bounce_forced; /* {"bounce": false}: everything is copied through the pool, for measurements */
 };
 
-/* Every setting, in the order of struct tl_settings. */
-extern const struct tl_setting tl_settings_table[TL_SETTING_COUNT_ALL];
+/* The settings of one task, every value effective. Sizes in bytes, durations in nanoseconds. */
+struct tl_settings {
+    enum tl_protocol protocol;      /* "protocol": a word of TL_PROTOCOLS */
+    enum tl_rdma_policy rdma;       /* "rdma": "prefer", "require", "off"; without meaning for "grpc" */
+    enum tl_connect_policy connect; /* "connect": "lazy" or "eager" */
+    bool checksum;                  /* "checksum": verify every tensor that is received */
+    const char *listen;             /* "listen": host:port to bind, NULL: the task's own address */
+    const char *const *publish; /* "publish": files, [publish_count], relative ones as seen from the file's folder */
+    size_t publish_count;
 
-/* The entry of the table for the member of struct tl_settings at this offset. */
-size_t tl_settings_find(size_t offset);
+    const char *peer_networks; /* "peers": {"addresses": ["10.0.0.7", "10.1.0.0/16"]}: where members may connect from
+                                  besides the addresses of their entries: "10.0.0.7,10.1.0.0/16"; "any"; NULL: none */
 
-/* The defaults. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
-enum tl_status tl_settings_create(struct tl_arena *arena, const char *source, struct tl_settings_layer **ret_layer,
-                                  struct tl_error *ret_error) TL_MUST_USE;
+    uint64_t chunk_bytes;       /* "limits": {"chunk": "1MiB"}: largest piece of a tensor in one message */
+    uint64_t inflight_bytes;    /* {"inflight": "64MiB"}: bytes of tensors being sent to one peer at a time */
+    uint64_t held_bytes;        /* {"held": "16GiB"}: bytes of tensors sent and not yet received, and pushed */
+    uint64_t waiting_receivers; /* {"waiting": 65536}: receivers that may wait at one worker */
+    uint64_t connections;       /* {"connections": 16384}: calls that may be open at one worker */
 
-/* What the settings in `object` make of the layer `below`. Members of the object that are no settings but belong to its
- * level ("cluster", "jobs", "tasks") are passed over. Errors: TL_INVALID_ARGUMENT: unknown setting or wrong value.
- * TL_UNIMPLEMENTED: this version lacks it. TL_RESOURCE_EXHAUSTED: no memory. */
-enum tl_status tl_settings_read(const struct tl_json_value *object, enum tl_settings_level level, const char *folder,
-                                struct tl_arena *arena, const struct tl_settings_layer *below,
-                                const struct tl_settings_layer **ret_layer, struct tl_error *ret_error) TL_MUST_USE;
+    int64_t connect_timeout_ns;     /* "timeouts": {"connect": "10s"}: for one attempt to reach a peer */
+    int64_t request_timeout_ns;     /* {"request": "60s"}: deadline of an operation that names none */
+    int64_t keepalive_ns;           /* {"keepalive": "10s"}: quiet time after which a connection is probed */
+    int64_t keepalive_timeout_ns;   /* {"keepalive_answer": "5s"}: and the time it then has to answer */
+    int64_t reservation_timeout_ns; /* {"reservation": "30s"}: how long a value waits for a receiver that broke off */
+    int64_t stalled_timeout_ns;     /* {"stalled": "60s"}: for a peer to take something of what it asked for */
+    int64_t drain_timeout_ns;       /* {"drain": "10s"}: for running transfers when the worker stops */
 
-/* Notes that a setting of the layer was set by this value. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
-enum tl_status tl_settings_note_origin(struct tl_settings_layer *layer, size_t setting,
-                                       const struct tl_json_value *value, enum tl_settings_level level,
-                                       struct tl_arena *arena, struct tl_error *ret_error) TL_MUST_USE;
+    struct tl_local_settings local; /* "local" */
+    struct tl_verbs_settings verbs; /* "verbs" */
 
-/* Checks what concerns several settings. Errors: TL_INVALID_ARGUMENT: they contradict each other. */
-enum tl_status tl_settings_check(const struct tl_settings_layer *layer, struct tl_json_doc *doc,
-                                 struct tl_error *ret_error) TL_MUST_USE;
+    int log_level;  /* "log": {"level": "info"}; enum tl_log_level */
+    int log_format; /* {"format": "key-value" or "json"}; enum tl_log_format */
+};
+
+/* Returns why "protocol" excludes the transport that this protocol adds to gRPC; NULL: it does not. Never freed. */
+const char *tl_settings_protocol_refusal(const struct tl_settings *settings, enum tl_protocol protocol);
 
 #endif

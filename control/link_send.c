@@ -8,9 +8,11 @@
  * are begun is bounded by options.inflight_bytes. No tensor's bytes are sent while the peer has too much to take.
  *
  * Answers that wait must not keep versions of a published tensor that were replaced in the meantime: a peer that asks
- * for each version and takes none would keep as much memory as the worker publishes. So an answer holds its value only
- * as long as all that do have at most options.inflight_bytes to send, or when it is the only one. The others let their
- * values go and ask the source again when they may be sent: they get the version that there is then.
+ * for each version and takes none would keep as much memory as the worker publishes. So values are held within two
+ * bounds: options.inflight_bytes for the answers of a link, and MAX_HELD_FACTOR times as much for those of all links
+ * together. A value that would be the only one may exceed a bound. An answer beyond one of them lets its value go and
+ * asks the source again when it may be sent: it gets the version that there is then. So beyond the second bound each
+ * link holds what it has begun, one value at a time.
  *
  * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only tensors of at
  * most COPY_BYTES are copied, because a reference costs more than they do.
@@ -42,6 +44,8 @@
 /* A tensor in a file is copied up to this size. The end of a larger one is held back: so many bytes. */
 #define FILE_COPY_BYTES (64 * 1024)
 #define FILE_END_BYTES 4096
+/* The answers of all links together hold at most so many times options.inflight_bytes. */
+#define MAX_HELD_FACTOR 16
 /* Bytes hashed again for one frame before a resumed transfer goes on. */
 #define CATCH_UP_BYTES (4 * 1024 * 1024)
 
@@ -134,10 +138,16 @@ static bool is_unsent(enum serve_state state)
     return state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_LEAVING || state == SERVE_FAILED;
 }
 
-/* Every change of state goes through here, so that what the link counts is always right. */
+static uint64_t held_bytes(const struct tl_link *link)
+{
+    return link->answers.active_bytes + link->answers.held_bytes;
+}
+
+/* Every change of state goes through here, so that what the link and the worker count is always right. */
 static void serve_set_state(struct link_serve *entry, enum serve_state state)
 {
     struct tl_link *link = entry->link;
+    uint64_t before_bytes = held_bytes(link);
     if (entry->state == SERVE_ACTIVE) link->answers.active_bytes -= bytes_left(entry);
     if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.held_bytes -= entry->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count--;
@@ -145,6 +155,7 @@ static void serve_set_state(struct link_serve *entry, enum serve_state state)
     if (entry->state == SERVE_ACTIVE) link->answers.active_bytes += bytes_left(entry);
     if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.held_bytes += entry->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count++;
+    link->control->held_bytes += held_bytes(link) - before_bytes;
 }
 
 static void serve_free(struct link_serve *entry)
@@ -176,14 +187,28 @@ static void serve_fail(struct link_serve *entry, const struct tl_error *status)
     link_flush_later(link);
 }
 
-/* Whether the answer would make the link hold too many values. One-shot values are reserved anyway. */
+/* Whether there is space for a value besides those that are held. The only one may have any size. */
+static bool fits(uint64_t bytes, uint64_t held, uint64_t limit)
+{
+    return held == 0 || (bytes <= limit && held <= limit - bytes);
+}
+
+static bool fits_link(const struct link_serve *entry, uint64_t held)
+{
+    return fits(entry->ready_bytes, held, entry->link->control->options.inflight_bytes);
+}
+
+static bool fits_worker(const struct link_serve *entry)
+{
+    const struct tl_control *control = entry->link->control;
+    return fits(entry->ready_bytes, control->held_bytes, MAX_HELD_FACTOR * control->options.inflight_bytes);
+}
+
+/* Whether the answer would make the link or the worker hold too many values. One-shot values are reserved anyway. */
 static bool must_let_go(const struct link_serve *entry)
 {
-    const struct tl_link *link = entry->link;
-    uint64_t limit = link->control->options.inflight_bytes,
-             held_bytes = link->answers.active_bytes + link->answers.held_bytes;
-    if (entry->offer.is_one_shot || entry->is_asking_again || held_bytes == 0) return false;
-    return entry->ready_bytes > limit || held_bytes > limit - entry->ready_bytes;
+    if (entry->offer.is_one_shot || entry->is_asking_again) return false;
+    return !fits_link(entry, held_bytes(entry->link)) || !fits_worker(entry);
 }
 
 static void serve_reply(struct tl_serve *serve, const struct tl_error *status, const struct tl_offer *offer)
@@ -355,10 +380,9 @@ static void activate_ready(struct tl_link *link)
 {
     while (!tl_list_is_empty(&link->answers.ready)) {
         struct link_serve *entry = TL_CONTAINER_OF(link->answers.ready.next, struct link_serve, place);
-        uint64_t left = entry->ready_bytes;
-        uint64_t limit = link->control->options.inflight_bytes;
-        if (link->answers.active_bytes > 0 && (left > limit || link->answers.active_bytes > limit - left)) return;
+        if (!fits_link(entry, link->answers.active_bytes)) return;
         if (entry->offer.tensor == NULL) {
+            if (link->answers.active_bytes > 0 && !fits_worker(entry)) return;
             serve_ask_again(entry);
             continue;
         }
@@ -468,6 +492,7 @@ static bool add_chunk(struct link_serve *entry, struct tl_frame_builder *builder
     builder->data_bytes += count;
     entry->sent_bytes += count;
     link->answers.active_bytes -= count;
+    link->control->held_bytes -= count;
     link->control->stats.bytes_sent += count;
     if (bytes_left(entry) > 0) return true;
     if (entry->hash_state != NULL) {

@@ -371,7 +371,6 @@ enum tl_status tl_wire_to_annotations(const Tensorlane__V1__Annotations *message
     size_t count = message != NULL ? message->n_items : 0;
     struct tl_annotation *items = calloc(count + 1, sizeof(*items));
     if (items == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for annotations");
-    /* That they are UTF-8 was checked when the message was read. */
     for (size_t i = 0; i < count; i++)
         items[i] = (struct tl_annotation){message->items[i]->key, message->items[i]->value};
     enum tl_status status = tl_annotations_create(items, count, ret_annotations, ret_error);

@@ -231,12 +231,10 @@ static enum tl_status start_progress(struct tl_worker *worker, enum tl_progress 
     return tl_progress_init(&worker->progress, worker->loop, &worker->executor, reactors, count, progress, ret_error);
 }
 
-static const struct tl_transport_source *const transports[] = {&tl_transport_local, &tl_transport_verbs};
-
 enum tl_status tl_worker_open(const struct tl_worker_options *options, struct tl_worker **ret_worker,
                               struct tl_error *ret_error)
 {
-    return tl_worker_open_with(options, transports, TL_ARRAY_COUNT(transports), ret_worker, ret_error);
+    return tl_worker_open_with(options, tl_transports_all, TL_MAX_TRANSPORTS, ret_worker, ret_error);
 }
 
 enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_options,

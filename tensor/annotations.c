@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "base/text.h"
 
 struct tl_annotations {
     atomic_uint reference_count;
@@ -21,15 +22,22 @@ static int compare_keys(const void *a, const void *b)
     return strcmp(((const struct tl_annotation *)a)->key, ((const struct tl_annotation *)b)->key);
 }
 
-static enum tl_status check_limits(const struct tl_annotation *items, size_t count, size_t *ret_text_bytes,
-                                   struct tl_error *ret_error)
+static enum tl_status check_items(const struct tl_annotation *items, size_t count, size_t *ret_text_bytes,
+                                  struct tl_error *ret_error)
 {
     size_t text_bytes = 0;
     if (count > TL_MAX_ANNOTATIONS)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%zu annotations (__metadata__); at most %d are possible",
                             count, TL_MAX_ANNOTATIONS);
-    for (size_t i = 0; i < count; i++)
-        text_bytes += strlen(items[i].key) + strlen(items[i].value);
+    for (size_t i = 0; i < count; i++) {
+        if (!items[i].key || !items[i].value)
+            return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "annotation %zu (__metadata__) has no %s", i,
+                                items[i].key ? "value" : "key");
+        size_t key_bytes = strlen(items[i].key), value_bytes = strlen(items[i].value);
+        if (!tl_text_is_utf8(items[i].key, key_bytes) || !tl_text_is_utf8(items[i].value, value_bytes))
+            return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "annotation %zu (__metadata__) is not UTF-8", i);
+        text_bytes += key_bytes + value_bytes;
+    }
     if (text_bytes > TL_MAX_ANNOTATIONS_BYTES)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
                             "annotations (__metadata__) of %zu bytes; at most %d are possible", text_bytes,
@@ -51,7 +59,7 @@ enum tl_status tl_annotations_create(const struct tl_annotation *items, size_t c
                                      struct tl_annotations **ret_annotations, struct tl_error *ret_error)
 {
     size_t text_bytes;
-    enum tl_status status = check_limits(items, count, &text_bytes, ret_error);
+    enum tl_status status = check_items(items, count, &text_bytes, ret_error);
     if (status != TL_OK) return status;
     if (count == 0) {
         *ret_annotations = NULL;

@@ -11,28 +11,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include <tensorlane/status.h>
+#include <tensorlane/tensor.h>
 
-#define TL_MAX_ANNOTATIONS 1024
-/* The size of all keys and values together. */
-#define TL_MAX_ANNOTATIONS_BYTES (64 * 1024)
-
-struct tl_annotation {
-    const char *key;
-    const char *value;
-};
-
-struct tl_annotations;
-
-/* Copies the pairs, in any order; *ret_annotations has one reference, or is NULL when count is 0. The caller has
- * checked that the texts are UTF-8. Errors: TL_INVALID_ARGUMENT: more than TL_MAX_ANNOTATIONS pairs or
- * TL_MAX_ANNOTATIONS_BYTES bytes, or a key twice. TL_RESOURCE_EXHAUSTED: no memory. */
-enum tl_status tl_annotations_create(const struct tl_annotation *items, size_t count,
-                                     struct tl_annotations **ret_annotations, struct tl_error *ret_error) TL_MUST_USE;
-
-/* References; NULL is accepted by both. Thread: any. */
+/* Takes one more reference; NULL is accepted. Thread: any. */
 struct tl_annotations *tl_annotations_get(struct tl_annotations *annotations);
-void tl_annotations_put(struct tl_annotations *annotations);
 
 /* The pairs, sorted by key; NULL and 0 for NULL. They live as long as the annotations. */
 const struct tl_annotation *tl_annotations_items(const struct tl_annotations *annotations, size_t *ret_count);

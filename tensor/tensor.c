@@ -479,8 +479,9 @@ struct tl_annotations *tl_tensor_annotations(const struct tl_tensor *tensor)
 
 void tl_tensor_set_annotations(struct tl_tensor *tensor, struct tl_annotations *annotations)
 {
-    TL_CHECK(!tensor->annotations);
+    struct tl_annotations *earlier = tensor->annotations;
     tensor->annotations = tl_annotations_get(annotations);
+    tl_annotations_put(earlier);
 }
 
 /* ------------------------------------------------------------------------------------------------------- guard -- */

@@ -72,11 +72,9 @@ void tl_tensor_attach(struct tl_tensor *tensor, struct tl_tensor_attachment *att
 /* The latest attachment of this owner; NULL when there is none. Thread: any. */
 struct tl_tensor_attachment *tl_tensor_find_attachment(const struct tl_tensor *tensor, const void *owner);
 
-/* The annotations of the file that the tensor comes from, valid as long as the caller's reference; NULL: none. An alias
- * has those that its base had when it was created. */
+/* The annotations of the tensor, valid as long as the caller's reference; NULL: none. An alias has
+ * those that its base had when it was created. */
 struct tl_annotations *tl_tensor_annotations(const struct tl_tensor *tensor);
-/* Sets them, with a reference of the tensor's own; once, before the tensor is shared. */
-void tl_tensor_set_annotations(struct tl_tensor *tensor, struct tl_annotations *annotations);
 
 /* Sets the guard; before the tensor is shared. */
 void tl_tensor_set_guard(struct tl_tensor *tensor, tl_tensor_guard_fn guard, void *context);

@@ -183,6 +183,7 @@ struct tl_serve {
     bool is_final;      /* a status in the reply is the answer, whatever its code; else the asker may ask again after
                            TL_UNAVAILABLE */
     void *source_state; /* the source's */
+    uint64_t order;     /* the source's: kept while the serve asks again */
 };
 
 /* How a serve ended. */

@@ -11,7 +11,6 @@
 #include "dataplane/local/local.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,6 +25,7 @@
 #include "base/error.h"
 #include "dataplane/local/local_internal.h"
 #include "dataplane/memory/pages.h"
+#include "dataplane/memory/segment.h"
 
 /* How often the sockets are looked at while the reactor does not sleep; and how many polls go without a look at the
  * clock. */
@@ -46,21 +46,10 @@
 
 /* ----------------------------------------------------------------------------------------------------- sockets -- */
 
-static bool add(struct local_provider *provider, int fd, uint64_t number, uint32_t flags)
+bool local_watch(struct local_provider *provider, int fd, uint64_t number, uint32_t flags)
 {
     struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | flags, .data.u64 = number};
     return epoll_ctl(provider->base.fd, EPOLL_CTL_ADD, fd, &event) == 0;
-}
-
-/* Makes the epoll descriptor report this number as long as fd can be read. Returns false when there is no memory. */
-static bool watch(struct local_provider *provider, int fd, uint64_t number)
-{
-    return add(provider, fd, number, 0);
-}
-
-bool local_watch_socket(struct local_provider *provider, int fd, uint64_t number)
-{
-    return add(provider, fd, number, EPOLLET);
 }
 
 static struct local_pair *find_pair(const struct local_provider *provider, uint64_t number)
@@ -116,8 +105,7 @@ static void tell_of_gone_regions(struct local_provider *provider)
     TL_CHECK(pthread_mutex_unlock(&provider->mutex) == 0);
     while ((link = tl_list_pop_front(&gone)) != NULL) {
         struct local_region *region = TL_CONTAINER_OF(link, struct local_region, link);
-        TL_LIST_FOREACH(&provider->pairs, place)
-        local_forget_region(TL_CONTAINER_OF(place, struct local_pair, link), region->number);
+        local_forget_region(region);
         if (region->fd >= 0) close(region->fd);
         free(region);
     }
@@ -162,7 +150,7 @@ static unsigned look(struct local_provider *provider)
     TL_LIST_FOREACH(&provider->pairs, link)
     {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
-        if (pair->state == LOCAL_CONNECTED && pair->attachments.unsent > 0) local_attach_segments(pair);
+        if (pair->state == LOCAL_CONNECTED && !tl_list_is_empty(&pair->attachments.unsent)) local_attach_segments(pair);
         if (pair->packets.must_hear) happened += local_pair_hear(pair);
     }
     provider->has_slept = false;
@@ -271,36 +259,13 @@ static bool provider_sleep(struct tl_provider *base, int other, int64_t timeout_
     }
     if (other < 0) return false;
     if (other != provider->other_fd) {
-        if (!watch(provider, other, OTHER_NUMBER)) return true; /* without memory there is no sleep */
+        if (!local_watch(provider, other, OTHER_NUMBER, 0)) return true; /* without memory there is no sleep */
         provider->other_fd = other;
     }
     return provider->wakeup_count == 0 && take_wakeups(provider, timeout_ns);
 }
 
 /* -------------------------------------------------------------------------------------------- opening, closing -- */
-
-enum tl_status tl_local_host_id(uint8_t ret_id[TL_HOST_ID_BYTES], struct tl_error *ret_error)
-{
-    static const char path[] = "/proc/sys/kernel/random/boot_id";
-    char text[64];
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    ssize_t len = fd < 0 ? -1 : read(fd, text, sizeof(text));
-    int error = errno;
-    if (fd >= 0) close(fd);
-    if (len < 0) return tl_error_set(ret_error, TL_UNAVAILABLE, "cannot read %s: %s", path, strerror(error));
-    uint8_t id[TL_HOST_ID_BYTES] = {0};
-    unsigned digits = 0;
-    for (ssize_t i = 0; i < len && digits < 2 * TL_HOST_ID_BYTES; i++) {
-        char c = text[i];
-        int value = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-        if (value < 0) continue;
-        id[digits / 2] = (uint8_t)(id[digits / 2] << 4 | value);
-        digits++;
-    }
-    if (digits < 2 * TL_HOST_ID_BYTES) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s holds no number", path);
-    memcpy(ret_id, id, sizeof(id));
-    return TL_OK;
-}
 
 static void provider_close(struct tl_provider *base)
 {
@@ -358,7 +323,8 @@ static enum tl_status open_descriptors(struct local_provider *provider, struct t
     if (provider->base.fd >= 0) provider->gone_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (provider->gone_fd >= 0) provider->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (provider->done_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor for the local transport");
-    if (watch(provider, provider->gone_fd, GONE_NUMBER) && watch(provider, provider->done_fd, DONE_NUMBER))
+    if (local_watch(provider, provider->gone_fd, GONE_NUMBER, 0) &&
+        local_watch(provider, provider->done_fd, DONE_NUMBER, 0))
         return TL_OK;
     return tl_error_set_errno(ret_error, errno, "cannot watch the descriptors of the local transport");
 }
@@ -384,7 +350,7 @@ static enum tl_status try_memory(struct tl_error *ret_error)
     int fd;
     void *address;
     struct tl_error error;
-    if (local_memory_make("tensorlane-segment", TL_PAGE_BYTES, LOCAL_PAGES_SMALL, &fd, &address, &error) != TL_OK) {
+    if (tl_segment_make("tensorlane-segment", TL_PAGE_BYTES, TL_SEGMENT_SMALL_PAGES, &fd, &address, &error) != TL_OK) {
         return tl_error_set(ret_error, TL_UNAVAILABLE, "%s (memfd_create)", error.message);
     }
     tl_pages_unmap(address, TL_PAGE_BYTES);
@@ -405,7 +371,7 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
     provider->base.fd = -1;
     provider->gone_fd = provider->done_fd = -1;
     provider->own_uid = geteuid();
-    provider->unknown_uid = local_unknown_uid();
+    provider->unknown_uid = tl_unix_unknown_uid();
     provider->polls_to_look = 1;
     provider->must_look = true;
     tl_list_init(&provider->pairs);
@@ -414,7 +380,7 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
     snprintf(provider->base.name, sizeof(provider->base.name), "local");
     snprintf(provider->base.reason, sizeof(provider->base.reason), "shared memory with workers of this host");
     enum tl_status status = take_options(provider, options, ret_error);
-    if (status == TL_OK) status = tl_local_host_id(provider->host_id, ret_error);
+    if (status == TL_OK) status = tl_host_id_get(provider->host_id, ret_error);
     if (status == TL_OK) status = try_memory(ret_error);
     if (status == TL_OK) status = open_descriptors(provider, ret_error);
     if (status == TL_OK) status = try_accept_socket(provider, ret_error);

@@ -24,9 +24,6 @@
 
 #include "dataplane/provider.h"
 
-/* The id of a running kernel is equal only for processes of one host that has not been restarted meanwhile. */
-#define TL_HOST_ID_BYTES 16
-
 /* A region of at most this size takes memory only when it is used; a larger one takes all of its memory at once. */
 #define TL_LOCAL_LAZY_BYTES (UINT64_C(4) << 20)
 
@@ -40,9 +37,6 @@ struct tl_local_options {
  * TL_RESOURCE_EXHAUSTED: no memory or descriptor. */
 enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_provider **ret_provider,
                              struct tl_error *ret_error) TL_MUST_USE;
-
-/* Reads the id of the running kernel. Errors: TL_UNAVAILABLE: /proc/sys/kernel/random/boot_id cannot be read. */
-enum tl_status tl_local_host_id(uint8_t ret_id[TL_HOST_ID_BYTES], struct tl_error *ret_error) TL_MUST_USE;
 
 /* Counters of all queue pairs since the provider was opened. */
 struct tl_local_stats {

@@ -13,82 +13,54 @@
 
 #include "base/check.h"
 #include "base/error.h"
-#include "dataplane/local/local_helper.h"
+#include "dataplane/local/local_internal.h"
 
 /* ---------------------------------------------------------------------------------------------------- segments -- */
 
 void local_attach_segments(struct local_pair *pair)
 {
-    struct local_attachments *attachments = &pair->attachments;
-    for (size_t i = 0; i < attachments->count; i++) {
-        struct local_attached *attached = &attachments->entries[i];
-        if (attached->is_sent) continue;
+    struct tl_list *link;
+    while ((link = pair->attachments.unsent.next) != &pair->attachments.unsent) {
+        struct local_region *region = TL_CONTAINER_OF(link, struct local_region, in_pair);
         const struct local_segment_packet packet = {
-            .kind = LOCAL_PACKET_ATTACH, .number = attached->number, .len_bytes = attached->region->base.len_bytes};
-        if (!local_send_counted(pair, &packet, sizeof(packet), attached->region->fd)) return;
-        attached->is_sent = true;
-        attachments->unsent--;
-        close(attached->region->fd);
-        attached->region->fd = -1;
+            .kind = LOCAL_PACKET_ATTACH, .number = region->number, .len_bytes = region->base.len_bytes};
+        if (!local_send_counted(pair, &packet, sizeof(packet), region->fd)) return;
+        close(region->fd);
+        region->fd = -1;
+        tl_list_remove(link);
+        tl_list_push_back(&pair->attachments.sent, link);
     }
 }
 
-/* Removes the region. Returns its record; number 0: there is none. */
-static struct local_attached remove_region(struct local_attachments *attachments, uint64_t region_number)
+void local_forget_region(struct local_region *region)
 {
-    size_t i = 0;
-    while (i < attachments->count && attachments->entries[i].region->number != region_number)
-        i++;
-    if (i == attachments->count) return (struct local_attached){.number = 0};
-    struct local_attached attached = attachments->entries[i];
-    attachments->count--;
-    memmove(&attachments->entries[i], &attachments->entries[i + 1], (attachments->count - i) * sizeof(attached));
-    if (!attached.is_sent) attachments->unsent--;
-    if (attachments->last_region == region_number) attachments->last_region = 0;
-    return attached;
-}
-
-void local_forget_region(struct local_pair *pair, uint64_t region_number)
-{
-    struct local_attached attached = remove_region(&pair->attachments, region_number);
-    if (attached.number == 0) return;
-    if (!attached.is_sent) {
+    struct local_pair *pair = region->pair;
+    if (pair == NULL) return;
+    tl_list_remove(&region->in_pair);
+    const struct local_segment_packet packet = {.kind = LOCAL_PACKET_DETACH, .number = region->number};
+    if (region->fd >= 0) {
         /* The peer expects consecutive numbers, so that a number cannot be left out. */
         local_pair_break(pair, TL_UNAVAILABLE, "memory has gone before the peer was told of it");
-        return;
+    } else if (pair->state == LOCAL_CONNECTED) {
+        (void)local_send_counted(pair, &packet, sizeof(packet), -1);
     }
-    const struct local_segment_packet packet = {.kind = LOCAL_PACKET_DETACH, .number = attached.number};
-    if (pair->state == LOCAL_CONNECTED) (void)local_send_counted(pair, &packet, sizeof(packet), -1);
 }
 
-/* Adds the region to those that are passed to the peer. Returns false when there is no memory. */
-static bool add_region(struct local_attachments *attachments, struct local_region *region)
+void local_leave_regions(struct local_pair *pair)
 {
-    TL_CHECK(region->fd >= 0); /* without a descriptor it was passed to another peer already */
-    if (attachments->count == attachments->capacity) {
-        size_t capacity = attachments->capacity > 0 ? 2 * attachments->capacity : 4;
-        struct local_attached *entries = realloc(attachments->entries, capacity * sizeof(*entries));
-        if (entries == NULL) return false;
-        attachments->entries = entries;
-        attachments->capacity = capacity;
-    }
-    attachments->entries[attachments->count++] =
-        (struct local_attached){.region = region, .number = attachments->next_number++};
-    attachments->unsent++;
-    return true;
+    struct tl_list *link;
+    tl_list_splice_back(&pair->attachments.sent, &pair->attachments.unsent);
+    while ((link = tl_list_pop_front(&pair->attachments.sent)) != NULL)
+        TL_CONTAINER_OF(link, struct local_region, in_pair)->pair = NULL;
 }
 
-/* Returns the number under which the peer knows the region; 0: the peer does not know it. */
-static uint32_t find_region(struct local_attachments *attachments, const struct local_region *region)
+static void add_region(struct local_pair *pair, struct local_region *region)
 {
-    if (attachments->last_region == region->number) return attachments->last_number;
-    for (size_t i = 0; i < attachments->count; i++) {
-        if (attachments->entries[i].region != region) continue;
-        attachments->last_region = region->number;
-        attachments->last_number = attachments->entries[i].number;
-        return attachments->last_number;
-    }
-    return 0;
+    TL_CHECK(region->pair == NULL && region->fd >= 0); /* a segment serves one peer alone */
+    region->pair = pair;
+    region->number = pair->attachments.next_number++;
+    tl_list_push_back(&pair->attachments.unsent, &region->in_pair);
+    if (pair->state == LOCAL_CONNECTED) local_attach_segments(pair);
 }
 
 /* ------------------------------------------------------------------------------------------- outside of segments -- */
@@ -147,21 +119,14 @@ static enum tl_status expose_outside(struct local_pair *pair, void *address, uin
     return TL_OK;
 }
 
-static enum tl_status expose_in_segment(struct local_pair *pair, struct local_region *region, const void *address,
-                                        uint64_t len_bytes, struct local_descriptor *place, struct tl_error *ret_error)
+static struct local_descriptor expose_in_segment(struct local_pair *pair, struct local_region *region,
+                                                 const void *address, uint64_t len_bytes)
 {
     uint64_t offset_bytes = (uintptr_t)address - (uintptr_t)region->base.address;
     TL_CHECK(offset_bytes <= region->base.len_bytes && len_bytes <= region->base.len_bytes - offset_bytes);
-    uint32_t number = find_region(&pair->attachments, region);
-    if (number == 0) {
-        if (!add_region(&pair->attachments, region))
-            return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to expose memory");
-        number = find_region(&pair->attachments, region);
-        if (pair->state == LOCAL_CONNECTED) local_attach_segments(pair);
-    }
-    *place = (struct local_descriptor){
-        .kind = LOCAL_PLACE_SEGMENT, .number = number, .offset_bytes = offset_bytes, .len_bytes = len_bytes};
-    return TL_OK;
+    if (region->pair != pair) add_region(pair, region);
+    return (struct local_descriptor){
+        .kind = LOCAL_PLACE_SEGMENT, .number = region->number, .offset_bytes = offset_bytes, .len_bytes = len_bytes};
 }
 
 enum tl_status local_expose(struct tl_queue_pair *base, struct tl_region *region, void *address, uint64_t len_bytes,
@@ -173,10 +138,13 @@ enum tl_status local_expose(struct tl_queue_pair *base, struct tl_region *region
     TL_CHECK(len_bytes > 0);
     bool is_outside = region == NULL || !local->is_segment;
     *exposure = (struct tl_exposure){.region = region, .address = address, .len_bytes = len_bytes};
-    enum tl_status status = is_outside ? expose_outside(pair, address, len_bytes, &place, ret_error)
-                                       : expose_in_segment(pair, local, address, len_bytes, &place, ret_error);
-    if (status != TL_OK) return status;
-    if (is_outside) exposure->provider_state = (void *)((uintptr_t)place.number + 1);
+    if (is_outside) {
+        enum tl_status status = expose_outside(pair, address, len_bytes, &place, ret_error);
+        if (status != TL_OK) return status;
+        exposure->provider_state = (void *)((uintptr_t)place.number + 1);
+    } else {
+        place = expose_in_segment(pair, local, address, len_bytes);
+    }
     _Static_assert(sizeof(place) <= TL_DESCRIPTOR_MAX_BYTES, "fits");
     exposure->descriptor.len_bytes = sizeof(place);
     memcpy(exposure->descriptor.bytes, &place, sizeof(place));
@@ -193,8 +161,8 @@ void local_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, stru
     exposure->provider_state = NULL;
     /* Only a peer that breaks the protocol causes this. */
     if (pair->reading.is_under_way && pair->reading.exposure == index) {
-        local_helper_forget(pair->helper);
-        local_helper_forget(pair->second);
+        tl_memory_reader_forget(pair->helper);
+        tl_memory_reader_forget(pair->second);
     }
     give_place(&pair->exposures, index);
 }

@@ -17,13 +17,8 @@
 
 #include "base/error.h"
 #include "base/text.h"
-#include "dataplane/local/local_helper.h"
+#include "dataplane/local/local_drop.h"
 #include "tensor/mapped_file.h"
-
-/* How a descriptor names a file, as it travels. */
-struct file_name {
-    uint64_t number;
-};
 
 /* ----------------------------------------------------------------------------------------------------- sharing -- */
 
@@ -63,38 +58,17 @@ enum tl_status local_share(struct tl_queue_pair *base, struct tl_mapped_file *fi
     if (pair->files.shared == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory to share files", name);
     }
-    struct file_name name_of_file = {.number = 0};
-    if (!tl_mapped_file_is_memory(file)) name_of_file.number = find_shared(pair, tl_mapped_file_id(file));
-    if (name_of_file.number == 0) name_of_file.number = pass(pair, file);
-    if (name_of_file.number == 0) {
+    uint64_t number = tl_mapped_file_is_memory(file) ? 0 : find_shared(pair, tl_mapped_file_id(file));
+    if (number == 0) number = pass(pair, file);
+    if (number == 0) {
         return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: %s cannot be passed now", name, tl_mapped_file_path(file));
     }
-    ret_descriptor->len_bytes = sizeof(name_of_file);
-    memcpy(ret_descriptor->bytes, &name_of_file, sizeof(name_of_file));
+    ret_descriptor->len_bytes = sizeof(number);
+    memcpy(ret_descriptor->bytes, &number, sizeof(number));
     return TL_OK;
 }
 
 /* ----------------------------------------------------------------------------------------------------- mapping -- */
-
-void local_file_free(struct local_peer_file *file)
-{
-    tl_mapped_file_put(file->file);
-    free(file->refusal);
-    *file = (struct local_peer_file){0};
-}
-
-/* Forgets the file in this entry; a thread unmaps it. */
-static void forget(struct local_peer_file *known)
-{
-    struct local_peer_file *copy = known->file != NULL ? malloc(sizeof(*copy)) : NULL;
-    if (copy != NULL) {
-        *copy = *known;
-        local_drop(&(struct local_leftovers){.files = copy, .file_count = 1});
-    } else {
-        local_file_free(known);
-    }
-    *known = (struct local_peer_file){0};
-}
 
 /* Returns the path of the file if this process can see one, otherwise a text in its place. */
 static const char *describe(int fd, char *buffer, size_t capacity)
@@ -123,11 +97,14 @@ void local_file_came(struct local_pair *pair, const struct local_file_packet *pa
     const struct tl_file_stamp stamp = {.size_bytes = packet->size_bytes,
                                         .modified_seconds = packet->modified_seconds,
                                         .modified_ns = packet->modified_ns};
-    forget(known);
-    known->number = pair->files.last_peers = packet->number;
-    if (tl_mapped_file_adopt(fd, &stamp, describe(fd, path, sizeof(path)), &known->file, &error) == TL_OK) return;
-    known->refusal = malloc(sizeof(*known->refusal));
-    if (known->refusal != NULL) *known->refusal = error;
+    if (known->file != NULL)
+        local_drop(&(struct local_leftovers){.file = *known});
+    else
+        tl_error_drop(known->refusal);
+    *known = (struct local_peer_file){.number = packet->number};
+    pair->files.last_peers = packet->number;
+    if (tl_mapped_file_adopt(fd, &stamp, describe(fd, path, sizeof(path)), &known->file, &error) != TL_OK)
+        known->refusal = tl_error_keep(&error);
 }
 
 static struct local_peer_file *find(const struct local_pair *pair, uint64_t number)
@@ -141,17 +118,13 @@ enum tl_status local_map(struct tl_queue_pair *base, const struct tl_descriptor 
                          struct tl_mapped_file **ret_file, struct tl_error *ret_error)
 {
     struct local_pair *pair = local_pair_of(base);
-    struct file_name name = {0};
-    if (descriptor->len_bytes == sizeof(name)) memcpy(&name, descriptor->bytes, sizeof(name));
-    struct local_peer_file *known = find(pair, name.number);
+    uint64_t number = 0;
+    if (descriptor->len_bytes == sizeof(number)) memcpy(&number, descriptor->bytes, sizeof(number));
+    struct local_peer_file *known = find(pair, number);
     if (known == NULL) {
         return tl_error_set(ret_error, TL_NOT_FOUND, "%s: the peer has not passed this file", base->provider->name);
     }
-    if (known->file == NULL) {
-        return known->refusal != NULL
-                   ? tl_error_copy(ret_error, known->refusal)
-                   : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no memory for files", base->provider->name);
-    }
+    if (known->file == NULL) return tl_error_copy(ret_error, known->refusal);
     enum tl_status status = tl_mapped_file_check(known->file, NULL, 0, ret_error);
     if (status != TL_OK) return status;
     *ret_file = known->file;

@@ -15,17 +15,14 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/reason.h"
-#include "dataplane/local/local_helper.h"
-
-static void close_fd(int *fd)
-{
-    close(*fd);
-    *fd = -1;
-}
+#include "dataplane/local/local_internal.h"
+#include "dataplane/memory/segment.h"
 
 enum tl_status local_shake_hands(struct local_pair *pair, struct tl_error *ret_error)
 {
@@ -39,8 +36,8 @@ enum tl_status local_shake_hands(struct local_pair *pair, struct tl_error *ret_e
     memcpy(hello.to, pair->peer.token, LOCAL_TOKEN_BYTES);
     enum tl_status status = local_call(pair->provider, pair->sockets.accept, &pair->peer, &hello, fds, ret_error);
     if (status != TL_OK) return status;
-    close_fd(&pair->sockets.peers_end);
-    close_fd(&pair->sockets.ring);
+    local_close_fd(&pair->sockets.peers_end);
+    local_close_fd(&pair->sockets.ring);
     return TL_OK;
 }
 
@@ -76,27 +73,28 @@ void local_proof_was_read(struct local_pair *pair, int error)
 static void try_reading(struct local_pair *pair, const struct local_hello *hello)
 {
     struct tl_error error;
-    const struct local_reading reading = {.peer = pair->credentials.pid,
-                                          .source = hello->proof_address,
-                                          .destination = (uint8_t *)&pair->proof.read,
-                                          .len_bytes = sizeof(pair->proof.read),
-                                          .is_buffered = true};
+    const struct tl_memory_reading reading = {.process = pair->credentials.pid,
+                                              .source = hello->proof_address,
+                                              .destination = (uint8_t *)&pair->proof.read,
+                                              .len_bytes = sizeof(pair->proof.read),
+                                              .is_buffered = true};
     pair->proof.peers = hello->proof;
-    if (local_helper_read(pair->helper, &reading, &error) != TL_OK)
+    if (tl_memory_reader_read(pair->helper, &reading, &error) != TL_OK)
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
 }
 
 /* Watches the peer's process. Returns false when the pair is broken. */
 static bool watch_process(struct local_pair *pair)
 {
-    pair->sockets.process = local_process_fd(pair->credentials.pid);
-    bool is_missing = pair->sockets.process < 0 && pair->credentials.pid > 0;
+    pid_t pid = pair->credentials.pid;
+    pair->sockets.process = pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+    bool is_missing = pair->sockets.process < 0 && pid > 0;
     if (is_missing && (errno == EMFILE || errno == ENFILE)) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no descriptor for the peer's process: %s", strerror(errno));
     } else if (is_missing && errno == ESRCH) {
         local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
     } else if (pair->sockets.process >= 0 &&
-               !local_watch_socket(pair->provider, pair->sockets.process, pair->number | LOCAL_PROCESS_NUMBER)) {
+               !local_watch(pair->provider, pair->sockets.process, pair->number | LOCAL_PROCESS_NUMBER, EPOLLET)) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "the peer cannot be watched: %s", strerror(errno));
     }
     return pair->state == LOCAL_CALLING;
@@ -123,14 +121,14 @@ static void take_hello(struct local_pair *pair)
     struct tl_error error;
     void *ring = NULL;
     int fds[LOCAL_HELLO_DESCRIPTORS];
-    enum local_received received = local_receive(pair->sockets.accept, &packet, fds);
-    if (received == LOCAL_RECEIVED_NO_DESCRIPTOR) {
+    enum tl_unix_received received = local_receive(pair->sockets.accept, &packet, fds);
+    if (received == TL_UNIX_NO_DESCRIPTOR) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, LOCAL_NO_DESCRIPTOR);
-    } else if (received != LOCAL_RECEIVED_PACKET) {
+    } else if (received != TL_UNIX_PACKET) {
         local_pair_violation(pair, "a hello of another release or of another process");
-    } else if (!local_is_control_socket(fds[0]) || !local_ring_is_count(packet.hello.slot_count)) {
-        local_pair_violation(pair, "a hello with a socket or a ring that cannot be");
-    } else if (local_memory_map(fds[1], local_ring_bytes(packet.hello.slot_count), &ring, &error) != TL_OK) {
+    } else if (!local_ring_is_count(packet.hello.slot_count)) {
+        local_pair_violation(pair, "a hello with a ring that cannot be");
+    } else if (tl_segment_map(fds[1], local_ring_bytes(packet.hello.slot_count), &ring, &error) != TL_OK) {
         local_pair_violation(pair, error.message);
     }
     if (fds[1] >= 0) close(fds[1]);
@@ -146,13 +144,13 @@ unsigned local_read_accept_socket(struct local_pair *pair)
     struct tl_error error;
     /* The HELLO was taken, and the attempt to read the peer's memory has not ended yet. */
     if (pair->rings.out.head != NULL) return 0;
-    enum local_received received = local_peek_packet(pair->sockets.accept, &packet, &pair->credentials);
-    if (received == LOCAL_RECEIVED_NOTHING && local_peer_lives(pair)) return 0;
-    if (received == LOCAL_RECEIVED_NOTHING) {
+    enum tl_unix_received received = local_peek_packet(pair->sockets.accept, &packet, &pair->credentials);
+    if (received == TL_UNIX_NOTHING && local_peer_lives(pair)) return 0;
+    if (received == TL_UNIX_NOTHING) {
         local_pair_break(pair, TL_UNAVAILABLE,
                          "the peer has closed the connection instead of sending its hello; if it runs as another "
                          "user, which the local transport does not connect, its log says so");
-    } else if (received != LOCAL_RECEIVED_PACKET || packet.kind != LOCAL_PACKET_HELLO || !is_for(pair, &packet.hello)) {
+    } else if (received != TL_UNIX_PACKET || packet.kind != LOCAL_PACKET_HELLO || !is_for(pair, &packet.hello)) {
         local_pair_violation(pair, "a hello of another release or of another process");
     } else if (local_check_user(pair->provider, pair->credentials.uid, &error) != TL_OK) {
         local_pair_break(pair, error.code, "%s", error.message);
@@ -160,7 +158,7 @@ unsigned local_read_accept_socket(struct local_pair *pair)
         local_forget_socket(pair->provider, pair->sockets.accept);
         local_accept_socket_remove_name(&pair->self);
         take_hello(pair);
-        close_fd(&pair->sockets.accept);
+        local_close_fd(&pair->sockets.accept);
     }
     return 1;
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The local provider as its files see it: local.c (open, poll, sleep), local_socket.c (sockets, credentials),
- * local_segment.c (shared memory), local_handshake.c (how two pairs are connected), local_pair.c (life of a pair),
+ * The local provider as its files see it: local.c (open, poll, sleep), local_socket.c (sockets, addresses, users),
+ * local_region.c (regions, rings), local_handshake.c (how two pairs are connected), local_pair.c (life of a pair),
  * local_send.c (carrying out what was posted), local_expose.c (memory that the peer may have written), local_receive.c
- * (what the peer has posted), local_files.c (files that the peer may map), local_helper.c (threads that read memory of
- * peers, unmap memory and close sockets).
+ * (what the peer has posted), local_files.c (files that the peer may map), local_drop.c (unmaps memory and closes
+ * sockets in a thread). Helpers are readers of the peer's memory.
  *
  * The peer can change everything in a ring at any time. So each word is read once, and what was read is compared with
  * our own records.
@@ -14,11 +14,12 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 
+#include "base/host_id.h"
 #include "base/list.h"
+#include "base/unix_socket.h"
 #include "dataplane/local/local.h"
+#include "dataplane/memory/memory_reader.h"
 
 /* ------------------------------------------------------------------------------------------------------- rings -- */
 
@@ -96,20 +97,15 @@ void local_ring_unmap(struct local_ring *ring);
 
 struct local_region {
     struct tl_region base;
-    bool is_segment;     /* false: the provider has not made this memory */
-    int fd;              /* the segment's descriptor, used by the reactor; -1: none, or it was passed to the peer */
-    uint64_t number;     /* unique in the provider */
-    struct tl_list link; /* entry in provider->gone */
-    bool has_populater;  /* a thread gets the pages of this large segment */
+    bool is_segment;         /* false: the provider has not made this memory */
+    int fd;                  /* the segment's descriptor, used by the reactor; -1: none, or it was passed to the peer */
+    struct local_pair *pair; /* the pair whose peer the segment serves; NULL: none yet */
+    uint32_t number;         /* number of the segment, unique in the pair */
+    struct tl_list in_pair;  /* entry in pair->attachments */
+    struct tl_list link;     /* entry in provider->gone */
+    bool has_populater;      /* a thread gets the pages of this large segment */
     pthread_t populater;
     atomic_bool must_stop; /* tells the populater to end */
-};
-
-/* A segment of ours that was passed to the peer, or will be. */
-struct local_attached {
-    struct local_region *region;
-    uint32_t number; /* unique in the pair */
-    bool is_sent;
 };
 
 /* A segment of the peer that is mapped here. */
@@ -117,11 +113,10 @@ struct local_peer_segment {
     uint32_t number;
     uint8_t *address;
     uint64_t len_bytes;
-    uint8_t *has_pages; /* one bit for each LOCAL_CHUNK_BYTES whose pages are there; NULL: pages come when they are
+    uint8_t *has_pages; /* one bit for each TL_SEGMENT_CHUNK_BYTES whose pages are there; NULL: pages come when they are
                            touched */
 };
 
-#define LOCAL_CHUNK_BYTES (UINT64_C(2) << 20)
 /* How many segments of one peer can be mapped at a time. A pool has fewer regions, so that other memory can be mapped
  * too. */
 #define LOCAL_MAX_SEGMENTS 1024
@@ -145,19 +140,6 @@ struct local_exposed {
     uint32_t generation;
     uint32_t next_free; /* index of the next free entry plus 1; 0: there is none */
 };
-
-enum local_pages {
-    LOCAL_PAGES_SMALL,
-    LOCAL_PAGES_HUGE, /* huge pages that the administrator has reserved, while any are free; otherwise transparent ones
-                       */
-};
-
-/* Makes shared memory; the descriptor and the mapping belong to the caller. Errors: TL_RESOURCE_EXHAUSTED. */
-enum tl_status local_memory_make(const char *name, uint64_t len_bytes, enum local_pages pages, int *ret_fd,
-                                 void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
-/* Maps memory that a peer has passed. fd stays the caller's. Errors: TL_INVALID_ARGUMENT: the memory is not sealed
- * against shrinking, or its size differs. TL_RESOURCE_EXHAUSTED. */
-enum tl_status local_memory_map(int fd, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
 
 enum tl_status local_region_create(struct tl_provider *provider, void *address, uint64_t len_bytes,
                                    enum tl_region_access access, struct tl_region **ret_region,
@@ -226,22 +208,9 @@ struct local_shared_file {
 
 /* A file of the peer that we may map. Its index in the table is its number modulo LOCAL_FILES too. */
 struct local_peer_file {
-    uint64_t number;             /* 0: none */
-    struct tl_mapped_file *file; /* holds one reference; NULL: the file could not be mapped */
-    struct tl_error *refusal;    /* why the file could not be mapped; NULL: there was no memory for the reason */
-};
-
-struct local_credentials {
-    pid_t pid; /* 0: the process is not visible in this namespace */
-    uid_t uid;
-};
-
-enum local_received {
-    LOCAL_RECEIVED_NOTHING,
-    LOCAL_RECEIVED_PACKET,
-    LOCAL_RECEIVED_WRONG,         /* an invalid packet */
-    LOCAL_RECEIVED_NO_DESCRIPTOR, /* this process has no free descriptor for what was passed, which is lost */
-    LOCAL_RECEIVED_END,           /* the other side has closed the socket, or died */
+    uint64_t number;                /* 0: none */
+    struct tl_mapped_file *file;    /* holds one reference; NULL: the file could not be mapped */
+    const struct tl_error *refusal; /* why the file could not be mapped */
 };
 
 /* The reason why a connection ends when this process has no free descriptor for what the peer has passed. */
@@ -249,7 +218,6 @@ enum local_received {
 
 struct local_provider;
 struct local_pair;
-
 struct local_address;
 
 /* Chooses a token that cannot be guessed. */
@@ -269,39 +237,28 @@ void local_clean_folder(const char *folder);
 enum tl_status local_call(const struct local_provider *provider, int accept_socket, const struct local_address *peer,
                           const struct local_hello *hello, const int fds[LOCAL_HELLO_DESCRIPTORS],
                           struct tl_error *ret_error) TL_MUST_USE;
-/* Sends a packet with at most 4 descriptors, which stay the caller's. With `to` NULL it goes to the other end of the
- * socket. Returns false with errno when the packet cannot be sent now, or not any more. */
-bool local_send_to(int socket, const struct sockaddr_un *to, socklen_t to_bytes, const void *packet, size_t len_bytes,
-                   const int *fds, size_t fd_count);
-/* Sends a packet over a control socket; fd -1: without a descriptor. Returns false as local_send_to does. */
+/* Sends a packet over a control socket; fd -1: without a descriptor. Returns false as tl_unix_socket_send does. */
 bool local_send(int socket, const void *packet, size_t len_bytes, int fd);
 /* Reads the next packet of an accept socket without taking it out, and which process has sent it. */
-enum local_received local_peek_packet(int socket, union local_packet *ret_packet,
-                                      struct local_credentials *ret_credentials);
+enum tl_unix_received local_peek_packet(int socket, union local_packet *ret_packet, struct ucred *ret_sender);
 /* Takes the next packet. The descriptors belong to the caller; -1: none has come. */
-enum local_received local_receive(int socket, union local_packet *ret_packet, int ret_fds[LOCAL_HELLO_DESCRIPTORS]);
+enum tl_unix_received local_receive(int socket, union local_packet *ret_packet, int ret_fds[LOCAL_HELLO_DESCRIPTORS]);
 /* Makes a control socket: our end and the peer's, which both belong to the caller. Errors: TL_RESOURCE_EXHAUSTED.
  * TL_UNAVAILABLE: the kernel lacks a feature. */
 enum tl_status local_control_socket_make(int *ret_own, int *ret_peers, struct tl_error *ret_error) TL_MUST_USE;
-/* Returns whether packets can be sent over this descriptor as over a control socket. */
-bool local_is_control_socket(int fd);
-/* Returns the number by which the kernel shows all users that are unknown in this container; -1: every user is known.
- */
-uid_t local_unknown_uid(void);
 /* Checks the user of a peer's process. Errors: TL_PERMISSION_DENIED: it is another user than this process's, or one
  * that is unknown in this container. */
 enum tl_status local_check_user(const struct local_provider *provider, uid_t uid,
                                 struct tl_error *ret_error) TL_MUST_USE;
-/* Returns a descriptor that becomes readable when the process ends, and belongs to the caller; -1 with errno on
- * failure. */
-int local_process_fd(pid_t pid);
 
 /* --------------------------------------------------------------------------------------------------- addresses -- */
 
+/* As it travels, but for what lies behind the name. */
 struct local_address {
+    uint8_t format[4]; /* set by local_address_write */
     uint8_t host_id[TL_HOST_ID_BYTES];
     uint8_t token[LOCAL_TOKEN_BYTES];
-    uint32_t name_bytes;
+    uint8_t name_bytes;
     uint8_t name[sizeof(((struct sockaddr_un *)NULL)->sun_path)]; /* name of the accept socket, as in sun_path */
 };
 
@@ -316,8 +273,6 @@ bool local_address_read(const struct tl_pair_address *bytes, struct local_addres
 /* --------------------------------------------------------------------------------------- provider, queue pairs -- */
 
 #define LOCAL_MAX_WAKEUPS 32
-
-struct local_helper;
 
 struct local_provider {
     struct tl_provider base; /* its fd is the epoll descriptor */
@@ -348,8 +303,7 @@ struct local_provider {
     pthread_mutex_t mutex; /* guards the following members */
     struct tl_list gone;   /* list of struct local_region: destroyed regions that peers may know */
     atomic_bool has_gone;
-    int gone_fd; /* an eventfd that is written when regions were destroyed */
-    _Atomic uint64_t last_region;
+    int gone_fd;            /* an eventfd that is written when regions were destroyed */
     atomic_uint populaters; /* number of threads that are getting pages of regions */
 };
 
@@ -388,12 +342,8 @@ struct local_queue {
 
 /* Segments of ours that are passed to the peer. */
 struct local_attachments {
-    struct local_attached *entries; /* [count] */
-    size_t count, capacity;
-    size_t unsent; /* how many of them are not passed yet */
+    struct tl_list unsent, sent; /* lists of struct local_region */
     uint32_t next_number;
-    uint64_t last_region; /* the region that was found last, and its number */
-    uint32_t last_number;
 };
 
 /* Segments of the peer that are mapped here. */
@@ -492,7 +442,7 @@ struct local_pair {
     bool has_connected;
     bool is_distrusted; /* the peer has broken the protocol: nothing that it has posted counts any more */
     struct local_address self, peer;
-    struct local_credentials credentials; /* process and user of the peer */
+    struct ucred credentials; /* process and user of the peer */
     struct local_proof proof;
     struct local_sockets sockets;
     struct local_packets packets;
@@ -503,8 +453,8 @@ struct local_pair {
     struct local_exposures exposures;
     struct local_files files;
     struct local_slot_read reading;
-    struct local_helper *helper;
-    struct local_helper *second; /* helper that reads the second half of a large read */
+    struct tl_memory_reader *helper;
+    struct tl_memory_reader *second; /* helper that reads the second half of a large read */
 };
 
 static inline struct local_provider *local_provider_of(const struct tl_provider *provider)
@@ -519,9 +469,9 @@ static inline struct local_pair *local_pair_of(const struct tl_queue_pair *pair)
 
 /* ----------------------------------------------------------------------------------------------------- local.c -- */
 
-/* Makes the epoll descriptor report the number of a pair once each time that something comes. Returns false when there
- * is no memory. */
-bool local_watch_socket(struct local_provider *provider, int fd, uint64_t number);
+/* Makes the epoll descriptor report this number while fd can be read; with EPOLLET in flags, once each time that
+ * something comes. Returns false when there is no memory. */
+bool local_watch(struct local_provider *provider, int fd, uint64_t number, uint32_t flags);
 /* This bit is added to the number of a pair for the descriptor of its peer's process. */
 #define LOCAL_PROCESS_NUMBER (UINT64_C(1) << 63)
 /* Shuts the socket down, and stops watching it. */
@@ -553,6 +503,8 @@ void local_pair_break(struct local_pair *pair, enum tl_status code, const char *
 void local_pair_violation(struct local_pair *pair, const char *what);
 /* Takes the packets of the control socket, and notices the end of the peer. Returns how many packets there were. */
 unsigned local_pair_hear(struct local_pair *pair);
+/* Closes the descriptor, if there is one, and sets it to -1. */
+void local_close_fd(int *fd);
 /* Returns whether one of its helpers is reading. */
 bool local_pair_is_reading(const struct local_pair *pair);
 /* Checks whether its helpers have finished their readings. Returns how many have. */
@@ -596,8 +548,10 @@ void local_revoke(struct tl_queue_pair *pair, struct tl_exposure *exposure, stru
 uint8_t *local_exposures_find(const struct local_exposures *exposures, const struct local_slot_read *reading);
 /* Passes the segments that were not passed to the peer yet. */
 void local_attach_segments(struct local_pair *pair);
-/* Reports to the peer that a region of ours was destroyed. */
-void local_forget_region(struct local_pair *pair, uint64_t region_number);
+/* Reports to the peer whom the region serves that it was destroyed. */
+void local_forget_region(struct local_region *region);
+/* Takes all regions from the pair. */
+void local_leave_regions(struct local_pair *pair);
 
 /* --------------------------------------------------------------------------------------------- local_receive.c -- */
 
@@ -611,8 +565,6 @@ enum tl_status local_mappings_add(struct local_mappings *mappings, const struct 
 struct local_peer_segment *local_mappings_find(struct local_mappings *mappings, uint32_t number);
 /* Removes the entry; its memory stays mapped, and the caller has it unmapped. */
 void local_mappings_remove(struct local_mappings *mappings, struct local_peer_segment *mapped);
-/* Thread: any. */
-void local_unmap(struct local_peer_segment *mapped);
 /* Returns whether the peer's process still runs and has not closed the connection. */
 bool local_peer_lives(const struct local_pair *pair);
 /* Called when a helper has read its part of a LOCAL_SLOT_READ; error is an errno, 0: none. */
@@ -627,7 +579,5 @@ enum tl_status local_map(struct tl_queue_pair *pair, const struct tl_descriptor 
 /* Maps a file that the peer has passed, and remembers it instead of the file that came LOCAL_FILES earlier. Takes over
  * fd. */
 void local_file_came(struct local_pair *pair, const struct local_file_packet *packet, int fd);
-/* Gives the reference to the file back. Thread: any. */
-void local_file_free(struct local_peer_file *file);
 
 #endif

@@ -13,15 +13,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
+#include <sys/epoll.h>
 #include <unistd.h>
 
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "base/random.h"
-#include "dataplane/local/local_helper.h"
-#include "dataplane/memory/pages.h"
+#include "dataplane/local/local_drop.h"
+#include "dataplane/memory/segment.h"
 
 /* The most packets that one look at the sockets takes from one pair. */
 #define PACKETS_PER_LOOK 64
@@ -40,8 +40,8 @@ static enum tl_status make_ring(struct local_pair *pair, uint32_t slot_count, st
 {
     void *address;
     slot_count = power_of_two(slot_count);
-    enum tl_status status = local_memory_make("tensorlane-ring", local_ring_bytes(slot_count), LOCAL_PAGES_SMALL,
-                                              &pair->sockets.ring, &address, ret_error);
+    enum tl_status status = tl_segment_make("tensorlane-ring", local_ring_bytes(slot_count), TL_SEGMENT_SMALL_PAGES,
+                                            &pair->sockets.ring, &address, ret_error);
     if (status == TL_OK) local_ring_place(&pair->rings.in, address, slot_count);
     return status;
 }
@@ -53,8 +53,8 @@ static enum tl_status make_sockets(struct local_pair *pair, struct tl_error *ret
     if (status == TL_OK)
         status = local_accept_socket_open(pair->provider, &pair->self, &pair->sockets.accept, ret_error);
     if (status != TL_OK) return status;
-    if (local_watch_socket(pair->provider, pair->sockets.in, pair->number) &&
-        local_watch_socket(pair->provider, pair->sockets.accept, pair->number))
+    if (local_watch(pair->provider, pair->sockets.in, pair->number, EPOLLET) &&
+        local_watch(pair->provider, pair->sockets.accept, pair->number, EPOLLET))
         return TL_OK;
     return tl_error_set_errno(ret_error, errno, "the peer cannot be watched");
 }
@@ -83,13 +83,15 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     pair->queue.mask = power_of_two(options->work_count) - 1;
     pair->proof.own = tl_random_u64();
     pair->attachments.next_number = pair->mappings.next_number = 1;
+    tl_list_init(&pair->attachments.unsent);
+    tl_list_init(&pair->attachments.sent);
     local_choose_token(pair->self.token);
     memcpy(pair->self.host_id, provider->host_id, TL_HOST_ID_BYTES);
     tl_list_push_back(&provider->pairs, &pair->link);
     provider->pair_count++;
     pair->queue.works = calloc((size_t)pair->queue.mask + 1, sizeof(*pair->queue.works));
-    pair->helper = local_helper_create(provider->done_fd);
-    pair->second = local_helper_create(provider->done_fd);
+    pair->helper = tl_memory_reader_create(provider->done_fd);
+    pair->second = tl_memory_reader_create(provider->done_fd);
     enum tl_status status = pair->queue.works != NULL && pair->helper != NULL && pair->second != NULL
                                 ? make_ring(pair, options->slot_count, ret_error)
                                 : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
@@ -159,18 +161,12 @@ void local_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *re
 
 static void detach(struct local_pair *pair, uint32_t number)
 {
-    struct local_peer_segment *mapped = local_mappings_find(&pair->mappings, number), *copy;
+    struct local_peer_segment *mapped = local_mappings_find(&pair->mappings, number);
     if (mapped == NULL) {
         local_pair_violation(pair, "the end of an unknown segment");
         return;
     }
-    copy = malloc(sizeof(*copy));
-    if (copy != NULL) {
-        *copy = *mapped;
-        local_drop(&(struct local_leftovers){.mapped = copy, .mapped_count = 1});
-    } else {
-        local_unmap(mapped);
-    }
+    local_drop(&(struct local_leftovers){.segment = *mapped});
     local_mappings_remove(&pair->mappings, mapped);
 }
 
@@ -197,16 +193,16 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
 
 bool local_pair_is_reading(const struct local_pair *pair)
 {
-    return local_helper_is_busy(pair->helper) || local_helper_is_busy(pair->second);
+    return tl_memory_reader_is_busy(pair->helper) || tl_memory_reader_is_busy(pair->second);
 }
 
 unsigned local_pair_ask_helpers(struct local_pair *pair)
 {
-    struct local_helper *const helpers[] = {pair->helper, pair->second};
+    struct tl_memory_reader *const helpers[] = {pair->helper, pair->second};
     unsigned count = 0;
     for (unsigned i = 0; i < TL_ARRAY_COUNT(helpers); i++) {
         int error;
-        if (!local_helper_is_done(helpers[i], &error)) continue;
+        if (!tl_memory_reader_is_done(helpers[i], &error)) continue;
         count++;
         if (pair->state == LOCAL_CALLING)
             local_proof_was_read(pair, error);
@@ -227,16 +223,16 @@ unsigned local_pair_hear(struct local_pair *pair)
         int fds[LOCAL_HELLO_DESCRIPTORS];
         if (pair->state != LOCAL_CONNECTED) return i;
         switch (local_receive(pair->sockets.in, &packet, fds)) {
-        case LOCAL_RECEIVED_PACKET:
+        case TL_UNIX_PACKET:
             handle_packet(pair, &packet, fds);
             break;
-        case LOCAL_RECEIVED_END:
+        case TL_UNIX_END:
             local_pair_break(pair, TL_UNAVAILABLE, "the peer has closed the connection, or its process has ended");
             return i + 1;
-        case LOCAL_RECEIVED_NOTHING:
+        case TL_UNIX_NOTHING:
             if (!local_peer_lives(pair)) local_pair_break(pair, TL_UNAVAILABLE, "the peer's process has ended");
             return i;
-        case LOCAL_RECEIVED_NO_DESCRIPTOR:
+        case TL_UNIX_NO_DESCRIPTOR:
             local_pair_break(pair, TL_RESOURCE_EXHAUSTED, LOCAL_NO_DESCRIPTOR);
             return i + 1;
         default:
@@ -251,7 +247,7 @@ unsigned local_pair_hear(struct local_pair *pair)
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
 
-static void close_fd(int *fd)
+void local_close_fd(int *fd)
 {
     if (*fd >= 0) close(*fd);
     *fd = -1;
@@ -272,31 +268,27 @@ static void release(struct local_pair *pair)
     struct local_leftovers leftovers = {.ring = pair->rings.out,
                                         .mapped = pair->mappings.entries,
                                         .mapped_count = pair->mappings.count,
-                                        .files = pair->files.peers,
-                                        .file_count = pair->files.peers != NULL ? LOCAL_FILES : 0};
+                                        .files = pair->files.peers};
     if (pair->sockets.accept >= 0) local_accept_socket_remove_name(&pair->self);
     hand_over_socket(pair, &pair->sockets.accept, &leftovers);
     hand_over_socket(pair, &pair->sockets.in, &leftovers);
     hand_over_socket(pair, &pair->sockets.out, &leftovers);
     local_drop(&leftovers);
-    struct local_helper *const helpers[] = {pair->helper, pair->second};
+    struct tl_memory_reader *const helpers[] = {pair->helper, pair->second};
     for (unsigned i = 0; i < TL_ARRAY_COUNT(helpers); i++)
-        local_helper_destroy(helpers[i]);
+        tl_memory_reader_destroy(helpers[i]);
     pair->helper = pair->second = NULL;
-    close_fd(&pair->sockets.peers_end);
-    close_fd(&pair->sockets.process);
-    close_fd(&pair->sockets.ring);
+    local_close_fd(&pair->sockets.peers_end);
+    local_close_fd(&pair->sockets.process);
+    local_close_fd(&pair->sockets.ring);
     local_ring_unmap(&pair->rings.in);
     pair->rings.out.head = NULL;
     pair->mappings.entries = NULL;
     pair->mappings.count = pair->mappings.capacity = 0;
     pair->files.peers = NULL;
     free(pair->files.shared);
-    free(pair->attachments.entries);
     pair->files.shared = NULL;
     free(pair->exposures.entries);
-    pair->attachments.entries = NULL;
-    pair->attachments.count = pair->attachments.unsent = 0;
     pair->exposures.entries = NULL;
     pair->exposures.count = 0;
 }
@@ -321,8 +313,8 @@ void local_pair_end(struct local_pair *pair)
 
 unsigned local_pair_drain(struct local_pair *pair)
 {
-    bool is_first_free = local_helper_try_to_forget(pair->helper);
-    if (!local_helper_try_to_forget(pair->second) || !is_first_free) return 0;
+    bool is_first_free = tl_memory_reader_try_to_forget(pair->helper);
+    if (!tl_memory_reader_try_to_forget(pair->second) || !is_first_free) return 0;
     pair->state = LOCAL_ENDED;
     release(pair);
     pair->events.drained(pair->owner);
@@ -338,6 +330,7 @@ void local_pair_destroy(struct tl_queue_pair *base)
     tl_list_remove(&pair->link);
     provider->pair_count--;
     if (pair->state == LOCAL_NEW) release(pair);
+    local_leave_regions(pair);
     free(pair->queue.works);
     free(pair);
 }

@@ -17,8 +17,9 @@
 #include "base/arith.h"
 #include "base/clock.h"
 #include "base/error.h"
-#include "dataplane/local/local_helper.h"
+#include "dataplane/local/local_internal.h"
 #include "dataplane/memory/pages.h"
+#include "dataplane/memory/segment.h"
 
 /* ---------------------------------------------------------------------------------------------- reading memory -- */
 
@@ -59,17 +60,17 @@ static void finish_reading(struct local_pair *pair)
     if (reading->has_immediate) pair->events.immediate(pair->owner, reading->immediate, reading->len_bytes);
 }
 
-static void read_part(struct local_pair *pair, struct local_helper *helper, uint8_t *destination, uint64_t offset_bytes,
-                      uint64_t len_bytes)
+static void read_part(struct local_pair *pair, struct tl_memory_reader *helper, uint8_t *destination,
+                      uint64_t offset_bytes, uint64_t len_bytes)
 {
     struct tl_error error;
-    const struct local_reading part = {.peer = pair->credentials.pid,
-                                       .source = pair->reading.source + offset_bytes,
-                                       .destination = destination + offset_bytes,
-                                       .len_bytes = len_bytes,
-                                       .is_buffered = pair->reading.is_in_file};
+    const struct tl_memory_reading part = {.process = pair->credentials.pid,
+                                           .source = pair->reading.source + offset_bytes,
+                                           .destination = destination + offset_bytes,
+                                           .len_bytes = len_bytes,
+                                           .is_buffered = pair->reading.is_in_file};
     pair->reading.parts_left++;
-    if (local_helper_read(helper, &part, &error) != TL_OK)
+    if (tl_memory_reader_read(helper, &part, &error) != TL_OK)
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
 }
 
@@ -205,11 +206,11 @@ enum tl_status local_mappings_add(struct local_mappings *mappings, const struct 
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment that does not consist of pages");
     }
     if (!have_place(mappings)) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
-    enum tl_status status = local_memory_map(fd, len_bytes, &address, ret_error);
+    enum tl_status status = tl_segment_map(fd, len_bytes, &address, ret_error);
     if (status != TL_OK) return status;
     struct local_peer_segment mapped = {.number = packet->number, .address = address, .len_bytes = len_bytes};
     if (len_bytes > TL_LOCAL_LAZY_BYTES) {
-        mapped.has_pages = calloc(1, (size_t)(len_bytes / LOCAL_CHUNK_BYTES / 8) + 1);
+        mapped.has_pages = calloc(1, (size_t)(len_bytes / TL_SEGMENT_CHUNK_BYTES / 8) + 1);
         if (mapped.has_pages == NULL) {
             tl_pages_unmap(address, len_bytes);
             return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
@@ -218,12 +219,6 @@ enum tl_status local_mappings_add(struct local_mappings *mappings, const struct 
     mappings->entries[mappings->count++] = mapped;
     mappings->next_number++;
     return TL_OK;
-}
-
-void local_unmap(struct local_peer_segment *mapped)
-{
-    tl_pages_unmap(mapped->address, mapped->len_bytes);
-    free(mapped->has_pages);
 }
 
 struct local_peer_segment *local_mappings_find(struct local_mappings *mappings, uint32_t number)

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/arith.h"
@@ -22,23 +21,21 @@
 #include "base/clock.h"
 #include "base/copy.h"
 #include "base/error.h"
-#include "dataplane/local/local_helper.h"
+#include "dataplane/local/local_internal.h"
+#include "dataplane/memory/segment.h"
 #include "tensor/mapped_file.h"
-
-#ifndef MADV_POPULATE_READ
-#define MADV_POPULATE_READ 22
-#endif
 
 /* The most bytes that packets may take which the peer has not read; the kernel counts some 768 for each. */
 #define MAX_UNREAD_BYTES (64 * 1024)
 #define COPY_BYTES_PER_POLL (UINT64_C(1) << 20)
 /* Writes of at least this size go past the caches, because the tensor would push everything else out of them. */
 #define UNCACHED_BYTES (UINT64_C(8) << 20)
-/* How long a helper takes to wake, and how fast it reads at least. Two helpers read larger tensors, and need the
- * processors. For those, and for one of several reads, waking is a small part, or hidden by the other reads. */
+/* A thread that waits for the result of a smaller read polls, and yields its processor to the helpers. For a larger one
+ * it sleeps, because waking is a small part then and the helpers need the processors. */
+#define POLLED_READ_BYTES (UINT64_C(4) << 20)
+/* How long a helper takes to wake, and how many bytes it reads in a nanosecond at least. */
 #define WAKING_NS (TL_NS_PER_MS / 10)
 #define SLOW_BYTES_PER_NS 4
-#define AWAITED_BYTES LOCAL_MIN_SPLIT_BYTES
 /* How many bytes of writes may be posted at a time: what was posted is copied even if its request is given up, and what
  * is posted later waits for it. */
 #define MAX_QUEUED_BYTES (UINT64_C(16) << 20)
@@ -103,16 +100,14 @@ enum carrying {
     CARRYING_WAITS, /* it waits for the peer */
 };
 
-/* Gets the pages that are to be written, because writing to a page that cannot be had raises a signal. To ask for
- * reading is enough: it allocates pages of shared memory, and maps existing ones 16 at a time and writable, in a
- * quarter of the time that asking for writing takes. Returns false when there are no pages; then the pair is broken. */
+/* Gets the pages that are to be written. Returns false when there are none; then the pair is broken. */
 static bool have_pages(struct local_pair *pair, struct local_peer_segment *mapped, uint64_t offset_bytes)
 {
     if (mapped->has_pages == NULL) return true;
-    uint64_t chunk = offset_bytes / LOCAL_CHUNK_BYTES;
+    uint64_t chunk = offset_bytes / TL_SEGMENT_CHUNK_BYTES;
     if (mapped->has_pages[chunk / 8] >> (chunk % 8) & 1) return true;
-    uint64_t len_bytes = tl_min_u64(LOCAL_CHUNK_BYTES, mapped->len_bytes - chunk * LOCAL_CHUNK_BYTES);
-    if (madvise(mapped->address + chunk * LOCAL_CHUNK_BYTES, len_bytes, MADV_POPULATE_READ) != 0 && errno != EINVAL) {
+    uint64_t len_bytes = tl_min_u64(TL_SEGMENT_CHUNK_BYTES, mapped->len_bytes - chunk * TL_SEGMENT_CHUNK_BYTES);
+    if (!tl_segment_populate(mapped->address + chunk * TL_SEGMENT_CHUNK_BYTES, len_bytes) && errno != EINVAL) {
         local_pair_break(pair, TL_UNAVAILABLE, "no pages for the peer's memory: %s", strerror(errno));
         return false;
     }
@@ -140,7 +135,7 @@ static enum carrying copy(struct local_pair *pair, struct local_work *work, uint
         uint64_t at_bytes = start_bytes + work->done_bytes;
         uint64_t len_bytes = tl_min_u64(work->len_bytes - work->done_bytes, *budget_bytes);
         if (mapped->has_pages != NULL)
-            len_bytes = tl_min_u64(len_bytes, LOCAL_CHUNK_BYTES - at_bytes % LOCAL_CHUNK_BYTES);
+            len_bytes = tl_min_u64(len_bytes, TL_SEGMENT_CHUNK_BYTES - at_bytes % TL_SEGMENT_CHUNK_BYTES);
         if (len_bytes == 0) return CARRYING_LATER;
         if (!have_pages(pair, mapped, at_bytes)) return CARRYING_WAITS;
         if (work->len_bytes >= UNCACHED_BYTES) {
@@ -159,10 +154,9 @@ void local_expect_read(struct local_pair *pair, uint64_t len_bytes)
 {
     int64_t now_ns = tl_clock_now_ns();
     struct local_queue *queue = &pair->queue;
-    bool is_one_of_many = queue->reads_posted - queue->reads_answered > 1;
-    bool is_awaited = len_bytes < AWAITED_BYTES && !is_one_of_many;
+    bool is_polled = len_bytes < POLLED_READ_BYTES;
     queue->read_began_ns = now_ns;
-    queue->read_until_ns = is_awaited ? now_ns + WAKING_NS + (int64_t)(len_bytes / SLOW_BYTES_PER_NS) : now_ns;
+    queue->read_until_ns = is_polled ? now_ns + WAKING_NS + (int64_t)(len_bytes / SLOW_BYTES_PER_NS) : now_ns;
 }
 
 static enum carrying ask_to_read(struct local_pair *pair, struct local_work *work)
@@ -232,7 +226,7 @@ unsigned local_execute_posts(struct local_pair *pair)
 {
     uint64_t budget_bytes = COPY_BYTES_PER_POLL;
     unsigned events = 0;
-    if (pair->attachments.unsent > 0) local_attach_segments(pair);
+    if (!tl_list_is_empty(&pair->attachments.unsent)) local_attach_segments(pair);
     while (pair->queue.carried != pair->queue.posted && pair->state == LOCAL_CONNECTED) {
         enum carrying carrying = carry_one(pair, work_at(&pair->queue, pair->queue.carried), &budget_bytes);
         if (carrying == CARRYING_LATER) events++;

@@ -3,9 +3,9 @@
  * Memory of the data plane: the pool, registrations of users' memory, and the slow worker that makes both.
  *
  * The slow worker is a thread that starts with the first request. It carries out one registration at a time, in order,
- * and posts its closure; before each it serves the requests that wait for space in the pool. Destroying the memory lets
- * it finish the registration that it is at, whose pin is given back at once, and cancels the others: each closure is
- * posted exactly once.
+ * and posts its closure; in turn with them it serves the requests that wait for space in the pool. Destroying the
+ * memory lets it finish the registration that it is at, whose pin is given back at once, and cancels the others: each
+ * closure is posted exactly once.
  */
 #include "dataplane/memory/memory.h"
 
@@ -88,7 +88,7 @@ static void carry_out(struct tl_memory *memory, struct tl_registration *registra
 static void memory_wanted(void *context)
 {
     struct tl_memory *memory = context;
-    tl_closure_thread_post_first(&memory->slow_worker, &memory->serve_job);
+    tl_closure_thread_post_urgent(&memory->slow_worker, &memory->serve_job);
 }
 
 static bool evict(void *context)

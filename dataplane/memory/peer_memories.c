@@ -123,7 +123,7 @@ void tl_peer_memories_give(struct tl_peer_memories *memories, struct tl_memory *
     given->destroy_job.run = destroy;
     tl_list_init(&given->destroy_job.link);
     pthread_mutex_unlock(&memories->mutex);
-    tl_closure_thread_post_first(&memories->maker, &given->destroy_job);
+    tl_closure_thread_post_urgent(&memories->maker, &given->destroy_job);
 }
 
 /* -------------------------------------------------------------------------------------------------- life cycle -- */

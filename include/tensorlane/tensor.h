@@ -161,6 +161,46 @@ TL_API bool tl_tensor_is_dead(const struct tl_tensor *tensor);
  * reference, or mapped. Writing into a mapping ends the process. */
 TL_API bool tl_tensor_is_read_only(const struct tl_tensor *tensor);
 
+/* Annotations: texts that go with published tensors, such as {"format": "pt"}. They are what a safetensors file has
+ * under `__metadata__`: listings show them, and a file that is pulled has those of its tensors. Receives do not carry
+ * them. Tensors that belong together refer to the same annotations:
+ *
+ *     const struct tl_annotation items[] = {{"format", "pt"}, {"epoch", "7"}};
+ *     struct tl_annotations *annotations;
+ *     if (tl_annotations_create(items, 2, &annotations, &error) != TL_OK) ...
+ *     tl_tensor_set_annotations(weights, annotations);
+ *     tl_tensor_set_annotations(biases, annotations);
+ *     tl_annotations_put(annotations);
+ *     if (tl_publish(worker, "weights", step, weights, &error) != TL_OK) ...
+ */
+struct tl_annotations;
+
+struct tl_annotation {
+    const char *key; /* UTF-8, as value; both may be "" */
+    const char *value;
+};
+
+#define TL_MAX_ANNOTATIONS 1024
+/* The size of all keys and values together. */
+#define TL_MAX_ANNOTATIONS_BYTES (64 * 1024)
+
+/* Copies the pairs, in any order; they never change afterwards. items may be NULL when count is 0.
+ * Errors: TL_INVALID_ARGUMENT: more than TL_MAX_ANNOTATIONS pairs or TL_MAX_ANNOTATIONS_BYTES bytes, a key twice, or a
+ * text that is NULL or not UTF-8. TL_RESOURCE_EXHAUSTED: no memory. *ret_annotations is left as it is then.
+ * Ownership: *ret_annotations is one reference, put with tl_annotations_put, or NULL when count is 0. Thread: any. */
+TL_API enum tl_status tl_annotations_create(const struct tl_annotation *items, size_t count,
+                                            struct tl_annotations **ret_annotations,
+                                            struct tl_error *ret_error) TL_MUST_USE;
+
+/* Gives one reference back; NULL is accepted. Thread: any. */
+TL_API void tl_annotations_put(struct tl_annotations *annotations);
+
+/* Sets the annotations of a tensor, in place of those that it has; NULL: none. An alias keeps those that its base had
+ * when the alias was created.
+ * Ownership: the tensor takes a reference of its own. Thread: any, as long as no other uses the tensor and no worker
+ * has it yet. */
+TL_API void tl_tensor_set_annotations(struct tl_tensor *tensor, struct tl_annotations *annotations);
+
 /* Checks that a tensor that lies in a file still is what it was: the file has neither been shortened nor changed, and
  * could be read. Everything that was read before a check that succeeds was right. It always succeeds for tensors that
  * lie in memory.

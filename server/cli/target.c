@@ -155,11 +155,13 @@ bool tl_target_is_hopeless(enum tl_status code)
 }
 
 /* What the configuration says of how tensors travel: "rdma", "local.pool". What it does not say stays the default, so
- * that variables of the environment can still set it. */
-static void put_transports(struct tl_json_out *json, const struct tl_config *config)
+ * that variables of the environment can still set it. Returns false if there is no memory. */
+static bool put_transports(struct tl_json_out *json, const struct tl_config *config)
 {
-    struct tl_config_value values[TL_CONFIG_VALUE_COUNT];
-    size_t count = tl_config_values(config, NULL, values, TL_ARRAY_COUNT(values));
+    size_t count = tl_config_values(config, NULL, NULL, 0);
+    struct tl_config_value *values = calloc(count + 1, sizeof(*values));
+    if (!values) return false;
+    tl_config_values(config, NULL, values, count);
     for (size_t i = 0; i < count; i++) {
         const struct tl_config_value *value = &values[i];
         const char *dot = strchr(value->path, '.');
@@ -171,6 +173,8 @@ static void put_transports(struct tl_json_out *json, const struct tl_config *con
         tl_json_out_put_json(dot ? tl_json_out_put_object(json, group) : json, dot ? dot + 1 : value->path,
                              value->value);
     }
+    free(values);
+    return true;
 }
 
 /* A cluster of one task; NULL when there is no memory. Ownership: free. */
@@ -181,7 +185,10 @@ static char *make_config(const struct tl_target *target)
     struct tl_json_out *config = tl_json_out_object();
     struct tl_json_out *cluster = tl_json_out_put_object(config, "cluster");
     tl_json_out_put_text(tl_json_out_put_object(cluster, job), task, target->address);
-    if (target->config) put_transports(config, target->config);
+    if (target->config && !put_transports(config, target->config)) {
+        tl_json_out_destroy(config);
+        return NULL;
+    }
     if (target->protocol) tl_json_out_put_text(config, "protocol", target->protocol);
     return tl_json_out_text(config, false);
 }

@@ -6,18 +6,16 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/back_off.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/random.h"
 #include "base/reason.h"
+#include "server/back_off.h"
 #include "server/peers/session.h"
 #include "server/worker_internal.h"
 
-#define FIRST_PAUSE_NS (100 * TL_NS_PER_MS)
-#define MAX_PAUSE_NS (5 * TL_NS_PER_SEC)
 /* A connection that breaks before it is this old counts as an attempt that failed: one that is set up again and again
  * costs both sides more than it carries. */
 #define SETTLED_NS (5 * TL_NS_PER_SEC)
@@ -158,7 +156,8 @@ static void tell_failure(struct tl_data_connection *connection, const struct eve
 
 static void pause_before_offer(struct tl_data_connection *connection, const struct event *event)
 {
-    arm(connection, tl_back_off_ns(FIRST_PAUSE_NS, MAX_PAUSE_NS, connection->failure_count++));
+    arm(connection, tl_back_off_ns(TL_DATA_CONNECTION_FIRST_BACK_OFF_NS, TL_DATA_CONNECTION_MAX_BACK_OFF_NS,
+                                   connection->failure_count++));
     tell_failure(connection, event);
 }
 

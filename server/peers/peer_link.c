@@ -28,15 +28,13 @@
 #include <string.h>
 
 #include "base/arith.h"
-#include "base/back_off.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "server/back_off.h"
 #include "server/peers/peer_internal.h"
 
-#define FIRST_BACK_OFF_NS (20 * TL_NS_PER_MS)
-#define MAX_BACK_OFF_NS (1 * TL_NS_PER_SEC)
 /* A link that ends before it is this old counts as lost early. After more than LOSSES_WITHOUT_PAUSE of them in a row
  * the next is opened after longer and longer pauses, as if they had failed: two processes that claim one task end each
  * other's links. */
@@ -77,7 +75,8 @@ static void retry_later(struct tl_peer *peer)
 {
     struct peer_links *links = &peer->links;
     unsigned losses = links->loss_count > LOSSES_WITHOUT_PAUSE ? links->loss_count - LOSSES_WITHOUT_PAUSE : 0;
-    int64_t pause_ns = tl_back_off_ns(FIRST_BACK_OFF_NS, MAX_BACK_OFF_NS, links->failure_count + losses);
+    int64_t pause_ns =
+        tl_back_off_ns(TL_LINK_FIRST_BACK_OFF_NS, TL_LINK_MAX_BACK_OFF_NS, links->failure_count + losses);
     int64_t due_ns = tl_clock_now_ns() + pause_ns;
     if (tl_timers_arm(tl_loop_timers(peer->worker->loop), &links->back_off, due_ns) != TL_OK) {
         TL_LOG_AT_ERROR("no memory to try a peer again", TL_STR("peer", peer->name));

@@ -285,8 +285,12 @@ void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *rece
     tl_table_lock(table);
     receiver->entry = NULL;
     struct tl_table_waiter *earlier = tl_table_waiter_find(table, &receiver->id);
-    if (earlier) tl_table_waiter_conclude(table, earlier, &superseded, &errands);
-    bool is_waiting = !answer(table, receiver, &status, &offer) && wait_for_value(table, receiver, &status);
+    if (receiver->order == 0) receiver->order = ++table->last_order;
+    bool is_superseded = earlier && earlier->receiver->order > receiver->order;
+    if (is_superseded) status = superseded;
+    if (earlier && !is_superseded) tl_table_waiter_conclude(table, earlier, &superseded, &errands);
+    bool is_waiting =
+        !is_superseded && !answer(table, receiver, &status, &offer) && wait_for_value(table, receiver, &status);
     tl_table_unlock_and_run(table, &errands);
     if (!is_waiting) receiver->deliver(receiver, &status, status.code == TL_OK ? &offer : NULL);
 }

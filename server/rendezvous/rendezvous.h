@@ -134,15 +134,19 @@ struct tl_receiver {
     const char *key; /* valid until deliver has been called or tl_rendezvous_cancel has returned true */
     uint64_t step;
     const struct tl_share_client *client; /* the client that is charged while it waits; NULL: this program */
+    /* When the request was made first: the table counts requests. 0: now; the table sets it. One that asks again keeps
+     * its number. */
+    uint64_t order;
     /* The answer, exactly once unless cancelled: a status, or with TL_OK an offer whose tensor reference the callee
      * takes over. */
     void (*deliver)(struct tl_receiver *receiver, const struct tl_error *status, const struct tl_offer *offer);
     void *entry; /* the table's; NULL unless it waits */
 };
 
-/* Wants (key, step). deliver is called before this returns when the answer is known. A receiver with the same id that
- * still waits is superseded: it gets TL_ABORTED. A receiver beyond limits.waiting_receivers, or for which there is no
- * memory, gets TL_RESOURCE_EXHAUSTED; one whose id has another (key, step) reserved gets TL_INVALID_ARGUMENT. */
+/* Wants (key, step). deliver is called before this returns when the answer is known. Of two receivers
+ * with the same id, the one whose request was made first is superseded: it gets TL_ABORTED. A receiver beyond
+ * limits.waiting_receivers, or for which there is no memory, gets TL_RESOURCE_EXHAUSTED; one whose id has another (key,
+ * step) reserved gets TL_INVALID_ARGUMENT. */
 void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *receiver);
 
 /* Stops waiting, freeing the slot at once. True: deliver will not be called any more. False: it has been or is being

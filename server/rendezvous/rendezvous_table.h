@@ -125,6 +125,7 @@ struct tl_rendezvous {
     uint64_t own_waiting;      /* receivers of this program that wait */
     uint64_t hash_seed;
     uint64_t last_publication; /* the number that was given last */
+    uint64_t last_order;       /* that of the request that was made last */
     bool is_closed;
     struct tl_error close_status;
 

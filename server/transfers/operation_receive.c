@@ -10,16 +10,13 @@
  */
 #include <string.h>
 
-#include "base/back_off.h"
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/struct_version.h"
+#include "server/back_off.h"
 #include "server/transfers/borrow.h"
 #include "server/transfers/operation_internal.h"
-
-#define FIRST_RETRY_NS (10 * TL_NS_PER_MS)
-#define MAX_RETRY_NS (1 * TL_NS_PER_SEC)
 
 static enum tl_status check_destination(const struct tl_op *op, const struct tl_meta_data *meta_data,
                                         struct tl_error *ret_error)
@@ -133,7 +130,8 @@ static void retry_later(struct tl_op *op, const struct tl_error *unused)
     (void)unused;
     struct op_receive *receive = &op->receive;
     op->worker->operations.requests_retried++;
-    int64_t due_ns = tl_clock_now_ns() + tl_back_off_ns(FIRST_RETRY_NS, MAX_RETRY_NS, receive->retry_count++);
+    int64_t due_ns = tl_clock_now_ns() +
+                     tl_back_off_ns(TL_RECEIVE_FIRST_BACK_OFF_NS, TL_RECEIVE_MAX_BACK_OFF_NS, receive->retry_count++);
     if (tl_timers_arm(tl_loop_timers(op->worker->loop), &receive->retry_timer, due_ns) != TL_OK) {
         tl_op_handle(op, OP_EVENT_FAILED, &op_out_of_memory);
     }

@@ -41,6 +41,7 @@ static void answer(struct served *served, const struct tl_error *status, struct 
     served->is_answered = true;
     served->is_reserved = status->code == TL_OK && offer->is_one_shot;
     served->serve->is_final = true;
+    served->serve->order = served->receiver.order;
     served->serve->ops->reply(served->serve, status, offer);
 }
 
@@ -127,8 +128,14 @@ static void request(void *context, struct tl_serve *serve)
     served->serving = serving;
     served->serve = serve;
     served->closure.run = answer_came;
-    served->receiver = (struct tl_receiver){
-        .id = serve->id, .key = serve->key, .step = serve->step, .client = &serve->peer->client, .deliver = deliver};
+    /* The peer may have made the request again on another link, where it waits: then the one that was made last counts,
+     * whichever of the two asks again last. */
+    served->receiver = (struct tl_receiver){.id = serve->id,
+                                            .key = serve->key,
+                                            .step = serve->step,
+                                            .client = &serve->peer->client,
+                                            .order = was_answered ? serve->order : 0,
+                                            .deliver = deliver};
     serve->source_state = served;
     tl_list_push_back(&serving->serves, &served->link);
     tl_rendezvous_receive(worker->table, &served->receiver);

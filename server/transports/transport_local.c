@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/host_id.h"
 #include "dataplane/local/local.h"
 #include "server/transports/local_settings.h"
 #include "server/transports/transport.h"
@@ -73,7 +74,7 @@ static void read_local(const struct tl_settings *settings, struct tl_transport_o
 static enum tl_status find_host(void *context, uint8_t ret_host[TL_HOST_BYTES], struct tl_error *ret_error)
 {
     (void)context;
-    return tl_local_host_id(ret_host, ret_error);
+    return tl_host_id_get(ret_host, ret_error);
 }
 
 /* Lists the only candidate, about which nothing is known before it is opened. */

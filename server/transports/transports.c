@@ -9,6 +9,9 @@
 #include "base/log.h"
 #include "server/worker_internal.h"
 
+#define ADDRESS(source) &source,
+const struct tl_transport_source *const tl_transports_all[TL_MAX_TRANSPORTS] = {TL_TRANSPORTS(ADDRESS)};
+
 void tl_transports_join(const struct tl_worker *worker, const char *const *reasons, size_t count, char *ret_text,
                         size_t capacity)
 {

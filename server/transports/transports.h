@@ -15,7 +15,13 @@
 #include "server/transports/transport.h"
 #include "server/progress/poller.h"
 
-#define TL_MAX_TRANSPORTS 2
+/* The sources of the transports of this version, the preferred one first. */
+#define TL_TRANSPORTS(X) X(tl_transport_local) X(tl_transport_verbs)
+
+#define TL_COUNT_ONE(source) +1
+enum { TL_MAX_TRANSPORTS = TL_TRANSPORTS(TL_COUNT_ONE) };
+
+extern const struct tl_transport_source *const tl_transports_all[TL_MAX_TRANSPORTS];
 
 /* A transport, or the reason why there is none. */
 struct tl_transport_slot {

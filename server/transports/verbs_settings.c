@@ -15,10 +15,8 @@
 
 const char *tl_verbs_settings_refusal(const struct tl_settings *settings)
 {
-    if (settings->protocol == TL_PROTOCOL_GRPC) return "the protocol is grpc";
-    if (settings->protocol == TL_PROTOCOL_GRPC_LOCAL) return "the protocol is grpc+local";
-    if (settings->rdma == TL_RDMA_OFF) return "rdma is off";
-    return NULL;
+    const char *refusal = tl_settings_protocol_refusal(settings, TL_PROTOCOL_GRPC_VERBS);
+    return refusal == NULL && settings->rdma == TL_RDMA_OFF ? "rdma is off" : refusal;
 }
 
 static bool is_loopback(const struct sockaddr *address)

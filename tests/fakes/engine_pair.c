@@ -185,9 +185,9 @@ static void barrier_reached(void *context, struct tl_closure *closure)
     TL_CHECK(sem_post(context) == 0);
 }
 
-/* Waits for an empty registration: the slow worker takes one after the other, and before each serves those that wait
- * for space. */
-static void pass_slow_worker(struct tl_memory *memory, struct tl_tensor *barrier_tensor)
+/* Waits for an empty registration. The slow worker takes registrations one after the other, and before every second one
+ * at the latest it serves the requests that wait for space. */
+static void pass_registration(struct tl_memory *memory, struct tl_tensor *barrier_tensor)
 {
     sem_t reached;
     TL_CHECK(sem_init(&reached, 0, 0) == 0);
@@ -206,8 +206,10 @@ void engine_side_settle(struct engine_side *side)
 {
     const struct tl_conn *conn = side->conn;
     if (conn == NULL || conn->ending.held_count == 0) return;
-    pass_slow_worker(side->memory, side->barrier);
-    if (conn->memory != side->memory) pass_slow_worker(conn->memory, side->barrier);
+    for (int i = 0; i < 2; i++)
+        pass_registration(side->memory, side->barrier);
+    for (int i = 0; i < 2 && conn->memory != side->memory; i++)
+        pass_registration(conn->memory, side->barrier);
 }
 
 bool engine_side_round(struct engine_side *side)

@@ -41,13 +41,11 @@ struct local_hello caller_hello(const struct local_address *whom, uint32_t slot_
 
 bool caller_say(const struct local_address *whom, const void *bytes, size_t len_bytes, const int *fds, size_t fd_count)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    memcpy(address.sun_path, whom->name, whom->name_bytes);
+    struct tl_unix_address address;
+    tl_unix_address_set(&address, whom->name, whom->name_bytes);
     int mouth = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     TL_CHECK(mouth >= 0);
-    bool is_said =
-        local_send_to(mouth, &address, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + whom->name_bytes), bytes,
-                      len_bytes, fds, fd_count);
+    bool is_said = tl_unix_socket_send(mouth, &address, bytes, len_bytes, fds, fd_count);
     close(mouth);
     return is_said;
 }
@@ -64,8 +62,7 @@ int caller_take(struct local_caller *caller, struct local_hello *ret_hello)
 {
     union local_packet packet;
     int fds[LOCAL_HELLO_DESCRIPTORS];
-    TL_CHECK(local_receive(caller->accept_socket, &packet, fds) == LOCAL_RECEIVED_PACKET &&
-             packet.kind == LOCAL_PACKET_HELLO);
+    TL_CHECK(local_receive(caller->accept_socket, &packet, fds) == TL_UNIX_PACKET && packet.kind == LOCAL_PACKET_HELLO);
     caller->out = fds[0];
     *ret_hello = packet.hello;
     return fds[1];

@@ -289,7 +289,8 @@ class Floods(ClientCase):
         name_and_length = b"\0\1a" + b"\x7f\x81\xaf\xa6\x96\x0b"  # The length says that a value of 3 GB follows.
         client = self.connect(HELLO + frame(HEADERS, 0, 1, name_and_length))
         byte = frame(CONTINUATION, 0, 1, b"x")
-        self.send_all(client, [frame(CONTINUATION, 0, 1, bytes(1 << 14))] * 256)
+        # More than the worker lets pass without a message, and less than keeps it busy for long.
+        self.send_all(client, [frame(CONTINUATION, 0, 1, bytes(1 << 14))] * 80)
 
         def drip():
             with contextlib.suppress(ConnectionError):

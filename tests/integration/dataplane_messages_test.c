@@ -399,7 +399,7 @@ END_TEST
 static void setup_local(void)
 {
     struct tl_error error;
-    ck_assert_msg(tl_local_host_id(host_id, &error) == TL_OK, "%s", error.message);
+    ck_assert_msg(tl_host_id_get(host_id, &error) == TL_OK, "%s", error.message);
     cluster_init(&cluster, 2, "\"protocol\": \"grpc+local\"");
     worker = cluster_open(&cluster, 0);
 }

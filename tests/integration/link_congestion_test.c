@@ -32,6 +32,7 @@
 #define CHUNK_BYTES 4096
 #define STALLED_NS (60 * TL_NS_PER_SEC)
 #define INFLIGHT_BYTES 65536
+#define HELD_BYTES_OF_ALL (16 * INFLIGHT_BYTES) /* what the answers of all links hold */
 #define LARGE_BYTES 20000
 #define SMALL_BYTES 1000
 
@@ -53,6 +54,7 @@ static size_t sent_count[2];
 static size_t again_count;          /* requests for a value that the link had let go */
 static struct tl_tensor **versions; /* [version_count]: one was published for each request; NULL: all get `offered` */
 static size_t version_count;
+static uint64_t version_bytes; /* the size of each version that is published from now on */
 
 /* -------------------------------------------------------------------------------------------------- the worker -- */
 
@@ -79,7 +81,7 @@ static void on_request(void *context, struct tl_serve *serve)
         serve->ops->reply(serve, &refusal, NULL);
         return;
     }
-    if (versions != NULL) versions[version_count++] = make_tensor(LARGE_BYTES);
+    if (versions != NULL) versions[version_count++] = make_tensor(version_bytes);
     struct tl_tensor *tensor = versions != NULL ? versions[version_count - 1] : offered;
     const struct tl_offer offer = {.tensor = tl_tensor_get(tensor), .publication = 1 + version_count};
     serve->ops->reply(serve, &ok, &offer);
@@ -189,6 +191,7 @@ static void setup(void)
     memset(max_unsent, 0, sizeof(max_unsent));
     memset(sent_count, 0, sizeof(sent_count));
     serve_count = again_count = closed_count = version_count = 0;
+    version_bytes = LARGE_BYTES;
     expected_code = TL_OK;
     refusal.code = TL_OK;
     fake_stream_on_send = on_send;
@@ -429,6 +432,16 @@ static size_t count_pinned(void)
     return count;
 }
 
+/* Nothing holds them any more. */
+static void forget_versions(void)
+{
+    ck_assert_uint_eq(count_pinned(), 0);
+    while (version_count > 0)
+        tl_tensor_put(versions[--version_count]);
+    free(versions);
+    versions = NULL;
+}
+
 /* A peer asks for each version that is published and takes none. */
 START_TEST(answers_that_wait_do_not_pin_versions_that_were_replaced)
 {
@@ -450,11 +463,7 @@ START_TEST(answers_that_wait_do_not_pin_versions_that_were_replaced)
     ck_assert_uint_eq(begun.complete, 2 * LARGE_COUNT);
     ck_assert_uint_gt(again_count, LARGE_COUNT);
     ck_assert_uint_eq(closed_count, 2 * LARGE_COUNT);
-    ck_assert_uint_eq(count_pinned(), 0);
-    while (version_count > 0)
-        tl_tensor_put(versions[--version_count]);
-    free(versions);
-    versions = NULL;
+    forget_versions();
 }
 END_TEST
 
@@ -585,8 +594,8 @@ static grpc_byte_buffer *frame_of_requests(uint64_t first_number, size_t count)
     return pack_frame(&frame);
 }
 
-/* A peer asks until it is no longer read, and takes nothing. Returns how many answers wait for it. */
-static size_t ask_until_not_read(uint64_t incarnation)
+/* Returns the slot of a client's link, whose first frame is in flight. */
+static unsigned accept_client(uint64_t incarnation)
 {
     Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
     Tensorlane__V1__Hello hello = TENSORLANE__V1__HELLO__INIT;
@@ -598,10 +607,17 @@ static size_t ask_until_not_read(uint64_t incarnation)
     ck_assert_int_ge(slot, 0);
     ck_assert(fake_stream_give((unsigned)slot, pack_frame(&frame)));
     run_loop();
+    return (unsigned)slot;
+}
+
+/* A peer asks until it is no longer read, and takes nothing. Returns how many answers wait for it. */
+static size_t ask_until_not_read(uint64_t incarnation)
+{
+    unsigned slot = accept_client(incarnation);
     uint64_t number = 1;
     size_t before = serve_count;
-    while (fake_stream_is_reading((unsigned)slot)) {
-        ck_assert(fake_stream_give((unsigned)slot, frame_of_requests(number, MAX_REQUESTS)));
+    while (fake_stream_is_reading(slot)) {
+        ck_assert(fake_stream_give(slot, frame_of_requests(number, MAX_REQUESTS)));
         run_loop();
         number += MAX_REQUESTS;
         ck_assert_uint_lt(number, 100000);
@@ -629,6 +645,51 @@ START_TEST(links_share_what_may_wait)
         ck_assert(fake_stream_break(slot, &gone));
     run_loop();
     ck_assert_uint_eq(tl_shares_used(control->unsent), 0);
+}
+END_TEST
+
+static void ask_as_client(unsigned slot, size_t count)
+{
+    ck_assert(fake_stream_take(slot)); /* the worker's first frame */
+    run_loop();
+    ck_assert(fake_stream_give(slot, frame_of_requests(1, count)));
+    run_loop();
+}
+
+/* One link holds as much as all links may. The others ask for each version that is published, and each holds only the
+ * one that it has begun. */
+START_TEST(links_share_what_they_may_pin)
+{
+    const size_t count = FAKE_STREAMS;
+    fake_stream_on_send = NULL; /* Nothing is carried. */
+    offered = make_tensor(SMALL_BYTES);
+    versions = calloc(4 * count * LARGE_COUNT, sizeof(struct tl_tensor *));
+    ck_assert_ptr_nonnull(versions);
+    version_bytes = HELD_BYTES_OF_ALL + 2 * CHUNK_BYTES;
+    ask_as_client(accept_client(100), 1);
+    version_bytes = LARGE_BYTES;
+    for (size_t i = 1; i < count; i++)
+        ask_as_client(accept_client(100 + i), LARGE_COUNT);
+    ck_assert_uint_eq(version_count, 1 + (count - 1) * LARGE_COUNT + again_count);
+    ck_assert_uint_eq(count_pinned(), count);
+    /* All are answered nevertheless, while the first link takes nothing. One more ends with the frame in flight. */
+    for (unsigned slot = 1; slot < count; slot++) {
+        while (fake_stream_take(slot)) {
+            run_loop();
+            ck_assert_uint_le(count_pinned(), count + 1);
+        }
+    }
+    ck_assert_uint_eq(closed_count, (count - 1) * LARGE_COUNT);
+    ck_assert_uint_eq(again_count, (count - 1) * LARGE_COUNT);
+    ck_assert_uint_eq(count_pinned(), 1);
+    while (fake_stream_take(0))
+        run_loop();
+    ck_assert_uint_eq(control->held_bytes, 0);
+    const struct tl_error gone = {.code = TL_UNAVAILABLE, .message = "gone"};
+    for (unsigned slot = 0; slot < count; slot++)
+        ck_assert(fake_stream_break(slot, &gone));
+    run_loop();
+    forget_versions();
 }
 END_TEST
 
@@ -852,6 +913,7 @@ int main(void)
     tcase_set_timeout(many, 100);
     tcase_add_checked_fixture(many, setup, teardown);
     tcase_add_test(many, links_share_what_may_wait);
+    tcase_add_test(many, links_share_what_they_may_pin);
     tcase_add_test(many, frame_with_too_many_requests_ends_the_link);
     tcase_add_test(many, equal_failures_are_kept_once);
     suite_add_tcase(suite, many);

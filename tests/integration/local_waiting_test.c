@@ -319,12 +319,12 @@ START_TEST(strangers_at_the_accept_socket)
 {
     struct tl_error error = {0};
     union local_packet packet;
-    struct local_credentials credentials;
+    struct ucred credentials;
     set_up_sides(NULL);
     ck_assert_msg(create_victim(&error) == TL_OK, "%s", error.message);
     if (!peer_leaves(strangers[_i], &victim)) return;
     ck_assert_int_eq(local_peek_packet(local_pair_of(victim.pair)->sockets.accept, &packet, &credentials),
-                     LOCAL_RECEIVED_NOTHING);
+                     TL_UNIX_NOTHING);
     bystander_goes_on();
     peer_calls();
     AWAIT(victim.messages == 1);
@@ -406,7 +406,7 @@ START_TEST(a_name_that_leads_elsewhere)
     ck_assert_msg(create_victim(&error) == TL_OK, "%s", error.message);
     read_address(&victim, &told);
     told.token[0] ^= 1;
-    told.name_bytes = (uint32_t)strlen(address.sun_path) + 1;
+    told.name_bytes = (uint8_t)(strlen(address.sun_path) + 1);
     memcpy(told.name, address.sun_path, told.name_bytes);
     local_address_write(&told, &bytes);
     ck_assert_int_eq(victim.pair->ops->connect(victim.pair, &bytes, &error), TL_UNAVAILABLE);

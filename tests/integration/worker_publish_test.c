@@ -226,6 +226,40 @@ START_TEST(a_worker_receives_what_it_publishes_itself)
 }
 END_TEST
 
+START_TEST(annotations_are_listed)
+{
+    const struct tl_annotation items[] = {{"format", "pt"}, {"epoch", "7"}};
+    struct tl_annotations *annotations;
+    ck_assert_int_eq(tl_annotations_create(items, 2, &annotations, &error), TL_OK);
+    for (unsigned i = 0; i < 2; i++) {
+        struct tl_tensor *tensor = cluster_tensor(100, i);
+        tl_tensor_set_annotations(tensor, annotations);
+        cluster_publish(cluster.workers[0], i == 0 ? "weights" : "biases", 1, tensor);
+        tl_tensor_put(tensor);
+    }
+    tl_annotations_put(annotations);
+    char address[64];
+    struct raw_call call;
+    snprintf(address, sizeof(address), "127.0.0.1:%u", tl_worker_port(cluster.workers[0]));
+    raw_call_open(&call, address, "/tensorlane.v1.Transfer/List", 20 * TL_NS_PER_SEC);
+    Tensorlane__V1__ListRequest request = TENSORLANE__V1__LIST_REQUEST__INIT;
+    raw_call_send_message(&call, &request.base);
+    raw_call_half_close(&call);
+    Tensorlane__V1__ListResponse *response =
+        raw_call_receive_message(&call, &tensorlane__v1__list_response__descriptor);
+    ck_assert_ptr_nonnull(response);
+    ck_assert_uint_eq(response->n_entries, 2);
+    ck_assert_uint_eq(response->n_annotations, 1); /* the tensors share them */
+    ck_assert_uint_eq(response->entries[0]->annotations, 1);
+    ck_assert_uint_eq(response->entries[1]->annotations, 1);
+    ck_assert_uint_eq(response->annotations[0]->n_items, 2);
+    ck_assert_str_eq(response->annotations[0]->items[0]->key, "epoch");
+    ck_assert_str_eq(response->annotations[0]->items[1]->value, "pt");
+    tensorlane__v1__list_response__free_unpacked(response, NULL);
+    raw_call_close(&call);
+}
+END_TEST
+
 /* A tensor that a client pushed counts as held until its last reference is gone, which may be after the worker. */
 START_TEST(pushed_tensor_outlives_the_worker)
 {
@@ -273,6 +307,7 @@ int main(void)
     tcase_add_test(pair, broken_transfer_of_a_replaced_tensor_may_change_its_shape);
     tcase_add_test(pair, withdraw_refuses_what_is_not_there);
     tcase_add_test(pair, a_worker_receives_what_it_publishes_itself);
+    tcase_add_test(pair, annotations_are_listed);
     tcase_add_test(pair, pushed_tensor_outlives_the_worker);
     suite_add_tcase(suite, pair);
     return run_suite_in_process(suite);

@@ -91,6 +91,15 @@ START_TEST(limits)
 }
 END_TEST
 
+START_TEST(only_utf8)
+{
+    refuse((const struct tl_annotation[]){{"k", ""}, {"\xff", ""}}, 2, "annotation 1 (__metadata__) is not UTF-8");
+    refuse((const struct tl_annotation[]){{"k", "\xed\xa0\x80"}, {"l", ""}}, 2, "annotation 0 (__metadata__) is not");
+    refuse((const struct tl_annotation[]){{"k", ""}, {"l", NULL}}, 2, "annotation 1 (__metadata__) has no value");
+    refuse((const struct tl_annotation[]){{NULL, ""}}, 1, "annotation 0 (__metadata__) has no key");
+}
+END_TEST
+
 START_TEST(out_of_memory)
 {
     fault_arm(1);
@@ -108,6 +117,7 @@ int main(void)
     tcase_add_test(tcase, none);
     tcase_add_test(tcase, compared);
     tcase_add_test(tcase, limits);
+    tcase_add_test(tcase, only_utf8);
     tcase_add_test(tcase, out_of_memory);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -16,6 +16,7 @@ static unsigned run_count;
 static pthread_t runner;
 static sem_t begun, may_end, all_run;
 static bool was_stopping;
+static unsigned urgent_count;
 
 static void record(struct tl_closure *closure)
 {
@@ -30,6 +31,12 @@ static void hold(struct tl_closure *closure)
     (void)closure;
     sem_post(&begun);
     sem_wait(&may_end);
+}
+
+static void post_last_as_urgent(struct tl_closure *closure)
+{
+    record(closure);
+    tl_closure_thread_post_urgent(&thread, &closures[COUNT - 1]);
 }
 
 /* Runs until the thread is stopping. */
@@ -95,18 +102,62 @@ START_TEST(what_is_posted_before_the_start_waits)
 }
 END_TEST
 
-START_TEST(some_go_first)
+START_TEST(urgent_ones_go_first)
 {
     tl_closure_thread_post(&thread, &closures[0]);
     tl_closure_thread_post(&thread, &closures[1]);
-    tl_closure_thread_post_first(&thread, &closures[2]);
-    tl_closure_thread_post_first(&thread, &closures[2]); /* it waits already */
+    tl_closure_thread_post_urgent(&thread, &closures[2]);
+    tl_closure_thread_post_urgent(&thread, &closures[2]); /* it waits already */
     start();
     sem_wait(&all_run);
     stop_with_none_left();
     ck_assert_uint_eq(run_count, COUNT);
     ck_assert_uint_eq(order[0], 2);
     ck_assert_uint_eq(order[1], 0);
+    ck_assert_uint_eq(order[2], 1);
+}
+END_TEST
+
+/* Posts itself again as an urgent closure, until the other closure has run. */
+static void post_again(struct tl_closure *closure)
+{
+    ck_assert_uint_lt(urgent_count, 100);
+    urgent_count++;
+    if (run_count == 0) tl_closure_thread_post_urgent(&thread, closure);
+}
+
+static void record_last(struct tl_closure *closure)
+{
+    record(closure);
+    sem_post(&all_run);
+}
+
+START_TEST(urgent_ones_do_not_starve_the_others)
+{
+    closures[0].run = record_last;
+    closures[1].run = post_again;
+    tl_closure_thread_post(&thread, &closures[0]);
+    tl_closure_thread_post_urgent(&thread, &closures[1]);
+    start();
+    sem_wait(&all_run);
+    struct tl_list left;
+    tl_closure_thread_stop(&thread, &left);
+    tl_closure_thread_fini(&thread);
+    ck_assert_uint_eq(run_count, 1);
+    ck_assert_uint_le(urgent_count, 2);
+}
+END_TEST
+
+START_TEST(others_do_not_starve_urgent_ones)
+{
+    for (unsigned i = 0; i < COUNT - 1; i++)
+        tl_closure_thread_post(&thread, &closures[i]);
+    closures[0].run = post_last_as_urgent;
+    start();
+    sem_wait(&all_run);
+    stop_with_none_left();
+    ck_assert_uint_eq(order[0], 0);
+    ck_assert_uint_eq(order[1], COUNT - 1);
     ck_assert_uint_eq(order[2], 1);
 }
 END_TEST
@@ -136,9 +187,9 @@ START_TEST(a_running_one_may_be_posted_again)
 {
     closures[0].run = hold;
     start();
-    tl_closure_thread_post_first(&thread, &closures[0]);
+    tl_closure_thread_post_urgent(&thread, &closures[0]);
     sem_wait(&begun);
-    tl_closure_thread_post_first(&thread, &closures[0]);
+    tl_closure_thread_post_urgent(&thread, &closures[0]);
     sem_post(&may_end);
     sem_wait(&begun);
     sem_post(&may_end);
@@ -172,7 +223,9 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_test(tcase, it_runs_them_in_order);
     tcase_add_test(tcase, what_is_posted_before_the_start_waits);
-    tcase_add_test(tcase, some_go_first);
+    tcase_add_test(tcase, urgent_ones_go_first);
+    tcase_add_test(tcase, urgent_ones_do_not_starve_the_others);
+    tcase_add_test(tcase, others_do_not_starve_urgent_ones);
     tcase_add_test(tcase, what_has_not_run_is_left);
     tcase_add_test(tcase, a_running_one_may_be_posted_again);
     tcase_add_test(tcase, never_started);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A whole configuration from text: what it contains, what can be found in it, and where its values come from. */
 #include "config/config.h"
+#include "config/settings_layer.h"
 
 #include <check.h>
 #include <stdio.h>
@@ -250,7 +251,7 @@ START_TEST(values_come_in_order_and_up_to_the_capacity)
     struct tl_config_value values[64] = {0};
     parse("{" CLUSTER "}");
     size_t count = tl_config_values(config, &config->tasks[0], NULL, 0);
-    ck_assert_uint_eq(count, TL_CONFIG_VALUE_COUNT);
+    ck_assert_uint_eq(count, tl_settings_count);
     ck_assert_uint_eq(tl_config_values(config, &config->tasks[0], values, 2), count);
     ck_assert_str_eq(values[0].path, "protocol");
     ck_assert_str_eq(values[1].path, "rdma");

@@ -430,7 +430,7 @@ START_TEST(fetched_after_retries)
     for (unsigned i = 0; i < 3; i++) {
         fetch_ends(TL_UNAVAILABLE, "broken");
         ck_assert_int_eq(op->state, OP_RETRYING);
-        fake_clock_advance(FIRST_RETRY_NS << i);
+        fake_clock_advance(TL_RECEIVE_FIRST_BACK_OFF_NS << i);
         tl_timers_fire_due(&timers, tl_clock_now_ns());
     }
     check_calls("fetch fetch fetch fetch");

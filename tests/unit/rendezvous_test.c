@@ -388,6 +388,25 @@ START_TEST(waiting_request_is_superseded)
 }
 END_TEST
 
+START_TEST(waiting_request_is_not_superseded_by_one_that_asks_again)
+{
+    static struct sender sender;
+    static struct receiver receiver, first, late;
+    ask(&first, 5, 1, "key", 1);
+    assert_waits(&first);
+    late = first;
+    late.base.entry = NULL;
+    ask(&receiver, 5, 1, "key", 1);
+    assert_got(&first, TL_ABORTED);
+    tl_rendezvous_receive(table, &late.base);
+    assert_got(&late, TL_ABORTED);
+    assert_waits(&receiver);
+    ck_assert_uint_eq(stats_now().waiting_receivers, 1);
+    send_ok(&sender, "key", 1);
+    assert_got(&receiver, TL_OK);
+}
+END_TEST
+
 START_TEST(released_value_is_offered_again)
 {
     static struct sender sender;
@@ -916,6 +935,7 @@ int main(void)
     tcase_add_test(reservation, same_request_gets_same_value);
     tcase_add_test(reservation, same_request_for_another_tensor);
     tcase_add_test(reservation, waiting_request_is_superseded);
+    tcase_add_test(reservation, waiting_request_is_not_superseded_by_one_that_asks_again);
     tcase_add_test(reservation, released_value_is_offered_again);
     tcase_add_test(reservation, given_up_from_elsewhere);
     tcase_add_test(reservation, nothing_is_reserved_for_a_stranger);

@@ -11,16 +11,23 @@ static struct tl_worker worker;
 static struct tl_executor executor = {.is_only = true};
 static struct tl_identity peer = {.name = "/job:worker/task:0", .incarnation = 7};
 static struct tl_serve serve;
+static struct tl_serve newer; /* the same request, on a newer link */
 static struct tl_tensor *tensor;
-static struct tl_error answer;
+static struct tl_error answer; /* to serve */
 static unsigned answers;
+static unsigned newer_answers;
 
 static void reply(struct tl_serve *of, const struct tl_error *status, const struct tl_offer *offer)
 {
+    if (status->code == TL_OK) tl_tensor_put(offer->tensor);
+    if (of == &newer) {
+        ck_assert_int_eq(status->code, TL_OK);
+        newer_answers++;
+        return;
+    }
     ck_assert_ptr_eq(of, &serve);
     answer = *status;
     answers++;
-    if (status->code == TL_OK) tl_tensor_put(offer->tensor);
 }
 
 static const struct tl_serve_ops ops = {.reply = reply};
@@ -84,6 +91,42 @@ START_TEST(waits_again)
 }
 END_TEST
 
+START_TEST(the_same_request_on_a_newer_link_goes_on_waiting)
+{
+    newer = serve;
+    newer.is_final = false;
+    newer_answers = 0;
+    tl_serving_ops.request(&worker.serving, &newer);
+    ask();
+    ck_assert_uint_eq(answers, 1);
+    ck_assert_int_eq(answer.code, TL_ABORTED);
+    publish();
+    ck_assert_uint_eq(newer_answers, 1);
+    tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_RECEIVED);
+}
+END_TEST
+
+START_TEST(of_two_that_ask_again_the_newer_goes_on_waiting)
+{
+    newer = serve;
+    newer.is_final = false;
+    newer_answers = 0;
+    publish();
+    tl_serving_ops.request(&worker.serving, &newer);
+    ck_assert_uint_eq(newer_answers, 1);
+    tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_BROKEN);
+    withdraw();
+    ask();
+    ck_assert_uint_eq(answers, 0);
+    tl_serving_ops.request(&worker.serving, &newer);
+    ck_assert_uint_eq(answers, 1);
+    ck_assert_int_eq(answer.code, TL_ABORTED);
+    publish();
+    ck_assert_uint_eq(newer_answers, 2);
+    tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_RECEIVED);
+}
+END_TEST
+
 START_TEST(the_worker_closes_while_it_waits_again)
 {
     ask();
@@ -116,6 +159,8 @@ int main(void)
     TCase *tcase = tcase_create("serving");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, waits_again);
+    tcase_add_test(tcase, the_same_request_on_a_newer_link_goes_on_waiting);
+    tcase_add_test(tcase, of_two_that_ask_again_the_newer_goes_on_waiting);
     tcase_add_test(tcase, the_worker_closes_while_it_waits_again);
     tcase_add_test(tcase, asks_again_while_the_worker_closes);
     tcase_add_test(tcase, gets_what_there_is_while_the_worker_closes);

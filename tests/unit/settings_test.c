@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/log.h"
-#include "config/settings.h"
+#include "config/settings_layer.h"
 #include "dataplane/verbs/verbs.h"
 #include "fakes/run_suite.h"
 
@@ -109,7 +109,7 @@ END_TEST
 
 START_TEST(the_table_is_sound)
 {
-    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+    for (size_t i = 0; i < tl_settings_count; i++) {
         const struct tl_setting *setting = &tl_settings_table[i];
         bool is_number = setting->kind == TL_SETTING_SIZE || setting->kind == TL_SETTING_COUNT ||
                          setting->kind == TL_SETTING_DURATION;
@@ -192,7 +192,7 @@ START_TEST(the_manual_has_the_same_settings)
     fclose(file);
     manual[len_bytes] = '\0';
     open_text("{}");
-    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+    for (size_t i = 0; i < tl_settings_count; i++) {
         check_manual_row(&tl_settings_table[i], manual, defaults->origins[i].value);
     }
     close_text();
@@ -219,7 +219,7 @@ START_TEST(the_schema_has_the_same_settings)
     json_t *schema = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
     ck_assert_msg(schema != NULL, "%s cannot be read; run in the source's folder or set TENSORLANE_SOURCE", path);
     open_text("{}");
-    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+    for (size_t i = 0; i < tl_settings_count; i++) {
         const struct tl_setting *setting = &tl_settings_table[i];
         json_t *entry = schema_entry(schema, setting);
         ck_assert_msg(entry != NULL, "%s is not in the schema", setting->path);
@@ -256,7 +256,7 @@ START_TEST(every_setting_can_be_set)
         "\"local\": {\"socket_folder\": \"/run/x\", \"pool\": \"1MiB\", \"max_pool\": "
         "\"3MiB\",\n"
         "\"slots\": 17, \"spin\": \"1us\", \"peer_timeout\": \"2s\", \"process_vm\": \"off\", \"map\": \"off\"}}";
-    static const char *const written[TL_SETTING_COUNT_ALL] = {
+    static const char *const written[] = {
         "\"grpc\"",
         "\"off\"",
         "\"eager\"",
@@ -310,13 +310,14 @@ START_TEST(every_setting_can_be_set)
         "\"debug\"",
         "\"json\"",
     };
-    static const unsigned lines[TL_SETTING_COUNT_ALL] = {1, 1, 1,  1,  2,  2,  2,  3,  3,  3,  3, 3, 4, 4, 4, 4, 5,
-                                                         5, 5, 10, 10, 10, 11, 11, 11, 11, 11, 6, 6, 6, 6, 6, 7, 7,
-                                                         7, 7, 7,  8,  8,  8,  8,  8,  9,  9,  9, 9, 9, 5, 5};
+    static const unsigned lines[] = {1,  1,  1, 1, 2, 2, 2, 3, 3, 3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 10, 10, 10, 11, 11, 11,
+                                     11, 11, 6, 6, 6, 6, 6, 7, 7, 7, 7, 7, 8, 8, 8, 8, 8, 9, 9, 9,  9,  9,  5,  5};
     const struct tl_settings_layer *layer;
+    ck_assert_uint_eq(TL_ARRAY_COUNT(written), tl_settings_count);
+    ck_assert_uint_eq(TL_ARRAY_COUNT(lines), tl_settings_count);
     open_text(text);
     ck_assert_int_eq(read_level(TL_LEVEL_TASK, &layer), TL_OK);
-    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+    for (size_t i = 0; i < tl_settings_count; i++) {
         char origin[64];
         snprintf(origin, sizeof(origin), "f:%u (%s)", lines[i], tl_settings_table[i].path);
         ck_assert_str_eq(layer->origins[i].value, written[i]);
@@ -420,7 +421,7 @@ START_TEST(what_is_not_set_stays)
     const struct tl_settings_layer *layer;
     open_text("{\"limits\": {\"held\": \"1GiB\"}, \"timeouts\": {}}");
     ck_assert_int_eq(read_level(TL_LEVEL_JOB, &layer), TL_OK);
-    for (size_t i = 0; i < TL_SETTING_COUNT_ALL; i++) {
+    for (size_t i = 0; i < tl_settings_count; i++) {
         bool is_held = strcmp(tl_settings_table[i].path, "limits.held") == 0;
         ck_assert_str_eq(layer->origins[i].origin, is_held ? "f:1 (limits.held)" : "default");
         if (!is_held) ck_assert_str_eq(layer->origins[i].value, defaults->origins[i].value);

@@ -384,6 +384,30 @@ START_TEST(alias)
 }
 END_TEST
 
+START_TEST(annotations)
+{
+    const struct tl_annotation first = {"k", "1"}, second = {"k", "2"};
+    struct tl_annotations *old = NULL, *new = NULL;
+    struct tl_tensor *base = NULL, *tensor = NULL;
+    size_t count;
+    ck_assert_int_eq(tl_annotations_create(&first, 1, &old, &error), TL_OK);
+    ck_assert_int_eq(tl_annotations_create(&second, 1, &new, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_create(TL_U8, 0, NULL, &base, &error), TL_OK);
+    ck_assert_ptr_null(tl_tensor_annotations(base));
+    tl_tensor_set_annotations(base, old);
+    ck_assert_int_eq(tl_tensor_create_alias(base, NULL, NULL, &tensor, &error), TL_OK);
+    tl_tensor_set_annotations(base, new);
+    tl_annotations_put(old);
+    tl_annotations_put(new);
+    ck_assert_str_eq(tl_annotations_items(tl_tensor_annotations(tensor), &count)->value, "1");
+    ck_assert_str_eq(tl_annotations_items(tl_tensor_annotations(base), &count)->value, "2");
+    tl_tensor_set_annotations(base, NULL);
+    ck_assert_ptr_null(tl_tensor_annotations(base));
+    tl_tensor_put(base);
+    tl_tensor_put(tensor);
+}
+END_TEST
+
 START_TEST(alias_of_strings_and_dead)
 {
     struct tl_tensor *base = NULL, *tensor = NULL;
@@ -738,6 +762,7 @@ int main(void)
     tcase_add_test(tcase, string_errors);
     tcase_add_test(tcase, received_strings_are_checked);
     tcase_add_test(tcase, alias);
+    tcase_add_test(tcase, annotations);
     tcase_add_test(tcase, alias_of_strings_and_dead);
     tcase_add_test(tcase, created_around);
     tcase_add_test(tcase, strings_created_around);

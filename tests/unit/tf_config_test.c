@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "config/config.h"
+#include "config/settings_layer.h"
 #include "fakes/run_suite.h"
 
 #define CLUSTER "\"cluster\": {\"worker\": [\"w0:1\", \"w1:1\"], \"ps\": [\"p0:1\"]}"
@@ -112,7 +113,7 @@ START_TEST(the_evaluator_need_not_be_in_the_cluster)
     ck_assert(config->self < config->tasks || config->self >= config->tasks + config->task_count);
     ck_assert_int_eq(config->self->settings.protocol, TL_PROTOCOL_GRPC);
     ck_assert_uint_eq(config->self->settings.chunk_bytes, 2 << 20);
-    ck_assert_uint_eq(tl_config_values(config, config->self, values, 64), TL_CONFIG_VALUE_COUNT);
+    ck_assert_uint_eq(tl_config_values(config, config->self, values, 64), tl_settings_count);
     ck_assert_str_eq(values[4].path, "listen");
     ck_assert_str_eq(values[4].value, "null");
     const struct tl_config_task *task;

@@ -91,7 +91,8 @@ static char *map_fresh(const char *kind, size_t size_bytes)
     char *memory =
         mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, is_anonymous ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) die("mmap");
-    (void)madvise(memory, size_bytes, MADV_HUGEPAGE);
+    /* Anonymous memory is as a program gets it from malloc, which does not ask for huge pages. */
+    if (!is_anonymous) (void)madvise(memory, size_bytes, MADV_HUGEPAGE);
     if (fd >= 0) close(fd);
     return memory;
 }
