@@ -5,7 +5,7 @@
  * Happy path: numbers with a unit get the largest one that divides them, so that nothing is rounded and the text can be
  * put back into the file. Failure mode: no memory.
  */
-#include "config/setting.h"
+#include "config/setting_value.h"
 
 #include <inttypes.h>
 #include <stdio.h>

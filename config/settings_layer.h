@@ -16,7 +16,7 @@
 #include "config/arena.h"
 #include "config/config.h"
 #include "config/json_doc.h"
-#include "config/setting.h"
+#include "config/setting_value.h"
 
 enum tl_settings_level { TL_LEVEL_DEFAULT, TL_LEVEL_ENVIRONMENT, TL_LEVEL_TOP, TL_LEVEL_JOB, TL_LEVEL_TASK };
 
@@ -25,21 +25,14 @@ struct tl_setting_origin {
     const char *value;  /* as JSON */
     const char *origin; /* "default", "environment (NAME)" or "FILE:LINE (PATH)" */
     enum tl_settings_level level;
-    bool is_wrong; /* the value that the text has is wrong; this is the one below it */
-    uint32_t node; /* node of the value in the document, while that is open; TL_JSON_NONE when it is not from there */
+    bool is_refused; /* the object has a wrong value for the setting; value and origin are those of the layer below */
+    uint32_t node;   /* node of the value in the document, while that is open; TL_JSON_NONE when it is not from there */
 };
 
 struct tl_settings_layer {
     struct tl_settings settings;
     struct tl_setting_origin origins[]; /* [tl_settings_count], in the order of tl_settings_table */
 };
-
-/* Every setting, in the order of struct tl_settings. */
-extern const struct tl_setting tl_settings_table[]; /* [tl_settings_count] */
-extern const size_t tl_settings_count;
-
-/* The entry of the table for the member of struct tl_settings at this offset. */
-size_t tl_settings_find(size_t offset);
 
 /* The defaults. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_settings_create(struct tl_arena *arena, const char *source, struct tl_settings_layer **ret_layer,

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/check.h"
-#include "config/setting.h"
+#include "config/setting_value.h"
 #include "fakes/run_suite.h"
 
 static const struct tl_choice choices[] = {

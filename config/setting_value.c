@@ -6,7 +6,7 @@
  * nanoseconds, checked against the bounds, and stored. Failure modes: a message says what the value must be, with an
  * example that can be copied.
  */
-#include "config/setting.h"
+#include "config/setting_value.h"
 
 #include <inttypes.h>
 #include <math.h>

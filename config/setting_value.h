@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* One setting: what it is called, what it may be, how it is read from JSON and written as JSON. */
-#ifndef CONFIG_SETTING_H
-#define CONFIG_SETTING_H
+/* What a setting is: its name, the values that it may have, and how they are read from JSON and written as JSON. The
+ * table of all settings. */
+#ifndef CONFIG_SETTING_VALUE_H
+#define CONFIG_SETTING_VALUE_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -48,6 +49,13 @@ struct tl_setting {
     uint64_t default_value;          /* for everything that is a number in struct tl_settings */
     const struct tl_choice *choices; /* for TL_SETTING_CHOICE */
 };
+
+/* Every setting, in the order of struct tl_settings. */
+extern const struct tl_setting tl_settings_table[]; /* [tl_settings_count], in config/settings.c */
+extern const size_t tl_settings_count;
+
+/* The entry of the table for the member of struct tl_settings at this offset. */
+size_t tl_settings_find(size_t offset);
 
 /* Reads the value into its field. `folder` (NULL: the current one) is where relative files start.
  * Errors: TL_INVALID_ARGUMENT: not such a value. TL_UNIMPLEMENTED: this version lacks it. TL_RESOURCE_EXHAUSTED: no
