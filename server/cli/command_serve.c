@@ -233,7 +233,7 @@ static int run(struct serve *serve, const struct tl_options *options)
     if (code >= 0) return code;
     const struct tl_settings *settings = &serve->config.task->settings;
     if (settings->rdma == TL_RDMA_REQUIRE && settings->protocol == TL_PROTOCOL_GRPC)
-        TL_LOG_AT_WARN("rdma is \"require\", which means nothing with protocol \"grpc\"",
+        TL_LOG_AT_WARN("rdma is \"require\", which has no effect with protocol \"grpc\"",
                        TL_STR("name", serve->config.task->name));
     raise_file_limit(settings->connections);
     get_signals(&signals);

@@ -140,7 +140,7 @@ static int check_files(const struct tl_options *options, int count, char **paths
         }
         tl_output_put_escaped(stdout, strcmp(paths[i], "-") == 0 ? "standard input" : paths[i]);
         printf(": ok (%zu task%s)%s\n", config->task_count, config->task_count == 1 ? "" : "s",
-               requires_rdma_in_vain(config) ? "; rdma is \"require\", which means nothing with protocol \"grpc\""
+               requires_rdma_in_vain(config) ? "; rdma is \"require\", which has no effect with protocol \"grpc\""
                                              : "");
         tl_config_destroy(config);
     }
