@@ -167,7 +167,7 @@ struct tl_annotations *tl_control_share_annotations(struct tl_control *control, 
 void tl_control_destroy(struct tl_control *control)
 {
     if (control == NULL) return;
-    TL_CHECK(tl_list_is_empty(&control->links) && tl_list_is_empty(&control->walks) && control->held_bytes == 0);
+    TL_CHECK(tl_list_is_empty(&control->links) && tl_list_is_empty(&control->walks) && control->referenced_bytes == 0);
     tl_list_remove(&control->walk_closure.link);
     tl_list_remove(&control->ask_closure.link);
     tl_timers_disarm(tl_loop_timers(control->loop), &control->stop_timer);

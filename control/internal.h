@@ -20,7 +20,7 @@ struct tl_control {
     struct tl_health_service *health;
     struct tl_list links;             /* all, of both sides */
     struct tl_shares *unsent;         /* options.max_unsent, divided among the links */
-    uint64_t held_bytes;              /* left to send of the values that the answers of all links hold */
+    uint64_t referenced_bytes;        /* left to send of the values that the answers of all links refer to */
     uint64_t link_count;              /* since create: the number of the newest link */
     struct tl_list asking_links;      /* those that wait to be admitted */
     struct tl_closure ask_closure;    /* asks for them again */

@@ -57,7 +57,7 @@ struct link_answers {
     struct tl_list active;     /* items are link_serve: being sent, one after the other */
     struct tl_list leaving; /* items are link_serve: the frame in flight, or one before it, has bytes of their files */
     uint64_t active_bytes;  /* left to send of the active ones */
-    uint64_t held_bytes;    /* left to send of the ready ones that hold their values */
+    uint64_t ready_bytes;   /* left to send of the ready ones that refer to their values */
     size_t unsent_count;    /* serves that are over as soon as enough was sent: ready, active, leaving and failed */
     uint64_t unsent_left;   /* how many of them may be: taken from control->unsent */
     struct tl_share *unsent_share;   /* invalid while unsent_left is 0 */

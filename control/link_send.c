@@ -9,10 +9,10 @@
  *
  * Answers that wait must not keep versions of a published tensor that were replaced in the meantime: a peer that asks
  * for each version and takes none would keep as much memory as the worker publishes. So values are held within two
- * bounds: options.inflight_bytes for the answers of a link, and MAX_HELD_FACTOR times as much for those of all links
- * together. A value that would be the only one may exceed a bound. An answer beyond one of them lets its value go and
- * asks the source again when it may be sent: it gets the version that there is then. So beyond the second bound each
- * link holds what it has begun, one value at a time.
+ * bounds: options.inflight_bytes for the answers of a link, and MAX_REFERENCED_FACTOR times as much for those of all
+ * links together. A value that would be the only one may exceed a bound. An answer beyond one of them lets its value go
+ * and asks the source again when it may be sent: it gets the version that there is then. So beyond the second bound
+ * each link holds what it has begun, one value at a time.
  *
  * The bytes are slices of the tensors' own memory, which gRPC gives back when it has written them. Only tensors of at
  * most COPY_BYTES are copied, because a reference costs more than they do.
@@ -45,7 +45,7 @@
 #define FILE_COPY_BYTES (64 * 1024)
 #define FILE_END_BYTES 4096
 /* The answers of all links together hold at most so many times options.inflight_bytes. */
-#define MAX_HELD_FACTOR 16
+#define MAX_REFERENCED_FACTOR 16
 /* Bytes hashed again for one frame before a resumed transfer goes on. */
 #define CATCH_UP_BYTES (4 * 1024 * 1024)
 
@@ -138,24 +138,24 @@ static bool is_unsent(enum serve_state state)
     return state == SERVE_READY || state == SERVE_ACTIVE || state == SERVE_LEAVING || state == SERVE_FAILED;
 }
 
-static uint64_t held_bytes(const struct tl_link *link)
+static uint64_t referenced_bytes(const struct tl_link *link)
 {
-    return link->answers.active_bytes + link->answers.held_bytes;
+    return link->answers.active_bytes + link->answers.ready_bytes;
 }
 
 /* Every change of state goes through here, so that what the link and the worker count is always right. */
 static void serve_set_state(struct link_serve *entry, enum serve_state state)
 {
     struct tl_link *link = entry->link;
-    uint64_t before_bytes = held_bytes(link);
+    uint64_t before_bytes = referenced_bytes(link);
     if (entry->state == SERVE_ACTIVE) link->answers.active_bytes -= bytes_left(entry);
-    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.held_bytes -= entry->ready_bytes;
+    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.ready_bytes -= entry->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count--;
     entry->state = state;
     if (entry->state == SERVE_ACTIVE) link->answers.active_bytes += bytes_left(entry);
-    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.held_bytes += entry->ready_bytes;
+    if (entry->state == SERVE_READY && entry->offer.tensor != NULL) link->answers.ready_bytes += entry->ready_bytes;
     if (is_unsent(entry->state)) link->answers.unsent_count++;
-    link->control->held_bytes += held_bytes(link) - before_bytes;
+    link->control->referenced_bytes += referenced_bytes(link) - before_bytes;
 }
 
 static void serve_free(struct link_serve *entry)
@@ -201,14 +201,14 @@ static bool fits_link(const struct link_serve *entry, uint64_t held)
 static bool fits_worker(const struct link_serve *entry)
 {
     const struct tl_control *control = entry->link->control;
-    return fits(entry->ready_bytes, control->held_bytes, MAX_HELD_FACTOR * control->options.inflight_bytes);
+    return fits(entry->ready_bytes, control->referenced_bytes, MAX_REFERENCED_FACTOR * control->options.inflight_bytes);
 }
 
 /* Whether the answer would make the link or the worker hold too many values. One-shot values are reserved anyway. */
 static bool must_let_go(const struct link_serve *entry)
 {
     if (entry->offer.is_one_shot || entry->is_asking_again) return false;
-    return !fits_link(entry, held_bytes(entry->link)) || !fits_worker(entry);
+    return !fits_link(entry, referenced_bytes(entry->link)) || !fits_worker(entry);
 }
 
 static void serve_reply(struct tl_serve *serve, const struct tl_error *status, const struct tl_offer *offer)
@@ -492,7 +492,7 @@ static bool add_chunk(struct link_serve *entry, struct tl_frame_builder *builder
     builder->data_bytes += count;
     entry->sent_bytes += count;
     link->answers.active_bytes -= count;
-    link->control->held_bytes -= count;
+    link->control->referenced_bytes -= count;
     link->control->stats.bytes_sent += count;
     if (bytes_left(entry) > 0) return true;
     if (entry->hash_state != NULL) {

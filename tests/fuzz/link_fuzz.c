@@ -313,16 +313,16 @@ static void on_up(struct tl_link *up)
 }
 
 /* Answers an offer, as a data plane would; answers nothing else. */
-static void on_connection_message(struct tl_link *told, const struct tl_connection_message *message)
+static void on_connection_message(struct tl_link *from, const struct tl_connection_message *message)
 {
-    TL_CHECK(told == link && message->transport[0] != '\0');
+    TL_CHECK(from == link && message->transport[0] != '\0');
     TL_CHECK(tl_text_is_utf8(message->transport, strlen(message->transport)));
     TL_CHECK(tl_text_is_utf8(message->reason, strlen(message->reason)));
     TL_CHECK(message->len_bytes <= sizeof(message->bytes));
     if (message->kind != TL_CONNECTION_MESSAGE_OFFER) return;
     struct tl_connection_message answer = *message;
     answer.kind = message->attempt % 2 == 0 ? TL_CONNECTION_MESSAGE_ANSWER : TL_CONNECTION_MESSAGE_REFUSAL;
-    tl_link_send_connection_message(told, &answer);
+    tl_link_send_connection_message(from, &answer);
 }
 
 static const struct tl_link_events link_events = {
@@ -366,18 +366,18 @@ static void expect_consistent(void)
 {
     if (link == NULL) return;
     unsigned counts[SERVE_FAILED + 1] = {0};
-    uint64_t active_bytes = 0, held_bytes = 0;
+    uint64_t active_bytes = 0, ready_bytes = 0;
     for (struct link_serve *entry = link->answers.serves; entry != NULL; entry = entry->hh.next) {
         counts[entry->state]++;
         if (entry->state == SERVE_ACTIVE) active_bytes += tl_tensor_size_bytes(entry->offer.tensor) - entry->sent_bytes;
         TL_CHECK(entry->offer.tensor != NULL || entry->state != SERVE_ACTIVE);
-        if (entry->state == SERVE_READY && entry->offer.tensor != NULL) held_bytes += entry->ready_bytes;
+        if (entry->state == SERVE_READY && entry->offer.tensor != NULL) ready_bytes += entry->ready_bytes;
     }
     TL_CHECK(link->answers.unsent_count ==
              counts[SERVE_READY] + counts[SERVE_ACTIVE] + counts[SERVE_LEAVING] + counts[SERVE_FAILED]);
     TL_CHECK(link->answers.active_bytes == active_bytes &&
              (active_bytes <= INFLIGHT_BYTES || counts[SERVE_ACTIVE] == 1));
-    TL_CHECK(link->answers.held_bytes == held_bytes);
+    TL_CHECK(link->answers.ready_bytes == ready_bytes);
     TL_CHECK(list_length(&link->answers.ready) == counts[SERVE_READY] &&
              list_length(&link->answers.active) == counts[SERVE_ACTIVE]);
     TL_CHECK(list_length(&link->answers.failures) == counts[SERVE_FAILED]);

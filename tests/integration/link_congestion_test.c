@@ -32,7 +32,7 @@
 #define CHUNK_BYTES 4096
 #define STALLED_NS (60 * TL_NS_PER_SEC)
 #define INFLIGHT_BYTES 65536
-#define HELD_BYTES_OF_ALL (16 * INFLIGHT_BYTES) /* what the answers of all links hold */
+#define REFERENCED_BYTES_OF_ALL (16 * INFLIGHT_BYTES) /* what the answers of all links refer to */
 #define LARGE_BYTES 20000
 #define SMALL_BYTES 1000
 
@@ -512,7 +512,7 @@ END_TEST
 
 /* A tensor of many windows arrives, so that each side reports what it takes. The sender is at most one window and one
  * frame ahead of what was reported. */
-START_TEST(what_is_taken_is_told)
+START_TEST(taken_bytes_are_reported)
 {
     uint64_t max_ahead_bytes = 0;
     offered = make_tensor(8 * 1024 * 1024);
@@ -665,7 +665,7 @@ START_TEST(links_share_what_they_may_pin)
     offered = make_tensor(SMALL_BYTES);
     versions = calloc(4 * count * LARGE_COUNT, sizeof(struct tl_tensor *));
     ck_assert_ptr_nonnull(versions);
-    version_bytes = HELD_BYTES_OF_ALL + 2 * CHUNK_BYTES;
+    version_bytes = REFERENCED_BYTES_OF_ALL + 2 * CHUNK_BYTES;
     ask_as_client(accept_client(100), 1);
     version_bytes = LARGE_BYTES;
     for (size_t i = 1; i < count; i++)
@@ -684,7 +684,7 @@ START_TEST(links_share_what_they_may_pin)
     ck_assert_uint_eq(count_pinned(), 1);
     while (fake_stream_take(0))
         run_loop();
-    ck_assert_uint_eq(control->held_bytes, 0);
+    ck_assert_uint_eq(control->referenced_bytes, 0);
     const struct tl_error gone = {.code = TL_UNAVAILABLE, .message = "gone"};
     for (unsigned slot = 0; slot < count; slot++)
         ck_assert(fake_stream_break(slot, &gone));
@@ -905,7 +905,7 @@ int main(void)
     tcase_set_timeout(window, 100);
     tcase_add_checked_fixture(window, setup, teardown);
     tcase_add_test(window, no_more_is_sent_than_the_peer_takes);
-    tcase_add_test(window, what_is_taken_is_told);
+    tcase_add_test(window, taken_bytes_are_reported);
     tcase_add_test(window, full_window_does_not_stop_a_side_that_does_not_read);
     tcase_add_test(window, only_a_link_over_loopback_has_a_window);
     suite_add_tcase(suite, window);
