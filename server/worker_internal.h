@@ -207,7 +207,7 @@ void tl_client_peers_evict(struct tl_worker *worker, uint64_t incarnation);
 extern const struct tl_control_handlers tl_worker_handlers;
 /* Frees the values that were reserved for receivers which did not come back in time: now, and later when the time of
  * others is over. Thread: any. */
-void tl_source_expire(struct tl_worker *worker);
+void tl_source_expire_reservations(struct tl_worker *worker);
 /* Prepares the worker for requests. Errors: TL_RESOURCE_EXHAUSTED: no memory. */
 enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_error) TL_MUST_USE;
 void tl_source_fini(struct tl_worker *worker); /* may be called after a failed init too */

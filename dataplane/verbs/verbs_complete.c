@@ -119,10 +119,10 @@ static void complete_receive(struct verbs_pair *pair, uint32_t index, const stru
 void verbs_complete(struct verbs_device *device, const struct ibv_wc *completion)
 {
     struct verbs_id id = verbs_id_unpack(completion->wr_id);
-    if (id.place >= device->base.limits.max_queue_pairs) return;
-    struct verbs_pair *pair = device->places[id.place].pair;
+    if (id.pair_index >= device->base.limits.max_queue_pairs) return;
+    struct verbs_pair *pair = device->pairs[id.pair_index].pair;
     /* The queue pair was taken from the card before its completions were read. */
-    if (pair == NULL || pair->place.generation != id.generation || pair->qp == NULL) return;
+    if (pair == NULL || pair->entry.generation != id.generation || pair->qp == NULL) return;
     if (id.kind == VERBS_SEND) {
         complete_send(pair, id.index, completion);
     } else {

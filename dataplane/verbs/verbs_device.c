@@ -141,7 +141,7 @@ static void device_disarm(struct tl_provider *provider)
 void verbs_device_break_all(struct verbs_device *device, bool is_lost, const struct tl_error *reason)
 {
     for (uint32_t i = 0; i < device->base.limits.max_queue_pairs; i++) {
-        struct verbs_pair *pair = device->places[i].pair;
+        struct verbs_pair *pair = device->pairs[i].pair;
         if (pair == NULL) continue;
         verbs_pair_break(pair, reason);
         if (is_lost) verbs_pair_destroy_qp(pair);
@@ -224,7 +224,7 @@ static void device_close(struct tl_provider *provider)
     }
     if (device->context != NULL) ibv_close_device(device->context);
     if (device->base.fd >= 0) close(device->base.fd);
-    free(device->places);
+    free(device->pairs);
     free(device);
 }
 
@@ -313,8 +313,8 @@ static enum tl_status take_limits(struct verbs_device *device, const struct tl_v
     }
     device->port.link_layer =
         port->link_layer == IBV_LINK_LAYER_ETHERNET ? IBV_LINK_LAYER_ETHERNET : IBV_LINK_LAYER_INFINIBAND;
-    device->places = calloc(limits->max_queue_pairs, sizeof(*device->places));
-    return device->places != NULL ? TL_OK : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a device");
+    device->pairs = calloc(limits->max_queue_pairs, sizeof(*device->pairs));
+    return device->pairs != NULL ? TL_OK : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a device");
 }
 
 static enum tl_status open_context(struct verbs_device *device, const struct tl_verbs_candidate *candidate,

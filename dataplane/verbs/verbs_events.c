@@ -54,8 +54,8 @@ static void handle_port(struct verbs_device *device, const struct ibv_async_even
 
 static void handle_pair(struct verbs_device *device, const struct ibv_async_event *event)
 {
-    uintptr_t place = (uintptr_t)event->element.qp->qp_context;
-    struct verbs_pair *pair = place < device->base.limits.max_queue_pairs ? device->places[place].pair : NULL;
+    uintptr_t index = (uintptr_t)event->element.qp->qp_context;
+    struct verbs_pair *pair = index < device->base.limits.max_queue_pairs ? device->pairs[index].pair : NULL;
     if (pair == NULL || pair->qp != event->element.qp) return;
     switch (event->event_type) {
     case IBV_EVENT_QP_ACCESS_ERR:

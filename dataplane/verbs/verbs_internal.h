@@ -25,7 +25,7 @@
  * asks for a completion, and so does every fourth part of the ring. A completion retires everything that was posted
  * before it. What was posted after the last of these is over when the queue pair is.
  *
- * A work request's id names the queue pair's place, its generation, and the record or slot, so that a completion of a
+ * A work request's id names the queue pair's entry, its generation, and the record or slot, so that a completion of a
  * destroyed queue pair touches nothing.
  */
 #ifndef DATAPLANE_VERBS_VERBS_INTERNAL_H
@@ -135,9 +135,10 @@ enum ibv_mtu verbs_mtu_from_bytes(uint32_t bytes);
 
 struct verbs_pair;
 
-struct verbs_place {
+/* An entry of the table of queue pairs. */
+struct verbs_table_entry {
     struct verbs_pair *pair; /* NULL: free */
-    uint32_t generation;     /* 24 bits, of the queue pair that has the place, or had it last */
+    uint32_t generation;     /* 24 bits, of the queue pair that has the entry, or had it last */
 };
 
 /* The completion queue of all queue pairs. */
@@ -175,9 +176,9 @@ struct verbs_device {
     struct ibv_context *context;
     struct ibv_pd *pd;
     struct verbs_cq cq;
-    struct verbs_place *places; /* [base.limits.max_queue_pairs] */
+    struct verbs_table_entry *pairs; /* [base.limits.max_queue_pairs] */
     uint32_t pair_count;
-    uint32_t next_place;
+    uint32_t next_entry;
     bool is_dead;             /* no queue pair can be created any more; base.failure says why */
     struct tl_list attention; /* queue pairs that the next poll attends to */
     struct tl_list flushing;  /* queue pairs whose work the card has to complete, the first broken first */
@@ -230,14 +231,14 @@ enum verbs_kind { VERBS_SEND = 0, VERBS_RECEIVE = 1 };
 
 struct verbs_id {
     uint32_t generation; /* 24 bits of the queue pair's generation */
-    uint32_t place;      /* 16 bits: the index of the queue pair's place */
+    uint32_t pair_index; /* 16 bits: the index of the queue pair's entry */
     enum verbs_kind kind;
     uint32_t index; /* 23 bits: the record, or the slot */
 };
 
 static inline uint64_t verbs_id_pack(struct verbs_id id)
 {
-    return (uint64_t)id.generation << 40 | (uint64_t)id.place << 24 | (uint64_t)id.kind << 23 | id.index;
+    return (uint64_t)id.generation << 40 | (uint64_t)id.pair_index << 24 | (uint64_t)id.kind << 23 | id.index;
 }
 
 static inline struct verbs_id verbs_id_unpack(uint64_t id)
@@ -287,10 +288,10 @@ struct verbs_pair_ids {
 };
 
 /* What the queue pair holds of the device. */
-struct verbs_pair_place {
+struct verbs_pair_entry {
     uint32_t index;
     uint32_t generation;
-    bool is_held;     /* it has a place in the device's table */
+    bool is_held;     /* it has an entry in the device's table */
     bool is_reserved; /* it has reserved completions in the completion queue */
 };
 
@@ -332,7 +333,7 @@ struct verbs_pair {
     void *owner;
     struct ibv_qp *qp; /* NULL: it was taken from the card */
     enum verbs_state state;
-    struct verbs_pair_place place;
+    struct verbs_pair_entry entry;
     struct verbs_ring ring;
     struct verbs_slots slots;
     struct verbs_windows windows;

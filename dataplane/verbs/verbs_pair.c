@@ -43,18 +43,18 @@ static uint8_t clamp_depth(int depth)
 
 /* ------------------------------------------------------------------------------------------------------ create -- */
 
-/* Takes a place in the device's table. Returns false when all are taken. */
-static bool take_place(struct verbs_device *device, struct verbs_pair *pair)
+/* Takes an entry in the device's table. Returns false when all are taken. */
+static bool take_entry(struct verbs_device *device, struct verbs_pair *pair)
 {
     uint32_t count = device->base.limits.max_queue_pairs;
     for (uint32_t i = 0; i < count; i++) {
-        uint32_t place = (device->next_place + i) % count;
-        if (device->places[place].pair != NULL) continue;
-        device->places[place].generation = (device->places[place].generation + 1) & MASK_24_BITS;
-        device->places[place].pair = pair;
-        device->next_place = (place + 1) % count;
-        pair->place.index = place;
-        pair->place.generation = device->places[place].generation;
+        uint32_t index = (device->next_entry + i) % count;
+        if (device->pairs[index].pair != NULL) continue;
+        device->pairs[index].generation = (device->pairs[index].generation + 1) & MASK_24_BITS;
+        device->pairs[index].pair = pair;
+        device->next_entry = (index + 1) % count;
+        pair->entry.index = index;
+        pair->entry.generation = device->pairs[index].generation;
         device->pair_count++;
         return true;
     }
@@ -67,7 +67,7 @@ static enum tl_status create_on_card(struct verbs_pair *pair, struct tl_error *r
     struct verbs_device *device = pair->device;
     for (size_t i = 0; i < TL_ARRAY_COUNT(inline_sizes) && pair->qp == NULL; i++) {
         struct ibv_qp_init_attr attributes = {
-            .qp_context = (void *)(uintptr_t)pair->place.index,
+            .qp_context = (void *)(uintptr_t)pair->entry.index,
             .send_cq = device->cq.cq,
             .recv_cq = device->cq.cq,
             .cap = {.max_send_wr = pair->ring.work_count,
@@ -126,14 +126,14 @@ static enum tl_status fill(struct verbs_pair *pair, struct tl_error *ret_error)
         return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the address %s has gone from the port", device->base.name,
                             gid);
     }
-    if (!take_place(device, pair)) {
+    if (!take_entry(device, pair)) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: all %u queue pairs are in use", device->base.name,
                             device->base.limits.max_queue_pairs);
     }
-    pair->place.is_held = true;
+    pair->entry.is_held = true;
     enum tl_status status = verbs_device_reserve(device, pair->slots.count + pair->ring.work_count, ret_error);
     if (status != TL_OK) return status;
-    pair->place.is_reserved = true;
+    pair->entry.is_reserved = true;
     pair->ring.records = calloc(pair->ring.record_count, sizeof(*pair->ring.records));
     if (pair->ring.records == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
     status = verbs_slots_init(pair, ret_error);
@@ -188,9 +188,9 @@ void verbs_pair_destroy(struct tl_queue_pair *base)
     verbs_windows_release(pair);
     verbs_pair_destroy_qp(pair);
     verbs_slots_fini(pair);
-    if (pair->place.is_reserved) device->cq.reserved -= pair->slots.count + pair->ring.work_count;
-    if (pair->place.is_held) {
-        device->places[pair->place.index].pair = NULL;
+    if (pair->entry.is_reserved) device->cq.reserved -= pair->slots.count + pair->ring.work_count;
+    if (pair->entry.is_held) {
+        device->pairs[pair->entry.index].pair = NULL;
         device->pair_count--;
     }
     free(pair->ring.records);

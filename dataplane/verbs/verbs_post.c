@@ -42,7 +42,7 @@ struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *
     /* Only what is read of every request is set. The struct is large enough for all kinds of requests, and clearing it
      * takes half as long as a post. */
     record->request.wr_id =
-        verbs_id_pack((struct verbs_id){pair->place.generation, pair->place.index, VERBS_SEND, index});
+        verbs_id_pack((struct verbs_id){pair->entry.generation, pair->entry.index, VERBS_SEND, index});
     record->request.sg_list = NULL;
     record->request.num_sge = 0;
     record->request.send_flags = 0;

@@ -36,7 +36,7 @@ enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_er
         struct verbs_slot *slot = &pair->slots.slots[i];
         slot->piece = (struct ibv_sge){(uintptr_t)verbs_slot_memory(pair, i), TL_SLOT_BYTES, pair->slots.mr->lkey};
         slot->request.wr_id =
-            verbs_id_pack((struct verbs_id){pair->place.generation, pair->place.index, VERBS_RECEIVE, i});
+            verbs_id_pack((struct verbs_id){pair->entry.generation, pair->entry.index, VERBS_RECEIVE, i});
         slot->request.sg_list = &slot->piece;
         slot->request.num_sge = 1;
         slot->request.next = i + 1 < pair->slots.count ? &pair->slots.slots[i + 1].request : NULL;

@@ -22,8 +22,8 @@ enum event_kind {
     EVENT_ANSWER_HEARD,  /* to the present attempt */
     EVENT_REFUSAL_HEARD, /* of all attempts, or of the present one */
     /* The session. */
-    EVENT_OFFER_TOLD,  /* our link: the peer has been sent our address */
-    EVENT_ANSWER_TOLD, /* the peer's link: the same */
+    EVENT_OFFER_SENT,  /* our link: our pair address was sent to the peer */
+    EVENT_ANSWER_SENT, /* the peer's link: the same */
     EVENT_UP,
     EVENT_CLOSED, /* with the reason */
     EVENT_TIMEOUT,

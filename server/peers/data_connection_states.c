@@ -399,8 +399,8 @@ static const struct transition transitions[][EVENTS] = {
         [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CREATING, refuse_second_offer},
         [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_CREATING, nothing},
         [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_CREATING, take_refusal},
-        [EVENT_OFFER_TOLD] = {TL_DATA_CONNECTION_OFFERED, nothing},
-        [EVENT_ANSWER_TOLD] = {TL_DATA_CONNECTION_CONNECTING, nothing},
+        [EVENT_OFFER_SENT] = {TL_DATA_CONNECTION_OFFERED, nothing},
+        [EVENT_ANSWER_SENT] = {TL_DATA_CONNECTION_CONNECTING, nothing},
         [EVENT_CLOSED] = {TL_DATA_CONNECTION_CREATING, session_ended},
         [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_CREATING, attempt_overdue},
         [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
@@ -479,7 +479,7 @@ static void address_ready(void *owner, const uint8_t *bytes, uint32_t len_bytes)
     struct tl_data_connection *connection = owner;
     bool is_ours = tl_link_is_ours(connection->link);
     tell(connection, is_ours ? TL_CONNECTION_MESSAGE_OFFER : TL_CONNECTION_MESSAGE_ANSWER, bytes, len_bytes);
-    data_connection_happen(connection, is_ours ? EVENT_OFFER_TOLD : EVENT_ANSWER_TOLD);
+    data_connection_happen(connection, is_ours ? EVENT_OFFER_SENT : EVENT_ANSWER_SENT);
 }
 
 static void session_up(void *owner)

@@ -64,54 +64,54 @@ enum tl_status tl_rendezvous_create(const struct tl_rendezvous_limits *limits, s
 
 /* Takes everything out of the step. The caller holds a use of it. */
 static void fail_step(struct tl_rendezvous *table, struct tl_table_step *step, const struct tl_error *status,
-                      struct tl_list *errands)
+                      struct tl_list *deferred_calls)
 {
     while (!tl_list_is_empty(&step->values))
         tl_table_value_conclude(table, TL_CONTAINER_OF(step->values.next, struct tl_table_value, step_link), status,
-                                errands);
+                                deferred_calls);
     while (!tl_list_is_empty(&step->waiters))
         tl_table_waiter_conclude(table, TL_CONTAINER_OF(step->waiters.next, struct tl_table_waiter, step_link), status,
-                                 errands);
+                                 deferred_calls);
 }
 
-static void clear(struct tl_rendezvous *table, const struct tl_error *status, struct tl_list *errands)
+static void clear(struct tl_rendezvous *table, const struct tl_error *status, struct tl_list *deferred_calls)
 {
     while (table->steps) {
         struct tl_table_step *step = table->steps;
         step->use_count++;
-        fail_step(table, step, status, errands);
+        fail_step(table, step, status, deferred_calls);
         tl_table_step_unmark(table, step);
         tl_table_step_put(table, step);
     }
     while (!tl_list_is_empty(&table->publications))
         tl_table_publication_end(table, TL_CONTAINER_OF(table->publications.next, struct tl_table_publication, link),
-                                 errands);
+                                 deferred_calls);
     TL_CHECK(table->names == NULL && table->places == NULL && table->waiters == NULL && table->reservations == NULL);
 }
 
 void tl_rendezvous_close(struct tl_rendezvous *table, const struct tl_error *status)
 {
-    struct tl_list errands;
+    struct tl_list deferred_calls;
     TL_CHECK(status->code != TL_OK);
-    tl_list_init(&errands);
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     if (!table->is_closed) {
         table->is_closed = true;
         table->close_status = *status;
-        clear(table, status, &errands);
+        clear(table, status, &deferred_calls);
     }
-    tl_table_unlock_and_run(table, &errands);
+    tl_table_unlock_and_run(table, &deferred_calls);
 }
 
 void tl_rendezvous_destroy(struct tl_rendezvous *table)
 {
-    struct tl_list errands;
+    struct tl_list deferred_calls;
     if (table == NULL) return;
-    tl_list_init(&errands);
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     TL_CHECK(table->stats.waiting_receivers == 0 && table->stats.held_tensors == 0);
-    clear(table, &superseded, &errands);
-    tl_table_unlock_and_run(table, &errands);
+    clear(table, &superseded, &deferred_calls);
+    tl_table_unlock_and_run(table, &deferred_calls);
     TL_CHECK(pthread_mutex_destroy(&table->mutex) == 0);
     tl_shares_destroy(table->waiting);
     free(table);
@@ -127,17 +127,17 @@ void tl_rendezvous_get_stats(struct tl_rendezvous *table, struct tl_rendezvous_s
 /* ----------------------------------------------------------------------------------------------------- senders -- */
 
 /* Gives an unreserved value of a place to the first waiter there. */
-static void offer_value(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *errands)
+static void offer_value(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *deferred_calls)
 {
     struct tl_list *waiters = &value->place->waiters;
     while (!value->is_reserved && !tl_list_is_empty(waiters)) {
         struct tl_table_waiter *waiter = TL_CONTAINER_OF(waiters->next, struct tl_table_waiter, place_link);
         if (!tl_table_value_reserve(table, value, &waiter->id)) {
-            tl_table_waiter_conclude(table, waiter, &no_memory, errands);
+            tl_table_waiter_conclude(table, waiter, &no_memory, deferred_calls);
             continue;
         }
         tl_table_value_offer(value, &waiter->offer);
-        tl_table_waiter_conclude(table, waiter, NULL, errands);
+        tl_table_waiter_conclude(table, waiter, NULL, deferred_calls);
     }
 }
 
@@ -165,9 +165,9 @@ static enum tl_status check_send(struct tl_rendezvous *table, const char *key, u
 enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, uint64_t step, struct tl_tensor *tensor,
                                   struct tl_sender *sender, struct tl_error *ret_error)
 {
-    struct tl_list errands;
+    struct tl_list deferred_calls;
     struct tl_table_value *value = NULL;
-    tl_list_init(&errands);
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     sender->entry = NULL;
     enum tl_status status = check_send(table, key, step, tl_tensor_size_bytes(tensor), ret_error);
@@ -178,13 +178,13 @@ enum tl_status tl_rendezvous_send(struct tl_rendezvous *table, const char *key, 
             tl_table_place_put(table, place);
         }
         if (value) {
-            offer_value(table, value, &errands);
+            offer_value(table, value, &deferred_calls);
         } else {
             status =
                 tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to offer %s of step %" PRIu64, key, step);
         }
     }
-    tl_table_unlock_and_run(table, &errands);
+    tl_table_unlock_and_run(table, &deferred_calls);
     return status;
 }
 
@@ -278,20 +278,20 @@ static bool wait_for_value(struct tl_rendezvous *table, struct tl_receiver *rece
 
 void tl_rendezvous_receive(struct tl_rendezvous *table, struct tl_receiver *receiver)
 {
-    struct tl_list errands;
+    struct tl_list deferred_calls;
     struct tl_error status = {.code = TL_OK};
     struct tl_offer offer = {.tensor = NULL};
-    tl_list_init(&errands);
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     receiver->entry = NULL;
     struct tl_table_waiter *earlier = tl_table_waiter_find(table, &receiver->id);
     if (receiver->order == 0) receiver->order = ++table->last_order;
     bool is_superseded = earlier && earlier->receiver->order > receiver->order;
     if (is_superseded) status = superseded;
-    if (earlier && !is_superseded) tl_table_waiter_conclude(table, earlier, &superseded, &errands);
+    if (earlier && !is_superseded) tl_table_waiter_conclude(table, earlier, &superseded, &deferred_calls);
     bool is_waiting =
         !is_superseded && !answer(table, receiver, &status, &offer) && wait_for_value(table, receiver, &status);
-    tl_table_unlock_and_run(table, &errands);
+    tl_table_unlock_and_run(table, &deferred_calls);
     if (!is_waiting) receiver->deliver(receiver, &status, status.code == TL_OK ? &offer : NULL);
 }
 
@@ -308,13 +308,13 @@ bool tl_rendezvous_cancel(struct tl_rendezvous *table, struct tl_receiver *recei
 /* ------------------------------------------------------------------------------------------------ reservations -- */
 
 /* Takes a value from its receiver: it is offered to the next one, or dropped when its step has ended. */
-static void release(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *errands)
+static void release(struct tl_rendezvous *table, struct tl_table_value *value, struct tl_list *deferred_calls)
 {
     tl_table_value_unreserve(table, value);
     if (value->place) {
-        offer_value(table, value, errands);
+        offer_value(table, value, deferred_calls);
     } else {
-        tl_table_value_conclude(table, value, &given_up, errands);
+        tl_table_value_conclude(table, value, &given_up, deferred_calls);
         table->stats.dropped_tensors++;
     }
 }
@@ -330,34 +330,34 @@ struct tl_sender *tl_rendezvous_reserved_sender(struct tl_rendezvous *table, con
 
 void tl_rendezvous_acknowledge(struct tl_rendezvous *table, const struct tl_request_id *id)
 {
-    struct tl_list errands;
-    tl_list_init(&errands);
+    struct tl_list deferred_calls;
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     struct tl_table_value *value = tl_table_value_find(table, id);
-    if (value) tl_table_value_conclude(table, value, NULL, &errands);
-    tl_table_unlock_and_run(table, &errands);
+    if (value) tl_table_value_conclude(table, value, NULL, &deferred_calls);
+    tl_table_unlock_and_run(table, &deferred_calls);
 }
 
 void tl_rendezvous_release(struct tl_rendezvous *table, const struct tl_request_id *id)
 {
-    struct tl_list errands;
-    tl_list_init(&errands);
+    struct tl_list deferred_calls;
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     struct tl_table_value *value = tl_table_value_find(table, id);
-    if (value) release(table, value, &errands);
-    tl_table_unlock_and_run(table, &errands);
+    if (value) release(table, value, &deferred_calls);
+    tl_table_unlock_and_run(table, &deferred_calls);
 }
 
 void tl_rendezvous_give_up(struct tl_rendezvous *table, const struct tl_request_id *id)
 {
-    struct tl_list errands;
-    tl_list_init(&errands);
+    struct tl_list deferred_calls;
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     struct tl_table_waiter *waiter = tl_table_waiter_find(table, id);
-    if (waiter) tl_table_waiter_conclude(table, waiter, &not_wanted, &errands);
+    if (waiter) tl_table_waiter_conclude(table, waiter, &not_wanted, &deferred_calls);
     struct tl_table_value *value = tl_table_value_find(table, id);
-    if (value) release(table, value, &errands);
-    tl_table_unlock_and_run(table, &errands);
+    if (value) release(table, value, &deferred_calls);
+    tl_table_unlock_and_run(table, &deferred_calls);
 }
 
 void tl_rendezvous_receiver_lost(struct tl_rendezvous *table, const struct tl_request_id *id, int64_t deadline_ns)
@@ -377,13 +377,13 @@ static struct tl_table_value *first_orphan(struct tl_rendezvous *table)
 
 int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns)
 {
-    struct tl_list errands;
+    struct tl_list deferred_calls;
     struct tl_table_value *value;
-    tl_list_init(&errands);
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     while ((value = first_orphan(table)) && value->deadline_ns <= now_ns)
-        release(table, value, &errands);
-    tl_table_unlock_and_run(table, &errands);
+        release(table, value, &deferred_calls);
+    tl_table_unlock_and_run(table, &deferred_calls);
     /* The callbacks may have orphaned others. */
     tl_table_lock(table);
     value = first_orphan(table);
@@ -394,16 +394,16 @@ int64_t tl_rendezvous_expire(struct tl_rendezvous *table, int64_t now_ns)
 
 void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t incarnation)
 {
-    struct tl_list errands, values;
+    struct tl_list deferred_calls, values;
     struct tl_table_value *value, *next;
     struct tl_table_waiter *waiter, *next_waiter;
-    tl_list_init(&errands);
+    tl_list_init(&deferred_calls);
     tl_list_init(&values);
     tl_table_lock(table);
     /* Its waiters go first, so that no value is offered to them. */
     HASH_ITER(hh, table->waiters, waiter, next_waiter)
     {
-        if (waiter->id.incarnation == incarnation) tl_table_waiter_conclude(table, waiter, &gone, &errands);
+        if (waiter->id.incarnation == incarnation) tl_table_waiter_conclude(table, waiter, &gone, &deferred_calls);
     }
     /* All reservations are collected before one is released, because that adds others. */
     HASH_ITER(hh, table->reservations, value, next)
@@ -413,36 +413,36 @@ void tl_rendezvous_release_incarnation(struct tl_rendezvous *table, uint64_t inc
         tl_list_push_back(&values, &value->orphan_link);
     }
     while (!tl_list_is_empty(&values))
-        release(table, TL_CONTAINER_OF(values.next, struct tl_table_value, orphan_link), &errands);
-    tl_table_unlock_and_run(table, &errands);
+        release(table, TL_CONTAINER_OF(values.next, struct tl_table_value, orphan_link), &deferred_calls);
+    tl_table_unlock_and_run(table, &deferred_calls);
 }
 
 /* ------------------------------------------------------------------------------------------------------- steps -- */
 
 void tl_rendezvous_abort_step(struct tl_rendezvous *table, uint64_t number, const struct tl_error *status)
 {
-    struct tl_list errands;
+    struct tl_list deferred_calls;
     bool is_marked = true;
     TL_CHECK(status->code != TL_OK);
-    tl_list_init(&errands);
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     if (!table->is_closed) {
         struct tl_table_step *step = tl_table_step_find(table, number);
         if (step) {
             step->use_count++;
-            fail_step(table, step, status, &errands);
+            fail_step(table, step, status, &deferred_calls);
         }
         is_marked = tl_table_step_mark(table, number, status);
         if (step) tl_table_step_put(table, step);
     }
-    tl_table_unlock_and_run(table, &errands);
+    tl_table_unlock_and_run(table, &deferred_calls);
     if (!is_marked) TL_LOG_AT_WARN("no memory to remember an aborted step", TL_U64("step", number));
 }
 
 /* Takes everything but the reserved values out of a step that has ended; returns how many values. The caller holds a
  * use of it. */
 static uint64_t end_step(struct tl_rendezvous *table, struct tl_table_step *step, const struct tl_error *value_status,
-                         const struct tl_error *waiter_status, struct tl_list *errands)
+                         const struct tl_error *waiter_status, struct tl_list *deferred_calls)
 {
     uint64_t dropped_count = 0;
     TL_LIST_FOREACH_SAFE(&step->values, link)
@@ -451,13 +451,13 @@ static uint64_t end_step(struct tl_rendezvous *table, struct tl_table_step *step
         if (value->is_reserved) {
             tl_table_value_detach(table, value);
         } else {
-            tl_table_value_conclude(table, value, value_status, errands);
+            tl_table_value_conclude(table, value, value_status, deferred_calls);
             dropped_count++;
         }
     }
     while (!tl_list_is_empty(&step->waiters))
         tl_table_waiter_conclude(table, TL_CONTAINER_OF(step->waiters.next, struct tl_table_waiter, step_link),
-                                 waiter_status, errands);
+                                 waiter_status, deferred_calls);
     tl_table_step_unmark(table, step);
     table->stats.dropped_tensors += dropped_count;
     return dropped_count;
@@ -465,20 +465,20 @@ static uint64_t end_step(struct tl_rendezvous *table, struct tl_table_step *step
 
 uint64_t tl_rendezvous_end_step(struct tl_rendezvous *table, uint64_t number)
 {
-    struct tl_list errands;
+    struct tl_list deferred_calls;
     struct tl_error value_status, waiter_status;
     uint64_t dropped_count = 0;
     tl_error_set(&value_status, TL_CANCELLED, "step %" PRIu64 " ended before the tensor was received", number);
     tl_error_set(&waiter_status, TL_CANCELLED, "step %" PRIu64 " ended before the tensor was sent", number);
-    tl_list_init(&errands);
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     struct tl_table_step *step = tl_table_step_find(table, number);
     if (step) {
         step->use_count++;
-        dropped_count = end_step(table, step, &value_status, &waiter_status, &errands);
+        dropped_count = end_step(table, step, &value_status, &waiter_status, &deferred_calls);
         tl_table_step_put(table, step);
     }
-    tl_table_unlock_and_run(table, &errands);
+    tl_table_unlock_and_run(table, &deferred_calls);
     return dropped_count;
 }
 

@@ -19,7 +19,7 @@
 
 /* Gives the publication to all waiters for at most its step. */
 static void offer_publication(struct tl_rendezvous *table, struct tl_table_publication *publication,
-                              struct tl_list *errands)
+                              struct tl_list *deferred_calls)
 {
     TL_LIST_FOREACH_SAFE(&publication->name->places, link)
     {
@@ -29,7 +29,7 @@ static void offer_publication(struct tl_rendezvous *table, struct tl_table_publi
         while (!tl_list_is_empty(&place->waiters)) {
             struct tl_table_waiter *waiter = TL_CONTAINER_OF(place->waiters.next, struct tl_table_waiter, place_link);
             tl_table_publication_offer(publication, &waiter->offer);
-            tl_table_waiter_conclude(table, waiter, NULL, errands);
+            tl_table_waiter_conclude(table, waiter, NULL, deferred_calls);
         }
         tl_table_place_put(table, place);
     }
@@ -37,7 +37,7 @@ static void offer_publication(struct tl_rendezvous *table, struct tl_table_publi
 
 /* Replaces the publication of the key by one of the tensor. Returns NULL without memory. */
 static struct tl_table_publication *add_publication(struct tl_rendezvous *table, const char *key, uint64_t step,
-                                                    struct tl_tensor *tensor, struct tl_list *errands)
+                                                    struct tl_tensor *tensor, struct tl_list *deferred_calls)
 {
     struct tl_table_publication *publication = calloc(1, sizeof(*publication));
     if (publication == NULL) return NULL;
@@ -50,7 +50,7 @@ static struct tl_table_publication *add_publication(struct tl_rendezvous *table,
     if (earlier) {
         /* It takes the place of the former one in the list, so that walks meet the key once. */
         tl_list_insert_before(earlier->link.next, &publication->link);
-        tl_table_publication_end(table, earlier, errands);
+        tl_table_publication_end(table, earlier, deferred_calls);
     } else {
         tl_list_push_back(&table->publications, &publication->link);
     }
@@ -67,22 +67,22 @@ static struct tl_table_publication *add_publication(struct tl_rendezvous *table,
 enum tl_status tl_rendezvous_publish(struct tl_rendezvous *table, const char *key, uint64_t step,
                                      struct tl_tensor *tensor, uint64_t *ret_publication, struct tl_error *ret_error)
 {
-    struct tl_list errands;
+    struct tl_list deferred_calls;
     enum tl_status status = TL_OK;
-    tl_list_init(&errands);
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     if (table->is_closed) {
         status = tl_error_copy(ret_error, &table->close_status);
     } else {
-        struct tl_table_publication *publication = add_publication(table, key, step, tensor, &errands);
+        struct tl_table_publication *publication = add_publication(table, key, step, tensor, &deferred_calls);
         if (publication) {
             if (ret_publication) *ret_publication = publication->number;
-            offer_publication(table, publication, &errands);
+            offer_publication(table, publication, &deferred_calls);
         } else {
             status = tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to publish %s", key);
         }
     }
-    tl_table_unlock_and_run(table, &errands);
+    tl_table_unlock_and_run(table, &deferred_calls);
     return status;
 }
 
@@ -121,31 +121,31 @@ static enum tl_status not_published(struct tl_rendezvous *table, const char *key
 
 enum tl_status tl_rendezvous_withdraw(struct tl_rendezvous *table, const char *key, struct tl_error *ret_error)
 {
-    struct tl_list errands;
+    struct tl_list deferred_calls;
     enum tl_status status = TL_OK;
-    tl_list_init(&errands);
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     struct tl_table_name *name = tl_table_name_find(table, key);
     if (table->is_closed) {
         status = tl_error_copy(ret_error, &table->close_status);
     } else if (name && name->publication) {
-        tl_table_publication_end(table, name->publication, &errands);
+        tl_table_publication_end(table, name->publication, &deferred_calls);
     } else {
         status = not_published(table, key, ret_error);
     }
-    tl_table_unlock_and_run(table, &errands);
+    tl_table_unlock_and_run(table, &deferred_calls);
     return status;
 }
 
 bool tl_rendezvous_withdraw_number(struct tl_rendezvous *table, const char *key, uint64_t publication)
 {
-    struct tl_list errands;
-    tl_list_init(&errands);
+    struct tl_list deferred_calls;
+    tl_list_init(&deferred_calls);
     tl_table_lock(table);
     struct tl_table_name *name = tl_table_name_find(table, key);
     bool is_there = name && name->publication && name->publication->number == publication;
-    if (is_there) tl_table_publication_end(table, name->publication, &errands);
-    tl_table_unlock_and_run(table, &errands);
+    if (is_there) tl_table_publication_end(table, name->publication, &deferred_calls);
+    tl_table_unlock_and_run(table, &deferred_calls);
     return is_there;
 }
 

@@ -15,7 +15,8 @@
 
 static const struct tl_error no_error = {.code = TL_OK};
 
-/* ------------------------------------------------------------------------------------------- mutex and errands -- */
+/* ------------------------------------------------------------------------------------------- mutex and deferred_calls
+ * -- */
 
 void tl_table_lock(struct tl_rendezvous *table)
 {
@@ -27,20 +28,20 @@ void tl_table_unlock(struct tl_rendezvous *table)
     TL_CHECK(pthread_mutex_unlock(&table->mutex) == 0);
 }
 
-void tl_table_unlock_and_run(struct tl_rendezvous *table, struct tl_list *errands)
+void tl_table_unlock_and_run(struct tl_rendezvous *table, struct tl_list *deferred_calls)
 {
     tl_table_unlock(table);
-    for (struct tl_list *link; (link = tl_list_pop_front(errands));) {
-        struct tl_table_deferred_call *errand = TL_CONTAINER_OF(link, struct tl_table_deferred_call, link);
-        errand->run(errand);
+    for (struct tl_list *link; (link = tl_list_pop_front(deferred_calls));) {
+        struct tl_table_deferred_call *deferred_call = TL_CONTAINER_OF(link, struct tl_table_deferred_call, link);
+        deferred_call->run(deferred_call);
     }
 }
 
-static void add_errand(struct tl_list *errands, struct tl_table_deferred_call *errand,
-                       void (*run)(struct tl_table_deferred_call *errand))
+static void defer_call(struct tl_list *deferred_calls, struct tl_table_deferred_call *deferred_call,
+                       void (*run)(struct tl_table_deferred_call *deferred_call))
 {
-    errand->run = run;
-    tl_list_push_back(errands, &errand->link);
+    deferred_call->run = run;
+    tl_list_push_back(deferred_calls, &deferred_call->link);
 }
 
 uint64_t tl_table_next_publication(struct tl_rendezvous *table)
@@ -311,9 +312,9 @@ void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *v
 }
 
 /* The sender may be gone as soon as it was called; so may the table. */
-static void run_over(struct tl_table_deferred_call *errand)
+static void run_over(struct tl_table_deferred_call *deferred_call)
 {
-    struct tl_table_value *value = TL_CONTAINER_OF(errand, struct tl_table_value, errand);
+    struct tl_table_value *value = TL_CONTAINER_OF(deferred_call, struct tl_table_value, deferred_call);
     struct tl_sender *sender = value->sender;
     const struct tl_error *status = value->status;
     tl_tensor_put(value->tensor);
@@ -322,11 +323,11 @@ static void run_over(struct tl_table_deferred_call *errand)
 }
 
 void tl_table_value_conclude(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_error *status,
-                             struct tl_list *errands)
+                             struct tl_list *deferred_calls)
 {
     tl_table_value_remove(table, value);
     value->status = status ? status : &no_error;
-    add_errand(errands, &value->errand, run_over);
+    defer_call(deferred_calls, &value->deferred_call, run_over);
 }
 
 /* ----------------------------------------------------------------------------------------------------- waiters -- */
@@ -384,9 +385,9 @@ void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter 
 }
 
 /* The receiver may be gone as soon as it was called; so may the table. */
-static void run_deliver(struct tl_table_deferred_call *errand)
+static void run_deliver(struct tl_table_deferred_call *deferred_call)
 {
-    struct tl_table_waiter *waiter = TL_CONTAINER_OF(errand, struct tl_table_waiter, errand);
+    struct tl_table_waiter *waiter = TL_CONTAINER_OF(deferred_call, struct tl_table_waiter, deferred_call);
     struct tl_receiver *receiver = waiter->receiver;
     const struct tl_error *status = waiter->status;
     const struct tl_offer offer = waiter->offer;
@@ -395,11 +396,11 @@ static void run_deliver(struct tl_table_deferred_call *errand)
 }
 
 void tl_table_waiter_conclude(struct tl_rendezvous *table, struct tl_table_waiter *waiter,
-                              const struct tl_error *status, struct tl_list *errands)
+                              const struct tl_error *status, struct tl_list *deferred_calls)
 {
     tl_table_waiter_remove(table, waiter);
     waiter->status = status ? status : &no_error;
-    add_errand(errands, &waiter->errand, run_deliver);
+    defer_call(deferred_calls, &waiter->deferred_call, run_deliver);
 }
 
 /* ------------------------------------------------------------------------------------------------ publications -- */
@@ -412,15 +413,16 @@ void tl_table_publication_offer(const struct tl_table_publication *publication, 
                                    .is_one_shot = false};
 }
 
-static void run_put(struct tl_table_deferred_call *errand)
+static void run_put(struct tl_table_deferred_call *deferred_call)
 {
-    struct tl_table_publication *publication = TL_CONTAINER_OF(errand, struct tl_table_publication, errand);
+    struct tl_table_publication *publication =
+        TL_CONTAINER_OF(deferred_call, struct tl_table_publication, deferred_call);
     tl_tensor_put(publication->tensor);
     free(publication);
 }
 
 void tl_table_publication_end(struct tl_rendezvous *table, struct tl_table_publication *publication,
-                              struct tl_list *errands)
+                              struct tl_list *deferred_calls)
 {
     publication->name->publication = NULL;
     TL_LIST_FOREACH(&table->walks, link)
@@ -432,5 +434,5 @@ void tl_table_publication_end(struct tl_rendezvous *table, struct tl_table_publi
     tl_table_name_put(table, publication->name);
     table->stats.published_tensors--;
     table->stats.published_bytes -= publication->size_bytes;
-    add_errand(errands, &publication->errand, run_put);
+    defer_call(deferred_calls, &publication->deferred_call, run_put);
 }

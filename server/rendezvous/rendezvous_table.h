@@ -14,10 +14,10 @@
  * and steps are counted: they exist as long as something uses them. Hashes are seeded, because keys, steps and ids come
  * from peers.
  *
- * While a place has a value that is not reserved, nobody waits there.
+ * While a place has a value that is not reserved, no receiver waits there.
  *
  * Everything is guarded by the table's mutex. What must happen without it - callbacks, and putting tensors, which may
- * call the user's release function - is an errand: collected in a list under the mutex, run after it.
+ * call the user's release function - is an deferred_call: collected in a list under the mutex, run after it.
  */
 #ifndef SERVER_RENDEZVOUS_RENDEZVOUS_TABLE_H
 #define SERVER_RENDEZVOUS_RENDEZVOUS_TABLE_H
@@ -32,7 +32,8 @@
 /* Something to do once the mutex is free. */
 struct tl_table_deferred_call {
     struct tl_list link;
-    void (*run)(struct tl_table_deferred_call *errand); /* frees the object that the errand is embedded in */
+    void (*run)(
+        struct tl_table_deferred_call *deferred_call); /* frees the object that the deferred_call is embedded in */
 };
 
 /* A key; used by its places, values and publication. */
@@ -73,8 +74,8 @@ struct tl_table_step {
 
 /* A sent value. */
 struct tl_table_value {
-    struct tl_table_deferred_call errand; /* calls over */
-    const struct tl_error *status;        /* what the errand reports; valid until it has run */
+    struct tl_table_deferred_call deferred_call; /* calls over */
+    const struct tl_error *status;               /* what the deferred_call reports; valid until it has run */
     struct tl_sender *sender;
     struct tl_tensor *tensor;
     uint64_t size_bytes;
@@ -93,9 +94,9 @@ struct tl_table_value {
 
 /* A receiver that waits. */
 struct tl_table_waiter {
-    struct tl_table_deferred_call errand; /* calls deliver */
-    const struct tl_error *status;        /* what the errand reports; valid until it has run */
-    struct tl_offer offer;                /* what the errand hands over with TL_OK */
+    struct tl_table_deferred_call deferred_call; /* calls deliver */
+    const struct tl_error *status;               /* what the deferred_call reports; valid until it has run */
+    struct tl_offer offer;                       /* what the deferred_call hands over with TL_OK */
     struct tl_receiver *receiver;
     struct tl_share *share; /* what its client is charged to; NULL: the receiver is this program's */
     struct tl_request_id id;
@@ -108,7 +109,7 @@ struct tl_table_waiter {
 
 /* A published value. */
 struct tl_table_publication {
-    struct tl_table_deferred_call errand; /* puts the tensor */
+    struct tl_table_deferred_call deferred_call; /* puts the tensor */
     struct tl_table_name *name;
     struct tl_list link; /* in tl_rendezvous.publications */
     struct tl_tensor *tensor;
@@ -144,7 +145,7 @@ struct tl_rendezvous {
 void tl_table_lock(struct tl_rendezvous *table);
 void tl_table_unlock(struct tl_rendezvous *table);
 /* Unlocks, then runs and empties the list. */
-void tl_table_unlock_and_run(struct tl_rendezvous *table, struct tl_list *errands);
+void tl_table_unlock_and_run(struct tl_rendezvous *table, struct tl_list *deferred_calls);
 
 /* Returns a number that no other value of this table has had; never 0. */
 uint64_t tl_table_next_publication(struct tl_rendezvous *table);
@@ -184,9 +185,9 @@ void tl_table_value_detach(struct tl_rendezvous *table, struct tl_table_value *v
 void tl_table_value_offer(struct tl_table_value *value, struct tl_offer *ret_offer);
 /* Takes the value out of the table without calling its sender. */
 void tl_table_value_remove(struct tl_rendezvous *table, struct tl_table_value *value);
-/* The same, and an errand calls the sender with the status (NULL: TL_OK). */
+/* The same, and an deferred_call calls the sender with the status (NULL: TL_OK). */
 void tl_table_value_conclude(struct tl_rendezvous *table, struct tl_table_value *value, const struct tl_error *status,
-                             struct tl_list *errands);
+                             struct tl_list *deferred_calls);
 
 /* Takes the share over unless it fails. NULL: no memory. */
 struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct tl_receiver *receiver,
@@ -194,15 +195,15 @@ struct tl_table_waiter *tl_table_waiter_add(struct tl_rendezvous *table, struct 
 struct tl_table_waiter *tl_table_waiter_find(struct tl_rendezvous *table, const struct tl_request_id *id);
 /* Takes the waiter out of the table without calling its receiver. */
 void tl_table_waiter_remove(struct tl_rendezvous *table, struct tl_table_waiter *waiter);
-/* The same, and an errand calls the receiver with the status (NULL: TL_OK, with waiter->offer, which has been filled
- * in). */
+/* The same, and an deferred_call calls the receiver with the status (NULL: TL_OK, with waiter->offer, which has been
+ * filled in). */
 void tl_table_waiter_conclude(struct tl_rendezvous *table, struct tl_table_waiter *waiter,
-                              const struct tl_error *status, struct tl_list *errands);
+                              const struct tl_error *status, struct tl_list *deferred_calls);
 
 /* Returns the offer for a receiver, with a reference of its own. */
 void tl_table_publication_offer(const struct tl_table_publication *publication, struct tl_offer *ret_offer);
-/* Takes the publication out of the table; an errand puts its tensor. */
+/* Takes the publication out of the table; an deferred_call puts its tensor. */
 void tl_table_publication_end(struct tl_rendezvous *table, struct tl_table_publication *publication,
-                              struct tl_list *errands);
+                              struct tl_list *deferred_calls);
 
 #endif

@@ -56,7 +56,7 @@ static void settle(struct tl_serving *serving, const struct tl_request_id *id, e
     } else {
         int64_t until_ns = tl_clock_deadline_ns(worker->settings.reservation_timeout_ns);
         tl_rendezvous_receiver_lost(worker->table, id, until_ns);
-        tl_source_expire(worker);
+        tl_source_expire_reservations(worker);
     }
 }
 

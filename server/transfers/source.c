@@ -39,7 +39,7 @@ static void expire_asked(struct tl_closure *closure)
     expire_now(worker);
 }
 
-void tl_source_expire(struct tl_worker *worker)
+void tl_source_expire_reservations(struct tl_worker *worker)
 {
     if (tl_executor_is_here(&worker->executor)) {
         expire_now(worker);

@@ -131,7 +131,7 @@ static enum tl_status build(struct tl_transport *transport, const struct tl_tran
     return status;
 }
 
-static void drain_over(struct tl_timer *timer);
+static void drain_timed_out(struct tl_timer *timer);
 static void refuse_waiting(struct tl_closure *closure);
 
 enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_transport_source *source, bool has_thread,
@@ -142,7 +142,7 @@ enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_tra
     transport->worker = worker;
     transport->source = source;
     transport->executor.post = post;
-    transport->drain_timer.fire = drain_over;
+    transport->drain_deadline_timer.fire = drain_timed_out;
     transport->refuse_closure.run = refuse_waiting;
     tl_list_init(&transport->sessions);
     tl_serving_init(&transport->serving, worker, &transport->executor);
@@ -305,7 +305,7 @@ struct tl_tensor *tl_transport_copy_of(const struct tl_tensor *tensor)
 static void maybe_drained(struct tl_transport *transport)
 {
     if (!transport->is_refused || !tl_list_is_empty(&transport->sessions) || transport->drained == NULL) return;
-    tl_timers_disarm(tl_loop_timers(transport->worker->loop), &transport->drain_timer);
+    tl_timers_disarm(tl_loop_timers(transport->worker->loop), &transport->drain_deadline_timer);
     void (*drained)(void *context) = transport->drained;
     transport->drained = NULL;
     drained(transport->drained_context);
@@ -332,9 +332,9 @@ static void refuse_waiting(struct tl_closure *closure)
     transport->worker->executor.post(&transport->worker->executor, closure);
 }
 
-static void drain_over(struct tl_timer *timer)
+static void drain_timed_out(struct tl_timer *timer)
 {
-    struct tl_transport *transport = TL_CONTAINER_OF(timer, struct tl_transport, drain_timer);
+    struct tl_transport *transport = TL_CONTAINER_OF(timer, struct tl_transport, drain_deadline_timer);
     struct tl_error reason;
     tl_error_set(&reason, TL_UNAVAILABLE, "%s has shut down", transport->worker->self.name);
     tl_sessions_close(transport, &reason);
@@ -349,7 +349,8 @@ void tl_transport_drain(struct tl_transport *transport, int64_t deadline_ns, voi
     transport->drained_context = context;
     tl_transport_post(transport, &transport->refuse_closure);
     tl_sessions_drain(transport);
-    if (tl_timers_arm(tl_loop_timers(transport->worker->loop), &transport->drain_timer, deadline_ns) != TL_OK) {
-        drain_over(&transport->drain_timer);
+    if (tl_timers_arm(tl_loop_timers(transport->worker->loop), &transport->drain_deadline_timer, deadline_ns) !=
+        TL_OK) {
+        drain_timed_out(&transport->drain_deadline_timer);
     }
 }

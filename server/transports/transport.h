@@ -93,7 +93,7 @@ struct tl_transport {
 
     struct tl_list sessions; /* list of struct tl_session: all sessions that are not freed */
     struct tl_closure refuse_closure;
-    struct tl_timer drain_timer;
+    struct tl_timer drain_deadline_timer;
     bool is_refused; /* refuse_closure has come back */
     bool is_draining;
     void (*drained)(void *context);

@@ -210,7 +210,7 @@ START_TEST(ids_come_back)
     for (size_t i = 0; i < TL_ARRAY_COUNT(ids); i++) {
         struct verbs_id id = verbs_id_unpack(verbs_id_pack(ids[i]));
         ck_assert_uint_eq(id.generation, ids[i].generation);
-        ck_assert_uint_eq(id.place, ids[i].place);
+        ck_assert_uint_eq(id.pair_index, ids[i].pair_index);
         ck_assert_uint_eq(id.kind, ids[i].kind);
         ck_assert_uint_eq(id.index, ids[i].index);
     }
