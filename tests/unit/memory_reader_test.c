@@ -3,6 +3,7 @@
 #include <check.h>
 #include <errno.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -53,6 +54,13 @@ static void start(const void *from, uint64_t len_bytes, bool is_buffered)
     ck_assert(tl_memory_reader_is_busy(reader));
 }
 
+/* Waits until the thread has begun to write the destination, whose first byte was GUARD. */
+static void await_first_byte(void)
+{
+    while (__atomic_load_n(&destination[0], __ATOMIC_RELAXED) == GUARD)
+        sched_yield();
+}
+
 /* Returns the errno of the reading. */
 static int await_end(void)
 {
@@ -96,6 +104,7 @@ START_TEST(taken_back)
 {
     for (unsigned i = 0; i < 50; i++) {
         start(source, LEN_BYTES, _i != 0);
+        await_first_byte();
         if (i % 2 == 0) {
             tl_memory_reader_forget(reader);
         } else {
@@ -117,7 +126,9 @@ START_TEST(destroyed_while_it_reads)
 {
     for (unsigned i = 0; i < 50; i++) {
         struct tl_memory_reader *last = reader;
+        destination[0] = GUARD;
         start(source, LEN_BYTES, _i != 0);
+        await_first_byte();
         tl_memory_reader_forget(last);
         tl_memory_reader_destroy(last);
         reader = tl_memory_reader_create(done_fd);
