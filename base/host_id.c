@@ -26,7 +26,8 @@ enum tl_status tl_host_id_get(uint8_t ret_id[TL_HOST_ID_BYTES], struct tl_error 
         id[digits / 2] = (uint8_t)(id[digits / 2] << 4 | value);
         digits++;
     }
-    if (digits < 2 * TL_HOST_ID_BYTES) return tl_error_set(ret_error, TL_UNAVAILABLE, "%s holds no number", path);
+    if (digits < 2 * TL_HOST_ID_BYTES)
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s does not contain a host id", path);
     memcpy(ret_id, id, sizeof(id));
     return TL_OK;
 }

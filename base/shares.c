@@ -174,7 +174,7 @@ static enum tl_status take(struct tl_shares *shares, const struct tl_share_clien
     if (share == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the account of a client");
     if (!is_admitted(shares, share, amount))
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
-                            "%s (%" PRIu64 ") has no room for %" PRIu64 " more of this client, which holds %" PRIu64
+                            "%s (%" PRIu64 ") has no space for %" PRIu64 " more of this client, which holds %" PRIu64
                             " of %" PRIu64 " in use; one client may have three quarters; free something or raise %s",
                             shares->setting, shares->limit, amount, share->held, shares->used, shares->setting);
     if (share->held == 0) {

@@ -140,8 +140,8 @@ static void warn_of_unknown(const struct tl_config_environment *environment, con
     for (size_t i = 0; i < count; i++) {
         if (strcmp(names[i], name) == 0) return;
     }
-    tl_error_set(&message, TL_INVALID_ARGUMENT, "environment variable %s means nothing here; %s",
-                 tl_quote(name, quoted), tl_json_suggest(name, names, count, suggestion, sizeof(suggestion)));
+    tl_error_set(&message, TL_INVALID_ARGUMENT, "environment variable %s has no effect; %s", tl_quote(name, quoted),
+                 tl_json_suggest(name, names, count, suggestion, sizeof(suggestion)));
     environment->warn(environment->context, message.message);
 }
 

@@ -52,7 +52,7 @@ static const char *syntax_remedy(enum json_error_code code)
     case json_error_premature_end_of_input:
         return "the text is not complete";
     case json_error_end_of_input_expected:
-        return "only one object may stand in the file";
+        return "the file must contain exactly one object";
     case json_error_null_character:
     case json_error_null_byte_in_key:
         return "remove it";

@@ -83,7 +83,7 @@ enum tl_call_stage {
     TL_CALL_OPTIONS = 0, /* the headers or what belongs to TLS cannot be used */
     TL_CALL_RESOLVE = 1, /* the name could not be resolved */
     TL_CALL_CONNECT = 2, /* TCP: refused, unreachable, timed out */
-    TL_CALL_HTTP2 = 3,   /* connected, but what answers does not speak HTTP/2, or TLS could not be agreed upon */
+    TL_CALL_HTTP2 = 3,   /* connected, but what answers does not speak HTTP/2, or the TLS handshake failed */
     TL_CALL_RPC = 4,     /* the call was made; its status is the result */
 };
 
@@ -99,7 +99,7 @@ struct tl_call_tls {
     const char *cert_chain;  /* certificate of this process; NULL: none */
     const char *private_key; /* NULL exactly when cert_chain is */
     const char *server_name; /* name that the certificate must have; NULL: the address's host */
-    bool is_unverified;      /* any certificate will do, of anybody */
+    bool is_unverified;      /* any certificate is accepted */
 };
 
 struct tl_call_options {
@@ -120,7 +120,7 @@ uint32_t tl_client_protocol_version(void);
 
 /* Errors, for all of them: TL_UNAVAILABLE with *ret_stage below TL_CALL_RPC: not reached; the message says which
  * address, what happened and what to check. TL_INVALID_ARGUMENT with TL_CALL_RESOLVE: the address is no "host:port";
- * with TL_CALL_OPTIONS: a header that gRPC does not take, or certificates or a key that TLS does not take.
+ * with TL_CALL_OPTIONS: a header that gRPC does not take, or certificates or a key that TLS rejects.
  * TL_DEADLINE_EXCEEDED: within rpc_timeout_ns. TL_INTERNAL: the answer is none that such a server gives.
  * TL_RESOURCE_EXHAUSTED: no memory. Else the status of the call. ret_stage may be NULL and is set on success too. */
 enum tl_status tl_client_identify(const struct tl_call_options *options, struct tl_description *ret_description,

@@ -74,11 +74,11 @@ static enum tl_status no_tls(struct tl_client *client, int64_t deadline_ns, stru
     if (strncmp(message, "empty address list", 18) == 0) { /* gRPC could make no connection out of the address */
         client->stage = TL_CALL_OPTIONS;
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                            "TLS does not take the certificates or the key that were given; is each file whole, and "
-                            "the key that of the certificate?");
+                            "TLS rejects the certificates or the key; check that each file is complete and that the "
+                            "key belongs to the certificate");
     }
     return tl_error_set(ret_error, TL_UNAVAILABLE,
-                        "%s takes connections but TLS could not be agreed upon: %.600s; does it speak TLS, is its "
+                        "%s takes connections but the TLS handshake failed: %.600s; does it speak TLS, is its "
                         "certificate for this name and of a trusted authority, and does it want one of ours?",
                         client->options->address, cut_to_reason(message));
 }
@@ -242,7 +242,7 @@ static void stream_message(struct tl_stream *stream, grpc_byte_buffer *message)
     }
     grpc_byte_buffer_destroy(message);
     if (status != TL_OK) {
-        tl_error_prefix(&error, "%s answered wrongly: ", client->options->address);
+        tl_error_prefix(&error, "%s sent an invalid response: ", client->options->address);
         tl_client_fail(client, &error);
     }
     tl_stream_read(stream);

@@ -54,7 +54,7 @@ struct tl_control_handlers {
     struct tl_source_ops source; /* requests for tensors; its `source` is `worker` */
 
     /* A peer has opened a link and claims to be tl_link_peer: whether that may be. After TL_LINK_LATER it is asked
-     * again when tl_control_ask_again has been called. TL_LINK_REFUSED: ret_error says why. NULL: everybody is
+     * again when tl_control_ask_again has been called. TL_LINK_REFUSED: ret_error says why. NULL: every peer is
      * admitted. */
     enum tl_link_admission (*admit_link)(void *worker, const struct tl_identity *peer, struct tl_error *ret_error);
     /* It was admitted; set its events with tl_link_set_events now. */

@@ -41,11 +41,11 @@ static const struct sentence connecting[] = {
 /* Afterwards. */
 static const struct sentence connected[] = {
     {"Socket closed", " closed the connection", NULL},
-    {"Connection reset by peer", " broke the connection off", NULL},
-    {"recvmsg:Connection reset by peer", " broke the connection off", NULL},
-    {"sendmsg:Connection reset by peer", " broke the connection off", NULL},
-    {"Broken pipe", " broke the connection off", NULL},
-    {"sendmsg:Broken pipe", " broke the connection off", NULL},
+    {"Connection reset by peer", " reset the connection", NULL},
+    {"recvmsg:Connection reset by peer", " reset the connection", NULL},
+    {"sendmsg:Connection reset by peer", " reset the connection", NULL},
+    {"Broken pipe", " reset the connection", NULL},
+    {"sendmsg:Broken pipe", " reset the connection", NULL},
     {"keepalive watchdog timeout", " has not answered for too long; is the machine up, and the process running?", NULL},
     {"DNS resolution failed for ", " cannot be resolved: ", "; check the name, and the name service of this machine"},
 };

@@ -20,13 +20,13 @@ void tl_link_send_connection_message(struct tl_link *link, const struct tl_conne
 {
     if (link->state != LINK_UP && link->state != LINK_DRAINING) return;
     if (link->connection_message_count == MAX_WAITING) {
-        link_protocol_error(link, "it does not take the answers to its offers of paths");
+        link_protocol_error(link, "it does not read the answers to its offers of data connections");
         return;
     }
     struct link_connection_message *entry = malloc(sizeof(*entry));
     if (entry == NULL) {
         struct tl_error error;
-        tl_error_set(&error, TL_UNAVAILABLE, "no memory to set up a path");
+        tl_error_set(&error, TL_UNAVAILABLE, "no memory to set up a data connection");
         tl_link_close(link, &error);
         return;
     }

@@ -62,7 +62,7 @@ void link_window_heard(struct tl_link *link, uint64_t taken_bytes)
 {
     struct link_window *window = &link->window;
     if (taken_bytes > window->sent_bytes) {
-        link_protocol_error(link, "it has taken %llu bytes of %llu", (unsigned long long)taken_bytes,
+        link_protocol_error(link, "it reports %llu bytes as taken, but %llu were sent", (unsigned long long)taken_bytes,
                             (unsigned long long)window->sent_bytes);
         return;
     }

@@ -54,7 +54,7 @@ static void say_short(struct tl_listener *listener, int error_number)
 {
     if (listener->is_short) return;
     listener->is_short = true;
-    TL_LOG_AT_WARN("new connections wait; the limits of open files and memory say how many there may be",
+    TL_LOG_AT_WARN("new connections wait, because the limit of open files or of memory is reached",
                    TL_STR("reason", strerror(error_number)));
 }
 
@@ -96,7 +96,7 @@ static bool take_from_all(struct tl_listener *listener)
     }
     if (listener->is_short && is_all_taken) {
         listener->is_short = false;
-        TL_LOG_AT_INFO("new connections do not wait any more");
+        TL_LOG_AT_INFO("new connections are accepted again");
     }
     return must_pause;
 }

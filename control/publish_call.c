@@ -6,7 +6,7 @@
  * once, from gRPC's memory to the tensor; at the half-close the tensor is checked and published, and the answer sent.
  * The next message is read only when the present one is done with, so that gRPC's flow control holds the client back.
  *
- * Failure modes: more bytes than announced, or a message behind the one with the checksum, is INVALID_ARGUMENT; fewer,
+ * Failure modes: more bytes than announced, or a message after the one with the checksum, is INVALID_ARGUMENT; fewer,
  * a wrong checksum or damaged strings, DATA_LOSS; a client that stalls or is too slow, DEADLINE_EXCEEDED. Whatever ends
  * the call after the worker has admitted it and before it has the tensor, the worker is told once that there is none.
  */
@@ -128,7 +128,7 @@ static enum tl_status take_request(struct publish_call *publish, struct tl_publi
         if (status != TL_OK) return status;
     }
     if (publish->has_checksum) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: a message behind the one with the checksum",
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: a message after the one with the checksum",
                             publish->key);
     }
     publish->has_checksum = request->has_checksum;

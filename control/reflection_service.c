@@ -185,7 +185,7 @@ static void compose(struct answer *answer, const reflection_request *request)
         answer_services(answer);
         break;
     default:
-        answer_error(answer, TL_UNIMPLEMENTED, "a question that this server does not know", "");
+        answer_error(answer, TL_UNIMPLEMENTED, "a kind of request that this server does not know", "");
         break;
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What servers answer, read and checked, because a client may have called anybody.
+ * What servers answer, read and checked, because a client may have called any server.
  *
  * All of them: Errors: TL_INTERNAL: not such a message, or a value that cannot be, naming it. TL_RESOURCE_EXHAUSTED: no
  * memory, or more than a client accepts.

@@ -120,7 +120,7 @@ static enum tl_status create_control(struct tl_worker *worker, struct tl_error *
 }
 
 /* For a card a file is read once into memory that it can read; where that fails its mapping is served, whose bytes are
- * copied each time. Everybody else is served from the mapping. */
+ * copied each time. All others are served from the mapping. */
 static enum tl_status publish_tensor(struct tl_worker *worker, const char *path, const char *name,
                                      struct tl_tensor *tensor, struct tl_error *ret_error)
 {

@@ -110,8 +110,8 @@ enum tl_status tl_fetch_begin(struct tl_fetch *fetch, const struct tl_meta_data 
         return status;
     }
     if (publication == 0)
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "tensor '%s': the peer sends a value without a number",
-                            fetch->key);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "tensor '%s': the peer sends a value without a publication number", fetch->key);
     if (offset > 0) {
         status = check_resume(fetch, meta_data, publication, offset, ret_error);
         if (status != TL_OK) return status;

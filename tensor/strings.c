@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * String tensors as bytes. The index holds the place of every 256th string; a look-up adds up the lengths from there.
- * Lengths that do not fit are found when the index is built, which is before anybody but the receiver sees the tensor.
+ * Lengths that do not fit are found when the index is built, which is before any code but the receiver sees the tensor.
  */
 #include "tensor/strings.h"
 

@@ -20,7 +20,7 @@
 static const char *health_name(int health)
 {
     static const char *const names[] = {"UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"};
-    return health >= 0 && (size_t)health < TL_ARRAY_COUNT(names) ? names[health] : "a number that means nothing";
+    return health >= 0 && (size_t)health < TL_ARRAY_COUNT(names) ? names[health] : "an unknown status";
 }
 
 static void tell_options(const struct tl_health_flags *flags, const struct tl_call_options *call)

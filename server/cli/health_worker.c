@@ -110,7 +110,7 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
         break;
     }
     if (error->code == TL_UNIMPLEMENTED) {
-        fail(finding, TL_HEALTH_STAGE_IDENTITY, "a gRPC server answers that is no tensorlane worker");
+        fail(finding, TL_HEALTH_STAGE_IDENTITY, "the gRPC server that answers is not a tensorlane worker");
         set_remedy(finding, "stop the other server at %s, or give this task another port", task->address);
     } else if (error->code == TL_DEADLINE_EXCEEDED) {
         fail(finding, TL_HEALTH_STAGE_GRPC, error->message);

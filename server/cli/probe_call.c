@@ -31,13 +31,13 @@ int tl_probe_flags_check(const struct tl_probe_flags *flags, const struct tl_opt
                          : flags->key_path    ? "client-key"
                          : flags->server_name ? "server-name"
                                               : NULL;
-    if (!flags->has_tls && lonely) return tl_options_refuse(options, "-tls-%s says nothing without -tls", lonely);
+    if (!flags->has_tls && lonely) return tl_options_refuse(options, "-tls-%s has no effect without -tls", lonely);
     if (!flags->cert_path != !flags->key_path)
         return tl_options_refuse(options, "-tls-client-cert and -tls-client-key belong together");
     if (flags->is_unverified && flags->ca_path)
-        return tl_options_refuse(options, "-tls-ca-cert would not be used with -tls-no-verify; leave one away");
+        return tl_options_refuse(options, "-tls-ca-cert would not be used with -tls-no-verify; leave one out");
     if (flags->is_unverified && flags->server_name)
-        return tl_options_refuse(options, "-tls-server-name would not be used with -tls-no-verify; leave one away");
+        return tl_options_refuse(options, "-tls-server-name would not be used with -tls-no-verify; leave one out");
     return -1;
 }
 
@@ -86,7 +86,7 @@ static enum tl_status read_file(const char *flag, const char *path, char **ret_t
     } else if (ferror(file)) {
         status = tl_error_set_errno(ret_error, errno, "-tls-%s: cannot read %s", flag, path);
     } else if (len == MAX_PEM_BYTES || strlen(text) != len) {
-        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "-tls-%s: %s is no file of PEM", flag, path);
+        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "-tls-%s: %s is not a PEM file", flag, path);
     }
     fclose(file);
     if (status == TL_OK) {

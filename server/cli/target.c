@@ -138,7 +138,8 @@ enum tl_status tl_target_identify(struct tl_target *target, struct tl_error *ret
     enum tl_status status = tl_client_identify(&call, &description, NULL, ret_error);
     if (status != TL_OK) {
         if (status == TL_UNIMPLEMENTED && ret_error)
-            tl_error_prefix(ret_error, "%s: a gRPC server answers that is no tensorlane worker: ", target->address);
+            tl_error_prefix(ret_error,
+                            "%s: the gRPC server that answers is not a tensorlane worker: ", target->address);
         return status;
     }
     snprintf(name, sizeof(name), "/job:%s/task:%" PRIu32, description.job, description.task);

@@ -199,8 +199,8 @@ enum tl_link_admission tl_peers_admit(struct tl_worker *worker, const struct tl_
     enum tl_link_admission admission = peer != NULL ? check_origin(peer, who, ret_error) : TL_LINK_ADMITTED;
     if (admission != TL_LINK_ADMITTED || !is_incarnation_taken(worker, peer, who)) return admission;
     (void)tl_error_set(ret_error, TL_UNAVAILABLE,
-                       "%s has a connection of another process with the incarnation that %s at %s gives",
-                       worker->self.name, who->name[0] != '\0' ? who->name : "a client", who->address);
+                       "%s is connected to another process with the incarnation that %s at %s gives", worker->self.name,
+                       who->name[0] != '\0' ? who->name : "a client", who->address);
     TL_LOG_AT_WARN("a connection with the incarnation of another process was refused", TL_STR("peer", who->name),
                    TL_STR("address", who->address), TL_INCARNATION("incarnation", who->incarnation));
     return TL_LINK_REFUSED;

@@ -216,7 +216,7 @@ enum tl_status tl_worker_wait_for_peers(struct tl_worker *worker, const tl_peer_
     for (size_t i = 0; i < count; i++) {
         if (tl_peer_by_id(worker, peers[i]) != NULL) continue;
         free(all);
-        return tl_error_set(ret_error, TL_NOT_FOUND, "peer %zu of the list is no peer", i);
+        return tl_error_set(ret_error, TL_NOT_FOUND, "entry %zu of the list is not a peer of this worker", i);
     }
     if (min_count == 0 || min_count > count) min_count = count;
     struct tl_peer_wait wait = {.peers = peers, .count = count, .min_count = min_count, .ret_error = ret_error};

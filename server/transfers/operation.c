@@ -118,7 +118,7 @@ static void deadline_over(struct tl_timer *timer)
     tl_text_format_duration(tl_clock_now_ns() - op->submitted_ns, waited, sizeof(waited));
     struct tl_error error;
     if (op->kind == TL_OP_SEND) {
-        tl_error_set(&error, TL_DEADLINE_EXCEEDED, "nobody received %s of step %" PRIu64 " within %s", op->key,
+        tl_error_set(&error, TL_DEADLINE_EXCEEDED, "%s of step %" PRIu64 " was not received within %s", op->key,
                      op->step, waited);
     } else {
         char state[TL_ERROR_MESSAGE_BYTES];

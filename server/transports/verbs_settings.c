@@ -38,7 +38,7 @@ static enum tl_status resolve(const char *name, char ret_host[TL_VERBS_HOST_BYTE
     if (code != 0) {
         return tl_error_set(
             ret_error, TL_UNAVAILABLE,
-            "the worker's own name %s cannot be resolved (%s), and no card follows from it; make it known "
+            "the worker's own name %s cannot be resolved (%s), so that no card can be chosen by its address; add it "
             "to DNS or /etc/hosts, or name the card in verbs.devices",
             name, gai_strerror(code));
     }

@@ -104,8 +104,9 @@ HANDSHAKES = {
 HOPELESS = {what: HANDSHAKES[what] for what in ("another version", "another name", "no name", "no incarnation")}
 # For each case: what the worker lists, and what the pull prints.
 LISTINGS = {
-    "no meta-data": ([transfer_pb2.ListEntry(key="a")], "answered wrongly: a: the meta-data of the tensor is missing"),
-    "no key": ([transfer_pb2.ListEntry(meta_data=META)], "answered wrongly: the key is missing"),
+    "no meta-data": ([transfer_pb2.ListEntry(key="a")],
+                     "sent an invalid response: a: the meta-data of the tensor is missing"),
+    "no key": ([transfer_pb2.ListEntry(meta_data=META)], "sent an invalid response: the key is missing"),
     "a key that is too long": ([transfer_pb2.ListEntry(key="k" * 513, meta_data=META)], "a key of 513 bytes"),
     "a key with NUL": ([transfer_pb2.ListEntry(key="a\0b", meta_data=META)], "a NUL in a text"),
     "a key twice": ([ENTRY, ENTRY], "tensor 'a' is there twice"),
@@ -213,8 +214,8 @@ class Hostile(cli_support.Case):
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         server.start()
         self.addCleanup(server.stop, None)
-        self.assert_error(1, f"^tensorlane ls: {address}: a gRPC server answers that is no tensorlane worker: ", "ls",
-                          "--address", address)
+        self.assert_error(1, f"^tensorlane ls: {address}: the gRPC server that answers is not a tensorlane worker: ",
+                          "ls", "--address", address)
 
     def test_listings(self):
         self.check_all(LISTINGS, lambda script: HostileWorker(self, listing=script))

@@ -118,8 +118,9 @@ class Log(cli_support.Case):
             self.make_trouble(served, worker)
             self.assertEqual(worker.stop(), 0)
             said = {line["msg"] for line in self.lines_of(worker)}
-            self.assertLessEqual({"worker ready", "peer cannot be reached", "new connections wait; the limits of open "
-                                  "files and memory say how many there may be", "worker stopped"}, said)
+            self.assertLessEqual({"worker ready", "peer cannot be reached", "worker stopped",
+                                  "new connections wait, because the limit of open files or of memory is "
+                                  "reached"}, said)
 
     def test_tensors_are_not_in_it(self):
         """At level info a worker logs as many lines for 1500 tensors as for one."""
@@ -155,7 +156,7 @@ class Log(cli_support.Case):
         self.assertNotIn(secret, worker.output)
 
 
-@unittest.skipIf(os.geteuid() != 0, "nobody but root can play another user, whose limit on threads counts")
+@unittest.skipIf(os.geteuid() != 0, "only root can act as another user, whose limit on threads counts")
 @unittest.skipIf(cli_support.SANITIZE, "sanitizers need threads of their own")
 class FewThreads(cli_support.Case):
     """With any limit on threads, every command works or says in time that it needs more threads."""

@@ -138,17 +138,17 @@ class Probe(HealthCase):
                 ("--gzip and --tls belong to an address", "--config", "x", "-tls"),
                 ("--gzip and --tls belong to an address", "--config", "x", "-rpc-header", "a: b"),
                 ("--gzip and --tls belong to an address", "--config", "x", "-gzip"),
-                ("-tls-ca-cert says nothing without -tls", "-tls-ca-cert", "x", "a:1"),
-                ("-tls-no-verify says nothing without -tls", "-tls-no-verify", "a:1"),
-                ("-tls-server-name says nothing without -tls", "-tls-server-name=x", "a:1"),
-                ("-tls-client-cert says nothing without -tls", "-tls-client-cert=x", "-tls-client-key=y", "a:1"),
+                ("-tls-ca-cert has no effect without -tls", "-tls-ca-cert", "x", "a:1"),
+                ("-tls-no-verify has no effect without -tls", "-tls-no-verify", "a:1"),
+                ("-tls-server-name has no effect without -tls", "-tls-server-name=x", "a:1"),
+                ("-tls-client-cert has no effect without -tls", "-tls-client-cert=x", "-tls-client-key=y", "a:1"),
                 ("belong together", "-tls", "-tls-client-cert=x", "a:1"),
                 ("belong together", "-tls", "-tls-client-key=x", "a:1"),
                 ("-tls-ca-cert would not be used", "-tls", "-tls-no-verify", "-tls-ca-cert=x", "a:1"),
                 ("-tls-server-name would not be used", "-tls", "-tls-no-verify", "-tls-server-name=x", "a:1"),
                 ("cannot read nowhere.pem", "-tls", "-tls-ca-cert", "nowhere.pem", "a:1"),
                 ("/dev/null has no CERTIFICATE in PEM", "-tls", "-tls-ca-cert", "/dev/null", "a:1"),
-                ("/dev/zero is no file of PEM", "-tls", "-tls-ca-cert", "/dev/zero", "a:1"),
+                ("/dev/zero is not a PEM file", "-tls", "-tls-ca-cert", "/dev/zero", "a:1"),
                 ("--alts: ALTS works on Google's machines only", "-alts", "a:1"),
                 ("--spiffe: this program does not speak with a SPIFFE agent", "-spiffe", "a:1"),
                 ("-rpc-header 'a' has no colon", "-rpc-header", "a", "a:1"),
@@ -330,7 +330,7 @@ class Tls(HealthCase):
         return self.foreign_server(Check=check, credentials=self.certificates.server(name, wants_client))
 
     def refused(self, reason, *arguments):
-        self.assert_error(2, "failed to connect service .* takes connections but TLS could not be agreed upon: .*"
+        self.assert_error(2, "failed to connect service .* takes connections but the TLS handshake failed: .*"
                           + reason, *HEALTH, *arguments)
 
     def test_serving(self):
@@ -373,7 +373,7 @@ class Tls(HealthCase):
         damaged.write_text("\n".join([lines[0], "%%%%" + lines[1][4:], *lines[2:]]))
         key = ("-tls-client-cert", self.certificates.path("server"), "-tls-client-key", self.certificates.key("ca"))
         for flags in (("-tls", "-tls-ca-cert", damaged), (*self.ca, *key)):
-            self.assert_error(1, "TLS does not take the certificates or the key", *HEALTH, address, *flags)
+            self.assert_error(1, "TLS rejects the certificates or the key", *HEALTH, address, *flags)
         self.assert_error(1, "has no CERTIFICATE in PEM", "health", address, "-tls", "-tls-ca-cert",
                           self.certificates.key("ca"))
 
@@ -466,7 +466,7 @@ class Whole(HealthCase):
             Check=lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING))
         finding = self.check(4, self.write_json({"cluster": {"ps": [address]}}))["/job:ps/task:0"]
         self.assertEqual((finding["stage"], finding["reason"]),
-                         ("identity", "a gRPC server answers that is no tensorlane worker"))
+                         ("identity", "the gRPC server that answers is not a tensorlane worker"))
 
     def test_another_worker(self):
         cluster = self.cluster(ps=1)

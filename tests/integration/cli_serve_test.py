@@ -71,7 +71,7 @@ class Ready(cli_support.Case):
         worker = self.spawn("serve", "-c", cluster.path, "-j", "ps",
                             env=environment(RDMA_QP_TIMEOT="14", RDMA_QP_TIMEOUT="14"))
         worker.await_line("worker ready")
-        self.assertIn('reason="environment variable \\"RDMA_QP_TIMEOT\\" means nothing here; did you mean '
+        self.assertIn('reason="environment variable \\"RDMA_QP_TIMEOT\\" has no effect; did you mean '
                       '\\"RDMA_QP_TIMEOUT\\"?"', worker.find("level=warn"))
         self.assert_error(1, "environment variables RDMA_QP_TIMEOUT and RDMA_TIMEOUT are 14 and 15", "serve", "-c",
                           cluster.path, "-j", "ps", env=environment(RDMA_QP_TIMEOUT="14", RDMA_TIMEOUT="15"))

@@ -133,12 +133,12 @@ class Config(cli_support.Case):
     def test_check_says_that_grpc_has_no_rdma(self):
         config = self.cluster(ps=2, extra={"protocol": "grpc", "jobs": {"ps": {"tasks": {"1": {"rdma": "require"}}}}})
         self.assertEqual(self.assert_run(0, "config", "check", config.path).stdout,
-                         f"{config.path}: ok (2 tasks); rdma is \"require\", which means nothing with protocol "
+                         f"{config.path}: ok (2 tasks); rdma is \"require\", which has no effect with protocol "
                          "\"grpc\"\n")
         shown = json.loads(self.assert_run(0, "config", "show", "-c", config.path, "-j", "ps", "-t", 1,
                                            "--json").stdout)
         self.assertEqual(shown["settings"]["rdma"]["value"], "require")
-        config.start("ps", 1).await_line('level=warn msg="rdma is \\"require\\", which means nothing with protocol')
+        config.start("ps", 1).await_line('level=warn msg="rdma is \\"require\\", which has no effect with protocol')
         self.assertIsNone(config.start("ps", 0).find("rdma"))
 
     def test_rdma_may_be_required(self):
@@ -154,8 +154,8 @@ class Config(cli_support.Case):
         self.assertEqual(settings["verbs.service_level"], {"value": 3, "origin": "environment (RDMA_QP_SL)"})
         self.assertEqual(settings["verbs.timeout"]["value"], 9)
         self.assertIn("(verbs.timeout)", settings["verbs.timeout"]["origin"])
-        self.assertEqual(shown.stderr, 'tensorlane config: warning: environment variable "RDMA_QP_MTUU" means nothing '
-                                       'here; did you mean "RDMA_QP_MTU"?\n')
+        self.assertEqual(shown.stderr, 'tensorlane config: warning: environment variable "RDMA_QP_MTUU" has no '
+                                       'effect; did you mean "RDMA_QP_MTU"?\n')
         self.assert_error(1, "environment variable RDMA_SL: 8 is out of range; it may be 0 to 7, as "
                              "verbs.service_level", *show, env=environment(RDMA_SL="8"))
 

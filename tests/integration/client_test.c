@@ -105,7 +105,7 @@ static void serve_health(struct fake_worker *fake, void *context)
     tl_control_set_health(fake->control, "tensorlane.v1.Transfer", TL_HEALTH_SERVING);
 }
 
-START_TEST(health_is_told)
+START_TEST(health_is_reported)
 {
     fake_worker_start(&worker);
     fake_worker_run(&worker, serve_health, NULL);
@@ -415,9 +415,9 @@ static void expect_answer(const char *method, const void *bytes, size_t len_byte
 
 START_TEST(answers_that_are_no_messages)
 {
-    expect_answer(IDENTIFY, "\xff\xff", 2, 1, TL_INTERNAL, "answered wrongly");
+    expect_answer(IDENTIFY, "\xff\xff", 2, 1, TL_INTERNAL, "sent an invalid response");
     expect_answer(IDENTIFY, "\x0a\x01\xff", 3, 1, TL_INTERNAL, "UTF-8");
-    expect_answer(LIST, "\x0a\x05", 2, 1, TL_INTERNAL, "answered wrongly");
+    expect_answer(LIST, "\x0a\x05", 2, 1, TL_INTERNAL, "sent an invalid response");
 }
 END_TEST
 
@@ -736,16 +736,11 @@ END_TEST
 int main(void)
 {
     const TTest *const with_worker[] = {
-        identify_reads_everything,
-        status_of_the_worker_is_the_result,
-        health_is_told,
-        list_reads_all_messages,
-        list_may_be_empty,
-        withdraw_counts,
-        publish_in_pieces,
-        publish_of_a_dead_tensor,
-        publish_refused_early,
-        publish_of_bytes_that_cannot_be_read,
+        identify_reads_everything, status_of_the_worker_is_the_result,
+        health_is_reported,        list_reads_all_messages,
+        list_may_be_empty,         withdraw_counts,
+        publish_in_pieces,         publish_of_a_dead_tensor,
+        publish_refused_early,     publish_of_bytes_that_cannot_be_read,
         publish_under_a_bad_key,
     };
     const TTest *const without_worker[] = {

@@ -732,7 +732,7 @@ START_TEST(publish_goes_on_behind_the_checksum)
     send_piece(&piece);
     piece = (struct piece){.data = "abcd", .len_bytes = 4};
     send_piece(&piece);
-    expect_publish_refused(TL_INVALID_ARGUMENT, "behind the one with the checksum");
+    expect_publish_refused(TL_INVALID_ARGUMENT, "after the one with the checksum");
 }
 END_TEST
 

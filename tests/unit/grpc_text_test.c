@@ -24,7 +24,7 @@ static const struct {
      "ps-0:4000 takes connections and closes them at once; is it the port of another program?"},
     {ALL "UNKNOWN: something of a later version", "ps-0:4000 cannot be connected to: something of a later version"},
     {"Socket closed", "ps-0:4000 closed the connection"},
-    {"recvmsg:Connection reset by peer", "ps-0:4000 broke the connection off"},
+    {"recvmsg:Connection reset by peer", "ps-0:4000 reset the connection"},
     {"DNS resolution failed for ps-0:4000: no name",
      "ps-0:4000 cannot be resolved: ps-0:4000: no name; check the name, and the name service of this machine"},
     {"/job:ps/task:0 is shutting down", "ps-0:4000: /job:ps/task:0 is shutting down"},

@@ -42,8 +42,8 @@ START_TEST(what_is_no_json_is_refused)
         {"{\"a\" 1}", "file.json:1:6: a: not JSON: ':' expected near '1'; JSON has no comments and no comma after the "
                       "last member"},
         {"{\"a\": {\"b\": 1", "file.json:1:13: a: not JSON: '}' expected near end of file; the text is not complete"},
-        {"{\"a\": 1} {}",
-         "file.json:1:10: top level: not JSON: end of file expected near '{'; only one object may stand in the file"},
+        {"{\"a\": 1} {}", "file.json:1:10: top level: not JSON: end of file expected near '{'; the file must contain "
+                          "exactly one object"},
         {"{\"a\": [\"\xff\"]}",
          "file.json:1:8: a: not JSON: unable to decode byte 0xff near '\"'; save the file as UTF-8"},
         {"{\"a\": 99999999999999999999}",

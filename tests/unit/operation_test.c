@@ -384,7 +384,7 @@ START_TEST(send_that_ends)
     check_calls("unsend");
     tl_tensor_put(value);
     posted->run(posted);
-    check_calls("complete: nobody received key of step 1 within 1.00 s");
+    check_calls("complete: key of step 1 was not received within 1.00 s");
 }
 END_TEST
 

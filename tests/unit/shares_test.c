@@ -46,7 +46,7 @@ START_TEST(one_alone_has_three_quarters)
     struct tl_share_client client = link_number(1);
     ck_assert_uint_eq(take_all(1, &share), LIMIT * 3 / 4);
     ck_assert_int_eq(tl_shares_take(shares, &client, 7, &share, &error), TL_RESOURCE_EXHAUSTED);
-    ck_assert_str_eq(error.message, "limits.test (1200) has no room for 7 more of this client, which holds 900 of 900 "
+    ck_assert_str_eq(error.message, "limits.test (1200) has no space for 7 more of this client, which holds 900 of 900 "
                                     "in use; one client may have three quarters; free something or raise limits.test");
     tl_shares_give(share, 10);
     ck_assert_uint_eq(take_all(1, &share), 10);
