@@ -5,10 +5,11 @@
  *
  * Life of a queue pair:
  *
- *   CREATED --connect--> CONNECTED --a fault, the peer, disconnect--> BROKEN --its operations are cancelled, and the
- * owner was |                                                           ^      told--> DRAINED --the owner was told-->
- * destroy
- *      +---------------------- disconnect, device gone ----------------+
+ *   CREATED --connect--> CONNECTED --a fault, the peer, disconnect--> BROKEN
+ *      |                                                                ^  |
+ *      +---------------------- disconnect, device gone -----------------+  | its operations are cancelled
+ *                                                                          v
+ *                            destroy <--after the owner was notified-- DRAINED
  */
 #ifndef TESTS_FAKES_FAKE_FABRIC_H
 #define TESTS_FAKES_FAKE_FABRIC_H

@@ -364,7 +364,7 @@ void fake_worker_stop(struct fake_worker *worker, int64_t deadline_ns)
     pthread_mutex_destroy(&worker->mutex);
 }
 
-struct errand {
+struct call {
     struct tl_closure closure;
     struct fake_worker *worker;
     void (*function)(struct fake_worker *worker, void *context);
@@ -372,24 +372,24 @@ struct errand {
     bool is_done; /* The mutex is held. */
 };
 
-static void run_errand(struct tl_closure *closure)
+static void run_call(struct tl_closure *closure)
 {
-    struct errand *errand = TL_CONTAINER_OF(closure, struct errand, closure);
-    struct fake_worker *worker = errand->worker;
-    errand->function(worker, errand->context);
+    struct call *call = TL_CONTAINER_OF(closure, struct call, closure);
+    struct fake_worker *worker = call->worker;
+    call->function(worker, call->context);
     note_begin(worker);
-    errand->is_done = true;
+    call->is_done = true;
     note_end(worker);
 }
 
 void fake_worker_run(struct fake_worker *worker, void (*function)(struct fake_worker *worker, void *context),
                      void *context)
 {
-    struct errand errand = {.closure.run = run_errand, .worker = worker, .function = function, .context = context};
-    tl_list_init(&errand.closure.link);
-    tl_loop_post(worker->loop, &errand.closure);
+    struct call call = {.closure.run = run_call, .worker = worker, .function = function, .context = context};
+    tl_list_init(&call.closure.link);
+    tl_loop_post(worker->loop, &call.closure);
     pthread_mutex_lock(&worker->mutex);
-    while (!errand.is_done)
+    while (!call.is_done)
         pthread_cond_wait(&worker->changed, &worker->mutex);
     pthread_mutex_unlock(&worker->mutex);
 }

@@ -8,12 +8,12 @@
 
 #include "base/check.h"
 
-void caller_open(struct local_caller *caller, const struct local_address *whom)
+void caller_open(struct local_caller *caller, const struct local_address *peer)
 {
     const struct local_provider provider = {.socket_folder = NULL};
     struct tl_error error;
     *caller = (struct local_caller){.out = -1};
-    memcpy(caller->self.host_id, whom->host_id, sizeof(caller->self.host_id));
+    memcpy(caller->self.host_id, peer->host_id, sizeof(caller->self.host_id));
     TL_CHECK(local_accept_socket_open(&provider, &caller->self, &caller->accept_socket, &error) == TL_OK);
     TL_CHECK(local_control_socket_make(&caller->in, &caller->peers_end, &error) == TL_OK);
 }
@@ -32,17 +32,17 @@ void caller_close(struct local_caller *caller)
     close_fd(&caller->out);
 }
 
-struct local_hello caller_hello(const struct local_address *whom, uint32_t slot_count)
+struct local_hello caller_hello(const struct local_address *peer, uint32_t slot_count)
 {
     struct local_hello hello = {.kind = LOCAL_PACKET_HELLO, .protocol = LOCAL_PROTOCOL, .slot_count = slot_count};
-    memcpy(hello.to, whom->token, sizeof(hello.to));
+    memcpy(hello.to, peer->token, sizeof(hello.to));
     return hello;
 }
 
-bool caller_say(const struct local_address *whom, const void *bytes, size_t len_bytes, const int *fds, size_t fd_count)
+bool caller_say(const struct local_address *peer, const void *bytes, size_t len_bytes, const int *fds, size_t fd_count)
 {
     struct tl_unix_address address;
-    tl_unix_address_set(&address, whom->name, whom->name_bytes);
+    tl_unix_address_set(&address, peer->name, peer->name_bytes);
     int mouth = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     TL_CHECK(mouth >= 0);
     bool is_said = tl_unix_socket_send(mouth, &address, bytes, len_bytes, fds, fd_count);
@@ -50,11 +50,11 @@ bool caller_say(const struct local_address *whom, const void *bytes, size_t len_
     return is_said;
 }
 
-void caller_call(struct local_caller *caller, const struct local_address *whom, const struct local_hello *hello,
+void caller_call(struct local_caller *caller, const struct local_address *peer, const struct local_hello *hello,
                  int ring)
 {
     const int fds[] = {caller->peers_end, ring};
-    TL_CHECK(caller_say(whom, hello, sizeof(*hello), fds, 2));
+    TL_CHECK(caller_say(peer, hello, sizeof(*hello), fds, 2));
     close_fd(&caller->peers_end);
 }
 

@@ -14,15 +14,15 @@ struct local_caller {
     int out;       /* the end of the other one's control socket; -1: not taken yet */
 };
 
-/* On the host of whom it is going to call. */
-void caller_open(struct local_caller *caller, const struct local_address *whom);
+/* Opens a caller on the host of the peer that it is going to call. */
+void caller_open(struct local_caller *caller, const struct local_address *peer);
 void caller_close(struct local_caller *caller);
 /* What it is to say, with a ring of that many slots. */
-struct local_hello caller_hello(const struct local_address *whom, uint32_t slot_count);
-/* Puts this into whom's accept socket, with that many descriptors, at most 4. False: it takes nothing. */
-bool caller_say(const struct local_address *whom, const void *bytes, size_t len_bytes, const int *fds, size_t fd_count);
+struct local_hello caller_hello(const struct local_address *peer, uint32_t slot_count);
+/* Sends this to the peer's accept socket, with that many descriptors, at most 4. False: it takes nothing. */
+bool caller_say(const struct local_address *peer, const void *bytes, size_t len_bytes, const int *fds, size_t fd_count);
 /* Calls as a peer does, with this ring, and closes the end that is the peer's then. */
-void caller_call(struct local_caller *caller, const struct local_address *whom, const struct local_hello *hello,
+void caller_call(struct local_caller *caller, const struct local_address *peer, const struct local_hello *hello,
                  int ring);
 /* Takes the other one's HELLO, which has been said; its ring is the caller's. */
 int caller_take(struct local_caller *caller, struct local_hello *ret_hello);

@@ -102,7 +102,7 @@ static void answer(const struct request *request)
 
 /* ------------------------------------------------------------------------------------------------------ server -- */
 
-static void take_request(int told)
+static void take_request(int notify_fd)
 {
     static uint8_t bytes[FUSE_MIN_READ_BUFFER + (64 << 10)];
     struct request request = {.read_bytes = 0};
@@ -123,16 +123,16 @@ static void take_request(int told)
         return;
     }
     waiting[waiting_count++] = request;
-    (void)send(told, SLOW_FILE_WAITS, sizeof(SLOW_FILE_WAITS), MSG_NOSIGNAL);
+    (void)send(notify_fd, SLOW_FILE_WAITS, sizeof(SLOW_FILE_WAITS), MSG_NOSIGNAL);
 }
 
-static void serve(int told, int control)
+static void serve(int notify_fd, int control)
 {
     struct pollfd fds[] = {{.fd = device, .events = POLLIN}, {.fd = control, .events = POLLIN}};
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(SLOW_FILE_SECONDS);
     while (getppid() == owner && poll(fds, 2, -1) > 0 && (fds[0].revents & (POLLERR | POLLHUP)) == 0) {
-        if (fds[0].revents != 0) take_request(told);
+        if (fds[0].revents != 0) take_request(notify_fd);
         if (fds[1].revents == 0) continue;
         char byte;
         if (recv(control, &byte, sizeof(byte), 0) <= 0) return;
@@ -166,7 +166,7 @@ static bool enter_namespace(void)
            write_text("/proc/self/uid_map", users) && write_text("/proc/self/gid_map", groups);
 }
 
-const char *slow_file_begin(struct slow_file *file, int told)
+const char *slow_file_begin(struct slow_file *file, int notify_fd)
 {
     char options[128];
     int fds[2];
@@ -186,7 +186,7 @@ const char *slow_file_begin(struct slow_file *file, int told)
     TL_CHECK(file->server >= 0);
     if (file->server == 0) {
         close(fds[0]);
-        serve(told, fds[1]);
+        serve(notify_fd, fds[1]);
         _exit(0);
     }
     close(fds[1]);

@@ -19,7 +19,7 @@
 #define SLOW_FILE_BYTES (1 << 20)
 /* Every byte of the file has this value. */
 #define SLOW_FILE_BYTE 0x5a
-/* The server sends this word to `told` each time that a call begins to wait. */
+/* The server sends this word to `notify_fd` each time that a call begins to wait. */
 #define SLOW_FILE_WAITS "waits"
 
 struct slow_file {
@@ -28,9 +28,9 @@ struct slow_file {
     int control;
 };
 
-/* Mounts the file system and opens the file. told is a SOCK_SEQPACKET socket. Returns NULL, or what this system lacks.
- * Thread: the process has only one thread, and does not need its present mounts any more. */
-const char *slow_file_begin(struct slow_file *file, int told);
+/* Mounts the file system and opens the file. notify_fd is a SOCK_SEQPACKET socket. Returns NULL, or what this system
+ * lacks. Thread: the process has only one thread, and does not need its present mounts any more. */
+const char *slow_file_begin(struct slow_file *file, int notify_fd);
 /* Answers all waiting calls, and from now on all others at once. */
 void slow_file_let_go(struct slow_file *file);
 

@@ -28,7 +28,7 @@
 _Static_assert(WAITING_PEER_BYTE == SLOW_FILE_BYTE && WAITING_PEER_BYTES <= SLOW_FILE_BYTES, "alike");
 _Static_assert(sizeof(WAITING_PEER_WAITS) == sizeof(SLOW_FILE_WAITS), "alike");
 
-static int told;
+static int parent_fd;
 static struct slow_file file = {.fd = -1};
 static int faults = -1;
 static uint8_t *memory;
@@ -40,7 +40,7 @@ static const uint64_t proof = 42;
 
 static void say(const char *word)
 {
-    (void)send(told, word, strlen(word) + 1, MSG_NOSIGNAL);
+    (void)send(parent_fd, word, strlen(word) + 1, MSG_NOSIGNAL);
 }
 
 /* ------------------------------------------------------------------------------------------------- what it has -- */
@@ -59,7 +59,7 @@ static const char *have_faults(void)
 
 static const char *have_file(void)
 {
-    const char *lacking = slow_file_begin(&file, told);
+    const char *lacking = slow_file_begin(&file, parent_fd);
     if (lacking != NULL) return lacking;
     (void)prctl(PR_SET_DUMPABLE, 1); /* after unshare, other processes may still read our memory */
     memory = mmap(NULL, WAITING_PEER_BYTES, PROT_READ, MAP_SHARED, file.fd, 0);
@@ -193,7 +193,7 @@ static const char *listen_for_lingering(int *ret_listening, struct sockaddr_in *
     return NULL;
 }
 
-static const char *become_nobody(void)
+static const char *drop_privileges(void)
 {
     if (geteuid() != 0 || setgroups(0, NULL) != 0 || setresgid(NOBODY, NOBODY, NOBODY) != 0 ||
         setresuid(NOBODY, NOBODY, NOBODY) != 0)
@@ -217,7 +217,7 @@ static const char *leave_lingering(enum waiting_peer_do what, const struct local
     int listening;
     bool is_space = true;
     const char *lacking = listen_for_lingering(&listening, &address);
-    if (lacking == NULL && what == WAITING_PEER_LEAVE_AS_USER) lacking = become_nobody();
+    if (lacking == NULL && what == WAITING_PEER_LEAVE_AS_USER) lacking = drop_privileges();
     if (lacking != NULL) return lacking;
     bool is_kept = what == WAITING_PEER_SAY_TOKEN || what == WAITING_PEER_SAY_NOTHING;
     for (unsigned i = 0; i < TIMES && is_space; i++) {
@@ -256,7 +256,7 @@ static const char *carry_out(const struct waiting_peer_order *order)
 
 int waiting_peer_run(int fd)
 {
-    told = fd;
+    parent_fd = fd;
     alarm(SLOW_FILE_SECONDS);
     for (;;) {
         struct waiting_peer_order order;

@@ -133,7 +133,7 @@ def link_seeds():
     yield "half_closed_amid", UP + frame(requests("p2", "w")) + HALF_CLOSE + END + TAKE + END
     yield "closed", UP + frame(requests("p2")) + FETCH + b"\0" + CLOSE + whole + TAKE + END
     yield "closed_ours", UP_OURS + FETCH + b"\0" + CLOSE + END
-    yield "told", UP + TELL + TAKE + FETCH + b"\0" + TAKE + whole
+    yield "report", UP + TELL + TAKE + FETCH + b"\0" + TAKE + whole
     offer = pb.ConnectionMessage(transport="verbs", kind=pb.ConnectionMessage.OFFER, attempt=2, pair_address=b"i" * 40)
     refusal = pb.ConnectionMessage(transport="verbs", kind=pb.ConnectionMessage.REFUSAL, attempt=1,
                                    reason="no device", is_final=True)

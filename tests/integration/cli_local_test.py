@@ -155,7 +155,7 @@ class Choice(LocalCase):
         self.assertIn("local: ", pair["reason"])
 
 
-class Guest(LocalCase):
+class ClientPeer(LocalCase):
     """The program pull is no task, so that the top level of the configuration decides how its tensors travel."""
 
     def test_the_configuration_decides(self):

@@ -104,22 +104,22 @@ START_TEST(a_card)
     prepare("\"verbs\": {\"mtu\": 1024}");
     fake.cards[0].source.list = list;
     identify();
-    const struct tl_data_plane_description *told = description.data_plane;
-    ck_assert_ptr_nonnull(told);
-    ck_assert_str_eq(told->device, "no_such_card");
-    ck_assert_uint_eq(told->port, 2);
-    ck_assert_uint_eq(told->gid_index, 3);
-    ck_assert_str_eq(told->gid, "10.0.0.1");
-    ck_assert_str_eq(told->gid_type, "RoCE v2");
-    ck_assert_str_eq(told->interface, "eth9");
-    ck_assert_str_eq(told->link_layer, "Ethernet");
-    ck_assert_str_eq(told->keys, "window");
-    ck_assert_str_eq(told->memlock, "");
-    ck_assert_str_eq(told->reason, "the only one of this test");
-    ck_assert_str_eq(told->passed_over, "");
+    const struct tl_data_plane_description *data_plane = description.data_plane;
+    ck_assert_ptr_nonnull(data_plane);
+    ck_assert_str_eq(data_plane->device, "no_such_card");
+    ck_assert_uint_eq(data_plane->port, 2);
+    ck_assert_uint_eq(data_plane->gid_index, 3);
+    ck_assert_str_eq(data_plane->gid, "10.0.0.1");
+    ck_assert_str_eq(data_plane->gid_type, "RoCE v2");
+    ck_assert_str_eq(data_plane->interface, "eth9");
+    ck_assert_str_eq(data_plane->link_layer, "Ethernet");
+    ck_assert_str_eq(data_plane->keys, "window");
+    ck_assert_str_eq(data_plane->memlock, "");
+    ck_assert_str_eq(data_plane->reason, "the only one of this test");
+    ck_assert_str_eq(data_plane->passed_over, "");
     /* The state of the port from the start would be out of date here; the MTU is the smaller one. */
-    ck_assert_str_eq(told->port_state, "");
-    ck_assert_uint_eq(told->mtu_bytes, 1024);
+    ck_assert_str_eq(data_plane->port_state, "");
+    ck_assert_uint_eq(data_plane->mtu_bytes, 1024);
     teardown();
 }
 END_TEST
@@ -215,9 +215,10 @@ START_TEST(a_card_that_was_not_the_first)
     identify();
     ck_assert_str_eq(card->provider->name, "card0-2");
     ck_assert_uint_eq(description.data_plane->gid_index, 1);
-    const char *told = description.data_plane->passed_over;
-    ck_assert_ptr_eq(strstr(told, "no_such_card:2 GID 3 10.0.0.1: a probe write failed: queue pair "), told);
-    ck_assert_ptr_nonnull(strstr(told,
+    const char *passed_over = description.data_plane->passed_over;
+    ck_assert_ptr_eq(strstr(passed_over, "no_such_card:2 GID 3 10.0.0.1: a probe write failed: queue pair "),
+                     passed_over);
+    ck_assert_ptr_nonnull(strstr(passed_over,
                                  "; no_such_card:2 GID 2 10.0.0.1: a probe write failed: it has brought the wrong "
                                  "bytes"));
     ck_assert(transport("verbs")->is_available);

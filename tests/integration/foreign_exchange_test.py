@@ -42,9 +42,9 @@ class Exchange(ExchangeCase):
         self.start()
         foreign = self.foreign()
         hello = foreign.open(expected_name="/job:ps/task:0", received=[1, 2, 3])
-        who = self.identify()
+        worker = self.identify()
         self.assertEqual((hello.name, hello.incarnation, hello.software_version, hello.protocol_version),
-                         ("/job:ps/task:0", who.incarnation, who.software_version, who.protocol_version))
+                         ("/job:ps/task:0", worker.incarnation, worker.software_version, worker.protocol_version))
         self.assertEqual(foreign.close(), Code.OK)
 
     def test_hello_that_is_refused(self):

@@ -274,7 +274,7 @@ START_TEST(a_peer_restarts)
 }
 END_TEST
 
-START_TEST(nobody_is_there)
+START_TEST(no_worker_at_the_socket)
 {
     struct tl_error error;
     pid_t pid = start(child_that_waits);
@@ -662,7 +662,7 @@ int main(void)
     tcase_add_test(tcase, a_writer_is_killed);
     tcase_add_test(tcase, a_peer_that_has_forked_is_killed);
     tcase_add_test(tcase, a_peer_restarts);
-    tcase_add_test(tcase, nobody_is_there);
+    tcase_add_test(tcase, no_worker_at_the_socket);
     tcase_add_test(tcase, addresses_that_do_not_fit);
     tcase_add_test(tcase, one_that_hangs_up);
     tcase_add_test(tcase, one_that_calls_and_dies);

@@ -296,14 +296,14 @@ END_TEST
 
 /* ----------------------------------------------------------------------------------------------------- sockets -- */
 
-static const enum waiting_peer_do strangers[] = {WAITING_PEER_SAY_TOKEN, WAITING_PEER_SAY_NOTHING};
+static const enum waiting_peer_do unknown_callers[] = {WAITING_PEER_SAY_TOKEN, WAITING_PEER_SAY_NOTHING};
 
 /* Has the peer leave its sockets before any provider is polled. Returns false when the system lacks something for
  * that. */
-static bool peer_leaves(enum waiting_peer_do how, const struct side *whom)
+static bool peer_leaves(enum waiting_peer_do how, const struct side *side)
 {
     struct waiting_peer_order order = {.what = how};
-    read_address(whom, &order.to);
+    read_address(side, &order.to);
     send_order(&order, -1);
     while (!peer.has_answered) {
         struct pollfd fd = {.fd = peer.fd, .events = POLLIN};
@@ -315,14 +315,14 @@ static bool peer_leaves(enum waiting_peer_do how, const struct side *whom)
 
 /* A process that does not know the token leaves nothing in the accept socket, so that the peer's HELLO finds space
  * there. */
-START_TEST(strangers_at_the_accept_socket)
+START_TEST(unknown_callers_at_the_accept_socket)
 {
     struct tl_error error = {0};
     union local_packet packet;
     struct ucred credentials;
     set_up_sides(NULL);
     ck_assert_msg(create_victim(&error) == TL_OK, "%s", error.message);
-    if (!peer_leaves(strangers[_i], &victim)) return;
+    if (!peer_leaves(unknown_callers[_i], &victim)) return;
     ck_assert_int_eq(local_peek_packet(local_pair_of(victim.pair)->sockets.accept, &packet, &credentials),
                      TL_UNIX_NOTHING);
     bystander_goes_on();
@@ -393,7 +393,7 @@ START_TEST(a_name_that_leads_elsewhere)
 {
     char own_folder[sizeof(temp_folder) + 8], byte;
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct local_address told;
+    struct local_address named_elsewhere;
     struct tl_pair_address bytes;
     struct tl_error error = {0};
     temp_folder_make();
@@ -404,11 +404,11 @@ START_TEST(a_name_that_leads_elsewhere)
     int accept_socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     ck_assert_int_eq(bind(accept_socket, (const struct sockaddr *)&address, sizeof(address)), 0);
     ck_assert_msg(create_victim(&error) == TL_OK, "%s", error.message);
-    read_address(&victim, &told);
-    told.token[0] ^= 1;
-    told.name_bytes = (uint8_t)(strlen(address.sun_path) + 1);
-    memcpy(told.name, address.sun_path, told.name_bytes);
-    local_address_write(&told, &bytes);
+    read_address(&victim, &named_elsewhere);
+    named_elsewhere.token[0] ^= 1;
+    named_elsewhere.name_bytes = (uint8_t)(strlen(address.sun_path) + 1);
+    memcpy(named_elsewhere.name, address.sun_path, named_elsewhere.name_bytes);
+    local_address_write(&named_elsewhere, &bytes);
     ck_assert_int_eq(victim.pair->ops->connect(victim.pair, &bytes, &error), TL_UNAVAILABLE);
     ck_assert_int_lt(recv(accept_socket, &byte, sizeof(byte), 0), 0);
     victim.pair->ops->destroy(victim.pair);
@@ -427,7 +427,7 @@ int main(void)
     tcase_add_test(tcase, memory_that_is_there);
     tcase_add_loop_test(tcase, memory_that_comes_late, 0, 2);
     tcase_add_loop_test(tcase, memory_that_comes_too_late, 0, 2);
-    tcase_add_loop_test(tcase, strangers_at_the_accept_socket, 0, 2);
+    tcase_add_loop_test(tcase, unknown_callers_at_the_accept_socket, 0, 2);
     tcase_add_test(tcase, sockets_that_linger);
     tcase_add_test(tcase, sockets_that_were_not_looked_at);
     tcase_add_test(tcase, a_name_that_leads_elsewhere);

@@ -208,7 +208,7 @@ START_TEST(published_tensor_arrives_while_many_others_are_awaited)
 }
 END_TEST
 
-START_TEST(what_a_receive_has_waited_for_is_told)
+START_TEST(error_says_what_the_receive_waited_for)
 {
     struct tl_completion got;
     open_pair(0, "\"rdma\": \"require\"");
@@ -232,7 +232,7 @@ int main(void)
     tcase_add_loop_test(tcase, copied_twice, 0, 4);
     tcase_add_loop_test(tcase, small_tensor_in_a_large_allocation_is_copied_twice, 0, 2);
     tcase_add_test(tcase, published_tensor_arrives_while_many_others_are_awaited);
-    tcase_add_test(tcase, what_a_receive_has_waited_for_is_told);
+    tcase_add_test(tcase, error_says_what_the_receive_waited_for);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -263,7 +263,7 @@ static const char *read_status(int fd)
     }
 }
 
-START_TEST(client_that_knows_no_limit_is_told)
+START_TEST(too_much_metadata_is_refused)
 {
     int fd = call_by_hand(1);
     ck_assert_str_eq(read_status(fd), "0");
@@ -282,7 +282,7 @@ int main(void)
     tcase_add_checked_fixture(metadata, setup, teardown);
     tcase_add_test(metadata, metadata_up_to_the_limit_is_taken);
     tcase_add_test(metadata, metadata_beyond_the_limit_is_refused);
-    tcase_add_test(metadata, client_that_knows_no_limit_is_told);
+    tcase_add_test(metadata, too_much_metadata_is_refused);
     suite_add_tcase(suite, metadata);
     return run_suite_in_process(suite);
 }

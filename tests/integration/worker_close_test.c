@@ -100,7 +100,7 @@ START_TEST(receives_are_cancelled_wherever_they_are)
     struct tl_worker *worker = three.workers[0];
     cluster_recv(worker, 0, "from itself", 1, cq);
     cluster_recv(worker, 1, "waits there", 1, cq);
-    cluster_recv(worker, 2, "nobody there", 1, cq);
+    cluster_recv(worker, 2, "not sent", 1, cq);
     CLUSTER_UNTIL(cluster_stats(three.workers[1]).waiting_receivers == 1);
     cluster_close(&three, 0);
     for (int i = 0; i < 3; i++)

@@ -87,7 +87,7 @@ START_TEST(abort_reaches_everybody_with_its_whole_message)
     cluster_recv(cluster.workers[0], 0, "local", 5, cq);
     cluster_recv(cluster.workers[1], 0, "remote", 5, cq);
     cluster_recv(cluster.workers[0], 1, "from the other", 5, cq);
-    cluster_recv(cluster.workers[0], 2, "from nobody", 5, cq);
+    cluster_recv(cluster.workers[0], 2, "not sent", 5, cq);
     cluster_recv(cluster.workers[1], 0, "another step", 6, cq);
     wait_for_waiting(3);
     CLUSTER_UNTIL(cluster_stats(cluster.workers[1]).waiting_receivers == 1);

@@ -147,7 +147,7 @@ START_TEST(has_its_name_and_incarnation)
 }
 END_TEST
 
-START_TEST(listens_where_told)
+START_TEST(listens_at_the_address_in_the_options)
 {
     struct cluster other;
     cluster_init(&other, 1, NULL);
@@ -431,7 +431,7 @@ int main(void)
     tcase_add_test(opening, open_needs_a_configuration);
     tcase_add_test(opening, a_client_has_the_settings_of_the_top_level);
     tcase_add_test(opening, opens_from_tf_config);
-    tcase_add_test(opening, listens_where_told);
+    tcase_add_test(opening, listens_at_the_address_in_the_options);
     tcase_add_test(opening, waits_for_all_or_some_peers);
     tcase_add_test(opening, eager_workers_find_each_other);
     suite_add_tcase(suite, opening);

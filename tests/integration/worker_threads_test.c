@@ -321,7 +321,7 @@ static void *mixture(void *context)
         cluster_publish(worker, key, i, tensor);
         (void)cluster_stats(worker);
         (void)cluster_peer_info(worker, other);
-        tl_op_id op = cluster_recv(worker, other, "nobody sends this", step, own_cq);
+        tl_op_id op = cluster_recv(worker, other, "not sent", step, own_cq);
         if (tl_recv_wait(worker, cluster_peer(worker, 1 - other), key, i, NULL, CLUSTER_LONG, &completion, NULL) !=
             TL_OK)
             break;

@@ -13,7 +13,8 @@ RETIRED = {
     "letter": "closure", "porter": "helper", "door": "accept_socket", "driver": "progress", "home": "executor",
     "guest": "client_peer", "loan": "borrow", "plane": "transport", "introduction": "address", "introduce": "address",
     "greeting": "handshake", "greet": "handshake", "sever": "disconnect", "silence": "peer_timeout", "news": "packets",
-    "remains": "leftovers", "turn": "pending post, round or sequence", "room": "space or memory",
+    "remains": "leftovers", "errand": "deferred_call", "told": "sent or reported",
+    "turn": "pending post, round or sequence", "room": "space or memory",
 }
 # "guest" is the right word for the virtual machine of these tests.
 GUEST_FOLDER = "tests/rdma_vm"

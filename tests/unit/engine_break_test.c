@@ -147,7 +147,7 @@ START_TEST(closed_at_every_round)
 END_TEST
 
 /* One-shot values that were offered are kept for their asker; those that came count as received. */
-START_TEST(serves_are_told_how_they_ended)
+START_TEST(source_learns_how_each_serve_ended)
 {
     open_pair();
     engine_side_send(owner, "first", 1, engine_pool_bytes(owner, 100, 1));
@@ -394,10 +394,10 @@ END_TEST
 
 START_TEST(drained_when_idle)
 {
-    for (unsigned who = 1; who < 4; who++) {
+    for (unsigned sides = 1; sides < 4; sides++) {
         open_pair();
         for (unsigned s = 0; s < 2; s++) {
-            if ((who & 1u << s) != 0) tl_conn_drain(pair.sides[s].conn);
+            if ((sides & 1u << s) != 0) tl_conn_drain(pair.sides[s].conn);
         }
         engine_pair_run(&pair);
         for (unsigned s = 0; s < 2; s++) {
@@ -491,7 +491,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_loop_test(tcase, every_operation, 0, FAULT_COUNT);
     tcase_add_test(tcase, closed_at_every_round);
-    tcase_add_test(tcase, serves_are_told_how_they_ended);
+    tcase_add_test(tcase, source_learns_how_each_serve_ended);
     tcase_add_test(tcase, what_cannot_be_sent_is_offered_again);
     tcase_add_loop_test(tcase, file_cut_while_it_is_read_is_no_success, 0, 4);
     tcase_add_test(tcase, a_closing_connection_keeps_its_reactor_awake);

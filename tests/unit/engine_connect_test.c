@@ -55,15 +55,15 @@ START_TEST(up_after_a_write_both_ways)
         options.engine.keys = keys;
         engine_pair_open(&pair, &options);
         ck_assert(tl_conn_is_up(pair.left->conn) && tl_conn_is_up(pair.right->conn));
-        unsigned told_count = 0;
+        unsigned probe_count = 0;
         for (size_t i = 0; i < fake_fabric_write_count(pair.fabric); i++) {
             struct fake_write write = fake_fabric_write_at(pair.fabric, i);
             ck_assert(write.has_landed);
             if (!write.has_immediate) continue;
             ck_assert(write.immediate == TL_IMMEDIATE_PROBE && write.len_bytes == 8);
-            told_count++;
+            probe_count++;
         }
-        ck_assert_uint_eq(told_count, 2);
+        ck_assert_uint_eq(probe_count, 2);
         struct fake_counters counters;
         fake_provider_get_counters(pair.left->provider, &counters);
         ck_assert_uint_eq(counters.regions_out, keys == TL_KEYS_WINDOW ? 1 : 2); /* The pools of both sides. */

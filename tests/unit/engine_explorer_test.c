@@ -39,7 +39,7 @@ struct value {
     bool is_sent;
     unsigned asked_count;
     unsigned ok_count;
-    unsigned told_count; /* Counts definite errors. */
+    unsigned error_count; /* Counts definite errors. */
 };
 
 struct asked {
@@ -218,7 +218,7 @@ static void check_result(struct asked *asked)
             TL_CHECK(engine_is_bytes(asked->ask.fetch.destination, published_bytes(version), version));
         return;
     }
-    if (is_definite(result->code) && !has_waited) value->told_count++;
+    if (is_definite(result->code) && !has_waited) value->error_count++;
     if (result->code != TL_OK) return;
     TL_CHECK(++value->ok_count == 1 && value->is_sent);
     TL_CHECK(asked->ask.fetch.offer_step == value->step);
@@ -385,7 +385,7 @@ static void explore(uint64_t seed)
         check_canary(&asks[i]);
     for (unsigned i = 0; i < value_count; i++) {
         const struct value *value = &values[i];
-        if (value->is_sent && !has_value(value)) TL_CHECK(value->ok_count == 1 || value->told_count > 0);
+        if (value->is_sent && !has_value(value)) TL_CHECK(value->ok_count == 1 || value->error_count > 0);
     }
     engine_pair_close(&pair);
 }

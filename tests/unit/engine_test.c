@@ -363,7 +363,7 @@ START_TEST(request_comes_first)
 }
 END_TEST
 
-START_TEST(status_is_told_whole)
+START_TEST(long_status_arrives_complete)
 {
     char text[TL_ERROR_MESSAGE_BYTES];
     memset(text, 's', sizeof(text));
@@ -408,14 +408,14 @@ END_TEST
  * closes. */
 static struct engine_ask next_ask;
 
-static void ask_next(struct engine_ask *told)
+static void ask_next(struct engine_ask *completed)
 {
-    ck_assert(!tl_tensor_is_shared(told->fetch.destination));
+    ck_assert(!tl_tensor_is_shared(completed->fetch.destination));
     next_ask = (struct engine_ask){.is_open = false};
     engine_ask_start(asker, &next_ask, "key", 2);
 }
 
-START_TEST(asked_when_told_with_the_only_handle)
+START_TEST(asked_by_the_callback_with_the_only_handle)
 {
     options.engine.request_count = 1;
     open_pair();
@@ -437,14 +437,14 @@ START_TEST(asked_when_told_with_the_only_handle)
 }
 END_TEST
 
-static void close_conn(struct engine_ask *told)
+static void close_conn(struct engine_ask *completed)
 {
     struct tl_error reason;
     tl_error_set(&reason, TL_CANCELLED, "enough");
-    tl_conn_close(told->side->conn, &reason);
+    tl_conn_close(completed->side->conn, &reason);
 }
 
-START_TEST(closed_when_told)
+START_TEST(closed_by_the_callback)
 {
     open_pair();
     engine_side_send(owner, "key", 1, engine_pool_bytes(owner, 100, 1));
@@ -515,10 +515,10 @@ int main(void)
     tcase_add_test(tcase, checksum);
     tcase_add_test(tcase, checksum_wrong);
     tcase_add_test(tcase, request_comes_first);
-    tcase_add_test(tcase, status_is_told_whole);
+    tcase_add_test(tcase, long_status_arrives_complete);
     tcase_add_test(tcase, more_fetches_than_requests);
-    tcase_add_test(tcase, asked_when_told_with_the_only_handle);
-    tcase_add_test(tcase, closed_when_told);
+    tcase_add_test(tcase, asked_by_the_callback_with_the_only_handle);
+    tcase_add_test(tcase, closed_by_the_callback);
     tcase_add_test(tcase, pieces_of_the_provider);
     tcase_add_test(tcase, pieces_as_configured);
     suite_add_tcase(suite, tcase);

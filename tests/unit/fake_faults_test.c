@@ -334,7 +334,7 @@ START_TEST(a_device_that_goes_at_an_operation)
 }
 END_TEST
 
-START_TEST(flushed_before_it_is_told)
+START_TEST(flushed_before_the_owner_is_notified)
 {
     rule((struct fake_rule){.fault = FAKE_BREAK});
     send_text(a, "one", work(a, "x"));
@@ -541,7 +541,7 @@ static void add_others(Suite *suite)
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("flushed first");
     tcase_add_checked_fixture(tcase, setup_flushed_first, sides_close);
-    tcase_add_test(tcase, flushed_before_it_is_told);
+    tcase_add_test(tcase, flushed_before_the_owner_is_notified);
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("seeds");
     tcase_set_timeout(tcase, 60);

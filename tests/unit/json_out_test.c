@@ -106,7 +106,7 @@ START_TEST(objects_in_lists)
 }
 END_TEST
 
-START_TEST(what_could_not_be_added_is_told)
+START_TEST(failed_addition_is_reported)
 {
     tl_json_out_put_text(NULL, "key", "text");
     struct tl_json_out *root = tl_json_out_object();
@@ -125,7 +125,7 @@ int main(void)
     tcase_add_test(tcase, members_are_made_once);
     tcase_add_test(tcase, what_is_no_object_is_not_read);
     tcase_add_test(tcase, objects_in_lists);
-    tcase_add_test(tcase, what_could_not_be_added_is_told);
+    tcase_add_test(tcase, failed_addition_is_reported);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

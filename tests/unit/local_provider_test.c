@@ -252,10 +252,10 @@ START_TEST(memory_that_is_not_exposed_any_more)
     struct job job = new_job();
     uint8_t target[64] = {0}, source[64] = {1};
     side_expose(&b, NULL, target, sizeof(target), &exposure);
-    struct tl_exposure told = exposure;
+    struct tl_exposure revoked = exposure;
     b.pair->ops->revoke(b.pair, &exposure, NULL);
     side_expose(&b, NULL, target, sizeof(target), &exposure); /* this exposure uses the same entry */
-    side_write(&a, source, sizeof(source), &told, 0, true, 1, &job);
+    side_write(&a, source, sizeof(source), &revoked, 0, true, 1, &job);
     PUMP_UNTIL(b.drained && a.drained);
     ck_assert_uint_eq(job.status, TL_CANCELLED);
     ck_assert_uint_eq(b.immediates, 0);

@@ -17,7 +17,7 @@
 #include "dataplane/reactor.h"
 #include "fakes/run_suite.h"
 
-enum { SENDERS = 3, LETTERS = 2000, EVENTS = 2000, WAKES = 1000 };
+enum { SENDERS = 3, CLOSURES = 2000, EVENTS = 2000, WAKES = 1000 };
 
 /* A provider whose events are made by another thread. */
 struct source {
@@ -88,7 +88,7 @@ static void deliver_note(struct tl_closure *closure)
 static void *send_notes(void *argument)
 {
     unsigned sender = *(unsigned *)argument;
-    for (unsigned i = 0; i < LETTERS; i++) {
+    for (unsigned i = 0; i < CLOSURES; i++) {
         struct note *note = malloc(sizeof(*note));
         ck_assert_ptr_nonnull(note);
         *note = (struct note){.closure.run = deliver_note, .sender = sender, .number = i};
@@ -137,14 +137,14 @@ static void receive_all(void (*run)(void))
         ck_assert_int_eq(pthread_create(&threads[i], NULL, send_notes, &numbers[i]), 0);
     }
     ck_assert_int_eq(pthread_create(&threads[SENDERS], NULL, make_events, NULL), 0);
-    while (closure_count < SENDERS * LETTERS || event_count < EVENTS)
+    while (closure_count < SENDERS * CLOSURES || event_count < EVENTS)
         run();
     for (unsigned i = 0; i < SENDERS + 1; i++)
         ck_assert_int_eq(pthread_join(threads[i], NULL), 0);
     struct tl_reactor_stats stats;
     tl_reactor_get_stats(reactor, &stats);
     ck_assert_uint_eq(stats.events, EVENTS);
-    ck_assert_uint_eq(closure_count, SENDERS * LETTERS);
+    ck_assert_uint_eq(closure_count, SENDERS * CLOSURES);
 }
 
 START_TEST(sleeping)

@@ -50,19 +50,19 @@ static struct tl_rendezvous *table;
 static struct tl_tensor *tensor;
 static int released_count;
 
-struct told {
+struct outcome {
     int count;
     enum tl_status code;
 };
 
 struct sender {
     struct tl_sender base;
-    struct told told;
+    struct outcome outcome;
 };
 
 struct receiver {
     struct tl_receiver base;
-    struct told told;
+    struct outcome outcome;
 };
 
 static struct sender senders[2];
@@ -70,16 +70,16 @@ static struct receiver receivers[2];
 
 static void on_over(struct tl_sender *base, const struct tl_error *status)
 {
-    struct told *told = &((struct sender *)base)->told;
-    told->count++;
-    told->code = status->code;
+    struct outcome *outcome = &((struct sender *)base)->outcome;
+    outcome->count++;
+    outcome->code = status->code;
 }
 
 static void on_deliver(struct tl_receiver *base, const struct tl_error *status, const struct tl_offer *offer)
 {
-    struct told *told = &((struct receiver *)base)->told;
-    told->count++;
-    told->code = status->code;
+    struct outcome *outcome = &((struct receiver *)base)->outcome;
+    outcome->count++;
+    outcome->code = status->code;
     if (offer) tl_tensor_put(offer->tensor);
 }
 
@@ -190,7 +190,7 @@ START_TEST(send_keeps_nothing)
     }
     ck_assert_int_ge(n, 4);
     ck_assert(tl_rendezvous_unsend(table, &senders[0].base));
-    ck_assert_int_eq(senders[0].told.count, 0);
+    ck_assert_int_eq(senders[0].outcome.count, 0);
     assert_nothing_is_kept();
 }
 END_TEST
@@ -202,8 +202,8 @@ START_TEST(wait_keeps_nothing)
         fail_allocation(n);
         ask(&receivers[0], 1, "key");
         if (!end_failing()) break;
-        ck_assert_int_eq(receivers[0].told.count, 1);
-        ck_assert_int_eq(receivers[0].told.code, TL_RESOURCE_EXHAUSTED);
+        ck_assert_int_eq(receivers[0].outcome.count, 1);
+        ck_assert_int_eq(receivers[0].outcome.code, TL_RESOURCE_EXHAUSTED);
         ck_assert(!tl_rendezvous_cancel(table, &receivers[0].base));
         assert_nothing_is_kept();
     }
@@ -219,13 +219,13 @@ START_TEST(value_that_cannot_be_reserved_stays)
     fail_allocation(0);
     ask(&receivers[0], 1, "key");
     ck_assert(end_failing());
-    ck_assert_int_eq(receivers[0].told.count, 1);
-    ck_assert_int_eq(receivers[0].told.code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(receivers[0].outcome.count, 1);
+    ck_assert_int_eq(receivers[0].outcome.code, TL_RESOURCE_EXHAUSTED);
     ck_assert_uint_eq(stats_now().held_tensors, 1);
     ask(&receivers[0], 1, "key");
-    ck_assert_int_eq(receivers[0].told.code, TL_OK);
+    ck_assert_int_eq(receivers[0].outcome.code, TL_OK);
     tl_rendezvous_acknowledge(table, &receivers[0].base.id);
-    ck_assert_int_eq(senders[0].told.code, TL_OK);
+    ck_assert_int_eq(senders[0].outcome.code, TL_OK);
     assert_nothing_is_kept();
 }
 END_TEST
@@ -238,17 +238,17 @@ START_TEST(receiver_for_which_nothing_can_be_reserved_fails)
     fail_allocation(1);
     ck_assert_int_eq(send(&senders[0], "key"), TL_OK);
     ck_assert(end_failing());
-    ck_assert_int_eq(receivers[0].told.count, 1);
-    ck_assert_int_eq(receivers[0].told.code, TL_RESOURCE_EXHAUSTED);
-    ck_assert_int_eq(receivers[1].told.count, 1);
-    ck_assert_int_eq(receivers[1].told.code, TL_OK);
+    ck_assert_int_eq(receivers[0].outcome.count, 1);
+    ck_assert_int_eq(receivers[0].outcome.code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(receivers[1].outcome.count, 1);
+    ck_assert_int_eq(receivers[1].outcome.code, TL_OK);
     /* The value is given back while the only waiting receiver cannot have it: it stays. */
     ask(&receivers[0], 3, "key");
     fail_allocation(0);
     tl_rendezvous_release(table, &receivers[1].base.id);
     ck_assert(end_failing());
-    ck_assert_int_eq(receivers[0].told.code, TL_RESOURCE_EXHAUSTED);
-    ck_assert_int_eq(senders[0].told.count, 0);
+    ck_assert_int_eq(receivers[0].outcome.code, TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(senders[0].outcome.count, 0);
     ck_assert_uint_eq(stats_now().held_tensors, 1);
     ck_assert_uint_eq(stats_now().waiting_receivers, 0);
 }
@@ -286,8 +286,8 @@ START_TEST(abort_is_not_remembered)
         fail_allocation(n);
         tl_rendezvous_abort_step(table, 1, &status);
         bool has_failed = end_failing();
-        ck_assert_int_eq(receivers[0].told.count, 1);
-        ck_assert_int_eq(receivers[0].told.code, TL_DATA_LOSS);
+        ck_assert_int_eq(receivers[0].outcome.count, 1);
+        ck_assert_int_eq(receivers[0].outcome.code, TL_DATA_LOSS);
         if (!has_failed) break;
         assert_nothing_is_kept();
     }
@@ -317,8 +317,8 @@ START_TEST(index_that_cannot_grow)
     for (unsigned i = 0; i < COUNT; i++) {
         snprintf(keys[i], sizeof(keys[i]), "%u", i);
         ask(&many[i], i, keys[i]);
-        waiting_count += many[i].told.count == 0;
-        refused_count += many[i].told.count == 1 && many[i].told.code == TL_RESOURCE_EXHAUSTED;
+        waiting_count += many[i].outcome.count == 0;
+        refused_count += many[i].outcome.count == 1 && many[i].outcome.code == TL_RESOURCE_EXHAUSTED;
     }
     ck_assert_uint_eq(waiting_count + refused_count, COUNT);
     /* The hashes are seeded: the first chain that is too long comes sooner or later. */
@@ -329,7 +329,7 @@ START_TEST(index_that_cannot_grow)
     ck_assert(end_failing());
     /* With memory, all refused receivers may wait. */
     for (unsigned i = 0; i < COUNT; i++)
-        if (many[i].told.count > 0) ask(&many[i], i, keys[i]);
+        if (many[i].outcome.count > 0) ask(&many[i], i, keys[i]);
     ck_assert_uint_eq(stats_now().waiting_receivers, COUNT);
     /* To end operations needs no memory. */
     fail_allocation(0);
@@ -338,7 +338,7 @@ START_TEST(index_that_cannot_grow)
     ck_assert_uint_eq(tl_rendezvous_end_step(table, 1), 0);
     ck_assert(!end_failing());
     for (unsigned i = 0; i < COUNT; i++)
-        ck_assert_int_eq(many[i].told.count, i % 2);
+        ck_assert_int_eq(many[i].outcome.count, i % 2);
     assert_nothing_is_kept();
 }
 END_TEST

@@ -2,8 +2,8 @@
 /*
  * Rendezvous table against a model: random sequences of operations over few keys, steps and request ids are made on the
  * table and on a model that is too simple to be wrong (arrays that are searched from the start). After each operation
- * everything that can be seen must be the same: what was returned, what every sender and receiver was told so far, and
- * the counters.
+ * everything that can be seen must be the same: what was returned, what the callback of every sender and receiver has
+ * got so far, and the counters.
  *
  * A failure names the seed of its sequence; TENSORLANE_SEED=that in the environment makes it the first one.
  */
@@ -53,8 +53,8 @@ static unsigned below(unsigned limit)
 
 /* ------------------------------------------------------------------------------------------------ the sequence -- */
 
-/* What a sender or receiver was told, by the table, and what the model expects. */
-struct told {
+/* What the callback of a sender or receiver got from the table, or should get according to the model. */
+struct outcome {
     int count;
     enum tl_status code;
     int value; /* The operation that sent or published the given value; -1: none. */
@@ -67,7 +67,7 @@ struct operation {
     unsigned key;
     uint64_t step;
     struct tl_request_id id;
-    struct told seen, expected;
+    struct outcome seen, expected;
 
     /* The state in the table. */
     struct tl_sender sender;
@@ -90,7 +90,7 @@ static int released_count;
 static struct operation operations[OPERATIONS];
 static int operation_count;
 static uint64_t sequence_seed;
-static unsigned told_counts[TL_UNAUTHENTICATED + 1]; /* Counted over all sequences, by code. */
+static unsigned outcome_counts[TL_UNAUTHENTICATED + 1]; /* Counted over all sequences, by code. */
 
 struct model {
     struct tl_rendezvous_limits limits;
@@ -108,9 +108,10 @@ static void stop(const char *what)
 {
     for (int i = 0; i < operation_count; i++) {
         const struct operation *o = &operations[i];
-        printf("%2d %s %s step %" PRIu64 " id %" PRIu64 ".%" PRIu64 ": told %d %s %d, expected %d %s %d\n", i, o->name,
-               keys[o->key], o->step, o->id.incarnation, o->id.number, o->seen.count, tl_status_name(o->seen.code),
-               o->seen.value, o->expected.count, tl_status_name(o->expected.code), o->expected.value);
+        printf("%2d %s %s step %" PRIu64 " id %" PRIu64 ".%" PRIu64 ": outcome %d %s %d, expected %d %s %d\n", i,
+               o->name, keys[o->key], o->step, o->id.incarnation, o->id.number, o->seen.count,
+               tl_status_name(o->seen.code), o->seen.value, o->expected.count, tl_status_name(o->expected.code),
+               o->expected.value);
     }
     ck_abort_msg("TENSORLANE_SEED=%" PRIu64 ", operation %d: %s", sequence_seed, operation_count - 1, what);
 }
@@ -163,7 +164,7 @@ static void expect(struct operation *o, enum tl_status code, int value, bool is_
     o->expected.value = value;
     o->expected.is_one_shot = is_one_shot;
     o->is_sent = o->is_waiting = o->is_reserved = false;
-    told_counts[code]++;
+    outcome_counts[code]++;
 }
 
 static enum tl_status model_mark(uint64_t step)
@@ -558,9 +559,9 @@ static void compare(void)
 {
     struct tl_rendezvous_stats seen, expected = model_stats();
     for (int i = 0; i < operation_count; i++) {
-        const struct told *a = &operations[i].seen, *b = &operations[i].expected;
+        const struct outcome *a = &operations[i].seen, *b = &operations[i].expected;
         require(a->count == b->count && a->code == b->code && a->value == b->value && a->is_one_shot == b->is_one_shot,
-                "what was told");
+                "what a callback got");
     }
     tl_rendezvous_get_stats(table, &seen);
     require(seen.waiting_receivers == expected.waiting_receivers, "how many receivers wait");
@@ -635,8 +636,8 @@ START_TEST(table_does_what_the_model_does)
                                            TL_INTERNAL,   TL_INVALID_ARGUMENT, TL_DATA_LOSS, TL_FAILED_PRECONDITION,
                                            TL_UNAVAILABLE};
     for (size_t i = 0; i < TL_ARRAY_COUNT(codes); i++)
-        ck_assert_msg(told_counts[codes[i]] > 1000, "%s was told %u times", tl_status_name(codes[i]),
-                      told_counts[codes[i]]);
+        ck_assert_msg(outcome_counts[codes[i]] > 1000, "%s was the outcome %u times", tl_status_name(codes[i]),
+                      outcome_counts[codes[i]]);
 }
 END_TEST
 

@@ -458,11 +458,11 @@ END_TEST
 START_TEST(nothing_is_reserved_for_a_stranger)
 {
     static struct sender sender;
-    const struct tl_request_id stranger = {7, 7};
+    const struct tl_request_id unknown = {7, 7};
     send_ok(&sender, "key", 1);
-    tl_rendezvous_acknowledge(table, &stranger);
-    tl_rendezvous_release(table, &stranger);
-    tl_rendezvous_receiver_lost(table, &stranger, 5);
+    tl_rendezvous_acknowledge(table, &unknown);
+    tl_rendezvous_release(table, &unknown);
+    tl_rendezvous_receiver_lost(table, &unknown, 5);
     tl_rendezvous_release_incarnation(table, 7);
     ck_assert_int_eq(tl_rendezvous_expire(table, INT64_MAX), TL_TIME_NEVER);
     ck_assert_int_eq(sender.over_count, 0);
@@ -873,7 +873,7 @@ static void deliver_cancel_neighbour(struct tl_receiver *base, const struct tl_e
     was_neighbour_cancelled = tl_rendezvous_cancel(table, &neighbour->base);
 }
 
-START_TEST(cancel_of_one_that_is_about_to_be_told)
+START_TEST(cancel_while_its_callback_is_due)
 {
     static struct receiver first = {.base = {.id = {1, 1}, .key = "a", .step = 1, .deliver = deliver_cancel_neighbour}};
     static struct receiver second;
@@ -956,7 +956,7 @@ int main(void)
     tcase_add_test(end, destroy_accepts_null);
     tcase_add_test(end, destroy_puts_publications);
     tcase_add_test(end, callbacks_may_free_their_objects);
-    tcase_add_test(end, cancel_of_one_that_is_about_to_be_told);
+    tcase_add_test(end, cancel_while_its_callback_is_due);
     tcase_add_test(end, sender_may_send_again_from_over);
     suite_add_tcase(suite, meet);
     suite_add_tcase(suite, reservation);

@@ -47,10 +47,10 @@ static struct tl_rendezvous *table;
 static struct actor actors[THREADS];
 
 /* Counted over all threads and rounds. */
-static atomic_ulong created, released;             /* Tensors. */
-static atomic_ulong sent, over, over_ok, unsent;   /* sent: the table accepted it. */
-static atomic_ulong asked, told, told_ok, cancels; /* Receivers. */
-static atomic_ulong violations;                    /* Callbacks that must not come. */
+static atomic_ulong created, released;                       /* Tensors. */
+static atomic_ulong sent, over, over_ok, unsent;             /* sent: the table accepted it. */
+static atomic_ulong asked, delivered, delivered_ok, cancels; /* Receivers. */
+static atomic_ulong violations;                              /* Callbacks that must not come. */
 
 /* SplitMix64. */
 static unsigned below(struct actor *actor, unsigned limit)
@@ -87,12 +87,12 @@ static void on_deliver(struct tl_receiver *receiver, const struct tl_error *stat
     struct receiver_slot *slot = TL_CONTAINER_OF(receiver, struct receiver_slot, receiver);
     const struct tl_request_id id = receiver->id;
     unsigned choice = atomic_load(&slot->choice);
-    atomic_fetch_add(&told, 1);
+    atomic_fetch_add(&delivered, 1);
     if ((status->code == TL_OK) != (offer != NULL)) atomic_fetch_add(&violations, 1);
     /* From here on the slot belongs to its thread again. */
     move(&slot->state, BUSY, FREE);
     if (offer == NULL) return;
-    atomic_fetch_add(&told_ok, 1);
+    atomic_fetch_add(&delivered_ok, 1);
     if (choice == 0) tl_rendezvous_acknowledge(table, &id);
     if (choice == 1) tl_rendezvous_release(table, &id);
     if (choice == 2) tl_rendezvous_receiver_lost(table, &id, 5);
@@ -265,7 +265,7 @@ static void assert_nothing_is_left(void)
     }
     ck_assert_uint_eq(atomic_load(&violations), 0);
     ck_assert_uint_eq(atomic_load(&sent), atomic_load(&over) + atomic_load(&unsent));
-    ck_assert_uint_eq(atomic_load(&asked), atomic_load(&told) + atomic_load(&cancels));
+    ck_assert_uint_eq(atomic_load(&asked), atomic_load(&delivered) + atomic_load(&cancels));
     ck_assert_uint_eq(atomic_load(&created), atomic_load(&released));
 }
 
@@ -286,13 +286,13 @@ static void run_round(unsigned round)
     tl_rendezvous_destroy(table);
 }
 
-START_TEST(everybody_is_told_once)
+START_TEST(every_callback_comes_once)
 {
     for (unsigned round = 0; round < ROUNDS; round++)
         run_round(round);
     /* The test has covered something. */
     ck_assert_uint_gt(atomic_load(&over_ok), 1000);
-    ck_assert_uint_gt(atomic_load(&told_ok), 1000);
+    ck_assert_uint_gt(atomic_load(&delivered_ok), 1000);
     ck_assert_uint_gt(atomic_load(&unsent), 100);
     ck_assert_uint_gt(atomic_load(&cancels), 100);
 }
@@ -303,7 +303,7 @@ int main(void)
     Suite *suite = suite_create("rendezvous_threads");
     TCase *tcase = tcase_create("threads");
     tcase_set_timeout(tcase, 100);
-    tcase_add_test(tcase, everybody_is_told_once);
+    tcase_add_test(tcase, every_callback_comes_once);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -190,7 +190,7 @@ END_TEST
 
 /* --------------------------------------------------------------------------------------------------- the ends -- */
 
-START_TEST(failure_in_the_middle_is_told)
+START_TEST(failure_in_the_middle_is_sent)
 {
     static const struct tl_error error = {.code = TL_DATA_LOSS, .message = "the file has changed"};
     begin_in(RESPONSE_WRITING);
@@ -244,7 +244,7 @@ int main(void)
                                      TL_ARRAY_COUNT(forbidden));
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("ends");
-    tcase_add_test(tcase, failure_in_the_middle_is_told);
+    tcase_add_test(tcase, failure_in_the_middle_is_sent);
     tcase_add_test(tcase, failure_while_it_stops);
     tcase_add_test(tcase, all_written_before_it_stops);
     tcase_add_test(tcase, outcome_is_posted);

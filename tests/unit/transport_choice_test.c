@@ -23,7 +23,7 @@ static const char *open_error; /* Why candidates before good_order cannot be ope
 static unsigned good_order;
 static int64_t open_ns; /* How long it takes to open one. */
 static unsigned opened_count;
-static char told[4096];
+static char failures[4096];
 
 static enum tl_status open_candidate(void *context, unsigned order, struct tl_provider **ret_provider,
                                      struct tl_error *ret_error)
@@ -41,9 +41,9 @@ static enum tl_status open_candidate(void *context, unsigned order, struct tl_pr
 
 static void failed(void *context, unsigned order, const char *name, const char *why)
 {
-    size_t used = strlen(told);
-    ck_assert_ptr_eq(context, told);
-    snprintf(told + used, sizeof(told) - used, "%u %s: %s\n", order, name, why);
+    size_t used = strlen(failures);
+    ck_assert_ptr_eq(context, failures);
+    snprintf(failures + used, sizeof(failures) - used, "%u %s: %s\n", order, name, why);
 }
 
 static void setup(void)
@@ -54,7 +54,7 @@ static void setup(void)
         snprintf(items[i].name, sizeof(items[i].name), "mlx5_0:1 GID %u 10.0.0.1", i);
     }
     candidates = (struct tl_transport_candidates){
-        .items = items, .count = 3, .open = open_candidate, .failed = failed, .context = told};
+        .items = items, .count = 3, .open = open_candidate, .failed = failed, .context = failures};
 }
 
 static void teardown(void)
@@ -69,7 +69,7 @@ START_TEST(the_first_that_works)
     ck_assert_uint_eq(choice.order, 0);
     ck_assert_str_eq(choice.passed_over, "");
     ck_assert_str_eq(choice.not_tried, "mlx5_0:1 GID 1 10.0.0.1; mlx5_0:1 GID 2 10.0.0.1");
-    ck_assert_str_eq(told, "");
+    ck_assert_str_eq(failures, "");
 }
 END_TEST
 
@@ -81,7 +81,7 @@ START_TEST(the_last_that_is_left)
     ck_assert_uint_eq(choice.order, 2);
     ck_assert_str_eq(choice.passed_over, "mlx5_0:1 GID 0 10.0.0.1: no; mlx5_0:1 GID 1 10.0.0.1: no");
     ck_assert_str_eq(choice.not_tried, "");
-    ck_assert_str_eq(told, "0 mlx5_0:1 GID 0 10.0.0.1: no\n1 mlx5_0:1 GID 1 10.0.0.1: no\n");
+    ck_assert_str_eq(failures, "0 mlx5_0:1 GID 0 10.0.0.1: no\n1 mlx5_0:1 GID 1 10.0.0.1: no\n");
 }
 END_TEST
 
@@ -144,7 +144,7 @@ START_TEST(what_all_lack_ends_it)
     ck_assert_int_eq(tl_transport_choose(&candidates, &choice, &error), TL_UNAVAILABLE);
     ck_assert_uint_eq(opened_count, 1);
     ck_assert_str_eq(error.message, open_error);
-    ck_assert_str_eq(told, "");
+    ck_assert_str_eq(failures, "");
 }
 END_TEST
 
