@@ -22,14 +22,16 @@ static void hear_offer(struct tl_data_connection *connection, const struct tl_co
         data_connection_tell_refusal(link, transport, message->attempt, false,
                                      "offers come from the side that opened the link");
     } else {
-        data_connection_handle(connection, &(struct event){.kind = EVENT_OFFER_HEARD, .message = message});
+        data_connection_handle(connection,
+                               &(struct connection_event){.kind = CONNECTION_EVENT_OFFER_RECEIVED, .message = message});
     }
 }
 
 static void hear_answer(struct tl_data_connection *connection, const struct tl_connection_message *message)
 {
     if (message->attempt != connection->attempt) return;
-    data_connection_handle(connection, &(struct event){.kind = EVENT_ANSWER_HEARD, .message = message});
+    data_connection_handle(connection,
+                           &(struct connection_event){.kind = CONNECTION_EVENT_ANSWER_RECEIVED, .message = message});
 }
 
 static void hear_refusal(struct tl_data_connection *connection, const struct tl_connection_message *message)
@@ -37,7 +39,8 @@ static void hear_refusal(struct tl_data_connection *connection, const struct tl_
     bool is_of_all = message->attempt == 0;
     bool is_of_this = message->attempt == connection->attempt && connection->session != NULL;
     if (!is_of_all && !is_of_this) return;
-    data_connection_handle(connection, &(struct event){.kind = EVENT_REFUSAL_HEARD, .message = message});
+    data_connection_handle(connection,
+                           &(struct connection_event){.kind = CONNECTION_EVENT_REFUSAL_RECEIVED, .message = message});
 }
 
 void tl_data_connection_hear(struct tl_data_connection *connection, struct tl_link *link,
@@ -87,7 +90,7 @@ static bool find_elsewhere(struct tl_data_connection *connection)
 
 void tl_data_connection_end(struct tl_data_connection *connection)
 {
-    data_connection_happen(connection, EVENT_LINK_LOST);
+    data_connection_happen(connection, CONNECTION_EVENT_LINK_LOST);
 }
 
 void tl_data_connection_begin(struct tl_data_connection *connection, struct tl_link *link, bool is_being_replaced)
@@ -102,7 +105,7 @@ void tl_data_connection_begin(struct tl_data_connection *connection, struct tl_l
     connection->failure_count = 0;
     connection->is_elsewhere = slot->transport != NULL && find_elsewhere(connection);
     bool is_fit = slot->transport != NULL && !connection->is_elsewhere && !connection->worker->closing.is_closing;
-    data_connection_happen(connection, is_fit ? EVENT_LINK : EVENT_LINK_UNFIT);
+    data_connection_happen(connection, is_fit ? CONNECTION_EVENT_LINK : CONNECTION_EVENT_LINK_UNFIT);
 }
 
 void tl_data_connection_stay(struct tl_data_connection *connection)
@@ -114,9 +117,10 @@ void tl_data_connection_go_on(struct tl_data_connection *connection)
 {
     if (connection->state != TL_DATA_CONNECTION_HELD) return;
     if (connection->worker->closing.is_closing) {
-        data_connection_happen(connection, EVENT_CLOSING);
+        data_connection_happen(connection, CONNECTION_EVENT_CLOSING);
     } else {
-        data_connection_happen(connection, tl_link_is_ours(connection->link) ? EVENT_OFFER : EVENT_EXPECT);
+        data_connection_happen(connection,
+                               tl_link_is_ours(connection->link) ? CONNECTION_EVENT_OFFER : CONNECTION_EVENT_EXPECT);
     }
 }
 

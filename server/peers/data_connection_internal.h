@@ -8,47 +8,47 @@
 
 #include "server/peers/data_connection.h"
 
-enum event_kind {
+enum connection_event_kind {
     /* The link. */
-    EVENT_LINK,       /* there is a link that the connection may be set up over */
-    EVENT_LINK_UNFIT, /* there is a link, and the connection cannot be set up over it */
-    EVENT_LINK_LOST,
+    CONNECTION_EVENT_LINK,       /* there is a link that the connection may be set up over */
+    CONNECTION_EVENT_LINK_UNFIT, /* there is a link, and the connection cannot be set up over it */
+    CONNECTION_EVENT_LINK_LOST,
     /* What comes next. */
-    EVENT_OFFER,   /* our link: it is time for an attempt */
-    EVENT_EXPECT,  /* the peer's link: it is time for the peer's attempt */
-    EVENT_CLOSING, /* the worker is shutting down, so that no attempt begins */
+    CONNECTION_EVENT_OFFER,   /* our link: it is time for an attempt */
+    CONNECTION_EVENT_EXPECT,  /* the peer's link: it is time for the peer's attempt */
+    CONNECTION_EVENT_CLOSING, /* the worker is shutting down, so that no attempt begins */
     /* Messages of the peer. */
-    EVENT_OFFER_HEARD,   /* with an attempt that may be answered */
-    EVENT_ANSWER_HEARD,  /* to the present attempt */
-    EVENT_REFUSAL_HEARD, /* of all attempts, or of the present one */
+    CONNECTION_EVENT_OFFER_RECEIVED,   /* with an attempt that may be answered */
+    CONNECTION_EVENT_ANSWER_RECEIVED,  /* to the present attempt */
+    CONNECTION_EVENT_REFUSAL_RECEIVED, /* of all attempts, or of the present one */
     /* The session. */
-    EVENT_OFFER_SENT,  /* our link: our pair address was sent to the peer */
-    EVENT_ANSWER_SENT, /* the peer's link: the same */
-    EVENT_UP,
-    EVENT_CLOSED, /* with the reason */
-    EVENT_TIMEOUT,
+    CONNECTION_EVENT_OFFER_SENT,  /* our link: our pair address was sent to the peer */
+    CONNECTION_EVENT_ANSWER_SENT, /* the peer's link: the same */
+    CONNECTION_EVENT_UP,
+    CONNECTION_EVENT_CLOSED, /* with the reason */
+    CONNECTION_EVENT_TIMEOUT,
     /* What follows from a failure (`failed`). */
-    EVENT_FINAL,   /* there will be no other attempt over this link */
-    EVENT_RETRY,   /* our link: there will be another attempt after a pause */
-    EVENT_AWAIT,   /* the peer's link: the peer will offer again */
-    EVENT_PASSING, /* it has ended for the link that takes this one's place, which is no failure */
-    EVENTS,
+    CONNECTION_EVENT_FINAL,   /* there will be no other attempt over this link */
+    CONNECTION_EVENT_RETRY,   /* our link: there will be another attempt after a pause */
+    CONNECTION_EVENT_AWAIT,   /* the peer's link: the peer will offer again */
+    CONNECTION_EVENT_PASSING, /* it has ended for the link that takes this one's place, which is no failure */
+    CONNECTION_EVENTS,
 };
 
-struct event {
-    enum event_kind kind;
+struct connection_event {
+    enum connection_event_kind kind;
     const struct tl_connection_message *message; /* of a message of the peer */
-    const struct tl_error *reason;               /* of EVENT_CLOSED */
+    const struct tl_error *reason;               /* of CONNECTION_EVENT_CLOSED */
 };
 
 /* Moves the connection as its table says. Messages that the peer may not send are refused before they become events, so
  * that an event that the table leaves out is an error of this program and aborts. */
-void data_connection_handle(struct tl_data_connection *connection, const struct event *event);
+void data_connection_handle(struct tl_data_connection *connection, const struct connection_event *event);
 
 /* The same for an event that carries nothing. */
-static inline void data_connection_happen(struct tl_data_connection *connection, enum event_kind kind)
+static inline void data_connection_happen(struct tl_data_connection *connection, enum connection_event_kind kind)
 {
-    data_connection_handle(connection, &(struct event){.kind = kind});
+    data_connection_handle(connection, &(struct connection_event){.kind = kind});
 }
 
 /* Sets why the connection cannot be used. */

@@ -132,21 +132,22 @@ static void failed(struct tl_data_connection *connection, bool is_final)
     abandon(connection, &reason);
     disarm(connection);
     if (is_final || connection->worker->closing.is_closing) {
-        data_connection_happen(connection, EVENT_FINAL);
+        data_connection_happen(connection, CONNECTION_EVENT_FINAL);
     } else if (connection->is_being_replaced && connection->state != TL_DATA_CONNECTION_EXPECTING) {
-        data_connection_happen(connection, EVENT_PASSING);
+        data_connection_happen(connection, CONNECTION_EVENT_PASSING);
     } else {
-        data_connection_happen(connection, tl_link_is_ours(connection->link) ? EVENT_RETRY : EVENT_AWAIT);
+        data_connection_happen(connection,
+                               tl_link_is_ours(connection->link) ? CONNECTION_EVENT_RETRY : CONNECTION_EVENT_AWAIT);
     }
 }
 
-static void nothing(struct tl_data_connection *connection, const struct event *event)
+static void nothing(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)connection;
     (void)event;
 }
 
-static void tell_failure(struct tl_data_connection *connection, const struct event *event)
+static void tell_failure(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
     connection->is_first = false;
@@ -154,7 +155,7 @@ static void tell_failure(struct tl_data_connection *connection, const struct eve
     connection->events->changed(connection->owner);
 }
 
-static void pause_before_offer(struct tl_data_connection *connection, const struct event *event)
+static void pause_before_offer(struct tl_data_connection *connection, const struct connection_event *event)
 {
     arm(connection, tl_back_off_ns(TL_DATA_CONNECTION_FIRST_BACK_OFF_NS, TL_DATA_CONNECTION_MAX_BACK_OFF_NS,
                                    connection->failure_count++));
@@ -162,13 +163,13 @@ static void pause_before_offer(struct tl_data_connection *connection, const stru
 }
 
 /* A connection that lasted makes the next pause short again. */
-static void pause_after_up(struct tl_data_connection *connection, const struct event *event)
+static void pause_after_up(struct tl_data_connection *connection, const struct connection_event *event)
 {
     if (tl_clock_now_ns() - connection->up_since_ns >= SETTLED_NS) connection->failure_count = 0;
     pause_before_offer(connection, event);
 }
 
-static void expect_offer(struct tl_data_connection *connection, const struct event *event)
+static void expect_offer(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
     data_connection_set_reason(connection, "the data connection is being set up");
@@ -177,7 +178,7 @@ static void expect_offer(struct tl_data_connection *connection, const struct eve
 
 /* The peer uses the other link first and ends its half without a message. Nothing is wrong then, and what waits for the
  * data connection still does. If the peer has not changed links, it offers again, and the next failure counts. */
-static void expect_after_passing(struct tl_data_connection *connection, const struct event *event)
+static void expect_after_passing(struct tl_data_connection *connection, const struct connection_event *event)
 {
     connection->is_being_replaced = false;
     TL_LOG_AT_DEBUG("a data connection has ended, perhaps for that of another link", TL_STR("peer", connection->name),
@@ -202,7 +203,7 @@ static enum tl_status begin_attempt(struct tl_data_connection *connection, uint6
                            &session_events, connection, &connection->session, ret_error);
 }
 
-static void offer(struct tl_data_connection *connection, const struct event *event)
+static void offer(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
     struct tl_error error;
@@ -211,7 +212,7 @@ static void offer(struct tl_data_connection *connection, const struct event *eve
     failed(connection, false);
 }
 
-static void take_offer(struct tl_data_connection *connection, const struct event *event)
+static void take_offer(struct tl_data_connection *connection, const struct connection_event *event)
 {
     const struct tl_connection_message *message = event->message;
     struct tl_error error;
@@ -223,7 +224,7 @@ static void take_offer(struct tl_data_connection *connection, const struct event
 }
 
 /* The peer has given up the present attempt without a message. It may offer again when that attempt has ended. */
-static void refuse_second_offer(struct tl_data_connection *connection, const struct event *event)
+static void refuse_second_offer(struct tl_data_connection *connection, const struct connection_event *event)
 {
     data_connection_tell_refusal(connection->link, event->message->transport, event->message->attempt, false,
                                  "the attempt before this one has not ended yet");
@@ -232,7 +233,7 @@ static void refuse_second_offer(struct tl_data_connection *connection, const str
     failed(connection, false);
 }
 
-static void connect_session(struct tl_data_connection *connection, const struct event *event)
+static void connect_session(struct tl_data_connection *connection, const struct connection_event *event)
 {
     const struct tl_connection_message *message = event->message;
     struct tl_error error;
@@ -242,7 +243,7 @@ static void connect_session(struct tl_data_connection *connection, const struct 
     failed(connection, false);
 }
 
-static void come_up(struct tl_data_connection *connection, const struct event *event)
+static void come_up(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
     disarm(connection);
@@ -254,7 +255,7 @@ static void come_up(struct tl_data_connection *connection, const struct event *e
 
 /* ------------------------------------------------------------------------------------------ what ends attempts -- */
 
-static void take_refusal(struct tl_data_connection *connection, const struct event *event)
+static void take_refusal(struct tl_data_connection *connection, const struct connection_event *event)
 {
     const struct tl_connection_message *message = event->message;
     bool is_of_all = message->attempt == 0;
@@ -269,7 +270,7 @@ static void take_refusal(struct tl_data_connection *connection, const struct eve
     failed(connection, is_of_all || message->is_final);
 }
 
-static void session_ended(struct tl_data_connection *connection, const struct event *event)
+static void session_ended(struct tl_data_connection *connection, const struct connection_event *event)
 {
     const struct tl_error *reason = event->reason;
     bool was_up = connection->state == TL_DATA_CONNECTION_UP;
@@ -290,14 +291,14 @@ static void session_ended(struct tl_data_connection *connection, const struct ev
     failed(connection, is_final);
 }
 
-static void offer_overdue(struct tl_data_connection *connection, const struct event *event)
+static void offer_overdue(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
     data_connection_set_reason(connection, "%s has offered no data connection in time", connection->name);
     failed(connection, false);
 }
 
-static void attempt_overdue(struct tl_data_connection *connection, const struct event *event)
+static void attempt_overdue(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
     data_connection_set_reason(connection, "the data connection to %s was not set up in time", connection->name);
@@ -306,21 +307,22 @@ static void attempt_overdue(struct tl_data_connection *connection, const struct 
     failed(connection, false);
 }
 
-static void pause_over(struct tl_data_connection *connection, const struct event *event)
+static void pause_over(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
-    data_connection_happen(connection, connection->worker->closing.is_closing ? EVENT_CLOSING : EVENT_OFFER);
+    data_connection_happen(connection,
+                           connection->worker->closing.is_closing ? CONNECTION_EVENT_CLOSING : CONNECTION_EVENT_OFFER);
 }
 
 /* ---------------------------------------------------------------------------------------------------- the link -- */
 
-static void hold(struct tl_data_connection *connection, const struct event *event)
+static void hold(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
     data_connection_set_reason(connection, "another data connection is tried first");
 }
 
-static void refuse_link(struct tl_data_connection *connection, const struct event *event)
+static void refuse_link(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
     const struct tl_transport_slot *slot = connection->slot;
@@ -334,7 +336,7 @@ static void refuse_link(struct tl_data_connection *connection, const struct even
     log_change(connection);
 }
 
-static void leave_link(struct tl_data_connection *connection, const struct event *event)
+static void leave_link(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
     struct tl_error reason;
@@ -346,14 +348,14 @@ static void leave_link(struct tl_data_connection *connection, const struct event
 }
 
 /* The log says again that it is up when it comes back over the next link. */
-static void leave_link_while_up(struct tl_data_connection *connection, const struct event *event)
+static void leave_link_while_up(struct tl_data_connection *connection, const struct connection_event *event)
 {
     connection->has_logged = false;
     leave_link(connection, event);
 }
 
 /* The transport may have ended already. */
-static void begin_no_attempt(struct tl_data_connection *connection, const struct event *event)
+static void begin_no_attempt(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
     data_connection_set_reason(connection, "this worker is shutting down");
@@ -365,101 +367,101 @@ static void begin_no_attempt(struct tl_data_connection *connection, const struct
  * failure to report raises a further event. A NULL action, what the table leaves out: it cannot happen. */
 struct transition {
     enum tl_data_connection_state next;
-    void (*action)(struct tl_data_connection *connection, const struct event *event);
+    void (*action)(struct tl_data_connection *connection, const struct connection_event *event);
 };
 
 /* clang-format off */
-static const struct transition transitions[][EVENTS] = {
+static const struct transition transitions[][CONNECTION_EVENTS] = {
     [TL_DATA_CONNECTION_OFF] = {
-        [EVENT_LINK] = {TL_DATA_CONNECTION_HELD, hold},
-        [EVENT_LINK_UNFIT] = {TL_DATA_CONNECTION_REFUSED, refuse_link},
-        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, nothing},
+        [CONNECTION_EVENT_LINK] = {TL_DATA_CONNECTION_HELD, hold},
+        [CONNECTION_EVENT_LINK_UNFIT] = {TL_DATA_CONNECTION_REFUSED, refuse_link},
+        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, nothing},
     },
     [TL_DATA_CONNECTION_HELD] = {
-        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
-        [EVENT_OFFER] = {TL_DATA_CONNECTION_CREATING, offer},
-        [EVENT_EXPECT] = {TL_DATA_CONNECTION_EXPECTING, expect_offer},
-        [EVENT_CLOSING] = {TL_DATA_CONNECTION_REFUSED, begin_no_attempt},
-        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CREATING, take_offer},
-        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_HELD, nothing},
-        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_HELD, take_refusal}, /* of all attempts */
-        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [CONNECTION_EVENT_OFFER] = {TL_DATA_CONNECTION_CREATING, offer},
+        [CONNECTION_EVENT_EXPECT] = {TL_DATA_CONNECTION_EXPECTING, expect_offer},
+        [CONNECTION_EVENT_CLOSING] = {TL_DATA_CONNECTION_REFUSED, begin_no_attempt},
+        [CONNECTION_EVENT_OFFER_RECEIVED] = {TL_DATA_CONNECTION_CREATING, take_offer},
+        [CONNECTION_EVENT_ANSWER_RECEIVED] = {TL_DATA_CONNECTION_HELD, nothing},
+        [CONNECTION_EVENT_REFUSAL_RECEIVED] = {TL_DATA_CONNECTION_HELD, take_refusal}, /* of all attempts */
+        [CONNECTION_EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
     },
     [TL_DATA_CONNECTION_EXPECTING] = {
-        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
-        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CREATING, take_offer},
-        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_EXPECTING, nothing},
-        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_EXPECTING, take_refusal}, /* of all attempts */
-        [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_EXPECTING, offer_overdue},
-        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
-        [EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
+        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [CONNECTION_EVENT_OFFER_RECEIVED] = {TL_DATA_CONNECTION_CREATING, take_offer},
+        [CONNECTION_EVENT_ANSWER_RECEIVED] = {TL_DATA_CONNECTION_EXPECTING, nothing},
+        [CONNECTION_EVENT_REFUSAL_RECEIVED] = {TL_DATA_CONNECTION_EXPECTING, take_refusal}, /* of all attempts */
+        [CONNECTION_EVENT_TIMEOUT] = {TL_DATA_CONNECTION_EXPECTING, offer_overdue},
+        [CONNECTION_EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [CONNECTION_EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
     },
     [TL_DATA_CONNECTION_CREATING] = {
-        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
-        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CREATING, refuse_second_offer},
-        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_CREATING, nothing},
-        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_CREATING, take_refusal},
-        [EVENT_OFFER_SENT] = {TL_DATA_CONNECTION_OFFERED, nothing},
-        [EVENT_ANSWER_SENT] = {TL_DATA_CONNECTION_CONNECTING, nothing},
-        [EVENT_CLOSED] = {TL_DATA_CONNECTION_CREATING, session_ended},
-        [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_CREATING, attempt_overdue},
-        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
-        [EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_before_offer},
-        [EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
-        [EVENT_PASSING] = {TL_DATA_CONNECTION_EXPECTING, expect_after_passing},
+        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [CONNECTION_EVENT_OFFER_RECEIVED] = {TL_DATA_CONNECTION_CREATING, refuse_second_offer},
+        [CONNECTION_EVENT_ANSWER_RECEIVED] = {TL_DATA_CONNECTION_CREATING, nothing},
+        [CONNECTION_EVENT_REFUSAL_RECEIVED] = {TL_DATA_CONNECTION_CREATING, take_refusal},
+        [CONNECTION_EVENT_OFFER_SENT] = {TL_DATA_CONNECTION_OFFERED, nothing},
+        [CONNECTION_EVENT_ANSWER_SENT] = {TL_DATA_CONNECTION_CONNECTING, nothing},
+        [CONNECTION_EVENT_CLOSED] = {TL_DATA_CONNECTION_CREATING, session_ended},
+        [CONNECTION_EVENT_TIMEOUT] = {TL_DATA_CONNECTION_CREATING, attempt_overdue},
+        [CONNECTION_EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [CONNECTION_EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_before_offer},
+        [CONNECTION_EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
+        [CONNECTION_EVENT_PASSING] = {TL_DATA_CONNECTION_EXPECTING, expect_after_passing},
     },
     [TL_DATA_CONNECTION_OFFERED] = {
-        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
-        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_CONNECTING, connect_session},
-        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_OFFERED, take_refusal},
-        [EVENT_CLOSED] = {TL_DATA_CONNECTION_OFFERED, session_ended},
-        [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_OFFERED, attempt_overdue},
-        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
-        [EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_before_offer},
+        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [CONNECTION_EVENT_ANSWER_RECEIVED] = {TL_DATA_CONNECTION_CONNECTING, connect_session},
+        [CONNECTION_EVENT_REFUSAL_RECEIVED] = {TL_DATA_CONNECTION_OFFERED, take_refusal},
+        [CONNECTION_EVENT_CLOSED] = {TL_DATA_CONNECTION_OFFERED, session_ended},
+        [CONNECTION_EVENT_TIMEOUT] = {TL_DATA_CONNECTION_OFFERED, attempt_overdue},
+        [CONNECTION_EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [CONNECTION_EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_before_offer},
     },
     [TL_DATA_CONNECTION_CONNECTING] = {
-        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
-        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CONNECTING, refuse_second_offer},
-        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_CONNECTING, nothing},
-        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_CONNECTING, take_refusal},
-        [EVENT_UP] = {TL_DATA_CONNECTION_UP, come_up},
-        [EVENT_CLOSED] = {TL_DATA_CONNECTION_CONNECTING, session_ended},
-        [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_CONNECTING, attempt_overdue},
-        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
-        [EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_before_offer},
-        [EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
-        [EVENT_PASSING] = {TL_DATA_CONNECTION_EXPECTING, expect_after_passing},
+        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [CONNECTION_EVENT_OFFER_RECEIVED] = {TL_DATA_CONNECTION_CONNECTING, refuse_second_offer},
+        [CONNECTION_EVENT_ANSWER_RECEIVED] = {TL_DATA_CONNECTION_CONNECTING, nothing},
+        [CONNECTION_EVENT_REFUSAL_RECEIVED] = {TL_DATA_CONNECTION_CONNECTING, take_refusal},
+        [CONNECTION_EVENT_UP] = {TL_DATA_CONNECTION_UP, come_up},
+        [CONNECTION_EVENT_CLOSED] = {TL_DATA_CONNECTION_CONNECTING, session_ended},
+        [CONNECTION_EVENT_TIMEOUT] = {TL_DATA_CONNECTION_CONNECTING, attempt_overdue},
+        [CONNECTION_EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [CONNECTION_EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_before_offer},
+        [CONNECTION_EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
+        [CONNECTION_EVENT_PASSING] = {TL_DATA_CONNECTION_EXPECTING, expect_after_passing},
     },
     [TL_DATA_CONNECTION_UP] = {
-        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link_while_up},
-        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_UP, refuse_second_offer},
-        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_UP, nothing},
-        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_UP, take_refusal},
-        [EVENT_CLOSED] = {TL_DATA_CONNECTION_UP, session_ended},
-        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
-        [EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_after_up},
-        [EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
-        [EVENT_PASSING] = {TL_DATA_CONNECTION_EXPECTING, expect_after_passing},
+        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link_while_up},
+        [CONNECTION_EVENT_OFFER_RECEIVED] = {TL_DATA_CONNECTION_UP, refuse_second_offer},
+        [CONNECTION_EVENT_ANSWER_RECEIVED] = {TL_DATA_CONNECTION_UP, nothing},
+        [CONNECTION_EVENT_REFUSAL_RECEIVED] = {TL_DATA_CONNECTION_UP, take_refusal},
+        [CONNECTION_EVENT_CLOSED] = {TL_DATA_CONNECTION_UP, session_ended},
+        [CONNECTION_EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [CONNECTION_EVENT_RETRY] = {TL_DATA_CONNECTION_BACK_OFF, pause_after_up},
+        [CONNECTION_EVENT_AWAIT] = {TL_DATA_CONNECTION_EXPECTING, tell_failure},
+        [CONNECTION_EVENT_PASSING] = {TL_DATA_CONNECTION_EXPECTING, expect_after_passing},
     },
     [TL_DATA_CONNECTION_BACK_OFF] = {
-        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
-        [EVENT_OFFER] = {TL_DATA_CONNECTION_CREATING, offer},
-        [EVENT_CLOSING] = {TL_DATA_CONNECTION_REFUSED, begin_no_attempt},
-        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_BACK_OFF, nothing},
-        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_BACK_OFF, take_refusal}, /* of all attempts */
-        [EVENT_TIMEOUT] = {TL_DATA_CONNECTION_BACK_OFF, pause_over},
-        [EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
+        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [CONNECTION_EVENT_OFFER] = {TL_DATA_CONNECTION_CREATING, offer},
+        [CONNECTION_EVENT_CLOSING] = {TL_DATA_CONNECTION_REFUSED, begin_no_attempt},
+        [CONNECTION_EVENT_ANSWER_RECEIVED] = {TL_DATA_CONNECTION_BACK_OFF, nothing},
+        [CONNECTION_EVENT_REFUSAL_RECEIVED] = {TL_DATA_CONNECTION_BACK_OFF, take_refusal}, /* of all attempts */
+        [CONNECTION_EVENT_TIMEOUT] = {TL_DATA_CONNECTION_BACK_OFF, pause_over},
+        [CONNECTION_EVENT_FINAL] = {TL_DATA_CONNECTION_REFUSED, tell_failure},
     },
     [TL_DATA_CONNECTION_REFUSED] = {
-        [EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
-        [EVENT_OFFER_HEARD] = {TL_DATA_CONNECTION_CREATING, take_offer}, /* the peer may try all the same */
-        [EVENT_ANSWER_HEARD] = {TL_DATA_CONNECTION_REFUSED, nothing},
-        [EVENT_REFUSAL_HEARD] = {TL_DATA_CONNECTION_REFUSED, nothing},
+        [CONNECTION_EVENT_LINK_LOST] = {TL_DATA_CONNECTION_OFF, leave_link},
+        [CONNECTION_EVENT_OFFER_RECEIVED] = {TL_DATA_CONNECTION_CREATING, take_offer}, /* the peer may try anyway */
+        [CONNECTION_EVENT_ANSWER_RECEIVED] = {TL_DATA_CONNECTION_REFUSED, nothing},
+        [CONNECTION_EVENT_REFUSAL_RECEIVED] = {TL_DATA_CONNECTION_REFUSED, nothing},
     },
 };
 /* clang-format on */
 
-void data_connection_handle(struct tl_data_connection *connection, const struct event *event)
+void data_connection_handle(struct tl_data_connection *connection, const struct connection_event *event)
 {
     const struct transition *transition = &transitions[connection->state][event->kind];
     TL_CHECK(transition->action != NULL);
@@ -471,7 +473,7 @@ void data_connection_handle(struct tl_data_connection *connection, const struct 
 
 static void timer_fired(struct tl_timer *timer)
 {
-    data_connection_happen(TL_CONTAINER_OF(timer, struct tl_data_connection, timer), EVENT_TIMEOUT);
+    data_connection_happen(TL_CONTAINER_OF(timer, struct tl_data_connection, timer), CONNECTION_EVENT_TIMEOUT);
 }
 
 static void address_ready(void *owner, const uint8_t *bytes, uint32_t len_bytes)
@@ -479,17 +481,17 @@ static void address_ready(void *owner, const uint8_t *bytes, uint32_t len_bytes)
     struct tl_data_connection *connection = owner;
     bool is_ours = tl_link_is_ours(connection->link);
     tell(connection, is_ours ? TL_CONNECTION_MESSAGE_OFFER : TL_CONNECTION_MESSAGE_ANSWER, bytes, len_bytes);
-    data_connection_happen(connection, is_ours ? EVENT_OFFER_SENT : EVENT_ANSWER_SENT);
+    data_connection_happen(connection, is_ours ? CONNECTION_EVENT_OFFER_SENT : CONNECTION_EVENT_ANSWER_SENT);
 }
 
 static void session_up(void *owner)
 {
-    data_connection_happen(owner, EVENT_UP);
+    data_connection_happen(owner, CONNECTION_EVENT_UP);
 }
 
 static void session_closed(void *owner, const struct tl_error *reason)
 {
-    data_connection_handle(owner, &(struct event){.kind = EVENT_CLOSED, .reason = reason});
+    data_connection_handle(owner, &(struct connection_event){.kind = CONNECTION_EVENT_CLOSED, .reason = reason});
 }
 
 static const struct tl_session_events session_events = {

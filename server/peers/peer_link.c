@@ -128,13 +128,13 @@ static void absent(struct tl_peer *peer, const struct tl_error *reason)
 /* --------------------------------------------------------------------------------------------------- the table -- */
 
 enum link_event {
-    EVENT_OPENING,       /* a link of ours is being opened */
-    EVENT_OPEN_FAILED,   /* a link of ours could not be opened, for this reason */
-    EVENT_OPENING_ENDED, /* the link that was being opened has ended, for this reason */
-    EVENT_LINK_UP,       /* there is a link in use now */
-    EVENT_RESTARTED,     /* a link of another process has replaced the one in use */
-    EVENT_LOST,          /* the link in use has ended, for this reason */
-    EVENT_LOST_WANTED,   /* the same, while the peer is wanted */
+    LINK_EVENT_OPENING,       /* a link of ours is being opened */
+    LINK_EVENT_OPEN_FAILED,   /* a link of ours could not be opened, for this reason */
+    LINK_EVENT_OPENING_ENDED, /* the link that was being opened has ended, for this reason */
+    LINK_EVENT_UP,            /* there is a link in use now */
+    LINK_EVENT_RESTARTED,     /* a link of another process has replaced the one in use */
+    LINK_EVENT_LOST,          /* the link in use has ended, for this reason */
+    LINK_EVENT_LOST_WANTED,   /* the same, while the peer is wanted */
     LINK_EVENTS,
 };
 
@@ -148,27 +148,27 @@ struct transition {
 /* clang-format off */
 static const struct transition transitions[][LINK_EVENTS] = {
     [TL_PEER_IDLE] = {
-        [EVENT_OPENING] = {TL_PEER_CONNECTING, nothing},
-        [EVENT_OPEN_FAILED] = {TL_PEER_DOWN, absent},
-        [EVENT_OPENING_ENDED] = {TL_PEER_DOWN, absent}, /* it was being opened when the link in use was lost */
-        [EVENT_LINK_UP] = {TL_PEER_UP, up},
+        [LINK_EVENT_OPENING] = {TL_PEER_CONNECTING, nothing},
+        [LINK_EVENT_OPEN_FAILED] = {TL_PEER_DOWN, absent},
+        [LINK_EVENT_OPENING_ENDED] = {TL_PEER_DOWN, absent}, /* it was being opened when the link in use was lost */
+        [LINK_EVENT_UP] = {TL_PEER_UP, up},
     },
     [TL_PEER_CONNECTING] = {
-        [EVENT_OPENING] = {TL_PEER_CONNECTING, nothing}, /* again, after a loss */
-        [EVENT_OPEN_FAILED] = {TL_PEER_DOWN, absent},
-        [EVENT_OPENING_ENDED] = {TL_PEER_DOWN, absent},
-        [EVENT_LINK_UP] = {TL_PEER_UP, up},
+        [LINK_EVENT_OPENING] = {TL_PEER_CONNECTING, nothing}, /* again, after a loss */
+        [LINK_EVENT_OPEN_FAILED] = {TL_PEER_DOWN, absent},
+        [LINK_EVENT_OPENING_ENDED] = {TL_PEER_DOWN, absent},
+        [LINK_EVENT_UP] = {TL_PEER_UP, up},
     },
     [TL_PEER_UP] = {
-        [EVENT_OPENING_ENDED] = {TL_PEER_UP, nothing}, /* the peer's link is in use */
-        [EVENT_RESTARTED] = {TL_PEER_UP, up},
-        [EVENT_LOST] = {TL_PEER_IDLE, lost},
-        [EVENT_LOST_WANTED] = {TL_PEER_CONNECTING, lost},
+        [LINK_EVENT_OPENING_ENDED] = {TL_PEER_UP, nothing}, /* the peer's link is in use */
+        [LINK_EVENT_RESTARTED] = {TL_PEER_UP, up},
+        [LINK_EVENT_LOST] = {TL_PEER_IDLE, lost},
+        [LINK_EVENT_LOST_WANTED] = {TL_PEER_CONNECTING, lost},
     },
     [TL_PEER_DOWN] = {
-        [EVENT_OPENING] = {TL_PEER_CONNECTING, nothing},
-        [EVENT_OPEN_FAILED] = {TL_PEER_DOWN, absent},
-        [EVENT_LINK_UP] = {TL_PEER_UP, up},
+        [LINK_EVENT_OPENING] = {TL_PEER_CONNECTING, nothing},
+        [LINK_EVENT_OPEN_FAILED] = {TL_PEER_DOWN, absent},
+        [LINK_EVENT_UP] = {TL_PEER_UP, up},
     },
 };
 /* clang-format on */
@@ -247,9 +247,9 @@ static void connect_now(struct tl_peer *peer)
     if (tl_link_open(peer->worker->control, peer->address, peer->name, tl_numbers_items(received), received->count,
                      &link_events, peer, &links->opening, &error) == TL_OK) {
         tl_numbers_drop(received, received->count);
-        handle(peer, EVENT_OPENING, NULL);
+        handle(peer, LINK_EVENT_OPENING, NULL);
     } else {
-        handle(peer, EVENT_OPEN_FAILED, &error);
+        handle(peer, LINK_EVENT_OPEN_FAILED, &error);
     }
 }
 
@@ -338,9 +338,9 @@ static void use_link(struct tl_peer *peer, struct tl_link *link)
     tl_data_connections_begin(&peer->data, link, links->opening != NULL && is_ours_preferred(peer));
     tl_timers_disarm(tl_loop_timers(peer->worker->loop), &links->back_off);
     if (is_restart) {
-        handle(peer, EVENT_RESTARTED, NULL);
+        handle(peer, LINK_EVENT_RESTARTED, NULL);
     } else if (links->state != TL_PEER_UP) {
-        handle(peer, EVENT_LINK_UP, NULL);
+        handle(peer, LINK_EVENT_UP, NULL);
     }
     tl_peer_tell_received(peer);
     tl_peer_send_waiting(peer);
@@ -362,7 +362,7 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
         links->opening = NULL;
         tl_data_connections_stay(&peer->data);
         tl_peer_tell_received(peer);
-        handle(peer, EVENT_OPENING_ENDED, reason);
+        handle(peer, LINK_EVENT_OPENING_ENDED, reason);
         return;
     }
     if (link != links->link) {
@@ -373,7 +373,7 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
     tl_data_connections_end(&peer->data);
     bool was_settled = tl_clock_now_ns() - links->link_since_ns >= SETTLED_NS;
     links->loss_count = was_settled ? 0 : links->loss_count + 1;
-    handle(peer, is_wanted(peer) ? EVENT_LOST_WANTED : EVENT_LOST, reason);
+    handle(peer, is_wanted(peer) ? LINK_EVENT_LOST_WANTED : LINK_EVENT_LOST, reason);
     if (links->loss_count <= LOSSES_WITHOUT_PAUSE) {
         tl_peer_want(peer);
     } else if (is_wanted(peer)) {

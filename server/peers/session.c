@@ -43,20 +43,20 @@ void session_send_to_loop(struct tl_transport *transport, struct tl_closure *clo
 static void came_back(struct tl_session *session)
 {
     session->closures_out--;
-    session_handle(session, EVENT_RETURNED, NULL);
+    session_handle(session, SESSION_EVENT_RETURNED, NULL);
 }
 
 /* -------------------------------------------------------------------------------------------------- connection -- */
 
 static void up_came(struct tl_closure *closure)
 {
-    session_handle(TL_CONTAINER_OF(closure, struct tl_session, up_closure), EVENT_UP, NULL);
+    session_handle(TL_CONTAINER_OF(closure, struct tl_session, up_closure), SESSION_EVENT_UP, NULL);
 }
 
 static void closed_came(struct tl_closure *closure)
 {
     struct tl_session *session = TL_CONTAINER_OF(closure, struct tl_session, closed_closure);
-    session_handle(session, EVENT_CLOSED, &session->closed_reason);
+    session_handle(session, SESSION_EVENT_CLOSED, &session->closed_reason);
 }
 
 /* Runs on the reactor. */
@@ -83,9 +83,9 @@ static void created(struct tl_closure *closure)
     struct tl_session *session = TL_CONTAINER_OF(closure, struct tl_session, making.closure);
     session->closures_out--;
     if (session->failure.code != TL_OK) {
-        session_handle(session, EVENT_FAILED, &session->failure);
+        session_handle(session, SESSION_EVENT_FAILED, &session->failure);
     } else {
-        session_handle(session, session->is_opener ? EVENT_CREATED : EVENT_ACCEPTED, NULL);
+        session_handle(session, session->is_opener ? SESSION_EVENT_CREATED : SESSION_EVENT_ACCEPTED, NULL);
     }
 }
 
@@ -226,51 +226,51 @@ struct transition {
 /* clang-format off */
 static const struct transition transitions[SESSION_STATES][SESSION_EVENTS] = {
     [SESSION_CREATING] = {
-        [EVENT_CREATED] = {SESSION_CREATED, tell_address},
-        [EVENT_ACCEPTED] = {SESSION_CONNECTING, tell_address},
-        [EVENT_FAILED] = {SESSION_OVER, tell_closed},
-        [EVENT_DRAIN] = {SESSION_ENDING, end_at_reactor},
-        [EVENT_END] = {SESSION_ENDING, end_at_reactor},
+        [SESSION_EVENT_CREATED] = {SESSION_CREATED, tell_address},
+        [SESSION_EVENT_ACCEPTED] = {SESSION_CONNECTING, tell_address},
+        [SESSION_EVENT_FAILED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_DRAIN] = {SESSION_ENDING, end_at_reactor},
+        [SESSION_EVENT_END] = {SESSION_ENDING, end_at_reactor},
     },
     [SESSION_CREATED] = {
-        [EVENT_CONNECT] = {SESSION_CONNECTING, connect_at_reactor},
-        [EVENT_CLOSED] = {SESSION_OVER, tell_closed},
-        [EVENT_DRAIN] = {SESSION_ENDING, end_at_reactor},
-        [EVENT_END] = {SESSION_ENDING, end_at_reactor},
+        [SESSION_EVENT_CONNECT] = {SESSION_CONNECTING, connect_at_reactor},
+        [SESSION_EVENT_CLOSED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_DRAIN] = {SESSION_ENDING, end_at_reactor},
+        [SESSION_EVENT_END] = {SESSION_ENDING, end_at_reactor},
     },
     [SESSION_CONNECTING] = {
-        [EVENT_UP] = {SESSION_UP, tell_up},
-        [EVENT_CLOSED] = {SESSION_OVER, tell_closed},
-        [EVENT_RETURNED] = {SESSION_CONNECTING, NULL},
-        [EVENT_DRAIN] = {SESSION_ENDING, end_at_reactor},
-        [EVENT_END] = {SESSION_ENDING, end_at_reactor},
+        [SESSION_EVENT_UP] = {SESSION_UP, tell_up},
+        [SESSION_EVENT_CLOSED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_RETURNED] = {SESSION_CONNECTING, NULL},
+        [SESSION_EVENT_DRAIN] = {SESSION_ENDING, end_at_reactor},
+        [SESSION_EVENT_END] = {SESSION_ENDING, end_at_reactor},
     },
     [SESSION_UP] = {
-        [EVENT_CLOSED] = {SESSION_OVER, tell_closed},
-        [EVENT_RETURNED] = {SESSION_UP, NULL},
-        [EVENT_DRAIN] = {SESSION_DRAINING, drain_at_reactor},
-        [EVENT_END] = {SESSION_ENDING, end_at_reactor},
+        [SESSION_EVENT_CLOSED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_RETURNED] = {SESSION_UP, NULL},
+        [SESSION_EVENT_DRAIN] = {SESSION_DRAINING, drain_at_reactor},
+        [SESSION_EVENT_END] = {SESSION_ENDING, end_at_reactor},
     },
     [SESSION_DRAINING] = {
-        [EVENT_CLOSED] = {SESSION_OVER, tell_closed},
-        [EVENT_RETURNED] = {SESSION_DRAINING, NULL},
-        [EVENT_END] = {SESSION_ENDING, end_at_reactor},
+        [SESSION_EVENT_CLOSED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_RETURNED] = {SESSION_DRAINING, NULL},
+        [SESSION_EVENT_END] = {SESSION_ENDING, end_at_reactor},
     },
     [SESSION_ENDING] = {
-        [EVENT_CREATED] = {SESSION_ENDING, tell_address}, /* made before the reactor knew of the end */
-        [EVENT_ACCEPTED] = {SESSION_ENDING, tell_address},
-        [EVENT_FAILED] = {SESSION_OVER, tell_closed},
-        [EVENT_UP] = {SESSION_ENDING, NULL},
-        [EVENT_CLOSED] = {SESSION_OVER, tell_closed},
-        [EVENT_RETURNED] = {SESSION_ENDING, NULL},
-        [EVENT_CONNECT] = {SESSION_ENDING, NULL}, /* the answer of the peer comes too late */
-        [EVENT_DRAIN] = {SESSION_ENDING, NULL},
-        [EVENT_END] = {SESSION_ENDING, NULL},
+        [SESSION_EVENT_CREATED] = {SESSION_ENDING, tell_address}, /* made before the reactor knew of the end */
+        [SESSION_EVENT_ACCEPTED] = {SESSION_ENDING, tell_address},
+        [SESSION_EVENT_FAILED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_UP] = {SESSION_ENDING, NULL},
+        [SESSION_EVENT_CLOSED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_RETURNED] = {SESSION_ENDING, NULL},
+        [SESSION_EVENT_CONNECT] = {SESSION_ENDING, NULL}, /* the answer of the peer comes too late */
+        [SESSION_EVENT_DRAIN] = {SESSION_ENDING, NULL},
+        [SESSION_EVENT_END] = {SESSION_ENDING, NULL},
     },
     [SESSION_OVER] = {
-        [EVENT_RETURNED] = {SESSION_OVER, maybe_free},
-        [EVENT_DRAIN] = {SESSION_OVER, NULL},
-        [EVENT_END] = {SESSION_OVER, NULL},
+        [SESSION_EVENT_RETURNED] = {SESSION_OVER, maybe_free},
+        [SESSION_EVENT_DRAIN] = {SESSION_OVER, NULL},
+        [SESSION_EVENT_END] = {SESSION_OVER, NULL},
     },
 };
 /* clang-format on */
@@ -362,14 +362,14 @@ enum tl_status tl_session_connect(struct tl_session *session, const uint8_t *byt
         memcpy(session->bytes, bytes, len_bytes);
         session->len_bytes = len_bytes;
     }
-    session_handle(session, EVENT_CONNECT, NULL);
+    session_handle(session, SESSION_EVENT_CONNECT, NULL);
     return TL_OK;
 }
 
 void tl_session_abandon(struct tl_session *session, const struct tl_error *reason)
 {
     session->owner = NULL;
-    session_handle(session, EVENT_END, reason);
+    session_handle(session, SESSION_EVENT_END, reason);
 }
 
 size_t tl_session_unconfirmed(const struct tl_session *session, const uint64_t **ret_numbers)
@@ -395,7 +395,7 @@ void tl_sessions_drain(struct tl_transport *transport)
     tl_error_set(&reason, TL_UNAVAILABLE, "%s is shutting down", transport->worker->self.name);
     TL_LIST_FOREACH(&transport->sessions, place)
     {
-        session_handle(TL_CONTAINER_OF(place, struct tl_session, link), EVENT_DRAIN, &reason);
+        session_handle(TL_CONTAINER_OF(place, struct tl_session, link), SESSION_EVENT_DRAIN, &reason);
     }
 }
 
@@ -403,6 +403,6 @@ void tl_sessions_close(struct tl_transport *transport, const struct tl_error *re
 {
     TL_LIST_FOREACH(&transport->sessions, place)
     {
-        session_handle(TL_CONTAINER_OF(place, struct tl_session, link), EVENT_END, reason);
+        session_handle(TL_CONTAINER_OF(place, struct tl_session, link), SESSION_EVENT_END, reason);
     }
 }

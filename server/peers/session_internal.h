@@ -31,15 +31,15 @@ enum session_state {
 
 /* The reactor raises the first five through closures, which arrive in the order in which it posts them. */
 enum session_event {
-    EVENT_CREATED,  /* opener: the connection exists */
-    EVENT_ACCEPTED, /* other side: the connection exists and connects already */
-    EVENT_FAILED,   /* the connection could not be made, for this reason */
-    EVENT_UP,       /* the connection is verified */
-    EVENT_CLOSED,   /* the connection has ended, for this reason */
-    EVENT_RETURNED, /* a closure or a request has come back */
-    EVENT_CONNECT,  /* opener: the owner has put the peer's answer into the session */
-    EVENT_DRAIN,    /* the worker shuts down: this is the reason for what is not up */
-    EVENT_END,      /* the owner or the worker ends the session, for this reason */
+    SESSION_EVENT_CREATED,  /* opener: the connection exists */
+    SESSION_EVENT_ACCEPTED, /* other side: the connection exists and connects already */
+    SESSION_EVENT_FAILED,   /* the connection could not be made, for this reason */
+    SESSION_EVENT_UP,       /* the connection is verified */
+    SESSION_EVENT_CLOSED,   /* the connection has ended, for this reason */
+    SESSION_EVENT_RETURNED, /* a closure or a request has come back */
+    SESSION_EVENT_CONNECT,  /* opener: the owner has put the peer's answer into the session */
+    SESSION_EVENT_DRAIN,    /* the worker shuts down: this is the reason for what is not up */
+    SESSION_EVENT_END,      /* the owner or the worker ends the session, for this reason */
     SESSION_EVENTS,
 };
 
@@ -63,9 +63,9 @@ struct tl_session {
     struct tl_closure drain_closure;
     struct tl_closure end_closure;
     uint8_t bytes[TL_CONN_ADDRESS_BYTES]; /* on the way there the peer's address, on the way back ours */
-    uint32_t len_bytes;                   /* on the way back 0: the owner is told nothing, EVENT_CLOSED follows */
-    struct tl_error failure;              /* why the connection could not be made; read when `making` is back */
-    struct tl_error end_reason;           /* written once, before end_closure is posted */
+    uint32_t len_bytes;         /* on the way back 0: the owner is told nothing, SESSION_EVENT_CLOSED follows */
+    struct tl_error failure;    /* why the connection could not be made; read when `making` is back */
+    struct tl_error end_reason; /* written once, before end_closure is posted */
 
     /* The reactor's thread owns the rest. */
     struct tl_conn *conn; /* NULL: there is none yet, or none any more */

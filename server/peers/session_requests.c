@@ -33,7 +33,7 @@ static void maybe_done(struct tl_peer_request *request)
     session->request_count--;
     request->ops->done(&request->fetch, tl_error_kept(failure));
     tl_error_drop(failure);
-    session_handle(session, EVENT_RETURNED, NULL);
+    session_handle(session, SESSION_EVENT_RETURNED, NULL);
 }
 
 static void done_came(struct tl_closure *closure)

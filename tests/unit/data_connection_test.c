@@ -164,89 +164,89 @@ static bool is_armed(void)
 
 static const struct edge {
     enum tl_data_connection_state from;
-    enum event_kind kind;
+    enum connection_event_kind kind;
     bool is_ours; /* the link */
     enum tl_data_connection_state to;
     bool is_armed; /* afterwards */
     const char *calls;
 } edges[] = {
-    {OFF, EVENT_LINK, OURS, HELD, false, ""},
-    {OFF, EVENT_LINK_UNFIT, OURS, REFUSED, false, "refuse"},
-    {OFF, EVENT_LINK_UNFIT, THEIRS, REFUSED, false, ""},
-    {OFF, EVENT_LINK_LOST, OURS, OFF, false, ""},
+    {OFF, CONNECTION_EVENT_LINK, OURS, HELD, false, ""},
+    {OFF, CONNECTION_EVENT_LINK_UNFIT, OURS, REFUSED, false, "refuse"},
+    {OFF, CONNECTION_EVENT_LINK_UNFIT, THEIRS, REFUSED, false, ""},
+    {OFF, CONNECTION_EVENT_LINK_LOST, OURS, OFF, false, ""},
 
-    {HELD, EVENT_LINK_LOST, OURS, OFF, false, ""},
-    {HELD, EVENT_OFFER, OURS, CREATING, true, "open"},
-    {HELD, EVENT_EXPECT, THEIRS, EXPECTING, true, ""},
-    {HELD, EVENT_CLOSING, OURS, REFUSED, false, ""},
-    {HELD, EVENT_OFFER_HEARD, THEIRS, CREATING, true, "open"},
-    {HELD, EVENT_ANSWER_HEARD, OURS, HELD, false, ""},
-    {HELD, EVENT_REFUSAL_HEARD, THEIRS, REFUSED, false, "changed"},
-    {HELD, EVENT_FINAL, OURS, REFUSED, false, "changed"},
+    {HELD, CONNECTION_EVENT_LINK_LOST, OURS, OFF, false, ""},
+    {HELD, CONNECTION_EVENT_OFFER, OURS, CREATING, true, "open"},
+    {HELD, CONNECTION_EVENT_EXPECT, THEIRS, EXPECTING, true, ""},
+    {HELD, CONNECTION_EVENT_CLOSING, OURS, REFUSED, false, ""},
+    {HELD, CONNECTION_EVENT_OFFER_RECEIVED, THEIRS, CREATING, true, "open"},
+    {HELD, CONNECTION_EVENT_ANSWER_RECEIVED, OURS, HELD, false, ""},
+    {HELD, CONNECTION_EVENT_REFUSAL_RECEIVED, THEIRS, REFUSED, false, "changed"},
+    {HELD, CONNECTION_EVENT_FINAL, OURS, REFUSED, false, "changed"},
 
-    {EXPECTING, EVENT_LINK_LOST, THEIRS, OFF, false, ""},
-    {EXPECTING, EVENT_OFFER_HEARD, THEIRS, CREATING, true, "open"},
-    {EXPECTING, EVENT_ANSWER_HEARD, THEIRS, EXPECTING, true, ""},
-    {EXPECTING, EVENT_REFUSAL_HEARD, THEIRS, REFUSED, false, "changed"},
-    {EXPECTING, EVENT_TIMEOUT, THEIRS, EXPECTING, false, "changed"},
-    {EXPECTING, EVENT_FINAL, THEIRS, REFUSED, false, "changed"},
-    {EXPECTING, EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
+    {EXPECTING, CONNECTION_EVENT_LINK_LOST, THEIRS, OFF, false, ""},
+    {EXPECTING, CONNECTION_EVENT_OFFER_RECEIVED, THEIRS, CREATING, true, "open"},
+    {EXPECTING, CONNECTION_EVENT_ANSWER_RECEIVED, THEIRS, EXPECTING, true, ""},
+    {EXPECTING, CONNECTION_EVENT_REFUSAL_RECEIVED, THEIRS, REFUSED, false, "changed"},
+    {EXPECTING, CONNECTION_EVENT_TIMEOUT, THEIRS, EXPECTING, false, "changed"},
+    {EXPECTING, CONNECTION_EVENT_FINAL, THEIRS, REFUSED, false, "changed"},
+    {EXPECTING, CONNECTION_EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
 
-    {CREATING, EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
-    {CREATING, EVENT_OFFER_HEARD, THEIRS, EXPECTING, false, "refuse abandon changed"},
-    {CREATING, EVENT_ANSWER_HEARD, OURS, CREATING, true, ""},
-    {CREATING, EVENT_REFUSAL_HEARD, OURS, BACK_OFF, true, "abandon changed"},
-    {CREATING, EVENT_OFFER_SENT, OURS, OFFERED, true, ""},
-    {CREATING, EVENT_ANSWER_SENT, THEIRS, CONNECTING, true, ""},
-    {CREATING, EVENT_CLOSED, OURS, BACK_OFF, true, "refuse changed"},
-    {CREATING, EVENT_TIMEOUT, THEIRS, EXPECTING, false, "refuse abandon changed"},
-    {CREATING, EVENT_FINAL, OURS, REFUSED, false, "changed"},
-    {CREATING, EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
-    {CREATING, EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
-    {CREATING, EVENT_PASSING, THEIRS, EXPECTING, true, "changed"},
+    {CREATING, CONNECTION_EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
+    {CREATING, CONNECTION_EVENT_OFFER_RECEIVED, THEIRS, EXPECTING, false, "refuse abandon changed"},
+    {CREATING, CONNECTION_EVENT_ANSWER_RECEIVED, OURS, CREATING, true, ""},
+    {CREATING, CONNECTION_EVENT_REFUSAL_RECEIVED, OURS, BACK_OFF, true, "abandon changed"},
+    {CREATING, CONNECTION_EVENT_OFFER_SENT, OURS, OFFERED, true, ""},
+    {CREATING, CONNECTION_EVENT_ANSWER_SENT, THEIRS, CONNECTING, true, ""},
+    {CREATING, CONNECTION_EVENT_CLOSED, OURS, BACK_OFF, true, "refuse changed"},
+    {CREATING, CONNECTION_EVENT_TIMEOUT, THEIRS, EXPECTING, false, "refuse abandon changed"},
+    {CREATING, CONNECTION_EVENT_FINAL, OURS, REFUSED, false, "changed"},
+    {CREATING, CONNECTION_EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
+    {CREATING, CONNECTION_EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
+    {CREATING, CONNECTION_EVENT_PASSING, THEIRS, EXPECTING, true, "changed"},
 
-    {OFFERED, EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
-    {OFFERED, EVENT_ANSWER_HEARD, OURS, CONNECTING, true, "connect"},
-    {OFFERED, EVENT_REFUSAL_HEARD, OURS, BACK_OFF, true, "abandon changed"},
-    {OFFERED, EVENT_CLOSED, OURS, BACK_OFF, true, "refuse changed"},
-    {OFFERED, EVENT_TIMEOUT, OURS, BACK_OFF, true, "refuse abandon changed"},
-    {OFFERED, EVENT_FINAL, OURS, REFUSED, false, "changed"},
-    {OFFERED, EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
+    {OFFERED, CONNECTION_EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
+    {OFFERED, CONNECTION_EVENT_ANSWER_RECEIVED, OURS, CONNECTING, true, "connect"},
+    {OFFERED, CONNECTION_EVENT_REFUSAL_RECEIVED, OURS, BACK_OFF, true, "abandon changed"},
+    {OFFERED, CONNECTION_EVENT_CLOSED, OURS, BACK_OFF, true, "refuse changed"},
+    {OFFERED, CONNECTION_EVENT_TIMEOUT, OURS, BACK_OFF, true, "refuse abandon changed"},
+    {OFFERED, CONNECTION_EVENT_FINAL, OURS, REFUSED, false, "changed"},
+    {OFFERED, CONNECTION_EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
 
-    {CONNECTING, EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
-    {CONNECTING, EVENT_OFFER_HEARD, THEIRS, EXPECTING, false, "refuse abandon changed"},
-    {CONNECTING, EVENT_ANSWER_HEARD, OURS, CONNECTING, true, ""},
-    {CONNECTING, EVENT_REFUSAL_HEARD, THEIRS, EXPECTING, false, "abandon changed"},
-    {CONNECTING, EVENT_UP, OURS, UP, false, "changed"},
-    {CONNECTING, EVENT_CLOSED, THEIRS, EXPECTING, false, "refuse changed"},
-    {CONNECTING, EVENT_TIMEOUT, OURS, BACK_OFF, true, "refuse abandon changed"},
-    {CONNECTING, EVENT_FINAL, OURS, REFUSED, false, "changed"},
-    {CONNECTING, EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
-    {CONNECTING, EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
-    {CONNECTING, EVENT_PASSING, THEIRS, EXPECTING, true, "changed"},
+    {CONNECTING, CONNECTION_EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
+    {CONNECTING, CONNECTION_EVENT_OFFER_RECEIVED, THEIRS, EXPECTING, false, "refuse abandon changed"},
+    {CONNECTING, CONNECTION_EVENT_ANSWER_RECEIVED, OURS, CONNECTING, true, ""},
+    {CONNECTING, CONNECTION_EVENT_REFUSAL_RECEIVED, THEIRS, EXPECTING, false, "abandon changed"},
+    {CONNECTING, CONNECTION_EVENT_UP, OURS, UP, false, "changed"},
+    {CONNECTING, CONNECTION_EVENT_CLOSED, THEIRS, EXPECTING, false, "refuse changed"},
+    {CONNECTING, CONNECTION_EVENT_TIMEOUT, OURS, BACK_OFF, true, "refuse abandon changed"},
+    {CONNECTING, CONNECTION_EVENT_FINAL, OURS, REFUSED, false, "changed"},
+    {CONNECTING, CONNECTION_EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
+    {CONNECTING, CONNECTION_EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
+    {CONNECTING, CONNECTION_EVENT_PASSING, THEIRS, EXPECTING, true, "changed"},
 
-    {UP, EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
-    {UP, EVENT_OFFER_HEARD, THEIRS, EXPECTING, false, "refuse abandon changed"},
-    {UP, EVENT_ANSWER_HEARD, OURS, UP, false, ""},
-    {UP, EVENT_REFUSAL_HEARD, OURS, BACK_OFF, true, "abandon changed"},
-    {UP, EVENT_CLOSED, OURS, BACK_OFF, true, "refuse changed"},
-    {UP, EVENT_FINAL, OURS, REFUSED, false, "changed"},
-    {UP, EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
-    {UP, EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
-    {UP, EVENT_PASSING, THEIRS, EXPECTING, true, "changed"},
+    {UP, CONNECTION_EVENT_LINK_LOST, OURS, OFF, false, "abandon"},
+    {UP, CONNECTION_EVENT_OFFER_RECEIVED, THEIRS, EXPECTING, false, "refuse abandon changed"},
+    {UP, CONNECTION_EVENT_ANSWER_RECEIVED, OURS, UP, false, ""},
+    {UP, CONNECTION_EVENT_REFUSAL_RECEIVED, OURS, BACK_OFF, true, "abandon changed"},
+    {UP, CONNECTION_EVENT_CLOSED, OURS, BACK_OFF, true, "refuse changed"},
+    {UP, CONNECTION_EVENT_FINAL, OURS, REFUSED, false, "changed"},
+    {UP, CONNECTION_EVENT_RETRY, OURS, BACK_OFF, true, "changed"},
+    {UP, CONNECTION_EVENT_AWAIT, THEIRS, EXPECTING, false, "changed"},
+    {UP, CONNECTION_EVENT_PASSING, THEIRS, EXPECTING, true, "changed"},
 
-    {BACK_OFF, EVENT_LINK_LOST, OURS, OFF, false, ""},
-    {BACK_OFF, EVENT_OFFER, OURS, CREATING, true, "open"},
-    {BACK_OFF, EVENT_CLOSING, OURS, REFUSED, false, ""},
-    {BACK_OFF, EVENT_ANSWER_HEARD, OURS, BACK_OFF, true, ""},
-    {BACK_OFF, EVENT_REFUSAL_HEARD, OURS, REFUSED, false, "changed"},
-    {BACK_OFF, EVENT_TIMEOUT, OURS, CREATING, true, "open"},
-    {BACK_OFF, EVENT_FINAL, OURS, REFUSED, false, "changed"},
+    {BACK_OFF, CONNECTION_EVENT_LINK_LOST, OURS, OFF, false, ""},
+    {BACK_OFF, CONNECTION_EVENT_OFFER, OURS, CREATING, true, "open"},
+    {BACK_OFF, CONNECTION_EVENT_CLOSING, OURS, REFUSED, false, ""},
+    {BACK_OFF, CONNECTION_EVENT_ANSWER_RECEIVED, OURS, BACK_OFF, true, ""},
+    {BACK_OFF, CONNECTION_EVENT_REFUSAL_RECEIVED, OURS, REFUSED, false, "changed"},
+    {BACK_OFF, CONNECTION_EVENT_TIMEOUT, OURS, CREATING, true, "open"},
+    {BACK_OFF, CONNECTION_EVENT_FINAL, OURS, REFUSED, false, "changed"},
 
-    {REFUSED, EVENT_LINK_LOST, OURS, OFF, false, ""},
-    {REFUSED, EVENT_OFFER_HEARD, THEIRS, CREATING, true, "open"},
-    {REFUSED, EVENT_ANSWER_HEARD, OURS, REFUSED, false, ""},
-    {REFUSED, EVENT_REFUSAL_HEARD, OURS, REFUSED, false, ""},
+    {REFUSED, CONNECTION_EVENT_LINK_LOST, OURS, OFF, false, ""},
+    {REFUSED, CONNECTION_EVENT_OFFER_RECEIVED, THEIRS, CREATING, true, "open"},
+    {REFUSED, CONNECTION_EVENT_ANSWER_RECEIVED, OURS, REFUSED, false, ""},
+    {REFUSED, CONNECTION_EVENT_REFUSAL_RECEIVED, OURS, REFUSED, false, ""},
 };
 
 /* Puts the connection into a state, with the session and the timer that it has there. */
@@ -269,17 +269,20 @@ START_TEST(each_edge)
     const struct tl_error reason = {.code = TL_UNAVAILABLE, .message = "why"};
     enum tl_data_connection_state next = transitions[edge->from][edge->kind].next;
     const struct tl_connection_message message = {.transport = "verbs",
-                                                  .attempt = edge->kind == EVENT_OFFER_HEARD              ? ATTEMPT + 1
-                                                             : edge->from >= CREATING && edge->from <= UP ? ATTEMPT
-                                                                                                          : 0};
+                                                  .attempt = edge->kind == CONNECTION_EVENT_OFFER_RECEIVED ? ATTEMPT + 1
+                                                             : edge->from >= CREATING && edge->from <= UP  ? ATTEMPT
+                                                                                                           : 0};
     /* An action that decides where to go raises the next event in the state that it leaves. */
     ck_assert(next == edge->from || next == edge->to);
     enter(edge->from, edge->is_ours);
-    if (edge->from == OFF && edge->kind != EVENT_LINK_LOST) connection.link = &link_in_use;
+    if (edge->from == OFF && edge->kind != CONNECTION_EVENT_LINK_LOST) connection.link = &link_in_use;
     /* The timer has fired, or `failed` has disarmed it and let the session go. */
-    if (edge->kind == EVENT_TIMEOUT || edge->kind == EVENT_CLOSING || edge->kind >= EVENT_FINAL) disarm(&connection);
-    if (edge->kind >= EVENT_FINAL) connection.session = NULL;
-    data_connection_handle(&connection, &(struct event){.kind = edge->kind, .message = &message, .reason = &reason});
+    if (edge->kind == CONNECTION_EVENT_TIMEOUT || edge->kind == CONNECTION_EVENT_CLOSING ||
+        edge->kind >= CONNECTION_EVENT_FINAL)
+        disarm(&connection);
+    if (edge->kind >= CONNECTION_EVENT_FINAL) connection.session = NULL;
+    data_connection_handle(&connection,
+                           &(struct connection_event){.kind = edge->kind, .message = &message, .reason = &reason});
     ck_assert_int_eq(connection.state, edge->to);
     check_calls(edge->calls);
     ck_assert_int_eq(is_armed(), edge->is_armed);
@@ -291,12 +294,12 @@ END_TEST
 
 START_TEST(no_other_edge)
 {
-    bool is_listed[TL_ARRAY_COUNT(transitions)][EVENTS] = {{false}};
+    bool is_listed[TL_ARRAY_COUNT(transitions)][CONNECTION_EVENTS] = {{false}};
     ck_assert_uint_eq(TL_ARRAY_COUNT(transitions), REFUSED + 1);
     for (size_t i = 0; i < TL_ARRAY_COUNT(edges); i++)
         is_listed[edges[i].from][edges[i].kind] = true;
     for (unsigned from = 0; from < TL_ARRAY_COUNT(transitions); from++) {
-        for (unsigned kind = 0; kind < EVENTS; kind++)
+        for (unsigned kind = 0; kind < CONNECTION_EVENTS; kind++)
             ck_assert_int_eq(transitions[from][kind].action != NULL, is_listed[from][kind]);
     }
 }
@@ -305,7 +308,7 @@ END_TEST
 START_TEST(forbidden_edge)
 {
     enter(OFFERED, OURS);
-    data_connection_happen(&connection, EVENT_UP);
+    data_connection_happen(&connection, CONNECTION_EVENT_UP);
 }
 END_TEST
 

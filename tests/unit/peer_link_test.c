@@ -189,21 +189,21 @@ static const struct edge {
     bool is_armed;      /* another attempt follows */
     unsigned failure_count;
 } edges[] = {
-    {TL_PEER_IDLE, EVENT_OPENING, TL_PEER_CONNECTING, "old", false, 2},
-    {TL_PEER_IDLE, EVENT_OPEN_FAILED, TL_PEER_DOWN, "why", true, 3},
-    {TL_PEER_IDLE, EVENT_OPENING_ENDED, TL_PEER_DOWN, "why", true, 3},
-    {TL_PEER_IDLE, EVENT_LINK_UP, TL_PEER_UP, "", false, 0},
-    {TL_PEER_CONNECTING, EVENT_OPENING, TL_PEER_CONNECTING, "old", false, 2},
-    {TL_PEER_CONNECTING, EVENT_OPEN_FAILED, TL_PEER_DOWN, "why", true, 3},
-    {TL_PEER_CONNECTING, EVENT_OPENING_ENDED, TL_PEER_DOWN, "why", true, 3},
-    {TL_PEER_CONNECTING, EVENT_LINK_UP, TL_PEER_UP, "", false, 0},
-    {TL_PEER_UP, EVENT_OPENING_ENDED, TL_PEER_UP, "old", false, 2},
-    {TL_PEER_UP, EVENT_RESTARTED, TL_PEER_UP, "", false, 0},
-    {TL_PEER_UP, EVENT_LOST, TL_PEER_IDLE, "why", false, 2},
-    {TL_PEER_UP, EVENT_LOST_WANTED, TL_PEER_CONNECTING, "why", false, 2},
-    {TL_PEER_DOWN, EVENT_OPENING, TL_PEER_CONNECTING, "old", false, 2},
-    {TL_PEER_DOWN, EVENT_OPEN_FAILED, TL_PEER_DOWN, "why", true, 3},
-    {TL_PEER_DOWN, EVENT_LINK_UP, TL_PEER_UP, "", false, 0},
+    {TL_PEER_IDLE, LINK_EVENT_OPENING, TL_PEER_CONNECTING, "old", false, 2},
+    {TL_PEER_IDLE, LINK_EVENT_OPEN_FAILED, TL_PEER_DOWN, "why", true, 3},
+    {TL_PEER_IDLE, LINK_EVENT_OPENING_ENDED, TL_PEER_DOWN, "why", true, 3},
+    {TL_PEER_IDLE, LINK_EVENT_UP, TL_PEER_UP, "", false, 0},
+    {TL_PEER_CONNECTING, LINK_EVENT_OPENING, TL_PEER_CONNECTING, "old", false, 2},
+    {TL_PEER_CONNECTING, LINK_EVENT_OPEN_FAILED, TL_PEER_DOWN, "why", true, 3},
+    {TL_PEER_CONNECTING, LINK_EVENT_OPENING_ENDED, TL_PEER_DOWN, "why", true, 3},
+    {TL_PEER_CONNECTING, LINK_EVENT_UP, TL_PEER_UP, "", false, 0},
+    {TL_PEER_UP, LINK_EVENT_OPENING_ENDED, TL_PEER_UP, "old", false, 2},
+    {TL_PEER_UP, LINK_EVENT_RESTARTED, TL_PEER_UP, "", false, 0},
+    {TL_PEER_UP, LINK_EVENT_LOST, TL_PEER_IDLE, "why", false, 2},
+    {TL_PEER_UP, LINK_EVENT_LOST_WANTED, TL_PEER_CONNECTING, "why", false, 2},
+    {TL_PEER_DOWN, LINK_EVENT_OPENING, TL_PEER_CONNECTING, "old", false, 2},
+    {TL_PEER_DOWN, LINK_EVENT_OPEN_FAILED, TL_PEER_DOWN, "why", true, 3},
+    {TL_PEER_DOWN, LINK_EVENT_UP, TL_PEER_UP, "", false, 0},
 };
 
 START_TEST(each_edge)
@@ -237,7 +237,7 @@ END_TEST
 
 START_TEST(forbidden_edge)
 {
-    handle(&peer, EVENT_LOST, &(struct tl_error){.code = TL_OK});
+    handle(&peer, LINK_EVENT_LOST, &(struct tl_error){.code = TL_OK});
 }
 END_TEST
 
