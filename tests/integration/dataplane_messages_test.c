@@ -386,7 +386,7 @@ START_TEST(a_peer_that_does_not_take_its_refusals_ends_the_link)
     frame.n_connections = 80;
     frame.connections = messages;
     raw_call_send_message(&call, &frame.base);
-    expect_protocol_error("does not take the answers");
+    expect_protocol_error("does not read the answers");
     teardown_worker();
 }
 END_TEST
