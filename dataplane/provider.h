@@ -128,10 +128,10 @@ struct tl_provider_ops {
     bool (*arm)(struct tl_provider *provider);
     /* Called after sleeping on fd. */
     void (*disarm)(struct tl_provider *provider);
-    /* Sleeps on fd, between arm and disarm, and on `other` as well, for at most timeout_ns (TL_TIME_NEVER: without a
-     * limit). Returns whether other is readable. `other` stays registered until another one is named; -1: none, and no
-     * sleep. NULL: the caller sleeps with poll. */
-    bool (*sleep)(struct tl_provider *provider, int other, int64_t timeout_ns);
+    /* Sleeps on fd, between arm and disarm, and on `other` as well, at most until until_ns (TL_TIME_NEVER: without a
+     * limit); may return earlier. Returns whether other is readable. `other` stays registered until another one is
+     * named; -1: none, and no sleep. NULL: the caller sleeps with poll. */
+    bool (*sleep)(struct tl_provider *provider, int other, int64_t until_ns);
 
     /* Makes memory known to the card. Blocks: pins the pages, which takes milliseconds per gigabyte and more. Thread:
      * any. Errors: TL_RESOURCE_EXHAUSTED: the limit of locked memory (the message contains the remedy) or the card's

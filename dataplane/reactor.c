@@ -271,17 +271,18 @@ static void end_sleep(struct tl_reactor *reactor)
     count(&reactor->sleeps, 1);
 }
 
-static void wait_for_descriptors(struct tl_reactor *reactor, int64_t timeout_ns)
+static void wait_for_descriptors(struct tl_reactor *reactor, int64_t until_ns)
 {
     const struct tl_provider_ops *ops = reactor->provider->ops;
     if (ops->sleep != NULL) {
-        if (ops->sleep(reactor->provider, reactor->wake_fd, timeout_ns)) drain(reactor->wake_fd);
+        if (ops->sleep(reactor->provider, reactor->wake_fd, until_ns)) drain(reactor->wake_fd);
         return;
     }
     struct pollfd descriptors[] = {
         {.fd = reactor->wake_fd, .events = POLLIN},
         {.fd = reactor->provider->fd, .events = POLLIN}, /* poll ignores a negative one */
     };
+    int64_t timeout_ns = tl_clock_remaining_ns(until_ns);
     if (reactor->provider->fd < 0 && timeout_ns > NAP_NS) timeout_ns = NAP_NS;
     struct timespec timeout = {.tv_sec = timeout_ns / TL_NS_PER_SEC, .tv_nsec = timeout_ns % TL_NS_PER_SEC};
     int ready = ppoll(descriptors, TL_ARRAY_COUNT(descriptors), timeout_ns == TL_TIME_NEVER ? NULL : &timeout, NULL);
@@ -293,10 +294,10 @@ static void wait_for_descriptors(struct tl_reactor *reactor, int64_t timeout_ns)
 /* Sleeps until until_ns or until something happens. Returns how many events there were before it could sleep. */
 static unsigned sleep_until(struct tl_reactor *reactor, int64_t until_ns)
 {
-    int64_t timeout_ns = tl_clock_remaining_ns(until_ns);
     unsigned events;
-    if (timeout_ns == 0 || !begin_sleep(reactor, &events)) return timeout_ns == 0 ? 0 : events;
-    wait_for_descriptors(reactor, timeout_ns);
+    if (tl_clock_remaining_ns(until_ns) == 0) return 0;
+    if (!begin_sleep(reactor, &events)) return events;
+    wait_for_descriptors(reactor, until_ns);
     end_sleep(reactor);
     return poll_provider(reactor);
 }

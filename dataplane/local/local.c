@@ -6,7 +6,7 @@
  * after each sleep, it looks at the sockets, where something comes rarely: a HELLO, descriptors, the end of a peer.
  *
  * Before the provider sleeps, it sets a bit in each ring and looks once more at what peers have posted. A peer that
- * posts later sees the bit and sends a packet, which makes the epoll descriptor readable.
+ * posts later sees the bit and writes to an eventfd that the epoll descriptor watches.
  */
 #include "dataplane/local/local.h"
 
@@ -14,9 +14,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <limits.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/arith.h"
@@ -31,18 +32,16 @@
  * clock. */
 #define LOOK_NS (TL_NS_PER_MS / 5)
 #define POLLS_PER_CLOCK 64
-/* The wakes of this number of sleeps may stay unread: a peer sends at most one for each sleep, and a socket holds some
- * hundreds. */
-#define UNHEARD_SLEEPS 16
 /* A read that takes longer is assumed to wait for its memory, and the reactor sleeps. */
 #define LONGEST_READ_NS (TL_NS_PER_SEC / 5)
 /* The most slots that one poll takes from one pair. */
 #define SLOTS_PER_POLL 64
-/* Each pair has up to four descriptors: two control sockets, the process, and its memory. */
+/* Each pair has five descriptors: two control sockets, two eventfds, and the process. */
 #define MAX_QUEUE_PAIRS 4096
 #define OTHER_NUMBER UINT64_MAX
 #define GONE_NUMBER UINT64_MAX
 #define DONE_NUMBER (UINT64_MAX - 1)
+#define TIMER_NUMBER (UINT64_MAX - 3)
 
 /* ----------------------------------------------------------------------------------------------------- sockets -- */
 
@@ -62,33 +61,21 @@ static struct local_pair *find_pair(const struct local_provider *provider, uint6
     return NULL;
 }
 
-/* Returns whether only a wake has come, which has no content and is read with a later packet. The peer counts all other
- * packets. */
-static bool is_mere_wake(const struct local_pair *pair, uint32_t events)
+void local_forget_descriptor(struct local_provider *provider, int fd)
 {
-    const struct local_provider *provider = pair->provider;
-    if (!provider->has_slept || events != EPOLLIN || pair->state != LOCAL_CONNECTED) return false;
-    return atomic_load_explicit(&pair->rings.in.head->packets, memory_order_acquire) == pair->packets.received &&
-           provider->sleeps - pair->packets.heard_sleeps < UNHEARD_SLEEPS;
+    (void)shutdown(fd, SHUT_RDWR);
+    (void)epoll_ctl(provider->base.fd, EPOLL_CTL_DEL, fd, NULL);
 }
 
-void local_forget_socket(struct local_provider *provider, int socket)
-{
-    (void)shutdown(socket, SHUT_RDWR);
-    (void)epoll_ctl(provider->base.fd, EPOLL_CTL_DEL, socket, NULL);
-}
-
-static void handle(struct local_provider *provider, uint64_t number, uint32_t events)
+static void handle(struct local_provider *provider, uint64_t number)
 {
     if (number == DONE_NUMBER) { /* poll asks the helpers */
         uint64_t count;
         (void)!read(provider->done_fd, &count, sizeof(count));
         return;
     }
-    bool is_process = (number & LOCAL_PROCESS_NUMBER) != 0;
-    number &= ~LOCAL_PROCESS_NUMBER;
-    struct local_pair *pair = find_pair(provider, number);
-    if (pair != NULL && (is_process || !is_mere_wake(pair, events))) (void)local_pair_hear(pair);
+    struct local_pair *pair = find_pair(provider, number & ~LOCAL_PROCESS_NUMBER);
+    if (pair != NULL) (void)local_pair_hear(pair);
 }
 
 static void tell_of_gone_regions(struct local_provider *provider)
@@ -111,24 +98,17 @@ static void tell_of_gone_regions(struct local_provider *provider)
     }
 }
 
-/* Waits for events. Returns whether the other descriptor is readable. */
-static bool take_wakeups(struct local_provider *provider, int64_t timeout_ns)
+/* Takes the events that there are, or waits for the first one. Returns whether the other descriptor is readable. */
+static bool take_wakeups(struct local_provider *provider, bool may_wait)
 {
     struct epoll_event events[LOCAL_MAX_WAKEUPS];
     bool is_other = false;
-    const struct timespec timeout = {.tv_sec = timeout_ns / TL_NS_PER_SEC, .tv_nsec = timeout_ns % TL_NS_PER_SEC};
-    int count =
-        epoll_pwait2(provider->base.fd, events, LOCAL_MAX_WAKEUPS, timeout_ns == TL_TIME_NEVER ? NULL : &timeout, NULL);
-    if (count < 0 && errno == ENOSYS) { /* kernels before 5.11 lack epoll_pwait2 */
-        int64_t timeout_ms = timeout_ns == TL_TIME_NEVER ? -1 : timeout_ns / TL_NS_PER_MS + (timeout_ns > 0);
-        count =
-            epoll_wait(provider->base.fd, events, LOCAL_MAX_WAKEUPS, (int)tl_min_u64((uint64_t)timeout_ms, INT_MAX));
-    }
+    int count = epoll_wait(provider->base.fd, events, LOCAL_MAX_WAKEUPS, may_wait ? -1 : 0);
     provider->wakeup_count = 0;
     for (int i = 0; i < count; i++) {
         is_other |= events[i].data.u64 == OTHER_NUMBER;
-        provider->wakeups[provider->wakeup_count++] =
-            (struct local_wakeup){.number = events[i].data.u64, .events = events[i].events};
+        if (events[i].data.u64 == TIMER_NUMBER) provider->timer_due_ns = TL_TIME_NEVER;
+        provider->wakeups[provider->wakeup_count++] = events[i].data.u64;
     }
     return is_other;
 }
@@ -138,11 +118,12 @@ static unsigned look(struct local_provider *provider)
 {
     provider->must_look = false;
     provider->next_look_ns = tl_clock_now_ns() + LOOK_NS;
-    if (!provider->has_slept || provider->wakeup_count == 0) take_wakeups(provider, 0);
+    if (provider->wakeup_count == 0) take_wakeups(provider, false);
     unsigned happened = 0;
     for (unsigned i = 0; i < provider->wakeup_count; i++) {
-        if (provider->wakeups[i].number == OTHER_NUMBER) continue;
-        handle(provider, provider->wakeups[i].number, provider->wakeups[i].events);
+        uint64_t number = provider->wakeups[i];
+        if (number == OTHER_NUMBER || number == TIMER_NUMBER || number == LOCAL_WAKE_NUMBER) continue;
+        handle(provider, number);
         happened++;
     }
     provider->must_look |= provider->wakeup_count == LOCAL_MAX_WAKEUPS;
@@ -153,7 +134,6 @@ static unsigned look(struct local_provider *provider)
         if (pair->state == LOCAL_CONNECTED && !tl_list_is_empty(&pair->attachments.unsent)) local_attach_segments(pair);
         if (pair->packets.must_hear) happened += local_pair_hear(pair);
     }
-    provider->has_slept = false;
     return happened;
 }
 
@@ -247,10 +227,21 @@ static void provider_disarm(struct tl_provider *base)
     struct local_provider *provider = local_provider_of(base);
     if (provider->is_armed) set_states(provider, false);
     provider->is_armed = false;
-    provider->must_look = provider->has_slept = true;
+    provider->must_look = true;
 }
 
-static bool provider_sleep(struct tl_provider *base, int other, int64_t timeout_ns)
+/* Makes a sleep end at due_ns. To set a timer takes a system call, and a time-out of epoll_wait even longer: so a timer
+ * that is due earlier stays as it is, and ends a later sleep early. */
+static void set_timer(struct local_provider *provider, int64_t due_ns)
+{
+    if (due_ns >= provider->timer_due_ns) return;
+    const struct itimerspec setting = {
+        .it_value = {.tv_sec = due_ns / TL_NS_PER_SEC, .tv_nsec = due_ns % TL_NS_PER_SEC}};
+    TL_CHECK(timerfd_settime(provider->timer_fd, TFD_TIMER_ABSTIME, &setting, NULL) == 0);
+    provider->timer_due_ns = due_ns;
+}
+
+static bool provider_sleep(struct tl_provider *base, int other, int64_t until_ns)
 {
     struct local_provider *provider = local_provider_of(base);
     if (other != provider->other_fd && provider->other_fd >= 0) {
@@ -262,7 +253,8 @@ static bool provider_sleep(struct tl_provider *base, int other, int64_t timeout_
         if (!local_watch(provider, other, OTHER_NUMBER, 0)) return true; /* without memory there is no sleep */
         provider->other_fd = other;
     }
-    return provider->wakeup_count == 0 && take_wakeups(provider, timeout_ns);
+    set_timer(provider, until_ns);
+    return provider->wakeup_count == 0 && take_wakeups(provider, true);
 }
 
 /* -------------------------------------------------------------------------------------------- opening, closing -- */
@@ -272,6 +264,7 @@ static void provider_close(struct tl_provider *base)
     struct local_provider *provider = local_provider_of(base);
     TL_CHECK(tl_list_is_empty(&provider->pairs));
     tell_of_gone_regions(provider);
+    if (provider->timer_fd >= 0) close(provider->timer_fd);
     if (provider->done_fd >= 0) close(provider->done_fd);
     if (provider->gone_fd >= 0) close(provider->gone_fd);
     if (base->fd >= 0) close(base->fd);
@@ -322,9 +315,11 @@ static enum tl_status open_descriptors(struct local_provider *provider, struct t
     provider->base.fd = epoll_create1(EPOLL_CLOEXEC);
     if (provider->base.fd >= 0) provider->gone_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (provider->gone_fd >= 0) provider->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (provider->done_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor for the local transport");
+    if (provider->done_fd >= 0) provider->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (provider->timer_fd < 0) return tl_error_set_errno(ret_error, errno, "no descriptor for the local transport");
     if (local_watch(provider, provider->gone_fd, GONE_NUMBER, 0) &&
-        local_watch(provider, provider->done_fd, DONE_NUMBER, 0))
+        local_watch(provider, provider->done_fd, DONE_NUMBER, 0) &&
+        local_watch(provider, provider->timer_fd, TIMER_NUMBER, EPOLLET))
         return TL_OK;
     return tl_error_set_errno(ret_error, errno, "cannot watch the descriptors of the local transport");
 }
@@ -369,7 +364,8 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
                                                         .max_pool_regions = LOCAL_MAX_POOL_REGIONS,
                                                         .numa_node = -1};
     provider->base.fd = -1;
-    provider->gone_fd = provider->done_fd = -1;
+    provider->gone_fd = provider->done_fd = provider->timer_fd = -1;
+    provider->timer_due_ns = TL_TIME_NEVER;
     provider->own_uid = geteuid();
     provider->unknown_uid = tl_unix_unknown_uid();
     provider->polls_to_look = 1;

@@ -23,8 +23,8 @@ static void drop_file(const struct local_peer_file *file)
 
 static void drop(struct local_leftovers *leftovers)
 {
-    for (unsigned i = 0; i < leftovers->socket_count; i++)
-        close(leftovers->sockets[i]);
+    for (unsigned i = 0; i < leftovers->fd_count; i++)
+        close(leftovers->fds[i]);
     local_ring_unmap(&leftovers->ring);
     for (size_t i = 0; i < leftovers->mapped_count; i++)
         drop_segment(&leftovers->mapped[i]);

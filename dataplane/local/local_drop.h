@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Dropping: a thread unmaps what a queue pair has mapped, and closes its sockets. Both can take long: the process that
- * unmaps memory last frees all of its pages, and a socket may contain descriptors that are slow to close.
+ * Dropping: a thread unmaps what a queue pair has mapped, and closes its descriptors. Both can take long: the process
+ * that unmaps memory last frees all of its pages, and a socket may contain descriptors that are slow to close.
  */
 #ifndef DATAPLANE_LOCAL_LOCAL_DROP_H
 #define DATAPLANE_LOCAL_LOCAL_DROP_H
@@ -16,8 +16,8 @@ struct local_leftovers {
     struct local_peer_segment segment;
     struct local_peer_file *files; /* [LOCAL_FILES] on the heap, or NULL */
     struct local_peer_file file;
-    int sockets[3]; /* [socket_count] shut down, and in no epoll set */
-    unsigned socket_count;
+    int fds[5]; /* [fd_count] sockets that are shut down, and eventfds; in no epoll set */
+    unsigned fd_count;
 };
 
 /* Takes over the leftovers; a thread unmaps, closes and frees them. Without a thread they are dropped before this

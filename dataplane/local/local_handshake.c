@@ -2,10 +2,11 @@
 /*
  * How two queue pairs are connected. Each side does the same as soon as it knows the address of the other one:
  *
- *   we  -- HELLO, an end of our control socket, our ring -->  the peer's accept socket
- *   our accept socket  <-- HELLO, an end of its control socket, its ring --  the peer
+ *   we  -- HELLO, an end of our control socket, our ring, our eventfd -->  the peer's accept socket
+ *   our accept socket  <-- HELLO, an end of its control socket, its ring, its eventfd --  the peer
  *
- * A control socket is a socket pair: we read from one end, and the peer writes to the other. A packet in an accept
+ * A control socket is a socket pair: we read from one end, and the peer writes to the other. The peer writes to our
+ * eventfd to wake us. A packet in an accept
  * socket comes from a process that knows its token. The packet and the process that has sent it are checked while the
  * packet stays in the socket; only when both are right it is taken out, with its descriptors. Then a helper tries to
  * read the peer's memory.
@@ -26,7 +27,7 @@
 
 enum tl_status local_shake_hands(struct local_pair *pair, struct tl_error *ret_error)
 {
-    const int fds[LOCAL_HELLO_DESCRIPTORS] = {pair->sockets.peers_end, pair->sockets.ring};
+    const int fds[LOCAL_HELLO_DESCRIPTORS] = {pair->sockets.peers_end, pair->sockets.ring, pair->sockets.wake_in};
     struct local_hello hello = {.kind = LOCAL_PACKET_HELLO,
                                 .protocol = LOCAL_PROTOCOL,
                                 .slot_count = pair->rings.in.slot_count,
@@ -128,11 +129,14 @@ static void take_hello(struct local_pair *pair)
         local_pair_violation(pair, "a hello of another release or of another process");
     } else if (!local_ring_is_count(packet.hello.slot_count)) {
         local_pair_violation(pair, "a hello with a ring that cannot be");
+    } else if (!local_is_eventfd(fds[2])) {
+        local_pair_violation(pair, "a hello without an eventfd");
     } else if (tl_segment_map(fds[1], local_ring_bytes(packet.hello.slot_count), &ring, &error) != TL_OK) {
         local_pair_violation(pair, error.message);
     }
     if (fds[1] >= 0) close(fds[1]);
     pair->sockets.out = fds[0];
+    pair->sockets.wake_out = fds[2];
     if (ring == NULL) return;
     local_ring_place(&pair->rings.out, ring, packet.hello.slot_count);
     use_hello(pair, &packet.hello);
@@ -155,7 +159,7 @@ unsigned local_read_accept_socket(struct local_pair *pair)
     } else if (local_check_user(pair->provider, pair->credentials.uid, &error) != TL_OK) {
         local_pair_break(pair, error.code, "%s", error.message);
     } else {
-        local_forget_socket(pair->provider, pair->sockets.accept);
+        local_forget_descriptor(pair->provider, pair->sockets.accept);
         local_accept_socket_remove_name(&pair->self);
         take_hello(pair);
         local_close_fd(&pair->sockets.accept);

@@ -38,7 +38,7 @@ struct local_ring_head {
     _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t consumed; /* slots taken; updated now and then */
     /* The writer writes these two. First: how many LOCAL_SLOT_READ of the reader it has carried out. */
     _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t answered;
-    /* Second: how many packets it has sent, without wakes. */
+    /* Second: how many packets it has sent. */
     _Atomic uint32_t packets;
 };
 
@@ -152,16 +152,15 @@ void local_region_destroy(struct tl_region *region);
 
 /* The kinds of packets. HELLO is sent to an accept socket, the others over a control socket. */
 enum local_packet_kind {
-    LOCAL_PACKET_WAKE = 1,
-    LOCAL_PACKET_HELLO = 2,  /* carries the descriptors of an end of the sender's control socket and of its ring */
-    LOCAL_PACKET_ATTACH = 3, /* carries the descriptor of a segment */
-    LOCAL_PACKET_DETACH = 4,
-    LOCAL_PACKET_FILE = 5, /* carries the descriptor of a file */
+    LOCAL_PACKET_HELLO = 1,  /* carries an end of the sender's control socket, its ring, and its eventfd */
+    LOCAL_PACKET_ATTACH = 2, /* carries the descriptor of a segment */
+    LOCAL_PACKET_DETACH = 3,
+    LOCAL_PACKET_FILE = 4, /* carries the descriptor of a file */
 };
 
 #define LOCAL_TOKEN_BYTES 16
-#define LOCAL_PROTOCOL UINT32_C(0x334c4c54)
-#define LOCAL_HELLO_DESCRIPTORS 2
+#define LOCAL_PROTOCOL UINT32_C(0x344c4c54)
+#define LOCAL_HELLO_DESCRIPTORS 3
 
 /* The filter of an accept socket relies on the offset of `to`. */
 struct local_hello {
@@ -246,6 +245,9 @@ enum tl_unix_received local_receive(int socket, union local_packet *ret_packet, 
 /* Makes a control socket: our end and the peer's, which both belong to the caller. Errors: TL_RESOURCE_EXHAUSTED.
  * TL_UNAVAILABLE: the kernel lacks a feature. */
 enum tl_status local_control_socket_make(int *ret_own, int *ret_peers, struct tl_error *ret_error) TL_MUST_USE;
+/* Returns whether the descriptor is an eventfd that does not block. A write to anything else could wait, or raise a
+ * signal. */
+bool local_is_eventfd(int fd);
 /* Checks the user of a peer's process. Errors: TL_PERMISSION_DENIED: it is another user than this process's, or one
  * that is unknown in this container. */
 enum tl_status local_check_user(const struct local_provider *provider, uid_t uid,
@@ -280,21 +282,19 @@ struct local_provider {
     uid_t unknown_uid;
     bool is_reading_forbidden;
     uint8_t host_id[TL_HOST_ID_BYTES];
-    char *socket_folder; /* NULL: none */
-    int done_fd;         /* an eventfd that is written when a helper has finished a reading */
+    char *socket_folder;  /* NULL: none */
+    int done_fd;          /* an eventfd that is written when a helper has finished a reading */
+    int timer_fd;         /* a timerfd that ends a sleep; it is never read */
+    int64_t timer_due_ns; /* when timer_fd is due; TL_TIME_NEVER: it is off */
     struct tl_list pairs;
     struct tl_list *cursor; /* the pair that the running poll looks at next; NULL: no poll runs */
     uint32_t pair_count;
     uint64_t last_number; /* number of the latest pair */
     unsigned polls_to_look;
     int64_t next_look_ns;
-    bool must_look;       /* the next poll looks at the sockets */
-    bool has_slept;       /* the provider has slept since the last look */
-    int other_fd;         /* descriptor of the caller on which the provider sleeps too; -1: none */
-    struct local_wakeup { /* the events that have ended the sleep */
-        uint64_t number;
-        uint32_t events;
-    } wakeups[LOCAL_MAX_WAKEUPS];
+    bool must_look;                      /* the next poll looks at the sockets */
+    int other_fd;                        /* descriptor of the caller on which the provider sleeps too; -1: none */
+    uint64_t wakeups[LOCAL_MAX_WAKEUPS]; /* [wakeup_count] numbers of the descriptors that have ended the sleep */
     unsigned wakeup_count;
     bool is_armed;
     uint32_t sleeps;
@@ -379,12 +379,11 @@ struct local_rings {
     bool is_stalled;       /* the peer's ring is full */
 };
 
-/* Counts of the packets of the two control sockets, without wakes. */
+/* Counts of the packets of the two control sockets. */
 struct local_packets {
     uint32_t sent;
     uint32_t received;
-    uint32_t heard_sleeps; /* value of provider->sleeps when our control socket was read last */
-    bool must_hear;        /* our control socket, or the accept socket, was not read to the end */
+    bool must_hear; /* our control socket, or the accept socket, was not read to the end */
 };
 
 /* The descriptors of a pair; -1: none. */
@@ -393,6 +392,8 @@ struct local_sockets {
     int in;        /* our end of our control socket, from which we read what the peer sends */
     int peers_end; /* the other end of our control socket, until it was passed */
     int out;       /* the end of the peer's control socket that we write to */
+    int wake_in;   /* an eventfd that the peer writes to wake us; it is never read */
+    int wake_out;  /* the peer's eventfd that we write to wake the peer */
     int process;   /* becomes readable when the peer's process ends */
     int ring;      /* the memory of our ring, until it was passed */
 };
@@ -472,10 +473,12 @@ static inline struct local_pair *local_pair_of(const struct tl_queue_pair *pair)
 /* Makes the epoll descriptor report this number while fd can be read; with EPOLLET in flags, once each time that
  * something comes. Returns false when there is no memory. */
 bool local_watch(struct local_provider *provider, int fd, uint64_t number, uint32_t flags);
+/* The number of the eventfds that peers write: the poll that follows reads all rings. */
+#define LOCAL_WAKE_NUMBER (UINT64_MAX - 2)
 /* This bit is added to the number of a pair for the descriptor of its peer's process. */
 #define LOCAL_PROCESS_NUMBER (UINT64_C(1) << 63)
-/* Shuts the socket down, and stops watching it. */
-void local_forget_socket(struct local_provider *provider, int socket);
+/* Shuts the descriptor down if it is a socket, and stops watching it. */
+void local_forget_descriptor(struct local_provider *provider, int fd);
 
 /* ------------------------------------------------------------------------------------------- local_handshake.c -- */
 
@@ -535,7 +538,7 @@ void local_cancel_works(struct local_pair *pair);
 void local_expect_read(struct local_pair *pair, uint64_t len_bytes);
 /* Wakes the peer if it sleeps, after something was written for it. */
 void local_wake_peer(struct local_pair *pair, bool is_posted);
-/* Sends a packet other than HELLO and WAKE, and counts it in the ring, from which the peer learns that it has a packet
+/* Sends a packet other than HELLO, and counts it in the ring, from which the peer learns that it has a packet
  * to read. Returns false when the packet cannot be sent now, or not any more. */
 bool local_send_counted(struct local_pair *pair, const void *packet, size_t len_bytes, int fd);
 

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include "base/arith.h"
@@ -46,14 +47,17 @@ static enum tl_status make_ring(struct local_pair *pair, uint32_t slot_count, st
     return status;
 }
 
-/* Makes our control socket and the accept socket. */
+/* Makes our control socket, our eventfd, and the accept socket. */
 static enum tl_status make_sockets(struct local_pair *pair, struct tl_error *ret_error)
 {
     enum tl_status status = local_control_socket_make(&pair->sockets.in, &pair->sockets.peers_end, ret_error);
     if (status == TL_OK)
         status = local_accept_socket_open(pair->provider, &pair->self, &pair->sockets.accept, ret_error);
     if (status != TL_OK) return status;
+    pair->sockets.wake_in = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (pair->sockets.wake_in < 0) return tl_error_set_errno(ret_error, errno, "no eventfd for a worker of this host");
     if (local_watch(pair->provider, pair->sockets.in, pair->number, EPOLLET) &&
+        local_watch(pair->provider, pair->sockets.wake_in, LOCAL_WAKE_NUMBER, EPOLLET) &&
         local_watch(pair->provider, pair->sockets.accept, pair->number, EPOLLET))
         return TL_OK;
     return tl_error_set_errno(ret_error, errno, "the peer cannot be watched");
@@ -76,8 +80,7 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     pair->provider = provider;
     pair->events = *events;
     pair->owner = owner;
-    pair->sockets.accept = pair->sockets.in = pair->sockets.peers_end = pair->sockets.out = pair->sockets.process =
-        pair->sockets.ring = -1;
+    pair->sockets = (struct local_sockets){-1, -1, -1, -1, -1, -1, -1, -1};
     pair->number = ++provider->last_number;
     pair->queue.limit = options->work_count;
     pair->queue.mask = power_of_two(options->work_count) - 1;
@@ -174,7 +177,6 @@ static void detach(struct local_pair *pair, uint32_t number)
 static void handle_packet(struct local_pair *pair, const union local_packet *packet, const int *fds)
 {
     struct tl_error error;
-    if (packet->kind == LOCAL_PACKET_WAKE) return;
     pair->packets.received++;
     if (packet->kind == LOCAL_PACKET_FILE) {
         local_file_came(pair, &packet->file, fds[0]);
@@ -215,7 +217,6 @@ unsigned local_pair_ask_helpers(struct local_pair *pair)
 unsigned local_pair_hear(struct local_pair *pair)
 {
     pair->packets.must_hear = false;
-    pair->packets.heard_sleeps = pair->provider->sleeps;
     if (pair->state == LOCAL_CALLING) return local_read_accept_socket(pair);
     /* The epoll descriptor reports new packets only once, so that all of them are taken, up to a limit. */
     for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
@@ -253,14 +254,14 @@ void local_close_fd(int *fd)
     *fd = -1;
 }
 
-/* Shuts the socket down, so that the peer notices at once that the connection has ended. A thread closes it, with all
- * descriptors that the peer may have left in it. */
-static void hand_over_socket(struct local_pair *pair, int *socket, struct local_leftovers *leftovers)
+/* Shuts a socket down, so that the peer notices at once that the connection has ended. A thread closes the descriptor,
+ * with all descriptors that the peer may have left in it. */
+static void hand_over(struct local_pair *pair, int *fd, struct local_leftovers *leftovers)
 {
-    if (*socket < 0) return;
-    local_forget_socket(pair->provider, *socket);
-    leftovers->sockets[leftovers->socket_count++] = *socket;
-    *socket = -1;
+    if (*fd < 0) return;
+    local_forget_descriptor(pair->provider, *fd);
+    leftovers->fds[leftovers->fd_count++] = *fd;
+    *fd = -1;
 }
 
 static void release(struct local_pair *pair)
@@ -270,9 +271,11 @@ static void release(struct local_pair *pair)
                                         .mapped_count = pair->mappings.count,
                                         .files = pair->files.peers};
     if (pair->sockets.accept >= 0) local_accept_socket_remove_name(&pair->self);
-    hand_over_socket(pair, &pair->sockets.accept, &leftovers);
-    hand_over_socket(pair, &pair->sockets.in, &leftovers);
-    hand_over_socket(pair, &pair->sockets.out, &leftovers);
+    hand_over(pair, &pair->sockets.accept, &leftovers);
+    hand_over(pair, &pair->sockets.in, &leftovers);
+    hand_over(pair, &pair->sockets.out, &leftovers);
+    hand_over(pair, &pair->sockets.wake_in, &leftovers);
+    hand_over(pair, &pair->sockets.wake_out, &leftovers);
     local_drop(&leftovers);
     struct tl_memory_reader *const helpers[] = {pair->helper, pair->second};
     for (unsigned i = 0; i < TL_ARRAY_COUNT(helpers); i++)
@@ -306,8 +309,8 @@ void local_pair_end(struct local_pair *pair)
     pair->events.broken(pair->owner, &pair->reason);
     local_cancel_works(pair);
     /* A peer that sleeps notices the end now, and not only when the last read is over. */
-    if (pair->sockets.in >= 0) local_forget_socket(pair->provider, pair->sockets.in);
-    if (pair->sockets.out >= 0) local_forget_socket(pair->provider, pair->sockets.out);
+    if (pair->sockets.in >= 0) local_forget_descriptor(pair->provider, pair->sockets.in);
+    if (pair->sockets.out >= 0) local_forget_descriptor(pair->provider, pair->sockets.out);
     (void)local_pair_drain(pair);
 }
 

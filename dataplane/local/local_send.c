@@ -87,9 +87,9 @@ void local_wake_peer(struct local_pair *pair, bool is_posted)
     if (!must_wake || state == pair->rings.woken_state) return;
     pair->rings.woken_state = state;
     pair->provider->stats.wakes_sent++;
-    const uint32_t kind = LOCAL_PACKET_WAKE;
-    /* When the wake cannot be sent, the socket is full of packets, which wake the peer. */
-    (void)local_send(pair->sockets.out, &kind, sizeof(kind), -1);
+    /* This fails only when the peer has raised the count of its own eventfd to the maximum. */
+    const uint64_t one = 1;
+    (void)!write(pair->sockets.wake_out, &one, sizeof(one));
 }
 
 /* ---------------------------------------------------------------------------------------------------- carrying -- */
@@ -378,8 +378,9 @@ void local_write(struct tl_queue_pair *base, const struct tl_region *region, con
 /* ----------------------------------------------------------------------------------------------------- packets -- */
 
 /* The kernel limits how many descriptors of a user are under way, so that a peer that does not read gets no more. The
- * number is raised first, so that the peer does not take the packet for a wake. When the packet cannot be sent, the
- * number is lowered again and the peer is woken if it sleeps, because it may wait for the packet. */
+ * number is raised first: with a packet more than the number says, the peer would take no slots, and could fall asleep.
+ * When the packet cannot be sent, the number is lowered again and the peer is woken if it sleeps, because it may wait
+ * for the packet. */
 bool local_send_counted(struct local_pair *pair, const void *packet, size_t len_bytes, int fd)
 {
     int unread_bytes = 0;

@@ -12,6 +12,7 @@
  * here blocks.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -162,8 +163,6 @@ static int count_descriptors_of(const union local_packet *packet, size_t len_byt
 {
     if (len_bytes < sizeof(packet->kind)) return -1;
     switch (packet->kind) {
-    case LOCAL_PACKET_WAKE:
-        return len_bytes == sizeof(packet->kind) ? 0 : -1;
     case LOCAL_PACKET_HELLO:
         return len_bytes == sizeof(packet->hello) ? LOCAL_HELLO_DESCRIPTORS : -1;
     case LOCAL_PACKET_ATTACH:
@@ -190,9 +189,10 @@ enum tl_unix_received local_peek_packet(int socket, union local_packet *ret_pack
 enum tl_unix_received local_receive(int socket, union local_packet *ret_packet, int ret_fds[LOCAL_HELLO_DESCRIPTORS])
 {
     size_t len_bytes, fd_count;
-    int fds[TL_UNIX_MAX_DESCRIPTORS] = {-1, -1};
+    int fds[TL_UNIX_MAX_DESCRIPTORS] = {-1, -1, -1, -1};
+    _Static_assert(LOCAL_HELLO_DESCRIPTORS <= TL_UNIX_MAX_DESCRIPTORS, "fits");
     memset(ret_packet, 0, sizeof(*ret_packet));
-    ret_fds[0] = ret_fds[1] = -1;
+    memcpy(ret_fds, fds, LOCAL_HELLO_DESCRIPTORS * sizeof(*fds));
     enum tl_unix_received received =
         tl_unix_socket_receive(socket, ret_packet, sizeof(*ret_packet), &len_bytes, fds, &fd_count);
     if (received != TL_UNIX_PACKET) return received;
@@ -221,6 +221,16 @@ enum tl_status local_control_socket_make(int *ret_own, int *ret_peers, struct tl
     close(ends[0]);
     close(ends[1]);
     return tl_error_set_errno(ret_error, error, "cannot make a socket for a worker of this host");
+}
+
+bool local_is_eventfd(int fd)
+{
+    static const char eventfd[] = "anon_inode:[eventfd]";
+    char link[32], target[sizeof(eventfd)];
+    snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    ssize_t len = readlink(link, target, sizeof(target));
+    return len == (ssize_t)strlen(eventfd) && memcmp(target, eventfd, strlen(eventfd)) == 0 &&
+           (fcntl(fd, F_GETFL) & O_NONBLOCK) != 0;
 }
 
 /* ------------------------------------------------------------------------------------------------- credentials -- */

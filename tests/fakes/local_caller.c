@@ -3,6 +3,7 @@
 
 #include <stddef.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -12,10 +13,12 @@ void caller_open(struct local_caller *caller, const struct local_address *peer)
 {
     const struct local_provider provider = {.socket_folder = NULL};
     struct tl_error error;
-    *caller = (struct local_caller){.out = -1};
+    *caller = (struct local_caller){.out = -1, .wake_out = -1};
     memcpy(caller->self.host_id, peer->host_id, sizeof(caller->self.host_id));
     TL_CHECK(local_accept_socket_open(&provider, &caller->self, &caller->accept_socket, &error) == TL_OK);
     TL_CHECK(local_control_socket_make(&caller->in, &caller->peers_end, &error) == TL_OK);
+    caller->wake_in = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    TL_CHECK(caller->wake_in >= 0);
 }
 
 static void close_fd(int *fd)
@@ -30,6 +33,8 @@ void caller_close(struct local_caller *caller)
     close_fd(&caller->in);
     close_fd(&caller->peers_end);
     close_fd(&caller->out);
+    close_fd(&caller->wake_in);
+    close_fd(&caller->wake_out);
 }
 
 struct local_hello caller_hello(const struct local_address *peer, uint32_t slot_count)
@@ -53,8 +58,8 @@ bool caller_say(const struct local_address *peer, const void *bytes, size_t len_
 void caller_call(struct local_caller *caller, const struct local_address *peer, const struct local_hello *hello,
                  int ring)
 {
-    const int fds[] = {caller->peers_end, ring};
-    TL_CHECK(caller_say(peer, hello, sizeof(*hello), fds, 2));
+    const int fds[] = {caller->peers_end, ring, caller->wake_in};
+    TL_CHECK(caller_say(peer, hello, sizeof(*hello), fds, LOCAL_HELLO_DESCRIPTORS));
     close_fd(&caller->peers_end);
 }
 
@@ -64,6 +69,7 @@ int caller_take(struct local_caller *caller, struct local_hello *ret_hello)
     int fds[LOCAL_HELLO_DESCRIPTORS];
     TL_CHECK(local_receive(caller->accept_socket, &packet, fds) == TL_UNIX_PACKET && packet.kind == LOCAL_PACKET_HELLO);
     caller->out = fds[0];
+    caller->wake_out = fds[2];
     *ret_hello = packet.hello;
     return fds[1];
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A peer of the local transport that is played by hand: its accept socket and its control socket, and what it puts into
- * others' accept sockets. */
+/* A peer of the local transport that is played by hand: its accept socket, its control socket and its eventfd, and what
+ * it puts into others' accept sockets. */
 #ifndef TESTS_FAKES_LOCAL_CALLER_H
 #define TESTS_FAKES_LOCAL_CALLER_H
 
@@ -12,6 +12,8 @@ struct local_caller {
     int in;        /* the end of its control socket on which it hears */
     int peers_end; /* the other one */
     int out;       /* the end of the other one's control socket; -1: not taken yet */
+    int wake_in;   /* the eventfd that the other one writes to wake it */
+    int wake_out;  /* the other one's eventfd; -1: not taken yet */
 };
 
 /* Opens a caller on the host of the peer that it is going to call. */

@@ -216,17 +216,23 @@ static void write_word(struct hostile *hostile, struct hostile_input *input)
     atomic_store_explicit(word, value, memory_order_relaxed);
 }
 
+/* Sends a packet, or writes to the victim's eventfd. */
 static void send_packet(struct hostile *hostile, struct hostile_input *input)
 {
     union local_packet packet;
     memset(&packet, 0, sizeof(packet));
-    packet.kind = 1 + (uint32_t)take(input, 1) % 6;
+    packet.kind = (uint32_t)take(input, 1) % 6;
+    if (packet.kind == 0) {
+        uint64_t count = take_size(input);
+        (void)!write(hostile->caller.wake_out, &count, sizeof(count));
+        return;
+    }
     packet.segment.number = take(input, 1) % 2 ? 1 : (uint32_t)take_size(input);
     packet.segment.len_bytes = take(input, 1) % 4 ? SEGMENT_BYTES : take_size(input);
     static const size_t sizes[] = {4, sizeof(struct local_segment_packet), sizeof(struct local_hello), 1};
-    size_t len_bytes = packet.kind == LOCAL_PACKET_WAKE ? 4 : sizes[1];
+    size_t len_bytes = sizes[1];
     if (take(input, 1) % 4 == 0) len_bytes = sizes[take(input, 1) % TL_ARRAY_COUNT(sizes)];
-    bool has_fd = packet.kind != LOCAL_PACKET_WAKE && packet.kind != LOCAL_PACKET_DETACH;
+    bool has_fd = packet.kind != LOCAL_PACKET_DETACH;
     if (take(input, 1) % 8 == 0) has_fd = !has_fd;
     (void)local_send(hostile->caller.out, &packet, len_bytes, has_fd ? hostile->segment : -1);
 }

@@ -34,7 +34,8 @@ static int faults = -1;
 static uint8_t *memory;
 
 /* The connection to the process under test. */
-static struct local_caller control_socket = {.accept_socket = -1, .in = -1, .peers_end = -1, .out = -1};
+static struct local_caller control_socket = {
+    .accept_socket = -1, .in = -1, .peers_end = -1, .out = -1, .wake_in = -1, .wake_out = -1};
 static struct local_ring ring, theirs;
 static const uint64_t proof = 42;
 
@@ -205,10 +206,10 @@ static const char *drop_privileges(void)
 static bool leave(enum waiting_peer_do what, const struct local_address *to, int lingering)
 {
     struct local_hello hello = hello_to(to);
-    const int fds[] = {lingering, lingering};
+    const int fds[] = {lingering, lingering, lingering};
     if (what == WAITING_PEER_SAY_TOKEN) hello.to[3] ^= 1;
     if (what == WAITING_PEER_SAY_NOTHING) memset(&hello, 0xff, sizeof(hello));
-    return caller_say(to, &hello, sizeof(hello), fds, 2);
+    return caller_say(to, &hello, sizeof(hello), fds, LOCAL_HELLO_DESCRIPTORS);
 }
 
 static const char *leave_lingering(enum waiting_peer_do what, const struct local_address *to)

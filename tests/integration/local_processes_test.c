@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -408,8 +410,8 @@ static int child_that_calls(int fd_)
     if (memory < 0 || ftruncate(memory, (off_t)local_ring_bytes(16)) != 0) return 1;
     if (fcntl(memory, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK) != 0) return 1;
     caller_open(&caller, &to);
-    const int fds[] = {caller.peers_end, memory};
-    return caller_say(&to, &hello, sizeof(hello), fds, 2) ? 0 : 1;
+    const int fds[] = {caller.peers_end, memory, caller.wake_in};
+    return caller_say(&to, &hello, sizeof(hello), fds, LOCAL_HELLO_DESCRIPTORS) ? 0 : 1;
 }
 
 START_TEST(one_that_calls_and_dies)
@@ -481,9 +483,9 @@ START_TEST(strangers_who_call)
     struct local_hello hello = caller_hello(&to, 16);
     hello.to[_i] ^= 1;
     int memory = make_memory("sealed", local_ring_bytes(16));
-    const int fds[] = {caller.peers_end, memory};
+    const int fds[] = {caller.peers_end, memory, caller.wake_in};
     for (unsigned i = 0; i < 1000; i++) /* more than the socket could hold */
-        ck_assert(caller_say(&to, &hello, i % 2 == 0 ? sizeof(hello) : 30, fds, 2));
+        ck_assert(caller_say(&to, &hello, i % 2 == 0 ? sizeof(hello) : 30, fds, LOCAL_HELLO_DESCRIPTORS));
     hello = caller_hello(&to, 16);
     caller_call(&caller, &to, &hello, memory);
     side_message(&a, "x", 1, NULL);
@@ -502,8 +504,8 @@ START_TEST(calls_that_may_not_be)
     set_up_caller();
     struct local_hello hello = caller_hello(&to, 16);
     int memory = make_memory("sealed", local_ring_bytes(16));
-    int fds[] = {caller.peers_end, memory, memory};
-    size_t len_bytes = sizeof(hello), fd_count = 2;
+    int fds[] = {caller.peers_end, memory, caller.wake_in, memory};
+    size_t len_bytes = sizeof(hello), fd_count = LOCAL_HELLO_DESCRIPTORS;
     switch (_i) {
     case 0:
         hello.from[3] ^= 1;
@@ -523,8 +525,11 @@ START_TEST(calls_that_may_not_be)
     case 5:
         fd_count = 1;
         break;
+    case 6: /* there is no eventfd, as in an earlier release */
+        fd_count = 2;
+        break;
     default:
-        fd_count = 3;
+        fd_count = 4;
         break;
     }
     ck_assert(caller_say(&to, &hello, len_bytes, fds, fd_count));
@@ -533,6 +538,54 @@ START_TEST(calls_that_may_not_be)
     close(memory);
     caller_close(&caller);
     side_end(&a);
+    PUMP_UNTIL(count_descriptors() == descriptors);
+}
+END_TEST
+
+/* Instead of its eventfd a peer passes what a write could wait for, or what raises a signal when it is written. */
+static int make_wrong_eventfd(int how)
+{
+    int ends[2];
+    if (how == 0) return make_memory("sealed", 4096);
+    if (how == 1) return eventfd(0, EFD_CLOEXEC); /* a write waits while the count is at its maximum */
+    if (how == 2) return epoll_create1(EPOLL_CLOEXEC);
+    if (how == 3)
+        ck_assert_int_eq(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    else
+        ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends), 0);
+    close(ends[0]);
+    return ends[1];
+}
+
+/* Only that connection ends: another one of the same provider goes on. */
+START_TEST(eventfds_that_may_not_be)
+{
+    unsigned descriptors = count_descriptors();
+    struct side other = {.name = "other", .provider = a.provider};
+    struct tl_pair_address from_other, from_b;
+    side_open(&b, "b", NULL);
+    side_create(&b, 16, 16, TL_KEYS_REGION);
+    side_create(&other, 16, 16, TL_KEYS_REGION);
+    side_get_address(&b, &from_b);
+    side_get_address(&other, &from_other);
+    side_connect(&b, &from_other);
+    side_connect(&other, &from_b);
+    set_up_caller();
+    const struct local_hello hello = caller_hello(&to, 16);
+    int memory = make_memory("sealed", local_ring_bytes(16)), wrong = make_wrong_eventfd(_i);
+    const int fds[] = {caller.peers_end, memory, wrong};
+    ck_assert(caller_say(&to, &hello, sizeof(hello), fds, LOCAL_HELLO_DESCRIPTORS));
+    PUMP_UNTIL(a.drained);
+    ck_assert_ptr_nonnull(strstr(a.reason.message, "without an eventfd"));
+    side_message(&b, "x", 1, NULL);
+    side_message(&other, "x", 1, NULL);
+    PUMP_UNTIL(b.messages == 1 && other.messages == 1);
+    close(memory);
+    close(wrong);
+    caller_close(&caller);
+    side_end(&a);
+    side_end(&other);
+    side_close(&b);
     PUMP_UNTIL(count_descriptors() == descriptors);
 }
 END_TEST
@@ -640,7 +693,7 @@ START_TEST(descriptors_are_closed_on_exec)
     side_message(&a, "hello", 5, NULL);
     PUMP_UNTIL(a.messages == 1);
     struct tl_region *region = side_map(&a, 4096);
-    FILE *listing = popen("ls -l /proc/self/fd | grep -c -e memfd -e socket -e eventpoll -e pidfd", "re");
+    FILE *listing = popen("ls -l /proc/self/fd | grep -c -e memfd -e socket -e eventpoll -e eventfd -e pidfd", "re");
     unsigned count = 99;
     ck_assert_int_eq(fscanf(listing, "%u", &count), 1);
     pclose(listing);
@@ -670,7 +723,8 @@ int main(void)
     tcase_add_test(tcase, an_unknown_user_of_a_container);
     tcase_add_loop_test(tcase, rings_that_may_not_be, 0, 8);
     tcase_add_loop_test(tcase, strangers_who_call, 0, LOCAL_TOKEN_BYTES);
-    tcase_add_loop_test(tcase, calls_that_may_not_be, 0, 7);
+    tcase_add_loop_test(tcase, calls_that_may_not_be, 0, 8);
+    tcase_add_loop_test(tcase, eventfds_that_may_not_be, 0, 5);
     tcase_add_loop_test(tcase, segments_that_may_not_be, 0, 7);
     tcase_add_test(tcase, sockets_in_a_folder);
     tcase_add_test(tcase, folders_that_cannot_be_used);

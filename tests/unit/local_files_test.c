@@ -8,6 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "dataplane/local/local_internal.h"
@@ -271,11 +272,15 @@ END_TEST
 /* The packet with the file waits behind packets that the reader has not read. */
 START_TEST(behind_other_packets)
 {
-    const uint32_t wake = LOCAL_PACKET_WAKE;
-    for (unsigned i = 0; i < 60; i++)
-        ck_assert(local_send(local_pair_of(owner->pair)->sockets.out, &wake, sizeof(wake), -1));
+    static struct tl_mapped_file *files[60];
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(files); i++) {
+        ck_assert_int_eq(tl_mapped_file_open(temp_path("f"), &files[i], &error), TL_OK);
+        ck_assert_int_eq(tl_queue_pair_share(owner->pair, files[i], &name, &error), TL_OK);
+    }
     share();
     tl_mapped_file_put(map());
+    for (unsigned i = 0; i < TL_ARRAY_COUNT(files); i++)
+        tl_mapped_file_put(files[i]);
 }
 END_TEST
 
@@ -283,8 +288,8 @@ END_TEST
  * copied. */
 START_TEST(socket_is_full)
 {
-    const uint32_t wake = LOCAL_PACKET_WAKE;
-    while (local_send(local_pair_of(owner->pair)->sockets.out, &wake, sizeof(wake), -1)) {
+    const struct local_segment_packet packet = {.kind = LOCAL_PACKET_DETACH};
+    while (local_send(local_pair_of(owner->pair)->sockets.out, &packet, sizeof(packet), -1)) {
     }
     ck_assert_int_eq(tl_queue_pair_share(owner->pair, file, &name, &error), TL_UNAVAILABLE);
 }

@@ -44,7 +44,7 @@ START_TEST(random_scripts)
         while (input.left_bytes > 0 && hostile.broken == 0)
             hostile_step(&hostile, &input);
         broken += hostile.broken;
-        lasted += input.left_bytes < SCRIPT_BYTES - 100;
+        lasted += input.left_bytes < SCRIPT_BYTES - 80;
         hostile_close(&hostile);
     }
     ck_assert_uint_gt(broken, SCRIPTS / 2);

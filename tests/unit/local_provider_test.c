@@ -7,8 +7,10 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
+#include "dataplane/local/local_internal.h"
 #include "dataplane/probe.h"
 #include "fakes/local_sides.h"
 #include "fakes/provider_cases.h"
@@ -361,6 +363,67 @@ START_TEST(a_sleeper_is_woken_once)
 }
 END_TEST
 
+static void fall_asleep(const struct side *side)
+{
+    ck_assert(tl_provider_arm(side->provider));
+    ck_assert_uint_eq(side->provider->ops->poll(side->provider), 0);
+    ck_assert(!side_is_readable(side, 0));
+}
+
+/* A wake is one write to the sleeper's eventfd, and no packet. */
+START_TEST(a_wake_comes_through_the_eventfd)
+{
+    const struct local_sockets *sockets = &local_pair_of(b.pair)->sockets;
+    uint64_t count;
+    uint8_t byte;
+    (void)!read(sockets->wake_in, &count, sizeof(count));
+    settle(&b);
+    fall_asleep(&b);
+    side_message(&a, "wake", 4, NULL);
+    ck_assert(side_is_readable(&b, 1000));
+    ck_assert_int_eq(recv(sockets->in, &byte, 1, MSG_PEEK | MSG_DONTWAIT), -1);
+    ck_assert_int_eq(read(sockets->wake_in, &count, sizeof(count)), sizeof(count));
+    ck_assert_uint_eq(count, 1);
+}
+END_TEST
+
+/* A peer that raises the count of its own eventfd to the maximum is not woken any more. Its eventfd makes the other
+ * side neither wait nor fail, and other connections are not affected, because each has an eventfd of its own. */
+START_TEST(an_eventfd_at_its_maximum)
+{
+    const uint64_t most = UINT64_MAX - 1;
+    uint64_t count;
+    int wake = local_pair_of(b.pair)->sockets.wake_in;
+    (void)!read(wake, &count, sizeof(count));
+    ck_assert_int_eq(write(wake, &most, sizeof(most)), sizeof(most));
+    settle(&b);
+    fall_asleep(&b);
+    side_message(&a, "lost", 4, NULL);
+    ck_assert(!side_is_readable(&b, 0));
+    tl_provider_disarm(b.provider);
+    PUMP_UNTIL(b.messages == 1);
+    ck_assert_uint_eq(a.broken + b.broken, 0);
+}
+END_TEST
+
+/* A packet ends the sleep as well. */
+START_TEST(a_packet_wakes)
+{
+    struct tl_exposure exposure = {0};
+    struct tl_region *region = side_map(&a, 4096);
+    settle(&b);
+    fall_asleep(&b);
+    side_expose(&a, region, region->address, 4096, &exposure);
+    tl_provider_disarm(a.provider);
+    side_poll(&a);
+    ck_assert(side_is_readable(&b, 1000));
+    ck_assert_uint_eq(wakes(&a), 0);
+    tl_provider_disarm(b.provider);
+    PUMP_UNTIL(local_pair_of(b.pair)->mappings.count == 1);
+    region_drop(region);
+}
+END_TEST
+
 /* The provider itself sleeps on its own descriptor and on another one. */
 START_TEST(sleeping_on_two_descriptors)
 {
@@ -370,7 +433,7 @@ START_TEST(sleeping_on_two_descriptors)
     for (unsigned i = 1; i <= 100; i++) {
         ck_assert(tl_provider_arm(b.provider));
         if (b.provider->ops->poll(b.provider) > 0) continue; /* events that the last message has caused */
-        ck_assert(!b.provider->ops->sleep(b.provider, other, 1000));
+        ck_assert(!b.provider->ops->sleep(b.provider, other, tl_clock_deadline_ns(1000)));
         side_message(&a, "wake", 4, NULL);
         ck_assert(!b.provider->ops->sleep(b.provider, other, TL_TIME_NEVER));
         tl_provider_disarm(b.provider);
@@ -383,6 +446,42 @@ START_TEST(sleeping_on_two_descriptors)
     tl_provider_disarm(b.provider);
     side_poll(&b);
     ck_assert(!b.provider->ops->sleep(b.provider, -1, 0));
+    close(other);
+}
+END_TEST
+
+/* Sleeps until this time, with as many calls as that takes. */
+static void sleep_for(struct side *side, int other, int64_t time_ns)
+{
+    int64_t until_ns = tl_clock_now_ns() + time_ns;
+    while (tl_clock_now_ns() < until_ns) {
+        fall_asleep(side);
+        ck_assert(!side->provider->ops->sleep(side->provider, other, until_ns));
+        tl_provider_disarm(side->provider);
+        settle(side);
+    }
+}
+
+/* Each sleep ends: one that is longer than the one before, one that is shorter, and one after a sleep that something
+ * else has ended, which leaves its timer set. */
+START_TEST(sleeping_until_a_time)
+{
+    int other = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    const uint64_t one = 1;
+    uint64_t count;
+    settle(&b);
+    sleep_for(&b, other, TL_NS_PER_MS);
+    sleep_for(&b, other, 3 * TL_NS_PER_MS);
+    ck_assert_int_eq(write(other, &one, sizeof(one)), sizeof(one));
+    ck_assert(b.provider->ops->sleep(b.provider, other, tl_clock_deadline_ns(PATIENCE_NS)));
+    ck_assert_int_eq(read(other, &count, sizeof(count)), sizeof(count));
+    sleep_for(&b, other, TL_NS_PER_MS);
+    ck_assert_int_eq(write(other, &one, sizeof(one)), sizeof(one));
+    ck_assert(b.provider->ops->sleep(b.provider, other, tl_clock_deadline_ns(TL_NS_PER_MS)));
+    ck_assert_int_eq(read(other, &count, sizeof(count)), sizeof(count));
+    sleep_for(&b, other, 5 * TL_NS_PER_MS);
+    sleep_for(&b, other, 1);
+    sleep_for(&b, other, -1);
     close(other);
 }
 END_TEST
@@ -604,7 +703,11 @@ int main(void)
     tcase_add_loop_test(tcase, places_that_cannot_be, 0, 5);
     tcase_add_test(tcase, no_system_call_between_two_that_are_awake);
     tcase_add_test(tcase, a_sleeper_is_woken_once);
+    tcase_add_test(tcase, a_wake_comes_through_the_eventfd);
+    tcase_add_test(tcase, an_eventfd_at_its_maximum);
+    tcase_add_test(tcase, a_packet_wakes);
     tcase_add_test(tcase, sleeping_on_two_descriptors);
+    tcase_add_test(tcase, sleeping_until_a_time);
     tcase_add_test(tcase, nothing_is_slept_over);
     tcase_add_test(tcase, space_wakes_who_waits_for_it);
     tcase_add_test(tcase, the_end_wakes);
