@@ -305,7 +305,7 @@ static struct tl_link *link_create(struct tl_control *control, struct tl_error *
     return link;
 }
 
-/* Starts the call of a link of ours, and greets. */
+/* Starts the call of a link of ours, and sends the hello. */
 static enum tl_status start_stream(struct tl_link *link, const char *target, struct tl_error *ret_error)
 {
     struct tl_control *control = link->control;

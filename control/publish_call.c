@@ -8,7 +8,7 @@
  *
  * Failure modes: more bytes than announced, or a message after the one with the checksum, is INVALID_ARGUMENT; fewer,
  * a wrong checksum or damaged strings, DATA_LOSS; a client that stalls or is too slow, DEADLINE_EXCEEDED. Whatever ends
- * the call after the worker has admitted it and before it has the tensor, the worker is told once that there is none.
+ * the call after the worker has admitted it and before it has the tensor, the worker is called once with the failure.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The commands of the program `tensorlane` and their exit codes. docs/cli.md is the manual. */
+/* The commands of the program `tensorlane`, each in a file command_NAME.c, and their exit codes. docs/cli.md is the
+ * manual. */
 #ifndef SERVER_CLI_COMMAND_H
 #define SERVER_CLI_COMMAND_H
 

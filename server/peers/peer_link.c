@@ -18,8 +18,8 @@
  * has lost that one: the new link replaces it. A link with a new incarnation replaces it too: the peer has restarted,
  * and what was reserved for its former process is offered again.
  *
- * A lost link may not have told the peer of all one-shot tensors that have arrived; the next link tells them again. A
- * peer is wanted for that as well, as long as its values wait.
+ * A lost link may not have acknowledged all one-shot tensors that have arrived; the next link acknowledges them again.
+ * A peer is wanted for that as well, as long as its values wait.
  *
  * The data connections to the peer (server/peers/data_connections.h) live on the link in use, and end with it.
  */

@@ -63,9 +63,9 @@ struct tl_session {
     struct tl_closure drain_closure;
     struct tl_closure end_closure;
     uint8_t bytes[TL_CONN_ADDRESS_BYTES]; /* on the way there the peer's address, on the way back ours */
-    uint32_t len_bytes;         /* on the way back 0: the owner is told nothing, SESSION_EVENT_CLOSED follows */
-    struct tl_error failure;    /* why the connection could not be made; read when `making` is back */
-    struct tl_error end_reason; /* written once, before end_closure is posted */
+    uint32_t len_bytes;                   /* on the way back 0: only SESSION_EVENT_CLOSED follows */
+    struct tl_error failure;              /* why the connection could not be made; read when `making` is back */
+    struct tl_error end_reason;           /* written once, before end_closure is posted */
 
     /* The reactor's thread owns the rest. */
     struct tl_conn *conn; /* NULL: there is none yet, or none any more */

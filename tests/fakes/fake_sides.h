@@ -149,7 +149,7 @@ static inline void settle(void)
 
 static inline void disconnect(struct side *side)
 {
-    struct tl_error reason = {.code = TL_ABORTED, .message = "severed by the test"};
+    struct tl_error reason = {.code = TL_ABORTED, .message = "disconnected by the test"};
     side->pair->ops->disconnect(side->pair, &reason);
 }
 

@@ -624,7 +624,7 @@ START_TEST(numbers_that_mean_nothing_are_ignored)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------ the first frame, silence -- */
+/* ----------------------------------------------------------------------------- the first frame, peer time-out -- */
 
 static void expect_hello_refused(const Tensorlane__V1__Hello *hello, enum tl_status expected, const char *text)
 {

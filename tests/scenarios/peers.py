@@ -278,7 +278,7 @@ class Frozen(Defaults):
         workers.wait_until(lambda: re.search(reason, self.log()[begin:]), "the peer time-out is reported")
         when, silent_ms = re.search(reason, self.log()[begin:]).groups()
         report = datetime.datetime.fromisoformat(when).timestamp()
-        print(f"a frozen peer was reported after {report - start:.3f} s, {silent_ms} ms of silence", flush=True)
+        print(f"a frozen peer was reported after {report - start:.3f} s, {silent_ms} ms without a message", flush=True)
         self.assertTrue(self.here.is_quiet(0.1))
         self.server.signal(signal.SIGCONT)
         done, = self.here.wait(1).values()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The end of a connection: a card or a peer that fails at every operation, silence, draining, closing. Everything that
- * was open ends exactly once, and what was not received is received once over the next connection.
+ * The end of a connection: a card or a peer that fails at every operation, a peer time-out, draining, closing.
+ * Everything that was open ends exactly once, and what was not received is received once over the next connection.
  */
 #include <check.h>
 #include <stdio.h>
@@ -287,7 +287,7 @@ START_TEST(device_gone)
 }
 END_TEST
 
-/* ----------------------------------------------------------------------------------------------------- silence -- */
+/* --------------------------------------------------------------------------------------------- peer time-out -- */
 
 /* The process is stopped: its card answers, the process does not. It is given up in little more than the limit,
  * wherever in the check interval it was last heard. */
@@ -377,7 +377,7 @@ START_TEST(idle_connections_say_nothing)
     }
     ck_assert_uint_eq(engine_side_stats(asker).messages_sent + engine_side_stats(owner).messages_sent, sent);
     ck_assert(tl_conn_is_up(asker->conn));
-    /* A request after the pause does not count as silence of the peer. */
+    /* A request after the pause does not count towards the peer time-out. */
     engine_ask_start(asker, &ask, "key", 2);
     engine_pair_run(&pair);
     fake_clock_advance(options.engine.peer_timeout_ns / 2);

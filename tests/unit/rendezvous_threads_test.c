@@ -2,8 +2,8 @@
 /*
  * Rendezvous table under several threads: each does random operations with senders and receivers of its own, whose
  * callbacks run on whichever thread causes them and call into the table themselves. Whatever the order: every sender is
- * told exactly once unless it took its value back, every receiver exactly once unless it cancelled, every tensor comes
- * back, and at the end nothing is left. ThreadSanitizer finds the rest.
+ * called back exactly once unless it took its value back, every receiver exactly once unless it cancelled, every tensor
+ * comes back, and at the end nothing is left. ThreadSanitizer finds the rest.
  */
 #include <check.h>
 #include <pthread.h>

@@ -351,7 +351,7 @@ START_TEST(could_not_be_made)
 }
 END_TEST
 
-/* The side that accepts is not told an address when it cannot connect. */
+/* The side that accepts gets no address when it cannot connect. */
 START_TEST(could_not_connect)
 {
     const struct tl_error why = {.code = TL_UNAVAILABLE, .message = "why"};
