@@ -4,10 +4,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#define LINE_BYTES 64
+/* How many bytes are copied before their lines, which are in the first cache then, are written to. */
+#define BLOCK_BYTES 4096
+
 #ifdef __SSE2__
 #include <emmintrin.h>
-
-#define LINE_BYTES 64
 
 /* Copies whole cache lines; `to` is aligned to one. */
 static void copy_lines(char *to, const char *from, size_t line_count)
@@ -51,3 +53,23 @@ void tl_copy_uncached(void *to, const void *from, size_t len_bytes)
 }
 
 #endif
+
+static void write_to_lines(char *start, size_t len_bytes)
+{
+    char *end = start + len_bytes;
+    for (char *line = start + -(uintptr_t)start % LINE_BYTES; end - line >= LINE_BYTES; line += LINE_BYTES)
+        *(volatile char *)line = 0;
+}
+
+void tl_copy_out(void *to, void *from, size_t len_bytes)
+{
+    char *target = to, *source = from;
+    while (len_bytes > 0) {
+        size_t block_bytes = len_bytes < BLOCK_BYTES ? len_bytes : BLOCK_BYTES;
+        memcpy(target, source, block_bytes);
+        write_to_lines(source, block_bytes);
+        target += block_bytes;
+        source += block_bytes;
+        len_bytes -= block_bytes;
+    }
+}

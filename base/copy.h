@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Copying bytes that will not be read soon. */
+/* Copying bytes with regard to the processors' caches. */
 #ifndef BASE_COPY_H
 #define BASE_COPY_H
 
@@ -9,5 +9,11 @@
  * and does not displace their contents, such as the pieces that are copied next. It is faster for a piece of something
  * larger than the caches, and slower for anything else. A thread that is notified after the copy sees the bytes. */
 void tl_copy_uncached(void *to, const void *from, size_t len_bytes);
+
+/* Copies like memcpy out of memory that another processor writes and this one reads, again and again. Afterwards the
+ * content of `from` is undefined: something is written to each cache line that lies wholly within it, so that only this
+ * processor has the line. To write to a line that several processors have takes the other processor four to twenty
+ * times as long, because it must wait until each has given the line up. */
+void tl_copy_out(void *to, void *from, size_t len_bytes);
 
 #endif

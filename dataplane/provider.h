@@ -113,6 +113,7 @@ struct tl_provider_limits {
     uint32_t max_pool_regions; /* the most that a pool may have at a time; 0: any number */
     bool has_windows;          /* TL_KEYS_WINDOW works */
     bool needs_regions;        /* sources, and what is exposed, must lie in a region */
+    bool is_processor_writing; /* a processor of this host writes to exposed memory, not a card */
     int numa_node;             /* the card's; -1: none */
 };
 

@@ -19,7 +19,7 @@
 #include "dataplane/provider.h"
 #include "tensor/meta_data.h"
 
-#define TL_DATAPLANE_VERSION 2 /* 1: numbers had their full width */
+#define TL_DATAPLANE_VERSION 3 /* 1: numbers had their full width; 2: there was no flag for a bounced request */
 #define TL_MESSAGE_KEY_BYTES 512
 
 enum tl_message_type {
@@ -49,6 +49,7 @@ struct tl_message {
     bool is_ping;      /* CREDIT */
     bool is_published; /* META_DATA_UPDATE, DONE, MAPPED: the step is the version of a published value */
     bool may_map;      /* REQUEST: MAPPED may be the answer */
+    bool is_bounced;   /* REQUEST, RE_REQUEST: the receiver copies the bytes on, piece by piece as they arrive */
 
     uint64_t number;
     uint64_t step;

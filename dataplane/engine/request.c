@@ -20,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/copy.h"
 #include "base/error.h"
 #include "base/reason.h"
 
@@ -157,6 +158,42 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
     }
 }
 
+/* Copies and hashes as much of the received bytes as this pump may. */
+static enum tl_status advance(struct request *request, struct tl_error *ret_error)
+{
+    struct tl_conn *conn = request->conn;
+    struct tl_fetch *fetch = request->fetch;
+    uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
+    bool is_read = request->proxy != NULL || fetch->wants_checksum;
+    if (is_read && len_bytes > conn->posts.completions_left_bytes) len_bytes = conn->posts.completions_left_bytes;
+    if (len_bytes == 0) return TL_OK;
+    if (request->proxy != NULL) {
+        uint8_t *source = (uint8_t *)tl_tensor_data(request->proxy) + fetch->received_bytes;
+        void *address;
+        enum tl_status status = tl_fetch_next(fetch, len_bytes, &address, ret_error);
+        if (status != TL_OK) return status;
+        if (conn->engine->provider->limits.is_processor_writing) {
+            tl_copy_out(address, source, (size_t)len_bytes);
+        } else {
+            memcpy(address, source, (size_t)len_bytes);
+        }
+        conn->engine->stats.bytes_bounced += len_bytes;
+        tl_memory_count_bounce(conn->engine->memory, len_bytes);
+    }
+    tl_fetch_advance(fetch, len_bytes);
+    if (is_read) conn->posts.completions_left_bytes -= len_bytes;
+    return TL_OK;
+}
+
+/* Copies on what has arrived while the peer writes the rest. complete() does what is left. What arrives in the
+ * destination itself is hashed later, when the peer cannot write it any more. */
+static void advance_early(struct request *request)
+{
+    struct tl_error error; /* complete() finds it again */
+    if (request->proxy == NULL || request->state != REQUEST_ASKED || advance(request, &error) != TL_OK) return;
+    if (request->fetch->received_bytes < request->received_bytes) conn_pump_later(request->conn);
+}
+
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes)
 {
     struct request *request = find(conn, immediate & TL_HANDLE_MASK);
@@ -173,6 +210,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
     request->received_bytes += len_bytes;
     request->is_source_bounced |= (immediate & TL_IMMEDIATE_BOUNCED) != 0;
     request->is_done_expected |= (immediate & TL_IMMEDIATE_DONE_FOLLOWS) != 0;
+    advance_early(request);
     if (len_bytes == left_bytes && !request->is_done_expected) request_handle(request, EVENT_COMPLETE);
 }
 
@@ -327,29 +365,6 @@ static enum tl_path path_of(const struct request *request)
     return request->proxy != NULL || request->is_source_bounced ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
 }
 
-/* Copies and hashes as much of the received bytes as this pump may. */
-static enum tl_status advance(struct request *request, struct tl_error *ret_error)
-{
-    struct tl_conn *conn = request->conn;
-    struct tl_fetch *fetch = request->fetch;
-    uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
-    bool is_read = request->proxy != NULL || fetch->wants_checksum;
-    if (is_read && len_bytes > conn->posts.completions_left_bytes) len_bytes = conn->posts.completions_left_bytes;
-    if (len_bytes == 0) return TL_OK;
-    if (request->proxy != NULL) {
-        const uint8_t *proxy = tl_tensor_data(request->proxy);
-        void *address;
-        enum tl_status status = tl_fetch_next(fetch, len_bytes, &address, ret_error);
-        if (status != TL_OK) return status;
-        memcpy(address, proxy + fetch->received_bytes, (size_t)len_bytes);
-        conn->engine->stats.bytes_bounced += len_bytes;
-        tl_memory_count_bounce(conn->engine->memory, len_bytes);
-    }
-    tl_fetch_advance(fetch, len_bytes);
-    if (is_read) conn->posts.completions_left_bytes -= len_bytes;
-    return TL_OK;
-}
-
 /* Completes a request whose bytes are in the destination or its proxy, where the peer cannot write them any more.
  * Returns false when this pump may not copy and hash all of them; the next pump goes on. Until then the request stays
  * FINISHED, which neither a cancel nor the end of the connection changes. */
@@ -405,15 +420,18 @@ void request_finish(struct request *request)
     conn_pump_later(request->conn);
 }
 
-/* A peer may write its own pool as long as the pool lives. So a destination there that has not received its value is
- * left, and the next attempt, perhaps over another transport, gets another one. */
-static void leave_destination(const struct tl_conn *conn, struct tl_fetch *fetch)
+/* The next attempt, perhaps over another transport, begins with the first byte: of another value, what was copied early
+ * would be a part. A destination in the peer's own pool that has not received its value is left, because the peer may
+ * write there as long as the pool lives; the next attempt gets another one. */
+static void leave_destination(const struct request *request, struct tl_fetch *fetch)
 {
+    const struct tl_conn *conn = request->conn;
     struct tl_pin pin = {.region = NULL};
-    if (conn->memory == conn->engine->memory || fetch->destination == NULL) return;
-    if (!tl_memory_pin(conn->memory, fetch->destination, TL_REGION_WRITE, &pin)) return;
-    tl_memory_unpin(conn->memory, &pin);
-    tl_fetch_restart(fetch);
+    if (fetch->destination == NULL) return;
+    bool is_in_pool =
+        conn->memory != conn->engine->memory && tl_memory_pin(conn->memory, fetch->destination, TL_REGION_WRITE, &pin);
+    if (is_in_pool) tl_memory_unpin(conn->memory, &pin);
+    if (is_in_pool || request->proxy != NULL) tl_fetch_restart(fetch);
 }
 
 /* Completes the fetch. Returns false when the next pump must go on. */
@@ -433,7 +451,7 @@ static bool tell(struct request *request)
     } else if (!complete(request, &result)) {
         return false;
     }
-    if (result.code != TL_OK) leave_destination(request->conn, fetch);
+    if (result.code != TL_OK) leave_destination(request, fetch);
     request_release_memory(request); /* before `done`: the caller may hold the last other reference */
     tl_list_push_back(&request->conn->requests.completed, &request->place);
     fetch->allocator = NULL;

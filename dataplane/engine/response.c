@@ -190,6 +190,7 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
     response->state = RESPONSE_WAITING;
     response->wants_checksum = message->has_checksum;
     response->may_map = message->may_map;
+    response->is_peer_bouncing = message->is_bounced;
     response->has_meta_data = message->has_meta_data;
     if (message->has_meta_data) tl_meta_data_copy(&response->expected, &message->meta_data);
     response->expected_step = message->expected_step;
@@ -249,7 +250,10 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
     } else if (response == NULL || message->destination.len_bytes == 0) {
         conn_protocol_error(conn, "a RE_REQUEST with the handle %#x", message->handle);
     } else {
-        if (response->state == RESPONSE_PARKED) response->destination = message->destination;
+        if (response->state == RESPONSE_PARKED) {
+            response->destination = message->destination;
+            response->is_peer_bouncing = message->is_bounced;
+        }
         response_handle(response, EVENT_RE_REQUEST);
     }
 }

@@ -10,7 +10,7 @@
 #include "dataplane/engine/conn_internal.h"
 
 /* The largest piece of a tensor that is copied through the pool, and how many such pieces are posted at a time. */
-#define BOUNCE_PIECE_BYTES (256 * 1024)
+#define BOUNCE_PIECE_BYTES ((uint64_t)256 * 1024)
 #define MAX_BOUNCES 4
 
 /*
@@ -74,7 +74,8 @@ struct response {
     bool has_meta_data;    /* `expected` is set, from the REQUEST */
     bool is_update_wanted; /* PARKED: META_DATA_UPDATE has not been posted */
     bool is_registering;
-    bool is_bounced;
+    bool is_bounced;       /* the bytes are copied into the pool here before they are written */
+    bool is_peer_bouncing; /* the peer copies the bytes on as they arrive */
     bool is_first_piece_used;
     bool is_done_wanted;    /* a DONE follows the bytes */
     bool may_change;        /* the bytes lie in a file, which is checked when all of them were read, before the DONE */

@@ -6,7 +6,11 @@
 
 #include <xxhash.h>
 
+#include "base/arith.h"
 #include "base/error.h"
+
+#define MIN_BOUNCING_BYTES ((uint64_t)16 * 1024)
+#define BOUNCING_PIECES 16
 
 /* ---------------------------------------------------------------------------------------------------- messages -- */
 
@@ -123,14 +127,23 @@ static void piece_destroy(struct response *response, struct piece *piece)
     }
 }
 
+/* The size of the pieces for a peer that copies them on: so small that it begins early, and so large that the work for
+ * each piece is a small part. */
+static uint64_t bouncing_bytes(uint64_t size_bytes)
+{
+    return tl_max_u64(MIN_BOUNCING_BYTES, tl_min_u64(size_bytes / BOUNCING_PIECES, BOUNCE_PIECE_BYTES));
+}
+
 /* The most bytes that the next piece may have. Bytes that are copied or hashed are read by the CPU in this pump. */
 static uint64_t most_bytes(const struct response *response)
 {
     uint64_t piece_bytes = response->conn->engine->piece_bytes;
+    if (response->is_peer_bouncing)
+        piece_bytes = tl_min_u64(piece_bytes, bouncing_bytes(tl_tensor_size_bytes(response->offer.tensor)));
     uint64_t read_bytes = response->is_bounced       ? BOUNCE_PIECE_BYTES
                           : response->wants_checksum ? PUMP_BYTES
                                                      : UINT64_MAX;
-    return piece_bytes < read_bytes ? piece_bytes : read_bytes;
+    return tl_min_u64(piece_bytes, read_bytes);
 }
 
 /* Counts a piece against this pump if the CPU reads it, and hashes it if the peer wants a checksum. */
@@ -165,7 +178,7 @@ static bool post_piece(struct response *response)
     const struct tl_tensor *tensor = response->offer.tensor;
     uint64_t left_bytes = tl_tensor_size_bytes(tensor) - response->posted_bytes;
     uint64_t piece_bytes = most_bytes(response);
-    uint64_t len_bytes = left_bytes < piece_bytes ? left_bytes : piece_bytes;
+    uint64_t len_bytes = tl_min_u64(left_bytes, piece_bytes);
     const uint8_t *source = (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
     if (response->is_bounced && response->pieces_out >= MAX_BOUNCES)
         return false; /* queued again when a piece is done */

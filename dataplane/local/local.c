@@ -359,7 +359,8 @@ enum tl_status tl_local_open(const struct tl_local_options *options, struct tl_p
     struct local_provider *provider = calloc(1, sizeof(*provider));
     if (provider == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the local transport");
     provider->base.ops = &local_ops;
-    provider->base.limits = (struct tl_provider_limits){.max_write_bytes = UINT64_C(1) << 40,
+    provider->base.limits = (struct tl_provider_limits){.is_processor_writing = true,
+                                                        .max_write_bytes = UINT64_C(1) << 40,
                                                         .max_queue_pairs = MAX_QUEUE_PAIRS,
                                                         .max_pool_regions = LOCAL_MAX_POOL_REGIONS,
                                                         .numa_node = -1};

@@ -23,10 +23,6 @@
 /* Smaller tensors in memory of users are copied through the pool, because waking a helper thread that reads them takes
  * longer. */
 #define REGISTER_BYTES (16 * 1024)
-/* Received tensors of less than this size are copied through the pool too, while half of it is free: a single tensor
- * takes less than half as long. When many are under way, the helper threads read the others, and the pool is not made
- * larger. */
-#define COPY_BYTES (256 * 1024)
 #define MAX_CACHED_COUNT 4096
 #define CANCEL_NS (1 * TL_NS_PER_SEC)
 /* A data connection that takes longer is not worth waiting for. When dozens of workers on few cores connect to each
@@ -59,7 +55,7 @@ static void read_local(const struct tl_settings *settings, struct tl_transport_o
                    .cache_count = CACHE_COUNT,
                    .piece_bytes = PIECE_BYTES,
                    .register_bytes = REGISTER_BYTES,
-                   .copy_bytes = COPY_BYTES,
+                   .copy_bytes = TL_LOCAL_COPY_BYTES,
                    .peer_memory = memory,
                    .is_mapping_allowed = local->map == TL_LOCAL_MAP_FILES,
                    .peer_timeout_ns = local->peer_timeout_ns,

@@ -97,6 +97,7 @@ struct tl_provider *fake_provider_open(struct fake_fabric *fabric, const char *n
         .max_queue_pairs = options->max_queue_pairs != 0 ? options->max_queue_pairs : 64,
         .has_windows = !options->has_no_windows,
         .needs_regions = !options->needs_no_regions,
+        .is_processor_writing = options->needs_no_regions,
         .numa_node = -1,
     };
     provider->base.fd = options->has_no_fd ? -1 : eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);

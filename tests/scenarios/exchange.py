@@ -30,8 +30,11 @@ class Pull(unittest.TestCase):
             with Server(config, "ps", publish=[checkpoint]):
                 pulled = workers.pull(config, PEER, f"{folder}/copy.safetensors", "--verify-against", checkpoint)
             self.assertTrue(pulled["complete"], pulled)
-            self.assertEqual((self.transport.checkpoint_paths, 32, 32, 0),
-                             (pulled["paths"], pulled["verified"], pulled["compared"], pulled["failed"]))
+            self.assertEqual((32, 32, 32, 0), (sum(pulled["paths"].values()), pulled["verified"], pulled["compared"],
+                                               pulled["failed"]))
+            self.assertEqual(self.transport.checkpoint_paths.keys(), pulled["paths"].keys())
+            for path, counts in self.transport.checkpoint_paths.items():
+                self.assertIn(pulled["paths"][path], counts)
 
 
 class Pair(unittest.TestCase):

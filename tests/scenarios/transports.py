@@ -35,7 +35,7 @@ class Transport:
     protocol = "grpc"
     # The paths of plain tensors.
     paths = ("grpc",)
-    checkpoint_paths = {"grpc": 32}
+    checkpoint_paths = {"grpc": [32]}
     # The address of each job.
     hosts = {"ps": "127.0.0.1", "worker": "127.0.0.1"}
     # The section of the configuration with the settings of the transport; its settings unless a scenario says
@@ -78,7 +78,8 @@ class Local(Transport):
     name = "local"
     protocol = "grpc+local"
     paths = ("zero-copy", "bounce")
-    checkpoint_paths = {"zero-copy": 9, "bounce": 23}  # Tensors of less than 256 KiB are copied twice.
+    # Tensors of less than 256 KiB are copied twice, and three of less than 2 MiB while half of the pool is free.
+    checkpoint_paths = {"zero-copy": range(6, 10), "bounce": range(23, 27)}
     section, defaults = "local", {"peer_timeout": "20s"}
     faulty = {"prefer": {"peer_timeout": "5s"}, "require": {"peer_timeout": "5s", "process_vm": "off"}}
     lacking = {"socket_folder": "/nowhere/at/all"}, "/nowhere/at/all"
@@ -93,7 +94,7 @@ class Verbs(Transport):
     name = "verbs"
     protocol = "grpc+verbs"
     paths = ("zero-copy", "bounce")
-    checkpoint_paths = {"zero-copy": 32}
+    checkpoint_paths = {"zero-copy": [32]}
     hosts = {"ps": "10.9.0.2", "worker": "10.9.0.1"}
     # These settings suit the guests of a busy machine. The setting timeout avoids that rxe sends packets again: it
     # would bind windows again, which fails because they are bound.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Tests of copying past the caches: every alignment and length around a cache line, and nothing beside it. */
+/* Tests of copying past the caches, and out of memory that another processor writes: every alignment and length around
+ * a cache line, and nothing beside it. */
 #include <check.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,6 +68,39 @@ START_TEST(nothing_from_nowhere)
 }
 END_TEST
 
+/* The bytes arrive; only lines that lie wholly within the source are written to. */
+static void check_copy_out(size_t from_offset, size_t len)
+{
+    unsigned char *source = from + MARGIN + from_offset, *target = to + MARGIN;
+    size_t span = MARGIN + from_offset + len + MARGIN;
+    for (size_t i = 0; i < span; i++)
+        from[i] = (unsigned char)(1 + i % 255);
+    memset(to, GUARD, len + 2 * MARGIN);
+    tl_copy_out(target, source, len);
+    for (size_t i = 0; i < len; i++)
+        ck_assert_uint_eq(target[i], 1 + (source + i - from) % 255);
+    ck_assert_uint_eq(target[-1], GUARD);
+    ck_assert_uint_eq(target[len], GUARD);
+    size_t begin = (size_t)(source - from + 63) / 64 * 64, end = (size_t)(source - from + (ptrdiff_t)len) / 64 * 64;
+    size_t written = 0;
+    for (size_t i = 0; i < span; i++) {
+        bool is_written = from[i] != (unsigned char)(1 + i % 255);
+        ck_assert_msg(!is_written || (i >= begin && i < end), "offset %zu length %zu: byte %zu", from_offset, len, i);
+        written += is_written;
+    }
+    if (from_offset == 0) ck_assert_uint_eq(written, len / 64);
+}
+
+START_TEST(copies_out)
+{
+    for (size_t offset = 0; offset < 64; offset++)
+        for (size_t len = 0; len <= 200; len++)
+            check_copy_out(offset, len);
+    check_copy_out(0, 20000);
+    check_copy_out(13, 20000);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("copy");
@@ -74,6 +109,7 @@ int main(void)
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, every_alignment_and_length);
     tcase_add_test(tcase, long_copies);
+    tcase_add_test(tcase, copies_out);
     tcase_add_test(tcase, nothing_from_nowhere);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -3,6 +3,7 @@
 #include <check.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "fakes/engine_case.h"
 #include "fakes/fake_clock.h"
 #include "fakes/log_capture.h"
@@ -10,6 +11,7 @@
 
 #define SMALL_BYTES 5000
 #define LARGE_BYTES 200000
+#define PIECE_BYTES 16384 /* of a tensor of this size */
 
 static void setup(void)
 {
@@ -167,6 +169,86 @@ START_TEST(copied_while_there_is_space)
 }
 END_TEST
 
+/* The writer is a processor, and tensors are copied through the pool. */
+static void start_copying(void)
+{
+    options.provider.needs_no_regions = true;
+    options.engine.copy_bytes = LARGE_BYTES + 1;
+    open_pair();
+    fetch(1, engine_pool_bytes(owner, LARGE_BYTES, 1), true); /* The meta-data is known from now on. */
+    expect_copy("it is small");
+    fake_fabric_set_manual(pair.fabric, true);
+    engine_side_send(owner, "key", 2, engine_bytes(LARGE_BYTES, 2));
+    ask.is_unregistered = true;
+    engine_ask_start(asker, &ask, "key", 2);
+}
+
+/* Carries one operation after the other until the asker has copied a part. */
+static void run_until_a_part_is_copied(void)
+{
+    uint64_t before_bytes = engine_side_stats(asker).bytes_bounced;
+    for (unsigned i = 0; i < 1000 && engine_side_stats(asker).bytes_bounced == before_bytes; i++) {
+        while (engine_side_round(asker) || engine_side_round(owner)) {
+        }
+        ck_assert(fake_fabric_step_any(pair.fabric));
+    }
+    uint64_t copied_bytes = engine_side_stats(asker).bytes_bounced - before_bytes;
+    ck_assert_uint_gt(copied_bytes, 0);
+    ck_assert_uint_lt(copied_bytes, LARGE_BYTES);
+    ck_assert_uint_eq(ask.done_count, 0);
+}
+
+START_TEST(copied_while_the_rest_arrives)
+{
+    start_copying();
+    uint64_t writes = engine_side_stats(owner).writes_posted;
+    run_until_a_part_is_copied();
+    fake_fabric_set_manual(pair.fabric, false);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(engine_side_stats(owner).writes_posted - writes, (LARGE_BYTES + PIECE_BYTES - 1) / PIECE_BYTES);
+    ck_assert_uint_eq(engine_side_stats(asker).bytes_bounced, 2 * LARGE_BYTES);
+    ck_assert(engine_is_bytes(ask.fetch.destination, LARGE_BYTES, 2));
+    expect_copy("it is small");
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* What was copied counts for nothing: another transport would continue after it with another value. */
+START_TEST(broken_after_a_part)
+{
+    struct tl_error reason;
+    start_copying();
+    run_until_a_part_is_copied();
+    ck_assert_uint_gt(ask.fetch.received_bytes, 0);
+    tl_error_set(&reason, TL_UNAVAILABLE, "the connection is closed");
+    tl_conn_close(asker->conn, &reason);
+    fake_fabric_set_manual(pair.fabric, false);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_int_eq(ask.result.code, TL_UNAVAILABLE);
+    ck_assert_uint_eq(ask.fetch.received_bytes, 0);
+    ck_assert_ptr_null(ask.fetch.destination);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
+/* Nothing more is copied once the request is given up, because its owner may soon have the destination back. */
+START_TEST(given_up_after_a_part)
+{
+    start_copying();
+    run_until_a_part_is_copied();
+    uint64_t before_bytes = engine_side_stats(asker).bytes_bounced;
+    tl_conn_cancel(asker->conn, &ask.fetch);
+    fake_fabric_set_manual(pair.fabric, false);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 1);
+    if (ask.result.code != TL_OK) ck_assert_uint_eq(engine_side_stats(asker).bytes_bounced, before_bytes);
+    engine_ask_fini(&ask);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("engine_bounce");
@@ -181,6 +263,9 @@ int main(void)
     tcase_add_test(tcase, the_reason_changes);
     tcase_add_test(tcase, no_space_either);
     tcase_add_test(tcase, copied_while_there_is_space);
+    tcase_add_test(tcase, copied_while_the_rest_arrives);
+    tcase_add_test(tcase, broken_after_a_part);
+    tcase_add_test(tcase, given_up_after_a_part);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

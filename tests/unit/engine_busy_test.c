@@ -65,6 +65,23 @@ static void run_until(bool (*is_reached)(void))
     ck_assert_msg(is_reached(), "it has never come to that");
 }
 
+/* The asker copies on what arrives. So the owner writes all of it before the asker's next round, which then has more to
+ * copy than it may. */
+static void begin_copying(bool wants_checksum)
+{
+    options.engine.is_bounce_forced = true;
+    options.engine.slot_count = options.fabric.poll_batch = 1024;
+    begin(wants_checksum);
+    for (unsigned i = 0; i < MANY_ROUNDS && !is_asker_halfway(); i++) {
+        engine_side_settle(asker);
+        (void)engine_side_round(asker);
+        do {
+            engine_side_settle(owner);
+        } while (engine_side_round(owner));
+    }
+    ck_assert(is_asker_halfway());
+}
+
 /* One round of the busy side is enough. */
 static void expect_answer(struct engine_side *busy, struct engine_side *other)
 {
@@ -102,12 +119,11 @@ END_TEST
 
 START_TEST(asker_copies)
 {
-    options.engine.is_bounce_forced = true;
-    begin(false);
-    run_until(is_asker_halfway);
+    begin_copying(false);
+    uint64_t before_bytes = engine_side_stats(asker).bytes_bounced;
+    ck_assert_uint_le(before_bytes, 2 * (uint64_t)PUMP_BYTES); /* Those of the round before, and of this one. */
     expect_answer(asker, owner);
-    ck_assert(is_asker_halfway());
-    ck_assert_uint_eq(engine_side_stats(asker).bytes_bounced, 2 * (uint64_t)PUMP_BYTES);
+    ck_assert_uint_le(engine_side_stats(asker).bytes_bounced - before_bytes, (uint64_t)PUMP_BYTES);
     expect_value(TL_PATH_BOUNCE);
 }
 END_TEST
@@ -153,9 +169,12 @@ END_TEST
 START_TEST(broken_halfway)
 {
     struct tl_error reason;
-    options.engine.is_bounce_forced = _i == 1;
-    begin(true);
-    run_until(is_asker_halfway);
+    if (_i == 1) {
+        begin_copying(true);
+    } else {
+        begin(true);
+        run_until(is_asker_halfway);
+    }
     tl_error_set(&reason, TL_UNAVAILABLE, "the cable was cut");
     tl_conn_close(asker->conn, &reason);
     engine_pair_run(&pair);

@@ -297,7 +297,7 @@ START_TEST(everything_is_copied_if_forced)
     for (uint64_t step = 1; step <= 3; step++) {
         size_t count = fake_fabric_write_count(pair.fabric);
         expect_fetch(step, engine_pool_bytes(owner, 2000000, step), TL_PATH_BOUNCE);
-        ck_assert_uint_eq(fake_fabric_write_count(pair.fabric) - count, 8);
+        ck_assert_uint_eq(fake_fabric_write_count(pair.fabric) - count, 16);
     }
     ck_assert_uint_eq(engine_side_stats(owner).bytes_bounced, 6000000);
     ck_assert_uint_eq(engine_side_stats(asker).bytes_bounced, 6000000);

@@ -129,7 +129,8 @@ static enum tl_status open_provider(struct tl_provider **ret_provider, struct tl
 /* To register much takes longer than to receive small tensors. */
 static uint64_t pool_bytes(void)
 {
-    return settings.size_bytes * settings.outstanding <= 64 << 10 ? 4 << 20 : 64 << 20;
+    bool is_small = settings.size_bytes * settings.outstanding <= 64 << 10;
+    return settings.is_local || is_small ? 4 << 20 : 64 << 20;
 }
 
 static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnation, bool is_opener)
@@ -151,6 +152,7 @@ static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnatio
                                               .cache_count = 1024,
                                               .piece_bytes = 4 << 20,
                                               .register_bytes = 64 << 10,
+                                              .copy_bytes = settings.is_local ? TL_LOCAL_COPY_BYTES : 0,
                                               .is_mapping_allowed = settings.is_mapped,
                                               .is_bounce_forced = settings.is_bounced,
                                               .peer_timeout_ns = 5 * TL_NS_PER_SEC,
