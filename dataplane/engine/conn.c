@@ -29,16 +29,16 @@
 
 /* How often a provider is polled that has not drained a queue pair. It gives up a card that does not complete what was
  * posted, and a reactor that sleeps would not poll it. */
-#define DRAIN_LOOK_NS (250 * TL_NS_PER_MS)
+#define DRAIN_POLL_NS (250 * TL_NS_PER_MS)
 
 static const struct tl_conn_events no_events;
 
 /* --------------------------------------------------------------------------------------------------------- end -- */
 
-static void drain_look(struct tl_timer *timer)
+static void drain_poll(struct tl_timer *timer)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, ending.drain_timer);
-    if (!conn->ending.is_drained) conn_arm(conn, timer, DRAIN_LOOK_NS);
+    struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, ending.drain_poll_timer);
+    if (!conn->ending.is_pair_drained) conn_arm(conn, timer, DRAIN_POLL_NS);
 }
 
 static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
@@ -53,9 +53,9 @@ static void begin_close(struct tl_conn *conn, const struct tl_error *reason)
     tl_timers_disarm(timers, &conn->requests.reroute_timer);
     if (was_connected) {
         conn->pair->ops->disconnect(conn->pair, reason);
-        conn_arm(conn, &conn->ending.drain_timer, DRAIN_LOOK_NS);
+        conn_arm(conn, &conn->ending.drain_poll_timer, DRAIN_POLL_NS);
     } else {
-        conn->ending.is_drained = true;
+        conn->ending.is_pair_drained = true;
     }
     conn_pump_later(conn);
 }
@@ -66,10 +66,10 @@ static void conn_free(struct tl_conn *conn)
     struct tl_timers *timers = tl_reactor_timers(engine->reactor);
     tl_timers_disarm(timers, &conn->handshake.timer);
     tl_timers_disarm(timers, &conn->peer_timeout.timer);
-    tl_timers_disarm(timers, &conn->ending.drain_timer);
+    tl_timers_disarm(timers, &conn->ending.drain_poll_timer);
     tl_timers_disarm(timers, &conn->requests.reroute_timer);
-    if (conn->posts.is_pump_deferred) tl_list_remove(&conn->posts.pump_closure.link);
-    if (conn->handshake.is_busy) tl_reactor_busy(engine->reactor, -1);
+    if (conn->posts.is_pump_queued) tl_list_remove(&conn->posts.pump_closure.link);
+    if (conn->handshake.is_counted_busy) tl_reactor_busy(engine->reactor, -1);
     if (conn->pair != NULL) conn->pair->ops->destroy(conn->pair);
     handshake_fini(conn);
     conn_memory_fini(conn);
@@ -92,7 +92,7 @@ static bool is_idle(const struct tl_conn *conn)
 static void end(struct tl_closure *closure)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(closure, struct tl_conn, ending.closure);
-    conn->ending.is_deferred = false;
+    conn->ending.is_end_queued = false;
     if (!is_idle(conn)) { /* a fetch has come since; it is refused first */
         conn_pump_later(conn);
         return;
@@ -104,11 +104,11 @@ static void end(struct tl_closure *closure)
 void conn_check_idle(struct tl_conn *conn)
 {
     if (conn->state == CONN_DRAINING && is_idle(conn) && !conn->ending.is_goodbye_sent) {
-        conn_post_when_ready(conn, &conn->ending.goodbye_post);
+        conn_post_when_slot(conn, &conn->ending.goodbye_post);
     }
-    if (conn->state != CONN_CLOSING || !conn->ending.is_drained || conn->ending.is_deferred) return;
+    if (conn->state != CONN_CLOSING || !conn->ending.is_pair_drained || conn->ending.is_end_queued) return;
     if (conn->ending.held_count > 0 || !is_idle(conn)) return;
-    conn->ending.is_deferred = true;
+    conn->ending.is_end_queued = true;
     tl_reactor_defer(conn->engine->reactor, &conn->ending.closure);
 }
 
@@ -134,7 +134,7 @@ static void pair_drained(void *owner)
 {
     struct tl_conn *conn = owner;
     TL_CHECK(conn->state == CONN_CLOSING);
-    conn->ending.is_drained = true;
+    conn->ending.is_pair_drained = true;
     requests_break(conn);
     responses_break(conn);
     conn_pump_later(conn);
@@ -228,15 +228,15 @@ static bool post_goodbye(struct pending_post *pending)
 static void slot_used(struct tl_conn *conn)
 {
     conn_heard(conn);
-    conn->credits.consumed++;
+    conn->credits.own_slots_returned++;
     conn_pump_later(conn);
 }
 
 static void credits_received(struct tl_conn *conn, uint32_t consumed)
 {
     struct conn_credits *credits = &conn->credits;
-    if (credits->slots_used - consumed > credits->peer_slot_count) {
-        conn_protocol_error(conn, "it has consumed %u messages of %u", consumed, credits->slots_used);
+    if (credits->peer_slots_used - consumed > credits->peer_slot_count) {
+        conn_protocol_error(conn, "it has consumed %u messages of %u", consumed, credits->peer_slots_used);
         return;
     }
     credits_returned(credits, consumed);
@@ -351,7 +351,7 @@ static enum tl_status create_tables(struct tl_conn *conn, struct tl_error *ret_e
         responses->by_handle == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a data connection");
     }
-    requests->count = count;
+    requests->capacity = count;
     for (uint32_t i = 0; i < count; i++)
         requests->free_indexes[i] = (uint16_t)(count - 1 - i);
     requests->free_count = count;
@@ -370,7 +370,7 @@ static void init_places(struct tl_conn *conn)
     conn_posts_init(conn);
     ending->closure.run = end;
     ending->goodbye_post.post = post_goodbye;
-    ending->drain_timer.fire = drain_look;
+    ending->drain_poll_timer.fire = drain_poll;
     conn->peer_timeout.timer.fire = check_peer_timeout;
     requests->reroute_timer.fire = requests_reroute;
 }

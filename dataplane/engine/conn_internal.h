@@ -5,15 +5,15 @@
  *
  *   conn.c            how it begins and ends, what arrives, and when the peer is given up    ending, peer_timeout
  *   conn_posts.c      what waits to be posted, and credits                                   posts, credits
- *   conn_memory.c     registrations and memory of pools, which a slow worker makes           ending.held_count
+ *   conn_memory.c     registrations and memory of pools, from the registration thread        ending.held_count
  *   handshake.c       how it comes up                                                        handshake
  *   measure.c         how fast it is                                                         handshake.measuring
  *   request*.c        what we ask of the peer                                                requests
  *   response*.c       what the peer asks of us                                               responses
  *
  * Four things are scarce, and each has a queue. Posts wait for slots at the peer and for space in the queue pair
- * (posts.ready, posts.revokes). Requests wait for windows (posts.windows). Fetches wait for handles (requests.waiting).
- * Requests and responses wait for memory of a pool (struct conn_memory_wait).
+ * (posts.slot_queue, posts.space_queue). Requests wait for windows (posts.window_queue). Fetches wait for handles
+ * (requests.waiting). Requests and responses wait for memory of a pool (struct conn_memory_wait).
  */
 #ifndef DATAPLANE_ENGINE_CONN_INTERNAL_H
 #define DATAPLANE_ENGINE_CONN_INTERNAL_H
@@ -57,40 +57,41 @@ struct pending_post {
 
 /* What waits to be posted, and the pump that posts it at the end of a round. */
 struct conn_posts {
-    struct tl_list ready;     /* struct pending_post: these need a slot at the peer, and space in the queue pair */
-    struct tl_list revokes;   /* struct pending_post: these need space in the queue pair only */
-    struct tl_list windows;   /* struct pending_post of requests: these need a window that another request gives back */
-    uint64_t exposures_count; /* windows that requests have now */
-    uint64_t left_bytes;      /* how much of PUMP_BYTES is left for responses in this pump */
-    uint64_t completions_left_bytes; /* how much of PUMP_BYTES is left for finished requests in this pump */
-    struct tl_work space_work;       /* completes when there is space in the queue pair again */
-    bool is_space_work_out;          /* space_work is posted */
-    bool is_pump_deferred;
+    struct tl_list slot_queue;   /* struct pending_post: these need a slot at the peer, and space in the queue pair */
+    struct tl_list space_queue;  /* struct pending_post: these need space in the queue pair only */
+    struct tl_list window_queue; /* struct pending_post of requests: these need a window of another request */
+    uint64_t windows_used;       /* windows that requests have now */
+    uint64_t response_budget_bytes;   /* how much of PUMP_BYTES is left for responses in this pump */
+    uint64_t completion_budget_bytes; /* how much of PUMP_BYTES is left for finished requests in this pump */
+    struct tl_work space_work;        /* completes when there is space in the queue pair again */
+    bool is_space_work_out;           /* space_work is posted */
+    bool is_pump_queued;              /* pump_closure is queued */
     struct tl_closure pump_closure;
 };
 
 /* Slots are the receive buffers that each side has posted for messages and immediates of the other. All numbers but
  * peer_slot_count are counted modulo 2^32 since the connection began. */
 struct conn_credits {
-    uint32_t slots_used;      /* slots at the peer that we have used */
-    uint32_t slots_returned;  /* how many of these the peer has given back, as far as we know */
-    uint32_t consumed;        /* slots of ours that the peer has used and that are posted again */
-    uint32_t consumed_sent;   /* the last value of `consumed` that we have sent */
-    uint32_t peer_slot_count; /* how many slots the peer has */
-    bool is_wanted;           /* a CREDIT is to be sent */
-    bool is_ping_wanted;      /* the CREDIT is to be answered by one */
+    uint32_t peer_slots_used;     /* slots at the peer that we have used */
+    uint32_t peer_slots_returned; /* how many of these the peer has given back, as far as we know */
+    uint32_t own_slots_returned;  /* slots of ours that the peer has used and that are posted again */
+    uint32_t own_slots_reported;  /* the last value of own_slots_returned that we have sent */
+    uint32_t peer_slot_count;     /* how many slots the peer has */
+    bool is_wanted;               /* a CREDIT is to be sent */
+    bool is_ping_wanted;          /* the CREDIT is to be answered by one */
 };
 
 /* How many slots at the peer are free, as far as we know. */
 static inline uint32_t credits_left(const struct conn_credits *credits)
 {
-    return credits->peer_slot_count - (credits->slots_used - credits->slots_returned);
+    return credits->peer_slot_count - (credits->peer_slots_used - credits->peer_slots_returned);
 }
 
 /* The peer has given back all slots up to this number. An older number than the one that is known changes nothing. */
 static inline void credits_returned(struct conn_credits *credits, uint32_t upto)
 {
-    if (credits->slots_used - upto < credits->slots_used - credits->slots_returned) credits->slots_returned = upto;
+    if (credits->peer_slots_used - upto < credits->peer_slots_used - credits->peer_slots_returned)
+        credits->peer_slots_returned = upto;
 }
 
 /* ------------------------------------------------------------------------------------- requests and responses -- */
@@ -104,13 +105,13 @@ struct conn_placing {
 
 /* What we ask of the peer. A handle is an index into `by_index` with a generation. */
 struct conn_requests {
-    struct request **by_index; /* [count]; NULL: no request has this index */
-    uint16_t *generations;     /* [count] */
-    uint16_t *free_indexes;    /* [count], a stack of free_count indexes */
-    uint32_t count;            /* how many requests we may have open */
+    struct request **by_index; /* [capacity]; NULL: no request has this index */
+    uint16_t *generations;     /* [capacity] */
+    uint16_t *free_indexes;    /* [capacity], a stack of free_count indexes */
+    uint32_t capacity;         /* how many requests we may have open */
     uint32_t free_count;
-    uint32_t peer_count;           /* how many requests the peer takes at a time */
-    bool has_moved;                /* something has come for a request since reroute_timer was armed */
+    uint32_t peer_capacity;        /* how many requests the peer takes at a time */
+    bool has_progressed;           /* something has come for a request since reroute_timer was armed */
     struct tl_list spare;          /* struct request: ended ones that are used again */
     struct tl_list waiting;        /* struct tl_fetch: they need a handle */
     struct tl_list finished;       /* struct request: their fetches are to be completed */
@@ -180,10 +181,10 @@ struct handshake_probe {
 struct conn_handshake {
     uint64_t self_incarnation;
     bool is_opener;
-    bool is_hello_right; /* the peer's HELLO was right */
-    bool is_probe_right; /* the peer's write has arrived and was right */
-    bool is_probed;      /* the peer says that our write was right */
-    bool is_busy;        /* it has begun: the reactor counts the connection as busy until it is freed */
+    bool is_hello_verified;      /* the peer's HELLO is valid */
+    bool is_peer_write_verified; /* the peer's write has arrived with the right bytes */
+    bool is_own_write_verified;  /* PROBED has come: our write has arrived with the right bytes */
+    bool is_counted_busy; /* the handshake has begun: the reactor counts the connection as busy until it is freed */
     struct handshake_keys keys;
     struct handshake_probe probe;
     struct measuring measuring;
@@ -203,13 +204,13 @@ struct conn_peer_timeout {
 
 /* How the connection ends. */
 struct conn_ending {
-    bool is_drained;  /* no operation is posted any more */
-    bool is_deferred; /* closure is deferred */
+    bool is_pair_drained; /* the queue pair is drained: no operation is posted any more */
+    bool is_end_queued;   /* closure is queued */
     bool is_goodbye_sent;
     unsigned held_count; /* registrations and memory waits that will come back; the connection does not end before */
     struct tl_error reason;
     struct tl_closure closure;
-    struct tl_timer drain_timer; /* while it closes: looks at the provider even if nothing happens */
+    struct tl_timer drain_poll_timer; /* while it closes: polls the provider even if nothing happens */
     struct pending_post goodbye_post;
     struct tl_work goodbye_work;
 };
@@ -275,7 +276,7 @@ void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns);
 
 void conn_posts_init(struct tl_conn *conn);
 /* Queues a post that needs a slot at the peer. Does nothing when it is queued already, or the connection is closing. */
-void conn_post_when_ready(struct tl_conn *conn, struct pending_post *pending);
+void conn_post_when_slot(struct tl_conn *conn, struct pending_post *pending);
 /* The same for a post that needs no slot: a revoke, or a write without an immediate. */
 void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending);
 /* A posted operation is over: posts that wait for space may go on. */
@@ -302,7 +303,8 @@ void conn_memory_fini(struct tl_conn *conn);
  * counts, since all tensors in it share its registration; elsewhere the size of the tensor counts. */
 bool conn_is_small(const struct tl_conn *conn, const struct tl_tensor *tensor);
 
-/* A registration of a tensor's memory by the slow worker. `run` is called on the reactor, and frees the registering. */
+/* A registration of a tensor's memory by the registration thread. `run` is called on the reactor, and frees the
+ * registering. */
 struct registering {
     struct tl_registration registration;
     void *owner;
@@ -322,17 +324,17 @@ struct conn_memory_wait {
     struct tl_memory *memory;
     void *owner;
 };
-/* Waits for a block of this size. `run` is called on the reactor, and drops the wait (conn_drop_memory_wait). Returns
+/* Waits for a block of this size. `run` is called on the reactor, and frees the wait (conn_free_memory_wait). Returns
  * NULL when waiting is not possible, with the reason in ret_error. */
 struct conn_memory_wait *conn_await_memory(struct tl_conn *conn, struct tl_memory *memory, uint64_t len_bytes,
                                            void *owner, void (*run)(struct tl_closure *closure),
                                            struct tl_error *ret_error);
 /* The wait that `run` was called for; it is not held any more. */
 struct conn_memory_wait *conn_memory_came(struct tl_closure *closure);
-/* Ends the wait and sets *wait to NULL, unless the closure is on its way. Does nothing when *wait is NULL. */
-void conn_leave_memory_wait(struct conn_memory_wait **wait);
+/* Cancels the wait and sets *wait to NULL, unless the closure is on its way. Does nothing when *wait is NULL. */
+void conn_cancel_memory_wait(struct conn_memory_wait **wait);
 /* Gives back what is left of the memory, frees the wait and sets *wait to NULL. Does nothing when *wait is NULL. */
-void conn_drop_memory_wait(struct conn_memory_wait **wait);
+void conn_free_memory_wait(struct conn_memory_wait **wait);
 
 /* Creates a block from the memory that was waited for, or from what is free (memory_wait NULL). Errors: those of
  * tl_memory_tensor_take. */
@@ -353,7 +355,7 @@ void handshake_start(struct tl_conn *conn);
 void handshake_hello(struct tl_conn *conn, const struct tl_message *message);
 /* The peer has written into our probe. */
 void handshake_probe(struct tl_conn *conn);
-/* The peer says that our write was right. */
+/* PROBED has come: our write has arrived with the right bytes. */
 void handshake_probed(struct tl_conn *conn);
 /* Measuring is over. */
 void handshake_measured(struct tl_conn *conn);

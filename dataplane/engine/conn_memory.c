@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The memory of a connection: where destinations lie, blocks of the pool that bytes are copied through, and what the
- * slow worker does for the connection: it registers memory, and makes a pool larger that is full.
+ * registration thread does for the connection: it registers memory, and makes a pool larger that is full.
  *
- * Everything that the slow worker does comes back as one closure to the reactor, and is counted in ending.held_count
- * until then; the connection does not end before. A wait for memory can be left.
+ * Everything that the registration thread does comes back as one closure to the reactor, and is counted in
+ * ending.held_count until then; the connection does not end before. A wait for memory can be left.
  */
 #include <stdlib.h>
 
@@ -43,7 +43,7 @@ void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, stru
     *block = NULL;
 }
 
-/* ------------------------------------------------------------------------------------------------- slow worker -- */
+/* ----------------------------------------------------------------------------------------- registration thread -- */
 
 static void post_to_reactor(void *context, struct tl_closure *closure)
 {
@@ -98,7 +98,7 @@ struct conn_memory_wait *conn_memory_came(struct tl_closure *closure)
     return wait;
 }
 
-void conn_leave_memory_wait(struct conn_memory_wait **wait)
+void conn_cancel_memory_wait(struct conn_memory_wait **wait)
 {
     if (*wait == NULL || !tl_memory_withdraw((*wait)->memory, &(*wait)->memory_wait)) return;
     (*wait)->conn->ending.held_count--;
@@ -106,7 +106,7 @@ void conn_leave_memory_wait(struct conn_memory_wait **wait)
     *wait = NULL;
 }
 
-void conn_drop_memory_wait(struct conn_memory_wait **wait)
+void conn_free_memory_wait(struct conn_memory_wait **wait)
 {
     if (*wait == NULL) return;
     tl_memory_wait_drop(&(*wait)->memory_wait);

@@ -24,28 +24,29 @@
 
 void conn_pump_later(struct tl_conn *conn)
 {
-    if (conn->posts.is_pump_deferred) return;
-    conn->posts.is_pump_deferred = true;
+    if (conn->posts.is_pump_queued) return;
+    conn->posts.is_pump_queued = true;
     tl_reactor_defer(conn->engine->reactor, &conn->posts.pump_closure);
 }
 
-void conn_post_when_ready(struct tl_conn *conn, struct pending_post *pending)
+void conn_post_when_slot(struct tl_conn *conn, struct pending_post *pending)
 {
     if (conn->state == CONN_CLOSING || tl_list_is_linked(&pending->place)) return;
-    tl_list_push_back(&conn->posts.ready, &pending->place);
+    tl_list_push_back(&conn->posts.slot_queue, &pending->place);
     conn_pump_later(conn);
 }
 
 void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending)
 {
     if (conn->state == CONN_CLOSING || tl_list_is_linked(&pending->place)) return;
-    tl_list_push_back(&conn->posts.revokes, &pending->place);
+    tl_list_push_back(&conn->posts.space_queue, &pending->place);
     conn_pump_later(conn);
 }
 
 void conn_space_freed(struct tl_conn *conn)
 {
-    if (!tl_list_is_empty(&conn->posts.ready) || !tl_list_is_empty(&conn->posts.revokes)) conn_pump_later(conn);
+    if (!tl_list_is_empty(&conn->posts.slot_queue) || !tl_list_is_empty(&conn->posts.space_queue))
+        conn_pump_later(conn);
 }
 
 static void space_done(struct tl_work *work, enum tl_status status)
@@ -67,7 +68,7 @@ static void run_queue(struct tl_conn *conn, struct tl_list *queue, bool needs_cr
 {
     while (!tl_list_is_empty(queue) && space(conn) >= SPACE_OF_A_POST && conn->state != CONN_CLOSING) {
         if (needs_credit && credits_left(&conn->credits) < 2) return;
-        if (conn->posts.left_bytes == 0) return;
+        if (conn->posts.response_budget_bytes == 0) return;
         struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(queue), struct pending_post, place);
         if (pending->post(pending)) tl_list_push_back(queue, &pending->place);
     }
@@ -76,7 +77,7 @@ static void run_queue(struct tl_conn *conn, struct tl_list *queue, bool needs_cr
 static void maybe_post_credits(struct tl_conn *conn)
 {
     struct conn_credits *credits = &conn->credits;
-    bool is_half = credits->consumed - credits->consumed_sent >= conn->engine->options.slot_count / 2;
+    bool is_half = credits->own_slots_returned - credits->own_slots_reported >= conn->engine->options.slot_count / 2;
     uint32_t needed = is_half ? 1 : 2;
     if (!is_half && !credits->is_wanted) return;
     if (conn->state == CONN_CLOSING || credits_left(credits) < needed || space(conn) < 1) return;
@@ -99,19 +100,19 @@ static void pump(struct tl_closure *closure)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(closure, struct tl_conn, posts.pump_closure);
     struct conn_posts *posts = &conn->posts;
-    posts->left_bytes = PUMP_BYTES;
-    posts->completions_left_bytes = PUMP_BYTES;
+    posts->response_budget_bytes = PUMP_BYTES;
+    posts->completion_budget_bytes = PUMP_BYTES;
     if (conn->state != CONN_NEW && conn->state != CONN_CLOSING) {
         maybe_complete(conn); /* the worker may ask for more, which this doorbell posts as well */
         if (!tl_list_is_empty(&conn->requests.waiting)) requests_begin(conn);
-        if (!tl_list_is_empty(&posts->revokes)) run_queue(conn, &posts->revokes, false);
-        if (!tl_list_is_empty(&posts->ready)) run_queue(conn, &posts->ready, true);
+        if (!tl_list_is_empty(&posts->space_queue)) run_queue(conn, &posts->space_queue, false);
+        if (!tl_list_is_empty(&posts->slot_queue)) run_queue(conn, &posts->slot_queue, true);
         maybe_post_credits(conn);
         if (conn->state != CONN_CLOSING) tl_queue_pair_doorbell(conn->pair);
     }
     /* What was queued so far is posted, or waits for something. What is queued from here on needs another pump. */
-    posts->is_pump_deferred = false;
-    if (posts->left_bytes == 0) conn_pump_later(conn);
+    posts->is_pump_queued = false;
+    if (posts->response_budget_bytes == 0) conn_pump_later(conn);
     maybe_complete(conn);
     requests_free_completed(conn);
     conn_check_idle(conn);
@@ -132,10 +133,10 @@ void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct 
 {
     struct tl_engine *engine = conn->engine;
     struct conn_credits *credits = &conn->credits;
-    message->consumed = credits->consumed;
-    credits->consumed_sent = credits->consumed;
+    message->consumed = credits->own_slots_returned;
+    credits->own_slots_reported = credits->own_slots_returned;
     uint32_t len_bytes = tl_message_encode(message, engine->slot);
-    credits->slots_used++;
+    credits->peer_slots_used++;
     engine->stats.messages_sent++;
     /* Without a completion, posts that wait for space would not be continued. */
     if (work == NULL && !conn->posts.is_space_work_out && space(conn) < 2 * SPACE_OF_A_POST) {
@@ -149,7 +150,7 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
                      const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
                      struct tl_work *work)
 {
-    conn->credits.slots_used++;
+    conn->credits.peer_slots_used++;
     conn->engine->stats.writes_posted++;
     conn->engine->stats.bytes_sent += len_bytes;
     conn->pair->ops->write(conn->pair, region, source, len_bytes, destination, offset_bytes, true, immediate, work);
@@ -158,9 +159,9 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
 void conn_posts_init(struct tl_conn *conn)
 {
     struct conn_posts *posts = &conn->posts;
-    tl_list_init(&posts->ready);
-    tl_list_init(&posts->revokes);
-    tl_list_init(&posts->windows);
+    tl_list_init(&posts->slot_queue);
+    tl_list_init(&posts->space_queue);
+    tl_list_init(&posts->window_queue);
     tl_list_init(&posts->pump_closure.link);
     posts->pump_closure.run = pump;
     posts->space_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = space_done};

@@ -27,9 +27,9 @@ static void handshake_timeout(struct tl_timer *timer)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, handshake.timer);
     struct tl_error reason;
-    const char *missing = !conn->handshake.is_hello_right   ? "no hello has come"
-                          : !conn->handshake.is_probe_right ? "no write of the peer has arrived"
-                                                            : "the peer has not seen our write";
+    const char *missing = !conn->handshake.is_hello_verified        ? "no hello has come"
+                          : !conn->handshake.is_peer_write_verified ? "no write of the peer has arrived"
+                                                                    : "the peer has not seen our write";
     tl_error_set(&reason, TL_DEADLINE_EXCEEDED,
                  "%s: the data connection through %s was not up in time: %s; is this the right device, port and GID, "
                  "and do the two have a route to each other?",
@@ -115,7 +115,8 @@ static bool post_probed(struct pending_post *pending)
 static void maybe_up(struct tl_conn *conn)
 {
     struct conn_handshake *handshake = &conn->handshake;
-    if (conn->state != CONN_HANDSHAKE || !handshake->is_probe_right || !handshake->is_probed) return;
+    if (conn->state != CONN_HANDSHAKE || !handshake->is_peer_write_verified || !handshake->is_own_write_verified)
+        return;
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &handshake->timer);
     conn->state = CONN_UP;
     handshake->measures.mtu_bytes = conn->pair->mtu_bytes;
@@ -127,7 +128,7 @@ static void maybe_up(struct tl_conn *conn)
 void handshake_hello(struct tl_conn *conn, const struct tl_message *message)
 {
     struct conn_handshake *handshake = &conn->handshake;
-    if (handshake->is_hello_right) {
+    if (handshake->is_hello_verified) {
         conn_protocol_error(conn, "a second hello");
         return;
     }
@@ -145,25 +146,25 @@ void handshake_hello(struct tl_conn *conn, const struct tl_message *message)
         conn_protocol_error(conn, "a hello whose probe has no address");
         return;
     }
-    handshake->is_hello_right = true;
+    handshake->is_hello_verified = true;
     handshake->keys.peer_challenge = message->challenge;
     handshake->probe.peer = message->destination;
     if (handshake->is_opener) {
         measure_start(conn);
     } else {
-        conn_post_when_ready(conn, &handshake->hello_post);
+        conn_post_when_slot(conn, &handshake->hello_post);
     }
 }
 
 void handshake_measured(struct tl_conn *conn)
 {
-    conn_post_when_ready(conn, &conn->handshake.probe_post);
+    conn_post_when_slot(conn, &conn->handshake.probe_post);
 }
 
 void handshake_probe(struct tl_conn *conn)
 {
     struct conn_handshake *handshake = &conn->handshake;
-    if (conn->state != CONN_HANDSHAKE || !handshake->is_hello_right || handshake->is_probe_right) {
+    if (conn->state != CONN_HANDSHAKE || !handshake->is_hello_verified || handshake->is_peer_write_verified) {
         conn_protocol_error(conn, "a probe that was not asked for");
     } else if (memcmp(handshake->probe.bytes, &handshake->keys.own_challenge, sizeof(handshake->keys.own_challenge)) !=
                0) {
@@ -172,8 +173,8 @@ void handshake_probe(struct tl_conn *conn)
                      conn->engine->provider->name);
         tl_conn_close(conn, &reason);
     } else {
-        handshake->is_probe_right = true;
-        conn_post_when_ready(conn, &handshake->probed_post);
+        handshake->is_peer_write_verified = true;
+        conn_post_when_slot(conn, &handshake->probed_post);
         if (!handshake->is_opener) measure_start(conn);
         maybe_up(conn);
     }
@@ -181,7 +182,7 @@ void handshake_probe(struct tl_conn *conn)
 
 void handshake_probed(struct tl_conn *conn)
 {
-    conn->handshake.is_probed = true;
+    conn->handshake.is_own_write_verified = true;
     maybe_up(conn);
 }
 
@@ -234,9 +235,9 @@ void handshake_start(struct tl_conn *conn)
     struct conn_handshake *handshake = &conn->handshake;
     conn_arm(conn, &handshake->timer, conn->engine->options.connect_ns);
     /* More messages will follow soon, so the reactor spins for a while before it sleeps. */
-    handshake->is_busy = true;
+    handshake->is_counted_busy = true;
     tl_reactor_busy(conn->engine->reactor, 1);
-    if (handshake->is_opener) conn_post_when_ready(conn, &handshake->hello_post);
+    if (handshake->is_opener) conn_post_when_slot(conn, &handshake->hello_post);
 }
 
 /* ----------------------------------------------------------------------------------------------------- address -- */
@@ -266,7 +267,7 @@ uint32_t tl_conn_get_address(const struct tl_conn *conn, uint8_t *ret_bytes)
     put_number(&place, conn->handshake.self_incarnation, 8);
     put_number(&place, conn->handshake.keys.own_token, 8);
     put_number(&place, conn->engine->options.slot_count, 4);
-    put_number(&place, conn->requests.count, 4);
+    put_number(&place, conn->requests.capacity, 4);
     put_number(&place, pair.len_bytes, 4);
     _Static_assert(ADDRESS_HEAD_BYTES + TL_PAIR_ADDRESS_MAX_BYTES <= TL_CONN_ADDRESS_BYTES, "fits");
     memcpy(place, pair.bytes, pair.len_bytes);
@@ -334,7 +335,7 @@ enum tl_status handshake_address_received(struct tl_conn *conn, const uint8_t *b
     if (status != TL_OK) return status;
     conn->handshake.keys.peer_token = theirs.token;
     conn->credits.peer_slot_count = theirs.slot_count;
-    conn->requests.peer_count = theirs.request_count;
+    conn->requests.peer_capacity = theirs.request_count;
     *ret_pair = theirs.pair;
     return TL_OK;
 }

@@ -7,9 +7,9 @@
  * Meta-data that is unknown or has changed costs one META_DATA_UPDATE and one RE_REQUEST. A value without bytes comes
  * as a DONE, and changes nothing of what is known of the key. A value that may be mapped may come as a MAPPED.
  *
- * Failure modes: memory that cannot be registered is replaced by a proxy in the pool. When the pool is full, the
- * request waits for memory before the peer hears of it; a tensor larger than the pool fails. A cancelled request keeps
- * its memory until the peer says CANCELLED; a peer that does not say it in time costs the connection. When the
+ * Failure modes: memory that cannot be registered is replaced by a bounce buffer in the pool. When the pool is full,
+ * the request waits for memory before the peer hears of it; a tensor larger than the pool fails. A cancelled request
+ * keeps its memory until the peer says CANCELLED; a peer that does not say it in time costs the connection. When the
  * connection ends, fetches end with UNAVAILABLE once the queue pair is drained, when nothing can write their memory any
  * more. Answers to handles that are over are counted and dropped.
  */
@@ -29,9 +29,9 @@
 static struct request *find(struct tl_conn *conn, uint32_t handle_)
 {
     uint32_t index = tl_handle_index(handle_);
-    struct request *request = index < conn->requests.count ? conn->requests.by_index[index] : NULL;
+    struct request *request = index < conn->requests.capacity ? conn->requests.by_index[index] : NULL;
     if (request != NULL && request->handle == handle_) {
-        conn->requests.has_moved = true;
+        conn->requests.has_progressed = true;
         return request;
     }
     conn->engine->stats.late_answers++;
@@ -69,7 +69,7 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
         expect(request, message);
         remember(request);
     }
-    request_handle(request, EVENT_META_DATA);
+    request_handle(request, REQUEST_EVENT_META_DATA);
 }
 
 /* Handles a value that has no bytes: it is dead, or its size is zero. It is not remembered: it needs no memory, and the
@@ -89,7 +89,7 @@ static void handle_empty(struct request *request, const struct tl_message *messa
     }
     request->has_checksum = message->has_checksum;
     request->checksum = message->checksum;
-    request_handle(request, EVENT_COMPLETE);
+    request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
 static void handle_done(struct request *request, const struct tl_message *message)
@@ -109,7 +109,7 @@ static void handle_done(struct request *request, const struct tl_message *messag
     remember(request);
     request->has_checksum = message->has_checksum;
     request->checksum = message->checksum;
-    request_handle(request, EVENT_COMPLETE);
+    request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
 static void handle_mapped(struct request *request, const struct tl_message *message)
@@ -121,7 +121,7 @@ static void handle_mapped(struct request *request, const struct tl_message *mess
     }
     bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
     if (is_wanted && request->result == NULL) request_map(request, message);
-    request_handle(request, EVENT_COMPLETE);
+    request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
 void requests_message(struct tl_conn *conn, const struct tl_message *message)
@@ -149,11 +149,11 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
         request->fetch->is_final = message->is_final;
         request->is_answered = true;
         request_set_result(request, &error);
-        request_handle(request, EVENT_STATUS);
+        request_handle(request, REQUEST_EVENT_STATUS);
         break;
     }
     default:
-        request_handle(request, EVENT_CANCELLED);
+        request_handle(request, REQUEST_EVENT_CANCELLED);
         break;
     }
 }
@@ -164,11 +164,11 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
     struct tl_conn *conn = request->conn;
     struct tl_fetch *fetch = request->fetch;
     uint64_t len_bytes = request->received_bytes - fetch->received_bytes;
-    bool is_read = request->proxy != NULL || fetch->wants_checksum;
-    if (is_read && len_bytes > conn->posts.completions_left_bytes) len_bytes = conn->posts.completions_left_bytes;
+    bool is_read = request->bounce_buffer != NULL || fetch->wants_checksum;
+    if (is_read && len_bytes > conn->posts.completion_budget_bytes) len_bytes = conn->posts.completion_budget_bytes;
     if (len_bytes == 0) return TL_OK;
-    if (request->proxy != NULL) {
-        uint8_t *source = (uint8_t *)tl_tensor_data(request->proxy) + fetch->received_bytes;
+    if (request->bounce_buffer != NULL) {
+        uint8_t *source = (uint8_t *)tl_tensor_data(request->bounce_buffer) + fetch->received_bytes;
         void *address;
         enum tl_status status = tl_fetch_next(fetch, len_bytes, &address, ret_error);
         if (status != TL_OK) return status;
@@ -181,7 +181,7 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
         tl_memory_count_bounce(conn->engine->memory, len_bytes);
     }
     tl_fetch_advance(fetch, len_bytes);
-    if (is_read) conn->posts.completions_left_bytes -= len_bytes;
+    if (is_read) conn->posts.completion_budget_bytes -= len_bytes;
     return TL_OK;
 }
 
@@ -190,7 +190,7 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
 static void advance_early(struct request *request)
 {
     struct tl_error error; /* complete() finds it again */
-    if (request->proxy == NULL || request->state != REQUEST_ASKED || advance(request, &error) != TL_OK) return;
+    if (request->bounce_buffer == NULL || request->state != REQUEST_ASKED || advance(request, &error) != TL_OK) return;
     if (request->fetch->received_bytes < request->received_bytes) conn_pump_later(request->conn);
 }
 
@@ -211,7 +211,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
     request->is_source_bounced |= (immediate & TL_IMMEDIATE_BOUNCED) != 0;
     request->is_done_expected |= (immediate & TL_IMMEDIATE_DONE_FOLLOWS) != 0;
     advance_early(request);
-    if (len_bytes == left_bytes && !request->is_done_expected) request_handle(request, EVENT_COMPLETE);
+    if (len_bytes == left_bytes && !request->is_done_expected) request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
 /* --------------------------------------------------------------------------------------------------- beginning -- */
@@ -246,7 +246,7 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     conn->requests.by_index[index] = request;
     fetch->transport_state = request;
     /* A request never waits for the pool while it holds a block of it. So under is_bounce_forced, where each request
-     * has a proxy in the pool, destinations lie elsewhere. */
+     * has a bounce buffer in the pool, destinations lie elsewhere. */
     fetch->allocator = conn->engine->options.is_bounce_forced ? NULL : &conn->requests.placing.allocator;
     tl_fetch_restart(fetch);
     request->has_meta_data = tl_meta_cache_find(conn->requests.cache, fetch->key, &request->expected);
@@ -254,7 +254,7 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     /* A value that is mapped again needs no memory. */
     if (request->may_map && request->has_meta_data && request->expected.is_mapped) request->has_meta_data = false;
     if (!request->has_meta_data || request->expected.meta_data.size_bytes == 0) {
-        request_handle(request, EVENT_READY);
+        request_handle(request, REQUEST_EVENT_READY);
         return true;
     }
     switch (request_place(request, NULL, NULL)) {
@@ -266,7 +266,7 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
     case PLACING_FAILED:
         /* The last value does not fit the caller's destination; the next one may. */
         request->has_meta_data = false;
-        request_handle(request, EVENT_READY);
+        request_handle(request, REQUEST_EVENT_READY);
         break;
     }
     return true;
@@ -276,7 +276,7 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
 static bool has_handle(const struct tl_conn *conn)
 {
     return conn->requests.free_count > 0 &&
-           conn->requests.count - conn->requests.free_count < conn->requests.peer_count;
+           conn->requests.capacity - conn->requests.free_count < conn->requests.peer_capacity;
 }
 
 /* Waiting fetches wait for at most reroute_ns unless requests end meanwhile. */
@@ -284,15 +284,15 @@ static void watch_waiting(struct tl_conn *conn)
 {
     int64_t after_ns = conn->engine->options.reroute_ns;
     if (after_ns == 0 || conn->requests.reroute_timer.heap_place != 0 || conn->state != CONN_UP) return;
-    conn->requests.has_moved = false;
+    conn->requests.has_progressed = false;
     conn_arm(conn, &conn->requests.reroute_timer, after_ns);
 }
 
 /* Whether a request will end by itself: it waits for something else than its value, such as memory, or has a part of
  * it. */
-static bool is_any_moving(const struct tl_conn *conn)
+static bool is_any_progressing(const struct tl_conn *conn)
 {
-    for (uint32_t i = 0; i < conn->requests.count; i++) {
+    for (uint32_t i = 0; i < conn->requests.capacity; i++) {
         const struct request *request = conn->requests.by_index[i];
         if (request == NULL) continue;
         if (request->state != REQUEST_ASKED || request->received_bytes > 0) return true;
@@ -305,7 +305,7 @@ void requests_reroute(struct tl_timer *timer)
     struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, requests.reroute_timer);
     struct tl_list *place;
     if (tl_list_is_empty(&conn->requests.waiting)) return;
-    if (conn->requests.has_moved || has_handle(conn) || is_any_moving(conn)) {
+    if (conn->requests.has_progressed || has_handle(conn) || is_any_progressing(conn)) {
         watch_waiting(conn);
         return;
     }
@@ -346,7 +346,7 @@ void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch)
     const void *state = fetch->transport_state;
     if (state == &given_up || state == &given_up_waiting) return;
     if (state != NULL && state != &rerouted) {
-        request_handle(fetch->transport_state, EVENT_CANCEL);
+        request_handle(fetch->transport_state, REQUEST_EVENT_CANCEL);
         return;
     }
     tl_list_remove(&fetch->transport_link);
@@ -362,19 +362,19 @@ static enum tl_path path_of(const struct request *request)
     if (request->is_mapped) return TL_PATH_MAPPED;
     if (request->received_bytes == 0) return TL_PATH_NONE;
     if (request->fetch->meta_data.dtype == TL_STRING) return TL_PATH_SERIALIZED;
-    return request->proxy != NULL || request->is_source_bounced ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
+    return request->bounce_buffer != NULL || request->is_source_bounced ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
 }
 
-/* Completes a request whose bytes are in the destination or its proxy, where the peer cannot write them any more.
- * Returns false when this pump may not copy and hash all of them; the next pump goes on. Until then the request stays
- * FINISHED, which neither a cancel nor the end of the connection changes. */
+/* Completes a request whose bytes are in the destination or its bounce buffer, where the peer cannot write them any
+ * more. Returns false when this pump may not copy and hash all of them; the next pump goes on. Until then the request
+ * stays FINISHED, which neither a cancel nor the end of the connection changes. */
 static bool complete(struct request *request, struct tl_error *ret_result)
 {
     struct tl_fetch *fetch = request->fetch;
     if (!request->is_mapped && advance(request, ret_result) != TL_OK) return true;
     if (fetch->received_bytes < request->received_bytes) return false;
     fetch->path = path_of(request);
-    fetch->path_reason = request->proxy != NULL             ? request->proxy_reason
+    fetch->path_reason = request->bounce_buffer != NULL     ? request->bounce_reason
                          : fetch->path == TL_PATH_ZERO_COPY ? request_why_not_mapped(request)
                                                             : "copied by the owner";
     if (tl_fetch_verify(fetch, request->has_checksum, request->checksum, ret_result) == TL_OK) {
@@ -431,11 +431,11 @@ static void leave_destination(const struct request *request, struct tl_fetch *fe
     bool is_in_pool =
         conn->memory != conn->engine->memory && tl_memory_pin(conn->memory, fetch->destination, TL_REGION_WRITE, &pin);
     if (is_in_pool) tl_memory_unpin(conn->memory, &pin);
-    if (is_in_pool || request->proxy != NULL) tl_fetch_restart(fetch);
+    if (is_in_pool || request->bounce_buffer != NULL) tl_fetch_restart(fetch);
 }
 
 /* Completes the fetch. Returns false when the next pump must go on. */
-static bool tell(struct request *request)
+static bool end_fetch(struct request *request)
 {
     struct tl_fetch *fetch = request->fetch;
     struct tl_error result;
@@ -463,7 +463,8 @@ static bool tell(struct request *request)
 static void explain_waiting(const struct tl_conn *conn, enum tl_status code, const char *prefix,
                             struct tl_error *ret_error)
 {
-    uint32_t most = conn->requests.count < conn->requests.peer_count ? conn->requests.count : conn->requests.peer_count;
+    uint32_t most =
+        conn->requests.capacity < conn->requests.peer_capacity ? conn->requests.capacity : conn->requests.peer_capacity;
     tl_error_set(
         ret_error, code,
         "%sall %u requests that the data connection to %s takes at a time wait for their values; receive fewer "
@@ -478,7 +479,7 @@ void requests_complete_fetches(struct tl_conn *conn)
     if (!tl_list_is_empty(&conn->requests.finished) && !tl_list_is_empty(&conn->requests.waiting))
         conn_pump_later(conn);
     while ((place = tl_list_pop_front(&conn->requests.finished)) != NULL) {
-        if (tell(TL_CONTAINER_OF(place, struct request, place))) continue;
+        if (end_fetch(TL_CONTAINER_OF(place, struct request, place))) continue;
         tl_list_push_front(&conn->requests.finished, place);
         conn_pump_later(conn);
         break;
@@ -512,20 +513,20 @@ void requests_break(struct tl_conn *conn)
         tl_error_set(&error, TL_UNAVAILABLE, "%s has closed the data connection", conn->peer.name);
     }
     tl_list_splice_back(&conn->requests.refused, &conn->requests.waiting);
-    for (uint32_t i = 0; i < conn->requests.count; i++) {
+    for (uint32_t i = 0; i < conn->requests.capacity; i++) {
         struct request *request = conn->requests.by_index[i];
         if (request == NULL || request->state == REQUEST_FINISHED) continue;
         if (request->state == REQUEST_CANCELLING) request_set_given_up(request);
         if (request->state != REQUEST_REVOKING) request_set_result(request, &error);
         if (request->state != REQUEST_REVOKING && request->is_asked) request->fetch->is_unsettled = true;
         request_exposure_over(request);
-        conn_leave_memory_wait(&request->memory_wait);
-        if (!request->is_registering && request->memory_wait == NULL) request_handle(request, EVENT_BROKEN);
+        conn_cancel_memory_wait(&request->memory_wait);
+        if (!request->is_registering && request->memory_wait == NULL) request_handle(request, REQUEST_EVENT_BROKEN);
     }
 }
 
 bool requests_are_over(const struct tl_conn *conn)
 {
-    return conn->requests.free_count == conn->requests.count && tl_list_is_empty(&conn->requests.waiting) &&
+    return conn->requests.free_count == conn->requests.capacity && tl_list_is_empty(&conn->requests.waiting) &&
            tl_list_is_empty(&conn->requests.refused);
 }

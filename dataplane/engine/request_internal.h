@@ -16,7 +16,7 @@
  */
 enum request_state {
     REQUEST_NEVER,      /* no state */
-    REQUEST_PREPARING,  /* waits for the slow worker to register the destination, or for memory of the pool */
+    REQUEST_PREPARING,  /* waits for the registration thread to register the destination, or for memory of the pool */
     REQUEST_QUEUED,     /* waits for a slot (and a window) to send REQUEST or RE_REQUEST */
     REQUEST_ASKED,      /* waits for the peer's answer */
     REQUEST_RENEWING,   /* other memory is needed; waits until the peer cannot write the former memory */
@@ -27,21 +27,21 @@ enum request_state {
 
 enum request_event {
     /* Events that this code raises. One that the table does not list for the state is a bug: TL_CHECK. */
-    EVENT_READY,             /* the destination's memory can be exposed, or none is needed */
-    EVENT_SENT,              /* REQUEST or RE_REQUEST is posted */
-    EVENT_FAILED,            /* the request cannot be made; the result says why */
-    EVENT_ABANDONED_ASKED,   /* the request ends before it has asked (again), and the peer may still write */
-    EVENT_ABANDONED_UNASKED, /* the request ends before it has asked, and the peer will not write */
-    EVENT_BROKEN,            /* the queue pair is drained, and no registration or memory wait is left */
+    REQUEST_EVENT_READY,             /* the destination's memory can be exposed, or none is needed */
+    REQUEST_EVENT_SENT,              /* REQUEST or RE_REQUEST is posted */
+    REQUEST_EVENT_FAILED,            /* the request cannot be made; the result says why */
+    REQUEST_EVENT_ABANDONED_ASKED,   /* the request ends before it has asked (again), and the peer may still write */
+    REQUEST_EVENT_ABANDONED_UNASKED, /* the request ends before it has asked, and the peer will not write */
+    REQUEST_EVENT_BROKEN,            /* the queue pair is drained, and no registration or memory wait is left */
     REQUEST_OWN_EVENTS,
 
     /* Events of the peer, the card and the user. One that the table does not list ends the connection. */
-    EVENT_META_DATA = REQUEST_OWN_EVENTS, /* the value has other meta-data than expected */
-    EVENT_COMPLETE,                       /* all of the value has come */
-    EVENT_STATUS,                         /* the owner's status has come */
-    EVENT_CANCEL,                         /* the worker gives the request up */
-    EVENT_CANCELLED,                      /* the peer says that it will not write */
-    EVENT_REVOKED,                        /* the peer cannot write the memory any more */
+    REQUEST_EVENT_META_DATA = REQUEST_OWN_EVENTS, /* the value has other meta-data than expected */
+    REQUEST_EVENT_COMPLETE,                       /* all of the value has come */
+    REQUEST_EVENT_STATUS,                         /* the owner's status has come */
+    REQUEST_EVENT_CANCEL,                         /* the worker gives the request up */
+    REQUEST_EVENT_CANCELLED,                      /* the peer says that it will not write */
+    REQUEST_EVENT_REVOKED,                        /* the peer cannot write the memory any more */
     REQUEST_EVENTS,
 };
 
@@ -75,9 +75,10 @@ struct request {
     bool is_map_refused;                  /* the value cannot be mapped here: the fetch asks again */
     struct conn_memory_wait *memory_wait; /* NULL: it does not wait for memory */
     struct tl_tensor *kept;               /* the destination, while it may be exposed; holds a reference */
-    struct tl_pin pin;                    /* registered memory of the destination or the proxy */
-    struct tl_tensor *proxy;  /* a block of the pool, copied at the end; NULL: the peer writes the destination itself */
-    const char *proxy_reason; /* why there is a proxy; never freed */
+    struct tl_pin pin;                    /* registered memory of the destination or the bounce buffer */
+    struct tl_tensor
+        *bounce_buffer; /* a block of the pool, copied at the end; NULL: the peer writes the destination itself */
+    const char *bounce_reason; /* why there is a bounce buffer; never freed */
     uint64_t received_bytes;
     uint64_t checksum;
     uint32_t sent_slot;            /* how many slots we had used when the latest REQUEST or RE_REQUEST was sent */
@@ -96,7 +97,7 @@ void request_handle(struct request *request, enum request_event event);
 /* Sets the result unless one is set already, or the code is TL_OK. */
 void request_set_result(struct request *request, const struct tl_error *error);
 void request_set_given_up(struct request *request);
-/* Sets the result and handles EVENT_FAILED. */
+/* Sets the result and handles REQUEST_EVENT_FAILED. */
 void request_fail(struct request *request, const struct tl_error *error);
 /* The peer has not answered CANCEL in time. */
 void request_cancel_timeout(struct tl_timer *timer);
@@ -112,7 +113,8 @@ enum placing {
 /* Makes the destination for the expected meta-data; where the engine chooses it, in the memory that was waited for.
  * PLACING_FAILED: not possible, with the reason in ret_error. */
 enum placing request_place(struct request *request, struct tl_memory_wait *memory_wait, struct tl_error *ret_error);
-/* Decides where the peer writes: into the destination or into a proxy. EVENT_READY or EVENT_FAILED follows. */
+/* Decides where the peer writes: into the destination or into a bounce buffer. REQUEST_EVENT_READY or
+ * REQUEST_EVENT_FAILED follows. */
 void request_prepare_memory(struct request *request);
 /* Does both, in the memory that was waited for, or in what is free (memory_wait NULL). */
 void request_place_and_prepare(struct request *request, struct tl_memory_wait *memory_wait);
@@ -121,11 +123,12 @@ void request_release_memory(struct request *request);
 /* --------------------------------------------------------------------------------------------- request_posts.c -- */
 
 void request_posts_init(struct request *request);
-/* Queues a post that sends REQUEST, RE_REQUEST or CANCEL, as the state says. EVENT_SENT follows the first two. */
+/* Queues a post that sends REQUEST, RE_REQUEST or CANCEL, as the state says. REQUEST_EVENT_SENT follows the first two.
+ */
 void request_queue_post(struct request *request);
 /* Takes the request out of its queue. A window that it may have been woken for is offered to the next request. */
 void request_leave_queue(struct request *request);
-/* Ends the exposure. EVENT_REVOKED follows as soon as the peer cannot write the memory any more. */
+/* Ends the exposure. REQUEST_EVENT_REVOKED follows as soon as the peer cannot write the memory any more. */
 void request_start_revoke(struct request *request);
 /* The peer cannot write the memory any more: counts that, and wakes a request that waits for a window. */
 void request_exposure_over(struct request *request);

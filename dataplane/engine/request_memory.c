@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Where the bytes of a request go: into the destination itself, or into a proxy in the pool from which they are copied.
+ * Where the bytes of a request go: into the destination itself, or into a bounce buffer in the pool from which they are
+ * copied.
  *
- * Failure modes: memory that cannot be registered is replaced by a proxy, and a small destination for which the pool
- * has no block is registered; the fetch reports why a proxy was used. When the pool is full, the request waits for
- * memory before the peer hears of it; a tensor larger than the pool fails. Where the peer can only write its own pool,
- * everything else gets a proxy.
+ * Failure modes: memory that cannot be registered is replaced by a bounce buffer, and a small destination for which the
+ * pool has no block is registered; the fetch reports why a bounce buffer was used. When the pool is full, the request
+ * waits for memory before the peer hears of it; a tensor larger than the pool fails. Where the peer can only write its
+ * own pool, everything else gets a bounce buffer.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -23,8 +24,8 @@ static void memory_came(struct tl_closure *closure);
 void request_release_memory(struct request *request)
 {
     struct tl_conn *conn = request->conn;
-    if (request->proxy != NULL) {
-        conn_block_destroy(conn->memory, &request->proxy, &request->pin);
+    if (request->bounce_buffer != NULL) {
+        conn_block_destroy(conn->memory, &request->bounce_buffer, &request->pin);
     } else {
         tl_memory_unpin(conn->memory, &request->pin);
     }
@@ -46,28 +47,29 @@ static bool await_memory(struct request *request, uint64_t len_bytes, struct tl_
 
 /* Makes the peer write to a block of the pool: of the memory that was waited for, or of what is free (memory_wait
  * NULL). Waits for memory when the pool is full. Returns false when neither is possible. */
-static bool use_proxy(struct request *request, struct conn_memory_wait *memory_wait, struct tl_error *ret_error)
+static bool use_bounce_buffer(struct request *request, struct conn_memory_wait *memory_wait, struct tl_error *ret_error)
 {
     uint64_t size_bytes = request->expected.meta_data.size_bytes;
-    enum tl_status status =
-        conn_block_create(request->conn->memory, memory_wait, size_bytes, &request->proxy, &request->pin, ret_error);
+    enum tl_status status = conn_block_create(request->conn->memory, memory_wait, size_bytes, &request->bounce_buffer,
+                                              &request->pin, ret_error);
     if (status == TL_UNAVAILABLE) return await_memory(request, size_bytes, ret_error);
-    if (status == TL_OK) request_handle(request, EVENT_READY);
+    if (status == TL_OK) request_handle(request, REQUEST_EVENT_READY);
     return status == TL_OK;
 }
 
 /* The peer will write to the pool if a block of it is free now, and half of the pool remains for requests that cannot
  * do without: the value may not be sent for long. False: it will not. */
-static bool use_free_proxy(struct request *request)
+static bool use_free_bounce_buffer(struct request *request)
 {
     struct tl_error error;
     struct tl_memory_stats stats;
     uint64_t size_bytes = request->expected.meta_data.size_bytes;
     tl_memory_get_stats(request->conn->memory, &stats);
     if (stats.pool_used_bytes + size_bytes > stats.pool_bytes / 2) return false;
-    if (conn_block_create(request->conn->memory, NULL, size_bytes, &request->proxy, &request->pin, &error) != TL_OK)
+    if (conn_block_create(request->conn->memory, NULL, size_bytes, &request->bounce_buffer, &request->pin, &error) !=
+        TL_OK)
         return false;
-    request_handle(request, EVENT_READY);
+    request_handle(request, REQUEST_EVENT_READY);
     return true;
 }
 
@@ -81,13 +83,13 @@ static void registered(struct tl_closure *closure)
     conn->ending.held_count--;
     request->is_registering = false;
     if (registration->error.code == TL_OK) request->pin = registration->pin;
-    if (conn->ending.is_drained) {
-        request_handle(request, EVENT_BROKEN);
+    if (conn->ending.is_pair_drained) {
+        request_handle(request, REQUEST_EVENT_BROKEN);
     } else if (registration->error.code == TL_OK || request->is_cancelled) {
-        request_handle(request, EVENT_READY);
+        request_handle(request, REQUEST_EVENT_READY);
     } else {
-        request->proxy_reason = tl_reason(registration->error.message);
-        if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
+        request->bounce_reason = tl_reason(registration->error.message);
+        if (!use_bounce_buffer(request, NULL, &error)) request_fail(request, &error);
     }
     free(registering);
 }
@@ -109,7 +111,7 @@ static void expose_itself(struct request *request)
     }
     request->pin =
         (struct tl_pin){.address = tl_tensor_data(destination), .len_bytes = tl_tensor_size_bytes(destination)};
-    request_handle(request, EVENT_READY);
+    request_handle(request, REQUEST_EVENT_READY);
 }
 
 void request_prepare_memory(struct request *request)
@@ -120,16 +122,17 @@ void request_prepare_memory(struct request *request)
     request->kept = tl_tensor_get(destination);
     bool is_forced = conn->engine->options.is_bounce_forced;
     if (!is_forced && tl_memory_pin(conn->memory, destination, TL_REGION_WRITE, &request->pin)) {
-        request_handle(request, EVENT_READY);
+        request_handle(request, REQUEST_EVENT_READY);
     } else if (is_forced || conn->pair->outside_refusal != NULL) {
-        request->proxy_reason = is_forced ? reason_forced : conn->pair->outside_refusal;
-        if (!use_proxy(request, NULL, &error)) request_fail(request, &error);
+        request->bounce_reason = is_forced ? reason_forced : conn->pair->outside_refusal;
+        if (!use_bounce_buffer(request, NULL, &error)) request_fail(request, &error);
     } else {
-        request->proxy_reason = conn->engine->provider->limits.needs_regions ? reason_small : reason_cheap;
+        request->bounce_reason = conn->engine->provider->limits.needs_regions ? reason_small : reason_cheap;
         bool is_small = conn_is_small(conn, destination);
         bool is_copied = tl_tensor_size_bytes(destination) < conn->engine->options.copy_bytes;
-        bool has_proxy = is_small ? use_proxy(request, NULL, &error) : is_copied && use_free_proxy(request);
-        if (!has_proxy) expose_itself(request);
+        bool has_bounce_buffer =
+            is_small ? use_bounce_buffer(request, NULL, &error) : is_copied && use_free_bounce_buffer(request);
+        if (!has_bounce_buffer) expose_itself(request);
     }
 }
 
@@ -168,16 +171,16 @@ static void memory_came(struct tl_closure *closure)
     struct request *request = memory_wait->owner;
     struct tl_error error;
     request->memory_wait = NULL;
-    if (request->conn->ending.is_drained) {
-        request_handle(request, EVENT_BROKEN);
+    if (request->conn->ending.is_pair_drained) {
+        request_handle(request, REQUEST_EVENT_BROKEN);
     } else if (request->is_cancelled) {
-        request_handle(request, EVENT_READY);
+        request_handle(request, REQUEST_EVENT_READY);
     } else if (memory_wait->memory_wait.wait.error.code != TL_OK) {
         request_fail(request, &memory_wait->memory_wait.wait.error);
     } else if (request->kept == NULL) {
         request_place_and_prepare(request, &memory_wait->memory_wait);
-    } else if (!use_proxy(request, memory_wait, &error)) {
+    } else if (!use_bounce_buffer(request, memory_wait, &error)) {
         request_fail(request, &error);
     }
-    conn_drop_memory_wait(&memory_wait);
+    conn_free_memory_wait(&memory_wait);
 }

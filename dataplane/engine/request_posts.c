@@ -2,7 +2,7 @@
 /*
  * What a request posts: REQUEST or RE_REQUEST with the exposure of its memory, CANCEL, and the end of the exposure.
  *
- * A request that finds no window waits in conn->posts.windows until another request gives its window back.
+ * A request that finds no window waits in conn->posts.window_queue until another request gives its window back.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -13,16 +13,16 @@
 /* There may be a free window: lets the request try that has waited longest. */
 static inline void try_next_window(struct tl_conn *conn)
 {
-    if (tl_list_is_empty(&conn->posts.windows)) return;
-    struct tl_list *place = tl_list_pop_front(&conn->posts.windows);
-    conn_post_when_ready(conn, TL_CONTAINER_OF(place, struct pending_post, place));
+    if (tl_list_is_empty(&conn->posts.window_queue)) return;
+    struct tl_list *place = tl_list_pop_front(&conn->posts.window_queue);
+    conn_post_when_slot(conn, TL_CONTAINER_OF(place, struct pending_post, place));
 }
 
 void request_exposure_over(struct request *request)
 {
     if (!request->is_exposed) return;
     request->is_exposed = false;
-    request->conn->posts.exposures_count--;
+    request->conn->posts.windows_used--;
     try_next_window(request->conn);
 }
 
@@ -34,12 +34,12 @@ static bool expose(struct request *request)
     if (tl_queue_pair_expose(conn->pair, request->pin.region, request->pin.address,
                              request->expected.meta_data.size_bytes, &request->exposure, &error) == TL_OK) {
         request->is_exposed = true;
-        conn->posts.exposures_count++;
+        conn->posts.windows_used++;
         try_next_window(conn);
         return true;
     }
-    if (error.code == TL_RESOURCE_EXHAUSTED && conn->posts.exposures_count > 0) {
-        tl_list_push_front(&conn->posts.windows, &request->pending.place);
+    if (error.code == TL_RESOURCE_EXHAUSTED && conn->posts.windows_used > 0) {
+        tl_list_push_front(&conn->posts.window_queue, &request->pending.place);
     } else {
         request_fail(request, &error);
     }
@@ -77,20 +77,20 @@ static bool post_next(struct pending_post *pending)
     } else {
         message = conn_compose(conn, TL_MESSAGE_RE_REQUEST, request->handle);
     }
-    message->is_bounced = request->proxy != NULL;
+    message->is_bounced = request->bounce_buffer != NULL;
     if (request->pin.address != NULL) message->destination = request->exposure.descriptor;
     conn_post_message(conn, message, NULL);
     request->is_asked = true;
     request->fetch->is_unsettled = false; /* the peer's last answer will come, or the connection breaks */
     request->is_place_sent = request->pin.address != NULL;
-    request->sent_slot = conn->credits.slots_used;
-    request_handle(request, EVENT_SENT);
+    request->sent_slot = conn->credits.peer_slots_used;
+    request_handle(request, REQUEST_EVENT_SENT);
     return false;
 }
 
 void request_queue_post(struct request *request)
 {
-    conn_post_when_ready(request->conn, &request->pending);
+    conn_post_when_slot(request->conn, &request->pending);
 }
 
 void request_leave_queue(struct request *request)
@@ -109,7 +109,7 @@ static void revoke_done(struct tl_work *work, enum tl_status status)
     if (status != TL_OK) return;
     conn_space_freed(request->conn);
     request_exposure_over(request);
-    request_handle(request, EVENT_REVOKED);
+    request_handle(request, REQUEST_EVENT_REVOKED);
 }
 
 static bool post_revoke(struct pending_post *pending)
@@ -127,11 +127,11 @@ void request_start_revoke(struct request *request)
     request_leave_queue(request);
     tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer);
     if (!request->is_exposed) {
-        request_handle(request, EVENT_REVOKED);
+        request_handle(request, REQUEST_EVENT_REVOKED);
     } else if (conn->engine->options.keys == TL_KEYS_REGION) {
         conn->pair->ops->revoke(conn->pair, &request->exposure, NULL);
         request_exposure_over(request);
-        request_handle(request, EVENT_REVOKED);
+        request_handle(request, REQUEST_EVENT_REVOKED);
     } else if (!request->is_revoke_posted) {
         conn_post_when_space(conn, &request->revoke);
     }

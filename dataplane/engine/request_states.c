@@ -26,7 +26,7 @@ void request_set_given_up(struct request *request)
 void request_fail(struct request *request, const struct tl_error *error)
 {
     request_set_result(request, error);
-    request_handle(request, EVENT_FAILED);
+    request_handle(request, REQUEST_EVENT_FAILED);
 }
 
 /* -------------------------------------------------------------------------------------------------- cancelling -- */
@@ -65,7 +65,7 @@ static void give_up(struct request *request)
 static void abandon(struct request *request)
 {
     bool may_peer_write = request->is_asked && !request->is_answered;
-    request_handle(request, may_peer_write ? EVENT_ABANDONED_ASKED : EVENT_ABANDONED_UNASKED);
+    request_handle(request, may_peer_write ? REQUEST_EVENT_ABANDONED_ASKED : REQUEST_EVENT_ABANDONED_UNASKED);
 }
 
 static void set_given_up_waiting(struct request *request)
@@ -84,8 +84,8 @@ static void cancel_preparing(struct request *request)
         request_set_given_up(request);
     }
     request->is_cancelled = true;
-    conn_leave_memory_wait(&request->memory_wait);
-    if (is_waiting && request->memory_wait == NULL) request_handle(request, EVENT_READY);
+    conn_cancel_memory_wait(&request->memory_wait);
+    if (is_waiting && request->memory_wait == NULL) request_handle(request, REQUEST_EVENT_READY);
 }
 
 /* ----------------------------------------------------------------------------------------------- other actions -- */
@@ -129,50 +129,50 @@ struct transition {
 /* clang-format off */
 static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
     [REQUEST_PREPARING] = {
-        [EVENT_READY] = {REQUEST_QUEUED, ready},
-        [EVENT_FAILED] = {REQUEST_PREPARING, abandon},
-        [EVENT_ABANDONED_ASKED] = {REQUEST_CANCELLING, start_cancel},
-        [EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
-        [EVENT_CANCEL] = {REQUEST_PREPARING, cancel_preparing},
-        [EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner does not wait for a destination any more */
-        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_READY] = {REQUEST_QUEUED, ready},
+        [REQUEST_EVENT_FAILED] = {REQUEST_PREPARING, abandon},
+        [REQUEST_EVENT_ABANDONED_ASKED] = {REQUEST_CANCELLING, start_cancel},
+        [REQUEST_EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
+        [REQUEST_EVENT_CANCEL] = {REQUEST_PREPARING, cancel_preparing},
+        [REQUEST_EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner needs no destination */
+        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_QUEUED] = {
-        [EVENT_SENT] = {REQUEST_ASKED, sent},
-        [EVENT_FAILED] = {REQUEST_QUEUED, abandon},
-        [EVENT_ABANDONED_ASKED] = {REQUEST_CANCELLING, start_cancel},
-        [EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
-        [EVENT_CANCEL] = {REQUEST_QUEUED, abandon},
-        [EVENT_STATUS] = {REQUEST_QUEUED, abandon},
-        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_SENT] = {REQUEST_ASKED, sent},
+        [REQUEST_EVENT_FAILED] = {REQUEST_QUEUED, abandon},
+        [REQUEST_EVENT_ABANDONED_ASKED] = {REQUEST_CANCELLING, start_cancel},
+        [REQUEST_EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
+        [REQUEST_EVENT_CANCEL] = {REQUEST_QUEUED, abandon},
+        [REQUEST_EVENT_STATUS] = {REQUEST_QUEUED, abandon},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_ASKED] = {
-        [EVENT_META_DATA] = {REQUEST_RENEWING, request_start_revoke},
-        [EVENT_COMPLETE] = {REQUEST_REVOKING, request_start_revoke},
-        [EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},
-        [EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
-        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_META_DATA] = {REQUEST_RENEWING, request_start_revoke},
+        [REQUEST_EVENT_COMPLETE] = {REQUEST_REVOKING, request_start_revoke},
+        [REQUEST_EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},
+        [REQUEST_EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_RENEWING] = {
-        [EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
-        [EVENT_STATUS] = {REQUEST_REVOKING, NULL},
-        [EVENT_REVOKED] = {REQUEST_PREPARING, prepare_again},
-        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
+        [REQUEST_EVENT_STATUS] = {REQUEST_REVOKING, NULL},
+        [REQUEST_EVENT_REVOKED] = {REQUEST_PREPARING, prepare_again},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_CANCELLING] = {
-        [EVENT_META_DATA] = {REQUEST_CANCELLING, NULL},
-        [EVENT_COMPLETE] = {REQUEST_REVOKING, request_start_revoke},
-        [EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},
-        [EVENT_CANCEL] = {REQUEST_CANCELLING, NULL},
-        [EVENT_CANCELLED] = {REQUEST_REVOKING, give_up},
-        [EVENT_REVOKED] = {REQUEST_CANCELLING, NULL},
-        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_META_DATA] = {REQUEST_CANCELLING, NULL},
+        [REQUEST_EVENT_COMPLETE] = {REQUEST_REVOKING, request_start_revoke},
+        [REQUEST_EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},
+        [REQUEST_EVENT_CANCEL] = {REQUEST_CANCELLING, NULL},
+        [REQUEST_EVENT_CANCELLED] = {REQUEST_REVOKING, give_up},
+        [REQUEST_EVENT_REVOKED] = {REQUEST_CANCELLING, NULL},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_REVOKING] = {
-        [EVENT_CANCEL] = {REQUEST_REVOKING, note_cancel},
-        [EVENT_CANCELLED] = {REQUEST_REVOKING, NULL},
-        [EVENT_REVOKED] = {REQUEST_FINISHED, request_finish},
-        [EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_CANCEL] = {REQUEST_REVOKING, note_cancel},
+        [REQUEST_EVENT_CANCELLED] = {REQUEST_REVOKING, NULL},
+        [REQUEST_EVENT_REVOKED] = {REQUEST_FINISHED, request_finish},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
 };
 /* clang-format on */
@@ -180,7 +180,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
 void request_handle(struct request *request, enum request_event event)
 {
     if (request->state == REQUEST_FINISHED) {
-        request->is_cancelled |= event == EVENT_CANCEL;
+        request->is_cancelled |= event == REQUEST_EVENT_CANCEL;
         return;
     }
     const struct transition *transition = &transitions[request->state][event];

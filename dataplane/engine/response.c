@@ -83,7 +83,7 @@ void response_close(struct response *response, enum tl_serve_end end)
     *place = response->next;
     conn->responses.count--;
     tl_list_remove(&response->pending.place);
-    conn_drop_memory_wait(&response->granted);
+    conn_free_memory_wait(&response->granted);
     tl_memory_unpin(engine->memory, &response->pin);
     tl_tensor_put(response->offer.tensor);
     if (!response->is_refused) engine->source->closed(engine->source_context, &response->serve, end);
@@ -109,7 +109,7 @@ static bool take_notice(struct pending_post *pending)
     return false;
 }
 
-void response_tell_cancelled(struct tl_conn *conn, uint32_t handle_)
+void response_send_cancelled(struct tl_conn *conn, uint32_t handle_)
 {
     /* A peer that cancels what it has not asked for, and returns no slots, must not make this queue grow without
      * end. */
@@ -126,7 +126,7 @@ void response_tell_cancelled(struct tl_conn *conn, uint32_t handle_)
     tl_list_init(&notice->pending.place);
     notice->conn = conn;
     notice->handle = handle_;
-    conn_post_when_ready(conn, &notice->pending);
+    conn_post_when_slot(conn, &notice->pending);
     conn->responses.notice_count++;
     /* A connection that is closing queues nothing. */
     if (!tl_list_is_linked(&notice->pending.place)) {
@@ -142,19 +142,19 @@ static void reply(struct tl_serve *serve, const struct tl_error *status, const s
     struct response *response = TL_CONTAINER_OF(serve, struct response, serve);
     if (status->code != TL_OK) {
         response_set_status(response, status);
-        response_handle(response, EVENT_STATUS);
+        response_handle(response, RESPONSE_EVENT_STATUS);
         return;
     }
     response->offer = *offer;
     const struct tl_meta_data *meta_data = tl_tensor_meta_data(offer->tensor);
     if (meta_data->size_bytes == 0 || response_share(response)) {
-        response_handle(response, EVENT_EMPTY);
+        response_handle(response, RESPONSE_EVENT_EMPTY);
     } else if (response->has_meta_data && response->destination.len_bytes > 0 &&
                tl_meta_data_is_equal(meta_data, &response->expected)) {
-        response_handle(response, EVENT_FITS);
+        response_handle(response, RESPONSE_EVENT_FITS);
     } else {
         response->expected_step = offer->step;
-        response_handle(response, EVENT_DIFFERS);
+        response_handle(response, RESPONSE_EVENT_DIFFERS);
     }
 }
 
@@ -226,7 +226,7 @@ static void handle_request(struct tl_conn *conn, const struct tl_message *messag
         tl_error_set(&error, TL_UNAVAILABLE, "the data connection is about to be closed");
         response->is_refused = true;
         response_set_status(response, &error);
-        response_handle(response, EVENT_STATUS);
+        response_handle(response, RESPONSE_EVENT_STATUS);
         return;
     }
     engine->source->request(engine->source_context, &response->serve);
@@ -241,9 +241,9 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
     struct response *response = *find_place(conn, message->handle);
     if (message->type == TL_MESSAGE_CANCEL) {
         if (response != NULL) {
-            response_handle(response, EVENT_CANCEL);
+            response_handle(response, RESPONSE_EVENT_CANCEL);
         } else {
-            response_tell_cancelled(conn, message->handle);
+            response_send_cancelled(conn, message->handle);
         }
     } else if ((response == NULL || response->is_late) && conn->responses.late_count > 0) {
         conn->responses.late_count--; /* it has crossed our status that says that it comes too late */
@@ -254,7 +254,7 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
             response->destination = message->destination;
             response->is_peer_bouncing = message->is_bounced;
         }
-        response_handle(response, EVENT_RE_REQUEST);
+        response_handle(response, RESPONSE_EVENT_RE_REQUEST);
     }
 }
 
@@ -265,11 +265,11 @@ void responses_break(struct tl_conn *conn)
         for (struct response *response = conn->responses.by_handle[i]; response != NULL; response = next) {
             next = response->next;
             /* Responses whose bytes the peer has for certain were closed when their last work was done. */
-            conn_leave_memory_wait(&response->memory_wait);
+            conn_cancel_memory_wait(&response->memory_wait);
             if (!response->is_registering && response->memory_wait == NULL) response_close(response, TL_SERVE_BROKEN);
         }
     }
-    TL_LIST_FOREACH_SAFE(&conn->posts.ready, place)
+    TL_LIST_FOREACH_SAFE(&conn->posts.slot_queue, place)
     {
         struct pending_post *pending = TL_CONTAINER_OF(place, struct pending_post, place);
         if (pending->post != take_notice) continue;

@@ -16,36 +16,36 @@
 /*
  *   WAITING --offer fits--> PREPARING --memory is there--> WRITING --all written--> (closed, freed)
  *      |  \--offer differs--> PARKED --RE_REQUEST--> PREPARING
- *      |                        \--too late--> TELLING
- *      \--status, no bytes, or mapped--> TELLING --sent--> (closed, freed)
+ *      |                        \--too late--> ENDING
+ *      \--status, no bytes, or mapped--> ENDING --sent--> (closed, freed)
  *   WAITING, PARKED, PREPARING, WRITING --cancel--> STOPPING --nothing under way--> (closed, CANCELLED sent)
  */
 enum response_state {
     RESPONSE_NEVER,     /* no state */
     RESPONSE_WAITING,   /* waits for the source's reply */
     RESPONSE_PARKED,    /* META_DATA_UPDATE is queued or sent; waits for RE_REQUEST, or the park timer */
-    RESPONSE_PREPARING, /* waits for the slow worker to register the source tensor */
+    RESPONSE_PREPARING, /* waits for the registration thread to register the source tensor */
     RESPONSE_WRITING,   /* waits for slots, for posted pieces to be done, or for memory of the pool */
-    RESPONSE_TELLING,   /* waits for a slot to send its only or last message, and for that message to be done */
+    RESPONSE_ENDING,    /* waits for a slot to send its only or last message, and for that message to be done */
     RESPONSE_STOPPING,  /* is cancelled; waits until nothing is posted, registering or waiting for memory */
     RESPONSE_STATES,
 };
 
 enum response_event {
     /* Events that this code raises. One that the table does not list for the state is a bug: TL_CHECK. */
-    EVENT_STATUS,  /* the source has replied with a status */
-    EVENT_EMPTY,   /* the source has replied with a value of which no bytes are written */
-    EVENT_FITS,    /* the source has replied with the value that the request expects */
-    EVENT_DIFFERS, /* the source has replied with a value that has other meta-data */
-    EVENT_READY,   /* the source tensor is registered, or memory of the pool has come */
-    EVENT_FAILED,  /* the rest of the tensor cannot be sent; the status says why */
+    RESPONSE_EVENT_STATUS,  /* the source has replied with a status */
+    RESPONSE_EVENT_EMPTY,   /* the source has replied with a value of which no bytes are written */
+    RESPONSE_EVENT_FITS,    /* the source has replied with the value that the request expects */
+    RESPONSE_EVENT_DIFFERS, /* the source has replied with a value that has other meta-data */
+    RESPONSE_EVENT_READY,   /* the source tensor is registered, or memory of the pool has come */
+    RESPONSE_EVENT_FAILED,  /* the rest of the tensor cannot be sent; the status says why */
     RESPONSE_OWN_EVENTS,
 
     /* Events of the peer, the card and timers. One that the table does not list ends the connection. */
-    EVENT_RE_REQUEST = RESPONSE_OWN_EVENTS, /* the peer has memory for the value now */
-    EVENT_WORK_DONE,                        /* a posted write or message is over */
-    EVENT_CANCEL,                           /* the peer gives the request up */
-    EVENT_LATE,                             /* RE_REQUEST has not come in time */
+    RESPONSE_EVENT_RE_REQUEST = RESPONSE_OWN_EVENTS, /* the peer has memory for the value now */
+    RESPONSE_EVENT_WORK_DONE,                        /* a posted write or message is over */
+    RESPONSE_EVENT_CANCEL,                           /* the peer gives the request up */
+    RESPONSE_EVENT_LATE,                             /* RE_REQUEST has not come in time */
     RESPONSE_EVENTS,
 };
 
@@ -112,7 +112,8 @@ extern const struct tl_error response_out_of_memory;
 void response_handle(struct response *response, enum response_event event);
 /* Sets the status unless one is set already. */
 void response_set_status(struct response *response, const struct tl_error *status);
-/* The rest of the tensor cannot be sent: sets the status, which is sent in its place, and handles EVENT_FAILED. */
+/* The rest of the tensor cannot be sent: sets the status, which is sent in its place, and handles
+ * RESPONSE_EVENT_FAILED. */
 void response_fail(struct response *response, const struct tl_error *error);
 /* The peer has not said in time where the value goes. */
 void response_park_timeout(struct tl_timer *timer);
@@ -121,7 +122,7 @@ void response_maybe_stopped(struct response *response);
 
 /* ------------------------------------------------------------------------------------------- response_memory.c -- */
 
-/* Decides where the bytes are read from; EVENT_READY follows. */
+/* Decides where the bytes are read from; RESPONSE_EVENT_READY follows. */
 void response_prepare(struct response *response);
 /* Shares the file that the offered tensor lies in with the peer. Returns false when the bytes must be written
  * instead. */
@@ -133,7 +134,7 @@ enum tl_status response_bounce(struct response *response, struct piece *piece, c
 
 /* -------------------------------------------------------------------------------------------- response_posts.c -- */
 
-/* Posts what the state wants next. EVENT_WORK_DONE follows, except after META_DATA_UPDATE. */
+/* Posts what the state wants next. RESPONSE_EVENT_WORK_DONE follows, except after META_DATA_UPDATE. */
 bool response_post_next(struct pending_post *pending);
 void response_queue_post(struct response *response);
 
@@ -141,6 +142,6 @@ void response_queue_post(struct response *response);
 
 /* Ends the serve and frees the response. */
 void response_close(struct response *response, enum tl_serve_end end);
-void response_tell_cancelled(struct tl_conn *conn, uint32_t handle);
+void response_send_cancelled(struct tl_conn *conn, uint32_t handle);
 
 #endif

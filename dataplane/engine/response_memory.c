@@ -39,12 +39,12 @@ static void memory_came(struct tl_closure *closure)
     const struct tl_error *error = &memory_wait->memory_wait.wait.error;
     response->memory_wait = NULL;
     response->granted = memory_wait;
-    if (response->conn->ending.is_drained) {
+    if (response->conn->ending.is_pair_drained) {
         response_close(response, TL_SERVE_BROKEN);
     } else if (error->code != TL_OK) {
         response_fail(response, error);
     } else {
-        response_handle(response, EVENT_READY);
+        response_handle(response, RESPONSE_EVENT_READY);
     }
 }
 
@@ -55,7 +55,7 @@ enum tl_status response_bounce(struct response *response, struct piece *piece, c
     struct tl_memory *memory = conn->engine->memory;
     enum tl_status status =
         conn_block_create(memory, response->granted, len_bytes, &piece->block, &piece->pin, ret_error);
-    conn_drop_memory_wait(&response->granted);
+    conn_free_memory_wait(&response->granted);
     if (status == TL_UNAVAILABLE && response->pieces_out == 0) {
         response->memory_wait = conn_await_memory(conn, memory, len_bytes, response, memory_came, ret_error);
         return response->memory_wait != NULL ? TL_UNAVAILABLE : TL_RESOURCE_EXHAUSTED;
@@ -81,10 +81,10 @@ static void registered(struct tl_closure *closure)
         response->is_bounced = true;
     }
     free(registering);
-    if (conn->ending.is_drained) {
+    if (conn->ending.is_pair_drained) {
         response_close(response, TL_SERVE_BROKEN);
     } else {
-        response_handle(response, EVENT_READY);
+        response_handle(response, RESPONSE_EVENT_READY);
     }
 }
 
@@ -101,14 +101,14 @@ void response_prepare(struct response *response)
                                               tl_memory_pin(engine->memory, tensor, TL_REGION_READ, &response->pin));
     bool is_small = conn_is_small(response->conn, tensor);
     if (is_direct) {
-        response_handle(response, EVENT_READY);
+        response_handle(response, RESPONSE_EVENT_READY);
     } else if (engine->options.is_bounce_forced || is_small) {
         response->is_bounced = true;
-        response_handle(response, EVENT_READY);
+        response_handle(response, RESPONSE_EVENT_READY);
     } else {
         response->is_registering =
             conn_register(response->conn, engine->memory, response, tensor, TL_REGION_READ, registered);
         response->is_bounced = !response->is_registering;
-        if (response->is_bounced) response_handle(response, EVENT_READY);
+        if (response->is_bounced) response_handle(response, RESPONSE_EVENT_READY);
     }
 }

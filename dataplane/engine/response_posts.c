@@ -20,7 +20,7 @@ static void message_done(struct tl_work *work, enum tl_status status)
     response->is_message_out = false;
     response->is_flushed |= status != TL_OK;
     conn_space_freed(response->conn);
-    response_handle(response, EVENT_WORK_DONE);
+    response_handle(response, RESPONSE_EVENT_WORK_DONE);
 }
 
 static void post_outcome(struct response *response, struct tl_message *message)
@@ -101,7 +101,7 @@ static void piece_done(struct tl_work *work, enum tl_status status)
     response->is_flushed |= status != TL_OK;
     if (status == TL_OK) conn_heard(conn);
     conn_space_freed(conn);
-    response_handle(response, EVENT_WORK_DONE);
+    response_handle(response, RESPONSE_EVENT_WORK_DONE);
 }
 
 static struct piece *piece_create(struct response *response)
@@ -149,12 +149,12 @@ static uint64_t most_bytes(const struct response *response)
 /* Counts a piece against this pump if the CPU reads it, and hashes it if the peer wants a checksum. */
 static void read_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
 {
-    uint64_t *left_bytes = &response->conn->posts.left_bytes;
+    uint64_t *budget_bytes = &response->conn->posts.response_budget_bytes;
     if (response->wants_checksum) {
         TL_CHECK(XXH3_64bits_update(response->hash_state, source, (size_t)len_bytes) == XXH_OK);
     }
     if (response->wants_checksum || response->is_bounced) {
-        *left_bytes -= len_bytes < *left_bytes ? len_bytes : *left_bytes;
+        *budget_bytes -= len_bytes < *budget_bytes ? len_bytes : *budget_bytes;
     }
 }
 
@@ -222,7 +222,7 @@ static void finish(struct response *response)
     post_done(response);
 }
 
-/* ------------------------------------------------------------------------------------------------------- turns -- */
+/* ------------------------------------------------------------------------------------------------------order -- */
 
 bool response_post_next(struct pending_post *pending)
 {
@@ -235,7 +235,7 @@ bool response_post_next(struct pending_post *pending)
         if (response->posted_bytes < tl_tensor_size_bytes(response->offer.tensor)) return post_piece(response);
         if (response->is_done_wanted && !response->is_outcome_posted) finish(response);
         return false;
-    case RESPONSE_TELLING:
+    case RESPONSE_ENDING:
         if (response->is_outcome_posted) return false;
         if (response->status != NULL) {
             post_error(response);
@@ -252,5 +252,5 @@ bool response_post_next(struct pending_post *pending)
 
 void response_queue_post(struct response *response)
 {
-    conn_post_when_ready(response->conn, &response->pending);
+    conn_post_when_slot(response->conn, &response->pending);
 }

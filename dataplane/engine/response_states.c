@@ -19,7 +19,7 @@ void response_set_status(struct response *response, const struct tl_error *statu
 void response_fail(struct response *response, const struct tl_error *error)
 {
     response_set_status(response, error);
-    response_handle(response, EVENT_FAILED);
+    response_handle(response, RESPONSE_EVENT_FAILED);
 }
 
 /* ----------------------------------------------------------------------------------------------------- actions -- */
@@ -53,7 +53,7 @@ void response_maybe_stopped(struct response *response)
     struct tl_conn *conn = response->conn;
     uint32_t handle_ = response->handle;
     response_close(response, is_all_written(response) ? TL_SERVE_RECEIVED : TL_SERVE_CANCELLED);
-    response_tell_cancelled(conn, handle_);
+    response_send_cancelled(conn, handle_);
 }
 
 static void outcome_posted(struct response *response)
@@ -69,13 +69,13 @@ static void outcome_posted(struct response *response)
 static void stop(struct response *response)
 {
     tl_list_remove(&response->pending.place);
-    conn_leave_memory_wait(&response->memory_wait);
+    conn_cancel_memory_wait(&response->memory_wait);
     response_maybe_stopped(response);
 }
 
 void response_park_timeout(struct tl_timer *timer)
 {
-    response_handle(TL_CONTAINER_OF(timer, struct response, park_timer), EVENT_LATE);
+    response_handle(TL_CONTAINER_OF(timer, struct response, park_timer), RESPONSE_EVENT_LATE);
 }
 
 static void park(struct response *response)
@@ -141,37 +141,37 @@ struct transition {
 /* clang-format off */
 static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
     [RESPONSE_WAITING] = {
-        [EVENT_STATUS] = {RESPONSE_TELLING, response_queue_post},
-        [EVENT_EMPTY] = {RESPONSE_TELLING, response_queue_post},
-        [EVENT_FITS] = {RESPONSE_PREPARING, response_prepare},
-        [EVENT_DIFFERS] = {RESPONSE_PARKED, park},
-        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+        [RESPONSE_EVENT_STATUS] = {RESPONSE_ENDING, response_queue_post},
+        [RESPONSE_EVENT_EMPTY] = {RESPONSE_ENDING, response_queue_post},
+        [RESPONSE_EVENT_FITS] = {RESPONSE_PREPARING, response_prepare},
+        [RESPONSE_EVENT_DIFFERS] = {RESPONSE_PARKED, park},
+        [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
     },
     [RESPONSE_PARKED] = {
-        [EVENT_RE_REQUEST] = {RESPONSE_PREPARING, prepare_parked},
-        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop_parked},
-        [EVENT_LATE] = {RESPONSE_TELLING, give_up},
+        [RESPONSE_EVENT_RE_REQUEST] = {RESPONSE_PREPARING, prepare_parked},
+        [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop_parked},
+        [RESPONSE_EVENT_LATE] = {RESPONSE_ENDING, give_up},
     },
     [RESPONSE_PREPARING] = {
-        [EVENT_READY] = {RESPONSE_WRITING, response_queue_post},
-        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+        [RESPONSE_EVENT_READY] = {RESPONSE_WRITING, response_queue_post},
+        [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
     },
     [RESPONSE_WRITING] = {
-        [EVENT_READY] = {RESPONSE_WRITING, response_queue_post},
-        [EVENT_FAILED] = {RESPONSE_TELLING, response_queue_post},
-        [EVENT_WORK_DONE] = {RESPONSE_WRITING, written},
-        [EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+        [RESPONSE_EVENT_READY] = {RESPONSE_WRITING, response_queue_post},
+        [RESPONSE_EVENT_FAILED] = {RESPONSE_ENDING, response_queue_post},
+        [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_WRITING, written},
+        [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
     },
-    [RESPONSE_TELLING] = {
-        [EVENT_WORK_DONE] = {RESPONSE_TELLING, outcome_posted},
-        [EVENT_CANCEL] = {RESPONSE_TELLING, NULL}, /* the message that it sends is its last */
+    [RESPONSE_ENDING] = {
+        [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_ENDING, outcome_posted},
+        [RESPONSE_EVENT_CANCEL] = {RESPONSE_ENDING, NULL}, /* the message that it sends is its last */
     },
     [RESPONSE_STOPPING] = {
-        [EVENT_RE_REQUEST] = {RESPONSE_STOPPING, NULL},
-        [EVENT_READY] = {RESPONSE_STOPPING, response_maybe_stopped},
-        [EVENT_FAILED] = {RESPONSE_STOPPING, response_maybe_stopped},
-        [EVENT_WORK_DONE] = {RESPONSE_STOPPING, response_maybe_stopped},
-        [EVENT_CANCEL] = {RESPONSE_STOPPING, NULL},
+        [RESPONSE_EVENT_RE_REQUEST] = {RESPONSE_STOPPING, NULL},
+        [RESPONSE_EVENT_READY] = {RESPONSE_STOPPING, response_maybe_stopped},
+        [RESPONSE_EVENT_FAILED] = {RESPONSE_STOPPING, response_maybe_stopped},
+        [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_STOPPING, response_maybe_stopped},
+        [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, NULL},
     },
 };
 /* clang-format on */

@@ -161,8 +161,8 @@ void local_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, stru
     exposure->provider_state = NULL;
     /* Only a peer that breaks the protocol causes this. */
     if (pair->reading.is_under_way && pair->reading.exposure == index) {
-        tl_memory_reader_forget(pair->helper);
-        tl_memory_reader_forget(pair->second);
+        tl_memory_reader_take_back(pair->helper);
+        tl_memory_reader_take_back(pair->second);
     }
     give_place(&pair->exposures, index);
 }

@@ -316,8 +316,8 @@ void local_pair_end(struct local_pair *pair)
 
 unsigned local_pair_drain(struct local_pair *pair)
 {
-    bool is_first_free = tl_memory_reader_try_to_forget(pair->helper);
-    if (!tl_memory_reader_try_to_forget(pair->second) || !is_first_free) return 0;
+    bool is_first_free = tl_memory_reader_try_to_take_back(pair->helper);
+    if (!tl_memory_reader_try_to_take_back(pair->second) || !is_first_free) return 0;
     pair->state = LOCAL_ENDED;
     release(pair);
     pair->events.drained(pair->owner);

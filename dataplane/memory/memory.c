@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory of the data plane: the pool, registrations of users' memory, and the slow worker that makes both.
+ * Memory of the data plane: the pool, registrations of users' memory, and the registration thread that makes both.
  *
- * The slow worker is a thread that starts with the first request. It carries out one registration at a time, in order,
+ * The registration thread starts with the first request. It carries out one registration at a time, in order,
  * and posts its closure; in turn with them it serves the requests that wait for space in the pool. Destroying the
  * memory lets it finish the registration that it is at, whose pin is given back at once, and cancels the others: each
  * closure is posted exactly once.
@@ -31,15 +31,15 @@ struct tl_memory {
     struct tl_registrations *registrations;
     _Atomic uint64_t bounced_bytes;
 
-    struct tl_closure_thread slow_worker;
-    struct tl_closure serve_job; /* waits in the slow worker when the pool may be able to serve a request that waits */
+    struct tl_closure_thread registration_thread;
+    struct tl_closure serve_job; /* waits in that thread when the pool may serve a request that waits */
 
-    /* The fields from here on belong to the slow worker. */
+    /* The fields from here on belong to the registration thread. */
     int64_t next_full_log_ns;
     char logged_refusal[TL_ERROR_MESSAGE_BYTES]; /* the last refusal of a registration that was logged; "": none was */
 };
 
-/* ------------------------------------------------------------------------------------------------- slow worker -- */
+/* ----------------------------------------------------------------------------------------- registration thread -- */
 
 static void set_cancelled(struct tl_registration *registration)
 {
@@ -79,7 +79,7 @@ static void carry_out(struct tl_memory *memory, struct tl_registration *registra
         set_pin(&registration->pin, tl_tensor_data(registration->tensor), tl_tensor_size_bytes(registration->tensor),
                 tl_registered_region(registered), registered);
     }
-    if (!tl_closure_thread_is_stopping(&memory->slow_worker)) return;
+    if (!tl_closure_thread_is_stopping(&memory->registration_thread)) return;
     tl_memory_unpin(memory, &registration->pin);
     set_cancelled(registration);
 }
@@ -88,7 +88,7 @@ static void carry_out(struct tl_memory *memory, struct tl_registration *registra
 static void memory_wanted(void *context)
 {
     struct tl_memory *memory = context;
-    tl_closure_thread_post_urgent(&memory->slow_worker, &memory->serve_job);
+    tl_closure_thread_post_urgent(&memory->registration_thread, &memory->serve_job);
 }
 
 static bool evict(void *context)
@@ -130,7 +130,7 @@ static void run_registration(struct tl_closure *job)
     registration->post(registration->context, &registration->closure);
 }
 
-/* A worker with many peers has a memory for each of them, most of which never need a slow worker. */
+/* A worker with many peers has a memory for each of them, most of which never need a registration thread. */
 void tl_memory_register(struct tl_memory *memory, struct tl_registration *registration)
 {
     registration->pin = (struct tl_pin){0};
@@ -138,18 +138,18 @@ void tl_memory_register(struct tl_memory *memory, struct tl_registration *regist
     registration->error.message[0] = '\0';
     registration->memory = memory;
     registration->job.run = run_registration;
-    if (tl_closure_thread_start(&memory->slow_worker, &registration->error) == TL_OK) {
-        tl_closure_thread_post(&memory->slow_worker, &registration->job);
+    if (tl_closure_thread_start(&memory->registration_thread, &registration->error) == TL_OK) {
+        tl_closure_thread_post(&memory->registration_thread, &registration->job);
     } else {
         registration->post(registration->context, &registration->closure);
     }
 }
 
-/* Ends the slow worker and cancels the requests that are left. */
-static void stop_slow_worker(struct tl_memory *memory)
+/* Ends the registration thread and cancels the requests that are left. */
+static void stop_registration_thread(struct tl_memory *memory)
 {
     struct tl_list left, *link;
-    tl_closure_thread_stop(&memory->slow_worker, &left);
+    tl_closure_thread_stop(&memory->registration_thread, &left);
     while ((link = tl_list_pop_front(&left)) != NULL) {
         if (link == &memory->serve_job.link) continue;
         struct tl_registration *registration = TL_CONTAINER_OF(link, struct tl_registration, job.link);
@@ -166,7 +166,7 @@ enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_me
     struct tl_memory *memory = calloc(1, sizeof(*memory));
     if (!memory) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the data plane's memory");
     memory->provider = provider;
-    tl_closure_thread_init(&memory->slow_worker, "tl-slow");
+    tl_closure_thread_init(&memory->registration_thread, "tl-register");
     memory->serve_job.run = serve_waits;
     tl_list_init(&memory->serve_job.link);
     enum tl_status status = tl_registrations_create(provider, options->max_cached_bytes, options->max_cached_count,
@@ -186,10 +186,10 @@ fail:
 void tl_memory_destroy(struct tl_memory *memory)
 {
     if (!memory) return;
-    stop_slow_worker(memory);
+    stop_registration_thread(memory);
     tl_registrations_close(memory->registrations);
     tl_pool_close(memory->pool);
-    tl_closure_thread_fini(&memory->slow_worker);
+    tl_closure_thread_fini(&memory->registration_thread);
     free(memory);
 }
 
@@ -245,7 +245,7 @@ enum tl_status tl_memory_await(struct tl_memory *memory, struct tl_memory_wait *
 {
     memory_wait->wait.len_bytes = len_bytes;
     tl_list_init(&memory_wait->wait.link);
-    enum tl_status status = tl_closure_thread_start(&memory->slow_worker, ret_error);
+    enum tl_status status = tl_closure_thread_start(&memory->registration_thread, ret_error);
     if (status != TL_OK) return status;
     return tl_pool_wait(memory->pool, &memory_wait->wait, ret_error);
 }

@@ -12,9 +12,9 @@
  * pages that belong to something else. Number and bytes of registrations are bounded: of those that only idle tensors
  * hold, the least recently used are evicted first.
  *
- * Registering takes milliseconds and more. It is done by a slow worker, which is a thread of its own, and never by a
- * reactor. So is growing the pool: a reactor takes what is free, or waits in a queue, first come first served.
- * Registrations that are not used are evicted when the pool cannot grow because of the limit of locked memory.
+ * Registering takes milliseconds and more. It is done by the registration thread, which the memory has for this, and
+ * never by a reactor. So is growing the pool: a reactor takes what is free, or waits in a queue, first come first
+ * served. Registrations that are not used are evicted when the pool cannot grow because of the limit of locked memory.
  */
 #ifndef DATAPLANE_MEMORY_MEMORY_H
 #define DATAPLANE_MEMORY_MEMORY_H
@@ -54,9 +54,9 @@ struct tl_memory_stats {
 enum tl_status tl_memory_create(struct tl_provider *provider, const struct tl_memory_options *options,
                                 struct tl_memory **ret_memory, struct tl_error *ret_error) TL_MUST_USE;
 /* No pin may be held, no wait may be left, also not in a closure that is to be delivered, and no other call may run.
- * Registrations that the slow worker has not finished fail with TL_CANCELLED; their closures are posted before this
- * returns. Registrations that tensors still hold are dropped, and the tensors live on; tensors in the pool keep what
- * they need of it until they are freed. NULL is accepted. */
+ * Registrations that the registration thread has not finished fail with TL_CANCELLED; their closures are posted before
+ * this returns. Registrations that tensors still hold are dropped, and the tensors live on; tensors in the pool keep
+ * what they need of it until they are freed. NULL is accepted. */
 void tl_memory_destroy(struct tl_memory *memory);
 
 /* -------------------------------------------------------------------------------------------------------- pool -- */
@@ -114,7 +114,7 @@ static inline void tl_memory_unpin(struct tl_memory *memory, struct tl_pin *pin)
     *pin = (struct tl_pin){.region = NULL};
 }
 
-/* A registration by the slow worker. Embedded in the object that waits; must stay valid until its closure was
+/* A registration by the registration thread. Embedded in the object that waits; must stay valid until its closure was
  * delivered. */
 struct tl_registration {
     struct tl_tensor *tensor; /* borrowed: must live until the closure was delivered */
@@ -124,7 +124,7 @@ struct tl_registration {
     struct tl_closure closure; /* goes to the poster's mailbox; the caller sets `run`, which is called on its thread */
     void (*post)(void *context, struct tl_closure *closure); /* posts the closure. Thread: any */
     void *context;
-    struct tl_closure job; /* the slow worker's, as is memory */
+    struct tl_closure job; /* the registration thread's, as is memory */
     struct tl_memory *memory;
 };
 /* Registers the allocation of the tensor and pins its bytes; the closure follows exactly once. Thread: any. */

@@ -198,7 +198,7 @@ bool tl_memory_reader_is_done(struct tl_memory_reader *reader, int *ret_error)
     return true;
 }
 
-void tl_memory_reader_forget(struct tl_memory_reader *reader)
+void tl_memory_reader_take_back(struct tl_memory_reader *reader)
 {
     /* Without this the thread, which gives the mutex up between two pieces, could take it again for each of them. */
     atomic_store_explicit(&reader->must_stop, true, memory_order_relaxed);
@@ -207,7 +207,7 @@ void tl_memory_reader_forget(struct tl_memory_reader *reader)
     TL_CHECK(pthread_mutex_unlock(&reader->mutex) == 0);
 }
 
-bool tl_memory_reader_try_to_forget(struct tl_memory_reader *reader)
+bool tl_memory_reader_try_to_take_back(struct tl_memory_reader *reader)
 {
     /* Once is_done is set the thread may hold the mutex, and does not write the eventfd again. */
     if (!reader->is_busy || atomic_load_explicit(&reader->is_done, memory_order_acquire)) return true;

@@ -21,7 +21,7 @@ struct tl_memory_reader;
 struct tl_memory_reading {
     pid_t process;
     uint64_t source;
-    uint8_t *destination; /* not written any more once tl_memory_reader_forget has returned */
+    uint8_t *destination; /* not written any more once tl_memory_reader_take_back has returned */
     uint64_t len_bytes;
     bool is_buffered; /* the bytes go through a buffer, so that the destination can be taken back at any time */
 };
@@ -37,10 +37,10 @@ bool tl_memory_reader_is_busy(const struct tl_memory_reader *reader);
 /* Returns whether the reading has ended; it returns true once. ret_error is an errno, or 0 when all bytes were read. */
 bool tl_memory_reader_is_done(struct tl_memory_reader *reader, int *ret_error);
 /* Takes the destination of the reading back: its owner may use it again. Blocks while a call writes there directly. */
-void tl_memory_reader_forget(struct tl_memory_reader *reader);
+void tl_memory_reader_take_back(struct tl_memory_reader *reader);
 /* Does the same without blocking: stops the reading, and returns false while a call still writes to the destination. In
  * that case the eventfd is written when the call has returned. */
-bool tl_memory_reader_try_to_forget(struct tl_memory_reader *reader);
+bool tl_memory_reader_try_to_take_back(struct tl_memory_reader *reader);
 /* Destroys the reader. If it has a thread, that thread frees it as soon as its last call returns. The destination of a
  * reading must have been taken back before. NULL is accepted. */
 void tl_memory_reader_destroy(struct tl_memory_reader *reader);

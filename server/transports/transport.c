@@ -170,7 +170,7 @@ void tl_transport_destroy(struct tl_transport *transport)
     }
     const struct tl_executor *former = tl_executor_enter(&transport->executor);
     tl_engine_destroy(transport->engine);
-    /* The slow worker may still be in the call that has posted the last closure to the reactor. */
+    /* The registration thread may still be in the call that has posted the last closure to the reactor. */
     tl_memory_destroy(transport->memory);
     tl_reactor_destroy(transport->reactor);
     tl_executor_leave(former);

@@ -185,8 +185,8 @@ static void barrier_reached(void *context, struct tl_closure *closure)
     TL_CHECK(sem_post(context) == 0);
 }
 
-/* Waits for an empty registration. The slow worker takes registrations one after the other, and before every second one
- * at the latest it serves the requests that wait for space. */
+/* Waits for an empty registration. The registration thread takes registrations one after the other, and before every
+ * second one at the latest it serves the requests that wait for space. */
 static void pass_registration(struct tl_memory *memory, struct tl_tensor *barrier_tensor)
 {
     sem_t reached;

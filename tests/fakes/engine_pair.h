@@ -17,7 +17,7 @@
  * received, waits for the same asker when the connection broke, and is there for others when the asker gave up.
  *
  * The clock does not move unless the test moves it (fake_clock.h). Only registrations of users' memory involve another
- * thread, memory's slow worker; engine_pair_run waits for it, so that a run is the same each time.
+ * thread, memory's registration thread; engine_pair_run waits for it, so that a run is the same each time.
  */
 #ifndef TESTS_FAKES_ENGINE_PAIR_H
 #define TESTS_FAKES_ENGINE_PAIR_H
@@ -89,7 +89,7 @@ void engine_side_create_conn(struct engine_side *side);
 bool engine_side_round(struct engine_side *side);
 /* Runs rounds of both sides until nothing happens any more. */
 void engine_pair_run(struct engine_pair *pair);
-/* Waits until the slow worker has done everything it was asked for; its closures are on their way. */
+/* Waits until the registration thread has done everything it was asked for; its closures are on their way. */
 void engine_side_settle(struct engine_side *side);
 
 /* ------------------------------------------------------------------------------------------------------ source -- */

@@ -345,8 +345,8 @@ static void expect_progress(void)
         const struct tl_conn *peer = pair.sides[1 - i].conn;
         fake_provider_get_counters(pair.sides[i].provider, &counters);
         TL_CHECK(counters.rnr_tries == 0);
-        TL_CHECK(conn->credits.slots_used == peer->credits.consumed);
-        TL_CHECK(conn->credits.slots_used - conn->credits.slots_returned < conn->credits.peer_slot_count);
+        TL_CHECK(conn->credits.peer_slots_used == peer->credits.own_slots_returned);
+        TL_CHECK(conn->credits.peer_slots_used - conn->credits.peer_slots_returned < conn->credits.peer_slot_count);
         TL_CHECK(engine_side_stats(&pair.sides[i]).protocol_errors == 0);
     }
 }

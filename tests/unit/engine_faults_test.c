@@ -22,18 +22,8 @@
 #include "dataplane/engine/engine.c"
 #include "dataplane/engine/meta_cache.c"
 #include "dataplane/engine/request.c"
-
-/* The two state machines use the same names for the same events. */
-#define EVENT_CANCEL RESPONSE_EVENT_CANCEL
-#define EVENT_FAILED RESPONSE_EVENT_FAILED
-#define EVENT_READY RESPONSE_EVENT_READY
-#define EVENT_STATUS RESPONSE_EVENT_STATUS
 #include "dataplane/engine/response.c"
 #include "fakes/run_suite.h"
-#undef EVENT_CANCEL
-#undef EVENT_FAILED
-#undef EVENT_READY
-#undef EVENT_STATUS
 
 static struct engine_pair engines;
 static struct engine_pair_options engine_options;

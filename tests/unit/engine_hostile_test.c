@@ -93,7 +93,7 @@ static void start(const char *key)
     ck_assert_ptr_nonnull(request);
 }
 
-/* Runs the engine's rounds without waiting for its slow worker. */
+/* Runs the engine's rounds without waiting for its registration thread. */
 static void run_without_closures(void)
 {
     for (unsigned i = 0; i < 20; i++) {
@@ -120,7 +120,7 @@ static void reach(enum stage stage)
     if (stage != STAGE_NONE) start("key");
     switch (stage) {
     case STAGE_RENEWING:
-        /* Leaves the closure of the slow worker undelivered. */
+        /* Leaves the closure of the registration thread undelivered. */
         update(1 << 20);
         (void)engine_side_round(pair.right);
         for (unsigned i = 0; i < 4 && ask.place_count == 0; i++)

@@ -333,7 +333,7 @@ static void expect_no_region_of_the_reactor(void)
     }
 }
 
-/* The slow worker makes a region: the reactor's round leaves a request that waits. */
+/* The registration thread makes a region: the reactor's round leaves a request that waits. */
 START_TEST(the_reactor_makes_no_region)
 {
     options.memory.max_pool_bytes = 16 << 20;

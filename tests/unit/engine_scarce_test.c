@@ -72,7 +72,8 @@ static void expect_many(bool is_sent_first)
         struct fake_counters counters;
         fake_provider_get_counters(pair.sides[s].provider, &counters);
         ck_assert_uint_eq(counters.rnr_tries, 0); /* Nothing was sent without a slot for it. */
-        ck_assert_uint_eq(pair.sides[s].conn->credits.slots_used, pair.sides[1 - s].conn->credits.consumed);
+        ck_assert_uint_eq(pair.sides[s].conn->credits.peer_slots_used,
+                          pair.sides[1 - s].conn->credits.own_slots_returned);
     }
     engine_pair_close(&pair);
 }
@@ -132,7 +133,8 @@ END_TEST
 
 static uint32_t credits_of(const struct engine_side *side)
 {
-    return side->conn->credits.peer_slot_count - (side->conn->credits.slots_used - side->conn->credits.slots_returned);
+    return side->conn->credits.peer_slot_count -
+           (side->conn->credits.peer_slots_used - side->conn->credits.peer_slots_returned);
 }
 
 static void round_of_both(void)

@@ -106,9 +106,9 @@ START_TEST(taken_back)
         start(source, LEN_BYTES, _i != 0);
         await_first_byte();
         if (i % 2 == 0) {
-            tl_memory_reader_forget(reader);
+            tl_memory_reader_take_back(reader);
         } else {
-            while (!tl_memory_reader_try_to_forget(reader))
+            while (!tl_memory_reader_try_to_take_back(reader))
                 continue;
         }
         memset(destination, GUARD, LEN_BYTES);
@@ -117,7 +117,7 @@ START_TEST(taken_back)
         for (uint64_t j = 0; j < LEN_BYTES; j += 512)
             ck_assert_uint_eq(destination[j], GUARD);
     }
-    ck_assert(tl_memory_reader_try_to_forget(reader));
+    ck_assert(tl_memory_reader_try_to_take_back(reader));
 }
 END_TEST
 
@@ -129,7 +129,7 @@ START_TEST(destroyed_while_it_reads)
         destination[0] = GUARD;
         start(source, LEN_BYTES, _i != 0);
         await_first_byte();
-        tl_memory_reader_forget(last);
+        tl_memory_reader_take_back(last);
         tl_memory_reader_destroy(last);
         reader = tl_memory_reader_create(done_fd);
         ck_assert_ptr_nonnull(reader);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Memory of the data plane: tensors of the pool, pins, the slow worker, the end, and all possible failures. */
+/* Memory of the data plane: tensors of the pool, pins, the registration thread, the end, and all possible failures. */
 #include <check.h>
 #include <semaphore.h>
 #include <string.h>
@@ -337,7 +337,7 @@ START_TEST(idle_registrations_make_space)
 }
 END_TEST
 
-/* ------------------------------------------------------------------------------------------------- slow worker -- */
+/* ----------------------------------------------------------------------------------------- registration thread -- */
 
 START_TEST(registered)
 {
@@ -404,14 +404,14 @@ START_TEST(failed)
 }
 END_TEST
 
-/* Holds the slow worker in the provider until destroy has begun. */
+/* Holds the registration thread in the provider until destroy has begun. */
 static sem_t is_registering;
 
 static void hold_until_destroy(struct region_provider *of)
 {
     of->hook = NULL;
     sem_post(&is_registering);
-    while (!tl_closure_thread_is_stopping(&memory->slow_worker))
+    while (!tl_closure_thread_is_stopping(&memory->registration_thread))
         sched_yield();
 }
 

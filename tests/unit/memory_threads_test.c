@@ -122,7 +122,7 @@ static void make_around_user_memory(struct actor *actor, struct slot *slot)
     slot->mark = 0;
 }
 
-/* Pins the tensor, through the slow worker where that is needed. */
+/* Pins the tensor, through the registration thread where that is needed. */
 static void pin(struct actor *actor, struct slot *slot)
 {
     enum tl_region_access access = below(actor, 2) ? TL_REGION_WRITE : TL_REGION_READ;

@@ -15,7 +15,7 @@
 #define request_finish fake_finish
 #define request_release_memory fake_release_memory
 #define request_place_and_prepare fake_place_and_prepare
-#define conn_leave_memory_wait fake_leave_memory_wait
+#define conn_cancel_memory_wait fake_cancel_memory_wait
 #define conn_watch fake_watch
 #define conn_protocol_error fake_protocol_error
 #define tl_conn_close fake_conn_close
@@ -77,10 +77,10 @@ void fake_place_and_prepare(struct request *request_, struct tl_memory_wait *wai
     note("place_and_prepare");
 }
 
-void fake_leave_memory_wait(struct conn_memory_wait **wait)
+void fake_cancel_memory_wait(struct conn_memory_wait **wait)
 {
     if (!is_wait_on_its_way) *wait = NULL;
-    note("leave_memory_wait");
+    note("cancel_memory_wait");
 }
 
 void fake_watch(struct tl_conn *conn_)
@@ -150,40 +150,40 @@ struct edge {
 };
 
 static const struct edge edges[] = {
-    {REQUEST_PREPARING, EVENT_READY, REQUEST_QUEUED, "queue_post "},
-    {REQUEST_PREPARING, EVENT_FAILED, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_PREPARING, EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post "},
-    {REQUEST_PREPARING, EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_PREPARING, EVENT_CANCEL, REQUEST_PREPARING, "leave_memory_wait "},
-    {REQUEST_PREPARING, EVENT_STATUS, REQUEST_PREPARING, "leave_memory_wait "},
-    {REQUEST_PREPARING, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
-    {REQUEST_QUEUED, EVENT_SENT, REQUEST_ASKED, "watch "},
-    {REQUEST_QUEUED, EVENT_FAILED, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_QUEUED, EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post "},
-    {REQUEST_QUEUED, EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_QUEUED, EVENT_CANCEL, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_QUEUED, EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_QUEUED, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
-    {REQUEST_ASKED, EVENT_META_DATA, REQUEST_RENEWING, "start_revoke "},
-    {REQUEST_ASKED, EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_ASKED, EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_ASKED, EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
-    {REQUEST_ASKED, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
-    {REQUEST_RENEWING, EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
-    {REQUEST_RENEWING, EVENT_STATUS, REQUEST_REVOKING, ""},
-    {REQUEST_RENEWING, EVENT_REVOKED, REQUEST_PREPARING, "release_memory place_and_prepare "},
-    {REQUEST_RENEWING, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
-    {REQUEST_CANCELLING, EVENT_META_DATA, REQUEST_CANCELLING, ""},
-    {REQUEST_CANCELLING, EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_CANCELLING, EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_CANCELLING, EVENT_CANCEL, REQUEST_CANCELLING, ""},
-    {REQUEST_CANCELLING, EVENT_CANCELLED, REQUEST_REVOKING, "start_revoke "},
-    {REQUEST_CANCELLING, EVENT_REVOKED, REQUEST_CANCELLING, ""},
-    {REQUEST_CANCELLING, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
-    {REQUEST_REVOKING, EVENT_CANCEL, REQUEST_REVOKING, ""},
-    {REQUEST_REVOKING, EVENT_CANCELLED, REQUEST_REVOKING, ""},
-    {REQUEST_REVOKING, EVENT_REVOKED, REQUEST_FINISHED, "finish "},
-    {REQUEST_REVOKING, EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_PREPARING, REQUEST_EVENT_READY, REQUEST_QUEUED, "queue_post "},
+    {REQUEST_PREPARING, REQUEST_EVENT_FAILED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_PREPARING, REQUEST_EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_PREPARING, REQUEST_EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_PREPARING, REQUEST_EVENT_CANCEL, REQUEST_PREPARING, "cancel_memory_wait "},
+    {REQUEST_PREPARING, REQUEST_EVENT_STATUS, REQUEST_PREPARING, "cancel_memory_wait "},
+    {REQUEST_PREPARING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_QUEUED, REQUEST_EVENT_SENT, REQUEST_ASKED, "watch "},
+    {REQUEST_QUEUED, REQUEST_EVENT_FAILED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_QUEUED, REQUEST_EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_QUEUED, REQUEST_EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_QUEUED, REQUEST_EVENT_CANCEL, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_QUEUED, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_QUEUED, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_ASKED, REQUEST_EVENT_META_DATA, REQUEST_RENEWING, "start_revoke "},
+    {REQUEST_ASKED, REQUEST_EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_ASKED, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_ASKED, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_ASKED, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_RENEWING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_RENEWING, REQUEST_EVENT_STATUS, REQUEST_REVOKING, ""},
+    {REQUEST_RENEWING, REQUEST_EVENT_REVOKED, REQUEST_PREPARING, "release_memory place_and_prepare "},
+    {REQUEST_RENEWING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_CANCELLING, REQUEST_EVENT_META_DATA, REQUEST_CANCELLING, ""},
+    {REQUEST_CANCELLING, REQUEST_EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_CANCELLING, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_CANCELLING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, ""},
+    {REQUEST_CANCELLING, REQUEST_EVENT_CANCELLED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_CANCELLING, REQUEST_EVENT_REVOKED, REQUEST_CANCELLING, ""},
+    {REQUEST_CANCELLING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_REVOKING, REQUEST_EVENT_CANCEL, REQUEST_REVOKING, ""},
+    {REQUEST_REVOKING, REQUEST_EVENT_CANCELLED, REQUEST_REVOKING, ""},
+    {REQUEST_REVOKING, REQUEST_EVENT_REVOKED, REQUEST_FINISHED, "finish "},
+    {REQUEST_REVOKING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
 };
 
 static const struct edge *find_edge(enum request_state state, enum request_event event)
@@ -223,10 +223,10 @@ static const struct {
     enum request_state state;
     enum request_event event;
 } forbidden[] = {
-    {REQUEST_ASKED, EVENT_READY},      {REQUEST_PREPARING, EVENT_SENT},
-    {REQUEST_REVOKING, EVENT_FAILED},  {REQUEST_ASKED, EVENT_ABANDONED_ASKED},
-    {REQUEST_RENEWING, EVENT_SENT},    {REQUEST_REVOKING, EVENT_ABANDONED_UNASKED},
-    {REQUEST_CANCELLING, EVENT_READY},
+    {REQUEST_ASKED, REQUEST_EVENT_READY},      {REQUEST_PREPARING, REQUEST_EVENT_SENT},
+    {REQUEST_REVOKING, REQUEST_EVENT_FAILED},  {REQUEST_ASKED, REQUEST_EVENT_ABANDONED_ASKED},
+    {REQUEST_RENEWING, REQUEST_EVENT_SENT},    {REQUEST_REVOKING, REQUEST_EVENT_ABANDONED_UNASKED},
+    {REQUEST_CANCELLING, REQUEST_EVENT_READY},
 };
 
 START_TEST(event_of_our_own_that_cannot_be_ends_the_process)
@@ -239,9 +239,9 @@ END_TEST
 START_TEST(finished_request_notes_a_cancel_only)
 {
     begin_in(REQUEST_FINISHED);
-    request_handle(&request, EVENT_REVOKED);
+    request_handle(&request, REQUEST_EVENT_REVOKED);
     ck_assert(!request.is_cancelled);
-    request_handle(&request, EVENT_CANCEL);
+    request_handle(&request, REQUEST_EVENT_CANCEL);
     ck_assert(request.is_cancelled);
     ck_assert_int_eq(request.state, REQUEST_FINISHED);
     ck_assert_str_eq(trace, "");
@@ -254,7 +254,7 @@ END_TEST
 /* A peer that was asked and has not answered may still write: CANCEL is sent, and its answer awaited. */
 START_TEST(asked_again_and_abandoned)
 {
-    static const enum request_event events[] = {EVENT_FAILED, EVENT_CANCEL};
+    static const enum request_event events[] = {REQUEST_EVENT_FAILED, REQUEST_EVENT_CANCEL};
     for (size_t i = 0; i < TL_ARRAY_COUNT(events); i++) {
         begin_in(REQUEST_QUEUED);
         request.is_asked = true;
@@ -262,7 +262,7 @@ START_TEST(asked_again_and_abandoned)
         ck_assert_int_eq(request.state, REQUEST_CANCELLING);
         ck_assert_str_eq(trace, "leave_queue queue_post ");
         expect_status(TL_OK);
-        request_handle(&request, EVENT_CANCELLED);
+        request_handle(&request, REQUEST_EVENT_CANCELLED);
         ck_assert_int_eq(request.state, REQUEST_REVOKING);
         expect_status(TL_CANCELLED);
         end();
@@ -277,7 +277,7 @@ START_TEST(answered_and_abandoned)
     request.is_asked = true;
     request.is_answered = true;
     request_set_result(&request, &status);
-    request_handle(&request, EVENT_STATUS);
+    request_handle(&request, REQUEST_EVENT_STATUS);
     ck_assert_int_eq(request.state, REQUEST_REVOKING);
     ck_assert_str_eq(trace, "start_revoke ");
     expect_status(TL_ABORTED);
@@ -301,12 +301,12 @@ END_TEST
 START_TEST(cancelled_while_it_registers)
 {
     begin_in(REQUEST_PREPARING);
-    request_handle(&request, EVENT_CANCEL);
+    request_handle(&request, REQUEST_EVENT_CANCEL);
     ck_assert_int_eq(request.state, REQUEST_PREPARING);
     ck_assert(request.is_cancelled);
-    request_handle(&request, EVENT_READY);
+    request_handle(&request, REQUEST_EVENT_READY);
     ck_assert_int_eq(request.state, REQUEST_REVOKING);
-    ck_assert_str_eq(trace, "leave_memory_wait start_revoke ");
+    ck_assert_str_eq(trace, "cancel_memory_wait start_revoke ");
     expect_status(TL_CANCELLED);
     end();
 }
@@ -318,7 +318,7 @@ START_TEST(cancelled_while_it_waits_for_memory)
         begin_in(REQUEST_PREPARING);
         request.memory_wait = &memory_wait;
         request.is_asked = is_asked;
-        request_handle(&request, EVENT_CANCEL);
+        request_handle(&request, REQUEST_EVENT_CANCEL);
         ck_assert_int_eq(request.state, is_asked ? REQUEST_CANCELLING : REQUEST_REVOKING);
         expect_status(TL_RESOURCE_EXHAUSTED);
         end();
@@ -331,10 +331,10 @@ START_TEST(cancelled_when_memory_is_on_its_way)
     begin_in(REQUEST_PREPARING);
     request.memory_wait = &memory_wait;
     is_wait_on_its_way = true;
-    request_handle(&request, EVENT_CANCEL);
+    request_handle(&request, REQUEST_EVENT_CANCEL);
     ck_assert_int_eq(request.state, REQUEST_PREPARING);
     request.memory_wait = NULL;
-    request_handle(&request, EVENT_READY);
+    request_handle(&request, REQUEST_EVENT_READY);
     ck_assert_int_eq(request.state, REQUEST_REVOKING);
     end();
 }

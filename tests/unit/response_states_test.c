@@ -12,8 +12,8 @@
 #define response_prepare fake_prepare
 #define response_queue_post fake_queue_post
 #define response_close fake_close
-#define response_tell_cancelled fake_tell_cancelled
-#define conn_leave_memory_wait fake_leave_memory_wait
+#define response_send_cancelled fake_send_cancelled
+#define conn_cancel_memory_wait fake_cancel_memory_wait
 #define conn_arm fake_arm
 #define conn_protocol_error fake_protocol_error
 #define tl_reactor_timers fake_timers
@@ -52,17 +52,17 @@ void fake_close(struct response *response_, enum tl_serve_end end)
     note(end == TL_SERVE_RECEIVED ? "close_received" : end == TL_SERVE_CANCELLED ? "close_cancelled" : "close_broken");
 }
 
-void fake_tell_cancelled(struct tl_conn *conn_, uint32_t handle_)
+void fake_send_cancelled(struct tl_conn *conn_, uint32_t handle_)
 {
     (void)conn_;
     (void)handle_;
-    note("tell_cancelled");
+    note("send_cancelled");
 }
 
-void fake_leave_memory_wait(struct conn_memory_wait **wait)
+void fake_cancel_memory_wait(struct conn_memory_wait **wait)
 {
     *wait = NULL;
-    note("leave_memory_wait");
+    note("cancel_memory_wait");
 }
 
 void fake_arm(struct tl_conn *conn_, struct tl_timer *timer, int64_t after_ns)
@@ -114,30 +114,30 @@ struct edge {
     const char *trace;
 };
 
-#define STOPPED "leave_memory_wait close_cancelled tell_cancelled "
+#define STOPPED "cancel_memory_wait close_cancelled send_cancelled "
 
 static const struct edge edges[] = {
-    {RESPONSE_WAITING, EVENT_STATUS, RESPONSE_TELLING, "queue_post "},
-    {RESPONSE_WAITING, EVENT_EMPTY, RESPONSE_TELLING, "queue_post "},
-    {RESPONSE_WAITING, EVENT_FITS, RESPONSE_PREPARING, "prepare "},
-    {RESPONSE_WAITING, EVENT_DIFFERS, RESPONSE_PARKED, "queue_post arm "},
-    {RESPONSE_WAITING, EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
-    {RESPONSE_PARKED, EVENT_RE_REQUEST, RESPONSE_PREPARING, "prepare "},
-    {RESPONSE_PARKED, EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
-    {RESPONSE_PARKED, EVENT_LATE, RESPONSE_TELLING, "queue_post "},
-    {RESPONSE_PREPARING, EVENT_READY, RESPONSE_WRITING, "queue_post "},
-    {RESPONSE_PREPARING, EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
-    {RESPONSE_WRITING, EVENT_READY, RESPONSE_WRITING, "queue_post "},
-    {RESPONSE_WRITING, EVENT_FAILED, RESPONSE_TELLING, "queue_post "},
-    {RESPONSE_WRITING, EVENT_WORK_DONE, RESPONSE_WRITING, "queue_post "},
-    {RESPONSE_WRITING, EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
-    {RESPONSE_TELLING, EVENT_WORK_DONE, RESPONSE_TELLING, ""},
-    {RESPONSE_TELLING, EVENT_CANCEL, RESPONSE_TELLING, ""},
-    {RESPONSE_STOPPING, EVENT_RE_REQUEST, RESPONSE_STOPPING, ""},
-    {RESPONSE_STOPPING, EVENT_READY, RESPONSE_STOPPING, "close_cancelled tell_cancelled "},
-    {RESPONSE_STOPPING, EVENT_FAILED, RESPONSE_STOPPING, "close_cancelled tell_cancelled "},
-    {RESPONSE_STOPPING, EVENT_WORK_DONE, RESPONSE_STOPPING, "close_cancelled tell_cancelled "},
-    {RESPONSE_STOPPING, EVENT_CANCEL, RESPONSE_STOPPING, ""},
+    {RESPONSE_WAITING, RESPONSE_EVENT_STATUS, RESPONSE_ENDING, "queue_post "},
+    {RESPONSE_WAITING, RESPONSE_EVENT_EMPTY, RESPONSE_ENDING, "queue_post "},
+    {RESPONSE_WAITING, RESPONSE_EVENT_FITS, RESPONSE_PREPARING, "prepare "},
+    {RESPONSE_WAITING, RESPONSE_EVENT_DIFFERS, RESPONSE_PARKED, "queue_post arm "},
+    {RESPONSE_WAITING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_PARKED, RESPONSE_EVENT_RE_REQUEST, RESPONSE_PREPARING, "prepare "},
+    {RESPONSE_PARKED, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_PARKED, RESPONSE_EVENT_LATE, RESPONSE_ENDING, "queue_post "},
+    {RESPONSE_PREPARING, RESPONSE_EVENT_READY, RESPONSE_WRITING, "queue_post "},
+    {RESPONSE_PREPARING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_WRITING, RESPONSE_EVENT_READY, RESPONSE_WRITING, "queue_post "},
+    {RESPONSE_WRITING, RESPONSE_EVENT_FAILED, RESPONSE_ENDING, "queue_post "},
+    {RESPONSE_WRITING, RESPONSE_EVENT_WORK_DONE, RESPONSE_WRITING, "queue_post "},
+    {RESPONSE_WRITING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_ENDING, RESPONSE_EVENT_WORK_DONE, RESPONSE_ENDING, ""},
+    {RESPONSE_ENDING, RESPONSE_EVENT_CANCEL, RESPONSE_ENDING, ""},
+    {RESPONSE_STOPPING, RESPONSE_EVENT_RE_REQUEST, RESPONSE_STOPPING, ""},
+    {RESPONSE_STOPPING, RESPONSE_EVENT_READY, RESPONSE_STOPPING, "close_cancelled send_cancelled "},
+    {RESPONSE_STOPPING, RESPONSE_EVENT_FAILED, RESPONSE_STOPPING, "close_cancelled send_cancelled "},
+    {RESPONSE_STOPPING, RESPONSE_EVENT_WORK_DONE, RESPONSE_STOPPING, "close_cancelled send_cancelled "},
+    {RESPONSE_STOPPING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, ""},
 };
 
 static const struct edge *find_edge(enum response_state state, enum response_event event)
@@ -177,8 +177,9 @@ static const struct {
     enum response_state state;
     enum response_event event;
 } forbidden[] = {
-    {RESPONSE_PARKED, EVENT_STATUS}, {RESPONSE_WRITING, EVENT_EMPTY},    {RESPONSE_TELLING, EVENT_FITS},
-    {RESPONSE_PARKED, EVENT_READY},  {RESPONSE_STOPPING, EVENT_DIFFERS}, {RESPONSE_TELLING, EVENT_FAILED},
+    {RESPONSE_PARKED, RESPONSE_EVENT_STATUS},    {RESPONSE_WRITING, RESPONSE_EVENT_EMPTY},
+    {RESPONSE_ENDING, RESPONSE_EVENT_FITS},      {RESPONSE_PARKED, RESPONSE_EVENT_READY},
+    {RESPONSE_STOPPING, RESPONSE_EVENT_DIFFERS}, {RESPONSE_ENDING, RESPONSE_EVENT_FAILED},
 };
 
 START_TEST(event_of_our_own_that_cannot_be_ends_the_process)
@@ -196,7 +197,7 @@ START_TEST(failure_in_the_middle_is_sent)
     begin_in(RESPONSE_WRITING);
     response.posted_bytes = 50;
     response_fail(&response, &error);
-    ck_assert_int_eq(response.state, RESPONSE_TELLING);
+    ck_assert_int_eq(response.state, RESPONSE_ENDING);
     ck_assert_int_eq(response.status->code, TL_DATA_LOSS);
     ck_assert_str_eq(trace, "queue_post ");
     end();
@@ -209,7 +210,7 @@ START_TEST(failure_while_it_stops)
     static const struct tl_error error = {.code = TL_RESOURCE_EXHAUSTED, .message = "the pool is too small"};
     begin_in(RESPONSE_STOPPING);
     response_fail(&response, &error);
-    ck_assert_str_eq(trace, "close_cancelled tell_cancelled ");
+    ck_assert_str_eq(trace, "close_cancelled send_cancelled ");
     end();
 }
 END_TEST
@@ -218,17 +219,17 @@ START_TEST(all_written_before_it_stops)
 {
     begin_in(RESPONSE_STOPPING);
     response.posted_bytes = 100;
-    response_handle(&response, EVENT_WORK_DONE);
-    ck_assert_str_eq(trace, "close_received tell_cancelled ");
+    response_handle(&response, RESPONSE_EVENT_WORK_DONE);
+    ck_assert_str_eq(trace, "close_received send_cancelled ");
     end();
 }
 END_TEST
 
 START_TEST(outcome_is_posted)
 {
-    begin_in(RESPONSE_TELLING);
+    begin_in(RESPONSE_ENDING);
     response.is_outcome_posted = true;
-    response_handle(&response, EVENT_WORK_DONE);
+    response_handle(&response, RESPONSE_EVENT_WORK_DONE);
     ck_assert_str_eq(trace, "close_received ");
     end();
 }
