@@ -96,7 +96,7 @@ static void immediate_came(void *owner, uint32_t immediate, uint64_t len_bytes)
         probe->has_immediate = true;
         return;
     }
-    tl_error_set(&reason, TL_DATA_LOSS, "it has brought the wrong bytes");
+    tl_error_set(&reason, TL_DATA_LOSS, "it has delivered wrong bytes");
     fail(probe, &reason);
 }
 

@@ -161,7 +161,7 @@ void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns)
 {
     if (tl_timers_arm(tl_reactor_timers(conn->engine->reactor), timer, tl_clock_deadline_ns(after_ns)) == TL_OK) return;
     struct tl_error reason;
-    tl_error_set(&reason, TL_UNAVAILABLE, "no memory to watch over %s", conn->peer.name);
+    tl_error_set(&reason, TL_UNAVAILABLE, "no memory for a timer of the data connection to %s", conn->peer.name);
     begin_close(conn, &reason);
 }
 
@@ -236,7 +236,8 @@ static void credits_received(struct tl_conn *conn, uint32_t consumed)
 {
     struct conn_credits *credits = &conn->credits;
     if (credits->peer_slots_used - consumed > credits->peer_slot_count) {
-        conn_protocol_error(conn, "it has consumed %u messages of %u", consumed, credits->peer_slots_used);
+        conn_protocol_error(conn, "it reports %u consumed messages, but %u were sent", consumed,
+                            credits->peer_slots_used);
         return;
     }
     credits_returned(credits, consumed);
@@ -258,7 +259,7 @@ static void dispatch(struct tl_conn *conn, const struct tl_message *message)
         break;
     }
     if (!conn_is_open(conn)) {
-        conn_protocol_error(conn, "%s before its hello", tl_message_name(message->type));
+        conn_protocol_error(conn, "%s before its HELLO", tl_message_name(message->type));
         return;
     }
     switch (message->type) {
@@ -324,7 +325,7 @@ static void pair_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
     }
     conn->engine->stats.bytes_received += len_bytes;
     if (!conn_is_open(conn) && conn->state != CONN_CLOSING) {
-        conn_protocol_error(conn, "data before its hello");
+        conn_protocol_error(conn, "data before its HELLO");
         return;
     }
     requests_immediate(conn, immediate, len_bytes);

@@ -9,7 +9,7 @@
  * it writes (measure.c); the opener does so first, so that the two do not disturb each other.
  *
  * Failure modes: an address of another version or incarnation; no handshake in time, with how far it came; a HELLO with
- * a wrong token; a write that brings the wrong bytes. Each of them ends the connection with its reason.
+ * a wrong token; a write that delivers wrong bytes. Each of them ends the connection with its reason.
  */
 #include <inttypes.h>
 #include <stdlib.h>
@@ -27,9 +27,9 @@ static void handshake_timeout(struct tl_timer *timer)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, handshake.timer);
     struct tl_error reason;
-    const char *missing = !conn->handshake.is_hello_verified        ? "no hello has come"
+    const char *missing = !conn->handshake.is_hello_verified        ? "no HELLO has arrived"
                           : !conn->handshake.is_peer_write_verified ? "no write of the peer has arrived"
-                                                                    : "the peer has not seen our write";
+                                                                    : "the peer has not confirmed our write";
     tl_error_set(&reason, TL_DEADLINE_EXCEEDED,
                  "%s: the data connection through %s was not up in time: %s; is this the right device, port and GID, "
                  "and do the two have a route to each other?",
@@ -129,21 +129,21 @@ void handshake_hello(struct tl_conn *conn, const struct tl_message *message)
 {
     struct conn_handshake *handshake = &conn->handshake;
     if (handshake->is_hello_verified) {
-        conn_protocol_error(conn, "a second hello");
+        conn_protocol_error(conn, "a second HELLO");
         return;
     }
     if (message->version != TL_DATAPLANE_VERSION || message->token != handshake->keys.own_token ||
         message->incarnation != conn->peer.incarnation) {
         struct tl_error reason;
         tl_error_set(&reason, TL_FAILED_PRECONDITION,
-                     "%s: the hello does not have the token of the pair address that came over the link; has the peer "
+                     "%s: the HELLO does not have the token of the pair address that came over the link; has the peer "
                      "restarted?",
                      conn->peer.name);
         tl_conn_close(conn, &reason);
         return;
     }
     if (message->destination.len_bytes == 0) {
-        conn_protocol_error(conn, "a hello whose probe has no address");
+        conn_protocol_error(conn, "a HELLO without a descriptor of the probe");
         return;
     }
     handshake->is_hello_verified = true;
@@ -165,12 +165,12 @@ void handshake_probe(struct tl_conn *conn)
 {
     struct conn_handshake *handshake = &conn->handshake;
     if (conn->state != CONN_HANDSHAKE || !handshake->is_hello_verified || handshake->is_peer_write_verified) {
-        conn_protocol_error(conn, "a probe that was not asked for");
+        conn_protocol_error(conn, "an unexpected probe write");
     } else if (memcmp(handshake->probe.bytes, &handshake->keys.own_challenge, sizeof(handshake->keys.own_challenge)) !=
                0) {
         struct tl_error reason;
-        tl_error_set(&reason, TL_UNAVAILABLE, "%s: its write through %s has brought the wrong bytes", conn->peer.name,
-                     conn->engine->provider->name);
+        tl_error_set(&reason, TL_UNAVAILABLE, "%s: its probe write through %s has delivered wrong bytes",
+                     conn->peer.name, conn->engine->provider->name);
         tl_conn_close(conn, &reason);
     } else {
         handshake->is_peer_write_verified = true;
@@ -307,8 +307,8 @@ static enum tl_status read_address(const struct tl_identity *peer, const uint8_t
     bool is_sane = slot_count >= 16 && slot_count <= 65536 && request_count > 0 && request_count <= TL_MAX_REQUESTS &&
                    pair_bytes <= TL_PAIR_ADDRESS_MAX_BYTES && pair_bytes == len_bytes - ADDRESS_HEAD_BYTES;
     if (!is_sane) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s: a pair address of %u bytes that cannot be", peer->name,
-                            len_bytes);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "%s: a pair address of %u bytes with an invalid count or length", peer->name, len_bytes);
     }
     *ret_address = (struct pair_address){.token = token,
                                          .slot_count = (uint32_t)slot_count,

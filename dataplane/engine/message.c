@@ -231,13 +231,13 @@ static inline uint64_t get_u64(const uint8_t *at)
 
 static enum tl_status too_short(struct tl_error *ret_error)
 {
-    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message that ends before what it contains");
+    return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message that ends before its last field");
 }
 
 static enum tl_status bad_number(struct tl_error *ret_error)
 {
     return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
-                        "a number that is cut off, too large or longer than it need be");
+                        "a number that is incomplete, too large or has more bytes than it needs");
 }
 
 /* Reads a number of several bytes. */
@@ -280,7 +280,7 @@ static enum tl_status take_meta_data(struct reader *reader, struct tl_meta_data 
     if (at == NULL) return too_short(ret_error);
     unsigned rank = at[2];
     if (at[1] > 1 || rank > TL_MAX_RANK) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "meta-data of rank %u", rank);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "meta-data of rank %u, or with an invalid flag", rank);
     }
     meta_data->dtype = (enum tl_dtype)at[0];
     meta_data->is_dead = at[1] != 0;
@@ -374,7 +374,7 @@ enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struc
 {
     unsigned announced_bytes = len_bytes >= HEAD_BYTES ? (unsigned)get_u16(bytes + 2) : 0;
     if (announced_bytes != len_bytes || announced_bytes < HEAD_BYTES) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of %u bytes that says it has %u", len_bytes,
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of %u bytes whose header says %u", len_bytes,
                             announced_bytes);
     }
     unsigned type = bytes[0], flags = bytes[1];
@@ -397,8 +397,8 @@ enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struc
     struct reader reader = {.at = bytes + HEAD_BYTES, .end = bytes + len_bytes};
     enum tl_status status = take_body(&reader, layout, message, ret_error);
     if (status == TL_OK && reader.at != reader.end) {
-        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a message of %u bytes, which is not what it contains",
-                              len_bytes);
+        status = tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                              "a message of %u bytes that continues after its last field", len_bytes);
     }
     if (status != TL_OK) tl_error_prefix(ret_error, "%s: ", layout->name);
     return status;

@@ -57,11 +57,11 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
     struct tl_conn *conn = request->conn;
     conn->engine->stats.meta_data_updates++;
     if (!message->has_meta_data || message->meta_data.size_bytes == 0) {
-        conn_protocol_error(conn, "a META_DATA_UPDATE of %s without bytes", request->fetch->key);
+        conn_protocol_error(conn, "META_DATA_UPDATE for %s with a value without bytes", request->fetch->key);
         return;
     }
     if (request->received_bytes > 0) {
-        conn_protocol_error(conn, "a META_DATA_UPDATE of %s in the middle of its bytes", request->fetch->key);
+        conn_protocol_error(conn, "META_DATA_UPDATE for %s after some of its bytes", request->fetch->key);
         return;
     }
     if (request->state == REQUEST_ASKED) {
@@ -77,7 +77,7 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
 static void handle_empty(struct request *request, const struct tl_message *message)
 {
     if (message->meta_data.size_bytes > 0 || request->received_bytes > 0) {
-        conn_protocol_error(request->conn, "a DONE of %s, of which bytes are missing", request->fetch->key);
+        conn_protocol_error(request->conn, "DONE for %s before all of its bytes", request->fetch->key);
         return;
     }
     /* A request that was given up takes the value all the same if it comes first. */
@@ -100,7 +100,7 @@ static void handle_done(struct request *request, const struct tl_message *messag
     }
     bool is_whole = request->received_bytes > 0 && request->received_bytes == request->expected.meta_data.size_bytes;
     if (!is_whole || !request->is_done_expected) {
-        conn_protocol_error(request->conn, "a DONE of %s, of which bytes are missing", request->fetch->key);
+        conn_protocol_error(request->conn, "DONE for %s before all of its bytes", request->fetch->key);
         return;
     }
     request->expected.step = message->step;
@@ -116,7 +116,7 @@ static void handle_mapped(struct request *request, const struct tl_message *mess
 {
     if (!request->may_map || !message->has_meta_data || message->meta_data.size_bytes == 0 ||
         request->received_bytes > 0) {
-        conn_protocol_error(request->conn, "a MAPPED of %s, which is not to be mapped", request->fetch->key);
+        conn_protocol_error(request->conn, "MAPPED for %s, which the request does not allow", request->fetch->key);
         return;
     }
     bool is_wanted = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
@@ -142,7 +142,7 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
     case TL_MESSAGE_ERROR_STATUS: {
         struct tl_error error;
         if (!request->is_asked) {
-            conn_protocol_error(conn, "a status of %s, which was not asked for", request->fetch->key);
+            conn_protocol_error(conn, "ERROR_STATUS for %s before its REQUEST", request->fetch->key);
             return;
         }
         tl_error_set(&error, message->code, "%s", message->text);
@@ -203,7 +203,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
         request->is_place_sent && (request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING);
     uint64_t left_bytes = request->expected.meta_data.size_bytes - request->received_bytes;
     if (!is_awaited || len_bytes == 0 || len_bytes > left_bytes) {
-        conn_protocol_error(conn, "%" PRIu64 " bytes of %s, of which %" PRIu64 " are expected", len_bytes,
+        conn_protocol_error(conn, "%" PRIu64 " bytes of %s where at most %" PRIu64 " are expected", len_bytes,
                             request->fetch->key, is_awaited ? left_bytes : 0);
         return;
     }
@@ -490,7 +490,7 @@ void requests_complete_fetches(struct tl_conn *conn)
         if (fetch->transport_state == &given_up) {
             tl_error_set(&error, TL_CANCELLED, "%s was given up", fetch->key);
         } else if (fetch->transport_state == &given_up_waiting) {
-            explain_waiting(conn, TL_RESOURCE_EXHAUSTED, "it waited to be asked for: ", &error);
+            explain_waiting(conn, TL_RESOURCE_EXHAUSTED, "it waited to be requested: ", &error);
         } else if (fetch->transport_state == &rerouted && conn->state == CONN_UP) {
             explain_waiting(conn, TL_UNAVAILABLE, "", &error);
             fetch->is_rerouted = true;

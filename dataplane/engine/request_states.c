@@ -186,7 +186,7 @@ void request_handle(struct request *request, enum request_event event)
     const struct transition *transition = &transitions[request->state][event];
     if (transition->next == REQUEST_NEVER) {
         TL_CHECK(event >= REQUEST_OWN_EVENTS);
-        conn_protocol_error(request->conn, "an answer that does not fit the state of its request (%d, %d)",
+        conn_protocol_error(request->conn, "an answer that does not fit the state of its request (state %d, event %d)",
                             (int)request->state, (int)event);
         return;
     }

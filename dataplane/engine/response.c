@@ -114,7 +114,7 @@ void response_send_cancelled(struct tl_conn *conn, uint32_t handle_)
     /* A peer that cancels what it has not asked for, and returns no slots, must not make this queue grow without
      * end. */
     if (conn->responses.notice_count >= most_responses(conn)) {
-        conn_protocol_error(conn, "more CANCELs than requests");
+        conn_protocol_error(conn, "more CANCEL messages than requests");
         return;
     }
     struct notice *notice = calloc(1, sizeof(*notice));
@@ -210,7 +210,7 @@ static void handle_request(struct tl_conn *conn, const struct tl_message *messag
     struct response **place = find_place(conn, message->handle);
     if (tl_handle_index(message->handle) >= TL_MAX_REQUESTS || (message->handle & ~TL_HANDLE_MASK) != 0 ||
         message->number == 0 || conn->responses.count >= most_responses(conn) || *place != NULL) {
-        conn_protocol_error(conn, "a REQUEST with the handle %#x", message->handle);
+        conn_protocol_error(conn, "a REQUEST that is invalid or one too many (handle %#x)", message->handle);
         return;
     }
     struct response *response = response_create(conn, message);
@@ -248,7 +248,7 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
     } else if ((response == NULL || response->is_late) && conn->responses.late_count > 0) {
         conn->responses.late_count--; /* it has crossed our status that says that it comes too late */
     } else if (response == NULL || message->destination.len_bytes == 0) {
-        conn_protocol_error(conn, "a RE_REQUEST with the handle %#x", message->handle);
+        conn_protocol_error(conn, "a RE_REQUEST that no response waits for (handle %#x)", message->handle);
     } else {
         if (response->state == RESPONSE_PARKED) {
             response->destination = message->destination;

@@ -108,8 +108,8 @@ static void give_up(struct response *response)
 {
     struct tl_conn *conn = response->conn;
     struct tl_error error;
-    tl_error_set(&error, TL_UNAVAILABLE, "%s has not said within %lld ms where %s goes (timeouts.stalled)",
-                 conn->peer.name, (long long)(conn->engine->options.parked_ns / TL_NS_PER_MS), response->key);
+    tl_error_set(&error, TL_UNAVAILABLE, "%s has sent no RE_REQUEST for %s within %lld ms (timeouts.stalled)",
+                 conn->peer.name, response->key, (long long)(conn->engine->options.parked_ns / TL_NS_PER_MS));
     response_set_status(response, &error);
     response->serve.is_final = false;
     response->is_late = true;
@@ -181,7 +181,7 @@ void response_handle(struct response *response, enum response_event event)
     const struct transition *transition = &transitions[response->state][event];
     if (transition->next == RESPONSE_NEVER) {
         TL_CHECK(event >= RESPONSE_OWN_EVENTS);
-        conn_protocol_error(response->conn, "a message that does not fit the state of its request (%d, %d)",
+        conn_protocol_error(response->conn, "a message that does not fit the state of its request (state %d, event %d)",
                             (int)response->state, (int)event);
         return;
     }

@@ -115,15 +115,15 @@ enum tl_status tl_segment_map(int fd, uint64_t len_bytes, void **ret_address, st
     struct stat stat;
     int seals = fcntl(fd, F_GET_SEALS);
     if (seals < 0 || (seals & SIZE_SEALS) != SIZE_SEALS) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "memory that is not sealed");
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment that is not sealed");
     }
     if (fstat(fd, &stat) != 0 || stat.st_size < 0 || (uint64_t)stat.st_size != len_bytes || len_bytes == 0) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "memory of another size than it says");
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment whose size is not the announced one");
     }
     void *address = map(fd, len_bytes);
     if (address != MAP_FAILED && !keep_pages(fd)) {
         tl_pages_unmap(address, len_bytes);
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "memory that cannot be sealed");
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment that cannot be sealed");
     }
     if (address != MAP_FAILED && len_bytes <= MAX_HUGE_MAP_BYTES && is_reserved(fd) &&
         madvise(address, len_bytes, MADV_POPULATE_WRITE) != 0) {

@@ -325,7 +325,7 @@ void verbs_pair_destroy_qp(struct verbs_pair *pair)
     if (pair->qp == NULL) return;
     int error = ibv_destroy_qp(pair->qp);
     if (error != 0) {
-        TL_LOG_AT_ERROR("a queue pair stays", TL_STR("device", pair->device->base.name),
+        TL_LOG_AT_ERROR("a queue pair cannot be destroyed", TL_STR("device", pair->device->base.name),
                         TL_U64("number", pair->ids.number), TL_STR("error", strerror(error)));
     }
     pair->qp = NULL;

@@ -68,7 +68,7 @@ void verbs_region_destroy(struct tl_region *base)
     struct verbs_region *region = TL_CONTAINER_OF(base, struct verbs_region, base);
     int error = ibv_dereg_mr(region->mr);
     if (error != 0) {
-        TL_LOG_AT_ERROR("memory stays registered", TL_STR("device", base->provider->name),
+        TL_LOG_AT_ERROR("memory cannot be deregistered", TL_STR("device", base->provider->name),
                         TL_U64("bytes", base->len_bytes), TL_STR("error", strerror(error)));
     }
     free(region);

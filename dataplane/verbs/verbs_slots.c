@@ -66,7 +66,7 @@ void verbs_slots_post_idle(struct verbs_pair *pair)
     pair->slots.idle = NULL;
     pair->slots.idle_end = &pair->slots.idle;
     pair->slots.idle_count = 0;
-    if (error != 0) verbs_pair_break_because(pair, "the card takes no slots: %s", strerror(error));
+    if (error != 0) verbs_pair_break_because(pair, "the card refuses receive buffers: %s", strerror(error));
 }
 
 void verbs_slots_return(struct verbs_pair *pair, uint32_t index)

@@ -67,7 +67,7 @@ void verbs_windows_release(struct verbs_pair *pair)
         for (unsigned i = 0; i < block->count; i++) {
             int error = ibv_dealloc_mw(block->windows[i].mw);
             if (error == 0) continue;
-            TL_LOG_AT_ERROR("a memory window stays", TL_STR("device", pair->device->base.name),
+            TL_LOG_AT_ERROR("a memory window cannot be freed", TL_STR("device", pair->device->base.name),
                             TL_STR("error", strerror(error)));
         }
         free(block);

@@ -219,7 +219,7 @@ START_TEST(a_card_that_was_not_the_first)
     ck_assert_ptr_eq(strstr(passed_over, "no_such_card:2 GID 3 10.0.0.1: a probe write failed: queue pair "),
                      passed_over);
     ck_assert_ptr_nonnull(strstr(passed_over,
-                                 "; no_such_card:2 GID 2 10.0.0.1: a probe write failed: it has brought the wrong "
+                                 "; no_such_card:2 GID 2 10.0.0.1: a probe write failed: it has delivered wrong "
                                  "bytes"));
     ck_assert(transport("verbs")->is_available);
     ck_assert_ptr_nonnull(
@@ -256,7 +256,7 @@ START_TEST(a_card_that_does_not_work_where_one_is_required)
     ck_assert_int_eq(fake_transport_try(&fake, 0, TL_PROGRESS_THREAD, &error), TL_DATA_LOSS);
     ck_assert_str_eq(error.message,
                      "rdma is \"require\", but no tensor can travel from here over verbs: a probe write failed: it has "
-                     "brought the wrong bytes; repair that, or set rdma to \"prefer\", which allows gRPC");
+                     "delivered wrong bytes; repair that, or set rdma to \"prefer\", which allows gRPC");
     teardown();
 }
 END_TEST

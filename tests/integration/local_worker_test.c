@@ -215,7 +215,7 @@ START_TEST(error_says_what_the_receive_waited_for)
     publish_there();
     struct tl_cq *cq = ask_in_vain();
     ck_assert_int_eq(receive("there", CLUSTER_SECOND / 10, &got), TL_DEADLINE_EXCEEDED);
-    ck_assert_msg(strstr(error.message, "it waited to be asked for: all 1024 requests that the data connection to "
+    ck_assert_msg(strstr(error.message, "it waited to be requested: all 1024 requests that the data connection to "
                                         "/job:node/task:0 takes at a time wait for their values") != NULL,
                   "%s", error.message);
     teardown();

@@ -202,7 +202,7 @@ START_TEST(hello_twice)
     struct tl_message hello = raw_peer_hello(&raw);
     raw_peer_send(&raw, &hello);
     raw_peer_send(&raw, &hello);
-    expect_refused(TL_UNAVAILABLE, "second hello");
+    expect_refused(TL_UNAVAILABLE, "second HELLO");
 }
 END_TEST
 
@@ -212,7 +212,7 @@ START_TEST(hello_without_a_destination)
     struct tl_message hello = raw_peer_hello(&raw);
     hello.destination.len_bytes = 0;
     raw_peer_send(&raw, &hello);
-    expect_refused(TL_UNAVAILABLE, "no address");
+    expect_refused(TL_UNAVAILABLE, "without a descriptor");
 }
 END_TEST
 
@@ -262,7 +262,7 @@ START_TEST(not_handshake_done)
         ck_assert_uint_eq(pair.left->up_count, 0);
         close_raw();
     } else {
-        expect_refused(TL_UNAVAILABLE, "before its hello");
+        expect_refused(TL_UNAVAILABLE, "before its HELLO");
     }
 }
 END_TEST
@@ -271,7 +271,7 @@ START_TEST(data_before_the_handshake)
 {
     open_raw();
     raw_peer_write(&raw, NULL, 0, 0, 5);
-    expect_refused(TL_UNAVAILABLE, "before its hello");
+    expect_refused(TL_UNAVAILABLE, "before its HELLO");
 }
 END_TEST
 
@@ -292,7 +292,7 @@ START_TEST(nothing_comes)
     raw_peer_run(&raw);
     ck_assert_uint_eq(pair.left->closed_count, 0);
     fake_clock_advance(1);
-    expect_refused(TL_DEADLINE_EXCEEDED, "no hello has come");
+    expect_refused(TL_DEADLINE_EXCEEDED, "no HELLO has arrived");
 }
 END_TEST
 
@@ -317,7 +317,7 @@ START_TEST(our_write_is_not_confirmed)
     raw_peer_write(&raw, &theirs->destination, 0, 8, TL_IMMEDIATE_PROBE);
     raw_peer_run(&raw);
     fake_clock_advance(options.engine.connect_ns);
-    expect_refused(TL_DEADLINE_EXCEEDED, "the peer has not seen our write");
+    expect_refused(TL_DEADLINE_EXCEEDED, "the peer has not confirmed our write");
 }
 END_TEST
 
