@@ -69,7 +69,7 @@ void local_forget_descriptor(struct local_provider *provider, int fd)
 
 static void handle(struct local_provider *provider, uint64_t number)
 {
-    if (number == DONE_NUMBER) { /* poll asks the helpers */
+    if (number == DONE_NUMBER) { /* poll asks the readers */
         uint64_t count;
         (void)!read(provider->done_fd, &count, sizeof(count));
         return;
@@ -151,7 +151,7 @@ static bool is_time_to_look(struct local_provider *provider)
 static unsigned poll_pair(struct local_pair *pair)
 {
     unsigned events = 0;
-    if (pair->state < LOCAL_ENDING && local_pair_is_reading(pair)) events += local_pair_ask_helpers(pair);
+    if (pair->state < LOCAL_ENDING && local_pair_is_reading(pair)) events += local_pair_ask_readers(pair);
     if (pair->state == LOCAL_CONNECTED) {
         events += local_take_slots(pair, SLOTS_PER_POLL);
         if (pair->queue.carried != pair->queue.posted || pair->rings.has_posted) events += local_execute_posts(pair);
@@ -178,7 +178,7 @@ static void set_states(struct local_provider *provider, bool is_asleep)
     }
 }
 
-/* Returns whether a helper, ours or the peer's, is reading memory and is expected to end soon. */
+/* Returns whether a reader, ours or the peer's, is reading memory and is expected to end soon. */
 static bool is_reading(const struct local_pair *pair)
 {
     bool is_under_way = pair->reading.is_under_way || pair->queue.reads_posted != pair->queue.reads_answered;

@@ -40,7 +40,7 @@ void local_forget_region(struct local_region *region)
     const struct local_segment_packet packet = {.kind = LOCAL_PACKET_DETACH, .number = region->number};
     if (region->fd >= 0) {
         /* The peer expects consecutive numbers, so that a number cannot be left out. */
-        local_pair_break(pair, TL_UNAVAILABLE, "memory has gone before the peer was told of it");
+        local_pair_break(pair, TL_UNAVAILABLE, "a segment was destroyed before it was passed to the peer");
     } else if (pair->state == LOCAL_CONNECTED) {
         (void)local_send_counted(pair, &packet, sizeof(packet), -1);
     }
@@ -161,8 +161,8 @@ void local_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, stru
     exposure->provider_state = NULL;
     /* Only a peer that breaks the protocol causes this. */
     if (pair->reading.is_under_way && pair->reading.exposure == index) {
-        tl_memory_reader_take_back(pair->helper);
-        tl_memory_reader_take_back(pair->second);
+        for (unsigned i = 0; i < LOCAL_READERS; i++)
+            tl_memory_reader_take_back(pair->readers[i]);
     }
     give_place(&pair->exposures, index);
 }

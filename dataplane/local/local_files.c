@@ -61,7 +61,8 @@ enum tl_status local_share(struct tl_queue_pair *base, struct tl_mapped_file *fi
     uint64_t number = tl_mapped_file_is_memory(file) ? 0 : find_shared(pair, tl_mapped_file_id(file));
     if (number == 0) number = pass(pair, file);
     if (number == 0) {
-        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: %s cannot be passed now", name, tl_mapped_file_path(file));
+        return tl_error_set(ret_error, TL_UNAVAILABLE, "%s: the descriptor of %s cannot be sent now", name,
+                            tl_mapped_file_path(file));
     }
     ret_descriptor->len_bytes = sizeof(number);
     memcpy(ret_descriptor->bytes, &number, sizeof(number));
@@ -89,7 +90,8 @@ void local_file_came(struct local_pair *pair, const struct local_file_packet *pa
         pair->files.peers = calloc(LOCAL_FILES, sizeof(*pair->files.peers));
     if (packet->number <= pair->files.last_peers || pair->files.peers == NULL) {
         close(fd);
-        if (packet->number <= pair->files.last_peers) local_pair_violation(pair, "a file with a wrong number");
+        if (packet->number <= pair->files.last_peers)
+            local_pair_violation(pair, "a file whose number does not follow the one before");
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "no memory for the peer's files");
         return;
     }

@@ -8,7 +8,7 @@
  * A control socket is a socket pair: we read from one end, and the peer writes to the other. The peer writes to our
  * eventfd to wake us. A packet in an accept
  * socket comes from a process that knows its token. The packet and the process that has sent it are checked while the
- * packet stays in the socket; only when both are right it is taken out, with its descriptors. Then a helper tries to
+ * packet stays in the socket; only when both are right it is taken out, with its descriptors. Then a reader tries to
  * read the peer's memory.
  *
  * Failure modes: there is no such accept socket, or the peer belongs to another user, sends an invalid HELLO, or closes
@@ -65,12 +65,12 @@ void local_proof_was_read(struct local_pair *pair, int error)
         (void)tl_error_set(&refusal, TL_PERMISSION_DENIED,
                            "this process may not read the peer's memory: %s (process_vm_readv; see "
                            "/proc/sys/kernel/yama/ptrace_scope)",
-                           error != 0 ? strerror(error) : "other bytes were there");
+                           error != 0 ? strerror(error) : "the address in its HELLO holds another number");
     }
     complete_handshake(pair, is_right ? NULL : tl_reason(refusal.message));
 }
 
-/* Makes a helper read the number whose address the peer has sent. */
+/* Makes a reader read the number whose address the peer has sent. */
 static void try_reading(struct local_pair *pair, const struct local_hello *hello)
 {
     struct tl_error error;
@@ -80,7 +80,7 @@ static void try_reading(struct local_pair *pair, const struct local_hello *hello
                                               .len_bytes = sizeof(pair->proof.read),
                                               .is_buffered = true};
     pair->proof.peers = hello->proof;
-    if (tl_memory_reader_read(pair->helper, &reading, &error) != TL_OK)
+    if (tl_memory_reader_read(pair->readers[0], &reading, &error) != TL_OK)
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
 }
 
@@ -126,9 +126,9 @@ static void take_hello(struct local_pair *pair)
     if (received == TL_UNIX_NO_DESCRIPTOR) {
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, LOCAL_NO_DESCRIPTOR);
     } else if (received != TL_UNIX_PACKET) {
-        local_pair_violation(pair, "a hello of another release or of another process");
+        local_pair_violation(pair, "a HELLO of another release or another process");
     } else if (!local_ring_is_count(packet.hello.slot_count)) {
-        local_pair_violation(pair, "a hello with a ring that cannot be");
+        local_pair_violation(pair, "a HELLO with an invalid number of ring slots");
     } else if (!local_is_eventfd(fds[2])) {
         local_pair_violation(pair, "a hello without an eventfd");
     } else if (tl_segment_map(fds[1], local_ring_bytes(packet.hello.slot_count), &ring, &error) != TL_OK) {
@@ -155,7 +155,7 @@ unsigned local_read_accept_socket(struct local_pair *pair)
                          "the peer has closed the connection instead of sending its hello; if it runs as another "
                          "user, which the local transport does not connect, its log says so");
     } else if (received != TL_UNIX_PACKET || packet.kind != LOCAL_PACKET_HELLO || !is_for(pair, &packet.hello)) {
-        local_pair_violation(pair, "a hello of another release or of another process");
+        local_pair_violation(pair, "a HELLO of another release or another process");
     } else if (local_check_user(pair->provider, pair->credentials.uid, &error) != TL_OK) {
         local_pair_break(pair, error.code, "%s", error.message);
     } else {

@@ -4,7 +4,7 @@
  * local_region.c (regions, rings), local_handshake.c (how two pairs are connected), local_pair.c (life of a pair),
  * local_send.c (carrying out what was posted), local_expose.c (memory that the peer may have written), local_receive.c
  * (what the peer has posted), local_files.c (files that the peer may map), local_drop.c (unmaps memory and closes
- * sockets in a thread). Helpers are readers of the peer's memory.
+ * sockets in a thread). Readers (memory_reader.h) read the peer's memory in helper threads.
  *
  * The peer can change everything in a ring at any time. So each word is read once, and what was read is compared with
  * our own records.
@@ -283,7 +283,7 @@ struct local_provider {
     bool is_reading_forbidden;
     uint8_t host_id[TL_HOST_ID_BYTES];
     char *socket_folder;  /* NULL: none */
-    int done_fd;          /* an eventfd that is written when a helper has finished a reading */
+    int done_fd;          /* an eventfd that is written when a reader has finished a reading */
     int timer_fd;         /* a timerfd that ends a sleep; it is never read */
     int64_t timer_due_ns; /* when timer_fd is due; TL_TIME_NEVER: it is off */
     struct tl_list pairs;
@@ -405,6 +405,8 @@ struct local_proof {
     uint64_t read; /* what was read at the address of the peer's number */
 };
 
+#define LOCAL_READERS 2
+
 /* The peer's LOCAL_SLOT_READ that is being carried out. */
 struct local_slot_read {
     bool is_under_way;
@@ -413,7 +415,7 @@ struct local_slot_read {
     uint32_t immediate;
     uint32_t exposure, generation;
     uint64_t source, offset_bytes, len_bytes;
-    unsigned parts_left; /* number of parts that helpers have not read yet */
+    unsigned parts_left; /* number of parts that readers have not read yet */
     int error;           /* errno of a part that failed; 0: none failed */
 };
 
@@ -427,7 +429,7 @@ enum local_state {
                       */
     LOCAL_CONNECTED, /* carries messages */
     LOCAL_ENDING,    /* waits for poll to report it as broken */
-    LOCAL_DRAINING,  /* waits until no call of a helper writes to memory of ours any more */
+    LOCAL_DRAINING,  /* waits until no call of a reader writes to memory of ours any more */
     LOCAL_ENDED,
 };
 
@@ -454,8 +456,7 @@ struct local_pair {
     struct local_exposures exposures;
     struct local_files files;
     struct local_slot_read reading;
-    struct tl_memory_reader *helper;
-    struct tl_memory_reader *second; /* helper that reads the second half of a large read */
+    struct tl_memory_reader *readers[LOCAL_READERS]; /* the second one reads the second half of a large read */
 };
 
 static inline struct local_provider *local_provider_of(const struct tl_provider *provider)
@@ -486,7 +487,7 @@ void local_forget_descriptor(struct local_provider *provider, int fd);
 enum tl_status local_shake_hands(struct local_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
 /* Reads the accept socket of a pair that has sent its HELLO. Returns how many packets there were. */
 unsigned local_read_accept_socket(struct local_pair *pair);
-/* Connects the pair after a helper has tried to read the peer's memory; error is an errno, or 0 when it was read. */
+/* Connects the pair after a reader has tried to read the peer's memory; error is an errno, or 0 when it was read. */
 void local_proof_was_read(struct local_pair *pair, int error);
 
 /* ------------------------------------------------------------------------------------------------ local_pair.c -- */
@@ -508,10 +509,10 @@ void local_pair_violation(struct local_pair *pair, const char *what);
 unsigned local_pair_hear(struct local_pair *pair);
 /* Closes the descriptor, if there is one, and sets it to -1. */
 void local_close_fd(int *fd);
-/* Returns whether one of its helpers is reading. */
+/* Returns whether one of its readers is reading. */
 bool local_pair_is_reading(const struct local_pair *pair);
-/* Checks whether its helpers have finished their readings. Returns how many have. */
-unsigned local_pair_ask_helpers(struct local_pair *pair);
+/* Checks whether its readers have finished their readings. Returns how many have. */
+unsigned local_pair_ask_readers(struct local_pair *pair);
 /* Reports that the pair has ended, and drains it. */
 void local_pair_end(struct local_pair *pair);
 /* Reports that the pair is drained as soon as no call writes to memory of ours any more; then its owner may destroy it.
@@ -532,9 +533,9 @@ unsigned local_execute_posts(struct local_pair *pair);
 unsigned local_complete(struct local_pair *pair);
 /* Calls `done` of all other works with TL_CANCELLED. */
 void local_cancel_works(struct local_pair *pair);
-/* Two helpers read memory of at least this size. */
+/* Two readers read memory of at least this size. */
 #define LOCAL_MIN_SPLIT_BYTES (UINT64_C(1) << 20)
-/* Notes that a helper, ours or the peer's, begins to read this number of bytes. */
+/* Notes that a reader, ours or the peer's, begins to read this number of bytes. */
 void local_expect_read(struct local_pair *pair, uint64_t len_bytes);
 /* Wakes the peer if it sleeps, after something was written for it. */
 void local_wake_peer(struct local_pair *pair, bool is_posted);
@@ -570,7 +571,7 @@ struct local_peer_segment *local_mappings_find(struct local_mappings *mappings, 
 void local_mappings_remove(struct local_mappings *mappings, struct local_peer_segment *mapped);
 /* Returns whether the peer's process still runs and has not closed the connection. */
 bool local_peer_lives(const struct local_pair *pair);
-/* Called when a helper has read its part of a LOCAL_SLOT_READ; error is an errno, 0: none. */
+/* Called when a reader has read its part of a LOCAL_SLOT_READ; error is an errno, 0: none. */
 void local_part_is_read(struct local_pair *pair, int error);
 
 /* ----------------------------------------------------------------------------------------------- local_files.c -- */

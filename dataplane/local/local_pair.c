@@ -71,7 +71,7 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     TL_CHECK(options->slot_count > 0 && options->work_count > 0);
     if (options->slot_count > LOCAL_MAX_RING_SLOTS || provider->pair_count >= base->limits.max_queue_pairs) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: %s", base->name,
-                            options->slot_count > LOCAL_MAX_RING_SLOTS ? "so many slots are not to be had"
+                            options->slot_count > LOCAL_MAX_RING_SLOTS ? "a ring cannot have this many slots"
                                                                        : "all queue pairs are in use");
     }
     struct local_pair *pair = calloc(1, sizeof(*pair));
@@ -93,9 +93,9 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     tl_list_push_back(&provider->pairs, &pair->link);
     provider->pair_count++;
     pair->queue.works = calloc((size_t)pair->queue.mask + 1, sizeof(*pair->queue.works));
-    pair->helper = tl_memory_reader_create(provider->done_fd);
-    pair->second = tl_memory_reader_create(provider->done_fd);
-    enum tl_status status = pair->queue.works != NULL && pair->helper != NULL && pair->second != NULL
+    for (unsigned i = 0; i < LOCAL_READERS; i++)
+        pair->readers[i] = tl_memory_reader_create(provider->done_fd);
+    enum tl_status status = pair->queue.works != NULL && pair->readers[0] != NULL && pair->readers[1] != NULL
                                 ? make_ring(pair, options->slot_count, ret_error)
                                 : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
     if (status == TL_OK) status = make_sockets(pair, ret_error);
@@ -166,7 +166,7 @@ static void detach(struct local_pair *pair, uint32_t number)
 {
     struct local_peer_segment *mapped = local_mappings_find(&pair->mappings, number);
     if (mapped == NULL) {
-        local_pair_violation(pair, "the end of an unknown segment");
+        local_pair_violation(pair, "DETACH of an unknown segment");
         return;
     }
     local_drop(&(struct local_leftovers){.segment = *mapped});
@@ -185,7 +185,7 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
     if (packet->kind == LOCAL_PACKET_DETACH) {
         detach(pair, packet->segment.number);
     } else if (packet->kind == LOCAL_PACKET_HELLO) {
-        local_pair_violation(pair, "a second hello");
+        local_pair_violation(pair, "a second HELLO");
     } else if (local_mappings_add(&pair->mappings, &packet->segment, fds[0], &error) != TL_OK) {
         local_pair_violation(pair, error.message);
     }
@@ -195,16 +195,15 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
 
 bool local_pair_is_reading(const struct local_pair *pair)
 {
-    return tl_memory_reader_is_busy(pair->helper) || tl_memory_reader_is_busy(pair->second);
+    return tl_memory_reader_is_busy(pair->readers[0]) || tl_memory_reader_is_busy(pair->readers[1]);
 }
 
-unsigned local_pair_ask_helpers(struct local_pair *pair)
+unsigned local_pair_ask_readers(struct local_pair *pair)
 {
-    struct tl_memory_reader *const helpers[] = {pair->helper, pair->second};
     unsigned count = 0;
-    for (unsigned i = 0; i < TL_ARRAY_COUNT(helpers); i++) {
+    for (unsigned i = 0; i < LOCAL_READERS; i++) {
         int error;
-        if (!tl_memory_reader_is_done(helpers[i], &error)) continue;
+        if (!tl_memory_reader_is_done(pair->readers[i], &error)) continue;
         count++;
         if (pair->state == LOCAL_CALLING)
             local_proof_was_read(pair, error);
@@ -237,7 +236,7 @@ unsigned local_pair_hear(struct local_pair *pair)
             local_pair_break(pair, TL_RESOURCE_EXHAUSTED, LOCAL_NO_DESCRIPTOR);
             return i + 1;
         default:
-            local_pair_violation(pair, "a packet that cannot be");
+            local_pair_violation(pair, "a packet of an unknown kind or of the wrong size");
             return i + 1;
         }
     }
@@ -277,10 +276,10 @@ static void release(struct local_pair *pair)
     hand_over(pair, &pair->sockets.wake_in, &leftovers);
     hand_over(pair, &pair->sockets.wake_out, &leftovers);
     local_drop(&leftovers);
-    struct tl_memory_reader *const helpers[] = {pair->helper, pair->second};
-    for (unsigned i = 0; i < TL_ARRAY_COUNT(helpers); i++)
-        tl_memory_reader_destroy(helpers[i]);
-    pair->helper = pair->second = NULL;
+    for (unsigned i = 0; i < LOCAL_READERS; i++) {
+        tl_memory_reader_destroy(pair->readers[i]);
+        pair->readers[i] = NULL;
+    }
     local_close_fd(&pair->sockets.peers_end);
     local_close_fd(&pair->sockets.process);
     local_close_fd(&pair->sockets.ring);
@@ -316,8 +315,8 @@ void local_pair_end(struct local_pair *pair)
 
 unsigned local_pair_drain(struct local_pair *pair)
 {
-    bool is_first_free = tl_memory_reader_try_to_take_back(pair->helper);
-    if (!tl_memory_reader_try_to_take_back(pair->second) || !is_first_free) return 0;
+    bool is_first_free = tl_memory_reader_try_to_take_back(pair->readers[0]);
+    if (!tl_memory_reader_try_to_take_back(pair->readers[1]) || !is_first_free) return 0;
     pair->state = LOCAL_ENDED;
     release(pair);
     pair->events.drained(pair->owner);

@@ -3,7 +3,7 @@
  * Receiving: the slots that the peer has written into our ring, and the segments that it has passed.
  *
  * Slots are taken in order of their sequence number. Each field is read once and compared with our own records. A slot
- * waits until all packets were taken that the peer has sent before it. Helpers carry out a slot that asks to read
+ * waits until all packets were taken that the peer has sent before it. Readers carry out a slot that asks to read
  * memory. When the last byte was read the peer must still run and not have closed the connection; otherwise the bytes
  * may be anything, and do not count.
  */
@@ -49,7 +49,7 @@ static void finish_reading(struct local_pair *pair)
     bool is_closed =
         (atomic_load_explicit(&pair->rings.out.head->state, memory_order_acquire) & LOCAL_STATE_CLOSED) != 0;
     if (is_closed || !local_peer_lives(pair)) {
-        local_pair_break(pair, TL_UNAVAILABLE, "the peer has gone while its memory was read");
+        local_pair_break(pair, TL_UNAVAILABLE, "the peer has ended while its memory was read");
         return;
     }
     reading->is_under_way = false;
@@ -60,7 +60,7 @@ static void finish_reading(struct local_pair *pair)
     if (reading->has_immediate) pair->events.immediate(pair->owner, reading->immediate, reading->len_bytes);
 }
 
-static void read_part(struct local_pair *pair, struct tl_memory_reader *helper, uint8_t *destination,
+static void read_part(struct local_pair *pair, struct tl_memory_reader *reader, uint8_t *destination,
                       uint64_t offset_bytes, uint64_t len_bytes)
 {
     struct tl_error error;
@@ -70,7 +70,7 @@ static void read_part(struct local_pair *pair, struct tl_memory_reader *helper, 
                                            .len_bytes = len_bytes,
                                            .is_buffered = pair->reading.is_in_file};
     pair->reading.parts_left++;
-    if (tl_memory_reader_read(helper, &part, &error) != TL_OK)
+    if (tl_memory_reader_read(reader, &part, &error) != TL_OK)
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
 }
 
@@ -87,8 +87,9 @@ static void start_reading(struct local_pair *pair)
         uint64_t len_bytes = reading->len_bytes;
         uint64_t first_bytes =
             len_bytes < LOCAL_MIN_SPLIT_BYTES ? len_bytes : len_bytes / 2 / TL_PAGE_BYTES * TL_PAGE_BYTES;
-        read_part(pair, pair->helper, destination, 0, first_bytes);
-        if (first_bytes < len_bytes) read_part(pair, pair->second, destination, first_bytes, len_bytes - first_bytes);
+        read_part(pair, pair->readers[0], destination, 0, first_bytes);
+        if (first_bytes < len_bytes)
+            read_part(pair, pair->readers[1], destination, first_bytes, len_bytes - first_bytes);
     }
 }
 
@@ -200,10 +201,12 @@ enum tl_status local_mappings_add(struct local_mappings *mappings, const struct 
     void *address;
     uint64_t len_bytes = packet->len_bytes;
     if (packet->number != mappings->next_number || mappings->count == LOCAL_MAX_SEGMENTS) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment out of turn, or too many");
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "ATTACH with an unexpected number, or of one segment too many");
     }
     if (len_bytes % TL_PAGE_BYTES != 0) {
-        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a segment that does not consist of pages");
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT,
+                            "ATTACH of a segment whose size is not a multiple of the page size");
     }
     if (!have_place(mappings)) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
     enum tl_status status = tl_segment_map(fd, len_bytes, &address, ret_error);

@@ -30,10 +30,10 @@
 #define COPY_BYTES_PER_POLL (UINT64_C(1) << 20)
 /* Writes of at least this size go past the caches, because the tensor would push everything else out of them. */
 #define UNCACHED_BYTES (UINT64_C(8) << 20)
-/* A thread that waits for the result of a smaller read polls, and yields its processor to the helpers. For a larger one
- * it sleeps, because waking is a small part then and the helpers need the processors. */
+/* A thread that waits for the result of a smaller read polls, and yields its processor to the readers. For a larger one
+ * it sleeps, because waking is a small part then and the readers need the processors. */
 #define POLLED_READ_BYTES (UINT64_C(4) << 20)
-/* How long a helper takes to wake, and how many bytes it reads in a nanosecond at least. */
+/* How long a reader takes to wake, and how many bytes it reads in a nanosecond at least. */
 #define WAKING_NS (TL_NS_PER_MS / 10)
 #define SLOW_BYTES_PER_NS 4
 /* How many bytes of writes may be posted at a time: what was posted is copied even if its request is given up, and what
@@ -49,7 +49,7 @@ static struct local_slot *free_slot(struct local_pair *pair)
     if (ring->next - pair->rings.out_consumed >= ring->slot_count) {
         uint32_t consumed = atomic_load_explicit(&ring->head->consumed, memory_order_acquire);
         if (ring->next - consumed > ring->slot_count) {
-            local_pair_violation(pair, "it has consumed what was not sent");
+            local_pair_violation(pair, "it reports more consumed slots than were filled");
             return NULL;
         }
         pair->rings.out_consumed = consumed;
@@ -127,7 +127,7 @@ static enum carrying copy(struct local_pair *pair, struct local_work *work, uint
     bool is_there = mapped != NULL && place->offset_bytes <= mapped->len_bytes &&
                     place->len_bytes <= mapped->len_bytes - place->offset_bytes;
     if (!is_there) {
-        local_pair_violation(pair, "memory to write to that is not there");
+        local_pair_violation(pair, "a descriptor of memory outside of its segments");
         return CARRYING_WAITS;
     }
     uint64_t start_bytes = place->offset_bytes + work->offset_bytes;
@@ -263,7 +263,7 @@ static bool is_over(struct local_pair *pair, const struct local_work *work)
     if (work->kind != LOCAL_WORK_READ || (int32_t)(queue->reads_answered - work->read_number) >= 0) return true;
     uint32_t answered = atomic_load_explicit(&pair->rings.in.head->answered, memory_order_acquire);
     if (answered - queue->reads_answered > queue->reads_posted - queue->reads_answered) {
-        local_pair_violation(pair, "it has read what was not told");
+        local_pair_violation(pair, "it reports more completed reads than were requested");
         return false;
     }
     queue->reads_answered = answered;
@@ -369,7 +369,7 @@ void local_write(struct tl_queue_pair *base, const struct tl_region *region, con
     pair->queue.queued_bytes += len_bytes;
     if (len_bytes == 0) return;
     if (!parse_place(destination, offset_bytes, len_bytes, &record->place)) {
-        local_pair_violation(pair, "a place to write to that cannot be");
+        local_pair_violation(pair, "an invalid descriptor");
     } else if (record->place.kind == LOCAL_PLACE_OUTSIDE) {
         record->kind = LOCAL_WORK_READ;
     }

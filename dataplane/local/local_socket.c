@@ -74,7 +74,7 @@ enum tl_status local_accept_socket_open(const struct local_provider *provider, s
     if (!tl_unix_socket_filter(fd, offsetof(struct local_hello, to), self->token, LOCAL_TOKEN_BYTES) ||
         setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &yes, sizeof(yes)) != 0) {
         status = tl_error_set(ret_error, TL_UNAVAILABLE,
-                              "the kernel does not let a socket refuse strangers: %s (SO_ATTACH_FILTER, SO_PASSCRED)",
+                              "the kernel cannot refuse packets of other senders: %s (SO_ATTACH_FILTER, SO_PASSCRED)",
                               strerror(errno));
     } else if (provider->socket_folder != NULL) {
         status = name_in_folder(provider->socket_folder, fd, &address, ret_error);
