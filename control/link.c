@@ -96,7 +96,7 @@ void link_protocol_error(struct tl_link *link, const char *format, ...)
 
 /* Asks the peer, who opened the link, to end it. Only its answer proves that all we have sent has arrived: a server
  * that ends the call itself and exits may reset a connection that still carries the last bytes. */
-static void say_goodbye(struct tl_link *link)
+static void send_goodbye(struct tl_link *link)
 {
     if (link->has_said_goodbye) return;
     Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;
@@ -119,7 +119,7 @@ void link_maybe_drained(struct tl_link *link)
     if (link->received.count > link->framed_count || link->cancels.count > 0) return;
     if (!tl_stream_can_send(link->stream)) return;
     if (!link->is_ours) {
-        say_goodbye(link);
+        send_goodbye(link);
         return;
     }
     link->state = LINK_CLOSING;
@@ -520,14 +520,14 @@ bool tl_link_is_idle(const struct tl_link *link)
     return link->fetches == NULL && link->answers.serves == NULL && tl_list_is_empty(&link->to_fail);
 }
 
-bool tl_link_tell_received(struct tl_link *link, const uint64_t *numbers, size_t count)
+bool tl_link_acknowledge(struct tl_link *link, const uint64_t *numbers, size_t count)
 {
     if (!tl_numbers_push_all(&link->received, numbers, count)) return false;
     if (count > 0) link_flush_later(link);
     return true;
 }
 
-bool tl_link_tell_given_up(struct tl_link *link, const uint64_t *numbers, size_t count)
+bool tl_link_cancel_requests(struct tl_link *link, const uint64_t *numbers, size_t count)
 {
     if (!tl_numbers_push_all(&link->cancels, numbers, count)) return false;
     if (count > 0) link_flush_later(link);

@@ -71,10 +71,10 @@ bool tl_link_is_ours(const struct tl_link *link);
 bool tl_link_is_idle(const struct tl_link *link);
 
 /* Acknowledges the tensors of these requests once more, on a link that the peer has opened. False: no memory. */
-bool tl_link_tell_received(struct tl_link *link, const uint64_t *numbers, size_t count) TL_MUST_USE;
+bool tl_link_acknowledge(struct tl_link *link, const uint64_t *numbers, size_t count) TL_MUST_USE;
 /* Informs the peer that these requests, made on another connection, are over without their tensors. False: no memory.
  */
-bool tl_link_tell_given_up(struct tl_link *link, const uint64_t *numbers, size_t count) TL_MUST_USE;
+bool tl_link_cancel_requests(struct tl_link *link, const uint64_t *numbers, size_t count) TL_MUST_USE;
 /* How many one-shot tensors have arrived that the peer may not know of, and their numbers: for the next link, when this
  * one is closed. Valid until the link is used again. */
 size_t tl_link_unconfirmed(const struct tl_link *link, const uint64_t **ret_numbers);

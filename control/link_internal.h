@@ -189,7 +189,7 @@ void link_window_init(struct tl_link *link, const char *target);
 /* True when no tensor's bytes may be sent until the peer has taken more. */
 bool link_window_is_full(const struct tl_link *link);
 /* True when the peer waits, or soon will, for the report of what was taken. */
-bool link_window_must_tell(const struct tl_link *link);
+bool link_window_must_report(const struct tl_link *link);
 /* The next frame's taken_bytes. */
 uint64_t link_window_update(const struct tl_link *link);
 /* A frame with this report and so much data was sent. */
@@ -197,7 +197,7 @@ void link_window_sent(struct tl_link *link, uint64_t data_bytes);
 /* A frame with so much data was handled. */
 void link_window_took(struct tl_link *link, uint64_t data_bytes);
 /* A frame's taken_bytes. */
-void link_window_heard(struct tl_link *link, uint64_t taken_bytes);
+void link_window_reported(struct tl_link *link, uint64_t taken_bytes);
 
 /* link_unsent.c */
 /* Requests in one frame. Ours have fewer. */
@@ -218,7 +218,7 @@ void link_stall_watch(struct tl_link *link);
 /* A frame was sent with so many chunks. */
 void link_stall_sent(struct tl_link *link, size_t chunk_count);
 /* A frame of the peer with so many chunks was handled. */
-void link_stall_heard(struct tl_link *link, size_t chunk_count);
+void link_stall_progressed(struct tl_link *link, size_t chunk_count);
 void link_stall_fini(struct tl_link *link);
 
 /* link_connections.c */

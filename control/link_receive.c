@@ -76,7 +76,7 @@ void link_confirm(struct tl_link *link, uint64_t count_received)
 
 /* Informs the peer that the request is given up. When there is no memory to remember that, the link is ended instead.
  */
-static void tell_cancel(struct tl_link *link, uint64_t number)
+static void queue_cancel(struct tl_link *link, uint64_t number)
 {
     if (link->state == LINK_CLOSING) return;
     if (tl_numbers_push(&link->cancels, number)) {
@@ -98,7 +98,7 @@ void tl_link_cancel(struct tl_link *link, struct tl_fetch *fetch)
     bool was_asked = !tl_list_is_linked(&entry->request_link);
     uint64_t number = entry->number;
     link_fetch_remove(entry);
-    if (was_asked) tell_cancel(link, number);
+    if (was_asked) queue_cancel(link, number);
     if (link->state == LINK_DRAINING) link_flush_later(link);
 }
 
@@ -127,7 +127,7 @@ static void fetch_fail(struct link_fetch *entry, const struct tl_error *error)
     struct tl_link *link = entry->link;
     uint64_t number = entry->number;
     struct tl_fetch *fetch = link_fetch_remove(entry);
-    tell_cancel(link, number);
+    queue_cancel(link, number);
     fetch->ops->done(fetch, error);
 }
 
@@ -271,7 +271,7 @@ static void handle_failure(struct tl_link *link, const Tensorlane__V1__Failure *
 
 static void handle_control_fields(struct tl_link *link, const Tensorlane__V1__Frame *frame)
 {
-    link_window_heard(link, frame->taken_bytes);
+    link_window_reported(link, frame->taken_bytes);
     if (link->state == LINK_CLOSING) return;
     for (size_t i = 0; i < frame->n_received; i++)
         link_serve_received(link, frame->received[i]);
@@ -334,7 +334,7 @@ void link_receive_frame(struct tl_link *link, grpc_byte_buffer *buffer)
         link->control->stats.frames_received--; /* it comes again */
     } else {
         link_window_took(link, data_bytes);
-        link_stall_heard(link, chunk_count);
+        link_stall_progressed(link, chunk_count);
     }
     tl_wire_data_fini(&data);
 }

@@ -556,7 +556,7 @@ static bool is_anything_waiting(const struct tl_link *link)
 {
     return !tl_list_is_empty(&link->connection_messages) || !tl_list_is_empty(&link->to_request) ||
            link->cancels.count > 0 || link->received.count > link->framed_count ||
-           !tl_list_is_empty(&link->answers.failures) || link_window_must_tell(link) ||
+           !tl_list_is_empty(&link->answers.failures) || link_window_must_report(link) ||
            ((!tl_list_is_empty(&link->answers.ready) || !tl_list_is_empty(&link->answers.active)) &&
             !link_window_is_full(link));
 }
@@ -619,7 +619,7 @@ static void send_frame(struct tl_link *link)
     bool is_empty = builder->frame.n_connections + builder->frame.n_requests + builder->frame.n_failures +
                         builder->frame.n_chunks + builder->frame.n_cancels + builder->frame.n_received ==
                     0;
-    if (is_empty && !link_window_must_tell(link)) return;
+    if (is_empty && !link_window_must_report(link)) return;
     grpc_byte_buffer *message =
         tl_wire_write_with_data(&builder->frame.base, builder->slices, builder->slice_count, builder->data_bytes);
     for (size_t i = 0; i < builder->slice_count; i++)

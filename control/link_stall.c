@@ -84,7 +84,7 @@ void link_stall_sent(struct tl_link *link, size_t chunk_count)
     if (chunk_count > 0 || !do_chunks_wait) link->stall.has_progressed = true;
 }
 
-void link_stall_heard(struct tl_link *link, size_t chunk_count)
+void link_stall_progressed(struct tl_link *link, size_t chunk_count)
 {
     if (link->is_ours && (chunk_count > 0 || link->answers.unsent_count == 0)) link->stall.has_progressed = true;
 }

@@ -34,7 +34,7 @@ bool link_window_is_full(const struct tl_link *link)
     return !link->answers.is_read_paused;
 }
 
-bool link_window_must_tell(const struct tl_link *link)
+bool link_window_must_report(const struct tl_link *link)
 {
     const struct link_window *window = &link->window;
     return window->ours_bytes > 0 && window->taken_bytes - window->reported_bytes >= window->ours_bytes / 2;
@@ -55,10 +55,10 @@ void link_window_sent(struct tl_link *link, uint64_t data_bytes)
 void link_window_took(struct tl_link *link, uint64_t data_bytes)
 {
     link->window.taken_bytes += data_bytes;
-    if (link->state != LINK_CLOSING && link_window_must_tell(link)) link_flush_later(link);
+    if (link->state != LINK_CLOSING && link_window_must_report(link)) link_flush_later(link);
 }
 
-void link_window_heard(struct tl_link *link, uint64_t taken_bytes)
+void link_window_reported(struct tl_link *link, uint64_t taken_bytes)
 {
     struct link_window *window = &link->window;
     if (taken_bytes > window->sent_bytes) {

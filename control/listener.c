@@ -50,7 +50,7 @@ struct tl_listener {
 
 /* ------------------------------------------------------------------------------------------------------ taking -- */
 
-static void say_short(struct tl_listener *listener, int error_number)
+static void log_shortage(struct tl_listener *listener, int error_number)
 {
     if (listener->is_short) return;
     listener->is_short = true;
@@ -91,7 +91,7 @@ static bool take_from_all(struct tl_listener *listener)
         int error_number = take_some(listener, listener->waits[i].fd);
         if (error_number != 0) is_all_taken = false;
         if (error_number == 0 || error_number == EAGAIN) continue;
-        say_short(listener, error_number);
+        log_shortage(listener, error_number);
         must_pause = true;
     }
     if (listener->is_short && is_all_taken) {

@@ -168,8 +168,8 @@ void conn_arm(struct tl_conn *conn, struct tl_timer *timer, int64_t after_ns)
 void conn_watch(struct tl_conn *conn)
 {
     if (conn->peer_timeout.timer.heap_place != 0 || !conn_is_open(conn)) return;
-    conn->peer_timeout.has_heard = false;
-    conn->peer_timeout.heard_ns = tl_clock_now_ns();
+    conn->peer_timeout.is_peer_seen = false;
+    conn->peer_timeout.last_seen_ns = tl_clock_now_ns();
     conn_arm(conn, &conn->peer_timeout.timer, conn->engine->options.peer_timeout_ns / CHECKS_PER_PEER_TIMEOUT);
 }
 
@@ -179,9 +179,9 @@ static void check_peer_timeout(struct tl_timer *timer)
     if (!conn_is_open(conn) || is_idle(conn)) return;
     int64_t peer_timeout_ns = conn->engine->options.peer_timeout_ns;
     int64_t now_ns = tl_clock_now_ns();
-    if (conn->peer_timeout.has_heard) conn->peer_timeout.heard_ns = now_ns;
-    conn->peer_timeout.has_heard = false;
-    int64_t silent_ns = now_ns - conn->peer_timeout.heard_ns;
+    if (conn->peer_timeout.is_peer_seen) conn->peer_timeout.last_seen_ns = now_ns;
+    conn->peer_timeout.is_peer_seen = false;
+    int64_t silent_ns = now_ns - conn->peer_timeout.last_seen_ns;
     if (silent_ns >= peer_timeout_ns) {
         struct tl_error reason;
         tl_error_set(&reason, TL_UNAVAILABLE,
@@ -227,7 +227,7 @@ static bool post_goodbye(struct pending_post *pending)
 /* The peer has used a slot of ours. The provider posts it again before what we post now leaves. */
 static void slot_used(struct tl_conn *conn)
 {
-    conn_heard(conn);
+    conn_peer_seen(conn);
     conn->credits.own_slots_returned++;
     conn_pump_later(conn);
 }

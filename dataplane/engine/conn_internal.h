@@ -198,8 +198,8 @@ struct conn_handshake {
 /* Notices a peer from which nothing comes while something is expected of it. */
 struct conn_peer_timeout {
     struct tl_timer timer;
-    int64_t heard_ns; /* when something had come last, as the timer saw it */
-    bool has_heard;   /* something has come since the timer looked */
+    int64_t last_seen_ns; /* when something had come last, as the timer saw it */
+    bool is_peer_seen;    /* something has come since the timer looked */
 };
 
 /* How the connection ends. */
@@ -256,9 +256,9 @@ static inline bool conn_is_open(const struct tl_conn *conn)
 /* The peer broke the protocol: counts that, and closes the connection. */
 void conn_protocol_error(struct tl_conn *conn, const char *format, ...) __attribute__((cold, format(printf, 2, 3)));
 /* The peer or its card has shown that it lives. */
-static inline void conn_heard(struct tl_conn *conn)
+static inline void conn_peer_seen(struct tl_conn *conn)
 {
-    conn->peer_timeout.has_heard = true;
+    conn->peer_timeout.is_peer_seen = true;
 }
 /* An answer of the peer shows that it has given back all slots up to this one. */
 static inline void conn_credits_seen(struct tl_conn *conn, uint32_t slot)

@@ -99,7 +99,7 @@ static void piece_done(struct tl_work *work, enum tl_status status)
     }
     response->pieces_out--;
     response->is_flushed |= status != TL_OK;
-    if (status == TL_OK) conn_heard(conn);
+    if (status == TL_OK) conn_peer_seen(conn);
     conn_space_freed(conn);
     response_handle(response, RESPONSE_EVENT_WORK_DONE);
 }

@@ -75,10 +75,10 @@ static void handle(struct local_provider *provider, uint64_t number)
         return;
     }
     struct local_pair *pair = find_pair(provider, number & ~LOCAL_PROCESS_NUMBER);
-    if (pair != NULL) (void)local_pair_hear(pair);
+    if (pair != NULL) (void)local_pair_read_packets(pair);
 }
 
-static void tell_of_gone_regions(struct local_provider *provider)
+static void report_gone_regions(struct local_provider *provider)
 {
     struct tl_list gone, *link;
     uint64_t number;
@@ -132,7 +132,7 @@ static unsigned look(struct local_provider *provider)
     {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
         if (pair->state == LOCAL_CONNECTED && !tl_list_is_empty(&pair->attachments.unsent)) local_attach_segments(pair);
-        if (pair->packets.must_hear) happened += local_pair_hear(pair);
+        if (pair->packets.must_read) happened += local_pair_read_packets(pair);
     }
     return happened;
 }
@@ -192,7 +192,7 @@ static unsigned provider_poll(struct tl_provider *base)
     unsigned events = 0;
     base->helper_until_ns = 0;
     if (is_time_to_look(provider)) events += look(provider);
-    if (atomic_load_explicit(&provider->has_gone, memory_order_acquire)) tell_of_gone_regions(provider);
+    if (atomic_load_explicit(&provider->has_gone, memory_order_acquire)) report_gone_regions(provider);
     struct tl_list *link = provider->pairs.next;
     while (link != &provider->pairs) {
         struct local_pair *pair = TL_CONTAINER_OF(link, struct local_pair, link);
@@ -263,7 +263,7 @@ static void provider_close(struct tl_provider *base)
 {
     struct local_provider *provider = local_provider_of(base);
     TL_CHECK(tl_list_is_empty(&provider->pairs));
-    tell_of_gone_regions(provider);
+    report_gone_regions(provider);
     if (provider->timer_fd >= 0) close(provider->timer_fd);
     if (provider->done_fd >= 0) close(provider->done_fd);
     if (provider->gone_fd >= 0) close(provider->gone_fd);

@@ -54,7 +54,7 @@ static void complete_handshake(struct local_pair *pair, const char *refusal)
     pair->base.outside_refusal = refusal;
     pair->state = LOCAL_CONNECTED;
     pair->has_connected = true;
-    pair->packets.must_hear = pair->provider->must_look = true;
+    pair->packets.must_read = pair->provider->must_look = true;
 }
 
 void local_proof_was_read(struct local_pair *pair, int error)

@@ -383,7 +383,7 @@ struct local_rings {
 struct local_packets {
     uint32_t sent;
     uint32_t received;
-    bool must_hear; /* our control socket, or the accept socket, was not read to the end */
+    bool must_read; /* our control socket, or the accept socket, was not read to the end */
 };
 
 /* The descriptors of a pair; -1: none. */
@@ -506,7 +506,7 @@ void local_pair_break(struct local_pair *pair, enum tl_status code, const char *
 /* Ends the pair because the peer has broken the protocol. */
 void local_pair_violation(struct local_pair *pair, const char *what);
 /* Takes the packets of the control socket, and notices the end of the peer. Returns how many packets there were. */
-unsigned local_pair_hear(struct local_pair *pair);
+unsigned local_pair_read_packets(struct local_pair *pair);
 /* Closes the descriptor, if there is one, and sets it to -1. */
 void local_close_fd(int *fd);
 /* Returns whether one of its readers is reading. */

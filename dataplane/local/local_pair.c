@@ -130,7 +130,7 @@ enum tl_status local_pair_connect(struct tl_queue_pair *base, const struct tl_pa
     status = local_shake_hands(pair, &error);
     if (status != TL_OK) return tl_error_set(ret_error, status, "%s: %.960s", name, error.message);
     pair->state = LOCAL_CALLING;
-    pair->packets.must_hear = pair->provider->must_look = true; /* the peer may have sent its HELLO already */
+    pair->packets.must_read = pair->provider->must_look = true; /* the peer may have sent its HELLO already */
     return TL_OK;
 }
 
@@ -213,9 +213,9 @@ unsigned local_pair_ask_readers(struct local_pair *pair)
     return count;
 }
 
-unsigned local_pair_hear(struct local_pair *pair)
+unsigned local_pair_read_packets(struct local_pair *pair)
 {
-    pair->packets.must_hear = false;
+    pair->packets.must_read = false;
     if (pair->state == LOCAL_CALLING) return local_read_accept_socket(pair);
     /* The epoll descriptor reports new packets only once, so that all of them are taken, up to a limit. */
     for (unsigned i = 0; i < PACKETS_PER_LOOK; i++) {
@@ -240,7 +240,7 @@ unsigned local_pair_hear(struct local_pair *pair)
             return i + 1;
         }
     }
-    pair->packets.must_hear = true;
+    pair->packets.must_read = true;
     pair->provider->must_look = true;
     return PACKETS_PER_LOOK;
 }

@@ -162,7 +162,7 @@ static bool must_wait(struct local_pair *pair)
     if (pair->state != LOCAL_CONNECTED) return false;
     if (atomic_load_explicit(&pair->rings.in.head->packets, memory_order_relaxed) == pair->packets.received)
         return false;
-    pair->packets.must_hear = pair->provider->must_look = true; /* the missing packets are in the socket */
+    pair->packets.must_read = pair->provider->must_look = true; /* the missing packets are in the socket */
     return true;
 }
 

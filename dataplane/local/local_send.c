@@ -121,7 +121,7 @@ static enum carrying copy(struct local_pair *pair, struct local_work *work, uint
     struct local_peer_segment *mapped = local_mappings_find(&pair->mappings, place->number);
     if (mapped == NULL && place->number - pair->mappings.next_number < LOCAL_MAX_SEGMENTS) {
         /* The packet with the segment was sent before the message that names the segment. */
-        pair->packets.must_hear = pair->provider->must_look = true;
+        pair->packets.must_read = pair->provider->must_look = true;
         return CARRYING_WAITS;
     }
     bool is_there = mapped != NULL && place->offset_bytes <= mapped->len_bytes &&

@@ -83,7 +83,7 @@ static void complete_send(struct verbs_pair *pair, uint32_t index, const struct 
         if (is_bad) break_for(pair, completion);
     }
     if (verbs_pair_is_broken(pair)) {
-        verbs_pair_tell_broken(pair);
+        verbs_pair_report_broken(pair);
         verbs_post_retire(pair, sequence + 1, TL_CANCELLED);
     }
     verbs_post_retire_empty(pair);

@@ -376,7 +376,7 @@ unsigned verbs_pair_attend(struct verbs_pair *pair);
 /* Takes queue pairs from the card whose work it has not completed for too long. */
 void verbs_pair_give_up(struct verbs_device *device);
 /* Calls the owner's `broken` if that is due. Returns how many events that were. */
-unsigned verbs_pair_tell_broken(struct verbs_pair *pair);
+unsigned verbs_pair_report_broken(struct verbs_pair *pair);
 
 /* Allocates and registers the slots; all are idle. Errors: TL_RESOURCE_EXHAUSTED. */
 enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_error) TL_MUST_USE;

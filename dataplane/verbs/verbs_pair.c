@@ -362,7 +362,7 @@ void verbs_pair_disconnect(struct tl_queue_pair *base, const struct tl_error *re
     verbs_pair_break(verbs_pair_of(base), reason);
 }
 
-unsigned verbs_pair_tell_broken(struct verbs_pair *pair)
+unsigned verbs_pair_report_broken(struct verbs_pair *pair)
 {
     if (pair->state != VERBS_BROKEN) return 0;
     pair->state = VERBS_FLUSHING;
@@ -389,7 +389,7 @@ void verbs_pair_give_up(struct verbs_device *device)
 
 unsigned verbs_pair_attend(struct verbs_pair *pair)
 {
-    unsigned count = verbs_pair_tell_broken(pair);
+    unsigned count = verbs_pair_report_broken(pair);
     if (pair->state == VERBS_CONNECTED || pair->state == VERBS_FLUSHING) count += verbs_post_retire_empty(pair);
     if (pair->state == VERBS_CONNECTED) verbs_slots_post(pair);
     if (pair->state != VERBS_FLUSHING) return count;

@@ -157,7 +157,7 @@ static enum tl_status attempt(struct tl_pull *pull, struct tl_error *ret_error)
     pull->bar = (struct tl_progress_bar){.verb = "pulled", .is_quiet = pull->is_quiet || pull->is_json};
     snprintf(text, sizeof(text), "asking %s what it publishes",
              tl_target_describe(&pull->target, target, sizeof(target)));
-    tl_progress_bar_say(&pull->bar, text);
+    tl_progress_bar_print(&pull->bar, text);
     enum tl_status status = choose(pull, ret_error);
     pull->bar.total_bytes = pull->total_bytes;
     if (status == TL_OK) status = check_storable(pull, ret_error);
@@ -170,7 +170,7 @@ static enum tl_status attempt(struct tl_pull *pull, struct tl_error *ret_error)
     if (status == TL_OK) prepare_pages(pull);
     if (status == TL_OK) status = tl_pull_receive(pull, ret_error);
     if (status == TL_OK && pull->compare_path) status = tl_pull_compare(pull, ret_error);
-    if (status == TL_OK) tl_progress_bar_say(&pull->bar, "making the output durable");
+    if (status == TL_OK) tl_progress_bar_print(&pull->bar, "making the output durable");
     if (status == TL_OK) status = commit(pull, ret_error);
     return status;
 }

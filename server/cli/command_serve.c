@@ -119,7 +119,7 @@ static void notify(const char *state)
 }
 
 /* The line that the worker is ready appears at every log level. */
-static void tell_ready(const struct serve *serve)
+static void notify_ready(const struct serve *serve)
 {
     struct tl_worker_stats stats = {.size_bytes = sizeof(stats)};
     char state[512];
@@ -247,7 +247,7 @@ static int run(struct serve *serve, const struct tl_options *options)
         return TL_EXIT_FAILED;
     }
     find_probe_address(serve);
-    tell_ready(serve);
+    notify_ready(serve);
     wait_for_end(serve, &signals);
     drain(serve, &signals);
     return TL_EXIT_OK;

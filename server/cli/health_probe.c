@@ -23,7 +23,7 @@ static const char *health_name(int health)
     return health >= 0 && (size_t)health < TL_ARRAY_COUNT(names) ? names[health] : "an unknown status";
 }
 
-static void tell_options(const struct tl_health_flags *flags, const struct tl_call_options *call)
+static void print_options(const struct tl_health_flags *flags, const struct tl_call_options *call)
 {
     char connect[32], rpc[32];
     fprintf(stderr, "asking ");
@@ -36,7 +36,7 @@ static void tell_options(const struct tl_health_flags *flags, const struct tl_ca
 }
 
 /* Not what the headers say: it may be a secret. */
-static void tell_extras(const struct tl_call_options *call)
+static void print_extras(const struct tl_call_options *call)
 {
     for (size_t i = 0; i < call->header_count; i++) {
         fprintf(stderr, "with header ");
@@ -92,8 +92,8 @@ static int probe(const struct tl_health_flags *flags, const struct tl_call_optio
     char duration[32];
     int health = TL_HEALTH_UNKNOWN;
     if (flags->is_verbose) {
-        tell_options(flags, call);
-        tell_extras(call);
+        print_options(flags, call);
+        print_extras(call);
     }
     int64_t start_ns = tl_clock_now_ns();
     enum tl_status status = tl_client_check_health(call, flags->service, &health, &stage, &error);

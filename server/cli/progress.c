@@ -120,7 +120,7 @@ void tl_progress_bar_update(struct tl_progress_bar *progress, uint64_t bytes, co
     show(progress, bytes, stall);
 }
 
-void tl_progress_bar_say(struct tl_progress_bar *progress, const char *text)
+void tl_progress_bar_print(struct tl_progress_bar *progress, const char *text)
 {
     if (!progress->is_quiet && tl_output_width(stderr) > 0) show_text(progress, text);
 }

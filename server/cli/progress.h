@@ -29,7 +29,7 @@ void tl_progress_bar_start(struct tl_progress_bar *progress);
 void tl_progress_bar_update(struct tl_progress_bar *progress, uint64_t bytes, const char *stall);
 
 /* Shows on a terminal what is done before or after the transfer, in place of the bar; is_quiet is set. */
-void tl_progress_bar_say(struct tl_progress_bar *progress, const char *text);
+void tl_progress_bar_print(struct tl_progress_bar *progress, const char *text);
 
 /* Removes the bar. Other lines may be written from now on. */
 void tl_progress_bar_end(struct tl_progress_bar *progress);

@@ -37,7 +37,7 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
 static void connection_message(struct tl_link *link, const struct tl_connection_message *message)
 {
     struct client_peer *client_peer = tl_link_owner(link);
-    tl_data_connections_hear(&client_peer->data, link, message);
+    tl_data_connections_handle_message(&client_peer->data, link, message);
 }
 
 static const struct tl_link_events link_events = {.closed = link_closed, .connection_message = connection_message};

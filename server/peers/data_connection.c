@@ -10,16 +10,16 @@
 /* ---------------------------------------------------------------------------------------------------- messages -- */
 
 /* An offer that may not be answered, whatever the state, is refused here. */
-static void hear_offer(struct tl_data_connection *connection, const struct tl_connection_message *message)
+static void handle_offer(struct tl_data_connection *connection, const struct tl_connection_message *message)
 {
     struct tl_link *link = connection->link;
     const char *transport = message->transport;
     if (connection->slot->transport == NULL || connection->is_elsewhere) {
-        data_connection_tell_refusal(link, transport, message->attempt, true, connection->reason);
+        data_connection_send_refusal(link, transport, message->attempt, true, connection->reason);
     } else if (connection->worker->closing.is_closing) {
         /* The link is about to end, and with it the attempt: a refusal would only fail what can still wait. */
     } else if (tl_link_is_ours(link) || message->attempt == 0) {
-        data_connection_tell_refusal(link, transport, message->attempt, false,
+        data_connection_send_refusal(link, transport, message->attempt, false,
                                      "offers come from the side that opened the link");
     } else {
         data_connection_handle(connection,
@@ -27,14 +27,14 @@ static void hear_offer(struct tl_data_connection *connection, const struct tl_co
     }
 }
 
-static void hear_answer(struct tl_data_connection *connection, const struct tl_connection_message *message)
+static void handle_answer(struct tl_data_connection *connection, const struct tl_connection_message *message)
 {
     if (message->attempt != connection->attempt) return;
     data_connection_handle(connection,
                            &(struct connection_event){.kind = CONNECTION_EVENT_ANSWER_RECEIVED, .message = message});
 }
 
-static void hear_refusal(struct tl_data_connection *connection, const struct tl_connection_message *message)
+static void handle_refusal(struct tl_data_connection *connection, const struct tl_connection_message *message)
 {
     bool is_of_all = message->attempt == 0;
     bool is_of_this = message->attempt == connection->attempt && connection->session != NULL;
@@ -43,17 +43,17 @@ static void hear_refusal(struct tl_data_connection *connection, const struct tl_
                            &(struct connection_event){.kind = CONNECTION_EVENT_REFUSAL_RECEIVED, .message = message});
 }
 
-void tl_data_connection_hear(struct tl_data_connection *connection, struct tl_link *link,
-                             const struct tl_connection_message *message)
+void tl_data_connection_handle_message(struct tl_data_connection *connection, struct tl_link *link,
+                                       const struct tl_connection_message *message)
 {
     /* A link that is not in use is about to end. */
     if (link != connection->link) return;
     if (message->kind == TL_CONNECTION_MESSAGE_OFFER) {
-        hear_offer(connection, message);
+        handle_offer(connection, message);
     } else if (message->kind == TL_CONNECTION_MESSAGE_ANSWER) {
-        hear_answer(connection, message);
+        handle_answer(connection, message);
     } else {
-        hear_refusal(connection, message);
+        handle_refusal(connection, message);
     }
 }
 
@@ -62,7 +62,7 @@ void tl_data_connection_refuse_offer(const struct tl_worker *worker, struct tl_l
 {
     struct tl_error error;
     tl_error_set(&error, TL_UNIMPLEMENTED, "%s has no transport %s", worker->self.name, offer->transport);
-    data_connection_tell_refusal(link, offer->transport, offer->attempt, true, error.message);
+    data_connection_send_refusal(link, offer->transport, offer->attempt, true, error.message);
 }
 
 /* ------------------------------------------------------------------------------------------------------- links -- */

@@ -100,8 +100,8 @@ void tl_data_connection_refuse_offer(const struct tl_worker *worker, struct tl_l
 /* Begins to set up a connection that is held; does nothing otherwise. */
 void tl_data_connection_go_on(struct tl_data_connection *connection);
 /* Takes a message of the peer about this transport, from any of its links. */
-void tl_data_connection_hear(struct tl_data_connection *connection, struct tl_link *link,
-                             const struct tl_connection_message *message);
+void tl_data_connection_handle_message(struct tl_data_connection *connection, struct tl_link *link,
+                                       const struct tl_connection_message *message);
 
 /* Returns whether it has been refused, or has failed on this link once. */
 bool tl_data_connection_has_failed(const struct tl_data_connection *connection);

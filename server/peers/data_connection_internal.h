@@ -56,7 +56,7 @@ void data_connection_set_reason(struct tl_data_connection *connection, const cha
     __attribute__((format(printf, 2, 3)));
 
 /* Sends the peer a REFUSAL of this attempt, or with attempt 0 of all; is_final: for as long as the link. */
-void data_connection_tell_refusal(struct tl_link *link, const char *transport, uint64_t attempt, bool is_final,
+void data_connection_send_refusal(struct tl_link *link, const char *transport, uint64_t attempt, bool is_final,
                                   const char *reason);
 
 #endif

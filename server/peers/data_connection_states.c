@@ -42,7 +42,7 @@ static void tell(struct tl_data_connection *connection, enum tl_connection_messa
     tl_link_send_connection_message(connection->link, &message);
 }
 
-void data_connection_tell_refusal(struct tl_link *link, const char *transport, uint64_t attempt, bool is_final,
+void data_connection_send_refusal(struct tl_link *link, const char *transport, uint64_t attempt, bool is_final,
                                   const char *reason)
 {
     struct tl_connection_message message = {
@@ -218,7 +218,7 @@ static void take_offer(struct tl_data_connection *connection, const struct conne
     struct tl_error error;
     if (begin_attempt(connection, message->attempt, message, &error) == TL_OK) return;
     data_connection_set_reason(connection, "%s", error.message);
-    data_connection_tell_refusal(connection->link, message->transport, message->attempt, is_lasting(error.code),
+    data_connection_send_refusal(connection->link, message->transport, message->attempt, is_lasting(error.code),
                                  error.message);
     failed(connection, is_lasting(error.code));
 }
@@ -226,7 +226,7 @@ static void take_offer(struct tl_data_connection *connection, const struct conne
 /* The peer has given up the present attempt without a message. It may offer again when that attempt has ended. */
 static void refuse_second_offer(struct tl_data_connection *connection, const struct connection_event *event)
 {
-    data_connection_tell_refusal(connection->link, event->message->transport, event->message->attempt, false,
+    data_connection_send_refusal(connection->link, event->message->transport, event->message->attempt, false,
                                  "the attempt before this one has not ended yet");
     data_connection_set_reason(connection, "%s has offered another data connection",
                                tl_link_peer(connection->link)->name);
@@ -239,7 +239,7 @@ static void connect_session(struct tl_data_connection *connection, const struct 
     struct tl_error error;
     if (tl_session_connect(connection->session, message->bytes, message->len_bytes, &error) == TL_OK) return;
     data_connection_set_reason(connection, "%s", error.message);
-    data_connection_tell_refusal(connection->link, message->transport, connection->attempt, false, error.message);
+    data_connection_send_refusal(connection->link, message->transport, connection->attempt, false, error.message);
     failed(connection, false);
 }
 
@@ -286,7 +286,7 @@ static void session_ended(struct tl_data_connection *connection, const struct co
                                : connection->worker->closing.is_closing ? IT_SHUTS_DOWN
                                                                         : IT_CLOSED_IN_ORDER;
     bool is_final = !was_up && is_lasting(reason->code);
-    data_connection_tell_refusal(connection->link, transport_of(connection), connection->attempt, is_final,
+    data_connection_send_refusal(connection->link, transport_of(connection), connection->attempt, is_final,
                                  message_text);
     failed(connection, is_final);
 }
@@ -302,7 +302,7 @@ static void attempt_overdue(struct tl_data_connection *connection, const struct 
 {
     (void)event;
     data_connection_set_reason(connection, "the data connection to %s was not set up in time", connection->name);
-    data_connection_tell_refusal(connection->link, transport_of(connection), connection->attempt, false,
+    data_connection_send_refusal(connection->link, transport_of(connection), connection->attempt, false,
                                  "not set up in time");
     failed(connection, false);
 }
@@ -332,7 +332,7 @@ static void refuse_link(struct tl_data_connection *connection, const struct conn
     }
     /* Both sides know on which hosts they are, so that needs no message. */
     if (tl_link_is_ours(connection->link) && !connection->is_elsewhere)
-        data_connection_tell_refusal(connection->link, transport_of(connection), 0, true, connection->reason);
+        data_connection_send_refusal(connection->link, transport_of(connection), 0, true, connection->reason);
     log_change(connection);
 }
 

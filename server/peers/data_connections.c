@@ -59,12 +59,12 @@ void tl_data_connections_end(struct tl_data_connections *connections)
         tl_data_connection_end(&connections->items[i]);
 }
 
-void tl_data_connections_hear(struct tl_data_connections *connections, struct tl_link *link,
-                              const struct tl_connection_message *message)
+void tl_data_connections_handle_message(struct tl_data_connections *connections, struct tl_link *link,
+                                        const struct tl_connection_message *message)
 {
     for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++) {
         if (strcmp(connections->worker->data_plane.transports[i].source->name, message->transport) != 0) continue;
-        tl_data_connection_hear(&connections->items[i], link, message);
+        tl_data_connection_handle_message(&connections->items[i], link, message);
         return;
     }
     if (message->kind == TL_CONNECTION_MESSAGE_OFFER)

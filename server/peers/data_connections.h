@@ -34,8 +34,8 @@ void tl_data_connections_stay(struct tl_data_connections *connections);
 /* The link has ended. May be called without a link. */
 void tl_data_connections_end(struct tl_data_connections *connections);
 /* Takes a message of the peer, from any of its links. */
-void tl_data_connections_hear(struct tl_data_connections *connections, struct tl_link *link,
-                              const struct tl_connection_message *message);
+void tl_data_connections_handle_message(struct tl_data_connections *connections, struct tl_link *link,
+                                        const struct tl_connection_message *message);
 
 /* Returns what a request should do; with TL_DATA_CONNECTION_TAKE, also on which connection. */
 enum tl_data_connection_use tl_data_connections_use(const struct tl_data_connections *connections,

@@ -137,7 +137,7 @@ void tl_peer_answered(struct tl_peer *peer, uint64_t incarnation, uint64_t numbe
 {
     if (incarnation != peer->incarnation) return;
     tl_peer_remember_received(peer, &number, 1);
-    tl_peer_tell_received(peer);
+    tl_peer_acknowledge(peer);
 }
 
 static void data_connection_changed(void *owner)
@@ -150,7 +150,7 @@ static void unconfirmed(void *owner, uint64_t incarnation, const uint64_t *numbe
     struct tl_peer *peer = owner;
     if (incarnation != peer->incarnation) return;
     tl_peer_remember_received(peer, numbers, count);
-    tl_peer_tell_received(peer);
+    tl_peer_acknowledge(peer);
 }
 
 static const struct tl_data_connection_events data_connection_events = {.changed = data_connection_changed,

@@ -57,7 +57,7 @@ void tl_peer_link_init(struct tl_peer *peer);
 /* Connects to a peer that is wanted, unless a back-off is under way. */
 void tl_peer_want(struct tl_peer *peer);
 /* Tells on the link in use which tensors have arrived, and which are not wanted any more. */
-void tl_peer_tell_received(struct tl_peer *peer);
+void tl_peer_acknowledge(struct tl_peer *peer);
 /* Remembers the numbers of tensors that have arrived, for the next link to report. */
 void tl_peer_remember_received(struct tl_peer *peer, const uint64_t *numbers, size_t count);
 

@@ -219,20 +219,20 @@ void tl_peer_give_up(struct tl_peer_request *request)
     /* Without memory for the number the value waits until its owner's reservation expires. */
     if (!tl_numbers_push(&peer->given_up, request->fetch.id.number)) return;
     peer->received_until_ns = tl_clock_deadline_ns(peer->worker->settings.reservation_timeout_ns);
-    tl_peer_tell_received(peer);
+    tl_peer_acknowledge(peer);
     if (peer->given_up.count > 0) tl_peer_want(peer);
 }
 
-void tl_peer_tell_received(struct tl_peer *peer)
+void tl_peer_acknowledge(struct tl_peer *peer)
 {
     struct tl_link *link = peer->links.link;
     struct tl_numbers *received = &peer->received;
     struct tl_numbers *given_up = &peer->given_up;
     if (link == NULL) return;
-    if (tl_link_tell_received(link, tl_numbers_items(received), received->count)) {
+    if (tl_link_acknowledge(link, tl_numbers_items(received), received->count)) {
         tl_numbers_drop(received, received->count);
     }
-    if (tl_link_tell_given_up(link, tl_numbers_items(given_up), given_up->count)) {
+    if (tl_link_cancel_requests(link, tl_numbers_items(given_up), given_up->count)) {
         tl_numbers_drop(given_up, given_up->count);
     }
 }
@@ -342,7 +342,7 @@ static void use_link(struct tl_peer *peer, struct tl_link *link)
     } else if (links->state != TL_PEER_UP) {
         handle(peer, LINK_EVENT_UP, NULL);
     }
-    tl_peer_tell_received(peer);
+    tl_peer_acknowledge(peer);
     tl_peer_send_waiting(peer);
 }
 
@@ -361,12 +361,12 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
     if (link == links->opening) {
         links->opening = NULL;
         tl_data_connections_stay(&peer->data);
-        tl_peer_tell_received(peer);
+        tl_peer_acknowledge(peer);
         handle(peer, LINK_EVENT_OPENING_ENDED, reason);
         return;
     }
     if (link != links->link) {
-        tl_peer_tell_received(peer);
+        tl_peer_acknowledge(peer);
         return;
     }
     links->link = NULL;
@@ -384,7 +384,7 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
 static void connection_message(struct tl_link *link, const struct tl_connection_message *message)
 {
     struct tl_peer *peer = tl_link_owner(link);
-    tl_data_connections_hear(&peer->data, link, message);
+    tl_data_connections_handle_message(&peer->data, link, message);
 }
 
 static const struct tl_link_events link_events = {

@@ -164,7 +164,7 @@ static void end(struct tl_closure *closure)
 
 /* ----------------------------------------------------------------------------------------------------- actions -- */
 
-static void tell_address(struct tl_session *session, const struct tl_error *reason)
+static void report_address(struct tl_session *session, const struct tl_error *reason)
 {
     (void)reason;
     if (session->owner == NULL || session->len_bytes == 0) return;
@@ -177,7 +177,7 @@ static void connect_at_reactor(struct tl_session *session, const struct tl_error
     send_out(session, &session->connect_closure, connect_now);
 }
 
-static void tell_up(struct tl_session *session, const struct tl_error *reason)
+static void report_up(struct tl_session *session, const struct tl_error *reason)
 {
     (void)reason;
     if (session->owner != NULL) session->events->up(session->owner);
@@ -206,7 +206,7 @@ static void maybe_free(struct tl_session *session, const struct tl_error *reason
     tl_transport_session_gone(transport);
 }
 
-static void tell_closed(struct tl_session *session, const struct tl_error *reason)
+static void report_closed(struct tl_session *session, const struct tl_error *reason)
 {
     void *owner = session->owner;
     if (owner != NULL) session->events->closed(owner, reason);
@@ -226,42 +226,42 @@ struct transition {
 /* clang-format off */
 static const struct transition transitions[SESSION_STATES][SESSION_EVENTS] = {
     [SESSION_CREATING] = {
-        [SESSION_EVENT_CREATED] = {SESSION_CREATED, tell_address},
-        [SESSION_EVENT_ACCEPTED] = {SESSION_CONNECTING, tell_address},
-        [SESSION_EVENT_FAILED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_CREATED] = {SESSION_CREATED, report_address},
+        [SESSION_EVENT_ACCEPTED] = {SESSION_CONNECTING, report_address},
+        [SESSION_EVENT_FAILED] = {SESSION_OVER, report_closed},
         [SESSION_EVENT_DRAIN] = {SESSION_ENDING, end_at_reactor},
         [SESSION_EVENT_END] = {SESSION_ENDING, end_at_reactor},
     },
     [SESSION_CREATED] = {
         [SESSION_EVENT_CONNECT] = {SESSION_CONNECTING, connect_at_reactor},
-        [SESSION_EVENT_CLOSED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_CLOSED] = {SESSION_OVER, report_closed},
         [SESSION_EVENT_DRAIN] = {SESSION_ENDING, end_at_reactor},
         [SESSION_EVENT_END] = {SESSION_ENDING, end_at_reactor},
     },
     [SESSION_CONNECTING] = {
-        [SESSION_EVENT_UP] = {SESSION_UP, tell_up},
-        [SESSION_EVENT_CLOSED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_UP] = {SESSION_UP, report_up},
+        [SESSION_EVENT_CLOSED] = {SESSION_OVER, report_closed},
         [SESSION_EVENT_RETURNED] = {SESSION_CONNECTING, NULL},
         [SESSION_EVENT_DRAIN] = {SESSION_ENDING, end_at_reactor},
         [SESSION_EVENT_END] = {SESSION_ENDING, end_at_reactor},
     },
     [SESSION_UP] = {
-        [SESSION_EVENT_CLOSED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_CLOSED] = {SESSION_OVER, report_closed},
         [SESSION_EVENT_RETURNED] = {SESSION_UP, NULL},
         [SESSION_EVENT_DRAIN] = {SESSION_DRAINING, drain_at_reactor},
         [SESSION_EVENT_END] = {SESSION_ENDING, end_at_reactor},
     },
     [SESSION_DRAINING] = {
-        [SESSION_EVENT_CLOSED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_CLOSED] = {SESSION_OVER, report_closed},
         [SESSION_EVENT_RETURNED] = {SESSION_DRAINING, NULL},
         [SESSION_EVENT_END] = {SESSION_ENDING, end_at_reactor},
     },
     [SESSION_ENDING] = {
-        [SESSION_EVENT_CREATED] = {SESSION_ENDING, tell_address}, /* made before the reactor knew of the end */
-        [SESSION_EVENT_ACCEPTED] = {SESSION_ENDING, tell_address},
-        [SESSION_EVENT_FAILED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_CREATED] = {SESSION_ENDING, report_address}, /* made before the reactor knew of the end */
+        [SESSION_EVENT_ACCEPTED] = {SESSION_ENDING, report_address},
+        [SESSION_EVENT_FAILED] = {SESSION_OVER, report_closed},
         [SESSION_EVENT_UP] = {SESSION_ENDING, NULL},
-        [SESSION_EVENT_CLOSED] = {SESSION_OVER, tell_closed},
+        [SESSION_EVENT_CLOSED] = {SESSION_OVER, report_closed},
         [SESSION_EVENT_RETURNED] = {SESSION_ENDING, NULL},
         [SESSION_EVENT_CONNECT] = {SESSION_ENDING, NULL}, /* the answer of the peer comes too late */
         [SESSION_EVENT_DRAIN] = {SESSION_ENDING, NULL},

@@ -446,7 +446,7 @@ static void run_command(struct fuzz_input *input)
     default:
         framed_count += REPORTED;
         if (link != NULL && !tl_link_is_ours(link)) {
-            TL_CHECK(tl_link_tell_received(link, (const uint64_t[REPORTED]){2000, 2001, 2002}, REPORTED));
+            TL_CHECK(tl_link_acknowledge(link, (const uint64_t[REPORTED]){2000, 2001, 2002}, REPORTED));
         }
         break;
     }
@@ -467,7 +467,7 @@ static void quiesce(void)
     TL_CHECK(tl_list_is_empty(&link->to_request) && tl_list_is_empty(&link->answers.failures));
     TL_CHECK((tl_list_is_empty(&link->answers.ready) && tl_list_is_empty(&link->answers.active)) ||
              link_window_is_full(link));
-    TL_CHECK(!link_window_must_tell(link));
+    TL_CHECK(!link_window_must_report(link));
     TL_CHECK(tl_list_is_empty(&link->connection_messages));
     TL_CHECK(link->cancels.count == 0 && link->received.count == link->framed_count);
     TL_CHECK(fake_stream_is_reading(0) || has_half_closed);

@@ -319,7 +319,7 @@ static void hear(enum tl_connection_message_kind kind, uint64_t attempt, bool is
     struct tl_connection_message message = {
         .transport = "verbs", .kind = kind, .attempt = attempt, .is_final = is_final};
     snprintf(message.reason, sizeof(message.reason), "%s", reason);
-    tl_data_connection_hear(&connection, &link_in_use, &message);
+    tl_data_connection_handle_message(&connection, &link_in_use, &message);
 }
 
 static void begin(bool is_ours, bool is_being_replaced)
@@ -483,7 +483,7 @@ START_TEST(offers_that_are_refused)
     check_calls("refuse");
     ck_assert(sent.is_final);
     ck_assert_str_eq(sent.reason, "no card");
-    tl_data_connection_hear(&connection, NULL, &sent);
+    tl_data_connection_handle_message(&connection, NULL, &sent);
     check_calls("");
 }
 END_TEST

@@ -74,13 +74,13 @@ bool tl_link_is_ours(const struct tl_link *link)
     return link->is_ours;
 }
 
-bool tl_link_tell_received(struct tl_link *link, const uint64_t *numbers, size_t count)
+bool tl_link_acknowledge(struct tl_link *link, const uint64_t *numbers, size_t count)
 {
     (void)link, (void)numbers, (void)count;
     return true;
 }
 
-bool tl_link_tell_given_up(struct tl_link *link, const uint64_t *numbers, size_t count)
+bool tl_link_cancel_requests(struct tl_link *link, const uint64_t *numbers, size_t count)
 {
     (void)link, (void)numbers, (void)count;
     return true;
@@ -121,8 +121,8 @@ void tl_data_connections_end(struct tl_data_connections *connections)
     note("end");
 }
 
-void tl_data_connections_hear(struct tl_data_connections *connections, struct tl_link *link,
-                              const struct tl_connection_message *message)
+void tl_data_connections_handle_message(struct tl_data_connections *connections, struct tl_link *link,
+                                        const struct tl_connection_message *message)
 {
     (void)connections, (void)link, (void)message;
     note("hear");
