@@ -54,8 +54,9 @@ static void start(const void *from, uint64_t len_bytes, bool is_buffered)
     ck_assert(tl_memory_reader_is_busy(reader));
 }
 
-/* Waits until the thread has begun to write the destination, whose first byte was GUARD. */
-static void await_first_byte(void)
+/* Waits until the thread has begun to write the destination, whose first byte was GUARD. ThreadSanitizer must not see
+ * that the byte is read while it is written. */
+__attribute__((no_sanitize("thread"))) static void await_first_byte(void)
 {
     while (__atomic_load_n(&destination[0], __ATOMIC_RELAXED) == GUARD)
         sched_yield();
