@@ -78,7 +78,7 @@ static enum tl_status no_tls(struct tl_client *client, int64_t deadline_ns, stru
                             "key belongs to the certificate");
     }
     return tl_error_set(ret_error, TL_UNAVAILABLE,
-                        "%s takes connections but the TLS handshake failed: %.600s; does it speak TLS, is its "
+                        "%s accepts connections but the TLS handshake failed: %.600s; does it speak TLS, is its "
                         "certificate for this name and of a trusted authority, and does it want one of ours?",
                         client->options->address, cut_to_reason(message));
 }
@@ -87,16 +87,17 @@ static enum tl_status no_http2(const struct tl_client *client, bool is_silent, s
 {
     if (!is_silent) {
         return tl_error_set(ret_error, TL_UNAVAILABLE,
-                            "%s takes connections but does not speak gRPC (HTTP/2 without TLS); is it the port of "
+                            "%s accepts connections but does not speak gRPC (HTTP/2 without TLS); is it the port of "
                             "another program?",
                             client->options->address);
     }
     char duration[32];
-    return tl_error_set(ret_error, TL_UNAVAILABLE,
-                        "%s takes connections but has not answered within %s; is the process stopped or overloaded, or "
-                        "is it the port of another program?",
-                        client->options->address,
-                        tl_text_format_duration(client->options->connect_timeout_ns, duration, sizeof(duration)));
+    return tl_error_set(
+        ret_error, TL_UNAVAILABLE,
+        "%s accepts connections but has not answered within %s; is the process stopped or overloaded, or "
+        "is it the port of another program?",
+        client->options->address,
+        tl_text_format_duration(client->options->connect_timeout_ns, duration, sizeof(duration)));
 }
 
 /* Waits until the channel speaks HTTP/2. */
@@ -119,8 +120,8 @@ static enum tl_status wait_ready(struct tl_client *client, int64_t deadline_ns, 
     }
 }
 
-/* Finds out which address of the host takes connections. gRPC is given that one, and so does not ask a name service of
- * its own, which may know other names than this machine does. */
+/* Finds out which address of the host accepts connections. gRPC is given that one, and so does not ask a name service
+ * of its own, which may know other names than this machine does. */
 static enum tl_status connect_tcp(struct tl_client *client, int64_t deadline_ns,
                                   char ret_target[TL_ENDPOINT_TARGET_BYTES], struct tl_error *ret_error)
 {

@@ -30,10 +30,10 @@ static const struct sentence connecting[] = {
      " did not take the connection in time; is the machine up, and is there a firewall in between?", NULL},
     {"Failed to connect to remote host: ", " cannot be reached: ", "; check the address and the network"},
     {"Trying to connect an http1.x server",
-     " takes connections but does not speak gRPC (HTTP/2 without TLS); is it the port of another program?", NULL},
-    {"Socket closed", " takes connections and closes them at once; is it the port of another program?", NULL},
+     " accepts connections but does not speak gRPC (HTTP/2 without TLS); is it the port of another program?", NULL},
+    {"Socket closed", " accepts connections and closes them at once; is it the port of another program?", NULL},
     {"connection attempt timed out before receiving SETTINGS frame",
-     " takes connections but has not answered in time; is the process stopped or overloaded, or is it the port of "
+     " accepts connections but has not answered in time; is the process stopped or overloaded, or is it the port of "
      "another program?",
      NULL},
 };

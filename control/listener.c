@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Listening sockets, and the thread that takes connections from them.
+ * Listening sockets, and the thread that accepts connections from them.
  *
  * Happy path: bind all addresses, start the thread, which sleeps until it may begin and then in poll; it takes all
  * connections that are there and gives them away. An event ends it.

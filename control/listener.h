@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Listening sockets, and a thread that takes connections from them.
+ * Listening sockets, and a thread that accepts connections from them.
  *
  * gRPC has a listener of its own, which ends for ever with the first connection that it cannot take: too many open
  * files for a moment, and the server never hears of a client again (CVE-2023-4785, gRPC 1.51). This one waits and goes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * A look-up: finds, in a thread of its own, the address at which a host takes connections.
+ * A look-up: finds, in a thread of its own, the address at which a host accepts connections.
  *
  * Links use it for names, so that they ask the same name service as the tools do, and so that an error distinguishes a
  * wrong name from a closed port. gRPC, which would ask one of its own, is given a numeric address.

@@ -74,7 +74,7 @@ static void message_came(void *owner, const void *data, uint32_t len_bytes)
     struct tl_error reason;
     if (end != &probe->writer || probe->has_message || len_bytes != descriptor->len_bytes ||
         memcmp(data, descriptor->bytes, len_bytes) != 0) {
-        tl_error_set(&reason, TL_DATA_LOSS, "a message has come that was not sent");
+        tl_error_set(&reason, TL_DATA_LOSS, "a message has arrived that was not sent");
         fail(probe, &reason);
         return;
     }

@@ -22,8 +22,8 @@ const char *verbs_complete_words(enum ibv_wc_status status)
     case IBV_WC_LOC_PROT_ERR:
         return "a request of ours named memory that is not registered";
     case IBV_WC_WR_FLUSH_ERR:
-        return "the card gave the queue pair up: the peer has used a key that it may not use, or sent what does not "
-               "fit";
+        return "the queue pair is in the error state: the peer has used a key that it may not use, or sent what does "
+               "not fit";
     case IBV_WC_MW_BIND_ERR:
         return "a memory window could not be bound";
     case IBV_WC_BAD_RESP_ERR:

@@ -62,7 +62,7 @@ static void handle_pair(struct verbs_device *device, const struct ibv_async_even
         verbs_pair_break_because(pair, "the peer has used a key that it may not use");
         break;
     case IBV_EVENT_QP_REQ_ERR:
-        verbs_pair_break_because(pair, "the peer has sent a request that is none, or that does not fit a slot");
+        verbs_pair_break_because(pair, "the peer has sent an invalid request, or one that does not fit a slot");
         break;
     case IBV_EVENT_QP_FATAL:
         verbs_pair_break_because(pair, "the card has failed on this queue pair");

@@ -91,7 +91,7 @@ static bool find_destination(struct verbs_pair *pair, const struct tl_descriptor
         return true;
     }
     if (!verbs_descriptor_read(destination, &address, &rkey, &space)) {
-        verbs_pair_break_because(pair, "the peer's descriptor has %u bytes and is none of verbs",
+        verbs_pair_break_because(pair, "the peer's descriptor has %u bytes and is not one of verbs",
                                  destination->len_bytes);
         return false;
     }

@@ -330,7 +330,7 @@ class Tls(HealthCase):
         return self.foreign_server(Check=check, credentials=self.certificates.server(name, wants_client))
 
     def refused(self, reason, *arguments):
-        self.assert_error(2, "failed to connect service .* takes connections but the TLS handshake failed: .*"
+        self.assert_error(2, "failed to connect service .* accepts connections but the TLS handshake failed: .*"
                           + reason, *HEALTH, *arguments)
 
     def test_serving(self):

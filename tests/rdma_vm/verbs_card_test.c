@@ -184,7 +184,7 @@ static const struct {
     {IBV_WC_LOC_QP_OP_ERR, "could not carry out a request of ours"},
     {IBV_WC_LOC_EEC_OP_ERR, "a request failed (local EE context operation error"},
     {IBV_WC_LOC_PROT_ERR, "not registered"},
-    {IBV_WC_WR_FLUSH_ERR, "gave the queue pair up"},
+    {IBV_WC_WR_FLUSH_ERR, "is in the error state"},
     {IBV_WC_MW_BIND_ERR, "could not be bound"},
     {IBV_WC_BAD_RESP_ERR, "what it was not asked"},
     {IBV_WC_LOC_ACCESS_ERR, "wrote where it may not"},

@@ -145,7 +145,7 @@ START_TEST(descriptors_that_are_none)
     a.pair->ops->write(a.pair, source_region, source, 1, &descriptor, 0, false, 0, NULL);
     tl_queue_pair_doorbell(a.pair);
     PUMP_UNTIL(a.drained);
-    expect_reason(&a, "none of verbs");
+    expect_reason(&a, "not one of verbs");
     tear_down();
 }
 END_TEST
