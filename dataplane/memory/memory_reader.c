@@ -8,6 +8,7 @@
 #include "dataplane/memory/memory_reader.h"
 
 #include <errno.h>
+#include <string.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -18,7 +19,6 @@
 #include "base/arith.h"
 #include "base/check.h"
 #include "base/clock.h"
-#include "base/copy.h"
 #include "base/thread.h"
 #include "dataplane/memory/pages.h"
 
@@ -78,8 +78,7 @@ static ssize_t read_through_buffer(struct tl_memory_reader *reader, uint64_t don
     if (read_bytes <= 0) return read_bytes;
     TL_CHECK(pthread_mutex_lock(&reader->mutex) == 0);
     uint8_t *destination = reader->reading.destination;
-    /* Only large tensors are read, and those should not fill the caches. */
-    if (destination != NULL) tl_copy_uncached(destination + done_bytes, reader->buffer, (size_t)read_bytes);
+    if (destination != NULL) memcpy(destination + done_bytes, reader->buffer, (size_t)read_bytes);
     TL_CHECK(pthread_mutex_unlock(&reader->mutex) == 0);
     errno = ECANCELED;
     return destination != NULL ? read_bytes : -1;

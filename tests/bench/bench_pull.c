@@ -19,6 +19,7 @@
  * model       COUNT times all tensors that the file NAMES lists, one key per line: the first time into new memory,
  *             then into the same; BYTES is what they must have together
  * new_model   the same after a model, into tensors that are created anew
+ * copy_model  copies that model with memcpy into tensors that are created anew: what new memory takes by itself
  *
  * thread and caller say who moves the data: a thread of the library, or whoever waits. What was received last is
  * compared with what was sent, outside of the time.
@@ -42,6 +43,7 @@
 struct place {
     char key[KEY_BYTES];
     struct tl_tensor *tensor; /* NULL: none yet */
+    struct tl_tensor *former; /* what the tensor was before the model was renewed; NULL: none */
 };
 
 struct places {
@@ -245,18 +247,38 @@ static void run_model(struct client *client, uint64_t size_bytes, uint64_t count
     }
 }
 
-/* Tensors of the same shape that were just created; outside of the time. */
+/* Creates tensors of the same shape; outside of the time. */
 static void renew_model(struct client *client)
 {
     struct tl_error error;
     for (size_t j = 0; j < client->model.count; j++) {
-        struct tl_tensor **place = &client->model.items[j].tensor, *old = *place;
-        if (!old) bench_die("new_model", "the model was not received before");
-        bench_check(tl_tensor_create(tl_tensor_dtype(old), tl_tensor_rank(old), tl_tensor_dims(old), place, &error),
+        struct place *place = &client->model.items[j];
+        struct tl_tensor *former = place->tensor;
+        if (!former) bench_die("model", "it was not received before");
+        bench_check(tl_tensor_create(tl_tensor_dtype(former), tl_tensor_rank(former), tl_tensor_dims(former),
+                                     &place->tensor, &error),
                     "create a tensor", &error);
-        tl_tensor_put(old);
+        place->former = former;
+    }
+}
+
+static void drop_former_model(struct client *client)
+{
+    for (size_t j = 0; j < client->model.count; j++) {
+        tl_tensor_put(client->model.items[j].former);
+        client->model.items[j].former = NULL;
     }
     usleep(FREEING_US);
+}
+
+static void run_copy_model(struct client *client, uint64_t size_bytes, uint64_t count)
+{
+    (void)size_bytes;
+    (void)count;
+    for (size_t j = 0; j < client->model.count; j++) {
+        const struct place *place = &client->model.items[j];
+        memcpy(tl_tensor_data(place->tensor), tl_tensor_data(place->former), tl_tensor_size_bytes(place->tensor));
+    }
 }
 
 static void run_new_model(struct client *client, uint64_t size_bytes, uint64_t count)
@@ -346,9 +368,16 @@ static mode_function find_mode(const char *name)
     static const struct {
         const char *name;
         mode_function run;
-    } modes[] = {{"pull", run_pull},   {"library", run_library},     {"one_shot", run_one_shot},
-                 {"path", run_path},   {"burst", run_burst},         {"window", run_window},
-                 {"model", run_model}, {"new_model", run_new_model}, {"send_burst", run_send_burst}};
+    } modes[] = {{"pull", run_pull},
+                 {"library", run_library},
+                 {"one_shot", run_one_shot},
+                 {"path", run_path},
+                 {"burst", run_burst},
+                 {"window", run_window},
+                 {"model", run_model},
+                 {"new_model", run_new_model},
+                 {"copy_model", run_copy_model},
+                 {"send_burst", run_send_burst}};
     for (size_t i = 0; i < BENCH_COUNT(modes); i++)
         if (strcmp(modes[i].name, name) == 0) return modes[i].run;
     bench_die(name, "no such mode");
@@ -357,7 +386,7 @@ static mode_function find_mode(const char *name)
 /* What the mode has received, and what the next one is to overwrite. */
 static void check_contents(struct client *client, mode_function mode, uint64_t size_bytes)
 {
-    if (mode == run_model || mode == run_new_model || mode == run_path) return;
+    if (mode == run_model || mode == run_new_model || mode == run_copy_model || mode == run_path) return;
     if (mode == run_library) {
         bench_check_contents(client->received);
         tl_tensor_put(client->received);
@@ -388,15 +417,17 @@ static void run_command(struct client *client, mode_function mode, uint64_t size
 {
     struct tl_worker_stats before = get_counters(client);
     client->received_count = client->received_bytes = client->written_bytes = 0;
-    if (mode == run_new_model) renew_model(client);
+    bool is_renewed = mode == run_new_model || mode == run_copy_model;
+    if (is_renewed) renew_model(client);
     double start = now();
     mode(client, size_bytes, count);
     double passed = now() - start;
+    if (is_renewed) drop_former_model(client);
     struct tl_worker_stats after = get_counters(client);
     uint64_t messages = after.frames_sent + after.frames_received - before.frames_sent - before.frames_received;
     check_contents(client, mode, size_bytes);
     printf("%.9f %" PRIu64 " %" PRIu64 " %.3f\n", passed, client->received_count, messages,
-           (double)client->written_bytes / (double)client->received_bytes);
+           client->received_bytes > 0 ? (double)client->written_bytes / (double)client->received_bytes : 0.0);
     fflush(stdout);
 }
 

@@ -4,7 +4,6 @@
  *
  *   bare_bench memcpy BYTES COUNT        one thread copies between two buffers, whose pages are there
  *   bare_bench memfd BYTES COUNT         ... into shared memory that was just mapped, which has no pages yet
- *   bare_bench anonymous BYTES COUNT     ... into anonymous memory of that kind, with huge pages if it may have them
  *   bare_bench FOLDER BYTES COUNT        ... into a new file in the folder (a path with a slash)
  *   bare_bench eventfd COUNT             two processes wake each other in turn, each asleep in between
  *
@@ -83,17 +82,14 @@ static int open_nameless(const char *folder)
 /* Has no pages yet. kind: as on the command line. */
 static char *map_fresh(const char *kind, size_t size_bytes)
 {
-    bool is_anonymous = strcmp(kind, "anonymous") == 0;
     int fd = -1;
     if (strcmp(kind, "memfd") == 0) fd = memfd_create("bare_bench", MFD_CLOEXEC);
     if (strchr(kind, '/') != NULL) fd = open_nameless(kind);
-    if (!is_anonymous && (fd < 0 || ftruncate(fd, (off_t)size_bytes) != 0)) die(kind);
-    char *memory =
-        mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, is_anonymous ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
+    if (fd < 0 || ftruncate(fd, (off_t)size_bytes) != 0) die(kind);
+    char *memory = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory == MAP_FAILED) die("mmap");
-    /* Anonymous memory is as a program gets it from malloc, which does not ask for huge pages. */
-    if (!is_anonymous) (void)madvise(memory, size_bytes, MADV_HUGEPAGE);
-    if (fd >= 0) close(fd);
+    (void)madvise(memory, size_bytes, MADV_HUGEPAGE);
+    close(fd);
     return memory;
 }
 
@@ -159,7 +155,7 @@ int main(int argc, char **argv)
     } else if (times_us != NULL && argc == 3 && strcmp(argv[1], "eventfd") == 0) {
         measure_eventfd(times_us, count);
     } else {
-        fprintf(stderr, "usage: bare_bench memcpy|memfd|anonymous|FOLDER BYTES COUNT | eventfd COUNT\n");
+        fprintf(stderr, "usage: bare_bench memcpy|memfd|FOLDER BYTES COUNT | eventfd COUNT\n");
         return 2;
     }
     report(times_us, count);
