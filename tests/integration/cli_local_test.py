@@ -54,7 +54,7 @@ class LocalCase(cli_support.Case):
 class Choice(LocalCase):
     def test_auto(self):
         """Large tensors are copied once: from their own memory into the file of the receiver."""
-        size = 1 << 20
+        size = 2 << 20  # smaller ones may be copied twice (docs/local.md)
         self.serve(tensors={f"w{i}": ("U8", (size,), os.urandom(size)) for i in range(4)})
         shown = self.pull()
         self.assertEqual(read_safetensors(self.folder / "out.safetensors"), self.tensors)
