@@ -6,6 +6,10 @@
 #include "base/back_off.h"
 #include "base/clock.h"
 
+/* A link or a data connection that ends before it is this old counts as one that failed: to set it up again and again
+ * costs both sides more than it carries. */
+#define TL_SETTLED_NS (5 * TL_NS_PER_SEC)
+
 /* Opening a link to a peer. */
 #define TL_LINK_FIRST_BACK_OFF_NS (20 * TL_NS_PER_MS)
 #define TL_LINK_MAX_BACK_OFF_NS (1 * TL_NS_PER_SEC)

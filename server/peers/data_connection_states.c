@@ -16,10 +16,6 @@
 #include "server/peers/session.h"
 #include "server/worker_internal.h"
 
-/* A connection that breaks before it is this old counts as an attempt that failed: one that is set up again and again
- * costs both sides more than it carries. */
-#define SETTLED_NS (5 * TL_NS_PER_SEC)
-
 static const struct tl_session_events session_events;
 
 /* The reasons in a REFUSAL that ends a data connection without a failure. */
@@ -165,7 +161,7 @@ static void pause_before_offer(struct tl_data_connection *connection, const stru
 /* A connection that lasted makes the next pause short again. */
 static void pause_after_up(struct tl_data_connection *connection, const struct connection_event *event)
 {
-    if (tl_clock_now_ns() - connection->up_since_ns >= SETTLED_NS) connection->failure_count = 0;
+    if (tl_clock_now_ns() - connection->up_since_ns >= TL_SETTLED_NS) connection->failure_count = 0;
     pause_before_offer(connection, event);
 }
 

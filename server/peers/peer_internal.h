@@ -20,7 +20,7 @@ struct peer_links {
     int64_t down_since_ns;    /* when the first of them failed */
     bool has_left;            /* its process has closed the connection in order */
     bool has_warned;          /* its absence has been logged as a warning since it was up last */
-    unsigned loss_count;      /* links that ended before SETTLED_NS, in a row */
+    unsigned loss_count;      /* links that ended before TL_SETTLED_NS, in a row */
     struct tl_timer back_off; /* armed: another attempt will follow */
 };
 

@@ -35,10 +35,8 @@
 #include "server/back_off.h"
 #include "server/peers/peer_internal.h"
 
-/* A link that ends before it is this old counts as lost early. After more than LOSSES_WITHOUT_PAUSE of them in a row
- * the next is opened after longer and longer pauses, as if they had failed: two processes that claim one task end each
- * other's links. */
-#define SETTLED_NS (5 * TL_NS_PER_SEC)
+/* After more than so many links in a row that ended before TL_SETTLED_NS, the next is opened after longer and longer
+ * pauses, as if they had failed: two processes that claim one task end each other's links. */
 #define LOSSES_WITHOUT_PAUSE 3
 /* Workers of one cluster start within this time. */
 #define START_NS (30 * TL_NS_PER_SEC)
@@ -371,7 +369,7 @@ static void link_closed(struct tl_link *link, const struct tl_error *reason)
     }
     links->link = NULL;
     tl_data_connections_end(&peer->data);
-    bool was_settled = tl_clock_now_ns() - links->link_since_ns >= SETTLED_NS;
+    bool was_settled = tl_clock_now_ns() - links->link_since_ns >= TL_SETTLED_NS;
     links->loss_count = was_settled ? 0 : links->loss_count + 1;
     handle(peer, is_wanted(peer) ? LINK_EVENT_LOST_WANTED : LINK_EVENT_LOST, reason);
     if (links->loss_count <= LOSSES_WITHOUT_PAUSE) {

@@ -353,7 +353,7 @@ START_TEST(our_link)
     begin(OURS, false);
     bring_up_ours();
     unconfirmed_count = 1;
-    fake_clock_advance(SETTLED_NS - 1);
+    fake_clock_advance(TL_SETTLED_NS - 1);
     session_closed(&connection, &(struct tl_error){.code = TL_UNAVAILABLE, .message = "why"});
     check_calls("unconfirmed refuse changed");
     ck_assert_str_eq(sent.reason, "why");
@@ -365,7 +365,7 @@ START_TEST(our_link)
     tl_timers_fire_due(&timers, tl_clock_now_ns());
     bring_up_ours();
     unconfirmed_count = 0;
-    fake_clock_advance(SETTLED_NS);
+    fake_clock_advance(TL_SETTLED_NS);
     session_closed(&connection, &(struct tl_error){.code = TL_OK});
     check_calls("refuse changed");
     ck_assert_str_eq(sent.reason, IT_CLOSED_IN_ORDER);
