@@ -8,7 +8,9 @@ import subprocess
 import cli_support
 from cli_support import environment, run, run_in_terminal
 
-COMMANDS = ["serve", "up", "ls", "pull", "push", "rm", "health", "config"]
+# Each command has a file of its own.
+COMMANDS = sorted(path.stem.removeprefix("command_") for path in
+                  (cli_support.SOURCE / "server/cli").glob("command_*.c"))
 
 
 class Usage(cli_support.Case):
