@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a setting is: its name, the values that it may have, and how they are read from JSON and written as JSON. The
- * table of all settings. */
+/* What a setting is: its name, the values that it may have, and how they are read from JSON and written as JSON. */
 #ifndef CONFIG_SETTING_VALUE_H
 #define CONFIG_SETTING_VALUE_H
 
@@ -50,13 +49,6 @@ struct tl_setting {
     const struct tl_choice *choices; /* for TL_SETTING_CHOICE */
 };
 
-/* Every setting, in the order of struct tl_settings. */
-extern const struct tl_setting tl_settings_table[]; /* [tl_settings_count], in config/settings.c */
-extern const size_t tl_settings_count;
-
-/* The entry of the table for the member of struct tl_settings at this offset. */
-size_t tl_settings_find(size_t offset);
-
 /* Reads the value into its field. `folder` (NULL: the current one) is where relative files start.
  * Errors: TL_INVALID_ARGUMENT: not such a value. TL_UNIMPLEMENTED: this version lacks it. TL_RESOURCE_EXHAUSTED: no
  * memory. */
@@ -90,8 +82,5 @@ enum tl_status tl_choice_read(const struct tl_choice *choices, const struct tl_j
 
 /* The word for a value. */
 const char *tl_choice_name(const struct tl_choice *choices, int value);
-
-/* The words of "protocol". */
-extern const struct tl_choice tl_protocol_choices[];
 
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The settings of a task. Each is a field here and a row of the table in config/settings.c, in the same order.
+ * The settings of a task. Each is a field here and a row of config/settings_table.c, in the same order.
  */
 #ifndef CONFIG_SETTINGS_H
 #define CONFIG_SETTINGS_H
@@ -9,7 +9,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The protocols, each with its word in the configuration. What lists them is made from this list. */
+/* The protocols, each with its word in the configuration. The enum, what the configuration and --protocol accept, and
+ * the help of pull are made from this list. config/schema.json, which a test compares with it, documents and other
+ * tests repeat the words. */
 /* clang-format off */
 #define TL_PROTOCOLS(entry) \
     entry(TL_PROTOCOL_AUTO, "auto") \
@@ -85,7 +87,7 @@ struct tl_settings {
     const char *peer_networks; /* "peers": {"addresses": ["10.0.0.7", "10.1.0.0/16"]}: where members may connect from
                                   besides the addresses of their entries: "10.0.0.7,10.1.0.0/16"; "any"; NULL: none */
 
-    uint64_t chunk_bytes;       /* "limits": {"chunk": "1MiB"}: largest piece of a tensor in one message */
+    uint64_t chunk_bytes;       /* "limits": {"chunk": "2MiB"}: largest piece of a tensor in one message */
     uint64_t inflight_bytes;    /* {"inflight": "64MiB"}: bytes of tensors being sent to one peer at a time */
     uint64_t held_bytes;        /* {"held": "16GiB"}: bytes of tensors sent and not yet received, and pushed */
     uint64_t waiting_receivers; /* {"waiting": 65536}: receivers that may wait at one worker */

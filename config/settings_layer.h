@@ -16,7 +16,7 @@
 #include "config/arena.h"
 #include "config/config.h"
 #include "config/json_doc.h"
-#include "config/setting_value.h"
+#include "config/settings_table.h"
 
 enum tl_settings_level { TL_LEVEL_DEFAULT, TL_LEVEL_ENVIRONMENT, TL_LEVEL_TOP, TL_LEVEL_JOB, TL_LEVEL_TASK };
 
