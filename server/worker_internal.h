@@ -146,9 +146,9 @@ void tl_peers_stop(struct tl_worker *worker);
 
 /* Takes a link that a peer has opened and whose handshake is complete. */
 void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link);
-/* Returns why memory of users is copied twice on the path to a peer of this host; NULL: no such path does that. The
- * text is never freed. */
-const char *tl_peers_outside_refusal(const struct tl_worker *worker);
+/* Returns why memory of users is copied twice on the way to a peer over this transport, which is one within the host;
+ * NULL: to no peer is it copied twice. The text is never freed. */
+const char *tl_peers_outside_refusal(const struct tl_worker *worker, const struct tl_transport_source *source);
 enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description *description,
                                  struct tl_error *ret_error) TL_MUST_USE;
 

@@ -237,6 +237,8 @@ static int choose_format(struct tl_pull *pull, char *output, const struct tl_opt
     return -1;
 }
 
+#define WORD_OF(value, word) word ", "
+
 static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
 {
     int first;
@@ -247,7 +249,7 @@ static int parse_and_run(struct tl_pull *pull, int argc, char **argv)
         {"output", 'o', TL_OPTION_TEXT, &output, "PATH", "the file to write, or the folder when it ends in /"},
         {"format", 0, TL_OPTION_TEXT, &pull->format, "FORMAT", "safetensors, or npy: NAME.npy, or a folder of them"},
         {"protocol", 0, TL_OPTION_TEXT, &pull->target.protocol, "PROTOCOL",
-         "auto, grpc, grpc+local or grpc+verbs, instead of the configuration's"},
+         TL_PROTOCOLS(WORD_OF) "instead of the configuration's"},
         {"exclude", 'x', TL_OPTION_TEXTS, &pull->excluded, "PATTERN", "leave out what matches; may be repeated"},
         {"checksum", 0, TL_OPTION_FLAG, &is_checked, NULL, "verify every tensor end to end (the default)"},
         {"no-checksum", 0, TL_OPTION_FLAG, &pull->is_unchecked, NULL, "do not"},

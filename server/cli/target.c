@@ -17,10 +17,12 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "control/link.h"
 #include "server/cli/command.h"
 #include "server/cli/json_out.h"
 #include "server/cli/output.h"
 #include "server/cli/task_config.h"
+#include "server/transports/transports.h"
 
 #define MAX_CONNECT_TIMEOUT_NS (10 * TL_NS_PER_SEC)
 
@@ -155,8 +157,20 @@ bool tl_target_is_hopeless(enum tl_status code)
            code == TL_UNAUTHENTICATED;
 }
 
-/* What the configuration says of how tensors travel: "rdma", "local.pool". What it does not say stays the default, so
- * that variables of the environment can still set it. Returns false if there is no memory. */
+/* Returns whether a setting says how tensors travel: "rdma", "local.pool". The settings of a transport are the group
+ * with its name. */
+static bool is_about_transports(const char *path)
+{
+    if (strcmp(path, "protocol") == 0 || strcmp(path, "rdma") == 0) return true;
+    for (size_t i = 0; i < TL_MAX_TRANSPORTS; i++) {
+        size_t len = strlen(tl_transports_all[i]->name);
+        if (strncmp(path, tl_transports_all[i]->name, len) == 0 && path[len] == '.') return true;
+    }
+    return false;
+}
+
+/* Writes what the configuration says of how tensors travel. What it does not say stays the default, so that variables
+ * of the environment can still set it. Returns false if there is no memory. */
 static bool put_transports(struct tl_json_out *json, const struct tl_config *config)
 {
     size_t count = tl_config_values(config, NULL, NULL, 0);
@@ -166,10 +180,8 @@ static bool put_transports(struct tl_json_out *json, const struct tl_config *con
     for (size_t i = 0; i < count; i++) {
         const struct tl_config_value *value = &values[i];
         const char *dot = strchr(value->path, '.');
-        bool is_wanted = strcmp(value->path, "protocol") == 0 || strcmp(value->path, "rdma") == 0 ||
-                         strncmp(value->path, "local.", 6) == 0 || strncmp(value->path, "verbs.", 6) == 0;
-        if (!is_wanted || strcmp(value->origin, "default") == 0) continue;
-        char group[16];
+        if (!is_about_transports(value->path) || strcmp(value->origin, "default") == 0) continue;
+        char group[TL_CONNECTION_TRANSPORT_BYTES];
         snprintf(group, sizeof(group), "%.*s", dot ? (int)(dot - value->path) : 0, value->path);
         tl_json_out_put_json(dot ? tl_json_out_put_object(json, group) : json, dot ? dot + 1 : value->path,
                              value->value);

@@ -68,23 +68,20 @@ void tl_data_connection_refuse_offer(const struct tl_worker *worker, struct tl_l
 /* ------------------------------------------------------------------------------------------------------- links -- */
 
 /* Returns whether the transport does not reach the peer; then the reason is set. The side that has accepted the link
- * checks the address as well as the peer's claim, except between containers, which share the folder of the sockets and
- * not the network. */
+ * checks the address as well as the peer's claim, unless the settings allow other addresses. */
 static bool find_elsewhere(struct tl_data_connection *connection)
 {
     const struct tl_identity *peer = tl_link_peer(connection->link);
-    if (connection->slot->source->find_host == NULL) return false;
+    const struct tl_transport_source *source = connection->slot->source;
+    if (source->find_host == NULL) return false;
     if (!tl_identity_has_host(peer) || memcmp(peer->host, connection->worker->self.host, TL_HOST_BYTES) != 0) {
         data_connection_set_reason(connection, "it is on another host");
         return true;
     }
-    if (tl_link_is_ours(connection->link) || connection->worker->settings.local.socket_folder != NULL) return false;
-    if (tl_endpoint_is_here(peer->address)) return false;
-    data_connection_set_reason(
-        connection,
-        "the connection comes from %s, which is no address of this host; set local.socket_folder where "
-        "containers of one host have networks of their own",
-        peer->address);
+    const char *remedy = source->address_remedy(&connection->worker->settings);
+    if (tl_link_is_ours(connection->link) || remedy == NULL || tl_endpoint_is_here(peer->address)) return false;
+    data_connection_set_reason(connection, "the connection comes from %s, which is no address of this host; %s",
+                               peer->address, remedy);
     return true;
 }
 

@@ -125,11 +125,12 @@ static const char *outside_refusal_of(const struct tl_data_connection *connectio
     return tl_session_measures(connection->session)->outside_refusal;
 }
 
-const char *tl_peers_outside_refusal(const struct tl_worker *worker)
+const char *tl_peers_outside_refusal(const struct tl_worker *worker, const struct tl_transport_source *source)
 {
     for (size_t i = 0; i < worker->members.peer_count; i++) {
-        const char *reason = outside_refusal_of(tl_data_connections_best(&worker->members.peers[i]->data));
-        if (reason != NULL) return reason;
+        const struct tl_data_connection *connection = tl_data_connections_best(&worker->members.peers[i]->data);
+        const char *reason = outside_refusal_of(connection);
+        if (reason != NULL && connection->slot->source == source) return reason;
     }
     return NULL;
 }

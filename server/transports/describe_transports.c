@@ -6,7 +6,6 @@
  * A transport describes its own device (struct tl_transport_source). Where a transport could not be opened the reason
  * is reported; the limit of locked memory is reported separately, because its remedy has nothing to do with cards.
  */
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,50 +14,6 @@
 #include "base/error.h"
 #include "server/transports/transport_choice.h"
 #include "server/worker_internal.h"
-
-/* Reads the word in brackets in a file of the kernel; "": there is none. */
-static void read_choice(const char *path, char *ret_word, size_t capacity)
-{
-    char line[128] = "";
-    ret_word[0] = '\0';
-    FILE *file = fopen(path, "re");
-    if (file == NULL) return;
-    if (fgets(line, sizeof(line), file) == NULL) line[0] = '\0';
-    fclose(file);
-    const char *begin = strchr(line, '[');
-    size_t len = begin != NULL ? strcspn(begin + 1, "]") : 0;
-    if (begin != NULL) snprintf(ret_word, capacity, "%.*s", (int)len, begin + 1);
-}
-
-static unsigned read_number(const char *path)
-{
-    unsigned number = 0;
-    FILE *file = fopen(path, "re");
-    if (file == NULL) return 0;
-    if (fscanf(file, "%u", &number) != 1) number = 0;
-    fclose(file);
-    return number;
-}
-
-/* Describes the local transport: its socket, how memory of users is copied, and which huge pages there are. */
-static void describe_local(const struct tl_worker *worker, char *ret_text, size_t capacity)
-{
-    const struct tl_local_settings *local = &worker->settings.local;
-    char transparent[32];
-    const char *refusal = tl_peers_outside_refusal(worker);
-    bool is_off = local->process_vm == TL_PROCESS_VM_OFF;
-    read_choice("/sys/kernel/mm/transparent_hugepage/shmem_enabled", transparent, sizeof(transparent));
-    snprintf(ret_text, capacity,
-             "shared memory with workers of this host; socket: %.256s; memory of users: %s%.256s; huge "
-             "pages: %u reserved, transparent ones %s",
-             local->socket_folder != NULL ? local->socket_folder : "no file",
-             is_off            ? "copied twice, local.process_vm is off"
-             : refusal != NULL ? "copied twice with some: "
-                               : "read with process_vm_readv",
-             !is_off && refusal != NULL ? refusal : "",
-             read_number("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"),
-             transparent[0] != '\0' ? transparent : "unknown");
-}
 
 static enum tl_status add_transport(struct tl_description *description, const char *name, bool is_available,
                                     const char *reason, struct tl_error *ret_error)
@@ -90,11 +45,11 @@ static enum tl_status describe_transports(const struct tl_worker *worker, struct
     enum tl_status status = add_transport(description, "grpc", true, grpc, ret_error);
     for (size_t i = 0; i < worker->data_plane.transport_count && status == TL_OK; i++) {
         const struct tl_transport_slot *slot = &worker->data_plane.transports[i];
-        char local[TL_ERROR_MESSAGE_BYTES];
-        bool is_local = slot->transport != NULL && slot->source->find_host != NULL;
-        if (is_local) describe_local(worker, local, sizeof(local));
+        char state[TL_ERROR_MESSAGE_BYTES];
+        bool has_state = slot->transport != NULL && slot->source->describe_state != NULL;
+        if (has_state) slot->source->describe_state(slot->transport, state, sizeof(state));
         const char *reason = failures[i].code != TL_OK ? failures[i].message
-                             : is_local                ? local
+                             : has_state               ? state
                              : slot->transport != NULL ? slot->transport->describes_device
                                                        : slot->reason;
         status = add_transport(description, slot->source->name, works[i], reason, ret_error);
@@ -107,7 +62,7 @@ static const struct tl_transport_slot *find_cards(const struct tl_worker *worker
 {
     for (size_t i = 0; i < worker->data_plane.transport_count; i++) {
         const struct tl_transport_slot *slot = &worker->data_plane.transports[i];
-        if (slot->is_wanted && slot->source->describe != NULL) return slot;
+        if (slot->is_wanted && slot->source->describe_card != NULL) return slot;
     }
     return NULL;
 }
@@ -124,7 +79,7 @@ static enum tl_status describe_card(const struct tl_worker *worker, struct tl_de
     struct tl_data_plane_description *to = calloc(1, sizeof(*to));
     description->data_plane = to;
     if (to != NULL) {
-        slot->source->describe(detail, &worker->settings, to);
+        slot->source->describe_card(detail, &worker->settings, to);
         if (transport != NULL && detail == NULL) {
             free(to->device);
             to->device = strdup(transport->provider->name);

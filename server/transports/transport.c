@@ -151,7 +151,7 @@ enum tl_status tl_transport_create(struct tl_worker *worker, const struct tl_tra
         tl_transport_destroy(transport);
         return status;
     }
-    /* The local transport exists on almost every machine, so that it is logged at a lower level. */
+    /* A transport within the host exists on almost every machine, so that it is logged at a lower level. */
     TL_LOG(source->find_host == NULL ? TL_LOG_INFO : TL_LOG_DEBUG, "data plane ready",
            TL_STR("transport", source->name), TL_STR("device", transport->provider->name),
            TL_STR("reason", transport->provider->reason));

@@ -22,6 +22,7 @@
 #include "server/transfers/serving.h"
 #include "server/transports/transport_choice.h"
 
+struct tl_transport;
 struct tl_worker;
 
 /* Options for the parts of a transport. */
@@ -46,6 +47,9 @@ struct tl_transport_source {
     /* Identifies this host, for a transport that reaches only workers of the same host. NULL: it reaches other hosts
      * too. */
     enum tl_status (*find_host)(void *context, uint8_t ret_host[TL_HOST_BYTES], struct tl_error *ret_error);
+    /* Only where find_host is set. Returns what to change so that a peer of this host may connect from an address that
+     * this host does not have; NULL: it may already. */
+    const char *(*address_remedy)(const struct tl_settings *settings);
     /* Lists what may be opened, in order, at least one. address is the worker's own ("host:port", NULL: it has none).
      * Ownership: one block with all details, freed by the caller with free(). Errors: the reason why there is none.
      * Blocks. */
@@ -55,10 +59,13 @@ struct tl_transport_source {
     /* Opens the candidate at this place of the list. Errors: the reason why it cannot be used. */
     enum tl_status (*open)(void *context, const struct tl_settings *settings, const char *address, unsigned order,
                            struct tl_provider **ret_provider, struct tl_error *ret_error);
-    /* Describes a device for tools; detail is that of its candidate (NULL: nothing is known). Fills its part of the
-     * description with new copies (strdup), or NULL where there is no memory. NULL: this transport has no cards. */
-    void (*describe)(const void *detail, const struct tl_settings *settings,
-                     struct tl_data_plane_description *ret_description);
+    /* Describes what the open transport works with, for tools. NULL: its device is named, and why it was chosen. */
+    void (*describe_state)(const struct tl_transport *transport, char *ret_text, size_t capacity);
+    /* Describes a card for tools; detail is that of its candidate (NULL: nothing is known). Fills its part of the
+     * description with new copies (strdup), or NULL where there is no memory. NULL: this transport has no cards. One
+     * entry of TL_TRANSPORTS at most has it, because Identify describes one card. */
+    void (*describe_card)(const void *detail, const struct tl_settings *settings,
+                          struct tl_data_plane_description *ret_description);
     /* Changes the options that were read from the settings; NULL: they stay as they are. */
     void (*adjust)(void *context, struct tl_transport_options *options);
     void *context;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The local transport: what the settings mean for it, and how its provider is opened. */
+/* The local transport: what the settings mean for it, how its provider is opened, and what it works with. */
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/arith.h"
 #include "base/check.h"
@@ -10,6 +12,7 @@
 #include "dataplane/local/local.h"
 #include "server/transports/local_settings.h"
 #include "server/transports/transport.h"
+#include "server/worker_internal.h"
 
 /* How many operations may be posted to one peer at a time. */
 #define WORK_COUNT 256
@@ -99,9 +102,65 @@ static enum tl_status open_local(void *context, const struct tl_settings *settin
     return tl_local_open(&options, ret_provider, ret_error);
 }
 
+/* Containers that share the folder of the sockets may have networks of their own. */
+static const char *address_remedy(const struct tl_settings *settings)
+{
+    if (settings->local.socket_folder != NULL) return NULL;
+    return "set local.socket_folder where containers of one host have networks of their own";
+}
+
+/* -------------------------------------------------------------------------------------------------- description -- */
+
+/* Reads the word in brackets in a file of the kernel; "": there is none. */
+static void read_choice(const char *path, char *ret_word, size_t capacity)
+{
+    char line[128] = "";
+    ret_word[0] = '\0';
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return;
+    if (fgets(line, sizeof(line), file) == NULL) line[0] = '\0';
+    fclose(file);
+    const char *begin = strchr(line, '[');
+    size_t len = begin != NULL ? strcspn(begin + 1, "]") : 0;
+    if (begin != NULL) snprintf(ret_word, capacity, "%.*s", (int)len, begin + 1);
+}
+
+static unsigned read_number(const char *path)
+{
+    unsigned number = 0;
+    FILE *file = fopen(path, "re");
+    if (file == NULL) return 0;
+    if (fscanf(file, "%u", &number) != 1) number = 0;
+    fclose(file);
+    return number;
+}
+
+/* Describes the socket, how memory of users is copied, and which huge pages there are. */
+static void describe_local(const struct tl_transport *transport, char *ret_text, size_t capacity)
+{
+    const struct tl_worker *worker = transport->worker;
+    const struct tl_local_settings *local = &worker->settings.local;
+    char transparent[32];
+    const char *refusal = tl_peers_outside_refusal(worker, transport->source);
+    bool is_off = local->process_vm == TL_PROCESS_VM_OFF;
+    read_choice("/sys/kernel/mm/transparent_hugepage/shmem_enabled", transparent, sizeof(transparent));
+    snprintf(ret_text, capacity,
+             "shared memory with workers of this host; socket: %.256s; memory of users: %s%.256s; huge "
+             "pages: %u reserved, transparent ones %s",
+             local->socket_folder != NULL ? local->socket_folder : "no file",
+             is_off            ? "copied twice, local.process_vm is off"
+             : refusal != NULL ? "copied twice with some: "
+                               : "read with process_vm_readv",
+             !is_off && refusal != NULL ? refusal : "",
+             read_number("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"),
+             transparent[0] != '\0' ? transparent : "unknown");
+}
+
 const struct tl_transport_source tl_transport_local = {.name = "local",
                                                        .refusal = tl_local_settings_refusal,
                                                        .read = read_local,
                                                        .find_host = find_host,
+                                                       .address_remedy = address_remedy,
                                                        .list = list_local,
-                                                       .open = open_local};
+                                                       .open = open_local,
+                                                       .describe_state = describe_local};

@@ -153,7 +153,7 @@ const struct tl_transport_source tl_transport_verbs = {.name = "verbs",
                                                        .read = read_verbs,
                                                        .list = list_verbs,
                                                        .open = open_verbs,
-                                                       .describe = describe_verbs};
+                                                       .describe_card = describe_verbs};
 
 /* ------------------------------------------------------------------------------------------------------- tools -- */
 

@@ -94,7 +94,9 @@ void fake_transport_init(struct fake_transport *transport, struct cluster *clust
         transport->locals[i].source.name = "local";
         transport->locals[i].source.refusal = tl_local_settings_refusal;
         transport->locals[i].source.find_host = find_host;
-        transport->locals[i].source.describe = NULL;
+        transport->locals[i].source.address_remedy = tl_transport_local.address_remedy;
+        transport->locals[i].source.describe_state = tl_transport_local.describe_state;
+        transport->locals[i].source.describe_card = NULL;
     }
 }
 

@@ -298,6 +298,19 @@ START_TEST(too_little_locked_memory)
 }
 END_TEST
 
+/* Only this transport is described as shared memory. */
+START_TEST(shared_memory)
+{
+    prepare("\"local\": {\"socket_folder\": \"/tmp\"}");
+    fake.has_local = true;
+    identify();
+    ck_assert(transport("local")->is_available && transport("verbs")->is_available);
+    ck_assert_ptr_nonnull(strstr(transport("local")->reason, "shared memory with workers of this host; socket: /tmp;"));
+    ck_assert_ptr_null(strstr(transport("verbs")->reason, "shared memory"));
+    teardown();
+}
+END_TEST
+
 START_TEST(none_is_wanted)
 {
     prepare("\"rdma\": \"off\"");
@@ -343,6 +356,7 @@ int main(void)
     tcase_add_test(tcase, a_card_that_does_not_work_where_one_is_required);
     tcase_add_test(tcase, a_card_without_windows);
     tcase_add_test(tcase, too_little_locked_memory);
+    tcase_add_test(tcase, shared_memory);
     tcase_add_test(tcase, none_is_wanted);
     tcase_add_test(tcase, variables_reach_the_card);
     tcase_add_test(tcase, wrong_variables_are_refused);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* What the settings mean for the plane of the host. */
 #include <check.h>
+#include <string.h>
 
 #include "base/clock.h"
 #include "fakes/run_suite.h"
@@ -31,12 +32,21 @@ START_TEST(half_of_memory)
 }
 END_TEST
 
+START_TEST(a_folder_for_sockets_allows_other_addresses)
+{
+    const struct tl_settings without = {.local.socket_folder = NULL}, with = {.local.socket_folder = "/run/x"};
+    ck_assert_ptr_nonnull(strstr(tl_transport_local.address_remedy(&without), "set local.socket_folder"));
+    ck_assert_ptr_null(tl_transport_local.address_remedy(&with));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("transport_local");
     TCase *tcase = tcase_create("transport_local");
     tcase_add_test(tcase, an_attempt_may_take_as_long_as_connecting);
     tcase_add_test(tcase, half_of_memory);
+    tcase_add_test(tcase, a_folder_for_sockets_allows_other_addresses);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
