@@ -35,8 +35,8 @@
 
 #define COMPLETION_COUNT 256
 #define PAGE_BYTES 4096
-#define FREEING_US (500 * 1000) /* memory of tensors is given back in the background */
-#define PATH_SEC 5.0            /* a data connection takes far less */
+#define FREEING_US (50 * 1000) /* memory of tensors is given back in the background */
+#define PATH_SEC 5.0           /* a data connection takes far less */
 #define KEY_BYTES (TL_MAX_KEY_BYTES + 1)
 
 /* One tensor out of many that are asked for at once. */

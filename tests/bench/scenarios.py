@@ -14,7 +14,7 @@ MEMORY_SLACK_BYTES = 64 << 20
 WORKER_COUNT = 64
 SETTLE_SEC = 3
 COMMAND_SEC = 300
-NEW_COUNT = 5
+NEW_COUNT = 7
 
 
 def run_json(command):
@@ -53,8 +53,8 @@ def served_model(build, folder, protocol):
 def pull_twice(build, address, listing, progress, protocol, log_folder, is_apart=False):
     """One receiver: the first pull connects and allocates, the second is into the same tensors. is_apart: connecting is
     measured apart, and further pulls are into tensors of the caller's that are new, in turn with a memcpy into such
-    tensors. The mean of five counts: where the machine is a virtual one, its host may have to find the memory first,
-    which takes up to ten times as long as the copy."""
+    tensors. The median of seven counts: where the machine is a virtual one, its host may have to find the memory
+    first, which takes up to ten times as long as the copy."""
     names = log_folder / "names"
     names.write_text("".join(tensor["name"] + "\n" for tensor in listing["tensors"]))
     command = [build / "bin" / "bench" / "tl_bench", "pull", address.rpartition(":")[2], progress, protocol, names]
@@ -66,7 +66,7 @@ def pull_twice(build, address, listing, progress, protocol, log_folder, is_apart
         if is_apart:
             takes = [(client.ask(f"copy_model {listing['bytes']} 1"), client.ask(f"new_model {listing['bytes']} 1"))
                      for _ in range(NEW_COUNT)]
-            results["copied_seconds"], results["new_seconds"] = map(statistics.mean, zip(*takes))
+            results["copied_seconds"], results["new_seconds"] = map(statistics.median, zip(*takes))
         return {**results, "peak_bytes": status_field(client.pid, "VmHWM")}
 
 

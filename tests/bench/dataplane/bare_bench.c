@@ -6,6 +6,7 @@
  *   bare_bench memfd BYTES COUNT         ... into shared memory that was just mapped, which has no pages yet
  *   bare_bench FOLDER BYTES COUNT        ... into a new file in the folder (a path with a slash)
  *   bare_bench eventfd COUNT             two processes wake each other in turn, each asleep in between
+ *   bare_bench apart COUNT               ... each on a processor of its own
  *
  * Prints one JSON object with the median, in microseconds, of a copy, or of there and back.
  */
@@ -21,6 +22,8 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "processors.h"
 
 #define WARM_UP_COUNT 3
 
@@ -121,13 +124,14 @@ static void await(int fd)
     if (read(fd, &value, sizeof(value)) != (ssize_t)sizeof(value)) die("read");
 }
 
-static void measure_eventfd(double *times_us, size_t count)
+static void measure_eventfd(bool is_apart, double *times_us, size_t count)
 {
     int there = eventfd(0, EFD_CLOEXEC);
     int back = eventfd(0, EFD_CLOEXEC);
     if (there < 0 || back < 0) die("eventfd");
     pid_t child = fork();
     if (child < 0) die("fork");
+    if (is_apart) bench_stay_on_processor(child == 0);
     if (child == 0) {
         for (size_t i = 0; i < count + WARM_UP_COUNT; i++) {
             await(there);
@@ -152,10 +156,10 @@ int main(int argc, char **argv)
         measure_memcpy(strtoul(argv[2], NULL, 10), times_us, count);
     } else if (times_us != NULL && argc == 4) {
         measure_fresh(argv[1], strtoul(argv[2], NULL, 10), times_us, count);
-    } else if (times_us != NULL && argc == 3 && strcmp(argv[1], "eventfd") == 0) {
-        measure_eventfd(times_us, count);
+    } else if (times_us != NULL && argc == 3) {
+        measure_eventfd(strcmp(argv[1], "apart") == 0, times_us, count);
     } else {
-        fprintf(stderr, "usage: bare_bench memcpy|memfd|FOLDER BYTES COUNT | eventfd COUNT\n");
+        fprintf(stderr, "usage: bare_bench memcpy|memfd|FOLDER BYTES COUNT | eventfd|apart COUNT\n");
         return 2;
     }
     report(times_us, count);

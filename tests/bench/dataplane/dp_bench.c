@@ -4,7 +4,7 @@
  * tensors, another one receives them, again and again, over one connection.
  *
  *   dp_bench --size BYTES --outstanding N --count N [--provider verbs|local] [--keys window|region] [--allocate]
- *            [--user-memory] [--map] [--bounce] [--thread] [--spin-us N]
+ *            [--user-memory] [--map] [--bounce] [--thread] [--spin-us N] [--apart]
  *
  * Each of the outstanding ones is received into the same destination again and again, as a loop over steps does it, and
  * as the programs that this is compared with do; with --allocate into a new one each time. With --user-memory the
@@ -14,7 +14,8 @@
  * second, CPU seconds of the receiver, and the counters of the engine over the measured part.
  *
  * With --thread a thread of its own drives the receiver's reactor, and the caller sleeps until it is told; without, the
- * caller drives it. The server drives its reactor itself; both spin before they sleep.
+ * caller drives it. The server drives its reactor itself; both spin before they sleep. With --apart each process stays
+ * on a processor of its own.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -41,6 +42,7 @@
 #include "dataplane/verbs/verbs.h"
 #include "tensor/mapped_tensor.h"
 #include "tests/fakes/made_memory.h"
+#include "processors.h"
 
 #define SERVER_INCARNATION 11
 #define CLIENT_INCARNATION 22
@@ -57,6 +59,7 @@ struct settings {
     bool is_users_memory;
     bool is_mapped;
     bool has_thread;
+    bool is_apart;
     int64_t spin_ns;
 };
 
@@ -464,19 +467,14 @@ static void receive(int fd)
 
 static void read_options(int argc, char **argv)
 {
-    static const struct option options[] = {{"size", required_argument, NULL, 's'},
-                                            {"outstanding", required_argument, NULL, 'o'},
-                                            {"count", required_argument, NULL, 'n'},
-                                            {"warm-up", required_argument, NULL, 'w'},
-                                            {"keys", required_argument, NULL, 'k'},
-                                            {"allocate", no_argument, NULL, 'a'},
-                                            {"bounce", no_argument, NULL, 'b'},
-                                            {"thread", no_argument, NULL, 't'},
-                                            {"provider", required_argument, NULL, 'r'},
-                                            {"user-memory", no_argument, NULL, 'u'},
-                                            {"spin-us", required_argument, NULL, 'p'},
-                                            {"map", no_argument, NULL, 'm'},
-                                            {NULL, 0, NULL, 0}};
+    static const struct option options[] = {
+        {"size", required_argument, NULL, 's'},     {"outstanding", required_argument, NULL, 'o'},
+        {"count", required_argument, NULL, 'n'},    {"warm-up", required_argument, NULL, 'w'},
+        {"keys", required_argument, NULL, 'k'},     {"allocate", no_argument, NULL, 'a'},
+        {"bounce", no_argument, NULL, 'b'},         {"thread", no_argument, NULL, 't'},
+        {"provider", required_argument, NULL, 'r'}, {"user-memory", no_argument, NULL, 'u'},
+        {"spin-us", required_argument, NULL, 'p'},  {"map", no_argument, NULL, 'm'},
+        {"apart", no_argument, NULL, 'd'},          {NULL, 0, NULL, 0}};
     int option;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
@@ -510,6 +508,9 @@ static void read_options(int argc, char **argv)
         case 'm':
             settings.is_mapped = true;
             break;
+        case 'd':
+            settings.is_apart = true;
+            break;
         case 't':
             settings.has_thread = true;
             break;
@@ -528,6 +529,7 @@ int main(int argc, char **argv)
     int fds[2];
     TL_CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds) == 0);
     pid_t child = fork();
+    if (settings.is_apart) bench_stay_on_processor(child == 0);
     if (child == 0) {
         close(fds[0]);
         exit(serve(fds[1]));
