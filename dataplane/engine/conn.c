@@ -259,7 +259,7 @@ static void dispatch(struct tl_conn *conn, const struct tl_message *message)
         break;
     }
     if (!conn_is_open(conn)) {
-        conn_protocol_error(conn, "%s before its HELLO", tl_message_name(message->type));
+        conn_protocol_error(conn, "%s before the handshake was over", tl_message_name(message->type));
         return;
     }
     switch (message->type) {
@@ -325,7 +325,7 @@ static void pair_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
     }
     conn->engine->stats.bytes_received += len_bytes;
     if (!conn_is_open(conn) && conn->state != CONN_CLOSING) {
-        conn_protocol_error(conn, "data before its HELLO");
+        conn_protocol_error(conn, "data before the handshake was over");
         return;
     }
     requests_immediate(conn, immediate, len_bytes);
@@ -363,9 +363,9 @@ static void init_places(struct tl_conn *conn)
 {
     struct conn_requests *requests = &conn->requests;
     struct conn_ending *ending = &conn->ending;
-    struct tl_list *const lists[] = {&conn->engine_link,    &requests->waiting,         &requests->finished,
-                                     &requests->refused,    &requests->spare,           &requests->completed,
-                                     &ending->closure.link, &ending->goodbye_post.place};
+    struct tl_list *const lists[] = {&conn->engine_link,     &requests->waiting,         &requests->finished,
+                                     &requests->unrequested, &requests->spare,           &requests->completed,
+                                     &ending->closure.link,  &ending->goodbye_post.place};
     for (size_t i = 0; i < TL_ARRAY_COUNT(lists); i++)
         tl_list_init(lists[i]);
     conn_posts_init(conn);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A connection with one peer, as the files of the engine see it: struct tl_conn is made of one struct for each thing
- * that the connection keeps, and each of these structs is the business of one file.
+ * that the connection keeps. On the right is what each file takes care of.
  *
  *   conn.c            how it begins and ends, what arrives, and when the peer is given up    ending, peer_timeout
  *   conn_posts.c      what waits to be posted, and credits                                   posts, credits
@@ -10,6 +10,8 @@
  *   measure.c         how fast it is                                                         handshake.measuring
  *   request*.c        what we ask of the peer                                                requests
  *   response*.c       what the peer asks of us                                               responses
+ *
+ * request_memory.c and response_memory.c count ending.held_count down when their registrations come back.
  *
  * Four things are scarce, and each has a queue. Posts wait for slots at the peer and for space in the queue pair
  * (posts.slot_queue, posts.space_queue). Requests wait for windows (posts.window_queue). Fetches wait for handles
@@ -100,7 +102,7 @@ static inline void credits_returned(struct conn_credits *credits, uint32_t upto)
 struct conn_placing {
     struct tl_allocator allocator; /* creates destinations in conn->memory */
     struct tl_memory_wait *wait;   /* memory that the request being placed has waited for; NULL: it has not waited */
-    uint64_t missing_bytes;        /* the pool had no block of this size; 0: it had one, or something else failed */
+    uint64_t missing_bytes;        /* the size that the pool lacked; 0: it lacked nothing */
 };
 
 /* What we ask of the peer. A handle is an index into `by_index` with a generation. */
@@ -110,13 +112,14 @@ struct conn_requests {
     uint16_t *free_indexes;    /* [capacity], a stack of free_count indexes */
     uint32_t capacity;         /* how many requests we may have open */
     uint32_t free_count;
-    uint32_t peer_capacity;        /* how many requests the peer takes at a time */
-    bool has_progressed;           /* something has come for a request since reroute_timer was armed */
-    struct tl_list spare;          /* struct request: ended ones that are used again */
-    struct tl_list waiting;        /* struct tl_fetch: they need a handle */
-    struct tl_list finished;       /* struct request: their fetches are to be completed */
-    struct tl_list completed;      /* struct request: their fetches are completed; freed at the end of the pump */
-    struct tl_list refused;        /* struct tl_fetch: they end without a request, and are to be completed */
+    uint32_t peer_capacity;     /* how many requests the peer takes at a time */
+    bool has_progressed;        /* something has come for a request since reroute_timer was armed */
+    struct tl_list spare;       /* struct request: ended ones that are used again */
+    struct tl_list waiting;     /* struct tl_fetch: they need a handle */
+    struct tl_list finished;    /* struct request: their fetches are to be completed */
+    struct tl_list completed;   /* struct request: their fetches are completed; freed at the end of the pump */
+    struct tl_list unrequested; /* struct tl_fetch: refused, cancelled or rerouted before they had a request, and to be
+                                   completed */
     struct tl_timer reroute_timer; /* armed while fetches wait for a handle */
     struct tl_meta_cache *cache;
     struct conn_placing placing;
@@ -227,23 +230,24 @@ enum conn_state {
     CONN_CLOSING,   /* waits until no operation is posted and nothing is held */
 };
 
-/* What each tensor uses comes first. */
+/* Ordered by use: what each tensor needs comes first. */
 struct tl_conn {
     struct tl_engine *engine;
-    struct tl_queue_pair *pair;
-    struct tl_memory *memory; /* where the peer may write: the engine's memory, or its own under TL_KEYS_REGION */
+    struct tl_queue_pair *pair; /* what messages and writes are posted to; belongs to the connection */
+    struct tl_memory *memory;   /* where the peer may write: the engine's memory, or a pool made for this peer alone
+                                   (TL_KEYS_REGION) */
     enum conn_state state;
     struct conn_credits credits;
     struct conn_posts posts;
     struct conn_peer_timeout peer_timeout;
     struct conn_requests requests;
     struct conn_responses responses;
-    struct tl_identity peer;
+    struct tl_identity peer; /* names the peer in messages, and is passed to the source */
     struct conn_ending ending;
     struct conn_handshake handshake;
-    const struct tl_conn_events *events;
-    void *owner;
-    struct tl_list engine_link; /* in engine->conns */
+    const struct tl_conn_events *events; /* tell the owner that the connection is up or closed */
+    void *owner;                         /* tl_conn_owner: the object of the caller that the events are for */
+    struct tl_list engine_link;          /* in engine->conns */
 };
 
 /* ------------------------------------------------------------------------------------------------------ conn.c -- */
@@ -377,7 +381,8 @@ void requests_reroute(struct tl_timer *timer);
 /* A message about a request of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED or MAPPED. */
 void requests_message(struct tl_conn *conn, const struct tl_message *message);
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);
-/* Completes the fetches that are finished, as far as this pump may hash and copy their bytes, and those refused. */
+/* Completes the fetches that are finished, as far as this pump may hash and copy their bytes, and those that end
+ * without a request. */
 void requests_complete_fetches(struct tl_conn *conn);
 /* The queue pair is drained: ends the requests that are open. */
 void requests_break(struct tl_conn *conn);

@@ -92,7 +92,7 @@ static void maybe_post_credits(struct tl_conn *conn)
 static void maybe_complete(struct tl_conn *conn)
 {
     const struct conn_requests *requests = &conn->requests;
-    if (!tl_list_is_empty(&requests->finished) || !tl_list_is_empty(&requests->refused))
+    if (!tl_list_is_empty(&requests->finished) || !tl_list_is_empty(&requests->unrequested))
         requests_complete_fetches(conn);
 }
 

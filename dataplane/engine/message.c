@@ -22,7 +22,7 @@ enum {
     FLAG_PING = 8,
     FLAG_PUBLISHED = 16,
     FLAG_MAY_MAP = 32,
-    FLAG_BOUNCED = 64,
+    FLAG_RECEIVER_COPYING = 64,
 };
 
 /* What a message of each type may contain, and must contain. */
@@ -42,13 +42,13 @@ static const struct layout layouts[] = {
     [TL_MESSAGE_HELLO] = {.name = "HELLO", .has_hello = true, .has_destination = true},
     [TL_MESSAGE_PROBED] = {.name = "PROBED"},
     [TL_MESSAGE_REQUEST] = {.name = "REQUEST",
-                            .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_MAY_MAP | FLAG_BOUNCED,
+                            .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_MAY_MAP | FLAG_RECEIVER_COPYING,
                             .has_request = true,
                             .has_destination = true},
     [TL_MESSAGE_META_DATA_UPDATE] = {.name = "META_DATA_UPDATE",
                                      .flags = FLAG_META_DATA | FLAG_PUBLISHED,
                                      .has_step = true},
-    [TL_MESSAGE_RE_REQUEST] = {.name = "RE_REQUEST", .flags = FLAG_BOUNCED, .has_destination = true},
+    [TL_MESSAGE_RE_REQUEST] = {.name = "RE_REQUEST", .flags = FLAG_RECEIVER_COPYING, .has_destination = true},
     [TL_MESSAGE_DONE] = {.name = "DONE",
                          .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_PUBLISHED,
                          .has_step = true,
@@ -169,7 +169,7 @@ uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
     unsigned flags = (message->has_meta_data ? FLAG_META_DATA : 0) | (message->has_checksum ? FLAG_CHECKSUM : 0) |
                      (message->is_final ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
                      (message->is_published ? FLAG_PUBLISHED : 0) | (message->may_map ? FLAG_MAY_MAP : 0) |
-                     (message->is_bounced ? FLAG_BOUNCED : 0);
+                     (message->is_receiver_copying ? FLAG_RECEIVER_COPYING : 0);
     flags &= layout->flags;
     buffer[0] = (uint8_t)message->type;
     buffer[1] = (uint8_t)flags;
@@ -391,7 +391,7 @@ enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struc
     message->is_ping = (flags & FLAG_PING) != 0;
     message->is_published = (flags & FLAG_PUBLISHED) != 0;
     message->may_map = (flags & FLAG_MAY_MAP) != 0;
-    message->is_bounced = (flags & FLAG_BOUNCED) != 0;
+    message->is_receiver_copying = (flags & FLAG_RECEIVER_COPYING) != 0;
     message->consumed = get_u32(bytes + 4);
     message->handle = get_u32(bytes + 8);
     struct reader reader = {.at = bytes + HEAD_BYTES, .end = bytes + len_bytes};

@@ -19,7 +19,8 @@
 #include "dataplane/provider.h"
 #include "tensor/meta_data.h"
 
-#define TL_DATAPLANE_VERSION 3 /* 1: numbers had their full width; 2: there was no flag for a bounced request */
+/* 1: numbers had their full width; 2: REQUEST and RE_REQUEST could not say that the receiver copies. */
+#define TL_DATAPLANE_VERSION 3
 #define TL_MESSAGE_KEY_BYTES 512
 
 enum tl_message_type {
@@ -44,12 +45,12 @@ struct tl_message {
 
     /* Flags. */
     bool has_meta_data;
-    bool has_checksum; /* in a REQUEST: a checksum is wanted */
-    bool is_final;     /* ERROR_STATUS: the owner's answer, whatever its code */
-    bool is_ping;      /* CREDIT */
-    bool is_published; /* META_DATA_UPDATE, DONE, MAPPED: the step is the version of a published value */
-    bool may_map;      /* REQUEST: MAPPED may be the answer */
-    bool is_bounced;   /* REQUEST, RE_REQUEST: the receiver copies the bytes on, piece by piece as they arrive */
+    bool has_checksum;        /* in a REQUEST: a checksum is wanted */
+    bool is_final;            /* ERROR_STATUS: the owner's answer, whatever its code */
+    bool is_ping;             /* CREDIT */
+    bool is_published;        /* META_DATA_UPDATE, DONE, MAPPED: the step is the version of a published value */
+    bool may_map;             /* REQUEST: MAPPED may be the answer */
+    bool is_receiver_copying; /* REQUEST, RE_REQUEST: the receiver copies the bytes on, piece by piece as they arrive */
 
     uint64_t number;
     uint64_t step;
@@ -93,13 +94,13 @@ const char *tl_message_name(enum tl_message_type type);
 /* -------------------------------------------------------------------------------------------------- immediates -- */
 
 /* A handle names a request of one connection. It is an index that is used again, and a generation that tells its uses
- * apart, so that a late answer is recognised. The two highest bits belong to the writer. */
+ * apart, so that a late answer is recognised. The two highest bits belong to the sender. */
 #define TL_HANDLE_INDEX_BITS 16
 #define TL_HANDLE_GENERATION_BITS 14
 #define TL_MAX_REQUESTS 65535
-#define TL_IMMEDIATE_PROBE UINT32_MAX                 /* no request has this index */
-#define TL_IMMEDIATE_BOUNCED (UINT32_C(1) << 31)      /* the writer has copied the bytes */
-#define TL_IMMEDIATE_DONE_FOLLOWS (UINT32_C(1) << 30) /* a DONE follows */
+#define TL_IMMEDIATE_PROBE UINT32_MAX                   /* no request has this index */
+#define TL_IMMEDIATE_SENDER_COPYING (UINT32_C(1) << 31) /* the sender has copied the bytes into its pool */
+#define TL_IMMEDIATE_DONE_FOLLOWS (UINT32_C(1) << 30)   /* a DONE follows */
 
 static inline uint32_t tl_handle(uint32_t index, uint32_t generation)
 {

@@ -76,8 +76,13 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
  * next value that has bytes is more likely to be like the last one that had. */
 static void handle_empty(struct request *request, const struct tl_message *message)
 {
-    if (message->meta_data.size_bytes > 0 || request->received_bytes > 0) {
-        conn_protocol_error(request->conn, "DONE for %s before all of its bytes", request->fetch->key);
+    if (message->meta_data.size_bytes > 0) {
+        conn_protocol_error(request->conn, "DONE for %s with the meta-data of a value that has bytes",
+                            request->fetch->key);
+        return;
+    }
+    if (request->received_bytes > 0) {
+        conn_protocol_error(request->conn, "DONE for %s without bytes after some of its bytes", request->fetch->key);
         return;
     }
     /* A request that was given up takes the value all the same if it comes first. */
@@ -99,8 +104,12 @@ static void handle_done(struct request *request, const struct tl_message *messag
         return;
     }
     bool is_whole = request->received_bytes > 0 && request->received_bytes == request->expected.meta_data.size_bytes;
-    if (!is_whole || !request->is_done_expected) {
+    if (!is_whole) {
         conn_protocol_error(request->conn, "DONE for %s before all of its bytes", request->fetch->key);
+        return;
+    }
+    if (!request->is_done_expected) {
+        conn_protocol_error(request->conn, "DONE for %s that its bytes did not announce", request->fetch->key);
         return;
     }
     request->expected.step = message->step;
@@ -208,7 +217,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
         return;
     }
     request->received_bytes += len_bytes;
-    request->is_source_bounced |= (immediate & TL_IMMEDIATE_BOUNCED) != 0;
+    request->is_sender_copying |= (immediate & TL_IMMEDIATE_SENDER_COPYING) != 0;
     request->is_done_expected |= (immediate & TL_IMMEDIATE_DONE_FOLLOWS) != 0;
     advance_early(request);
     if (len_bytes == left_bytes && !request->is_done_expected) request_handle(request, REQUEST_EVENT_COMPLETE);
@@ -311,7 +320,7 @@ void requests_reroute(struct tl_timer *timer)
     }
     while ((place = tl_list_pop_front(&conn->requests.waiting)) != NULL) {
         TL_CONTAINER_OF(place, struct tl_fetch, transport_link)->transport_state = &rerouted;
-        tl_list_push_back(&conn->requests.refused, place);
+        tl_list_push_back(&conn->requests.unrequested, place);
         conn->engine->stats.rerouted++;
     }
     conn_pump_later(conn);
@@ -327,7 +336,7 @@ void requests_begin(struct tl_conn *conn)
         }
         struct tl_fetch *fetch =
             TL_CONTAINER_OF(tl_list_pop_front(&conn->requests.waiting), struct tl_fetch, transport_link);
-        if (!begin(conn, fetch)) tl_list_push_back(&conn->requests.refused, &fetch->transport_link);
+        if (!begin(conn, fetch)) tl_list_push_back(&conn->requests.unrequested, &fetch->transport_link);
     }
 }
 
@@ -336,7 +345,7 @@ void tl_conn_fetch(struct tl_conn *conn, struct tl_fetch *fetch)
     fetch->transport_state = NULL;
     fetch->is_final = false;
     fetch->is_rerouted = false;
-    tl_list_push_back(conn->state == CONN_UP ? &conn->requests.waiting : &conn->requests.refused,
+    tl_list_push_back(conn->state == CONN_UP ? &conn->requests.waiting : &conn->requests.unrequested,
                       &fetch->transport_link);
     conn_pump_later(conn);
 }
@@ -351,7 +360,7 @@ void tl_conn_cancel(struct tl_conn *conn, struct tl_fetch *fetch)
     }
     tl_list_remove(&fetch->transport_link);
     fetch->transport_state = has_handle(conn) || conn->state != CONN_UP ? &given_up : &given_up_waiting;
-    tl_list_push_back(&conn->requests.refused, &fetch->transport_link);
+    tl_list_push_back(&conn->requests.unrequested, &fetch->transport_link);
     conn_pump_later(conn);
 }
 
@@ -362,12 +371,13 @@ static enum tl_path path_of(const struct request *request)
     if (request->is_mapped) return TL_PATH_MAPPED;
     if (request->received_bytes == 0) return TL_PATH_NONE;
     if (request->fetch->meta_data.dtype == TL_STRING) return TL_PATH_SERIALIZED;
-    return request->bounce_buffer != NULL || request->is_source_bounced ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
+    return request->bounce_buffer != NULL || request->is_sender_copying ? TL_PATH_BOUNCE : TL_PATH_ZERO_COPY;
 }
 
 /* Completes a request whose bytes are in the destination or its bounce buffer, where the peer cannot write them any
- * more. Returns false when this pump may not copy and hash all of them; the next pump goes on. Until then the request
- * stays FINISHED, which neither a cancel nor the end of the connection changes. */
+ * more. Returns whether it is over; *ret_result then says how. It is not over while this pump may not copy and hash all
+ * of the bytes: the next pump goes on. Until then the request stays FINISHED, which neither a cancel nor the end of the
+ * connection changes. */
 static bool complete(struct request *request, struct tl_error *ret_result)
 {
     struct tl_fetch *fetch = request->fetch;
@@ -484,7 +494,7 @@ void requests_complete_fetches(struct tl_conn *conn)
         conn_pump_later(conn);
         break;
     }
-    while ((place = tl_list_pop_front(&conn->requests.refused)) != NULL) {
+    while ((place = tl_list_pop_front(&conn->requests.unrequested)) != NULL) {
         struct tl_fetch *fetch = TL_CONTAINER_OF(place, struct tl_fetch, transport_link);
         struct tl_error error;
         if (fetch->transport_state == &given_up) {
@@ -512,7 +522,7 @@ void requests_break(struct tl_conn *conn)
     if (conn->ending.reason.code == TL_OK) {
         tl_error_set(&error, TL_UNAVAILABLE, "%s has closed the data connection", conn->peer.name);
     }
-    tl_list_splice_back(&conn->requests.refused, &conn->requests.waiting);
+    tl_list_splice_back(&conn->requests.unrequested, &conn->requests.waiting);
     for (uint32_t i = 0; i < conn->requests.capacity; i++) {
         struct request *request = conn->requests.by_index[i];
         if (request == NULL || request->state == REQUEST_FINISHED) continue;
@@ -528,5 +538,5 @@ void requests_break(struct tl_conn *conn)
 bool requests_are_over(const struct tl_conn *conn)
 {
     return conn->requests.free_count == conn->requests.capacity && tl_list_is_empty(&conn->requests.waiting) &&
-           tl_list_is_empty(&conn->requests.refused);
+           tl_list_is_empty(&conn->requests.unrequested);
 }

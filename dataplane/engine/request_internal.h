@@ -63,12 +63,12 @@ struct request {
     bool is_cancelled; /* it is given up as soon as it has registered or has memory; once it has a result, it does not
                           ask again */
     bool is_revoke_posted;
-    bool is_place_sent; /* the peer knows where to write the expected value */
-    bool has_meta_data; /* `expected` is set, from the cache or from META_DATA_UPDATE */
-    bool is_exposed;    /* the peer may still write through the exposure */
-    bool is_source_bounced;
-    bool is_done_expected; /* a DONE follows the data */
-    bool is_answered;      /* a status has come, which is the peer's last answer */
+    bool is_place_sent;     /* the peer knows where to write the expected value */
+    bool has_meta_data;     /* `expected` is set, from the cache or from META_DATA_UPDATE */
+    bool is_exposed;        /* the peer may still write through the exposure */
+    bool is_sender_copying; /* some of the bytes were copied into the owner's pool */
+    bool is_done_expected;  /* a DONE follows the data */
+    bool is_answered;       /* a status has come, which is the peer's last answer */
     bool has_checksum;
     bool may_map; /* MAPPED is a possible answer */
     bool is_mapped;
@@ -76,9 +76,9 @@ struct request {
     struct conn_memory_wait *memory_wait; /* NULL: it does not wait for memory */
     struct tl_tensor *kept;               /* the destination, while it may be exposed; holds a reference */
     struct tl_pin pin;                    /* registered memory of the destination or the bounce buffer */
-    struct tl_tensor
-        *bounce_buffer; /* a block of the pool, copied at the end; NULL: the peer writes the destination itself */
-    const char *bounce_reason; /* why there is a bounce buffer; never freed */
+    struct tl_tensor *bounce_buffer; /* a block of the pool, from which the bytes are copied on as they arrive; NULL:
+                                        the peer writes the destination itself */
+    const char *bounce_reason;       /* why there is a bounce buffer; never freed */
     uint64_t received_bytes;
     uint64_t checksum;
     uint32_t sent_slot;            /* how many slots we had used when the latest REQUEST or RE_REQUEST was sent */

@@ -33,7 +33,7 @@ void request_release_memory(struct request *request)
     request->kept = NULL;
     request->pin = (struct tl_pin){.region = NULL};
     request->received_bytes = 0;
-    request->is_source_bounced = false;
+    request->is_sender_copying = false;
     request->is_done_expected = false;
 }
 

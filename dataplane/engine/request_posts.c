@@ -77,7 +77,7 @@ static bool post_next(struct pending_post *pending)
     } else {
         message = conn_compose(conn, TL_MESSAGE_RE_REQUEST, request->handle);
     }
-    message->is_bounced = request->bounce_buffer != NULL;
+    message->is_receiver_copying = request->bounce_buffer != NULL;
     if (request->pin.address != NULL) message->destination = request->exposure.descriptor;
     conn_post_message(conn, message, NULL);
     request->is_asked = true;

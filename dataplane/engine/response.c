@@ -190,7 +190,7 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
     response->state = RESPONSE_WAITING;
     response->wants_checksum = message->has_checksum;
     response->may_map = message->may_map;
-    response->is_peer_bouncing = message->is_bounced;
+    response->is_receiver_copying = message->is_receiver_copying;
     response->has_meta_data = message->has_meta_data;
     if (message->has_meta_data) tl_meta_data_copy(&response->expected, &message->meta_data);
     response->expected_step = message->expected_step;
@@ -252,7 +252,7 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
     } else {
         if (response->state == RESPONSE_PARKED) {
             response->destination = message->destination;
-            response->is_peer_bouncing = message->is_bounced;
+            response->is_receiver_copying = message->is_receiver_copying;
         }
         response_handle(response, RESPONSE_EVENT_RE_REQUEST);
     }

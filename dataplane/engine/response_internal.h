@@ -74,8 +74,8 @@ struct response {
     bool has_meta_data;    /* `expected` is set, from the REQUEST */
     bool is_update_wanted; /* PARKED: META_DATA_UPDATE has not been posted */
     bool is_registering;
-    bool is_bounced;       /* the bytes are copied into the pool here before they are written */
-    bool is_peer_bouncing; /* the peer copies the bytes on as they arrive */
+    bool is_sender_copying;   /* the bytes are copied into the pool here before they are written */
+    bool is_receiver_copying; /* the peer copies the bytes on as they arrive */
     bool is_first_piece_used;
     bool is_done_wanted;    /* a DONE follows the bytes */
     bool may_change;        /* the bytes lie in a file, which is checked when all of them were read, before the DONE */

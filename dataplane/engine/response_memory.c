@@ -78,7 +78,7 @@ static void registered(struct tl_closure *closure)
     if (registration->error.code == TL_OK) {
         response->pin = registration->pin;
     } else {
-        response->is_bounced = true;
+        response->is_sender_copying = true;
     }
     free(registering);
     if (conn->ending.is_pair_drained) {
@@ -103,12 +103,12 @@ void response_prepare(struct response *response)
     if (is_direct) {
         response_handle(response, RESPONSE_EVENT_READY);
     } else if (engine->options.is_bounce_forced || is_small) {
-        response->is_bounced = true;
+        response->is_sender_copying = true;
         response_handle(response, RESPONSE_EVENT_READY);
     } else {
         response->is_registering =
             conn_register(response->conn, engine->memory, response, tensor, TL_REGION_READ, registered);
-        response->is_bounced = !response->is_registering;
-        if (response->is_bounced) response_handle(response, RESPONSE_EVENT_READY);
+        response->is_sender_copying = !response->is_registering;
+        if (response->is_sender_copying) response_handle(response, RESPONSE_EVENT_READY);
     }
 }

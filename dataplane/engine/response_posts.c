@@ -138,11 +138,11 @@ static uint64_t bouncing_bytes(uint64_t size_bytes)
 static uint64_t most_bytes(const struct response *response)
 {
     uint64_t piece_bytes = response->conn->engine->piece_bytes;
-    if (response->is_peer_bouncing)
+    if (response->is_receiver_copying)
         piece_bytes = tl_min_u64(piece_bytes, bouncing_bytes(tl_tensor_size_bytes(response->offer.tensor)));
-    uint64_t read_bytes = response->is_bounced       ? BOUNCE_PIECE_BYTES
-                          : response->wants_checksum ? PUMP_BYTES
-                                                     : UINT64_MAX;
+    uint64_t read_bytes = response->is_sender_copying ? BOUNCE_PIECE_BYTES
+                          : response->wants_checksum  ? PUMP_BYTES
+                                                      : UINT64_MAX;
     return tl_min_u64(piece_bytes, read_bytes);
 }
 
@@ -153,7 +153,7 @@ static void read_piece(struct response *response, const uint8_t *source, uint64_
     if (response->wants_checksum) {
         TL_CHECK(XXH3_64bits_update(response->hash_state, source, (size_t)len_bytes) == XXH_OK);
     }
-    if (response->wants_checksum || response->is_bounced) {
+    if (response->wants_checksum || response->is_sender_copying) {
         *budget_bytes -= len_bytes < *budget_bytes ? len_bytes : *budget_bytes;
     }
 }
@@ -180,7 +180,7 @@ static bool post_piece(struct response *response)
     uint64_t piece_bytes = most_bytes(response);
     uint64_t len_bytes = tl_min_u64(left_bytes, piece_bytes);
     const uint8_t *source = (const uint8_t *)tl_tensor_data(tensor) + response->posted_bytes;
-    if (response->is_bounced && response->pieces_out >= MAX_BOUNCES)
+    if (response->is_sender_copying && response->pieces_out >= MAX_BOUNCES)
         return false; /* queued again when a piece is done */
     struct tl_error error;
     if (tl_tensor_check_readable(tensor, response->posted_bytes, len_bytes, &error) != TL_OK) {
@@ -188,15 +188,16 @@ static bool post_piece(struct response *response)
     }
     struct piece *piece = has_hash_state(response) ? piece_create(response) : NULL;
     if (piece == NULL) return fail(response, &response_out_of_memory);
-    enum tl_status status = response->is_bounced ? response_bounce(response, piece, source, len_bytes, &error) : TL_OK;
+    enum tl_status status =
+        response->is_sender_copying ? response_bounce(response, piece, source, len_bytes, &error) : TL_OK;
     if (status != TL_OK) {
         piece_destroy(response, piece);
         if (status == TL_UNAVAILABLE || response->pieces_out > 0) return false;
         tl_error_prefix(&error, "%s cannot be sent through the pool: ", response->key);
         return fail(response, &error);
     }
-    const struct tl_region *region = response->is_bounced ? piece->pin.region : response->pin.region;
-    uint32_t immediate = response->handle | (response->is_bounced ? TL_IMMEDIATE_BOUNCED : 0) |
+    const struct tl_region *region = response->is_sender_copying ? piece->pin.region : response->pin.region;
+    uint32_t immediate = response->handle | (response->is_sender_copying ? TL_IMMEDIATE_SENDER_COPYING : 0) |
                          (response->is_done_wanted ? TL_IMMEDIATE_DONE_FOLLOWS : 0);
     response->pieces_out++;
     conn_post_write(conn, region, piece->block != NULL ? tl_tensor_data(piece->block) : source, len_bytes,

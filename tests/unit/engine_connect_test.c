@@ -262,7 +262,7 @@ START_TEST(not_handshake_done)
         ck_assert_uint_eq(pair.left->up_count, 0);
         close_raw();
     } else {
-        expect_refused(TL_UNAVAILABLE, "before its HELLO");
+        expect_refused(TL_UNAVAILABLE, "before the handshake was over");
     }
 }
 END_TEST
@@ -271,7 +271,7 @@ START_TEST(data_before_the_handshake)
 {
     open_raw();
     raw_peer_write(&raw, NULL, 0, 0, 5);
-    expect_refused(TL_UNAVAILABLE, "before its HELLO");
+    expect_refused(TL_UNAVAILABLE, "before the handshake was over");
 }
 END_TEST
 

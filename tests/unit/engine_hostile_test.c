@@ -179,7 +179,7 @@ static const struct word words[] = {
     {(enum tl_message_type)0, 0, 0, 0},   /* An immediate without bytes. */
     {(enum tl_message_type)0, 0, 0, TL_IMMEDIATE_DONE_FOLLOWS},
     {(enum tl_message_type)0, 0, 10, 0},
-    {(enum tl_message_type)0, 0, 10, TL_IMMEDIATE_DONE_FOLLOWS | TL_IMMEDIATE_BOUNCED},
+    {(enum tl_message_type)0, 0, 10, TL_IMMEDIATE_DONE_FOLLOWS | TL_IMMEDIATE_SENDER_COPYING},
     {(enum tl_message_type)0, 0, SIZE_BYTES / 2, 0},
     {(enum tl_message_type)0, 0, SIZE_BYTES, 0},
     {(enum tl_message_type)0, 0, SIZE_BYTES, TL_IMMEDIATE_DONE_FOLLOWS},
@@ -236,6 +236,39 @@ START_TEST(every_word_in_every_state)
 }
 END_TEST
 
+/* -------------------------------------------------------------------------------------------------- wrong DONEs -- */
+
+static void expect_reason(const char *reason)
+{
+    raw_peer_run(&raw);
+    ck_assert_uint_eq(pair.left->closed_count, 1);
+    ck_assert_ptr_nonnull(strstr(pair.left->reason.message, reason));
+    ck_assert_uint_eq(ask.done_count, 1);
+    engine_ask_fini(&ask);
+    close_raw();
+}
+
+START_TEST(wrong_done)
+{
+    static const struct {
+        enum stage stage;
+        uint64_t size_bytes; /* As in struct word. */
+        bool has_all_bytes;
+        const char *reason;
+    } cases[] = {
+        {STAGE_HALF, UINT64_MAX, false, "DONE for key before all of its bytes"},
+        {STAGE_RE_ASKED, UINT64_MAX, true, "DONE for key that its bytes did not announce"},
+        {STAGE_ASKED, SIZE_BYTES, false, "DONE for key with the meta-data of a value that has bytes"},
+        {STAGE_HALF, 0, false, "DONE for key without bytes after some of its bytes"},
+    };
+    open_raw();
+    reach(cases[_i].stage);
+    if (cases[_i].has_all_bytes) write_piece(0, SIZE_BYTES, 0);
+    say(&(struct word){.type = TL_MESSAGE_DONE, .size_bytes = cases[_i].size_bytes});
+    expect_reason(cases[_i].reason);
+}
+END_TEST
+
 /* ------------------------------------------------------------------------------------------------ what it asks -- */
 
 static void expect_protocol_error(void)
@@ -271,7 +304,7 @@ END_TEST
 
 START_TEST(request_with_an_impossible_handle)
 {
-    const uint32_t handles[] = {UINT16_MAX, TL_IMMEDIATE_DONE_FOLLOWS | 5, TL_IMMEDIATE_BOUNCED | 5, UINT32_MAX};
+    const uint32_t handles[] = {UINT16_MAX, TL_IMMEDIATE_DONE_FOLLOWS | 5, TL_IMMEDIATE_SENDER_COPYING | 5, UINT32_MAX};
     open_raw();
     struct tl_message message = ask_for(handles[_i]);
     raw_peer_send(&raw, &message);
@@ -635,6 +668,7 @@ int main(void)
     tcase_set_timeout(tcase, 60);
     tcase_add_checked_fixture(tcase, setup, NULL);
     tcase_add_loop_test(tcase, every_word_in_every_state, 0, WORD_COUNT);
+    tcase_add_loop_test(tcase, wrong_done, 0, 4);
     tcase_add_test(tcase, request_with_an_open_handle);
     tcase_add_loop_test(tcase, request_with_an_impossible_handle, 0, 4);
     tcase_add_test(tcase, request_without_a_number);

@@ -52,7 +52,7 @@ static void compose(enum tl_message_type type)
     message.is_ping = type == TL_MESSAGE_CREDIT;
     message.is_published = type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE || type == TL_MESSAGE_MAPPED;
     message.may_map = type == TL_MESSAGE_REQUEST;
-    message.is_bounced = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST;
+    message.is_receiver_copying = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST;
 }
 
 static uint32_t encode(void)
@@ -142,7 +142,7 @@ static void expect_round_trip(void)
     ck_assert_int_eq(decoded.is_ping, message.is_ping);
     ck_assert_int_eq(decoded.is_published, message.is_published);
     ck_assert_int_eq(decoded.may_map, message.may_map);
-    ck_assert_int_eq(decoded.is_bounced, message.is_bounced);
+    ck_assert_int_eq(decoded.is_receiver_copying, message.is_receiver_copying);
     expect_same_body();
 }
 
@@ -158,7 +158,7 @@ START_TEST(round_trip)
     message.is_ping = false;
     message.is_published = false;
     message.may_map = false;
-    message.is_bounced = false;
+    message.is_receiver_copying = false;
     expect_round_trip();
     message.consumed = UINT32_MAX;
     message.handle = 0;
@@ -244,7 +244,7 @@ START_TEST(flags)
     static const unsigned allowed[] = {0, 0, 1 | 2 | 32 | 64, 1 | 16, 64, 1 | 2 | 16, 4, 0, 0, 8, 0, 1 | 16};
     compose(types[_i]);
     message.has_meta_data = message.has_checksum = message.is_final = message.is_ping = message.is_published = true;
-    message.may_map = message.is_bounced = true;
+    message.may_map = message.is_receiver_copying = true;
     uint32_t len_bytes = encode();
     ck_assert_uint_eq(buffer[1], allowed[_i]);
     for (unsigned bit = 0; bit < 8; bit++) {
@@ -487,7 +487,7 @@ START_TEST(handles)
     for (uint32_t generation = 0; generation < 1u << TL_HANDLE_GENERATION_BITS; generation++) {
         uint32_t handle = tl_handle(TL_MAX_REQUESTS - 1, generation);
         ck_assert_uint_eq(handle & ~TL_HANDLE_MASK, 0);
-        ck_assert_uint_ne(handle | TL_IMMEDIATE_BOUNCED | TL_IMMEDIATE_DONE_FOLLOWS, TL_IMMEDIATE_PROBE);
+        ck_assert_uint_ne(handle | TL_IMMEDIATE_SENDER_COPYING | TL_IMMEDIATE_DONE_FOLLOWS, TL_IMMEDIATE_PROBE);
     }
 }
 END_TEST
