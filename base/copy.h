@@ -12,8 +12,8 @@ void tl_copy_uncached(void *to, const void *from, size_t len_bytes);
 
 /* Copies like memcpy out of memory that another processor writes and this one reads, again and again. Afterwards the
  * content of `from` is undefined: something is written to each cache line that lies wholly within it, so that only this
- * processor has the line. To write to a line that several processors have takes the other processor four to twenty
- * times as long, because it must wait until each has given the line up. */
+ * processor has the line. To write to a line that several processors have takes the other processor four to six times
+ * as long, because it must wait until each has given the line up. */
 void tl_copy_out(void *to, void *from, size_t len_bytes);
 
 #endif

@@ -2,7 +2,7 @@
 /*
  * The local provider as a whole: opening it, polling it, sleeping.
  *
- * A poll takes what peers have posted, carries out what was posted here, and reports what is done. Now and then, and
+ * A poll takes what peers have posted, executes what was posted here, and reports what is done. Now and then, and
  * after each sleep, it looks at the sockets, where something comes rarely: a HELLO, descriptors, the end of a peer.
  *
  * Before the provider sleeps, it sets a bit in each ring and looks once more at what peers have posted. A peer that
@@ -69,7 +69,7 @@ void local_forget_descriptor(struct local_provider *provider, int fd)
 
 static void handle(struct local_provider *provider, uint64_t number)
 {
-    if (number == DONE_NUMBER) { /* poll asks the readers */
+    if (number == DONE_NUMBER) { /* poll asks the helper threads */
         uint64_t count;
         (void)!read(provider->done_fd, &count, sizeof(count));
         return;
@@ -151,10 +151,10 @@ static bool is_time_to_look(struct local_provider *provider)
 static unsigned poll_pair(struct local_pair *pair)
 {
     unsigned events = 0;
-    if (pair->state < LOCAL_ENDING && local_pair_is_reading(pair)) events += local_pair_ask_readers(pair);
+    if (pair->state < LOCAL_ENDING && local_pair_is_reading(pair)) events += local_pair_ask_helpers(pair);
     if (pair->state == LOCAL_CONNECTED) {
         events += local_take_slots(pair, SLOTS_PER_POLL);
-        if (pair->queue.carried != pair->queue.posted || pair->rings.has_posted) events += local_execute_posts(pair);
+        if (pair->queue.executed != pair->queue.posted || pair->rings.has_posted) events += local_execute_posts(pair);
         if (pair->queue.completed != pair->queue.posted) events += local_complete(pair);
     }
     if (pair->state == LOCAL_ENDING) {
@@ -178,7 +178,7 @@ static void set_states(struct local_provider *provider, bool is_asleep)
     }
 }
 
-/* Returns whether a reader, ours or the peer's, is reading memory and is expected to end soon. */
+/* Returns whether a helper thread, ours or the peer's, is reading memory and is expected to end soon. */
 static bool is_reading(const struct local_pair *pair)
 {
     bool is_under_way = pair->reading.is_under_way || pair->queue.reads_posted != pair->queue.reads_answered;

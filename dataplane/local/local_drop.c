@@ -12,7 +12,7 @@
 static void drop_segment(const struct local_peer_segment *segment)
 {
     if (segment->address != NULL) tl_pages_unmap(segment->address, segment->len_bytes);
-    free(segment->has_pages);
+    free(segment->populated_chunks);
 }
 
 static void drop_file(const struct local_peer_file *file)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory that the peer may have written: segments of ours that are passed to it, and memory outside of segments.
+ * Memory that the peer may have written: segments of ours that are passed to it, and unshared memory, which lies in no
+ * segment.
  *
  * A segment serves one peer alone. Its descriptor is passed before the message that names it, and is then closed,
- * because a pool may have a thousand segments and a process often may not have more open files than that. Memory
- * outside of segments gets an entry in a table, and a generation, so that a descriptor of an earlier use of the entry
- * is noticed.
+ * because a pool may have a thousand segments and a process often may not have more open files than that. Unshared
+ * memory gets an entry in a table, and a generation, so that a descriptor of an earlier use of the entry is noticed.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -63,7 +63,7 @@ static void add_region(struct local_pair *pair, struct local_region *region)
     if (pair->state == LOCAL_CONNECTED) local_attach_segments(pair);
 }
 
-/* ------------------------------------------------------------------------------------------- outside of segments -- */
+/* -------------------------------------------------------------------------------------------- unshared memory -- */
 
 /* Returns the index of a free entry; UINT32_MAX: there is no memory. */
 static uint32_t take_place(struct local_exposures *exposures)
@@ -103,8 +103,8 @@ uint8_t *local_exposures_find(const struct local_exposures *exposures, const str
 
 /* ---------------------------------------------------------------------------------------------------- exposing -- */
 
-static enum tl_status expose_outside(struct local_pair *pair, void *address, uint64_t len_bytes,
-                                     struct local_descriptor *place, struct tl_error *ret_error)
+static enum tl_status expose_unshared(struct local_pair *pair, void *address, uint64_t len_bytes,
+                                      struct local_descriptor *place, struct tl_error *ret_error)
 {
     if (pair->base.outside_refusal != NULL) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s", pair->base.outside_refusal);
@@ -115,7 +115,7 @@ static enum tl_status expose_outside(struct local_pair *pair, void *address, uin
     exposed->address = address;
     exposed->len_bytes = len_bytes;
     *place = (struct local_descriptor){
-        .kind = LOCAL_PLACE_OUTSIDE, .number = index, .generation = exposed->generation, .len_bytes = len_bytes};
+        .kind = LOCAL_PLACE_UNSHARED, .number = index, .generation = exposed->generation, .len_bytes = len_bytes};
     return TL_OK;
 }
 
@@ -136,10 +136,10 @@ enum tl_status local_expose(struct tl_queue_pair *base, struct tl_region *region
     struct local_region *local = (struct local_region *)region;
     struct local_descriptor place = {0};
     TL_CHECK(len_bytes > 0);
-    bool is_outside = region == NULL || !local->is_segment;
+    bool is_unshared = region == NULL || !local->is_segment;
     *exposure = (struct tl_exposure){.region = region, .address = address, .len_bytes = len_bytes};
-    if (is_outside) {
-        enum tl_status status = expose_outside(pair, address, len_bytes, &place, ret_error);
+    if (is_unshared) {
+        enum tl_status status = expose_unshared(pair, address, len_bytes, &place, ret_error);
         if (status != TL_OK) return status;
         exposure->provider_state = (void *)((uintptr_t)place.number + 1);
     } else {
@@ -161,8 +161,8 @@ void local_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, stru
     exposure->provider_state = NULL;
     /* Only a peer that breaks the protocol causes this. */
     if (pair->reading.is_under_way && pair->reading.exposure == index) {
-        for (unsigned i = 0; i < LOCAL_READERS; i++)
-            tl_memory_reader_take_back(pair->readers[i]);
+        for (unsigned i = 0; i < LOCAL_HELPER_THREADS; i++)
+            tl_memory_reader_take_back(pair->helpers[i]);
     }
     give_place(&pair->exposures, index);
 }

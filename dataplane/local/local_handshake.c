@@ -6,10 +6,9 @@
  *   our accept socket  <-- HELLO, an end of its control socket, its ring, its eventfd --  the peer
  *
  * A control socket is a socket pair: we read from one end, and the peer writes to the other. The peer writes to our
- * eventfd to wake us. A packet in an accept
- * socket comes from a process that knows its token. The packet and the process that has sent it are checked while the
- * packet stays in the socket; only when both are right it is taken out, with its descriptors. Then a reader tries to
- * read the peer's memory.
+ * eventfd to wake us. A packet in an accept socket comes from a process that knows its token. The packet and the
+ * process that has sent it are checked while the packet stays in the socket; only when both are right it is taken out,
+ * with its descriptors. Then a helper thread tries to read the peer's memory.
  *
  * Failure modes: there is no such accept socket, or the peer belongs to another user, sends an invalid HELLO, or closes
  * the connection: the queue pair breaks.
@@ -70,7 +69,7 @@ void local_proof_was_read(struct local_pair *pair, int error)
     complete_handshake(pair, is_right ? NULL : tl_reason(refusal.message));
 }
 
-/* Makes a reader read the number whose address the peer has sent. */
+/* Makes a helper thread read the number whose address the peer has sent. */
 static void try_reading(struct local_pair *pair, const struct local_hello *hello)
 {
     struct tl_error error;
@@ -80,7 +79,7 @@ static void try_reading(struct local_pair *pair, const struct local_hello *hello
                                               .len_bytes = sizeof(pair->proof.read),
                                               .is_buffered = true};
     pair->proof.peers = hello->proof;
-    if (tl_memory_reader_read(pair->readers[0], &reading, &error) != TL_OK)
+    if (tl_memory_reader_read(pair->helpers[0], &reading, &error) != TL_OK)
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
 }
 

@@ -2,9 +2,10 @@
 /*
  * The local provider as its files see it: local.c (open, poll, sleep), local_socket.c (sockets, addresses, users),
  * local_region.c (regions, rings), local_handshake.c (how two pairs are connected), local_pair.c (life of a pair),
- * local_send.c (carrying out what was posted), local_expose.c (memory that the peer may have written), local_receive.c
+ * local_send.c (executing what was posted), local_expose.c (memory that the peer may have written), local_receive.c
  * (what the peer has posted), local_files.c (files that the peer may map), local_drop.c (unmaps memory and closes
- * sockets in a thread). Readers (memory_reader.h) read the peer's memory in helper threads.
+ * sockets in a thread). Helper threads (memory_reader.h) read the peer's memory; "reader" is the side that reads a
+ * ring.
  *
  * The peer can change everything in a ring at any time. So each word is read once, and what was read is compared with
  * our own records.
@@ -36,7 +37,7 @@ struct local_ring_head {
     /* The reader writes these two. */
     _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t state;
     _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t consumed; /* slots taken; updated now and then */
-    /* The writer writes these two. First: how many LOCAL_SLOT_READ of the reader it has carried out. */
+    /* The writer writes these two. First: how many LOCAL_SLOT_READ of the reader it has executed. */
     _Alignas(LOCAL_CACHE_LINE_BYTES) _Atomic uint32_t answered;
     /* Second: how many packets it has sent. */
     _Atomic uint32_t packets;
@@ -113,8 +114,8 @@ struct local_peer_segment {
     uint32_t number;
     uint8_t *address;
     uint64_t len_bytes;
-    uint8_t *has_pages; /* one bit for each TL_SEGMENT_CHUNK_BYTES whose pages are there; NULL: pages come when they are
-                           touched */
+    uint8_t *populated_chunks; /* one bit for each TL_SEGMENT_CHUNK_BYTES whose pages are there; NULL: pages come when
+                                  they are touched */
 };
 
 /* How many segments of one peer can be mapped at a time. A pool has fewer regions, so that other memory can be mapped
@@ -122,8 +123,8 @@ struct local_peer_segment {
 #define LOCAL_MAX_SEGMENTS 1024
 #define LOCAL_MAX_POOL_REGIONS (LOCAL_MAX_SEGMENTS - 16)
 
-/* Where a peer may write: the content of a descriptor. */
-enum local_place_kind { LOCAL_PLACE_SEGMENT = 1, LOCAL_PLACE_OUTSIDE = 2 };
+/* Where a peer may write: the content of a descriptor. Unshared memory lies in no segment. */
+enum local_place_kind { LOCAL_PLACE_SEGMENT = 1, LOCAL_PLACE_UNSHARED = 2 };
 struct local_descriptor {
     uint32_t kind;
     uint32_t number;     /* number of the segment or index of the exposure */
@@ -133,7 +134,7 @@ struct local_descriptor {
     uint64_t len_bytes;
 };
 
-/* Memory outside of segments that the peer may have us fill, by reading the peer's memory. */
+/* Unshared memory that the peer may have us fill, by reading the peer's memory. */
 struct local_exposed {
     uint8_t *address; /* NULL: the entry is free */
     uint64_t len_bytes;
@@ -283,7 +284,7 @@ struct local_provider {
     bool is_reading_forbidden;
     uint8_t host_id[TL_HOST_ID_BYTES];
     char *socket_folder;  /* NULL: none */
-    int done_fd;          /* an eventfd that is written when a reader has finished a reading */
+    int done_fd;          /* an eventfd that is written when a helper thread has finished a reading */
     int timer_fd;         /* a timerfd that ends a sleep; it is never read */
     int64_t timer_due_ns; /* when timer_fd is due; TL_TIME_NEVER: it is off */
     struct tl_list pairs;
@@ -330,8 +331,8 @@ struct local_queue {
     uint32_t limit;           /* the greatest number of works that may be posted at a time */
     uint32_t mask;
     uint32_t posted;
-    uint32_t carried;      /* number of works that were carried out */
-    uint32_t confirmed;    /* number of works that were carried out before the peer's ring was seen open */
+    uint32_t executed;     /* number of works that were executed */
+    uint32_t confirmed;    /* number of works that were executed before the peer's ring was seen open */
     uint32_t completed;    /* number of works whose end was reported */
     uint64_t queued_bytes; /* bytes of writes that were posted and are not completed */
     uint32_t reads_posted;
@@ -353,7 +354,7 @@ struct local_mappings {
     uint32_t next_number;
 };
 
-/* Memory outside of segments that the peer may have written. */
+/* Unshared memory that the peer may have written. */
 struct local_exposures {
     struct local_exposed *entries; /* [count] */
     uint32_t count;
@@ -373,7 +374,7 @@ struct local_rings {
     struct local_ring in;  /* the ring that we read and the peer writes */
     struct local_ring out; /* the ring that the peer reads and we write */
     uint32_t out_consumed; /* how many slots the peer has taken, as read from its ring */
-    uint32_t answered;     /* how many LOCAL_SLOT_READ of the peer were carried out */
+    uint32_t answered;     /* how many LOCAL_SLOT_READ of the peer were executed */
     uint32_t woken_state;  /* state of the peer's ring when the last wake was sent */
     bool has_posted;       /* something was posted since the peer's state was read last */
     bool is_stalled;       /* the peer's ring is full */
@@ -405,9 +406,9 @@ struct local_proof {
     uint64_t read; /* what was read at the address of the peer's number */
 };
 
-#define LOCAL_READERS 2
+#define LOCAL_HELPER_THREADS 2
 
-/* The peer's LOCAL_SLOT_READ that is being carried out. */
+/* The peer's LOCAL_SLOT_READ that is being executed. */
 struct local_slot_read {
     bool is_under_way;
     bool has_immediate;
@@ -415,7 +416,7 @@ struct local_slot_read {
     uint32_t immediate;
     uint32_t exposure, generation;
     uint64_t source, offset_bytes, len_bytes;
-    unsigned parts_left; /* number of parts that readers have not read yet */
+    unsigned parts_left; /* number of parts that helper threads have not read yet */
     int error;           /* errno of a part that failed; 0: none failed */
 };
 
@@ -429,7 +430,7 @@ enum local_state {
                       */
     LOCAL_CONNECTED, /* carries messages */
     LOCAL_ENDING,    /* waits for poll to report it as broken */
-    LOCAL_DRAINING,  /* waits until no call of a reader writes to memory of ours any more */
+    LOCAL_DRAINING,  /* waits until no call of a helper thread writes to memory of ours any more */
     LOCAL_ENDED,
 };
 
@@ -456,7 +457,7 @@ struct local_pair {
     struct local_exposures exposures;
     struct local_files files;
     struct local_slot_read reading;
-    struct tl_memory_reader *readers[LOCAL_READERS]; /* the second one reads the second half of a large read */
+    struct tl_memory_reader *helpers[LOCAL_HELPER_THREADS]; /* the second one reads the second half of a large read */
 };
 
 static inline struct local_provider *local_provider_of(const struct tl_provider *provider)
@@ -487,7 +488,8 @@ void local_forget_descriptor(struct local_provider *provider, int fd);
 enum tl_status local_shake_hands(struct local_pair *pair, struct tl_error *ret_error) TL_MUST_USE;
 /* Reads the accept socket of a pair that has sent its HELLO. Returns how many packets there were. */
 unsigned local_read_accept_socket(struct local_pair *pair);
-/* Connects the pair after a reader has tried to read the peer's memory; error is an errno, or 0 when it was read. */
+/* Connects the pair after a helper thread has tried to read the peer's memory; error is an errno, or 0 when it was
+ * read. */
 void local_proof_was_read(struct local_pair *pair, int error);
 
 /* ------------------------------------------------------------------------------------------------ local_pair.c -- */
@@ -509,10 +511,10 @@ void local_pair_violation(struct local_pair *pair, const char *what);
 unsigned local_pair_read_packets(struct local_pair *pair);
 /* Closes the descriptor, if there is one, and sets it to -1. */
 void local_close_fd(int *fd);
-/* Returns whether one of its readers is reading. */
+/* Returns whether one of its helper threads is reading. */
 bool local_pair_is_reading(const struct local_pair *pair);
-/* Checks whether its readers have finished their readings. Returns how many have. */
-unsigned local_pair_ask_readers(struct local_pair *pair);
+/* Checks whether its helper threads have finished their readings. Returns how many have. */
+unsigned local_pair_ask_helpers(struct local_pair *pair);
 /* Reports that the pair has ended, and drains it. */
 void local_pair_end(struct local_pair *pair);
 /* Reports that the pair is drained as soon as no call writes to memory of ours any more; then its owner may destroy it.
@@ -533,9 +535,9 @@ unsigned local_execute_posts(struct local_pair *pair);
 unsigned local_complete(struct local_pair *pair);
 /* Calls `done` of all other works with TL_CANCELLED. */
 void local_cancel_works(struct local_pair *pair);
-/* Two readers read memory of at least this size. */
+/* Two helper threads read memory of at least this size. */
 #define LOCAL_MIN_SPLIT_BYTES (UINT64_C(1) << 20)
-/* Notes that a reader, ours or the peer's, begins to read this number of bytes. */
+/* Notes that a helper thread, ours or the peer's, begins to read this number of bytes. */
 void local_expect_read(struct local_pair *pair, uint64_t len_bytes);
 /* Wakes the peer if it sleeps, after something was written for it. */
 void local_wake_peer(struct local_pair *pair, bool is_posted);
@@ -571,7 +573,7 @@ struct local_peer_segment *local_mappings_find(struct local_mappings *mappings, 
 void local_mappings_remove(struct local_mappings *mappings, struct local_peer_segment *mapped);
 /* Returns whether the peer's process still runs and has not closed the connection. */
 bool local_peer_lives(const struct local_pair *pair);
-/* Called when a reader has read its part of a LOCAL_SLOT_READ; error is an errno, 0: none. */
+/* Called when a helper thread has read its part of a LOCAL_SLOT_READ; error is an errno, 0: none. */
 void local_part_is_read(struct local_pair *pair, int error);
 
 /* ----------------------------------------------------------------------------------------------- local_files.c -- */

@@ -93,9 +93,9 @@ enum tl_status local_pair_create(struct tl_provider *base, const struct tl_queue
     tl_list_push_back(&provider->pairs, &pair->link);
     provider->pair_count++;
     pair->queue.works = calloc((size_t)pair->queue.mask + 1, sizeof(*pair->queue.works));
-    for (unsigned i = 0; i < LOCAL_READERS; i++)
-        pair->readers[i] = tl_memory_reader_create(provider->done_fd);
-    enum tl_status status = pair->queue.works != NULL && pair->readers[0] != NULL && pair->readers[1] != NULL
+    for (unsigned i = 0; i < LOCAL_HELPER_THREADS; i++)
+        pair->helpers[i] = tl_memory_reader_create(provider->done_fd);
+    enum tl_status status = pair->queue.works != NULL && pair->helpers[0] != NULL && pair->helpers[1] != NULL
                                 ? make_ring(pair, options->slot_count, ret_error)
                                 : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a queue pair");
     if (status == TL_OK) status = make_sockets(pair, ret_error);
@@ -195,15 +195,15 @@ static void handle_packet(struct local_pair *pair, const union local_packet *pac
 
 bool local_pair_is_reading(const struct local_pair *pair)
 {
-    return tl_memory_reader_is_busy(pair->readers[0]) || tl_memory_reader_is_busy(pair->readers[1]);
+    return tl_memory_reader_is_busy(pair->helpers[0]) || tl_memory_reader_is_busy(pair->helpers[1]);
 }
 
-unsigned local_pair_ask_readers(struct local_pair *pair)
+unsigned local_pair_ask_helpers(struct local_pair *pair)
 {
     unsigned count = 0;
-    for (unsigned i = 0; i < LOCAL_READERS; i++) {
+    for (unsigned i = 0; i < LOCAL_HELPER_THREADS; i++) {
         int error;
-        if (!tl_memory_reader_is_done(pair->readers[i], &error)) continue;
+        if (!tl_memory_reader_is_done(pair->helpers[i], &error)) continue;
         count++;
         if (pair->state == LOCAL_CALLING)
             local_proof_was_read(pair, error);
@@ -276,9 +276,9 @@ static void release(struct local_pair *pair)
     hand_over(pair, &pair->sockets.wake_in, &leftovers);
     hand_over(pair, &pair->sockets.wake_out, &leftovers);
     local_drop(&leftovers);
-    for (unsigned i = 0; i < LOCAL_READERS; i++) {
-        tl_memory_reader_destroy(pair->readers[i]);
-        pair->readers[i] = NULL;
+    for (unsigned i = 0; i < LOCAL_HELPER_THREADS; i++) {
+        tl_memory_reader_destroy(pair->helpers[i]);
+        pair->helpers[i] = NULL;
     }
     local_close_fd(&pair->sockets.peers_end);
     local_close_fd(&pair->sockets.process);
@@ -315,8 +315,8 @@ void local_pair_end(struct local_pair *pair)
 
 unsigned local_pair_drain(struct local_pair *pair)
 {
-    bool is_first_free = tl_memory_reader_try_to_take_back(pair->readers[0]);
-    if (!tl_memory_reader_try_to_take_back(pair->readers[1]) || !is_first_free) return 0;
+    bool is_first_free = tl_memory_reader_try_to_take_back(pair->helpers[0]);
+    if (!tl_memory_reader_try_to_take_back(pair->helpers[1]) || !is_first_free) return 0;
     pair->state = LOCAL_ENDED;
     release(pair);
     pair->events.drained(pair->owner);

@@ -3,9 +3,9 @@
  * Receiving: the slots that the peer has written into our ring, and the segments that it has passed.
  *
  * Slots are taken in order of their sequence number. Each field is read once and compared with our own records. A slot
- * waits until all packets were taken that the peer has sent before it. Readers carry out a slot that asks to read
- * memory. When the last byte was read the peer must still run and not have closed the connection; otherwise the bytes
- * may be anything, and do not count.
+ * waits until all packets were taken that the peer has sent before it. Helper threads execute a slot that asks to
+ * read memory. When the last byte was read the peer must still run and not have closed the connection; otherwise the
+ * bytes may be anything, and do not count.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -87,9 +87,9 @@ static void start_reading(struct local_pair *pair)
         uint64_t len_bytes = reading->len_bytes;
         uint64_t first_bytes =
             len_bytes < LOCAL_MIN_SPLIT_BYTES ? len_bytes : len_bytes / 2 / TL_PAGE_BYTES * TL_PAGE_BYTES;
-        read_part(pair, pair->readers[0], destination, 0, first_bytes);
+        read_part(pair, pair->helpers[0], destination, 0, first_bytes);
         if (first_bytes < len_bytes)
-            read_part(pair, pair->readers[1], destination, first_bytes, len_bytes - first_bytes);
+            read_part(pair, pair->helpers[1], destination, first_bytes, len_bytes - first_bytes);
     }
 }
 
@@ -213,8 +213,8 @@ enum tl_status local_mappings_add(struct local_mappings *mappings, const struct 
     if (status != TL_OK) return status;
     struct local_peer_segment mapped = {.number = packet->number, .address = address, .len_bytes = len_bytes};
     if (len_bytes > TL_LOCAL_LAZY_BYTES) {
-        mapped.has_pages = calloc(1, (size_t)(len_bytes / TL_SEGMENT_CHUNK_BYTES / 8) + 1);
-        if (mapped.has_pages == NULL) {
+        mapped.populated_chunks = calloc(1, (size_t)(len_bytes / TL_SEGMENT_CHUNK_BYTES / 8) + 1);
+        if (mapped.populated_chunks == NULL) {
             tl_pages_unmap(address, len_bytes);
             return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a segment");
         }

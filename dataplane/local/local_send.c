@@ -2,9 +2,9 @@
 /*
  * Posting: messages and writes to the peer.
  *
- * Everything that was posted is carried out in order: messages and immediates go into the peer's ring, bytes into its
- * segment. A write to memory outside of segments becomes a slot that asks the peer to read. One poll copies a bounded
- * number of bytes, so that messages get through meanwhile. A work that was carried out is done if the peer's ring was
+ * Everything that was posted is executed in order: messages and immediates go into the peer's ring, bytes into its
+ * segment. A write to unshared memory of the peer becomes a slot that asks the peer to read. One poll copies a bounded
+ * number of bytes, so that messages get through meanwhile. A work that was executed is done if the peer's ring was
  * still open afterwards; a read is done when the peer has answered.
  *
  * A work waits for a free slot of the peer's ring, or for the packet with the peer's segment, which was not taken yet.
@@ -30,10 +30,10 @@
 #define COPY_BYTES_PER_POLL (UINT64_C(1) << 20)
 /* Writes of at least this size go past the caches, because the tensor would push everything else out of them. */
 #define UNCACHED_BYTES (UINT64_C(8) << 20)
-/* A thread that waits for the result of a smaller read polls, and yields its processor to the readers. For a larger one
- * it sleeps, because waking is a small part then and the readers need the processors. */
+/* A thread that waits for the result of a smaller read polls, and yields its processor to the helper threads. For a
+ * larger one it sleeps, because waking is a small part then and the helper threads need the processors. */
 #define POLLED_READ_BYTES (UINT64_C(4) << 20)
-/* How long a reader takes to wake, and how many bytes it reads in a nanosecond at least. */
+/* How long a helper thread takes to wake, and how many bytes it reads in a nanosecond at least. */
 #define WAKING_NS (TL_NS_PER_MS / 10)
 #define SLOW_BYTES_PER_NS 4
 /* How many bytes of writes may be posted at a time: what was posted is copied even if its request is given up, and what
@@ -82,7 +82,7 @@ void local_wake_peer(struct local_pair *pair, bool is_posted)
         local_pair_break(pair, TL_UNAVAILABLE, "the peer has closed the connection");
         return;
     }
-    if (is_posted) pair->queue.confirmed = pair->queue.carried;
+    if (is_posted) pair->queue.confirmed = pair->queue.executed;
     bool must_wake = (state & LOCAL_STATE_SLEEPING) != 0 && (is_posted || (state & LOCAL_STATE_STALLED) != 0);
     if (!must_wake || state == pair->rings.woken_state) return;
     pair->rings.woken_state = state;
@@ -92,52 +92,52 @@ void local_wake_peer(struct local_pair *pair, bool is_posted)
     (void)!write(pair->sockets.wake_out, &one, sizeof(one));
 }
 
-/* ---------------------------------------------------------------------------------------------------- carrying -- */
+/* --------------------------------------------------------------------------------------------------- executing -- */
 
-enum carrying {
-    CARRYING_DONE,
-    CARRYING_LATER, /* the next poll continues it */
-    CARRYING_WAITS, /* it waits for the peer */
+enum execution {
+    EXECUTION_DONE,
+    EXECUTION_LATER, /* the next poll continues it */
+    EXECUTION_WAITS, /* it waits for the peer */
 };
 
 /* Gets the pages that are to be written. Returns false when there are none; then the pair is broken. */
 static bool have_pages(struct local_pair *pair, struct local_peer_segment *mapped, uint64_t offset_bytes)
 {
-    if (mapped->has_pages == NULL) return true;
+    if (mapped->populated_chunks == NULL) return true;
     uint64_t chunk = offset_bytes / TL_SEGMENT_CHUNK_BYTES;
-    if (mapped->has_pages[chunk / 8] >> (chunk % 8) & 1) return true;
+    if (mapped->populated_chunks[chunk / 8] >> (chunk % 8) & 1) return true;
     uint64_t len_bytes = tl_min_u64(TL_SEGMENT_CHUNK_BYTES, mapped->len_bytes - chunk * TL_SEGMENT_CHUNK_BYTES);
     if (!tl_segment_populate(mapped->address + chunk * TL_SEGMENT_CHUNK_BYTES, len_bytes) && errno != EINVAL) {
         local_pair_break(pair, TL_UNAVAILABLE, "no pages for the peer's memory: %s", strerror(errno));
         return false;
     }
-    mapped->has_pages[chunk / 8] |= (uint8_t)(1u << (chunk % 8));
+    mapped->populated_chunks[chunk / 8] |= (uint8_t)(1u << (chunk % 8));
     return true;
 }
 
-static enum carrying copy(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
+static enum execution copy(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
 {
     const struct local_descriptor *place = &work->place;
     struct local_peer_segment *mapped = local_mappings_find(&pair->mappings, place->number);
     if (mapped == NULL && place->number - pair->mappings.next_number < LOCAL_MAX_SEGMENTS) {
         /* The packet with the segment was sent before the message that names the segment. */
         pair->packets.must_read = pair->provider->must_look = true;
-        return CARRYING_WAITS;
+        return EXECUTION_WAITS;
     }
     bool is_there = mapped != NULL && place->offset_bytes <= mapped->len_bytes &&
                     place->len_bytes <= mapped->len_bytes - place->offset_bytes;
     if (!is_there) {
         local_pair_violation(pair, "a descriptor of memory outside of its segments");
-        return CARRYING_WAITS;
+        return EXECUTION_WAITS;
     }
     uint64_t start_bytes = place->offset_bytes + work->offset_bytes;
     while (work->done_bytes < work->len_bytes) {
         uint64_t at_bytes = start_bytes + work->done_bytes;
         uint64_t len_bytes = tl_min_u64(work->len_bytes - work->done_bytes, *budget_bytes);
-        if (mapped->has_pages != NULL)
+        if (mapped->populated_chunks != NULL)
             len_bytes = tl_min_u64(len_bytes, TL_SEGMENT_CHUNK_BYTES - at_bytes % TL_SEGMENT_CHUNK_BYTES);
-        if (len_bytes == 0) return CARRYING_LATER;
-        if (!have_pages(pair, mapped, at_bytes)) return CARRYING_WAITS;
+        if (len_bytes == 0) return EXECUTION_LATER;
+        if (!have_pages(pair, mapped, at_bytes)) return EXECUTION_WAITS;
         if (work->len_bytes >= UNCACHED_BYTES) {
             tl_copy_uncached(mapped->address + at_bytes, work->source + work->done_bytes, (size_t)len_bytes);
         } else {
@@ -147,7 +147,7 @@ static enum carrying copy(struct local_pair *pair, struct local_work *work, uint
         *budget_bytes -= len_bytes;
         pair->provider->stats.bytes_written += len_bytes;
     }
-    return CARRYING_DONE;
+    return EXECUTION_DONE;
 }
 
 void local_expect_read(struct local_pair *pair, uint64_t len_bytes)
@@ -159,10 +159,10 @@ void local_expect_read(struct local_pair *pair, uint64_t len_bytes)
     queue->read_until_ns = is_polled ? now_ns + WAKING_NS + (int64_t)(len_bytes / SLOW_BYTES_PER_NS) : now_ns;
 }
 
-static enum carrying ask_to_read(struct local_pair *pair, struct local_work *work)
+static enum execution ask_to_read(struct local_pair *pair, struct local_work *work)
 {
     struct local_slot *slot = free_slot(pair);
-    if (slot == NULL) return CARRYING_WAITS;
+    if (slot == NULL) return EXECUTION_WAITS;
     slot->kind = LOCAL_SLOT_READ;
     slot->flags = (uint16_t)((work->has_immediate ? LOCAL_FLAG_IMMEDIATE : 0) |
                              (tl_mapped_file_has(work->source) ? LOCAL_FLAG_FILE : 0));
@@ -175,34 +175,34 @@ static enum carrying ask_to_read(struct local_pair *pair, struct local_work *wor
     work->read_number = ++pair->queue.reads_posted;
     local_expect_read(pair, work->len_bytes);
     publish(pair, slot);
-    return CARRYING_DONE;
+    return EXECUTION_DONE;
 }
 
-static enum carrying carry_write(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
+static enum execution execute_write(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
 {
     if (work->done_bytes < work->len_bytes) {
-        enum carrying carrying = copy(pair, work, budget_bytes);
-        if (carrying != CARRYING_DONE) return carrying;
+        enum execution execution = copy(pair, work, budget_bytes);
+        if (execution != EXECUTION_DONE) return execution;
     }
-    if (!work->has_immediate) return CARRYING_DONE;
+    if (!work->has_immediate) return EXECUTION_DONE;
     struct local_slot *slot = free_slot(pair);
-    if (slot == NULL) return CARRYING_WAITS;
+    if (slot == NULL) return EXECUTION_WAITS;
     slot->kind = LOCAL_SLOT_IMMEDIATE;
     slot->immediate = work->immediate;
     slot->len_bytes = work->len_bytes;
     publish(pair, slot);
-    return CARRYING_DONE;
+    return EXECUTION_DONE;
 }
 
-static enum carrying carry_message(struct local_pair *pair, struct local_work *work)
+static enum execution execute_message(struct local_pair *pair, struct local_work *work)
 {
     struct local_slot *slot = free_slot(pair);
-    if (slot == NULL) return CARRYING_WAITS;
+    if (slot == NULL) return EXECUTION_WAITS;
     fill_message(slot, work->message, (uint32_t)work->len_bytes);
     publish(pair, slot);
     free(work->message);
     work->message = NULL;
-    return CARRYING_DONE;
+    return EXECUTION_DONE;
 }
 
 static struct local_work *work_at(const struct local_queue *queue, uint32_t number)
@@ -210,15 +210,15 @@ static struct local_work *work_at(const struct local_queue *queue, uint32_t numb
     return &queue->works[number & queue->mask];
 }
 
-static enum carrying carry_one(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
+static enum execution execute_one(struct local_pair *pair, struct local_work *work, uint64_t *budget_bytes)
 {
     switch (work->kind) {
     case LOCAL_WORK_MESSAGE:
-        return carry_message(pair, work);
+        return execute_message(pair, work);
     case LOCAL_WORK_READ:
         return ask_to_read(pair, work);
     default:
-        return carry_write(pair, work, budget_bytes);
+        return execute_write(pair, work, budget_bytes);
     }
 }
 
@@ -227,14 +227,14 @@ unsigned local_execute_posts(struct local_pair *pair)
     uint64_t budget_bytes = COPY_BYTES_PER_POLL;
     unsigned events = 0;
     if (!tl_list_is_empty(&pair->attachments.unsent)) local_attach_segments(pair);
-    while (pair->queue.carried != pair->queue.posted && pair->state == LOCAL_CONNECTED) {
-        enum carrying carrying = carry_one(pair, work_at(&pair->queue, pair->queue.carried), &budget_bytes);
-        if (carrying == CARRYING_LATER) events++;
-        if (carrying != CARRYING_DONE) break;
-        pair->queue.carried++;
+    while (pair->queue.executed != pair->queue.posted && pair->state == LOCAL_CONNECTED) {
+        enum execution execution = execute_one(pair, work_at(&pair->queue, pair->queue.executed), &budget_bytes);
+        if (execution == EXECUTION_LATER) events++;
+        if (execution != EXECUTION_DONE) break;
+        pair->queue.executed++;
         events++;
     }
-    if (pair->state == LOCAL_CONNECTED && (pair->rings.has_posted || pair->queue.confirmed != pair->queue.carried)) {
+    if (pair->state == LOCAL_CONNECTED && (pair->rings.has_posted || pair->queue.confirmed != pair->queue.executed)) {
         local_wake_peer(pair, true);
     }
     return events;
@@ -244,7 +244,7 @@ void local_ring_doorbell(struct tl_queue_pair *base)
 {
     struct local_pair *pair = local_pair_of(base);
     if (pair->state != LOCAL_CONNECTED) return;
-    if (pair->queue.carried != pair->queue.posted || pair->rings.has_posted) (void)local_execute_posts(pair);
+    if (pair->queue.executed != pair->queue.posted || pair->rings.has_posted) (void)local_execute_posts(pair);
 }
 
 /* -------------------------------------------------------------------------------------------------- completing -- */
@@ -323,14 +323,14 @@ void local_message(struct tl_queue_pair *base, const void *data, uint32_t len_by
 {
     struct local_pair *pair = local_pair_of(base);
     TL_CHECK(len_bytes <= TL_SLOT_BYTES);
-    bool is_first = pair->state == LOCAL_CONNECTED && pair->queue.carried == pair->queue.posted;
+    bool is_first = pair->state == LOCAL_CONNECTED && pair->queue.executed == pair->queue.posted;
     struct local_slot *slot = is_first ? free_slot(pair) : NULL;
     if (slot != NULL) {
         fill_message(slot, data, len_bytes);
         publish(pair, slot);
         if (work == NULL) return;
         (void)post(pair, LOCAL_WORK_MESSAGE, work);
-        pair->queue.carried++;
+        pair->queue.executed++;
         return;
     }
     struct local_work *record = post(pair, LOCAL_WORK_MESSAGE, work);
@@ -349,7 +349,7 @@ static bool parse_place(const struct tl_descriptor *descriptor, uint64_t offset_
 {
     if (descriptor->len_bytes != sizeof(*ret_place)) return false;
     memcpy(ret_place, descriptor->bytes, sizeof(*ret_place));
-    bool is_kind = ret_place->kind == LOCAL_PLACE_SEGMENT || ret_place->kind == LOCAL_PLACE_OUTSIDE;
+    bool is_kind = ret_place->kind == LOCAL_PLACE_SEGMENT || ret_place->kind == LOCAL_PLACE_UNSHARED;
     return is_kind && offset_bytes <= ret_place->len_bytes && len_bytes <= ret_place->len_bytes - offset_bytes;
 }
 
@@ -370,7 +370,7 @@ void local_write(struct tl_queue_pair *base, const struct tl_region *region, con
     if (len_bytes == 0) return;
     if (!parse_place(destination, offset_bytes, len_bytes, &record->place)) {
         local_pair_violation(pair, "an invalid descriptor");
-    } else if (record->place.kind == LOCAL_PLACE_OUTSIDE) {
+    } else if (record->place.kind == LOCAL_PLACE_UNSHARED) {
         record->kind = LOCAL_WORK_READ;
     }
 }

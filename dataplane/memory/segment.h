@@ -24,6 +24,7 @@ enum tl_status tl_segment_make(const char *name, uint64_t len_bytes, enum tl_seg
  * differs. TL_RESOURCE_EXHAUSTED. Ownership: fd stays the caller's, who unmaps with tl_pages_unmap. */
 enum tl_status tl_segment_map(int fd, uint64_t len_bytes, void **ret_address, struct tl_error *ret_error) TL_MUST_USE;
 
+/* The pages of a large segment are got in chunks of this size, at multiples of it: as much as a huge page. */
 #define TL_SEGMENT_CHUNK_BYTES (UINT64_C(2) << 20)
 
 /* Gets the pages of at most TL_SEGMENT_CHUNK_BYTES of a segment, because writing to a page that cannot be had raises a
