@@ -225,18 +225,22 @@ class Scarce(Harness):
         """Each round leaves some more descriptors, so that another step of the set-up fails."""
         pid = self.ps.process.pid
         held = sum(transports.descriptors(pid).values())
-        for _ in range(10):  # One that is about to be closed does not count.
-            time.sleep(0.05)
-            held = min(held, sum(transports.descriptors(pid).values()))
         for spare in (-1, 0, 1):
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (held + spare, held + 1000))
+            limit = held + spare
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, held + 1000))
             self.transport.cut()
             found = []
 
             def is_settled():
+                nonlocal limit
                 found.append(self.here.receive(self.peer, "features.0.bias"))
-                is_lack = found[-1].path == "grpc" and "Too many open files" in found[-1].reason
-                return is_lack or spare >= 0 and found[-1].path in self.transport.paths
+                comes = found[-1].path in self.transport.paths
+                if comes and spare < 0:  # One of those that were counted was about to be closed.
+                    limit -= 1
+                    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, held + 1000))
+                    self.transport.cut()
+                    return False
+                return comes or found[-1].path == "grpc" and "Too many open files" in found[-1].reason
             workers.wait_until(is_settled, lambda: f"a path or the want of descriptors, but {found[-1]}")
             self.assert_over(self.receive_all())
             resource.prlimit(pid, resource.RLIMIT_NOFILE, (held + 1000, held + 1000))
