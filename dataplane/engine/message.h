@@ -26,7 +26,7 @@
 enum tl_message_type {
     TL_MESSAGE_HELLO = 1,            /* version, incarnation, token, challenge, destination (the peer's probe) */
     TL_MESSAGE_PROBED = 2,           /* the peer's probe has arrived and was right */
-    TL_MESSAGE_REQUEST = 3,          /* number, step, expected_step, key, destination, meta_data unless it is unknown */
+    TL_MESSAGE_REQUEST = 3,          /* number, step, expected_step, key, meta_data unless it is unknown, destination */
     TL_MESSAGE_META_DATA_UPDATE = 4, /* step, meta_data: the value is another than the request expects */
     TL_MESSAGE_RE_REQUEST = 5,       /* destination, which fits now */
     TL_MESSAGE_DONE = 6,             /* step, meta_data of a value without bytes, checksum if the REQUEST wants one */

@@ -69,8 +69,7 @@ static enum tl_status open_slot(struct tl_worker *worker, struct tl_transport_sl
 }
 
 /* Logs that a transport is missing. A machine without a card is worth a warning only if the configuration asks for one;
- * a transport within the host that is
- * missing is always worth one. */
+ * a transport within the host is always worth one. */
 static void log_lack(const struct tl_worker *worker, const struct tl_transport_slot *slot)
 {
     bool is_of_host = slot->source->find_host != NULL;
