@@ -8,10 +8,10 @@
 #include "dataplane/memory/memory_reader.h"
 
 #include <errno.h>
-#include <string.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
