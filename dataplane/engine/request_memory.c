@@ -12,6 +12,7 @@
 
 #include <stdlib.h>
 
+#include "base/arith.h"
 #include "base/error.h"
 #include "base/reason.h"
 
@@ -57,15 +58,18 @@ static bool use_bounce_buffer(struct request *request, struct conn_memory_wait *
     return status == TL_OK;
 }
 
-/* The peer will write to the pool if a block of it is free now, and half of the pool remains for requests that cannot
- * do without: the value may not be sent for long. False: it will not. */
+/* The peer will write to the pool if a block of it is free now, and all blocks together take at most one region or half
+ * of the pool: the rest is for requests that cannot do without, because the value may not be sent for long. Returns
+ * false when the peer will not. */
 static bool use_free_bounce_buffer(struct request *request)
 {
     struct tl_error error;
     struct tl_memory_stats stats;
     uint64_t size_bytes = request->expected.meta_data.size_bytes;
     tl_memory_get_stats(request->conn->memory, &stats);
-    if (stats.pool_used_bytes + size_bytes > stats.pool_bytes / 2) return false;
+    uint64_t region_bytes = request->conn->engine->options.peer_memory.pool_bytes;
+    uint64_t most_bytes = tl_max_u64(region_bytes, stats.pool_bytes / 2);
+    if (stats.pool_used_bytes + size_bytes > most_bytes) return false;
     if (conn_block_create(request->conn->memory, NULL, size_bytes, &request->bounce_buffer, &request->pin, &error) !=
         TL_OK)
         return false;

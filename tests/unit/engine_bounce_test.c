@@ -169,6 +169,27 @@ START_TEST(copied_while_there_is_space)
 }
 END_TEST
 
+/* The rest of the pool is for tensors that the library chooses memory for. */
+START_TEST(copies_leave_half_of_a_grown_pool)
+{
+    options.provider.needs_no_regions = true;
+    options.engine.copy_bytes = LARGE_BYTES + 1;
+    open_pair();
+    struct tl_tensor *first = engine_pool_bytes(asker, 3 << 20, 1);
+    fetch(2, engine_pool_bytes(owner, LARGE_BYTES, 2), true);
+    expect_copy("it is small");
+    struct tl_tensor *second = engine_pool_bytes(asker, 3 << 20, 3);
+    ck_assert_uint_eq(engine_side_memory(asker).pool_bytes, 8 << 20);
+    fetch(4, engine_pool_bytes(owner, LARGE_BYTES, 4), true);
+    expect_no_copy();
+    tl_tensor_put(first);
+    fetch(5, engine_pool_bytes(owner, LARGE_BYTES, 5), true);
+    expect_copy("it is small");
+    tl_tensor_put(second);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* The writer is a processor, and tensors are copied through the pool. */
 static void start_copying(void)
 {
@@ -271,6 +292,7 @@ int main(void)
     tcase_add_test(tcase, the_reason_changes);
     tcase_add_test(tcase, no_space_either);
     tcase_add_test(tcase, copied_while_there_is_space);
+    tcase_add_test(tcase, copies_leave_half_of_a_grown_pool);
     tcase_add_test(tcase, copied_while_the_rest_arrives);
     tcase_add_test(tcase, broken_after_a_part);
     tcase_add_test(tcase, given_up_after_a_part);
