@@ -26,10 +26,13 @@
 #include "base/error.h"
 
 #define MAX_RANGES 16384
+#define PAGE_BYTES 4096
+#define PAGES_PER_LOOK 2048
 
 struct tl_fault_range {
     atomic_bool is_claimed;
     atomic_bool is_damaged;
+    atomic_bool tells_residency;
     atomic_int protection;
     atomic_uintptr_t start; /* 0: not valid; stored last, cleared first */
     atomic_uintptr_t end;   /* first byte behind */
@@ -41,7 +44,7 @@ static atomic_size_t ranges_used; /* places that have ever been claimed: the han
 static uintptr_t page_bytes;
 static struct sigaction previous;
 
-enum tl_status tl_fault_range_add(const void *data, uint64_t len_bytes, int protection,
+enum tl_status tl_fault_range_add(const void *data, uint64_t len_bytes, int protection, bool tells_residency,
                                   struct tl_fault_range **ret_range, struct tl_error *ret_error)
 {
     for (size_t i = 0; i < MAX_RANGES; i++) {
@@ -54,6 +57,7 @@ enum tl_status tl_fault_range_add(const void *data, uint64_t len_bytes, int prot
         }
         atomic_store(&range->is_damaged, false);
         atomic_store(&range->protection, protection);
+        atomic_store(&range->tells_residency, tells_residency);
         atomic_store(&range->end, (uintptr_t)data + len_bytes);
         atomic_store(&range->start, (uintptr_t)data);
         *ret_range = range;
@@ -89,9 +93,26 @@ static struct tl_fault_range *find(uintptr_t address)
     return NULL;
 }
 
-bool tl_fault_range_has(const void *address)
+static bool are_in_memory(uintptr_t first, uintptr_t end)
 {
-    return find((uintptr_t)address) != NULL;
+    unsigned char is_there[PAGES_PER_LOOK];
+    const uintptr_t look_bytes = sizeof(is_there) * PAGE_BYTES;
+    for (uintptr_t at = first - first % PAGE_BYTES; at < end; at += look_bytes) {
+        size_t len_bytes = end - at < look_bytes ? end - at : look_bytes;
+        if (mincore((void *)at, len_bytes, is_there) != 0) return false;
+        for (size_t i = 0; i < (len_bytes + PAGE_BYTES - 1) / PAGE_BYTES; i++) {
+            if ((is_there[i] & 1) == 0) return false;
+        }
+    }
+    return true;
+}
+
+bool tl_fault_range_may_wait(const void *data, uint64_t len_bytes)
+{
+    uintptr_t first = (uintptr_t)data;
+    const struct tl_fault_range *range = find(first);
+    if (range == NULL) return false;
+    return !atomic_load(&range->tells_residency) || !are_in_memory(first, first + len_bytes);
 }
 
 static bool replace_page(uintptr_t address)

@@ -15,14 +15,16 @@
 
 struct tl_fault_range;
 
-/* Registers a mapping of len_bytes > 0; protection is that of mmap. Thread: any.
+/* Registers a mapping of len_bytes > 0; protection is that of mmap. tells_residency: mincore tells the truth about its
+ * pages, which it does to the owner of the file only. Thread: any.
  * Errors: TL_RESOURCE_EXHAUSTED: too many mappings. Ownership: until tl_fault_range_remove, before munmap. */
-enum tl_status tl_fault_range_add(const void *data, uint64_t len_bytes, int protection,
+enum tl_status tl_fault_range_add(const void *data, uint64_t len_bytes, int protection, bool tells_residency,
                                   struct tl_fault_range **ret_range, struct tl_error *ret_error) TL_MUST_USE;
 void tl_fault_range_remove(struct tl_fault_range *range); /* NULL is accepted */
 
-/* Whether the address lies in a registered mapping. Thread: any. */
-bool tl_fault_range_has(const void *address);
+/* Whether a read of the bytes may have to wait for a file system: they lie in a registered mapping, and not all of
+ * their pages are in memory, or that cannot be known. Thread: any. */
+bool tl_fault_range_may_wait(const void *data, uint64_t len_bytes);
 
 /* True when a page of the mapping could not be read and was replaced by zeros. NULL is never damaged. */
 bool tl_fault_range_is_damaged(const struct tl_fault_range *range);

@@ -31,6 +31,7 @@ struct tl_mapped_file {
     void *data; /* NULL: an empty file */
     struct tl_file_stamp stamp;
     bool is_memory; /* it cannot shrink, and its times say nothing */
+    bool is_own;    /* it belongs to the user of this process */
     struct tl_fault_range *range;
 };
 
@@ -81,6 +82,7 @@ static enum tl_status look(struct tl_mapped_file *file, struct tl_error *ret_err
     if (!S_ISREG(info.st_mode))
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%s is not a regular file", file->path);
     file->stamp = stamp_of(&info);
+    file->is_own = info.st_uid == geteuid();
     int seals = fcntl(file->fd, F_GET_SEALS);
     file->is_memory = seals >= 0 && (seals & F_SEAL_SHRINK) != 0;
     return TL_OK;
@@ -97,7 +99,7 @@ static enum tl_status map(struct tl_mapped_file *file, struct tl_error *ret_erro
     void *data = mmap(NULL, file->stamp.size_bytes, PROT_READ, MAP_SHARED, file->fd, 0);
     if (data == MAP_FAILED) return tl_error_set_errno(ret_error, errno, "cannot map %s", file->path);
     file->data = data;
-    return tl_fault_range_add(data, file->stamp.size_bytes, PROT_READ, &file->range, ret_error);
+    return tl_fault_range_add(data, file->stamp.size_bytes, PROT_READ, file->is_own, &file->range, ret_error);
 }
 
 enum tl_status tl_mapped_file_open(const char *path, struct tl_mapped_file **ret_file, struct tl_error *ret_error)
@@ -165,9 +167,9 @@ enum tl_status tl_mapped_file_make(uint64_t len_bytes, struct tl_mapped_file **r
     return TL_OK;
 }
 
-bool tl_mapped_file_has(const void *address)
+bool tl_mapped_file_may_wait(const void *data, uint64_t len_bytes)
 {
-    return tl_fault_range_has(address);
+    return tl_fault_range_may_wait(data, len_bytes);
 }
 
 bool tl_mapped_file_is_memory(const struct tl_mapped_file *file)

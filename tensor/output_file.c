@@ -94,7 +94,7 @@ static enum tl_status allocate_and_map(struct tl_output_file *file, int fd, stru
         return tl_error_set_errno(ret_error, errno, "cannot map the %" PRIu64 " bytes of %s", file->len_bytes,
                                   file->path);
     file->data = data;
-    return tl_fault_range_add(data, file->len_bytes, PROT_READ | PROT_WRITE, &file->range, ret_error);
+    return tl_fault_range_add(data, file->len_bytes, PROT_READ | PROT_WRITE, true, &file->range, ret_error);
 }
 
 enum tl_status tl_output_file_create(const char *path, uint64_t len_bytes, const struct stat *replaced,

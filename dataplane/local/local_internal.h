@@ -50,7 +50,7 @@ enum local_slot_kind {
 };
 
 #define LOCAL_FLAG_IMMEDIATE 1u
-#define LOCAL_FLAG_FILE 2u /* the memory to read is a mapped file, whose pages may come late */
+#define LOCAL_FLAG_MAY_WAIT 2u /* pages of the memory to read may have to come from a file first */
 
 struct local_slot {
     /* The slot's number since the ring was made, plus 1, modulo 2^32. With any other value the slot is not filled
@@ -412,7 +412,7 @@ struct local_proof {
 struct local_slot_read {
     bool is_under_way;
     bool has_immediate;
-    bool is_in_file; /* LOCAL_FLAG_FILE */
+    bool may_wait; /* LOCAL_FLAG_MAY_WAIT */
     uint32_t immediate;
     uint32_t exposure, generation;
     uint64_t source, offset_bytes, len_bytes;

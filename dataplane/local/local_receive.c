@@ -68,7 +68,7 @@ static void read_part(struct local_pair *pair, struct tl_memory_reader *reader, 
                                            .source = pair->reading.source + offset_bytes,
                                            .destination = destination + offset_bytes,
                                            .len_bytes = len_bytes,
-                                           .is_buffered = pair->reading.is_in_file};
+                                           .is_buffered = pair->reading.may_wait};
     pair->reading.parts_left++;
     if (tl_memory_reader_read(reader, &part, &error) != TL_OK)
         local_pair_break(pair, TL_RESOURCE_EXHAUSTED, "%s", error.message);
@@ -116,7 +116,7 @@ static void begin_reading(struct local_pair *pair, const struct local_slot *slot
     uint16_t flags = once->flags;
     pair->reading = (struct local_slot_read){.is_under_way = true,
                                              .has_immediate = (flags & LOCAL_FLAG_IMMEDIATE) != 0,
-                                             .is_in_file = (flags & LOCAL_FLAG_FILE) != 0,
+                                             .may_wait = (flags & LOCAL_FLAG_MAY_WAIT) != 0,
                                              .immediate = once->immediate,
                                              .exposure = once->exposure,
                                              .generation = once->generation,

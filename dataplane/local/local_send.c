@@ -165,7 +165,7 @@ static enum execution ask_to_read(struct local_pair *pair, struct local_work *wo
     if (slot == NULL) return EXECUTION_WAITS;
     slot->kind = LOCAL_SLOT_READ;
     slot->flags = (uint16_t)((work->has_immediate ? LOCAL_FLAG_IMMEDIATE : 0) |
-                             (tl_mapped_file_has(work->source) ? LOCAL_FLAG_FILE : 0));
+                             (tl_mapped_file_may_wait(work->source, work->len_bytes) ? LOCAL_FLAG_MAY_WAIT : 0));
     slot->immediate = work->immediate;
     slot->len_bytes = work->len_bytes;
     slot->source = (uintptr_t)work->source;

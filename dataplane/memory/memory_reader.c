@@ -28,7 +28,7 @@
 #define DIRECT_BYTES (UINT64_C(1) << 20)
 /* The most bytes that one call reads through the buffer; the buffer and its copy fit into the second-level cache
  * together. */
-#define BUFFER_BYTES (UINT64_C(128) << 10)
+#define BUFFER_BYTES (UINT64_C(256) << 10)
 
 struct tl_memory_reader {
     int done_fd;

@@ -152,7 +152,7 @@ static void call(const struct local_address *to)
 static void post_read(const struct local_descriptor *place)
 {
     post(&(struct local_slot){.kind = LOCAL_SLOT_READ,
-                              .flags = file.fd >= 0 ? LOCAL_FLAG_IMMEDIATE | LOCAL_FLAG_FILE : LOCAL_FLAG_IMMEDIATE,
+                              .flags = file.fd >= 0 ? LOCAL_FLAG_IMMEDIATE | LOCAL_FLAG_MAY_WAIT : LOCAL_FLAG_IMMEDIATE,
                               .immediate = 7,
                               .len_bytes = WAITING_PEER_BYTES,
                               .source = (uintptr_t)memory,

@@ -44,7 +44,7 @@ static void teardown(void)
 static struct tl_fault_range *add(int protection)
 {
     struct tl_fault_range *range = NULL;
-    ck_assert_int_eq(tl_fault_range_add((const void *)bytes, 3 * page, protection, &range, &error), TL_OK);
+    ck_assert_int_eq(tl_fault_range_add((const void *)bytes, 3 * page, protection, true, &range, &error), TL_OK);
     return range;
 }
 
@@ -162,7 +162,8 @@ START_TEST(table_is_bounded)
     struct tl_fault_range *range = NULL;
     for (int i = 0; i < MAX_RANGES; i++)
         added[i] = add(PROT_READ);
-    ck_assert_int_eq(tl_fault_range_add((const void *)bytes, page, PROT_READ, &range, &error), TL_RESOURCE_EXHAUSTED);
+    ck_assert_int_eq(tl_fault_range_add((const void *)bytes, page, PROT_READ, true, &range, &error),
+                     TL_RESOURCE_EXHAUSTED);
     ck_assert_ptr_null(range);
     tl_fault_range_remove(added[77]);
     ck_assert_ptr_eq(add(PROT_READ), added[77]);

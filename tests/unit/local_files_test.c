@@ -303,22 +303,29 @@ START_TEST(not_connected)
 }
 END_TEST
 
-/* The slot says whether the memory to read is a mapped file, which the reader reads through a buffer. */
+/* The slot says whether pages of the memory to read may have to come from a file first: then the reader reads it
+ * through a buffer. The page of a hole that nobody has read is not in memory. */
 START_TEST(memory_to_read_that_lies_in_a_file)
 {
     uint8_t target[5] = {0}, heap[5] = "other";
     struct tl_exposure exposure = {0};
+    struct tl_mapped_file *hole = NULL;
     if (reader->pair->outside_refusal != NULL) return;
-    const void *source = _i == 0 ? tl_mapped_file_data(file) : heap;
+    temp_write(temp_path("hole"), "", 0);
+    ck_assert_int_eq(truncate(temp_path("hole"), 4096), 0);
+    ck_assert_int_eq(tl_mapped_file_open(temp_path("hole"), &hole, &error), TL_OK);
+    const void *const sources[] = {tl_mapped_file_data(hole), tl_mapped_file_data(file), heap};
+    const void *source = sources[_i];
     const struct local_ring *ring = &local_pair_of(owner->pair)->rings.out;
     uint32_t number = ring->next;
     ck_assert_int_eq(tl_queue_pair_expose(reader->pair, NULL, target, sizeof(target), &exposure, &error), TL_OK);
     owner->pair->ops->write(owner->pair, NULL, source, sizeof(target), &exposure.descriptor, 0, false, 0, NULL);
     tl_queue_pair_doorbell(owner->pair);
-    ck_assert_int_eq((local_ring_slot(ring, number)->flags & LOCAL_FLAG_FILE) != 0, _i == 0);
+    ck_assert_int_eq((local_ring_slot(ring, number)->flags & LOCAL_FLAG_MAY_WAIT) != 0, _i == 0);
     send_to(owner, reader);
     ck_assert_mem_eq(target, source, sizeof(target));
     reader->pair->ops->revoke(reader->pair, &exposure, NULL);
+    tl_mapped_file_put(hole);
 }
 END_TEST
 
@@ -417,7 +424,7 @@ int main(void)
     tcase_add_test(tcase, behind_other_packets);
     tcase_add_test(tcase, socket_is_full);
     tcase_add_test(tcase, not_connected);
-    tcase_add_loop_test(tcase, memory_to_read_that_lies_in_a_file, 0, 2);
+    tcase_add_loop_test(tcase, memory_to_read_that_lies_in_a_file, 0, 3);
     tcase_add_test(tcase, no_file);
     tcase_add_test(tcase, sizes_that_are_not_so);
     tcase_add_test(tcase, names_that_are_none);

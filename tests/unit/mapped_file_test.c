@@ -15,6 +15,9 @@
 #include "tensor/mapped_file.c"
 #include "tensor/tensor.h"
 
+#define PAGE_BYTES 4096
+#define PAGES UINT64_C(1500)
+
 static struct tl_error error;
 static struct tl_mapped_file *file;
 
@@ -44,6 +47,44 @@ START_TEST(opened)
     tl_mapped_file_put(file);
     ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, &error), TL_OK);
     tl_mapped_file_put(NULL);
+}
+END_TEST
+
+/* Pages of a hole are in memory once they were read. */
+START_TEST(reads_that_may_wait)
+{
+    struct tl_mapped_file *sparse = NULL;
+    const uint64_t len_bytes = 3 * PAGES * PAGE_BYTES;
+    uint8_t heap[5];
+    temp_write(temp_path("sparse"), "", 0);
+    ck_assert_int_eq(truncate(temp_path("sparse"), (off_t)len_bytes), 0);
+    ck_assert_int_eq(tl_mapped_file_open(temp_path("sparse"), &sparse, &error), TL_OK);
+    const volatile uint8_t *bytes = tl_mapped_file_data(sparse);
+    ck_assert(!tl_mapped_file_may_wait(heap, sizeof(heap)));
+    ck_assert(!tl_mapped_file_may_wait(tl_mapped_file_data(file), 5));
+    ck_assert(tl_mapped_file_may_wait((const void *)bytes, len_bytes));
+    for (uint64_t at = 0; at < len_bytes; at += PAGE_BYTES)
+        ck_assert_int_eq(bytes[at], 0);
+    ck_assert(!tl_mapped_file_may_wait((const void *)bytes, len_bytes));
+    ck_assert(!tl_mapped_file_may_wait((const void *)(bytes + 1), 1));
+    ck_assert_int_eq(truncate(temp_path("sparse"), (off_t)(len_bytes - PAGE_BYTES)), 0);
+    ck_assert(tl_mapped_file_may_wait((const void *)bytes, len_bytes));
+    ck_assert(tl_mapped_file_may_wait((const void *)(bytes + len_bytes - PAGE_BYTES - 1), 2));
+    ck_assert(!tl_mapped_file_may_wait((const void *)bytes, len_bytes - PAGE_BYTES));
+    tl_mapped_file_put(sparse);
+}
+END_TEST
+
+/* The kernel does not tell which pages of the file are in memory. */
+START_TEST(file_of_another_user)
+{
+    struct tl_mapped_file *others = NULL;
+    if (geteuid() != 0) return; /* only root can give a file away */
+    temp_write(temp_path("others"), "hello", 5);
+    ck_assert_int_eq(chown(temp_path("others"), 1, 1), 0);
+    ck_assert_int_eq(tl_mapped_file_open(temp_path("others"), &others, &error), TL_OK);
+    ck_assert(tl_mapped_file_may_wait(tl_mapped_file_data(others), 5));
+    tl_mapped_file_put(others);
 }
 END_TEST
 
@@ -276,6 +317,8 @@ int main(void)
     TCase *tcase = tcase_create("mapped_file");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, opened);
+    tcase_add_test(tcase, reads_that_may_wait);
+    tcase_add_test(tcase, file_of_another_user);
     tcase_add_test(tcase, empty);
     tcase_add_test(tcase, not_opened);
     tcase_add_test(tcase, shrunk);
