@@ -9,6 +9,7 @@ enum tl_exit {
     TL_EXIT_FAILED = 1,    /* what was asked for could not be done; one line on stderr says why */
     TL_EXIT_USAGE = 2,     /* the command line is wrong */
     TL_EXIT_NO_DEVICE = 3, /* devices: there is none that can be used */
+    TL_EXIT_FAULT = 4,     /* doctor: there is at least one fault */
 };
 
 /* The exit codes of `health`, which are those of grpc_health_probe. */
@@ -29,6 +30,7 @@ int tl_command_push(int argc, char **argv);
 int tl_command_rm(int argc, char **argv);
 int tl_command_health(int argc, char **argv);
 int tl_command_devices(int argc, char **argv);
+int tl_command_doctor(int argc, char **argv);
 int tl_command_config(int argc, char **argv);
 
 #endif

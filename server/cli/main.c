@@ -40,6 +40,7 @@ static const struct command commands[] = {
     {"rm", "end publications of a worker", tl_command_rm},
     {"health", "ask a server, or a whole cluster, how it is", tl_command_health},
     {"devices", "list the RDMA devices of this machine", tl_command_devices},
+    {"doctor", "find out what is wrong with this machine", tl_command_doctor},
     {"config", "check and show configurations", tl_command_config},
     {"version", "print the version", run_version},
     {"help", "explain a command", run_help},
