@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Monotonic time and deadlines that saturate instead of overflowing. */
+/* Monotonic time, the time of day, and deadlines that saturate instead of overflowing. */
 #include "base/clock.h"
 
 #include <time.h>
@@ -10,6 +10,13 @@ int64_t tl_clock_now_ns(void)
 {
     struct timespec now;
     TL_CHECK(clock_gettime(CLOCK_MONOTONIC, &now) == 0);
+    return (int64_t)now.tv_sec * TL_NS_PER_SEC + now.tv_nsec;
+}
+
+int64_t tl_clock_unix_ns(void)
+{
+    struct timespec now;
+    TL_CHECK(clock_gettime(CLOCK_REALTIME, &now) == 0);
     return (int64_t)now.tv_sec * TL_NS_PER_SEC + now.tv_nsec;
 }
 

@@ -14,6 +14,9 @@
 /* Returns the monotonic time now, in nanoseconds. */
 int64_t tl_clock_now_ns(void);
 
+/* Returns the time of day, in nanoseconds since 1970; it may jump. */
+int64_t tl_clock_unix_ns(void);
+
 /* Returns now + timeout, or TL_TIME_NEVER when timeout_ns is TL_TIME_NEVER or the sum does not fit; a negative timeout
  * counts as zero. */
 int64_t tl_clock_deadline_ns(int64_t timeout_ns);

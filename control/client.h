@@ -30,6 +30,24 @@ struct tl_peer_description {
     uint64_t latency_ns;       /* there and back; 0: not measured */
     uint64_t bytes_per_second; /* 0: not measured */
     uint32_t mtu_bytes;        /* largest packet of its data connection; 0: none, or not known */
+    char *address;             /* "host:port" where the worker looks for it; "": none */
+    uint64_t cluster_digest;   /* of the peer's latest Hello, as the next two; 0 and "": unknown */
+    char *host_name;
+    uint64_t process_id;
+};
+
+/* A setting in force. */
+struct tl_setting_text {
+    char *path; /* "verbs.mtu" */
+    char *value;
+};
+
+/* What is wrong with a worker, as far as it knows. */
+struct tl_trouble {
+    char *what; /* "descriptors", "pool", "file", "path", "task" */
+    char *reason;
+    char *remedy;
+    bool breaks_transfers; /* transfers fail because of it */
 };
 
 /* What a data plane works with; texts that are not known are "", numbers 0. */
@@ -70,6 +88,18 @@ struct tl_description {
     struct tl_counter *counters; /* [counter_count] */
     size_t counter_count;
     struct tl_data_plane_description *data_plane; /* NULL: the worker wants none, or does not say */
+    uint64_t cluster_digest;                      /* equal for the same tasks with the same addresses; 0: unknown */
+    struct tl_setting_text *settings;             /* [setting_count] */
+    size_t setting_count;
+    char **listens; /* [listen_count]: the sockets that are bound, "10.0.0.7:4000" */
+    size_t listen_count;
+    char *host_name;
+    uint64_t process_id;
+    int64_t unix_ns;             /* its clock; 0: unknown */
+    struct tl_trouble *troubles; /* [trouble_count] */
+    size_t trouble_count;
+    char *reason; /* why it is not serving; "": it is, or does not say */
+    char *remedy;
 };
 
 /* Frees everything in it and zeroes it. A zeroed one is accepted. */

@@ -4,7 +4,8 @@
  *
  * The worker fills a description, which is packed into one message. Texts that are not UTF-8 (a reason may quote what a
  * peer sent) and texts that are missing leave as empty ones, because a message with them would be refused. Should a
- * cluster be so large that the message would exceed what clients accept, the reasons of the peers are left out.
+ * cluster be so large that the message would exceed what clients accept, the addresses and host names of the peers are
+ * left out, then their reasons.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,6 +24,11 @@ struct packing {
     Tensorlane__V1__PeerState **peer_pointers;
     Tensorlane__V1__Counter *counters; /* [counter_count] */
     Tensorlane__V1__Counter **counter_pointers;
+    Tensorlane__V1__Setting *settings; /* [setting_count] */
+    Tensorlane__V1__Setting **setting_pointers;
+    char **listens;                    /* [listen_count] */
+    Tensorlane__V1__Trouble *troubles; /* [trouble_count] */
+    Tensorlane__V1__Trouble **trouble_pointers;
 };
 
 static void packing_fini(struct packing *packing)
@@ -33,6 +39,11 @@ static void packing_fini(struct packing *packing)
     free(packing->peer_pointers);
     free(packing->counters);
     free(packing->counter_pointers);
+    free(packing->settings);
+    free(packing->setting_pointers);
+    free(packing->listens);
+    free(packing->troubles);
+    free(packing->trouble_pointers);
 }
 
 /* Memory for count items; never NULL for want of items. */
@@ -50,9 +61,16 @@ static bool packing_init(struct packing *packing, const struct tl_description *d
         .peer_pointers = array(description->peer_count, sizeof(*packing->peer_pointers)),
         .counters = array(description->counter_count, sizeof(*packing->counters)),
         .counter_pointers = array(description->counter_count, sizeof(*packing->counter_pointers)),
+        .settings = array(description->setting_count, sizeof(*packing->settings)),
+        .setting_pointers = array(description->setting_count, sizeof(*packing->setting_pointers)),
+        .listens = array(description->listen_count, sizeof(*packing->listens)),
+        .troubles = array(description->trouble_count, sizeof(*packing->troubles)),
+        .trouble_pointers = array(description->trouble_count, sizeof(*packing->trouble_pointers)),
     };
     if (packing->transports != NULL && packing->transport_pointers != NULL && packing->peers != NULL &&
-        packing->peer_pointers != NULL && packing->counters != NULL && packing->counter_pointers != NULL) {
+        packing->peer_pointers != NULL && packing->counters != NULL && packing->counter_pointers != NULL &&
+        packing->settings != NULL && packing->setting_pointers != NULL && packing->listens != NULL &&
+        packing->troubles != NULL && packing->trouble_pointers != NULL) {
         return true;
     }
     packing_fini(packing);
@@ -90,6 +108,10 @@ static void pack_peers(struct packing *packing, const struct tl_description *des
         to->latency_ns = from->latency_ns;
         to->bytes_per_second = from->bytes_per_second;
         to->mtu_bytes = from->mtu_bytes;
+        to->address = wire_text(from->address);
+        to->cluster_digest = from->cluster_digest;
+        to->host_name = wire_text(from->host_name);
+        to->process_id = from->process_id;
     }
 }
 
@@ -122,9 +144,66 @@ static void pack_data_plane(const struct tl_data_plane_description *from, Tensor
     to->not_tried = wire_text(from->not_tried);
 }
 
-static void leave_out_reasons(struct packing *packing, size_t peer_count)
+static void pack_settings(struct packing *packing, const struct tl_description *description)
 {
-    for (size_t i = 0; i < peer_count; i++)
+    for (size_t i = 0; i < description->setting_count; i++) {
+        Tensorlane__V1__Setting *to = packing->setting_pointers[i] = &packing->settings[i];
+        tensorlane__v1__setting__init(to);
+        to->path = wire_text(description->settings[i].path);
+        to->value = wire_text(description->settings[i].value);
+    }
+}
+
+static void pack_troubles(struct packing *packing, const struct tl_description *description)
+{
+    for (size_t i = 0; i < description->trouble_count; i++) {
+        const struct tl_trouble *from = &description->troubles[i];
+        Tensorlane__V1__Trouble *to = packing->trouble_pointers[i] = &packing->troubles[i];
+        tensorlane__v1__trouble__init(to);
+        to->what = wire_text(from->what);
+        to->reason = wire_text(from->reason);
+        to->remedy = wire_text(from->remedy);
+        to->breaks_transfers = from->breaks_transfers;
+    }
+}
+
+/* What the worker says about its process, its settings and its troubles. */
+static void pack_own_state(struct packing *packing, const struct tl_description *description,
+                           Tensorlane__V1__IdentifyResponse *response)
+{
+    response->cluster_digest = description->cluster_digest;
+    response->host_name = wire_text(description->host_name);
+    response->process_id = description->process_id;
+    response->unix_ns = description->unix_ns;
+    response->reason = wire_text(description->reason);
+    response->remedy = wire_text(description->remedy);
+    pack_settings(packing, description);
+    response->n_settings = description->setting_count;
+    response->settings = packing->setting_pointers;
+    for (size_t i = 0; i < description->listen_count; i++)
+        packing->listens[i] = wire_text(description->listens[i]);
+    response->n_listens = description->listen_count;
+    response->listens = packing->listens;
+    pack_troubles(packing, description);
+    response->n_troubles = description->trouble_count;
+    response->troubles = packing->trouble_pointers;
+}
+
+static bool is_too_large(const Tensorlane__V1__IdentifyResponse *response)
+{
+    return protobuf_c_message_get_packed_size(&response->base) > TL_MAX_FRAME_HEAD_BYTES;
+}
+
+/* Makes the description of a large cluster fit: addresses and host names go first, because the reasons say more. */
+static void leave_out_texts(const Tensorlane__V1__IdentifyResponse *response, struct packing *packing)
+{
+    if (!is_too_large(response)) return;
+    for (size_t i = 0; i < response->n_peers; i++) {
+        packing->peers[i].address = (char *)"";
+        packing->peers[i].host_name = (char *)"";
+    }
+    if (!is_too_large(response)) return;
+    for (size_t i = 0; i < response->n_peers; i++)
         packing->peers[i].reason = (char *)"";
 }
 
@@ -157,9 +236,8 @@ static enum tl_status pack(const struct tl_description *description, grpc_byte_b
         pack_data_plane(description->data_plane, &data_plane);
         response.data_plane = &data_plane;
     }
-    if (protobuf_c_message_get_packed_size(&response.base) > TL_MAX_FRAME_HEAD_BYTES) {
-        leave_out_reasons(&packing, description->peer_count);
-    }
+    pack_own_state(&packing, description, &response);
+    leave_out_texts(&response, &packing);
     grpc_byte_buffer *message = tl_wire_write(&response.base);
     packing_fini(&packing);
     if (message == NULL) {

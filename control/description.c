@@ -22,6 +22,27 @@ static void fini_data_plane(struct tl_data_plane_description *data_plane)
     free(data_plane);
 }
 
+static void fini_own_state(struct tl_description *description)
+{
+    for (size_t i = 0; i < description->setting_count; i++) {
+        free(description->settings[i].path);
+        free(description->settings[i].value);
+    }
+    free(description->settings);
+    for (size_t i = 0; i < description->listen_count; i++)
+        free(description->listens[i]);
+    free(description->listens);
+    free(description->host_name);
+    for (size_t i = 0; i < description->trouble_count; i++) {
+        free(description->troubles[i].what);
+        free(description->troubles[i].reason);
+        free(description->troubles[i].remedy);
+    }
+    free(description->troubles);
+    free(description->reason);
+    free(description->remedy);
+}
+
 void tl_description_fini(struct tl_description *description)
 {
     free(description->job);
@@ -36,11 +57,14 @@ void tl_description_fini(struct tl_description *description)
         free(description->peers[i].state);
         free(description->peers[i].transport);
         free(description->peers[i].reason);
+        free(description->peers[i].address);
+        free(description->peers[i].host_name);
     }
     free(description->peers);
     for (size_t i = 0; i < description->counter_count; i++)
         free(description->counters[i].name);
     free(description->counters);
     fini_data_plane(description->data_plane);
+    fini_own_state(description);
     memset(description, 0, sizeof(*description));
 }

@@ -417,6 +417,8 @@ static enum tl_status check_hello(const struct tl_link *link, const Tensorlane__
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION, "%s gave no incarnation", link->peer.address);
     }
     enum tl_status status = tl_wire_text(hello->name, 0, TL_MAX_NAME_BYTES - 1, "name of the peer", ret_error);
+    if (status == TL_OK)
+        status = tl_wire_text(hello->host_name, 0, TL_HOST_NAME_BYTES - 1, "host name of the peer", ret_error);
     if (status != TL_OK) return status;
     if (hello->expected_name[0] != '\0' && strcmp(hello->expected_name, self) != 0) {
         return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
@@ -461,6 +463,9 @@ void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hell
     link->peer.source = TL_IDENTITY_CLAIMED;
     link->peer.incarnation = hello->incarnation;
     snprintf(link->peer.name, sizeof(link->peer.name), "%s", hello->name);
+    snprintf(link->peer.host_name, sizeof(link->peer.host_name), "%s", hello->host_name);
+    link->peer.process_id = hello->process_id;
+    link->peer.cluster_digest = hello->cluster_digest;
     if (!link->is_ours && !is_admitted(link)) return;
     tl_timers_disarm(tl_loop_timers(control->loop), &link->handshake_timer);
     if (hello->host.len == TL_HOST_BYTES) memcpy(link->peer.host, hello->host.data, TL_HOST_BYTES);

@@ -106,10 +106,14 @@ static enum tl_status copy_peer(const Tensorlane__V1__PeerState *from, struct tl
     to->latency_ns = from->latency_ns;
     to->bytes_per_second = from->bytes_per_second;
     to->mtu_bytes = from->mtu_bytes;
+    to->cluster_digest = from->cluster_digest;
+    to->process_id = from->process_id;
     enum tl_status status = copy_text(from->name, "name of a peer", &to->name, ret_error);
     if (status == TL_OK) status = copy_text(from->state, "state of a peer", &to->state, ret_error);
     if (status == TL_OK) status = copy_text(from->transport, "transport of a peer", &to->transport, ret_error);
     if (status == TL_OK) status = copy_text(from->reason, "reason of a peer", &to->reason, ret_error);
+    if (status == TL_OK) status = copy_text(from->address, "address of a peer", &to->address, ret_error);
+    if (status == TL_OK) status = copy_text(from->host_name, "host name of a peer", &to->host_name, ret_error);
     return status;
 }
 
@@ -175,6 +179,72 @@ static enum tl_status copy_data_plane(const Tensorlane__V1__IdentifyResponse *me
     return status;
 }
 
+static enum tl_status copy_settings(const Tensorlane__V1__IdentifyResponse *message, struct tl_description *description,
+                                    struct tl_error *ret_error)
+{
+    if (message->n_settings == 0) return TL_OK;
+    description->settings = calloc(message->n_settings, sizeof(*description->settings));
+    if (description->settings == NULL) return no_memory("settings", ret_error);
+    description->setting_count = message->n_settings;
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < message->n_settings && status == TL_OK; i++) {
+        struct tl_setting_text *to = &description->settings[i];
+        status = copy_text(message->settings[i]->path, "path of a setting", &to->path, ret_error);
+        if (status == TL_OK) {
+            status = copy_text(message->settings[i]->value, "value of a setting", &to->value, ret_error);
+        }
+    }
+    return status;
+}
+
+static enum tl_status copy_listens(const Tensorlane__V1__IdentifyResponse *message, struct tl_description *description,
+                                   struct tl_error *ret_error)
+{
+    if (message->n_listens == 0) return TL_OK;
+    description->listens = calloc(message->n_listens, sizeof(*description->listens));
+    if (description->listens == NULL) return no_memory("bound addresses", ret_error);
+    description->listen_count = message->n_listens;
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < message->n_listens && status == TL_OK; i++)
+        status = copy_text(message->listens[i], "bound address", &description->listens[i], ret_error);
+    return status;
+}
+
+static enum tl_status copy_troubles(const Tensorlane__V1__IdentifyResponse *message, struct tl_description *description,
+                                    struct tl_error *ret_error)
+{
+    if (message->n_troubles == 0) return TL_OK;
+    description->troubles = calloc(message->n_troubles, sizeof(*description->troubles));
+    if (description->troubles == NULL) return no_memory("troubles", ret_error);
+    description->trouble_count = message->n_troubles;
+    enum tl_status status = TL_OK;
+    for (size_t i = 0; i < message->n_troubles && status == TL_OK; i++) {
+        const Tensorlane__V1__Trouble *from = message->troubles[i];
+        struct tl_trouble *to = &description->troubles[i];
+        to->breaks_transfers = from->breaks_transfers != 0;
+        status = copy_text(from->what, "name of a trouble", &to->what, ret_error);
+        if (status == TL_OK) status = copy_text(from->reason, "reason of a trouble", &to->reason, ret_error);
+        if (status == TL_OK) status = copy_text(from->remedy, "remedy of a trouble", &to->remedy, ret_error);
+    }
+    return status;
+}
+
+/* What the worker says about its process, its settings and its troubles. */
+static enum tl_status copy_own_state(const Tensorlane__V1__IdentifyResponse *message,
+                                     struct tl_description *description, struct tl_error *ret_error)
+{
+    description->cluster_digest = message->cluster_digest;
+    description->process_id = message->process_id;
+    description->unix_ns = message->unix_ns;
+    enum tl_status status = copy_text(message->host_name, "host name", &description->host_name, ret_error);
+    if (status == TL_OK) status = copy_text(message->reason, "reason", &description->reason, ret_error);
+    if (status == TL_OK) status = copy_text(message->remedy, "remedy", &description->remedy, ret_error);
+    if (status == TL_OK) status = copy_settings(message, description, ret_error);
+    if (status == TL_OK) status = copy_listens(message, description, ret_error);
+    if (status == TL_OK) status = copy_troubles(message, description, ret_error);
+    return status;
+}
+
 enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                          struct tl_description *ret_description, struct tl_error *ret_error)
 {
@@ -198,6 +268,7 @@ enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wi
     if (status == TL_OK) status = copy_peers(response, &description, ret_error);
     if (status == TL_OK) status = copy_counters(response, &description, ret_error);
     if (status == TL_OK) status = copy_data_plane(response, &description, ret_error);
+    if (status == TL_OK) status = copy_own_state(response, &description, ret_error);
     if (status != TL_OK) {
         tl_description_fini(&description);
         return status;

@@ -97,7 +97,11 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
     ret_description->software_version = strdup(tl_version());
     ret_description->is_serving = !worker->closing.is_closing;
     ret_description->uptime_ns = (uint64_t)(tl_clock_now_ns() - worker->setup.opened_ns);
-    if (ret_description->job == NULL || ret_description->software_version == NULL) {
+    ret_description->host_name = strdup(worker->self.host_name);
+    ret_description->process_id = worker->self.process_id;
+    ret_description->unix_ns = tl_clock_unix_ns();
+    if (ret_description->job == NULL || ret_description->software_version == NULL ||
+        ret_description->host_name == NULL) {
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a description");
     }
     enum tl_status status = tl_transports_describe(worker, ret_description, ret_error);

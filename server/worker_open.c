@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/struct_version.h"
+#include "base/text.h"
 #include "server/progress/completion_queue.h"
 #include "server/transfers/walk.h"
 #include "server/worker_internal.h"
@@ -97,6 +98,14 @@ static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker
 /* No call is without a deadline. A link that ends is replaced, and its requests go on where they were, so that this one
  * costs nothing; it ends what keep-alive cannot see. */
 #define MAX_LINK_AGE_NS (24 * 3600 * TL_NS_PER_SEC)
+
+/* "" when the host has no name, or one that protobuf does not take as text. */
+static void read_host_name(char ret_name[TL_HOST_NAME_BYTES])
+{
+    if (gethostname(ret_name, TL_HOST_NAME_BYTES) != 0) ret_name[0] = '\0';
+    ret_name[TL_HOST_NAME_BYTES - 1] = '\0';
+    if (!tl_text_is_utf8(ret_name, strlen(ret_name))) ret_name[0] = '\0';
+}
 
 static enum tl_status create_control(struct tl_worker *worker, struct tl_error *ret_error)
 {
@@ -251,6 +260,8 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
     pthread_once(&taught, teach_allocator);
     worker->setup.opened_ns = tl_clock_now_ns();
     worker->self.incarnation = tl_random_u64();
+    worker->self.process_id = (uint64_t)getpid();
+    read_host_name(worker->self.host_name);
     worker->executor.post = post_to_executor;
     tl_list_init(&worker->members.peer_waits);
     tl_walks_init(worker);

@@ -31,6 +31,8 @@ enum tl_identity_source {
     TL_IDENTITY_CLAIMED = 1, /* it has identified itself, over a connection that proves nothing */
 };
 
+#define TL_HOST_NAME_BYTES 256
+
 /* Bytes that tell hosts apart. */
 #define TL_HOST_BYTES 16
 
@@ -41,6 +43,9 @@ struct tl_identity {
     char address[TL_MAX_ADDRESS_BYTES];
     struct tl_share_client client; /* the client that is charged for what it holds */
     uint8_t host[TL_HOST_BYTES];   /* equal for workers on one host between two starts of it; zeros: not known */
+    char host_name[TL_HOST_NAME_BYTES];
+    uint64_t process_id;     /* 0: unknown */
+    uint64_t cluster_digest; /* of the tasks and addresses that it is configured with; 0: unknown */
 };
 
 static inline bool tl_identity_has_host(const struct tl_identity *identity)

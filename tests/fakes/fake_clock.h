@@ -20,6 +20,11 @@ int64_t tl_clock_now_ns(void)
     return fake_clock_ns;
 }
 
+int64_t tl_clock_unix_ns(void)
+{
+    return fake_clock_ns;
+}
+
 int64_t tl_clock_deadline_ns(int64_t timeout_ns)
 {
     if (timeout_ns > TL_TIME_NEVER - fake_clock_ns) return TL_TIME_NEVER;

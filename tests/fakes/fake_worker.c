@@ -252,6 +252,26 @@ static void describe_data_plane(struct tl_description *description)
     description->data_plane = transport;
 }
 
+static void describe_own_state(struct tl_description *description)
+{
+    description->cluster_digest = 7;
+    description->host_name = copy("gpu-0");
+    description->process_id = 4711;
+    description->unix_ns = -1;
+    description->setting_count = 1;
+    description->settings = calloc(1, sizeof(*description->settings));
+    TL_CHECK(description->settings != NULL);
+    description->settings[0] = (struct tl_setting_text){.path = copy("connect"), .value = copy("lazy")};
+    description->listen_count = 1;
+    description->listens = calloc(1, sizeof(*description->listens));
+    TL_CHECK(description->listens != NULL);
+    description->listens[0] = copy("127.0.0.1:4000");
+    description->trouble_count = 1;
+    description->troubles = calloc(1, sizeof(*description->troubles));
+    TL_CHECK(description->troubles != NULL);
+    description->troubles[0] = (struct tl_trouble){.what = copy("pool"), .breaks_transfers = true};
+}
+
 static enum tl_status on_describe(void *context, struct tl_description *ret_description, struct tl_error *ret_error)
 {
     const struct fake_worker *worker = context;
@@ -270,6 +290,7 @@ static enum tl_status on_describe(void *context, struct tl_description *ret_desc
     description.counter_count = 1;
     description.counters[0] = (struct tl_counter){copy("bytes_sent"), UINT64_MAX};
     describe_peers(&worker->script, &description);
+    describe_own_state(&description);
     if (worker->script.has_data_plane) describe_data_plane(&description);
     *ret_description = description;
     return TL_OK;

@@ -230,6 +230,19 @@ START_TEST(identify_tells_everything)
     ck_assert_uint_eq(response->n_counters, 1);
     ck_assert_str_eq(response->counters[0]->name, "bytes_sent");
     ck_assert_uint_eq(response->counters[0]->value, UINT64_MAX);
+    ck_assert_uint_eq(response->cluster_digest, 7);
+    ck_assert_str_eq(response->host_name, "gpu-0");
+    ck_assert_uint_eq(response->process_id, 4711);
+    ck_assert_int_eq(response->unix_ns, -1);
+    ck_assert_uint_eq(response->n_settings, 1);
+    ck_assert_str_eq(response->settings[0]->path, "connect");
+    ck_assert_str_eq(response->settings[0]->value, "lazy");
+    ck_assert_uint_eq(response->n_listens, 1);
+    ck_assert_str_eq(response->listens[0], "127.0.0.1:4000");
+    ck_assert_uint_eq(response->n_troubles, 1);
+    ck_assert_str_eq(response->troubles[0]->what, "pool");
+    ck_assert(response->troubles[0]->breaks_transfers);
+    ck_assert_str_eq(response->reason, "");
     tensorlane__v1__identify_response__free_unpacked(response, NULL);
 }
 END_TEST

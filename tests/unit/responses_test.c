@@ -33,6 +33,20 @@ static grpc_byte_buffer *identify_response(void)
     Tensorlane__V1__DataPlane data_plane = TENSORLANE__V1__DATA_PLANE__INIT;
     data_plane.device = (char *)"mlx5_0";
     Tensorlane__V1__IdentifyResponse response = TENSORLANE__V1__IDENTIFY_RESPONSE__INIT;
+    Tensorlane__V1__Setting setting = TENSORLANE__V1__SETTING__INIT;
+    Tensorlane__V1__Setting *settings[] = {&setting};
+    char *listens[] = {(char *)"127.0.0.1:4000"};
+    Tensorlane__V1__Trouble trouble = TENSORLANE__V1__TROUBLE__INIT;
+    Tensorlane__V1__Trouble *troubles[] = {&trouble};
+    trouble.breaks_transfers = 1;
+    response.n_settings = 1;
+    response.settings = settings;
+    response.n_listens = 1;
+    response.listens = listens;
+    response.n_troubles = 1;
+    response.troubles = troubles;
+    response.host_name = (char *)"gpu-0";
+    response.unix_ns = -5;
     response.data_plane = &data_plane;
     response.n_transports = 1;
     response.transports = transports;
@@ -62,12 +76,18 @@ START_TEST(description_without_memory)
             ck_assert_str_eq(description.peers[1].reason, "");
             ck_assert_str_eq(description.data_plane->device, "mlx5_0");
             ck_assert_str_eq(description.data_plane->keys, "");
+            ck_assert_str_eq(description.host_name, "gpu-0");
+            ck_assert_int_eq(description.unix_ns, -5);
+            ck_assert_str_eq(description.settings[0].path, "");
+            ck_assert_str_eq(description.listens[0], "127.0.0.1:4000");
+            ck_assert(description.troubles[0].breaks_transfers);
+            ck_assert_str_eq(description.troubles[0].remedy, "");
             tl_description_fini(&description);
         }
     }
-    /* 2 texts of its own, 3 arrays, 2 texts of the transport, 2 x 4 of the peers, 1 of the counter, the data plane and
-     * its 11 texts. */
-    ck_assert_uint_eq(number, 1 + 2 + 3 + 2 + 8 + 1 + 12);
+    /* 5 texts of its own, 6 arrays, 2 texts of the transport, 2 x 6 of the peers, 1 of the counter, the data plane and
+     * its 11 texts, 2 texts of the setting, 1 of the socket, 3 of the trouble. */
+    ck_assert_uint_eq(number, 1 + 5 + 6 + 2 + 12 + 1 + 12 + 2 + 1 + 3);
     grpc_byte_buffer_destroy(buffer);
 }
 END_TEST
