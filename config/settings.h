@@ -111,4 +111,8 @@ struct tl_settings {
 /* Returns why "protocol" excludes the transport that this protocol adds to gRPC; NULL: it does not. Never freed. */
 const char *tl_settings_protocol_refusal(const struct tl_settings *settings, enum tl_protocol protocol);
 
+/* The words of the configuration for these values. Never freed. */
+const char *tl_settings_protocol_name(enum tl_protocol protocol);
+const char *tl_settings_rdma_name(enum tl_rdma_policy rdma);
+
 #endif

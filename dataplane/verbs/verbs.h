@@ -45,6 +45,7 @@ struct tl_verbs_options {
     int pkey_index; /* 0..65535, entry of the port's table of partition keys (the number NCCL and TensorFlow take) */
     uint32_t queue_depth;     /* 16..65536: the greatest work_count and slot_count of one queue pair */
     uint64_t max_write_bytes; /* the most that one write carries; 0: what the device allows */
+    uint64_t pool_bytes;      /* registered memory that the user takes at once; it counts as locked memory only */
     enum tl_keys keys;        /* TL_KEYS_REGION: peers may write regions by their own key; windows still work */
 };
 
@@ -54,6 +55,13 @@ void tl_verbs_options_init(struct tl_verbs_options *ret_options);
 /* Errors: TL_INVALID_ARGUMENT: a value out of its range, or text that is not a list or an address; the message begins
  * with the member's name. Thread: any. */
 enum tl_status tl_verbs_options_check(const struct tl_verbs_options *options, struct tl_error *ret_error) TL_MUST_USE;
+
+/* How the error of tl_verbs_list begins on a machine without any card. */
+#define TL_VERBS_NO_CARD "no RDMA device: the kernel knows none"
+/* How the reason of a candidate begins whose port is not active. */
+#define TL_VERBS_PORT_IS "the port is "
+/* How the reason of a candidate begins whose port lacks the entry that pkey_index names. */
+#define TL_VERBS_NO_PKEY "verbs.pkey_index"
 
 struct tl_verbs_candidate {
     int order;        /* 0: chosen; 1, 2, ..: tried in this order if a probe fails; -1: cannot be used */
@@ -94,8 +102,9 @@ enum tl_status tl_verbs_explain(const struct tl_verbs_options *options, const st
 enum tl_status tl_verbs_open(const struct tl_verbs_options *options, unsigned order, struct tl_provider **ret_provider,
                              struct tl_error *ret_error) TL_MUST_USE;
 
-/* Checks whether len_bytes can be locked under the process's limit, as far as that is known beforehand. Errors:
- * TL_RESOURCE_EXHAUSTED: they cannot be, with the remedy. Thread: any. */
-enum tl_status tl_verbs_check_memlock(uint64_t len_bytes, struct tl_error *ret_error) TL_MUST_USE;
+/* Checks whether the memory that these options need, for one peer and the pool, can be locked under the process's
+ * limit, as far as that is known beforehand. Errors: TL_RESOURCE_EXHAUSTED: it cannot be, with the remedy. Thread: any.
+ */
+enum tl_status tl_verbs_check_memlock(const struct tl_verbs_options *options, struct tl_error *ret_error) TL_MUST_USE;
 
 #endif

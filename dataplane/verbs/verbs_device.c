@@ -255,7 +255,7 @@ static const struct tl_provider_ops verbs_ops = {
 static enum tl_status refuse(const struct verbs_device *device, const char *what, int error_number,
                              struct tl_error *ret_error)
 {
-    if (error_number == ENOMEM && tl_verbs_check_memlock(UINT64_MAX, NULL) != TL_OK) {
+    if (error_number == ENOMEM && verbs_exceeds_memlock(UINT64_MAX)) {
         return verbs_memlock_error((uint64_t)device->settings.queue_depth * 2 * TL_SLOT_BYTES, device->base.name,
                                    ret_error);
     }
@@ -377,7 +377,7 @@ static enum tl_status open_candidate(const struct tl_verbs_options *options, con
     device->settings.keys = options->keys;
 
     make_fork_safe();
-    enum tl_status status = tl_verbs_check_memlock((uint64_t)options->queue_depth * 2 * TL_SLOT_BYTES, ret_error);
+    enum tl_status status = tl_verbs_check_memlock(options, ret_error);
     if (status == TL_OK) status = open_context(device, candidate, ret_error);
     if (status == TL_OK && ibv_query_port(device->context, device->port.number, &port) != 0) {
         status = refuse(device, "ask its port", errno, ret_error);

@@ -76,6 +76,8 @@ bool verbs_gid_is_v4(const uint8_t gid[16]);
 void verbs_gid_to_text(const uint8_t gid[16], char *ret_text, size_t capacity);
 
 /* Fills *ret_error: `what` could not lock len_bytes, what the limit is, and how it is raised. */
+/* Returns whether a limit of locked memory holds for this process that len_bytes exceed. */
+bool verbs_exceeds_memlock(uint64_t len_bytes);
 enum tl_status verbs_memlock_error(uint64_t len_bytes, const char *what, struct tl_error *ret_error);
 
 /* --------------------------------------------------------------------------------------------------- addresses -- */

@@ -25,10 +25,14 @@
 
 #define MAX_CANDIDATES 65536
 
-/* The values that decide the order, the most important first; smaller is better. */
+/* The values that decide the order, the most important first; smaller is better. Those that cannot be used are ordered,
+ * too: the one that the settings mean comes first, because its reason is the one to repair. */
 struct rank {
     bool is_usable;
-    unsigned keys[5]; /* address, place in the option devices, RoCE version, kind of address, place in the list */
+    /* Usable: address, place in the option devices, RoCE version, kind of address, place in the list.
+     * Not usable: excluded by an option, address, usable but for the GID, place in the option devices, place in the
+     * list. */
+    unsigned keys[5];
 };
 
 struct listing {
@@ -69,7 +73,7 @@ static struct tl_verbs_candidate *listing_add(struct listing *listing, struct ib
     if (!listing_grow(listing)) return NULL;
     struct tl_verbs_candidate *candidate = &listing->candidates[listing->count];
     *candidate = (struct tl_verbs_candidate){.order = -1, .gid_index = -1, .numa_node = -1};
-    listing->ranks[listing->count] = (struct rank){.keys = {[4] = (unsigned)listing->count}};
+    listing->ranks[listing->count] = (struct rank){.keys = {[1] = 1, [4] = (unsigned)listing->count}};
     snprintf(candidate->device, sizeof(candidate->device), "%s", ibv_get_device_name(device));
     listing->count++;
     return candidate;
@@ -168,12 +172,14 @@ static void describe_port(const struct port_view *view, struct tl_verbs_candidat
 
 /* Writes what is wrong with the port into candidate->reason. Returns true when nothing is. */
 static bool judge_port(const struct listing *listing, const struct port_view *view,
-                       struct tl_verbs_candidate *candidate, unsigned *ret_place)
+                       struct tl_verbs_candidate *candidate, struct rank *rank)
 {
     const struct tl_verbs_options *options = listing->options;
     bool is_allowed;
     const struct verbs_filter_entry *entry =
         verbs_filter_find(&listing->filter, candidate->device, view->number, &is_allowed);
+    unsigned place = entry != NULL ? (unsigned)(entry - listing->filter.entries) : 0;
+    rank->keys[3] = place;
     char *reason = candidate->reason;
     size_t capacity = sizeof(candidate->reason);
     if (!is_allowed) {
@@ -184,11 +190,18 @@ static bool judge_port(const struct listing *listing, const struct port_view *vi
     } else if (view->context->device->transport_type != IBV_TRANSPORT_IB) {
         snprintf(reason, capacity, "it has no write with immediate: neither InfiniBand nor RoCE");
     } else if (view->port.state != IBV_PORT_ACTIVE) {
-        snprintf(reason, capacity, "the port is %s: look at the cable, the switch and \"ip link\"", candidate->state);
+        snprintf(reason, capacity, TL_VERBS_PORT_IS "%s: look at the cable, the switch and \"ip link\"",
+                 candidate->state);
+        return false;
+    } else if (view->port.pkey_tbl_len > 0 && options->pkey_index >= view->port.pkey_tbl_len) {
+        snprintf(reason, capacity,
+                 TL_VERBS_NO_PKEY " %d is beyond the table of partition keys of this port: give one of 0 to %d",
+                 options->pkey_index, view->port.pkey_tbl_len - 1);
+        return false;
     } else {
-        *ret_place = entry != NULL ? (unsigned)(entry - listing->filter.entries) : 0;
         return true;
     }
+    rank->keys[0] = 1;
     return false;
 }
 
@@ -232,16 +245,26 @@ static void judge_gid(const struct listing *listing, const struct port_view *vie
     }
     rank->is_usable = true;
     rank->keys[0] = is_address || leads_there ? 0 : 1;
+    rank->keys[1] = rank->keys[3];
     rank->keys[2] = entry->gid_type == IBV_GID_TYPE_ROCE_V1 ? 1 : 0;
     rank->keys[3] = kind_of_address(entry);
 }
 
+/* Returns whether the worker's address belongs to this entry, or to the interface of this card. gid NULL: the port has
+ * none. */
+static bool is_meant(const struct listing *listing, const struct port_view *view, const uint8_t *gid)
+{
+    if (listing->options->address == NULL) return false;
+    if (gid != NULL && memcmp(gid, listing->address, 16) == 0) return true;
+    return has_interface(view->context->device, listing->interface);
+}
+
 static bool add_gid(struct listing *listing, const struct port_view *view, const struct ibv_gid_entry *entry)
 {
-    unsigned place = 0;
     struct tl_verbs_candidate *candidate = listing_add(listing, view->context->device);
     if (candidate == NULL) return false;
     struct rank *rank = &listing->ranks[listing->count - 1];
+    rank->keys[1] = is_meant(listing, view, entry->gid.raw) ? 0 : 1;
     describe_port(view, candidate);
     candidate->gid_index = (int)entry->gid_index;
     verbs_gid_to_text(entry->gid.raw, candidate->gid, sizeof(candidate->gid));
@@ -249,20 +272,21 @@ static bool add_gid(struct listing *listing, const struct port_view *view, const
     if (entry->ndev_ifindex == 0 || if_indextoname(entry->ndev_ifindex, candidate->interface) == NULL) {
         candidate->interface[0] = '\0';
     }
-    if (!judge_port(listing, view, candidate, &place)) return true;
+    if (!judge_port(listing, view, candidate, rank)) return true;
+    rank->keys[2] = 1;
     judge_gid(listing, view, entry, candidate, rank);
-    rank->keys[1] = place;
     return true;
 }
 
 /* Adds a port that has no GID. */
 static bool add_bare_port(struct listing *listing, const struct port_view *view)
 {
-    unsigned place;
     struct tl_verbs_candidate *candidate = listing_add(listing, view->context->device);
     if (candidate == NULL) return false;
+    struct rank *rank = &listing->ranks[listing->count - 1];
+    rank->keys[1] = is_meant(listing, view, NULL) ? 0 : 1;
     describe_port(view, candidate);
-    if (judge_port(listing, view, candidate, &place)) {
+    if (judge_port(listing, view, candidate, rank)) {
         snprintf(candidate->reason, sizeof(candidate->reason), "the port has no GID: its interface has no address");
     }
     return true;
@@ -347,8 +371,8 @@ static enum tl_status no_device(int error_number, struct tl_error *ret_error)
     bool has_any = folder_has("/sys/class/infiniband", "");
     if (!has_any) {
         return tl_error_set(ret_error, TL_NOT_FOUND,
-                            "no RDMA device: the kernel knows none; load the driver of the card, or make a soft-RoCE "
-                            "device with \"rdma link add rxe0 type rxe netdev eth0\"");
+                            TL_VERBS_NO_CARD "; load the driver of the card, or make a soft-RoCE "
+                                             "device with \"rdma link add rxe0 type rxe netdev eth0\"");
     }
     if (!folder_has("/dev/infiniband", "uverbs")) {
         return tl_error_set(ret_error, TL_NOT_FOUND,
@@ -367,7 +391,7 @@ static int compare_ranks(const void *a, const void *b)
 {
     const struct rank *first = a, *second = b;
     if (first->is_usable != second->is_usable) return first->is_usable ? -1 : 1;
-    for (size_t i = first->is_usable ? 0 : 4; i < TL_ARRAY_COUNT(first->keys); i++) {
+    for (size_t i = 0; i < TL_ARRAY_COUNT(first->keys); i++) {
         if (first->keys[i] != second->keys[i]) return first->keys[i] < second->keys[i] ? -1 : 1;
     }
     return 0;

@@ -34,9 +34,15 @@ enum tl_status verbs_memlock_error(uint64_t len_bytes, const char *what, struct 
                         tl_text_format_size(limit.rlim_cur, limit_text, sizeof(limit_text)));
 }
 
-enum tl_status tl_verbs_check_memlock(uint64_t len_bytes, struct tl_error *ret_error)
+bool verbs_exceeds_memlock(uint64_t len_bytes)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || may_lock_anything()) return TL_OK;
-    return len_bytes <= limit.rlim_cur ? TL_OK : verbs_memlock_error(len_bytes, "the data plane", ret_error);
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return false;
+    return len_bytes > limit.rlim_cur && !may_lock_anything();
+}
+
+enum tl_status tl_verbs_check_memlock(const struct tl_verbs_options *options, struct tl_error *ret_error)
+{
+    uint64_t len_bytes = (uint64_t)options->queue_depth * 2 * TL_SLOT_BYTES + options->pool_bytes;
+    return verbs_exceeds_memlock(len_bytes) ? verbs_memlock_error(len_bytes, "the data plane", ret_error) : TL_OK;
 }

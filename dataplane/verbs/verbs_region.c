@@ -26,7 +26,7 @@ static enum tl_status refuse(const struct verbs_device *device, uint64_t len_byt
                              struct tl_error *ret_error)
 {
     /* The limit counts what other regions have locked already, so any limit may be the reason. */
-    if (error_number == ENOMEM && tl_verbs_check_memlock(UINT64_MAX, NULL) != TL_OK) {
+    if (error_number == ENOMEM && verbs_exceeds_memlock(UINT64_MAX)) {
         return verbs_memlock_error(len_bytes, "registered memory", ret_error);
     }
     if (error_number == EFAULT || error_number == EINVAL || error_number == EOPNOTSUPP) {

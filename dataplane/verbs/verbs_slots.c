@@ -27,7 +27,7 @@ enum tl_status verbs_slots_init(struct verbs_pair *pair, struct tl_error *ret_er
     }
     pair->slots.mr = ibv_reg_mr(pair->device->pd, pair->slots.memory, pair->slots.memory_bytes, IBV_ACCESS_LOCAL_WRITE);
     if (pair->slots.mr == NULL) {
-        if (errno == ENOMEM && tl_verbs_check_memlock(UINT64_MAX, NULL) != TL_OK)
+        if (errno == ENOMEM && verbs_exceeds_memlock(UINT64_MAX))
             return verbs_memlock_error(pair->slots.memory_bytes, "a queue pair", ret_error);
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: cannot register the slots of a queue pair: %s",
                             pair->device->base.name, strerror(errno));

@@ -20,6 +20,7 @@
 #include "server/cli/output.h"
 #include "server/cli/table.h"
 #include "server/cli/task_config.h"
+#include "server/transports/verbs_settings.h"
 
 #define CONFIG_DESCRIPTION                                                                                             \
     "check     reads each FILE (- is standard input) and says what is wrong with it\n"                                 \
@@ -69,6 +70,32 @@ static size_t check_published(const struct tl_config *config)
     }
     tl_local_hosts_destroy(hosts);
     return count;
+}
+
+/* Warns of tasks of this machine whose partition key is beyond the table of the port that they would use. */
+static void check_partition_keys(const struct tl_config *config)
+{
+    char host[256], own_host[TL_VERBS_HOST_BYTES];
+    uint16_t port;
+    const char *reason;
+    struct tl_local_hosts *hosts = tl_local_hosts_create();
+    for (size_t i = 0; hosts && i < config->task_count; i++) {
+        const struct tl_config_task *task = &config->tasks[i];
+        struct tl_verbs_options options;
+        struct tl_verbs_candidate *candidates;
+        size_t count;
+        if (task->settings.verbs.pkey_index == 0 || tl_verbs_settings_refusal(&task->settings)) continue;
+        if (tl_address_split(task->address, host, sizeof(host), &port, NULL) != TL_OK) continue;
+        if (!tl_local_hosts_has(hosts, host, &reason)) continue;
+        if (tl_verbs_settings_read(&task->settings, task->address, own_host, &options, NULL) != TL_OK) continue;
+        if (tl_verbs_list(&options, &candidates, &count, NULL) != TL_OK) continue;
+        if (count > 0 && strncmp(candidates[0].reason, TL_VERBS_NO_PKEY, strlen(TL_VERBS_NO_PKEY)) == 0)
+            tl_output_error("config",
+                            "warning: %s: %s, which is to run on this machine, cannot use %s port %" PRIu32 ": %s",
+                            config->source, task->name, candidates[0].device, candidates[0].port, candidates[0].reason);
+        free(candidates);
+    }
+    tl_local_hosts_destroy(hosts);
 }
 
 static bool has_host(const struct tl_config_task *task, const char *host)
@@ -133,6 +160,7 @@ static int check_files(const struct tl_options *options, int count, char **paths
             continue;
         }
         check_listen(config);
+        check_partition_keys(config);
         if (check_published(config) > 0) {
             code = TL_EXIT_FAILED;
             tl_config_destroy(config);

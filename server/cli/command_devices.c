@@ -54,9 +54,8 @@ static void choose(const struct tl_verbs_options *options, struct tl_verbs_candi
 static int report_devices(const struct tl_verbs_options *options, struct tl_devices_report *report, bool is_json)
 {
     struct tl_verbs_candidate *candidates = NULL;
-    uint64_t pool_bytes = report->task ? report->task->settings.verbs.pool_bytes : DEFAULT_POOL_BYTES;
     report->list_error.code = tl_verbs_list(options, &candidates, &report->count, &report->list_error);
-    report->lock_error.code = tl_verbs_check_memlock(pool_bytes, &report->lock_error);
+    report->lock_error.code = tl_verbs_check_memlock(options, &report->lock_error);
     report->candidates = candidates;
     bool has_list = report->list_error.code == TL_OK;
     if (has_list) choose(options, candidates, report);
@@ -80,6 +79,7 @@ static int run(const struct tl_task_flags *flags, bool is_json)
     struct tl_error error;
     char host[TL_VERBS_HOST_BYTES];
     tl_verbs_options_init(&options);
+    options.pool_bytes = DEFAULT_POOL_BYTES;
     if (flags->config_path || tl_config_tf_text()) {
         enum tl_status status = tl_task_config_read(flags, "devices", &config, &report.task, &error);
         if (status == TL_OK) {

@@ -109,7 +109,10 @@ static void check_machine(struct doctor *doctor)
     struct tl_error lock_error;
     uint64_t memlock_bytes, nofile;
     read_limits(&memlock_bytes, &nofile);
-    lock_error.code = tl_verbs_check_memlock(needs->pool_bytes, &lock_error);
+    struct tl_verbs_options options;
+    tl_verbs_options_init(&options);
+    options.pool_bytes = needs->pool_bytes;
+    lock_error.code = tl_verbs_check_memlock(&options, &lock_error);
     tl_doctor_check_versions(report, &roots);
     tl_doctor_check_memlock(report, &roots, needs, memlock_bytes, &lock_error);
     tl_doctor_check_nofile(report, needs, nofile);

@@ -17,11 +17,6 @@ const struct tl_verbs_candidate *tl_devices_chosen(const struct tl_devices_repor
     return next && next->order >= 0 ? next : NULL;
 }
 
-static const char *rdma_word(const struct tl_config_task *task)
-{
-    return task->settings.rdma == TL_RDMA_REQUIRE ? "require" : task->settings.rdma == TL_RDMA_OFF ? "off" : "prefer";
-}
-
 /* ------------------------------------------------------------------------------------------------------- table -- */
 
 static const char *or_dash(const char *text)
@@ -177,7 +172,7 @@ bool tl_devices_print_json(const struct tl_devices_report *report)
     struct tl_json_out *root = tl_json_out_object();
     if (report->task) {
         tl_json_out_put_text(root, "name", report->task->name);
-        tl_json_out_put_text(root, "rdma", rdma_word(report->task));
+        tl_json_out_put_text(root, "rdma", tl_settings_rdma_name(report->task->settings.rdma));
     }
     struct tl_json_out *devices = tl_json_out_put_array(root, "devices");
     for (size_t i = 0; i < report->count; i++)

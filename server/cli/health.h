@@ -73,6 +73,10 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
  * Thread: any. Blocks: for the devices of this machine. */
 void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding);
 
+/* Compares what the workers say of each other, and marks the rows of those that contradict each other or cannot reach
+ * each other. All of findings[config->task_count] have been checked. */
+void tl_health_compare(const struct tl_config *config, struct tl_health_finding *findings);
+
 /* What this machine lacks for a data plane with the task's settings, at the stage that it returns;
  * TL_HEALTH_STAGE_PATHS with TL_OK: nothing. Blocks: opens every device. Thread: any. */
 enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task, struct tl_error *ret_error);

@@ -57,6 +57,7 @@ static void run_round(struct round *round)
     ask_workers(round);
     for (size_t i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
+    tl_health_compare(round->config, round->findings);
     for (size_t i = 0; i < round->config->task_count; i++)
         round->healthy_count += round->findings[i].is_healthy;
 }

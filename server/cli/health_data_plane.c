@@ -69,13 +69,13 @@ static enum tl_health_stage judge_candidates(const struct tl_verbs_candidate *ca
 }
 
 /* The same for those that can be used, as far as they say: a write shows whether they do. */
-static enum tl_health_stage try_candidates(const struct tl_verbs_options *options, uint64_t pool_bytes,
+static enum tl_health_stage try_candidates(const struct tl_verbs_options *options,
                                            const struct tl_verbs_candidate *candidates, size_t count,
                                            struct tl_error *ret_error)
 {
     unsigned order;
     /* Without a device the limit of locked memory is not what stands in the way. */
-    if (tl_verbs_check_memlock(pool_bytes, ret_error) != TL_OK) return TL_HEALTH_STAGE_MEMLOCK;
+    if (tl_verbs_check_memlock(options, ret_error) != TL_OK) return TL_HEALTH_STAGE_MEMLOCK;
     if (tl_transport_choose_verbs(options, candidates, count, NULL, NULL, &order, ret_error) == TL_OK) {
         return TL_HEALTH_STAGE_PATHS;
     }
@@ -93,7 +93,7 @@ enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task
     if (status != TL_OK) return TL_HEALTH_STAGE_DEVICE;
     enum tl_health_stage stage = judge_candidates(candidates, count, ret_error);
     if (stage == TL_HEALTH_STAGE_PATHS) {
-        stage = try_candidates(&options, task->settings.verbs.pool_bytes, candidates, count, ret_error);
+        stage = try_candidates(&options, candidates, count, ret_error);
     }
     free(candidates);
     return stage;
@@ -106,6 +106,23 @@ static const struct tl_transport_state *find_transport(const struct tl_descripti
     for (size_t i = 0; i < description->transport_count; i++)
         if (strcmp(description->transports[i].name, name) == 0) return &description->transports[i];
     return NULL;
+}
+
+/* Of a list of ports the first is the one that the settings mean, and says what to do. */
+static void judge_first_port(const struct tl_config *config, struct tl_health_finding *finding)
+{
+    const char *first = strstr(finding->reason, "; ");
+    const char *end = first ? strstr(first + 2, "; ") : NULL;
+    const char *is_down = first ? strstr(first, TL_VERBS_PORT_IS) : NULL;
+    const char *lacks_key = first ? strstr(first, TL_VERBS_NO_PKEY) : NULL;
+    if (is_down && (!end || is_down < end)) {
+        finding->stage = TL_HEALTH_STAGE_PORT;
+        snprintf(finding->remedy, sizeof(finding->remedy),
+                 "look at the cable, the switch and \"ip link\" there; start the worker anew afterwards");
+    } else if (lacks_key && (!end || lacks_key < end)) {
+        snprintf(finding->remedy, sizeof(finding->remedy),
+                 "correct verbs.pkey_index in %s; start the worker anew afterwards", config->source);
+    }
 }
 
 /* The worker has no data plane. */
@@ -126,6 +143,7 @@ static void judge_lack(const struct tl_config *config, bool is_local, const stru
         if (is_local) finding->stage = tl_health_look_at_machine(task, &error);
         /* All is there by now: it was the start that failed. */
         if (finding->stage == TL_HEALTH_STAGE_PATHS) finding->stage = TL_HEALTH_STAGE_DEVICE;
+        if (strncmp(verbs->reason, TL_NO_PORT, strlen(TL_NO_PORT)) == 0) judge_first_port(config, finding);
     } else {
         enum tl_health_stage stage = is_local ? tl_health_look_at_machine(task, &error) : TL_HEALTH_STAGE_PATHS;
         if (stage == TL_HEALTH_STAGE_PATHS) {
@@ -197,8 +215,8 @@ static bool is_any_over_grpc(const struct tl_config *config, const struct tl_hea
     return false;
 }
 
-/* False: a peer is reached over something else. */
-static bool judge_paths(const struct tl_config *config, struct tl_health_finding *finding)
+/* False: a peer is reached over something else; over shared memory, where only that counts. */
+static bool judge_paths(const struct tl_config *config, struct tl_health_finding *finding, bool is_shared)
 {
     const struct tl_description *description = &finding->description;
     const struct tl_peer_description *first = NULL;
@@ -206,7 +224,7 @@ static bool judge_paths(const struct tl_config *config, struct tl_health_finding
     char message[TL_ERROR_MESSAGE_BYTES], more[64] = "";
     for (size_t i = 0; i < description->peer_count; i++) {
         const struct tl_peer_description *peer = &description->peers[i];
-        if (!should_have_path(config, finding, peer, false)) continue;
+        if (!should_have_path(config, finding, peer, is_shared)) continue;
         bool is_verified = strcmp(peer->transport, GRPC) != 0;
         verified_count += is_verified;
         other_count += !is_verified;
@@ -243,67 +261,125 @@ static void note_shortcomings(struct tl_health_finding *finding)
              is_second ? "repair what was passed over, or choose with verbs.devices and verbs.gid_index" : "");
 }
 
+/* The machine has no card at all. */
+static bool lacks_card(const struct tl_transport_state *verbs, bool is_on_this_machine,
+                       const struct tl_health_finding *finding)
+{
+    struct tl_error error;
+    if (verbs) return strncmp(verbs->reason, TL_VERBS_NO_CARD, strlen(TL_VERBS_NO_CARD)) == 0;
+    /* A worker of an older version does not report it. */
+    return is_on_this_machine && tl_health_look_at_machine(finding->task, &error) == TL_HEALTH_STAGE_DEVICE &&
+           strncmp(error.message, TL_VERBS_NO_CARD, strlen(TL_VERBS_NO_CARD)) == 0;
+}
+
 /* Those over cards, where they are wanted. False: something is missing. */
 static bool judge_verbs(const struct tl_config *config, bool is_on_this_machine, bool has_local,
                         struct tl_health_finding *finding)
 {
     const struct tl_transport_state *verbs = find_transport(&finding->description, VERBS);
-    if (verbs && verbs->is_available) return judge_port(finding) && judge_paths(config, finding);
+    if (verbs && verbs->is_available) return judge_port(finding) && judge_paths(config, finding, false);
     /* A card is not what two on one host lack. */
     bool is_card_missed = is_any_over_grpc(config, finding, false) && !is_any_over_grpc(config, finding, true);
-    if (has_local && !is_card_missed) return judge_paths(config, finding);
+    if (has_local && !is_card_missed) return judge_paths(config, finding, false);
+    /* "auto" asks for a card only where there is one. */
+    const struct tl_settings *settings = &finding->task->settings;
+    if (settings->protocol == TL_PROTOCOL_AUTO && settings->rdma != TL_RDMA_REQUIRE &&
+        lacks_card(verbs, is_on_this_machine, finding))
+        return judge_paths(config, finding, true);
     judge_lack(config, is_on_this_machine, verbs, finding);
     return false;
 }
 
-/* False: it is wanted and does not work. */
-static bool judge_local(struct tl_health_finding *finding, const struct tl_transport_state *local)
+/* What the worker's own configuration sets otherwise, so that it has a transport less than this configuration wants. */
+struct other_setting {
+    enum tl_health_stage stage; /* of the first such transport */
+    const char *name;           /* NULL: there is none */
+    const char *value;
+};
+
+static struct other_setting find_other_setting(const struct tl_description *description, bool wants_local,
+                                               bool wants_verbs)
 {
-    if (local->is_available) {
-        pass(finding, TL_HEALTH_STAGE_LOCAL);
-        return true;
+    const struct {
+        const char *transport;
+        enum tl_health_stage stage;
+        bool is_wanted;
+    } wanted[] = {{LOCAL, TL_HEALTH_STAGE_LOCAL, wants_local}, {VERBS, TL_HEALTH_STAGE_DEVICE, wants_verbs}};
+    static const struct {
+        const char *begin, *name;
+    } refusals[] = {{"the protocol is ", "protocol"}, {"rdma is ", "rdma"}};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(wanted); i++) {
+        const struct tl_transport_state *state = find_transport(description, wanted[i].transport);
+        if (!wanted[i].is_wanted || !state || state->is_available) continue;
+        for (size_t j = 0; j < TL_ARRAY_COUNT(refusals); j++) {
+            size_t len = strlen(refusals[j].begin);
+            if (strncmp(state->reason, refusals[j].begin, len) == 0)
+                return (struct other_setting){wanted[i].stage, refusals[j].name, state->reason + len};
+        }
     }
-    split_reason(finding, TL_HEALTH_STAGE_LOCAL, local->reason, "see its log");
-    finding->verified = TL_HEALTH_STAGE_TRANSPORTS;
-    return false;
+    return (struct other_setting){.name = NULL};
 }
 
-/* Its own configuration knows gRPC alone, and not because it lacks something. */
-static bool is_grpc_alone(const struct tl_description *description)
+/* The worker lacks nothing: it was started with other settings than these. */
+static void judge_other_setting(const struct tl_config *config, const struct other_setting *other,
+                                struct tl_health_finding *finding)
 {
-    size_t count = 0;
-    for (size_t i = 0; i < description->transport_count; i++) {
-        const struct tl_transport_state *transport = &description->transports[i];
-        if (strcmp(transport->name, GRPC) == 0) continue;
-        if (transport->is_available || strcmp(transport->reason, "the protocol is grpc") != 0) return false;
-        count++;
+    char reason[TL_ERROR_MESSAGE_BYTES];
+    const char *own = strcmp(other->name, "rdma") == 0 ? tl_settings_rdma_name(finding->task->settings.rdma)
+                                                       : tl_settings_protocol_name(finding->task->settings.protocol);
+    bool is_grpc = strcmp(other->value, GRPC) == 0;
+    snprintf(reason, sizeof(reason), "the worker's own configuration sets %s to \"%.64s\", %.256s to \"%s\"",
+             other->name, other->value, config->source, own);
+    set_reason(finding, other->stage, reason,
+               is_grpc ? "give it this configuration and start it anew; if it reads TF_CONFIG, set \"rpc_layer\" "
+                         "there to \"auto\", because without it gRPC is meant alone"
+                       : "give all workers the same configuration, and start this one anew");
+    finding->is_healthy = finding->task->settings.rdma != TL_RDMA_REQUIRE;
+}
+
+/* Shared memory is broken: that is the reason, whether or not there is a card. */
+static void judge_broken_local(const struct tl_config *config, const struct tl_transport_state *local, bool has_verbs,
+                               struct tl_health_finding *finding)
+{
+    finding->is_healthy = finding->task->settings.rdma != TL_RDMA_REQUIRE;
+    if (has_verbs) {
+        bool is_complete = judge_port(finding) && judge_paths(config, finding, false);
+        if (!is_complete) return;
+        finding->is_healthy = true;
     }
-    return count > 0;
+    enum tl_health_stage verified = has_verbs ? finding->verified : TL_HEALTH_STAGE_TRANSPORTS;
+    split_reason(finding, TL_HEALTH_STAGE_LOCAL, local->reason,
+                 "repair what the reason names, on the machine of the worker; start the worker anew afterwards");
+    finding->verified = verified;
 }
 
 void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding)
 {
     const struct tl_settings *settings = &finding->task->settings;
-    const struct tl_transport_state *local = find_transport(&finding->description, LOCAL);
+    const struct tl_description *description = &finding->description;
+    const struct tl_transport_state *local = find_transport(description, LOCAL);
+    const struct tl_transport_state *verbs = find_transport(description, VERBS);
     bool wants_local = !tl_local_settings_refusal(settings), wants_verbs = !tl_verbs_settings_refusal(settings);
     pass(finding, TL_HEALTH_STAGE_TRANSPORTS);
     finding->is_healthy = true;
     if (!wants_local && !wants_verbs) return;
-    if (is_grpc_alone(&finding->description)) {
-        set_reason(finding, wants_local ? TL_HEALTH_STAGE_LOCAL : TL_HEALTH_STAGE_DEVICE,
-                   "the protocol of the worker is grpc, which its own configuration says",
-                   "give it this configuration; if it reads TF_CONFIG, set \"rpc_layer\" there to \"auto\", because "
-                   "without it gRPC is meant alone");
-        finding->is_healthy = settings->rdma != TL_RDMA_REQUIRE;
+    const struct other_setting other = find_other_setting(description, wants_local, wants_verbs);
+    if (other.name) {
+        judge_other_setting(config, &other, finding);
         return;
     }
     /* A worker of an older version does not report it. */
-    bool has_local = wants_local && local && judge_local(finding, local);
+    bool has_local = wants_local && local && local->is_available;
     bool is_complete = false;
+    if (wants_local && local && !local->is_available) {
+        judge_broken_local(config, local, wants_verbs && verbs && verbs->is_available, finding);
+        return;
+    }
+    if (has_local) pass(finding, TL_HEALTH_STAGE_LOCAL);
     if (wants_verbs) {
         is_complete = judge_verbs(config, is_local, has_local, finding);
     } else if (has_local) {
-        is_complete = judge_paths(config, finding);
+        is_complete = judge_paths(config, finding, false);
     }
     finding->is_healthy = is_complete || settings->rdma != TL_RDMA_REQUIRE;
     if (is_complete && wants_verbs) note_shortcomings(finding);

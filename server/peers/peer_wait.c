@@ -155,7 +155,9 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
         const struct tl_peer *peer = worker->members.peers[i];
         struct tl_peer_description *item = &description->peers[description->peer_count++];
         item->name = strdup(peer->name);
-        item->state = strdup(tl_peer_state_name(peer->links.state));
+        /* A peer that nothing wants any more is not tried again: that it was down once says nothing of now. */
+        bool is_given_up = peer->links.state == TL_PEER_DOWN && peer->links.back_off.heap_place == 0;
+        item->state = strdup(tl_peer_state_name(is_given_up ? TL_PEER_IDLE : peer->links.state));
         bool is_up = peer->links.state == TL_PEER_UP;
         char reason[TL_ERROR_MESSAGE_BYTES] = "";
         if (is_up && !peer->is_self) format_connection_reason(peer, reason, sizeof(reason));

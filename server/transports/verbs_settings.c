@@ -82,6 +82,7 @@ enum tl_status tl_verbs_settings_read(const struct tl_settings *settings, const 
         .pkey_index = (int)verbs->pkey_index,
         .queue_depth = (uint32_t)verbs->queue_depth,
         .max_write_bytes = or_default(verbs->piece_bytes, 0),
+        .pool_bytes = verbs->pool_bytes,
         .keys = verbs->keys == TL_VERBS_KEYS_REGION ? TL_KEYS_REGION : TL_KEYS_WINDOW,
     };
     return TL_OK;

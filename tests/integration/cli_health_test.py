@@ -421,6 +421,8 @@ class Whole(HealthCase):
         self.spawn("serve", env=environment(TF_CONFIG=tf_config)).await_line("worker ready")
         finding = self.check(0, cluster.path)["/job:ps/task:0"]
         self.assertEqual((finding["stage"], finding["verified"]), ("local", "transports"))
+        self.assertEqual(finding["reason"], f'the worker\'s own configuration sets protocol to "grpc", {cluster.path} '
+                                            'to "auto"')
         self.assertIn('set "rpc_layer" there to "auto"', finding["remedy"])
 
     def test_pairs(self):
@@ -577,9 +579,11 @@ class DataPlane(HealthCase):
         transports = [cluster_pb2.TransportState(name="grpc", is_available=True)] if grpc else []
         if verbs is not None and grpc:
             transports.append(cluster_pb2.TransportState(name="verbs", is_available=verbs == "", reason=verbs))
+        rest = dict(says or {})
+        transports += rest.pop("transports", [])
         address = self.foreign_server(
             Identify=lambda *_: cluster_pb2.IdentifyResponse(job="ps", protocol_version=1, is_serving=True,
-                                                             transports=transports, **says or {}),
+                                                             transports=transports, **rest),
             Check=lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING))
         path = self.write_json({"cluster": {"ps": [address], "worker": ["127.0.0.1:1", "127.0.0.1:2"]},
                                 "jobs": {"ps": settings or {}, "worker": peer_settings or {}}})
@@ -622,9 +626,61 @@ class DataPlane(HealthCase):
         self.assert_finding(self.find(0, verbs="the card sulks"), "device", "transports", "the card sulks",
                             "tensorlane devices --config ")
 
+        for n, (text, stage, remedy) in enumerate((
+                ("b:1 10.0.0.2: the port is down: see the cable; a:1 10.0.0.1: excluded", "port", "look at the cable"),
+                ("b:1 10.0.0.2: verbs.pkey_index 5 is beyond the table; a:1: the port is down", "device",
+                 "correct verbs.pkey_index in "),
+                ("a:1 10.0.0.1: excluded; b:1 10.0.0.2: the port is down", "device", "tensorlane devices --config "))):
+            with self.subTest(n):
+                finding = self.find(0, verbs=f"no RDMA port can be used; {text}")
+                self.assertEqual(finding["stage"], stage, finding)
+                self.assertIn(remedy, finding["remedy"])
+
+    def test_a_machine_without_a_card(self):
+        """Where the settings leave the choice to the machine, a missing card is no shortcoming."""
+        reason = "no RDMA device: the kernel knows none; load the driver of the card, or make a soft-RoCE device"
+        for says in ({}, self.peers(("up", "grpc", "no card there"))):
+            self.assert_finding(self.find(0, {}, says, verbs=reason), "transports", "transports")
+        self.assert_finding(self.find(0, {"protocol": "grpc+verbs"}, verbs=reason), "device", "transports",
+                            "no RDMA device", "load the driver of the card")
+        self.assert_finding(self.find(4, {"rdma": "require"}, verbs=reason), "device", "transports", "no RDMA device")
+
+    def test_another_protocol(self):
+        if grpc is None:
+            self.skipTest("python3-grpcio or the generated modules are not there")
+        for own, transport, settings, stage in (("grpc+local", "verbs", {}, "device"),
+                                                ("grpc+verbs", "local", {}, "local"),
+                                                ("grpc", "verbs", {"protocol": "grpc+verbs"}, "device")):
+            says = {"transports": [cluster_pb2.TransportState(name=transport, reason=f"the protocol is {own}")]}
+            expected = (f"the worker's own configuration sets protocol to \"{own}\", {self.folder}/cluster.json to "
+                        f"\"{settings.get('protocol', 'auto')}\"")
+            self.assert_finding(self.find(0, settings, says), stage, "transports", expected, "configuration")
+            finding = self.find(4, {**settings, "rdma": "require"}, says)
+            self.assertNotIn("tensorlane devices", finding["remedy"])
+        says = {"transports": [cluster_pb2.TransportState(name="verbs", reason="rdma is off")]}
+        self.assert_finding(self.find(0, {}, says), "device", "transports",
+                            f"sets rdma to \"off\", {self.folder}/cluster.json to \"prefer\"", "same configuration")
+
+    def test_broken_shared_memory(self):
+        """Without a card, too, it is shared memory that is to be repaired."""
+        cluster = self.cluster(ps=1, extra={"local": {"socket_folder": str(self.folder / "nowhere")}})
+        cluster.start()
+        shown = json.loads(self.assert_run(0, "health", "--config", cluster.path, "--json").stdout)["workers"][0]
+        self.assertEqual((shown["stage"], shown["verified"]), ("local", "transports"))
+        self.assertIn("local.socket_folder", shown["reason"])
+        self.assertIn("start the worker anew", shown["remedy"])
+
+    def test_broken_shared_memory_beside_a_card(self):
+        if grpc is None:
+            self.skipTest("python3-grpcio or the generated modules are not there")
+        says = self.peers(("up", "verbs", ""), device="mlx5_0", port=1, port_state="active", keys="window")
+        says["transports"] = [cluster_pb2.TransportState(name="local", reason="the folder is not there")]
+        self.assert_finding(self.find(0, {"rdma": "require"}, says, verbs=""), "local", "paths",
+                            "the folder is not there", "start the worker anew")
+
     def test_says_nothing(self):
         """The worker runs on this machine, so health reports what this machine lacks."""
-        finding = self.find(0)
+        finding = self.find(0, {"protocol": "grpc+verbs"})
         self.assertEqual(finding["stage"], "device")
         self.assertNotEqual(finding["reason"], "")
         self.assertNotIn("says nothing", finding["reason"])
@@ -717,6 +773,60 @@ class DataPlane(HealthCase):
         path = self.write_json({"cluster": {"ps": ["127.0.0.1:1"]}})
         self.assert_error(1, "environment variable RDMA_SL: 9 is out of range", "health", "--config", path,
                           env=environment(RDMA_SL="9"))
+
+
+class Compared(HealthCase):
+    """What health concludes from what several workers say; the servers here can say anything."""
+
+    START_NS = 30 * 10**9
+
+    def setUp(self):
+        super().setUp()
+        if grpc is None:
+            self.skipTest("python3-grpcio or the generated modules are not there")
+
+    def workers(self, *says, **config):
+        """Starts a server for each of the answers and returns what --json says of them, with the exit code."""
+        addresses = []
+        for index, answer in enumerate(says):
+            values = {"job": "ps", "task": index, "protocol_version": 1, "is_serving": True, "incarnation": index + 1,
+                      "uptime_ns": self.START_NS, "transports": [
+                          cluster_pb2.TransportState(name="grpc", is_available=True)], **answer}
+            addresses.append(self.foreign_server(
+                Identify=lambda *_, values=values: cluster_pb2.IdentifyResponse(**values),
+                Check=lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)))
+        path = self.write_json({"cluster": {"ps": addresses}, "protocol": "grpc", **config})
+        result = cli_support.run("health", "--config", path, "--json")
+        return result.returncode, json.loads(result.stdout)["workers"]
+
+    @staticmethod
+    def peer(index, state="up", reason="", **values):
+        return cluster_pb2.PeerState(name=f"/job:ps/task:{index}", state=state, reason=reason, **values)
+
+    def test_a_pair_that_is_not_connected(self):
+        reason = "10.0.0.2:4000 did not take the connection in time; is there a firewall in between?"
+        for state in ("down", "connecting"):
+            code, rows = self.workers({"peers": [self.peer(1, state, reason), self.peer(2)]},
+                                      {"peers": [self.peer(0), self.peer(2)]}, {})
+            self.assertEqual((code, [row["healthy"] for row in rows]), (4, [False, False, True]))
+            self.assertEqual((rows[0]["stage"], rows[1]["stage"]), ("paths", "paths"))
+            rest = f" at {rows[1]['address']}: 10.0.0.2:4000 did not take the connection in time"
+            self.assertEqual(rows[0]["reason"], f"it cannot reach /job:ps/task:1{rest}")
+            self.assertEqual(rows[1]["reason"], f"/job:ps/task:0 cannot reach it{rest}")
+            for row in rows[:2]:
+                self.assertEqual(row["remedy"], "is there a firewall in between?")
+
+    def test_a_pair_that_need_not_be_connected(self):
+        for first, second in (
+                ({"peers": [self.peer(1, "idle", "refused")]}, {}), ({"peers": [self.peer(1, "connecting")]}, {}),
+                ({"peers": [self.peer(1, "down", "refused")], "uptime_ns": self.START_NS - 1}, {}),
+                ({"peers": [self.peer(1, "down", "refused")]}, {"uptime_ns": self.START_NS - 1}),
+                ({"peers": [self.peer(7, "down", "refused")]}, {})):
+            code, rows = self.workers(first, second)
+            self.assertEqual((code, [row["reason"] for row in rows]), (0, ["", ""]))
+        code, rows = self.workers({"peers": [self.peer(1, "down", "refused")]}, {"is_serving": False})
+        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, False]))
+        self.assertEqual(rows[1]["stage"], "serving")
 
 
 if __name__ == "__main__":

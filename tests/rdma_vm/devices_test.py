@@ -16,6 +16,9 @@ CLUSTER = {"cluster": {"ps": ["10.10.0.1:4000", "10.10.0.99:4000"]}, "protocol":
 # The only GID of rxe1 has no route, so the device's table does not show it.
 SECOND = {"cluster": {"ps": ["127.0.0.1:4000"]}, "verbs": {"devices": "rxe1,rxe0"}}
 
+# A soft-RoCE port has one partition key.
+KEYS = {"cluster": {"ps": ["10.10.0.1:4000"]}, "verbs": {"pkey_index": 5}, "protocol": "grpc+verbs"}
+
 SCRIPT = f"""
 set -u
 export LC_ALL=C.UTF-8
@@ -26,6 +29,9 @@ END
 cat > /tmp/second.json <<'END'
 {json.dumps(SECOND)}
 END
+cat > /tmp/keys.json <<'END'
+{json.dumps(KEYS)}
+END
 show() {{ echo "== $1"; shift; "$@" 2>&1; }}
 show table devices
 show json devices --json
@@ -33,6 +39,8 @@ show task devices -c /tmp/c.json -j ps
 show named devices -c /tmp/c.json -j ps -t 1
 show wrong_gid env RDMA_GID_INDEX=200 {BUILD}/bin/tensorlane devices -c /tmp/c.json -j ps
 show excluded env RDMA_DEVICE=^rxe {BUILD}/bin/tensorlane devices -c /tmp/c.json -j ps
+show keys devices -c /tmp/keys.json -j ps
+show check_keys {BUILD}/bin/tensorlane config check /tmp/keys.json
 ip link set "$(rdma -j link show rxe0/1 | sed 's/.*"netdev":"\\([^"]*\\)".*/\\1/')" down
 show down devices
 ip link add d1 type dummy
@@ -67,6 +75,12 @@ class DevicesTest(guest_support.GuestTest):
         self.assertIn("would use none, and would not start: rdma is \"require\"", parts["wrong_gid"])
         self.assertIn("GID index 200 is asked for", parts["wrong_gid"])
         self.assertIn("excluded by devices \"^rxe\"", parts["excluded"])
+        beyond = "verbs.pkey_index 5 is beyond the table of partition keys of this port: give one of 0 to 0"
+        self.assertIn(beyond, parts["keys"])
+        self.assertIn("exit 3", parts["keys"])
+        self.assertIn("warning: /tmp/keys.json: /job:ps/task:0, which is to run on this machine, cannot use rxe0 "
+                      f"port 1: {beyond}", parts["check_keys"])
+        self.assertIn("/tmp/keys.json: ok (1 task)", parts["check_keys"])
         self.assertIn("the port is down", parts["down"])
         self.assertIn("exit 3", parts["down"])
         row = r" {}  {} +1 +\d+  {} .*  {}\n"

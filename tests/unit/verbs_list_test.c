@@ -28,6 +28,8 @@ struct made_gid {
 static const struct made_gid *table;
 static size_t table_len;
 static const char *down; /* The ports of this device are down. */
+static const char *also_down;
+static uint16_t key_count; /* Of the table of partition keys of each port. */
 static struct ibv_device devices[MAX_DEVICES];
 static struct ibv_device *device_list[MAX_DEVICES + 1];
 static struct ibv_context contexts[MAX_DEVICES];
@@ -93,8 +95,10 @@ int ibv_query_device(struct ibv_context *context, struct ibv_device_attr *ret_at
 int ibv_query_port(struct ibv_context *context, uint8_t port, struct _compat_ibv_port_attr *ret_attributes)
 {
     struct ibv_port_attr *attributes = (void *)ret_attributes;
-    bool is_down = down != NULL && strcmp(down, context->device->name) == 0;
+    bool is_down = (down != NULL && strcmp(down, context->device->name) == 0) ||
+                   (also_down != NULL && strcmp(also_down, context->device->name) == 0);
     (void)port;
+    attributes->pkey_tbl_len = key_count;
     attributes->state = is_down ? IBV_PORT_DOWN : IBV_PORT_ACTIVE;
     attributes->max_mtu = IBV_MTU_4096;
     attributes->active_mtu = IBV_MTU_4096;
@@ -278,6 +282,58 @@ START_TEST(a_port_that_is_down)
 }
 END_TEST
 
+/* When several ports are down, the one that has the worker's address is the one to repair. */
+START_TEST(the_port_to_repair_comes_first)
+{
+    static const struct made_gid gids[] = {
+        {"mlx5_0", 1, "10.0.0.1", V2}, {"mlx5_1", 1, "10.0.0.2", V2}, {"mlx5_2", 1, "10.0.0.3", V2}};
+    struct tl_verbs_options options;
+    struct tl_verbs_candidate *candidates = NULL;
+    struct tl_error error = {0};
+    size_t count = 0;
+    make(gids, TL_ARRAY_COUNT(gids));
+    down = "mlx5_1";
+    also_down = "mlx5_2";
+    tl_verbs_options_init(&options);
+    options.address = "10.0.0.3";
+    ck_assert_int_eq(tl_verbs_list(&options, &candidates, &count, NULL), TL_OK);
+    ck_assert_str_eq(candidates[0].device, "mlx5_2");
+    ck_assert_str_eq(candidates[0].state, "down");
+    (void)tl_verbs_explain(&options, candidates, count, &error);
+    ck_assert_msg(strstr(error.message, "no RDMA port can be used; mlx5_2:1 10.0.0.3: the port is down: look at the "
+                                        "cable, the switch and \"ip link\"; ") == error.message,
+                  "%s", error.message);
+    free(candidates);
+    /* A port that an option excludes is not the one to repair, whatever its address. */
+    options.devices = "mlx5_1,mlx5_0:2";
+    ck_assert_int_eq(tl_verbs_list(&options, &candidates, &count, NULL), TL_OK);
+    ck_assert_str_eq(candidates[0].device, "mlx5_1");
+    free(candidates);
+}
+END_TEST
+
+/* A card refuses a queue pair whose partition key is beyond its table, long after the start. */
+START_TEST(a_partition_key_beyond_the_table)
+{
+    struct tl_verbs_options options;
+    struct tl_verbs_candidate *candidates = NULL;
+    size_t count = 0;
+    make(one_port, TL_ARRAY_COUNT(one_port));
+    tl_verbs_options_init(&options);
+    options.pkey_index = 2;
+    for (key_count = 0; key_count <= 3; key_count++) {
+        ck_assert_int_eq(tl_verbs_list(&options, &candidates, &count, NULL), TL_OK);
+        bool is_refused = key_count == 1 || key_count == 2; /* 0: the card does not tell. */
+        ck_assert_int_eq(candidates[0].order, is_refused ? -1 : 0);
+        if (key_count == 2) {
+            ck_assert_str_eq(candidates[0].reason, "verbs.pkey_index 2 is beyond the table of partition keys of this "
+                                                   "port: give one of 0 to 1");
+        }
+        free(candidates);
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("verbs_list");
@@ -286,6 +342,8 @@ int main(void)
     tcase_add_test(tcase, the_reason_names_the_kind);
     tcase_add_test(tcase, a_queue_that_is_too_deep);
     tcase_add_test(tcase, a_port_that_is_down);
+    tcase_add_test(tcase, the_port_to_repair_comes_first);
+    tcase_add_test(tcase, a_partition_key_beyond_the_table);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }

@@ -214,7 +214,8 @@ START_TEST(memlock_tells_the_remedy)
                                         "--ulimit memlock=-1"};
     struct tl_error error = {0};
     drop_privileges(65536);
-    ck_assert_int_eq(tl_verbs_check_memlock(1000000000, &error), TL_RESOURCE_EXHAUSTED);
+    struct tl_verbs_options options = {.pool_bytes = 1000000000};
+    ck_assert_int_eq(tl_verbs_check_memlock(&options, &error), TL_RESOURCE_EXHAUSTED);
     for (size_t i = 0; i < TL_ARRAY_COUNT(parts); i++)
         ck_assert_msg(strstr(error.message, parts[i]) != NULL, "no '%s' in '%s'", parts[i], error.message);
 }
@@ -223,8 +224,16 @@ END_TEST
 START_TEST(memlock_that_suffices)
 {
     drop_privileges(65536);
-    ck_assert_int_eq(tl_verbs_check_memlock(65536, NULL), TL_OK);
-    ck_assert_int_eq(tl_verbs_check_memlock(65537, NULL), TL_RESOURCE_EXHAUSTED);
+    struct tl_verbs_options options = {.pool_bytes = 65536};
+    ck_assert_int_eq(tl_verbs_check_memlock(&options, NULL), TL_OK);
+    options.pool_bytes++;
+    ck_assert_int_eq(tl_verbs_check_memlock(&options, NULL), TL_RESOURCE_EXHAUSTED);
+    /* The queues of one peer count, too. */
+    options = (struct tl_verbs_options){.pool_bytes = 65536 - 16 * 2 * TL_SLOT_BYTES, .queue_depth = 16};
+    ck_assert_int_eq(tl_verbs_check_memlock(&options, NULL), TL_OK);
+    options.queue_depth++;
+    ck_assert_int_eq(tl_verbs_check_memlock(&options, NULL), TL_RESOURCE_EXHAUSTED);
+    ck_assert(verbs_exceeds_memlock(UINT64_MAX));
 }
 END_TEST
 

@@ -26,6 +26,7 @@ START_TEST(defaults_are_those_of_the_provider)
     tl_verbs_options_init(&defaults);
     const struct tl_settings *settings = parse("{\"cluster\": {\"ps\": [\"a:1\"]}}");
     ck_assert_int_eq(tl_verbs_settings_read(settings, NULL, host, &options, &error), TL_OK);
+    defaults.pool_bytes = UINT64_C(64) << 20;
     ck_assert_mem_eq(&options, &defaults, sizeof(options));
     tl_config_destroy(config);
 }
@@ -36,7 +37,8 @@ START_TEST(everything_is_handed_on)
     const struct tl_settings *settings =
         parse("{\"cluster\": {\"ps\": [\"a:1\"]}, \"verbs\": {\"devices\": \"x:2\", \"port\": 2, \"gid_index\": 0, "
               "\"mtu\": 512, \"service_level\": 3, \"traffic_class\": 104, \"timeout\": 10, \"retry_count\": 2, "
-              "\"queue_depth\": 64, \"pkey_index\": 9, \"keys\": \"region\", \"piece\": \"8KiB\"}}");
+              "\"queue_depth\": 64, \"pkey_index\": 9, \"keys\": \"region\", \"piece\": \"8KiB\", \"pool\": "
+              "\"8MiB\"}}");
     ck_assert_int_eq(tl_verbs_settings_read(settings, "10.1.2.3:4000", host, &options, &error), TL_OK);
     ck_assert_str_eq(options.devices, "x:2");
     ck_assert_int_eq(options.port, 2);
@@ -51,6 +53,7 @@ START_TEST(everything_is_handed_on)
     ck_assert_int_eq(options.pkey_index, 9);
     ck_assert_int_eq(options.keys, TL_KEYS_REGION);
     ck_assert_uint_eq(options.max_write_bytes, 8192);
+    ck_assert_uint_eq(options.pool_bytes, 8 << 20);
     ck_assert_int_eq(tl_verbs_options_check(&options, &error), TL_OK);
     tl_config_destroy(config);
 }
