@@ -20,7 +20,7 @@ static struct tl_ip from_v4(struct in_addr v4)
     return ip;
 }
 
-static bool is_v4(const struct tl_ip *ip)
+bool tl_ip_is_v4(const struct tl_ip *ip)
 {
     return memcmp(ip->bytes, v4_prefix, sizeof(v4_prefix)) == 0;
 }
@@ -46,7 +46,7 @@ bool tl_ip_parse(const char *text, struct tl_ip *ret_ip)
 char *tl_ip_format(const struct tl_ip *ip, char ret_text[TL_IP_TEXT_BYTES])
 {
     _Static_assert(TL_IP_TEXT_BYTES == INET6_ADDRSTRLEN, "every address fits");
-    bool is_four = is_v4(ip);
+    bool is_four = tl_ip_is_v4(ip);
     (void)inet_ntop(is_four ? AF_INET : AF_INET6, is_four ? ip->bytes + sizeof(v4_prefix) : ip->bytes, ret_text,
                     TL_IP_TEXT_BYTES);
     return ret_text;
@@ -100,15 +100,20 @@ bool tl_ip_network_has(const struct tl_ip_network *network, const struct tl_ip *
     return rest == 0 || (network->ip.bytes[whole] ^ ip->bytes[whole]) >> (8 - rest) == 0;
 }
 
-static bool is_loopback(const struct tl_ip *ip)
+bool tl_ip_is_loopback(const struct tl_ip *ip)
 {
-    return is_v4(ip) ? ip->bytes[12] == 127 : memcmp(ip->bytes, &in6addr_loopback, sizeof(ip->bytes)) == 0;
+    return tl_ip_is_v4(ip) ? ip->bytes[12] == 127 : memcmp(ip->bytes, &in6addr_loopback, sizeof(ip->bytes)) == 0;
+}
+
+bool tl_ip_is_link_local(const struct tl_ip *ip)
+{
+    return ip->bytes[0] == 0xfe && (ip->bytes[1] & 0xc0) == 0x80;
 }
 
 bool tl_ip_is_here(const struct tl_ip *ip)
 {
     struct ifaddrs *interfaces;
-    if (is_loopback(ip)) return true;
+    if (tl_ip_is_loopback(ip)) return true;
     if (getifaddrs(&interfaces) != 0) return false;
     bool is_found = false;
     for (const struct ifaddrs *each = interfaces; each != NULL && !is_found; each = each->ifa_next) {

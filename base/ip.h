@@ -31,6 +31,11 @@ bool tl_ip_network_parse(const char *text, struct tl_ip_network *ret_network);
 
 bool tl_ip_is_equal(const struct tl_ip *a, const struct tl_ip *b);
 bool tl_ip_network_has(const struct tl_ip_network *network, const struct tl_ip *ip);
+bool tl_ip_is_v4(const struct tl_ip *ip);
+/* Whether it is one of loopback: 127.0.0.0/8 or ::1. */
+bool tl_ip_is_loopback(const struct tl_ip *ip);
+/* Whether it is an IPv6 address that means something only together with an interface: fe80::/10. */
+bool tl_ip_is_link_local(const struct tl_ip *ip);
 /* Whether it is an address of this machine, in this network namespace: of an interface, or of loopback. When the
  * interfaces cannot be listed, only loopback is. */
 bool tl_ip_is_here(const struct tl_ip *ip);

@@ -2,26 +2,24 @@
 /*
  * `tensorlane doctor`: looks at this machine and explains what keeps workers from their work, or makes them slow.
  *
- * Without a configuration it looks at the machine alone; with one also at what the tasks of this machine need. Each
- * line of the report is ok, a note, a fault or unknown, with the cause and the remedy. It needs no privilege and says
- * what does. Failure modes: a configuration that cannot be read is an error; everything else becomes a line.
+ * Without a configuration it looks at the machine alone; with one also at what the tasks of this machine need, and at
+ * their names, routes and sockets. Each line of the report is ok, a note, a fault or unknown, with
+ * the cause and the remedy. It needs no privilege and says what does. Failure modes: a configuration that cannot be
+ * read is an error; everything else becomes a line.
  */
-#include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
-#include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "config/config.h"
 #include "server/cli/command.h"
 #include "server/cli/doctor.h"
-#include "server/cli/local_host.h"
+#include "server/cli/doctor_tasks.h"
 #include "server/cli/options.h"
 #include "server/cli/output.h"
 #include "server/cli/task_config.h"
-#include "server/transports/local_settings.h"
-#include "server/transports/verbs_settings.h"
+#include "dataplane/verbs/verbs.h"
 
 /* What a task has that says nothing else. */
 #define DEFAULT_CONNECTIONS 16384
@@ -31,7 +29,7 @@ static const struct tl_doctor_roots roots = {.proc = "/proc", .sys = "/sys", .et
 
 struct doctor {
     struct tl_config *config; /* NULL: none was named */
-    bool *are_local;          /* [config->task_count]: the task's host is this machine */
+    struct tl_doctor_tasks tasks;
     struct tl_doctor_needs needs;
     struct tl_doctor_report report;
 };
@@ -46,57 +44,15 @@ static void read_limits(uint64_t *ret_memlock, uint64_t *ret_nofile)
     *ret_nofile = nofile.rlim_max == RLIM_INFINITY ? UINT64_MAX : nofile.rlim_max;
 }
 
-/* ----------------------------------------------------------------------------------------------- configuration -- */
-
-/* Finds the tasks of this machine. False: no memory. */
-static bool find_local_tasks(struct doctor *doctor)
-{
-    const struct tl_config *config = doctor->config;
-    char host[256];
-    uint16_t port;
-    const char *reason;
-    struct tl_local_hosts *hosts = tl_local_hosts_create();
-    doctor->are_local = calloc(config->task_count + 1, sizeof(*doctor->are_local));
-    if (!hosts || !doctor->are_local) {
-        tl_local_hosts_destroy(hosts);
-        return false;
-    }
-    for (size_t i = 0; i < config->task_count; i++) {
-        const char *address = config->tasks[i].address;
-        doctor->are_local[i] = address && tl_address_split(address, host, sizeof(host), &port, NULL) == TL_OK &&
-                               tl_local_hosts_has(hosts, host, &reason);
-    }
-    tl_local_hosts_destroy(hosts);
-    return true;
-}
-
-/* What the tasks of this machine need together; those of a machine without tasks are a client's. */
-static void find_needs(struct doctor *doctor)
-{
-    const struct tl_config *config = doctor->config;
-    struct tl_doctor_needs *needs = &doctor->needs;
-    *needs = (struct tl_doctor_needs){.is_rdma_refused = true, .peer_count = config->task_count - 1};
-    for (size_t i = 0; i < config->task_count; i++) {
-        const struct tl_settings *settings = &config->tasks[i].settings;
-        if (!doctor->are_local[i]) continue;
-        needs->connections = tl_max_u64(needs->connections, settings->connections);
-        if (tl_verbs_settings_refusal(settings)) continue;
-        needs->is_rdma_refused = false;
-        needs->pool_bytes = tl_max_u64(needs->pool_bytes, settings->verbs.pool_bytes);
-        /* Shared memory is enough for a worker to start. */
-        if (settings->rdma == TL_RDMA_REQUIRE && tl_local_settings_refusal(settings)) needs->is_rdma_required = true;
-    }
-}
-
 static enum tl_status read_config(const char *path, struct doctor *doctor, struct tl_error *ret_error)
 {
     enum tl_status status = tl_config_read(path, &doctor->config, ret_error);
     if (status == TL_OK) status = tl_task_config_apply_environment(doctor->config, "doctor", ret_error);
     if (status != TL_OK) return status;
-    if (!find_local_tasks(doctor)) {
-        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the addresses of this machine");
+    if (!tl_doctor_tasks_init(&doctor->tasks, doctor->config)) {
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for the addresses of all tasks");
     }
-    find_needs(doctor);
+    tl_doctor_tasks_needs(&doctor->tasks, &doctor->needs);
     return TL_OK;
 }
 
@@ -132,6 +88,7 @@ static int run(const char *config_path, bool is_json)
         tl_output_error("doctor", "%s", error.message);
     } else {
         check_machine(&doctor);
+        tl_doctor_check_network(&doctor.report, &roots, doctor.config ? &doctor.tasks : NULL);
         bool has_fault = tl_doctor_count(&doctor.report, TL_DOCTOR_FAULT) > 0;
         if (is_json ? tl_doctor_print_json(&doctor.report) : tl_doctor_print_text(&doctor.report)) {
             code = tl_output_finish("doctor", has_fault ? TL_EXIT_FAULT : TL_EXIT_OK);
@@ -140,7 +97,7 @@ static int run(const char *config_path, bool is_json)
         }
     }
     tl_doctor_report_fini(&doctor.report);
-    free(doctor.are_local);
+    tl_doctor_tasks_fini(&doctor.tasks);
     tl_config_destroy(doctor.config);
     return code;
 }

@@ -82,7 +82,7 @@ static bool is_ours(const struct tl_local_hosts *hosts, const struct sockaddr *a
     return false;
 }
 
-static bool is_own_name(const char *host)
+bool tl_local_host_is_own_name(const char *host)
 {
     char own[256];
     if (gethostname(own, sizeof(own)) != 0) return false;
@@ -98,7 +98,7 @@ static bool look_up(const struct tl_local_hosts *hosts, const char *host, const 
     *ret_reason = NULL;
     int code = getaddrinfo(host, NULL, &hints, &found);
     if (code != 0) {
-        if (is_own_name(host)) return true;
+        if (tl_local_host_is_own_name(host)) return true;
         *ret_reason = gai_strerror(code);
         return false;
     }

@@ -16,4 +16,7 @@ void tl_local_hosts_destroy(struct tl_local_hosts *hosts); /* NULL is accepted *
  * host. */
 bool tl_local_hosts_has(struct tl_local_hosts *hosts, const char *host, const char **ret_reason);
 
+/* Whether it is the name that this machine has itself, which a name service need not know. */
+bool tl_local_host_is_own_name(const char *host);
+
 #endif

@@ -2,36 +2,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tensorlane doctor` on loopback: a sound machine, limits that are too low, names that mislead, and peers that cannot
 be reached."""
-import json
 import os
 import shutil
-import subprocess
 
 import cli_support
-from cli_support import environment
+from doctor_support import DoctorCase
 
 REQUIRE = {"protocol": "grpc+verbs", "rdma": "require"}
 
 
-class Doctor(cli_support.Case):
-    def doctor(self, *arguments, under=(), code=None):
-        """Returns the lines of the report by what they are about, and the exit code."""
-        command = [*under, cli_support.PROGRAM, "doctor", "--json", *map(str, arguments)]
-        result = subprocess.run(command, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                timeout=cli_support.PATIENCE, check=False)
-        self.assertEqual(result.stderr, "")
-        shown = json.loads(result.stdout)
-        lines = {line["what"]: line for line in shown["lines"]}
-        faults = [line for line in shown["lines"] if line["verdict"] == "fault"]
-        self.assertEqual(len(faults), shown["faults"])
-        self.assertEqual(result.returncode, 4 if faults else 0, result.stdout)
-        if code is not None:
-            self.assertEqual(result.returncode, code, result.stdout)
-        for line in shown["lines"]:
-            self.assertEqual(bool(line["cause"]), line["verdict"] != "ok", line)
-            self.assertTrue(line["remedy"] or not line["cause"], line)
-        return lines
-
+class Doctor(DoctorCase):
     def test_a_sound_machine(self):
         served = self.cluster(ps=1, worker=1)
         for arguments in ([], ["--config", served.path]):
@@ -39,6 +19,7 @@ class Doctor(cli_support.Case):
             for what in ("tensorlane", "kernel", "locked memory", "open files", "RDMA modules", "huge pages",
                          "NUMA nodes", "kernel log"):
                 self.assertIn(what, lines)
+        self.assertEqual(lines["host 127.0.0.1"]["value"], "127.0.0.1 (IPv4)")
 
     def test_text(self):
         result = self.assert_run(0, "doctor")

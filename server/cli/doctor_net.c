@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * What `tensorlane doctor` finds in the network of a machine: interfaces, what names resolve to, which sockets a worker
+ * really bound, and how the packets to a host leave.
+ *
+ * The addresses come from the caller, so that names that mislead can be tried without a name service. Nothing is sent.
+ */
+#include <ifaddrs.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include "base/check.h"
+#include "base/ip.h"
+#include "server/cli/doctor.h"
+#include "server/cli/doctor_net.h"
+
+#define MAX_SOCKETS 64
+
+/* --------------------------------------------------------------------------------------------------- addresses -- */
+
+static const char *family_of(const struct tl_ip *ip)
+{
+    return tl_ip_is_v4(ip) ? "IPv4" : "IPv6";
+}
+
+/* Appends to a list, separated by commas; what does not fit is left out. */
+static void append(char *list, size_t capacity, const char *text)
+{
+    size_t len = strlen(list);
+    snprintf(list + len, capacity - len, "%s%s", len > 0 ? ", " : "", text);
+}
+
+/* Writes "10.0.0.7 (IPv4), fd00::7 (IPv6)". */
+static void list_ips(const struct tl_ip *ips, size_t count, char *ret_list, size_t capacity)
+{
+    char ip_text[TL_IP_TEXT_BYTES], text[64];
+    ret_list[0] = '\0';
+    for (size_t i = 0; i < count; i++) {
+        snprintf(text, sizeof(text), "%s (%s)", tl_ip_format(&ips[i], ip_text), family_of(&ips[i]));
+        append(ret_list, capacity, text);
+    }
+}
+
+static bool are_all_loopback(const struct tl_ip *ips, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (!tl_ip_is_loopback(&ips[i])) return false;
+    return count > 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------- names -- */
+
+/* Whether a line of /etc/hosts gives the name one of the addresses. */
+static bool gives_name(char *line, const struct tl_doctor_name *name)
+{
+    char *rest = NULL;
+    struct tl_ip ip;
+    bool is_address_ours = false;
+    line[strcspn(line, "#\n")] = '\0';
+    const char *address = strtok_r(line, " \t", &rest);
+    if (!address || !tl_ip_parse(address, &ip)) return false;
+    for (size_t i = 0; i < name->ip_count; i++)
+        is_address_ours = is_address_ours || tl_ip_is_equal(&ip, &name->ips[i]);
+    for (const char *word; is_address_ours && (word = strtok_r(NULL, " \t", &rest)) != NULL;)
+        if (strcasecmp(word, name->host) == 0) return true;
+    return false;
+}
+
+/* Returns the line of /etc/hosts that the addresses come from; 0: they come from elsewhere. */
+static unsigned find_hosts_line(const struct tl_doctor_roots *roots, const struct tl_doctor_name *name)
+{
+    char path[1024], line[1024];
+    unsigned found = 0;
+    snprintf(path, sizeof(path), "%s/hosts", roots->etc);
+    FILE *file = fopen(path, "re");
+    if (!file) return 0;
+    for (unsigned number = 1; found == 0 && fgets(line, sizeof(line), file) != NULL; number++)
+        if (gives_name(line, name)) found = number;
+    fclose(file);
+    return found;
+}
+
+static void explain_loopback(struct tl_doctor_report *report, const struct tl_doctor_name *name, const char *source)
+{
+    char ip_text[TL_IP_TEXT_BYTES];
+    const char *ip = tl_ip_format(&name->ips[0], ip_text);
+    if (name->use == TL_DOCTOR_NAME_OWN) {
+        tl_doctor_explain(report,
+                          "the own name of this machine, %s, resolves to %s here%s, which other machines cannot reach, "
+                          "and a worker with this name in its address listens there only; let it resolve to the "
+                          "machine's address, or give workers addresses or other names in cluster.json",
+                          name->host, ip, source);
+    } else {
+        tl_doctor_explain(report,
+                          "%s resolves to %s here%s, which other machines cannot reach; correct /etc/hosts or DNS, or "
+                          "set \"listen\" to \"0.0.0.0:%u\"",
+                          name->host, ip, source, name->port);
+    }
+}
+
+void tl_doctor_check_name(struct tl_doctor_report *report, const struct tl_doctor_roots *roots,
+                          const struct tl_doctor_name *name)
+{
+    char what[96], list[400], source[64] = "";
+    snprintf(what, sizeof(what), "%s %.80s", name->use == TL_DOCTOR_NAME_OWN ? "own name" : "host", name->host);
+    if (name->failure) {
+        bool is_fault = name->use != TL_DOCTOR_NAME_OWN;
+        tl_doctor_add(report, is_fault ? TL_DOCTOR_FAULT : TL_DOCTOR_NOTE, what, "-");
+        tl_doctor_explain(report, "%s", name->failure);
+        return;
+    }
+    unsigned line = find_hosts_line(roots, name);
+    if (line > 0) snprintf(source, sizeof(source), " (line %u of /etc/hosts)", line);
+    list_ips(name->ips, name->ip_count, list, sizeof(list));
+    bool misleads = name->use != TL_DOCTOR_NAME_WITHIN && are_all_loopback(name->ips, name->ip_count);
+    /* A worker that listens elsewhere is reached; peers use their own name service. */
+    bool is_fault = name->use == TL_DOCTOR_NAME_SHARED && !name->has_listen;
+    tl_doctor_add(report,
+                  !misleads  ? TL_DOCTOR_OK
+                  : is_fault ? TL_DOCTOR_FAULT
+                             : TL_DOCTOR_NOTE,
+                  what, "%s%s", list, source);
+    if (misleads) explain_loopback(report, name, source);
+}
+
+/* -------------------------------------------------------------------------------------------------- interfaces -- */
+
+/* Lists the addresses of one interface. */
+static void list_addresses(const struct ifaddrs *interfaces, const char *interface, char *ret_list, size_t capacity)
+{
+    struct tl_ip ip;
+    char ip_text[TL_IP_TEXT_BYTES];
+    ret_list[0] = '\0';
+    for (const struct ifaddrs *each = interfaces; each; each = each->ifa_next)
+        if (strcmp(each->ifa_name, interface) == 0 && each->ifa_addr && tl_ip_of_sockaddr(each->ifa_addr, &ip))
+            append(ret_list, capacity, tl_ip_format(&ip, ip_text));
+}
+
+/* Whether an entry before this one has the same interface. */
+static bool is_repeated(const struct ifaddrs *interfaces, const struct ifaddrs *entry)
+{
+    for (const struct ifaddrs *each = interfaces; each != entry; each = each->ifa_next)
+        if (strcmp(each->ifa_name, entry->ifa_name) == 0) return true;
+    return false;
+}
+
+void tl_doctor_check_interfaces(struct tl_doctor_report *report, const struct tl_doctor_roots *roots,
+                                const struct ifaddrs *interfaces)
+{
+    char what[96], list[300], mtu[16], state[32];
+    for (const struct ifaddrs *each = interfaces; each; each = each->ifa_next) {
+        if (is_repeated(interfaces, each)) continue;
+        list_addresses(interfaces, each->ifa_name, list, sizeof(list));
+        if (list[0] == '\0') continue;
+        if (!tl_doctor_read_line(mtu, sizeof(mtu), roots->sys, "class/net/%s/mtu", each->ifa_name))
+            snprintf(mtu, sizeof(mtu), "unknown");
+        if (!tl_doctor_read_line(state, sizeof(state), roots->sys, "class/net/%s/operstate", each->ifa_name))
+            snprintf(state, sizeof(state), "unknown");
+        bool is_down = strcmp(state, "down") == 0 || strcmp(state, "lowerlayerdown") == 0;
+        snprintf(what, sizeof(what), "interface %s", each->ifa_name);
+        tl_doctor_add(report, is_down ? TL_DOCTOR_NOTE : TL_DOCTOR_OK, what, "%s; MTU %s, %s", list, mtu, state);
+        if (is_down) {
+            tl_doctor_explain(report,
+                              "%s has an address and no link; look at the cable and the switch, then: ip link "
+                              "set %s up",
+                              each->ifa_name, each->ifa_name);
+        }
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- sockets -- */
+
+/* Reads an address as the kernel writes it: 32-bit words in its own byte order, in hexadecimal digits. */
+static bool parse_hex_ip(const char *text, size_t digits, struct tl_ip *ret_ip)
+{
+    static const uint8_t v4_prefix[12] = {[10] = 0xff, [11] = 0xff};
+    size_t words = digits / 8;
+    memcpy(ret_ip->bytes, v4_prefix, sizeof(v4_prefix));
+    for (size_t i = 0; i < words; i++) {
+        char word[9] = "";
+        memcpy(word, text + 8 * i, 8);
+        uint32_t value = (uint32_t)strtoul(word, NULL, 16);
+        memcpy(ret_ip->bytes + sizeof(ret_ip->bytes) - 4 * (words - i), &value, sizeof(value));
+    }
+    return words == 1 || words == 4;
+}
+
+/* Reads a line of /proc/net/tcp. False: it is no socket that listens at the port. */
+static bool parse_socket(const char *line, unsigned port, struct tl_ip *ret_ip)
+{
+    char address[64], state[8];
+    unsigned bound;
+    if (sscanf(line, " %*u: %63[0-9A-Fa-f]:%x %*s %7s", address, &bound, state) != 3) return false;
+    if (bound != port || strcmp(state, "0A") != 0) return false;
+    return parse_hex_ip(address, strlen(address), ret_ip);
+}
+
+/* Adds those of one file. False: it cannot be read. */
+static bool read_sockets(const char *root, const char *name, unsigned port, struct tl_ip *ips, size_t *count)
+{
+    char path[1024], line[512];
+    snprintf(path, sizeof(path), "%s/net/%s", root, name);
+    FILE *file = fopen(path, "re");
+    if (!file) return false;
+    while (fgets(line, sizeof(line), file) != NULL && *count < MAX_SOCKETS)
+        if (parse_socket(line, port, &ips[*count])) ++*count;
+    fclose(file);
+    return true;
+}
+
+/* Whether a socket that is bound to the one address is reached through the other. One for all IPv6 addresses also takes
+ * IPv4, as those of workers do. */
+static bool takes(const struct tl_ip *bound, const struct tl_ip *dialled)
+{
+    static const struct tl_ip all_v6;
+    static const struct tl_ip all_v4 = {.bytes = {[10] = 0xff, [11] = 0xff}};
+    if (tl_ip_is_equal(bound, &all_v6)) return true;
+    if (tl_ip_is_equal(bound, &all_v4)) return tl_ip_is_v4(dialled);
+    return tl_ip_is_equal(bound, dialled);
+}
+
+/* Returns how many of the name's addresses no socket takes, and the first of them. */
+static size_t count_missed(const struct tl_ip *bound, size_t bound_count, const struct tl_doctor_name *name,
+                           const struct tl_ip **ret_first)
+{
+    size_t missed_count = 0;
+    for (size_t i = 0; i < name->ip_count; i++) {
+        bool is_taken = false;
+        for (size_t j = 0; j < bound_count; j++)
+            is_taken = is_taken || takes(&bound[j], &name->ips[i]);
+        if (is_taken) continue;
+        if (missed_count++ == 0) *ret_first = &name->ips[i];
+    }
+    return missed_count;
+}
+
+static void judge_sockets(struct tl_doctor_report *report, const char *what, const struct tl_doctor_socket *socket,
+                          const struct tl_ip *bound, size_t count)
+{
+    const struct tl_doctor_name *name = socket->name;
+    const struct tl_ip *missed = NULL;
+    char list[400], ip_text[TL_IP_TEXT_BYTES];
+    list_ips(bound, count, list, sizeof(list));
+    bool is_hidden = name->use == TL_DOCTOR_NAME_SHARED && are_all_loopback(bound, count);
+    size_t missed_count = count_missed(bound, count, name, &missed);
+    bool is_missed = name->ip_count > 0 && missed_count == name->ip_count;
+    tl_doctor_add(report,
+                  is_hidden || is_missed ? TL_DOCTOR_FAULT
+                  : missed               ? TL_DOCTOR_NOTE
+                                         : TL_DOCTOR_OK,
+                  what, "port %u of %s%s", socket->port, list, socket->process);
+    if (is_hidden) {
+        tl_doctor_explain(report,
+                          "it listens on loopback only, where other machines cannot reach it; correct /etc/hosts or "
+                          "DNS, or set \"listen\" to \"0.0.0.0:%u\", and start the worker anew",
+                          socket->port);
+    } else if (missed) {
+        tl_doctor_explain(report,
+                          "%s resolves to %s (%s) here, where nothing listens at port %u; correct /etc/hosts or DNS, "
+                          "or set \"listen\" to \"[::]:%u\", which takes IPv4 and IPv6, and start the worker anew",
+                          name->host, tl_ip_format(missed, ip_text), family_of(missed), socket->port, socket->port);
+    }
+}
+
+void tl_doctor_check_socket(struct tl_doctor_report *report, const struct tl_doctor_roots *roots,
+                            const struct tl_doctor_socket *socket)
+{
+    struct tl_ip bound[MAX_SOCKETS];
+    size_t count = 0;
+    char what[96];
+    snprintf(what, sizeof(what), "socket of %.80s", socket->task);
+    bool is_read = read_sockets(roots->proc, "tcp", socket->port, bound, &count);
+    is_read = read_sockets(roots->proc, "tcp6", socket->port, bound, &count) || is_read;
+    if (!is_read) {
+        tl_doctor_add(report, TL_DOCTOR_UNKNOWN, what, "-");
+        tl_doctor_explain(report, "%s/net/tcp cannot be read; mount /proc", roots->proc);
+    } else if (count == 0) {
+        tl_doctor_add(report, TL_DOCTOR_NOTE, what, "nothing listens at port %u", socket->port);
+        tl_doctor_explain(report, "the worker does not run in this network namespace; start it: %s", socket->start);
+    } else {
+        judge_sockets(report, what, socket, bound, count);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------ routes -- */
+
+void tl_doctor_check_route(struct tl_doctor_report *report, const struct tl_doctor_route *route)
+{
+    char what[96], to[TL_IP_TEXT_BYTES], from[TL_IP_TEXT_BYTES];
+    snprintf(what, sizeof(what), "route to %.80s", route->host);
+    tl_ip_format(&route->to, to);
+    if (route->failure) {
+        tl_doctor_add(report, route->has_other ? TL_DOCTOR_NOTE : TL_DOCTOR_FAULT, what, "%s", to);
+        tl_doctor_explain(
+            report,
+            "this machine has no way to %s (%s): %s; look at \"ip route get %s\", and at the addresses of "
+            "this machine",
+            to, family_of(&route->to), route->failure, to);
+        return;
+    }
+    bool is_narrow = route->path_mtu > 0 && route->path_mtu < route->interface_mtu;
+    tl_doctor_add(report, is_narrow ? TL_DOCTOR_NOTE : TL_DOCTOR_OK, what, "%s from %s over %s, MTU %u", to,
+                  tl_ip_format(&route->from, from), route->interface, route->path_mtu);
+    if (!is_narrow) return;
+    tl_doctor_explain(report,
+                      "the way to %s carries packets of %u bytes, %s would send %u; that slows transfers and breaks "
+                      "RDMA with larger packets: raise the MTU of the hop, or set that of %s to %u",
+                      to, route->path_mtu, route->interface, route->interface_mtu, route->interface, route->path_mtu);
+}

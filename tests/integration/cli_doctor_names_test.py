@@ -1,0 +1,94 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""What `tensorlane doctor` says of names that mislead, with an /etc/hosts that only this test sees: the test runs
+itself again in a mount namespace. It is skipped where it cannot make one."""
+import os
+import subprocess
+import sys
+
+import cli_support
+from doctor_support import DoctorCase
+
+INSIDE = "TENSORLANE_TEST_HAS_MOUNTS"
+# Of the range for documents, so that no machine has it.
+ELSEWHERE = "192.0.2.7"
+
+
+class Names(DoctorCase):
+    def setUp(self):
+        super().setUp()
+        self.hosts = self.folder / "hosts"
+        self.hosts.write_text("")
+        subprocess.run(["mount", "--bind", self.hosts, "/etc/hosts"], check=True)
+        self.addCleanup(subprocess.run, ["umount", "--lazy", "/etc/hosts"], check=False)
+
+    def hosts_are(self, *lines):
+        self.hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{line}\n" for line in lines))
+
+    def config(self, **extra):
+        self.port, other = cli_support.free_ports(2)
+        return self.write_json({"cluster": {"ps": [f"gpu-0:{self.port}"], "worker": [f"gpu-1:{other}"]}, **extra})
+
+    def test_the_own_name_is_loopback(self):
+        self.hosts_are("127.0.1.1 gpu-0", f"{ELSEWHERE} gpu-1")
+        line = self.doctor("--config", self.config(), code=4)["host gpu-0"]
+        self.assertEqual(line["verdict"], "fault")
+        self.assertEqual(line["value"], "127.0.1.1 (IPv4) (line 2 of /etc/hosts)")
+        self.assertIn("gpu-0 resolves to 127.0.1.1 here", line["cause"])
+        self.assertIn(f'set "listen" to "0.0.0.0:{self.port}"', line["remedy"])
+        listen = {"jobs": {"ps": {"listen": "0.0.0.0:4000"}}}
+        self.assertEqual(self.doctor("--config", self.config(**listen))["host gpu-0"]["verdict"], "note")
+
+    def test_names_of_one_machine_may_be_loopback(self):
+        self.hosts_are("127.0.1.1 gpu-0 gpu-1")
+        lines = self.doctor("--config", self.config())
+        self.assertEqual([lines[f"host gpu-{n}"]["verdict"] for n in (0, 1)], ["ok", "ok"])
+
+    def test_unknown_name(self):
+        self.hosts_are("127.0.1.1 gpu-0")
+        config = self.write_json({"cluster": {"ps": ["gpu-0:4000"], "worker": ["no-such-host.invalid:4000"]}})
+        line = self.doctor("--config", config, code=4)["host no-such-host.invalid"]
+        self.assertEqual(line["verdict"], "fault")
+        self.assertIn("cannot be resolved", line["cause"])
+
+    def test_the_worker_listens_on_loopback_only(self):
+        self.hosts_are("127.0.1.1 gpu-0", f"{ELSEWHERE} gpu-1")
+        config = self.config()
+        self.spawn("serve", "--config", config, "--job", "ps").await_line("worker ready")
+        line = self.doctor("--config", config, code=4)["socket of /job:ps/task:0"]
+        self.assertEqual(line["verdict"], "fault")
+        self.assertIn(f"port {self.port} of 127.0.1.1 (IPv4)", line["value"])
+        self.assertIn("it listens on loopback only", line["cause"])
+
+    def test_the_name_is_of_another_family(self):
+        self.hosts_are("::1 gpu-0 gpu-1")
+        config = self.config()
+        port = self.port
+        listening = self.write_json({"cluster": {"ps": [f"127.0.0.1:{port}"]}}, "listening.json")
+        self.spawn("serve", "--config", listening, "--job", "ps").await_line("worker ready")
+        line = self.doctor("--config", config, code=4)["socket of /job:ps/task:0"]
+        self.assertEqual(line["verdict"], "fault")
+        self.assertIn("gpu-0 resolves to ::1 (IPv6) here", line["cause"])
+        self.assertIn(f'"[::]:{port}"', line["remedy"])
+
+
+def enter_namespace():
+    """Runs this file again in a mount namespace, or skips it."""
+    unshare = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
+    try:
+        result = subprocess.run([*unshare, "mount", "--bind", "/etc/hosts", "/etc/hosts"], capture_output=True,
+                                text=True, check=False)
+    except FileNotFoundError:
+        print("there is no unshare (util-linux)")
+        sys.exit(cli_support.SKIPPED)
+    if result.returncode != 0:
+        print(f"no file can be mounted, not even in a namespace of its own: {result.stderr.strip()}")
+        sys.exit(cli_support.SKIPPED)
+    os.environ[INSIDE] = "1"
+    os.execvp(unshare[0], [*unshare, sys.executable, *sys.argv])
+
+
+if __name__ == "__main__":
+    if INSIDE not in os.environ:
+        enter_namespace()
+    cli_support.main()
