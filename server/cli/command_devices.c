@@ -20,54 +20,20 @@
 #include "server/transports/transport_verbs.h"
 #include "server/transports/verbs_settings.h"
 
-/* Without a task: what most of them have. */
-#define DEFAULT_POOL_BYTES (UINT64_C(64) << 20)
-
-/* Notes in the list why a candidate cannot be used after all. */
-static void note_failure(void *context, unsigned order, const char *name, const char *why)
-{
-    struct tl_verbs_candidate *candidates = context;
-    (void)name;
-    snprintf(candidates[order].reason, sizeof(candidates[order].reason), "%s", why);
-}
-
-/* Does what a worker does when it starts. */
-static void choose(const struct tl_verbs_options *options, struct tl_verbs_candidate *candidates,
-                   struct tl_devices_report *report)
-{
-    unsigned order;
-    struct tl_error error;
-    size_t usable_count = tl_transport_count_usable(candidates, report->count);
-    if (usable_count == 0 || report->refusal || report->lock_error.code != TL_OK) return;
-    if (tl_transport_choose_verbs(options, candidates, report->count, note_failure, candidates, &order, &error) ==
-        TL_OK) {
-        report->failed_count = order;
-        report->is_verified = true;
-    } else if (tl_transport_is_about_memlock(error.message)) {
-        report->lock_error = error;
-    } else {
-        report->failed_count = usable_count;
-    }
-}
-
 /* Looks at the devices with these options. Returns the exit code. */
 static int report_devices(const struct tl_verbs_options *options, struct tl_devices_report *report, bool is_json)
 {
-    struct tl_verbs_candidate *candidates = NULL;
-    report->list_error.code = tl_verbs_list(options, &candidates, &report->count, &report->list_error);
-    report->lock_error.code = tl_verbs_check_memlock(options, &report->lock_error);
-    report->candidates = candidates;
+    tl_devices_look(options, report);
     bool has_list = report->list_error.code == TL_OK;
-    if (has_list) choose(options, candidates, report);
-    int code = report->failed_count < tl_transport_count_usable(candidates, report->count) ? TL_EXIT_OK
-               : has_list || report->list_error.code == TL_NOT_FOUND                       ? TL_EXIT_NO_DEVICE
-                                                                                           : TL_EXIT_FAILED;
+    int code = report->failed_count < tl_transport_count_usable(report->candidates, report->count) ? TL_EXIT_OK
+               : has_list || report->list_error.code == TL_NOT_FOUND                               ? TL_EXIT_NO_DEVICE
+                                                                                                   : TL_EXIT_FAILED;
     if (!has_list) tl_output_error("devices", "%s", report->list_error.message);
     if (!(is_json ? tl_devices_print_json(report) : !has_list || tl_devices_print_table(report))) {
         tl_output_error("devices", "no memory for the output");
         code = TL_EXIT_FAILED;
     }
-    free(candidates);
+    free(report->candidates);
     return tl_output_finish("devices", code);
 }
 
@@ -78,8 +44,7 @@ static int run(const struct tl_task_flags *flags, bool is_json)
     struct tl_verbs_options options;
     struct tl_error error;
     char host[TL_VERBS_HOST_BYTES];
-    tl_verbs_options_init(&options);
-    options.pool_bytes = DEFAULT_POOL_BYTES;
+    tl_devices_options_init(&options);
     if (flags->config_path || tl_config_tf_text()) {
         enum tl_status status = tl_task_config_read(flags, "devices", &config, &report.task, &error);
         if (status == TL_OK) {

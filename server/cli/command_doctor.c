@@ -3,10 +3,11 @@
  * `tensorlane doctor`: looks at this machine and explains what keeps workers from their work, or makes them slow.
  *
  * Without a configuration it looks at the machine alone; with one also at what the tasks of this machine need, and at
- * their names, routes and sockets. Each line of the report is ok, a note, a fault or unknown, with
+ * all workers, as far as they can be reached from here. Each line of the report is ok, a note, a fault or unknown, with
  * the cause and the remedy. It needs no privilege and says what does. Failure modes: a configuration that cannot be
  * read is an error; everything else becomes a line.
  */
+#include <stdlib.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,11 +16,13 @@
 #include "config/config.h"
 #include "server/cli/command.h"
 #include "server/cli/doctor.h"
+#include "server/cli/doctor_peers.h"
+#include "server/cli/doctor_rdma.h"
 #include "server/cli/doctor_tasks.h"
 #include "server/cli/options.h"
 #include "server/cli/output.h"
 #include "server/cli/task_config.h"
-#include "dataplane/verbs/verbs.h"
+#include "server/transports/verbs_settings.h"
 
 /* What a task has that says nothing else. */
 #define DEFAULT_CONNECTIONS 16384
@@ -68,6 +71,7 @@ static void check_machine(struct doctor *doctor)
     struct tl_verbs_options options;
     tl_verbs_options_init(&options);
     options.pool_bytes = needs->pool_bytes;
+    if (needs->queue_depth > 0) options.queue_depth = needs->queue_depth;
     lock_error.code = tl_verbs_check_memlock(&options, &lock_error);
     tl_doctor_check_versions(report, &roots);
     tl_doctor_check_memlock(report, &roots, needs, memlock_bytes, &lock_error);
@@ -77,6 +81,46 @@ static void check_machine(struct doctor *doctor)
     tl_doctor_check_numa(report, &roots);
     tl_doctor_check_tracing(report, &roots);
     tl_doctor_check_kernel_log(report, &roots, geteuid() == 0);
+}
+
+/* The first task of each host that is this machine: others of the host have the same cards. */
+static bool is_first_here(const struct tl_doctor_tasks *tasks, size_t place)
+{
+    if (!tl_doctor_task_is_here(&tasks->tasks[place])) return false;
+    for (size_t i = 0; i < place; i++)
+        if (tasks->tasks[i].host == tasks->tasks[place].host) return false;
+    return true;
+}
+
+/* The cards as one task would find them when it starts; NULL: any task. False: its address has a fault. */
+static bool check_cards(struct doctor *doctor, const struct tl_config_task *task, bool wants_ports)
+{
+    struct tl_devices_report devices = {.task = task};
+    struct tl_verbs_options options;
+    struct tl_error error = {.code = TL_OK};
+    char host[TL_VERBS_HOST_BYTES];
+    tl_devices_options_init(&options);
+    if (task) {
+        devices.refusal = tl_verbs_settings_refusal(&task->settings);
+        error.code = tl_verbs_settings_read(&task->settings, task->address, host, &options, &error);
+    }
+    /* A name that cannot be resolved has a line already. */
+    if (error.code != TL_OK) return false;
+    tl_devices_look(&options, &devices);
+    if (wants_ports) tl_doctor_check_ports(&doctor->report, &roots, &doctor->needs, &devices);
+    tl_doctor_check_choice(&doctor->report, &doctor->needs, &devices);
+    free(devices.candidates);
+    return true;
+}
+
+static void check_rdma(struct doctor *doctor)
+{
+    bool wants_ports = true;
+    for (size_t i = 0; doctor->config && i < doctor->config->task_count; i++) {
+        if (!is_first_here(&doctor->tasks, i)) continue;
+        if (check_cards(doctor, &doctor->config->tasks[i], wants_ports)) wants_ports = false;
+    }
+    if (wants_ports) (void)check_cards(doctor, NULL, true);
 }
 
 static int run(const char *config_path, bool is_json)
@@ -89,6 +133,8 @@ static int run(const char *config_path, bool is_json)
     } else {
         check_machine(&doctor);
         tl_doctor_check_network(&doctor.report, &roots, doctor.config ? &doctor.tasks : NULL);
+        check_rdma(&doctor);
+        if (doctor.config) tl_doctor_check_peers(&doctor.report, &doctor.tasks);
         bool has_fault = tl_doctor_count(&doctor.report, TL_DOCTOR_FAULT) > 0;
         if (is_json ? tl_doctor_print_json(&doctor.report) : tl_doctor_print_text(&doctor.report)) {
             code = tl_output_finish("doctor", has_fault ? TL_EXIT_FAULT : TL_EXIT_OK);

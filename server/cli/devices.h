@@ -12,8 +12,8 @@
 #include "dataplane/verbs/verbs.h"
 
 struct tl_devices_report {
-    const struct tl_config_task *task;           /* NULL: none was named */
-    const struct tl_verbs_candidate *candidates; /* [count], as tl_verbs_list gives them */
+    const struct tl_config_task *task;     /* NULL: none was named */
+    struct tl_verbs_candidate *candidates; /* [count], as tl_verbs_list gives them */
     size_t count;
     size_t failed_count; /* the number of devices in front through which no write could be verified; their reason says
                             why */
@@ -22,6 +22,13 @@ struct tl_devices_report {
     struct tl_error list_error; /* TL_OK, or why there is no candidate at all */
     struct tl_error lock_error; /* TL_OK, or what is wrong with the limit of locked memory */
 };
+
+/* The options of a task that sets nothing. */
+void tl_devices_options_init(struct tl_verbs_options *ret_options);
+
+/* Lists the devices and tries them until a write through one has been verified. report has the task and the refusal,
+ * and is zeroed otherwise. Ownership: free(report->candidates). Blocks: opens every device. */
+void tl_devices_look(const struct tl_verbs_options *options, struct tl_devices_report *report);
 
 /* The candidate that a worker would take; NULL: none. */
 const struct tl_verbs_candidate *tl_devices_chosen(const struct tl_devices_report *report);

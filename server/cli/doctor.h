@@ -69,6 +69,7 @@ struct tl_doctor_needs {
     uint64_t connections;  /* limits.connections */
     size_t peer_count;     /* other tasks of the cluster */
     uint64_t pool_bytes;   /* one piece of verbs.pool */
+    uint32_t queue_depth;  /* verbs.queue_depth; 0: the default */
 };
 
 /* The versions of tensorlane, its protocols and the kernel. */

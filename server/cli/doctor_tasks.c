@@ -126,6 +126,7 @@ void tl_doctor_tasks_needs(const struct tl_doctor_tasks *tasks, struct tl_doctor
         if (tl_verbs_settings_refusal(settings)) continue;
         needs.is_rdma_refused = false;
         needs.pool_bytes = tl_max_u64(needs.pool_bytes, settings->verbs.pool_bytes);
+        if (settings->verbs.queue_depth > needs.queue_depth) needs.queue_depth = (uint32_t)settings->verbs.queue_depth;
         /* Shared memory is enough for a worker to start. */
         if (settings->rdma == TL_RDMA_REQUIRE && tl_local_settings_refusal(settings)) needs.is_rdma_required = true;
     }

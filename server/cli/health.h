@@ -81,4 +81,9 @@ void tl_health_compare(const struct tl_config *config, struct tl_health_finding 
  * TL_HEALTH_STAGE_PATHS with TL_OK: nothing. Blocks: opens every device. Thread: any. */
 enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task, struct tl_error *ret_error);
 
+/* Checks all workers at the same time, as one round of `health` does. findings is zeroed, one for each task;
+ * the descriptions become the caller's. Blocks: as tl_health_check_worker. */
+void tl_health_check_cluster(const struct tl_health_flags *flags, const struct tl_config *config,
+                             struct tl_health_finding *findings);
+
 #endif

@@ -62,6 +62,13 @@ static void run_round(struct round *round)
         round->healthy_count += round->findings[i].is_healthy;
 }
 
+void tl_health_check_cluster(const struct tl_health_flags *flags, const struct tl_config *config,
+                             struct tl_health_finding *findings)
+{
+    struct round round = {.flags = flags, .config = config, .findings = findings};
+    run_round(&round);
+}
+
 static void fini_round(struct round *round)
 {
     for (size_t i = 0; round->findings && i < round->config->task_count; i++)

@@ -2,8 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """`tensorlane doctor` on loopback: a sound machine, limits that are too low, names that mislead, and peers that cannot
 be reached."""
+import contextlib
 import os
 import shutil
+import signal
+import socket
+import struct
+import threading
 
 import cli_support
 from doctor_support import DoctorCase
@@ -14,12 +19,23 @@ REQUIRE = {"protocol": "grpc+verbs", "rdma": "require"}
 class Doctor(DoctorCase):
     def test_a_sound_machine(self):
         served = self.cluster(ps=1, worker=1)
+        served.start("ps")
+        served.start("worker")
         for arguments in ([], ["--config", served.path]):
             lines = self.doctor(*arguments, code=0)
             for what in ("tensorlane", "kernel", "locked memory", "open files", "RDMA modules", "huge pages",
                          "NUMA nodes", "kernel log"):
                 self.assertIn(what, lines)
+        for job in ("ps", "worker"):
+            task = f"/job:{job}/task:0"
+            self.assertRegex(lines[f"worker {task}"]["value"], f"^healthy, stage .*, version {self.version()}$")
+            self.assertEqual(lines[f"socket of {task}"]["verdict"], "ok")
+            self.assertEqual(lines[f"clock of {task}"]["verdict"], "ok")
+            self.assertRegex(lines[f"TCP to {task}"]["value"], "large packets both ways, segments of [0-9]+ bytes$")
         self.assertEqual(lines["host 127.0.0.1"]["value"], "127.0.0.1 (IPv4)")
+
+    def version(self):
+        return self.assert_run(0, "version").stdout.split()[1]
 
     def test_text(self):
         result = self.assert_run(0, "doctor")
@@ -40,7 +56,7 @@ class Doctor(DoctorCase):
         self.assertEqual((line["verdict"], line["value"]), ("fault", "70"))
         self.assertIn("a worker with 1 peers needs some 80 descriptors", line["cause"])
         self.assertIn("LimitNOFILE=", line["remedy"])
-        line = self.doctor("-c", served.path, under=("prlimit", "--nofile=1000:1000"), code=0)["open files"]
+        line = self.doctor("-c", served.path, under=("prlimit", "--nofile=1000:1000"))["open files"]
         self.assertEqual((line["verdict"], line["value"]), ("note", "1000"))
         self.assertIn("limits.connections", line["remedy"])
 
@@ -67,7 +83,100 @@ class Doctor(DoctorCase):
         self.assertEqual(line["verdict"], "fault")
         self.assertIn("the kernel knows no RDMA device", line["cause"])
         preferred = self.cluster("preferred.json", ps=1, worker=1, extra={**REQUIRE, "rdma": "prefer"})
-        self.assertEqual(self.doctor("-c", preferred.path, code=0)["RDMA modules"]["verdict"], "ok")
+        self.assertEqual(self.doctor("-c", preferred.path)["RDMA modules"]["verdict"], "ok")
+
+    def test_a_worker_that_does_not_run(self):
+        served = self.cluster(ps=1, worker=1)
+        served.start("ps")
+        lines = self.doctor("-c", served.path, code=4)
+        line = lines["worker /job:worker/task:0"]
+        self.assertEqual((line["verdict"], line["value"]), ("fault", "not healthy, stage tcp"))
+        self.assertIn("refused the connection", line["cause"])
+        line = lines["TCP to /job:worker/task:0"]
+        self.assertEqual(line["verdict"], "fault")
+        self.assertIn(f"{served.address('worker')} (IPv4) refuses the connection", line["cause"])
+        line = lines["socket of /job:worker/task:0"]
+        self.assertEqual(line["verdict"], "note")
+        self.assertIn("tensorlane serve --config", line["remedy"])
+        self.assertEqual(lines["TCP to /job:ps/task:0"]["verdict"], "ok")
+
+    def test_a_stopped_worker(self):
+        served = self.cluster(ps=1)
+        worker = served.start("ps")
+        worker.send(signal.SIGSTOP)
+        self.addCleanup(worker.send, signal.SIGCONT)
+        line = self.doctor("-c", served.path, code=4)["TCP to /job:ps/task:0"]
+        self.assertEqual(line["verdict"], "fault")
+        self.assertIn("connected, no answer", line["value"])
+        self.assertIn("answers to no packet of any size", line["cause"])
+
+    def test_another_program(self):
+        line = self.try_server(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n")
+        self.assertIn("no HTTP/2", line["value"])
+
+    def test_large_packets_are_lost(self):
+        for losing, direction in ((UNKNOWN, "to"), (HEADERS, "from")):
+            line = self.try_server(SETTINGS, losing)
+            self.assertEqual(line["verdict"], "fault")
+            self.assertIn("small packets only", line["value"])
+            self.assertRegex(line["cause"], f"^packets with 500 bytes of data pass {direction} 127.0.0.1:")
+            self.assertIn("tcp_mtu_probing", line["remedy"])
+
+    def try_server(self, greeting, losing=None):
+        """Returns what is said of the way to a server that says this, and loses what such a frame is about."""
+        server = Server(greeting, losing)
+        self.addCleanup(server.close)
+        config = self.write_json({"cluster": {"ps": [server.address]}})
+        return self.doctor("-c", config, code=4)["TCP to /job:ps/task:0"]
+
+
+DATA, HEADERS, PING, UNKNOWN = 0, 1, 6, 0xBB
+END_STREAM, ACK, END_HEADERS = 1, 1, 4
+PREFACE_BYTES = 24
+
+
+def frame(kind, flags, stream, payload=b""):
+    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
+
+
+SETTINGS = frame(4, 0, 0)
+
+
+class Server:
+    """Speaks as much HTTP/2 as `doctor` does. After a frame of the kind that it loses, it answers nothing any more,
+    unless the segments of the connection are small: so does a hop that drops large packets."""
+
+    def __init__(self, greeting, losing):
+        self.greeting, self.losing = greeting, losing
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self):
+        self.listener.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                threading.Thread(target=self._serve, args=(self.listener.accept()[0],), daemon=True).start()
+
+    def _serve(self, connection):
+        is_small = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= 500
+        with contextlib.suppress(OSError), connection, connection.makefile("rb") as stream:
+            connection.sendall(self.greeting)
+            stream.read(PREFACE_BYTES)
+            is_lost = False
+            while head := stream.read(9):
+                payload = stream.read(int.from_bytes(head[:3], "big"))
+                kind, flags, number = head[3], head[4], int.from_bytes(head[5:], "big")
+                is_lost = is_lost or (kind == self.losing and not is_small)
+                if is_lost:
+                    continue
+                if kind == PING and not flags & ACK:
+                    connection.sendall(frame(PING, ACK, 0, payload))
+                if flags & END_STREAM and kind == DATA:
+                    connection.sendall(frame(DATA, 0, number, bytes(3000)) +
+                                       frame(HEADERS, END_STREAM | END_HEADERS, number))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@
 #include "base/check.h"
 #include "fakes/run_suite.h"
 
-static const struct tl_verbs_candidate candidates[] = {
+static struct tl_verbs_candidate candidates[] = {
     {.order = 0,
      .reason = "its GID is the worker's address, RoCE v2",
      .device = "mlx5_0",
