@@ -6,6 +6,9 @@
  * stderr, and to the service manager), wait for signals, feed the watchdog. SIGTERM or SIGINT: let running transfers
  * finish, end with 0. A second one: end at once with 1. SIGHUP: the log says that it came, and nothing else happens.
  *
+ * A worker that cannot start says why to whoever asks at its address for a while (server/cli/last_words.h), tells the
+ * service manager, and then ends with 1 and the reason as its last line.
+ *
  * All signals are blocked before the worker is opened, so that its threads never take one; this thread fetches them.
  * Standard error may be a pipe that no process reads: the log drops what cannot be written. The watchdog is fed only
  * after the worker has answered a call to its own port: a process that hangs is restarted.
@@ -29,6 +32,7 @@
 #include "base/log.h"
 #include "control/client.h"
 #include "server/cli/command.h"
+#include "server/cli/last_words.h"
 #include "server/cli/options.h"
 #include "server/cli/output.h"
 #include "server/cli/sd_notify.h"
@@ -38,12 +42,15 @@
 /* Descriptors that a worker needs besides its connections: files, libraries, the loop. */
 #define OTHER_DESCRIPTORS 64
 #define MAX_PROBE_NS (5 * TL_NS_PER_SEC)
+#define DEFAULT_LAST_WORDS_NS (30 * TL_NS_PER_SEC)
 
 struct serve {
     struct tl_serve_flags flags;
     const char *log_level;
     const char *log_format;
     uint32_t parent_pid; /* 0: none */
+    int64_t last_words_ns;
+    bool ends_at_once; /* without last words */
     struct tl_serve_config config;
     struct tl_worker *worker;
     char probe_address[TL_MAX_ADDRESS_BYTES]; /* where the worker reaches itself; "" when it does not listen */
@@ -94,14 +101,20 @@ static void get_signals(sigset_t *ret_signals)
     sigaddset(ret_signals, SIGHUP);
 }
 
+/* Where the worker listens; NULL: nowhere. */
+static const char *listen_address(const struct serve *serve)
+{
+    const struct tl_config_task *task = serve->config.task;
+    if (serve->flags.listen) return serve->flags.listen;
+    return task->settings.listen ? task->settings.listen : task->address;
+}
+
 /* The listening address with the real port, and with the loopback address instead of "all addresses". */
 static void find_probe_address(struct serve *serve)
 {
     char host[256];
     uint16_t port;
-    const struct tl_config_task *task = serve->config.task;
-    const char *listen = serve->flags.listen ? serve->flags.listen : task->settings.listen;
-    if (!listen) listen = task->address;
+    const char *listen = listen_address(serve);
     if (!listen || tl_address_split(listen, host, sizeof(host), &port, NULL) != TL_OK) return;
     if (strcmp(host, "0.0.0.0") == 0) snprintf(host, sizeof(host), "127.0.0.1");
     if (strcmp(host, "::") == 0) snprintf(host, sizeof(host), "::1");
@@ -221,11 +234,40 @@ static enum tl_status open_worker(struct serve *serve, struct tl_error *ret_erro
     return tl_worker_open(&options, &serve->worker, ret_error);
 }
 
+/* Called when the last words can be heard. */
+static void log_last_words(void)
+{
+    TL_LOG_AT_ERROR("the worker cannot start; it says why at its address for a while, and then ends");
+}
+
+/* The worker cannot start. */
+static int end_with(const struct serve *serve, const sigset_t *signals, const struct tl_error *error)
+{
+    char state[TL_ERROR_MESSAGE_BYTES + 64];
+    char *reason = tl_output_escape(error->message); /* a line break would begin another assignment */
+    snprintf(state, sizeof(state), "STATUS=cannot start: %s", reason ? reason : "no memory");
+    free(reason);
+    notify(state);
+    const struct tl_last_words words = {
+        .task = serve->config.task,
+        .listen = listen_address(serve),
+        .message = error->message,
+        .signals = signals,
+        .duration_ns = serve->last_words_ns,
+        .listening = log_last_words,
+    };
+    if (words.listen && !serve->ends_at_once) tl_last_words_say(&words);
+    tl_output_error("serve", "%s", error->message);
+    return TL_EXIT_FAILED;
+}
+
 static int run(struct serve *serve, const struct tl_options *options)
 {
     sigset_t signals;
     struct tl_error error;
-    if (tl_serve_config_read(&serve->flags, &serve->config, &error) != TL_OK) {
+    /* When the task is known, what else is wrong can be said at its address. */
+    enum tl_status status = tl_serve_config_read(&serve->flags, &serve->config, &error);
+    if (status != TL_OK && !serve->config.task) {
         tl_output_error("serve", "%s", error.message);
         return TL_EXIT_FAILED;
     }
@@ -242,10 +284,8 @@ static int run(struct serve *serve, const struct tl_options *options)
         tl_output_error("serve", "the process %" PRIu32 " that started this one has ended", serve->parent_pid);
         return TL_EXIT_FAILED;
     }
-    if (open_worker(serve, &error) != TL_OK) {
-        tl_output_error("serve", "%s", error.message);
-        return TL_EXIT_FAILED;
-    }
+    if (status == TL_OK) status = open_worker(serve, &error);
+    if (status != TL_OK) return end_with(serve, &signals, &error);
     find_probe_address(serve);
     notify_ready(serve);
     wait_for_end(serve, &signals);
@@ -255,7 +295,7 @@ static int run(struct serve *serve, const struct tl_options *options)
 
 int tl_command_serve(int argc, char **argv)
 {
-    struct serve serve = {0};
+    struct serve serve = {.last_words_ns = DEFAULT_LAST_WORDS_NS};
     int first;
     const struct tl_option items[] = {
         {"config", 'c', TL_OPTION_TEXT, &serve.flags.config_path, "FILE",
@@ -268,6 +308,9 @@ int tl_command_serve(int argc, char **argv)
          "listen there instead of at the task's address"},
         {"log-level", 0, TL_OPTION_TEXT, &serve.log_level, "LEVEL", "error, warn, info or debug"},
         {"log-format", 0, TL_OPTION_TEXT, &serve.log_format, "FORMAT", "key-value or json"},
+        {"last-words", 0, TL_OPTION_DURATION, &serve.last_words_ns, "DURATION",
+         "how long a worker that cannot start says why at its address (30s)"},
+        {"no-wait", 0, TL_OPTION_FLAG, &serve.ends_at_once, NULL, "a worker that cannot start ends at once"},
         {"parent", 0, TL_OPTION_U32, &serve.parent_pid, "PID", "stop when this process, which is the parent, ends"},
     };
     const struct tl_options options = {

@@ -166,8 +166,9 @@ static void child_ended(struct up *up, struct tl_up_child *child, int wait_statu
     tl_up_child_read_log(child);
     bool is_clean = WIFEXITED(wait_status) && WEXITSTATUS(wait_status) == 0;
     if (up->phase != UP_STOPPING) {
-        tl_output_error("up", "%s ended with %s%s", child->task->name, tl_up_child_format_end(child, end, sizeof(end)),
-                        up->count > 1 ? "; stopping all" : "");
+        tl_output_error("up", "%s ended with %s%s%s%s", child->task->name,
+                        tl_up_child_format_end(child, end, sizeof(end)), up->count > 1 ? "; stopping all" : "",
+                        child->reason[0] != '\0' ? ": " : "", child->reason);
         stop(up, TL_EXIT_FAILED);
     } else if (!is_clean && !up->is_killed) {
         tl_output_error("up", "%s ended with %s", child->task->name, tl_up_child_format_end(child, end, sizeof(end)));

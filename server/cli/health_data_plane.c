@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "server/cli/health.h"
+#include "server/cli/remedy.h"
 #include "server/transports/local_settings.h"
 #include "server/transports/transport_verbs.h"
 #include "server/transports/verbs_settings.h"
@@ -38,10 +39,10 @@ static void set_reason(struct tl_health_finding *finding, enum tl_health_stage s
 static void split_reason(struct tl_health_finding *finding, enum tl_health_stage stage, const char *message,
                          const char *other_remedy)
 {
-    const char *semicolon = strstr(message, "; ");
-    bool is_list = strncmp(message, TL_NO_PORT, strlen(TL_NO_PORT)) == 0;
-    set_reason(finding, stage, message, semicolon && !is_list ? semicolon + 2 : other_remedy);
-    if (semicolon && !is_list) finding->reason[semicolon - message] = '\0';
+    const char *remedy;
+    size_t len = tl_remedy_split(message, &remedy);
+    set_reason(finding, stage, message, remedy[0] != '\0' ? remedy : other_remedy);
+    if (len < sizeof(finding->reason)) finding->reason[len] = '\0';
 }
 
 static void pass(struct tl_health_finding *finding, enum tl_health_stage stage)

@@ -141,8 +141,16 @@ static bool judge_serving(struct tl_health_finding *finding, const struct tl_cal
 {
     struct tl_error error;
     int health = TL_HEALTH_UNKNOWN;
-    bool is_serving = finding->description.is_serving;
+    const struct tl_description *description = &finding->description;
+    bool is_serving = description->is_serving;
     enum tl_status status = is_serving ? tl_client_check_health(call, "", &health, NULL, &error) : TL_OK;
+    if (!is_serving && description->reason[0] != '\0') {
+        char reason[TL_ERROR_MESSAGE_BYTES];
+        snprintf(reason, sizeof(reason), "it could not start: %.900s", description->reason);
+        fail(finding, TL_HEALTH_STAGE_SERVING, reason);
+        set_remedy(finding, "%s", description->remedy[0] != '\0' ? description->remedy : "see its log");
+        return false;
+    }
     if (status != TL_OK) {
         fail(finding, TL_HEALTH_STAGE_SERVING, error.message);
     } else if (!is_serving || health != TL_HEALTH_SERVING) {

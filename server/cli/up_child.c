@@ -22,7 +22,9 @@
 #include "server/cli/json_out.h"
 #include "server/cli/output.h"
 
-#define MAX_ARGUMENTS 16
+#define MAX_ARGUMENTS 20
+/* What a worker that cannot start ends its log with. */
+#define LAST_LINE "tensorlane serve: "
 /* More than fits into a pipe. */
 #define MAX_READS 64
 
@@ -68,6 +70,7 @@ static void make_arguments(const struct tl_up_child *child, const struct tl_up_l
     };
     arguments[count++] = "tensorlane";
     arguments[count++] = "serve";
+    arguments[count++] = "--no-wait"; /* its reason is printed here */
     for (size_t i = 0; i < TL_ARRAY_COUNT(pairs); i++) {
         if (!pairs[i][1]) continue;
         arguments[count++] = pairs[i][0];
@@ -184,6 +187,14 @@ static void print_line(const struct tl_up_child *child, const char *line, size_t
     free(text);
 }
 
+/* Keeps the reason when the line is one that says why the child cannot start. */
+static void keep_reason(struct tl_up_child *child, const char *line, size_t len)
+{
+    size_t prefix_len = strlen(LAST_LINE);
+    if (len < prefix_len || memcmp(line, LAST_LINE, prefix_len) != 0) return;
+    snprintf(child->reason, sizeof(child->reason), "%.*s", (int)(len - prefix_len), line + prefix_len);
+}
+
 /* Prints the complete lines of the buffer, or all of it. */
 static void print_lines(struct tl_up_child *child, bool is_all)
 {
@@ -191,6 +202,7 @@ static void print_lines(struct tl_up_child *child, bool is_all)
     for (size_t i = 0; i < child->line_len; i++) {
         if (child->line[i] != '\n') continue;
         print_line(child, child->line + start, i - start);
+        keep_reason(child, child->line + start, i - start);
         start = i + 1;
     }
     if (start < child->line_len && (is_all || (start == 0 && child->line_len == sizeof(child->line)))) {

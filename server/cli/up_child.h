@@ -20,6 +20,7 @@ struct tl_up_child {
     bool is_ready;
     bool is_ended;
     int wait_status;
+    char reason[TL_ERROR_MESSAGE_BYTES]; /* why it could not start, as its last line says; "" when it does not */
     size_t line_len;
     char line[TL_MAX_LOG_LINE_BYTES]; /* the line that is not complete yet */
 };

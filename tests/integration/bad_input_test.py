@@ -94,7 +94,8 @@ class Lying(cli_support.Case):
     def test_it_is_not_served(self):
         config = self.cluster(ps=1).path
         self.for_each(lambda path, pattern: self.assert_error(
-            1, "^tensorlane serve: .*" + pattern, "serve", "--config", config, "--job", "ps", "--publish", path))
+            1, "^tensorlane serve: .*" + pattern, "serve", "--no-wait", "--config", config, "--job", "ps", "--publish",
+            path))
 
     def test_it_is_not_pushed(self):
         cluster = self.cluster(ps=1)

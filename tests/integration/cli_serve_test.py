@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+import unittest
 
 import cli_support
 from cli_support import HEALTH, environment, free_ports, run, some_tensors, wait_until, write_safetensors
@@ -310,8 +311,8 @@ class ServiceManager(cli_support.Case):
 class Refused(cli_support.Case):
     def refuse(self, pattern, *arguments, config=None, **options):
         config = config or self.cluster(ps=1).path
-        return self.assert_error(1, "^tensorlane serve: .*" + pattern, "serve", "--config", config, "--job", "ps",
-                                 *arguments, **options)
+        return self.assert_error(1, "^tensorlane serve: .*" + pattern, "serve", "--no-wait", "--config", config,
+                                 "--job", "ps", *arguments, **options)
 
     def test_bad_configuration(self):
         bad = self.folder / "bad.json"
@@ -354,7 +355,8 @@ class Refused(cli_support.Case):
                 ("a.safetensors", b"", "a.safetensors is empty"), ("b.npy", b"", "b.npy is empty"),
                 ("c.npz", b"PK\x03\x04" + bytes(60), "c.npz is a zip archive, as .npz files are")):
             (self.folder / name).write_bytes(content)
-            self.assert_error(1, pattern, "serve", "--config", config, "--job", "ps", "--publish", self.folder / name)
+            self.assert_error(1, pattern, "serve", "--no-wait", "--config", config, "--job", "ps", "--publish",
+                              self.folder / name)
 
     def test_a_port_that_the_user_may_not_use(self):
         without = ["setpriv", "--bounding-set=-net_bind_service", "--inh-caps=-net_bind_service"]
@@ -377,6 +379,82 @@ class Refused(cli_support.Case):
         model = write_safetensors(self.folder / "model.safetensors", some_tensors())
         model.chmod(0)
         self.refuse("model.safetensors.*ermission", "--publish", model)
+
+
+@unittest.skipIf(os.path.isdir("/sys/class/infiniband") and os.listdir("/sys/class/infiniband"),
+                 "this machine has an RDMA device, so that nothing keeps the worker from starting")
+class LastWords(cli_support.Case):
+    """A worker that cannot start says why to those who ask at its address."""
+    REASON, REMEDY = "no RDMA device", 'or set rdma to "prefer", which allows gRPC'
+
+    def setUp(self):
+        super().setUp()
+        self.refused = self.cluster(ps=1, worker=1, extra={"connect": "eager", "jobs": {
+            "ps": {"protocol": "grpc+verbs", "rdma": "require"}, "worker": {"protocol": "grpc"}}})
+
+    def start(self, *arguments, **options):
+        worker = self.spawn("serve", "--config", self.refused.path, "--job", "ps", *arguments, **options)
+        worker.await_line("the worker cannot start; it says why")
+        return worker
+
+    def assert_ended(self, worker, code):
+        self.assertEqual(code, 1)
+        self.assertRegex(worker.lines[-1], f'^tensorlane serve: rdma is "require".*{self.REASON}.*{self.REMEDY}')
+
+    def test_health_has_the_reason(self):
+        worker = self.start()
+        begin = time.monotonic()
+        shown = json.loads(self.assert_run(4, "health", "--config", self.refused.path, "--json").stdout)
+        cli_support.assert_soon(self, begin)
+        finding = shown["workers"][0]
+        self.assertEqual((finding["healthy"], finding["stage"], finding["verified"]), (False, "serving", "identity"))
+        self.assertRegex(finding["reason"], f"^it could not start: .*{self.REASON}")
+        self.assertIn(self.REMEDY, finding["remedy"])
+        self.assert_error(4, "NOT_SERVING", *HEALTH, self.refused.address())
+        self.assert_ended(worker, worker.stop())
+
+    def test_others_are_refused_with_the_reason(self):
+        worker = self.start()
+        address = self.refused.address()
+        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
+        for command in (("ls", "--address", address), ("push", model, "--address", address),
+                        ("pull", "--address", address, "-o", self.folder / "out.safetensors")):
+            self.assert_error(1, f"/job:ps/task:0 could not start: .*{self.REASON}", *command)
+        peer = self.refused.start("worker", 0, "--log-level", "info")
+        self.assertRegex(peer.await_line("peer cannot be reached"), f"could not start: .*{self.REASON}")
+        self.assert_ended(worker, worker.stop(signal.SIGINT))
+
+    def test_it_ends_by_itself(self):
+        worker = self.start("--last-words", "200ms")
+        self.assert_ended(worker, worker.wait())
+
+    def test_no_wait(self):
+        self.assert_error(1, f'^tensorlane serve: rdma is "require".*{self.REASON}', "serve", "--no-wait", "--config",
+                          self.refused.path, "--job", "ps")
+
+    def test_a_file_that_is_not_there(self):
+        cluster = self.cluster(ps=1)
+        worker = self.spawn("serve", "--config", cluster.path, "--job", "ps", "--publish", self.folder / "nowhere")
+        worker.await_line("the worker cannot start")
+        shown = json.loads(self.assert_run(4, "health", "--config", cluster.path, "--json").stdout)
+        self.assertRegex(shown["workers"][0]["reason"], "^it could not start: .*nowhere: No such file")
+        self.assertEqual(worker.stop(), 1)
+
+    def test_the_service_manager_is_told(self):
+        path = str(self.folder / "notify")
+        manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.addCleanup(manager.close)
+        manager.bind(path)
+        manager.settimeout(cli_support.PATIENCE)
+        worker = self.start(env=environment(NOTIFY_SOCKET=path))
+        self.assertRegex(manager.recv(4096).decode(), f'^STATUS=cannot start: rdma is "require".*{self.REASON}')
+        self.assert_ended(worker, worker.stop())
+
+    def test_up_shows_the_reason(self):
+        launcher = self.spawn("up", "--config", self.refused.path)
+        self.assertEqual(launcher.wait(), 1)
+        self.assertRegex(launcher.find("tensorlane up: /job:ps/task:0"),
+                         f'ended with exit status 1; stopping all: rdma is "require".*{self.REASON}.*{self.REMEDY}')
 
 
 if __name__ == "__main__":

@@ -66,6 +66,16 @@ def wait_until(condition, what):
         time.sleep(0.01)
 
 
+# Seconds within which a fault must be noticed and named.
+SOON = 5
+
+
+def assert_soon(case, begin):
+    """Asserts that not too much time has passed since time.monotonic() was begin; sanitizers may take their time."""
+    if not SANITIZE:
+        case.assertLess(time.monotonic() - begin, SOON)
+
+
 RESERVED = []
 
 

@@ -75,11 +75,27 @@ class Lacking(unittest.TestCase):
             got = here.receive(here.peer("/job:ps/task:0"), "features.0.bias")
             self.assertEqual(("OK", "grpc"), (got.status, got.path), got)
             self.assertIn(reason, got.reason)
-        refused = subprocess.run([*wrap, PROGRAM, "serve", "-c", "-", "-j", "ps"], text=True, capture_output=True,
-                                 input=json.dumps(cluster(ps=ps)), check=False, timeout=workers.PATIENCE_SEC)
-        self.assertEqual(1, refused.returncode, refused.stderr)
-        self.assertIn(reason, refused.stderr)
-        self.assertIn(remedy, refused.stderr)
+        self.assert_last_words(cluster(ps=ps), reason, remedy, wrap)
+
+    def assert_last_words(self, config, reason, remedy, wrap):
+        """Under require it says what it lacks to health, which need not run with the same limits, and then ends."""
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump(config, file)
+            file.flush()
+            with subprocess.Popen([*wrap, PROGRAM, "serve", "-c", file.name, "-j", "ps"], text=True,
+                                  stderr=subprocess.PIPE) as refused:
+                self.assertIn("the worker cannot start", refused.stderr.readline())
+                shown = subprocess.run([PROGRAM, "health", "-c", file.name, "--json"], text=True, capture_output=True,
+                                       check=False, timeout=workers.PATIENCE_SEC)
+                refused.terminate()
+                said = refused.stderr.read()
+        self.assertEqual(1, refused.returncode, said)
+        self.assertIn(reason, said)
+        self.assertIn(remedy, said)
+        finding = json.loads(shown.stdout)["workers"][0]
+        self.assertEqual((False, "serving"), (finding["healthy"], finding["stage"]), finding)
+        self.assertIn(reason, finding["reason"])
+        self.assertIn(remedy, finding["remedy"])
 
     def test_locked_memory(self):
         self.assert_lacking("locked", "ulimit -l unlimited", wrap=NO_LOCKED_MEMORY)

@@ -71,7 +71,8 @@ class Lacking(unittest.TestCase):
             self.assertIn(self.reason, got.reason)
 
     def test_require(self):
-        refused = subprocess.run([PROGRAM, "serve", "-c", "-", "-j", "ps"], text=True, capture_output=True, check=False,
-                                 input=json.dumps(self.config | {"rdma": "require"}), timeout=workers.PATIENCE_SEC)
+        refused = subprocess.run([PROGRAM, "serve", "--no-wait", "-c", "-", "-j", "ps"], text=True, capture_output=True,
+                                 check=False, input=json.dumps(self.config | {"rdma": "require"}),
+                                 timeout=workers.PATIENCE_SEC)
         self.assertEqual(1, refused.returncode, refused.stderr)
         self.assertIn(self.reason, refused.stderr)
