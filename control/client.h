@@ -113,8 +113,9 @@ enum tl_call_stage {
     TL_CALL_OPTIONS = 0, /* the headers or what belongs to TLS cannot be used */
     TL_CALL_RESOLVE = 1, /* the name could not be resolved */
     TL_CALL_CONNECT = 2, /* TCP: refused, unreachable, timed out */
-    TL_CALL_HTTP2 = 3,   /* connected, but what answers does not speak HTTP/2, or the TLS handshake failed */
-    TL_CALL_RPC = 4,     /* the call was made; its status is the result */
+    TL_CALL_SILENT = 3,  /* connected, but nothing answers */
+    TL_CALL_HTTP2 = 4,   /* connected, but what answers does not speak HTTP/2, or the TLS handshake failed */
+    TL_CALL_RPC = 5,     /* the call was made; its status is the result */
 };
 
 /* Metadata of a call. */
@@ -135,6 +136,7 @@ struct tl_call_tls {
 struct tl_call_options {
     const char *address;                  /* "host:port" */
     int64_t connect_timeout_ns;           /* for name, TCP and HTTP/2 together */
+    int64_t http2_timeout_ns;             /* for HTTP/2 alone, once TCP is connected; 0: what is left of the other */
     int64_t rpc_timeout_ns;               /* for the call, once connected */
     const char *user_agent;               /* NULL: the library's */
     const struct tl_call_header *headers; /* [header_count] */

@@ -83,7 +83,14 @@ static enum tl_status no_tls(struct tl_client *client, int64_t deadline_ns, stru
                         client->options->address, cut_to_reason(message));
 }
 
-static enum tl_status no_http2(const struct tl_client *client, bool is_silent, struct tl_error *ret_error)
+/* The time that what listens has to speak HTTP/2, once it has taken a connection. */
+static int64_t http2_ns(const struct tl_call_options *options)
+{
+    int64_t timeout_ns = options->http2_timeout_ns;
+    return timeout_ns > 0 && timeout_ns < options->connect_timeout_ns ? timeout_ns : options->connect_timeout_ns;
+}
+
+static enum tl_status no_http2(struct tl_client *client, bool is_silent, struct tl_error *ret_error)
 {
     if (!is_silent) {
         return tl_error_set(ret_error, TL_UNAVAILABLE,
@@ -92,12 +99,12 @@ static enum tl_status no_http2(const struct tl_client *client, bool is_silent, s
                             client->options->address);
     }
     char duration[32];
+    client->stage = TL_CALL_SILENT;
     return tl_error_set(
         ret_error, TL_UNAVAILABLE,
         "%s accepts connections but has not answered within %s; is the process stopped or overloaded, or "
         "is it the port of another program?",
-        client->options->address,
-        tl_text_format_duration(client->options->connect_timeout_ns, duration, sizeof(duration)));
+        client->options->address, tl_text_format_duration(http2_ns(client->options), duration, sizeof(duration)));
 }
 
 /* Waits until the channel speaks HTTP/2. */
@@ -188,6 +195,8 @@ enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_opt
     if (status == TL_OK) status = tl_wire_arena_init(&client->arena, ARENA_BYTES, ret_error);
     if (status != TL_OK) return status;
     client->stage = TL_CALL_HTTP2;
+    int64_t silent_ns = tl_clock_deadline_ns(http2_ns(options));
+    if (silent_ns < deadline_ns) deadline_ns = silent_ns;
     const struct tl_channel_options channel_options = {
         .keepalive_ns = TL_TIME_NEVER,
         .keepalive_timeout_ns = TL_TIME_NEVER,

@@ -7,11 +7,14 @@
  *
  * Failure modes: a connection that has gone before it was taken is passed over. When one cannot be taken for lack of
  * descriptors or memory, it stays in the kernel's queue and the thread tries again after a pause, saying so once; it
- * says when the queue is empty again.
+ * says when the queue is empty again. A few spare descriptors are kept: when all others are used up, they make way for
+ * connections one after the other, so that a worker in this state can still be asked what it lacks. They are opened
+ * again as soon as others have been closed.
  */
 #include "control/listener.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -25,6 +28,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
 #include "base/thread.h"
@@ -34,6 +38,8 @@
 /* Connections taken from one socket before the others are looked at. */
 #define MAX_TAKEN 64
 #define PAUSE_MS 100
+/* One for Identify, one for the health check, and as many for another client that asks. */
+#define MAX_SPARES 4
 
 enum listener_state { LISTENER_OPEN, LISTENER_TAKING, LISTENER_ENDING };
 
@@ -42,8 +48,12 @@ struct tl_listener {
     void *context;
     struct pollfd waits[1 + MAX_SOCKETS]; /* the first is the event that announces a new state */
     size_t socket_count;
-    atomic_int state; /* enum listener_state */
-    bool is_short;    /* the thread's: it was said that connections wait */
+    atomic_int state;       /* enum listener_state */
+    bool is_short;          /* the thread's: it was said that connections wait */
+    int spares[MAX_SPARES]; /* [spare_count]; the thread's */
+    unsigned spare_count;
+    bool is_without_spares;        /* the thread's: it was said that spares are in use */
+    atomic_int_least64_t short_ns; /* when a descriptor was missing for the last time; 0: never */
     bool has_thread;
     pthread_t thread;
 };
@@ -58,6 +68,37 @@ static void log_shortage(struct tl_listener *listener, int error_number)
                    TL_STR("reason", strerror(error_number)));
 }
 
+/* Opens the spares that are missing, as far as there are descriptors. */
+static void keep_spares(struct tl_listener *listener)
+{
+    while (listener->spare_count < MAX_SPARES) {
+        int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        if (fd < 0) return;
+        listener->spares[listener->spare_count++] = fd;
+    }
+    listener->is_without_spares = false;
+}
+
+/* As accept4, with a spare descriptor when there is no other. Returns -1 with errno when there is none either. */
+static int accept_connection(struct tl_listener *listener, int fd)
+{
+    int connection = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (connection >= 0 || (errno != EMFILE && errno != ENFILE)) return connection;
+    int error_number = errno;
+    atomic_store(&listener->short_ns, tl_clock_now_ns());
+    if (listener->spare_count == 0) {
+        errno = error_number;
+        return -1;
+    }
+    if (!listener->is_without_spares) {
+        listener->is_without_spares = true;
+        TL_LOG_AT_WARN("the limit of open files is reached; connections take spare descriptors",
+                       TL_U64("spare", listener->spare_count));
+    }
+    close(listener->spares[--listener->spare_count]);
+    return accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+}
+
 static void give(struct tl_listener *listener, int fd)
 {
     int on = 1;
@@ -70,7 +111,7 @@ static void give(struct tl_listener *listener, int fd)
 static int take_some(struct tl_listener *listener, int fd)
 {
     for (unsigned n = 0; n < MAX_TAKEN; n++) {
-        int connection = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        int connection = accept_connection(listener, fd);
         if (connection >= 0) {
             give(listener, connection);
         } else if (errno == EAGAIN) {
@@ -98,6 +139,7 @@ static bool take_from_all(struct tl_listener *listener)
         listener->is_short = false;
         TL_LOG_AT_INFO("new connections are accepted again");
     }
+    keep_spares(listener);
     return must_pause;
 }
 
@@ -109,8 +151,9 @@ static void *run(void *argument)
     while ((state = (enum listener_state)atomic_load(&listener->state)) != LISTENER_ENDING) {
         bool is_taking = state == LISTENER_TAKING;
         eventfd_t ignored;
+        bool is_waiting = is_taking && (is_paused || listener->spare_count < MAX_SPARES);
         (void)poll(listener->waits, is_taking && !is_paused ? 1 + listener->socket_count : 1,
-                   is_taking && is_paused ? PAUSE_MS : -1);
+                   is_waiting ? PAUSE_MS : -1);
         if (listener->waits[0].revents != 0) (void)eventfd_read(listener->waits[0].fd, &ignored);
         is_paused = is_taking && take_from_all(listener);
     }
@@ -246,6 +289,7 @@ enum tl_status tl_listener_open(const char *address, tl_connection_fn take, void
     }
     status = resolve_and_bind(listener, address, ret_error);
     if (status != TL_OK) goto fail;
+    keep_spares(listener);
     status = tl_thread_start("tl-listener", run, listener, &listener->thread, ret_error);
     if (status != TL_OK) goto fail;
     listener->has_thread = true;
@@ -263,6 +307,11 @@ void tl_listener_start(struct tl_listener *listener)
     change_state(listener, LISTENER_TAKING);
 }
 
+int64_t tl_listener_short_ns(const struct tl_listener *listener)
+{
+    return atomic_load(&listener->short_ns);
+}
+
 void tl_listener_close(struct tl_listener *listener)
 {
     if (listener == NULL) return;
@@ -272,5 +321,7 @@ void tl_listener_close(struct tl_listener *listener)
     }
     for (size_t i = 0; i <= listener->socket_count; i++)
         if (listener->waits[i].fd >= 0) close(listener->waits[i].fd);
+    for (unsigned i = 0; i < listener->spare_count; i++)
+        close(listener->spares[i]);
     free(listener);
 }

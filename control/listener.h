@@ -30,6 +30,9 @@ enum tl_status tl_listener_open(const char *address, tl_connection_fn take, void
 /* Takes connections from now on. */
 void tl_listener_start(struct tl_listener *listener);
 
+/* When a connection came and no descriptor was free for the last time (monotonic); 0: never. Thread: any. */
+int64_t tl_listener_short_ns(const struct tl_listener *listener);
+
 /* Closes the sockets; when it returns nothing is taken any more. NULL is accepted. Blocks: while one is being taken. */
 void tl_listener_close(struct tl_listener *listener);
 

@@ -55,6 +55,8 @@ const char *tl_health_stage_name(enum tl_health_stage stage);
 struct tl_health_finding {
     const struct tl_config_task *task;
     bool is_healthy;
+    bool is_local;                       /* it is on this machine */
+    bool is_silent;                      /* its address takes connections, but does not answer */
     enum tl_health_stage stage;          /* the first that failed, or the last that was passed */
     enum tl_health_stage verified;       /* the last that was passed */
     char reason[TL_ERROR_MESSAGE_BYTES]; /* why it is not healthy, or does less than it might; "" when all is well */
@@ -67,6 +69,11 @@ struct tl_health_finding {
  * for the devices of this machine. Thread: any. */
 void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl_config *config,
                             struct tl_health_finding *finding);
+
+/* Says of a worker that is silent what is the matter, from the process that listens and what the other workers know of
+ * it. Thread: any. Blocks: for the name resolution. */
+void tl_health_explain_silent(const struct tl_health_finding *findings, size_t count, bool is_local,
+                              struct tl_health_finding *silent);
 
 /* The stages of the data plane, from what the worker says of itself and, for a worker of this machine, from what can be
  * seen here. The worker has passed TRANSPORTS. Without a data plane a worker is healthy unless "rdma" is "require".

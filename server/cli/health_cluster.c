@@ -60,6 +60,11 @@ static void run_round(struct round *round)
     tl_health_compare(round->config, round->findings);
     for (size_t i = 0; i < round->config->task_count; i++)
         round->healthy_count += round->findings[i].is_healthy;
+    for (size_t i = 0; i < round->config->task_count; i++) {
+        struct tl_health_finding *finding = &round->findings[i];
+        if (finding->is_silent)
+            tl_health_explain_silent(round->findings, round->config->task_count, finding->is_local, finding);
+    }
 }
 
 void tl_health_check_cluster(const struct tl_health_flags *flags, const struct tl_config *config,

@@ -18,6 +18,8 @@
 #include "server/transports/verbs_settings.h"
 
 #define DEFAULT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
+/* A server sends its first bytes as soon as it has taken the connection. */
+#define HTTP2_NS (2 * TL_NS_PER_SEC)
 
 const char *tl_health_stage_name(enum tl_health_stage stage)
 {
@@ -101,6 +103,14 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
                    source, task->job, task->index);
         if (is_local) add_refusal_to_start(finding);
         return;
+    case TL_CALL_SILENT:
+        finding->is_silent = true;
+        fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
+        set_remedy(finding,
+                   "look there which process listens at %s (ss -ltnp): kill -CONT lets a stopped worker go on; stop "
+                   "another program, or give this task another port",
+                   task->address);
+        return;
     case TL_CALL_HTTP2:
         fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
         set_remedy(finding, "another program listens at %s; stop it or give this task another port", task->address);
@@ -113,6 +123,7 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
         fail(finding, TL_HEALTH_STAGE_IDENTITY, "the gRPC server that answers is not a tensorlane worker");
         set_remedy(finding, "stop the other server at %s, or give this task another port", task->address);
     } else if (error->code == TL_DEADLINE_EXCEEDED) {
+        finding->is_silent = true;
         fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
         set_remedy(finding, "it is connected but does not answer: see its log and its load; stop and start it");
     } else {
@@ -183,11 +194,14 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
     const struct tl_call_options call = {
         .address = finding->task->address,
         .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : DEFAULT_TIMEOUT_NS,
+        /* A time that the user gives counts for all of it. */
+        .http2_timeout_ns = flags->connect_timeout_ns > 0 ? 0 : HTTP2_NS,
         .rpc_timeout_ns = flags->rpc_timeout_ns > 0 ? flags->rpc_timeout_ns : DEFAULT_TIMEOUT_NS,
         .user_agent = flags->user_agent,
     };
     enum tl_call_stage stage = TL_CALL_RESOLVE;
     struct tl_error error;
+    finding->is_local = is_local;
     if (tl_client_identify(&call, &finding->description, &stage, &error) != TL_OK) {
         judge_failed_call(finding, stage, &error, config->source, is_local);
         return;

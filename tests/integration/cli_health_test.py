@@ -5,15 +5,17 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 import threading
+import time
 import unittest
 
 import cli_support
-from cli_support import HEALTH, environment, free_ports, run_in_terminal, wait_until
+from cli_support import HEALTH, environment, free_ports, run, run_in_terminal, wait_until
 
 try:
     import grpc
@@ -461,7 +463,8 @@ class Whole(HealthCase):
             path = self.write_json({"cluster": {"ps": [Silent(self, says).address]}})
             finding = self.check(4, path, "-connect-timeout", "3s")["/job:ps/task:0"]
             self.assertEqual(finding["stage"], "grpc")
-            self.assertIn("another program listens", finding["remedy"])
+            said = "reason" if says == b"" else "remedy"  # The process behind a silent port is looked up.
+            self.assertIn("another program listens", finding[said])
 
     def test_a_grpc_server_that_is_no_worker(self):
         address = self.foreign_server(
@@ -510,6 +513,31 @@ class Whole(HealthCase):
         finding = self.check(4, cluster.path, "-connect-timeout", "500ms", "-rpc-timeout", "500ms")["/job:ps/task:0"]
         self.assertIn(finding["stage"], ("tcp", "grpc"))
         self.assertNotEqual(finding["remedy"], "")
+
+    def test_a_stopped_worker_goes_on_with_the_remedy(self):
+        cluster = self.cluster(ps=1, worker=1)
+        worker = cluster.start()
+        cluster.start("worker")
+        worker.send(signal.SIGSTOP)
+        begin = time.monotonic()
+        finding = self.check(4, cluster.path)["/job:ps/task:0"]
+        cli_support.assert_soon(self, begin)
+        self.assertEqual((finding["healthy"], finding["stage"], finding["reason"], finding["remedy"]), (
+            False, "grpc", f"process {worker.pid} (tensorlane) at {cluster.address()} is stopped",
+            f"let it go on: kill -CONT {worker.pid}"))
+        subprocess.run(finding["remedy"].split(": ")[1].split(), check=True)
+        self.check(0, cluster.path)
+
+    def test_a_worker_without_descriptors_can_be_asked(self):
+        cluster = self.cluster(ps=1, extra={"protocol": "grpc"})
+        worker = cluster.start()
+        held = len(os.listdir(f"/proc/{worker.pid}/fd"))
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (held, held))
+        begin = time.monotonic()
+        finding = json.loads(run("health", "--config", cluster.path, "--json").stdout)["workers"][0]
+        cli_support.assert_soon(self, begin)
+        self.assertIn("incarnation", finding)
+        worker.await_line("the limit of open files is reached; connections take spare descriptors")
 
     def test_hostile_answers_do_not_reach_the_terminal(self):
         address = self.foreign_server(Identify=lambda *_: cluster_pb2.IdentifyResponse(

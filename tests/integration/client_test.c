@@ -624,7 +624,7 @@ START_TEST(silent_port)
     int fd = open_port(16, address, sizeof(address));
     struct tl_call_options options = options_for(address);
     options.connect_timeout_ns = 2 * TL_NS_PER_SEC;
-    expect_unreached(&options, TL_UNAVAILABLE, TL_CALL_HTTP2, "has not answered within 2.00 s");
+    expect_unreached(&options, TL_UNAVAILABLE, TL_CALL_SILENT, "has not answered within 2.00 s");
     close(fd);
 }
 END_TEST

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "control/listener.h"
 #include "fakes/run_suite.h"
 
@@ -46,6 +47,14 @@ static void open_at(const char *address)
     enum tl_status status = tl_listener_open(address, take, &error, &listener, &port, &error);
     ck_assert_msg(status == TL_OK, "%s: %s", address, error.message);
     ck_assert_uint_ne(port, 0);
+}
+
+/* Connects a socket to the port at an IPv4 address. */
+static void dial_with(int fd, const char *host)
+{
+    struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(port)};
+    ck_assert_int_eq(inet_pton(AF_INET, host, &v4.sin_addr), 1);
+    ck_assert_int_eq(connect(fd, (struct sockaddr *)&v4, sizeof(v4)), 0);
 }
 
 /* Connects to the port at an IPv4 or IPv6 address. */
@@ -202,26 +211,36 @@ START_TEST(no_descriptor_to_listen)
 }
 END_TEST
 
-/* A connection that cannot be taken waits, however often that happens. */
+/* Spare descriptors serve some connections; one that cannot be taken waits, however often that happens. */
 START_TEST(a_lack_of_descriptors_passes)
 {
-    enum { CLIENTS = 20 };
-    int clients[CLIENTS], fds[CLIENTS];
+    enum { CLIENTS = 20, SPARES = 4, LIMIT = 100 };
+    int clients[CLIENTS], fds[CLIENTS], filling[LIMIT];
+    limit_descriptors(LIMIT);
     open_at("127.0.0.1:0");
     tl_listener_start(listener);
     for (unsigned round = 0; round < 2; round++) {
-        for (unsigned i = 0; i < CLIENTS; i++)
-            clients[i] = -1;
+        int64_t begin_ns = tl_clock_now_ns();
+        unsigned filling_count = 0;
         clients[0] = dial("127.0.0.1");
         fds[0] = next_taken();
-        int highest = dup(fds[0]);
-        close(highest);
-        limit_descriptors((rlim_t)highest + 1);
-        clients[1] = dial("127.0.0.1"); /* This takes the last one. */
-        ck_assert(!is_anything_taken(300));
-        limit_descriptors(1024);
-        fds[1] = next_taken();
-        for (unsigned i = 2; i < CLIENTS; i++) {
+        for (unsigned i = 1; i < SPARES + 2; i++)
+            clients[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        while ((filling[filling_count] = dup(fds[0])) >= 0)
+            filling_count++;
+        unsigned taken_count = 1;
+        for (unsigned i = 1; i < SPARES + 2; i++)
+            dial_with(clients[i], "127.0.0.1");
+        fds[taken_count++] = next_taken();
+        ck_assert_int_ge(tl_listener_short_ns(listener), begin_ns);
+        while (is_anything_taken(300))
+            fds[taken_count++] = next_taken();
+        ck_assert_uint_le(taken_count, SPARES + 1); /* The last one waits. */
+        while (filling_count > 0)
+            close(filling[--filling_count]);
+        while (taken_count < SPARES + 2)
+            fds[taken_count++] = next_taken();
+        for (unsigned i = SPARES + 2; i < CLIENTS; i++) {
             clients[i] = dial("127.0.0.1");
             fds[i] = next_taken();
         }
