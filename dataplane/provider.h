@@ -93,7 +93,7 @@ struct tl_queue_pair_events {
      * peer on this queue pair are in memory. */
     void (*immediate)(void *owner, uint32_t immediate, uint64_t len_bytes);
     /* The queue pair has failed or was disconnected: nothing can be posted any more. Events that arrived before are
-     * still delivered, until it is drained. Called once. */
+     * still delivered, until it is drained. Called once. TL_DEADLINE_EXCEEDED: the peer's card does not answer. */
     void (*broken)(void *owner, const struct tl_error *reason);
     /* Every posted operation is done, and no window lets the peer write any more: the queue pair may be destroyed.
      * Called once, last. */
@@ -115,6 +115,14 @@ struct tl_provider_limits {
     bool needs_regions;        /* sources, and what is exposed, must lie in a region */
     bool is_processor_writing; /* a processor of this host writes to exposed memory, not a card */
     int numa_node;             /* the card's; -1: none */
+};
+
+/* What lies between the two ends of a connected queue pair, for messages. */
+struct tl_route {
+    char own_address[64];
+    char peer_address[64];
+    uint32_t head_bytes; /* of a packet besides its data, as interfaces count it for their MTU */
+    const char *blocked; /* why nothing arrives, and the remedy, when the two ends work: "cause; remedy" */
 };
 
 struct tl_provider_ops {
@@ -163,6 +171,8 @@ struct tl_provider_ops {
      * TL_FAILED_PRECONDITION: an address that does not fit ours, and why. TL_UNAVAILABLE: the card refuses. */
     enum tl_status (*connect)(struct tl_queue_pair *pair, const struct tl_pair_address *peer,
                               struct tl_error *ret_error);
+    /* Describes the network between the ends of a connected queue pair. NULL: there is none. */
+    void (*describe_route)(const struct tl_queue_pair *pair, struct tl_route *ret_route);
     /* Disconnects: broken (with the reason) and drained follow from poll. Harmless when the queue pair is broken
      * already. */
     void (*disconnect)(struct tl_queue_pair *pair, const struct tl_error *reason);

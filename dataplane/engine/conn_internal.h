@@ -7,6 +7,7 @@
  *   conn_posts.c      what waits to be posted, and credits                                   posts, credits
  *   conn_memory.c     registrations and memory of pools, from the registration thread        ending.held_count
  *   handshake.c       how it comes up                                                        handshake
+ *   handshake_reason.c  why it does not come up
  *   measure.c         how fast it is                                                         handshake.measuring
  *   request*.c        what we ask of the peer                                                requests
  *   response*.c       what the peer asks of us                                               responses
@@ -156,6 +157,9 @@ struct measuring {
     unsigned writes_left; /* writes of this round that are to be posted */
     unsigned writes_open; /* writes of this round that are posted */
     uint64_t bytes;       /* posted in this round */
+    bool is_started;
+    bool is_over;
+    uint64_t passed_bytes; /* the largest write that has arrived; 0: none */
     int64_t began_ns;
 };
 
@@ -180,6 +184,13 @@ struct handshake_probe {
     unsigned uses;              /* how many of these two are not done */
 };
 
+/* Our HELLO. */
+struct handshake_hello {
+    struct pending_post post;
+    struct tl_work work;
+    bool is_sent; /* the peer's card has it */
+};
+
 /* How the connection comes up (handshake.c). */
 struct conn_handshake {
     uint64_t self_incarnation;
@@ -192,7 +203,7 @@ struct conn_handshake {
     struct handshake_probe probe;
     struct measuring measuring;
     struct tl_conn_measures measures;
-    struct pending_post hello_post;
+    struct handshake_hello hello;
     struct pending_post probe_post;
     struct pending_post probed_post;
     struct tl_timer timer;
@@ -356,6 +367,8 @@ enum tl_status handshake_address_received(struct tl_conn *conn, const uint8_t *b
                                           struct tl_pair_address *ret_pair, struct tl_error *ret_error) TL_MUST_USE;
 /* The queue pair is connected: the opener sends HELLO, the other side waits for it. */
 void handshake_start(struct tl_conn *conn);
+/* Says why the handshake has come no further, as the status of the connection. */
+void handshake_explain(const struct tl_conn *conn, struct tl_error *ret_reason);
 void handshake_hello(struct tl_conn *conn, const struct tl_message *message);
 /* The peer has written into our probe. */
 void handshake_probe(struct tl_conn *conn);
@@ -370,6 +383,8 @@ void handshake_fini(struct tl_conn *conn);
 
 void measure_init(struct tl_conn *conn);
 /* Begins to measure: the peer has exposed its probe. handshake_measured follows, unless the connection breaks. */
+/* The size of the write that is under way, or that comes next. */
+uint64_t measure_size(const struct tl_conn *conn);
 void measure_start(struct tl_conn *conn);
 
 /* --------------------------------------------------------------------------------------------------- request.c -- */

@@ -27,19 +27,13 @@ static void handshake_timeout(struct tl_timer *timer)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, handshake.timer);
     struct tl_error reason;
-    const char *missing = !conn->handshake.is_hello_verified        ? "no HELLO has arrived"
-                          : !conn->handshake.is_peer_write_verified ? "no write of the peer has arrived"
-                                                                    : "the peer has not confirmed our write";
-    tl_error_set(&reason, TL_DEADLINE_EXCEEDED,
-                 "%s: the data connection through %s was not up in time: %s; is this the right device, port and GID, "
-                 "and do the two have a route to each other?",
-                 conn->peer.name, conn->engine->provider->name, missing);
+    handshake_explain(conn, &reason);
     tl_conn_close(conn, &reason);
 }
 
 static bool post_hello(struct pending_post *pending)
 {
-    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, handshake.hello_post);
+    struct tl_conn *conn = TL_CONTAINER_OF(pending, struct tl_conn, handshake.hello.post);
     struct conn_handshake *handshake = &conn->handshake;
     struct handshake_probe *probe = &handshake->probe;
     struct tl_error error;
@@ -53,8 +47,15 @@ static bool post_hello(struct pending_post *pending)
     message->token = handshake->keys.peer_token;
     message->challenge = handshake->keys.own_challenge;
     message->destination = probe->exposure.descriptor;
-    conn_post_message(conn, message, NULL);
+    conn_post_message(conn, message, &handshake->hello.work);
     return false;
+}
+
+static void hello_done(struct tl_work *work, enum tl_status status)
+{
+    struct tl_conn *conn = TL_CONTAINER_OF(work, struct tl_conn, handshake.hello.work);
+    if (status == TL_OK) conn->handshake.hello.is_sent = true;
+    conn_space_freed(conn);
 }
 
 /* Writes the peer's challenge into its probe. */
@@ -152,7 +153,7 @@ void handshake_hello(struct tl_conn *conn, const struct tl_message *message)
     if (handshake->is_opener) {
         measure_start(conn);
     } else {
-        conn_post_when_slot(conn, &handshake->hello_post);
+        conn_post_when_slot(conn, &handshake->hello.post);
     }
 }
 
@@ -208,16 +209,17 @@ enum tl_status handshake_init(struct tl_conn *conn, struct tl_error *ret_error)
 {
     struct conn_handshake *handshake = &conn->handshake;
     struct handshake_probe *probe = &handshake->probe;
-    struct tl_list *const places[] = {&handshake->hello_post.place, &handshake->probe_post.place,
+    struct tl_list *const places[] = {&handshake->hello.post.place, &handshake->probe_post.place,
                                       &handshake->probed_post.place};
     for (size_t i = 0; i < TL_ARRAY_COUNT(places); i++)
         tl_list_init(places[i]);
-    handshake->hello_post.post = post_hello;
+    handshake->hello.post.post = post_hello;
     handshake->probe_post.post = post_probe;
     handshake->probed_post.post = post_probed;
     handshake->timer.fire = handshake_timeout;
     handshake->keys.own_token = tl_random_u64();
     handshake->keys.own_challenge = tl_random_u64() | 1; /* never what the probe is cleared to */
+    handshake->hello.work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = hello_done};
     probe->write_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = probe_done};
     probe->revoke_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = revoke_done};
     probe->uses = 2;
@@ -237,7 +239,7 @@ void handshake_start(struct tl_conn *conn)
     /* More messages will follow soon, so the reactor spins for a while before it sleeps. */
     handshake->is_counted_busy = true;
     tl_reactor_busy(conn->engine->reactor, 1);
-    if (handshake->is_opener) conn_post_when_slot(conn, &handshake->hello_post);
+    if (handshake->is_opener) conn_post_when_slot(conn, &handshake->hello.post);
 }
 
 /* ----------------------------------------------------------------------------------------------------- address -- */

@@ -60,6 +60,8 @@ static void break_for(struct verbs_pair *pair, const struct ibv_wc *completion)
     bool has_link = verbs_device_has_link(pair->device, link, sizeof(link));
     verbs_pair_break_because(pair, "%s (%s, vendor %#x)", has_link ? verbs_complete_words(completion->status) : link,
                              ibv_wc_status_str(completion->status), completion->vendor_err);
+    bool is_unanswered = completion->status == IBV_WC_RETRY_EXC_ERR || completion->status == IBV_WC_RESP_TIMEOUT_ERR;
+    if (has_link && is_unanswered) pair->reason.code = TL_DEADLINE_EXCEEDED;
 }
 
 /* The card's completions contradict each other: it is not relied on any more, and the queue pair is taken from it. */

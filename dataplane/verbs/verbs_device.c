@@ -241,6 +241,7 @@ static const struct tl_provider_ops verbs_ops = {
     .get_address = verbs_pair_get_address,
     .check = verbs_address_check,
     .connect = verbs_pair_connect,
+    .describe_route = verbs_pair_describe_route,
     .disconnect = verbs_pair_disconnect,
     .destroy = verbs_pair_destroy,
     .space = verbs_post_space,

@@ -287,6 +287,7 @@ struct verbs_pair_ids {
     uint32_t psn;    /* the sequence number of the first packet */
     uint32_t gid_index;
     char peer_device[VERBS_ADDRESS_NAME_BYTES]; /* empty: not connected yet */
+    uint8_t peer_gid[16];
 };
 
 /* What the queue pair holds of the device. */
@@ -361,6 +362,7 @@ enum tl_status verbs_pair_create(struct tl_provider *provider, const struct tl_q
 void verbs_pair_get_address(const struct tl_queue_pair *pair, struct tl_pair_address *ret_pair_address);
 enum tl_status verbs_pair_connect(struct tl_queue_pair *pair, const struct tl_pair_address *peer,
                                   struct tl_error *ret_error) TL_MUST_USE;
+void verbs_pair_describe_route(const struct tl_queue_pair *pair, struct tl_route *ret_route);
 void verbs_pair_disconnect(struct tl_queue_pair *pair, const struct tl_error *reason);
 void verbs_pair_destroy(struct tl_queue_pair *pair);
 

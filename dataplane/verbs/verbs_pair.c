@@ -309,8 +309,37 @@ enum tl_status verbs_pair_connect(struct tl_queue_pair *base, const struct tl_pa
             base->provider->name, theirs.device, gid, strerror(error));
     }
     memcpy(pair->ids.peer_device, theirs.device, sizeof(pair->ids.peer_device));
+    memcpy(pair->ids.peer_gid, theirs.gid, sizeof(pair->ids.peer_gid));
     pair->state = VERBS_CONNECTED;
     return TL_OK;
+}
+
+/* Bytes of the headers of a packet, as the MTU of interfaces counts them: IP, UDP, and those of a write (BTH 12, RETH
+ * 16, ICRC 4). RoCE v1 has a GRH (40) instead of IP and UDP. */
+#define HEADS_OF_A_WRITE 32
+#define IPV4_AND_UDP 28
+#define IPV6_AND_UDP 48
+#define GRH 40
+
+void verbs_pair_describe_route(const struct tl_queue_pair *base, struct tl_route *ret_route)
+{
+    const struct verbs_pair *pair = TL_CONTAINER_OF(base, const struct verbs_pair, base);
+    const struct verbs_device *device = pair->device;
+    verbs_gid_to_text(device->port.gid.raw, ret_route->own_address, sizeof(ret_route->own_address));
+    verbs_gid_to_text(pair->ids.peer_gid, ret_route->peer_address, sizeof(ret_route->peer_address));
+    if (device->port.link_layer != IBV_LINK_LAYER_ETHERNET) {
+        ret_route->head_bytes = HEADS_OF_A_WRITE;
+        ret_route->blocked = "the InfiniBand subnet does not carry packets between these two ports; look at the subnet "
+                             "manager, and at the partition keys of both";
+    } else if (device->port.gid_type != IBV_GID_TYPE_ROCE_V2) {
+        ret_route->head_bytes = GRH + HEADS_OF_A_WRITE;
+        ret_route->blocked = "packets of RoCE v1 (Ethernet type 0x8915) are blocked between these two ports; they pass "
+                             "no router: choose a GID of RoCE v2 on both with verbs.gid_index";
+    } else {
+        ret_route->head_bytes = (verbs_gid_is_v4(pair->ids.peer_gid) ? IPV4_AND_UDP : IPV6_AND_UDP) + HEADS_OF_A_WRITE;
+        ret_route->blocked = "UDP port 4791 is blocked between these two addresses; allow it in both directions in "
+                             "firewalls and security groups";
+    }
 }
 
 /* --------------------------------------------------------------------------------------------------------- end -- */

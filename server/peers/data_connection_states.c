@@ -297,9 +297,14 @@ static void offer_overdue(struct tl_data_connection *connection, const struct co
 static void attempt_overdue(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
-    data_connection_set_reason(connection, "the data connection to %s was not set up in time", connection->name);
+    const char *missing = connection->state == TL_DATA_CONNECTION_CREATING ? "the memory for it was not ready"
+                          : connection->state == TL_DATA_CONNECTION_OFFERED
+                              ? "the peer has not answered the offer; it is overloaded, or nothing drives it"
+                              : "the handshake has not ended; this worker is overloaded";
+    data_connection_set_reason(connection, "the data connection to %s was not set up in time: %s", connection->name,
+                               missing);
     data_connection_send_refusal(connection->link, transport_of(connection), connection->attempt, false,
-                                 "not set up in time");
+                                 connection->reason);
     failed(connection, false);
 }
 

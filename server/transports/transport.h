@@ -25,12 +25,16 @@
 struct tl_transport;
 struct tl_worker;
 
+/* By how much an attempt outlasts its handshake, so that the handshake gives the reason. */
+#define TL_TRANSPORT_REASON_NS (500 * TL_NS_PER_MS)
+
 /* Options for the parts of a transport. */
 struct tl_transport_options {
     struct tl_memory_options memory;
     struct tl_reactor_options reactor;
     struct tl_engine_options engine;
-    int64_t attempt_ns; /* how long one attempt to set up a data connection to a peer may take */
+    int64_t attempt_ns; /* how long one attempt to set up a data connection to a peer may take; longer than
+                           engine.connect_ns, whose end says more about the reason */
 };
 
 /* Under "rdma": "prefer": after this time the link may take requests that find no space (struct tl_engine_options). */

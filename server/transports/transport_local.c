@@ -66,7 +66,7 @@ static void read_local(const struct tl_settings *settings, struct tl_transport_o
                    .cancel_ns = CANCEL_NS,
                    .parked_ns = settings->stalled_timeout_ns,
                    .reroute_ns = settings->rdma == TL_RDMA_REQUIRE ? 0 : TL_TRANSPORT_REROUTE_NS},
-        .attempt_ns = connect_ns,
+        .attempt_ns = connect_ns + TL_TRANSPORT_REASON_NS,
     };
 }
 

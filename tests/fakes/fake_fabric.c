@@ -282,6 +282,12 @@ static enum outcome carry_first(struct fake_pair *pair)
     case FAKE_BREAK:
         break_with(pair, "work completion with an error");
         return CARRIED;
+    case FAKE_UNANSWERED: {
+        struct tl_error reason;
+        tl_error_set(&reason, TL_DEADLINE_EXCEEDED, "%s: the peer's card does not answer", pair->base.provider->name);
+        fake_break(pair, &reason);
+        return CARRIED;
+    }
     case FAKE_CQ_OVERRUN:
         fake_break_all(fake_provider_of(pair), "the completion queue has overrun");
         return CARRIED;

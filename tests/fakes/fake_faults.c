@@ -58,6 +58,7 @@ void fake_choose_fault(struct fake_pair *pair, struct fake_operation *operation)
         struct rule_state *state = &fabric->rules[i];
         if (!is_of_operation(state->rule.fault)) continue;
         if (!is_about(&state->rule, pair->base.provider, &pair->base, operation->kind)) continue;
+        if (operation->len_bytes < state->rule.min_bytes) continue;
         if (!is_hit(state) || operation->fault != FAKE_FAULT_COUNT) continue;
         operation->fault = state->rule.fault;
         operation->fault_count = state->rule.count;

@@ -448,6 +448,15 @@ static enum tl_status pair_connect(struct tl_queue_pair *base, const struct tl_p
     return status;
 }
 
+static void pair_describe_route(const struct tl_queue_pair *base, struct tl_route *ret_route)
+{
+    (void)base;
+    *ret_route = (struct tl_route){.own_address = "10.0.0.1",
+                                   .peer_address = "10.0.0.2",
+                                   .head_bytes = 60,
+                                   .blocked = "the fabric is blocked; open it"};
+}
+
 static void pair_disconnect(struct tl_queue_pair *base, const struct tl_error *reason)
 {
     struct fake_pair *pair = as_pair(base);
@@ -733,6 +742,7 @@ static const struct tl_provider_ops fake_ops = {
     .create = pair_create,
     .get_address = pair_get_address,
     .connect = pair_connect,
+    .describe_route = pair_describe_route,
     .disconnect = pair_disconnect,
     .destroy = pair_destroy,
     .space = pair_space,

@@ -109,6 +109,7 @@ enum fake_fault {
     FAKE_RNR,          /* The peer seems to have no slot, `count` times; 0: always. */
     FAKE_CORRUPT,      /* A write: the first byte arrives wrong. */
     FAKE_BREAK,        /* It fails: the queue pair breaks, without an event at its peer. */
+    FAKE_UNANSWERED,   /* The same, because the peer's card does not answer. */
     FAKE_POST_FAILURE, /* The card refuses it: the queue pair breaks at once. */
     FAKE_CQ_OVERRUN,   /* To carry it breaks all queue pairs of its provider. */
     FAKE_DEVICE_GONE,  /* To carry it breaks them, and from now on the provider refuses everything. */
@@ -133,6 +134,7 @@ struct fake_rule {
     unsigned from;                      /* The first match at which it happens, from 1; 0 stands for 1. */
     unsigned times;                     /* At how many matches in a row; 0 stands for 1. */
     unsigned count;                     /* The `count` of the fault, see above. */
+    uint64_t min_bytes;                 /* Operations of at least so many bytes; 0: any. */
 };
 
 /* The first rule that applies to an operation decides. There are at most 32 rules. A rule about a provider ends with

@@ -117,9 +117,9 @@ START_TEST(latency_and_rate_are_measured)
         uint64_t max_bytes;
         uint64_t row_bytes;
     } cases[] = {
-        {10000, 0, 4 + 2 + 8, 65536, 8 * 65536},
-        {10000, 4096, 4 + 2 + 8, 4096, 8 * 4096},
-        {TL_NS_PER_MS, 0, 4 + 2, 65536, 65536},
+        {10000, 0, 4 + 3 + 2 + 8, 65536, 8 * 65536},
+        {10000, 4096, 4 + 3 + 2 + 8, 4096, 8 * 4096},
+        {TL_NS_PER_MS, 0, 4 + 3 + 2, 65536, 65536},
     };
     options.engine.piece_bytes = cases[_i].piece_bytes;
     connect_slowly(cases[_i].round_ns);
@@ -292,7 +292,7 @@ START_TEST(nothing_comes)
     raw_peer_run(&raw);
     ck_assert_uint_eq(pair.left->closed_count, 0);
     fake_clock_advance(1);
-    expect_refused(TL_DEADLINE_EXCEEDED, "no HELLO has arrived");
+    expect_refused(TL_DEADLINE_EXCEEDED, "its card takes packets of ");
 }
 END_TEST
 
@@ -303,7 +303,7 @@ START_TEST(only_a_handshake_comes)
     raw_peer_send(&raw, &hello);
     raw_peer_run(&raw);
     fake_clock_advance(options.engine.connect_ns);
-    expect_refused(TL_DEADLINE_EXCEEDED, "no write of the peer has arrived");
+    expect_refused(TL_DEADLINE_EXCEEDED, "from 10.0.0.2, its writes do not; ");
 }
 END_TEST
 
@@ -317,7 +317,72 @@ START_TEST(our_write_is_not_confirmed)
     raw_peer_write(&raw, &theirs->destination, 0, 8, TL_IMMEDIATE_PROBE);
     raw_peer_run(&raw);
     fake_clock_advance(options.engine.connect_ns);
-    expect_refused(TL_DEADLINE_EXCEEDED, "the peer has not confirmed our write");
+    expect_refused(TL_DEADLINE_EXCEEDED, "its program does not confirm them; ");
+}
+END_TEST
+
+/* The network between the two loses what the rule says; the side of the rule gives the reason. */
+static void expect_lost(const struct fake_rule *rule, bool is_of_left, int64_t after_ns, const char *words)
+{
+    engine_pair_init(&pair, &options);
+    struct fake_rule lost = *rule;
+    lost.times = FAKE_ALWAYS;
+    lost.provider = is_of_left ? pair.left->provider : pair.right->provider;
+    fake_fabric_add_rule(pair.fabric, &lost);
+    engine_pair_connect(&pair);
+    engine_pair_run(&pair);
+    fake_clock_advance(after_ns);
+    engine_pair_run(&pair);
+    const struct engine_side *side = is_of_left ? pair.left : pair.right;
+    ck_assert_uint_eq(side->up_count, 0);
+    ck_assert_uint_eq(side->closed_count, 1);
+    ck_assert_msg(strstr(side->reason.message, words) != NULL, "%s", side->reason.message);
+    engine_pair_close(&pair);
+}
+
+START_TEST(nothing_arrives)
+{
+    expect_lost(&(struct fake_rule){.fault = FAKE_DROP}, true, options.engine.connect_ns,
+                "nothing arrives through left (10.0.0.1) from 10.0.0.2, at any size, while the link over TCP works: "
+                "the fabric is blocked; open it");
+}
+END_TEST
+
+/* Each size that is tried, the size before it, and what a hop must carry for it. */
+START_TEST(large_packets_are_lost)
+{
+    static const struct {
+        uint64_t min_bytes;
+        const char *words;
+    } cases[] = {
+        {9, "packets with 8 bytes of data pass through left from 10.0.0.1 to 10.0.0.2, those with 512 do not: a hop "
+            "carries less than 572 bytes; set verbs.mtu to 256, or raise the MTU"},
+        {513, "packets with 512 bytes of data pass through left from 10.0.0.1 to 10.0.0.2, those with 1024 do not: a "
+              "hop carries less than 1084 bytes; set verbs.mtu to 512"},
+        {2000, "those with 2048 do not: a hop carries less than 2108 bytes; set verbs.mtu to 1024"},
+        {60000, "packets with 2048 bytes of data pass through left from 10.0.0.1 to 10.0.0.2, a write of 65536 bytes "
+                "in packets of 2048 does not; packets are lost under load"},
+    };
+    expect_lost(&(struct fake_rule){.fault = FAKE_DROP, .kinds = FAKE_WRITE, .min_bytes = cases[_i].min_bytes}, true,
+                options.engine.connect_ns, cases[_i].words);
+}
+END_TEST
+
+/* The side that accepts measures second, towards the other one. */
+START_TEST(large_packets_are_lost_on_the_way_back)
+{
+    expect_lost(&(struct fake_rule){.fault = FAKE_DROP, .kinds = FAKE_WRITE, .min_bytes = 1400}, false,
+                options.engine.connect_ns,
+                "packets with 1024 bytes of data pass through right from 10.0.0.1 to 10.0.0.2, those with 2048 do not");
+}
+END_TEST
+
+/* The card notices before the handshake takes too long, and how far it came counts all the same. */
+START_TEST(card_gives_up_first)
+{
+    expect_lost(&(struct fake_rule){.fault = FAKE_UNANSWERED}, true, 0, "nothing arrives through left");
+    expect_lost(&(struct fake_rule){.fault = FAKE_UNANSWERED, .kinds = FAKE_WRITE, .min_bytes = 1400}, true, 0,
+                "those with 2048 do not");
 }
 END_TEST
 
@@ -559,6 +624,10 @@ static void add_tests(TCase *tcase)
     tcase_add_test(tcase, no_message_at_all);
     tcase_add_test(tcase, nothing_comes);
     tcase_add_test(tcase, only_a_handshake_comes);
+    tcase_add_test(tcase, nothing_arrives);
+    tcase_add_loop_test(tcase, large_packets_are_lost, 0, 4);
+    tcase_add_test(tcase, large_packets_are_lost_on_the_way_back);
+    tcase_add_test(tcase, card_gives_up_first);
     tcase_add_test(tcase, our_write_is_not_confirmed);
     tcase_add_test(tcase, opener_says_nothing);
     tcase_add_test(tcase, address_truncated);

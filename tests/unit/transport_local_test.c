@@ -12,8 +12,8 @@ static int64_t attempt_ns(int64_t connect_timeout_ns)
     const struct tl_settings settings = {.connect_timeout_ns = connect_timeout_ns};
     struct tl_transport_options options;
     tl_transport_local.read(&settings, &options);
-    ck_assert_int_eq(options.engine.connect_ns, options.attempt_ns);
-    return options.attempt_ns;
+    ck_assert_int_lt(options.engine.connect_ns, options.attempt_ns);
+    return options.engine.connect_ns;
 }
 
 /* Dozens of workers that connect all to all on few cores take seconds for each path: to give up means to begin anew,
