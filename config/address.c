@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/check.h"
 #include "base/error.h"
 #include "config/config.h"
 #include "config/quote.h"
@@ -185,4 +186,12 @@ enum tl_status tl_address_check(const char *address, enum tl_address_use use, ch
     }
     snprintf(ret_canonical, TL_ADDRESS_BYTES, parts.is_v6 ? "[%s]:%u" : "%s:%u", parts.host, (unsigned)parts.port);
     return TL_OK;
+}
+
+bool tl_address_is_loopback(const char *address)
+{
+    static const char *const prefixes[] = {"127.", "[::1]:", "localhost:"};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(prefixes); i++)
+        if (strncmp(address, prefixes[i], strlen(prefixes[i])) == 0) return true;
+    return false;
 }

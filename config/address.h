@@ -22,4 +22,7 @@ enum tl_address_use {
 enum tl_status tl_address_check(const char *address, enum tl_address_use use, char ret_canonical[TL_ADDRESS_BYTES],
                                 struct tl_error *ret_error) TL_MUST_USE;
 
+/* Whether only this machine can reach the address "host:port": "127.0.0.1:4000", "[::1]:4000", "localhost:4000". */
+bool tl_address_is_loopback(const char *address);
+
 #endif

@@ -133,6 +133,9 @@ struct tl_call_tls {
     bool is_unverified;      /* any certificate is accepted */
 };
 
+/* Bytes of an address with its family. */
+#define TL_CALL_WHERE_BYTES 64
+
 struct tl_call_options {
     const char *address;                  /* "host:port" */
     int64_t connect_timeout_ns;           /* for name, TCP and HTTP/2 together */
@@ -142,6 +145,9 @@ struct tl_call_options {
     const struct tl_call_header *headers; /* [header_count] */
     size_t header_count;
     const struct tl_call_tls *tls; /* NULL: no TLS */
+    /* What the host of the address resolved to: "IPv4 10.0.0.7"; "" when it is numeric already, or was not reached.
+     * [TL_CALL_WHERE_BYTES]; NULL: not wanted. */
+    char *ret_where;
     bool is_gzip; /* says that the request is compressed, compresses it where that makes it smaller, takes compressed
                    * answers of at most 64 KiB */
 };

@@ -12,6 +12,7 @@
  */
 #include "control/client_call.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,6 +128,16 @@ static enum tl_status wait_ready(struct tl_client *client, int64_t deadline_ns, 
     }
 }
 
+static void tell_where(const struct tl_call_options *options, const struct tl_endpoint *endpoint, const char *target)
+{
+    struct tl_ip ip;
+    char text[TL_IP_TEXT_BYTES];
+    _Static_assert(TL_CALL_WHERE_BYTES >= TL_ENDPOINT_WHERE_BYTES, "it holds every address");
+    if (options->ret_where == NULL || tl_ip_parse(endpoint->host, &ip) || !tl_endpoint_ip(target, &ip)) return;
+    snprintf(options->ret_where, TL_CALL_WHERE_BYTES, "%s %s", strncmp(target, "ipv6:", 5) == 0 ? "IPv6" : "IPv4",
+             tl_ip_format(&ip, text));
+}
+
 /* Finds out which address of the host accepts connections. gRPC is given that one, and so does not ask a name service
  * of its own, which may know other names than this machine does. */
 static enum tl_status connect_tcp(struct tl_client *client, int64_t deadline_ns,
@@ -141,6 +152,7 @@ static enum tl_status connect_tcp(struct tl_client *client, int64_t deadline_ns,
     client->stage = TL_CALL_CONNECT;
     status = tl_endpoint_dial(&endpoint, found, deadline_ns, ret_target, ret_error);
     freeaddrinfo(found);
+    if (status == TL_OK) tell_where(client->options, &endpoint, ret_target);
     return status;
 }
 

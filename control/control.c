@@ -96,6 +96,12 @@ enum tl_status tl_control_start(struct tl_control *control, const char *address,
     return status;
 }
 
+size_t tl_control_listens(const struct tl_control *control, char (*ret_texts)[TL_CONTROL_LISTEN_BYTES], size_t capacity)
+{
+    _Static_assert(TL_CONTROL_LISTEN_BYTES == TL_LISTENER_TEXT_BYTES, "the texts are the listener's");
+    return control->server != NULL ? tl_rpc_server_describe(control->server, ret_texts, capacity) : 0;
+}
+
 void tl_control_ask_again(struct tl_control *control)
 {
     if (!tl_list_is_linked(&control->ask_closure.link)) tl_loop_defer(control->loop, &control->ask_closure);

@@ -115,6 +115,11 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
 enum tl_status tl_control_start(struct tl_control *control, const char *address, uint16_t *ret_port,
                                 struct tl_error *ret_error) TL_MUST_USE;
 
+/* The addresses of the bound sockets, each "10.0.0.7:4000", as many as there is space for. Returns how many. */
+#define TL_CONTROL_LISTEN_BYTES 64
+size_t tl_control_listens(const struct tl_control *control, char (*ret_texts)[TL_CONTROL_LISTEN_BYTES],
+                          size_t capacity);
+
 /* Asks handlers->admit_link again for all links that it has put off, soon. */
 void tl_control_ask_again(struct tl_control *control);
 

@@ -223,22 +223,88 @@ static int dial_one(const struct addrinfo *item, int64_t deadline_ns)
     return failure;
 }
 
-static enum tl_status dial_failed(const struct tl_endpoint *endpoint, int failure, struct tl_error *ret_error)
+/* The addresses of a host that were dialled in vain. */
+#define MAX_ATTEMPTS 8
+struct attempts {
+    size_t count;
+    struct {
+        const struct addrinfo *address;
+        int failure; /* errno */
+    } items[MAX_ATTEMPTS];
+};
+
+/* Which of the failures tells the most: that the host has answered, then that it has not. */
+static int telling_failure(const struct attempts *attempts)
 {
+    int telling = attempts->items[0].failure;
+    for (size_t i = 0; i < attempts->count; i++) {
+        int failure = attempts->items[i].failure;
+        if (failure == ECONNREFUSED) return failure;
+        if (failure == ETIMEDOUT) telling = failure;
+    }
+    return telling;
+}
+
+static bool is_v6_only(const struct attempts *attempts)
+{
+    for (size_t i = 0; i < attempts->count; i++)
+        if (attempts->items[i].address->ai_family != AF_INET6) return false;
+    return true;
+}
+
+/* Writes " (IPv4 10.0.0.7, IPv6 fd00::7: Network is unreachable)": what was dialled, with the failures that are not the
+ * telling one. "" for a host that is numeric already. */
+static void format_attempts(const struct tl_endpoint *endpoint, const struct attempts *attempts, int telling,
+                            char *ret_text, size_t capacity)
+{
+    struct tl_ip ip;
+    size_t used = 0;
+    ret_text[0] = '\0';
+    if (tl_ip_parse(endpoint->host, &ip)) return;
+    for (size_t i = 0; i < attempts->count && used < capacity; i++) {
+        char where[TL_ENDPOINT_WHERE_BYTES];
+        int failure = attempts->items[i].failure;
+        tl_endpoint_where(attempts->items[i].address->ai_addr, where);
+        used += (size_t)snprintf(ret_text + used, capacity - used, "%s%s%s%s", i == 0 ? " (" : ", ", where,
+                                 failure != telling ? ": " : "", failure != telling ? strerror(failure) : "");
+    }
+    if (used + 1 < capacity) snprintf(ret_text + used, capacity - used, ")");
+}
+
+static enum tl_status dial_failed(const struct tl_endpoint *endpoint, const struct attempts *attempts,
+                                  struct tl_error *ret_error)
+{
+    char tried[512];
+    int failure = telling_failure(attempts);
+    format_attempts(endpoint, attempts, failure, tried, sizeof(tried));
     switch (failure) {
     case ECONNREFUSED:
-        return tl_error_set(ret_error, TL_UNAVAILABLE,
-                            ENDPOINT_FORMAT " refused the connection; is the worker started?", ENDPOINT_ARGS(endpoint));
+        return tl_error_set(
+            ret_error, TL_UNAVAILABLE, ENDPOINT_FORMAT "%s refused the connection; is the worker started%s",
+            ENDPOINT_ARGS(endpoint), tried,
+            tried[0] != '\0' && is_v6_only(attempts) ? ", and does it listen on IPv6, which is all that "
+                                                       "the name resolves to?"
+                                                     : "?");
     case ETIMEDOUT:
         return tl_error_set(ret_error, TL_UNAVAILABLE,
-                            ENDPOINT_FORMAT " did not take the connection in time; is the machine up, and is there a "
+                            ENDPOINT_FORMAT "%s did not take the connection in time; is the machine up, and is there a "
                                             "firewall in between?",
-                            ENDPOINT_ARGS(endpoint));
+                            ENDPOINT_ARGS(endpoint), tried);
     default:
         return tl_error_set(ret_error, TL_UNAVAILABLE,
-                            ENDPOINT_FORMAT " cannot be reached: %s; check the address and the network",
-                            ENDPOINT_ARGS(endpoint), strerror(failure));
+                            ENDPOINT_FORMAT "%s cannot be reached: %s; check the address and the network",
+                            ENDPOINT_ARGS(endpoint), tried, strerror(failure));
     }
+}
+
+void tl_endpoint_where(const struct sockaddr *address, char ret_where[TL_ENDPOINT_WHERE_BYTES])
+{
+    struct tl_ip ip;
+    char text[TL_IP_TEXT_BYTES];
+    ret_where[0] = '\0';
+    if (!tl_ip_of_sockaddr(address, &ip)) return;
+    snprintf(ret_where, TL_ENDPOINT_WHERE_BYTES, "%s %s", address->sa_family == AF_INET6 ? "IPv6" : "IPv4",
+             tl_ip_format(&ip, text));
 }
 
 /* Writes the address as a target; the '%' in front of the scope of a link-local address is escaped there. False when it
@@ -326,14 +392,16 @@ enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct
     int left = 0;
     for (const struct addrinfo *item = found; item != NULL; item = item->ai_next)
         left++;
-    int first_failure = 0;
+    struct attempts attempts = {.count = 0};
     for (const struct addrinfo *item = found; item != NULL; item = item->ai_next, left--) {
         int64_t share_ns = tl_clock_remaining_ns(deadline_ns);
         int64_t until_ns = share_ns == TL_TIME_NEVER ? TL_TIME_NEVER : tl_clock_deadline_ns(share_ns / left);
         int failure = dial_one(item, until_ns);
         if (failure == 0 && format_target(item->ai_addr, item->ai_addrlen, ret_target)) return TL_OK;
         if (failure == 0) failure = EAFNOSUPPORT;
-        if (first_failure == 0) first_failure = failure;
+        if (attempts.count == MAX_ATTEMPTS) continue;
+        attempts.items[attempts.count].address = item;
+        attempts.items[attempts.count++].failure = failure;
     }
-    return dial_failed(endpoint, first_failure, ret_error);
+    return dial_failed(endpoint, &attempts, ret_error);
 }

@@ -47,9 +47,15 @@ bool tl_endpoint_ip(const char *target, struct tl_ip *ret_ip);
 /* Whether such a target is on this machine, in this network namespace. */
 bool tl_endpoint_is_here(const char *target);
 
+/* Bytes of an address with its family: "IPv4 127.0.0.1". */
+#define TL_ENDPOINT_WHERE_BYTES (TL_IP_TEXT_BYTES + 8)
+
+/* Writes the address with its family; "" for another family than these two. */
+void tl_endpoint_where(const struct sockaddr *address, char ret_where[TL_ENDPOINT_WHERE_BYTES]);
+
 /* Opens a TCP connection to the first of the addresses that takes one, closes it, and returns which one that was.
- * Errors: TL_UNAVAILABLE: none of them does until deadline_ns; the message is about the first. Blocks: until
- * deadline_ns. */
+ * Errors: TL_UNAVAILABLE: none of them does until deadline_ns; the message names all addresses of a host that is a
+ * name, and says what tells the most. Blocks: until deadline_ns. */
 enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct addrinfo *found, int64_t deadline_ns,
                                 char ret_target[TL_ENDPOINT_TARGET_BYTES], struct tl_error *ret_error) TL_MUST_USE;
 

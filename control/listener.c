@@ -22,6 +22,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -300,6 +301,24 @@ enum tl_status tl_listener_open(const char *address, tl_connection_fn take, void
 fail:
     tl_listener_close(listener);
     return status;
+}
+
+size_t tl_listener_describe(const struct tl_listener *listener, char (*ret_texts)[TL_LISTENER_TEXT_BYTES],
+                            size_t capacity)
+{
+    size_t count = 0;
+    for (size_t i = 1; i <= listener->socket_count && count < capacity; i++) {
+        struct sockaddr_storage bound = {0};
+        socklen_t length = sizeof(bound);
+        char host[48], port[8];
+        if (getsockname(listener->waits[i].fd, (struct sockaddr *)&bound, &length) != 0) continue;
+        if (getnameinfo((struct sockaddr *)&bound, length, host, sizeof(host), port, sizeof(port),
+                        NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+            continue;
+        snprintf(ret_texts[count++], TL_LISTENER_TEXT_BYTES, bound.ss_family == AF_INET6 ? "[%s]:%s" : "%s:%s", host,
+                 port);
+    }
+    return count;
 }
 
 void tl_listener_start(struct tl_listener *listener)

@@ -9,6 +9,7 @@
 #ifndef CONTROL_LISTENER_H
 #define CONTROL_LISTENER_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include <tensorlane/status.h>
@@ -26,6 +27,11 @@ typedef void (*tl_connection_fn)(void *context, int fd);
 enum tl_status tl_listener_open(const char *address, tl_connection_fn take, void *context,
                                 struct tl_listener **ret_listener, uint16_t *ret_port,
                                 struct tl_error *ret_error) TL_MUST_USE;
+
+/* Writes the address of each bound socket, "10.0.0.7:4000", as many as there is space for. Returns how many. */
+#define TL_LISTENER_TEXT_BYTES 64
+size_t tl_listener_describe(const struct tl_listener *listener, char (*ret_texts)[TL_LISTENER_TEXT_BYTES],
+                            size_t capacity);
 
 /* Takes connections from now on. */
 void tl_listener_start(struct tl_listener *listener);

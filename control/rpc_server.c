@@ -391,6 +391,12 @@ enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *add
     return TL_OK;
 }
 
+size_t tl_rpc_server_describe(const struct tl_rpc_server *server, char (*ret_texts)[TL_LISTENER_TEXT_BYTES],
+                              size_t capacity)
+{
+    return server->listener != NULL ? tl_listener_describe(server->listener, ret_texts, capacity) : 0;
+}
+
 void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void (*stopped)(void *context),
                         void *context)
 {

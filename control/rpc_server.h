@@ -15,6 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "control/listener.h"
 #include "control/stream.h"
 
 struct tl_rpc_server;
@@ -46,6 +47,10 @@ enum tl_status tl_rpc_server_add_health_method(struct tl_rpc_server *server, con
  * memory, descriptor or thread. */
 enum tl_status tl_rpc_server_start(struct tl_rpc_server *server, const char *address, uint16_t *ret_port,
                                    struct tl_error *ret_error) TL_MUST_USE;
+
+/* tl_listener_describe of its sockets; none before start and after stop. */
+size_t tl_rpc_server_describe(const struct tl_rpc_server *server, char (*ret_texts)[TL_LISTENER_TEXT_BYTES],
+                              size_t capacity);
 
 /* Refuses new calls, gives the running ones until deadline_ns, cancels the rest; stopped is called once, when no call
  * is left. Only after start. */

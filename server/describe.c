@@ -88,6 +88,23 @@ static enum tl_status describe_counters(struct tl_worker *worker, struct tl_desc
     return status;
 }
 
+#define MAX_LISTENS 16
+
+static enum tl_status describe_listens(const struct tl_worker *worker, struct tl_description *description,
+                                       struct tl_error *ret_error)
+{
+    char texts[MAX_LISTENS][TL_CONTROL_LISTEN_BYTES];
+    size_t count = tl_control_listens(worker->control, texts, MAX_LISTENS);
+    description->listens = calloc(count > 0 ? count : 1, sizeof(*description->listens));
+    for (size_t i = 0; description->listens != NULL && i < count; i++) {
+        char *text = strdup(texts[i]);
+        if (text == NULL) break;
+        description->listens[description->listen_count++] = text;
+    }
+    if (description->listen_count == count && description->listens != NULL) return TL_OK;
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a description");
+}
+
 enum tl_status tl_worker_describe(void *context, struct tl_description *ret_description, struct tl_error *ret_error)
 {
     struct tl_worker *worker = context;
@@ -106,6 +123,7 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
     }
     enum tl_status status = tl_transports_describe(worker, ret_description, ret_error);
     if (status == TL_OK) status = tl_peers_describe(worker, ret_description, ret_error);
+    if (status == TL_OK) status = describe_listens(worker, ret_description, ret_error);
     if (status == TL_OK) status = describe_counters(worker, ret_description, ret_error);
     return status;
 }

@@ -21,6 +21,7 @@
 #include "base/random.h"
 #include "base/struct_version.h"
 #include "base/text.h"
+#include "config/address.h"
 #include "server/progress/completion_queue.h"
 #include "server/transfers/walk.h"
 #include "server/worker_internal.h"
@@ -99,6 +100,9 @@ static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker
  * costs nothing; it ends what keep-alive cannot see. */
 #define MAX_LINK_AGE_NS (24 * 3600 * TL_NS_PER_SEC)
 
+/* As many sockets as a listener has at most. */
+#define MAX_LISTENS 16
+
 /* "" when the host has no name, or one that protobuf does not take as text. */
 static void read_host_name(char ret_name[TL_HOST_NAME_BYTES])
 {
@@ -158,12 +162,40 @@ static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *r
     return TL_OK;
 }
 
+/* Whether a task of the cluster is on another machine, as far as the addresses tell without a look-up. */
+static bool has_remote_peer(const struct tl_worker *worker)
+{
+    const struct tl_config_task *self = worker->setup.task;
+    const char *colon = strrchr(self->address, ':');
+    size_t len = (size_t)(colon - self->address) + 1;
+    for (size_t i = 0; i < worker->setup.config->task_count; i++) {
+        const char *other = worker->setup.config->tasks[i].address;
+        if (other != NULL && !tl_address_is_loopback(other) && strncmp(other, self->address, len) != 0) return true;
+    }
+    return false;
+}
+
+/* Debian gives the own name of a machine the address 127.0.1.1: a worker that listens there is reached by no other
+ * machine. Whoever sets "listen" means it. */
+static void check_listens(const struct tl_worker *worker)
+{
+    char texts[MAX_LISTENS][TL_CONTROL_LISTEN_BYTES];
+    size_t count = tl_control_listens(worker->control, texts, MAX_LISTENS);
+    if (count == 0 || worker->settings.listen != NULL || !has_remote_peer(worker)) return;
+    for (size_t i = 0; i < count; i++)
+        if (!tl_address_is_loopback(texts[i])) return;
+    TL_LOG_AT_WARN("this worker listens where other machines cannot reach it; correct /etc/hosts, or set \"listen\"",
+                   TL_STR("worker", worker->self.name), TL_STR("address", worker->setup.task->address),
+                   TL_STR("listens", texts[0]));
+}
+
 static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error)
 {
     if (worker->setup.task == NULL || worker->setup.task->address == NULL) return TL_OK;
     const char *listen = worker->settings.listen != NULL ? worker->settings.listen : worker->setup.task->address;
     enum tl_status status = tl_control_start(worker->control, listen, &worker->setup.port, ret_error);
     if (status != TL_OK) return status;
+    check_listens(worker);
     tl_control_set_health(worker->control, "", TL_HEALTH_SERVING);
     tl_control_set_health(worker->control, "tensorlane.v1.Transfer", TL_HEALTH_SERVING);
     tl_control_set_health(worker->control, "tensorlane.v1.Cluster", TL_HEALTH_SERVING);

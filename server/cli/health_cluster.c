@@ -107,6 +107,13 @@ static void put_description(struct tl_json_out *worker, const struct tl_descript
 {
     tl_json_out_put_incarnation(worker, "incarnation", description->incarnation);
     tl_json_out_put_text(worker, "version", description->software_version);
+    if (description->host_name[0] != '\0') {
+        tl_json_out_put_text(worker, "host_name", description->host_name);
+        tl_json_out_put_u64(worker, "process_id", description->process_id);
+    }
+    struct tl_json_out *listens = tl_json_out_put_array(worker, "listens");
+    for (size_t i = 0; i < description->listen_count; i++)
+        tl_json_out_append_text(listens, description->listens[i]);
     tl_json_out_put_real(worker, "uptime_seconds", (double)description->uptime_ns / (double)TL_NS_PER_SEC);
     struct tl_json_out *transports = tl_json_out_put_array(worker, "transports");
     for (size_t i = 0; i < description->transport_count; i++) {

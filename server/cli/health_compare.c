@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "config/address.h"
 #include "server/cli/health.h"
 
 /* Workers of one cluster start within this time, and try each other again within it. */
@@ -55,6 +56,49 @@ static void set_fault(struct tl_health_finding *finding, const char *what, const
                  : "both answer from here: look at routes and firewalls between the two, and at the logs of both");
 }
 
+/* Returns where the worker listens, if other machines cannot reach that; NULL: they can, or it does not say. */
+static const char *find_loopback(const struct tl_health_finding *finding)
+{
+    const struct tl_description *description = &finding->description;
+    if (!finding->has_description || description->listen_count == 0) return NULL;
+    for (size_t i = 0; i < description->listen_count; i++)
+        if (!tl_address_is_loopback(description->listens[i])) return NULL;
+    return description->listens[0];
+}
+
+/* The two are on different machines, as far as their addresses tell. */
+static bool is_remote(const struct tl_config_task *a, const struct tl_config_task *b)
+{
+    char host_a[256], host_b[256];
+    uint16_t port;
+    return !tl_address_is_loopback(b->address) &&
+           tl_address_split(a->address, host_a, sizeof(host_a), &port, NULL) == TL_OK &&
+           tl_address_split(b->address, host_b, sizeof(host_b), &port, NULL) == TL_OK && strcmp(host_a, host_b) != 0;
+}
+
+static void set_loopback(struct tl_health_finding *finding, const char *what, const char *listens)
+{
+    snprintf(finding->reason, sizeof(finding->reason), "%sit listens at %s, where other machines cannot reach it", what,
+             listens);
+    snprintf(finding->remedy, sizeof(finding->remedy),
+             "correct /etc/hosts on its machine, so that the host of %s is not a loopback address there, or set "
+             "\"listen\"; start it anew afterwards",
+             finding->task->address);
+}
+
+/* A worker that listens on loopback addresses only, although its cluster has other machines: Debian gives the own name
+ * of a machine the address 127.0.1.1. It may reach the others all the same. */
+static void note_loopback(const struct tl_config *config, struct tl_health_finding *finding)
+{
+    const char *listens = find_loopback(finding);
+    if (!listens || !finding->is_healthy || finding->reason[0] != '\0' || finding->task->settings.listen) return;
+    for (size_t i = 0; i < config->task_count; i++) {
+        if (!is_remote(finding->task, &config->tasks[i])) continue;
+        set_loopback(finding, "", listens);
+        return;
+    }
+}
+
 /* A pair that is not connected, although both of its workers answer. */
 static void judge_pair(struct tl_health_finding *from, const struct tl_peer_description *peer,
                        struct tl_health_finding *to)
@@ -63,7 +107,12 @@ static void judge_pair(struct tl_health_finding *from, const struct tl_peer_desc
     snprintf(what, sizeof(what), "it cannot reach %s at %s", to->task->name, to->task->address);
     set_fault(from, what, peer->reason[0] != '\0' ? peer->reason : "no reason is known");
     snprintf(what, sizeof(what), "%s cannot reach it at %s", from->task->name, to->task->address);
+    bool was_healthy = to->is_healthy;
     set_fault(to, what, peer->reason[0] != '\0' ? peer->reason : "no reason is known");
+    const char *listens = find_loopback(to);
+    if (!was_healthy || !listens || !is_remote(from->task, to->task)) return;
+    snprintf(what, sizeof(what), "%s cannot reach it at %s: ", from->task->name, to->task->address);
+    set_loopback(to, what, listens);
 }
 
 void tl_health_compare(const struct tl_config *config, struct tl_health_finding *findings)
@@ -77,4 +126,6 @@ void tl_health_compare(const struct tl_config *config, struct tl_health_finding 
             if (to && to != from && has_started(to)) judge_pair(from, peer, to);
         }
     }
+    for (size_t i = 0; i < config->task_count; i++)
+        note_loopback(config, &findings[i]);
 }

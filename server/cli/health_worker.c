@@ -11,6 +11,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "config/address.h"
 #include "control/control.h"
 #include "server/cli/health.h"
 #include "server/cli/local_host.h"
@@ -85,6 +86,25 @@ static bool is_on_this_machine(const struct tl_config_task *task)
     return is_local;
 }
 
+/* A host that is a name: the reason says what it resolved to, behind the address. */
+static void name_address(struct tl_health_finding *finding, const char *where)
+{
+    const char *address = finding->task->address;
+    char *place = strstr(finding->reason, address);
+    char rest[TL_ERROR_MESSAGE_BYTES];
+    if (where[0] == '\0' || !place) return;
+    place += strlen(address);
+    snprintf(rest, sizeof(rest), "%s", place);
+    snprintf(place, sizeof(finding->reason) - (size_t)(place - finding->reason), " (%s)%s", where, rest);
+}
+
+/* The name of the worker's host means a loopback address on this machine, as Debian gives it to the machine's own
+ * name. */
+static bool is_loopback_name(const struct tl_health_finding *finding)
+{
+    return !tl_address_is_loopback(finding->task->address) && strstr(finding->reason, "(IPv4 127.") != NULL;
+}
+
 /* The worker did not identify itself: finds the stage at which the call failed. */
 static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_stage stage, const struct tl_error *error,
                               const char *source, bool is_local)
@@ -101,6 +121,12 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
                    "start it there: tensorlane serve --config %s --job %s --task %" PRIu32
                    "; if it runs, check host, port and firewall",
                    source, task->job, task->index);
+        if (is_loopback_name(finding)) {
+            set_remedy(
+                finding,
+                "start it, if this is its machine; else correct its name in /etc/hosts, which means this machine "
+                "alone with an address of 127.0.0.0/8");
+        }
         if (is_local) add_refusal_to_start(finding);
         return;
     case TL_CALL_SILENT:
@@ -133,15 +159,26 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
 }
 
 /* It said who it is. */
-static bool judge_identity(struct tl_health_finding *finding, const char *source)
+static bool judge_identity(struct tl_health_finding *finding, const char *source, const char *where)
 {
     const struct tl_config_task *task = finding->task;
     const struct tl_description *description = &finding->description;
-    char reason[TL_ERROR_MESSAGE_BYTES];
+    char reason[TL_ERROR_MESSAGE_BYTES], process[512] = "";
     if (strcmp(description->job, task->job) == 0 && description->task == task->index) return true;
-    snprintf(reason, sizeof(reason), "the worker that answers is /job:%s/task:%" PRIu32, description->job,
-             description->task);
+    if (description->host_name[0] != '\0')
+        snprintf(process, sizeof(process), " on host %.256s, process %" PRIu64, description->host_name,
+                 description->process_id);
+    snprintf(reason, sizeof(reason), "%s%s%s is /job:%s/task:%" PRIu32 "%s", "the worker that answers",
+             where[0] != '\0' ? " at " : "", where, description->job, description->task, process);
     fail(finding, TL_HEALTH_STAGE_IDENTITY, reason);
+    if (where[0] != '\0') {
+        set_remedy(
+            finding,
+            "%s means %s here: correct DNS or /etc/hosts of this machine, or the address of %s in %s; if they are "
+            "right, start %s there instead",
+            task->address, where, task->name, source, task->name);
+        return false;
+    }
     set_remedy(finding, "correct the address of %s in %s, or start %s at %s instead", task->name, source, task->name,
                task->address);
     return false;
@@ -191,8 +228,10 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
                             struct tl_health_finding *finding)
 {
     const bool is_local = flags->is_local || is_on_this_machine(finding->task);
+    char where[TL_CALL_WHERE_BYTES] = "";
     const struct tl_call_options call = {
         .address = finding->task->address,
+        .ret_where = where,
         .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : DEFAULT_TIMEOUT_NS,
         /* A time that the user gives counts for all of it. */
         .http2_timeout_ns = flags->connect_timeout_ns > 0 ? 0 : HTTP2_NS,
@@ -204,10 +243,11 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
     finding->is_local = is_local;
     if (tl_client_identify(&call, &finding->description, &stage, &error) != TL_OK) {
         judge_failed_call(finding, stage, &error, config->source, is_local);
+        name_address(finding, where);
         return;
     }
     finding->has_description = true;
-    if (!judge_identity(finding, config->source)) return;
+    if (!judge_identity(finding, config->source, where)) return;
     if (!judge_serving(finding, &call)) return;
     if (!judge_transports(finding)) return;
     tl_health_judge_data_plane(config, is_local, finding);

@@ -266,6 +266,13 @@ static void deliver_stopped(struct tl_closure *closure)
     server->stopped(server->stopped_context);
 }
 
+size_t tl_rpc_server_describe(const struct tl_rpc_server *of, char (*ret_texts)[TL_LISTENER_TEXT_BYTES],
+                              size_t capacity)
+{
+    (void)of, (void)ret_texts, (void)capacity;
+    return 0;
+}
+
 void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void (*stopped)(void *context),
                         void *context)
 {

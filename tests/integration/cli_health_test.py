@@ -475,11 +475,13 @@ class Whole(HealthCase):
 
     def test_another_worker(self):
         cluster = self.cluster(ps=1)
-        cluster.start()
+        worker = cluster.start()
         path = self.write_json({"cluster": {"worker": {"3": cluster.address()}}}, "other.json")
         finding = self.check(4, path)["/job:worker/task:3"]
         self.assertEqual((finding["stage"], finding["reason"]),
-                         ("identity", "the worker that answers is /job:ps/task:0"))
+                         ("identity", f"the worker that answers is /job:ps/task:0 on host {socket.gethostname()}, "
+                                      f"process {worker.process.pid}"))
+        self.assertEqual((finding["listens"], finding["process_id"]), ([cluster.address()], worker.process.pid))
         self.assertIn("/job:worker/task:3", finding["remedy"])
 
     def test_a_worker_that_does_not_serve(self):
