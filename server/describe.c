@@ -105,6 +105,45 @@ static enum tl_status describe_listens(const struct tl_worker *worker, struct tl
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a description");
 }
 
+/* The settings that workers must agree upon, or that say how others reach this one. */
+static bool matters_to_peers(const char *path)
+{
+    static const char *const paths[] = {
+        "protocol",   "rdma",      "connect",          "listen",          "local.socket_folder",
+        "verbs.keys", "verbs.mtu", "verbs.pkey_index", "verbs.gid_index", "verbs.traffic_class"};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(paths); i++)
+        if (strcmp(path, paths[i]) == 0) return true;
+    return false;
+}
+
+/* Returns a copy of a value that is JSON, a text without its quotes. */
+static char *copy_value(const char *value)
+{
+    size_t len = strlen(value);
+    bool is_text = len >= 2 && value[0] == '"' && value[len - 1] == '"';
+    return is_text ? strndup(value + 1, len - 2) : strdup(value);
+}
+
+static enum tl_status describe_settings(const struct tl_worker *worker, struct tl_description *description,
+                                        struct tl_error *ret_error)
+{
+    if (worker->setup.task == NULL) return TL_OK;
+    size_t count = tl_config_values(worker->setup.config, worker->setup.task, NULL, 0);
+    struct tl_config_value *values = calloc(count + 1, sizeof(*values));
+    description->settings = calloc(count + 1, sizeof(*description->settings));
+    bool is_complete = values != NULL && description->settings != NULL;
+    if (is_complete) tl_config_values(worker->setup.config, worker->setup.task, values, count);
+    for (size_t i = 0; is_complete && i < count; i++) {
+        if (!matters_to_peers(values[i].path)) continue;
+        struct tl_setting_text *to = &description->settings[description->setting_count++];
+        to->path = strdup(values[i].path);
+        to->value = copy_value(values[i].value);
+        is_complete = to->path != NULL && to->value != NULL;
+    }
+    free(values);
+    return is_complete ? TL_OK : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a description");
+}
+
 enum tl_status tl_worker_describe(void *context, struct tl_description *ret_description, struct tl_error *ret_error)
 {
     struct tl_worker *worker = context;
@@ -116,6 +155,7 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
     ret_description->uptime_ns = (uint64_t)(tl_clock_now_ns() - worker->setup.opened_ns);
     ret_description->host_name = strdup(worker->self.host_name);
     ret_description->process_id = worker->self.process_id;
+    ret_description->cluster_digest = worker->self.cluster_digest;
     ret_description->unix_ns = tl_clock_unix_ns();
     if (ret_description->job == NULL || ret_description->software_version == NULL ||
         ret_description->host_name == NULL) {
@@ -124,6 +164,7 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
     enum tl_status status = tl_transports_describe(worker, ret_description, ret_error);
     if (status == TL_OK) status = tl_peers_describe(worker, ret_description, ret_error);
     if (status == TL_OK) status = describe_listens(worker, ret_description, ret_error);
+    if (status == TL_OK) status = describe_settings(worker, ret_description, ret_error);
     if (status == TL_OK) status = describe_counters(worker, ret_description, ret_error);
     return status;
 }

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include "base/check.h"
 #include "base/clock.h"
@@ -71,6 +72,22 @@ static enum tl_status read_config(const struct tl_worker_options *options, struc
     return TL_OK;
 }
 
+/* Returns a number that is equal for the same tasks with the same addresses, however these are spelt. The tasks are
+ * sorted. */
+static uint64_t digest_cluster(const struct tl_config *config)
+{
+    uint64_t digest = 0;
+    for (size_t i = 0; i < config->task_count; i++) {
+        const struct tl_config_task *task = &config->tasks[i];
+        char address[TL_ADDRESS_BYTES] = "";
+        if (task->address != NULL && tl_address_check(task->address, TL_ADDRESS_DIAL, address, NULL) != TL_OK)
+            snprintf(address, sizeof(address), "%s", task->address);
+        digest = XXH3_64bits_withSeed(task->name, strlen(task->name) + 1, digest);
+        digest = XXH3_64bits_withSeed(address, strlen(address) + 1, digest);
+    }
+    return digest;
+}
+
 /* Decides which task this process is, and its settings. */
 static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker_options *options,
                                 struct tl_error *ret_error)
@@ -93,6 +110,7 @@ static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker
     }
     worker->settings = worker->setup.task->settings;
     snprintf(worker->self.name, sizeof(worker->self.name), "%s", worker->setup.task->name);
+    worker->self.cluster_digest = digest_cluster(config);
     return TL_OK;
 }
 

@@ -80,9 +80,16 @@ void tl_health_explain_silent(const struct tl_health_finding *findings, size_t c
  * Thread: any. Blocks: for the devices of this machine. */
 void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding);
 
+/* Asks a worker once more who it is. False: it does not answer. Thread: any. */
+bool tl_health_identify(const struct tl_health_flags *flags, const struct tl_config_task *task,
+                        struct tl_description *ret_description);
+
 /* Compares what the workers say of each other, and marks the rows of those that contradict each other or cannot reach
- * each other. All of findings[config->task_count] have been checked. */
-void tl_health_compare(const struct tl_config *config, struct tl_health_finding *findings);
+ * each other. All of findings[config->task_count] have been checked. Writes into ret_note (TL_ERROR_MESSAGE_BYTES) what
+ * the configuration of this command lacks; "": nothing. Blocks: asks workers again whose answers contradict each other.
+ */
+void tl_health_compare(const struct tl_health_flags *flags, const struct tl_config *config,
+                       struct tl_health_finding *findings, char *ret_note);
 
 /* What this machine lacks for a data plane with the task's settings, at the stage that it returns;
  * TL_HEALTH_STAGE_PATHS with TL_OK: nothing. Blocks: opens every device. Thread: any. */

@@ -32,7 +32,8 @@ struct round {
     const struct tl_config *config;
     struct tl_health_finding *findings; /* [config->task_count] */
     size_t healthy_count;
-    atomic_size_t next; /* task that is not being asked yet */
+    char note[TL_ERROR_MESSAGE_BYTES]; /* what the configuration lacks; "": nothing */
+    atomic_size_t next;                /* task that is not being asked yet */
 };
 
 static void *ask_workers(void *context)
@@ -57,7 +58,7 @@ static void run_round(struct round *round)
     ask_workers(round);
     for (size_t i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
-    tl_health_compare(round->config, round->findings);
+    tl_health_compare(round->flags, round->config, round->findings, round->note);
     for (size_t i = 0; i < round->config->task_count; i++)
         round->healthy_count += round->findings[i].is_healthy;
     for (size_t i = 0; i < round->config->task_count; i++) {
@@ -111,6 +112,9 @@ static void put_description(struct tl_json_out *worker, const struct tl_descript
         tl_json_out_put_text(worker, "host_name", description->host_name);
         tl_json_out_put_u64(worker, "process_id", description->process_id);
     }
+    struct tl_json_out *settings = tl_json_out_put_object(worker, "settings");
+    for (size_t i = 0; i < description->setting_count; i++)
+        tl_json_out_put_text(settings, description->settings[i].path, description->settings[i].value);
     struct tl_json_out *listens = tl_json_out_put_array(worker, "listens");
     for (size_t i = 0; i < description->listen_count; i++)
         tl_json_out_append_text(listens, description->listens[i]);
@@ -129,6 +133,7 @@ static void put_description(struct tl_json_out *worker, const struct tl_descript
         tl_json_out_put_text(peer, "state", description->peers[i].state);
         tl_json_out_put_text(peer, "transport", description->peers[i].transport);
         tl_json_out_put_text(peer, "reason", description->peers[i].reason);
+        tl_json_out_put_text(peer, "address", description->peers[i].address);
         tl_json_out_put_incarnation(peer, "incarnation", description->peers[i].incarnation);
         if (description->peers[i].latency_ns > 0)
             tl_json_out_put_u64(peer, "latency_ns", description->peers[i].latency_ns);
@@ -146,6 +151,7 @@ static bool print_json(const struct round *round)
 {
     struct tl_json_out *root = tl_json_out_object();
     tl_json_out_put_bool(root, "healthy", round->healthy_count == round->config->task_count);
+    tl_json_out_put_text(root, "note", round->note);
     struct tl_json_out *workers = tl_json_out_put_array(root, "workers");
     for (size_t i = 0; i < round->config->task_count; i++) {
         const struct tl_health_finding *finding = &round->findings[i];
@@ -288,6 +294,10 @@ static bool print_tables(const struct round *round)
     if (!print_workers(round)) return false;
     if (round->flags->has_pairs && !print_pairs(round)) return false;
     printf("%zu of %zu workers are healthy\n", round->healthy_count, round->config->task_count);
+    if (round->note[0] != '\0') {
+        tl_output_put_escaped(stdout, round->note);
+        putchar('\n');
+    }
     return true;
 }
 

@@ -13,21 +13,10 @@
 #include "base/clock.h"
 #include "config/address.h"
 #include "server/cli/health.h"
+#include "server/cli/health_members.h"
 
 /* Workers of one cluster start within this time, and try each other again within it. */
 #define START_NS (UINT64_C(30) * TL_NS_PER_SEC)
-
-struct comparison {
-    const struct tl_config *config;
-    struct tl_health_finding *findings; /* [config->task_count] */
-};
-
-static struct tl_health_finding *find_row(const struct comparison *comparison, const char *name)
-{
-    for (size_t i = 0; i < comparison->config->task_count; i++)
-        if (strcmp(comparison->findings[i].task->name, name) == 0) return &comparison->findings[i];
-    return NULL;
-}
 
 static bool has_started(const struct tl_health_finding *finding)
 {
@@ -99,33 +88,108 @@ static void note_loopback(const struct tl_config *config, struct tl_health_findi
     }
 }
 
+/* Where a worker looks for a task; "" when it does not say. */
+static const char *address_of(const struct tl_description *description, const char *name, size_t hint)
+{
+    const struct tl_peer_description *peer = tl_health_find_member(description, name, hint);
+    return peer ? peer->address : "";
+}
+
+/* The two have different addresses for one of them: that explains why the other one does not reach it. */
+static void explain_address(struct tl_health_finding *finding, const struct tl_health_finding *from,
+                            const struct tl_health_finding *to, const char *dialled, const char *own)
+{
+    if (dialled[0] == '\0' || own[0] == '\0' || strcmp(dialled, own) == 0) return;
+    snprintf(finding->remedy, sizeof(finding->remedy),
+             "%s dials %s at %s, the cluster.json of %s says %s: give all workers the same file, and start them anew",
+             from->task->name, to->task->name, dialled, to->task->name, own);
+}
+
 /* A pair that is not connected, although both of its workers answer. */
 static void judge_pair(struct tl_health_finding *from, const struct tl_peer_description *peer,
                        struct tl_health_finding *to)
 {
     char what[2 * TL_MAX_NAME_BYTES + TL_MAX_ADDRESS_BYTES];
-    snprintf(what, sizeof(what), "it cannot reach %s at %s", to->task->name, to->task->address);
-    set_fault(from, what, peer->reason[0] != '\0' ? peer->reason : "no reason is known");
-    snprintf(what, sizeof(what), "%s cannot reach it at %s", from->task->name, to->task->address);
-    bool was_healthy = to->is_healthy;
-    set_fault(to, what, peer->reason[0] != '\0' ? peer->reason : "no reason is known");
+    const char *reason = peer->reason[0] != '\0' ? peer->reason : "no reason is known";
+    const char *dialled = peer->address[0] != '\0' ? peer->address : to->task->address;
+    const char *own = address_of(&to->description, to->task->name, 0);
     const char *listens = find_loopback(to);
-    if (!was_healthy || !listens || !is_remote(from->task, to->task)) return;
-    snprintf(what, sizeof(what), "%s cannot reach it at %s: ", from->task->name, to->task->address);
+    if (from->is_healthy) {
+        snprintf(what, sizeof(what), "it cannot reach %s at %s", to->task->name, dialled);
+        set_fault(from, what, reason);
+        explain_address(from, from, to, peer->address, own);
+    }
+    if (!to->is_healthy) return;
+    snprintf(what, sizeof(what), "%s cannot reach it at %s", from->task->name, dialled);
+    set_fault(to, what, reason);
+    explain_address(to, from, to, peer->address, own);
+    if (!listens || !is_remote(from->task, to->task)) return;
+    snprintf(what, sizeof(what), "%s cannot reach it at %s: ", from->task->name, dialled);
     set_loopback(to, what, listens);
 }
 
-void tl_health_compare(const struct tl_config *config, struct tl_health_finding *findings)
+static void judge_pairs(const struct tl_config *config, struct tl_health_finding *findings)
 {
-    const struct comparison comparison = {config, findings};
     for (size_t i = 0; i < config->task_count; i++) {
         struct tl_health_finding *from = &findings[i];
-        for (size_t j = 0; has_started(from) && j < from->description.peer_count; j++) {
-            const struct tl_peer_description *peer = &from->description.peers[j];
-            struct tl_health_finding *to = is_down(peer) ? find_row(&comparison, peer->name) : NULL;
-            if (to && to != from && has_started(to)) judge_pair(from, peer, to);
+        if (!has_started(from)) continue;
+        for (size_t j = 0; j < config->task_count; j++) {
+            struct tl_health_finding *to = &findings[j];
+            const struct tl_peer_description *peer = tl_health_find_member(&from->description, to->task->name, j);
+            if (i != j && peer && is_down(peer) && has_started(to)) judge_pair(from, peer, to);
         }
     }
+}
+
+/* --------------------------------------------------------------------------------------------------- protocols -- */
+
+static const char *setting_of(const struct tl_health_finding *finding, const char *path)
+{
+    const struct tl_description *description = &finding->description;
+    for (size_t i = 0; finding->has_description && i < description->setting_count; i++)
+        if (strcmp(description->settings[i].path, path) == 0) return description->settings[i].value;
+    return NULL;
+}
+
+/* Both have a transport besides gRPC, and none that the other one has. */
+static bool share_grpc_only(const char *a, const char *b)
+{
+    bool is_auto = strcmp(a, "auto") == 0 || strcmp(b, "auto") == 0;
+    return !is_auto && strcmp(a, "grpc") != 0 && strcmp(b, "grpc") != 0 && strcmp(a, b) != 0;
+}
+
+static void judge_protocol(struct tl_health_finding *finding, const struct tl_health_finding *other)
+{
+    const char *own = setting_of(finding, "protocol"), *theirs = setting_of(other, "protocol");
+    const char *rdma = setting_of(finding, "rdma");
+    if (!own || !theirs || !share_grpc_only(own, theirs)) return;
+    bool is_required = rdma && strcmp(rdma, "require") == 0;
+    if (!finding->is_healthy || (!is_required && finding->reason[0] != '\0')) return;
+    finding->is_healthy = !is_required;
+    finding->stage = TL_HEALTH_STAGE_PATHS;
+    snprintf(finding->reason, sizeof(finding->reason),
+             "its protocol is \"%.64s\", that of %s is \"%.64s\": the two share gRPC only", own, other->task->name,
+             theirs);
+    snprintf(finding->remedy, sizeof(finding->remedy), "set the same protocol for both, and start them anew");
+}
+
+static void judge_protocols(const struct tl_config *config, struct tl_health_finding *findings)
+{
+    for (size_t i = 0; i < config->task_count; i++) {
+        if (!setting_of(&findings[i], "protocol")) continue;
+        for (size_t j = 0; j < config->task_count; j++)
+            if (i != j && tl_health_find_member(&findings[i].description, findings[j].task->name, j))
+                judge_protocol(&findings[i], &findings[j]);
+    }
+}
+
+void tl_health_compare(const struct tl_health_flags *flags, const struct tl_config *config,
+                       struct tl_health_finding *findings, char *ret_note)
+{
+    tl_health_find_rivals(flags, config, findings);
+    tl_health_compare_members(config, findings, ret_note);
+    judge_pairs(config, findings);
+    judge_protocols(config, findings);
     for (size_t i = 0; i < config->task_count; i++)
         note_loopback(config, &findings[i]);
 }

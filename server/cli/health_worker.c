@@ -210,6 +210,20 @@ static bool judge_serving(struct tl_health_finding *finding, const struct tl_cal
     return false;
 }
 
+static struct tl_call_options make_call(const struct tl_health_flags *flags, const struct tl_config_task *task,
+                                        char *ret_where)
+{
+    return (struct tl_call_options){
+        .address = task->address,
+        .ret_where = ret_where,
+        .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : DEFAULT_TIMEOUT_NS,
+        /* A time that the user gives counts for all of it. */
+        .http2_timeout_ns = flags->connect_timeout_ns > 0 ? 0 : HTTP2_NS,
+        .rpc_timeout_ns = flags->rpc_timeout_ns > 0 ? flags->rpc_timeout_ns : DEFAULT_TIMEOUT_NS,
+        .user_agent = flags->user_agent,
+    };
+}
+
 /* At least one way of moving tensors works. */
 static bool judge_transports(struct tl_health_finding *finding)
 {
@@ -224,20 +238,20 @@ static bool judge_transports(struct tl_health_finding *finding)
     return false;
 }
 
+bool tl_health_identify(const struct tl_health_flags *flags, const struct tl_config_task *task,
+                        struct tl_description *ret_description)
+{
+    struct tl_error error;
+    const struct tl_call_options call = make_call(flags, task, NULL);
+    return tl_client_identify(&call, ret_description, NULL, &error) == TL_OK;
+}
+
 void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl_config *config,
                             struct tl_health_finding *finding)
 {
     const bool is_local = flags->is_local || is_on_this_machine(finding->task);
     char where[TL_CALL_WHERE_BYTES] = "";
-    const struct tl_call_options call = {
-        .address = finding->task->address,
-        .ret_where = where,
-        .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : DEFAULT_TIMEOUT_NS,
-        /* A time that the user gives counts for all of it. */
-        .http2_timeout_ns = flags->connect_timeout_ns > 0 ? 0 : HTTP2_NS,
-        .rpc_timeout_ns = flags->rpc_timeout_ns > 0 ? flags->rpc_timeout_ns : DEFAULT_TIMEOUT_NS,
-        .user_agent = flags->user_agent,
-    };
+    const struct tl_call_options call = make_call(flags, finding->task, where);
     enum tl_call_stage stage = TL_CALL_RESOLVE;
     struct tl_error error;
     finding->is_local = is_local;

@@ -185,6 +185,15 @@ static bool is_incarnation_taken(const struct tl_worker *worker, const struct tl
     return peer == NULL && tl_client_peer_has_incarnation(worker, who);
 }
 
+static void log_second_worker(struct tl_peer *self, const struct tl_identity *who)
+{
+    int64_t now_ns = tl_clock_now_ns();
+    if (self->origin.refused_ns != 0 && now_ns - self->origin.refused_ns < LOG_PAUSE_NS) return;
+    self->origin.refused_ns = now_ns;
+    TL_LOG_AT_WARN("a second worker claims this task", TL_STR("address", who->address), TL_STR("host", who->host_name),
+                   TL_U64("process", who->process_id));
+}
+
 enum tl_link_admission tl_peers_admit(struct tl_worker *worker, const struct tl_identity *who,
                                       struct tl_error *ret_error)
 {
@@ -193,7 +202,7 @@ enum tl_link_admission tl_peers_admit(struct tl_worker *worker, const struct tl_
         (void)tl_error_set(ret_error, TL_FAILED_PRECONDITION,
                            "%s is this worker itself; is the same task started twice? give each process its own task",
                            peer->name);
-        TL_LOG_AT_WARN("a second worker claims this task", TL_STR("address", who->address));
+        log_second_worker(peer, who);
         return TL_LINK_REFUSED;
     }
     enum tl_link_admission admission = peer != NULL ? check_origin(peer, who, ret_error) : TL_LINK_ADMITTED;

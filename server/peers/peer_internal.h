@@ -7,6 +7,7 @@
 #include "base/numbers.h"
 #include "server/peers/admission.h"
 #include "server/peers/data_connections.h"
+#include "server/peers/rivals.h"
 #include "server/worker_internal.h"
 
 /* The links to a peer. They set up data connections, and carry tensors themselves. */
@@ -32,6 +33,8 @@ struct tl_peer {
     bool is_self;
     uint64_t incarnation; /* 0: no handshake yet */
     uint64_t restart_count;
+    struct tl_rivals
+        rivals; /* the processes that have connected as this peer; rivals.latest is the one of incarnation */
     struct tl_list
         requests;     /* tl_peer_request that wait until it is up, and a data connection is up or all have failed */
     unsigned awaited; /* how many tl_worker_wait_for_peers wait for it */

@@ -83,6 +83,12 @@ static void retry_later(struct tl_peer *peer)
 
 /* ----------------------------------------------------------------------------------------------------- actions -- */
 
+/* Two processes that claim one task replace each other again and again; one warning has said so. */
+static enum tl_log_level level_of(const struct tl_peer *peer, enum tl_log_level level)
+{
+    return tl_rivals_are_active(&peer->rivals) ? TL_LOG_DEBUG : level;
+}
+
 static void nothing(struct tl_peer *peer, const struct tl_error *reason)
 {
     (void)peer;
@@ -97,8 +103,8 @@ static void up(struct tl_peer *peer, const struct tl_error *reason)
     links->failure_count = 0;
     links->has_left = false;
     links->has_warned = false;
-    TL_LOG_AT_INFO("peer up", TL_STR("peer", peer->name), TL_STR("address", peer->address), TL_STR("transport", "grpc"),
-                   TL_INCARNATION("incarnation", peer->incarnation));
+    TL_LOG(level_of(peer, TL_LOG_INFO), "peer up", TL_STR("peer", peer->name), TL_STR("address", peer->address),
+           TL_STR("transport", "grpc"), TL_INCARNATION("incarnation", peer->incarnation));
 }
 
 static void lost(struct tl_peer *peer, const struct tl_error *reason)
@@ -108,7 +114,7 @@ static void lost(struct tl_peer *peer, const struct tl_error *reason)
         peer->links.has_left = true;
         TL_LOG_AT_INFO("peer has closed its connection", TL_STR("peer", peer->name));
     } else {
-        TL_LOG_AT_WARN("peer lost", TL_STR("peer", peer->name), TL_STR("reason", reason->message));
+        TL_LOG(level_of(peer, TL_LOG_WARN), "peer lost", TL_STR("peer", peer->name), TL_STR("reason", reason->message));
     }
 }
 
@@ -264,13 +270,25 @@ static void note_incarnation(struct tl_peer *peer, uint64_t incarnation)
     if (peer->incarnation == incarnation) return;
     if (peer->incarnation != 0) {
         peer->restart_count++;
-        TL_LOG_AT_INFO("peer has restarted", TL_STR("peer", peer->name), TL_INCARNATION("incarnation", incarnation));
+        TL_LOG(level_of(peer, TL_LOG_INFO), "peer has restarted", TL_STR("peer", peer->name),
+               TL_INCARNATION("incarnation", incarnation));
         tl_rendezvous_release_incarnation(peer->worker->table, peer->incarnation);
     }
     peer->incarnation = incarnation;
     tl_client_peers_evict(peer->worker, incarnation);
     tl_numbers_drop(&peer->received, peer->received.count);
     tl_numbers_drop(&peer->given_up, peer->given_up.count);
+}
+
+/* Tasks may know different parts of a cluster, and an address may differ where ports are forwarded. So this is no
+ * warning; `tensorlane health` compares the configurations. */
+static void note_cluster(const struct tl_peer *peer, const struct tl_identity *who)
+{
+    uint64_t own = peer->worker->self.cluster_digest;
+    if (own == 0 || who->cluster_digest == 0 || who->cluster_digest == own) return;
+    if (who->cluster_digest == peer->rivals.latest.cluster_digest) return;
+    TL_LOG_AT_INFO("peer has another cluster.json, with other tasks or addresses", TL_STR("peer", peer->name),
+                   TL_STR("address", who->address));
 }
 
 /* Returns whether our link stays when each side has opened one. */
@@ -324,6 +342,8 @@ static void use_link(struct tl_peer *peer, struct tl_link *link)
 {
     struct peer_links *links = &peer->links;
     uint64_t incarnation = tl_link_peer(link)->incarnation;
+    note_cluster(peer, tl_link_peer(link));
+    tl_rivals_note(&peer->rivals, peer->name, tl_link_peer(link));
     bool is_restart = links->link != NULL && peer->incarnation != incarnation;
     note_incarnation(peer, incarnation);
     if (links->link != NULL) {

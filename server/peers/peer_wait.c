@@ -162,8 +162,18 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
         char reason[TL_ERROR_MESSAGE_BYTES] = "";
         if (is_up && !peer->is_self) format_connection_reason(peer, reason, sizeof(reason));
         item->transport = strdup(is_up ? tl_peer_transport(peer) : "");
-        item->reason = strdup(!is_up ? peer->links.reason.message : reason);
+        if (tl_rivals_are_active(&peer->rivals)) {
+            tl_rivals_format(&peer->rivals, peer->name, reason, sizeof(reason));
+        } else if (!is_up) {
+            snprintf(reason, sizeof(reason), "%s", peer->links.reason.message);
+        }
+        item->reason = strdup(reason);
         item->incarnation = peer->incarnation;
+        item->address = strdup(peer->address);
+        const struct tl_identity *latest = peer->is_self ? &worker->self : &peer->rivals.latest;
+        item->host_name = strdup(latest->host_name);
+        item->process_id = latest->process_id;
+        item->cluster_digest = latest->cluster_digest;
         const struct tl_data_connection *connection = tl_data_connections_best(&peer->data);
         if (connection != NULL) {
             const struct tl_conn_measures *measures = tl_session_measures(connection->session);
@@ -171,7 +181,8 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
             item->bytes_per_second = measures->bytes_per_second;
             item->mtu_bytes = measures->mtu_bytes;
         }
-        if (item->name == NULL || item->state == NULL || item->transport == NULL || item->reason == NULL) {
+        if (item->name == NULL || item->state == NULL || item->transport == NULL || item->reason == NULL ||
+            item->address == NULL || item->host_name == NULL) {
             return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peers");
         }
     }

@@ -846,6 +846,154 @@ class Compared(HealthCase):
             for row in rows[:2]:
                 self.assertEqual(row["remedy"], "is there a firewall in between?")
 
+    def serve(self, name, job, task=0, **config):
+        path = self.write_json({"protocol": "grpc", **config}, name)
+        worker = self.spawn("serve", "--config", path, "--job", job, "--task", task)
+        worker.await_line("worker ready")
+        return path, worker
+
+    def rows(self, path):
+        result = cli_support.run("health", "--config", path, "--json", "-connect-timeout", "60s")
+        shown = json.loads(result.stdout)
+        return result.returncode, {worker["name"]: worker for worker in shown["workers"]}, shown["note"]
+
+    def addresses(self, count):
+        return [f"127.0.0.1:{port}" for port in free_ports(count)]
+
+    def test_another_cluster(self):
+        ps, worker, chief = self.addresses(3)
+        path, _ = self.serve("right.json", "ps", cluster={"ps": [ps], "worker": [worker]})
+        self.serve("wrong.json", "worker", cluster={"chief": [chief], "worker": [worker]})
+        code, rows, note = self.rows(path)
+        right, wrong = rows["/job:ps/task:0"], rows["/job:worker/task:0"]
+        self.assertEqual((code, right["stage"], wrong["stage"]), (4, "config", "config"))
+        self.assertEqual(wrong["reason"],
+                         "it runs with another cluster.json than /job:ps/task:0: it has chief, lacks ps")
+        self.assertEqual(right["reason"], "/job:worker/task:0 runs with another cluster.json, which lacks this worker")
+        self.assertIn("give all workers the same file, and start this one anew", wrong["remedy"])
+        self.assertEqual(note, f"the workers have /job:chief/task:0, which {path} lacks")
+        self.assertEqual(right["settings"]["protocol"], "grpc")
+        table = self.assert_run(4, "health", "--config", path).stdout.splitlines()
+        self.assertTrue(table[-1].startswith("the workers have /job:chief/task:0"))
+
+    def test_another_cluster_with_fewer_tasks(self):
+        ps, first, second = self.addresses(3)
+        path, _ = self.serve("right.json", "ps", cluster={"ps": [ps], "worker": [first, second]})
+        self.serve("right.json", "worker", 0, cluster={"ps": [ps], "worker": [first, second]})
+        self.serve("wrong.json", "worker", 1, cluster={"ps": [ps], "worker": {"1": second}})
+        code, rows, _ = self.rows(path)
+        self.assertEqual((code, [row["healthy"] for row in rows.values()]), (4, [True, False, False]))
+        self.assertEqual(rows["/job:worker/task:1"]["reason"], "it runs with another cluster.json than "
+                         "/job:worker/task:0: it lacks /job:worker/task:0")
+
+    def test_parts_of_a_cluster(self):
+        """Two workers that do not know each other, each with the part of the cluster that it needs."""
+        ps, first, second, unused = self.addresses(4)
+        path, _ = self.serve("all.json", "ps", cluster={"ps": [ps], "worker": [first, second]})
+        self.serve("first.json", "worker", 0, cluster={"ps": [ps], "worker": {"0": first}})
+        self.serve("second.json", "worker", 1, cluster={"ps": [ps], "worker": {"1": second}})
+        code, rows, note = self.rows(path)
+        self.assertEqual((code, note, [row["reason"] for row in rows.values()]), (0, "", ["", "", ""]))
+        more = self.write_json({"cluster": {"ps": [ps], "eval": [unused]}, "protocol": "grpc"}, "more.json")
+        code, rows, note = self.rows(more)
+        self.assertEqual(code, 4)
+        self.assertIn("refused the connection", rows["/job:eval/task:0"]["reason"])
+        self.assertIn(", and no worker that answers has this task in its cluster.json",
+                      rows["/job:eval/task:0"]["reason"])
+        self.assertEqual(note, f"the workers have /job:worker/task:0, /job:worker/task:1, which {more} lacks")
+
+    def test_forwarded_ports(self):
+        """The workers know each other by other addresses than this command."""
+        ps, worker, other = self.addresses(3)
+        path, _ = self.serve("outside.json", "ps", cluster={"ps": [ps], "worker": [worker]})
+        self.serve("inside.json", "worker", cluster={"ps": [other], "worker": [worker]})
+        code, rows, note = self.rows(path)
+        self.assertEqual((code, note, [row["reason"] for row in rows.values()]), (0, "", ["", ""]))
+
+    def test_another_address(self):
+        reason = "10.0.0.9:4000 refused the connection; is the worker started?"
+        code, rows = self.workers(
+            {"peers": [self.peer(0, address="a:1"), self.peer(1, "down", reason, address="10.0.0.9:4000")]},
+            {"peers": [self.peer(0, address="a:1"), self.peer(1, address="10.0.0.2:4000")]})
+        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [False, False]))
+        for row in rows:
+            self.assertIn("cannot reach", row["reason"])
+            self.assertIn("10.0.0.9:4000 refused the connection", row["reason"])
+            self.assertEqual(row["remedy"], "/job:ps/task:0 dials /job:ps/task:1 at 10.0.0.9:4000, the cluster.json of "
+                             "/job:ps/task:1 says 10.0.0.2:4000: give all workers the same file, and start them anew")
+
+    def test_protocols_that_share_grpc_only(self):
+        def says(protocol, rdma="prefer"):
+            return {"peers": [self.peer(0), self.peer(1)],
+                    "settings": [cluster_pb2.Setting(path="protocol", value=protocol),
+                                 cluster_pb2.Setting(path="rdma", value=rdma)]}
+        for rdma, expected in (("prefer", 0), ("require", 4)):
+            code, rows = self.workers(says("grpc+local", rdma), says("grpc+verbs"))
+            self.assertEqual((code, rows[0]["healthy"], rows[1]["healthy"]), (expected, rdma == "prefer", True))
+            self.assertEqual(rows[0]["reason"], 'its protocol is "grpc+local", that of /job:ps/task:1 is "grpc+verbs": '
+                                                'the two share gRPC only')
+            self.assertIn("set the same protocol", rows[0]["remedy"])
+        for pair in (("grpc", "grpc+verbs"), ("auto", "grpc+local"), ("grpc+local", "grpc+local")):
+            code, rows = self.workers(*map(says, pair))
+            self.assertEqual((code, [row["reason"] for row in rows]), (0, ["", ""]))
+
+    def test_two_processes_as_one_task(self):
+        ps, second, worker = self.addresses(3)
+        eager = {"connect": "eager"}
+        path, watcher = self.serve("one.json", "worker", cluster={"ps": [ps], "worker": [worker]})
+        _, first = self.serve("one.json", "ps", cluster={"ps": [ps], "worker": [worker]}, **eager)
+        _, rival = self.serve("two.json", "ps", cluster={"ps": [second], "worker": [worker]}, **eager)
+        watcher.await_line("two processes claim one task")
+        warning = watcher.find("two processes claim one task")
+        for process in (first, rival):
+            self.assertIn(f"process {process.pid} on {socket.gethostname()} (", warning)
+        _, rows, _ = self.rows(path)
+        row = rows["/job:ps/task:0"]
+        self.assertEqual((row["healthy"], row["stage"], row["remedy"]), (False, "identity", "stop one of them"))
+        for process in (first, rival):
+            self.assertIn(f"process {process.pid} on {socket.gethostname()}", row["reason"])
+        self.assertTrue(rows["/job:worker/task:0"]["healthy"])
+        restarts = [line for line in list(watcher.lines) if "peer has restarted" in line and "level=info" in line]
+        self.assertLessEqual(len(restarts), 3, watcher.output)
+        self.assertEqual(watcher.output.count("two processes claim one task"), 1)
+
+    def test_two_processes_that_do_not_meet(self):
+        """Each worker is connected to another process, which it believes to be the same task."""
+        seen = {n: self.peer(2, incarnation=n, host_name=f"host-{n}", process_id=10 * n) for n in (5, 6)}
+        members = [self.peer(0), self.peer(1)]
+        code, rows = self.workers(
+            {"peers": [*members, seen[5]]}, {"peers": [*members, seen[6]]},
+            {"peers": [*members, self.peer(2)], "incarnation": 5, "host_name": "host-5", "process_id": 50})
+        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, True, False]))
+        self.assertEqual(rows[2]["reason"],
+                         "two processes are /job:ps/task:2: process 50 on host-5 and process 60 on host-6")
+        code, rows = self.workers(
+            {"peers": [*members, seen[5]]}, {"peers": [*members, self.peer(2, "down", incarnation=6)]},
+            {"peers": [*members, self.peer(2)], "incarnation": 5, "uptime_ns": 1})
+        self.assertEqual((code, [row["reason"] for row in rows]), (0, ["", "", ""]))
+
+    def test_a_restart_between_two_answers(self):
+        """A peer that is connected to the process before the restart has heard of it when it is asked again."""
+        answers = iter((7, 8, 8, 8))
+        current = [8]
+
+        def peer_of(_request, _context):
+            return cluster_pb2.IdentifyResponse(
+                job="ps", task=0, protocol_version=1, is_serving=True, incarnation=1,
+                transports=[cluster_pb2.TransportState(name="grpc", is_available=True)],
+                peers=[self.peer(0), self.peer(1, incarnation=next(answers))])
+
+        def restarted(_request, _context):
+            return cluster_pb2.IdentifyResponse(
+                job="ps", task=1, protocol_version=1, is_serving=True, incarnation=current[0],
+                transports=[cluster_pb2.TransportState(name="grpc", is_available=True)],
+                peers=[self.peer(0), self.peer(1)])
+        serving = {"Check": lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)}
+        path = self.write_json({"protocol": "grpc", "cluster": {"ps": [
+            self.foreign_server(Identify=peer_of, **serving), self.foreign_server(Identify=restarted, **serving)]}})
+        code, rows, _ = self.rows(path)
+        self.assertEqual((code, [row["reason"] for row in rows.values()]), (0, ["", ""]))
+
     def test_a_pair_that_need_not_be_connected(self):
         for first, second in (
                 ({"peers": [self.peer(1, "idle", "refused")]}, {}), ({"peers": [self.peer(1, "connecting")]}, {}),

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Workers that were started with different cluster.json files, and tasks that two processes claim.
+ *
+ * Each worker tells the tasks that it knows, itself among them. It is a fault when one worker knows another one that
+ * does not know it: no request can travel one of the two ways. Two workers that do not know each other are none: each
+ * process of TensorFlow may be given only the part of the cluster that it needs. Other addresses are none either,
+ * since ports are forwarded.
+ *
+ * Every worker tells the incarnation of the processes that it is connected to. Where two workers are connected to
+ * different processes of one task, a restart may have come between the two answers; so they are asked again before two
+ * processes are reported.
+ */
+#include "server/cli/health_members.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "server/peers/rivals.h"
+
+/* Names in one list of a message. */
+#define MAX_NAMES 4
+/* A peer hears of a restart within this time, because the end of the former process ends its links. */
+#define RESTART_NS (300 * TL_NS_PER_MS)
+
+const struct tl_peer_description *tl_health_find_member(const struct tl_description *description, const char *name,
+                                                        size_t hint)
+{
+    if (hint < description->peer_count && strcmp(description->peers[hint].name, name) == 0)
+        return &description->peers[hint];
+    for (size_t i = 0; i < description->peer_count; i++)
+        if (strcmp(description->peers[i].name, name) == 0) return &description->peers[i];
+    return NULL;
+}
+
+bool tl_health_tells_members(const struct tl_health_finding *finding)
+{
+    return finding->has_description && finding->verified >= TL_HEALTH_STAGE_IDENTITY &&
+           tl_health_find_member(&finding->description, finding->task->name, 0) != NULL;
+}
+
+/* --------------------------------------------------------------------------------------------- another cluster -- */
+
+/* The job in a name "/job:ps/task:0", with its length. */
+static const char *job_of(const char *name, size_t *ret_len)
+{
+    const char *job = strncmp(name, "/job:", 5) == 0 ? name + 5 : name;
+    *ret_len = strcspn(job, "/");
+    return job;
+}
+
+static bool has_job(const struct tl_description *description, const char *name)
+{
+    size_t len, other_len;
+    const char *job = job_of(name, &len);
+    for (size_t i = 0; i < description->peer_count; i++) {
+        const char *other = job_of(description->peers[i].name, &other_len);
+        if (len == other_len && memcmp(job, other, len) == 0) return true;
+    }
+    return false;
+}
+
+/* Writes the tasks that `with` has and `without` lacks, a job by its name where it lacks the whole job. Returns how
+ * many there are. */
+static size_t list_lacking(const struct tl_description *with, const struct tl_description *without, char *ret_text,
+                           size_t capacity)
+{
+    size_t count = 0, used = 0, len = 0;
+    const char *former_job = NULL;
+    ret_text[0] = '\0';
+    for (size_t i = 0; i < with->peer_count; i++) {
+        const char *name = with->peers[i].name;
+        if (tl_health_find_member(without, name, i)) continue;
+        bool is_job = !has_job(without, name);
+        const char *job = job_of(name, &len);
+        if (is_job && former_job && strncmp(former_job, job, len + 1) == 0) continue;
+        former_job = is_job ? job : NULL;
+        if (count++ < MAX_NAMES && used < capacity)
+            used += (size_t)snprintf(ret_text + used, capacity - used, "%s%.*s", count > 1 ? ", " : "",
+                                     is_job ? (int)len : 128, is_job ? job : name);
+    }
+    if (count > MAX_NAMES && used < capacity)
+        snprintf(ret_text + used, capacity - used, " and %zu more", count - MAX_NAMES);
+    return count;
+}
+
+static void set_fault(struct tl_health_finding *finding, enum tl_health_stage stage, const char *reason,
+                      const char *remedy)
+{
+    finding->is_healthy = false;
+    finding->stage = stage;
+    snprintf(finding->reason, sizeof(finding->reason), "%s", reason);
+    snprintf(finding->remedy, sizeof(finding->remedy), "%s", remedy);
+}
+
+/* `knows` has `lacks` in its cluster.json, and not the other way round. */
+static void set_other_cluster(struct tl_health_finding *knows, struct tl_health_finding *lacks)
+{
+    char has[400], lacking[400], reason[TL_ERROR_MESSAGE_BYTES];
+    size_t has_count = list_lacking(&lacks->description, &knows->description, has, sizeof(has));
+    list_lacking(&knows->description, &lacks->description, lacking, sizeof(lacking));
+    snprintf(reason, sizeof(reason), "it runs with another cluster.json than %s: it %s%s%slacks %s", knows->task->name,
+             has_count > 0 ? "has " : "", has, has_count > 0 ? ", " : "", lacking);
+    if (lacks->is_healthy)
+        set_fault(lacks, TL_HEALTH_STAGE_CONFIG, reason,
+                  "give all workers the same file, and start this one anew with it");
+    snprintf(reason, sizeof(reason), "%s runs with another cluster.json, which lacks this worker", lacks->task->name);
+    if (knows->is_healthy)
+        set_fault(knows, TL_HEALTH_STAGE_CONFIG, reason,
+                  "give all workers the same file, and start those anew that have another one");
+}
+
+/* The tasks that workers have and this configuration lacks. */
+static void note_lacking(const struct tl_config *config, const struct tl_health_finding *findings, char *ret_note)
+{
+    const struct tl_config_task *task;
+    size_t used = 0, count = 0;
+    ret_note[0] = '\0';
+    for (size_t i = 0; i < config->task_count; i++) {
+        if (!tl_health_tells_members(&findings[i])) continue;
+        for (size_t j = 0; j < findings[i].description.peer_count; j++) {
+            const char *name = findings[i].description.peers[j].name;
+            if (tl_config_find_name(config, name, &task, NULL) == TL_OK || strstr(ret_note, name)) continue;
+            if (count++ < MAX_NAMES)
+                used += (size_t)snprintf(ret_note + used, TL_ERROR_MESSAGE_BYTES - used, "%s%.128s",
+                                         count > 1 ? ", " : "the workers have ", name);
+        }
+    }
+    if (count > 0)
+        snprintf(ret_note + used, TL_ERROR_MESSAGE_BYTES - used, "%s, which %.256s lacks",
+                 count > MAX_NAMES ? " and more" : "", config->source);
+}
+
+/* A task that does not answer, and that no worker has. */
+static void explain_absence(const struct tl_config *config, const struct tl_health_finding *findings, size_t index)
+{
+    struct tl_health_finding *finding = (struct tl_health_finding *)&findings[index];
+    size_t telling_count = 0;
+    if (finding->has_description) return;
+    for (size_t i = 0; i < config->task_count; i++) {
+        if (!tl_health_tells_members(&findings[i])) continue;
+        if (tl_health_find_member(&findings[i].description, finding->task->name, index)) return;
+        telling_count++;
+    }
+    size_t len = strlen(finding->reason);
+    if (telling_count > 0)
+        snprintf(finding->reason + len, sizeof(finding->reason) - len,
+                 ", and no worker that answers has this task in its cluster.json");
+}
+
+void tl_health_compare_members(const struct tl_config *config, struct tl_health_finding *findings, char *ret_note)
+{
+    for (size_t i = 0; i < config->task_count; i++) {
+        struct tl_health_finding *a = &findings[i];
+        explain_absence(config, findings, i);
+        if (!tl_health_tells_members(a)) continue;
+        for (size_t j = i + 1; j < config->task_count; j++) {
+            struct tl_health_finding *b = &findings[j];
+            uint64_t digest = a->description.cluster_digest;
+            if (!tl_health_tells_members(b) || (digest != 0 && digest == b->description.cluster_digest)) continue;
+            bool a_has_b = tl_health_find_member(&a->description, b->task->name, j) != NULL;
+            bool b_has_a = tl_health_find_member(&b->description, a->task->name, i) != NULL;
+            if (a_has_b && !b_has_a) set_other_cluster(a, b);
+            if (b_has_a && !a_has_b) set_other_cluster(b, a);
+        }
+    }
+    note_lacking(config, findings, ret_note);
+}
+
+/* ----------------------------------------------------------------------------------------------- two processes -- */
+
+/* A process that claims a task, and the worker that tells of it. */
+struct claim {
+    struct tl_health_finding *teller; /* NULL: there is none */
+    uint64_t incarnation;
+    const char *host_name;
+    uint64_t process_id;
+};
+
+/* What a worker says of the process behind a task. A worker of an older version does not say the host. */
+static struct claim read_claim(struct tl_health_finding *teller, const struct tl_health_finding *finding, size_t index)
+{
+    const struct tl_description *description = &teller->description;
+    if (teller == finding) {
+        if (!teller->has_description || teller->verified < TL_HEALTH_STAGE_IDENTITY)
+            return (struct claim){.teller = NULL};
+        return (struct claim){teller, description->incarnation, description->host_name, description->process_id};
+    }
+    const struct tl_peer_description *peer =
+        teller->has_description ? tl_health_find_member(description, finding->task->name, index) : NULL;
+    if (!peer || peer->incarnation == 0 || strcmp(peer->state, "up") != 0) return (struct claim){.teller = NULL};
+    return (struct claim){teller, peer->incarnation, peer->host_name, peer->process_id};
+}
+
+/* Finds two claims of different processes. */
+static bool find_two(const struct tl_config *config, struct tl_health_finding *findings, size_t index,
+                     struct claim ret_claims[2])
+{
+    struct claim first = read_claim(&findings[index], &findings[index], index);
+    for (size_t i = 0; i < config->task_count; i++) {
+        struct claim claim = read_claim(&findings[i], &findings[index], index);
+        if (!claim.teller) continue;
+        if (!first.teller) first = claim;
+        if (claim.incarnation == first.incarnation) continue;
+        ret_claims[0] = first;
+        ret_claims[1] = claim;
+        return true;
+    }
+    return false;
+}
+
+static void ask_again(const struct tl_health_flags *flags, struct tl_health_finding *finding)
+{
+    struct tl_description description = {0};
+    if (!finding->has_description || !tl_health_identify(flags, finding->task, &description)) return;
+    tl_description_fini(&finding->description);
+    finding->description = description;
+}
+
+static void format_claim(const struct claim *claim, char *ret_text, size_t capacity)
+{
+    if (claim->host_name[0] != '\0') {
+        snprintf(ret_text, capacity, "process %" PRIu64 " on %.128s", claim->process_id, claim->host_name);
+    } else {
+        snprintf(ret_text, capacity, "the one with incarnation " TL_INCARNATION_FORMAT, claim->incarnation);
+    }
+}
+
+static void set_rivals(struct tl_health_finding *finding, const struct claim claims[2])
+{
+    char first[256], second[256], reason[TL_ERROR_MESSAGE_BYTES];
+    format_claim(&claims[0], first, sizeof(first));
+    format_claim(&claims[1], second, sizeof(second));
+    snprintf(reason, sizeof(reason), TL_RIVALS " %s: %s and %s", finding->task->name, first, second);
+    set_fault(finding, TL_HEALTH_STAGE_IDENTITY, reason, "stop one of them");
+    finding->verified = TL_HEALTH_STAGE_GRPC;
+}
+
+/* A worker has seen the two processes take turns. */
+static const char *find_witness(const struct tl_config *config, const struct tl_health_finding *findings, size_t index)
+{
+    for (size_t i = 0; i < config->task_count; i++) {
+        const struct tl_peer_description *peer =
+            findings[i].has_description
+                ? tl_health_find_member(&findings[i].description, findings[index].task->name, index)
+                : NULL;
+        if (peer && strncmp(peer->reason, TL_RIVALS, strlen(TL_RIVALS)) == 0) return peer->reason;
+    }
+    return NULL;
+}
+
+void tl_health_find_rivals(const struct tl_health_flags *flags, const struct tl_config *config,
+                           struct tl_health_finding *findings)
+{
+    struct claim claims[2];
+    bool has_waited = false;
+    for (size_t i = 0; i < config->task_count; i++) {
+        const char *witness = find_witness(config, findings, i);
+        if (witness) {
+            const char *remedy = strstr(witness, "; ");
+            set_fault(&findings[i], TL_HEALTH_STAGE_IDENTITY, witness, remedy ? remedy + 2 : "stop one of them");
+            if (remedy) findings[i].reason[remedy - witness] = '\0';
+            findings[i].verified = TL_HEALTH_STAGE_GRPC;
+            continue;
+        }
+        if (!find_two(config, findings, i, claims)) continue;
+        const struct timespec pause = {.tv_nsec = RESTART_NS};
+        if (!has_waited) nanosleep(&pause, NULL);
+        has_waited = true;
+        ask_again(flags, &findings[i]);
+        for (size_t j = 0; j < 2; j++)
+            if (claims[j].teller != &findings[i]) ask_again(flags, claims[j].teller);
+        if (find_two(config, findings, i, claims)) set_rivals(&findings[i], claims);
+    }
+}
