@@ -96,8 +96,7 @@ void tl_doctor_check_tracing(struct tl_doctor_report *report, const struct tl_do
 /* Whether the messages of the kernel can be read. */
 void tl_doctor_check_kernel_log(struct tl_doctor_report *report, const struct tl_doctor_roots *roots, bool is_root);
 
-/* --------------------------------------------------------------------------------------------- files of the kernel --
- */
+/* ------------------------------------------------------------------------------------------- files of the kernel -- */
 
 /* Reads the first line of root/path, without its end. False: there is no such file. */
 bool tl_doctor_read_line(char *ret_line, size_t capacity, const char *root, const char *format, ...)

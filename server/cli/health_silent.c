@@ -90,8 +90,7 @@ static void explain_foreign_user(struct tl_health_finding *finding, const struct
              process->user);
 }
 
-/* ------------------------------------------------------------------------------------------------ another machine --
- */
+/* ----------------------------------------------------------------------------------------------- another machine -- */
 
 static void explain_by_witness(struct tl_health_finding *finding, const struct witness *witness)
 {

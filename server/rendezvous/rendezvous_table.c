@@ -15,8 +15,7 @@
 
 static const struct tl_error no_error = {.code = TL_OK};
 
-/* ------------------------------------------------------------------------------------------- mutex and deferred_calls
- * -- */
+/* -------------------------------------------------------------------------------------- mutex and deferred_calls -- */
 
 void tl_table_lock(struct tl_rendezvous *table)
 {

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
-"""What names and lines must be like: no retired words in the identifiers of C, no long lines in code and documents.
+"""What names and lines must be like: no retired words in the identifiers of C, no long lines in code and documents, no
+section banner that the formatter has split.
 
 Retired words are those that the project once used instead of the field's terms (docs/design.md, "Words").
 """
@@ -23,6 +24,7 @@ DATA_PLANE = re.compile(r"data_?plane", re.IGNORECASE)
 MAX_LINE = 120
 
 TOKEN = re.compile(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'|[A-Za-z_]\w*", re.DOTALL)
+SPLIT_BANNER = re.compile(r"^/\* -{10,}[^\n]*(?<!\*/)$", re.MULTILINE)
 FENCE = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
 
@@ -53,6 +55,7 @@ def main():
             continue
         text = source.read(path)
         problems += [f"{path}: {name}: say {RETIRED[word]}" for name, word in retired_in(path, text)]
+        problems += [f"{path}: a section banner is split: {banner}" for banner in SPLIT_BANNER.findall(text)]
     for path in files + [path for path in source.files(".md", ".proto", ".py", "") if is_checked(path)]:
         text = source.read(path)
         if path.suffix == ".md":  # The output of programs stays as it is.
