@@ -116,6 +116,7 @@ static bool check_cards(struct doctor *doctor, const struct tl_config_task *task
 static void check_rdma(struct doctor *doctor)
 {
     bool wants_ports = true;
+    if (doctor->needs.is_rdma_refused) return;
     for (size_t i = 0; doctor->config && i < doctor->config->task_count; i++) {
         if (!is_first_here(&doctor->tasks, i)) continue;
         if (check_cards(doctor, &doctor->config->tasks[i], wants_ports)) wants_ports = false;

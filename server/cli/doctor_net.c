@@ -159,7 +159,9 @@ void tl_doctor_check_interfaces(struct tl_doctor_report *report, const struct tl
             snprintf(mtu, sizeof(mtu), "unknown");
         if (!tl_doctor_read_line(state, sizeof(state), roots->sys, "class/net/%s/operstate", each->ifa_name))
             snprintf(state, sizeof(state), "unknown");
-        bool is_down = strcmp(state, "down") == 0 || strcmp(state, "lowerlayerdown") == 0;
+        /* A bridge without ports is down, too, and nothing is wrong with it. */
+        bool is_down = (strcmp(state, "down") == 0 || strcmp(state, "lowerlayerdown") == 0) &&
+                       tl_doctor_has_path(roots->sys, "class/net/%s/device", each->ifa_name);
         snprintf(what, sizeof(what), "interface %s", each->ifa_name);
         tl_doctor_add(report, is_down ? TL_DOCTOR_NOTE : TL_DOCTOR_OK, what, "%s; MTU %s, %s", list, mtu, state);
         if (is_down) {

@@ -8,7 +8,7 @@
 #include "server/cli/health.h"
 
 /* Asks all workers as `tensorlane health` does, and tries each address of each of them over TCP with small and large
- * packets. Blocks: as long as health does, and at most 16 s for each address that does not answer. */
+ * packets. Blocks: as long as health does, and at most 20 s for each address that does not answer. */
 void tl_doctor_check_peers(struct tl_doctor_report *report, const struct tl_doctor_tasks *tasks);
 
 /* What a worker's clock said while this machine's went from before_ns to after_ns. */

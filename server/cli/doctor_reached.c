@@ -96,7 +96,8 @@ static void judge(struct tl_doctor_report *report, const char *what, unsigned po
     case TL_DOCTOR_REACH_FOREIGN:
         tl_doctor_add(report, TL_DOCTOR_FAULT, what, "%s: no HTTP/2", address);
         tl_doctor_explain(report,
-                          "what answers at %s does not speak HTTP/2; stop the other program, or give the task "
+                          "what answers at %s does not speak HTTP/2, or ends the connection at once; stop the other "
+                          "program, or give the task "
                           "another port",
                           address);
         break;

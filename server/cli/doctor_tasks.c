@@ -130,6 +130,8 @@ void tl_doctor_tasks_needs(const struct tl_doctor_tasks *tasks, struct tl_doctor
         /* Shared memory is enough for a worker to start. */
         if (settings->rdma == TL_RDMA_REQUIRE && tl_local_settings_refusal(settings)) needs.is_rdma_required = true;
     }
+    /* On a machine without tasks, such as an operator's, nothing needs descriptors for peers. */
+    if (needs.connections == 0) needs.peer_count = 0;
     *ret_needs = needs;
 }
 

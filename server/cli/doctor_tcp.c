@@ -35,7 +35,7 @@ struct attempt {
     uint8_t bytes[FRAME_HEAD_BYTES + MAX_FRAME_BYTES]; /* what was received of the next frame */
     size_t len_bytes;
     unsigned ping_count; /* answers to PING */
-    bool is_foreign;     /* the first frame was none of HTTP/2 */
+    bool is_foreign;     /* it ended the connection, or sent something else, before the first frame of HTTP/2 */
     bool is_answered;    /* the call has ended */
     bool has_frame;
 };
@@ -134,8 +134,11 @@ static bool read_some(struct attempt *attempt)
     size_t wanted = FRAME_HEAD_BYTES;
     if (attempt->len_bytes >= FRAME_HEAD_BYTES) wanted += frame_len(attempt->bytes);
     ssize_t count = recv(attempt->fd, attempt->bytes + attempt->len_bytes, wanted - attempt->len_bytes, 0);
-    if (count < 0) return errno == EAGAIN || errno == EINTR;
-    if (count == 0) return false;
+    if (count < 0 && (errno == EAGAIN || errno == EINTR)) return true;
+    if (count <= 0) {
+        attempt->is_foreign = !attempt->has_frame;
+        return false;
+    }
     attempt->len_bytes += (size_t)count;
     if (attempt->len_bytes < FRAME_HEAD_BYTES) return true;
     if (frame_len(attempt->bytes) > MAX_FRAME_BYTES) {

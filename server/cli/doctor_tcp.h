@@ -19,7 +19,7 @@
 enum tl_doctor_reach {
     TL_DOCTOR_REACH_NONE,     /* no connection: error_number says why */
     TL_DOCTOR_REACH_TCP,      /* connected, and nothing was answered to a few bytes */
-    TL_DOCTOR_REACH_FOREIGN,  /* what answers does not speak HTTP/2 */
+    TL_DOCTOR_REACH_FOREIGN,  /* what answers does not speak HTTP/2, or ends the connection */
     TL_DOCTOR_REACH_SMALL,    /* a few bytes were answered, TL_DOCTOR_LARGE_BYTES were not */
     TL_DOCTOR_REACH_LARGE_TO, /* those were answered, but a large answer did not arrive */
     TL_DOCTOR_REACH_ALL,

@@ -85,6 +85,12 @@ class Doctor(DoctorCase):
         preferred = self.cluster("preferred.json", ps=1, worker=1, extra={**REQUIRE, "rdma": "prefer"})
         self.assertEqual(self.doctor("-c", preferred.path)["RDMA modules"]["verdict"], "ok")
 
+    def test_an_operators_machine(self):
+        """Limits are those of workers, and no task is here."""
+        config = self.write_json({"cluster": {"ps": [f"192.0.2.7:{port}" for port in range(4000, 4064)]}, **REQUIRE})
+        lines = self.doctor("-c", config, under=("prlimit", "--nofile=1000:1000"))
+        self.assertEqual((lines["open files"]["verdict"], lines["locked memory"]["verdict"]), ("ok", "ok"))
+
     def test_a_worker_that_does_not_run(self):
         served = self.cluster(ps=1, worker=1)
         served.start("ps")
@@ -111,8 +117,8 @@ class Doctor(DoctorCase):
         self.assertIn("answers to no packet of any size", line["cause"])
 
     def test_another_program(self):
-        line = self.try_server(b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n")
-        self.assertIn("no HTTP/2", line["value"])
+        for greeting in (b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n", None):
+            self.assertIn("no HTTP/2", self.try_server(greeting)["value"])
 
     def test_large_packets_are_lost(self):
         for losing, direction in ((UNKNOWN, "to"), (HEADERS, "from")):
@@ -123,7 +129,8 @@ class Doctor(DoctorCase):
             self.assertIn("tcp_mtu_probing", line["remedy"])
 
     def try_server(self, greeting, losing=None):
-        """Returns what is said of the way to a server that says this, and loses what such a frame is about."""
+        """Returns what is said of the way to a server that says this (None: it hangs up), and answers nothing after
+        such a frame."""
         server = Server(greeting, losing)
         self.addCleanup(server.close)
         config = self.write_json({"cluster": {"ps": [server.address]}})
@@ -163,6 +170,8 @@ class Server:
     def _serve(self, connection):
         is_small = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG) <= 500
         with contextlib.suppress(OSError), connection, connection.makefile("rb") as stream:
+            if self.greeting is None:
+                return
             connection.sendall(self.greeting)
             stream.read(PREFACE_BYTES)
             is_lost = False

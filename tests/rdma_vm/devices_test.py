@@ -40,9 +40,14 @@ show named devices -c /tmp/c.json -j ps -t 1
 show wrong_gid env RDMA_GID_INDEX=200 {BUILD}/bin/tensorlane devices -c /tmp/c.json -j ps
 show excluded env RDMA_DEVICE=^rxe {BUILD}/bin/tensorlane devices -c /tmp/c.json -j ps
 show keys devices -c /tmp/keys.json -j ps
+doctor() {{ {BUILD}/bin/tensorlane doctor --json "$@"; }}
+show doctor doctor
+show doctor_task doctor -c /tmp/c.json
+show doctor_keys doctor -c /tmp/keys.json
 show check_keys {BUILD}/bin/tensorlane config check /tmp/keys.json
 ip link set "$(rdma -j link show rxe0/1 | sed 's/.*"netdev":"\\([^"]*\\)".*/\\1/')" down
 show down devices
+show doctor_down doctor
 ip link add d1 type dummy
 ip link set d1 mtu 4200
 sysctl -qw net.ipv6.conf.d1.disable_ipv6=1
@@ -81,6 +86,8 @@ class DevicesTest(guest_support.GuestTest):
         self.assertIn("warning: /tmp/keys.json: /job:ps/task:0, which is to run on this machine, cannot use rxe0 "
                       f"port 1: {beyond}", parts["check_keys"])
         self.assertIn("/tmp/keys.json: ok (1 task)", parts["check_keys"])
+        self.check_doctor({name: {line["what"]: line for line in json.loads(part)["lines"]}
+                           for name, part in parts.items() if name.startswith("doctor")})
         self.assertIn("the port is down", parts["down"])
         self.assertIn("exit 3", parts["down"])
         row = r" {}  {} +1 +\d+  {} .*  {}\n"
@@ -99,6 +106,22 @@ class DevicesTest(guest_support.GuestTest):
         self.assertIn("/job:ps/task:0 would use none: its tensors travel over gRPC", parts["first_only"])
         self.assertIn("exit 3", parts["first_only"])
         self.assertIn("ulimit -l unlimited", json.loads(parts["memlock"])["memlock"]["reason"])
+
+    def check_doctor(self, reports):
+        for name in ("doctor", "doctor_task"):
+            lines = reports[name]
+            for what in ("port rxe0:1", "GIDs of rxe0:1", "partition keys of rxe0:1", "memory windows of rxe0"):
+                self.assertEqual(lines[what]["verdict"], "ok", lines[what])
+            self.assertIn("10.10.0.1 RoCE v2", lines["GIDs of rxe0:1"]["value"])
+            self.assertIn("rdma_rxe", lines["RDMA modules"]["value"])
+            self.assertEqual(lines["UDP port 4791"]["verdict"], "unknown")
+        card = reports["doctor_task"]["card for /job:ps/task:0"]
+        self.assertRegex(card["value"], "^rxe0 port 1 with GID [0-9]+; a write through it was verified$")
+        keys = reports["doctor_keys"]["partition keys of rxe0:1"]
+        self.assertEqual((keys["verdict"], keys["value"]), ("note", "0: 0xffff"))
+        self.assertIn("verbs.pkey_index is 5, and the table of the port has 1 entries", keys["cause"])
+        port = reports["doctor_down"]["port rxe0:1"]
+        self.assertEqual((port["verdict"], port["cause"]), ("note", "the port is down"))
 
 
 if __name__ == "__main__":

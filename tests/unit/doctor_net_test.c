@@ -104,6 +104,9 @@ START_TEST(interfaces)
     check_last(TL_DOCTOR_OK, "interface eth0", "10.0.0.7, fd00::7; MTU 9000, up", "", "");
     make_file("sys/class/net/eth0/operstate", "down\n");
     tl_doctor_check_interfaces(&report, &roots, list);
+    check_last(TL_DOCTOR_OK, "interface eth0", "MTU 9000, down", "", "");
+    make_file("sys/class/net/eth0/device/vendor", "0x15b3\n");
+    tl_doctor_check_interfaces(&report, &roots, list);
     check_last(TL_DOCTOR_NOTE, "interface eth0", "MTU 9000, down", "no link", "ip link set eth0 up");
 }
 END_TEST
@@ -148,10 +151,11 @@ START_TEST(sound_sockets)
     make_file("proc/net/tcp6", TITLE "   0: " V6_ZEROS ":0FA0 " V6_ZEROS ":0000 0A" REST);
     check_socket_of(&name);
     check_last(TL_DOCTOR_OK, "socket of /job:ps/task:0", "port 4000 of :: (IPv6)", "", "");
+    make_file("proc/net/tcp6", TITLE);
     name = make_name(TL_DOCTOR_NAME_WITHIN, ADDRESSES("127.0.0.1"));
     make_file("proc/net/tcp", TITLE "   0: 0100007F:0FA0 00000000:0000 0A" REST);
     check_socket_of(&name);
-    check_last(TL_DOCTOR_OK, "socket of /job:ps/task:0", "port 4000 of 127.0.0.1 (IPv4), :: (IPv6)", "", "");
+    check_last(TL_DOCTOR_OK, "socket of /job:ps/task:0", "port 4000 of 127.0.0.1 (IPv4), process 7", "", "");
 }
 END_TEST
 
