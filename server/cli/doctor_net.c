@@ -16,8 +16,8 @@
 #include "base/ip.h"
 #include "server/cli/doctor.h"
 #include "server/cli/doctor_net.h"
-
-#define MAX_SOCKETS 64
+#include "server/cli/local_process.h"
+#include "server/cli/socket_table.h"
 
 /* --------------------------------------------------------------------------------------------------- addresses -- */
 
@@ -175,55 +175,6 @@ void tl_doctor_check_interfaces(struct tl_doctor_report *report, const struct tl
 
 /* ----------------------------------------------------------------------------------------------------- sockets -- */
 
-/* Reads an address as the kernel writes it: 32-bit words in its own byte order, in hexadecimal digits. */
-static bool parse_hex_ip(const char *text, size_t digits, struct tl_ip *ret_ip)
-{
-    static const uint8_t v4_prefix[12] = {[10] = 0xff, [11] = 0xff};
-    size_t words = digits / 8;
-    memcpy(ret_ip->bytes, v4_prefix, sizeof(v4_prefix));
-    for (size_t i = 0; i < words; i++) {
-        char word[9] = "";
-        memcpy(word, text + 8 * i, 8);
-        uint32_t value = (uint32_t)strtoul(word, NULL, 16);
-        memcpy(ret_ip->bytes + sizeof(ret_ip->bytes) - 4 * (words - i), &value, sizeof(value));
-    }
-    return words == 1 || words == 4;
-}
-
-/* Reads a line of /proc/net/tcp. False: it is no socket that listens at the port. */
-static bool parse_socket(const char *line, unsigned port, struct tl_ip *ret_ip)
-{
-    char address[64], state[8];
-    unsigned bound;
-    if (sscanf(line, " %*u: %63[0-9A-Fa-f]:%x %*s %7s", address, &bound, state) != 3) return false;
-    if (bound != port || strcmp(state, "0A") != 0) return false;
-    return parse_hex_ip(address, strlen(address), ret_ip);
-}
-
-/* Adds those of one file. False: it cannot be read. */
-static bool read_sockets(const char *root, const char *name, unsigned port, struct tl_ip *ips, size_t *count)
-{
-    char path[1024], line[512];
-    snprintf(path, sizeof(path), "%s/net/%s", root, name);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    while (fgets(line, sizeof(line), file) != NULL && *count < MAX_SOCKETS)
-        if (parse_socket(line, port, &ips[*count])) ++*count;
-    fclose(file);
-    return true;
-}
-
-/* Whether a socket that is bound to the one address is reached through the other. One for all IPv6 addresses also takes
- * IPv4, as those of workers do. */
-static bool takes(const struct tl_ip *bound, const struct tl_ip *dialled)
-{
-    static const struct tl_ip all_v6;
-    static const struct tl_ip all_v4 = {.bytes = {[10] = 0xff, [11] = 0xff}};
-    if (tl_ip_is_equal(bound, &all_v6)) return true;
-    if (tl_ip_is_equal(bound, &all_v4)) return tl_ip_is_v4(dialled);
-    return tl_ip_is_equal(bound, dialled);
-}
-
 /* Returns how many of the name's addresses no socket takes, and the first of them. */
 static size_t count_missed(const struct tl_ip *bound, size_t bound_count, const struct tl_doctor_name *name,
                            const struct tl_ip **ret_first)
@@ -232,11 +183,19 @@ static size_t count_missed(const struct tl_ip *bound, size_t bound_count, const 
     for (size_t i = 0; i < name->ip_count; i++) {
         bool is_taken = false;
         for (size_t j = 0; j < bound_count; j++)
-            is_taken = is_taken || takes(&bound[j], &name->ips[i]);
+            is_taken = is_taken || tl_socket_table_takes(&bound[j], &name->ips[i]);
         if (is_taken) continue;
         if (missed_count++ == 0) *ret_first = &name->ips[i];
     }
     return missed_count;
+}
+
+static void describe_process(const struct tl_local_process *process, char *ret_text, size_t capacity)
+{
+    ret_text[0] = '\0';
+    if (process && process->pid == 0) snprintf(ret_text, capacity, ", a process of user %" PRIu32, process->user);
+    if (process && process->pid != 0)
+        snprintf(ret_text, capacity, ", process %d (%s)", (int)process->pid, process->name);
 }
 
 static void judge_sockets(struct tl_doctor_report *report, const char *what, const struct tl_doctor_socket *socket,
@@ -244,17 +203,25 @@ static void judge_sockets(struct tl_doctor_report *report, const char *what, con
 {
     const struct tl_doctor_name *name = socket->name;
     const struct tl_ip *missed = NULL;
-    char list[400], ip_text[TL_IP_TEXT_BYTES];
+    char list[400], process[80], ip_text[TL_IP_TEXT_BYTES];
+    char reason[TL_ERROR_MESSAGE_BYTES], remedy[TL_ERROR_MESSAGE_BYTES];
     list_ips(bound, count, list, sizeof(list));
+    describe_process(socket->process, process, sizeof(process));
+    bool is_in_trouble = socket->process && socket->process->pid != 0 &&
+                         tl_local_process_trouble(socket->process, name->host, reason, remedy);
     bool is_hidden = name->use == TL_DOCTOR_NAME_SHARED && are_all_loopback(bound, count);
     size_t missed_count = count_missed(bound, count, name, &missed);
     bool is_missed = name->ip_count > 0 && missed_count == name->ip_count;
+    bool is_unseen = socket->process && socket->process->pid == 0;
     tl_doctor_add(report,
-                  is_hidden || is_missed ? TL_DOCTOR_FAULT
-                  : missed               ? TL_DOCTOR_NOTE
-                                         : TL_DOCTOR_OK,
-                  what, "port %u of %s%s", socket->port, list, socket->process);
-    if (is_hidden) {
+                  is_hidden || is_missed || is_in_trouble ? TL_DOCTOR_FAULT
+                  : missed                                ? TL_DOCTOR_NOTE
+                  : is_unseen                             ? TL_DOCTOR_UNKNOWN
+                                                          : TL_DOCTOR_OK,
+                  what, "port %u of %s%s", socket->port, list, process);
+    if (is_in_trouble) {
+        tl_doctor_explain(report, "%s; %s", reason, remedy);
+    } else if (is_hidden) {
         tl_doctor_explain(report,
                           "it listens on loopback only, where other machines cannot reach it; correct /etc/hosts or "
                           "DNS, or set \"listen\" to \"0.0.0.0:%u\", and start the worker anew",
@@ -264,18 +231,25 @@ static void judge_sockets(struct tl_doctor_report *report, const char *what, con
                           "%s resolves to %s (%s) here, where nothing listens at port %u; correct /etc/hosts or DNS, "
                           "or set \"listen\" to \"[::]:%u\", which takes IPv4 and IPv6, and start the worker anew",
                           name->host, tl_ip_format(missed, ip_text), family_of(missed), socket->port, socket->port);
+    } else if (is_unseen) {
+        tl_doctor_explain(report,
+                          "this user may not see which process of user %" PRIu32 " it is, and whether it is stopped or "
+                          "out of descriptors; run doctor as that user or as root",
+                          socket->process->user);
     }
 }
 
 void tl_doctor_check_socket(struct tl_doctor_report *report, const struct tl_doctor_roots *roots,
                             const struct tl_doctor_socket *socket)
 {
-    struct tl_ip bound[MAX_SOCKETS];
+    struct tl_bound_socket sockets[TL_MAX_BOUND_SOCKETS];
+    struct tl_ip bound[TL_MAX_BOUND_SOCKETS];
     size_t count = 0;
     char what[96];
     snprintf(what, sizeof(what), "socket of %.80s", socket->task);
-    bool is_read = read_sockets(roots->proc, "tcp", socket->port, bound, &count);
-    is_read = read_sockets(roots->proc, "tcp6", socket->port, bound, &count) || is_read;
+    bool is_read = tl_socket_table_find(roots->proc, (uint16_t)socket->port, sockets, &count);
+    for (size_t i = 0; i < count; i++)
+        bound[i] = sockets[i].ip;
     if (!is_read) {
         tl_doctor_add(report, TL_DOCTOR_UNKNOWN, what, "-");
         tl_doctor_explain(report, "%s/net/tcp cannot be read; mount /proc", roots->proc);

@@ -11,6 +11,7 @@
 #include "server/cli/doctor.h"
 
 struct ifaddrs;
+struct tl_local_process;
 
 /* Who uses a name. */
 enum tl_doctor_name_use {
@@ -41,10 +42,10 @@ void tl_doctor_check_interfaces(struct tl_doctor_report *report, const struct tl
 /* Where a task of this machine should listen. */
 struct tl_doctor_socket {
     const char *task;
-    const struct tl_doctor_name *name; /* where peers dial it */
-    unsigned port;                     /* at which it listens */
-    const char *process;               /* ", process 7 (tensorlane)", or "" */
-    const char *start;                 /* the command that starts it */
+    const struct tl_doctor_name *name;      /* where peers dial it */
+    unsigned port;                          /* at which it listens */
+    const struct tl_local_process *process; /* the one that listens; NULL: none was found */
+    const char *start;                      /* the command that starts it */
 };
 
 /* Which sockets the worker of a task really bound, and whether they take what its name resolves to. */

@@ -19,6 +19,7 @@
 #include "server/cli/doctor.h"
 #include "server/cli/json_out.h"
 #include "server/cli/output.h"
+#include "server/cli/remedy.h"
 #include "server/cli/table.h"
 
 static const char *const verdict_names[] = {
@@ -71,10 +72,10 @@ void tl_doctor_explain(struct tl_doctor_report *report, const char *format, ...)
     va_start(arguments, format);
     vsnprintf(line->cause, sizeof(line->cause), format, arguments);
     va_end(arguments);
-    char *semicolon = strstr(line->cause, "; ");
-    if (!semicolon) return;
-    snprintf(line->remedy, sizeof(line->remedy), "%s", semicolon + 2);
-    *semicolon = '\0';
+    const char *remedy;
+    size_t cause_bytes = tl_remedy_split(line->cause, &remedy);
+    snprintf(line->remedy, sizeof(line->remedy), "%s", remedy);
+    line->cause[cause_bytes] = '\0';
 }
 
 size_t tl_doctor_count(const struct tl_doctor_report *report, enum tl_doctor_verdict verdict)

@@ -19,6 +19,7 @@
 #include "control/endpoint.h"
 #include "server/cli/doctor_net.h"
 #include "server/cli/local_host.h"
+#include "server/cli/local_process.h"
 #include "server/transports/local_settings.h"
 #include "server/transports/verbs_settings.h"
 
@@ -190,12 +191,18 @@ static void check_routes(struct tl_doctor_report *report, const struct tl_doctor
 static void check_socket(struct tl_doctor_report *report, const struct tl_doctor_roots *roots,
                          const struct tl_doctor_tasks *tasks, const struct tl_doctor_task *task)
 {
+    struct tl_local_process process;
     char start[512];
     const struct tl_doctor_name name = name_of(task->host, use_of(tasks));
     snprintf(start, sizeof(start), "tensorlane serve --config %s --job %s --task %" PRIu32, tasks->config->source,
              task->task->job, task->task->index);
-    const struct tl_doctor_socket socket = {
-        .task = task->task->name, .name = &name, .port = task->port, .process = "", .start = start};
+    const char *listen = task->task->settings.listen ? task->task->settings.listen : task->task->address;
+    bool has_process = tl_local_process_listening(listen, &process);
+    const struct tl_doctor_socket socket = {.task = task->task->name,
+                                            .name = &name,
+                                            .port = task->port,
+                                            .process = has_process ? &process : NULL,
+                                            .start = start};
     tl_doctor_check_socket(report, roots, &socket);
 }
 

@@ -135,8 +135,9 @@ static void judge_lack(const struct tl_config *config, bool is_local, const stru
     char remedy[TL_ERROR_MESSAGE_BYTES];
     struct tl_error error;
     snprintf(remedy, sizeof(remedy),
-             "run there: tensorlane devices --config %s --job %s --task %" PRIu32 "; start the worker anew afterwards",
-             config->source, task->job, task->index);
+             "run there: tensorlane devices --config %s --job %s --task %" PRIu32
+             ", and tensorlane doctor --config %s; start the worker anew afterwards",
+             config->source, task->job, task->index, config->source);
     if (data_plane && data_plane->memlock[0] != '\0') {
         split_reason(finding, TL_HEALTH_STAGE_MEMLOCK, data_plane->memlock, remedy);
     } else if (verbs && verbs->reason[0] != '\0') {

@@ -15,9 +15,6 @@
 #include "server/cli/health.h"
 #include "server/cli/local_process.h"
 
-/* A process with no more descriptors than these left takes no connection. */
-#define FEW_DESCRIPTORS 2
-
 /* A worker that knows the silent one. */
 struct witness {
     const struct tl_config_task *task;
@@ -55,20 +52,8 @@ static void explain_process(struct tl_health_finding *finding, const struct tl_l
     char reason[TL_ERROR_MESSAGE_BYTES], remedy[TL_ERROR_MESSAGE_BYTES];
     snprintf(reason, sizeof(reason), "process %d (%s) takes the connections at %s but does not answer", process->pid,
              process->name, address);
-    if (process->state == 'T') {
-        snprintf(reason, sizeof(reason), "process %d (%s) at %s is stopped", process->pid, process->name, address);
-        snprintf(remedy, sizeof(remedy), "let it go on: kill -CONT %d", process->pid);
-    } else if (process->state == 't') {
-        snprintf(reason, sizeof(reason), "a debugger holds process %d (%s) at %s", process->pid, process->name,
-                 address);
-        snprintf(remedy, sizeof(remedy), "let it go on in the debugger, or detach that");
-    } else if (process->descriptor_limit > 0 && process->descriptors + FEW_DESCRIPTORS >= process->descriptor_limit) {
-        snprintf(reason, sizeof(reason), "process %d (%s) at %s has %" PRIu64 " of %" PRIu64 " descriptors open",
-                 process->pid, process->name, address, process->descriptors, process->descriptor_limit);
-        snprintf(
-            remedy, sizeof(remedy),
-            "give it more: prlimit --pid %d --nofile=NUMBER for now, ulimit -Hn or LimitNOFILE= for its next start",
-            process->pid);
+    if (tl_local_process_trouble(process, address, reason, remedy)) {
+        /* The process says it all. */
     } else if (is_worker(process, witness)) {
         snprintf(remedy, sizeof(remedy),
                  process->state == 'D' ? "it waits for a disk, a network file system or a device: see dmesg"

@@ -119,8 +119,8 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
         fail(finding, TL_HEALTH_STAGE_TCP, error->message);
         set_remedy(finding,
                    "start it there: tensorlane serve --config %s --job %s --task %" PRIu32
-                   "; if it runs, check host, port and firewall",
-                   source, task->job, task->index);
+                   "; if it runs, look at both machines: tensorlane doctor --config %s",
+                   source, task->job, task->index, source);
         if (is_loopback_name(finding)) {
             set_remedy(
                 finding,

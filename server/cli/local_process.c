@@ -8,102 +8,36 @@
  */
 #include "server/cli/local_process.h"
 
-#include <arpa/inet.h>
 #include <ctype.h>
 #include <dirent.h>
-#include <inttypes.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "config/config.h"
+#include "server/cli/socket_table.h"
 
-#define STATE_LISTEN 0x0a
 #define PROGRAM_NAME "tensorlane"
 #define LIBRARY_NAME "libtensorlane"
 
-/* ----------------------------------------------------------------------------------------------------- sockets -- */
-
-struct listener {
-    const struct addrinfo *addresses; /* where a caller arrives; NULL: not known, any socket of the port fits */
-    uint16_t port;
-    unsigned long inode;
-    uint32_t user;
-};
-
-static bool is_any(const uint8_t *address, size_t len)
+/* Finds the socket that takes connections to one of the addresses; NULL: any socket of the port. */
+static bool find_socket(const struct addrinfo *addresses, uint16_t port, struct tl_bound_socket *ret_socket)
 {
-    for (size_t i = 0; i < len; i++)
-        if (address[i] != 0) return false;
-    return true;
-}
-
-/* Whether a socket that is bound to an address of len bytes takes connections to one of the addresses. */
-static bool takes(const struct listener *listener, const uint8_t *bound, size_t len)
-{
-    if (is_any(bound, len) || listener->addresses == NULL) return true;
-    for (const struct addrinfo *item = listener->addresses; item; item = item->ai_next) {
-        const void *address = item->ai_family == AF_INET
-                                  ? (const void *)&((const struct sockaddr_in *)(const void *)item->ai_addr)->sin_addr
-                                  : &((const struct sockaddr_in6 *)(const void *)item->ai_addr)->sin6_addr;
-        size_t address_len = item->ai_family == AF_INET ? 4 : 16;
-        if (address_len == len && memcmp(address, bound, len) == 0) return true;
-        /* An IPv4 address that is bound as IPv6. */
-        if (address_len == 4 && len == 16 && memcmp(address, bound + 12, 4) == 0) return true;
+    struct tl_bound_socket sockets[TL_MAX_BOUND_SOCKETS];
+    struct tl_ip ip;
+    size_t count;
+    (void)tl_socket_table_find("/proc", port, sockets, &count);
+    for (size_t i = 0; i < count; i++) {
+        bool is_it = addresses == NULL;
+        for (const struct addrinfo *item = addresses; item && !is_it; item = item->ai_next)
+            is_it = tl_ip_of_sockaddr(item->ai_addr, &ip) && tl_socket_table_takes(&sockets[i].ip, &ip);
+        if (!is_it) continue;
+        *ret_socket = sockets[i];
+        return true;
     }
     return false;
-}
-
-/* The kernel writes addresses as words in the order of this machine. False: no such text. */
-static bool read_address(const char *text, uint8_t ret_address[16], size_t *ret_len)
-{
-    size_t digits = strspn(text, "0123456789ABCDEFabcdef");
-    if (digits != 8 && digits != 32) return false;
-    for (size_t i = 0; i < digits / 8; i++) {
-        char word[9];
-        memcpy(word, text + 8 * i, 8);
-        word[8] = '\0';
-        uint32_t value = (uint32_t)strtoul(word, NULL, 16);
-        memcpy(ret_address + 4 * i, &value, sizeof(value));
-    }
-    *ret_len = digits / 2;
-    return true;
-}
-
-/* One line of /proc/net/tcp: whether it is a listening socket that fits. */
-static bool read_line(struct listener *listener, const char *line)
-{
-    char bound[40];
-    unsigned port, state;
-    unsigned long user, inode;
-    uint8_t address[16];
-    size_t len;
-    if (sscanf(line, " %*u: %39[0-9A-Fa-f]:%x %*[0-9A-Fa-f]:%*x %x %*x:%*x %*x:%*x %*x %lu %*u %lu", bound, &port,
-               &state, &user, &inode) != 5)
-        return false;
-    if (state != STATE_LISTEN || port != listener->port || !read_address(bound, address, &len)) return false;
-    if (!takes(listener, address, len)) return false;
-    listener->inode = inode;
-    listener->user = (uint32_t)user;
-    return true;
-}
-
-static bool find_socket(struct listener *listener)
-{
-    static const char *const tables[] = {"/proc/net/tcp", "/proc/net/tcp6"};
-    bool is_found = false;
-    for (size_t i = 0; i < 2 && !is_found; i++) {
-        char line[512];
-        FILE *table = fopen(tables[i], "re");
-        if (table == NULL) continue;
-        while (!is_found && fgets(line, sizeof(line), table) != NULL)
-            is_found = read_line(listener, line);
-        fclose(table);
-    }
-    return is_found;
 }
 
 /* --------------------------------------------------------------------------------------------------- processes -- */
@@ -177,18 +111,17 @@ static void find_process(unsigned long inode, struct tl_local_process *process)
 bool tl_local_process_listening(const char *address, struct tl_local_process *ret_process)
 {
     char host[256];
-    struct listener listener = {0};
+    uint16_t port;
+    struct tl_bound_socket socket;
     const struct addrinfo hints = {.ai_socktype = SOCK_STREAM};
     struct addrinfo *found = NULL;
-    struct tl_local_process process = {0};
-    if (tl_address_split(address, host, sizeof(host), &listener.port, NULL) != TL_OK) return false;
+    if (tl_address_split(address, host, sizeof(host), &port, NULL) != TL_OK) return false;
     if (getaddrinfo(host, NULL, &hints, &found) != 0) found = NULL;
-    listener.addresses = found;
-    bool is_found = find_socket(&listener);
+    bool is_found = find_socket(found, port, &socket);
     if (found != NULL) freeaddrinfo(found);
     if (!is_found) return false;
-    process.user = listener.user;
-    find_process(listener.inode, &process);
+    struct tl_local_process process = {.user = socket.user};
+    find_process(socket.inode, &process);
     *ret_process = process;
     return true;
 }

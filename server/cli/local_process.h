@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include <tensorlane/status.h>
+
 struct tl_local_process {
     pid_t pid;            /* 0: this user may not see which process it is */
     uint32_t user;        /* the socket's owner */
@@ -20,5 +22,10 @@ struct tl_local_process {
 /* Finds the process that listens at "host:port". False: no socket of this machine, in this network namespace, does.
  * Blocks: for the name resolution. Thread: any. */
 bool tl_local_process_listening(const char *address, struct tl_local_process *ret_process);
+
+/* Writes what keeps the process from answering at the address, and what to do: it is stopped, a debugger holds it, or
+ * it is out of descriptors. False: none of these. */
+bool tl_local_process_trouble(const struct tl_local_process *process, const char *address,
+                              char ret_reason[TL_ERROR_MESSAGE_BYTES], char ret_remedy[TL_ERROR_MESSAGE_BYTES]);
 
 #endif

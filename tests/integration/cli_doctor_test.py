@@ -19,8 +19,7 @@ REQUIRE = {"protocol": "grpc+verbs", "rdma": "require"}
 class Doctor(DoctorCase):
     def test_a_sound_machine(self):
         served = self.cluster(ps=1, worker=1)
-        served.start("ps")
-        served.start("worker")
+        pids = {job: served.start(job).pid for job in ("ps", "worker")}
         for arguments in ([], ["--config", served.path]):
             lines = self.doctor(*arguments, code=0)
             for what in ("tensorlane", "kernel", "locked memory", "open files", "RDMA modules", "huge pages",
@@ -30,6 +29,7 @@ class Doctor(DoctorCase):
             task = f"/job:{job}/task:0"
             self.assertRegex(lines[f"worker {task}"]["value"], f"^healthy, stage .*, version {self.version()}$")
             self.assertEqual(lines[f"socket of {task}"]["verdict"], "ok")
+            self.assertIn(f", process {pids[job]} (tensorlane)", lines[f"socket of {task}"]["value"])
             self.assertEqual(lines[f"clock of {task}"]["verdict"], "ok")
             self.assertRegex(lines[f"TCP to {task}"]["value"], "large packets both ways, segments of [0-9]+ bytes$")
         self.assertEqual(lines["host 127.0.0.1"]["value"], "127.0.0.1 (IPv4)")
@@ -111,7 +111,10 @@ class Doctor(DoctorCase):
         worker = served.start("ps")
         worker.send(signal.SIGSTOP)
         self.addCleanup(worker.send, signal.SIGCONT)
-        line = self.doctor("-c", served.path, code=4)["TCP to /job:ps/task:0"]
+        lines = self.doctor("-c", served.path, code=4)
+        line = lines["socket of /job:ps/task:0"]
+        self.assertEqual((line["verdict"], line["remedy"]), ("fault", f"let it go on: kill -CONT {worker.pid}"))
+        line = lines["TCP to /job:ps/task:0"]
         self.assertEqual(line["verdict"], "fault")
         self.assertIn("connected, no answer", line["value"])
         self.assertIn("answers to no packet of any size", line["cause"])

@@ -12,6 +12,7 @@
 #include "base/check.h"
 #include "fakes/doctor_report.h"
 #include "fakes/run_suite.h"
+#include "server/cli/local_process.h"
 
 static struct tl_ip ips[4];
 
@@ -118,11 +119,20 @@ END_TEST
 #define REST " 00000000:00000000 00:00000000 00000000  1000        0 5031459 1 0000000000000000 100 0 0 10 0\n"
 #define V6_ZEROS "00000000000000000000000000000000"
 
+static struct tl_local_process process;
+
 static void check_socket_of(struct tl_doctor_name *name)
 {
     const struct tl_doctor_socket socket = {
-        .task = "/job:ps/task:0", .name = name, .port = 4000, .process = ", process 7", .start = "tensorlane serve"};
+        .task = "/job:ps/task:0", .name = name, .port = 4000, .process = &process, .start = "tensorlane serve"};
     tl_doctor_check_socket(&report, &roots, &socket);
+}
+
+/* A checked fixture: a worker that runs. */
+static void make_process(void)
+{
+    process = (struct tl_local_process){.pid = 7, .name = "tensorlane", .state = 'S', .descriptors = 40};
+    make_roots();
 }
 
 START_TEST(no_socket)
@@ -143,7 +153,8 @@ START_TEST(sound_sockets)
     struct tl_doctor_name name = make_name(TL_DOCTOR_NAME_SHARED, ADDRESSES("10.0.0.7"));
     make_file("proc/net/tcp", TITLE "   0: 0700000A:0FA0 00000000:0000 0A" REST);
     check_socket_of(&name);
-    check_last(TL_DOCTOR_OK, "socket of /job:ps/task:0", "port 4000 of 10.0.0.7 (IPv4), process 7", "", "");
+    check_last(TL_DOCTOR_OK, "socket of /job:ps/task:0", "port 4000 of 10.0.0.7 (IPv4), process 7 (tensorlane)", "",
+               "");
     make_file("proc/net/tcp", TITLE "   0: 00000000:0FA0 00000000:0000 0A" REST);
     check_socket_of(&name);
     check_last(TL_DOCTOR_OK, "socket of /job:ps/task:0", "port 4000 of 0.0.0.0 (IPv4)", "", "");
@@ -183,6 +194,28 @@ START_TEST(other_family)
     make_file("proc/net/tcp6", TITLE "   0: 000000FD000000000000000007000000:0FA0 " V6_ZEROS ":0000 0A" REST);
     check_socket_of(&name);
     check_last(TL_DOCTOR_OK, "socket of /job:ps/task:0", "port 4000 of 0.0.0.0 (IPv4), fd00::7 (IPv6)", "", "");
+}
+END_TEST
+
+START_TEST(processes)
+{
+    struct tl_doctor_name name = make_name(TL_DOCTOR_NAME_SHARED, ADDRESSES("10.0.0.7"));
+    make_file("proc/net/tcp", TITLE "   0: 0700000A:0FA0 00000000:0000 0A" REST);
+    process.state = 'T';
+    check_socket_of(&name);
+    check_last(TL_DOCTOR_FAULT, "socket of /job:ps/task:0", "process 7 (tensorlane)",
+               "process 7 (tensorlane) at gpu-0 is stopped", "kill -CONT 7");
+    process.state = 'S';
+    process.descriptor_limit = 42;
+    check_socket_of(&name);
+    check_last(TL_DOCTOR_FAULT, "socket of /job:ps/task:0", "process 7", "has 40 of 42 descriptors open", "prlimit");
+    process.descriptor_limit = 43;
+    check_socket_of(&name);
+    check_last(TL_DOCTOR_OK, "socket of /job:ps/task:0", "process 7", "", "");
+    process = (struct tl_local_process){.user = 1000, .state = 'T'};
+    check_socket_of(&name);
+    check_last(TL_DOCTOR_UNKNOWN, "socket of /job:ps/task:0", "a process of user 1000", "may not see which process",
+               "as that user or as root");
 }
 END_TEST
 
@@ -227,7 +260,7 @@ int main(void)
 {
     Suite *suite = suite_create("doctor_net");
     TCase *net = tcase_create("net");
-    tcase_add_checked_fixture(net, make_roots, remove_roots);
+    tcase_add_checked_fixture(net, make_process, remove_roots);
     tcase_add_test(net, sound_names);
     tcase_add_test(net, name_of_loopback);
     tcase_add_test(net, unknown_name);
@@ -236,6 +269,7 @@ int main(void)
     tcase_add_test(net, sound_sockets);
     tcase_add_test(net, loopback_socket);
     tcase_add_test(net, other_family);
+    tcase_add_test(net, processes);
     tcase_add_test(net, routes);
     tcase_add_test(net, route_of_loopback);
     suite_add_tcase(suite, net);
