@@ -45,6 +45,9 @@ void tl_doctor_add(struct tl_doctor_report *report, enum tl_doctor_verdict verdi
 /* Explains the last line: "cause; remedy". */
 void tl_doctor_explain(struct tl_doctor_report *report, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* The same where the two are known already, and the cause may have a semicolon of its own. */
+void tl_doctor_explain_both(struct tl_doctor_report *report, const char *cause, const char *remedy);
+
 size_t tl_doctor_count(const struct tl_doctor_report *report, enum tl_doctor_verdict verdict);
 
 /* Print the report to standard output, with the version, the host and the time. False: no memory, now or for a line. */

@@ -85,6 +85,7 @@ static unsigned find_hosts_line(const struct tl_doctor_roots *roots, const struc
 
 static void explain_loopback(struct tl_doctor_report *report, const struct tl_doctor_name *name, const char *source)
 {
+    struct tl_ip ip_of_host;
     char ip_text[TL_IP_TEXT_BYTES];
     const char *ip = tl_ip_format(&name->ips[0], ip_text);
     if (name->use == TL_DOCTOR_NAME_OWN) {
@@ -93,6 +94,11 @@ static void explain_loopback(struct tl_doctor_report *report, const struct tl_do
                           "and a worker with this name in its address listens there only; let it resolve to the "
                           "machine's address, or give workers addresses or other names in cluster.json",
                           name->host, ip, source);
+    } else if (tl_ip_parse(name->host, &ip_of_host)) {
+        tl_doctor_explain(report,
+                          "%s means this machine on every machine, so that others cannot reach the task; give it an "
+                          "address or a name of this machine in cluster.json",
+                          name->host);
     } else {
         tl_doctor_explain(report,
                           "%s resolves to %s here%s, which other machines cannot reach; correct /etc/hosts or DNS, or "
@@ -220,7 +226,7 @@ static void judge_sockets(struct tl_doctor_report *report, const char *what, con
                                                           : TL_DOCTOR_OK,
                   what, "port %u of %s%s", socket->port, list, process);
     if (is_in_trouble) {
-        tl_doctor_explain(report, "%s; %s", reason, remedy);
+        tl_doctor_explain_both(report, reason, remedy);
     } else if (is_hidden) {
         tl_doctor_explain(report,
                           "it listens on loopback only, where other machines cannot reach it; correct /etc/hosts or "

@@ -99,8 +99,7 @@ void tl_doctor_judge_worker(struct tl_doctor_report *report, const struct tl_hea
     tl_doctor_add(report, verdict, what, "%s, stage %s%s%s", finding->is_healthy ? "healthy" : "not healthy",
                   tl_health_stage_name(finding->stage), version[0] != '\0' ? ", version " : "", version);
     if (finding->reason[0] != '\0') {
-        tl_doctor_explain(report, "%s; %s", finding->reason,
-                          finding->remedy[0] != '\0' ? finding->remedy : "see its log");
+        tl_doctor_explain_both(report, finding->reason, finding->remedy[0] != '\0' ? finding->remedy : "see its log");
     } else if (is_other) {
         tl_doctor_explain(report,
                           "the worker has version %s, this program %s; where something does not work between "

@@ -78,6 +78,15 @@ void tl_doctor_explain(struct tl_doctor_report *report, const char *format, ...)
     line->cause[cause_bytes] = '\0';
 }
 
+void tl_doctor_explain_both(struct tl_doctor_report *report, const char *cause, const char *remedy)
+{
+    if (report->is_incomplete) return;
+    TL_CHECK(report->count > 0);
+    struct tl_doctor_line *line = &report->lines[report->count - 1];
+    snprintf(line->cause, sizeof(line->cause), "%s", cause);
+    snprintf(line->remedy, sizeof(line->remedy), "%s", remedy);
+}
+
 size_t tl_doctor_count(const struct tl_doctor_report *report, enum tl_doctor_verdict verdict)
 {
     size_t count = 0;

@@ -61,6 +61,9 @@ START_TEST(name_of_loopback)
     name = make_name(TL_DOCTOR_NAME_SHARED, ADDRESSES("::1"));
     tl_doctor_check_name(&report, &roots, &name);
     check_last(TL_DOCTOR_FAULT, "host gpu-0", "::1 (IPv6)", "gpu-0 resolves to ::1 here,", "correct /etc/hosts");
+    name.host = "::1";
+    tl_doctor_check_name(&report, &roots, &name);
+    check_last(TL_DOCTOR_FAULT, "host ::1", "::1 (IPv6)", "::1 means this machine on every machine", "in cluster.json");
     name = make_name(TL_DOCTOR_NAME_OWN, ADDRESSES("127.0.1.1"));
     tl_doctor_check_name(&report, &roots, &name);
     check_last(TL_DOCTOR_NOTE, "own name gpu-0", "127.0.1.1", "a worker with this name in its address listens there",

@@ -105,10 +105,12 @@ START_TEST(workers)
     snprintf(finding.reason, sizeof(finding.reason), "over grpc to ps:1");
     tl_doctor_judge_worker(&report, &finding, "0.9");
     check_last(TL_DOCTOR_NOTE, "worker " TASK, "healthy", "over grpc to ps:1", "see its log");
-    snprintf(finding.remedy, sizeof(finding.remedy), "repair it");
+    snprintf(finding.reason, sizeof(finding.reason), "it refused; is it started?");
+    snprintf(finding.remedy, sizeof(finding.remedy), "start it");
     finding.is_healthy = false;
     tl_doctor_judge_worker(&report, &finding, "0.9");
-    check_last(TL_DOCTOR_FAULT, "worker " TASK, "not healthy", "over grpc to ps:1", "repair it");
+    check_last(TL_DOCTOR_FAULT, "worker " TASK, "not healthy", "it refused; is it started?", "start it");
+    ck_assert_str_eq(report.lines[report.count - 1].remedy, "start it");
 }
 END_TEST
 
