@@ -134,7 +134,7 @@ static enum tl_status describe_settings(const struct tl_worker *worker, struct t
     bool is_complete = values != NULL && description->settings != NULL;
     if (is_complete) tl_config_values(worker->setup.config, worker->setup.task, values, count);
     for (size_t i = 0; is_complete && i < count; i++) {
-        if (!matters_to_peers(values[i].path)) continue;
+        if (!matters_to_peers(values[i].path) || strcmp(values[i].value, "null") == 0) continue;
         struct tl_setting_text *to = &description->settings[description->setting_count++];
         to->path = strdup(values[i].path);
         to->value = copy_value(values[i].value);

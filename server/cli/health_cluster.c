@@ -337,6 +337,7 @@ static int report_config(const struct tl_health_flags *flags, const struct tl_er
         tl_json_out_put_bool(root, "healthy", false);
         tl_json_out_put_text(root, "stage", tl_health_stage_name(TL_HEALTH_STAGE_CONFIG));
         tl_json_out_put_text(root, "reason", error->message);
+        tl_json_out_put_text(root, "note", "");
         tl_json_out_put_array(root, "workers");
         if (tl_json_out_print(root, flags->is_watching)) fflush(stdout);
     }

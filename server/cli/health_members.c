@@ -114,6 +114,15 @@ static void set_other_cluster(struct tl_health_finding *knows, struct tl_health_
                   "give all workers the same file, and start those anew that have another one");
 }
 
+/* The list "the workers have /job:a/task:0, /job:b/task:0" has the name. */
+static bool is_listed(const char *list, const char *name)
+{
+    size_t len = strlen(name);
+    for (const char *place = list; (place = strstr(place, name)) != NULL; place += len)
+        if (place[len] == '\0' || place[len] == ',') return true;
+    return false;
+}
+
 /* The tasks that workers have and this configuration lacks. */
 static void note_lacking(const struct tl_config *config, const struct tl_health_finding *findings, char *ret_note)
 {
@@ -124,7 +133,7 @@ static void note_lacking(const struct tl_config *config, const struct tl_health_
         if (!tl_health_tells_members(&findings[i])) continue;
         for (size_t j = 0; j < findings[i].description.peer_count; j++) {
             const char *name = findings[i].description.peers[j].name;
-            if (tl_config_find_name(config, name, &task, NULL) == TL_OK || strstr(ret_note, name)) continue;
+            if (tl_config_find_name(config, name, &task, NULL) == TL_OK || is_listed(ret_note, name)) continue;
             if (count++ < MAX_NAMES)
                 used += (size_t)snprintf(ret_note + used, TL_ERROR_MESSAGE_BYTES - used, "%s%.128s",
                                          count > 1 ? ", " : "the workers have ", name);
@@ -136,9 +145,9 @@ static void note_lacking(const struct tl_config *config, const struct tl_health_
 }
 
 /* A task that does not answer, and that no worker has. */
-static void explain_absence(const struct tl_config *config, const struct tl_health_finding *findings, size_t index)
+static void explain_absence(const struct tl_config *config, struct tl_health_finding *findings, size_t index)
 {
-    struct tl_health_finding *finding = (struct tl_health_finding *)&findings[index];
+    struct tl_health_finding *finding = &findings[index];
     size_t telling_count = 0;
     if (finding->has_description) return;
     for (size_t i = 0; i < config->task_count; i++) {

@@ -956,6 +956,16 @@ class Compared(HealthCase):
         restarts = [line for line in list(watcher.lines) if "peer has restarted" in line and "level=info" in line]
         self.assertLessEqual(len(restarts), 3, watcher.output)
         self.assertEqual(watcher.output.count("two processes claim one task"), 1)
+        self.assertIn("level=info msg=\"peer has another cluster.json, with other tasks or addresses\"", watcher.output)
+
+    def test_one_cluster_in_two_spellings(self):
+        ports = free_ports(2)
+        workers = [self.serve(f"{host}.json", job, connect="eager",
+                              cluster={"ps": [f"{host}:{ports[0]}"], "worker": [f"{host}:{ports[1]}"]})[1]
+                   for job, host in (("ps", "localhost"), ("worker", "LOCALHOST"))]
+        for worker in workers:
+            worker.await_line("peer up")
+            self.assertNotIn("another cluster.json", worker.output)
 
     def test_two_processes_that_do_not_meet(self):
         """Each worker is connected to another process, which it believes to be the same task."""
