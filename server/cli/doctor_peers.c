@@ -139,16 +139,26 @@ static void report_all(struct tl_doctor_report *report, const struct tl_health_f
     }
 }
 
+/* The workers know of tasks that this configuration lacks. */
+static void judge_configuration(struct tl_doctor_report *report, const char *source, const char *note)
+{
+    if (note[0] == '\0') return;
+    tl_doctor_add(report, TL_DOCTOR_NOTE, "configuration", "%s", source);
+    tl_doctor_explain_both(report, note, "give this machine the same cluster.json that the workers have");
+}
+
 void tl_doctor_check_peers(struct tl_doctor_report *report, const struct tl_doctor_tasks *tasks)
 {
     const struct tl_health_flags flags = {.service = ""};
+    char note[TL_ERROR_MESSAGE_BYTES];
     const size_t count = tasks->config->task_count;
     struct trials trials = {.items = calloc(count, sizeof(*trials.items)), .count = count};
     struct tl_health_finding *findings = calloc(count, sizeof(*findings));
     if (trials.items && findings) {
         for (size_t i = 0; i < count; i++)
             trials.items[i].task = &tasks->tasks[i];
-        tl_health_check_cluster(&flags, tasks->config, findings);
+        tl_health_check_cluster(&flags, tasks->config, findings, note);
+        judge_configuration(report, tasks->config->source, note);
         for (size_t i = 0; i < count; i++)
             trials.items[i].is_worker = findings[i].has_description;
         try_all(&trials);

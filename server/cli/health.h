@@ -96,8 +96,9 @@ void tl_health_compare(const struct tl_health_flags *flags, const struct tl_conf
 enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task, struct tl_error *ret_error);
 
 /* Checks all workers at the same time, as one round of `health` does. findings is zeroed, one for each task;
- * the descriptions become the caller's. Blocks: as tl_health_check_worker. */
+ * the descriptions become the caller's. Writes into ret_note (TL_ERROR_MESSAGE_BYTES) what the configuration lacks, or
+ * "". Blocks: as tl_health_check_worker. */
 void tl_health_check_cluster(const struct tl_health_flags *flags, const struct tl_config *config,
-                             struct tl_health_finding *findings);
+                             struct tl_health_finding *findings, char *ret_note);
 
 #endif

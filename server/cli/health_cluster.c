@@ -69,10 +69,11 @@ static void run_round(struct round *round)
 }
 
 void tl_health_check_cluster(const struct tl_health_flags *flags, const struct tl_config *config,
-                             struct tl_health_finding *findings)
+                             struct tl_health_finding *findings, char *ret_note)
 {
     struct round round = {.flags = flags, .config = config, .findings = findings};
     run_round(&round);
+    snprintf(ret_note, TL_ERROR_MESSAGE_BYTES, "%s", round.note);
 }
 
 static void fini_round(struct round *round)

@@ -106,6 +106,14 @@ class Doctor(DoctorCase):
         self.assertIn("tensorlane serve --config", line["remedy"])
         self.assertEqual(lines["TCP to /job:ps/task:0"]["verdict"], "ok")
 
+    def test_a_configuration_that_lacks_a_task(self):
+        served = self.cluster(ps=1, worker=1)
+        served.start("ps")
+        fewer = self.write_json({"cluster": {"ps": [served.address("ps")]}}, "fewer.json")
+        line = self.doctor("-c", fewer)["configuration"]
+        self.assertEqual((line["verdict"], line["value"]), ("note", str(fewer)))
+        self.assertIn(f"the workers have /job:worker/task:0, which {fewer} lacks", line["cause"])
+
     def test_a_stopped_worker(self):
         served = self.cluster(ps=1)
         worker = served.start("ps")
