@@ -108,6 +108,25 @@ void tl_description_fini(struct tl_description *description);
 /* Frees everything in it and zeroes it. A zeroed one is accepted. */
 void tl_listing_fini(struct tl_listing *listing);
 
+/* What a worker found when it tried one of its peers over gRPC. */
+struct tl_peer_probe {
+    char name[TL_MAX_NAME_BYTES];
+    char address[TL_MAX_ADDRESS_BYTES]; /* "host:port" where it looks for the peer */
+    bool is_ok;                         /* with a reason: the peer was not judged */
+    char stage[16];    /* the stage that failed: "resolve", "tcp", "grpc", "identity", "small", "large"; "": none */
+    char direction[8]; /* of the bytes that do not arrive: "to" the peer, "from" it, "both" */
+    char reason[TL_ERROR_MESSAGE_BYTES];
+    char remedy[TL_ERROR_MESSAGE_BYTES];
+    uint64_t incarnation;    /* of the worker that answered; 0: none did */
+    uint64_t age_ns;         /* how long ago the probe ended */
+    int64_t clock_offset_ns; /* the peer's clock minus the worker's; 0: unknown */
+};
+
+struct tl_probe_results {
+    struct tl_peer_probe *items; /* [count]; freed with free */
+    size_t count;
+};
+
 /* How far a call came, for messages that help. */
 enum tl_call_stage {
     TL_CALL_OPTIONS = 0, /* the headers or what belongs to TLS cannot be used */
@@ -163,6 +182,14 @@ uint32_t tl_client_protocol_version(void);
  * TL_RESOURCE_EXHAUSTED: no memory. Else the status of the call. ret_stage may be NULL and is set on success too. */
 enum tl_status tl_client_identify(const struct tl_call_options *options, struct tl_description *ret_description,
                                   enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Asks a worker to try its peers. Ownership: free(ret_results->items). Errors: TL_UNIMPLEMENTED: its release cannot. */
+enum tl_status tl_client_probe(const struct tl_call_options *options, struct tl_probe_results *ret_results,
+                               enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Tries a peer: dials it, checks that it is result->name, and sends small and large messages both ways, each with a
+ * deadline of its own, all until deadline_ns. result->name and address are set; the rest is filled. Blocks. */
+void tl_client_probe_peer(struct tl_peer_probe *result, int64_t deadline_ns);
 
 /* grpc.health.v1.Health/Check; *ret_health is the number that was answered (enum tl_health). */
 enum tl_status tl_client_check_health(const struct tl_call_options *options, const char *service, int *ret_health,

@@ -23,6 +23,7 @@ static enum tl_status add_services(struct tl_control *control, struct tl_error *
     enum tl_status status = tl_link_service_add(control, ret_error);
     if (status == TL_OK) status = tl_transfer_service_add(control, ret_error);
     if (status == TL_OK) status = tl_cluster_service_add(control, ret_error);
+    if (status == TL_OK) status = tl_probe_service_add(control, ret_error);
     if (status == TL_OK) status = tl_health_service_add(control, ret_error);
     if (status == TL_OK) status = tl_reflection_service_add(control, ret_error);
     return status;
@@ -52,6 +53,7 @@ enum tl_status tl_control_create(struct tl_loop *loop, const struct tl_control_o
     control->stop_timer.fire = links_deadline;
     control->ask_closure.run = ask_again;
     tl_list_init(&control->links);
+    tl_list_init(&control->probe_calls);
     tl_list_init(&control->walks);
     tl_list_init(&control->walk_closure.link);
     control->walk_closure.run = tl_transfer_walk_on;

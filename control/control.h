@@ -77,6 +77,9 @@ struct tl_control_handlers {
     void (*walk_end)(void *worker, struct tl_walk *walk);
     /* Fills a zeroed description, all but protocol_version; freed with tl_description_fini, also on error. */
     enum tl_status (*describe)(void *worker, struct tl_description *ret_description, struct tl_error *ret_error);
+    /* Tries all peers. *ret_results: what is known already, valid until the next call; NULL: tl_control_probed follows.
+     * NULL: the worker cannot. */
+    enum tl_status (*probe)(void *worker, const struct tl_probe_results **ret_results, struct tl_error *ret_error);
 };
 
 struct tl_control_options {
@@ -125,6 +128,9 @@ void tl_control_ask_again(struct tl_control *control);
 
 /* Sets what health watchers and checks see: a service by name, "" for the whole worker. */
 void tl_control_set_health(struct tl_control *control, const char *service, enum tl_health health);
+
+/* Answers all calls that wait for the end of a probe; results NULL: none will come, because the worker is closed. */
+void tl_control_probed(struct tl_control *control, const struct tl_probe_results *results);
 
 /* Stops listening and ends all links and calls: at once when they are idle, else when they have finished, at
  * deadline_ns at the latest. stopped is called once, when nothing of them is left. */

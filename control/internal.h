@@ -27,6 +27,7 @@ struct tl_control {
     struct tl_wire_arena *arena;      /* the message that is being handled */
     struct tl_frame_builder *builder; /* the frame that is being composed */
     struct tl_control_stats stats;
+    struct tl_list probe_calls;      /* calls that wait for the end of a probe (probe_service.c) */
     struct tl_list walks;            /* calls that look for a pattern, the one that goes on next first */
     struct tl_closure walk_closure;  /* lets the first of them go on; deferred while there are any */
     struct tl_request_id foreign_id; /* id of the latest Receive of a client without identity; number 0: none yet */
@@ -57,6 +58,7 @@ void tl_transfer_walk_on(struct tl_closure *closure);
 enum tl_status tl_link_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status tl_transfer_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status tl_cluster_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_probe_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
 enum tl_status tl_reflection_service_add(struct tl_control *control, struct tl_error *ret_error) TL_MUST_USE;
 
 /* The health service keeps state: the health of each service name and the calls that watch. It starts with "", the

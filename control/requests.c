@@ -109,6 +109,30 @@ enum tl_status tl_identify_request_read(grpc_byte_buffer *message, struct tl_wir
     return read_plain(&tensorlane__v1__identify_request__descriptor, message, arena, &base, ret_error);
 }
 
+enum tl_status tl_probe_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, struct tl_error *ret_error)
+{
+    ProtobufCMessage *base;
+    return read_plain(&tensorlane__v1__probe_request__descriptor, message, arena, &base, ret_error);
+}
+
+enum tl_status tl_echo_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
+                                    struct tl_echo_request *ret_request, struct tl_error *ret_error)
+{
+    ProtobufCMessage *base;
+    struct tl_wire_data data;
+    enum tl_status status =
+        tl_wire_read(&tensorlane__v1__echo_request__descriptor, message, arena, &base, &data, ret_error);
+    if (status != TL_OK) return status;
+    uint32_t answer_bytes = ((const Tensorlane__V1__EchoRequest *)base)->answer_bytes;
+    if (answer_bytes > TL_MAX_ECHO_BYTES || data.left_bytes > TL_MAX_ECHO_BYTES) {
+        tl_wire_data_fini(&data);
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "an echo has at most %d bytes of data each way",
+                            TL_MAX_ECHO_BYTES);
+    }
+    *ret_request = (struct tl_echo_request){.answer_bytes = answer_bytes, .data = data};
+    return TL_OK;
+}
+
 enum tl_status tl_health_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, const char **ret_service,
                                       struct tl_error *ret_error)
 {

@@ -53,6 +53,20 @@ enum tl_status tl_list_request_read(grpc_byte_buffer *message, struct tl_wire_ar
 enum tl_status tl_identify_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                         struct tl_error *ret_error) TL_MUST_USE;
 
+enum tl_status tl_probe_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
+                                     struct tl_error *ret_error) TL_MUST_USE;
+
+/* The most data that Echo takes and gives. */
+#define TL_MAX_ECHO_BYTES 65536
+
+struct tl_echo_request {
+    uint32_t answer_bytes;
+    struct tl_wire_data data; /* to be ended with tl_wire_data_fini; the message must live until then */
+};
+
+enum tl_status tl_echo_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
+                                    struct tl_echo_request *ret_request, struct tl_error *ret_error) TL_MUST_USE;
+
 enum tl_status tl_health_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, const char **ret_service,
                                       struct tl_error *ret_error) TL_MUST_USE;
 

@@ -26,6 +26,24 @@ enum tl_status tl_identify_response_read(grpc_byte_buffer *message, struct tl_wi
                                          struct tl_description *ret_description,
                                          struct tl_error *ret_error) TL_MUST_USE;
 
+/* Ownership: free(ret_results->items). */
+enum tl_status tl_probe_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
+                                      struct tl_probe_results *ret_results, struct tl_error *ret_error) TL_MUST_USE;
+
+/* What answered an Echo. */
+struct tl_echo_response {
+    char name[TL_MAX_NAME_BYTES];
+    char host_name[TL_HOST_NAME_BYTES];
+    uint64_t incarnation;
+    uint64_t process_id;
+    int64_t unix_ns;
+    uint64_t checksum;
+    uint64_t data_bytes;
+};
+
+enum tl_status tl_echo_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
+                                     struct tl_echo_response *ret_response, struct tl_error *ret_error) TL_MUST_USE;
+
 #define TL_MAX_LISTED_COUNT 1000000
 #define TL_MAX_LISTED_BYTES (UINT64_C(256) * 1024 * 1024)
 

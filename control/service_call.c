@@ -119,10 +119,11 @@ static void refuse_count(struct tl_service_call *call, const char *what)
 static bool refuse_size(struct tl_service_call *call, grpc_byte_buffer *message)
 {
     size_t length = grpc_byte_buffer_length(message);
-    if (length <= MAX_REQUEST_BYTES) return false;
+    size_t max_bytes = call->ops->max_request_bytes > 0 ? call->ops->max_request_bytes : MAX_REQUEST_BYTES;
+    if (length <= max_bytes) return false;
     struct tl_error status;
-    tl_error_set(&status, TL_INVALID_ARGUMENT, "a request of %zu bytes; this method takes at most %d", length,
-                 MAX_REQUEST_BYTES);
+    tl_error_set(&status, TL_INVALID_ARGUMENT, "a request of %zu bytes; this method takes at most %zu", length,
+                 max_bytes);
     tl_service_call_finish(call, &status);
     return true;
 }

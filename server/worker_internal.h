@@ -28,6 +28,7 @@
 
 struct tl_op;
 struct tl_peer;
+struct tl_probe_round;
 struct tl_session;
 
 /* The configuration with which the worker was opened. */
@@ -45,6 +46,13 @@ struct worker_transports {
     bool is_transport_required; /* "rdma": "require": tensors travel over these transports only */
 };
 
+/* Probes of the peers (server/peers/prober.h). */
+struct worker_probing {
+    struct tl_probe_round *round;   /* under way; NULL: none */
+    struct tl_probe_results latest; /* of the latest round; items NULL: there was none */
+    int64_t latest_ns;              /* when it ended */
+};
+
 /* Which peers are reachable, and which callers may connect. */
 struct worker_members {
     struct tl_peer **peers; /* [peer_count], in the order of the configuration */
@@ -55,6 +63,7 @@ struct worker_members {
     bool takes_any_origin;       /* members may connect from everywhere */
     struct tl_list client_peers; /* list of struct client_peer (client_peer.c): links of clients that are no members */
     struct tl_list peer_waits;   /* list of struct tl_peer_wait (peer.c) */
+    struct worker_probing probing;
 };
 
 /* The operations of this process. */

@@ -40,8 +40,10 @@ static int dispatch(struct tl_health_flags *flags, const struct tl_options *opti
             return tl_options_refuse(options, "--rpc-header, --gzip and --tls belong to an address, not to --config");
         return tl_health_cluster(flags);
     }
-    if (flags->is_json || flags->is_watching || flags->has_pairs || flags->has_incarnations || flags->is_local)
-        return tl_options_refuse(options, "--json, --watch, --pairs, --incarnations and --local belong to --config");
+    if (flags->is_json || flags->is_watching || flags->has_pairs || flags->has_incarnations || flags->is_local ||
+        flags->is_quick)
+        return tl_options_refuse(options,
+                                 "--json, --watch, --pairs, --incarnations, --quick and --local belong to --config");
     if (!flags->address || !flags->address[0])
         return tl_options_refuse(options, "whose health? -addr HOST:PORT or --config FILE");
     int code = tl_probe_flags_check(&flags->probe, options);
@@ -68,6 +70,7 @@ int tl_command_health(int argc, char **argv)
         {"pairs", 0, TL_OPTION_FLAG, &flags.has_pairs, NULL, "with -config: also how every worker sees every other"},
         {"incarnations", 0, TL_OPTION_FLAG, &flags.has_incarnations, NULL,
          "with -config: also the incarnation of every worker"},
+        {"quick", 0, TL_OPTION_FLAG, &flags.is_quick, NULL, "with -config: workers do not probe each other"},
         {"local", 0, TL_OPTION_FLAG, &flags.is_local, NULL, "with -config: this is the machine of all workers"},
         {"watch", 0, TL_OPTION_FLAG, &flags.is_watching, NULL, "with -config: repeat until interrupted"},
         {"interval", 0, TL_OPTION_DURATION, &flags.interval_ns, "DURATION",
@@ -87,7 +90,7 @@ int tl_command_health(int argc, char **argv)
     const struct tl_options options = {
         .command = "health",
         .usage = "HOST:PORT\n-addr HOST:PORT [-service NAME]\n--config FILE [--json] [--pairs] [--incarnations] "
-                 "[--local]\n--config FILE --watch [--interval DURATION]",
+                 "[--quick] [--local]\n--config FILE --watch [--interval DURATION]",
         .description = "Asks one gRPC server for its health, as grpc_health_probe does, or all workers of a cluster.\n"
                        "Exit codes: 0 healthy, 1 usage or configuration, 2 not connected, 3 call failed, 4 unhealthy.",
         .items = items,

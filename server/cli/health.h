@@ -24,6 +24,7 @@ struct tl_health_flags {
     bool is_watching;
     bool has_pairs;
     bool has_incarnations;
+    bool is_quick; /* workers are not asked to probe their peers */
     bool is_local; /* all workers are on this machine, whatever their addresses say */
 };
 
@@ -47,6 +48,7 @@ enum tl_health_stage {
     TL_HEALTH_STAGE_DEVICE,
     TL_HEALTH_STAGE_PORT,
     TL_HEALTH_STAGE_PATHS,
+    TL_HEALTH_STAGE_PROBE, /* a worker has tried its peers */
 };
 
 const char *tl_health_stage_name(enum tl_health_stage stage);
@@ -63,6 +65,8 @@ struct tl_health_finding {
     char remedy[TL_ERROR_MESSAGE_BYTES]; /* "" when there is no reason */
     bool has_description;                /* it is a tensorlane worker and said this of itself */
     struct tl_description description;   /* tl_description_fini */
+    struct tl_probe_results probes;      /* what it found when it tried its peers; free(items) */
+    bool cannot_probe;                   /* it was asked to, and could not */
 };
 
 /* Checks one worker, stage by stage. finding->task is set, the rest zero. Blocks for at most both time-outs twice, and
@@ -90,6 +94,12 @@ bool tl_health_identify(const struct tl_health_flags *flags, const struct tl_con
  */
 void tl_health_compare(const struct tl_health_flags *flags, const struct tl_config *config,
                        struct tl_health_finding *findings, char *ret_note);
+
+/* Asks a worker that serves to try its peers. Blocks: until it has. Thread: any. */
+void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health_finding *finding);
+
+/* Both workers of a pair of which one does not reach the other are unhealthy, unless one of them is so already. */
+void tl_health_judge_pairs(struct tl_health_finding *findings, size_t count);
 
 /* What this machine lacks for a data plane with the task's settings, at the stage that it returns;
  * TL_HEALTH_STAGE_PATHS with TL_OK: nothing. Blocks: opens every device. Thread: any. */

@@ -47,18 +47,38 @@ static void *ask_workers(void *context)
     }
 }
 
-/* Asks all. This thread takes part, so that it works even when no other can be started. */
-static void run_round(struct round *round)
+static void *probe_peers(void *context)
+{
+    struct round *round = context;
+    for (;;) {
+        size_t index = atomic_fetch_add(&round->next, 1);
+        if (index >= round->config->task_count) return NULL;
+        tl_health_probe_peers(round->flags, &round->findings[index]);
+    }
+}
+
+/* Runs the work in some threads. This one takes part, so that it works even when no other can be started. */
+static void run_in_threads(struct round *round, void *(*work)(void *context))
 {
     pthread_t threads[MAX_THREADS];
     size_t started = 0;
     size_t wanted = round->config->task_count < MAX_THREADS ? round->config->task_count : MAX_THREADS;
-    while (started + 1 < wanted && pthread_create(&threads[started], NULL, ask_workers, round) == 0)
+    atomic_store(&round->next, 0);
+    while (started + 1 < wanted && pthread_create(&threads[started], NULL, work, round) == 0)
         started++;
-    ask_workers(round);
+    work(round);
     for (size_t i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
+}
+
+/* Asks all, has all that serve try each other, and compares what they say. */
+static void run_round(struct round *round)
+{
+    run_in_threads(round, ask_workers);
+    bool has_pairs = !round->flags->is_quick && round->config->task_count > 1;
+    if (has_pairs) run_in_threads(round, probe_peers);
     tl_health_compare(round->flags, round->config, round->findings, round->note);
+    if (has_pairs) tl_health_judge_pairs(round->findings, round->config->task_count);
     for (size_t i = 0; i < round->config->task_count; i++)
         round->healthy_count += round->findings[i].is_healthy;
     for (size_t i = 0; i < round->config->task_count; i++) {
@@ -78,8 +98,10 @@ void tl_health_check_cluster(const struct tl_health_flags *flags, const struct t
 
 static void fini_round(struct round *round)
 {
-    for (size_t i = 0; round->findings && i < round->config->task_count; i++)
+    for (size_t i = 0; round->findings && i < round->config->task_count; i++) {
         tl_description_fini(&round->findings[i].description);
+        free(round->findings[i].probes.items);
+    }
     free(round->findings);
 }
 
@@ -148,6 +170,25 @@ static void put_description(struct tl_json_out *worker, const struct tl_descript
         tl_json_out_put_u64(counters, description->counters[i].name, description->counters[i].value);
 }
 
+static void put_probes(struct tl_json_out *worker, const struct tl_probe_results *probes)
+{
+    struct tl_json_out *items = tl_json_out_put_array(worker, "probes");
+    for (size_t i = 0; i < probes->count; i++) {
+        const struct tl_peer_probe *probe = &probes->items[i];
+        struct tl_json_out *item = tl_json_out_append_object(items);
+        tl_json_out_put_text(item, "peer", probe->name);
+        tl_json_out_put_text(item, "address", probe->address);
+        tl_json_out_put_bool(item, "ok", probe->is_ok);
+        tl_json_out_put_text(item, "stage", probe->stage);
+        tl_json_out_put_text(item, "direction", probe->direction);
+        tl_json_out_put_text(item, "reason", probe->reason);
+        tl_json_out_put_text(item, "remedy", probe->remedy);
+        tl_json_out_put_incarnation(item, "incarnation", probe->incarnation);
+        tl_json_out_put_real(item, "age_seconds", (double)probe->age_ns / (double)TL_NS_PER_SEC);
+        tl_json_out_put_real(item, "clock_offset_seconds", (double)probe->clock_offset_ns / (double)TL_NS_PER_SEC);
+    }
+}
+
 static bool print_json(const struct round *round)
 {
     struct tl_json_out *root = tl_json_out_object();
@@ -165,6 +206,7 @@ static bool print_json(const struct round *round)
         tl_json_out_put_text(worker, "reason", finding->reason);
         tl_json_out_put_text(worker, "remedy", finding->remedy);
         if (finding->has_description) put_description(worker, &finding->description);
+        if (finding->probes.items != NULL) put_probes(worker, &finding->probes);
     }
     return tl_json_out_print(root, round->flags->is_watching);
 }
@@ -244,6 +286,17 @@ static bool has_local_rate(const struct tl_description *description)
     return false;
 }
 
+/* "ok", or the stage at which the probe of a peer failed; "-": there was none. */
+static const char *probe_text(const struct tl_health_finding *finding, const char *peer)
+{
+    for (size_t i = 0; i < finding->probes.count; i++) {
+        const struct tl_peer_probe *probe = &finding->probes.items[i];
+        if (strcmp(probe->name, peer) != 0) continue;
+        return !probe->is_ok ? probe->stage : probe->reason[0] == '\0' ? "ok" : "-";
+    }
+    return "-";
+}
+
 /* How every worker sees every other. */
 static bool print_pairs(const struct round *round)
 {
@@ -251,6 +304,7 @@ static bool print_pairs(const struct round *round)
         {.title = "FROM", .wraps = true},
         {.title = "TO", .wraps = true},
         {.title = "STATE"},
+        {.title = "PROBE", .is_optional = true},
         {.title = "TRANSPORT", .is_optional = true},
         {.title = "LATENCY", .is_right = true, .is_optional = true},
         {.title = "RATE", .is_right = true, .is_optional = true},
@@ -266,6 +320,7 @@ static bool print_pairs(const struct round *round)
             tl_table_add(table, "%s", finding->task->name);
             tl_table_add(table, "%s", peer->name);
             tl_table_add(table, "%s", peer->state);
+            tl_table_add(table, "%s", probe_text(finding, peer->name));
             tl_table_add(table, "%s", peer->transport[0] ? peer->transport : "-");
             add_measures(table, peer);
             tl_table_add_note(table, "reason", peer->reason);
@@ -294,6 +349,10 @@ static bool print_tables(const struct round *round)
     }
     if (!print_workers(round)) return false;
     if (round->flags->has_pairs && !print_pairs(round)) return false;
+    size_t unable_count = 0;
+    for (size_t i = 0; i < round->config->task_count; i++)
+        unable_count += round->findings[i].cannot_probe;
+    if (unable_count > 0) printf("%zu workers could not probe their peers\n", unable_count);
     printf("%zu of %zu workers are healthy\n", round->healthy_count, round->config->task_count);
     if (round->note[0] != '\0') {
         tl_output_put_escaped(stdout, round->note);

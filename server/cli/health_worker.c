@@ -37,6 +37,7 @@ const char *tl_health_stage_name(enum tl_health_stage stage)
         [TL_HEALTH_STAGE_DEVICE] = "device",
         [TL_HEALTH_STAGE_PORT] = "port",
         [TL_HEALTH_STAGE_PATHS] = "paths",
+        [TL_HEALTH_STAGE_PROBE] = "probe",
     };
     return names[stage];
 }

@@ -17,6 +17,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "server/peers/peer_internal.h"
+#include "server/peers/prober.h"
 #include "server/transports/transports.h"
 #include "server/peers/session.h"
 
@@ -203,6 +204,7 @@ enum tl_status tl_peers_create(struct tl_worker *worker, struct tl_error *ret_er
 
 void tl_peers_destroy(struct tl_worker *worker)
 {
+    tl_prober_fini(worker);
     for (size_t i = 0; i < worker->members.peer_count; i++) {
         struct tl_peer *peer = worker->members.peers[i];
         tl_data_connections_end(&peer->data);
@@ -233,6 +235,7 @@ void tl_peers_stop(struct tl_worker *worker)
         tl_timers_disarm(tl_loop_timers(worker->loop), &peer->links.back_off);
     }
     tl_peer_check_waits(worker);
+    tl_prober_stop(worker);
 }
 
 struct tl_peer *tl_peer_by_name(const struct tl_worker *worker, const char *name)

@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/log.h"
+#include "server/peers/prober.h"
 #include "server/peers/admission.h"
 #include "server/transfers/walk.h"
 #include "server/worker_internal.h"
@@ -184,4 +185,5 @@ const struct tl_control_handlers tl_worker_handlers = {
     .walk_step = tl_walk_step,
     .walk_end = tl_walk_end,
     .describe = tl_worker_describe,
+    .probe = tl_prober_ask,
 };

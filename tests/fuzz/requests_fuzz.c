@@ -182,10 +182,56 @@ static void read_list_response(grpc_byte_buffer *message, struct tl_wire_arena *
     tl_listing_fini(&listing);
 }
 
+static void read_probe(grpc_byte_buffer *message, struct tl_wire_arena *arena)
+{
+    (void)is_ok(tl_probe_request_read(message, arena, &error));
+}
+
+static void read_echo(grpc_byte_buffer *message, struct tl_wire_arena *arena)
+{
+    struct tl_echo_request request;
+    if (!is_ok(tl_echo_request_read(message, arena, &request, &error))) return;
+    TL_CHECK(request.answer_bytes <= TL_MAX_ECHO_BYTES && request.data.left_bytes <= TL_MAX_ECHO_BYTES);
+    drain(&request.data);
+}
+
+static void read_probe_response(grpc_byte_buffer *message, struct tl_wire_arena *arena)
+{
+    struct tl_probe_results results;
+    if (!is_ok(tl_probe_response_read(message, arena, &results, &error))) return;
+    for (size_t i = 0; i < results.count; i++) {
+        expect_text(results.items[i].name, TL_MAX_NAME_BYTES - 1);
+        expect_text(results.items[i].reason, TL_ERROR_MESSAGE_BYTES - 1);
+    }
+    free(results.items);
+}
+
+static void read_echo_response(grpc_byte_buffer *message, struct tl_wire_arena *arena)
+{
+    struct tl_echo_response response;
+    if (is_ok(tl_echo_response_read(message, arena, &response, &error)))
+        expect_text(response.name, TL_MAX_NAME_BYTES - 1);
+}
+
 static void (*const readers[])(grpc_byte_buffer *message, struct tl_wire_arena *arena) = {
-    read_receive,           read_publish_first,    read_publish_rest,      read_withdraw,      read_list,
-    read_identify,          read_health,           read_reflection,        read_frame,         read_health_response,
-    read_withdraw_response, read_publish_response, read_identify_response, read_list_response,
+    read_receive,
+    read_publish_first,
+    read_publish_rest,
+    read_withdraw,
+    read_list,
+    read_identify,
+    read_health,
+    read_reflection,
+    read_frame,
+    read_health_response,
+    read_withdraw_response,
+    read_publish_response,
+    read_identify_response,
+    read_list_response,
+    read_probe,
+    read_echo,
+    read_probe_response,
+    read_echo_response,
 };
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t len_bytes)

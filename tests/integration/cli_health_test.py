@@ -432,8 +432,34 @@ class Whole(HealthCase):
         cluster.start("ps")
         cluster.start("worker")
         output = self.assert_run(0, "health", "--config", cluster.path, "--pairs").stdout
-        self.assertRegex(output, r"(?m)^FROM +TO +STATE +TRANSPORT +LATENCY +RATE$|^FROM +TO +STATE +TRANSPORT$")
+        self.assertRegex(output, r"(?m)^FROM +TO +STATE +PROBE\b")
         self.assertRegex(output, r"(?m)^/job:ps/task:0 +/job:worker/task:0 +(idle|up|connecting) ")
+
+    def test_a_worker_that_looks_for_its_peer_elsewhere(self):
+        """The operator reaches both workers, and one of them does not reach the other."""
+        cluster = self.cluster(ps=1, worker=1, extra={"protocol": "grpc", "connect": "lazy"})
+        elsewhere = f"127.0.0.1:{cli_support.free_ports(1)[0]}"
+        others = self.write_json({"cluster": {"ps": [cluster.address()], "worker": [elsewhere]}, "protocol": "grpc",
+                                  "connect": "lazy"}, "others.json")
+        self.spawn("serve", "--config", others, "--job", "ps", "--task", "0").await_line("worker ready")
+        cluster.start("worker")
+        found = self.check(4, cluster.path)
+        for finding in found.values():
+            self.assertEqual((finding["healthy"], finding["stage"]), (False, "probe"), finding)
+            self.assertIn(f"/job:ps/task:0 does not reach /job:worker/task:0, which answers here: {elsewhere}",
+                          finding["reason"])
+            self.assertIn(f"allow TCP to {elsewhere}", finding["remedy"])
+        self.check(0, cluster.path, "--quick")
+
+    def test_probing_again_and_again_costs_one_round(self):
+        cluster = self.cluster(ps=1, worker=1, extra={"protocol": "grpc"})
+        cluster.start("ps")
+        cluster.start("worker")
+        for _ in range(5):
+            found = self.check(0, cluster.path)
+            if found["/job:ps/task:0"]["probes"][0]["age_seconds"] > 0:
+                return
+        self.fail("each call has started another round")
 
     def test_not_started(self):
         cluster = self.cluster(ps=1, worker=1)

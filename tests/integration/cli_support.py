@@ -102,9 +102,10 @@ def free_ports(count):
 class Process:
     """A program in the background whose output lines are collected while it runs."""
 
-    def __init__(self, *arguments, env=None, **options):
+    def __init__(self, *arguments, env=None, before=(), **options):
+        """before: a command that runs the program."""
         self.lines = []
-        self.process = subprocess.Popen([PROGRAM, *map(str, arguments)], env=env or environment(), text=True,
+        self.process = subprocess.Popen([*before, PROGRAM, *map(str, arguments)], env=env or environment(), text=True,
                                         errors="replace", stdin=options.pop("stdin", subprocess.DEVNULL),
                                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **options)
         self.reader = threading.Thread(target=self._read, daemon=True)

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The pairs of workers: each worker that serves is asked to try its peers. A worker may answer the operator and yet not
+ * reach its peers, which is what transfers need.
+ *
+ * A pair counts as failed only when the operator has found both workers to serve: that a worker is down is said in its
+ * own row, and is no fault of those that do not reach it.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "server/cli/health.h"
+
+/* For a round of probes, and one that was under way already. */
+#define PROBE_TIMEOUT_NS (10 * TL_NS_PER_SEC)
+#define PEER_NS (300 * TL_NS_PER_MS)
+#define CONNECT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
+
+static bool is_serving(const struct tl_health_finding *finding)
+{
+    return finding->has_description && finding->verified >= TL_HEALTH_STAGE_SERVING;
+}
+
+void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health_finding *finding)
+{
+    if (!is_serving(finding)) return;
+    const int64_t by_peers_ns = (int64_t)finding->description.peer_count * PEER_NS;
+    const struct tl_call_options call = {
+        .address = finding->task->address,
+        .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : CONNECT_TIMEOUT_NS,
+        .rpc_timeout_ns = by_peers_ns > PROBE_TIMEOUT_NS ? by_peers_ns : PROBE_TIMEOUT_NS,
+        .user_agent = flags->user_agent,
+    };
+    struct tl_error error;
+    finding->cannot_probe = tl_client_probe(&call, &finding->probes, NULL, &error) != TL_OK;
+}
+
+static struct tl_health_finding *find(struct tl_health_finding *findings, size_t count, const char *name)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(findings[i].task->name, name) == 0) return &findings[i];
+    return NULL;
+}
+
+/* What `from` found about `to`; NULL: nothing, or no fault. */
+static const struct tl_peer_probe *find_fault(const struct tl_health_finding *from, const struct tl_health_finding *to)
+{
+    for (size_t i = 0; i < from->probes.count; i++) {
+        const struct tl_peer_probe *probe = &from->probes.items[i];
+        if (!probe->is_ok && strcmp(probe->name, to->task->name) == 0) return probe;
+    }
+    return NULL;
+}
+
+static void note(struct tl_health_finding *finding, const char *reason, const char *remedy)
+{
+    if (!finding->is_healthy) return;
+    finding->is_healthy = false;
+    finding->stage = TL_HEALTH_STAGE_PROBE;
+    snprintf(finding->reason, sizeof(finding->reason), "%s", reason);
+    snprintf(finding->remedy, sizeof(finding->remedy), "%s", remedy);
+}
+
+static void judge_fault(struct tl_health_finding *from, struct tl_health_finding *to, const struct tl_peer_probe *probe)
+{
+    char reason[TL_ERROR_MESSAGE_BYTES], remedy[TL_ERROR_MESSAGE_BYTES];
+    bool is_tcp = strcmp(probe->stage, "tcp") == 0, is_mutual = find_fault(to, from) != NULL;
+    const char *from_name = from->task->name, *to_name = to->task->name;
+    if (strcmp(probe->stage, "large") == 0) {
+        bool is_to = strcmp(probe->direction, "to") == 0, is_both = strcmp(probe->direction, "both") == 0;
+        snprintf(reason, sizeof(reason), "large messages from %s to %s are lost%s: %.700s",
+                 is_to || is_both ? from_name : to_name, is_to || is_both ? to_name : from_name,
+                 is_both ? ", and the other way round" : "", probe->reason);
+    } else {
+        snprintf(reason, sizeof(reason), "%s does not reach %s%s, which answers here: %.700s", from_name, to_name,
+                 is_mutual ? ", nor the other way round" : "", probe->reason);
+    }
+    if (is_tcp) {
+        snprintf(remedy, sizeof(remedy),
+                 "allow TCP to %s from the host of %s in firewalls and security groups, and look at the routes between "
+                 "the two",
+                 probe->address, from_name);
+    } else {
+        snprintf(remedy, sizeof(remedy), "%s", probe->remedy);
+    }
+    note(from, reason, remedy);
+    note(to, reason, remedy);
+}
+
+void tl_health_judge_pairs(struct tl_health_finding *findings, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        for (size_t j = 0; j < findings[i].probes.count; j++) {
+            const struct tl_peer_probe *probe = &findings[i].probes.items[j];
+            struct tl_health_finding *to = probe->is_ok ? NULL : find(findings, count, probe->name);
+            if (to != NULL && is_serving(to)) judge_fault(&findings[i], to, probe);
+        }
+    }
+}

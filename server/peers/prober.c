@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "server/peers/prober.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/check.h"
+#include "base/clock.h"
+#include "base/error.h"
+#include "base/thread.h"
+#include "server/peers/peer_internal.h"
+
+/* 63 peers that do not answer take two seconds each at most, until the round's deadline. */
+#define MAX_THREADS 32
+#define MIN_ROUND_NS (4500 * TL_NS_PER_MS)
+/* The results of a round hold for this long: then probing takes less than 1 % of a network of 1 Gbit/s. */
+#define MIN_PAUSE_NS (2 * TL_NS_PER_SEC)
+#define PEER_NS (150 * TL_NS_PER_MS)
+
+/* A round belongs to its threads until the last of them has posted it. After tl_prober_stop the last one frees it. */
+struct tl_probe_round {
+    struct tl_closure closure;
+    struct tl_worker *worker;
+    int64_t deadline_ns;
+    pthread_mutex_t mutex; /* guards the next three */
+    bool is_abandoned;
+    size_t next;           /* the first peer that is not being tried yet */
+    unsigned holder_count; /* threads that use the round, and the one that starts them */
+    struct tl_probe_results results;
+};
+
+static int64_t of_peers(size_t count, int64_t min_ns)
+{
+    int64_t ns = (int64_t)count * PEER_NS;
+    return ns > min_ns ? ns : min_ns;
+}
+
+static void round_free(struct tl_probe_round *round)
+{
+    pthread_mutex_destroy(&round->mutex);
+    free(round->results.items);
+    free(round);
+}
+
+/* Gives up one part of the round. */
+static void leave(struct tl_probe_round *round)
+{
+    pthread_mutex_lock(&round->mutex);
+    bool is_last = --round->holder_count == 0, is_abandoned = round->is_abandoned;
+    if (is_last && !is_abandoned) tl_loop_post(round->worker->loop, &round->closure);
+    pthread_mutex_unlock(&round->mutex);
+    if (is_last && is_abandoned) round_free(round);
+}
+
+static void *run(void *argument)
+{
+    struct tl_probe_round *round = argument;
+    for (;;) {
+        pthread_mutex_lock(&round->mutex);
+        size_t index = round->next++;
+        bool is_over = round->is_abandoned || index >= round->results.count;
+        pthread_mutex_unlock(&round->mutex);
+        if (is_over) break;
+        tl_client_probe_peer(&round->results.items[index], round->deadline_ns);
+    }
+    leave(round);
+    return NULL;
+}
+
+static void keep(struct worker_probing *probing, const struct tl_probe_results *results)
+{
+    free(probing->latest.items);
+    probing->latest = *results;
+    probing->latest_ns = tl_clock_now_ns();
+}
+
+static void round_over(struct tl_closure *closure)
+{
+    struct tl_probe_round *round = TL_CONTAINER_OF(closure, struct tl_probe_round, closure);
+    /* Waits for the thread to leave the mutex. */
+    pthread_mutex_lock(&round->mutex);
+    bool is_abandoned = round->is_abandoned;
+    pthread_mutex_unlock(&round->mutex);
+    if (!is_abandoned) {
+        struct tl_worker *worker = round->worker;
+        for (size_t i = round->next; i < round->results.count; i++) /* no thread could be started */
+            snprintf(round->results.items[i].reason, sizeof(round->results.items[i].reason), "no thread for a probe");
+        worker->members.probing.round = NULL;
+        keep(&worker->members.probing, &round->results);
+        round->results.items = NULL;
+        tl_control_probed(worker->control, &worker->members.probing.latest);
+    }
+    round_free(round);
+}
+
+static enum tl_status create(struct tl_worker *worker, struct tl_probe_round **ret_round, struct tl_error *ret_error)
+{
+    struct tl_probe_round *round = calloc(1, sizeof(*round));
+    struct tl_peer_probe *items = calloc(worker->members.peer_count + 1, sizeof(*items));
+    if (round == NULL || items == NULL) {
+        free(round);
+        free(items);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to probe the peers");
+    }
+    *round = (struct tl_probe_round){
+        .closure = {.run = round_over}, .worker = worker, .holder_count = 1, .results = {.items = items}};
+    pthread_mutex_init(&round->mutex, NULL);
+    for (size_t i = 0; i < worker->members.peer_count; i++) {
+        const struct tl_peer *peer = worker->members.peers[i];
+        if (peer->is_self || peer->address[0] == '\0') continue;
+        struct tl_peer_probe *probe = &items[round->results.count++];
+        probe->is_ok = true;
+        snprintf(probe->name, sizeof(probe->name), "%s", peer->name);
+        snprintf(probe->address, sizeof(probe->address), "%s", peer->address);
+    }
+    round->deadline_ns = tl_clock_deadline_ns(of_peers(round->results.count, MIN_ROUND_NS));
+    *ret_round = round;
+    return TL_OK;
+}
+
+static void start(struct tl_probe_round *round)
+{
+    size_t wanted = round->results.count < MAX_THREADS ? round->results.count : MAX_THREADS;
+    for (size_t i = 0; i < wanted; i++) {
+        pthread_mutex_lock(&round->mutex);
+        round->holder_count++;
+        pthread_mutex_unlock(&round->mutex);
+        if (tl_thread_start("tl-probe", run, round, NULL, NULL) == TL_OK) continue;
+        leave(round);
+        break;
+    }
+    leave(round);
+}
+
+enum tl_status tl_prober_ask(void *context, const struct tl_probe_results **ret_results, struct tl_error *ret_error)
+{
+    struct tl_worker *worker = context;
+    struct worker_probing *probing = &worker->members.probing;
+    if (worker->closing.is_closing) return tl_error_set(ret_error, TL_UNAVAILABLE, "the worker is shutting down");
+    *ret_results = NULL;
+    if (probing->round != NULL) return TL_OK;
+    int64_t age_ns = tl_clock_now_ns() - probing->latest_ns;
+    if (probing->latest.items != NULL && age_ns < of_peers(probing->latest.count, MIN_PAUSE_NS)) {
+        for (size_t i = 0; i < probing->latest.count; i++)
+            probing->latest.items[i].age_ns = (uint64_t)age_ns;
+        *ret_results = &probing->latest;
+        return TL_OK;
+    }
+    enum tl_status status = create(worker, &probing->round, ret_error);
+    if (status == TL_OK) start(probing->round);
+    return status;
+}
+
+void tl_prober_stop(struct tl_worker *worker)
+{
+    struct tl_probe_round *round = worker->members.probing.round;
+    worker->members.probing.round = NULL;
+    if (round != NULL) {
+        pthread_mutex_lock(&round->mutex);
+        round->is_abandoned = true;
+        pthread_mutex_unlock(&round->mutex);
+    }
+    tl_control_probed(worker->control, NULL);
+}
+
+void tl_prober_fini(struct tl_worker *worker)
+{
+    free(worker->members.probing.latest.items);
+}
