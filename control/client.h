@@ -118,7 +118,8 @@ struct tl_peer_probe {
     char reason[TL_ERROR_MESSAGE_BYTES];
     char remedy[TL_ERROR_MESSAGE_BYTES];
     uint64_t incarnation;    /* of the worker that answered; 0: none did */
-    uint64_t age_ns;         /* how long ago the probe ended */
+    int64_t ended_ns;        /* by the clock of the worker that probes; not sent */
+    uint64_t age_ns;         /* how long before the answer the probe ended; set by tl_client_probe */
     int64_t clock_offset_ns; /* the peer's clock minus the worker's; 0: unknown */
 };
 

@@ -170,14 +170,10 @@ static void try_both_ways(struct tl_client *client, int64_t deadline_ns, struct 
     set_lost(result, arrives ? "to" : "both", &to);
 }
 
-void tl_client_probe_peer(struct tl_peer_probe *result, int64_t deadline_ns)
+static void try_peer(struct tl_peer_probe *result, int64_t deadline_ns)
 {
-    result->is_ok = true;
     int64_t connect_ns = no_later_than(deadline_ns, CONNECT_NS);
-    if (connect_ns <= 0) {
-        snprintf(result->reason, sizeof(result->reason), "the time was over before it was probed");
-        return;
-    }
+    if (connect_ns <= 0) return;
     const struct tl_call_options options = {
         .address = result->address, .connect_timeout_ns = connect_ns, .rpc_timeout_ns = ECHO_NS};
     struct tl_client client;
@@ -188,4 +184,16 @@ void tl_client_probe_peer(struct tl_peer_probe *result, int64_t deadline_ns)
         try_both_ways(&client, deadline_ns, result);
     }
     tl_client_close(&client);
+}
+
+void tl_client_probe_peer(struct tl_peer_probe *result, int64_t deadline_ns)
+{
+    result->is_ok = true;
+    try_peer(result, deadline_ns);
+    result->ended_ns = tl_clock_now_ns();
+    if (result->ended_ns < deadline_ns) return;
+    /* What was cut off may have been on its way. */
+    result->is_ok = true;
+    result->stage[0] = result->direction[0] = result->remedy[0] = '\0';
+    snprintf(result->reason, sizeof(result->reason), "the time was over before it was probed");
 }

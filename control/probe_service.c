@@ -93,7 +93,7 @@ static void pack_probe(const struct tl_peer_probe *from, Tensorlane__V1__PeerPro
     to->reason = tl_text_is_utf8(from->reason, strlen(from->reason)) ? (char *)from->reason : (char *)"";
     to->remedy = tl_text_is_utf8(from->remedy, strlen(from->remedy)) ? (char *)from->remedy : (char *)"";
     to->incarnation = from->incarnation;
-    to->age_ns = from->age_ns;
+    to->age_ns = (uint64_t)(tl_clock_now_ns() - from->ended_ns);
     to->clock_offset_ns = from->clock_offset_ns;
 }
 

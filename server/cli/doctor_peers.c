@@ -166,8 +166,10 @@ void tl_doctor_check_peers(struct tl_doctor_report *report, const struct tl_doct
     } else {
         report->is_incomplete = true;
     }
-    for (size_t i = 0; findings && i < count; i++)
+    for (size_t i = 0; findings && i < count; i++) {
         tl_description_fini(&findings[i].description);
+        free(findings[i].probes.items);
+    }
     free(findings);
     free(trials.items);
 }

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "base/clock.h"
 #include "server/cli/health.h"
@@ -17,10 +18,21 @@
 #define PROBE_TIMEOUT_NS (10 * TL_NS_PER_SEC)
 #define PEER_NS (300 * TL_NS_PER_MS)
 #define CONNECT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
+/* Until results that a worker keeps, or a round that was under way, have been replaced by those of a new round. */
+#define MAX_ASKS 16
+#define ASK_PAUSE_NS (300 * TL_NS_PER_MS)
 
 static bool is_serving(const struct tl_health_finding *finding)
 {
     return finding->has_description && finding->verified >= TL_HEALTH_STAGE_SERVING;
+}
+
+/* A failure from before the first question says nothing: the peer may have started since. */
+static bool has_old_failure(const struct tl_probe_results *probes, int64_t asked_for_ns)
+{
+    for (size_t i = 0; i < probes->count; i++)
+        if (!probes->items[i].is_ok && probes->items[i].age_ns > (uint64_t)asked_for_ns) return true;
+    return false;
 }
 
 void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health_finding *finding)
@@ -34,7 +46,15 @@ void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health
         .user_agent = flags->user_agent,
     };
     struct tl_error error;
-    finding->cannot_probe = tl_client_probe(&call, &finding->probes, NULL, &error) != TL_OK;
+    const int64_t began_ns = tl_clock_now_ns();
+    for (unsigned i = 0; i < MAX_ASKS; i++) {
+        free(finding->probes.items);
+        finding->probes = (struct tl_probe_results){0};
+        finding->cannot_probe = tl_client_probe(&call, &finding->probes, NULL, &error) != TL_OK;
+        if (finding->cannot_probe || !has_old_failure(&finding->probes, tl_clock_now_ns() - began_ns)) return;
+        const struct timespec pause = {.tv_nsec = ASK_PAUSE_NS};
+        nanosleep(&pause, NULL);
+    }
 }
 
 static struct tl_health_finding *find(struct tl_health_finding *findings, size_t count, const char *name)

@@ -17,6 +17,7 @@
 /* The results of a round hold for this long: then probing takes less than 1 % of a network of 1 Gbit/s. */
 #define MIN_PAUSE_NS (2 * TL_NS_PER_SEC)
 #define PEER_NS (150 * TL_NS_PER_MS)
+#define FAILURES_HOLD 4 /* for this part of that time */
 
 /* A round belongs to its threads until the last of them has posted it. After tl_prober_stop the last one frees it. */
 struct tl_probe_round {
@@ -34,6 +35,15 @@ static int64_t of_peers(size_t count, int64_t min_ns)
 {
     int64_t ns = (int64_t)count * PEER_NS;
     return ns > min_ns ? ns : min_ns;
+}
+
+/* How long the results hold. Failures hold for a shorter time, since a peer may have started meanwhile. */
+static int64_t hold_ns(const struct tl_probe_results *results)
+{
+    int64_t pause_ns = of_peers(results->count, MIN_PAUSE_NS);
+    for (size_t i = 0; i < results->count; i++)
+        if (!results->items[i].is_ok) return pause_ns / FAILURES_HOLD;
+    return pause_ns;
 }
 
 static void round_free(struct tl_probe_round *round)
@@ -85,7 +95,11 @@ static void round_over(struct tl_closure *closure)
     if (!is_abandoned) {
         struct tl_worker *worker = round->worker;
         for (size_t i = round->next; i < round->results.count; i++) /* no thread could be started */
-            snprintf(round->results.items[i].reason, sizeof(round->results.items[i].reason), "no thread for a probe");
+        {
+            struct tl_peer_probe *item = &round->results.items[i];
+            item->ended_ns = tl_clock_now_ns();
+            snprintf(item->reason, sizeof(item->reason), "no thread for a probe");
+        }
         worker->members.probing.round = NULL;
         keep(&worker->members.probing, &round->results);
         round->results.items = NULL;
@@ -141,9 +155,7 @@ enum tl_status tl_prober_ask(void *context, const struct tl_probe_results **ret_
     *ret_results = NULL;
     if (probing->round != NULL) return TL_OK;
     int64_t age_ns = tl_clock_now_ns() - probing->latest_ns;
-    if (probing->latest.items != NULL && age_ns < of_peers(probing->latest.count, MIN_PAUSE_NS)) {
-        for (size_t i = 0; i < probing->latest.count; i++)
-            probing->latest.items[i].age_ns = (uint64_t)age_ns;
+    if (probing->latest.items != NULL && age_ns < hold_ns(&probing->latest)) {
         *ret_results = &probing->latest;
         return TL_OK;
     }

@@ -451,6 +451,14 @@ class Whole(HealthCase):
             self.assertIn(f"allow TCP to {elsewhere}", finding["remedy"])
         self.check(0, cluster.path, "--quick")
 
+    def test_a_peer_that_has_just_started(self):
+        """What was found before it started is not held against it."""
+        cluster = self.cluster(ps=1, worker=1, extra={"protocol": "grpc"})
+        cluster.start("ps")
+        self.check(4, cluster.path)
+        cluster.start("worker")
+        self.check(0, cluster.path)
+
     def test_probing_again_and_again_costs_one_round(self):
         cluster = self.cluster(ps=1, worker=1, extra={"protocol": "grpc"})
         cluster.start("ps")
