@@ -59,6 +59,8 @@ struct tl_health_finding {
     bool is_healthy;
     bool is_local;                       /* it is on this machine */
     bool is_silent;                      /* its address takes connections, but does not answer */
+    bool has_rivals;                     /* the workers tell different processes of this task */
+    bool is_unconfirmed;                 /* it must tell once more which processes there are */
     enum tl_health_stage stage;          /* the first that failed, or the last that was passed */
     enum tl_health_stage verified;       /* the last that was passed */
     char reason[TL_ERROR_MESSAGE_BYTES]; /* why it is not healthy, or does less than it might; "" when all is well */
@@ -84,16 +86,19 @@ void tl_health_explain_silent(const struct tl_health_finding *findings, size_t c
  * Thread: any. Blocks: for the devices of this machine. */
 void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding);
 
-/* Asks a worker once more who it is. False: it does not answer. Thread: any. */
-bool tl_health_identify(const struct tl_health_flags *flags, const struct tl_config_task *task,
-                        struct tl_description *ret_description);
+/* Asks a worker once more what it says of itself, which is then confirmed. One that does not answer soon stays
+ * unconfirmed. Thread: any. Blocks: 2 s at most, or both time-outs of the flags. */
+void tl_health_ask_again(const struct tl_health_flags *flags, struct tl_health_finding *finding);
 
 /* Compares what the workers say of each other, and marks the rows of those that contradict each other or cannot reach
- * each other. All of findings[config->task_count] have been checked. Writes into ret_note (TL_ERROR_MESSAGE_BYTES) what
- * the configuration of this command lacks; "": nothing. Blocks: asks workers again whose answers contradict each other.
- */
-void tl_health_compare(const struct tl_health_flags *flags, const struct tl_config *config,
-                       struct tl_health_finding *findings, char *ret_note);
+ * each other. All of findings[config->task_count] have been checked, and those that tl_health_find_rivals has chosen
+ * have been asked again. Writes into ret_note (TL_ERROR_MESSAGE_BYTES) what the configuration of this command lacks;
+ * "": nothing. */
+void tl_health_compare(const struct tl_config *config, struct tl_health_finding *findings, char *ret_note);
+
+/* Finds the tasks of which the workers tell different processes, and chooses all workers that tell of them to be asked
+ * again. False: there are none. */
+bool tl_health_find_rivals(const struct tl_config *config, struct tl_health_finding *findings);
 
 /* Asks a worker that serves to try its peers. Blocks: until it has. Thread: any. */
 void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health_finding *finding);

@@ -25,6 +25,8 @@
 #include "server/cli/task_config.h"
 
 #define MAX_THREADS 64
+/* A peer hears of a restart within this time, because the end of the former process ends its links. */
+#define RESTART_NS (300 * TL_NS_PER_MS)
 
 /* One round. */
 struct round {
@@ -44,6 +46,16 @@ static void *ask_workers(void *context)
         if (index >= round->config->task_count) return NULL;
         round->findings[index].task = &round->config->tasks[index];
         tl_health_check_worker(round->flags, round->config, &round->findings[index]);
+    }
+}
+
+static void *ask_again(void *context)
+{
+    struct round *round = context;
+    for (;;) {
+        size_t index = atomic_fetch_add(&round->next, 1);
+        if (index >= round->config->task_count) return NULL;
+        if (round->findings[index].is_unconfirmed) tl_health_ask_again(round->flags, &round->findings[index]);
     }
 }
 
@@ -71,13 +83,23 @@ static void run_in_threads(struct round *round, void *(*work)(void *context))
         pthread_join(threads[i], NULL);
 }
 
+static void pause_ns(int64_t ns)
+{
+    const struct timespec pause = {.tv_sec = (time_t)(ns / TL_NS_PER_SEC), .tv_nsec = (long)(ns % TL_NS_PER_SEC)};
+    nanosleep(&pause, NULL);
+}
+
 /* Asks all, has all that serve try each other, and compares what they say. */
 static void run_round(struct round *round)
 {
     run_in_threads(round, ask_workers);
+    if (tl_health_find_rivals(round->config, round->findings)) {
+        pause_ns(RESTART_NS);
+        run_in_threads(round, ask_again);
+    }
     bool has_pairs = !round->flags->is_quick && round->config->task_count > 1;
     if (has_pairs) run_in_threads(round, probe_peers);
-    tl_health_compare(round->flags, round->config, round->findings, round->note);
+    tl_health_compare(round->config, round->findings, round->note);
     if (has_pairs) tl_health_judge_pairs(round->findings, round->config->task_count);
     for (size_t i = 0; i < round->config->task_count; i++)
         round->healthy_count += round->findings[i].is_healthy;
@@ -380,12 +402,6 @@ static int run_and_print(const struct tl_health_flags *flags, const struct tl_co
     }
     if (tl_output_finish("health", TL_EXIT_OK) != TL_EXIT_OK) return TL_HEALTH_EXIT_USAGE;
     return is_healthy ? TL_HEALTH_EXIT_OK : TL_HEALTH_EXIT_UNHEALTHY;
-}
-
-static void pause_ns(int64_t ns)
-{
-    const struct timespec pause = {.tv_sec = (time_t)(ns / TL_NS_PER_SEC), .tv_nsec = (long)(ns % TL_NS_PER_SEC)};
-    nanosleep(&pause, NULL);
 }
 
 /* The configuration cannot be read: no worker can be asked. */

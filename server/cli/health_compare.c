@@ -183,10 +183,9 @@ static void judge_protocols(const struct tl_config *config, struct tl_health_fin
     }
 }
 
-void tl_health_compare(const struct tl_health_flags *flags, const struct tl_config *config,
-                       struct tl_health_finding *findings, char *ret_note)
+void tl_health_compare(const struct tl_config *config, struct tl_health_finding *findings, char *ret_note)
 {
-    tl_health_find_rivals(flags, config, findings);
+    tl_health_judge_rivals(config, findings);
     tl_health_compare_members(config, findings, ret_note);
     judge_pairs(config, findings);
     judge_protocols(config, findings);

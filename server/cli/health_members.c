@@ -8,24 +8,21 @@
  * since ports are forwarded.
  *
  * Every worker tells the incarnation of the processes that it is connected to. Where two workers are connected to
- * different processes of one task, a restart may have come between the two answers; so they are asked again before two
- * processes are reported.
+ * different processes of one task, a restart may have come between the two answers. So all workers that tell of such a
+ * task are asked again, at the same time, before two processes are reported; what one has said that does not answer
+ * again does not count.
  */
 #include "server/cli/health_members.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
-#include "base/clock.h"
 #include "base/log.h"
 #include "server/peers/rivals.h"
 
 /* Names in one list of a message. */
 #define MAX_NAMES 4
-/* A peer hears of a restart within this time, because the end of the former process ends its links. */
-#define RESTART_NS (300 * TL_NS_PER_MS)
 
 const struct tl_peer_description *tl_health_find_member(const struct tl_description *description, const char *name,
                                                         size_t hint)
@@ -190,17 +187,19 @@ struct claim {
     uint64_t process_id;
 };
 
+static bool is_identified(const struct tl_health_finding *finding)
+{
+    return finding->has_description && finding->verified >= TL_HEALTH_STAGE_IDENTITY;
+}
+
 /* What a worker says of the process behind a task. A worker of an older version does not say the host. */
 static struct claim read_claim(struct tl_health_finding *teller, const struct tl_health_finding *finding, size_t index)
 {
     const struct tl_description *description = &teller->description;
-    if (teller == finding) {
-        if (!teller->has_description || teller->verified < TL_HEALTH_STAGE_IDENTITY)
-            return (struct claim){.teller = NULL};
+    if (!is_identified(teller) || teller->is_unconfirmed) return (struct claim){.teller = NULL};
+    if (teller == finding)
         return (struct claim){teller, description->incarnation, description->host_name, description->process_id};
-    }
-    const struct tl_peer_description *peer =
-        teller->has_description ? tl_health_find_member(description, finding->task->name, index) : NULL;
+    const struct tl_peer_description *peer = tl_health_find_member(description, finding->task->name, index);
     if (!peer || peer->incarnation == 0 || strcmp(peer->state, "up") != 0) return (struct claim){.teller = NULL};
     return (struct claim){teller, peer->incarnation, peer->host_name, peer->process_id};
 }
@@ -222,14 +221,6 @@ static bool find_two(const struct tl_config *config, struct tl_health_finding *f
     return false;
 }
 
-static void ask_again(const struct tl_health_flags *flags, struct tl_health_finding *finding)
-{
-    struct tl_description description = {0};
-    if (!finding->has_description || !tl_health_identify(flags, finding->task, &description)) return;
-    tl_description_fini(&finding->description);
-    finding->description = description;
-}
-
 static void format_claim(const struct claim *claim, char *ret_text, size_t capacity)
 {
     if (claim->host_name[0] != '\0') {
@@ -249,40 +240,53 @@ static void set_rivals(struct tl_health_finding *finding, const struct claim cla
     finding->verified = TL_HEALTH_STAGE_GRPC;
 }
 
-/* A worker has seen the two processes take turns. */
+/* A worker has seen the two processes take turns. Returns what it says; NULL: none has. */
 static const char *find_witness(const struct tl_config *config, const struct tl_health_finding *findings, size_t index)
 {
     for (size_t i = 0; i < config->task_count; i++) {
+        if (!is_identified(&findings[i])) continue;
         const struct tl_peer_description *peer =
-            findings[i].has_description
-                ? tl_health_find_member(&findings[i].description, findings[index].task->name, index)
-                : NULL;
+            tl_health_find_member(&findings[i].description, findings[index].task->name, index);
         if (peer && strncmp(peer->reason, TL_RIVALS, strlen(TL_RIVALS)) == 0) return peer->reason;
     }
     return NULL;
 }
 
-void tl_health_find_rivals(const struct tl_health_flags *flags, const struct tl_config *config,
-                           struct tl_health_finding *findings)
+/* The witness says "what is wrong; what to do", in a text of any length. */
+static void set_witnessed(struct tl_health_finding *finding, const char *witness)
+{
+    const char *semicolon = strstr(witness, "; ");
+    char reason[TL_ERROR_MESSAGE_BYTES];
+    snprintf(reason, sizeof(reason), "%.*s", semicolon ? (int)(semicolon - witness) : (int)strlen(witness), witness);
+    set_fault(finding, TL_HEALTH_STAGE_IDENTITY, reason, semicolon ? semicolon + 2 : "stop one of them");
+    finding->verified = TL_HEALTH_STAGE_GRPC;
+}
+
+bool tl_health_find_rivals(const struct tl_config *config, struct tl_health_finding *findings)
 {
     struct claim claims[2];
-    bool has_waited = false;
+    bool is_any = false;
+    for (size_t i = 0; i < config->task_count; i++) {
+        findings[i].has_rivals = !find_witness(config, findings, i) && find_two(config, findings, i, claims);
+        is_any = is_any || findings[i].has_rivals;
+    }
+    /* A worker that has been chosen tells of no more tasks: it is chosen already. */
+    for (size_t i = 0; i < config->task_count; i++) {
+        for (size_t j = 0; findings[i].has_rivals && j < config->task_count; j++)
+            if (read_claim(&findings[j], &findings[i], i).teller) findings[j].is_unconfirmed = true;
+    }
+    return is_any;
+}
+
+void tl_health_judge_rivals(const struct tl_config *config, struct tl_health_finding *findings)
+{
+    struct claim claims[2];
     for (size_t i = 0; i < config->task_count; i++) {
         const char *witness = find_witness(config, findings, i);
         if (witness) {
-            const char *remedy = strstr(witness, "; ");
-            set_fault(&findings[i], TL_HEALTH_STAGE_IDENTITY, witness, remedy ? remedy + 2 : "stop one of them");
-            if (remedy) findings[i].reason[remedy - witness] = '\0';
-            findings[i].verified = TL_HEALTH_STAGE_GRPC;
-            continue;
+            set_witnessed(&findings[i], witness);
+        } else if (findings[i].has_rivals && find_two(config, findings, i, claims)) {
+            set_rivals(&findings[i], claims);
         }
-        if (!find_two(config, findings, i, claims)) continue;
-        const struct timespec pause = {.tv_nsec = RESTART_NS};
-        if (!has_waited) nanosleep(&pause, NULL);
-        has_waited = true;
-        ask_again(flags, &findings[i]);
-        for (size_t j = 0; j < 2; j++)
-            if (claims[j].teller != &findings[i]) ask_again(flags, claims[j].teller);
-        if (find_two(config, findings, i, claims)) set_rivals(&findings[i], claims);
     }
 }

@@ -16,9 +16,7 @@ bool tl_health_tells_members(const struct tl_health_finding *finding);
  * ret_note (TL_ERROR_MESSAGE_BYTES) what the configuration of this command lacks; "": nothing. */
 void tl_health_compare_members(const struct tl_config *config, struct tl_health_finding *findings, char *ret_note);
 
-/* Marks the rows of tasks that two processes claim. Blocks: asks the workers again whose answers contradict each other.
- */
-void tl_health_find_rivals(const struct tl_health_flags *flags, const struct tl_config *config,
-                           struct tl_health_finding *findings);
+/* Marks the rows of tasks that two processes claim. */
+void tl_health_judge_rivals(const struct tl_config *config, struct tl_health_finding *findings);
 
 #endif

@@ -21,6 +21,8 @@
 #define DEFAULT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
 /* A server sends its first bytes as soon as it has taken the connection. */
 #define HTTP2_NS (2 * TL_NS_PER_SEC)
+/* A worker that has answered answers again within this time, for the connection and for the call. */
+#define AGAIN_TIMEOUT_NS (1 * TL_NS_PER_SEC)
 
 const char *tl_health_stage_name(enum tl_health_stage stage)
 {
@@ -212,15 +214,15 @@ static bool judge_serving(struct tl_health_finding *finding, const struct tl_cal
 }
 
 static struct tl_call_options make_call(const struct tl_health_flags *flags, const struct tl_config_task *task,
-                                        char *ret_where)
+                                        int64_t timeout_ns, char *ret_where)
 {
     return (struct tl_call_options){
         .address = task->address,
         .ret_where = ret_where,
-        .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : DEFAULT_TIMEOUT_NS,
+        .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : timeout_ns,
         /* A time that the user gives counts for all of it. */
         .http2_timeout_ns = flags->connect_timeout_ns > 0 ? 0 : HTTP2_NS,
-        .rpc_timeout_ns = flags->rpc_timeout_ns > 0 ? flags->rpc_timeout_ns : DEFAULT_TIMEOUT_NS,
+        .rpc_timeout_ns = flags->rpc_timeout_ns > 0 ? flags->rpc_timeout_ns : timeout_ns,
         .user_agent = flags->user_agent,
     };
 }
@@ -239,12 +241,15 @@ static bool judge_transports(struct tl_health_finding *finding)
     return false;
 }
 
-bool tl_health_identify(const struct tl_health_flags *flags, const struct tl_config_task *task,
-                        struct tl_description *ret_description)
+void tl_health_ask_again(const struct tl_health_flags *flags, struct tl_health_finding *finding)
 {
     struct tl_error error;
-    const struct tl_call_options call = make_call(flags, task, NULL);
-    return tl_client_identify(&call, ret_description, NULL, &error) == TL_OK;
+    struct tl_description description = {0};
+    const struct tl_call_options call = make_call(flags, finding->task, AGAIN_TIMEOUT_NS, NULL);
+    if (tl_client_identify(&call, &description, NULL, &error) != TL_OK) return;
+    tl_description_fini(&finding->description);
+    finding->description = description;
+    finding->is_unconfirmed = false;
 }
 
 void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl_config *config,
@@ -252,7 +257,7 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
 {
     const bool is_local = flags->is_local || is_on_this_machine(finding->task);
     char where[TL_CALL_WHERE_BYTES] = "";
-    const struct tl_call_options call = make_call(flags, finding->task, where);
+    const struct tl_call_options call = make_call(flags, finding->task, DEFAULT_TIMEOUT_NS, where);
     enum tl_call_stage stage = TL_CALL_RESOLVE;
     struct tl_error error;
     finding->is_local = is_local;

@@ -30,7 +30,9 @@ void tl_rivals_format(const struct tl_rivals *rivals, const char *name, char *re
     char latest[320], former[320];
     format_process(&rivals->latest, latest, sizeof(latest));
     format_process(&rivals->former, former, sizeof(former));
-    snprintf(ret_text, capacity, TL_RIVALS " %s: %s and %s; stop one of them", name, latest, former);
+    snprintf(ret_text, capacity,
+             TL_RIVALS " %s: %s and %s, which last took turns %" PRId64 " s ago; stop one of them, if both still run",
+             name, latest, former, (tl_clock_now_ns() - rivals->returned_ns) / TL_NS_PER_SEC);
 }
 
 bool tl_rivals_are_active(const struct tl_rivals *rivals)

@@ -860,7 +860,7 @@ class Compared(HealthCase):
                 Identify=lambda *_, values=values: cluster_pb2.IdentifyResponse(**values),
                 Check=lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)))
         path = self.write_json({"cluster": {"ps": addresses}, "protocol": "grpc", **config})
-        result = cli_support.run("health", "--config", path, "--json")
+        result = cli_support.run("health", "--config", path, "--json", "-connect-timeout", "60s", "-rpc-timeout", "60s")
         return result.returncode, json.loads(result.stdout)["workers"]
 
     @staticmethod
@@ -983,7 +983,9 @@ class Compared(HealthCase):
             self.assertIn(f"process {process.pid} on {socket.gethostname()} (", warning)
         _, rows, _ = self.rows(path)
         row = rows["/job:ps/task:0"]
-        self.assertEqual((row["healthy"], row["stage"], row["remedy"]), (False, "identity", "stop one of them"))
+        self.assertEqual((row["healthy"], row["stage"]), (False, "identity"))
+        self.assertEqual(row["remedy"], "stop one of them, if both still run")
+        self.assertRegex(row["reason"], r", which last took turns \d+ s ago$")
         for process in (first, rival):
             self.assertIn(f"process {process.pid} on {socket.gethostname()}", row["reason"])
         self.assertTrue(rows["/job:worker/task:0"]["healthy"])
@@ -1016,27 +1018,48 @@ class Compared(HealthCase):
             {"peers": [*members, self.peer(2)], "incarnation": 5, "uptime_ns": 1})
         self.assertEqual((code, [row["reason"] for row in rows]), (0, ["", "", ""]))
 
-    def test_a_restart_between_two_answers(self):
-        """A peer that is connected to the process before the restart has heard of it when it is asked again."""
-        answers = iter((7, 8, 8, 8))
-        current = [8]
-
-        def peer_of(_request, _context):
-            return cluster_pb2.IdentifyResponse(
-                job="ps", task=0, protocol_version=1, is_serving=True, incarnation=1,
-                transports=[cluster_pb2.TransportState(name="grpc", is_available=True)],
-                peers=[self.peer(0), self.peer(1, incarnation=next(answers))])
-
-        def restarted(_request, _context):
-            return cluster_pb2.IdentifyResponse(
-                job="ps", task=1, protocol_version=1, is_serving=True, incarnation=current[0],
-                transports=[cluster_pb2.TransportState(name="grpc", is_available=True)],
-                peers=[self.peer(0), self.peer(1)])
-        serving = {"Check": lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)}
+    def answers(self, *lists):
+        """Starts a server for each list, which gives one answer after the other and the last one again and again.
+        None is a failure."""
+        def identify(index, answers):
+            def answer(_request, context):
+                values = answers.pop(0) if len(answers) > 1 else answers[0]
+                if values is None:
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "gone")
+                return cluster_pb2.IdentifyResponse(**{
+                    "job": "ps", "task": index, "protocol_version": 1, "is_serving": True, "incarnation": index + 1,
+                    "transports": [cluster_pb2.TransportState(name="grpc", is_available=True)], **values})
+            return answer
         path = self.write_json({"protocol": "grpc", "cluster": {"ps": [
-            self.foreign_server(Identify=peer_of, **serving), self.foreign_server(Identify=restarted, **serving)]}})
+            self.foreign_server(
+                Identify=identify(index, list(answers)),
+                Check=lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING))
+            for index, answers in enumerate(lists)]}})
         code, rows, _ = self.rows(path)
-        self.assertEqual((code, [row["reason"] for row in rows.values()]), (0, ["", ""]))
+        return code, list(rows.values())
+
+    def test_a_restart_between_two_answers(self):
+        """Peers that are connected to the process before the restart have heard of it when they are asked again."""
+        def says(incarnation):
+            return {"peers": [self.peer(0), self.peer(1), self.peer(2, incarnation=incarnation)]}
+        restarted = {"incarnation": 8, "peers": [self.peer(n) for n in range(3)]}
+        code, rows = self.answers([says(7), says(8)], [says(7), says(8)], [restarted])
+        self.assertEqual((code, [row["reason"] for row in rows]), (0, ["", "", ""]))
+        # What a worker has said that does not answer again does not count.
+        code, rows = self.answers([says(7), None], [says(8)], [restarted])
+        self.assertEqual((code, [row["reason"] for row in rows]), (0, ["", "", ""]))
+        code, rows = self.answers([says(7), says(7)], [says(8)], [restarted])
+        self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, True, False]))
+
+    def test_a_long_reason(self):
+        """A worker tells of two processes in more bytes than a row has."""
+        for rest, remedy in ((3960 * "x" + "; stop it", "stop it"), (4000 * "x", "stop one of them")):
+            code, rows = self.workers({"peers": [self.peer(0), self.peer(1, "up", "two processes are " + rest)]},
+                                      {"peers": [self.peer(0), self.peer(1)]}, {})
+            self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, False, True]))
+            self.assertRegex(rows[1]["reason"], "^two processes are x{900}")
+            self.assertEqual(rows[1]["remedy"], remedy)
+            self.assertEqual([rows[n]["reason"] + rows[n]["remedy"] for n in (0, 2)], ["", ""])
 
     def test_a_pair_that_need_not_be_connected(self):
         for first, second in (

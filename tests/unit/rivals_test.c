@@ -42,9 +42,12 @@ START_TEST(processes_that_alternate)
     ck_assert(tl_rivals_are_active(&rivals));
     tl_rivals_format(&rivals, "/job:ps/task:0", text, sizeof(text));
     ck_assert_str_eq(text, "two processes are /job:ps/task:0: process 102 on host-2 (ipv4:10.0.0.2:4000) and process "
-                           "101 on host-1 (ipv4:10.0.0.1:4000); stop one of them");
+                           "101 on host-1 (ipv4:10.0.0.1:4000), which last took turns 0 s ago; stop one of them, if "
+                           "both still run");
     fake_clock_advance(59 * TL_NS_PER_SEC);
     ck_assert(tl_rivals_are_active(&rivals));
+    tl_rivals_format(&rivals, "/job:ps/task:0", text, sizeof(text));
+    ck_assert_ptr_nonnull(strstr(text, ", which last took turns 59 s ago; "));
     fake_clock_advance(TL_NS_PER_SEC);
     ck_assert(!tl_rivals_are_active(&rivals));
     /* One return after a minute may be anything. */
