@@ -59,6 +59,7 @@ struct tl_health_finding {
     bool is_healthy;
     bool is_local;                       /* it is on this machine */
     bool is_silent;                      /* its address takes connections, but does not answer */
+    bool has_http2;                      /* silent all the same: it speaks HTTP/2, but does not answer a call */
     bool has_rivals;                     /* the workers tell different processes of this task */
     bool is_unconfirmed;                 /* it must tell once more which processes there are */
     enum tl_health_stage stage;          /* the first that failed, or the last that was passed */

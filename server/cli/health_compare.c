@@ -30,17 +30,19 @@ static bool is_down(const struct tl_peer_description *peer)
     return strcmp(peer->state, "down") == 0 || (strcmp(peer->state, "connecting") == 0 && peer->reason[0] != '\0');
 }
 
-/* A reason "what is wrong; what to do" becomes both; a row that has a fault of its own keeps it. */
+/* A reason "what is wrong; what to do" becomes both; a row that has a fault of its own keeps it. A question whether the
+ * worker is there is no remedy: it has answered here. */
 static void set_fault(struct tl_health_finding *finding, const char *what, const char *reason)
 {
     const char *semicolon = strstr(reason, "; ");
     int len = semicolon ? (int)(semicolon - reason) : (int)strlen(reason);
+    bool is_remedy = semicolon && strncmp(semicolon + 2, "is ", 3) != 0;
     if (!finding->is_healthy) return;
     finding->is_healthy = false;
     finding->stage = TL_HEALTH_STAGE_PATHS;
     snprintf(finding->reason, sizeof(finding->reason), "%s: %.*s", what, len, reason);
     snprintf(finding->remedy, sizeof(finding->remedy), "%s",
-             semicolon
+             is_remedy
                  ? semicolon + 2
                  : "both answer from here: look at routes and firewalls between the two, and at the logs of both");
 }
@@ -95,13 +97,18 @@ static const char *address_of(const struct tl_description *description, const ch
     return peer ? peer->address : "";
 }
 
-/* The two have different addresses for one of them: that explains why the other one does not reach it. */
+/* The two have different addresses for one of them: that may explain why the other one does not reach it. */
 static void explain_address(struct tl_health_finding *finding, const struct tl_health_finding *from,
                             const struct tl_health_finding *to, const char *dialled, const char *own)
 {
-    if (dialled[0] == '\0' || own[0] == '\0' || strcmp(dialled, own) == 0) return;
-    snprintf(finding->remedy, sizeof(finding->remedy),
-             "%s dials %s at %s, the cluster.json of %s says %s: give all workers the same file, and start them anew",
+    char first[TL_ADDRESS_BYTES], second[TL_ADDRESS_BYTES];
+    struct tl_error error;
+    size_t len = strlen(finding->remedy);
+    if (tl_address_check(dialled, TL_ADDRESS_DIAL, first, &error) != TL_OK) return;
+    if (tl_address_check(own, TL_ADDRESS_DIAL, second, &error) != TL_OK || strcmp(first, second) == 0) return;
+    snprintf(finding->remedy + len, sizeof(finding->remedy) - len,
+             "; also: %s dials %s at %s, the cluster.json of %s says %s: unless ports are forwarded, give all workers "
+             "the same file, and start them anew",
              from->task->name, to->task->name, dialled, to->task->name, own);
 }
 

@@ -4,8 +4,8 @@
  *
  * The process that listens is looked up where it is one of this machine: stopped, out of descriptors, another program.
  * Otherwise the other workers are asked what they know: one that they have identified there is stopped, overloaded or
- * out of descriptors, and no other program. Only an address at which no worker has been seen may belong to another
- * program.
+ * out of descriptors, and no other program, whichever process forwards its port here. Only an address at which no
+ * worker has been seen, and that does not speak HTTP/2, may belong to another program.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -37,6 +37,28 @@ static struct witness find_witness(const struct tl_health_finding *findings, siz
     return witness;
 }
 
+/* ----------------------------------------------------------------------------------------------- another machine -- */
+
+static void explain_by_witness(struct tl_health_finding *finding, const struct witness *witness)
+{
+    const struct tl_peer_description *peer = witness->peer;
+    const char *name = finding->task->name, *address = finding->task->address;
+    char place[384] = "", ps[64] = "ps";
+    if (peer->process_id != 0) {
+        snprintf(place, sizeof(place), " (process %" PRIu64 "%s%.255s)", peer->process_id,
+                 peer->host_name[0] != '\0' ? " on " : "", peer->host_name);
+        snprintf(ps, sizeof(ps), "ps -o stat= -p %" PRIu64, peer->process_id);
+    }
+    snprintf(finding->reason, sizeof(finding->reason),
+             "%s takes connections but does not answer from here; %s has identified it as %s%s: it is stopped, out of "
+             "descriptors or overloaded, or large packets are lost on the way",
+             address, witness->task->name, name, place);
+    snprintf(finding->remedy, sizeof(finding->remedy),
+             "look at it there: \"%s\" shows T for a stopped process, which kill -CONT lets go on; else see its log, "
+             "its load and its descriptors (ls /proc/PID/fd)",
+             ps);
+}
+
 /* -------------------------------------------------------------------------------------------------- this machine -- */
 
 static bool is_worker(const struct tl_local_process *process, const struct witness *witness)
@@ -58,10 +80,19 @@ static void explain_process(struct tl_health_finding *finding, const struct tl_l
         snprintf(remedy, sizeof(remedy),
                  process->state == 'D' ? "it waits for a disk, a network file system or a device: see dmesg"
                                        : "it is overloaded or hangs: see its log and its load; stop and start it");
+    } else if (witness->peer != NULL) {
+        explain_by_witness(finding, witness);
+        size_t len = strlen(finding->reason);
+        snprintf(finding->reason + len, sizeof(finding->reason) - len,
+                 "; process %d (%s) takes the connections here and forwards them", process->pid, process->name);
+        return;
+    } else if (finding->has_http2) {
+        snprintf(remedy, sizeof(remedy), "it hangs, or forwards the port to a worker that does: see the logs of both");
     } else {
         snprintf(reason, sizeof(reason), "another program listens at %s: process %d (%s)", address, process->pid,
                  process->name);
-        snprintf(remedy, sizeof(remedy), "stop it, or give this task another port");
+        snprintf(remedy, sizeof(remedy),
+                 "stop it, or give this task another port; if it forwards the port, look at the worker there");
     }
     snprintf(finding->reason, sizeof(finding->reason), "%s", reason);
     snprintf(finding->remedy, sizeof(finding->remedy), "%s", remedy);
@@ -73,28 +104,6 @@ static void explain_foreign_user(struct tl_health_finding *finding, const struct
     snprintf(finding->remedy + len, sizeof(finding->remedy) - len,
              "; the process belongs to user %" PRIu32 ": run health as that user or as root to see more",
              process->user);
-}
-
-/* ----------------------------------------------------------------------------------------------- another machine -- */
-
-static void explain_by_witness(struct tl_health_finding *finding, const struct witness *witness)
-{
-    const struct tl_peer_description *peer = witness->peer;
-    const char *name = finding->task->name, *address = finding->task->address;
-    char place[384] = "", ps[64] = "ps";
-    if (peer->process_id != 0) {
-        snprintf(place, sizeof(place), " (process %" PRIu64 "%s%.255s)", peer->process_id,
-                 peer->host_name[0] != '\0' ? " on " : "", peer->host_name);
-        snprintf(ps, sizeof(ps), "ps -o stat= -p %" PRIu64, peer->process_id);
-    }
-    snprintf(finding->reason, sizeof(finding->reason),
-             "%s takes connections but does not answer from here; %s has identified it as %s%s: it is stopped, out of "
-             "descriptors or overloaded, or large packets are lost on the way",
-             address, witness->task->name, name, place);
-    snprintf(finding->remedy, sizeof(finding->remedy),
-             "look at it there: \"%s\" shows T for a stopped process, which kill -CONT lets go on; else see its log, "
-             "its load and its descriptors (ls /proc/PID/fd)",
-             ps);
 }
 
 void tl_health_explain_silent(const struct tl_health_finding *findings, size_t count, bool is_local,

@@ -153,6 +153,7 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
         set_remedy(finding, "stop the other server at %s, or give this task another port", task->address);
     } else if (error->code == TL_DEADLINE_EXCEEDED) {
         finding->is_silent = true;
+        finding->has_http2 = true;
         fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
         set_remedy(finding, "it is connected but does not answer: see its log and its load; stop and start it");
     } else {

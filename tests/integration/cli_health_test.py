@@ -843,6 +843,7 @@ class Compared(HealthCase):
     """What health concludes from what several workers say; the servers here can say anything."""
 
     START_NS = 30 * 10**9
+    ROUTES = "both answer from here: look at routes and firewalls between the two, and at the logs of both"
 
     def setUp(self):
         super().setUp()
@@ -868,17 +869,19 @@ class Compared(HealthCase):
         return cluster_pb2.PeerState(name=f"/job:ps/task:{index}", state=state, reason=reason, **values)
 
     def test_a_pair_that_is_not_connected(self):
-        reason = "10.0.0.2:4000 did not take the connection in time; is there a firewall in between?"
-        for state in ("down", "connecting"):
+        late = "10.0.0.2:4000 did not take the connection in time; is the machine up, and is there a firewall?"
+        refused = "10.0.0.2:4000 refused the connection; is the worker started?"
+        other = "10.0.0.2:4000 speaks another version; start it anew"
+        for state, reason in (("down", late), ("connecting", late), ("down", refused), ("down", other)):
             code, rows = self.workers({"peers": [self.peer(1, state, reason), self.peer(2)]},
                                       {"peers": [self.peer(0), self.peer(2)]}, {})
             self.assertEqual((code, [row["healthy"] for row in rows]), (4, [False, False, True]))
             self.assertEqual((rows[0]["stage"], rows[1]["stage"]), ("paths", "paths"))
-            rest = f" at {rows[1]['address']}: 10.0.0.2:4000 did not take the connection in time"
+            rest = f" at {rows[1]['address']}: {reason.split('; ', maxsplit=1)[0]}"
             self.assertEqual(rows[0]["reason"], f"it cannot reach /job:ps/task:1{rest}")
             self.assertEqual(rows[1]["reason"], f"/job:ps/task:0 cannot reach it{rest}")
             for row in rows[:2]:
-                self.assertEqual(row["remedy"], "is there a firewall in between?")
+                self.assertEqual(row["remedy"], "start it anew" if reason == other else self.ROUTES)
 
     def serve(self, name, job, task=0, **config):
         path = self.write_json({"protocol": "grpc", **config}, name)
@@ -953,8 +956,15 @@ class Compared(HealthCase):
         for row in rows:
             self.assertIn("cannot reach", row["reason"])
             self.assertIn("10.0.0.9:4000 refused the connection", row["reason"])
-            self.assertEqual(row["remedy"], "/job:ps/task:0 dials /job:ps/task:1 at 10.0.0.9:4000, the cluster.json of "
-                             "/job:ps/task:1 says 10.0.0.2:4000: give all workers the same file, and start them anew")
+            self.assertEqual(row["remedy"], f"{self.ROUTES}; also: /job:ps/task:0 dials /job:ps/task:1 at "
+                             "10.0.0.9:4000, the cluster.json of /job:ps/task:1 says 10.0.0.2:4000: unless ports are "
+                             "forwarded, give all workers the same file, and start them anew")
+        # Two spellings of one address.
+        for dialled, own in (("GPU-1:4000", "gpu-1.:4000"), ("[fd00:0::7]:4000", "[fd00::7]:4000")):
+            _, rows = self.workers(
+                {"peers": [self.peer(0, address="a:1"), self.peer(1, "down", reason, address=dialled)]},
+                {"peers": [self.peer(0, address="a:1"), self.peer(1, address=own)]})
+            self.assertEqual([row["remedy"] for row in rows], [self.ROUTES, self.ROUTES])
 
     def test_protocols_that_share_grpc_only(self):
         def says(protocol, rdma="prefer"):

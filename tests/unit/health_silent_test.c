@@ -92,6 +92,21 @@ START_TEST(another_program)
 }
 END_TEST
 
+START_TEST(a_forwarded_port)
+{
+    process.is_worker = false;
+    snprintf(process.name, sizeof(process.name), "docker-proxy");
+    identify();
+    expect(true, "has identified it as /job:ps/task:0 (process 815 on gpu-7)", "\"ps -o stat= -p 815\" shows T");
+    expect(true, "; process 4711 (docker-proxy) takes the connections here and forwards them", "kill -CONT");
+    /* No worker has seen it, but what answers speaks HTTP/2. */
+    peer.incarnation = 0;
+    findings[0].has_http2 = true;
+    expect(true, "process 4711 (docker-proxy) takes the connections at 10.0.0.7:4000 but does not answer",
+           "it hangs, or forwards the port");
+}
+END_TEST
+
 START_TEST(a_process_of_another_user)
 {
     process.pid = 0;
@@ -125,6 +140,7 @@ int main(void)
     tcase_add_test(tcase, stopped);
     tcase_add_test(tcase, out_of_descriptors);
     tcase_add_test(tcase, another_program);
+    tcase_add_test(tcase, a_forwarded_port);
     tcase_add_test(tcase, a_process_of_another_user);
     tcase_add_test(tcase, another_machine);
     suite_add_tcase(suite, tcase);
