@@ -72,8 +72,8 @@ struct tl_health_finding {
     bool cannot_probe;                   /* it was asked to, and could not */
 };
 
-/* Checks one worker, stage by stage. finding->task is set, the rest zero. Blocks for at most both time-outs twice, and
- * for the devices of this machine. Thread: any. */
+/* Checks one worker, stage by stage. finding->task is set, the rest zero. Blocks for at most both time-outs three
+ * times, and for the devices of this machine. Thread: any. */
 void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl_config *config,
                             struct tl_health_finding *finding);
 

@@ -47,6 +47,16 @@ static void set_fault(struct tl_health_finding *finding, const char *what, const
                  : "both answer from here: look at routes and firewalls between the two, and at the logs of both");
 }
 
+/* Returns a setting of the worker; NULL: it does not say, or the row's address has another worker. */
+static const char *setting_of(const struct tl_health_finding *finding, const char *path)
+{
+    const struct tl_description *description = &finding->description;
+    if (!finding->has_description || finding->verified < TL_HEALTH_STAGE_IDENTITY) return NULL; /* of another task */
+    for (size_t i = 0; i < description->setting_count; i++)
+        if (strcmp(description->settings[i].path, path) == 0) return description->settings[i].value;
+    return NULL;
+}
+
 /* Returns where the worker listens, if other machines cannot reach that; NULL: they can, or it does not say. */
 static const char *find_loopback(const struct tl_health_finding *finding)
 {
@@ -78,11 +88,13 @@ static void set_loopback(struct tl_health_finding *finding, const char *what, co
 }
 
 /* A worker that listens on loopback addresses only, although its cluster has other machines: Debian gives the own name
- * of a machine the address 127.0.1.1. It may reach the others all the same. */
+ * of a machine the address 127.0.1.1. It may reach the others all the same. One that was told to listen there has a
+ * process in front of it that forwards its port. */
 static void note_loopback(const struct tl_config *config, struct tl_health_finding *finding)
 {
-    const char *listens = find_loopback(finding);
+    const char *listens = find_loopback(finding), *setting = setting_of(finding, "listen");
     if (!listens || !finding->is_healthy || finding->reason[0] != '\0' || finding->task->settings.listen) return;
+    if (setting && tl_address_is_loopback(setting)) return;
     for (size_t i = 0; i < config->task_count; i++) {
         if (!is_remote(finding->task, &config->tasks[i])) continue;
         set_loopback(finding, "", listens);
@@ -149,14 +161,6 @@ static void judge_pairs(const struct tl_config *config, struct tl_health_finding
 }
 
 /* --------------------------------------------------------------------------------------------------- protocols -- */
-
-static const char *setting_of(const struct tl_health_finding *finding, const char *path)
-{
-    const struct tl_description *description = &finding->description;
-    for (size_t i = 0; finding->has_description && i < description->setting_count; i++)
-        if (strcmp(description->settings[i].path, path) == 0) return description->settings[i].value;
-    return NULL;
-}
 
 /* Both have a transport besides gRPC, and none that the other one has. */
 static bool share_grpc_only(const char *a, const char *b)

@@ -3,9 +3,10 @@
  * Workers that were started with different cluster.json files, and tasks that two processes claim.
  *
  * Each worker tells the tasks that it knows, itself among them. It is a fault when one worker knows another one that
- * does not know it: no request can travel one of the two ways. Two workers that do not know each other are none: each
- * process of TensorFlow may be given only the part of the cluster that it needs. Other addresses are none either,
- * since ports are forwarded.
+ * does not know it: no request can travel one of the two ways. Where the former is connected to the latter all the
+ * same, the other way may be the one that nothing needs, and both rows have a note only. Two workers that do not know
+ * each other are none: each process of TensorFlow may be given only the part of the cluster that it needs. Other
+ * addresses are none either, since ports are forwarded.
  *
  * Every worker tells the incarnation of the processes that it is connected to. Where two workers are connected to
  * different processes of one task, a restart may have come between the two answers. So all workers that tell of such a
@@ -94,21 +95,36 @@ static void set_fault(struct tl_health_finding *finding, enum tl_health_stage st
     snprintf(finding->remedy, sizeof(finding->remedy), "%s", remedy);
 }
 
-/* `knows` has `lacks` in its cluster.json, and not the other way round. */
-static void set_other_cluster(struct tl_health_finding *knows, struct tl_health_finding *lacks)
+static void set_note(struct tl_health_finding *finding, const char *reason, const char *remedy)
 {
+    if (finding->reason[0] != '\0') return;
+    snprintf(finding->reason, sizeof(finding->reason), "%s", reason);
+    snprintf(finding->remedy, sizeof(finding->remedy), "%s", remedy);
+}
+
+/* `knows` has `lacks` in its cluster.json, as `peer`, and not the other way round. */
+static void set_other_cluster(struct tl_health_finding *knows, const struct tl_peer_description *peer,
+                              struct tl_health_finding *lacks)
+{
+    bool is_connected = strcmp(peer->state, "up") == 0;
+    const char *remedy = "give all workers the same file, and start this one anew with it";
     char has[400], lacking[400], reason[TL_ERROR_MESSAGE_BYTES];
     size_t has_count = list_lacking(&lacks->description, &knows->description, has, sizeof(has));
     list_lacking(&knows->description, &lacks->description, lacking, sizeof(lacking));
     snprintf(reason, sizeof(reason), "it runs with another cluster.json than %s: it %s%s%slacks %s", knows->task->name,
              has_count > 0 ? "has " : "", has, has_count > 0 ? ", " : "", lacking);
-    if (lacks->is_healthy)
-        set_fault(lacks, TL_HEALTH_STAGE_CONFIG, reason,
-                  "give all workers the same file, and start this one anew with it");
+    if (is_connected) {
+        set_note(lacks, reason, remedy);
+    } else if (lacks->is_healthy) {
+        set_fault(lacks, TL_HEALTH_STAGE_CONFIG, reason, remedy);
+    }
+    remedy = "give all workers the same file, and start those anew that have another one";
     snprintf(reason, sizeof(reason), "%s runs with another cluster.json, which lacks this worker", lacks->task->name);
-    if (knows->is_healthy)
-        set_fault(knows, TL_HEALTH_STAGE_CONFIG, reason,
-                  "give all workers the same file, and start those anew that have another one");
+    if (is_connected) {
+        set_note(knows, reason, remedy);
+    } else if (knows->is_healthy) {
+        set_fault(knows, TL_HEALTH_STAGE_CONFIG, reason, remedy);
+    }
 }
 
 /* The list "the workers have /job:a/task:0, /job:b/task:0" has the name. */
@@ -168,10 +184,10 @@ void tl_health_compare_members(const struct tl_config *config, struct tl_health_
             struct tl_health_finding *b = &findings[j];
             uint64_t digest = a->description.cluster_digest;
             if (!tl_health_tells_members(b) || (digest != 0 && digest == b->description.cluster_digest)) continue;
-            bool a_has_b = tl_health_find_member(&a->description, b->task->name, j) != NULL;
-            bool b_has_a = tl_health_find_member(&b->description, a->task->name, i) != NULL;
-            if (a_has_b && !b_has_a) set_other_cluster(a, b);
-            if (b_has_a && !a_has_b) set_other_cluster(b, a);
+            const struct tl_peer_description *in_a = tl_health_find_member(&a->description, b->task->name, j);
+            const struct tl_peer_description *in_b = tl_health_find_member(&b->description, a->task->name, i);
+            if (in_a && !in_b) set_other_cluster(a, in_a, b);
+            if (in_b && !in_a) set_other_cluster(b, in_b, a);
         }
     }
     note_lacking(config, findings, ret_note);

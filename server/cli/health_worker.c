@@ -15,11 +15,12 @@
 #include "control/control.h"
 #include "server/cli/health.h"
 #include "server/cli/local_host.h"
+#include "server/cli/local_process.h"
 #include "server/transports/local_settings.h"
 #include "server/transports/verbs_settings.h"
 
 #define DEFAULT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
-/* A server sends its first bytes as soon as it has taken the connection. */
+/* A server sends its first bytes as soon as it has taken the connection. One that does not is tried twice. */
 #define HTTP2_NS (2 * TL_NS_PER_SEC)
 /* A worker that has answered answers again within this time, for the connection and for the call. */
 #define AGAIN_TIMEOUT_NS (1 * TL_NS_PER_SEC)
@@ -253,6 +254,15 @@ void tl_health_ask_again(const struct tl_health_flags *flags, struct tl_health_f
     finding->is_unconfirmed = false;
 }
 
+/* The process that listens is one of this machine, and it is evident why it does not answer. */
+static bool is_in_trouble(const struct tl_health_finding *finding)
+{
+    struct tl_local_process process;
+    char reason[TL_ERROR_MESSAGE_BYTES], remedy[TL_ERROR_MESSAGE_BYTES];
+    return finding->is_local && tl_local_process_listening(finding->task->address, &process) && process.pid != 0 &&
+           tl_local_process_trouble(&process, finding->task->address, reason, remedy);
+}
+
 void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl_config *config,
                             struct tl_health_finding *finding)
 {
@@ -262,7 +272,11 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
     enum tl_call_stage stage = TL_CALL_RESOLVE;
     struct tl_error error;
     finding->is_local = is_local;
-    if (tl_client_identify(&call, &finding->description, &stage, &error) != TL_OK) {
+    enum tl_status status = tl_client_identify(&call, &finding->description, &stage, &error);
+    /* A worker that is only busy may answer a moment later. */
+    if (status != TL_OK && stage == TL_CALL_SILENT && call.http2_timeout_ns > 0 && !is_in_trouble(finding))
+        status = tl_client_identify(&call, &finding->description, &stage, &error);
+    if (status != TL_OK) {
         judge_failed_call(finding, stage, &error, config->source, is_local);
         name_address(finding, where);
         return;

@@ -18,6 +18,7 @@ struct peer_links {
     enum tl_peer_state state; /* set by the table in peer_link.c only; UP exactly while there is a link in use */
     struct tl_error reason;   /* why it is down; code TL_OK otherwise */
     unsigned failure_count;   /* attempts since it was up last */
+    bool is_retrying;         /* an attempt has failed since it was wanted anew: the reason says why it is not up now */
     int64_t down_since_ns;    /* when the first of them failed */
     bool has_left;            /* its process has closed the connection in order */
     bool has_warned;          /* its absence has been logged as a warning since it was up last */

@@ -101,6 +101,7 @@ static void up(struct tl_peer *peer, const struct tl_error *reason)
     struct peer_links *links = &peer->links;
     links->reason = (struct tl_error){.code = TL_OK};
     links->failure_count = 0;
+    links->is_retrying = false;
     links->has_left = false;
     links->has_warned = false;
     TL_LOG(level_of(peer, TL_LOG_INFO), "peer up", TL_STR("peer", peer->name), TL_STR("address", peer->address),
@@ -125,7 +126,8 @@ static void absent(struct tl_peer *peer, const struct tl_error *reason)
     bool is_changed = links->failure_count == 0 || links->reason.code != reason->code;
     links->reason = *reason;
     if (!peer->worker->closing.is_closing) log_absence(peer, reason, is_changed);
-    if (is_wanted(peer)) retry_later(peer);
+    links->is_retrying = is_wanted(peer);
+    if (links->is_retrying) retry_later(peer);
     links->failure_count++;
 }
 
@@ -244,6 +246,7 @@ void tl_peer_acknowledge(struct tl_peer *peer)
 static void connect_now(struct tl_peer *peer)
 {
     struct peer_links *links = &peer->links;
+    if (!is_wanted(peer)) links->is_retrying = false;
     if (!is_wanted(peer) || links->link != NULL || links->opening != NULL) return;
     tl_timers_disarm(tl_loop_timers(peer->worker->loop), &links->back_off);
     struct tl_numbers *received = &peer->received;

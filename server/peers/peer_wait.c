@@ -164,7 +164,8 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
         item->transport = strdup(is_up ? tl_peer_transport(peer) : "");
         if (tl_rivals_are_active(&peer->rivals)) {
             tl_rivals_format(&peer->rivals, peer->name, reason, sizeof(reason));
-        } else if (!is_up) {
+        } else if (!is_up && (peer->links.state != TL_PEER_CONNECTING || peer->links.is_retrying)) {
+            /* The reason of a first attempt would be that of an earlier failure. */
             snprintf(reason, sizeof(reason), "%s", peer->links.reason.message);
         }
         item->reason = strdup(reason);

@@ -73,8 +73,9 @@ class HealthCase(cli_support.Case):
 class Wire:
     """A port that forwards to a server and keeps what the client sends."""
 
-    def __init__(self, case, address):
+    def __init__(self, case, address, silent_count=0):
         self.host, self.port = address.rsplit(":", 1)
+        self.silent_count, self.silent = silent_count, []  # The first connections that are taken, but not forwarded.
         self.sent = b""
         self.ended = threading.Event()  # Set when the server has ended a connection.
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -86,6 +87,9 @@ class Wire:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self.listener.accept()
+                if len(self.silent) < self.silent_count:
+                    self.silent.append(client)
+                    continue
                 server = socket.create_connection((self.host, int(self.port)))
                 threading.Thread(target=self._pump, args=(client, server, True), daemon=True).start()
                 threading.Thread(target=self._pump, args=(server, client, False), daemon=True).start()
@@ -550,6 +554,14 @@ class Whole(HealthCase):
         self.assertIn(finding["stage"], ("tcp", "grpc"))
         self.assertNotEqual(finding["remedy"], "")
 
+    def test_a_worker_that_is_busy_for_a_moment(self):
+        """The first time, neither the connection of the look nor that of the call is served."""
+        cluster = self.cluster(ps=1, extra={"protocol": "grpc"})
+        cluster.start()
+        wire = Wire(self, cluster.address(), silent_count=2)
+        self.check(0, self.write_json({"cluster": {"ps": [wire.address]}, "protocol": "grpc"}, "slow.json"))
+        self.assertEqual(len(wire.silent), 2)
+
     def test_a_stopped_worker_goes_on_with_the_remedy(self):
         cluster = self.cluster(ps=1, worker=1)
         worker = cluster.start()
@@ -850,8 +862,9 @@ class Compared(HealthCase):
         if grpc is None:
             self.skipTest("python3-grpcio or the generated modules are not there")
 
-    def workers(self, *says, **config):
-        """Starts a server for each of the answers and returns what --json says of them, with the exit code."""
+    def workers(self, *says, others=(), **config):
+        """Starts a server for each of the answers and returns what --json says of them and of the other addresses, with
+        the exit code."""
         addresses = []
         for index, answer in enumerate(says):
             values = {"job": "ps", "task": index, "protocol_version": 1, "is_serving": True, "incarnation": index + 1,
@@ -860,7 +873,7 @@ class Compared(HealthCase):
             addresses.append(self.foreign_server(
                 Identify=lambda *_, values=values: cluster_pb2.IdentifyResponse(**values),
                 Check=lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)))
-        path = self.write_json({"cluster": {"ps": addresses}, "protocol": "grpc", **config})
+        path = self.write_json({"cluster": {"ps": [*addresses, *others]}, "protocol": "grpc", **config})
         result = cli_support.run("health", "--config", path, "--json", "-connect-timeout", "60s", "-rpc-timeout", "60s")
         return result.returncode, json.loads(result.stdout)["workers"]
 
@@ -939,11 +952,30 @@ class Compared(HealthCase):
                       rows["/job:eval/task:0"]["reason"])
         self.assertEqual(note, f"the workers have /job:worker/task:0, /job:worker/task:1, which {more} lacks")
 
+    def test_a_part_that_is_enough(self):
+        """A worker that only answers need not know those that ask it."""
+        asked = {"peers": [self.peer(1)]}
+        for state, code in (("up", 0), ("idle", 4), ("down", 4)):
+            found, rows = self.workers({"peers": [self.peer(0), self.peer(1, state)]}, asked)
+            self.assertEqual((found, [row["healthy"] for row in rows]), (code, 2 * [code == 0]))
+            self.assertEqual(rows[1]["reason"],
+                             "it runs with another cluster.json than /job:ps/task:0: it lacks /job:ps/task:0")
+            self.assertIn("which lacks this worker", rows[0]["reason"])
+
+    def test_a_worker_that_shall_listen_on_loopback(self):
+        """Something in front of it forwards its port."""
+        for listen, reason in (("127.0.0.1:4000", ""), (
+                "gpu-1:4000", "it listens at 127.0.0.1:4000, where other machines cannot reach it")):
+            _, rows = self.workers({"listens": ["127.0.0.1:4000"],
+                                    "settings": [cluster_pb2.Setting(path="listen", value=listen)]},
+                                   others=["nowhere.invalid:4000"])
+            self.assertEqual(rows[0]["reason"], reason)
+
     def test_forwarded_ports(self):
         """The workers know each other by other addresses than this command."""
-        ps, worker, other = self.addresses(3)
+        ps, worker = self.addresses(2)
         path, _ = self.serve("outside.json", "ps", cluster={"ps": [ps], "worker": [worker]})
-        self.serve("inside.json", "worker", cluster={"ps": [other], "worker": [worker]})
+        self.serve("inside.json", "worker", cluster={"ps": [Wire(self, ps).address], "worker": [worker]})
         code, rows, note = self.rows(path)
         self.assertEqual((code, note, [row["reason"] for row in rows.values()]), (0, "", ["", ""]))
 
@@ -977,6 +1009,8 @@ class Compared(HealthCase):
             self.assertEqual(rows[0]["reason"], 'its protocol is "grpc+local", that of /job:ps/task:1 is "grpc+verbs": '
                                                 'the two share gRPC only')
             self.assertIn("set the same protocol", rows[0]["remedy"])
+        _, rows = self.workers(says("grpc+local", "require"), {**says("grpc+verbs"), "task": 7})
+        self.assertEqual((rows[0]["healthy"], rows[0]["reason"]), (True, ""))
         for pair in (("grpc", "grpc+verbs"), ("auto", "grpc+local"), ("grpc+local", "grpc+local")):
             code, rows = self.workers(*map(says, pair))
             self.assertEqual((code, [row["reason"] for row in rows]), (0, ["", ""]))
@@ -1063,7 +1097,9 @@ class Compared(HealthCase):
 
     def test_a_long_reason(self):
         """A worker tells of two processes in more bytes than a row has."""
-        for rest, remedy in ((3960 * "x" + "; stop it", "stop it"), (4000 * "x", "stop one of them")):
+        to_the_end = 1006 * "x" + "; stop it"  # The semicolon lies just behind the row's reason.
+        for rest, remedy in ((to_the_end, "stop it"), (3960 * "x" + "; stop it", "stop it"),
+                             (4000 * "x", "stop one of them")):
             code, rows = self.workers({"peers": [self.peer(0), self.peer(1, "up", "two processes are " + rest)]},
                                       {"peers": [self.peer(0), self.peer(1)]}, {})
             self.assertEqual((code, [row["healthy"] for row in rows]), (4, [True, False, True]))
