@@ -128,7 +128,7 @@ static void pair_broken(void *owner, const struct tl_error *reason)
     if (!is_refused) end.code = TL_UNAVAILABLE;
     tl_error_prefix(&end, "%s: ", conn->peer.name);
     if (conn->state == CONN_HANDSHAKE && reason->code == TL_DEADLINE_EXCEEDED) {
-        handshake_explain(conn, &end);
+        handshake_explain(conn, reason, &end);
         end.code = TL_UNAVAILABLE;
     }
     begin_close(conn, &end);

@@ -367,8 +367,9 @@ enum tl_status handshake_address_received(struct tl_conn *conn, const uint8_t *b
                                           struct tl_pair_address *ret_pair, struct tl_error *ret_error) TL_MUST_USE;
 /* The queue pair is connected: the opener sends HELLO, the other side waits for it. */
 void handshake_start(struct tl_conn *conn);
-/* Says why the handshake has come no further, as the status of the connection. */
-void handshake_explain(const struct tl_conn *conn, struct tl_error *ret_reason);
+/* Says why the handshake has come no further, as the status of the connection. broken: why the queue pair broke; NULL:
+ * the time is up. */
+void handshake_explain(const struct tl_conn *conn, const struct tl_error *broken, struct tl_error *ret_reason);
 void handshake_hello(struct tl_conn *conn, const struct tl_message *message);
 /* The peer has written into our probe. */
 void handshake_probe(struct tl_conn *conn);

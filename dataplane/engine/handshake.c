@@ -27,7 +27,7 @@ static void handshake_timeout(struct tl_timer *timer)
 {
     struct tl_conn *conn = TL_CONTAINER_OF(timer, struct tl_conn, handshake.timer);
     struct tl_error reason;
-    handshake_explain(conn, &reason);
+    handshake_explain(conn, NULL, &reason);
     tl_conn_close(conn, &reason);
 }
 

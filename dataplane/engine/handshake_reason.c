@@ -6,6 +6,7 @@
  * A provider without a network between the two ends (describe_route is NULL) has only the other process to blame.
  */
 #include <inttypes.h>
+#include <stdio.h>
 
 #include "base/error.h"
 #include "dataplane/engine/conn_internal.h"
@@ -18,7 +19,7 @@ static uint64_t fitting_mtu(uint64_t passed_bytes)
     return passed_bytes > SMALLEST_MTU ? passed_bytes : SMALLEST_MTU;
 }
 
-/* Our writes began to arrive, and then one was lost. */
+/* A write has arrived, and a larger one is lost. */
 static void explain_size(const struct tl_conn *conn, const struct tl_route *route, struct tl_error *ret_reason)
 {
     uint64_t passed_bytes = conn->handshake.measuring.passed_bytes, lost_bytes = measure_size(conn);
@@ -40,13 +41,40 @@ static void explain_size(const struct tl_conn *conn, const struct tl_route *rout
                  lost_bytes + route->head_bytes, settings, fitting_mtu(passed_bytes));
 }
 
-static void explain_route(const struct tl_conn *conn, struct tl_error *ret_reason)
+/* Whether a write has arrived and a larger one is lost. */
+static bool is_size_the_cause(const struct tl_conn *conn)
+{
+    const struct measuring *measuring = &conn->handshake.measuring;
+    bool is_measuring = measuring->is_started && !measuring->is_over;
+    return is_measuring && measuring->passed_bytes > 0 && measure_size(conn) > measuring->passed_bytes;
+}
+
+/* Packets of the peer have arrived, and it acknowledges ours no more. */
+static void explain_unanswered(const struct tl_conn *conn, const struct tl_route *route, const struct tl_error *broken,
+                               struct tl_error *ret_reason)
+{
+    char detail[256] = "";
+    if (broken != NULL) snprintf(detail, sizeof(detail), " (%.250s)", broken->message);
+    tl_error_set(ret_reason, TL_DEADLINE_EXCEEDED,
+                 "%s: its packets arrive through %s (%s) from %s, and it stopped acknowledging ours%s: its process or "
+                 "machine is gone, or packets are lost; look at its log, and at the counters of the ports between the "
+                 "two",
+                 conn->peer.name, conn->engine->provider->name, route->own_address, route->peer_address, detail);
+}
+
+static void explain_route(const struct tl_conn *conn, const struct tl_error *broken, struct tl_error *ret_reason)
 {
     const struct conn_handshake *handshake = &conn->handshake;
     const char *device = conn->engine->provider->name;
     struct tl_route route = {.blocked = ""};
     conn->pair->ops->describe_route(conn->pair, &route);
-    if (!handshake->is_hello_verified && !handshake->hello.is_sent) {
+    if (!handshake->is_hello_verified && !handshake->is_opener) {
+        /* This side sends nothing before the HELLO, so that it cannot tell the network from the program. */
+        tl_error_set(ret_reason, TL_DEADLINE_EXCEEDED,
+                     "%s: no HELLO arrives through %s (%s) from %s, and its log says why: its program stands still, or "
+                     "%s",
+                     conn->peer.name, device, route.own_address, route.peer_address, route.blocked);
+    } else if (!handshake->is_hello_verified && !handshake->hello.is_sent) {
         tl_error_set(ret_reason, TL_DEADLINE_EXCEEDED,
                      "%s: nothing arrives through %s (%s) from %s, at any size, while the link over TCP works: %s",
                      conn->peer.name, device, route.own_address, route.peer_address, route.blocked);
@@ -55,8 +83,10 @@ static void explain_route(const struct tl_conn *conn, struct tl_error *ret_reaso
                      "%s: its card takes packets of %s at %s, its program does not answer; the process is stopped or "
                      "overloaded, or nothing drives it",
                      conn->peer.name, device, route.peer_address);
-    } else if (handshake->measuring.is_started && !handshake->measuring.is_over) {
+    } else if (is_size_the_cause(conn)) {
         explain_size(conn, &route, ret_reason);
+    } else if (broken != NULL || (handshake->measuring.is_started && !handshake->measuring.is_over)) {
+        explain_unanswered(conn, &route, broken, ret_reason);
     } else if (!handshake->is_peer_write_verified) {
         tl_error_set(ret_reason, TL_DEADLINE_EXCEEDED,
                      "%s: messages arrive through %s (%s) from %s, its writes do not; its log says which size is lost: "
@@ -70,10 +100,10 @@ static void explain_route(const struct tl_conn *conn, struct tl_error *ret_reaso
     }
 }
 
-void handshake_explain(const struct tl_conn *conn, struct tl_error *ret_reason)
+void handshake_explain(const struct tl_conn *conn, const struct tl_error *broken, struct tl_error *ret_reason)
 {
     if (conn->pair->ops->describe_route != NULL) {
-        explain_route(conn, ret_reason);
+        explain_route(conn, broken, ret_reason);
         return;
     }
     const char *missing = !conn->handshake.is_hello_verified        ? "no HELLO has arrived"

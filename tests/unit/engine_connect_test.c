@@ -386,6 +386,18 @@ START_TEST(card_gives_up_first)
 }
 END_TEST
 
+/* HELLO has passed, and the peer is gone: that says nothing about sizes. */
+START_TEST(first_write_is_lost)
+{
+    expect_lost(&(struct fake_rule){.fault = FAKE_DROP, .kinds = FAKE_WRITE}, true, options.engine.connect_ns,
+                "it stopped acknowledging ours: its process or machine is gone, or packets are lost; ");
+    expect_lost(&(struct fake_rule){.fault = FAKE_UNANSWERED, .kinds = FAKE_WRITE}, true, 0,
+                "it stopped acknowledging ours (left: the peer's card does not answer): its process or machine");
+    expect_lost(&(struct fake_rule){.fault = FAKE_UNANSWERED, .kinds = FAKE_WRITE, .from = 2}, true, 0,
+                "it stopped acknowledging ours");
+}
+END_TEST
+
 /* The side that does not send the first handshake waits as long. */
 START_TEST(opener_says_nothing)
 {
@@ -400,6 +412,7 @@ START_TEST(opener_says_nothing)
     engine_pair_run(&pair);
     ck_assert_uint_eq(pair.right->closed_count, 1);
     ck_assert_int_eq(pair.right->reason.code, TL_DEADLINE_EXCEEDED);
+    ck_assert_ptr_nonnull(strstr(pair.right->reason.message, "its program stands still, or the fabric is blocked; "));
     engine_pair_close(&pair);
 }
 END_TEST
@@ -628,6 +641,7 @@ static void add_tests(TCase *tcase)
     tcase_add_loop_test(tcase, large_packets_are_lost, 0, 4);
     tcase_add_test(tcase, large_packets_are_lost_on_the_way_back);
     tcase_add_test(tcase, card_gives_up_first);
+    tcase_add_test(tcase, first_write_is_lost);
     tcase_add_test(tcase, our_write_is_not_confirmed);
     tcase_add_test(tcase, opener_says_nothing);
     tcase_add_test(tcase, address_truncated);
