@@ -2,6 +2,8 @@
 /* Answers of servers, read and checked. */
 #include "control/responses.h"
 
+#include <stdbool.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,6 +16,8 @@
 
 /* Longest text in a description. */
 #define MAX_TEXT_BYTES 4096
+/* Times beyond the year 2116 are no times; below it the difference of two does not overflow. */
+#define MAX_UNIX_NS (INT64_C(1) << 62)
 
 /* Bad bytes from a server are no argument of its client. */
 static enum tl_status as_internal(enum tl_status status, struct tl_error *error)
@@ -235,7 +239,8 @@ static enum tl_status copy_own_state(const Tensorlane__V1__IdentifyResponse *mes
 {
     description->cluster_digest = message->cluster_digest;
     description->process_id = message->process_id;
-    description->unix_ns = message->unix_ns;
+    bool is_time = message->unix_ns > 0 && message->unix_ns < MAX_UNIX_NS;
+    description->unix_ns = is_time ? message->unix_ns : 0;
     enum tl_status status = copy_text(message->host_name, "host name", &description->host_name, ret_error);
     if (status == TL_OK) status = copy_text(message->reason, "reason", &description->reason, ret_error);
     if (status == TL_OK) status = copy_text(message->remedy, "remedy", &description->remedy, ret_error);

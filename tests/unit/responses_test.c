@@ -22,6 +22,8 @@ static void teardown(void)
     tl_wire_arena_fini(&arena);
 }
 
+static int64_t unix_ns = 5;
+
 static grpc_byte_buffer *identify_response(void)
 {
     Tensorlane__V1__TransportState transport = TENSORLANE__V1__TRANSPORT_STATE__INIT;
@@ -46,7 +48,7 @@ static grpc_byte_buffer *identify_response(void)
     response.n_troubles = 1;
     response.troubles = troubles;
     response.host_name = (char *)"gpu-0";
-    response.unix_ns = -5;
+    response.unix_ns = unix_ns;
     response.data_plane = &data_plane;
     response.n_transports = 1;
     response.transports = transports;
@@ -77,7 +79,7 @@ START_TEST(description_without_memory)
             ck_assert_str_eq(description.data_plane->device, "mlx5_0");
             ck_assert_str_eq(description.data_plane->keys, "");
             ck_assert_str_eq(description.host_name, "gpu-0");
-            ck_assert_int_eq(description.unix_ns, -5);
+            ck_assert_int_eq(description.unix_ns, unix_ns);
             ck_assert_str_eq(description.settings[0].path, "");
             ck_assert_str_eq(description.listens[0], "127.0.0.1:4000");
             ck_assert(description.troubles[0].breaks_transfers);
@@ -88,6 +90,20 @@ START_TEST(description_without_memory)
     /* 5 texts of its own, 6 arrays, 2 texts of the transport, 2 x 6 of the peers, 1 of the counter, the data plane and
      * its 11 texts, 2 texts of the setting, 1 of the socket, 3 of the trouble. */
     ck_assert_uint_eq(number, 1 + 5 + 6 + 2 + 12 + 1 + 12 + 2 + 1 + 3);
+    grpc_byte_buffer_destroy(buffer);
+}
+END_TEST
+
+/* A peer may send any number as its time. */
+START_TEST(impossible_times)
+{
+    static const int64_t times[] = {INT64_MIN, -1, INT64_C(1) << 62, INT64_MAX};
+    unix_ns = times[_i];
+    grpc_byte_buffer *buffer = identify_response();
+    struct tl_description description = {.unix_ns = 99};
+    ck_assert_int_eq(tl_identify_response_read(buffer, &arena, &description, &error), TL_OK);
+    ck_assert_int_eq(description.unix_ns, 0);
+    tl_description_fini(&description);
     grpc_byte_buffer_destroy(buffer);
 }
 END_TEST
@@ -180,6 +196,7 @@ int main(void)
     TCase *tcase = tcase_create("responses");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, description_without_memory);
+    tcase_add_loop_test(tcase, impossible_times, 0, 4);
     tcase_add_test(tcase, listing_without_memory);
     tcase_add_test(tcase, listing_with_annotations);
     tcase_add_test(tcase, nothing_is_freed);
