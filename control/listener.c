@@ -54,7 +54,7 @@ struct tl_listener {
     int spares[MAX_SPARES]; /* [spare_count]; the thread's */
     unsigned spare_count;
     bool is_without_spares;        /* the thread's: it was said that spares are in use */
-    atomic_int_least64_t short_ns; /* when a descriptor was missing for the last time; 0: never */
+    atomic_int_least64_t short_ns; /* when a connection lacked a descriptor last; 0: never */
     bool has_thread;
     pthread_t thread;
 };
@@ -86,6 +86,12 @@ static int accept_connection(struct tl_listener *listener, int fd)
     int connection = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (connection >= 0 || (errno != EMFILE && errno != ENFILE)) return connection;
     int error_number = errno;
+    /* The kernel takes a descriptor before it looks whether a connection waits. */
+    struct pollfd wait = {.fd = fd, .events = POLLIN};
+    if (poll(&wait, 1, 0) == 0) {
+        errno = EAGAIN;
+        return -1;
+    }
     atomic_store(&listener->short_ns, tl_clock_now_ns());
     if (listener->spare_count == 0) {
         errno = error_number;

@@ -211,33 +211,81 @@ START_TEST(no_descriptor_to_listen)
 }
 END_TEST
 
+enum { LIMIT = 100, SPARES = 4 };
+
+/* Uses up all descriptors with copies of one. Returns how many there are. */
+static unsigned fill(int fd, int filling[LIMIT])
+{
+    unsigned count = 0;
+    while ((filling[count] = dup(fd)) >= 0)
+        count++;
+    return count;
+}
+
+static void close_all(const int *fds, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++)
+        close(fds[i]);
+}
+
+/* Waits until as many descriptors are free as before, which includes that the listener has opened all spares. */
+static void await_free(int fd, unsigned free_count)
+{
+    int filling[LIMIT];
+    for (unsigned count = 0; count != free_count;) {
+        poll(NULL, 0, 10);
+        count = fill(fd, filling);
+        close_all(filling, count);
+    }
+}
+
+/* A worker that is exactly at its limit lacks nothing. */
+START_TEST(the_last_descriptor_is_no_lack)
+{
+    int filling[LIMIT];
+    limit_descriptors(LIMIT);
+    open_at("127.0.0.1:0");
+    tl_listener_start(listener);
+    int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    unsigned count = fill(client, filling);
+    close(filling[--count]);
+    dial_with(client, "127.0.0.1");
+    int fd = next_taken();
+    ck_assert_int_eq(dup(fd), -1);
+    ck_assert(!is_anything_taken(300)); /* The listener looks again. */
+    ck_assert_int_eq(tl_listener_short_ns(listener), 0);
+    close_all(filling, count);
+    close(fd);
+    close(client);
+}
+END_TEST
+
 /* Spare descriptors serve some connections; one that cannot be taken waits, however often that happens. */
 START_TEST(a_lack_of_descriptors_passes)
 {
-    enum { CLIENTS = 20, SPARES = 4, LIMIT = 100 };
+    enum { CLIENTS = 20 };
     int clients[CLIENTS], fds[CLIENTS], filling[LIMIT];
+    unsigned free_count = 0;
     limit_descriptors(LIMIT);
     open_at("127.0.0.1:0");
     tl_listener_start(listener);
     for (unsigned round = 0; round < 2; round++) {
         int64_t begin_ns = tl_clock_now_ns();
-        unsigned filling_count = 0;
         clients[0] = dial("127.0.0.1");
         fds[0] = next_taken();
         for (unsigned i = 1; i < SPARES + 2; i++)
             clients[i] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        while ((filling[filling_count] = dup(fds[0])) >= 0)
-            filling_count++;
+        if (round > 0) await_free(fds[0], free_count);
+        free_count = fill(fds[0], filling);
         unsigned taken_count = 1;
         for (unsigned i = 1; i < SPARES + 2; i++)
             dial_with(clients[i], "127.0.0.1");
         fds[taken_count++] = next_taken();
         ck_assert_int_ge(tl_listener_short_ns(listener), begin_ns);
-        while (is_anything_taken(300))
+        while (taken_count < SPARES + 1)
             fds[taken_count++] = next_taken();
-        ck_assert_uint_le(taken_count, SPARES + 1); /* The last one waits. */
-        while (filling_count > 0)
-            close(filling[--filling_count]);
+        ck_assert(!is_anything_taken(300)); /* The last one waits. */
+        close_all(filling, free_count);
         while (taken_count < SPARES + 2)
             fds[taken_count++] = next_taken();
         for (unsigned i = SPARES + 2; i < CLIENTS; i++) {
@@ -266,6 +314,7 @@ int main(void)
     tcase_add_test(tcase, all_addresses_of_a_name);
     tcase_add_test(tcase, address_of_another);
     tcase_add_test(tcase, no_descriptor_to_listen);
+    tcase_add_test(tcase, the_last_descriptor_is_no_lack);
     tcase_add_test(tcase, a_lack_of_descriptors_passes);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
