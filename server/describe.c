@@ -108,9 +108,9 @@ static enum tl_status describe_listens(const struct tl_worker *worker, struct tl
 /* The settings that workers must agree upon, or that say how others reach this one. */
 static bool matters_to_peers(const char *path)
 {
-    static const char *const paths[] = {
-        "protocol",   "rdma",      "connect",          "listen",          "local.socket_folder",
-        "verbs.keys", "verbs.mtu", "verbs.pkey_index", "verbs.gid_index", "verbs.traffic_class"};
+    static const char *const paths[] = {"protocol",           "rdma",      "connect",          "listen",
+                                        "verbs.keys",         "verbs.mtu", "verbs.pkey_index", "verbs.gid_index",
+                                        "verbs.traffic_class"};
     for (size_t i = 0; i < TL_ARRAY_COUNT(paths); i++)
         if (strcmp(path, paths[i]) == 0) return true;
     return false;

@@ -307,6 +307,9 @@ START_TEST(shared_memory)
     ck_assert(transport("local")->is_available && transport("verbs")->is_available);
     ck_assert_ptr_nonnull(strstr(transport("local")->reason, "shared memory with workers of this host; socket: /tmp;"));
     ck_assert_ptr_null(strstr(transport("verbs")->reason, "shared memory"));
+    ck_assert_uint_gt(description.setting_count, 0);
+    for (size_t i = 0; i < description.setting_count; i++)
+        ck_assert_str_ne(description.settings[i].path, "local.socket_folder"); /* It matters to no other worker. */
     teardown();
 }
 END_TEST
