@@ -74,7 +74,7 @@ static void check_machine(struct doctor *doctor)
     if (needs->queue_depth > 0) options.queue_depth = needs->queue_depth;
     lock_error.code = tl_verbs_check_memlock(&options, &lock_error);
     tl_doctor_check_versions(report, &roots);
-    tl_doctor_check_memlock(report, &roots, needs, memlock_bytes, &lock_error);
+    tl_doctor_check_memlock(report, needs, memlock_bytes, &lock_error);
     tl_doctor_check_nofile(report, needs, nofile);
     tl_doctor_check_modules(report, &roots, needs);
     tl_doctor_check_huge_pages(report, &roots);

@@ -79,8 +79,7 @@ struct tl_doctor_needs {
 void tl_doctor_check_versions(struct tl_doctor_report *report, const struct tl_doctor_roots *roots);
 
 /* The limit of locked memory; lock_error is what tl_verbs_check_memlock says of it. UINT64_MAX: there is no limit. */
-void tl_doctor_check_memlock(struct tl_doctor_report *report, const struct tl_doctor_roots *roots,
-                             const struct tl_doctor_needs *needs, uint64_t limit_bytes,
+void tl_doctor_check_memlock(struct tl_doctor_report *report, const struct tl_doctor_needs *needs, uint64_t limit_bytes,
                              const struct tl_error *lock_error);
 
 /* The hard limit of open files, to which `serve` raises its own. UINT64_MAX: there is no limit. */

@@ -92,15 +92,12 @@ void tl_doctor_check_versions(struct tl_doctor_report *report, const struct tl_d
 
 /* ------------------------------------------------------------------------------------------------------ limits -- */
 
-void tl_doctor_check_memlock(struct tl_doctor_report *report, const struct tl_doctor_roots *roots,
-                             const struct tl_doctor_needs *needs, uint64_t limit_bytes,
+void tl_doctor_check_memlock(struct tl_doctor_report *report, const struct tl_doctor_needs *needs, uint64_t limit_bytes,
                              const struct tl_error *lock_error)
 {
     char limit[32];
     bool is_low = lock_error->code != TL_OK;
-    bool has_device = has_entry(roots->sys, "class/infiniband");
-    bool is_fault = needs->is_rdma_required || (has_device && !needs->is_rdma_refused);
-    enum tl_doctor_verdict bad = is_fault ? TL_DOCTOR_FAULT : TL_DOCTOR_NOTE;
+    enum tl_doctor_verdict bad = needs->is_rdma_required ? TL_DOCTOR_FAULT : TL_DOCTOR_NOTE;
     if (needs->is_rdma_refused) is_low = false;
     snprintf(limit, sizeof(limit), "unlimited");
     if (limit_bytes != UINT64_MAX) tl_text_format_size(limit_bytes, limit, sizeof(limit));

@@ -3,7 +3,8 @@
  * What `tensorlane doctor` finds about RDMA cards, from the candidates that `tensorlane devices` lists and from what
  * the kernel tells of their ports: each port once, then what a task would take.
  *
- * A card that is not needed is no fault: what is wrong with it is a note, unless a task requires one.
+ * A card that is not needed is no fault: what is wrong with it is a note, unless a task requires one and would take
+ * this one, or finds none.
  */
 #include "server/cli/doctor_rdma.h"
 
@@ -16,17 +17,21 @@
 
 #define MAX_PKEYS 128
 
-static enum tl_doctor_verdict bad_of(const struct tl_doctor_needs *needs)
-{
-    return needs->is_rdma_required ? TL_DOCTOR_FAULT : TL_DOCTOR_NOTE;
-}
-
-/* ------------------------------------------------------------------------------------------------------- ports -- */
-
 static bool is_same_port(const struct tl_verbs_candidate *a, const struct tl_verbs_candidate *b)
 {
     return strcmp(a->device, b->device) == 0 && a->port == b->port;
 }
+
+/* The verdict on something that is wrong with a port. */
+static enum tl_doctor_verdict bad_of(const struct tl_doctor_needs *needs, const struct tl_devices_report *devices,
+                                     const struct tl_verbs_candidate *port)
+{
+    const struct tl_verbs_candidate *chosen = tl_devices_chosen(devices);
+    bool is_needed = needs->is_rdma_required && (!chosen || is_same_port(chosen, port));
+    return is_needed ? TL_DOCTOR_FAULT : TL_DOCTOR_NOTE;
+}
+
+/* ------------------------------------------------------------------------------------------------------- ports -- */
 
 static bool is_repeated(const struct tl_devices_report *devices, size_t place)
 {
@@ -51,13 +56,13 @@ static void list_gids(const struct tl_devices_report *devices, const struct tl_v
 }
 
 static void check_state(struct tl_doctor_report *report, const struct tl_doctor_needs *needs,
-                        const struct tl_verbs_candidate *port)
+                        const struct tl_devices_report *devices, const struct tl_verbs_candidate *port)
 {
     char what[96];
     snprintf(what, sizeof(what), "port %s:%" PRIu32, port->device, port->port);
     bool is_active = strcmp(port->state, "active") == 0;
-    tl_doctor_add(report, is_active ? TL_DOCTOR_OK : bad_of(needs), what, "%s, %s, %g Gbit/s", port->state,
-                  port->link_layer, (double)port->speed_mbps / 1000);
+    tl_doctor_add(report, is_active ? TL_DOCTOR_OK : bad_of(needs, devices, port), what, "%s, %s, %g Gbit/s",
+                  port->state, port->link_layer, (double)port->speed_mbps / 1000);
     if (!is_active) {
         tl_doctor_explain(report,
                           "the port is %s; look at the cable, the switch, the subnet manager (InfiniBand) and "
@@ -73,7 +78,7 @@ static void check_gids(struct tl_doctor_report *report, const struct tl_doctor_n
     snprintf(what, sizeof(what), "GIDs of %s:%" PRIu32, port->device, port->port);
     list_gids(devices, port, list, sizeof(list));
     bool has_any = list[0] != '\0';
-    tl_doctor_add(report, has_any ? TL_DOCTOR_OK : bad_of(needs), what, "%s", has_any ? list : "none");
+    tl_doctor_add(report, has_any ? TL_DOCTOR_OK : bad_of(needs, devices, port), what, "%s", has_any ? list : "none");
     if (!has_any) tl_doctor_explain(report, "the port has no GID, because its interface has no address; give it one");
 }
 
@@ -104,7 +109,8 @@ static void check_windows(struct tl_doctor_report *report, const struct tl_docto
     bool wants_windows = !devices->task || devices->task->settings.verbs.keys == TL_VERBS_KEYS_WINDOW;
     snprintf(what, sizeof(what), "memory windows of %s", port->device);
     bool is_bad = wants_windows && !port->has_windows;
-    tl_doctor_add(report, is_bad ? bad_of(needs) : TL_DOCTOR_OK, what, "%s", port->has_windows ? "type 2" : "none");
+    tl_doctor_add(report, is_bad ? bad_of(needs, devices, port) : TL_DOCTOR_OK, what, "%s",
+                  port->has_windows ? "type 2" : "none");
     if (!is_bad) return;
     tl_doctor_explain(report, "the card has no memory windows of type 2, without which a peer could write to more than "
                               "it was asked for; where all peers are trusted, set verbs.keys to \"region\"");
@@ -150,7 +156,11 @@ static void check_pkeys(struct tl_doctor_report *report, const struct tl_doctor_
         key[0] = '\0';
     unsigned long value = strtoul(key, NULL, 16);
     bool is_limited = value != 0 && (value & 0x8000) == 0;
-    tl_doctor_add(report, value == 0 ? bad_of(needs) : is_limited ? TL_DOCTOR_NOTE : TL_DOCTOR_OK, what, "%s", list);
+    tl_doctor_add(report,
+                  value == 0   ? bad_of(needs, devices, port)
+                  : is_limited ? TL_DOCTOR_NOTE
+                               : TL_DOCTOR_OK,
+                  what, "%s", list);
     if (key[0] == '\0') {
         tl_doctor_explain(report,
                           "verbs.pkey_index is %" PRIu64
@@ -257,12 +267,12 @@ void tl_doctor_check_ports(struct tl_doctor_report *report, const struct tl_doct
         if (port->port == 0) {
             char what[96];
             snprintf(what, sizeof(what), "device %s", port->device);
-            tl_doctor_add(report, bad_of(needs), what, "-");
+            tl_doctor_add(report, bad_of(needs, devices, port), what, "-");
             tl_doctor_explain(report, "%s%s", port->reason,
                               strstr(port->reason, "; ") ? "" : "; see the messages of the kernel: dmesg");
             continue;
         }
-        check_state(report, needs, port);
+        check_state(report, needs, devices, port);
         check_gids(report, needs, devices, port);
         check_mtu(report, roots, port);
         check_pkeys(report, roots, needs, devices, port);
@@ -277,16 +287,17 @@ void tl_doctor_check_choice(struct tl_doctor_report *report, const struct tl_doc
 {
     char what[96];
     const struct tl_verbs_candidate *chosen = tl_devices_chosen(devices);
+    enum tl_doctor_verdict bad = needs->is_rdma_required ? TL_DOCTOR_FAULT : TL_DOCTOR_NOTE;
     if (devices->refusal || devices->lock_error.code != TL_OK || devices->list_error.code == TL_NOT_FOUND) return;
     snprintf(what, sizeof(what), "card for %.80s", devices->task ? devices->task->name : "a task");
     if (devices->list_error.code != TL_OK) {
-        tl_doctor_add(report, bad_of(needs), what, "-");
+        tl_doctor_add(report, bad, what, "-");
         tl_doctor_explain(report, "%s", devices->list_error.message);
     } else if (chosen) {
         tl_doctor_add(report, TL_DOCTOR_OK, what, "%s port %" PRIu32 " with GID %d%s", chosen->device, chosen->port,
                       chosen->gid_index, devices->is_verified ? "; a write through it was verified" : "");
     } else if (devices->count > 0) {
-        tl_doctor_add(report, bad_of(needs), what, "none");
+        tl_doctor_add(report, bad, what, "none");
         tl_doctor_explain(report, "%s port %" PRIu32 ": %s; tensorlane devices lists all with their reasons",
                           devices->candidates[0].device, devices->candidates[0].port, devices->candidates[0].reason);
     }

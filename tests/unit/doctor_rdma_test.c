@@ -12,7 +12,7 @@
 
 static const struct tl_doctor_needs usual = {.pool_bytes = 64 << 20};
 static const struct tl_doctor_needs required = {.is_rdma_required = true, .pool_bytes = 64 << 20};
-static struct tl_verbs_candidate candidates[2];
+static struct tl_verbs_candidate candidates[3];
 static struct tl_config_task task;
 static struct tl_devices_report devices;
 
@@ -84,6 +84,26 @@ START_TEST(port_is_down)
         snprintf(candidates[i].state, sizeof(candidates[i].state), "down");
     check_port(&usual, TL_DOCTOR_NOTE, "port mlx5_0:1", "down", "the port is down", "look at the cable");
     check_port(&required, TL_DOCTOR_FAULT, "port mlx5_0:1", "down", "the port is down", "look at the cable");
+}
+END_TEST
+
+/* Where a task requires a card and has one, the others need not work. */
+START_TEST(another_port_is_down)
+{
+    candidates[2] = candidates[0];
+    candidates[2].order = -1;
+    candidates[2].port = 2;
+    candidates[2].gid_index = -1;
+    candidates[2].has_windows = false;
+    snprintf(candidates[2].state, sizeof(candidates[2].state), "down");
+    make_file("sys/class/infiniband/mlx5_0/ports/2/pkeys/0", "0x0000\n");
+    devices.count = 3;
+    check_port(&required, TL_DOCTOR_OK, "port mlx5_0:1", "active", "", "");
+    check_port(&required, TL_DOCTOR_NOTE, "port mlx5_0:2", "down", "the port is down", "look at the cable");
+    check_port(&required, TL_DOCTOR_NOTE, "GIDs of mlx5_0:2", "none", "no address", "give it one");
+    check_port(&required, TL_DOCTOR_NOTE, "partition keys of mlx5_0:2", "", "is empty", "set it to one");
+    candidates[0].order = candidates[1].order = -1;
+    check_port(&required, TL_DOCTOR_FAULT, "port mlx5_0:2", "down", "the port is down", "look at the cable");
 }
 END_TEST
 
@@ -209,6 +229,7 @@ int main(void)
     tcase_add_checked_fixture(ports, make_card, remove_roots);
     tcase_add_test(ports, sound_port);
     tcase_add_test(ports, port_is_down);
+    tcase_add_test(ports, another_port_is_down);
     tcase_add_test(ports, no_gid);
     tcase_add_test(ports, small_mtu);
     tcase_add_test(ports, partition_keys);
