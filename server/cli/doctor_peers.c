@@ -9,8 +9,6 @@
 #include "server/cli/doctor_peers.h"
 
 #include <inttypes.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,10 +18,9 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/text.h"
-#include "base/thread.h"
 #include "server/cli/doctor_tcp.h"
+#include "server/cli/doctor_threads.h"
 
-#define MAX_THREADS 32
 #define CLOCK_NS (5 * TL_NS_PER_SEC)
 
 /* The addresses of one task. */
@@ -38,7 +35,6 @@ struct trial {
 struct trials {
     struct trial *items; /* [count] */
     size_t count;
-    atomic_size_t next; /* the one that nobody has begun yet */
 };
 
 /* Asks once more, only for the time. */
@@ -55,35 +51,15 @@ static void ask_clock(const char *address, struct tl_doctor_clock *ret_clock)
 }
 
 /* A link-local address cannot be tried without its zone. */
-static void try_task(struct trial *trial)
+static void try_task(void *context, size_t place)
 {
+    struct trials *trials = context;
+    struct trial *trial = &trials->items[place];
     const struct tl_doctor_host *host = trial->task->host;
     for (size_t i = 0; host && i < host->ip_count; i++)
         if (!tl_ip_is_link_local(&host->ips[i]))
             tl_doctor_reach(&host->ips[i], trial->task->dialled_port, &trial->reached[trial->count++]);
     if (trial->is_worker) ask_clock(trial->task->task->address, &trial->clock);
-}
-
-static void *try_tasks(void *context)
-{
-    struct trials *trials = context;
-    for (size_t i; (i = atomic_fetch_add(&trials->next, 1)) < trials->count;)
-        try_task(&trials->items[i]);
-    return NULL;
-}
-
-/* Tries all. This thread takes part, so that it works even when no other can be started. */
-static void try_all(struct trials *trials)
-{
-    pthread_t threads[MAX_THREADS];
-    size_t started = 0;
-    struct tl_error error;
-    while (started < MAX_THREADS && started + 1 < trials->count &&
-           tl_thread_start("tl-doctor", try_tasks, trials, &threads[started], &error) == TL_OK)
-        started++;
-    try_tasks(trials);
-    for (size_t i = 0; i < started; i++)
-        pthread_join(threads[i], NULL);
 }
 
 void tl_doctor_judge_worker(struct tl_doctor_report *report, const struct tl_health_finding *finding,
@@ -161,7 +137,7 @@ void tl_doctor_check_peers(struct tl_doctor_report *report, const struct tl_doct
         judge_configuration(report, tasks->config->source, note);
         for (size_t i = 0; i < count; i++)
             trials.items[i].is_worker = findings[i].has_description;
-        try_all(&trials);
+        tl_doctor_run_all(count, try_task, &trials);
         report_all(report, findings, &trials);
     } else {
         report->is_incomplete = true;

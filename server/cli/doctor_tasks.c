@@ -2,8 +2,9 @@
 /*
  * The tasks of a cluster as seen from this machine, and the checks of the network for each of them.
  *
- * Happy path: every host name is resolved once, all within one deadline; a host with an address of this machine is this
- * machine. Failure mode: a name that cannot be resolved, or not in time, keeps its error, which becomes a line.
+ * Happy path: every host name is resolved once, many at the same time, each with a deadline of its own; a host with an
+ * address of this machine is this machine. Failure mode: a name that cannot be resolved, or not in time, keeps its
+ * error, which becomes a line.
  */
 #include "server/cli/doctor_tasks.h"
 
@@ -18,6 +19,7 @@
 #include "base/clock.h"
 #include "control/endpoint.h"
 #include "server/cli/doctor_net.h"
+#include "server/cli/doctor_threads.h"
 #include "server/cli/local_host.h"
 #include "server/cli/local_process.h"
 #include "server/transports/local_settings.h"
@@ -45,8 +47,9 @@ static void take_found(struct tl_doctor_host *host, const struct addrinfo *found
     }
 }
 
-static void resolve(struct tl_doctor_host *host, int64_t deadline_ns)
+static void resolve(struct tl_doctor_host *host)
 {
+    const int64_t deadline_ns = tl_clock_deadline_ns(RESOLVE_NS);
     struct tl_endpoint endpoint = {.port = "0"};
     struct addrinfo *found;
     snprintf(endpoint.host, sizeof(endpoint.host), "%s", host->name);
@@ -59,26 +62,31 @@ static void resolve(struct tl_doctor_host *host, int64_t deadline_ns)
     }
 }
 
+static void resolve_at(void *context, size_t place)
+{
+    struct tl_doctor_tasks *tasks = context;
+    resolve(&tasks->hosts[place]);
+}
+
 /* Returns the host with this name, a new one where there is none yet. */
-static struct tl_doctor_host *find_host(struct tl_doctor_tasks *tasks, const char *name, int64_t deadline_ns)
+static struct tl_doctor_host *find_host(struct tl_doctor_tasks *tasks, const char *name)
 {
     for (size_t i = 0; i < tasks->host_count; i++)
         if (strcmp(tasks->hosts[i].name, name) == 0) return &tasks->hosts[i];
     struct tl_doctor_host *host = &tasks->hosts[tasks->host_count++];
     *host = (struct tl_doctor_host){.has_listen = true};
     snprintf(host->name, sizeof(host->name), "%s", name);
-    resolve(host, deadline_ns);
     return host;
 }
 
-static void add_task(struct tl_doctor_tasks *tasks, size_t place, int64_t deadline_ns)
+static void add_task(struct tl_doctor_tasks *tasks, size_t place)
 {
     const struct tl_config_task *task = &tasks->config->tasks[place];
     char name[256];
     uint16_t port;
     tasks->tasks[place].task = task;
     if (!task->address || tl_address_split(task->address, name, sizeof(name), &port, NULL) != TL_OK) return;
-    struct tl_doctor_host *host = find_host(tasks, name, deadline_ns);
+    struct tl_doctor_host *host = find_host(tasks, name);
     if (host->port == 0) host->port = port;
     tasks->tasks[place].dialled_port = port;
     if (!task->settings.listen) host->has_listen = false;
@@ -90,7 +98,6 @@ static void add_task(struct tl_doctor_tasks *tasks, size_t place, int64_t deadli
 
 bool tl_doctor_tasks_init(struct tl_doctor_tasks *tasks, const struct tl_config *config)
 {
-    const int64_t deadline_ns = tl_clock_deadline_ns(RESOLVE_NS);
     *tasks = (struct tl_doctor_tasks){.config = config};
     tasks->hosts = calloc(config->task_count + 1, sizeof(*tasks->hosts));
     tasks->tasks = calloc(config->task_count + 1, sizeof(*tasks->tasks));
@@ -99,7 +106,8 @@ bool tl_doctor_tasks_init(struct tl_doctor_tasks *tasks, const struct tl_config 
         return false;
     }
     for (size_t i = 0; i < config->task_count; i++)
-        add_task(tasks, i, deadline_ns);
+        add_task(tasks, i);
+    tl_doctor_run_all(tasks->host_count, resolve_at, tasks);
     return true;
 }
 
@@ -166,7 +174,7 @@ static void check_own_name(struct tl_doctor_report *report, const struct tl_doct
     own.name[sizeof(own.name) - 1] = '\0';
     for (size_t i = 0; tasks && i < tasks->host_count; i++)
         if (strcmp(tasks->hosts[i].name, own.name) == 0) return;
-    resolve(&own, tl_clock_deadline_ns(RESOLVE_NS));
+    resolve(&own);
     const struct tl_doctor_name name = name_of(&own, TL_DOCTOR_NAME_OWN);
     tl_doctor_check_name(report, roots, &name);
 }
