@@ -51,6 +51,13 @@ static bool are_all_loopback(const struct tl_ip *ips, size_t count)
     return count > 0;
 }
 
+/* Whether the name says itself that it is loopback, as for a port that is forwarded. */
+static bool is_written_loopback(const char *host)
+{
+    struct tl_ip ip;
+    return strcasecmp(host, "localhost") == 0 || (tl_ip_parse(host, &ip) && tl_ip_is_loopback(&ip));
+}
+
 /* ------------------------------------------------------------------------------------------------------- names -- */
 
 /* Whether a line of /etc/hosts gives the name one of the addresses. */
@@ -85,7 +92,6 @@ static unsigned find_hosts_line(const struct tl_doctor_roots *roots, const struc
 
 static void explain_loopback(struct tl_doctor_report *report, const struct tl_doctor_name *name, const char *source)
 {
-    struct tl_ip ip_of_host;
     char ip_text[TL_IP_TEXT_BYTES];
     const char *ip = tl_ip_format(&name->ips[0], ip_text);
     if (name->use == TL_DOCTOR_NAME_OWN) {
@@ -94,10 +100,10 @@ static void explain_loopback(struct tl_doctor_report *report, const struct tl_do
                           "and a worker with this name in its address listens there only; let it resolve to the "
                           "machine's address, or give workers addresses or other names in cluster.json",
                           name->host, ip, source);
-    } else if (tl_ip_parse(name->host, &ip_of_host)) {
+    } else if (is_written_loopback(name->host)) {
         tl_doctor_explain(report,
-                          "%s means this machine on every machine, so that others cannot reach the task; give it an "
-                          "address or a name of this machine in cluster.json",
+                          "%s means this machine on every machine, so that others reach the task only where its port "
+                          "is forwarded; give it an address or a name of this machine in cluster.json",
                           name->host);
     } else {
         tl_doctor_explain(report,
@@ -123,7 +129,7 @@ void tl_doctor_check_name(struct tl_doctor_report *report, const struct tl_docto
     list_ips(name->ips, name->ip_count, list, sizeof(list));
     bool misleads = name->use != TL_DOCTOR_NAME_WITHIN && are_all_loopback(name->ips, name->ip_count);
     /* A worker that listens elsewhere is reached; peers use their own name service. */
-    bool is_fault = name->use == TL_DOCTOR_NAME_SHARED && !name->has_listen;
+    bool is_fault = name->use == TL_DOCTOR_NAME_SHARED && !name->has_listen && !is_written_loopback(name->host);
     tl_doctor_add(report,
                   !misleads  ? TL_DOCTOR_OK
                   : is_fault ? TL_DOCTOR_FAULT
@@ -218,12 +224,16 @@ static void judge_sockets(struct tl_doctor_report *report, const char *what, con
     bool is_hidden = name->use == TL_DOCTOR_NAME_SHARED && are_all_loopback(bound, count);
     size_t missed_count = count_missed(bound, count, name, &missed);
     bool is_missed = name->ip_count > 0 && missed_count == name->ip_count;
+    /* Only tasks of this machine dial such an address; the others ask their own name service. */
+    bool is_missed_here =
+        name->use == TL_DOCTOR_NAME_SHARED && name->has_listen && are_all_loopback(name->ips, name->ip_count);
+    bool is_fault = (is_hidden && !is_written_loopback(name->host)) || (is_missed && !is_missed_here) || is_in_trouble;
     bool is_unseen = socket->process && socket->process->pid == 0;
     tl_doctor_add(report,
-                  is_hidden || is_missed || is_in_trouble ? TL_DOCTOR_FAULT
-                  : missed                                ? TL_DOCTOR_NOTE
-                  : is_unseen                             ? TL_DOCTOR_UNKNOWN
-                                                          : TL_DOCTOR_OK,
+                  is_fault              ? TL_DOCTOR_FAULT
+                  : is_hidden || missed ? TL_DOCTOR_NOTE
+                  : is_unseen           ? TL_DOCTOR_UNKNOWN
+                                        : TL_DOCTOR_OK,
                   what, "port %u of %s%s", socket->port, list, process);
     if (is_in_trouble) {
         tl_doctor_explain_both(report, reason, remedy);
@@ -284,7 +294,7 @@ void tl_doctor_check_route(struct tl_doctor_report *report, const struct tl_doct
         return;
     }
     bool is_narrow = route->path_mtu > 0 && route->path_mtu < route->interface_mtu;
-    tl_doctor_add(report, is_narrow ? TL_DOCTOR_NOTE : TL_DOCTOR_OK, what, "%s from %s over %s, MTU %u", to,
+    tl_doctor_add(report, is_narrow ? TL_DOCTOR_NOTE : TL_DOCTOR_OK, what, "%s from %s (%s), MTU %u", to,
                   tl_ip_format(&route->from, from), route->interface, route->path_mtu);
     if (!is_narrow) return;
     tl_doctor_explain(report,

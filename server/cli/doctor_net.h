@@ -59,8 +59,8 @@ struct tl_doctor_route {
     const char *failure; /* why there is no route; NULL: there is one */
     bool has_other;      /* another address of the host can be reached */
     struct tl_ip from;
-    char interface[16];
-    unsigned interface_mtu; /* 0: not known */
+    char interface[16];     /* that has this address */
+    unsigned interface_mtu; /* 0: not known, or another one sends */
     unsigned path_mtu;      /* what the kernel knows of the way; 0: nothing */
 };
 

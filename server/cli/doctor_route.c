@@ -4,6 +4,7 @@
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/ioctl.h>
@@ -30,6 +31,8 @@ static socklen_t fill_address(const struct tl_ip *ip, struct sockaddr_storage *r
     return sizeof(*v6);
 }
 
+/* The interface that has the address from which packets leave. Addresses of loopback, dummy and VRF interfaces leave by
+ * others, so that the MTU of these is not that of the first hop. */
 static void find_interface(int fd, struct tl_doctor_route *route)
 {
     struct ifaddrs *interfaces;
@@ -41,7 +44,8 @@ static void find_interface(int fd, struct tl_doctor_route *route)
             continue;
         snprintf(route->interface, sizeof(route->interface), "%s", each->ifa_name);
         snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", each->ifa_name);
-        if (ioctl(fd, SIOCGIFMTU, &request) == 0 && request.ifr_mtu > 0)
+        bool is_virtual = (each->ifa_flags & (IFF_LOOPBACK | IFF_NOARP)) != 0;
+        if (!is_virtual && ioctl(fd, SIOCGIFMTU, &request) == 0 && request.ifr_mtu > 0)
             route->interface_mtu = (unsigned)request.ifr_mtu;
         break;
     }

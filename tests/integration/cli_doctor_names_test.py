@@ -3,6 +3,7 @@
 """What `tensorlane doctor` says of names that mislead, with an /etc/hosts that only this test sees: the test runs
 itself again in a mount namespace. It is skipped where it cannot make one."""
 import os
+import socket
 import subprocess
 import sys
 
@@ -12,15 +13,19 @@ from doctor_support import DoctorCase
 INSIDE = "TENSORLANE_TEST_HAS_MOUNTS"
 # Of the range for documents, so that no machine has it.
 ELSEWHERE = "192.0.2.7"
+NAME_SERVER = "127.0.0.77"
 
 
 class Names(DoctorCase):
     def setUp(self):
         super().setUp()
         self.hosts = self.folder / "hosts"
-        self.hosts.write_text("")
-        subprocess.run(["mount", "--bind", self.hosts, "/etc/hosts"], check=True)
-        self.addCleanup(subprocess.run, ["umount", "--lazy", "/etc/hosts"], check=False)
+        self.mount("", self.hosts, "/etc/hosts")
+
+    def mount(self, content, path, place):
+        path.write_text(content)
+        subprocess.run(["mount", "--bind", path, place], check=True)
+        self.addCleanup(subprocess.run, ["umount", "--lazy", place], check=False)
 
     def hosts_are(self, *lines):
         self.hosts.write_text("127.0.0.1 localhost\n" + "".join(f"{line}\n" for line in lines))
@@ -39,6 +44,16 @@ class Names(DoctorCase):
         listen = {"jobs": {"ps": {"listen": "0.0.0.0:4000"}}}
         self.assertEqual(self.doctor("--config", self.config(**listen))["host gpu-0"]["verdict"], "note")
 
+    def test_localhost_is_what_the_user_wrote(self):
+        """A forwarded port, such as that of ssh -L."""
+        self.hosts_are(f"{ELSEWHERE} gpu-1")
+        with socket.create_server(("127.0.0.1", 0)) as forwarder:
+            port = forwarder.getsockname()[1]
+            config = self.write_json({"cluster": {"ps": [f"localhost:{port}"], "worker": [f"gpu-1:{port}"]}})
+            lines = self.doctor("--config", config)
+        for line in (lines["host localhost"], lines["socket of /job:ps/task:0"]):
+            self.assertEqual(line["verdict"], "note", line)
+
     def test_names_of_one_machine_may_be_loopback(self):
         self.hosts_are("127.0.1.1 gpu-0 gpu-1")
         lines = self.doctor("--config", self.config())
@@ -50,6 +65,20 @@ class Names(DoctorCase):
         line = self.doctor("--config", config, code=4)["host no-such-host.invalid"]
         self.assertEqual(line["verdict"], "fault")
         self.assertIn("cannot be resolved", line["cause"])
+
+    def test_a_slow_name_spoils_no_other(self):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+            try:
+                silent.bind((NAME_SERVER, 53))
+            except PermissionError:
+                self.skipTest("this user may not use port 53")
+            self.mount(f"nameserver {NAME_SERVER}\noptions timeout:30 attempts:1\n", self.folder / "resolv.conf",
+                       "/etc/resolv.conf")
+            self.hosts_are(f"{ELSEWHERE} gpu-1")
+            config = self.write_json({"cluster": {"ps": ["slow.example:4000"], "worker": ["gpu-1:4000"]}})
+            lines = self.doctor("--config", config, code=4)
+        self.assertIn("was not resolved in time", lines["host slow.example"]["cause"])
+        self.assertEqual(lines["host gpu-1"]["verdict"], "ok")
 
     def test_the_worker_listens_on_loopback_only(self):
         self.hosts_are("127.0.1.1 gpu-0", f"{ELSEWHERE} gpu-1")

@@ -63,7 +63,10 @@ START_TEST(name_of_loopback)
     check_last(TL_DOCTOR_FAULT, "host gpu-0", "::1 (IPv6)", "gpu-0 resolves to ::1 here,", "correct /etc/hosts");
     name.host = "::1";
     tl_doctor_check_name(&report, &roots, &name);
-    check_last(TL_DOCTOR_FAULT, "host ::1", "::1 (IPv6)", "::1 means this machine on every machine", "in cluster.json");
+    check_last(TL_DOCTOR_NOTE, "host ::1", "::1 (IPv6)", "::1 means this machine on every machine", "in cluster.json");
+    name.host = "localhost";
+    tl_doctor_check_name(&report, &roots, &name);
+    check_last(TL_DOCTOR_NOTE, "host localhost", "::1 (IPv6)", "only where its port is forwarded", "in cluster.json");
     name = make_name(TL_DOCTOR_NAME_OWN, ADDRESSES("127.0.1.1"));
     tl_doctor_check_name(&report, &roots, &name);
     check_last(TL_DOCTOR_NOTE, "own name gpu-0", "127.0.1.1", "a worker with this name in its address listens there",
@@ -180,6 +183,25 @@ START_TEST(loopback_socket)
     check_socket_of(&name);
     check_last(TL_DOCTOR_FAULT, "socket of /job:ps/task:0", "port 4000 of 127.0.1.1 (IPv4)", "on loopback only",
                "set \"listen\" to \"0.0.0.0:4000\"");
+    name.host = "localhost"; /* a port that is forwarded */
+    check_socket_of(&name);
+    check_last(TL_DOCTOR_NOTE, "socket of /job:ps/task:0", "port 4000 of 127.0.1.1", "on loopback only", "listen");
+}
+END_TEST
+
+/* Debian's name of the own machine, while the worker listens where "listen" says. */
+START_TEST(listens_beside_its_name)
+{
+    struct tl_doctor_name name = make_name(TL_DOCTOR_NAME_SHARED, ADDRESSES("127.0.1.1"));
+    make_file("proc/net/tcp", TITLE "   0: 0700000A:0FA0 00000000:0000 0A" REST);
+    check_socket_of(&name);
+    check_last(TL_DOCTOR_FAULT, "socket of /job:ps/task:0", "port 4000 of 10.0.0.7", "where nothing listens", "listen");
+    name.has_listen = true;
+    check_socket_of(&name);
+    check_last(TL_DOCTOR_NOTE, "socket of /job:ps/task:0", "port 4000 of 10.0.0.7", "where nothing listens", "listen");
+    name.use = TL_DOCTOR_NAME_WITHIN;
+    check_socket_of(&name);
+    check_last(TL_DOCTOR_FAULT, "socket of /job:ps/task:0", "port 4000 of 10.0.0.7", "where nothing listens", "listen");
 }
 END_TEST
 
@@ -230,7 +252,7 @@ START_TEST(routes)
     ck_assert(tl_ip_parse("10.0.0.8", &route.to));
     ck_assert(tl_ip_parse("10.0.0.7", &route.from));
     tl_doctor_check_route(&report, &route);
-    check_last(TL_DOCTOR_OK, "route to gpu-1", "10.0.0.8 from 10.0.0.7 over eth0, MTU 9000", "", "");
+    check_last(TL_DOCTOR_OK, "route to gpu-1", "10.0.0.8 from 10.0.0.7 (eth0), MTU 9000", "", "");
     route.path_mtu = 1400;
     tl_doctor_check_route(&report, &route);
     check_last(TL_DOCTOR_NOTE, "route to gpu-1", "MTU 1400", "carries packets of 1400 bytes, eth0 would send 9000",
@@ -255,6 +277,8 @@ START_TEST(route_of_loopback)
     ck_assert_ptr_null(route.failure);
     ck_assert(tl_ip_is_equal(&route.from, &loopback));
     ck_assert_str_eq(route.interface, "lo");
+    /* An address of loopback leaves by another interface, of which it says nothing. */
+    ck_assert_uint_eq(route.interface_mtu, 0);
     ck_assert_uint_gt(route.path_mtu, 0);
 }
 END_TEST
@@ -271,6 +295,7 @@ int main(void)
     tcase_add_test(net, no_socket);
     tcase_add_test(net, sound_sockets);
     tcase_add_test(net, loopback_socket);
+    tcase_add_test(net, listens_beside_its_name);
     tcase_add_test(net, other_family);
     tcase_add_test(net, processes);
     tcase_add_test(net, routes);
