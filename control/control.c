@@ -189,6 +189,11 @@ void tl_control_destroy(struct tl_control *control)
     free(control);
 }
 
+int64_t tl_control_short_ns(const struct tl_control *control)
+{
+    return control->server != NULL ? tl_rpc_server_short_ns(control->server) : 0;
+}
+
 void tl_control_get_stats(const struct tl_control *control, struct tl_control_stats *ret_stats)
 {
     *ret_stats = control->stats;

@@ -143,6 +143,9 @@ void tl_control_destroy(struct tl_control *control);
  * the first loop is created. */
 void tl_control_route_grpc_log(bool is_ours);
 
+/* When a connection came and no descriptor was free for the last time (monotonic); 0: never. */
+int64_t tl_control_short_ns(const struct tl_control *control);
+
 void tl_control_get_stats(const struct tl_control *control, struct tl_control_stats *ret_stats);
 
 #endif

@@ -73,7 +73,7 @@ static void log_shortage(struct tl_listener *listener, int error_number)
 static void keep_spares(struct tl_listener *listener)
 {
     while (listener->spare_count < MAX_SPARES) {
-        int fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        int fd = fcntl(listener->waits[0].fd, F_DUPFD_CLOEXEC, 0);
         if (fd < 0) return;
         listener->spares[listener->spare_count++] = fd;
     }

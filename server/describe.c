@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
+#include "server/troubles.h"
 #include "server/worker_internal.h"
 
 struct named_value {
@@ -166,5 +167,6 @@ enum tl_status tl_worker_describe(void *context, struct tl_description *ret_desc
     if (status == TL_OK) status = describe_listens(worker, ret_description, ret_error);
     if (status == TL_OK) status = describe_settings(worker, ret_description, ret_error);
     if (status == TL_OK) status = describe_counters(worker, ret_description, ret_error);
+    if (status == TL_OK) status = tl_troubles_describe(worker, ret_description, ret_error);
     return status;
 }

@@ -30,6 +30,8 @@ struct tl_op;
 struct tl_peer;
 struct tl_probe_round;
 struct tl_session;
+struct tl_data_connection;
+struct tl_troubles;
 
 /* The configuration with which the worker was opened. */
 struct worker_setup {
@@ -113,6 +115,7 @@ struct tl_worker {
     struct worker_operations operations;
     struct worker_sources sources;
     struct worker_closing closing;
+    struct tl_troubles *troubles; /* NULL: the worker is a client */
 };
 
 /* Does what tl_worker_open does, with the given transports, the preferred one first. There may be TL_MAX_TRANSPORTS at
@@ -160,6 +163,10 @@ void tl_peers_link_up(struct tl_worker *worker, struct tl_link *link);
 const char *tl_peers_outside_refusal(const struct tl_worker *worker, const struct tl_transport_source *source);
 enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description *description,
                                  struct tl_error *ret_error) TL_MUST_USE;
+
+/* Returns how many data connections to peers keep breaking, and which is the first of them. */
+size_t tl_peers_find_breaking(const struct tl_worker *worker, const struct tl_peer **ret_peer,
+                              const struct tl_data_connection **ret_connection);
 
 /* Returns NULL when there is no such peer. Thread: any; the set of peers does not change while the worker is open. */
 struct tl_peer *tl_peer_by_id(const struct tl_worker *worker, tl_peer_id id);

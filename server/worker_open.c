@@ -25,7 +25,9 @@
 #include "config/address.h"
 #include "server/progress/completion_queue.h"
 #include "server/transfers/walk.h"
+#include "server/troubles.h"
 #include "server/worker_internal.h"
+#include "tensor/mapped_tensor.h"
 #include "tensor/tensor_file.h"
 
 #define ABORTED_STEPS_KEPT 1024
@@ -165,6 +167,18 @@ static enum tl_status publish_tensor(struct tl_worker *worker, const char *path,
     return tl_rendezvous_publish(worker->table, name, 0, tensor, &publication, ret_error);
 }
 
+/* The file of the first tensor that lies in one. */
+static enum tl_status watch_file(struct tl_worker *worker, const struct tl_tensor_list *list,
+                                 struct tl_error *ret_error)
+{
+    uint64_t offset;
+    for (size_t t = 0; t < list->count; t++) {
+        struct tl_mapped_file *file = tl_mapped_tensor_file(list->items[t].tensor, &offset);
+        if (file != NULL) return tl_troubles_watch_file(worker->troubles, file, ret_error);
+    }
+    return TL_OK;
+}
+
 static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *ret_error)
 {
     for (size_t i = 0; worker->setup.task != NULL && i < worker->settings.publish_count; i++) {
@@ -174,6 +188,7 @@ static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *r
         if (status != TL_OK) return status;
         for (size_t t = 0; status == TL_OK && t < list.count; t++)
             status = publish_tensor(worker, path, list.items[t].name, list.items[t].tensor, ret_error);
+        if (status == TL_OK) status = watch_file(worker, &list, ret_error);
         tl_tensor_list_fini(&list);
         if (status != TL_OK) return status;
     }
@@ -211,7 +226,8 @@ static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error
 {
     if (worker->setup.task == NULL || worker->setup.task->address == NULL) return TL_OK;
     const char *listen = worker->settings.listen != NULL ? worker->settings.listen : worker->setup.task->address;
-    enum tl_status status = tl_control_start(worker->control, listen, &worker->setup.port, ret_error);
+    enum tl_status status = tl_troubles_start(worker->troubles, ret_error);
+    if (status == TL_OK) status = tl_control_start(worker->control, listen, &worker->setup.port, ret_error);
     if (status != TL_OK) return status;
     check_listens(worker);
     tl_control_set_health(worker->control, "", TL_HEALTH_SERVING);
@@ -223,6 +239,7 @@ static enum tl_status start(struct tl_worker *worker, struct tl_error *ret_error
 /* Frees what was opened; the progress engine does not run and nothing is in flight. */
 static void worker_free(struct tl_worker *worker)
 {
+    tl_troubles_destroy(worker->troubles);
     if (worker->table != NULL) {
         struct tl_error closed;
         tl_error_set(&closed, TL_CANCELLED, "the worker was closed");
@@ -266,6 +283,8 @@ static enum tl_status build(struct tl_worker *worker, const struct tl_worker_opt
     }
     if (status == TL_OK) status = create_control(worker, ret_error);
     if (status == TL_OK) status = tl_peers_create(worker, ret_error);
+    if (status == TL_OK && worker->setup.task != NULL)
+        status = tl_troubles_create(worker, &worker->troubles, ret_error);
     if (status == TL_OK) status = publish_files(worker, ret_error);
     return status;
 }

@@ -221,6 +221,20 @@ void tl_mapped_file_get_stamp(const struct tl_mapped_file *file, struct tl_file_
     *ret_stamp = file->stamp;
 }
 
+enum tl_file_at_path tl_mapped_file_look_up(const struct tl_mapped_file *file)
+{
+    struct stat mapped, named;
+    if (fstat(file->fd, &mapped) != 0) return TL_FILE_AT_PATH_SAME;
+    if (stat(file->path, &named) != 0) return errno == ENOENT ? TL_FILE_AT_PATH_NONE : TL_FILE_AT_PATH_SAME;
+    bool is_same = mapped.st_dev == named.st_dev && mapped.st_ino == named.st_ino;
+    return is_same ? TL_FILE_AT_PATH_SAME : TL_FILE_AT_PATH_OTHER;
+}
+
+bool tl_mapped_file_is_shared(const struct tl_mapped_file *file)
+{
+    return atomic_load(&file->reference_count) > 1;
+}
+
 static enum tl_status check_stamp(const struct tl_mapped_file *file, struct tl_error *ret_error)
 {
     struct stat info;

@@ -61,6 +61,18 @@ bool tl_mapped_file_may_wait(const void *data, uint64_t len_bytes);
 /* As it was when it was mapped. */
 void tl_mapped_file_get_stamp(const struct tl_mapped_file *file, struct tl_file_stamp *ret_stamp);
 
+/* What the path of a file stands for. */
+enum tl_file_at_path {
+    TL_FILE_AT_PATH_SAME,  /* the file that is mapped, or it cannot be found out */
+    TL_FILE_AT_PATH_OTHER, /* another file, which has replaced it */
+    TL_FILE_AT_PATH_NONE,  /* no file */
+};
+
+/* Looks what the path stands for now. Blocks: for the file system. Thread: any. */
+enum tl_file_at_path tl_mapped_file_look_up(const struct tl_mapped_file *file);
+/* Whether there is more than one reference. Thread: any. */
+bool tl_mapped_file_is_shared(const struct tl_mapped_file *file);
+
 /* A tl_tensor_guard_fn whose context is the file.
  * Errors: TL_DATA_LOSS: the file is shorter than when it was mapped or was changed in place (size or modification
  * time), or a read of it has failed; the message names the path. */

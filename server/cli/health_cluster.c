@@ -149,6 +149,19 @@ static void put_data_plane(struct tl_json_out *worker, const struct tl_data_plan
     if (data_plane->keys[0] != '\0') tl_json_out_put_bool(object, "isolated", strcmp(data_plane->keys, "region") != 0);
 }
 
+static void put_troubles(struct tl_json_out *worker, const struct tl_description *description)
+{
+    struct tl_json_out *troubles = tl_json_out_put_array(worker, "troubles");
+    for (size_t i = 0; i < description->trouble_count; i++) {
+        const struct tl_trouble *from = &description->troubles[i];
+        struct tl_json_out *trouble = tl_json_out_append_object(troubles);
+        tl_json_out_put_text(trouble, "what", from->what);
+        tl_json_out_put_text(trouble, "reason", from->reason);
+        tl_json_out_put_text(trouble, "remedy", from->remedy);
+        tl_json_out_put_bool(trouble, "breaks_transfers", from->breaks_transfers);
+    }
+}
+
 static void put_description(struct tl_json_out *worker, const struct tl_description *description)
 {
     tl_json_out_put_incarnation(worker, "incarnation", description->incarnation);
@@ -186,6 +199,7 @@ static void put_description(struct tl_json_out *worker, const struct tl_descript
             tl_json_out_put_u64(peer, "bytes_per_second", description->peers[i].bytes_per_second);
         if (description->peers[i].mtu_bytes > 0) tl_json_out_put_u64(peer, "mtu", description->peers[i].mtu_bytes);
     }
+    put_troubles(worker, description);
     if (description->data_plane) put_data_plane(worker, description->data_plane);
     struct tl_json_out *counters = tl_json_out_put_object(worker, "counters");
     for (size_t i = 0; i < description->counter_count; i++)
@@ -247,6 +261,18 @@ static void add_device(struct tl_table *table, const struct tl_data_plane_descri
     }
 }
 
+/* What a worker says about itself that is not the reason already. */
+static void add_troubles(struct tl_table *table, const struct tl_health_finding *finding)
+{
+    for (size_t i = 0; i < finding->description.trouble_count; i++) {
+        char text[2 * TL_ERROR_MESSAGE_BYTES];
+        const struct tl_trouble *trouble = &finding->description.troubles[i];
+        if (strcmp(trouble->reason, finding->reason) == 0) continue;
+        snprintf(text, sizeof(text), "%s; %s", trouble->reason, trouble->remedy);
+        tl_table_add_note(table, "warning", text);
+    }
+}
+
 static bool print_workers(const struct round *round)
 {
     static const struct tl_column columns[] = {
@@ -276,6 +302,7 @@ static bool print_workers(const struct round *round)
         }
         tl_table_add_note(table, "reason", finding->reason);
         tl_table_add_note(table, "remedy", finding->remedy);
+        add_troubles(table, finding);
     }
     bool is_printed = tl_table_print(table, stdout);
     tl_table_destroy(table);

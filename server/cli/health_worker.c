@@ -229,6 +229,20 @@ static struct tl_call_options make_call(const struct tl_health_flags *flags, con
     };
 }
 
+/* It knows of nothing that makes transfers fail. */
+static bool judge_troubles(struct tl_health_finding *finding)
+{
+    const struct tl_description *description = &finding->description;
+    for (size_t i = 0; i < description->trouble_count; i++) {
+        const struct tl_trouble *trouble = &description->troubles[i];
+        if (!trouble->breaks_transfers) continue;
+        fail(finding, TL_HEALTH_STAGE_SERVING, trouble->reason);
+        set_remedy(finding, "%s", trouble->remedy);
+        return false;
+    }
+    return true;
+}
+
 /* At least one way of moving tensors works. */
 static bool judge_transports(struct tl_health_finding *finding)
 {
@@ -284,6 +298,7 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
     finding->has_description = true;
     if (!judge_identity(finding, config->source, where)) return;
     if (!judge_serving(finding, &call)) return;
+    if (!judge_troubles(finding)) return;
     if (!judge_transports(finding)) return;
     tl_health_judge_data_plane(config, is_local, finding);
 }

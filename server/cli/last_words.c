@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <tensorlane/version.h>
 
@@ -98,6 +99,8 @@ static enum tl_status describe(void *context, struct tl_description *ret_descrip
     ret_description->task = task->index;
     ret_description->incarnation = speaker->incarnation;
     ret_description->software_version = strdup(tl_version());
+    ret_description->process_id = (uint64_t)getpid();
+    ret_description->unix_ns = tl_clock_unix_ns();
     ret_description->uptime_ns = (uint64_t)(tl_clock_now_ns() - speaker->start_ns);
     ret_description->reason = strndup(speaker->words->message, len);
     ret_description->remedy = strdup(remedy);

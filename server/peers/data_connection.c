@@ -3,9 +3,12 @@
 
 #include <string.h>
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "control/endpoint.h"
 #include "server/worker_internal.h"
+
+#define BREAKS_KEPT_NS (60 * TL_NS_PER_SEC)
 
 /* ---------------------------------------------------------------------------------------------------- messages -- */
 
@@ -148,4 +151,10 @@ enum tl_data_connection_use tl_data_connection_use(const struct tl_data_connecti
         break;
     }
     return TL_DATA_CONNECTION_AVOID;
+}
+
+bool tl_data_connection_keeps_breaking(const struct tl_data_connection *connection)
+{
+    int64_t oldest_ns = connection->broken_ns[connection->break_count % TL_MANY_BREAKS];
+    return oldest_ns != 0 && tl_clock_now_ns() - oldest_ns < BREAKS_KEPT_NS;
 }

@@ -34,6 +34,9 @@ struct tl_transport_slot;
 struct tl_worker;
 struct tl_session;
 
+/* A connection that breaks so often within a minute needs attention. */
+#define TL_MANY_BREAKS 3
+
 enum tl_data_connection_state {
     TL_DATA_CONNECTION_OFF,        /* waits for a link */
     TL_DATA_CONNECTION_HELD,       /* waits until all faster ones have failed or been refused */
@@ -74,7 +77,13 @@ struct tl_data_connection {
     const char *lasting_reason;          /* `reason` in a form for completions (base/reason.h) */
     char logged[TL_ERROR_MESSAGE_BYTES]; /* the reason that was logged last */
     bool has_logged;
+    int64_t broken_ns[TL_MANY_BREAKS]; /* when it broke while it was UP, the latest ones; 0: it did not */
+    unsigned break_count;
+    const char *break_reason; /* of the latest one; never freed (base/reason.h) */
 };
+
+/* Returns whether it has broken TL_MANY_BREAKS times within the last minute. */
+bool tl_data_connection_keeps_breaking(const struct tl_data_connection *connection);
 
 /* What a request should do. */
 enum tl_data_connection_use {

@@ -120,11 +120,20 @@ static bool is_lasting(enum tl_status code)
     return code == TL_FAILED_PRECONDITION || code == TL_PERMISSION_DENIED;
 }
 
+/* Notes that the connection has broken while it carried requests. */
+static void note_break(struct tl_data_connection *connection)
+{
+    connection->broken_ns[connection->break_count++ % TL_MANY_BREAKS] = tl_clock_now_ns();
+    connection->break_reason = connection->lasting_reason;
+}
+
 /* Decides what follows from the end of an attempt or of the connection, for the reason that is set. */
 static void failed(struct tl_data_connection *connection, bool is_final)
 {
     struct tl_error reason;
     tl_error_set(&reason, TL_UNAVAILABLE, "%s", connection->reason);
+    if (connection->state == TL_DATA_CONNECTION_UP && !connection->is_left && !connection->is_being_replaced)
+        note_break(connection);
     abandon(connection, &reason);
     disarm(connection);
     if (is_final || connection->worker->closing.is_closing) {

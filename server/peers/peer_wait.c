@@ -190,6 +190,22 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
     return TL_OK;
 }
 
+size_t tl_peers_find_breaking(const struct tl_worker *worker, const struct tl_peer **ret_peer,
+                              const struct tl_data_connection **ret_connection)
+{
+    size_t count = 0;
+    for (size_t i = 0; i < worker->members.peer_count; i++) {
+        const struct tl_peer *peer = worker->members.peers[i];
+        for (size_t t = 0; t < worker->data_plane.transport_count; t++) {
+            if (!tl_data_connection_keeps_breaking(&peer->data.items[t])) continue;
+            if (count++ > 0) continue;
+            *ret_peer = peer;
+            *ret_connection = &peer->data.items[t];
+        }
+    }
+    return count;
+}
+
 static void run_wait_start(struct tl_command *command)
 {
     struct tl_peer_wait *wait = TL_CONTAINER_OF(command, struct tl_peer_wait, command);

@@ -266,6 +266,12 @@ static void deliver_stopped(struct tl_closure *closure)
     server->stopped(server->stopped_context);
 }
 
+int64_t tl_rpc_server_short_ns(const struct tl_rpc_server *of)
+{
+    (void)of;
+    return 0;
+}
+
 size_t tl_rpc_server_describe(const struct tl_rpc_server *of, char (*ret_texts)[TL_LISTENER_TEXT_BYTES],
                               size_t capacity)
 {

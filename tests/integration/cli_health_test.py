@@ -15,7 +15,8 @@ import time
 import unittest
 
 import cli_support
-from cli_support import HEALTH, environment, free_ports, run, run_in_terminal, wait_until
+from cli_support import (HEALTH, environment, free_ports, run, run_in_terminal, some_tensors, wait_until,
+                         write_safetensors)
 
 try:
     import grpc
@@ -579,13 +580,86 @@ class Whole(HealthCase):
     def test_a_worker_without_descriptors_can_be_asked(self):
         cluster = self.cluster(ps=1, extra={"protocol": "grpc"})
         worker = cluster.start()
-        held = len(os.listdir(f"/proc/{worker.pid}/fd"))
-        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (held, held))
+        seen = []
+
+        def is_settled():
+            """What the start has opened for a moment is closed again."""
+            seen.append(len(os.listdir(f"/proc/{worker.pid}/fd")))
+            return len(seen) > 50 and len(set(seen[-50:])) == 1
+        wait_until(is_settled, "a steady number of descriptors")
+        held = seen[-1]
+        hard = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (held, hard))
         begin = time.monotonic()
-        finding = json.loads(run("health", "--config", cluster.path, "--json").stdout)["workers"][0]
+        finding = self.check(4, cluster.path)["/job:ps/task:0"]
         cli_support.assert_soon(self, begin)
-        self.assertIn("incarnation", finding)
+        self.assertEqual((finding["stage"], finding["verified"]), ("serving", "identity"))
+        self.assertRegex(finding["reason"], rf"^\d+ of {held} descriptors are open, so that connections and files ")
+        self.assertIn(f'give it more: "prlimit --pid {worker.pid} --nofile=NUMBER" as root for now', finding["remedy"])
         worker.await_line("the limit of open files is reached; connections take spare descriptors")
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        self.assertEqual(self.check(0, cluster.path)["/job:ps/task:0"]["troubles"], [])
+
+    def served_file(self):
+        """Starts a worker that publishes a file."""
+        cluster = self.cluster(ps=1, extra={"protocol": "grpc"})
+        model = write_safetensors(self.folder / "model.safetensors", some_tensors())
+        worker = cluster.start("ps", 0, "--publish", model)
+        self.check(0, cluster.path)
+        return cluster, model, worker
+
+    def await_trouble(self, cluster):
+        """Returns what health says as soon as the worker has noticed the fault."""
+        found = {}
+
+        def is_noticed():
+            shown = json.loads(run("health", "--config", cluster.path, "--json").stdout)
+            found.update(shown["workers"][0])
+            return found["troubles"]
+        begin = time.monotonic()
+        wait_until(is_noticed, "trouble")
+        cli_support.assert_soon(self, begin)
+        return found
+
+    def test_a_published_file_is_truncated(self):
+        cluster, model, worker = self.served_file()
+        size = model.stat().st_size
+        os.truncate(model, size - 1)
+        finding = self.await_trouble(cluster)
+        self.assertEqual((finding["healthy"], finding["stage"], finding["reason"], finding["remedy"]), (
+            False, "serving", f"model.safetensors had {size} bytes when it was opened and has {size - 1} now",
+            "publish it again, and replace files by rename"))
+        self.assertIn(str(model), worker.await_line("a published file is not what it was"))
+        self.assertEqual(worker.output.count("is not what it was"), 1)
+
+    def test_a_published_file_is_written_to(self):
+        cluster, model, _worker = self.served_file()
+        with open(model, "r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"!")
+        finding = self.await_trouble(cluster)
+        self.assertEqual((finding["healthy"], finding["reason"]),
+                         (False, "model.safetensors was modified after it was opened"))
+
+    def test_a_published_file_is_replaced(self):
+        cluster, model, _worker = self.served_file()
+        os.rename(write_safetensors(self.folder / "new.safetensors", some_tensors()), model)
+        finding = self.await_trouble(cluster)
+        self.assertEqual((finding["healthy"], finding["reason"]), (True, ""))
+        self.assertEqual(finding["troubles"], [
+            {"what": "file", "reason": "model.safetensors was replaced by another file; the old content is served",
+             "remedy": "start the worker anew to serve the new one", "breaks_transfers": False}])
+        self.assertRegex(self.assert_run(0, "health", "--config", cluster.path).stdout,
+                         r"    warning: model\.safetensors was replaced by another file; the")
+        self.assert_run(0, "rm", "*", "--address", cluster.address())
+        wait_until(lambda: not self.check(0, cluster.path)["/job:ps/task:0"]["troubles"], "no trouble any more")
+
+    def test_a_published_file_is_removed(self):
+        cluster, model, _worker = self.served_file()
+        model.unlink()
+        finding = self.await_trouble(cluster)
+        self.assertEqual((finding["healthy"], finding["troubles"][0]["reason"]),
+                         (True, "model.safetensors was removed; its content is still served"))
 
     def test_hostile_answers_do_not_reach_the_terminal(self):
         address = self.foreign_server(Identify=lambda *_: cluster_pb2.IdentifyResponse(

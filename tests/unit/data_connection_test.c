@@ -382,6 +382,35 @@ START_TEST(our_link)
 }
 END_TEST
 
+/* Closing in order is no break, nor are breaks that are far apart. */
+START_TEST(breaks_again_and_again)
+{
+    begin(OURS, false);
+    for (unsigned round = 0; round < 2; round++) {
+        for (unsigned i = 0; i < TL_MANY_BREAKS; i++) {
+            ck_assert(!tl_data_connection_keeps_breaking(&connection));
+            bring_up_ours();
+            fake_clock_advance(round == 0 ? 31 * TL_NS_PER_SEC : i == 0 ? 61 * TL_NS_PER_SEC : 6 * TL_NS_PER_SEC);
+            session_closed(&connection, &(struct tl_error){.code = TL_OK});
+            check_calls("refuse changed");
+            fake_clock_advance(TL_NS_PER_SEC);
+            tl_timers_fire_due(&timers, tl_clock_now_ns());
+            bring_up_ours();
+            session_closed(&connection, &(struct tl_error){.code = TL_UNAVAILABLE, .message = "why"});
+            check_calls("refuse changed");
+            fake_clock_advance(TL_NS_PER_SEC);
+            tl_timers_fire_due(&timers, tl_clock_now_ns());
+        }
+    }
+    ck_assert(tl_data_connection_keeps_breaking(&connection));
+    ck_assert_str_eq(connection.break_reason, "the data connection broke: why");
+    fake_clock_advance(60 * TL_NS_PER_SEC);
+    ck_assert(!tl_data_connection_keeps_breaking(&connection));
+    worker.closing.is_closing = true;
+    tl_data_connection_end(&connection);
+}
+END_TEST
+
 START_TEST(their_link)
 {
     begin(THEIRS, false);
@@ -497,6 +526,7 @@ int main(void)
     tcase_add_test(tcase, no_other_edge);
     tcase_add_test_raise_signal(tcase, forbidden_edge, SIGABRT);
     tcase_add_test(tcase, our_link);
+    tcase_add_test(tcase, breaks_again_and_again);
     tcase_add_test(tcase, their_link);
     tcase_add_test(tcase, their_link_passes);
     tcase_add_test(tcase, final_failures);

@@ -43,7 +43,9 @@ START_TEST(opened)
     ck_assert_mem_eq(tl_mapped_file_data(file), "hello", 5);
     ck_assert_str_eq(tl_mapped_file_path(file), temp_path("f"));
     ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, &error), TL_OK);
+    ck_assert(!tl_mapped_file_is_shared(file));
     ck_assert_ptr_eq(tl_mapped_file_get(file), file);
+    ck_assert(tl_mapped_file_is_shared(file));
     tl_mapped_file_put(file);
     ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, &error), TL_OK);
     tl_mapped_file_put(NULL);
@@ -153,9 +155,12 @@ END_TEST
 START_TEST(replaced_or_removed_by_name)
 {
     temp_write(temp_path("g"), "other bytes", 11);
+    ck_assert_int_eq(tl_mapped_file_look_up(file), TL_FILE_AT_PATH_SAME);
     ck_assert_int_eq(rename(temp_path("g"), temp_path("f")), 0);
+    ck_assert_int_eq(tl_mapped_file_look_up(file), TL_FILE_AT_PATH_OTHER);
     ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, &error), TL_OK);
     ck_assert_int_eq(unlink(temp_path("f")), 0);
+    ck_assert_int_eq(tl_mapped_file_look_up(file), TL_FILE_AT_PATH_NONE);
     ck_assert_int_eq(tl_mapped_file_check(file, NULL, 0, &error), TL_OK);
     ck_assert_mem_eq(tl_mapped_file_data(file), "hello", 5);
 }
