@@ -94,8 +94,8 @@ static void round_over(struct tl_closure *closure)
     pthread_mutex_unlock(&round->mutex);
     if (!is_abandoned) {
         struct tl_worker *worker = round->worker;
-        for (size_t i = round->next; i < round->results.count; i++) /* no thread could be started */
-        {
+        /* Those that no thread could be started for. */
+        for (size_t i = round->next; i < round->results.count; i++) {
             struct tl_peer_probe *item = &round->results.items[i];
             item->ended_ns = tl_clock_now_ns();
             snprintf(item->reason, sizeof(item->reason), "no thread for a probe");
