@@ -298,7 +298,8 @@ class Floods(ClientCase):
                 return False
             return True
         wait_until(drip, "the worker hangs up")
-        self.assertRegex(self.worker.await_line("connection ended"), "timeouts.stalled")
+        # Where the worker is slow, as with sanitizers, these bytes may keep it busy for too long.
+        self.assertRegex(self.worker.await_line("connection ended"), "timeouts.stalled|nothing else was served")
         self.assert_serves()
         self.assert_all_is_given_back()
 

@@ -104,8 +104,8 @@ class HealthTest(guest_support.GuestTest):
             self.assertIn(found["mtu"], (1024, 2048, 4096))
             self.assert_measured(finding)
         for pair in (("ps", "worker"), ("worker", "ps")):
-            self.assertRegex(result.stderr, r"/job:{}/task:0 +/job:{}/task:0 +up +verbs +\d+\.\d us +\d+.* [KMG]i?B/s"
-                             .format(*pair))
+            self.assertRegex(result.stderr, r"/job:{}/task:0 +/job:{}/task:0 +up +ok +verbs +\d+\.\d us +\d+.* "
+                                            r"[KMG]i?B/s".format(*pair))
         for finding in shown["region"]:
             self.assert_finding(finding, True, "paths", "paths")
             self.assert_measured(finding)
