@@ -18,8 +18,7 @@
 #define PROBE_TIMEOUT_NS (10 * TL_NS_PER_SEC)
 #define PEER_NS (300 * TL_NS_PER_MS)
 #define CONNECT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
-/* Until results that a worker keeps, or a round that was under way, have been replaced by those of a new round. */
-#define MAX_ASKS 16
+/* How often a worker is asked again whose results are those of an older round. */
 #define ASK_PAUSE_NS (300 * TL_NS_PER_MS)
 
 static bool is_serving(const struct tl_health_finding *finding)
@@ -28,33 +27,59 @@ static bool is_serving(const struct tl_health_finding *finding)
 }
 
 /* A failure from before the first question says nothing: the peer may have started since. */
+static bool is_old_failure(const struct tl_peer_probe *probe, int64_t asked_for_ns)
+{
+    return !probe->is_ok && probe->age_ns > (uint64_t)asked_for_ns;
+}
+
 static bool has_old_failure(const struct tl_probe_results *probes, int64_t asked_for_ns)
 {
     for (size_t i = 0; i < probes->count; i++)
-        if (!probes->items[i].is_ok && probes->items[i].age_ns > (uint64_t)asked_for_ns) return true;
+        if (is_old_failure(&probes->items[i], asked_for_ns)) return true;
     return false;
 }
 
+/* Success with a reason means that the pair was not judged. */
+static void drop_old_failures(struct tl_probe_results *probes, int64_t asked_for_ns)
+{
+    for (size_t i = 0; i < probes->count; i++) {
+        struct tl_peer_probe *probe = &probes->items[i];
+        if (!is_old_failure(probe, asked_for_ns)) continue;
+        probe->is_ok = true;
+        probe->stage[0] = probe->direction[0] = probe->remedy[0] = '\0';
+        snprintf(probe->reason, sizeof(probe->reason), "the worker has not tried this peer again in time");
+    }
+}
+
+/* One ask and the next, until no failure is old, have twice the time of one. */
 void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health_finding *finding)
 {
     if (!is_serving(finding)) return;
     const int64_t by_peers_ns = (int64_t)finding->description.peer_count * PEER_NS;
-    const struct tl_call_options call = {
+    const int64_t timeout_ns = by_peers_ns > PROBE_TIMEOUT_NS ? by_peers_ns : PROBE_TIMEOUT_NS;
+    struct tl_call_options call = {
         .address = finding->task->address,
         .connect_timeout_ns = flags->connect_timeout_ns > 0 ? flags->connect_timeout_ns : CONNECT_TIMEOUT_NS,
-        .rpc_timeout_ns = by_peers_ns > PROBE_TIMEOUT_NS ? by_peers_ns : PROBE_TIMEOUT_NS,
         .user_agent = flags->user_agent,
     };
     struct tl_error error;
-    const int64_t began_ns = tl_clock_now_ns();
-    for (unsigned i = 0; i < MAX_ASKS; i++) {
+    bool has_answer = false;
+    const int64_t began_ns = tl_clock_now_ns(), deadline_ns = began_ns + 2 * timeout_ns;
+    int64_t asked_for_ns = 0; /* when the answer that is kept came */
+    for (int64_t left_ns; (left_ns = tl_clock_remaining_ns(deadline_ns)) > 0;) {
+        struct tl_probe_results results = {0};
+        call.rpc_timeout_ns = left_ns < timeout_ns ? left_ns : timeout_ns;
+        if (tl_client_probe(&call, &results, NULL, &error) != TL_OK) break;
         free(finding->probes.items);
-        finding->probes = (struct tl_probe_results){0};
-        finding->cannot_probe = tl_client_probe(&call, &finding->probes, NULL, &error) != TL_OK;
-        if (finding->cannot_probe || !has_old_failure(&finding->probes, tl_clock_now_ns() - began_ns)) return;
+        finding->probes = results;
+        has_answer = true;
+        asked_for_ns = tl_clock_now_ns() - began_ns;
+        if (!has_old_failure(&finding->probes, asked_for_ns)) break;
         const struct timespec pause = {.tv_nsec = ASK_PAUSE_NS};
         nanosleep(&pause, NULL);
     }
+    finding->cannot_probe = !has_answer;
+    drop_old_failures(&finding->probes, asked_for_ns);
 }
 
 static struct tl_health_finding *find(struct tl_health_finding *findings, size_t count, const char *name)

@@ -54,8 +54,10 @@ class HealthCase(cli_support.Case):
         if grpc is None:
             self.skipTest("python3-grpcio or the generated modules are not there")
         kinds = {"Check": (health_pb2.HealthCheckRequest, health_pb2.HealthCheckResponse),
-                 "Identify": (cluster_pb2.IdentifyRequest, cluster_pb2.IdentifyResponse)}
-        services = {"Check": "grpc.health.v1.Health", "Identify": "tensorlane.v1.Cluster"}
+                 "Identify": (cluster_pb2.IdentifyRequest, cluster_pb2.IdentifyResponse),
+                 "Probe": (cluster_pb2.ProbeRequest, cluster_pb2.ProbeResponse)}
+        services = {"Check": "grpc.health.v1.Health", "Identify": "tensorlane.v1.Cluster",
+                    "Probe": "tensorlane.v1.Cluster"}
         server = grpc.server(concurrent.futures.ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)],
                              compression=grpc.Compression.Gzip if is_gzip else None)
         for name, handler in methods.items():
@@ -464,13 +466,49 @@ class Whole(HealthCase):
         cluster.start("worker")
         self.check(0, cluster.path)
 
+    def answering_cluster(self, answer):
+        """Returns the configuration of two servers that say they are workers. Those of job ps answer Probe so."""
+        serving = lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
+        identify = lambda job: lambda *_: cluster_pb2.IdentifyResponse(
+            job=job, incarnation=5, protocol_version=1, is_serving=True,
+            transports=[cluster_pb2.TransportState(name="grpc", is_available=True)])
+        jobs = {"ps": answer, "worker": lambda *_: cluster_pb2.ProbeResponse()}
+        addresses = {job: [self.foreign_server(Check=serving, Identify=identify(job) if grpc else None, Probe=probe)]
+                     for job, probe in jobs.items()}
+        return self.write_json({"cluster": addresses, "protocol": "grpc"})
+
+    def test_an_old_failure_is_asked_for_again(self):
+        answers = []
+
+        def answer(*_):
+            answers.append(cluster_pb2.PeerProbe(name="/job:worker/task:0", is_ok=len(answers) > 0,
+                                                 stage="" if answers else "tcp", age_ns=60 * 10**9))
+            return cluster_pb2.ProbeResponse(peers=answers[-1:])
+
+        self.check(0, self.answering_cluster(answer))
+        self.assertEqual(len(answers), 2)
+
+    def test_a_failure_that_stays_old_is_not_judged(self):
+        """The server is slow, too: all asks have one deadline."""
+        old = lambda: cluster_pb2.ProbeResponse(peers=[cluster_pb2.PeerProbe(
+            name="/job:worker/task:0", is_ok=False, stage="tcp", reason="refused", age_ns=3600 * 10**9)])
+        began = time.monotonic()
+        found = self.check(0, self.answering_cluster(lambda *_: time.sleep(4) or old()))
+        self.assertLess(time.monotonic() - began, 40)
+        probe = found["/job:ps/task:0"]["probes"][0]
+        self.assertEqual((probe["ok"], probe["stage"]), (True, ""))
+        self.assertIn("not tried this peer again", probe["reason"])
+
     def test_probing_again_and_again_costs_one_round(self):
+        """The second answer is older by the time between the two, unless the results were renewed meanwhile."""
         cluster = self.cluster(ps=1, worker=1, extra={"protocol": "grpc"})
         cluster.start("ps")
         cluster.start("worker")
         for _ in range(5):
+            self.check(0, cluster.path)
+            time.sleep(0.5)
             found = self.check(0, cluster.path)
-            if found["/job:ps/task:0"]["probes"][0]["age_seconds"] > 0:
+            if found["/job:ps/task:0"]["probes"][0]["age_seconds"] >= 0.5:
                 return
         self.fail("each call has started another round")
 
