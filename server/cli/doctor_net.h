@@ -64,6 +64,11 @@ struct tl_doctor_route {
     unsigned path_mtu;      /* what the kernel knows of the way; 0: nothing */
 };
 
+/* Whether packets from an address of an interface with these flags (IFF_) leave by this interface. Packets from
+ * addresses of loopback, dummy and VRF interfaces leave by others, so that the MTU of these is not that of the first
+ * hop. Tunnels send themselves, and most are point-to-point links. */
+bool tl_doctor_sends_itself(unsigned interface_flags);
+
 /* Finds the route as the kernel would choose it. Nothing is sent. */
 void tl_doctor_find_route(const char *host, const struct tl_ip *to, struct tl_doctor_route *ret_route);
 

@@ -31,8 +31,12 @@ static socklen_t fill_address(const struct tl_ip *ip, struct sockaddr_storage *r
     return sizeof(*v6);
 }
 
-/* The interface that has the address from which packets leave. Addresses of loopback, dummy and VRF interfaces leave by
- * others, so that the MTU of these is not that of the first hop. */
+bool tl_doctor_sends_itself(unsigned interface_flags)
+{
+    return (interface_flags & IFF_LOOPBACK) == 0 && (interface_flags & (IFF_NOARP | IFF_POINTOPOINT)) != IFF_NOARP;
+}
+
+/* Finds the interface that has the address from which packets leave. */
 static void find_interface(int fd, struct tl_doctor_route *route)
 {
     struct ifaddrs *interfaces;
@@ -44,8 +48,7 @@ static void find_interface(int fd, struct tl_doctor_route *route)
             continue;
         snprintf(route->interface, sizeof(route->interface), "%s", each->ifa_name);
         snprintf(request.ifr_name, sizeof(request.ifr_name), "%s", each->ifa_name);
-        bool is_virtual = (each->ifa_flags & (IFF_LOOPBACK | IFF_NOARP)) != 0;
-        if (!is_virtual && ioctl(fd, SIOCGIFMTU, &request) == 0 && request.ifr_mtu > 0)
+        if (tl_doctor_sends_itself(each->ifa_flags) && ioctl(fd, SIOCGIFMTU, &request) == 0 && request.ifr_mtu > 0)
             route->interface_mtu = (unsigned)request.ifr_mtu;
         break;
     }

@@ -5,6 +5,7 @@
 #include <arpa/inet.h>
 #include <check.h>
 #include <ifaddrs.h>
+#include <net/if.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
@@ -283,6 +284,16 @@ START_TEST(route_of_loopback)
 }
 END_TEST
 
+START_TEST(interfaces_that_send)
+{
+    ck_assert(tl_doctor_sends_itself(IFF_UP | IFF_BROADCAST));               /* Ethernet */
+    ck_assert(tl_doctor_sends_itself(IFF_UP | IFF_NOARP | IFF_POINTOPOINT)); /* WireGuard, tun */
+    ck_assert(!tl_doctor_sends_itself(IFF_UP | IFF_LOOPBACK));               /* lo */
+    ck_assert(!tl_doctor_sends_itself(IFF_UP | IFF_NOARP | IFF_BROADCAST));  /* dummy */
+    ck_assert(!tl_doctor_sends_itself(IFF_UP | IFF_NOARP | IFF_MASTER));     /* VRF */
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("doctor_net");
@@ -300,6 +311,7 @@ int main(void)
     tcase_add_test(net, processes);
     tcase_add_test(net, routes);
     tcase_add_test(net, route_of_loopback);
+    tcase_add_test(net, interfaces_that_send);
     suite_add_tcase(suite, net);
     return run_suite(suite);
 }
