@@ -48,6 +48,9 @@ void tl_doctor_explain(struct tl_doctor_report *report, const char *format, ...)
 /* The same where the two are known already, and the cause may have a semicolon of its own. */
 void tl_doctor_explain_both(struct tl_doctor_report *report, const char *cause, const char *remedy);
 
+/* Appends a text to a list, separated by commas; what does not fit is left out. */
+void tl_doctor_append(char *list, size_t capacity, const char *text);
+
 size_t tl_doctor_count(const struct tl_doctor_report *report, enum tl_doctor_verdict verdict);
 
 /* Print the report to standard output, with the version, the host and the time. False: no memory, now or for a line. */

@@ -131,20 +131,13 @@ void tl_doctor_check_nofile(struct tl_doctor_report *report, const struct tl_doc
 
 /* ----------------------------------------------------------------------------------------------------- modules -- */
 
-/* Appends " name", or "name" to an empty list. */
-static void append(char *list, size_t capacity, const char *name)
-{
-    size_t len = strlen(list);
-    snprintf(list + len, capacity - len, "%s%s", len > 0 ? ", " : "", name);
-}
-
 static void list_modules(const struct tl_doctor_roots *roots, char *ret_list, size_t capacity)
 {
     static const char *const names[] = {"ib_core", "ib_uverbs", "mlx5_ib",  "mlx4_ib", "bnxt_re",       "irdma",
                                         "qedr",    "efa",       "rdma_rxe", "siw",     "nvidia_peermem"};
     ret_list[0] = '\0';
     for (size_t i = 0; i < TL_ARRAY_COUNT(names); i++)
-        if (tl_doctor_has_path(roots->sys, "module/%s", names[i])) append(ret_list, capacity, names[i]);
+        if (tl_doctor_has_path(roots->sys, "module/%s", names[i])) tl_doctor_append(ret_list, capacity, names[i]);
 }
 
 /* Writes the place of the first network card of NVIDIA (Mellanox) that the kernel knows as no RDMA device. False: there

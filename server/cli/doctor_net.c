@@ -26,13 +26,6 @@ static const char *family_of(const struct tl_ip *ip)
     return tl_ip_is_v4(ip) ? "IPv4" : "IPv6";
 }
 
-/* Appends to a list, separated by commas; what does not fit is left out. */
-static void append(char *list, size_t capacity, const char *text)
-{
-    size_t len = strlen(list);
-    snprintf(list + len, capacity - len, "%s%s", len > 0 ? ", " : "", text);
-}
-
 /* Writes "10.0.0.7 (IPv4), fd00::7 (IPv6)". */
 static void list_ips(const struct tl_ip *ips, size_t count, char *ret_list, size_t capacity)
 {
@@ -40,7 +33,7 @@ static void list_ips(const struct tl_ip *ips, size_t count, char *ret_list, size
     ret_list[0] = '\0';
     for (size_t i = 0; i < count; i++) {
         snprintf(text, sizeof(text), "%s (%s)", tl_ip_format(&ips[i], ip_text), family_of(&ips[i]));
-        append(ret_list, capacity, text);
+        tl_doctor_append(ret_list, capacity, text);
     }
 }
 
@@ -148,7 +141,7 @@ static void list_addresses(const struct ifaddrs *interfaces, const char *interfa
     ret_list[0] = '\0';
     for (const struct ifaddrs *each = interfaces; each; each = each->ifa_next)
         if (strcmp(each->ifa_name, interface) == 0 && each->ifa_addr && tl_ip_of_sockaddr(each->ifa_addr, &ip))
-            append(ret_list, capacity, tl_ip_format(&ip, ip_text));
+            tl_doctor_append(ret_list, capacity, tl_ip_format(&ip, ip_text));
 }
 
 /* Whether an entry before this one has the same interface. */

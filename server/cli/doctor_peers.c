@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "server/cli/doctor_tcp.h"
-#include "server/cli/doctor_threads.h"
+#include "server/cli/threads.h"
 
 #define CLOCK_NS (5 * TL_NS_PER_SEC)
 
@@ -137,15 +137,11 @@ void tl_doctor_check_peers(struct tl_doctor_report *report, const struct tl_doct
         judge_configuration(report, tasks->config->source, note);
         for (size_t i = 0; i < count; i++)
             trials.items[i].is_worker = findings[i].has_description;
-        tl_doctor_run_all(count, try_task, &trials);
+        tl_run_all(count, try_task, &trials);
         report_all(report, findings, &trials);
     } else {
         report->is_incomplete = true;
     }
-    for (size_t i = 0; findings && i < count; i++) {
-        tl_description_fini(&findings[i].description);
-        free(findings[i].probes.items);
-    }
-    free(findings);
+    tl_health_findings_destroy(findings, count);
     free(trials.items);
 }

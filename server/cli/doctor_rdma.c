@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "server/cli/remedy.h"
 
 #define MAX_PKEYS 128
 
@@ -44,14 +45,13 @@ static bool is_repeated(const struct tl_devices_report *devices, size_t place)
 static void list_gids(const struct tl_devices_report *devices, const struct tl_verbs_candidate *port, char *ret_list,
                       size_t capacity)
 {
-    size_t len = 0;
+    char text[256];
     ret_list[0] = '\0';
-    for (size_t i = 0; i < devices->count && len < capacity; i++) {
+    for (size_t i = 0; i < devices->count; i++) {
         const struct tl_verbs_candidate *each = &devices->candidates[i];
         if (!is_same_port(each, port) || each->gid_index < 0) continue;
-        int used = snprintf(ret_list + len, capacity - len, "%s%d: %s %s %s", len > 0 ? ", " : "", each->gid_index,
-                            each->gid, each->gid_type, each->interface);
-        len += used > 0 ? (size_t)used : 0;
+        snprintf(text, sizeof(text), "%d: %s %s %s", each->gid_index, each->gid, each->gid_type, each->interface);
+        tl_doctor_append(ret_list, capacity, text);
     }
 }
 
@@ -122,17 +122,16 @@ static void check_windows(struct tl_doctor_report *report, const struct tl_docto
 static unsigned list_pkeys(const struct tl_doctor_roots *roots, const struct tl_verbs_candidate *port, char *ret_list,
                            size_t capacity)
 {
-    char key[16];
-    size_t len = 0;
+    char key[16], text[32];
     unsigned count = 0;
     ret_list[0] = '\0';
     for (; count < MAX_PKEYS; count++) {
         if (!tl_doctor_read_line(key, sizeof(key), roots->sys, "class/infiniband/%s/ports/%" PRIu32 "/pkeys/%u",
                                  port->device, port->port, count))
             break;
-        if (strtoul(key, NULL, 16) == 0 || len >= capacity) continue;
-        int used = snprintf(ret_list + len, capacity - len, "%s%u: %s", len > 0 ? ", " : "", count, key);
-        len += used > 0 ? (size_t)used : 0;
+        if (strtoul(key, NULL, 16) == 0) continue;
+        snprintf(text, sizeof(text), "%u: %s", count, key);
+        tl_doctor_append(ret_list, capacity, text);
     }
     return count;
 }
@@ -266,10 +265,12 @@ void tl_doctor_check_ports(struct tl_doctor_report *report, const struct tl_doct
         if (is_repeated(devices, i)) continue;
         if (port->port == 0) {
             char what[96];
+            const char *remedy;
             snprintf(what, sizeof(what), "device %s", port->device);
             tl_doctor_add(report, bad_of(needs, devices, port), what, "-");
+            (void)tl_remedy_split(port->reason, &remedy);
             tl_doctor_explain(report, "%s%s", port->reason,
-                              strstr(port->reason, "; ") ? "" : "; see the messages of the kernel: dmesg");
+                              remedy[0] != '\0' ? "" : "; see the messages of the kernel: dmesg");
             continue;
         }
         check_state(report, needs, devices, port);

@@ -36,6 +36,12 @@ static const char *const verdict_colours[] = {
     [TL_DOCTOR_UNKNOWN] = TL_COLOUR_YELLOW,
 };
 
+void tl_doctor_append(char *list, size_t capacity, const char *text)
+{
+    size_t len = strlen(list);
+    snprintf(list + len, capacity - len, "%s%s", len > 0 ? ", " : "", text);
+}
+
 static bool grow(struct tl_doctor_report *report)
 {
     if (report->count < report->capacity) return true;

@@ -19,7 +19,7 @@
 #include "base/clock.h"
 #include "control/endpoint.h"
 #include "server/cli/doctor_net.h"
-#include "server/cli/doctor_threads.h"
+#include "server/cli/threads.h"
 #include "server/cli/local_host.h"
 #include "server/cli/local_process.h"
 #include "server/transports/local_settings.h"
@@ -107,7 +107,7 @@ bool tl_doctor_tasks_init(struct tl_doctor_tasks *tasks, const struct tl_config 
     }
     for (size_t i = 0; i < config->task_count; i++)
         add_task(tasks, i);
-    tl_doctor_run_all(tasks->host_count, resolve_at, tasks);
+    tl_run_all(tasks->host_count, resolve_at, tasks);
     return true;
 }
 

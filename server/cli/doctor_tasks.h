@@ -37,7 +37,7 @@ struct tl_doctor_tasks {
 };
 
 /* Resolves the hosts of all tasks. The configuration must stay valid. Ownership: tl_doctor_tasks_fini. False: no
- * memory. Blocks: for the name resolution, at most 10 s for each 33 hosts. */
+ * memory. Blocks: for the name resolution, at most 10 s for each 65 hosts. */
 bool tl_doctor_tasks_init(struct tl_doctor_tasks *tasks, const struct tl_config *config);
 void tl_doctor_tasks_fini(struct tl_doctor_tasks *tasks); /* zeroed ones are accepted */
 

@@ -264,6 +264,5 @@ void tl_doctor_reach(const struct tl_ip *ip, unsigned port, struct tl_doctor_rea
     tl_doctor_try_tcp(ip, port, 0, &ret_reached->usual);
     enum tl_doctor_reach reach = ret_reached->usual.reach;
     if (reach == TL_DOCTOR_REACH_NONE || reach == TL_DOCTOR_REACH_FOREIGN || reach == TL_DOCTOR_REACH_ALL) return;
-    ret_reached->was_small_tried = true;
     tl_doctor_try_tcp(ip, port, TL_DOCTOR_SMALL_SEGMENT, &ret_reached->small);
 }

@@ -41,7 +41,6 @@ struct tl_doctor_reached {
     struct tl_ip ip;
     struct tl_doctor_attempt usual;
     struct tl_doctor_attempt small; /* with TL_DOCTOR_SMALL_SEGMENT; made only where the usual one failed behind TCP */
-    bool was_small_tried;
 };
 
 /* Tries one address in both ways. */

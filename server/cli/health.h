@@ -79,13 +79,12 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
 
 /* Says of a worker that is silent what is the matter, from the process that listens and what the other workers know of
  * it. Thread: any. Blocks: for the name resolution. */
-void tl_health_explain_silent(const struct tl_health_finding *findings, size_t count, bool is_local,
-                              struct tl_health_finding *silent);
+void tl_health_explain_silent(const struct tl_health_finding *findings, size_t count, struct tl_health_finding *silent);
 
 /* The stages of the data plane, from what the worker says of itself and, for a worker of this machine, from what can be
  * seen here. The worker has passed TRANSPORTS. Without a data plane a worker is healthy unless "rdma" is "require".
  * Thread: any. Blocks: for the devices of this machine. */
-void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding);
+void tl_health_judge_data_plane(const struct tl_config *config, struct tl_health_finding *finding);
 
 /* Asks a worker once more what it says of itself, which is then confirmed. One that does not answer soon stays
  * unconfirmed. Thread: any. Blocks: 2 s at most, or both time-outs of the flags. */
@@ -111,10 +110,13 @@ void tl_health_judge_pairs(struct tl_health_finding *findings, size_t count);
  * TL_HEALTH_STAGE_PATHS with TL_OK: nothing. Blocks: opens every device. Thread: any. */
 enum tl_health_stage tl_health_look_at_machine(const struct tl_config_task *task, struct tl_error *ret_error);
 
-/* Checks all workers at the same time, as one round of `health` does. findings is zeroed, one for each task;
- * the descriptions become the caller's. Writes into ret_note (TL_ERROR_MESSAGE_BYTES) what the configuration lacks, or
+/* Checks all workers at the same time, as one round of `health` does. findings is zeroed, one for each task.
+ * Ownership: tl_health_findings_destroy. Writes into ret_note (TL_ERROR_MESSAGE_BYTES) what the configuration lacks, or
  * "". Blocks: as tl_health_check_worker. */
 void tl_health_check_cluster(const struct tl_health_flags *flags, const struct tl_config *config,
                              struct tl_health_finding *findings, char *ret_note);
+
+/* Frees findings[count], which calloc has made, with what they hold. NULL is accepted. */
+void tl_health_findings_destroy(struct tl_health_finding *findings, size_t count);
 
 #endif

@@ -4,8 +4,6 @@
  * printed. Watching repeats that; each round is printed whole.
  */
 #include <inttypes.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +21,8 @@
 #include "server/cli/output.h"
 #include "server/cli/table.h"
 #include "server/cli/task_config.h"
+#include "server/cli/threads.h"
 
-#define MAX_THREADS 64
 /* A peer hears of a restart within this time, because the end of the former process ends its links. */
 #define RESTART_NS (300 * TL_NS_PER_MS)
 
@@ -35,52 +33,25 @@ struct round {
     struct tl_health_finding *findings; /* [config->task_count] */
     size_t healthy_count;
     char note[TL_ERROR_MESSAGE_BYTES]; /* what the configuration lacks; "": nothing */
-    atomic_size_t next;                /* task that is not being asked yet */
 };
 
-static void *ask_workers(void *context)
+static void ask_worker(void *context, size_t index)
 {
     struct round *round = context;
-    for (;;) {
-        size_t index = atomic_fetch_add(&round->next, 1);
-        if (index >= round->config->task_count) return NULL;
-        round->findings[index].task = &round->config->tasks[index];
-        tl_health_check_worker(round->flags, round->config, &round->findings[index]);
-    }
+    round->findings[index].task = &round->config->tasks[index];
+    tl_health_check_worker(round->flags, round->config, &round->findings[index]);
 }
 
-static void *ask_again(void *context)
+static void ask_again(void *context, size_t index)
 {
     struct round *round = context;
-    for (;;) {
-        size_t index = atomic_fetch_add(&round->next, 1);
-        if (index >= round->config->task_count) return NULL;
-        if (round->findings[index].is_unconfirmed) tl_health_ask_again(round->flags, &round->findings[index]);
-    }
+    if (round->findings[index].is_unconfirmed) tl_health_ask_again(round->flags, &round->findings[index]);
 }
 
-static void *probe_peers(void *context)
+static void probe_peers(void *context, size_t index)
 {
     struct round *round = context;
-    for (;;) {
-        size_t index = atomic_fetch_add(&round->next, 1);
-        if (index >= round->config->task_count) return NULL;
-        tl_health_probe_peers(round->flags, &round->findings[index]);
-    }
-}
-
-/* Runs the work in some threads. This one takes part, so that it works even when no other can be started. */
-static void run_in_threads(struct round *round, void *(*work)(void *context))
-{
-    pthread_t threads[MAX_THREADS];
-    size_t started = 0;
-    size_t wanted = round->config->task_count < MAX_THREADS ? round->config->task_count : MAX_THREADS;
-    atomic_store(&round->next, 0);
-    while (started + 1 < wanted && pthread_create(&threads[started], NULL, work, round) == 0)
-        started++;
-    work(round);
-    for (size_t i = 0; i < started; i++)
-        pthread_join(threads[i], NULL);
+    tl_health_probe_peers(round->flags, &round->findings[index]);
 }
 
 static void pause_ns(int64_t ns)
@@ -92,22 +63,20 @@ static void pause_ns(int64_t ns)
 /* Asks all, has all that serve try each other, and compares what they say. */
 static void run_round(struct round *round)
 {
-    run_in_threads(round, ask_workers);
+    const size_t count = round->config->task_count;
+    tl_run_all(count, ask_worker, round);
     if (tl_health_find_rivals(round->config, round->findings)) {
         pause_ns(RESTART_NS);
-        run_in_threads(round, ask_again);
+        tl_run_all(count, ask_again, round);
     }
-    bool has_pairs = !round->flags->is_quick && round->config->task_count > 1;
-    if (has_pairs) run_in_threads(round, probe_peers);
+    bool has_pairs = !round->flags->is_quick && count > 1;
+    if (has_pairs) tl_run_all(count, probe_peers, round);
     tl_health_compare(round->config, round->findings, round->note);
-    if (has_pairs) tl_health_judge_pairs(round->findings, round->config->task_count);
-    for (size_t i = 0; i < round->config->task_count; i++)
+    if (has_pairs) tl_health_judge_pairs(round->findings, count);
+    for (size_t i = 0; i < count; i++)
         round->healthy_count += round->findings[i].is_healthy;
-    for (size_t i = 0; i < round->config->task_count; i++) {
-        struct tl_health_finding *finding = &round->findings[i];
-        if (finding->is_silent)
-            tl_health_explain_silent(round->findings, round->config->task_count, finding->is_local, finding);
-    }
+    for (size_t i = 0; i < count; i++)
+        if (round->findings[i].is_silent) tl_health_explain_silent(round->findings, count, &round->findings[i]);
 }
 
 void tl_health_check_cluster(const struct tl_health_flags *flags, const struct tl_config *config,
@@ -118,13 +87,13 @@ void tl_health_check_cluster(const struct tl_health_flags *flags, const struct t
     snprintf(ret_note, TL_ERROR_MESSAGE_BYTES, "%s", round.note);
 }
 
-static void fini_round(struct round *round)
+void tl_health_findings_destroy(struct tl_health_finding *findings, size_t count)
 {
-    for (size_t i = 0; round->findings && i < round->config->task_count; i++) {
-        tl_description_fini(&round->findings[i].description);
-        free(round->findings[i].probes.items);
+    for (size_t i = 0; findings && i < count; i++) {
+        tl_description_fini(&findings[i].description);
+        free(findings[i].probes.items);
     }
-    free(round->findings);
+    free(findings);
 }
 
 /* -------------------------------------------------------------------------------------------------------- JSON -- */
@@ -422,7 +391,7 @@ static int run_and_print(const struct tl_health_flags *flags, const struct tl_co
         is_printed = flags->is_json ? print_json(&round) : print_tables(&round);
     }
     bool is_healthy = round.healthy_count == config->task_count;
-    fini_round(&round);
+    tl_health_findings_destroy(round.findings, round.config->task_count);
     if (!is_printed) {
         tl_output_error("health", "no memory for the result");
         return TL_HEALTH_EXIT_USAGE;

@@ -14,6 +14,7 @@
 #include "config/address.h"
 #include "server/cli/health.h"
 #include "server/cli/health_members.h"
+#include "server/cli/remedy.h"
 
 /* Workers of one cluster start within this time, and try each other again within it. */
 #define START_NS (UINT64_C(30) * TL_NS_PER_SEC)
@@ -34,16 +35,16 @@ static bool is_down(const struct tl_peer_description *peer)
  * worker is there is no remedy: it has answered here. */
 static void set_fault(struct tl_health_finding *finding, const char *what, const char *reason)
 {
-    const char *semicolon = strstr(reason, "; ");
-    int len = semicolon ? (int)(semicolon - reason) : (int)strlen(reason);
-    bool is_remedy = semicolon && strncmp(semicolon + 2, "is ", 3) != 0;
+    const char *remedy;
+    int len = (int)tl_remedy_split(reason, &remedy);
+    bool is_remedy = remedy[0] != '\0' && strncmp(remedy, "is ", 3) != 0;
     if (!finding->is_healthy) return;
     finding->is_healthy = false;
     finding->stage = TL_HEALTH_STAGE_PATHS;
     snprintf(finding->reason, sizeof(finding->reason), "%s: %.*s", what, len, reason);
     snprintf(finding->remedy, sizeof(finding->remedy), "%s",
              is_remedy
-                 ? semicolon + 2
+                 ? remedy
                  : "both answer from here: look at routes and firewalls between the two, and at the logs of both");
 }
 

@@ -355,7 +355,7 @@ static void judge_broken_local(const struct tl_config *config, const struct tl_t
     finding->verified = verified;
 }
 
-void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, struct tl_health_finding *finding)
+void tl_health_judge_data_plane(const struct tl_config *config, struct tl_health_finding *finding)
 {
     const struct tl_settings *settings = &finding->task->settings;
     const struct tl_description *description = &finding->description;
@@ -379,7 +379,7 @@ void tl_health_judge_data_plane(const struct tl_config *config, bool is_local, s
     }
     if (has_local) pass(finding, TL_HEALTH_STAGE_LOCAL);
     if (wants_verbs) {
-        is_complete = judge_verbs(config, is_local, has_local, finding);
+        is_complete = judge_verbs(config, finding->is_local, has_local, finding);
     } else if (has_local) {
         is_complete = judge_paths(config, finding, false);
     }

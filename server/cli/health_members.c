@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "server/cli/remedy.h"
 #include "server/peers/rivals.h"
 
 /* Names in one list of a message. */
@@ -271,10 +272,11 @@ static const char *find_witness(const struct tl_config *config, const struct tl_
 /* The witness says "what is wrong; what to do", in a text of any length. */
 static void set_witnessed(struct tl_health_finding *finding, const char *witness)
 {
-    const char *semicolon = strstr(witness, "; ");
+    const char *remedy;
+    int len = (int)tl_remedy_split(witness, &remedy);
     char reason[TL_ERROR_MESSAGE_BYTES];
-    snprintf(reason, sizeof(reason), "%.*s", semicolon ? (int)(semicolon - witness) : (int)strlen(witness), witness);
-    set_fault(finding, TL_HEALTH_STAGE_IDENTITY, reason, semicolon ? semicolon + 2 : "stop one of them");
+    snprintf(reason, sizeof(reason), "%.*s", len, witness);
+    set_fault(finding, TL_HEALTH_STAGE_IDENTITY, reason, remedy[0] != '\0' ? remedy : "stop one of them");
     finding->verified = TL_HEALTH_STAGE_GRPC;
 }
 

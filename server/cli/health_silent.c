@@ -106,12 +106,11 @@ static void explain_foreign_user(struct tl_health_finding *finding, const struct
              process->user);
 }
 
-void tl_health_explain_silent(const struct tl_health_finding *findings, size_t count, bool is_local,
-                              struct tl_health_finding *silent)
+void tl_health_explain_silent(const struct tl_health_finding *findings, size_t count, struct tl_health_finding *silent)
 {
     const struct witness witness = find_witness(findings, count, silent);
     struct tl_local_process process;
-    bool is_seen = is_local && tl_local_process_listening(silent->task->address, &process);
+    bool is_seen = silent->is_local && tl_local_process_listening(silent->task->address, &process);
     if (is_seen && process.pid != 0) {
         explain_process(silent, &process, &witness);
     } else if (witness.peer != NULL) {

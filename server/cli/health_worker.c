@@ -300,5 +300,5 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
     if (!judge_serving(finding, &call)) return;
     if (!judge_troubles(finding)) return;
     if (!judge_transports(finding)) return;
-    tl_health_judge_data_plane(config, is_local, finding);
+    tl_health_judge_data_plane(config, finding);
 }

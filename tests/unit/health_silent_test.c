@@ -54,7 +54,8 @@ static void identify(void)
 
 static void expect(bool is_local, const char *reason, const char *remedy)
 {
-    tl_health_explain_silent(findings, 2, is_local, &findings[0]);
+    findings[0].is_local = is_local;
+    tl_health_explain_silent(findings, 2, &findings[0]);
     ck_assert_msg(strstr(findings[0].reason, reason) != NULL, "\"%s\" lacks \"%s\"", findings[0].reason, reason);
     ck_assert_msg(strstr(findings[0].remedy, remedy) != NULL, "\"%s\" lacks \"%s\"", findings[0].remedy, remedy);
 }
