@@ -59,16 +59,17 @@ static bool use_bounce_buffer(struct request *request, struct conn_memory_wait *
 }
 
 /* The peer will write to the pool if a block of it is free now, and all blocks together take at most one region or half
- * of the pool: the rest is for requests that cannot do without, because the value may not be sent for long. Returns
- * false when the peer will not. */
+ * of the pool, and never more than half of what the pool may grow to: the rest is for requests that cannot do without,
+ * because the value may not be sent for long. Returns false when the peer will not. */
 static bool use_free_bounce_buffer(struct request *request)
 {
     struct tl_error error;
     struct tl_memory_stats stats;
     uint64_t size_bytes = request->expected.meta_data.size_bytes;
     tl_memory_get_stats(request->conn->memory, &stats);
-    uint64_t region_bytes = request->conn->engine->options.peer_memory.pool_bytes;
-    uint64_t most_bytes = tl_max_u64(region_bytes, stats.pool_bytes / 2);
+    const struct tl_memory_options *limits = &request->conn->engine->options.peer_memory;
+    uint64_t most_bytes = tl_max_u64(limits->pool_bytes, stats.pool_bytes / 2);
+    most_bytes = tl_min_u64(most_bytes, limits->max_pool_bytes / 2);
     if (stats.pool_used_bytes + size_bytes > most_bytes) return false;
     if (conn_block_create(request->conn->memory, NULL, size_bytes, &request->bounce_buffer, &request->pin, &error) !=
         TL_OK)

@@ -190,6 +190,25 @@ START_TEST(copies_leave_half_of_a_grown_pool)
 }
 END_TEST
 
+START_TEST(copies_leave_half_of_a_pool_that_cannot_grow)
+{
+    options.provider.needs_no_regions = true;
+    options.engine.copy_bytes = LARGE_BYTES + 1;
+    options.memory.max_pool_bytes = options.memory.pool_bytes;
+    options.engine.peer_memory = options.memory;
+    open_pair();
+    struct tl_tensor *most = engine_pool_bytes(asker, 3 << 19, 1);
+    fetch(2, engine_pool_bytes(owner, LARGE_BYTES, 2), true);
+    expect_copy("it is small");
+    struct tl_tensor *more = engine_pool_bytes(asker, 1 << 19, 3);
+    fetch(4, engine_pool_bytes(owner, LARGE_BYTES, 4), true);
+    expect_no_copy();
+    tl_tensor_put(most);
+    tl_tensor_put(more);
+    engine_pair_close(&pair);
+}
+END_TEST
+
 /* The writer is a processor, and tensors are copied through the pool. */
 static void start_copying(void)
 {
@@ -293,6 +312,7 @@ int main(void)
     tcase_add_test(tcase, no_space_either);
     tcase_add_test(tcase, copied_while_there_is_space);
     tcase_add_test(tcase, copies_leave_half_of_a_grown_pool);
+    tcase_add_test(tcase, copies_leave_half_of_a_pool_that_cannot_grow);
     tcase_add_test(tcase, copied_while_the_rest_arrives);
     tcase_add_test(tcase, broken_after_a_part);
     tcase_add_test(tcase, given_up_after_a_part);
