@@ -8,20 +8,12 @@
 #include "control/responses.h"
 #include "tensorlane/v1/cluster.pb-c.h"
 
-/* Bad bytes from a server are no argument of its client. */
-static enum tl_status as_internal(enum tl_status status, struct tl_error *error)
-{
-    if (status == TL_OK || status == TL_RESOURCE_EXHAUSTED) return status;
-    if (error != NULL) error->code = TL_INTERNAL;
-    return TL_INTERNAL;
-}
-
 static enum tl_status copy_text(const char *text, const char *what, char *ret_copy, size_t capacity,
                                 struct tl_error *ret_error)
 {
     enum tl_status status = tl_wire_text(text, 0, capacity - 1, what, ret_error);
     if (status == TL_OK) snprintf(ret_copy, capacity, "%s", text);
-    return as_internal(status, ret_error);
+    return tl_response_status(status, ret_error);
 }
 
 static enum tl_status copy_probe(const Tensorlane__V1__PeerProbe *from, struct tl_peer_probe *to,
@@ -53,11 +45,9 @@ enum tl_status tl_probe_response_read(grpc_byte_buffer *message, struct tl_wire_
                                       struct tl_probe_results *ret_results, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
-    struct tl_wire_data data;
     enum tl_status status =
-        tl_wire_read(&tensorlane__v1__probe_response__descriptor, message, arena, &base, &data, ret_error);
-    if (status != TL_OK) return as_internal(status, ret_error);
-    tl_wire_data_fini(&data);
+        tl_wire_read_plain(&tensorlane__v1__probe_response__descriptor, message, arena, &base, ret_error);
+    if (status != TL_OK) return tl_response_status(status, ret_error);
     const Tensorlane__V1__ProbeResponse *response = (const Tensorlane__V1__ProbeResponse *)base;
     size_t count = response->n_peers;
     struct tl_peer_probe *items = calloc(count > 0 ? count : 1, sizeof(*items));
@@ -79,11 +69,11 @@ enum tl_status tl_echo_response_read(grpc_byte_buffer *message, struct tl_wire_a
     struct tl_wire_data data;
     enum tl_status status =
         tl_wire_read(&tensorlane__v1__echo_response__descriptor, message, arena, &base, &data, ret_error);
-    if (status != TL_OK) return as_internal(status, ret_error);
+    if (status != TL_OK) return tl_response_status(status, ret_error);
     const Tensorlane__V1__EchoResponse *from = (const Tensorlane__V1__EchoResponse *)base;
     struct tl_echo_response to = {.incarnation = from->incarnation,
                                   .process_id = from->process_id,
-                                  .unix_ns = from->unix_ns,
+                                  .unix_ns = tl_wire_unix_ns(from->unix_ns),
                                   .checksum = from->checksum,
                                   .data_bytes = data.left_bytes};
     tl_wire_data_fini(&data);

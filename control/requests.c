@@ -6,22 +6,12 @@
 #include "grpc/health/v1/health.pb-c.h"
 #include "tensorlane/v1/cluster.pb-c.h"
 
-/* Reads a message that has no data. */
-static enum tl_status read_plain(const ProtobufCMessageDescriptor *descriptor, grpc_byte_buffer *message,
-                                 struct tl_wire_arena *arena, ProtobufCMessage **ret_message,
-                                 struct tl_error *ret_error)
-{
-    struct tl_wire_data data;
-    enum tl_status status = tl_wire_read(descriptor, message, arena, ret_message, &data, ret_error);
-    if (status == TL_OK) tl_wire_data_fini(&data);
-    return status;
-}
-
 enum tl_status tl_receive_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
                                        struct tl_receive_request *ret_request, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
-    enum tl_status status = read_plain(&tensorlane__v1__receive_request__descriptor, message, arena, &base, ret_error);
+    enum tl_status status =
+        tl_wire_read_plain(&tensorlane__v1__receive_request__descriptor, message, arena, &base, ret_error);
     if (status != TL_OK) return status;
     const Tensorlane__V1__ReceiveRequest *request = (const Tensorlane__V1__ReceiveRequest *)base;
     status = tl_wire_text(request->key, 1, TL_MAX_KEY_BYTES, "key", ret_error);
@@ -82,7 +72,8 @@ enum tl_status tl_withdraw_request_read(grpc_byte_buffer *message, struct tl_wir
                                         const char **ret_pattern, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
-    enum tl_status status = read_plain(&tensorlane__v1__withdraw_request__descriptor, message, arena, &base, ret_error);
+    enum tl_status status =
+        tl_wire_read_plain(&tensorlane__v1__withdraw_request__descriptor, message, arena, &base, ret_error);
     if (status != TL_OK) return status;
     const char *pattern = ((const Tensorlane__V1__WithdrawRequest *)base)->pattern;
     status = tl_wire_text(pattern, 1, TL_MAX_PATTERN_BYTES, "pattern", ret_error);
@@ -94,7 +85,8 @@ enum tl_status tl_list_request_read(grpc_byte_buffer *message, struct tl_wire_ar
                                     struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
-    enum tl_status status = read_plain(&tensorlane__v1__list_request__descriptor, message, arena, &base, ret_error);
+    enum tl_status status =
+        tl_wire_read_plain(&tensorlane__v1__list_request__descriptor, message, arena, &base, ret_error);
     if (status != TL_OK) return status;
     const char *pattern = ((const Tensorlane__V1__ListRequest *)base)->pattern;
     status = tl_wire_text(pattern, 0, TL_MAX_PATTERN_BYTES, "pattern", ret_error);
@@ -106,13 +98,13 @@ enum tl_status tl_identify_request_read(grpc_byte_buffer *message, struct tl_wir
                                         struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
-    return read_plain(&tensorlane__v1__identify_request__descriptor, message, arena, &base, ret_error);
+    return tl_wire_read_plain(&tensorlane__v1__identify_request__descriptor, message, arena, &base, ret_error);
 }
 
 enum tl_status tl_probe_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
-    return read_plain(&tensorlane__v1__probe_request__descriptor, message, arena, &base, ret_error);
+    return tl_wire_read_plain(&tensorlane__v1__probe_request__descriptor, message, arena, &base, ret_error);
 }
 
 enum tl_status tl_echo_request_read(grpc_byte_buffer *message, struct tl_wire_arena *arena,
@@ -138,7 +130,7 @@ enum tl_status tl_health_request_read(grpc_byte_buffer *message, struct tl_wire_
 {
     ProtobufCMessage *base;
     enum tl_status status =
-        read_plain(&grpc__health__v1__health_check_request__descriptor, message, arena, &base, ret_error);
+        tl_wire_read_plain(&grpc__health__v1__health_check_request__descriptor, message, arena, &base, ret_error);
     if (status != TL_OK) return status;
     const char *service = ((const Grpc__Health__V1__HealthCheckRequest *)base)->service;
     status = tl_wire_text(service, 0, TL_MAX_SYMBOL_BYTES, "service", ret_error);
@@ -170,8 +162,8 @@ enum tl_status tl_reflection_request_read(grpc_byte_buffer *message, struct tl_w
                                           struct tl_error *ret_error)
 {
     ProtobufCMessage *base;
-    enum tl_status status =
-        read_plain(&grpc__reflection__v1__server_reflection_request__descriptor, message, arena, &base, ret_error);
+    enum tl_status status = tl_wire_read_plain(&grpc__reflection__v1__server_reflection_request__descriptor, message,
+                                               arena, &base, ret_error);
     if (status != TL_OK) return status;
     Grpc__Reflection__V1__ServerReflectionRequest *request = (Grpc__Reflection__V1__ServerReflectionRequest *)base;
     status = tl_wire_text(request->host, 0, TL_MAX_SYMBOL_BYTES, "host", ret_error);

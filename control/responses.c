@@ -16,11 +16,8 @@
 
 /* Longest text in a description. */
 #define MAX_TEXT_BYTES 4096
-/* Times beyond the year 2116 are no times; below it the difference of two does not overflow. */
-#define MAX_UNIX_NS (INT64_C(1) << 62)
 
-/* Bad bytes from a server are no argument of its client. */
-static enum tl_status as_internal(enum tl_status status, struct tl_error *error)
+enum tl_status tl_response_status(enum tl_status status, struct tl_error *error)
 {
     if (status == TL_OK || status == TL_RESOURCE_EXHAUSTED) return status;
     if (error != NULL) error->code = TL_INTERNAL;
@@ -36,10 +33,8 @@ static enum tl_status read_plain(const ProtobufCMessageDescriptor *descriptor, g
                                  struct tl_wire_arena *arena, ProtobufCMessage **ret_message,
                                  struct tl_error *ret_error)
 {
-    struct tl_wire_data data;
-    enum tl_status status = tl_wire_read(descriptor, message, arena, ret_message, &data, ret_error);
-    if (status == TL_OK) tl_wire_data_fini(&data);
-    return as_internal(status, ret_error);
+    enum tl_status status = tl_wire_read_plain(descriptor, message, arena, ret_message, ret_error);
+    return tl_response_status(status, ret_error);
 }
 
 enum tl_status tl_health_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, int *ret_health,
@@ -77,7 +72,7 @@ enum tl_status tl_publish_response_read(grpc_byte_buffer *message, struct tl_wir
 static enum tl_status copy_text(const char *text, const char *what, char **ret_copy, struct tl_error *ret_error)
 {
     enum tl_status status = tl_wire_text(text, 0, MAX_TEXT_BYTES, what, ret_error);
-    if (status != TL_OK) return as_internal(status, ret_error);
+    if (status != TL_OK) return tl_response_status(status, ret_error);
     char *copy = strdup(text != NULL ? text : "");
     if (copy == NULL) return no_memory(what, ret_error);
     *ret_copy = copy;
@@ -239,8 +234,7 @@ static enum tl_status copy_own_state(const Tensorlane__V1__IdentifyResponse *mes
 {
     description->cluster_digest = message->cluster_digest;
     description->process_id = message->process_id;
-    bool is_time = message->unix_ns > 0 && message->unix_ns < MAX_UNIX_NS;
-    description->unix_ns = is_time ? message->unix_ns : 0;
+    description->unix_ns = tl_wire_unix_ns(message->unix_ns);
     enum tl_status status = copy_text(message->host_name, "host name", &description->host_name, ret_error);
     if (status == TL_OK) status = copy_text(message->reason, "reason", &description->reason, ret_error);
     if (status == TL_OK) status = copy_text(message->remedy, "remedy", &description->remedy, ret_error);
@@ -305,7 +299,7 @@ static enum tl_status add_map(struct tl_listing_builder *builder, const Tensorla
                               struct tl_annotations **ret_map, struct tl_error *ret_error)
 {
     enum tl_status status = tl_wire_to_annotations(message, ret_map, ret_error);
-    if (status != TL_OK) return as_internal(status, ret_error);
+    if (status != TL_OK) return tl_response_status(status, ret_error);
     builder->used_bytes += tl_annotations_bytes(*ret_map);
     if (builder->used_bytes <= TL_MAX_LISTED_BYTES) return TL_OK;
     return too_many(builder, ret_error);
@@ -316,12 +310,12 @@ static enum tl_status add_entry(struct tl_listing_builder *builder, const Tensor
                                 struct tl_annotations *const *maps, size_t map_count, struct tl_error *ret_error)
 {
     enum tl_status status = tl_wire_text(entry->key, 1, TL_MAX_KEY_BYTES, "key", ret_error);
-    if (status != TL_OK) return as_internal(status, ret_error);
+    if (status != TL_OK) return tl_response_status(status, ret_error);
     struct tl_listed item = {.step = entry->step, .publication = entry->publication};
     status = tl_wire_to_meta_data(entry->meta_data, &item.meta_data, ret_error);
     if (status != TL_OK) {
         tl_error_prefix(ret_error, "%s: ", entry->key);
-        return as_internal(status, ret_error);
+        return tl_response_status(status, ret_error);
     }
     if (entry->annotations > map_count)
         return tl_error_set(ret_error, TL_INTERNAL, "%s: has annotations %u of %zu", entry->key, entry->annotations,

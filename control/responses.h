@@ -11,6 +11,10 @@
 #include "control/client.h"
 #include "control/wire.h"
 
+/* Returns the status of reading a response: bad bytes from a server are no argument of its client. Errors: those of
+ * `status` with TL_INTERNAL for all but TL_RESOURCE_EXHAUSTED, in *error (may be NULL) as well. */
+enum tl_status tl_response_status(enum tl_status status, struct tl_error *error) TL_MUST_USE;
+
 /* The number that was answered, whatever it is. */
 enum tl_status tl_health_response_read(grpc_byte_buffer *message, struct tl_wire_arena *arena, int *ret_health,
                                        struct tl_error *ret_error) TL_MUST_USE;
@@ -36,7 +40,7 @@ struct tl_echo_response {
     char host_name[TL_HOST_NAME_BYTES];
     uint64_t incarnation;
     uint64_t process_id;
-    int64_t unix_ns;
+    int64_t unix_ns; /* 0: unknown */
     uint64_t checksum;
     uint64_t data_bytes;
 };

@@ -23,6 +23,8 @@
 #define DATA_TAG ((DATA_FIELD << 3) | WIRE_LENGTH)
 #define MAX_NESTING 8
 #define MAX_VARINT_BYTES 10
+/* Times beyond the year 2116 are no times. */
+#define MAX_UNIX_NS (INT64_C(1) << 62)
 
 enum wire_type { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_LENGTH = 2, WIRE_32 = 5 };
 
@@ -90,6 +92,16 @@ size_t tl_wire_data_next(struct tl_wire_data *data, uint64_t max_bytes, const vo
 void tl_wire_data_fini(struct tl_wire_data *data)
 {
     grpc_byte_buffer_reader_destroy(&data->reader);
+}
+
+enum tl_status tl_wire_read_plain(const ProtobufCMessageDescriptor *descriptor, grpc_byte_buffer *buffer,
+                                  struct tl_wire_arena *arena, ProtobufCMessage **ret_message,
+                                  struct tl_error *ret_error)
+{
+    struct tl_wire_data data;
+    enum tl_status status = tl_wire_read(descriptor, buffer, arena, ret_message, &data, ret_error);
+    if (status == TL_OK) tl_wire_data_fini(&data);
+    return status;
 }
 
 /* -------------------------------------------------------------------------------------------------------- head -- */
@@ -391,4 +403,9 @@ enum tl_status tl_wire_text(const char *text, size_t min_bytes, size_t max_bytes
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the %s is not UTF-8", what);
     }
     return TL_OK;
+}
+
+int64_t tl_wire_unix_ns(int64_t unix_ns)
+{
+    return unix_ns > 0 && unix_ns < MAX_UNIX_NS ? unix_ns : 0;
 }

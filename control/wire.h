@@ -54,6 +54,11 @@ enum tl_status tl_wire_read(const ProtobufCMessageDescriptor *descriptor, grpc_b
                             struct tl_error *ret_error) TL_MUST_USE;
 void tl_wire_data_fini(struct tl_wire_data *data);
 
+/* Reads a message that has no data. Errors: as tl_wire_read. */
+enum tl_status tl_wire_read_plain(const ProtobufCMessageDescriptor *descriptor, grpc_byte_buffer *buffer,
+                                  struct tl_wire_arena *arena, ProtobufCMessage **ret_message,
+                                  struct tl_error *ret_error) TL_MUST_USE;
+
 /* The next run of data, at most max_bytes, in place; it must not be called when nothing is left. */
 size_t tl_wire_data_next(struct tl_wire_data *data, uint64_t max_bytes, const void **ret_run);
 
@@ -86,5 +91,8 @@ enum tl_status tl_wire_to_annotations(const Tensorlane__V1__Annotations *message
  * longer than max_bytes, or not UTF-8. */
 enum tl_status tl_wire_text(const char *text, size_t min_bytes, size_t max_bytes, const char *what,
                             struct tl_error *ret_error) TL_MUST_USE;
+
+/* Returns a time from outside, 0 when it cannot be one. The difference of two such times does not overflow. */
+int64_t tl_wire_unix_ns(int64_t unix_ns);
 
 #endif

@@ -105,6 +105,13 @@ START_TEST(impossible_times)
     ck_assert_int_eq(description.unix_ns, 0);
     tl_description_fini(&description);
     grpc_byte_buffer_destroy(buffer);
+    Tensorlane__V1__EchoResponse response = TENSORLANE__V1__ECHO_RESPONSE__INIT;
+    struct tl_echo_response echo = {.unix_ns = 99};
+    response.unix_ns = unix_ns;
+    buffer = tl_wire_write(&response.base);
+    ck_assert_int_eq(tl_echo_response_read(buffer, &arena, &echo, &error), TL_OK);
+    ck_assert_int_eq(echo.unix_ns, 0);
+    grpc_byte_buffer_destroy(buffer);
 }
 END_TEST
 
