@@ -180,7 +180,8 @@ uint32_t tl_client_protocol_version(void);
  * address, what happened and what to check. TL_INVALID_ARGUMENT with TL_CALL_RESOLVE: the address is no "host:port";
  * with TL_CALL_OPTIONS: a header that gRPC does not take, or certificates or a key that TLS rejects.
  * TL_DEADLINE_EXCEEDED: within rpc_timeout_ns. TL_INTERNAL: the answer is none that such a server gives.
- * TL_RESOURCE_EXHAUSTED: no memory. Else the status of the call. ret_stage may be NULL and is set on success too. */
+ * TL_RESOURCE_EXHAUSTED: no memory or descriptors. Else the status of the call. ret_stage may be NULL and is set on
+ * success too. */
 enum tl_status tl_client_identify(const struct tl_call_options *options, struct tl_description *ret_description,
                                   enum tl_call_stage *ret_stage, struct tl_error *ret_error) TL_MUST_USE;
 

@@ -44,7 +44,8 @@ struct tl_client {
 };
 
 /* Connects, within options->connect_timeout_ns. client->stage says how far it came. On error, too, tl_client_close
- * follows. Errors: TL_INVALID_ARGUMENT: the address. TL_UNAVAILABLE: not reached. TL_RESOURCE_EXHAUSTED: no memory. */
+ * follows. Errors: TL_INVALID_ARGUMENT: the address. TL_UNAVAILABLE: not reached. TL_RESOURCE_EXHAUSTED: no memory or
+ * descriptors. */
 enum tl_status tl_client_open(struct tl_client *client, const struct tl_call_options *options,
                               struct tl_error *ret_error) TL_MUST_USE;
 

@@ -172,8 +172,8 @@ enum tl_status tl_endpoint_resolve(const struct tl_endpoint *endpoint, int64_t d
     struct lookup *lookup = lookup_create(endpoint);
     if (lookup == NULL || tl_thread_start("tl-lookup", lookup_run, lookup, NULL, ret_error) != TL_OK) {
         if (lookup != NULL) lookup_destroy(lookup);
-        return tl_error_set(ret_error, TL_UNAVAILABLE, "the host \"%s\" cannot be resolved: no memory or thread for it",
-                            endpoint->host);
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "the host \"%s\" cannot be resolved: no memory or thread for it", endpoint->host);
     }
     if (!lookup_wait(lookup, deadline_ns)) {
         return tl_error_set(ret_error, TL_UNAVAILABLE,
@@ -290,6 +290,13 @@ static enum tl_status dial_failed(const struct tl_endpoint *endpoint, const stru
                             ENDPOINT_FORMAT "%s did not take the connection in time; is the machine up, and is there a "
                                             "firewall in between?",
                             ENDPOINT_ARGS(endpoint), tried);
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            ENDPOINT_FORMAT "%s was not dialled: %s; this process needs more descriptors or memory",
+                            ENDPOINT_ARGS(endpoint), tried, strerror(failure));
     default:
         return tl_error_set(ret_error, TL_UNAVAILABLE,
                             ENDPOINT_FORMAT "%s cannot be reached: %s; check the address and the network",

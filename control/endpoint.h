@@ -23,7 +23,8 @@ enum tl_status tl_endpoint_parse(const char *address, struct tl_endpoint *ret_en
                                  struct tl_error *ret_error) TL_MUST_USE;
 
 /* Resolves the host. Ownership: freeaddrinfo.
- * Errors: TL_UNAVAILABLE: there is no such name, or no answer until deadline_ns.
+ * Errors: TL_UNAVAILABLE: there is no such name, or no answer until deadline_ns. TL_RESOURCE_EXHAUSTED: no memory or
+ * thread for the look-up.
  * Blocks: until deadline_ns; the look-up itself cannot be stopped, runs in a thread of its own and may go on behind it.
  * TL_TIME_NEVER: in the caller's thread, for as long as the name service takes. */
 enum tl_status tl_endpoint_resolve(const struct tl_endpoint *endpoint, int64_t deadline_ns, struct addrinfo **ret_found,
@@ -55,7 +56,8 @@ void tl_endpoint_where(const struct sockaddr *address, char ret_where[TL_ENDPOIN
 
 /* Opens a TCP connection to the first of the addresses that takes one, closes it, and returns which one that was.
  * Errors: TL_UNAVAILABLE: none of them does until deadline_ns; the message names all addresses of a host that is a
- * name, and says what tells the most. Blocks: until deadline_ns. */
+ * name, and says what tells the most. TL_RESOURCE_EXHAUSTED: this process lacks descriptors or memory to dial them.
+ * Blocks: until deadline_ns. */
 enum tl_status tl_endpoint_dial(const struct tl_endpoint *endpoint, const struct addrinfo *found, int64_t deadline_ns,
                                 char ret_target[TL_ENDPOINT_TARGET_BYTES], struct tl_error *ret_error) TL_MUST_USE;
 
