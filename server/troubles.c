@@ -83,17 +83,25 @@ static const char *name_of(const char *path)
     return slash != NULL ? slash + 1 : path;
 }
 
+/* Writes what a message says about the file, without the folder in its path and without the remedy at its end. */
+static void tell_change(const char *message, const char *path, char *ret_reason, size_t capacity)
+{
+    const char *place = strstr(message, path), *name = name_of(path);
+    if (place == NULL) { /* a long message is cut */
+        snprintf(ret_reason, capacity, "%s was changed, or could not be read", name);
+        return;
+    }
+    const char *rest = place + (name - path), *remedy = strstr(rest + strlen(name), "; publish");
+    int rest_bytes = remedy != NULL ? (int)(remedy - rest) : (int)strlen(rest);
+    snprintf(ret_reason, capacity, "%.*s%.*s", (int)(place - message), message, rest_bytes, rest);
+}
+
 static enum file_trouble look_at_file(const struct tl_mapped_file *file, char *ret_reason, size_t capacity)
 {
     struct tl_error error;
     const char *path = tl_mapped_file_path(file), *name = name_of(path);
     if (tl_mapped_file_check((void *)file, NULL, 0, &error) != TL_OK) {
-        /* The message may begin with the path, and ends with the remedy. */
-        const char *message = error.message;
-        if (strncmp(message, path, strlen(path)) == 0) message += name - path;
-        const char *remedy = strstr(message, "; publish");
-        int len = remedy != NULL ? (int)(remedy - message) : (int)strlen(message);
-        snprintf(ret_reason, capacity, "%.*s", len, message);
+        tell_change(error.message, path, ret_reason, capacity);
         return FILE_CHANGED;
     }
     switch (tl_mapped_file_look_up(file)) {
@@ -272,13 +280,27 @@ static struct trouble_text *add(struct trouble_texts *texts, const char *what, b
     return text;
 }
 
+static void add_machine_descriptors(struct trouble_texts *texts)
+{
+    struct trouble_text *text = add(texts, "descriptors", true);
+    snprintf(text->reason, sizeof(text->reason),
+             "the machine has no descriptors left, so that connections and files cannot be opened");
+    snprintf(text->remedy, sizeof(text->remedy),
+             "stop what has opened so many (lsof), or raise the limit of the machine: \"sysctl fs.file-max=NUMBER\" as "
+             "root");
+}
+
 static void add_descriptors(const struct tl_worker *worker, struct trouble_texts *texts)
 {
     struct rlimit limit;
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
     int fd = eventfd(0, EFD_CLOEXEC);
-    bool is_out = fd < 0 && (errno == EMFILE || errno == ENFILE);
+    bool is_out = fd < 0 && errno == EMFILE, is_machine_out = fd < 0 && errno == ENFILE;
     if (fd >= 0) close(fd);
+    if (is_machine_out) {
+        add_machine_descriptors(texts);
+        return;
+    }
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
     pthread_mutex_lock(&worker->troubles->mutex);
     uint64_t used = is_out ? limit.rlim_cur : worker->troubles->descriptors;
     pthread_mutex_unlock(&worker->troubles->mutex);

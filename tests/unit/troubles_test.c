@@ -1,11 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a worker reports of itself: descriptors, registered memory and paths. integration/cli_health_test.py has the
- * files. */
+/* What a worker reports of itself: descriptors, registered memory, paths, and a file that cannot be read.
+ * integration/cli_health_test.py has what else becomes of files. */
 #include <check.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "fakes/fake_clock.h"
+#include "tests/fakes/temp_folder.h"
 
 #undef fail /* of check.h */
 #include "server/worker_internal.h"
@@ -14,8 +20,18 @@ static struct tl_memory_stats memory;
 static int64_t fake_short_ns;
 static size_t breaking_count;
 static struct tl_data_connection *breaking;
+static int eventfd_failure; /* errno; 0: none */
+static char engine_memory;
+static struct tl_engine *const fake_engine = (struct tl_engine *)&engine_memory;
 
-#define tl_engine_get_memory_stats(engine, stats) ((void)(engine), *(stats) = memory)
+static void fake_stats(const struct tl_engine *engine, struct tl_memory_stats *ret_stats)
+{
+    ck_assert_ptr_eq(engine, fake_engine);
+    *ret_stats = memory;
+}
+
+#define tl_engine_get_memory_stats fake_stats
+#define eventfd(count, flags) (eventfd_failure != 0 ? (errno = eventfd_failure, -1) : eventfd(count, flags))
 #define tl_control_short_ns(control) ((void)(control), fake_short_ns)
 #define tl_peers_find_breaking(worker, peer, connection)                                                               \
     ((void)(worker), *(peer) = NULL, *(connection) = breaking, breaking_count)
@@ -32,6 +48,7 @@ static struct tl_error error;
 
 static void setup(void)
 {
+    transport.engine = fake_engine;
     worker.data_plane.transports[0] = (struct tl_transport_slot){.source = &source, .transport = &transport};
     worker.data_plane.transport_count = 1;
     connection.slot = &worker.data_plane.transports[0];
@@ -69,13 +86,14 @@ START_TEST(all_is_well)
 {
     look_at_memory(worker.troubles);
     ck_assert_ptr_null(only_trouble());
+    /* A transport that could not be opened has no engine, and no requests. */
     worker.data_plane.transports[0].transport = NULL;
     memory.pool_waiting = 1;
     look_at_memory(worker.troubles);
     fake_clock_advance(LONG_WAIT_NS);
     look_at_memory(worker.troubles);
-    memory.pool_waiting = 0;
-    look_at_memory(worker.troubles);
+    ck_assert_ptr_null(only_trouble());
+    worker.data_plane.transports[0].transport = &transport;
     ck_assert_ptr_null(only_trouble());
     /* A client has none. */
     struct tl_worker client = {.troubles = NULL};
@@ -105,9 +123,11 @@ END_TEST
 START_TEST(descriptors)
 {
     struct rlimit limit;
-    int used;
-    while ((used = dup(0)) < 50)
-        continue;
+    int used = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    while (used < 50) {
+        ck_assert_int_ge(used, 0);
+        used = dup(used);
+    }
     close(used);
     ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
     limit.rlim_cur = (rlim_t)used + 1;
@@ -125,6 +145,46 @@ START_TEST(descriptors)
     ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
     fake_short_ns = tl_clock_now_ns();
     ck_assert_ptr_null(only_trouble());
+}
+END_TEST
+
+/* The limit of the process says nothing when the machine has none left. */
+START_TEST(descriptors_of_the_machine)
+{
+    eventfd_failure = ENFILE;
+    look_at_descriptors(worker.troubles);
+    expect("descriptors", "the machine has no descriptors left, so that", "fs.file-max", true);
+    eventfd_failure = ENOMEM;
+    ck_assert_ptr_null(only_trouble());
+}
+END_TEST
+
+/* Clients learn the name of a file, and not its folder, wherever the path stands in the message. */
+START_TEST(file_that_cannot_be_read)
+{
+    const struct timespec times[2] = {{.tv_sec = 1000000000}, {.tv_sec = 1000000000}};
+    struct tl_mapped_file *file = NULL;
+    temp_folder_make();
+    temp_write(temp_path("weights"), "hello", 5);
+    ck_assert_int_eq(utimensat(AT_FDCWD, temp_path("weights"), times, 0), 0);
+    ck_assert_int_eq(tl_mapped_file_open(temp_path("weights"), &file, &error), TL_OK);
+    ck_assert_int_eq(tl_troubles_watch_file(worker.troubles, file, &error), TL_OK);
+    ck_assert_int_eq(tl_guard_mapped_files(&error), TL_OK);
+    ck_assert_int_eq(truncate(temp_path("weights"), 0), 0);
+    ck_assert_int_eq(*(const volatile char *)tl_mapped_file_data(file), 0);
+    ck_assert_int_eq(truncate(temp_path("weights"), 5), 0);
+    ck_assert_int_eq(utimensat(AT_FDCWD, temp_path("weights"), times, 0), 0);
+    look_at_files(worker.troubles);
+    expect("file", "a part of weights could not be read", "publish it again", true);
+    ck_assert_ptr_null(strstr(description.troubles[0].reason, temp_folder));
+    ck_assert_int_eq(truncate(temp_path("weights"), 4), 0);
+    look_at_files(worker.troubles);
+    expect("file", "weights had 5 bytes when it was opened and has 4 now", "publish it again", true);
+    ck_assert_int_eq(description.troubles[0].reason[0], 'w');
+    tell_change("a part of /secret/fold", "/secret/folder/weights", error.message, sizeof(error.message));
+    ck_assert_str_eq(error.message, "weights was changed, or could not be read");
+    tl_mapped_file_put(file);
+    temp_folder_remove();
 }
 END_TEST
 
@@ -147,6 +207,8 @@ int main(void)
     tcase_add_test(tcase, all_is_well);
     tcase_add_test(tcase, requests_wait_for_memory);
     tcase_add_test(tcase, descriptors);
+    tcase_add_test(tcase, descriptors_of_the_machine);
+    tcase_add_test(tcase, file_that_cannot_be_read);
     tcase_add_test(tcase, paths_that_break);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
