@@ -112,9 +112,12 @@ static grpc_byte_buffer *pack(const struct tl_probe_results *results)
         response.n_peers = count;
         response.peers = pointers;
         if (protobuf_c_message_get_packed_size(&response.base) > TL_MAX_FRAME_HEAD_BYTES) {
-            /* The stages say enough when so many peers fail. */
-            for (size_t i = 0; i < count; i++)
-                items[i].reason = items[i].remedy = (char *)"";
+            /* The stages say enough when so many peers fail. A peer that was not judged is told by its reason. */
+            for (size_t i = 0; i < count; i++) {
+                bool is_judged = !items[i].is_ok || items[i].reason[0] == '\0';
+                items[i].reason = (char *)(is_judged ? "" : "-");
+                items[i].remedy = (char *)"";
+            }
         }
         message = tl_wire_write(&response.base);
     }
