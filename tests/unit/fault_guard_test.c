@@ -156,6 +156,20 @@ START_TEST(passed_to_a_full_handler)
 }
 END_TEST
 
+/* Pages are in memory; the kernel tells that of files of this user only. */
+START_TEST(pages_that_are_in_memory)
+{
+    struct tl_fault_range *range = NULL;
+    bytes[0] = bytes[page] = bytes[2 * page] = 'y';
+    ck_assert(!tl_fault_range_may_wait((const void *)bytes, 3 * page));
+    for (unsigned tells = 0; tells < 2; tells++) {
+        ck_assert_int_eq(tl_fault_range_add((const void *)bytes, 3 * page, PROT_READ, tells, &range, &error), TL_OK);
+        ck_assert_int_eq(tl_fault_range_may_wait((const void *)bytes, 3 * page), !tells);
+        tl_fault_range_remove(range);
+    }
+}
+END_TEST
+
 START_TEST(table_is_bounded)
 {
     static struct tl_fault_range *added[MAX_RANGES];
@@ -182,6 +196,7 @@ int main(void)
     tcase_add_test(tcase, sent_signal_stays_ignored);
     tcase_add_test(tcase, passed_to_a_simple_handler);
     tcase_add_test(tcase, passed_to_a_full_handler);
+    tcase_add_test(tcase, pages_that_are_in_memory);
     tcase_add_test(tcase, table_is_bounded);
     tcase_set_timeout(tcase, 60);
     suite_add_tcase(suite, tcase);
