@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -596,6 +597,23 @@ START_TEST(closed_port)
 }
 END_TEST
 
+/* What the caller lacks is no fault of the server. */
+START_TEST(no_descriptor_to_dial_with)
+{
+    char address[64];
+    struct rlimit limit, none;
+    int fd = open_port(0, address, sizeof(address));
+    struct tl_call_options options = options_for(address);
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = limit;
+    none.rlim_cur = 0;
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &none), 0);
+    expect_unreached(&options, TL_RESOURCE_EXHAUSTED, TL_CALL_CONNECT, "needs more descriptors");
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    close(fd);
+}
+END_TEST
+
 START_TEST(full_backlog)
 {
     char address[64];
@@ -755,6 +773,7 @@ int main(void)
         listings_are_bounded,
         listings_are_sorted,
         closed_port,
+        no_descriptor_to_dial_with,
         full_backlog,
         silent_port,
         ports_of_other_programs,
