@@ -68,6 +68,26 @@ bool tl_ip_of_sockaddr(const struct sockaddr *address, struct tl_ip *ret_ip)
     return true;
 }
 
+socklen_t tl_ip_to_sockaddr(const struct tl_ip *ip, uint16_t port, struct sockaddr_storage *ret_address)
+{
+    *ret_address = (struct sockaddr_storage){.ss_family = AF_UNSPEC};
+    if (tl_ip_is_v4(ip)) {
+        struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons(port)};
+        memcpy(&v4.sin_addr, ip->bytes + sizeof(v4_prefix), sizeof(v4.sin_addr));
+        memcpy(ret_address, &v4, sizeof(v4));
+        return sizeof(v4);
+    }
+    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons(port)};
+    memcpy(&v6.sin6_addr, ip->bytes, sizeof(v6.sin6_addr));
+    memcpy(ret_address, &v6, sizeof(v6));
+    return sizeof(v6);
+}
+
+const char *tl_ip_family(const struct tl_ip *ip)
+{
+    return tl_ip_is_v4(ip) ? "IPv4" : "IPv6";
+}
+
 bool tl_ip_network_parse(const char *text, struct tl_ip_network *ret_network)
 {
     char address[INET6_ADDRSTRLEN];

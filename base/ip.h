@@ -26,6 +26,10 @@ bool tl_ip_parse(const char *text, struct tl_ip *ret_ip);
 char *tl_ip_format(const struct tl_ip *ip, char ret_text[TL_IP_TEXT_BYTES]);
 /* False: an address of another family. */
 bool tl_ip_of_sockaddr(const struct sockaddr *address, struct tl_ip *ret_ip);
+/* Writes the address with the port, as AF_INET or AF_INET6, and returns its size. */
+socklen_t tl_ip_to_sockaddr(const struct tl_ip *ip, uint16_t port, struct sockaddr_storage *ret_address);
+/* "IPv4" or "IPv6". Never freed. */
+const char *tl_ip_family(const struct tl_ip *ip);
 /* "10.1.0.0/16", "fd00::/8", or one address. False: neither. */
 bool tl_ip_network_parse(const char *text, struct tl_ip_network *ret_network);
 

@@ -37,6 +37,10 @@ enum tl_local_map { TL_LOCAL_MAP_FILES = 0, TL_LOCAL_MAP_OFF = 1 };
 /* In "peers.addresses". */
 #define TL_MAX_PEER_NETWORKS 256
 
+/* What a task has that does not set "verbs": {"pool"} and "limits": {"connections"}. */
+#define TL_DEFAULT_POOL_BYTES (UINT64_C(64) << 20)
+#define TL_DEFAULT_CONNECTIONS 16384
+
 /* How the data plane within a host works: "local". */
 struct tl_local_settings {
     const char *socket_folder; /* {"socket_folder": "/run/tensorlane"}: where the socket is a file; NULL: it is none */

@@ -18,12 +18,10 @@
 #include "server/cli/output.h"
 #include "server/cli/task_config.h"
 #include "server/transports/transport_verbs.h"
-#include "server/transports/verbs_settings.h"
 
-/* Looks at the devices with these options. Returns the exit code. */
-static int report_devices(const struct tl_verbs_options *options, struct tl_devices_report *report, bool is_json)
+/* Prints what was found. Returns the exit code. */
+static int report_devices(const struct tl_devices_report *report, bool is_json)
 {
-    tl_devices_look(options, report);
     bool has_list = report->list_error.code == TL_OK;
     int code = report->failed_count < tl_transport_count_usable(report->candidates, report->count) ? TL_EXIT_OK
                : has_list || report->list_error.code == TL_NOT_FOUND                               ? TL_EXIT_NO_DEVICE
@@ -33,7 +31,6 @@ static int report_devices(const struct tl_verbs_options *options, struct tl_devi
         tl_output_error("devices", "no memory for the output");
         code = TL_EXIT_FAILED;
     }
-    free(report->candidates);
     return tl_output_finish("devices", code);
 }
 
@@ -41,24 +38,18 @@ static int run(const struct tl_task_flags *flags, bool is_json)
 {
     struct tl_config *config = NULL;
     struct tl_devices_report report = {.task = NULL};
-    struct tl_verbs_options options;
     struct tl_error error;
-    char host[TL_VERBS_HOST_BYTES];
-    tl_devices_options_init(&options);
-    if (flags->config_path || tl_config_tf_text()) {
-        enum tl_status status = tl_task_config_read(flags, "devices", &config, &report.task, &error);
-        if (status == TL_OK) {
-            const struct tl_config_task *task = report.task;
-            report.refusal = tl_verbs_settings_refusal(&task->settings);
-            status = tl_verbs_settings_read(&task->settings, task->address, host, &options, &error);
-        }
-        if (status != TL_OK) {
-            tl_output_error("devices", "%s", error.message);
-            tl_config_destroy(config);
-            return TL_EXIT_FAILED;
-        }
+    enum tl_status status = TL_OK;
+    int code = TL_EXIT_FAILED;
+    if (flags->config_path || tl_config_tf_text())
+        status = tl_task_config_read(flags, "devices", &config, &report.task, &error);
+    if (status == TL_OK) status = tl_devices_look(&report, &error);
+    if (status == TL_OK) {
+        code = report_devices(&report, is_json);
+    } else {
+        tl_output_error("devices", "%s", error.message);
     }
-    int code = report_devices(&options, &report, is_json);
+    free(report.candidates);
     tl_config_destroy(config);
     return code;
 }

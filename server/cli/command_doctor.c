@@ -22,11 +22,6 @@
 #include "server/cli/options.h"
 #include "server/cli/output.h"
 #include "server/cli/task_config.h"
-#include "server/transports/verbs_settings.h"
-
-/* What a task has that says nothing else. */
-#define DEFAULT_CONNECTIONS 16384
-#define DEFAULT_POOL_BYTES (UINT64_C(64) << 20)
 
 static const struct tl_doctor_roots roots = {.proc = "/proc", .sys = "/sys", .etc = "/etc"};
 
@@ -96,17 +91,9 @@ static bool is_first_here(const struct tl_doctor_tasks *tasks, size_t place)
 static bool check_cards(struct doctor *doctor, const struct tl_config_task *task, bool wants_ports)
 {
     struct tl_devices_report devices = {.task = task};
-    struct tl_verbs_options options;
-    struct tl_error error = {.code = TL_OK};
-    char host[TL_VERBS_HOST_BYTES];
-    tl_devices_options_init(&options);
-    if (task) {
-        devices.refusal = tl_verbs_settings_refusal(&task->settings);
-        error.code = tl_verbs_settings_read(&task->settings, task->address, host, &options, &error);
-    }
+    struct tl_error error;
     /* A name that cannot be resolved has a line already. */
-    if (error.code != TL_OK) return false;
-    tl_devices_look(&options, &devices);
+    if (tl_devices_look(&devices, &error) != TL_OK) return false;
     if (wants_ports) tl_doctor_check_ports(&doctor->report, &roots, &doctor->needs, &devices);
     tl_doctor_check_choice(&doctor->report, &doctor->needs, &devices);
     free(devices.candidates);
@@ -126,7 +113,7 @@ static void check_rdma(struct doctor *doctor)
 
 static int run(const char *config_path, bool is_json)
 {
-    struct doctor doctor = {.needs = {.connections = DEFAULT_CONNECTIONS, .pool_bytes = DEFAULT_POOL_BYTES}};
+    struct doctor doctor = {.needs = {.connections = TL_DEFAULT_CONNECTIONS, .pool_bytes = TL_DEFAULT_POOL_BYTES}};
     struct tl_error error;
     int code = TL_EXIT_FAILED;
     if (config_path && read_config(config_path, &doctor, &error) != TL_OK) {

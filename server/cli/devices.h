@@ -23,12 +23,10 @@ struct tl_devices_report {
     struct tl_error lock_error; /* TL_OK, or what is wrong with the limit of locked memory */
 };
 
-/* The options of a task that sets nothing. */
-void tl_devices_options_init(struct tl_verbs_options *ret_options);
-
-/* Lists the devices and tries them until a write through one has been verified. report has the task and the refusal,
- * and is zeroed otherwise. Ownership: free(report->candidates). Blocks: opens every device. */
-void tl_devices_look(const struct tl_verbs_options *options, struct tl_devices_report *report);
+/* Lists the devices and tries them as the settings of report->task say, or the defaults, until a write through one has
+ * been verified. report is zeroed otherwise. Ownership: free(report->candidates). Errors: those of
+ * tl_verbs_settings_read; what the devices lack is in the report. Blocks: opens every device. */
+enum tl_status tl_devices_look(struct tl_devices_report *report, struct tl_error *ret_error) TL_MUST_USE;
 
 /* The candidate that a worker would take; NULL: none. */
 const struct tl_verbs_candidate *tl_devices_chosen(const struct tl_devices_report *report);

@@ -4,15 +4,7 @@
 
 #include "server/cli/devices.h"
 #include "server/transports/transport_verbs.h"
-
-/* Without a task: what most of them have. */
-#define DEFAULT_POOL_BYTES (UINT64_C(64) << 20)
-
-void tl_devices_options_init(struct tl_verbs_options *ret_options)
-{
-    tl_verbs_options_init(ret_options);
-    ret_options->pool_bytes = DEFAULT_POOL_BYTES;
-}
+#include "server/transports/verbs_settings.h"
 
 /* Notes in the list why a candidate cannot be used after all. */
 static void note_failure(void *context, unsigned order, const char *name, const char *why)
@@ -41,9 +33,20 @@ static void choose(const struct tl_verbs_options *options, struct tl_verbs_candi
     }
 }
 
-void tl_devices_look(const struct tl_verbs_options *options, struct tl_devices_report *report)
+enum tl_status tl_devices_look(struct tl_devices_report *report, struct tl_error *ret_error)
 {
-    report->list_error.code = tl_verbs_list(options, &report->candidates, &report->count, &report->list_error);
-    report->lock_error.code = tl_verbs_check_memlock(options, &report->lock_error);
-    if (report->list_error.code == TL_OK) choose(options, report->candidates, report);
+    const struct tl_config_task *task = report->task;
+    struct tl_verbs_options options;
+    char host[TL_VERBS_HOST_BYTES];
+    tl_verbs_options_init(&options);
+    options.pool_bytes = TL_DEFAULT_POOL_BYTES;
+    if (task) {
+        report->refusal = tl_verbs_settings_refusal(&task->settings);
+        enum tl_status status = tl_verbs_settings_read(&task->settings, task->address, host, &options, ret_error);
+        if (status != TL_OK) return status;
+    }
+    report->list_error.code = tl_verbs_list(&options, &report->candidates, &report->count, &report->list_error);
+    report->lock_error.code = tl_verbs_check_memlock(&options, &report->lock_error);
+    if (report->list_error.code == TL_OK) choose(&options, report->candidates, report);
+    return TL_OK;
 }

@@ -21,18 +21,13 @@
 
 /* --------------------------------------------------------------------------------------------------- addresses -- */
 
-static const char *family_of(const struct tl_ip *ip)
-{
-    return tl_ip_is_v4(ip) ? "IPv4" : "IPv6";
-}
-
 /* Writes "10.0.0.7 (IPv4), fd00::7 (IPv6)". */
 static void list_ips(const struct tl_ip *ips, size_t count, char *ret_list, size_t capacity)
 {
     char ip_text[TL_IP_TEXT_BYTES], text[64];
     ret_list[0] = '\0';
     for (size_t i = 0; i < count; i++) {
-        snprintf(text, sizeof(text), "%s (%s)", tl_ip_format(&ips[i], ip_text), family_of(&ips[i]));
+        snprintf(text, sizeof(text), "%s (%s)", tl_ip_format(&ips[i], ip_text), tl_ip_family(&ips[i]));
         tl_doctor_append(ret_list, capacity, text);
     }
 }
@@ -239,7 +234,7 @@ static void judge_sockets(struct tl_doctor_report *report, const char *what, con
         tl_doctor_explain(report,
                           "%s resolves to %s (%s) here, where nothing listens at port %u; correct /etc/hosts or DNS, "
                           "or set \"listen\" to \"[::]:%u\", which takes IPv4 and IPv6, and start the worker anew",
-                          name->host, tl_ip_format(missed, ip_text), family_of(missed), socket->port, socket->port);
+                          name->host, tl_ip_format(missed, ip_text), tl_ip_family(missed), socket->port, socket->port);
     } else if (is_unseen) {
         tl_doctor_explain(report,
                           "this user may not see which process of user %" PRIu32 " it is, and whether it is stopped or "
@@ -283,7 +278,7 @@ void tl_doctor_check_route(struct tl_doctor_report *report, const struct tl_doct
             report,
             "this machine has no way to %s (%s): %s; look at \"ip route get %s\", and at the addresses of "
             "this machine",
-            to, family_of(&route->to), route->failure, to);
+            to, tl_ip_family(&route->to), route->failure, to);
         return;
     }
     bool is_narrow = route->path_mtu > 0 && route->path_mtu < route->interface_mtu;

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/check.h"
+#include "server/cli/proc_line.h"
 #include "server/cli/remedy.h"
 
 #define MAX_PKEYS 128
@@ -206,20 +207,9 @@ static bool do_overlap(const char *a, const char *b)
 /* Reads the processors on which this process may run. */
 static bool read_allowed(const struct tl_doctor_roots *roots, char *ret_list, size_t capacity)
 {
-    static const char key[] = "Cpus_allowed_list:";
-    char path[1024], line[512];
-    bool is_found = false;
+    char path[1024];
     snprintf(path, sizeof(path), "%s/self/status", roots->proc);
-    FILE *file = fopen(path, "re");
-    if (!file) return false;
-    while (!is_found && fgets(line, sizeof(line), file) != NULL) {
-        is_found = strncmp(line, key, sizeof(key) - 1) == 0;
-        if (is_found)
-            snprintf(ret_list, capacity, "%s", line + sizeof(key) - 1 + strspn(line + sizeof(key) - 1, " \t"));
-    }
-    fclose(file);
-    ret_list[strcspn(ret_list, "\n")] = '\0';
-    return is_found;
+    return tl_proc_find_line(path, "Cpus_allowed_list:", ret_list, capacity);
 }
 
 static void check_node(struct tl_doctor_report *report, const struct tl_doctor_roots *roots,

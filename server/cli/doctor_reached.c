@@ -12,7 +12,7 @@ static const char *format_address(const struct tl_ip *ip, unsigned port, char re
     char text[TL_IP_TEXT_BYTES];
     bool is_v4 = tl_ip_is_v4(ip);
     snprintf(ret_text, 80, "%s%s%s:%u (%s)", is_v4 ? "" : "[", tl_ip_format(ip, text), is_v4 ? "" : "]", port,
-             is_v4 ? "IPv4" : "IPv6");
+             tl_ip_family(ip));
     return ret_text;
 }
 

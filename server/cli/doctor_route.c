@@ -16,21 +16,6 @@
 /* Any port will do. */
 #define PORT 9
 
-static socklen_t fill_address(const struct tl_ip *ip, struct sockaddr_storage *ret_address)
-{
-    *ret_address = (struct sockaddr_storage){.ss_family = tl_ip_is_v4(ip) ? AF_INET : AF_INET6};
-    if (tl_ip_is_v4(ip)) {
-        struct sockaddr_in *v4 = (struct sockaddr_in *)(void *)ret_address;
-        memcpy(&v4->sin_addr, ip->bytes + 12, sizeof(v4->sin_addr));
-        v4->sin_port = htons(PORT);
-        return sizeof(*v4);
-    }
-    struct sockaddr_in6 *v6 = (struct sockaddr_in6 *)(void *)ret_address;
-    memcpy(&v6->sin6_addr, ip->bytes, sizeof(v6->sin6_addr));
-    v6->sin6_port = htons(PORT);
-    return sizeof(*v6);
-}
-
 bool tl_doctor_sends_itself(unsigned interface_flags)
 {
     return (interface_flags & IFF_LOOPBACK) == 0 && (interface_flags & (IFF_NOARP | IFF_POINTOPOINT)) != IFF_NOARP;
@@ -72,7 +57,7 @@ static void describe_connected(int fd, struct tl_doctor_route *route)
 void tl_doctor_find_route(const char *host, const struct tl_ip *to, struct tl_doctor_route *ret_route)
 {
     struct sockaddr_storage address;
-    socklen_t len_bytes = fill_address(to, &address);
+    socklen_t len_bytes = tl_ip_to_sockaddr(to, PORT, &address);
     *ret_route = (struct tl_doctor_route){.host = host, .to = *to, .interface = "?"};
     int fd = socket(address.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
     if (fd < 0 || connect(fd, (const struct sockaddr *)&address, len_bytes) != 0) {

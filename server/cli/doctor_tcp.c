@@ -42,21 +42,6 @@ struct attempt {
 
 /* -------------------------------------------------------------------------------------------------- connection -- */
 
-static socklen_t fill_address(const struct tl_ip *ip, unsigned port, struct sockaddr_storage *ret_address)
-{
-    *ret_address = (struct sockaddr_storage){.ss_family = AF_INET6};
-    if (tl_ip_is_v4(ip)) {
-        struct sockaddr_in v4 = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
-        memcpy(&v4.sin_addr, ip->bytes + 12, sizeof(v4.sin_addr));
-        memcpy(ret_address, &v4, sizeof(v4));
-        return sizeof(v4);
-    }
-    struct sockaddr_in6 v6 = {.sin6_family = AF_INET6, .sin6_port = htons((uint16_t)port)};
-    memcpy(&v6.sin6_addr, ip->bytes, sizeof(v6.sin6_addr));
-    memcpy(ret_address, &v6, sizeof(v6));
-    return sizeof(v6);
-}
-
 /* Waits until the socket is ready. Returns 0, or errno. */
 static int wait_for(int fd, short events, int64_t deadline_ns)
 {
@@ -74,7 +59,7 @@ static int wait_for(int fd, short events, int64_t deadline_ns)
 static int connect_to(struct attempt *attempt, const struct tl_ip *ip, unsigned port, unsigned max_segment)
 {
     struct sockaddr_storage address;
-    socklen_t len_bytes = fill_address(ip, port, &address);
+    socklen_t len_bytes = tl_ip_to_sockaddr(ip, (uint16_t)port, &address);
     int failure = 0, on = 1;
     socklen_t failure_bytes = sizeof(failure);
     attempt->fd = socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "config/config.h"
+#include "server/cli/proc_line.h"
 #include "server/cli/socket_table.h"
 
 #define PROGRAM_NAME "tensorlane"
@@ -64,31 +65,32 @@ static uint64_t look_at_descriptors(pid_t pid, unsigned long inode, bool *ret_ha
     return count;
 }
 
-/* Whether a line of a file of the process contains the text; the line is returned. */
-static bool find_line(pid_t pid, const char *name, const char *text, char *line, size_t capacity)
+/* The library is among the files that the process has mapped. */
+static bool has_library(pid_t pid)
 {
-    char path[64];
+    char path[64], line[512];
     bool is_found = false;
-    snprintf(path, sizeof(path), "/proc/%d/%s", (int)pid, name);
+    snprintf(path, sizeof(path), "/proc/%d/maps", (int)pid);
     FILE *file = fopen(path, "re");
     if (file == NULL) return false;
-    while (!is_found && fgets(line, (int)capacity, file) != NULL)
-        is_found = strstr(line, text) != NULL;
+    while (!is_found && fgets(line, sizeof(line), file) != NULL)
+        is_found = strstr(line, LIBRARY_NAME) != NULL;
     fclose(file);
     return is_found;
 }
 
 static void describe(struct tl_local_process *process)
 {
-    char line[512];
+    char status[64], limits[64], text[128];
     const char *place;
-    if (find_line(process->pid, "status", "Name:", line, sizeof(line))) sscanf(line, "Name: %31[^\n]", process->name);
-    if (find_line(process->pid, "status", "State:", line, sizeof(line))) sscanf(line, "State: %c", &process->state);
-    if (find_line(process->pid, "limits", "Max open files", line, sizeof(line)) &&
-        (place = strpbrk(line, "0123456789")) != NULL)
+    snprintf(status, sizeof(status), "/proc/%d/status", (int)process->pid);
+    snprintf(limits, sizeof(limits), "/proc/%d/limits", (int)process->pid);
+    (void)tl_proc_find_line(status, "Name:", process->name, sizeof(process->name));
+    if (tl_proc_find_line(status, "State:", text, sizeof(text))) process->state = text[0];
+    if (tl_proc_find_line(limits, "Max open files", text, sizeof(text)) &&
+        (place = strpbrk(text, "0123456789")) != NULL)
         process->descriptor_limit = strtoull(place, NULL, 10);
-    process->is_worker =
-        strcmp(process->name, PROGRAM_NAME) == 0 || find_line(process->pid, "maps", LIBRARY_NAME, line, sizeof(line));
+    process->is_worker = strcmp(process->name, PROGRAM_NAME) == 0 || has_library(process->pid);
 }
 
 static void find_process(unsigned long inode, struct tl_local_process *process)

@@ -12,10 +12,9 @@
 /* Reads an address as the kernel writes it: words of 32 bits in the order of this machine, in hexadecimal digits. */
 static bool read_ip(const char *text, struct tl_ip *ret_ip)
 {
-    static const uint8_t v4_prefix[12] = {[10] = 0xff, [11] = 0xff};
     const size_t digits = strlen(text), words = digits / 8;
     if (digits != 8 && digits != 32) return false;
-    memcpy(ret_ip->bytes, v4_prefix, sizeof(v4_prefix));
+    (void)tl_ip_parse("0.0.0.0", ret_ip); /* of which the words replace the end, or all */
     for (size_t i = 0; i < words; i++) {
         char word[9] = "";
         memcpy(word, text + 8 * i, 8);
@@ -63,8 +62,9 @@ bool tl_socket_table_find(const char *proc, uint16_t port, struct tl_bound_socke
 
 bool tl_socket_table_takes(const struct tl_ip *bound, const struct tl_ip *dialled)
 {
-    static const struct tl_ip all_v6;
-    static const struct tl_ip all_v4 = {.bytes = {[10] = 0xff, [11] = 0xff}};
+    struct tl_ip all_v4, all_v6;
+    (void)tl_ip_parse("0.0.0.0", &all_v4);
+    (void)tl_ip_parse("::", &all_v6);
     if (tl_ip_is_equal(bound, &all_v6)) return true;
     if (tl_ip_is_equal(bound, &all_v4)) return tl_ip_is_v4(dialled);
     return tl_ip_is_equal(bound, dialled);

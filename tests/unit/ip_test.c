@@ -95,6 +95,24 @@ START_TEST(what_is_on_this_machine)
 }
 END_TEST
 
+START_TEST(what_the_kernel_takes)
+{
+    static const char *const texts[] = {"10.0.0.7", "fd00::7"};
+    for (size_t i = 0; i < 2; i++) {
+        struct sockaddr_storage address;
+        struct tl_ip given = ip(texts[i]), back;
+        ck_assert_uint_eq(tl_ip_to_sockaddr(&given, 4000, &address),
+                          i == 0 ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
+        ck_assert_int_eq(address.ss_family, i == 0 ? AF_INET : AF_INET6);
+        /* The port has the same place in both. */
+        ck_assert_uint_eq(((struct sockaddr_in *)(void *)&address)->sin_port, htons(4000));
+        ck_assert(tl_ip_of_sockaddr((struct sockaddr *)&address, &back));
+        ck_assert(tl_ip_is_equal(&given, &back));
+        ck_assert_str_eq(tl_ip_family(&given), i == 0 ? "IPv4" : "IPv6");
+    }
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("ip");
@@ -103,6 +121,7 @@ int main(void)
     tcase_add_test(all, what_is_no_address);
     tcase_add_test(all, what_is_in_a_network);
     tcase_add_test(all, what_is_on_this_machine);
+    tcase_add_test(all, what_the_kernel_takes);
     suite_add_tcase(suite, all);
     return run_suite(suite);
 }
