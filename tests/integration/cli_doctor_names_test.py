@@ -2,15 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What `tensorlane doctor` says of names that mislead, with an /etc/hosts that only this test sees: the test runs
 itself again in a mount namespace. It is skipped where it cannot make one."""
-import os
 import socket
 import subprocess
-import sys
 
 import cli_support
 from doctor_support import DoctorCase
 
-INSIDE = "TENSORLANE_TEST_HAS_MOUNTS"
 # Of the range for documents, so that no machine has it.
 ELSEWHERE = "192.0.2.7"
 NAME_SERVER = "127.0.0.77"
@@ -101,23 +98,6 @@ class Names(DoctorCase):
         self.assertIn(f'"[::]:{port}"', line["remedy"])
 
 
-def enter_namespace():
-    """Runs this file again in a mount namespace, or skips it."""
-    unshare = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
-    try:
-        result = subprocess.run([*unshare, "mount", "--bind", "/etc/hosts", "/etc/hosts"], capture_output=True,
-                                text=True, check=False)
-    except FileNotFoundError:
-        print("there is no unshare (util-linux)")
-        sys.exit(cli_support.SKIPPED)
-    if result.returncode != 0:
-        print(f"no file can be mounted, not even in a namespace of its own: {result.stderr.strip()}")
-        sys.exit(cli_support.SKIPPED)
-    os.environ[INSIDE] = "1"
-    os.execvp(unshare[0], [*unshare, sys.executable, *sys.argv])
-
-
 if __name__ == "__main__":
-    if INSIDE not in os.environ:
-        enter_namespace()
+    cli_support.enter_namespace(["mount", "--bind", "/etc/hosts", "/etc/hosts"], "file")
     cli_support.main()

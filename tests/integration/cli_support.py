@@ -23,6 +23,8 @@ BUILD = pathlib.Path(os.environ.get("TENSORLANE_BUILD", "."))
 SOURCE = pathlib.Path(os.environ.get("TENSORLANE_SOURCE", pathlib.Path(__file__).parents[2]))
 SANITIZE = os.environ.get("TENSORLANE_SANITIZE", "")
 SKIPPED = 77
+# Set where the program runs in a mount namespace of its own.
+HAS_MOUNTS = "TENSORLANE_TEST_HAS_MOUNTS"
 # Seconds that anything may take before the test gives up; no test depends on how long it really takes.
 PATIENCE = 180
 # A health check that a slow machine has time for: by default it gives up after one second.
@@ -55,6 +57,23 @@ def run(*arguments, env=None, **options):
         options.setdefault("stdin", subprocess.DEVNULL)
     return subprocess.run([PROGRAM, *map(str, arguments)], env=env or environment(), text=True, errors="replace",
                           check=False, **options)
+
+
+def enter_namespace(probe, what):
+    """Runs this program again in a mount namespace of its own, or skips it where the command `probe` fails in one."""
+    if HAS_MOUNTS in os.environ:
+        return
+    unshare = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
+    try:
+        result = subprocess.run([*unshare, *probe], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        print("there is no unshare (util-linux)")
+        sys.exit(SKIPPED)
+    if result.returncode != 0:
+        print(f"no {what} can be mounted, not even in a namespace of its own: {result.stderr.strip()}")
+        sys.exit(SKIPPED)
+    os.environ[HAS_MOUNTS] = "1"
+    os.execvp(unshare[0], [*unshare, sys.executable, *sys.argv])
 
 
 def wait_until(condition, what):

@@ -9,12 +9,10 @@ where it cannot make one.
 import os
 import signal
 import subprocess
-import sys
 
 import cli_support
 from cli_support import environment, read_safetensors, some_tensors, write_safetensors
 
-INSIDE = "TENSORLANE_TEST_HAS_MOUNTS"
 DISK_BYTES = 1 << 20
 
 
@@ -126,23 +124,6 @@ class Disk(cli_support.Case):
         self.assertEqual((self.disk / "log").read_bytes(), b"")
 
 
-def enter_namespace():
-    """Runs this file again in a mount namespace, or skips it."""
-    unshare = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
-    probe = 'mount -t tmpfs -o size=64k tmpfs "$0"'
-    try:
-        result = subprocess.run([*unshare, "sh", "-c", probe, "/tmp"], capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        print("there is no unshare (util-linux)")
-        sys.exit(cli_support.SKIPPED)
-    if result.returncode != 0:
-        print(f"no file system can be mounted, not even in a namespace of its own: {result.stderr.strip()}")
-        sys.exit(cli_support.SKIPPED)
-    os.environ[INSIDE] = "1"
-    os.execvp(unshare[0], [*unshare, sys.executable, *sys.argv])
-
-
 if __name__ == "__main__":
-    if INSIDE not in os.environ:
-        enter_namespace()
+    cli_support.enter_namespace(["sh", "-c", 'mount -t tmpfs -o size=64k tmpfs "$0"', "/tmp"], "file system")
     cli_support.main()
