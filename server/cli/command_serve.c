@@ -6,7 +6,7 @@
  * stderr, and to the service manager), wait for signals, feed the watchdog. SIGTERM or SIGINT: let running transfers
  * finish, end with 0. A second one: end at once with 1. SIGHUP: the log says that it came, and nothing else happens.
  *
- * A worker that cannot start says why to whoever asks at its address for a while (server/cli/last_words.h), tells the
+ * A worker that cannot start answers at its address for a while and says why (server/cli/last_words.h), tells the
  * service manager, and then ends with 1 and the reason as its last line.
  *
  * All signals are blocked before the worker is opened, so that its threads never take one; this thread fetches them.

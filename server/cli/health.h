@@ -34,7 +34,8 @@ int tl_health_probe(const struct tl_health_flags *flags);
 /* Asks all workers of a cluster, once or again and again. Returns an enum tl_health_exit. */
 int tl_health_cluster(const struct tl_health_flags *flags);
 
-/* The stages of a check. Those after TRANSPORTS are of the transports, for workers whose settings want one. */
+/* The stages of a check. LOCAL to PATHS are about the transports of workers whose settings want one; PROBE is about
+ * pairs. */
 enum tl_health_stage {
     TL_HEALTH_STAGE_CONFIG,
     TL_HEALTH_STAGE_RESOLVE,
@@ -60,7 +61,7 @@ struct tl_health_finding {
     bool is_local;                       /* it is on this machine */
     bool is_silent;                      /* its address takes connections, but does not answer */
     bool has_http2;                      /* silent all the same: it speaks HTTP/2, but does not answer a call */
-    bool has_rivals;                     /* the workers tell different processes of this task */
+    bool has_rivals;                     /* workers are connected to different processes that claim this task */
     bool is_unconfirmed;                 /* it must tell once more which processes there are */
     enum tl_health_stage stage;          /* the first that failed, or the last that was passed */
     enum tl_health_stage verified;       /* the last that was passed */
