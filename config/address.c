@@ -195,3 +195,10 @@ bool tl_address_is_loopback(const char *address)
         if (strncmp(address, prefixes[i], strlen(prefixes[i])) == 0) return true;
     return false;
 }
+
+bool tl_address_is_same_host(const char *a, const char *b)
+{
+    struct parts parts_a, parts_b;
+    return split(a, &parts_a, NULL) == TL_OK && split(b, &parts_b, NULL) == TL_OK &&
+           strcmp(parts_a.host, parts_b.host) == 0;
+}

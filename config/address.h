@@ -25,4 +25,7 @@ enum tl_status tl_address_check(const char *address, enum tl_address_use use, ch
 /* Whether only this machine can reach the address "host:port": "127.0.0.1:4000", "[::1]:4000", "localhost:4000". */
 bool tl_address_is_loopback(const char *address);
 
+/* Whether two addresses in their one spelling have the same host. Nothing is resolved. */
+bool tl_address_is_same_host(const char *a, const char *b);
+
 #endif

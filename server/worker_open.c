@@ -199,11 +199,10 @@ static enum tl_status publish_files(struct tl_worker *worker, struct tl_error *r
 static bool has_remote_peer(const struct tl_worker *worker)
 {
     const struct tl_config_task *self = worker->setup.task;
-    const char *colon = strrchr(self->address, ':');
-    size_t len = (size_t)(colon - self->address) + 1;
     for (size_t i = 0; i < worker->setup.config->task_count; i++) {
         const char *other = worker->setup.config->tasks[i].address;
-        if (other != NULL && !tl_address_is_loopback(other) && strncmp(other, self->address, len) != 0) return true;
+        if (other != NULL && !tl_address_is_loopback(other) && !tl_address_is_same_host(other, self->address))
+            return true;
     }
     return false;
 }

@@ -198,44 +198,62 @@ static void describe_process(const struct tl_local_process *process, char *ret_t
         snprintf(ret_text, capacity, ", process %d (%s)", (int)process->pid, process->name);
 }
 
+/* What is wrong with the sockets of a task. */
+struct sockets_finding {
+    bool is_in_trouble;         /* the process cannot answer: reason and remedy say why */
+    bool is_hidden;             /* other machines dial it, and it listens on loopback only */
+    bool is_unseen;             /* this user may not look into the process */
+    const struct tl_ip *missed; /* the first address of the name that no socket takes; NULL: they take all */
+    enum tl_doctor_verdict verdict;
+    char reason[TL_ERROR_MESSAGE_BYTES], remedy[TL_ERROR_MESSAGE_BYTES];
+};
+
+static void look_at_sockets(const struct tl_doctor_socket *socket, const struct tl_ip *bound, size_t count,
+                            struct sockets_finding *ret_finding)
+{
+    const struct tl_doctor_name *name = socket->name;
+    struct sockets_finding *finding = ret_finding;
+    *finding = (struct sockets_finding){.missed = NULL};
+    finding->is_in_trouble = socket->process && socket->process->pid != 0 &&
+                             tl_local_process_trouble(socket->process, name->host, finding->reason, finding->remedy);
+    finding->is_unseen = socket->process && socket->process->pid == 0;
+    finding->is_hidden = name->use == TL_DOCTOR_NAME_SHARED && are_all_loopback(bound, count);
+    size_t missed_count = count_missed(bound, count, name, &finding->missed);
+    bool are_all_missed = name->ip_count > 0 && missed_count == name->ip_count;
+    /* Only tasks of this machine dial such an address; the others ask their own name service. */
+    bool is_dialled_here_only =
+        name->use == TL_DOCTOR_NAME_SHARED && name->has_listen && are_all_loopback(name->ips, name->ip_count);
+    bool hides_unasked = finding->is_hidden && !is_written_loopback(name->host);
+    bool is_fault = finding->is_in_trouble || hides_unasked || (are_all_missed && !is_dialled_here_only);
+    finding->verdict = is_fault                                ? TL_DOCTOR_FAULT
+                       : finding->is_hidden || finding->missed ? TL_DOCTOR_NOTE
+                       : finding->is_unseen                    ? TL_DOCTOR_UNKNOWN
+                                                               : TL_DOCTOR_OK;
+}
+
 static void judge_sockets(struct tl_doctor_report *report, const char *what, const struct tl_doctor_socket *socket,
                           const struct tl_ip *bound, size_t count)
 {
-    const struct tl_doctor_name *name = socket->name;
-    const struct tl_ip *missed = NULL;
+    struct sockets_finding finding;
     char list[400], process[80], ip_text[TL_IP_TEXT_BYTES];
-    char reason[TL_ERROR_MESSAGE_BYTES], remedy[TL_ERROR_MESSAGE_BYTES];
     list_ips(bound, count, list, sizeof(list));
     describe_process(socket->process, process, sizeof(process));
-    bool is_in_trouble = socket->process && socket->process->pid != 0 &&
-                         tl_local_process_trouble(socket->process, name->host, reason, remedy);
-    bool is_hidden = name->use == TL_DOCTOR_NAME_SHARED && are_all_loopback(bound, count);
-    size_t missed_count = count_missed(bound, count, name, &missed);
-    bool is_missed = name->ip_count > 0 && missed_count == name->ip_count;
-    /* Only tasks of this machine dial such an address; the others ask their own name service. */
-    bool is_missed_here =
-        name->use == TL_DOCTOR_NAME_SHARED && name->has_listen && are_all_loopback(name->ips, name->ip_count);
-    bool is_fault = (is_hidden && !is_written_loopback(name->host)) || (is_missed && !is_missed_here) || is_in_trouble;
-    bool is_unseen = socket->process && socket->process->pid == 0;
-    tl_doctor_add(report,
-                  is_fault              ? TL_DOCTOR_FAULT
-                  : is_hidden || missed ? TL_DOCTOR_NOTE
-                  : is_unseen           ? TL_DOCTOR_UNKNOWN
-                                        : TL_DOCTOR_OK,
-                  what, "port %u of %s%s", socket->port, list, process);
-    if (is_in_trouble) {
-        tl_doctor_explain_both(report, reason, remedy);
-    } else if (is_hidden) {
+    look_at_sockets(socket, bound, count, &finding);
+    tl_doctor_add(report, finding.verdict, what, "port %u of %s%s", socket->port, list, process);
+    if (finding.is_in_trouble) {
+        tl_doctor_explain_both(report, finding.reason, finding.remedy);
+    } else if (finding.is_hidden) {
         tl_doctor_explain(report,
                           "it listens on loopback only, where other machines cannot reach it; correct /etc/hosts or "
                           "DNS, or set \"listen\" to \"0.0.0.0:%u\", and start the worker anew",
                           socket->port);
-    } else if (missed) {
+    } else if (finding.missed) {
         tl_doctor_explain(report,
                           "%s resolves to %s (%s) here, where nothing listens at port %u; correct /etc/hosts or DNS, "
                           "or set \"listen\" to \"[::]:%u\", which takes IPv4 and IPv6, and start the worker anew",
-                          name->host, tl_ip_format(missed, ip_text), tl_ip_family(missed), socket->port, socket->port);
-    } else if (is_unseen) {
+                          socket->name->host, tl_ip_format(finding.missed, ip_text), tl_ip_family(finding.missed),
+                          socket->port, socket->port);
+    } else if (finding.is_unseen) {
         tl_doctor_explain(report,
                           "this user may not see which process of user %" PRIu32 " it is, and whether it is stopped or "
                           "out of descriptors; run doctor as that user or as root",

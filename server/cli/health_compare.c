@@ -33,26 +33,23 @@ static bool is_down(const struct tl_peer_description *peer)
 
 /* A reason "what is wrong; what to do" becomes both; a row that has a fault of its own keeps it. A question whether the
  * worker is there is no remedy: it has answered here. */
-static void set_fault(struct tl_health_finding *finding, const char *what, const char *reason)
+static void set_unreachable(struct tl_health_finding *finding, const char *what, const char *message)
 {
     const char *remedy;
-    int len = (int)tl_remedy_split(reason, &remedy);
-    bool is_remedy = remedy[0] != '\0' && strncmp(remedy, "is ", 3) != 0;
+    char reason[TL_ERROR_MESSAGE_BYTES];
+    int len = (int)tl_remedy_split(message, &remedy);
     if (!finding->is_healthy) return;
-    finding->is_healthy = false;
-    finding->stage = TL_HEALTH_STAGE_PATHS;
-    snprintf(finding->reason, sizeof(finding->reason), "%s: %.*s", what, len, reason);
-    snprintf(finding->remedy, sizeof(finding->remedy), "%s",
-             is_remedy
-                 ? remedy
-                 : "both answer from here: look at routes and firewalls between the two, and at the logs of both");
+    if (remedy[0] == '\0' || strncmp(remedy, "is ", 3) == 0)
+        remedy = "both answer from here: look at routes and firewalls between the two, and at the logs of both";
+    snprintf(reason, sizeof(reason), "%s: %.*s", what, len, message);
+    tl_health_set_fault(finding, TL_HEALTH_STAGE_PATHS, reason, remedy);
 }
 
 /* Returns a setting of the worker; NULL: it does not say, or the row's address has another worker. */
 static const char *setting_of(const struct tl_health_finding *finding, const char *path)
 {
     const struct tl_description *description = &finding->description;
-    if (!finding->has_description || finding->verified < TL_HEALTH_STAGE_IDENTITY) return NULL; /* of another task */
+    if (!tl_health_is_identified(finding)) return NULL;
     for (size_t i = 0; i < description->setting_count; i++)
         if (strcmp(description->settings[i].path, path) == 0) return description->settings[i].value;
     return NULL;
@@ -71,11 +68,7 @@ static const char *find_loopback(const struct tl_health_finding *finding)
 /* The two are on different machines, as far as their addresses tell. */
 static bool is_remote(const struct tl_config_task *a, const struct tl_config_task *b)
 {
-    char host_a[256], host_b[256];
-    uint16_t port;
-    return !tl_address_is_loopback(b->address) &&
-           tl_address_split(a->address, host_a, sizeof(host_a), &port, NULL) == TL_OK &&
-           tl_address_split(b->address, host_b, sizeof(host_b), &port, NULL) == TL_OK && strcmp(host_a, host_b) != 0;
+    return !tl_address_is_loopback(b->address) && !tl_address_is_same_host(a->address, b->address);
 }
 
 static void set_loopback(struct tl_health_finding *finding, const char *what, const char *listens)
@@ -136,12 +129,12 @@ static void judge_pair(struct tl_health_finding *from, const struct tl_peer_desc
     const char *listens = find_loopback(to);
     if (from->is_healthy) {
         snprintf(what, sizeof(what), "it cannot reach %s at %s", to->task->name, dialled);
-        set_fault(from, what, reason);
+        set_unreachable(from, what, reason);
         explain_address(from, from, to, peer->address, own);
     }
     if (!to->is_healthy) return;
     snprintf(what, sizeof(what), "%s cannot reach it at %s", from->task->name, dialled);
-    set_fault(to, what, reason);
+    set_unreachable(to, what, reason);
     explain_address(to, from, to, peer->address, own);
     if (!listens || !is_remote(from->task, to->task)) return;
     snprintf(what, sizeof(what), "%s cannot reach it at %s: ", from->task->name, dialled);

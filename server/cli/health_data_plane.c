@@ -16,6 +16,7 @@
 
 #include "base/check.h"
 #include "base/error.h"
+#include "config/address.h"
 #include "server/cli/health.h"
 #include "server/cli/remedy.h"
 #include "server/transports/local_settings.h"
@@ -176,20 +177,12 @@ static bool judge_port(struct tl_health_finding *finding)
 
 /* ------------------------------------------------------------------------------------------------------- paths -- */
 
-/* Their addresses have the same host. */
-static bool is_same_host(const struct tl_config_task *a, const struct tl_config_task *b)
-{
-    char host_a[256], host_b[256];
-    uint16_t port;
-    return a->address && b->address && tl_address_split(a->address, host_a, sizeof(host_a), &port, NULL) == TL_OK &&
-           tl_address_split(b->address, host_b, sizeof(host_b), &port, NULL) == TL_OK && strcmp(host_a, host_b) == 0;
-}
-
 /* Both are on one host, and want shared memory. */
 static bool can_share(const struct tl_health_finding *finding, const struct tl_config_task *task)
 {
     const struct tl_transport_state *local = find_transport(&finding->description, LOCAL);
-    return local && local->is_available && is_same_host(finding->task, task) &&
+    return local && local->is_available && finding->task->address && task->address &&
+           tl_address_is_same_host(finding->task->address, task->address) &&
            !tl_local_settings_refusal(&task->settings);
 }
 

@@ -36,9 +36,23 @@ const struct tl_peer_description *tl_health_find_member(const struct tl_descript
     return NULL;
 }
 
+bool tl_health_is_identified(const struct tl_health_finding *finding)
+{
+    return finding->has_description && finding->verified >= TL_HEALTH_STAGE_IDENTITY;
+}
+
+void tl_health_set_fault(struct tl_health_finding *finding, enum tl_health_stage stage, const char *reason,
+                         const char *remedy)
+{
+    finding->is_healthy = false;
+    finding->stage = stage;
+    snprintf(finding->reason, sizeof(finding->reason), "%s", reason);
+    snprintf(finding->remedy, sizeof(finding->remedy), "%s", remedy);
+}
+
 bool tl_health_tells_members(const struct tl_health_finding *finding)
 {
-    return finding->has_description && finding->verified >= TL_HEALTH_STAGE_IDENTITY &&
+    return tl_health_is_identified(finding) &&
            tl_health_find_member(&finding->description, finding->task->name, 0) != NULL;
 }
 
@@ -87,15 +101,6 @@ static size_t list_lacking(const struct tl_description *with, const struct tl_de
     return count;
 }
 
-static void set_fault(struct tl_health_finding *finding, enum tl_health_stage stage, const char *reason,
-                      const char *remedy)
-{
-    finding->is_healthy = false;
-    finding->stage = stage;
-    snprintf(finding->reason, sizeof(finding->reason), "%s", reason);
-    snprintf(finding->remedy, sizeof(finding->remedy), "%s", remedy);
-}
-
 static void set_note(struct tl_health_finding *finding, const char *reason, const char *remedy)
 {
     if (finding->reason[0] != '\0') return;
@@ -117,14 +122,14 @@ static void set_other_cluster(struct tl_health_finding *knows, const struct tl_p
     if (is_connected) {
         set_note(lacks, reason, remedy);
     } else if (lacks->is_healthy) {
-        set_fault(lacks, TL_HEALTH_STAGE_CONFIG, reason, remedy);
+        tl_health_set_fault(lacks, TL_HEALTH_STAGE_CONFIG, reason, remedy);
     }
     remedy = "give all workers the same file, and start those anew that have another one";
     snprintf(reason, sizeof(reason), "%s runs with another cluster.json, which lacks this worker", lacks->task->name);
     if (is_connected) {
         set_note(knows, reason, remedy);
     } else if (knows->is_healthy) {
-        set_fault(knows, TL_HEALTH_STAGE_CONFIG, reason, remedy);
+        tl_health_set_fault(knows, TL_HEALTH_STAGE_CONFIG, reason, remedy);
     }
 }
 
@@ -204,16 +209,11 @@ struct claim {
     uint64_t process_id;
 };
 
-static bool is_identified(const struct tl_health_finding *finding)
-{
-    return finding->has_description && finding->verified >= TL_HEALTH_STAGE_IDENTITY;
-}
-
 /* What a worker says of the process behind a task. A worker of an older version does not say the host. */
 static struct claim read_claim(struct tl_health_finding *teller, const struct tl_health_finding *finding, size_t index)
 {
     const struct tl_description *description = &teller->description;
-    if (!is_identified(teller) || teller->is_unconfirmed) return (struct claim){.teller = NULL};
+    if (!tl_health_is_identified(teller) || teller->is_unconfirmed) return (struct claim){.teller = NULL};
     if (teller == finding)
         return (struct claim){teller, description->incarnation, description->host_name, description->process_id};
     const struct tl_peer_description *peer = tl_health_find_member(description, finding->task->name, index);
@@ -253,7 +253,7 @@ static void set_rivals(struct tl_health_finding *finding, const struct claim cla
     format_claim(&claims[0], first, sizeof(first));
     format_claim(&claims[1], second, sizeof(second));
     snprintf(reason, sizeof(reason), TL_RIVALS " %s: %s and %s", finding->task->name, first, second);
-    set_fault(finding, TL_HEALTH_STAGE_IDENTITY, reason, "stop one of them");
+    tl_health_set_fault(finding, TL_HEALTH_STAGE_IDENTITY, reason, "stop one of them");
     finding->verified = TL_HEALTH_STAGE_GRPC;
 }
 
@@ -261,7 +261,7 @@ static void set_rivals(struct tl_health_finding *finding, const struct claim cla
 static const char *find_witness(const struct tl_config *config, const struct tl_health_finding *findings, size_t index)
 {
     for (size_t i = 0; i < config->task_count; i++) {
-        if (!is_identified(&findings[i])) continue;
+        if (!tl_health_is_identified(&findings[i])) continue;
         const struct tl_peer_description *peer =
             tl_health_find_member(&findings[i].description, findings[index].task->name, index);
         if (peer && strncmp(peer->reason, TL_RIVALS, strlen(TL_RIVALS)) == 0) return peer->reason;
@@ -276,7 +276,7 @@ static void set_witnessed(struct tl_health_finding *finding, const char *witness
     int len = (int)tl_remedy_split(witness, &remedy);
     char reason[TL_ERROR_MESSAGE_BYTES];
     snprintf(reason, sizeof(reason), "%.*s", len, witness);
-    set_fault(finding, TL_HEALTH_STAGE_IDENTITY, reason, remedy[0] != '\0' ? remedy : "stop one of them");
+    tl_health_set_fault(finding, TL_HEALTH_STAGE_IDENTITY, reason, remedy[0] != '\0' ? remedy : "stop one of them");
     finding->verified = TL_HEALTH_STAGE_GRPC;
 }
 

@@ -9,6 +9,13 @@
 const struct tl_peer_description *tl_health_find_member(const struct tl_description *description, const char *name,
                                                         size_t hint);
 
+/* Whether it is the worker of the row that has answered. */
+bool tl_health_is_identified(const struct tl_health_finding *finding);
+
+/* Makes the row unhealthy at the stage. */
+void tl_health_set_fault(struct tl_health_finding *finding, enum tl_health_stage stage, const char *reason,
+                         const char *remedy);
+
 /* Whether the worker tells all tasks of its cluster.json. */
 bool tl_health_tells_members(const struct tl_health_finding *finding);
 

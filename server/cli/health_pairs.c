@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "server/cli/health.h"
+#include "server/cli/health_members.h"
 
 /* For a round of probes, and one that was under way already. */
 #define PROBE_TIMEOUT_NS (10 * TL_NS_PER_SEC)
@@ -99,15 +100,6 @@ static const struct tl_peer_probe *find_fault(const struct tl_health_finding *fr
     return NULL;
 }
 
-static void note(struct tl_health_finding *finding, const char *reason, const char *remedy)
-{
-    if (!finding->is_healthy) return;
-    finding->is_healthy = false;
-    finding->stage = TL_HEALTH_STAGE_PROBE;
-    snprintf(finding->reason, sizeof(finding->reason), "%s", reason);
-    snprintf(finding->remedy, sizeof(finding->remedy), "%s", remedy);
-}
-
 static void judge_fault(struct tl_health_finding *from, struct tl_health_finding *to, const struct tl_peer_probe *probe)
 {
     char reason[TL_ERROR_MESSAGE_BYTES], remedy[TL_ERROR_MESSAGE_BYTES];
@@ -130,8 +122,8 @@ static void judge_fault(struct tl_health_finding *from, struct tl_health_finding
     } else {
         snprintf(remedy, sizeof(remedy), "%s", probe->remedy);
     }
-    note(from, reason, remedy);
-    note(to, reason, remedy);
+    if (from->is_healthy) tl_health_set_fault(from, TL_HEALTH_STAGE_PROBE, reason, remedy);
+    if (to->is_healthy) tl_health_set_fault(to, TL_HEALTH_STAGE_PROBE, reason, remedy);
 }
 
 void tl_health_judge_pairs(struct tl_health_finding *findings, size_t count)

@@ -109,49 +109,30 @@ static bool is_loopback_name(const struct tl_health_finding *finding)
     return !tl_address_is_loopback(finding->task->address) && strstr(finding->reason, "(IPv4 127.") != NULL;
 }
 
-/* The worker did not identify itself: finds the stage at which the call failed. */
-static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_stage stage, const struct tl_error *error,
-                              const char *source, bool is_local)
+/* Nothing takes connections at the address. */
+static void judge_no_connection(struct tl_health_finding *finding, const char *message, const char *source)
 {
     const struct tl_config_task *task = finding->task;
-    switch (stage) {
-    case TL_CALL_RESOLVE:
-        fail(finding, TL_HEALTH_STAGE_RESOLVE, error->message);
-        set_remedy(finding, "correct the host name in %s, or make it known to DNS or /etc/hosts", source);
-        return;
-    case TL_CALL_CONNECT:
-        fail(finding, TL_HEALTH_STAGE_TCP, error->message);
+    fail(finding, TL_HEALTH_STAGE_TCP, message);
+    set_remedy(finding,
+               "start it there: tensorlane serve --config %s --job %s --task %" PRIu32
+               "; if it runs, look at both machines: tensorlane doctor --config %s",
+               source, task->job, task->index, source);
+    if (is_loopback_name(finding)) {
         set_remedy(finding,
-                   "start it there: tensorlane serve --config %s --job %s --task %" PRIu32
-                   "; if it runs, look at both machines: tensorlane doctor --config %s",
-                   source, task->job, task->index, source);
-        if (is_loopback_name(finding)) {
-            set_remedy(
-                finding,
-                "start it, if this is its machine; else correct its name in /etc/hosts, which means this machine "
-                "alone with an address of 127.0.0.0/8");
-        }
-        if (is_local) add_refusal_to_start(finding);
-        return;
-    case TL_CALL_SILENT:
-        finding->is_silent = true;
-        fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
-        set_remedy(finding,
-                   "look there which process listens at %s (ss -ltnp): kill -CONT lets a stopped worker go on; stop "
-                   "another program, or give this task another port",
-                   task->address);
-        return;
-    case TL_CALL_HTTP2:
-        fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
-        set_remedy(finding, "another program listens at %s; stop it or give this task another port", task->address);
-        return;
-    case TL_CALL_OPTIONS:
-    case TL_CALL_RPC:
-        break;
+                   "start it, if this is its machine; else correct its name in /etc/hosts, which means this machine "
+                   "alone with an address of 127.0.0.0/8");
     }
+    if (finding->is_local) add_refusal_to_start(finding);
+}
+
+/* A gRPC server has refused the call, or has not answered it. */
+static void judge_failed_rpc(struct tl_health_finding *finding, const struct tl_error *error)
+{
+    const char *address = finding->task->address;
     if (error->code == TL_UNIMPLEMENTED) {
         fail(finding, TL_HEALTH_STAGE_IDENTITY, "the gRPC server that answers is not a tensorlane worker");
-        set_remedy(finding, "stop the other server at %s, or give this task another port", task->address);
+        set_remedy(finding, "stop the other server at %s, or give this task another port", address);
     } else if (error->code == TL_DEADLINE_EXCEEDED) {
         finding->is_silent = true;
         finding->has_http2 = true;
@@ -159,7 +140,39 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
         set_remedy(finding, "it is connected but does not answer: see its log and its load; stop and start it");
     } else {
         fail(finding, TL_HEALTH_STAGE_IDENTITY, error->message);
-        set_remedy(finding, "see the log of the process at %s", task->address);
+        set_remedy(finding, "see the log of the process at %s", address);
+    }
+}
+
+/* The worker did not identify itself: finds the stage at which the call failed. */
+static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_stage stage, const struct tl_error *error,
+                              const char *source)
+{
+    const char *address = finding->task->address;
+    switch (stage) {
+    case TL_CALL_RESOLVE:
+        fail(finding, TL_HEALTH_STAGE_RESOLVE, error->message);
+        set_remedy(finding, "correct the host name in %s, or make it known to DNS or /etc/hosts", source);
+        break;
+    case TL_CALL_CONNECT:
+        judge_no_connection(finding, error->message, source);
+        break;
+    case TL_CALL_SILENT:
+        finding->is_silent = true;
+        fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
+        set_remedy(finding,
+                   "look there which process listens at %s (ss -ltnp): kill -CONT lets a stopped worker go on; stop "
+                   "another program, or give this task another port",
+                   address);
+        break;
+    case TL_CALL_HTTP2:
+        fail(finding, TL_HEALTH_STAGE_GRPC, error->message);
+        set_remedy(finding, "another program listens at %s; stop it or give this task another port", address);
+        break;
+    case TL_CALL_OPTIONS:
+    case TL_CALL_RPC:
+        judge_failed_rpc(finding, error);
+        break;
     }
 }
 
@@ -280,18 +293,17 @@ static bool is_in_trouble(const struct tl_health_finding *finding)
 void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl_config *config,
                             struct tl_health_finding *finding)
 {
-    const bool is_local = flags->is_local || is_on_this_machine(finding->task);
     char where[TL_CALL_WHERE_BYTES] = "";
     const struct tl_call_options call = make_call(flags, finding->task, DEFAULT_TIMEOUT_NS, where);
     enum tl_call_stage stage = TL_CALL_RESOLVE;
     struct tl_error error;
-    finding->is_local = is_local;
+    finding->is_local = flags->is_local || is_on_this_machine(finding->task);
     enum tl_status status = tl_client_identify(&call, &finding->description, &stage, &error);
     /* A worker that is only busy may answer a moment later. */
     if (status != TL_OK && stage == TL_CALL_SILENT && call.http2_timeout_ns > 0 && !is_in_trouble(finding))
         status = tl_client_identify(&call, &finding->description, &stage, &error);
     if (status != TL_OK) {
-        judge_failed_call(finding, stage, &error, config->source, is_local);
+        judge_failed_call(finding, stage, &error, config->source);
         name_address(finding, where);
         return;
     }

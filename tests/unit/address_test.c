@@ -205,6 +205,15 @@ START_TEST(what_cannot_be_dialled_can_be_listened_on)
 }
 END_TEST
 
+START_TEST(the_same_host)
+{
+    ck_assert(tl_address_is_same_host("gpu-0:4000", "gpu-0:4001"));
+    ck_assert(tl_address_is_same_host("[fd00::7]:4000", "[fd00::7]:4001"));
+    ck_assert(!tl_address_is_same_host("gpu-0:4000", "gpu-01:4000"));
+    ck_assert(!tl_address_is_same_host("[fd00::7]:4000", "[fd00::8]:4000"));
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("address");
@@ -220,6 +229,7 @@ int main(void)
     tcase_add_test(tcase, a_small_buffer_is_refused);
     tcase_add_test(tcase, one_spelling_for_equal_addresses);
     tcase_add_test(tcase, what_cannot_be_dialled_can_be_listened_on);
+    tcase_add_test(tcase, the_same_host);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
