@@ -31,8 +31,7 @@ struct tl_peer_description {
     uint64_t bytes_per_second; /* 0: not measured */
     uint32_t mtu_bytes;        /* largest packet of its data connection; 0: none, or not known */
     char *address;             /* "host:port" where the worker looks for it; "": none */
-    uint64_t cluster_digest;   /* of the peer's latest Hello, as the next two; 0 and "": unknown */
-    char *host_name;
+    char *host_name;           /* these two are what the latest Hello of the peer said; "" and 0: unknown */
     uint64_t process_id;
 };
 
@@ -44,7 +43,7 @@ struct tl_setting_text {
 
 /* What is wrong with a worker, as far as it knows. */
 struct tl_trouble {
-    char *what; /* "descriptors", "pool", "file", "path", "task" */
+    char *what; /* "descriptors", "pool", "file" or "path" */
     char *reason;
     char *remedy;
     bool breaks_transfers; /* transfers fail because of it */
@@ -112,7 +111,7 @@ void tl_listing_fini(struct tl_listing *listing);
 struct tl_peer_probe {
     char name[TL_MAX_NAME_BYTES];
     char address[TL_MAX_ADDRESS_BYTES]; /* "host:port" where it looks for the peer */
-    bool is_ok;                         /* with a reason: the peer was not judged */
+    bool is_ok;                         /* true also when the peer could not be judged; `reason` says why then */
     char stage[16];    /* the stage that failed: "resolve", "tcp", "grpc", "identity", "small", "large"; "": none */
     char direction[8]; /* of the bytes that do not arrive: "to" the peer, "from" it, "both" */
     char reason[TL_ERROR_MESSAGE_BYTES];

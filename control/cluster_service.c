@@ -109,7 +109,6 @@ static void pack_peers(struct packing *packing, const struct tl_description *des
         to->bytes_per_second = from->bytes_per_second;
         to->mtu_bytes = from->mtu_bytes;
         to->address = wire_text(from->address);
-        to->cluster_digest = from->cluster_digest;
         to->host_name = wire_text(from->host_name);
         to->process_id = from->process_id;
     }

@@ -105,7 +105,6 @@ static enum tl_status copy_peer(const Tensorlane__V1__PeerState *from, struct tl
     to->latency_ns = from->latency_ns;
     to->bytes_per_second = from->bytes_per_second;
     to->mtu_bytes = from->mtu_bytes;
-    to->cluster_digest = from->cluster_digest;
     to->process_id = from->process_id;
     enum tl_status status = copy_text(from->name, "name of a peer", &to->name, ret_error);
     if (status == TL_OK) status = copy_text(from->state, "state of a peer", &to->state, ret_error);

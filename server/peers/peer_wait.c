@@ -174,7 +174,6 @@ enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description
         const struct tl_identity *latest = peer->is_self ? &worker->self : &peer->rivals.latest;
         item->host_name = strdup(latest->host_name);
         item->process_id = latest->process_id;
-        item->cluster_digest = latest->cluster_digest;
         const struct tl_data_connection *connection = tl_data_connections_best(&peer->data);
         if (connection != NULL) {
             const struct tl_conn_measures *measures = tl_session_measures(connection->session);
