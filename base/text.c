@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #include "base/arith.h"
 #include "base/check.h"
@@ -280,4 +281,11 @@ const char *tl_text_nearest(const char *name, const char *const *candidates, siz
         limit = distance - 1;
     }
     return nearest;
+}
+
+void tl_text_host_name(char *ret_text, size_t capacity)
+{
+    if (gethostname(ret_text, capacity) != 0) ret_text[0] = '\0';
+    ret_text[capacity - 1] = '\0';
+    if (!tl_text_is_utf8(ret_text, strlen(ret_text))) ret_text[0] = '\0';
 }

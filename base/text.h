@@ -27,6 +27,9 @@ char *tl_text_format_size(uint64_t bytes, char *buffer, size_t capacity);
 /* Writes "1.52 s", "13.1 ms", "4m05s", "2h13m"-style text, a negative duration as zero; returns buffer. */
 char *tl_text_format_duration(int64_t ns, char *buffer, size_t capacity);
 
+/* Writes the name of this host; "" when it has none, or one that is not UTF-8. */
+void tl_text_host_name(char *ret_text, size_t capacity);
+
 /* The candidate with the smallest edit distance to name, the first of several; NULL when none is near (more than a
  * third of the name's length, at least 2, away, or nothing in common) and for names longer than 512 bytes. */
 const char *tl_text_nearest(const char *name, const char *const *candidates, size_t count);

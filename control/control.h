@@ -120,6 +120,7 @@ enum tl_status tl_control_start(struct tl_control *control, const char *address,
 
 /* The addresses of the bound sockets, each "10.0.0.7:4000", as many as there is space for. Returns how many. */
 #define TL_CONTROL_LISTEN_BYTES 64
+#define TL_CONTROL_MAX_LISTENS 16 /* the most that are bound */
 size_t tl_control_listens(const struct tl_control *control, char (*ret_texts)[TL_CONTROL_LISTEN_BYTES],
                           size_t capacity);
 

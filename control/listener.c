@@ -33,9 +33,9 @@
 #include "base/error.h"
 #include "base/log.h"
 #include "base/thread.h"
+#include "control/control.h"
 #include "control/endpoint.h"
 
-#define MAX_SOCKETS 16
 /* Connections taken from one socket before the others are looked at. */
 #define MAX_TAKEN 64
 #define PAUSE_MS 100
@@ -47,7 +47,7 @@ enum listener_state { LISTENER_OPEN, LISTENER_TAKING, LISTENER_ENDING };
 struct tl_listener {
     tl_connection_fn take;
     void *context;
-    struct pollfd waits[1 + MAX_SOCKETS]; /* the first is the event that announces a new state */
+    struct pollfd waits[1 + TL_CONTROL_MAX_LISTENS]; /* the first is the event that announces a new state */
     size_t socket_count;
     atomic_int state;       /* enum listener_state */
     bool is_short;          /* the thread's: it was said that connections wait */
@@ -158,6 +158,7 @@ static void *run(void *argument)
     while ((state = (enum listener_state)atomic_load(&listener->state)) != LISTENER_ENDING) {
         bool is_taking = state == LISTENER_TAKING;
         eventfd_t ignored;
+        /* No event tells that a descriptor is free again: spares that are missing are tried for now and then. */
         bool is_waiting = is_taking && (is_paused || listener->spare_count < MAX_SPARES);
         (void)poll(listener->waits, is_taking && !is_paused ? 1 + listener->socket_count : 1,
                    is_waiting ? PAUSE_MS : -1);
@@ -223,7 +224,8 @@ static uint16_t bound_port(const struct tl_listener *listener)
 static int listen_on_all(struct tl_listener *listener, struct addrinfo *found)
 {
     int first_failure = 0;
-    for (struct addrinfo *item = found; item != NULL && listener->socket_count < MAX_SOCKETS; item = item->ai_next) {
+    for (struct addrinfo *item = found; item != NULL && listener->socket_count < TL_CONTROL_MAX_LISTENS;
+         item = item->ai_next) {
         if (item->ai_family != AF_INET && item->ai_family != AF_INET6) continue;
         uint16_t *port = port_of(item->ai_addr);
         bool is_any_port = *port == 0;

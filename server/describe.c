@@ -89,13 +89,11 @@ static enum tl_status describe_counters(struct tl_worker *worker, struct tl_desc
     return status;
 }
 
-#define MAX_LISTENS 16
-
 static enum tl_status describe_listens(const struct tl_worker *worker, struct tl_description *description,
                                        struct tl_error *ret_error)
 {
-    char texts[MAX_LISTENS][TL_CONTROL_LISTEN_BYTES];
-    size_t count = tl_control_listens(worker->control, texts, MAX_LISTENS);
+    char texts[TL_CONTROL_MAX_LISTENS][TL_CONTROL_LISTEN_BYTES];
+    size_t count = tl_control_listens(worker->control, texts, TL_CONTROL_MAX_LISTENS);
     description->listens = calloc(count > 0 ? count : 1, sizeof(*description->listens));
     for (size_t i = 0; description->listens != NULL && i < count; i++) {
         char *text = strdup(texts[i]);

@@ -120,17 +120,6 @@ static enum tl_status find_self(struct tl_worker *worker, const struct tl_worker
  * costs nothing; it ends what keep-alive cannot see. */
 #define MAX_LINK_AGE_NS (24 * 3600 * TL_NS_PER_SEC)
 
-/* As many sockets as a listener has at most. */
-#define MAX_LISTENS 16
-
-/* "" when the host has no name, or one that protobuf does not take as text. */
-static void read_host_name(char ret_name[TL_HOST_NAME_BYTES])
-{
-    if (gethostname(ret_name, TL_HOST_NAME_BYTES) != 0) ret_name[0] = '\0';
-    ret_name[TL_HOST_NAME_BYTES - 1] = '\0';
-    if (!tl_text_is_utf8(ret_name, strlen(ret_name))) ret_name[0] = '\0';
-}
-
 static enum tl_status create_control(struct tl_worker *worker, struct tl_error *ret_error)
 {
     const struct tl_settings *settings = &worker->settings;
@@ -208,11 +197,11 @@ static bool has_remote_peer(const struct tl_worker *worker)
 }
 
 /* Debian gives the own name of a machine the address 127.0.1.1: a worker that listens there is reached by no other
- * machine. Whoever sets "listen" means it. */
+ * machine. A setting "listen" is taken as meant. */
 static void check_listens(const struct tl_worker *worker)
 {
-    char texts[MAX_LISTENS][TL_CONTROL_LISTEN_BYTES];
-    size_t count = tl_control_listens(worker->control, texts, MAX_LISTENS);
+    char texts[TL_CONTROL_MAX_LISTENS][TL_CONTROL_LISTEN_BYTES];
+    size_t count = tl_control_listens(worker->control, texts, TL_CONTROL_MAX_LISTENS);
     if (count == 0 || worker->settings.listen != NULL || !has_remote_peer(worker)) return;
     for (size_t i = 0; i < count; i++)
         if (!tl_address_is_loopback(texts[i])) return;
@@ -329,7 +318,7 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
     worker->setup.opened_ns = tl_clock_now_ns();
     worker->self.incarnation = tl_random_u64();
     worker->self.process_id = (uint64_t)getpid();
-    read_host_name(worker->self.host_name);
+    tl_text_host_name(worker->self.host_name, sizeof(worker->self.host_name));
     worker->executor.post = post_to_executor;
     tl_list_init(&worker->members.peer_waits);
     tl_walks_init(worker);

@@ -20,6 +20,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/random.h"
+#include "base/text.h"
 #include "control/control.h"
 #include "server/cli/remedy.h"
 
@@ -95,17 +96,20 @@ static enum tl_status describe(void *context, struct tl_description *ret_descrip
     const struct tl_config_task *task = speaker->words->task;
     const char *remedy;
     size_t len = tl_remedy_split(speaker->words->message, &remedy);
+    char host_name[TL_HOST_NAME_BYTES];
+    tl_text_host_name(host_name, sizeof(host_name));
     ret_description->job = strdup(task->job);
     ret_description->task = task->index;
     ret_description->incarnation = speaker->incarnation;
     ret_description->software_version = strdup(tl_version());
+    ret_description->host_name = strdup(host_name);
     ret_description->process_id = (uint64_t)getpid();
     ret_description->unix_ns = tl_clock_unix_ns();
     ret_description->uptime_ns = (uint64_t)(tl_clock_now_ns() - speaker->start_ns);
     ret_description->reason = strndup(speaker->words->message, len);
     ret_description->remedy = strdup(remedy);
-    if (ret_description->job != NULL && ret_description->software_version != NULL && ret_description->reason != NULL &&
-        ret_description->remedy != NULL)
+    if (ret_description->job != NULL && ret_description->software_version != NULL &&
+        ret_description->host_name != NULL && ret_description->reason != NULL && ret_description->remedy != NULL)
         return TL_OK;
     return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a description");
 }

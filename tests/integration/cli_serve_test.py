@@ -410,6 +410,7 @@ class LastWords(cli_support.Case):
         self.assertEqual((finding["healthy"], finding["stage"], finding["verified"]), (False, "serving", "identity"))
         self.assertRegex(finding["reason"], f"^it could not start: .*{self.REASON}")
         self.assertIn(self.REMEDY, finding["remedy"])
+        self.assertEqual((finding["host_name"], finding["process_id"]), (socket.gethostname(), worker.process.pid))
         self.assert_error(4, "NOT_SERVING", *HEALTH, self.refused.address())
         self.assert_ended(worker, worker.stop())
 
