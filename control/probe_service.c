@@ -3,9 +3,9 @@
  * The two methods of tensorlane.v1.Cluster that try connections: Probe makes the worker try its peers, and Echo is what
  * it sends them.
  *
- * Happy path: calls of Probe wait together; the worker answers all of them when its round is over. An Echo is answered
- * at once, to whom has asked, with as many bytes as it asked for, at most 64 KiB. Both belong to the health check, so
- * that a worker whose calls are all in use still answers them.
+ * Happy path: calls of Probe wait together; the worker answers all of them when its round is over. The worker
+ * answers an Echo at once, and only the caller, with as many bytes as it asked for, at most 64 KiB. Both belong to the
+ * health check, so that a worker whose calls are all in use still answers them.
  */
 #include <stdlib.h>
 

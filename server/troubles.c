@@ -37,9 +37,11 @@
 #define SHORTAGE_KEPT_NS (10 * TL_NS_PER_SEC)
 /* With so few left, or with less than a tenth, they are about to run out. */
 #define FEW_DESCRIPTORS 8
-#define MAX_TROUBLES 8
 
 enum file_trouble { FILE_SOUND, FILE_CHANGED, FILE_REPLACED, FILE_REMOVED, FILE_TROUBLES };
+
+/* Descriptors, files, the memory of each transport, and paths. */
+enum { MAX_TROUBLES = 1 + (FILE_TROUBLES - 1) + TL_MAX_TRANSPORTS + 1 };
 
 struct watched_file {
     struct tl_mapped_file *file;

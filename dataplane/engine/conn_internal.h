@@ -383,9 +383,9 @@ void handshake_fini(struct tl_conn *conn);
 /* --------------------------------------------------------------------------------------------------- measure.c -- */
 
 void measure_init(struct tl_conn *conn);
-/* Begins to measure: the peer has exposed its probe. handshake_measured follows, unless the connection breaks. */
 /* The size of the write that is under way, or that comes next. */
 uint64_t measure_size(const struct tl_conn *conn);
+/* Begins to measure: the peer has exposed its probe. handshake_measured follows, unless the connection breaks. */
 void measure_start(struct tl_conn *conn);
 
 /* --------------------------------------------------------------------------------------------------- request.c -- */

@@ -75,9 +75,9 @@ bool verbs_gid_is_v4(const uint8_t gid[16]);
 /* Formats a GID as an IPv4 address if it is a mapped one. capacity must be at least INET6_ADDRSTRLEN. */
 void verbs_gid_to_text(const uint8_t gid[16], char *ret_text, size_t capacity);
 
-/* Fills *ret_error: `what` could not lock len_bytes, what the limit is, and how it is raised. */
-/* Returns whether a limit of locked memory holds for this process that len_bytes exceed. */
+/* Returns whether len_bytes exceed the limit of locked memory that holds for this process. */
 bool verbs_exceeds_memlock(uint64_t len_bytes);
+/* Fills *ret_error: `what` could not lock len_bytes, what the limit is, and how it is raised. */
 enum tl_status verbs_memlock_error(uint64_t len_bytes, const char *what, struct tl_error *ret_error);
 
 /* --------------------------------------------------------------------------------------------------- addresses -- */

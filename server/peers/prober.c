@@ -11,13 +11,14 @@
 #include "base/thread.h"
 #include "server/peers/peer_internal.h"
 
-/* 63 peers that do not answer take two seconds each at most, until the round's deadline. */
+/* In 4.5 s, 32 threads try 63 peers even when none answers, since each of these takes two seconds at most. */
 #define MAX_THREADS 32
 #define MIN_ROUND_NS (4500 * TL_NS_PER_MS)
 /* The results of a round hold for this long: then probing takes less than 1 % of a network of 1 Gbit/s. */
 #define MIN_PAUSE_NS (2 * TL_NS_PER_SEC)
+/* Larger clusters get this much time for each peer, for a round and between two. */
 #define PEER_NS (150 * TL_NS_PER_MS)
-#define FAILURES_HOLD 4 /* for this part of that time */
+#define FAILURE_HOLD_DIVISOR 4 /* results with a failure hold for a quarter of the time */
 
 /* A round belongs to its threads until the last of them has posted it. After tl_prober_stop the last one frees it. */
 struct tl_probe_round {
@@ -42,7 +43,7 @@ static int64_t hold_ns(const struct tl_probe_results *results)
 {
     int64_t pause_ns = of_peers(results->count, MIN_PAUSE_NS);
     for (size_t i = 0; i < results->count; i++)
-        if (!results->items[i].is_ok) return pause_ns / FAILURES_HOLD;
+        if (!results->items[i].is_ok) return pause_ns / FAILURE_HOLD_DIVISOR;
     return pause_ns;
 }
 
