@@ -134,8 +134,7 @@ static void tell_where(const struct tl_call_options *options, const struct tl_en
     char text[TL_IP_TEXT_BYTES];
     _Static_assert(TL_CALL_WHERE_BYTES >= TL_ENDPOINT_WHERE_BYTES, "it holds every address");
     if (options->ret_where == NULL || tl_ip_parse(endpoint->host, &ip) || !tl_endpoint_ip(target, &ip)) return;
-    snprintf(options->ret_where, TL_CALL_WHERE_BYTES, "%s %s", strncmp(target, "ipv6:", 5) == 0 ? "IPv6" : "IPv4",
-             tl_ip_format(&ip, text));
+    snprintf(options->ret_where, TL_CALL_WHERE_BYTES, "%s %s", tl_ip_family(&ip), tl_ip_format(&ip, text));
 }
 
 /* Finds out which address of the host accepts connections. gRPC is given that one, and so does not ask a name service

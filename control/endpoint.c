@@ -310,8 +310,7 @@ void tl_endpoint_where(const struct sockaddr *address, char ret_where[TL_ENDPOIN
     char text[TL_IP_TEXT_BYTES];
     ret_where[0] = '\0';
     if (!tl_ip_of_sockaddr(address, &ip)) return;
-    snprintf(ret_where, TL_ENDPOINT_WHERE_BYTES, "%s %s", address->sa_family == AF_INET6 ? "IPv6" : "IPv4",
-             tl_ip_format(&ip, text));
+    snprintf(ret_where, TL_ENDPOINT_WHERE_BYTES, "%s %s", tl_ip_family(&ip), tl_ip_format(&ip, text));
 }
 
 /* Writes the address as a target; the '%' in front of the scope of a link-local address is escaped there. False when it

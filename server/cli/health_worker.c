@@ -156,6 +156,9 @@ static void judge_failed_call(struct tl_health_finding *finding, enum tl_call_st
         break;
     case TL_CALL_CONNECT:
         judge_no_connection(finding, error->message, source);
+        if (error->code == TL_RESOURCE_EXHAUSTED) {
+            set_remedy(finding, "give this command more descriptors (ulimit -n) or memory; the worker was not asked");
+        }
         break;
     case TL_CALL_SILENT:
         finding->is_silent = true;

@@ -512,6 +512,29 @@ class Whole(HealthCase):
                 return
         self.fail("each call has started another round")
 
+    def test_the_command_lacks_descriptors(self):
+        path = self.config(f"127.0.0.1:{cli_support.unused_port()}")
+        found = []
+        for limit in range(4, 12):
+            result = cli_support.run("health", "-config", path, "-json", "-quick",
+                                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
+            if "was not dialled: Too many open files" in result.stdout:
+                found.append(json.loads(result.stdout)["workers"][0]["remedy"])
+        self.assertTrue(found)
+        self.assertEqual({"give this command more descriptors (ulimit -n) or memory; the worker was not asked"},
+                         set(found))
+
+    def test_the_command_lacks_descriptors(self):
+        path = self.cluster(ps=1).path
+        remedies = set()
+        for limit in range(4, 12):
+            result = run("health", "--config", path, "--json", "--quick",
+                         preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
+            if "was not dialled: Too many open files" in result.stdout:
+                remedies.add(json.loads(result.stdout)["workers"][0]["remedy"])
+        self.assertEqual({"give this command more descriptors (ulimit -n) or memory; the worker was not asked"},
+                         remedies)
+
     def test_not_started(self):
         cluster = self.cluster(ps=1, worker=1)
         cluster.start("ps")
