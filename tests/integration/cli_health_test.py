@@ -513,27 +513,16 @@ class Whole(HealthCase):
         self.fail("each call has started another round")
 
     def test_the_command_lacks_descriptors(self):
-        path = self.config(f"127.0.0.1:{cli_support.unused_port()}")
-        found = []
-        for limit in range(4, 12):
-            result = cli_support.run("health", "-config", path, "-json", "-quick",
-                                     preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
-            if "was not dialled: Too many open files" in result.stdout:
-                found.append(json.loads(result.stdout)["workers"][0]["remedy"])
-        self.assertTrue(found)
-        self.assertEqual({"give this command more descriptors (ulimit -n) or memory; the worker was not asked"},
-                         set(found))
+        watch = self.spawn("health", "--config", self.cluster(ps=1).path, "--watch", "--interval", "100ms", "--json")
 
-    def test_the_command_lacks_descriptors(self):
-        path = self.cluster(ps=1).path
-        remedies = set()
-        for limit in range(4, 12):
-            result = run("health", "--config", path, "--json", "--quick",
-                         preexec_fn=lambda limit=limit: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)))
-            if "was not dialled: Too many open files" in result.stdout:
-                remedies.add(json.loads(result.stdout)["workers"][0]["remedy"])
+        def remedies(reason):
+            findings = [json.loads(line)["workers"][0] for line in list(watch.lines)[:-1]]
+            return [finding["remedy"] for finding in findings if reason in finding["reason"]]
+        wait_until(lambda: remedies("refused the connection"), "a round with descriptors")
+        resource.prlimit(watch.pid, resource.RLIMIT_NOFILE, (3, 3))
+        wait_until(lambda: remedies("was not dialled: Too many open files"), "a round without descriptors")
         self.assertEqual({"give this command more descriptors (ulimit -n) or memory; the worker was not asked"},
-                         remedies)
+                         set(remedies("was not dialled: Too many open files")))
 
     def test_not_started(self):
         cluster = self.cluster(ps=1, worker=1)
