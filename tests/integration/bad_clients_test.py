@@ -271,15 +271,20 @@ class Floods(ClientCase):
         self.assert_all_is_given_back()
 
     def test_calls_that_are_cancelled_at_once(self):
+        """Others are served, and little memory is held. Whether the worker hangs up depends on which side is faster."""
         self.serve()
+        end = 100000 if cli_support.SANITIZE else 600000
 
         def cancelled(stream):
             reset = frame(RST_STREAM, stream=stream, payload=struct.pack(">I", 8))
             return call(stream, b"/tensorlane.v1.Transfer/Exchange") + reset
         blocks = (b"".join(cancelled(stream) for stream in range(first, first + 2000, 2))
-                  for first in range(1, 600001, 2000))
-        self.assertTrue(self.send_all(self.connect(HELLO), blocks), "the worker hangs up")
-        self.worker.await_line("connection ended")
+                  for first in range(1, end, 2000))
+        flood = threading.Thread(target=self.send_all, args=(self.connect(HELLO), blocks))
+        flood.start()
+        while flood.is_alive():
+            self.assert_is_healthy()
+        flood.join()
         self.assert_serves()
         self.assert_holds(1536)
         self.assert_all_is_given_back()
