@@ -4,10 +4,10 @@
  *
  * Happy path: the worker says that shared memory works, or verbs and on which device, and that every peer it is
  * connected to is reached by one of them: a path counts only once a write in both directions has been verified. A
- * worker that reaches all peers through shared memory needs no card. Failure modes: what is missing stops the check
- * with its reason; that makes a worker unhealthy where rdma is "require"; otherwise the worker is healthy, since its
- * tensors travel over gRPC, and the reason is reported. A worker that does not say why is looked at from here when it
- * is on this machine.
+ * worker that reaches all peers through shared memory needs no card. A path whose first attempt is under way lacks
+ * nothing yet. Failure modes: what is missing stops the check with its reason; that makes a worker unhealthy where rdma
+ * is "require"; otherwise the worker is healthy, since its tensors travel over gRPC, and the reason is reported. A
+ * worker that does not say why is looked at from here when it is on this machine.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -19,6 +19,7 @@
 #include "config/address.h"
 #include "server/cli/health.h"
 #include "server/cli/remedy.h"
+#include "server/peers/data_connection.h"
 #include "server/transports/local_settings.h"
 #include "server/transports/transport_verbs.h"
 #include "server/transports/verbs_settings.h"
@@ -186,14 +187,20 @@ static bool can_share(const struct tl_health_finding *finding, const struct tl_c
            !tl_local_settings_refusal(&task->settings);
 }
 
-/* The peer is connected, and the two want a data plane that they can both have; over shared memory, where only that
- * counts. */
+/* The first attempt after the two have connected is under way. */
+static bool is_being_set_up(const struct tl_peer_description *peer)
+{
+    return strcmp(peer->transport, GRPC) == 0 && strstr(peer->reason, TL_DATA_CONNECTION_BEGINS) != NULL;
+}
+
+/* The peer is connected, and the two want a data plane that they can both have and are not just setting up; over shared
+ * memory, where only that counts. */
 static bool should_have_path(const struct tl_config *config, const struct tl_health_finding *finding,
                              const struct tl_peer_description *peer, bool is_shared)
 {
     const struct tl_config_task *self = finding->task, *task;
     if (strcmp(peer->state, "up") != 0 || tl_config_find_name(config, peer->name, &task, NULL) != TL_OK) return false;
-    if (task == self) return false;
+    if (task == self || is_being_set_up(peer)) return false;
     return can_share(finding, task) ||
            (!is_shared && !tl_verbs_settings_refusal(&self->settings) && !tl_verbs_settings_refusal(&task->settings));
 }

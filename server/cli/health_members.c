@@ -116,6 +116,8 @@ static void set_other_cluster(struct tl_health_finding *knows, const struct tl_p
     const char *remedy = "give all workers the same file, and start this one anew with it";
     char has[400], lacking[400], reason[TL_ERROR_MESSAGE_BYTES];
     size_t has_count = list_lacking(&lacks->description, &knows->description, has, sizeof(has));
+    bool is_part = has_count == 0 && !has_job(&lacks->description, knows->task->name);
+    if (is_part) return;
     list_lacking(&knows->description, &lacks->description, lacking, sizeof(lacking));
     snprintf(reason, sizeof(reason), "it runs with another cluster.json than %s: it %s%s%slacks %s", knows->task->name,
              has_count > 0 ? "has " : "", has, has_count > 0 ? ", " : "", lacking);

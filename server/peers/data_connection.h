@@ -37,6 +37,9 @@ struct tl_session;
 /* A connection that breaks so often within a minute needs attention. */
 #define TL_MANY_BREAKS 3
 
+/* The reason of a connection whose first attempt is under way; `health` recognizes it. */
+#define TL_DATA_CONNECTION_BEGINS "the data connection is being set up"
+
 enum tl_data_connection_state {
     TL_DATA_CONNECTION_OFF,        /* waits for a link */
     TL_DATA_CONNECTION_HELD,       /* waits until all faster ones have failed or been refused */

@@ -177,7 +177,7 @@ static void pause_after_up(struct tl_data_connection *connection, const struct c
 static void expect_offer(struct tl_data_connection *connection, const struct connection_event *event)
 {
     (void)event;
-    data_connection_set_reason(connection, "the data connection is being set up");
+    data_connection_set_reason(connection, TL_DATA_CONNECTION_BEGINS);
     arm(connection, connection->slot->transport->options.attempt_ns);
 }
 
@@ -200,8 +200,7 @@ static enum tl_status begin_attempt(struct tl_data_connection *connection, uint6
 {
     connection->attempt = attempt;
     connection->is_left = false;
-    if (message == NULL && connection->is_first)
-        data_connection_set_reason(connection, "the data connection is being set up");
+    if (message == NULL && connection->is_first) data_connection_set_reason(connection, TL_DATA_CONNECTION_BEGINS);
     arm(connection, connection->slot->transport->options.attempt_ns);
     return tl_session_open(connection->slot->transport, tl_link_peer(connection->link),
                            message != NULL ? message->bytes : NULL, message != NULL ? message->len_bytes : 0,
