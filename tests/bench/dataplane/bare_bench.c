@@ -7,6 +7,7 @@
  *   bare_bench FOLDER BYTES COUNT        ... into a new file in the folder (a path with a slash)
  *   bare_bench eventfd COUNT             two processes wake each other in turn, each asleep in between
  *   bare_bench apart COUNT               ... each on a processor of its own
+ *   bare_bench epoll COUNT               ... each asleep on an epoll descriptor, as one that waits for several things
  *
  * Prints one JSON object with the median, in microseconds, of a copy, or of there and back.
  */
@@ -17,6 +18,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -118,23 +120,40 @@ static void wake(int fd)
     if (write(fd, &one, sizeof(one)) != (ssize_t)sizeof(one)) die("write");
 }
 
-static void await(int fd)
+/* Returns an epoll descriptor that reports each write to fd once. */
+static int watch(int fd)
 {
-    uint64_t value;
-    if (read(fd, &value, sizeof(value)) != (ssize_t)sizeof(value)) die("read");
+    struct epoll_event event = {.events = EPOLLIN | EPOLLET};
+    int epoll = epoll_create1(EPOLL_CLOEXEC);
+    if (epoll < 0 || epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event) != 0) die("epoll");
+    return epoll;
 }
 
-static void measure_eventfd(bool is_apart, double *times_us, size_t count)
+/* Sleeps on the epoll descriptor, or on fd when that is negative. */
+static void await(int fd, int epoll)
+{
+    uint64_t value;
+    struct epoll_event event;
+    if (epoll >= 0) {
+        if (epoll_wait(epoll, &event, 1, -1) != 1) die("epoll_wait");
+    } else if (read(fd, &value, sizeof(value)) != (ssize_t)sizeof(value)) {
+        die("read");
+    }
+}
+
+static void measure_eventfd(bool is_apart, bool has_epoll, double *times_us, size_t count)
 {
     int there = eventfd(0, EFD_CLOEXEC);
     int back = eventfd(0, EFD_CLOEXEC);
     if (there < 0 || back < 0) die("eventfd");
+    int epoll_there = has_epoll ? watch(there) : -1;
+    int epoll_back = has_epoll ? watch(back) : -1;
     pid_t child = fork();
     if (child < 0) die("fork");
     if (is_apart) bench_stay_on_processor(child == 0);
     if (child == 0) {
         for (size_t i = 0; i < count + WARM_UP_COUNT; i++) {
-            await(there);
+            await(there, epoll_there);
             wake(back);
         }
         _exit(0);
@@ -142,7 +161,7 @@ static void measure_eventfd(bool is_apart, double *times_us, size_t count)
     for (size_t i = 0; i < count + WARM_UP_COUNT; i++) {
         double begun_us = now_us();
         wake(there);
-        await(back);
+        await(back, epoll_back);
         if (i >= WARM_UP_COUNT) times_us[i - WARM_UP_COUNT] = now_us() - begun_us;
     }
     (void)waitpid(child, NULL, 0);
@@ -157,9 +176,9 @@ int main(int argc, char **argv)
     } else if (times_us != NULL && argc == 4) {
         measure_fresh(argv[1], strtoul(argv[2], NULL, 10), times_us, count);
     } else if (times_us != NULL && argc == 3) {
-        measure_eventfd(strcmp(argv[1], "apart") == 0, times_us, count);
+        measure_eventfd(strcmp(argv[1], "apart") == 0, strcmp(argv[1], "epoll") == 0, times_us, count);
     } else {
-        fprintf(stderr, "usage: bare_bench memcpy|memfd|FOLDER BYTES COUNT | eventfd|apart COUNT\n");
+        fprintf(stderr, "usage: bare_bench memcpy|memfd|FOLDER BYTES COUNT | eventfd|apart|epoll COUNT\n");
         return 2;
     }
     report(times_us, count);
