@@ -67,39 +67,48 @@ static void explain_size(struct tl_doctor_report *report, const struct tl_doctor
     }
 }
 
+/* The connection stands, and nothing was answered over it with packets of the usual size. */
+static void judge_no_answer(struct tl_doctor_report *report, const char *what, const struct tl_doctor_reached *item,
+                            const char *address)
+{
+    if (item->small.reach > TL_DOCTOR_REACH_FOREIGN) {
+        tl_doctor_add(report, TL_DOCTOR_FAULT, what, "%s: small packets only", address);
+        explain_size(report, item, address);
+        return;
+    }
+    tl_doctor_add(report, TL_DOCTOR_FAULT, what, "%s: connected, no answer", address);
+    tl_doctor_explain(report,
+                      "%s takes connections and answers to no packet of any size; the process there is stopped, out of "
+                      "descriptors or overloaded, or is no worker: look at it there, kill -CONT lets a stopped one go "
+                      "on",
+                      address);
+}
+
+static void judge_foreign(struct tl_doctor_report *report, const char *what, const char *address)
+{
+    tl_doctor_add(report, TL_DOCTOR_FAULT, what, "%s: no HTTP/2", address);
+    tl_doctor_explain(report,
+                      "what answers at %s does not speak HTTP/2, or ends the connection at once; stop the other "
+                      "program, or give the task another port",
+                      address);
+}
+
 static void judge(struct tl_doctor_report *report, const char *what, unsigned port,
                   const struct tl_doctor_reached *item, const struct tl_doctor_reached *working)
 {
     char address[80], other[80] = "";
-    enum tl_doctor_verdict bad = working ? TL_DOCTOR_NOTE : TL_DOCTOR_FAULT;
     format_address(&item->ip, port, address);
     if (working) format_address(&working->ip, port, other);
     switch (item->usual.reach) {
     case TL_DOCTOR_REACH_NONE:
-        tl_doctor_add(report, bad, what, "%s: no connection", address);
+        tl_doctor_add(report, working ? TL_DOCTOR_NOTE : TL_DOCTOR_FAULT, what, "%s: no connection", address);
         explain_no_connection(report, item, port, address, other);
         break;
     case TL_DOCTOR_REACH_TCP:
-        if (item->small.reach > TL_DOCTOR_REACH_FOREIGN) {
-            tl_doctor_add(report, TL_DOCTOR_FAULT, what, "%s: small packets only", address);
-            explain_size(report, item, address);
-            break;
-        }
-        tl_doctor_add(report, TL_DOCTOR_FAULT, what, "%s: connected, no answer", address);
-        tl_doctor_explain(
-            report,
-            "%s takes connections and answers to no packet of any size; the process there is stopped, out "
-            "of descriptors or overloaded, or is no worker: look at it there, kill -CONT lets a stopped "
-            "one go on",
-            address);
+        judge_no_answer(report, what, item, address);
         break;
     case TL_DOCTOR_REACH_FOREIGN:
-        tl_doctor_add(report, TL_DOCTOR_FAULT, what, "%s: no HTTP/2", address);
-        tl_doctor_explain(report,
-                          "what answers at %s does not speak HTTP/2, or ends the connection at once; stop the other "
-                          "program, or give the task "
-                          "another port",
-                          address);
+        judge_foreign(report, what, address);
         break;
     case TL_DOCTOR_REACH_SMALL:
     case TL_DOCTOR_REACH_LARGE_TO:

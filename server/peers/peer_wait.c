@@ -145,48 +145,60 @@ static void format_connection_reason(const struct tl_peer *peer, char *ret_text,
     snprintf(ret_text + len, capacity - len, "%smemory of users is copied twice: %s", len > 0 ? "; " : "", refusal);
 }
 
+/* Writes why the peer is not connected, or is not reached over the first of the transports; "" where nothing is
+ * wrong. */
+static void format_reason(const struct tl_peer *peer, char *ret_text, size_t capacity)
+{
+    bool is_up = peer->links.state == TL_PEER_UP;
+    ret_text[0] = '\0';
+    if (tl_rivals_are_active(&peer->rivals)) {
+        tl_rivals_format(&peer->rivals, peer->name, ret_text, capacity);
+    } else if (is_up && !peer->is_self) {
+        format_connection_reason(peer, ret_text, capacity);
+    } else if (!is_up && (peer->links.state != TL_PEER_CONNECTING || peer->links.is_retrying)) {
+        /* The reason of a first attempt would be that of an earlier failure. */
+        snprintf(ret_text, capacity, "%s", peer->links.reason.message);
+    }
+}
+
+/* False: there is no memory. */
+static bool describe_peer(const struct tl_peer *peer, const struct tl_worker *worker, struct tl_peer_description *item)
+{
+    char reason[TL_ERROR_MESSAGE_BYTES];
+    /* A peer that nothing wants any more is not tried again: that it was down once says nothing of now. */
+    bool is_given_up = peer->links.state == TL_PEER_DOWN && peer->links.back_off.heap_place == 0;
+    format_reason(peer, reason, sizeof(reason));
+    item->name = strdup(peer->name);
+    item->state = strdup(tl_peer_state_name(is_given_up ? TL_PEER_IDLE : peer->links.state));
+    item->transport = strdup(peer->links.state == TL_PEER_UP ? tl_peer_transport(peer) : "");
+    item->reason = strdup(reason);
+    item->incarnation = peer->incarnation;
+    item->address = strdup(peer->address);
+    const struct tl_identity *latest = peer->is_self ? &worker->self : &peer->rivals.latest;
+    item->host_name = strdup(latest->host_name);
+    item->process_id = latest->process_id;
+    const struct tl_data_connection *connection = tl_data_connections_best(&peer->data);
+    if (connection != NULL) {
+        const struct tl_conn_measures *measures = tl_session_measures(connection->session);
+        item->latency_ns = measures->latency_ns;
+        item->bytes_per_second = measures->bytes_per_second;
+        item->mtu_bytes = measures->mtu_bytes;
+    }
+    return item->name != NULL && item->state != NULL && item->transport != NULL && item->reason != NULL &&
+           item->address != NULL && item->host_name != NULL;
+}
+
 enum tl_status tl_peers_describe(struct tl_worker *worker, struct tl_description *description,
                                  struct tl_error *ret_error)
 {
-    description->peers =
-        calloc(worker->members.peer_count > 0 ? worker->members.peer_count : 1, sizeof(*description->peers));
-    if (description->peers == NULL) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peers");
-    for (size_t i = 0; i < worker->members.peer_count; i++) {
-        const struct tl_peer *peer = worker->members.peers[i];
-        struct tl_peer_description *item = &description->peers[description->peer_count++];
-        item->name = strdup(peer->name);
-        /* A peer that nothing wants any more is not tried again: that it was down once says nothing of now. */
-        bool is_given_up = peer->links.state == TL_PEER_DOWN && peer->links.back_off.heap_place == 0;
-        item->state = strdup(tl_peer_state_name(is_given_up ? TL_PEER_IDLE : peer->links.state));
-        bool is_up = peer->links.state == TL_PEER_UP;
-        char reason[TL_ERROR_MESSAGE_BYTES] = "";
-        if (is_up && !peer->is_self) format_connection_reason(peer, reason, sizeof(reason));
-        item->transport = strdup(is_up ? tl_peer_transport(peer) : "");
-        if (tl_rivals_are_active(&peer->rivals)) {
-            tl_rivals_format(&peer->rivals, peer->name, reason, sizeof(reason));
-        } else if (!is_up && (peer->links.state != TL_PEER_CONNECTING || peer->links.is_retrying)) {
-            /* The reason of a first attempt would be that of an earlier failure. */
-            snprintf(reason, sizeof(reason), "%s", peer->links.reason.message);
-        }
-        item->reason = strdup(reason);
-        item->incarnation = peer->incarnation;
-        item->address = strdup(peer->address);
-        const struct tl_identity *latest = peer->is_self ? &worker->self : &peer->rivals.latest;
-        item->host_name = strdup(latest->host_name);
-        item->process_id = latest->process_id;
-        const struct tl_data_connection *connection = tl_data_connections_best(&peer->data);
-        if (connection != NULL) {
-            const struct tl_conn_measures *measures = tl_session_measures(connection->session);
-            item->latency_ns = measures->latency_ns;
-            item->bytes_per_second = measures->bytes_per_second;
-            item->mtu_bytes = measures->mtu_bytes;
-        }
-        if (item->name == NULL || item->state == NULL || item->transport == NULL || item->reason == NULL ||
-            item->address == NULL || item->host_name == NULL) {
-            return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peers");
-        }
+    size_t count = worker->members.peer_count;
+    description->peers = calloc(count > 0 ? count : 1, sizeof(*description->peers));
+    bool is_complete = description->peers != NULL;
+    while (is_complete && description->peer_count < count) {
+        size_t index = description->peer_count++;
+        is_complete = describe_peer(worker->members.peers[index], worker, &description->peers[index]);
     }
-    return TL_OK;
+    return is_complete ? TL_OK : tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for peers");
 }
 
 size_t tl_peers_find_breaking(const struct tl_worker *worker, const struct tl_peer **ret_peer,
