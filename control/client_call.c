@@ -7,11 +7,12 @@
  * of its own, run by the caller's thread.
  *
  * Failure modes: whatever answers the connection but no HTTP/2 settings, with something else or with nothing, shows as
- * a channel that does not become ready. What a server answers is checked; an answer that cannot be ends the call with
- * INTERNAL. A call whose deadline passes is ended by gRPC.
+ * a channel that does not become ready, and so does a lack of descriptors that only gRPC met. What a server answers is
+ * checked; an answer that cannot be ends the call with INTERNAL. A call whose deadline passes is ended by gRPC.
  */
 #include "control/client_call.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,15 +63,19 @@ static const char *cut_to_reason(const char *message)
     return message;
 }
 
-/* The state of a channel does not say why it is as it is, the end of a call does. */
-static enum tl_status no_tls(struct tl_client *client, int64_t deadline_ns, struct tl_error *ret_error)
+/* The state of a channel does not say why it is as it is, the end of a call does: sets client->status. */
+static enum tl_status learn_why(struct tl_client *client, int64_t deadline_ns, struct tl_error *ret_error)
 {
     static const struct tl_stream_events events = {.on_closed = stream_closed};
     enum tl_status status = tl_stream_call(client->loop, client->channel, "/grpc.health.v1.Health/Check", deadline_ns,
                                            &events, client, &client->stream, ret_error);
-    if (status != TL_OK) return status;
     while (client->stream != NULL)
         (void)tl_loop_run_once(client->loop, TL_TIME_NEVER);
+    return status;
+}
+
+static enum tl_status no_tls(struct tl_client *client, struct tl_error *ret_error)
+{
     const char *message = client->status.message;
     if (strncmp(message, "empty address list", 18) == 0) { /* gRPC could make no connection out of the address */
         client->stage = TL_CALL_OPTIONS;
@@ -108,6 +113,20 @@ static enum tl_status no_http2(struct tl_client *client, bool is_silent, struct 
         client->options->address, tl_text_format_duration(http2_ns(client->options), duration, sizeof(duration)));
 }
 
+/* The address took our connection, and then gRPC, which dials anew, found that this process lacks something. */
+static enum tl_status no_connection(struct tl_client *client, struct tl_error *ret_error)
+{
+    static const int lacks[] = {EMFILE, ENFILE, ENOBUFS, ENOMEM};
+    for (size_t i = 0; i < TL_ARRAY_COUNT(lacks); i++) {
+        if (strstr(client->status.message, strerror(lacks[i])) == NULL) continue;
+        client->stage = TL_CALL_CONNECT;
+        return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED,
+                            "%s was not dialled: %s; this process needs more descriptors or memory",
+                            client->options->address, strerror(lacks[i]));
+    }
+    return client->options->tls != NULL ? no_tls(client, ret_error) : no_http2(client, false, ret_error);
+}
+
 /* Waits until the channel speaks HTTP/2. */
 static enum tl_status wait_ready(struct tl_client *client, int64_t deadline_ns, struct tl_error *ret_error)
 {
@@ -115,8 +134,8 @@ static enum tl_status wait_ready(struct tl_client *client, int64_t deadline_ns, 
         grpc_connectivity_state state = grpc_channel_check_connectivity_state(client->channel, 1);
         if (state == GRPC_CHANNEL_READY) return TL_OK;
         if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN) {
-            return client->options->tls != NULL ? no_tls(client, deadline_ns, ret_error)
-                                                : no_http2(client, false, ret_error);
+            enum tl_status status = learn_why(client, deadline_ns, ret_error);
+            return status != TL_OK ? status : no_connection(client, ret_error);
         }
         if (tl_clock_remaining_ns(deadline_ns) == 0) return no_http2(client, true, ret_error);
         struct look_out look_out = {.is_over = false};

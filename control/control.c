@@ -189,6 +189,11 @@ void tl_control_destroy(struct tl_control *control)
     free(control);
 }
 
+bool tl_control_uses_spares(const struct tl_control *control)
+{
+    return control->server != NULL && tl_rpc_server_uses_spares(control->server);
+}
+
 int64_t tl_control_short_ns(const struct tl_control *control)
 {
     return control->server != NULL ? tl_rpc_server_short_ns(control->server) : 0;

@@ -144,6 +144,9 @@ void tl_control_destroy(struct tl_control *control);
  * the first loop is created. */
 void tl_control_route_grpc_log(bool is_ours);
 
+/* Whether connections have taken the spare descriptors of the listener (control/listener.h). */
+bool tl_control_uses_spares(const struct tl_control *control);
+
 /* When a connection came and no descriptor was free for the last time (monotonic); 0: never. */
 int64_t tl_control_short_ns(const struct tl_control *control);
 

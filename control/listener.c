@@ -9,7 +9,7 @@
  * descriptors or memory, it stays in the kernel's queue and the thread tries again after a pause, saying so once; it
  * says when the queue is empty again. A few spare descriptors are kept: when all others are used up, they make way for
  * connections one after the other, so that a worker in this state can still be asked what it lacks. They are opened
- * again as soon as others have been closed.
+ * again as soon as others have been closed. Who keeps a connection for long is refused while spares are in use.
  */
 #include "control/listener.h"
 
@@ -53,7 +53,7 @@ struct tl_listener {
     bool is_short;          /* the thread's: it was said that connections wait */
     int spares[MAX_SPARES]; /* [spare_count]; the thread's */
     unsigned spare_count;
-    bool is_without_spares;        /* the thread's: it was said that spares are in use */
+    atomic_bool uses_spares;       /* a connection took a spare, and not all have been opened again */
     atomic_int_least64_t short_ns; /* when a connection lacked a descriptor last; 0: never */
     bool has_thread;
     pthread_t thread;
@@ -77,7 +77,7 @@ static void keep_spares(struct tl_listener *listener)
         if (fd < 0) return;
         listener->spares[listener->spare_count++] = fd;
     }
-    listener->is_without_spares = false;
+    atomic_store(&listener->uses_spares, false);
 }
 
 /* As accept4, with a spare descriptor when there is no other. Returns -1 with errno when there is none either. */
@@ -97,8 +97,7 @@ static int accept_connection(struct tl_listener *listener, int fd)
         errno = error_number;
         return -1;
     }
-    if (!listener->is_without_spares) {
-        listener->is_without_spares = true;
+    if (!atomic_exchange(&listener->uses_spares, true)) {
         TL_LOG_AT_WARN("the limit of open files is reached; connections take spare descriptors",
                        TL_U64("spare", listener->spare_count));
     }
@@ -332,6 +331,11 @@ size_t tl_listener_describe(const struct tl_listener *listener, char (*ret_texts
 void tl_listener_start(struct tl_listener *listener)
 {
     change_state(listener, LISTENER_TAKING);
+}
+
+bool tl_listener_uses_spares(const struct tl_listener *listener)
+{
+    return atomic_load(&listener->uses_spares);
 }
 
 int64_t tl_listener_short_ns(const struct tl_listener *listener)

@@ -9,6 +9,7 @@
 #ifndef CONTROL_LISTENER_H
 #define CONTROL_LISTENER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -35,6 +36,9 @@ size_t tl_listener_describe(const struct tl_listener *listener, char (*ret_texts
 
 /* Takes connections from now on. */
 void tl_listener_start(struct tl_listener *listener);
+
+/* Whether connections have taken spare descriptors that could not be opened again yet. Thread: any. */
+bool tl_listener_uses_spares(const struct tl_listener *listener);
 
 /* When a connection came and no descriptor was free for the last time (monotonic); 0: never. Thread: any. */
 int64_t tl_listener_short_ns(const struct tl_listener *listener);

@@ -411,6 +411,11 @@ void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void 
     arm_stop_timer(server);
 }
 
+bool tl_rpc_server_uses_spares(const struct tl_rpc_server *server)
+{
+    return server->listener != NULL && tl_listener_uses_spares(server->listener);
+}
+
 int64_t tl_rpc_server_short_ns(const struct tl_rpc_server *server)
 {
     return server->listener != NULL ? tl_listener_short_ns(server->listener) : 0;

@@ -57,6 +57,9 @@ size_t tl_rpc_server_describe(const struct tl_rpc_server *server, char (*ret_tex
 void tl_rpc_server_stop(struct tl_rpc_server *server, int64_t deadline_ns, void (*stopped)(void *context),
                         void *context);
 
+/* tl_listener_uses_spares; false: it does not listen. */
+bool tl_rpc_server_uses_spares(const struct tl_rpc_server *server);
+
 /* When a connection came and no descriptor was free for the last time (monotonic); 0: never, or it does not listen. */
 int64_t tl_rpc_server_short_ns(const struct tl_rpc_server *server);
 

@@ -101,8 +101,10 @@ void tl_health_compare(const struct tl_config *config, struct tl_health_finding 
  * again. False: there are none. */
 bool tl_health_find_rivals(const struct tl_config *config, struct tl_health_finding *findings);
 
-/* Asks a worker that serves to try its peers. Blocks: until it has. Thread: any. */
-void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health_finding *finding);
+/* Asks a worker that serves, one of findings[count], to try its peers; all of them have been checked. Blocks: until it
+ * has, and some seconds longer while a failure is older than the question. Thread: any. */
+void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health_finding *findings, size_t count,
+                           struct tl_health_finding *finding);
 
 /* Both workers of a pair of which one does not reach the other are unhealthy, unless one of them is so already. */
 void tl_health_judge_pairs(struct tl_health_finding *findings, size_t count);

@@ -51,7 +51,7 @@ static void ask_again(void *context, size_t index)
 static void probe_peers(void *context, size_t index)
 {
     struct round *round = context;
-    tl_health_probe_peers(round->flags, &round->findings[index]);
+    tl_health_probe_peers(round->flags, round->findings, round->config->task_count, &round->findings[index]);
 }
 
 static void pause_ns(int64_t ns)
@@ -131,6 +131,36 @@ static void put_troubles(struct tl_json_out *worker, const struct tl_description
     }
 }
 
+static void put_transports(struct tl_json_out *worker, const struct tl_description *description)
+{
+    struct tl_json_out *transports = tl_json_out_put_array(worker, "transports");
+    for (size_t i = 0; i < description->transport_count; i++) {
+        const struct tl_transport_state *from = &description->transports[i];
+        struct tl_json_out *transport = tl_json_out_append_object(transports);
+        tl_json_out_put_text(transport, "name", from->name);
+        tl_json_out_put_bool(transport, "available", from->is_available);
+        tl_json_out_put_text(transport, "reason", from->reason);
+    }
+}
+
+static void put_peers(struct tl_json_out *worker, const struct tl_description *description)
+{
+    struct tl_json_out *peers = tl_json_out_put_array(worker, "peers");
+    for (size_t i = 0; i < description->peer_count; i++) {
+        const struct tl_peer_description *from = &description->peers[i];
+        struct tl_json_out *peer = tl_json_out_append_object(peers);
+        tl_json_out_put_text(peer, "name", from->name);
+        tl_json_out_put_text(peer, "state", from->state);
+        tl_json_out_put_text(peer, "transport", from->transport);
+        tl_json_out_put_text(peer, "reason", from->reason);
+        tl_json_out_put_text(peer, "address", from->address);
+        tl_json_out_put_incarnation(peer, "incarnation", from->incarnation);
+        if (from->latency_ns > 0) tl_json_out_put_u64(peer, "latency_ns", from->latency_ns);
+        if (from->bytes_per_second > 0) tl_json_out_put_u64(peer, "bytes_per_second", from->bytes_per_second);
+        if (from->mtu_bytes > 0) tl_json_out_put_u64(peer, "mtu", from->mtu_bytes);
+    }
+}
+
 static void put_description(struct tl_json_out *worker, const struct tl_description *description)
 {
     tl_json_out_put_incarnation(worker, "incarnation", description->incarnation);
@@ -146,28 +176,8 @@ static void put_description(struct tl_json_out *worker, const struct tl_descript
     for (size_t i = 0; i < description->listen_count; i++)
         tl_json_out_append_text(listens, description->listens[i]);
     tl_json_out_put_real(worker, "uptime_seconds", (double)description->uptime_ns / (double)TL_NS_PER_SEC);
-    struct tl_json_out *transports = tl_json_out_put_array(worker, "transports");
-    for (size_t i = 0; i < description->transport_count; i++) {
-        struct tl_json_out *transport = tl_json_out_append_object(transports);
-        tl_json_out_put_text(transport, "name", description->transports[i].name);
-        tl_json_out_put_bool(transport, "available", description->transports[i].is_available);
-        tl_json_out_put_text(transport, "reason", description->transports[i].reason);
-    }
-    struct tl_json_out *peers = tl_json_out_put_array(worker, "peers");
-    for (size_t i = 0; i < description->peer_count; i++) {
-        struct tl_json_out *peer = tl_json_out_append_object(peers);
-        tl_json_out_put_text(peer, "name", description->peers[i].name);
-        tl_json_out_put_text(peer, "state", description->peers[i].state);
-        tl_json_out_put_text(peer, "transport", description->peers[i].transport);
-        tl_json_out_put_text(peer, "reason", description->peers[i].reason);
-        tl_json_out_put_text(peer, "address", description->peers[i].address);
-        tl_json_out_put_incarnation(peer, "incarnation", description->peers[i].incarnation);
-        if (description->peers[i].latency_ns > 0)
-            tl_json_out_put_u64(peer, "latency_ns", description->peers[i].latency_ns);
-        if (description->peers[i].bytes_per_second > 0)
-            tl_json_out_put_u64(peer, "bytes_per_second", description->peers[i].bytes_per_second);
-        if (description->peers[i].mtu_bytes > 0) tl_json_out_put_u64(peer, "mtu", description->peers[i].mtu_bytes);
-    }
+    put_transports(worker, description);
+    put_peers(worker, description);
     put_troubles(worker, description);
     if (description->data_plane) put_data_plane(worker, description->data_plane);
     struct tl_json_out *counters = tl_json_out_put_object(worker, "counters");

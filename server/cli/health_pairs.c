@@ -19,33 +19,47 @@
 #define PROBE_TIMEOUT_NS (10 * TL_NS_PER_SEC)
 #define PEER_NS (300 * TL_NS_PER_MS)
 #define CONNECT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
-/* How often a worker is asked again whose results are those of an older round. */
+/* How often a worker is asked again whose results are those of an older round, and how many times: for some 5 s. A
+ * worker of a larger cluster than one of 130 keeps its failures for longer. */
 #define ASK_PAUSE_NS (300 * TL_NS_PER_MS)
+#define MAX_ASKS 17
 
 static bool is_serving(const struct tl_health_finding *finding)
 {
     return finding->has_description && finding->verified >= TL_HEALTH_STAGE_SERVING;
 }
 
-/* A failure from before the first question says nothing: the peer may have started since. */
-static bool is_old_failure(const struct tl_peer_probe *probe, int64_t asked_for_ns)
+static struct tl_health_finding *find(struct tl_health_finding *findings, size_t count, const char *name)
 {
-    return !probe->is_ok && probe->age_ns > (uint64_t)asked_for_ns;
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(findings[i].task->name, name) == 0) return &findings[i];
+    return NULL;
 }
 
-static bool has_old_failure(const struct tl_probe_results *probes, int64_t asked_for_ns)
+/* The failure is from before the first question, and the peer serves now. */
+static bool is_old_failure(const struct tl_health_finding *to, const struct tl_peer_probe *probe, int64_t asked_for_ns)
 {
-    for (size_t i = 0; i < probes->count; i++)
-        if (is_old_failure(&probes->items[i], asked_for_ns)) return true;
+    return !probe->is_ok && probe->age_ns > (uint64_t)asked_for_ns && to != NULL && is_serving(to);
+}
+
+static bool has_old_failure(struct tl_health_finding *findings, size_t count, const struct tl_probe_results *probes,
+                            int64_t asked_for_ns)
+{
+    for (size_t i = 0; i < probes->count; i++) {
+        const struct tl_peer_probe *probe = &probes->items[i];
+        if (is_old_failure(find(findings, count, probe->name), probe, asked_for_ns)) return true;
+    }
     return false;
 }
 
-/* Success with a reason means that the pair was not judged. */
-static void drop_old_failures(struct tl_probe_results *probes, int64_t asked_for_ns)
+/* It says nothing of a peer that has started since. Success with a reason means that the pair was not judged. */
+static void drop_old_failures(struct tl_health_finding *findings, size_t count, struct tl_probe_results *probes,
+                              int64_t asked_for_ns)
 {
     for (size_t i = 0; i < probes->count; i++) {
         struct tl_peer_probe *probe = &probes->items[i];
-        if (!is_old_failure(probe, asked_for_ns)) continue;
+        const struct tl_health_finding *to = find(findings, count, probe->name);
+        if (!is_old_failure(to, probe, asked_for_ns) || to->description.uptime_ns >= probe->age_ns) continue;
         probe->is_ok = true;
         probe->stage[0] = probe->direction[0] = probe->remedy[0] = '\0';
         snprintf(probe->reason, sizeof(probe->reason), "the worker has not tried this peer again in time");
@@ -53,7 +67,8 @@ static void drop_old_failures(struct tl_probe_results *probes, int64_t asked_for
 }
 
 /* One ask and the next, until no failure is old, have twice the time of one. */
-void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health_finding *finding)
+void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health_finding *findings, size_t count,
+                           struct tl_health_finding *finding)
 {
     if (!is_serving(finding)) return;
     const int64_t by_peers_ns = (int64_t)finding->description.peer_count * PEER_NS;
@@ -67,7 +82,8 @@ void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health
     bool has_answer = false;
     const int64_t began_ns = tl_clock_now_ns(), deadline_ns = began_ns + 2 * timeout_ns;
     int64_t asked_for_ns = 0; /* when the answer that is kept came */
-    for (int64_t left_ns; (left_ns = tl_clock_remaining_ns(deadline_ns)) > 0;) {
+    int64_t left_ns;
+    for (unsigned n = 0; n < MAX_ASKS && (left_ns = tl_clock_remaining_ns(deadline_ns)) > 0; n++) {
         struct tl_probe_results results = {0};
         call.rpc_timeout_ns = left_ns < timeout_ns ? left_ns : timeout_ns;
         if (tl_client_probe(&call, &results, NULL, &error) != TL_OK) break;
@@ -75,19 +91,12 @@ void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health
         finding->probes = results;
         has_answer = true;
         asked_for_ns = tl_clock_now_ns() - began_ns;
-        if (!has_old_failure(&finding->probes, asked_for_ns)) break;
+        if (!has_old_failure(findings, count, &finding->probes, asked_for_ns)) break;
         const struct timespec pause = {.tv_nsec = ASK_PAUSE_NS};
         nanosleep(&pause, NULL);
     }
     finding->cannot_probe = !has_answer;
-    drop_old_failures(&finding->probes, asked_for_ns);
-}
-
-static struct tl_health_finding *find(struct tl_health_finding *findings, size_t count, const char *name)
-{
-    for (size_t i = 0; i < count; i++)
-        if (strcmp(findings[i].task->name, name) == 0) return &findings[i];
-    return NULL;
+    drop_old_failures(findings, count, &finding->probes, asked_for_ns);
 }
 
 /* What `from` found about `to`; NULL: nothing, or no fault. */

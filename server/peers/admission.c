@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/peers/admission.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -197,6 +198,13 @@ static void log_second_worker(struct tl_peer *self, const struct tl_identity *wh
 enum tl_link_admission tl_peers_admit(struct tl_worker *worker, const struct tl_identity *who,
                                       struct tl_error *ret_error)
 {
+    if (tl_control_uses_spares(worker->control)) {
+        (void)tl_error_set(ret_error, TL_UNAVAILABLE,
+                           "%s has no descriptors left for another connection; give it more: \"prlimit --pid %" PRIu64
+                           " --nofile=NUMBER\" as root on host %s, or LimitNOFILE= for its next start",
+                           worker->self.name, worker->self.process_id, worker->self.host_name);
+        return TL_LINK_REFUSED;
+    }
     struct tl_peer *peer = who->name[0] != '\0' ? tl_peer_by_name(worker, who->name) : NULL;
     if (peer != NULL && peer->is_self) {
         (void)tl_error_set(ret_error, TL_FAILED_PRECONDITION,

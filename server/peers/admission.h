@@ -10,6 +10,9 @@
  *     client is taken from the same address only. Requests are named by the incarnation of the peer that asks, so
  * acknowledgements and cancels then count only from that peer, on any of its links.
  *
+ *   - While spare descriptors are in use, no link is taken: links are kept for long, and the spares are there so that a
+ *     worker without descriptors can be asked what it lacks.
+ *
  * Happy path: numeric hosts are compared at once; a name is looked up by a thread when the first link asks, and the
  * link waits; what was found is used for a minute, and looked up again when an address does not fit it, at most once a
  * second. Failure modes: a name that cannot be looked up now keeps the addresses that were found last; without any the

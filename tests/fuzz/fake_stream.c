@@ -266,6 +266,12 @@ static void deliver_stopped(struct tl_closure *closure)
     server->stopped(server->stopped_context);
 }
 
+bool tl_rpc_server_uses_spares(const struct tl_rpc_server *of)
+{
+    (void)of;
+    return false;
+}
+
 int64_t tl_rpc_server_short_ns(const struct tl_rpc_server *of)
 {
     (void)of;

@@ -3,6 +3,7 @@
 """tensorlane health: the exit codes and messages of grpc_health_probe, and the stages of a cluster's check."""
 import concurrent.futures
 import contextlib
+import functools
 import json
 import os
 import resource
@@ -466,11 +467,11 @@ class Whole(HealthCase):
         cluster.start("worker")
         self.check(0, cluster.path)
 
-    def answering_cluster(self, answer):
+    def answering_cluster(self, answer, uptime_ns=0):
         """Returns the configuration of two servers that say they are workers. Those of job ps answer Probe so."""
         serving = lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
         identify = lambda job: lambda *_: cluster_pb2.IdentifyResponse(
-            job=job, incarnation=5, protocol_version=1, is_serving=True,
+            job=job, incarnation=5, protocol_version=1, is_serving=True, uptime_ns=uptime_ns,
             transports=[cluster_pb2.TransportState(name="grpc", is_available=True)])
         jobs = {"ps": answer, "worker": lambda *_: cluster_pb2.ProbeResponse()}
         addresses = {job: [self.foreign_server(Check=serving, Identify=identify(job) if grpc else None, Probe=probe)]
@@ -487,6 +488,14 @@ class Whole(HealthCase):
 
         self.check(0, self.answering_cluster(answer))
         self.assertEqual(len(answers), 2)
+
+    def test_a_failure_of_a_peer_that_ran_already_counts(self):
+        """With many peers it takes long until the worker tries them again."""
+        def answer(*_):
+            return cluster_pb2.ProbeResponse(peers=[cluster_pb2.PeerProbe(
+                name="/job:worker/task:0", is_ok=False, stage="tcp", reason="refused", age_ns=60 * 10**9)])
+        found = self.check(4, self.answering_cluster(answer, uptime_ns=61 * 10**9))
+        self.assertEqual([finding["stage"] for finding in found.values()], ["probe", "probe"])
 
     def test_a_failure_that_stays_old_is_not_judged(self):
         """The server is slow, too: all asks have one deadline."""
@@ -523,6 +532,20 @@ class Whole(HealthCase):
         wait_until(lambda: remedies("was not dialled: Too many open files"), "a round without descriptors")
         self.assertEqual({"give this command more descriptors (ulimit -n) or memory; the worker was not asked"},
                          set(remedies("was not dialled: Too many open files")))
+
+    def test_the_command_lacks_descriptors_in_grpc(self):
+        """Its own look at the port takes fewer descriptors than the call, and goes well."""
+        cluster = self.cluster(ps=1, extra={"protocol": "grpc"})
+        cluster.start()
+        said = []
+        for limit in range(5, 50):
+            few = functools.partial(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, limit))
+            result = run("ls", "--address", cluster.address(), preexec_fn=few)
+            if result.returncode == 0:
+                break
+            said.append(result.stderr)
+        self.assertEqual(said[-1], f"tensorlane ls: {cluster.address()} was not dialled: Too many open files; this "
+                                   "process needs more descriptors or memory\n")
 
     def test_not_started(self):
         cluster = self.cluster(ps=1, worker=1)
@@ -627,9 +650,9 @@ class Whole(HealthCase):
         subprocess.run(finding["remedy"].split(": ")[1].split(), check=True)
         self.check(0, cluster.path)
 
-    def test_a_worker_without_descriptors_can_be_asked(self):
-        cluster = self.cluster(ps=1, extra={"protocol": "grpc"})
-        worker = cluster.start()
+    def take_descriptors(self, worker):
+        """Leaves a worker as many descriptors as it has open once its start is over. Returns how many, and a function
+        that gives it others."""
         seen = []
 
         def is_settled():
@@ -637,18 +660,44 @@ class Whole(HealthCase):
             seen.append(len(os.listdir(f"/proc/{worker.pid}/fd")))
             return len(seen) > 50 and len(set(seen[-50:])) == 1
         wait_until(is_settled, "a steady number of descriptors")
-        held = seen[-1]
         hard = resource.prlimit(worker.pid, resource.RLIMIT_NOFILE)[1]
-        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (held, hard))
+        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (seen[-1], hard))
+        return seen[-1], lambda: resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (hard, hard))
+
+    def assert_without_descriptors(self, finding, worker, held):
+        self.assertEqual((finding["stage"], finding["verified"]), ("serving", "identity"), finding)
+        self.assertRegex(finding["reason"], rf"^\d+ of {held} descriptors are open, so that connections and files ")
+        self.assertIn(f'give it more: "prlimit --pid {worker.pid} --nofile=NUMBER" as root for now', finding["remedy"])
+
+    def test_a_worker_without_descriptors_can_be_asked(self):
+        cluster = self.cluster(ps=1, extra={"protocol": "grpc"})
+        worker = cluster.start()
+        held, give = self.take_descriptors(worker)
         begin = time.monotonic()
         finding = self.check(4, cluster.path)["/job:ps/task:0"]
         cli_support.assert_soon(self, begin)
-        self.assertEqual((finding["stage"], finding["verified"]), ("serving", "identity"))
-        self.assertRegex(finding["reason"], rf"^\d+ of {held} descriptors are open, so that connections and files ")
-        self.assertIn(f'give it more: "prlimit --pid {worker.pid} --nofile=NUMBER" as root for now', finding["remedy"])
+        self.assert_without_descriptors(finding, worker, held)
         worker.await_line("the limit of open files is reached; connections take spare descriptors")
-        resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        give()
         self.assertEqual(self.check(0, cluster.path)["/job:ps/task:0"]["troubles"], [])
+
+    def test_links_leave_the_spare_descriptors_to_health(self):
+        """More peers want a link than there are spares; they get it when there are descriptors again."""
+        cluster = self.cluster(ps=1, worker=6, extra={"protocol": "grpc", "jobs": {"worker": {"connect": "eager"}}})
+        worker = cluster.start()
+        held, give = self.take_descriptors(worker)
+        peers = [self.spawn("serve", "--config", cluster.path, "--job", "worker", "--task", task) for task in range(6)]
+        refusal = (f"/job:ps/task:0 has no descriptors left for another connection; give it more: \\\"prlimit --pid "
+                   f"{worker.pid} --nofile=NUMBER\\\" as root on host {socket.gethostname()}")
+        for peer in peers:
+            peer.await_line(refusal)
+        finding = self.check(4, cluster.path)["/job:ps/task:0"]
+        self.assert_without_descriptors(finding, worker, held)
+        for peer in peers:
+            self.assertIsNone(peer.find("peer=/job:ps/task:0 address"), peer.output)
+        give()
+        for peer in peers:
+            peer.await_line("msg=\"peer up\" peer=/job:ps/task:0")
 
     def served_file(self):
         """Starts a worker that publishes a file."""
