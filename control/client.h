@@ -107,12 +107,16 @@ void tl_description_fini(struct tl_description *description);
 /* Frees everything in it and zeroes it. A zeroed one is accepted. */
 void tl_listing_fini(struct tl_listing *listing);
 
-/* What a worker found when it tried one of its peers over gRPC. */
+/* The stage of a probe that found no fault but in the data path: tensors do not travel over it. */
+#define TL_PROBE_STAGE_PATH "path"
+
+/* What a worker found when it tried one of its peers, over gRPC and over the data path. */
 struct tl_peer_probe {
     char name[TL_MAX_NAME_BYTES];
     char address[TL_MAX_ADDRESS_BYTES]; /* "host:port" where it looks for the peer */
     bool is_ok;                         /* true also when the peer could not be judged; `reason` says why then */
-    char stage[16];    /* the stage that failed: "resolve", "tcp", "grpc", "identity", "small", "large"; "": none */
+    char stage[16]; /* the stage that failed: "resolve", "tcp", "grpc", "identity", "small", "large", "path"; "": none.
+                       "path" with is_ok: tensors may travel over gRPC instead */
     char direction[8]; /* of the bytes that do not arrive: "to" the peer, "from" it, "both" */
     char reason[TL_ERROR_MESSAGE_BYTES];
     char remedy[TL_ERROR_MESSAGE_BYTES];

@@ -466,6 +466,7 @@ void link_handshake_done(struct tl_link *link, const Tensorlane__V1__Hello *hell
     snprintf(link->peer.host_name, sizeof(link->peer.host_name), "%s", hello->host_name);
     link->peer.process_id = hello->process_id;
     link->peer.cluster_digest = hello->cluster_digest;
+    link->peer.serves_probes = hello->serves_probes != 0;
     if (!link->is_ours && !is_admitted(link)) return;
     tl_timers_disarm(tl_loop_timers(control->loop), &link->handshake_timer);
     if (hello->host.len == TL_HOST_BYTES) memcpy(link->peer.host, hello->host.data, TL_HOST_BYTES);

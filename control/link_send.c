@@ -96,6 +96,7 @@ grpc_byte_buffer *link_hello(struct tl_link *link, size_t received_count)
     hello.host_name = (char *)self->host_name;
     hello.process_id = self->process_id;
     hello.cluster_digest = self->cluster_digest;
+    hello.serves_probes = self->serves_probes;
     hello.n_received = received_count;
     hello.received = (uint64_t *)tl_numbers_items(&link->received);
     Tensorlane__V1__Frame frame = TENSORLANE__V1__FRAME__INIT;

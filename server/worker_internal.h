@@ -19,6 +19,7 @@
 #include "control/control.h"
 #include "server/progress/progress.h"
 #include "server/progress/executor.h"
+#include "server/probe_values.h"
 #include "server/transports/transports.h"
 #include "server/rendezvous/rendezvous.h"
 #include "server/transfers/serving.h"
@@ -85,6 +86,7 @@ struct worker_sources {
     bool is_expire_asked;       /* expire_closure was posted and has not come yet; any thread, atomic */
     struct tl_shares *pushed;   /* the parts of limits.held that clients use (source.c) */
     struct tl_shares *listings; /* the bytes of listings that were made for clients (walk.c) */
+    struct tl_probe_values probe_values;
     struct tl_list ended_walks; /* list of struct walk (walk.c) that are to be freed */
     struct tl_closure ended_walks_closure;
 };
@@ -175,24 +177,30 @@ const char *tl_peer_name(const struct tl_peer *peer);
 /* Writes "up", or the state and the reason why the peer is not up. */
 void tl_peer_format_state(const struct tl_peer *peer, char *buffer, size_t capacity);
 
+/* What a session keeps of a request. */
+struct tl_session_request {
+    const struct tl_fetch_ops *ops; /* the worker's operations, while the session has put its own into the fetch */
+    const struct tl_error *result;  /* result for done_closure, kept (tl_error_keep); NULL: TL_OK */
+    bool is_cancel_out;             /* cancel_closure is at the reactor, or on its way there or back */
+    bool is_done;                   /* done_closure has come */
+    bool is_on_conn;                /* the request is on the connection; used by the reactor only */
+};
+
 /* A fetch on its way to a peer. It waits until the peer is up, and is then on the peer's link or on a session of a
  * transport. Closures take it from the loop to the reactor and back. */
 struct tl_peer_request {
     struct tl_fetch fetch;
     struct tl_peer *peer;
-    struct tl_list place;           /* entry in the peer's list of waiting requests */
-    struct tl_link *link;           /* the link that carries the request; NULL: none */
-    bool is_refused;                /* the request cannot travel: done_closure is deferred */
-    const char *path_reason;        /* why the request travels over the link; never freed */
-    struct tl_session *session;     /* the session that carries the request; NULL: none */
-    const struct tl_fetch_ops *ops; /* the worker's operations, while the session has put its own into the fetch */
+    struct tl_list place;       /* entry in the peer's list of waiting requests */
+    struct tl_link *link;       /* the link that carries the request; NULL: none */
+    bool is_probe;              /* it tries a data connection: it takes no link, and holds no other request up */
+    bool is_refused;            /* the request cannot travel: done_closure is deferred */
+    const char *path_reason;    /* why the request travels over the link; never freed */
+    struct tl_session *session; /* the session that carries the request; NULL: none */
     struct tl_closure start_closure;
     struct tl_closure cancel_closure;
     struct tl_closure done_closure;
-    const struct tl_error *result; /* result for done_closure, kept (tl_error_keep); NULL: TL_OK */
-    bool is_cancel_out;            /* cancel_closure is at the reactor, or on its way there or back */
-    bool is_done;                  /* done_closure has come */
-    bool is_on_conn;               /* the request is on the connection; used by the reactor only */
+    struct tl_session_request on_session;
 };
 
 /* Sends the request as soon as the peer is up; fetch.ops->done follows once, unless the request is cancelled. */

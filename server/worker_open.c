@@ -318,6 +318,7 @@ enum tl_status tl_worker_open_with(const struct tl_worker_options *caller_option
     worker->setup.opened_ns = tl_clock_now_ns();
     worker->self.incarnation = tl_random_u64();
     worker->self.process_id = (uint64_t)getpid();
+    worker->self.serves_probes = true;
     tl_text_host_name(worker->self.host_name, sizeof(worker->self.host_name));
     worker->executor.post = post_to_executor;
     tl_list_init(&worker->members.peer_waits);

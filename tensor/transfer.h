@@ -45,6 +45,7 @@ struct tl_identity {
     uint8_t host[TL_HOST_BYTES];   /* equal for workers on one host between two starts of it; zeros: not known */
     char host_name[TL_HOST_NAME_BYTES];
     uint64_t process_id;     /* 0: unknown */
+    bool serves_probes;      /* it answers the requests of probes (server/probe_values.h) */
     uint64_t cluster_digest; /* of the tasks and addresses that it is configured with; 0: unknown */
 };
 

@@ -106,8 +106,12 @@ bool tl_health_find_rivals(const struct tl_config *config, struct tl_health_find
 void tl_health_probe_peers(const struct tl_health_flags *flags, struct tl_health_finding *findings, size_t count,
                            struct tl_health_finding *finding);
 
-/* Both workers of a pair of which one does not reach the other are unhealthy, unless one of them is so already. */
-void tl_health_judge_pairs(struct tl_health_finding *findings, size_t count);
+/* Both workers of a pair that cannot transfer are unhealthy, unless one of them is so already: one does not reach the
+ * other, or their data path fails and tensors may not take gRPC. Where they may, the rows tell of the path. */
+void tl_health_judge_pairs(const struct tl_config *config, struct tl_health_finding *findings, size_t count);
+
+/* Returns whether the settings of the worker and of the task with this name want a data path between the two. */
+bool tl_health_wants_path(const struct tl_config *config, const struct tl_health_finding *finding, const char *name);
 
 /* What this machine lacks for a data plane with the task's settings, at the stage that it returns;
  * TL_HEALTH_STAGE_PATHS with TL_OK: nothing. Blocks: opens every device. Thread: any. */

@@ -72,7 +72,7 @@ static void run_round(struct round *round)
     bool has_pairs = !round->flags->is_quick && count > 1;
     if (has_pairs) tl_run_all(count, probe_peers, round);
     tl_health_compare(round->config, round->findings, round->note);
-    if (has_pairs) tl_health_judge_pairs(round->findings, count);
+    if (has_pairs) tl_health_judge_pairs(round->config, round->findings, count);
     for (size_t i = 0; i < count; i++)
         round->healthy_count += round->findings[i].is_healthy;
     for (size_t i = 0; i < count; i++)
@@ -320,7 +320,7 @@ static const char *probe_text(const struct tl_health_finding *finding, const cha
     for (size_t i = 0; i < finding->probes.count; i++) {
         const struct tl_peer_probe *probe = &finding->probes.items[i];
         if (strcmp(probe->name, peer) != 0) continue;
-        return !probe->is_ok ? probe->stage : probe->reason[0] == '\0' ? "ok" : "-";
+        return probe->stage[0] != '\0' ? probe->stage : probe->reason[0] == '\0' ? "ok" : "-";
     }
     return "-";
 }

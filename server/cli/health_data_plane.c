@@ -187,22 +187,33 @@ static bool can_share(const struct tl_health_finding *finding, const struct tl_c
            !tl_local_settings_refusal(&task->settings);
 }
 
+/* The two want a data plane that they can both have; over shared memory, where only that counts. */
+static bool wants_path(const struct tl_config *config, const struct tl_health_finding *finding, const char *name,
+                       bool is_shared)
+{
+    const struct tl_config_task *self = finding->task, *task;
+    if (tl_config_find_name(config, name, &task, NULL) != TL_OK || task == self) return false;
+    return can_share(finding, task) ||
+           (!is_shared && !tl_verbs_settings_refusal(&self->settings) && !tl_verbs_settings_refusal(&task->settings));
+}
+
+bool tl_health_wants_path(const struct tl_config *config, const struct tl_health_finding *finding, const char *name)
+{
+    return wants_path(config, finding, name, false);
+}
+
 /* The first attempt after the two have connected is under way. */
 static bool is_being_set_up(const struct tl_peer_description *peer)
 {
     return strcmp(peer->transport, GRPC) == 0 && strstr(peer->reason, TL_DATA_CONNECTION_BEGINS) != NULL;
 }
 
-/* The peer is connected, and the two want a data plane that they can both have and are not just setting up; over shared
- * memory, where only that counts. */
+/* The same of a peer that is connected, unless the two are just setting the path up. */
 static bool should_have_path(const struct tl_config *config, const struct tl_health_finding *finding,
                              const struct tl_peer_description *peer, bool is_shared)
 {
-    const struct tl_config_task *self = finding->task, *task;
-    if (strcmp(peer->state, "up") != 0 || tl_config_find_name(config, peer->name, &task, NULL) != TL_OK) return false;
-    if (task == self || is_being_set_up(peer)) return false;
-    return can_share(finding, task) ||
-           (!is_shared && !tl_verbs_settings_refusal(&self->settings) && !tl_verbs_settings_refusal(&task->settings));
+    return strcmp(peer->state, "up") == 0 && !is_being_set_up(peer) &&
+           wants_path(config, finding, peer->name, is_shared);
 }
 
 /* Some peer that wants a data plane is reached without one. */

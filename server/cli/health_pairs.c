@@ -20,7 +20,7 @@
 #define PEER_NS (300 * TL_NS_PER_MS)
 #define CONNECT_TIMEOUT_NS (5 * TL_NS_PER_SEC)
 /* How often a worker is asked again whose results are those of an older round, and how many times: for some 5 s. A
- * worker of a larger cluster than one of 130 keeps its failures for longer. */
+ * worker of a larger cluster than one of 80 keeps its failures for longer. */
 #define ASK_PAUSE_NS (300 * TL_NS_PER_MS)
 #define MAX_ASKS 17
 
@@ -36,10 +36,17 @@ static struct tl_health_finding *find(struct tl_health_finding *findings, size_t
     return NULL;
 }
 
+/* Tensors to the peer do not travel over a data path, and may take gRPC instead. */
+static bool is_over_grpc(const struct tl_peer_probe *probe)
+{
+    return probe->is_ok && strcmp(probe->stage, TL_PROBE_STAGE_PATH) == 0;
+}
+
 /* The failure is from before the first question, and the peer serves now. */
 static bool is_old_failure(const struct tl_health_finding *to, const struct tl_peer_probe *probe, int64_t asked_for_ns)
 {
-    return !probe->is_ok && probe->age_ns > (uint64_t)asked_for_ns && to != NULL && is_serving(to);
+    bool has_failed = !probe->is_ok || is_over_grpc(probe);
+    return has_failed && probe->age_ns > (uint64_t)asked_for_ns && to != NULL && is_serving(to);
 }
 
 static bool has_old_failure(struct tl_health_finding *findings, size_t count, const struct tl_probe_results *probes,
@@ -119,6 +126,9 @@ static void judge_fault(struct tl_health_finding *from, struct tl_health_finding
         snprintf(reason, sizeof(reason), "large messages from %s to %s are lost%s: %.700s",
                  is_to || is_both ? from_name : to_name, is_to || is_both ? to_name : from_name,
                  is_both ? ", and the other way round" : "", probe->reason);
+    } else if (strcmp(probe->stage, TL_PROBE_STAGE_PATH) == 0) {
+        snprintf(reason, sizeof(reason), "no tensor travels between %s and %s, because their data path fails: %.700s",
+                 from_name, to_name, probe->reason);
     } else {
         snprintf(reason, sizeof(reason), "%s does not reach %s%s, which answers here: %.700s", from_name, to_name,
                  is_mutual ? ", nor the other way round" : "", probe->reason);
@@ -135,13 +145,40 @@ static void judge_fault(struct tl_health_finding *from, struct tl_health_finding
     if (to->is_healthy) tl_health_set_fault(to, TL_HEALTH_STAGE_PROBE, reason, remedy);
 }
 
-void tl_health_judge_pairs(struct tl_health_finding *findings, size_t count)
+/* Whether the settings of both want what the probe has tried. */
+static bool is_wanted(const struct tl_config *config, const struct tl_health_finding *from,
+                      const struct tl_peer_probe *probe)
+{
+    return strcmp(probe->stage, TL_PROBE_STAGE_PATH) != 0 || tl_health_wants_path(config, from, probe->name);
+}
+
+/* Tells of the data paths of a healthy worker that fail, as of those that were not set up (judge_paths). */
+static void tell_paths(const struct tl_config *config, struct tl_health_finding *from)
+{
+    const struct tl_peer_probe *first = NULL;
+    size_t failed_count = 0;
+    char more[64] = "";
+    for (size_t i = 0; i < from->probes.count; i++) {
+        const struct tl_peer_probe *probe = &from->probes.items[i];
+        if (!is_over_grpc(probe) || !is_wanted(config, from, probe)) continue;
+        if (failed_count++ == 0) first = probe;
+    }
+    if (first == NULL || !from->is_healthy || from->stage < TL_HEALTH_STAGE_TRANSPORTS) return;
+    if (failed_count > 1) snprintf(more, sizeof(more), ", and to %zu more", failed_count - 1);
+    snprintf(from->reason, sizeof(from->reason), "over grpc to %.128s%s: %.700s", first->name, more, first->reason);
+    snprintf(from->remedy, sizeof(from->remedy), "%s", first->remedy);
+    from->stage = TL_HEALTH_STAGE_PATHS;
+}
+
+void tl_health_judge_pairs(const struct tl_config *config, struct tl_health_finding *findings, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         for (size_t j = 0; j < findings[i].probes.count; j++) {
             const struct tl_peer_probe *probe = &findings[i].probes.items[j];
             struct tl_health_finding *to = probe->is_ok ? NULL : find(findings, count, probe->name);
-            if (to != NULL && is_serving(to)) judge_fault(&findings[i], to, probe);
+            if (to == NULL || !is_serving(to) || !is_wanted(config, &findings[i], probe)) continue;
+            judge_fault(&findings[i], to, probe);
         }
+        tell_paths(config, &findings[i]);
     }
 }

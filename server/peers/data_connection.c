@@ -9,6 +9,7 @@
 #include "server/worker_internal.h"
 
 #define BREAKS_KEPT_NS (60 * TL_NS_PER_SEC)
+#define TRIES_TO_JUDGE 2
 
 /* ---------------------------------------------------------------------------------------------------- messages -- */
 
@@ -100,6 +101,7 @@ void tl_data_connection_begin(struct tl_data_connection *connection, struct tl_l
     tl_data_connection_end(connection);
     connection->link = link;
     connection->is_first = true;
+    connection->tries = 0;
     connection->is_being_replaced = is_being_replaced;
     connection->is_left = false;
     connection->failure_count = 0;
@@ -127,6 +129,11 @@ void tl_data_connection_go_on(struct tl_data_connection *connection)
 bool tl_data_connection_has_failed(const struct tl_data_connection *connection)
 {
     return connection->state == TL_DATA_CONNECTION_REFUSED || !connection->is_first;
+}
+
+bool tl_data_connection_is_judged(const struct tl_data_connection *connection)
+{
+    return connection->state == TL_DATA_CONNECTION_REFUSED || connection->tries >= TRIES_TO_JUDGE;
 }
 
 enum tl_data_connection_use tl_data_connection_use(const struct tl_data_connection *connection)

@@ -70,6 +70,7 @@ struct tl_data_connection {
     struct tl_session *session;          /* our half, from CREATING to UP; NULL: none */
     uint64_t attempt;                    /* number of the latest offer, ours or the peer's */
     bool is_first;                       /* no attempt on this link has failed yet */
+    unsigned tries;                      /* attempts that have failed since the link came, or since it was up last */
     bool is_being_replaced; /* another link is about to take the place of this one: the next failure is none */
     bool is_elsewhere;      /* the peer is on a host that this transport does not reach */
     bool is_left;           /* the peer has closed it in order: it restarts, or offers again */
@@ -117,6 +118,9 @@ void tl_data_connection_handle_message(struct tl_data_connection *connection, st
 
 /* Returns whether it has been refused, or has failed on this link once. */
 bool tl_data_connection_has_failed(const struct tl_data_connection *connection);
+/* Returns whether its reason says why it cannot be set up: it has been refused, or two attempts have failed in a row.
+ * One may fail for a reason that passes, such as a link that another takes the place of. */
+bool tl_data_connection_is_judged(const struct tl_data_connection *connection);
 enum tl_data_connection_use tl_data_connection_use(const struct tl_data_connection *connection);
 
 #endif

@@ -134,6 +134,7 @@ static void failed(struct tl_data_connection *connection, bool is_final)
     tl_error_set(&reason, TL_UNAVAILABLE, "%s", connection->reason);
     if (connection->state == TL_DATA_CONNECTION_UP && !connection->is_left && !connection->is_being_replaced)
         note_break(connection);
+    connection->tries = connection->state == TL_DATA_CONNECTION_UP ? 0 : connection->tries + 1;
     abandon(connection, &reason);
     disarm(connection);
     if (is_final || connection->worker->closing.is_closing) {
@@ -186,6 +187,7 @@ static void expect_offer(struct tl_data_connection *connection, const struct con
 static void expect_after_passing(struct tl_data_connection *connection, const struct connection_event *event)
 {
     connection->is_being_replaced = false;
+    connection->tries = 0;
     TL_LOG_AT_DEBUG("a data connection has ended, perhaps for that of another link", TL_STR("peer", connection->name),
                     TL_STR("transport", transport_of(connection)), TL_STR("reason", connection->reason));
     expect_offer(connection, event);

@@ -105,6 +105,28 @@ void tl_data_connections_format_reason(const struct tl_data_connections *connect
     tl_transports_join(worker, reasons, count, ret_text, capacity);
 }
 
+bool tl_data_connections_are_judged(const struct tl_data_connections *connections)
+{
+    if (tl_data_connections_best(connections) != NULL) return true;
+    for (size_t i = 0; i < connections->worker->data_plane.transport_count; i++) {
+        if (!tl_data_connection_is_judged(&connections->items[i])) return false;
+    }
+    return true;
+}
+
+const char *tl_data_connections_failure(const struct tl_data_connections *connections)
+{
+    if (tl_data_connections_best(connections) != NULL) return "";
+    const struct worker_transports *own = &connections->worker->data_plane;
+    for (size_t i = 0; i < own->transport_count; i++) {
+        const struct tl_data_connection *connection = &connections->items[i];
+        if (connection->slot->transport == NULL || connection->is_elsewhere || connection->is_left) continue;
+        if (connection->state == TL_DATA_CONNECTION_REFUSED && !own->is_transport_required) continue;
+        if (tl_data_connection_has_failed(connection)) return connection->reason;
+    }
+    return "";
+}
+
 const char *tl_data_connections_lasting_reason(struct tl_data_connections *connections)
 {
     bool is_known = connections->lasting_reason != NULL;

@@ -44,6 +44,11 @@ enum tl_data_connection_use tl_data_connections_use(const struct tl_data_connect
 const struct tl_data_connection *tl_data_connections_best(const struct tl_data_connections *connections);
 /* Writes why the connections before the best one carry no requests; "" when the best one is the first. */
 void tl_data_connections_format_reason(const struct tl_data_connections *connections, char *ret_text, size_t capacity);
+/* Returns whether there is nothing to wait for: a connection is up, or each says why it cannot be. */
+bool tl_data_connections_are_judged(const struct tl_data_connections *connections);
+/* Returns why the first connection that could carry requests does not; "": one does, none has failed yet, the peer has
+ * closed it in order, or the two workers have none in common, which is a failure where one is required. */
+const char *tl_data_connections_failure(const struct tl_data_connections *connections);
 /* Returns why no connection carries requests; the text lives for ever (base/reason.h). */
 const char *tl_data_connections_lasting_reason(struct tl_data_connections *connections);
 

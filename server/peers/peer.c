@@ -29,7 +29,11 @@ static void refused(struct tl_closure *closure)
     struct tl_error error;
     char where[TL_MAX_NAME_BYTES + 8];
     snprintf(where, sizeof(where), "from %s", request->peer->name);
-    tl_transports_require(request->peer->worker, TL_UNAVAILABLE, where, request->path_reason, &error);
+    if (request->is_probe) {
+        tl_error_set(&error, TL_UNAVAILABLE, "%s", request->path_reason);
+    } else {
+        tl_transports_require(request->peer->worker, TL_UNAVAILABLE, where, request->path_reason, &error);
+    }
     request->fetch.is_final = true;
     request->fetch.ops->done(&request->fetch, &error);
 }
@@ -49,11 +53,27 @@ static void send_on_link(struct tl_link *link, struct tl_peer_request *request, 
     tl_link_fetch(link, &request->fetch);
 }
 
+/* Sends the request of a probe on the connection that carries requests, or refuses it when there is none. Returns false
+ * when it must wait. */
+static bool dispatch_probe(struct tl_peer *peer, struct tl_peer_request *request)
+{
+    const struct tl_data_connection *best = tl_data_connections_best(&peer->data);
+    if (best != NULL && tl_link_peer(peer->links.link)->serves_probes) {
+        tl_session_fetch(best->session, request);
+    } else if (tl_data_connections_are_judged(&peer->data)) {
+        refuse(request);
+    } else {
+        return false;
+    }
+    return true;
+}
+
 /* Sends a request on the best connection. Returns false when it must wait. */
 static bool dispatch(struct tl_peer *peer, struct tl_peer_request *request)
 {
     struct tl_link *link = peer->links.link;
     if (link == NULL || !tl_link_is_up(link)) return false;
+    if (request->is_probe) return dispatch_probe(peer, request);
     const struct tl_data_connection *connection;
     switch (tl_data_connections_use(&peer->data, &connection)) {
     case TL_DATA_CONNECTION_TAKE:
@@ -80,7 +100,7 @@ void tl_peer_send_waiting(struct tl_peer *peer)
         tl_list_remove(place);
         if (dispatch(peer, request)) continue;
         tl_list_insert_before(place_next, place);
-        return;
+        if (!request->is_probe) return;
     }
 }
 

@@ -4,12 +4,14 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/check.h"
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include "server/peers/path_probe.h"
 #include "server/peers/peer_internal.h"
 
 /* One peer is tried at a time, which is soon over where it answers: the workers of a cluster are asked at the same
@@ -21,8 +23,10 @@
 #define MIN_ROUND_NS (4500 * TL_NS_PER_MS)
 /* The results of a round hold for this long: then probing takes less than 1 % of a network of 1 Gbit/s. */
 #define MIN_PAUSE_NS (2 * TL_NS_PER_SEC)
-/* Larger clusters get this much time for each peer, for a round and between two. */
+/* Larger clusters get this much time for each peer, for a round. */
 #define PEER_NS (150 * TL_NS_PER_MS)
+/* The same between two rounds. A round sends and receives some 200 KiB for each peer. */
+#define PEER_PAUSE_NS (250 * TL_NS_PER_MS)
 #define FAILURE_HOLD_DIVISOR 4 /* results with a failure hold for a quarter of the time */
 
 /* A round belongs to its threads until the last of them has posted it. After tl_prober_stop the last one frees it. */
@@ -39,20 +43,24 @@ struct tl_probe_round {
     int64_t begun_ns[MAX_THREADS]; /* when the probe of each thread began; 0: it has none */
     size_t first;                  /* the result of the peer that is tried first */
     struct tl_probe_results results;
+    /* The loop's. */
+    struct tl_path_round *paths; /* NULL: there is none, for lack of memory or after tl_prober_stop */
+    bool are_paths_over;
+    bool are_threads_over;
 };
 
-static int64_t of_peers(size_t count, int64_t min_ns)
+static int64_t of_peers(size_t count, int64_t peer_ns, int64_t min_ns)
 {
-    int64_t ns = (int64_t)count * PEER_NS;
+    int64_t ns = (int64_t)count * peer_ns;
     return ns > min_ns ? ns : min_ns;
 }
 
 /* How long the results hold. Failures hold for a shorter time, since a peer may have started meanwhile. */
 static int64_t hold_ns(const struct tl_probe_results *results)
 {
-    int64_t pause_ns = of_peers(results->count, MIN_PAUSE_NS);
+    int64_t pause_ns = of_peers(results->count, PEER_PAUSE_NS, MIN_PAUSE_NS);
     for (size_t i = 0; i < results->count; i++)
-        if (!results->items[i].is_ok) return pause_ns / FAILURE_HOLD_DIVISOR;
+        if (results->items[i].stage[0] != '\0') return pause_ns / FAILURE_HOLD_DIVISOR;
     return pause_ns;
 }
 
@@ -126,6 +134,22 @@ static void *run(void *argument)
     return NULL;
 }
 
+/* Adds what is wrong with the data path to a peer that is well over gRPC: no failure where tensors may take the link.
+ */
+static void add_path(const struct tl_worker *worker, const char *failure, struct tl_peer_probe *item)
+{
+    if (failure[0] == '\0' || !item->is_ok || item->reason[0] != '\0') return;
+    const char *semicolon = strstr(failure, "; ");
+    size_t reason_bytes = semicolon != NULL ? (size_t)(semicolon - failure) : strlen(failure);
+    item->is_ok = !worker->data_plane.is_transport_required;
+    item->ended_ns = tl_clock_now_ns();
+    snprintf(item->stage, sizeof(item->stage), TL_PROBE_STAGE_PATH);
+    snprintf(item->direction, sizeof(item->direction), "both");
+    snprintf(item->reason, sizeof(item->reason), "%.*s", (int)reason_bytes, failure);
+    snprintf(item->remedy, sizeof(item->remedy), "%s",
+             semicolon != NULL ? semicolon + 2 : "look at the logs of both workers");
+}
+
 static void keep(struct worker_probing *probing, const struct tl_probe_results *results)
 {
     free(probing->latest.items);
@@ -133,27 +157,56 @@ static void keep(struct worker_probing *probing, const struct tl_probe_results *
     probing->latest_ns = tl_clock_now_ns();
 }
 
-static void round_over(struct tl_closure *closure)
+static void maybe_over(struct tl_probe_round *round)
+{
+    if (!round->are_threads_over || !round->are_paths_over) return;
+    struct tl_worker *worker = round->worker;
+    for (size_t i = 0; round->paths != NULL && i < round->results.count; i++)
+        add_path(worker, tl_path_round_reason(round->paths, i), &round->results.items[i]);
+    tl_path_round_release(round->paths);
+    worker->members.probing.round = NULL;
+    keep(&worker->members.probing, &round->results);
+    round->results.items = NULL;
+    tl_control_probed(worker->control, &worker->members.probing.latest);
+    round_free(round);
+}
+
+static void paths_over(void *context)
+{
+    struct tl_probe_round *round = context;
+    round->are_paths_over = true;
+    maybe_over(round);
+}
+
+/* Nothing need be known of the data path to a peer that is not well over gRPC. */
+static void give_up_paths(struct tl_probe_round *round)
+{
+    for (size_t i = 0; round->paths != NULL && i < round->results.count; i++) {
+        const struct tl_peer_probe *item = &round->results.items[i];
+        if (!item->is_ok || item->reason[0] != '\0') tl_path_round_give_up(round->paths, i);
+    }
+}
+
+static void threads_over(struct tl_closure *closure)
 {
     struct tl_probe_round *round = TL_CONTAINER_OF(closure, struct tl_probe_round, closure);
     /* Waits for the thread to leave the mutex. */
     pthread_mutex_lock(&round->mutex);
     bool is_abandoned = round->is_abandoned;
     pthread_mutex_unlock(&round->mutex);
-    if (!is_abandoned) {
-        struct tl_worker *worker = round->worker;
-        /* Those that no thread could be started for. */
-        for (size_t i = round->next; i < round->results.count; i++) {
-            struct tl_peer_probe *item = result_at(round, i);
-            item->ended_ns = tl_clock_now_ns();
-            snprintf(item->reason, sizeof(item->reason), "no thread for a probe");
-        }
-        worker->members.probing.round = NULL;
-        keep(&worker->members.probing, &round->results);
-        round->results.items = NULL;
-        tl_control_probed(worker->control, &worker->members.probing.latest);
+    if (is_abandoned) {
+        round_free(round);
+        return;
     }
-    round_free(round);
+    /* Those that no thread could be started for. */
+    for (size_t i = round->next; i < round->results.count; i++) {
+        struct tl_peer_probe *item = result_at(round, i);
+        item->ended_ns = tl_clock_now_ns();
+        snprintf(item->reason, sizeof(item->reason), "no thread for a probe");
+    }
+    give_up_paths(round);
+    round->are_threads_over = true;
+    maybe_over(round);
 }
 
 static enum tl_status create(struct tl_worker *worker, struct tl_probe_round **ret_round, struct tl_error *ret_error)
@@ -166,7 +219,7 @@ static enum tl_status create(struct tl_worker *worker, struct tl_probe_round **r
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory to probe the peers");
     }
     *round = (struct tl_probe_round){
-        .closure = {.run = round_over}, .worker = worker, .holder_count = 1, .results = {.items = items}};
+        .closure = {.run = threads_over}, .worker = worker, .holder_count = 1, .results = {.items = items}};
     pthread_mutex_init(&round->mutex, NULL);
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -182,18 +235,26 @@ static enum tl_status create(struct tl_worker *worker, struct tl_probe_round **r
         snprintf(probe->name, sizeof(probe->name), "%s", peer->name);
         snprintf(probe->address, sizeof(probe->address), "%s", peer->address);
     }
-    round->deadline_ns = tl_clock_deadline_ns(of_peers(round->results.count, MIN_ROUND_NS));
+    round->deadline_ns = tl_clock_deadline_ns(of_peers(round->results.count, PEER_NS, MIN_ROUND_NS));
     *ret_round = round;
     return TL_OK;
+}
+
+static void join(struct tl_probe_round *round)
+{
+    pthread_mutex_lock(&round->mutex);
+    round->holder_count++;
+    pthread_mutex_unlock(&round->mutex);
 }
 
 static void start(struct tl_probe_round *round)
 {
     size_t wanted = round->results.count < MAX_THREADS ? round->results.count : MAX_THREADS;
+    round->paths =
+        tl_path_round_start(round->worker, &round->results, round->first, round->deadline_ns, paths_over, round);
+    if (round->paths == NULL) round->are_paths_over = true;
     for (size_t i = 0; i < wanted; i++) {
-        pthread_mutex_lock(&round->mutex);
-        round->holder_count++;
-        pthread_mutex_unlock(&round->mutex);
+        join(round);
         if (tl_thread_start("tl-probe", run, round, NULL, NULL) == TL_OK) continue;
         leave(round);
         break;
@@ -218,15 +279,25 @@ enum tl_status tl_prober_ask(void *context, const struct tl_probe_results **ret_
     return status;
 }
 
+/* Ends the round for the loop. Threads that still try peers free it. */
+static void abandon(struct tl_probe_round *round)
+{
+    tl_path_round_release(round->paths);
+    round->paths = NULL;
+    if (round->are_threads_over) {
+        round_free(round);
+        return;
+    }
+    pthread_mutex_lock(&round->mutex);
+    round->is_abandoned = true;
+    pthread_mutex_unlock(&round->mutex);
+}
+
 void tl_prober_stop(struct tl_worker *worker)
 {
     struct tl_probe_round *round = worker->members.probing.round;
     worker->members.probing.round = NULL;
-    if (round != NULL) {
-        pthread_mutex_lock(&round->mutex);
-        round->is_abandoned = true;
-        pthread_mutex_unlock(&round->mutex);
-    }
+    if (round != NULL) abandon(round);
     tl_control_probed(worker->control, NULL);
 }
 

@@ -3,9 +3,10 @@
  * Tries all peers of a worker on request (tensorlane.v1.Cluster/Probe).
  *
  * Happy path: the first call starts a round, further calls join it; some threads try one peer after the other, the last
- * one posts the round to the loop, and all calls are answered. A call that comes soon after a round gets its results
- * again, so that asking often costs little. Only members of the cluster are tried, at the addresses of the
- * configuration. A round changes nothing of links and data connections.
+ * one posts the round to the loop, and all calls are answered. Meanwhile the loop tries the data paths
+ * (server/peers/path_probe.h). A call that comes soon after a round gets its results again, so that asking often costs
+ * little. Only members of the cluster are tried, at the addresses of the configuration. A round changes nothing of
+ * links and data connections that work; where data paths are wanted it sets up those that are missing.
  *
  * Thread: the loop's owner.
  */

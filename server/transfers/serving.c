@@ -107,6 +107,17 @@ static void stop_waiting(struct served *served)
     refuse(serving, served->serve);
 }
 
+/* Answers a request of a probe. Returns false when it is another one. */
+static bool answer_probe(struct tl_worker *worker, struct tl_serve *serve)
+{
+    const struct tl_error ok = {.code = TL_OK};
+    struct tl_offer offer;
+    if (!tl_probe_values_find(&worker->sources.probe_values, serve->key, serve->step, &offer)) return false;
+    serve->is_final = true;
+    serve->ops->reply(serve, &ok, &offer);
+    return true;
+}
+
 static void request(void *context, struct tl_serve *serve)
 {
     struct tl_serving *serving = context;
@@ -118,6 +129,7 @@ static void request(void *context, struct tl_serve *serve)
         refuse(serving, serve);
         return;
     }
+    if (answer_probe(worker, serve)) return;
     struct served *served = calloc(1, sizeof(*served));
     if (served == NULL) {
         struct tl_error error;

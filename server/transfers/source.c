@@ -95,7 +95,7 @@ enum tl_status tl_source_init(struct tl_worker *worker, struct tl_error *ret_err
     worker->sources.listings = tl_shares_create("listings", TL_LISTINGS_BYTES);
     if (worker->sources.pushed == NULL || worker->sources.listings == NULL)
         return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a worker");
-    return TL_OK;
+    return tl_probe_values_init(&worker->sources.probe_values, ret_error);
 }
 
 void tl_source_fini(struct tl_worker *worker)
@@ -103,6 +103,7 @@ void tl_source_fini(struct tl_worker *worker)
     tl_walks_fini(worker);
     tl_shares_destroy(worker->sources.pushed);
     tl_shares_destroy(worker->sources.listings);
+    tl_probe_values_fini(&worker->sources.probe_values);
 }
 
 /* Local publishers may publish an older step on purpose. A client may not: it may be the later one of two. */

@@ -70,7 +70,8 @@ static void adjust(void *context, struct tl_transport_options *options)
     options->engine.parked_ns = PATIENCE_NS;
     options->engine.cancel_ns = transport->cancel_ns > 0 ? transport->cancel_ns : PATIENCE_NS;
     options->engine.connect_ns = transport->attempt_ns > 0 ? transport->attempt_ns : PATIENCE_NS;
-    options->attempt_ns = options->engine.connect_ns;
+    /* The handshake, which knows why it failed, ends first. */
+    options->attempt_ns = options->engine.connect_ns + options->engine.connect_ns / 2;
 }
 
 static void init_card(struct fake_transport *transport, struct fake_card *card)

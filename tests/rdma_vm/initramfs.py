@@ -17,7 +17,7 @@ INIT = pathlib.Path(__file__).with_name("init")
 BUSYBOX = pathlib.Path("/bin/busybox")
 # rdma_rxe asks for crc32 by name only when a device is made, so modprobe does not know that it is needed.
 MODULES = ["virtio_pci", "9pnet_virtio", "9p", "virtio_net", "overlay", "crc32_generic", "crc32-pclmul", "ib_uverbs",
-           "rdma_ucm", "rdma_rxe", "veth", "dummy", "sch_netem", "sch_tbf"]
+           "rdma_ucm", "rdma_rxe", "veth", "dummy", "sch_netem", "sch_tbf", "sch_ingress", "cls_u32", "act_gact"]
 
 
 def module_files(kernel):

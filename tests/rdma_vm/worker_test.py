@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 # SPDX-License-Identifier: Apache-2.0
 """Workers on real verbs: the scenarios of all transports (tests/scenarios), and those of a device, of a failing wire,
-of what is written where, and of two hosts of which one dies (worker_device.py, worker_wire.py, worker_memory.py,
-worker_hosts.py). All of them run inside the guest."""
+of what is written where, of health while packets are lost, and of two hosts of which one dies (worker_device.py,
+worker_wire.py, worker_memory.py, worker_probe.py, worker_hosts.py). All of them run inside the guest."""
 import os
 import pathlib
 import re
@@ -37,7 +37,7 @@ class WorkerTest(guest_support.GuestTest):
         self.run_scenarios("tests/rdma_vm/worker_device.py", "dummy")
 
     def test_wire(self):
-        self.run_scenarios("tests/rdma_vm/worker_wire.py", "veth")
+        self.run_scenarios("tests/rdma_vm/worker_probe.py && python3 -B tests/rdma_vm/worker_wire.py", "veth")
 
     def test_memory(self):
         self.run_scenarios("tests/rdma_vm/worker_memory.py", "veth")

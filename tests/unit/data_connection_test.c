@@ -411,6 +411,28 @@ START_TEST(breaks_again_and_again)
 }
 END_TEST
 
+/* One failed attempt may have a reason that passes. Two in a row are judged, and after a break they count anew. */
+START_TEST(attempts_are_judged)
+{
+    begin(OURS, false);
+    for (unsigned i = 0; i < 2; i++) {
+        ck_assert(!tl_data_connection_is_judged(&connection));
+        hear(TL_CONNECTION_MESSAGE_REFUSAL, connection.attempt, false, "no");
+        check_calls("open abandon changed");
+        ck_assert_int_eq(tl_data_connection_is_judged(&connection), i == 1);
+        fake_clock_advance(TL_NS_PER_SEC);
+        tl_timers_fire_due(&timers, tl_clock_now_ns());
+    }
+    ck_assert(tl_data_connection_is_judged(&connection)); /* the reason is that of the attempt before */
+    bring_up_ours();
+    session_closed(&connection, &(struct tl_error){.code = TL_UNAVAILABLE, .message = "why"});
+    check_calls("refuse changed");
+    ck_assert(!tl_data_connection_is_judged(&connection));
+    worker.closing.is_closing = true;
+    tl_data_connection_end(&connection);
+}
+END_TEST
+
 START_TEST(their_link)
 {
     begin(THEIRS, false);
@@ -527,6 +549,7 @@ int main(void)
     tcase_add_test_raise_signal(tcase, forbidden_edge, SIGABRT);
     tcase_add_test(tcase, our_link);
     tcase_add_test(tcase, breaks_again_and_again);
+    tcase_add_test(tcase, attempts_are_judged);
     tcase_add_test(tcase, their_link);
     tcase_add_test(tcase, their_link_passes);
     tcase_add_test(tcase, final_failures);

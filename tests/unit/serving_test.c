@@ -16,9 +16,11 @@ static struct tl_tensor *tensor;
 static struct tl_error answer; /* to serve */
 static unsigned answers;
 static unsigned newer_answers;
+static uint64_t newer_bytes;
 
 static void reply(struct tl_serve *of, const struct tl_error *status, const struct tl_offer *offer)
 {
+    if (of == &newer && status->code == TL_OK) newer_bytes = tl_tensor_size_bytes(offer->tensor);
     if (status->code == TL_OK) tl_tensor_put(offer->tensor);
     if (of == &newer) {
         ck_assert_int_eq(status->code, TL_OK);
@@ -153,6 +155,32 @@ START_TEST(gets_what_there_is_while_the_worker_closes)
 }
 END_TEST
 
+/* The values for probes are in no table: a worker without any value answers, and one of the user with the same key is
+ * another one. */
+START_TEST(a_probe_is_answered_at_once)
+{
+    ck_assert_int_eq(tl_probe_values_init(&worker.sources.probe_values, NULL), TL_OK);
+    struct tl_serve probe = {.ops = &ops, .id = {.number = 2}, .peer = &peer, .step = TL_PROBE_STEP};
+    for (enum tl_probe_size size = 0; size < TL_PROBE_SIZES; size++) {
+        newer = probe;
+        newer.key = tl_probe_value_key(size);
+        newer_answers = 0;
+        tl_serving_ops.request(&worker.serving, &newer);
+        ck_assert_uint_eq(newer_answers, 1);
+        ck_assert(newer.is_final);
+        ck_assert_uint_eq(newer_bytes, tl_probe_value_bytes(size));
+        tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_RECEIVED);
+        newer.step = 1;
+        newer.is_final = false;
+        tl_serving_ops.request(&worker.serving, &newer);
+        ck_assert_uint_eq(newer_answers, 1);
+        tl_serving_ops.closed(&worker.serving, &newer, TL_SERVE_CANCELLED);
+    }
+    tl_probe_values_fini(&worker.sources.probe_values);
+    serve.source_state = NULL; /* it is over */
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("serving");
@@ -164,6 +192,7 @@ int main(void)
     tcase_add_test(tcase, the_worker_closes_while_it_waits_again);
     tcase_add_test(tcase, asks_again_while_the_worker_closes);
     tcase_add_test(tcase, gets_what_there_is_while_the_worker_closes);
+    tcase_add_test(tcase, a_probe_is_answered_at_once);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
 }
