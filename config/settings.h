@@ -17,7 +17,8 @@
     entry(TL_PROTOCOL_AUTO, "auto") \
     entry(TL_PROTOCOL_GRPC, "grpc") \
     entry(TL_PROTOCOL_GRPC_LOCAL, "grpc+local") \
-    entry(TL_PROTOCOL_GRPC_VERBS, "grpc+verbs")
+    entry(TL_PROTOCOL_GRPC_VERBS, "grpc+verbs") \
+    entry(TL_PROTOCOL_GRPC_GDR, "grpc+gdr")
 /* clang-format on */
 
 #define TL_PROTOCOL_VALUE(value, word) value,

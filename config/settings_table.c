@@ -22,7 +22,6 @@
 #define CHOICE_OF(value, word) {word, value, NULL},
 const struct tl_choice tl_protocol_choices[] = {
     TL_PROTOCOLS(CHOICE_OF)
-    {"grpc+gdr", -1, "the gdr transport"},
     {"grpc+mpi", -1, "the mpi transport"},
     {NULL, 0, NULL},
 };

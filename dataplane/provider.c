@@ -55,6 +55,13 @@ enum tl_status tl_queue_pair_expose(struct tl_queue_pair *pair, struct tl_region
     return pair->ops->expose(pair, region, address, len_bytes, exposure, ret_error);
 }
 
+enum tl_status tl_queue_pair_expose_source(struct tl_queue_pair *pair, struct tl_region *region, void *address,
+                                           uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+{
+    if (pair->ops->expose_source == NULL) return not_supported(pair->provider, "reads of its peer", ret_error);
+    return pair->ops->expose_source(pair, region, address, len_bytes, exposure, ret_error);
+}
+
 enum tl_status tl_queue_pair_share(struct tl_queue_pair *pair, struct tl_mapped_file *file,
                                    struct tl_descriptor *ret_descriptor, struct tl_error *ret_error)
 {

@@ -6,8 +6,8 @@
  * a provider leaves out answers "not supported". The engine knows nothing of addresses, keys or cards:
  *
  *  region       memory that is known to the provider; operations read and write only there
- *  descriptor   names memory that a peer may write: the provider of the memory's owner makes it, the provider of the
- *               writer reads it, and to everything in between it is opaque bytes
+ *  descriptor   names memory that a peer may write or read: the provider of the memory's owner makes it, the provider
+ *               of the peer understands it, and to everything in between it is opaque bytes
  *  queue pair   an ordered, reliable connection to one peer. It carries control messages into slots that the peer has
  *               posted, and writes into memory that the peer has exposed
  *
@@ -44,7 +44,7 @@ extern const char tl_outside_refused[];
 /* Slots of this size hold every control message. */
 #define TL_SLOT_BYTES 1152
 
-/* Names memory that a peer may write. It travels inside control messages. */
+/* Names memory that a peer may write, or may read. It travels inside control messages. */
 struct tl_descriptor {
     uint8_t len_bytes; /* 0: it names no memory */
     uint8_t bytes[TL_DESCRIPTOR_MAX_BYTES];
@@ -64,8 +64,8 @@ struct tl_work {
     void (*done)(struct tl_work *work, enum tl_status status);
 };
 
-/* Memory of this process that one peer may write, from expose until revoke is done. Embedded in the request that it
- * serves. */
+/* Memory of this process that one peer may write, or may read, from expose until revoke is done. Embedded in the
+ * request that it serves. */
 struct tl_exposure {
     struct tl_region *region; /* NULL: it lies in none */
     void *address;
@@ -179,8 +179,8 @@ struct tl_provider_ops {
     /* Called after drained, or when connect was never called or has failed. */
     void (*destroy)(struct tl_queue_pair *pair);
 
-    /* Returns how many more operations may be posted now. message, write and revoke need one each; expose needs one
-     * more. */
+    /* Returns how many more operations may be posted now. message, write, read and revoke need one each; expose and
+     * expose_source need one more. */
     uint32_t (*space)(const struct tl_queue_pair *pair);
     /* Sends a control message of at most TL_SLOT_BYTES; data is copied. work NULL: its end is not reported. */
     void (*message)(struct tl_queue_pair *pair, const void *data, uint32_t len_bytes, struct tl_work *work);
@@ -195,9 +195,17 @@ struct tl_provider_ops {
      * Errors: TL_RESOURCE_EXHAUSTED: no window is left. */
     enum tl_status (*expose)(struct tl_queue_pair *pair, struct tl_region *region, void *address, uint64_t len_bytes,
                              struct tl_exposure *exposure, struct tl_error *ret_error);
-    /* Ends an exposure, once: when work is done (NULL: that is not reported), no write through the descriptor can take
-     * effect. A write of the peer that comes later breaks the queue pair. Under TL_KEYS_REGION the exposure is only
-     * forgotten, which needs no space, and work is NULL. */
+    /* Reads len_bytes (1 to max_write_bytes) of the peer's exposed source, from offset_bytes on, into destination,
+     * which lies in region. Destination is written until work is done. At most read_depth reads may be posted at a
+     * time. NULL, as expose_source: the provider does not read. */
+    void (*read)(struct tl_queue_pair *pair, const struct tl_region *region, void *destination, uint64_t len_bytes,
+                 const struct tl_descriptor *source, uint64_t offset_bytes, struct tl_work *work);
+    /* Does the same as expose, but the peer may read the memory and not write it. Only under TL_KEYS_WINDOW. */
+    enum tl_status (*expose_source)(struct tl_queue_pair *pair, struct tl_region *region, void *address,
+                                    uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error);
+    /* Ends an exposure, once: when work is done (NULL: that is not reported), no write or read through the descriptor
+     * can take effect. One of the peer that comes later breaks the queue pair. Under TL_KEYS_REGION the exposure is
+     * only forgotten, which needs no space, and work is NULL. */
     void (*revoke)(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
     /* Sends what was posted. */
     void (*doorbell)(struct tl_queue_pair *pair);
@@ -231,6 +239,9 @@ struct tl_queue_pair {
     const struct tl_provider_ops *ops;
     struct tl_provider *provider;
     uint32_t mtu_bytes;          /* size of a packet, once connected; 0: there are no packets */
+    uint32_t read_depth;         /* how many reads may be posted at a time, once connected; 0: none */
+    const char *read_refusal;    /* why nothing can be read from the peer, once connected, where the provider reads and
+                                    read_depth is 0. Static */
     const char *outside_refusal; /* why memory outside the pool that was made for the peer cannot be exposed; set when
                                     its first event comes; NULL: it can be. Static */
 };
@@ -258,6 +269,9 @@ enum tl_status tl_queue_pair_create(struct tl_provider *provider, const struct t
 enum tl_status tl_queue_pair_expose(struct tl_queue_pair *pair, struct tl_region *region, void *address,
                                     uint64_t len_bytes, struct tl_exposure *exposure,
                                     struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status tl_queue_pair_expose_source(struct tl_queue_pair *pair, struct tl_region *region, void *address,
+                                           uint64_t len_bytes, struct tl_exposure *exposure,
+                                           struct tl_error *ret_error) TL_MUST_USE;
 /* Errors: TL_UNIMPLEMENTED: the provider cannot share files. TL_UNAVAILABLE: not now. TL_RESOURCE_EXHAUSTED: no memory
  * or descriptor. */
 enum tl_status tl_queue_pair_share(struct tl_queue_pair *pair, struct tl_mapped_file *file,

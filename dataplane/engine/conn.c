@@ -272,6 +272,7 @@ static void dispatch(struct tl_conn *conn, const struct tl_message *message)
     case TL_MESSAGE_ERROR_STATUS:
     case TL_MESSAGE_CANCELLED:
     case TL_MESSAGE_MAPPED:
+    case TL_MESSAGE_SOURCE:
         requests_message(conn, message);
         break;
     case TL_MESSAGE_REQUEST:
@@ -330,6 +331,10 @@ static void pair_immediate(void *owner, uint32_t immediate, uint64_t len_bytes)
     conn->engine->stats.bytes_received += len_bytes;
     if (!conn_is_open(conn) && conn->state != CONN_CLOSING) {
         conn_protocol_error(conn, "data before the handshake was over");
+        return;
+    }
+    if (len_bytes == 0) {
+        responses_released(conn, immediate);
         return;
     }
     requests_immediate(conn, immediate, len_bytes);

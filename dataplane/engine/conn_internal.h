@@ -14,8 +14,9 @@
  *
  * request_memory.c and response_memory.c count ending.held_count down when their registrations come back.
  *
- * Four things are scarce, and each has a queue. Posts wait for slots at the peer and for space in the queue pair
- * (posts.slot_queue, posts.space_queue). Requests wait for windows (posts.window_queue). Fetches wait for handles
+ * Five things are scarce, and each has a queue. Posts wait for slots at the peer and for space in the queue pair
+ * (posts.slot_queue, posts.space_queue). Requests and responses wait for windows (posts.window_queue). Requests that
+ * read wait until one of the reads that are posted is over (posts.reads.queue). Fetches wait for handles
  * (requests.waiting). Requests and responses wait for memory of a pool (struct conn_memory_wait).
  */
 #ifndef DATAPLANE_ENGINE_CONN_INTERNAL_H
@@ -58,18 +59,37 @@ struct pending_post {
  * a worker for dead that is silent for longer than peer_timeout_ns. */
 #define PUMP_BYTES (16 * 1024 * 1024)
 
+/* The most reads that are posted at a time, whatever the card allows. */
+#define MAX_READS 16
+
+/* One posted read. */
+struct conn_read {
+    struct tl_work work;
+    struct request *request; /* NULL: this entry is free */
+    uint64_t len_bytes;
+};
+
+/* Reads of the peer's memory. A card holds back messages that are posted behind one read too many, so that no more are
+ * posted than it carries out at a time. */
+struct conn_reads {
+    struct tl_list queue; /* struct pending_post of requests: each posts one read in its turn */
+    uint32_t posted_count;
+    struct conn_read entries[MAX_READS];
+};
+
 /* What waits to be posted, and the pump that posts it at the end of a round. */
 struct conn_posts {
     struct tl_list slot_queue;   /* struct pending_post: these need a slot at the peer, and space in the queue pair */
     struct tl_list space_queue;  /* struct pending_post: these need space in the queue pair only */
-    struct tl_list window_queue; /* struct pending_post of requests: these need a window of another request */
-    uint64_t windows_used;       /* windows that requests have now */
+    struct tl_list window_queue; /* struct pending_post: these need a window of another request or response */
+    uint64_t windows_used;       /* windows that requests and responses have now */
     uint64_t response_budget_bytes;   /* how much of PUMP_BYTES is left for responses in this pump */
     uint64_t completion_budget_bytes; /* how much of PUMP_BYTES is left for finished requests in this pump */
     struct tl_work space_work;        /* completes when there is space in the queue pair again */
     bool is_space_work_out;           /* space_work is posted */
     bool is_pump_queued;              /* pump_closure is queued */
     struct tl_closure pump_closure;
+    struct conn_reads reads;
 };
 
 /* Slots are the receive buffers that each side has posted for messages and immediates of the other. All numbers but
@@ -133,8 +153,9 @@ struct conn_responses {
     uint32_t count;              /* open responses */
     struct response *spare;      /* ended ones that are used again, linked by `next` */
     unsigned spare_count;
-    uint32_t notice_count; /* CANCELLED messages that wait to be posted */
+    uint32_t notice_count; /* CANCEL and CANCELLED messages that wait to be posted */
     uint64_t late_count;   /* responses that were parked for too long; one RE_REQUEST may still come for each */
+    uint64_t shown_bytes;  /* of all sources that the peer may read now */
 };
 
 /* ---------------------------------------------------------------------------------------- beginning and ending -- */
@@ -294,6 +315,17 @@ void conn_posts_init(struct tl_conn *conn);
 void conn_post_when_slot(struct tl_conn *conn, struct pending_post *pending);
 /* The same for a post that needs no slot: a revoke, or a write without an immediate. */
 void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending);
+/* Queues a post of one read, which waits for its turn. */
+void conn_post_when_readable(struct tl_conn *conn, struct pending_post *pending);
+/* How many reads may be posted at a time; 0: none. */
+uint32_t conn_read_depth(const struct tl_conn *conn);
+/* There may be a free window: lets the request or response try that has waited longest. */
+static inline void conn_try_next_window(struct tl_conn *conn)
+{
+    if (tl_list_is_empty(&conn->posts.window_queue)) return;
+    struct tl_list *place = tl_list_pop_front(&conn->posts.window_queue);
+    conn_post_when_slot(conn, TL_CONTAINER_OF(place, struct pending_post, place));
+}
 /* A posted operation is over: posts that wait for space may go on. */
 void conn_space_freed(struct tl_conn *conn);
 /* Posts what is queued and completes what is finished, at the end of this round. */
@@ -302,7 +334,7 @@ void conn_pump_later(struct tl_conn *conn);
 struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type, uint32_t handle);
 /* Posts the message, and with it how many slots we have consumed, which is written into it. work may be NULL. */
 void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct tl_work *work);
-/* Posts a write with an immediate, which uses a slot at the peer. */
+/* Posts a write with an immediate, which uses a slot at the peer. work may be NULL. */
 void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const void *source, uint64_t len_bytes,
                      const struct tl_descriptor *destination, uint64_t offset_bytes, uint32_t immediate,
                      struct tl_work *work);
@@ -394,7 +426,7 @@ void measure_start(struct tl_conn *conn);
 void requests_begin(struct tl_conn *conn);
 /* Fetches have waited for a handle for reroute_ns. */
 void requests_reroute(struct tl_timer *timer);
-/* A message about a request of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED or MAPPED. */
+/* A message about a request of ours: META_DATA_UPDATE, DONE, ERROR_STATUS, CANCELLED, MAPPED or SOURCE. */
 void requests_message(struct tl_conn *conn, const struct tl_message *message);
 void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_bytes);
 /* Completes the fetches that are finished, as far as this pump may hash and copy their bytes, and those that end
@@ -412,6 +444,10 @@ void requests_fini(struct tl_conn *conn);
 
 /* A message about a request of the peer: REQUEST, RE_REQUEST or CANCEL. */
 void responses_message(struct tl_conn *conn, const struct tl_message *message);
+/* A write without bytes has come: the peer has read the source of the response with this handle. */
+void responses_released(struct tl_conn *conn, uint32_t handle);
+/* Posts a message without content about a request, such as CANCELLED, as soon as there is a slot. */
+void conn_send_notice(struct tl_conn *conn, enum tl_message_type type, uint32_t handle);
 /* The queue pair is drained: ends the responses that are open. */
 void responses_break(struct tl_conn *conn);
 bool responses_are_over(const struct tl_conn *conn);

@@ -45,8 +45,21 @@ void conn_post_when_space(struct tl_conn *conn, struct pending_post *pending)
 
 void conn_space_freed(struct tl_conn *conn)
 {
-    if (!tl_list_is_empty(&conn->posts.slot_queue) || !tl_list_is_empty(&conn->posts.space_queue))
+    if (!tl_list_is_empty(&conn->posts.slot_queue) || !tl_list_is_empty(&conn->posts.space_queue) ||
+        !tl_list_is_empty(&conn->posts.reads.queue))
         conn_pump_later(conn);
+}
+
+void conn_post_when_readable(struct tl_conn *conn, struct pending_post *pending)
+{
+    if (conn->state == CONN_CLOSING || tl_list_is_linked(&pending->place)) return;
+    tl_list_push_back(&conn->posts.reads.queue, &pending->place);
+    conn_pump_later(conn);
+}
+
+uint32_t conn_read_depth(const struct tl_conn *conn)
+{
+    return conn->pair->read_depth < MAX_READS ? conn->pair->read_depth : MAX_READS;
 }
 
 static void space_done(struct tl_work *work, enum tl_status status)
@@ -69,6 +82,17 @@ static void run_queue(struct tl_conn *conn, struct tl_list *queue, bool needs_cr
     while (!tl_list_is_empty(queue) && space(conn) >= SPACE_OF_A_POST && conn->state != CONN_CLOSING) {
         if (needs_credit && credits_left(&conn->credits) < 2) return;
         if (conn->posts.response_budget_bytes == 0) return;
+        struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(queue), struct pending_post, place);
+        if (pending->post(pending)) tl_list_push_back(queue, &pending->place);
+    }
+}
+
+/* Requests post one read each in turn, so that a large tensor does not hold up small ones. */
+static void run_reads(struct tl_conn *conn)
+{
+    struct tl_list *queue = &conn->posts.reads.queue;
+    while (!tl_list_is_empty(queue) && conn->posts.reads.posted_count < conn_read_depth(conn) &&
+           space(conn) >= SPACE_OF_A_POST && conn->state != CONN_CLOSING) {
         struct pending_post *pending = TL_CONTAINER_OF(tl_list_pop_front(queue), struct pending_post, place);
         if (pending->post(pending)) tl_list_push_back(queue, &pending->place);
     }
@@ -108,6 +132,7 @@ static void pump(struct tl_closure *closure)
         if (!tl_list_is_empty(&posts->space_queue)) run_queue(conn, &posts->space_queue, false);
         if (!tl_list_is_empty(&posts->slot_queue)) run_queue(conn, &posts->slot_queue, true);
         maybe_post_credits(conn);
+        if (!tl_list_is_empty(&conn->posts.reads.queue)) run_reads(conn);
         if (conn->state != CONN_CLOSING) tl_queue_pair_doorbell(conn->pair);
     }
     /* What was queued so far is posted, or waits for something. What is queued from here on needs another pump. */
@@ -129,6 +154,15 @@ struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type,
     return message;
 }
 
+/* The work of a post whose end interests nobody. Without a completion, posts that wait for space would not be
+ * continued. */
+static struct tl_work *work_for_space(struct tl_conn *conn)
+{
+    if (conn->posts.is_space_work_out || space(conn) >= 2 * SPACE_OF_A_POST) return NULL;
+    conn->posts.is_space_work_out = true;
+    return &conn->posts.space_work;
+}
+
 void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct tl_work *work)
 {
     struct tl_engine *engine = conn->engine;
@@ -138,11 +172,7 @@ void conn_post_message(struct tl_conn *conn, struct tl_message *message, struct 
     uint32_t len_bytes = tl_message_encode(message, engine->slot);
     credits->peer_slots_used++;
     engine->stats.messages_sent++;
-    /* Without a completion, posts that wait for space would not be continued. */
-    if (work == NULL && !conn->posts.is_space_work_out && space(conn) < 2 * SPACE_OF_A_POST) {
-        conn->posts.is_space_work_out = true;
-        work = &conn->posts.space_work;
-    }
+    if (work == NULL) work = work_for_space(conn);
     conn->pair->ops->message(conn->pair, engine->slot, len_bytes, work);
 }
 
@@ -153,6 +183,7 @@ void conn_post_write(struct tl_conn *conn, const struct tl_region *region, const
     conn->credits.peer_slots_used++;
     conn->engine->stats.writes_posted++;
     conn->engine->stats.bytes_sent += len_bytes;
+    if (work == NULL) work = work_for_space(conn);
     conn->pair->ops->write(conn->pair, region, source, len_bytes, destination, offset_bytes, true, immediate, work);
 }
 
@@ -163,6 +194,7 @@ void conn_posts_init(struct tl_conn *conn)
     tl_list_init(&posts->space_queue);
     tl_list_init(&posts->window_queue);
     tl_list_init(&posts->pump_closure.link);
+    tl_list_init(&conn->posts.reads.queue);
     posts->pump_closure.run = pump;
     posts->space_work = (struct tl_work){.magic = TL_WORK_MAGIC, .done = space_done};
 }

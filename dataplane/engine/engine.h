@@ -5,7 +5,9 @@
  * The receiver sends a REQUEST that says where the bytes may be written, and which meta-data it has seen last under the
  * key. The owner writes the tensor straight from its memory into the receiver's, with the request's handle as the
  * immediate. When the meta-data has changed, the owner says so first (META_DATA_UPDATE), and the receiver asks again
- * with memory that fits (RE_REQUEST). All messages are in dataplane/engine/message.h and docs/protocol.md.
+ * with memory that fits (RE_REQUEST). A receiver with options.is_reading says that it reads: the owner then shows its
+ * memory (SOURCE), and the receiver reads the bytes and releases the source (docs/gdr.md). All messages are in
+ * dataplane/engine/message.h and docs/protocol.md.
  *
  * An engine belongs to one reactor and one provider. A connection is one queue pair with one peer. It does for the
  * worker what a link of the control plane does: fetches and serves (tensor/transfer.h), and an end that gives all of
@@ -42,12 +44,14 @@ struct tl_engine_options {
                                 through the pool as well while half of it is free; 0: none */
     bool is_mapping_allowed; /* peers that ask for it may map the files that published tensors lie in */
     bool is_bounce_forced;   /* everything is copied through the pool, on both sides */
+    bool is_reading;         /* what is received is read from the memory of its owner, where both sides can do that */
     int64_t peer_timeout_ns; /* a peer from which nothing comes for so long while something is expected of it is dead */
     int64_t connect_ns;      /* how long a connection may take until it is up */
     int64_t cancel_ns;       /* how long a peer may take to answer a CANCEL */
     int64_t reroute_ns;      /* when all request_count requests are open and nothing comes for any of them for so long,
                                 fetches that wait for a handle are turned away; 0: they wait */
-    int64_t parked_ns;       /* how long a peer may take to say where a value goes, after META_DATA_UPDATE */
+    int64_t parked_ns; /* how long a peer may take to say where a value goes, after META_DATA_UPDATE, and to release
+                          a SOURCE (response_source.c says how much longer) */
 };
 
 /* Counters of all connections since the engine was created. */
@@ -56,11 +60,13 @@ struct tl_engine_stats {
     uint64_t tensors_received;
     uint64_t tensors_mapped; /* how many of the received tensors were mapped, so that no byte of them has moved */
     uint64_t bytes_sent;     /* by writes */
-    uint64_t bytes_received; /* by writes */
+    uint64_t bytes_received; /* by writes of peers, and by reads */
     uint64_t bytes_bounced;  /* copied by the CPU through the pool, by the sender or by the receiver */
     uint64_t messages_sent;
     uint64_t messages_received;
     uint64_t writes_posted;
+    uint64_t reads_posted;
+    uint64_t sources_shown;     /* SOURCE messages sent */
     uint64_t meta_data_updates; /* received */
     uint64_t credits_sent;      /* messages that carry nothing but credits, and answers to pings */
     uint64_t rerouted;          /* fetches that were turned away */

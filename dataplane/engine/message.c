@@ -22,7 +22,8 @@ enum {
     FLAG_PING = 8,
     FLAG_PUBLISHED = 16,
     FLAG_MAY_MAP = 32,
-    FLAG_RECEIVER_COPYING = 64,
+    FLAG_COPYING = 64,
+    FLAG_READING = 128,
 };
 
 /* What a message of each type may contain, and must contain. */
@@ -42,13 +43,13 @@ static const struct layout layouts[] = {
     [TL_MESSAGE_HELLO] = {.name = "HELLO", .has_hello = true, .has_destination = true},
     [TL_MESSAGE_PROBED] = {.name = "PROBED"},
     [TL_MESSAGE_REQUEST] = {.name = "REQUEST",
-                            .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_MAY_MAP | FLAG_RECEIVER_COPYING,
+                            .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_MAY_MAP | FLAG_COPYING | FLAG_READING,
                             .has_request = true,
                             .has_destination = true},
     [TL_MESSAGE_META_DATA_UPDATE] = {.name = "META_DATA_UPDATE",
                                      .flags = FLAG_META_DATA | FLAG_PUBLISHED,
                                      .has_step = true},
-    [TL_MESSAGE_RE_REQUEST] = {.name = "RE_REQUEST", .flags = FLAG_RECEIVER_COPYING, .has_destination = true},
+    [TL_MESSAGE_RE_REQUEST] = {.name = "RE_REQUEST", .flags = FLAG_COPYING, .has_destination = true},
     [TL_MESSAGE_DONE] = {.name = "DONE",
                          .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_PUBLISHED,
                          .has_step = true,
@@ -62,6 +63,11 @@ static const struct layout layouts[] = {
                            .flags = FLAG_META_DATA | FLAG_PUBLISHED,
                            .has_step = true,
                            .has_offset = true,
+                           .has_destination = true},
+    [TL_MESSAGE_SOURCE] = {.name = "SOURCE",
+                           .flags = FLAG_META_DATA | FLAG_CHECKSUM | FLAG_PUBLISHED | FLAG_COPYING,
+                           .has_step = true,
+                           .has_checksum_field = true,
                            .has_destination = true},
 };
 
@@ -169,7 +175,7 @@ uint32_t tl_message_encode(const struct tl_message *message, uint8_t *buffer)
     unsigned flags = (message->has_meta_data ? FLAG_META_DATA : 0) | (message->has_checksum ? FLAG_CHECKSUM : 0) |
                      (message->is_final ? FLAG_FINAL : 0) | (message->is_ping ? FLAG_PING : 0) |
                      (message->is_published ? FLAG_PUBLISHED : 0) | (message->may_map ? FLAG_MAY_MAP : 0) |
-                     (message->is_receiver_copying ? FLAG_RECEIVER_COPYING : 0);
+                     (message->is_copying ? FLAG_COPYING : 0) | (message->is_reading ? FLAG_READING : 0);
     flags &= layout->flags;
     buffer[0] = (uint8_t)message->type;
     buffer[1] = (uint8_t)flags;
@@ -391,7 +397,8 @@ enum tl_status tl_message_decode(const uint8_t *bytes, uint32_t len_bytes, struc
     message->is_ping = (flags & FLAG_PING) != 0;
     message->is_published = (flags & FLAG_PUBLISHED) != 0;
     message->may_map = (flags & FLAG_MAY_MAP) != 0;
-    message->is_receiver_copying = (flags & FLAG_RECEIVER_COPYING) != 0;
+    message->is_copying = (flags & FLAG_COPYING) != 0;
+    message->is_reading = (flags & FLAG_READING) != 0;
     message->consumed = get_u32(bytes + 4);
     message->handle = get_u32(bytes + 8);
     struct reader reader = {.at = bytes + HEAD_BYTES, .end = bytes + len_bytes};

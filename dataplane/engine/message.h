@@ -19,8 +19,9 @@
 #include "dataplane/provider.h"
 #include "tensor/meta_data.h"
 
-/* 1: numbers had their full width; 2: REQUEST and RE_REQUEST could not say that the receiver copies. */
-#define TL_DATAPLANE_VERSION 3
+/* 1: numbers had their full width; 2: REQUEST and RE_REQUEST could not say that the receiver copies; 3: there was no
+ * SOURCE. */
+#define TL_DATAPLANE_VERSION 4
 #define TL_MESSAGE_KEY_BYTES 512
 
 enum tl_message_type {
@@ -36,6 +37,8 @@ enum tl_message_type {
     TL_MESSAGE_CREDIT = 10,          /* nothing but `consumed`; is_ping: asks for one in return */
     TL_MESSAGE_GOODBYE = 11,         /* the sender closes, with nothing open */
     TL_MESSAGE_MAPPED = 12,          /* step, offset, meta_data, destination (the file that the value lies in) */
+    TL_MESSAGE_SOURCE = 13, /* step, meta_data, destination (where the asker may read the value), checksum if the
+                               REQUEST wants one */
 };
 
 struct tl_message {
@@ -45,12 +48,14 @@ struct tl_message {
 
     /* Flags. */
     bool has_meta_data;
-    bool has_checksum;        /* in a REQUEST: a checksum is wanted */
-    bool is_final;            /* ERROR_STATUS: the owner's answer, whatever its code */
-    bool is_ping;             /* CREDIT */
-    bool is_published;        /* META_DATA_UPDATE, DONE, MAPPED: the step is the version of a published value */
-    bool may_map;             /* REQUEST: MAPPED may be the answer */
-    bool is_receiver_copying; /* REQUEST, RE_REQUEST: the receiver copies the bytes on, piece by piece as they arrive */
+    bool has_checksum; /* in a REQUEST: a checksum is wanted */
+    bool is_final;     /* ERROR_STATUS: the owner's answer, whatever its code */
+    bool is_ping;      /* CREDIT */
+    bool is_published; /* META_DATA_UPDATE, DONE, MAPPED, SOURCE: the step is the version of a published value */
+    bool may_map;      /* REQUEST: MAPPED may be the answer */
+    bool is_copying;   /* REQUEST, RE_REQUEST: the receiver copies the bytes on, piece by piece as they arrive; SOURCE:
+                          the   owner has copied them */
+    bool is_reading;   /* REQUEST: SOURCE may be the answer, and the receiver reads the bytes */
 
     uint64_t number;
     uint64_t step;
@@ -98,7 +103,9 @@ const char *tl_message_name(enum tl_message_type type);
 #define TL_HANDLE_INDEX_BITS 16
 #define TL_HANDLE_GENERATION_BITS 14
 #define TL_MAX_REQUESTS 65535
-#define TL_IMMEDIATE_PROBE UINT32_MAX                   /* no request has this index */
+#define TL_IMMEDIATE_PROBE UINT32_MAX /* no request has this index */
+/* The immediate of a write without bytes is the handle of a request whose SOURCE the receiver does not need any more.
+ */
 #define TL_IMMEDIATE_SENDER_COPYING (UINT32_C(1) << 31) /* the sender has copied the bytes into its pool */
 #define TL_IMMEDIATE_DONE_FOLLOWS (UINT32_C(1) << 30)   /* a DONE follows */
 

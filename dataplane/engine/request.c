@@ -5,7 +5,8 @@
  * Happy path: the meta-data is known from the last value of the key. The destination is made, REQUEST says where to
  * write, the writes arrive and are counted by their immediates, the exposure is revoked, and the fetch is completed.
  * Meta-data that is unknown or has changed costs one META_DATA_UPDATE and one RE_REQUEST. A value without bytes comes
- * as a DONE, and changes nothing of what is known of the key. A value that may be mapped may come as a MAPPED.
+ * as a DONE, and changes nothing of what is known of the key. A value that may be mapped may come as a MAPPED. A
+ * receiver that reads gets a SOURCE (request_read.c).
  *
  * Failure modes: memory that cannot be registered is replaced by a bounce buffer in the pool. When the pool is full,
  * the request waits for memory before the peer hears of it; a tensor larger than the pool fails. A cancelled request
@@ -56,6 +57,7 @@ static void handle_meta_data(struct request *request, const struct tl_message *m
 {
     struct tl_conn *conn = request->conn;
     conn->engine->stats.meta_data_updates++;
+    request->is_reading = false; /* the owner does not show its memory: it writes */
     if (!message->has_meta_data || message->meta_data.size_bytes == 0) {
         conn_protocol_error(conn, "META_DATA_UPDATE for %s with a value without bytes", request->fetch->key);
         return;
@@ -133,11 +135,32 @@ static void handle_mapped(struct request *request, const struct tl_message *mess
     request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
+static void handle_source(struct request *request, const struct tl_message *message)
+{
+    bool is_open = request->state == REQUEST_ASKED || request->state == REQUEST_CANCELLING;
+    if (!request->is_reading || !is_open || !message->has_meta_data || message->meta_data.size_bytes == 0 ||
+        message->destination.len_bytes == 0) {
+        conn_protocol_error(request->conn, "SOURCE for %s, which the request does not allow", request->fetch->key);
+        return;
+    }
+    if (request->state == REQUEST_CANCELLING) return; /* CANCEL is on its way, and its answer is the last */
+    expect(request, message);
+    request_source(request, message);
+}
+
 void requests_message(struct tl_conn *conn, const struct tl_message *message)
 {
     struct request *request = find(conn, message->handle);
     if (request == NULL) return;
     conn_credits_seen(conn, request->sent_slot);
+    if (request->has_source && request->state == REQUEST_FINISHED) { /* it was given up without waiting for an answer */
+        conn->engine->stats.late_answers++;
+        return;
+    }
+    if (request->has_source) { /* reads may be posted, whose memory an answer must not give back */
+        conn_protocol_error(conn, "%s for %s after its SOURCE", tl_message_name(message->type), request->fetch->key);
+        return;
+    }
     switch (message->type) {
     case TL_MESSAGE_META_DATA_UPDATE:
         handle_meta_data(request, message);
@@ -147,6 +170,9 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
         break;
     case TL_MESSAGE_MAPPED:
         handle_mapped(request, message);
+        break;
+    case TL_MESSAGE_SOURCE:
+        handle_source(request, message);
         break;
     case TL_MESSAGE_ERROR_STATUS: {
         struct tl_error error;
@@ -194,12 +220,13 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
     return TL_OK;
 }
 
-/* Copies on what has arrived while the peer writes the rest. complete() does what is left. What arrives in the
- * destination itself is hashed later, when the peer cannot write it any more. */
-static void advance_early(struct request *request)
+/* complete() does what is left. What arrives in the destination itself is hashed later, when the peer cannot write it
+ * any more. */
+void request_advance_early(struct request *request)
 {
     struct tl_error error; /* complete() finds it again */
-    if (request->bounce_buffer == NULL || request->state != REQUEST_ASKED || advance(request, &error) != TL_OK) return;
+    bool is_coming = request->state == REQUEST_ASKED || request->state == REQUEST_READING;
+    if (request->bounce_buffer == NULL || !is_coming || advance(request, &error) != TL_OK) return;
     if (request->fetch->received_bytes < request->received_bytes) conn_pump_later(request->conn);
 }
 
@@ -219,7 +246,7 @@ void requests_immediate(struct tl_conn *conn, uint32_t immediate, uint64_t len_b
     request->received_bytes += len_bytes;
     request->is_sender_copying |= (immediate & TL_IMMEDIATE_SENDER_COPYING) != 0;
     request->is_done_expected |= (immediate & TL_IMMEDIATE_DONE_FOLLOWS) != 0;
-    advance_early(request);
+    request_advance_early(request);
     if (len_bytes == left_bytes && !request->is_done_expected) request_handle(request, REQUEST_EVENT_COMPLETE);
 }
 
@@ -258,6 +285,11 @@ static bool begin(struct tl_conn *conn, struct tl_fetch *fetch)
      * has a bounce buffer in the pool, destinations lie elsewhere. */
     fetch->allocator = conn->engine->options.is_bounce_forced ? NULL : &conn->requests.placing.allocator;
     tl_fetch_restart(fetch);
+    request->is_reading = conn->engine->options.is_reading && request_may_read(conn);
+    if (request->is_reading) { /* the destination is made when SOURCE has come */
+        request_handle(request, REQUEST_EVENT_READY);
+        return true;
+    }
     request->has_meta_data = tl_meta_cache_find(conn->requests.cache, fetch->key, &request->expected);
     request->may_map = fetch->may_map && !fetch->wants_checksum && conn->pair->ops->map != NULL;
     /* A value that is mapped again needs no memory. */
@@ -384,9 +416,11 @@ static bool complete(struct request *request, struct tl_error *ret_result)
     if (!request->is_mapped && advance(request, ret_result) != TL_OK) return true;
     if (fetch->received_bytes < request->received_bytes) return false;
     fetch->path = path_of(request);
-    fetch->path_reason = request->bounce_buffer != NULL     ? request->bounce_reason
-                         : fetch->path == TL_PATH_ZERO_COPY ? request_why_not_mapped(request)
-                                                            : "copied by the owner";
+    fetch->path_reason =
+        request->bounce_buffer != NULL ? request->bounce_reason
+        : fetch->path == TL_PATH_ZERO_COPY
+            ? (request->conn->engine->options.is_reading ? request_how_read(request) : request_why_not_mapped(request))
+            : "copied by the owner";
     if (tl_fetch_verify(fetch, request->has_checksum, request->checksum, ret_result) == TL_OK) {
         ret_result->code = TL_OK;
         request->conn->engine->stats.tensors_received++;

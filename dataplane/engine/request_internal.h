@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A request, as its files see it: request_states.c (the table of transitions), request_memory.c (where the bytes go),
- * request_posts.c (what it posts), request_map.c (values that are mapped), request.c (messages of the peer; how a
- * request begins and ends).
+ * request_posts.c (what it posts), request_map.c (values that are mapped), request_read.c (values that are read),
+ * request.c (messages of the peer; how a request begins and ends).
  */
 #ifndef DATAPLANE_ENGINE_REQUEST_INTERNAL_H
 #define DATAPLANE_ENGINE_REQUEST_INTERNAL_H
@@ -13,14 +13,21 @@
  *   PREPARING --memory is there--> QUEUED --posted--> ASKED --all has come--> REVOKING --revoked--> (completed, freed)
  *       ^                                               |  \---cancel--> CANCELLING --last word--> REVOKING
  *       \---revoked--- RENEWING <---META_DATA_UPDATE---/
+ *
+ *   One that reads: PREPARING --> QUEUED --posted--> ASKED --SOURCE--> PREPARING --memory is there--> QUEUED
+ *       --first read is posted--> READING --all is read--> RELEASING --release is posted--> REVOKING
+ *   READING --cancel--> CANCELLING --no read is posted, CANCEL is queued--> REVOKING
  */
 enum request_state {
     REQUEST_NEVER,      /* no state */
     REQUEST_PREPARING,  /* waits for the registration thread to register the destination, or for memory of the pool */
-    REQUEST_QUEUED,     /* waits for a slot (and a window) to send REQUEST or RE_REQUEST */
+    REQUEST_QUEUED,     /* waits for a slot (and a window) to send REQUEST or RE_REQUEST, or for its turn to read */
     REQUEST_ASKED,      /* waits for the peer's answer */
     REQUEST_RENEWING,   /* other memory is needed; waits until the peer cannot write the former memory */
-    REQUEST_CANCELLING, /* CANCEL is queued or sent; waits for the peer's answer, which is its last */
+    REQUEST_READING,    /* waits for its posted reads, or for its turn to post more */
+    REQUEST_RELEASING,  /* all is read; waits for a slot to release the source */
+    REQUEST_CANCELLING, /* CANCEL is queued or sent; waits for the peer's answer, which is its last. With a SOURCE
+                           CANCEL is sent later, and it waits for its posted reads only */
     REQUEST_REVOKING,   /* has its result; waits until the peer cannot write its memory */
     REQUEST_FINISHED,   /* waits in requests.finished until its fetch is completed */
 };
@@ -32,11 +39,15 @@ enum request_event {
     REQUEST_EVENT_FAILED,            /* the request cannot be made; the result says why */
     REQUEST_EVENT_ABANDONED_ASKED,   /* the request ends before it has asked (again), and the peer may still write */
     REQUEST_EVENT_ABANDONED_UNASKED, /* the request ends before it has asked, and the peer will not write */
+    REQUEST_EVENT_READ,              /* the first read is posted */
+    REQUEST_EVENT_RELEASED,          /* the release of the source is posted */
+    REQUEST_EVENT_STOPPED,           /* one that reads is given up, and no read is posted */
     REQUEST_EVENT_BROKEN,            /* the queue pair is drained, and no registration or memory wait is left */
     REQUEST_OWN_EVENTS,
 
     /* Events of the peer, the card and the user. One that the table does not list ends the connection. */
     REQUEST_EVENT_META_DATA = REQUEST_OWN_EVENTS, /* the value has other meta-data than expected */
+    REQUEST_EVENT_SOURCE,                         /* the owner shows the value, which can be read */
     REQUEST_EVENT_COMPLETE,                       /* all of the value has come */
     REQUEST_EVENT_STATUS,                         /* the owner's status has come */
     REQUEST_EVENT_CANCEL,                         /* the worker gives the request up */
@@ -49,7 +60,7 @@ enum request_event {
 struct request {
     struct tl_conn *conn;
     struct tl_list place;        /* in requests.finished, requests.completed or requests.spare */
-    struct pending_post pending; /* REQUEST, RE_REQUEST or CANCEL */
+    struct pending_post pending; /* REQUEST, RE_REQUEST or CANCEL; a read; the release of the source */
     struct pending_post revoke;  /* the end of the exposure */
     struct tl_work revoke_work;
     struct tl_timer cancel_timer;
@@ -72,6 +83,9 @@ struct request {
     bool has_checksum;
     bool may_map; /* MAPPED is a possible answer */
     bool is_mapped;
+    bool is_reading;                      /* the bytes are to be read; the peer writes nothing */
+    bool has_source;                      /* SOURCE has come, which is the peer's last answer */
+    uint32_t read_count;                  /* reads that are posted */
     bool is_map_refused;                  /* the value cannot be mapped here: the fetch asks again */
     struct conn_memory_wait *memory_wait; /* NULL: it does not wait for memory */
     struct tl_tensor *kept;               /* the destination, while it may be exposed; holds a reference */
@@ -80,12 +94,14 @@ struct request {
                                         the peer writes the destination itself */
     const char *bounce_reason;       /* why there is a bounce buffer; never freed */
     uint64_t received_bytes;
+    uint64_t asked_bytes; /* for which reads were posted */
     uint64_t checksum;
     uint32_t sent_slot;            /* how many slots we had used when the latest REQUEST or RE_REQUEST was sent */
     const struct tl_error *result; /* kept; NULL: TL_OK */
 
     struct tl_meta_cached expected; /* valid when has_meta_data */
     struct tl_exposure exposure;
+    struct tl_descriptor source; /* valid when has_source */
 };
 
 extern const struct tl_error request_out_of_memory;
@@ -142,7 +158,27 @@ const char *request_why_not_mapped(const struct request *request);
 /* The value cannot be mapped: the fetch begins once more without the permission. Frees the request. */
 void request_ask_without_map(struct request *request);
 
+/* ---------------------------------------------------------------------------------------------- request_read.c -- */
+
+/* Whether the bytes of a request that begins are to be read. */
+bool request_may_read(const struct tl_conn *conn);
+/* SOURCE has come: chooses the destination, and reads the bytes into it. */
+void request_source(struct request *request, const struct tl_message *message);
+/* Queues the next read. REQUEST_EVENT_READ follows the first one, REQUEST_EVENT_COMPLETE the last one. */
+void request_queue_read(struct request *request);
+/* The post of the next read. */
+bool request_post_read(struct request *request);
+/* The post of the release. */
+void request_post_release(struct request *request);
+/* Tells the owner that a request that reads is given up; nothing is waited for. */
+void request_tell_given_up(struct request *request);
+/* How the bytes came, as the reason of their path. Never freed. */
+const char *request_how_read(const struct request *request);
+
 /* --------------------------------------------------------------------------------------------------- request.c -- */
+
+/* Copies on what has arrived while the rest is on its way, where there is a bounce buffer. */
+void request_advance_early(struct request *request);
 
 /* Frees the request, whose memory is released, for the next one. */
 void request_free(struct request *request);

@@ -36,6 +36,7 @@ void request_release_memory(struct request *request)
     request->received_bytes = 0;
     request->is_sender_copying = false;
     request->is_done_expected = false;
+    request->asked_bytes = 0;
 }
 
 /* Waits for memory of the pool. Returns false when it will never come, with the reason in ret_error. */

@@ -10,20 +10,12 @@
 
 /* ----------------------------------------------------------------------------------------------------- windows -- */
 
-/* There may be a free window: lets the request try that has waited longest. */
-static inline void try_next_window(struct tl_conn *conn)
-{
-    if (tl_list_is_empty(&conn->posts.window_queue)) return;
-    struct tl_list *place = tl_list_pop_front(&conn->posts.window_queue);
-    conn_post_when_slot(conn, TL_CONTAINER_OF(place, struct pending_post, place));
-}
-
 void request_exposure_over(struct request *request)
 {
     if (!request->is_exposed) return;
     request->is_exposed = false;
     request->conn->posts.windows_used--;
-    try_next_window(request->conn);
+    conn_try_next_window(request->conn);
 }
 
 /* Returns false when there is no window now, or the exposure has failed. */
@@ -35,7 +27,7 @@ static bool expose(struct request *request)
                              request->expected.meta_data.size_bytes, &request->exposure, &error) == TL_OK) {
         request->is_exposed = true;
         conn->posts.windows_used++;
-        try_next_window(conn);
+        conn_try_next_window(conn);
         return true;
     }
     if (error.code == TL_RESOURCE_EXHAUSTED && conn->posts.windows_used > 0) {
@@ -61,6 +53,7 @@ static bool post_next(struct pending_post *pending)
     struct tl_conn *conn = request->conn;
     const struct tl_fetch *fetch = request->fetch;
     if (request->state == REQUEST_CANCELLING) return post_cancel(request);
+    if (request->has_source) return request_post_read(request);
     if (request->pin.address != NULL && !expose(request)) return false;
     struct tl_message *message;
     if (!request->is_asked) {
@@ -72,12 +65,13 @@ static bool post_next(struct pending_post *pending)
         message->key = fetch->key;
         message->has_checksum = fetch->wants_checksum;
         message->may_map = request->may_map;
+        message->is_reading = request->is_reading;
         message->has_meta_data = request->has_meta_data;
         if (request->has_meta_data) tl_meta_data_copy(&message->meta_data, &request->expected.meta_data);
     } else {
         message = conn_compose(conn, TL_MESSAGE_RE_REQUEST, request->handle);
     }
-    message->is_receiver_copying = request->bounce_buffer != NULL;
+    message->is_copying = request->bounce_buffer != NULL;
     if (request->pin.address != NULL) message->destination = request->exposure.descriptor;
     conn_post_message(conn, message, NULL);
     request->is_asked = true;
@@ -96,7 +90,7 @@ void request_queue_post(struct request *request)
 void request_leave_queue(struct request *request)
 {
     tl_list_remove(&request->pending.place);
-    try_next_window(request->conn);
+    conn_try_next_window(request->conn);
 }
 
 /* ---------------------------------------------------------------------------------------------------- revoking -- */

@@ -47,6 +47,10 @@ static void start_cancel(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     request_leave_queue(request);
+    if (request->has_source) { /* the peer writes nothing: only our own reads touch the memory */
+        if (request->read_count == 0) request_handle(request, REQUEST_EVENT_STOPPED);
+        return;
+    }
     request_queue_post(request);
     int64_t due_ns = tl_clock_deadline_ns(conn->engine->options.cancel_ns);
     if (tl_timers_arm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer, due_ns) != TL_OK) {
@@ -57,6 +61,7 @@ static void start_cancel(struct request *request)
 static void give_up(struct request *request)
 {
     request_set_given_up(request);
+    if (request->has_source) request_tell_given_up(request);
     request_start_revoke(request);
 }
 
@@ -64,7 +69,7 @@ static void give_up(struct request *request)
  * write. */
 static void abandon(struct request *request)
 {
-    bool may_peer_write = request->is_asked && !request->is_answered;
+    bool may_peer_write = request->is_asked && !request->is_answered && !request->has_source;
     request_handle(request, may_peer_write ? REQUEST_EVENT_ABANDONED_ASKED : REQUEST_EVENT_ABANDONED_UNASKED);
 }
 
@@ -94,9 +99,17 @@ static void ready(struct request *request)
 {
     if (request->is_cancelled) {
         abandon(request);
+    } else if (request->has_source) {
+        request_queue_read(request);
     } else {
         request_queue_post(request);
     }
+}
+
+/* The bytes can be read now. */
+static void place_source(struct request *request)
+{
+    request_place_and_prepare(request, NULL);
 }
 
 static void sent(struct request *request)
@@ -139,6 +152,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
     },
     [REQUEST_QUEUED] = {
         [REQUEST_EVENT_SENT] = {REQUEST_ASKED, sent},
+        [REQUEST_EVENT_READ] = {REQUEST_READING, NULL},
         [REQUEST_EVENT_FAILED] = {REQUEST_QUEUED, abandon},
         [REQUEST_EVENT_ABANDONED_ASKED] = {REQUEST_CANCELLING, start_cancel},
         [REQUEST_EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
@@ -148,6 +162,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
     },
     [REQUEST_ASKED] = {
         [REQUEST_EVENT_META_DATA] = {REQUEST_RENEWING, request_start_revoke},
+        [REQUEST_EVENT_SOURCE] = {REQUEST_PREPARING, place_source},
         [REQUEST_EVENT_COMPLETE] = {REQUEST_REVOKING, request_start_revoke},
         [REQUEST_EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},
         [REQUEST_EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
@@ -159,7 +174,18 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [REQUEST_EVENT_REVOKED] = {REQUEST_PREPARING, prepare_again},
         [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
+    [REQUEST_READING] = {
+        [REQUEST_EVENT_COMPLETE] = {REQUEST_RELEASING, request_queue_post},
+        [REQUEST_EVENT_CANCEL] = {REQUEST_CANCELLING, start_cancel},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+    },
+    [REQUEST_RELEASING] = {
+        [REQUEST_EVENT_RELEASED] = {REQUEST_REVOKING, request_start_revoke},
+        [REQUEST_EVENT_CANCEL] = {REQUEST_RELEASING, note_cancel},
+        [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
+    },
     [REQUEST_CANCELLING] = {
+        [REQUEST_EVENT_STOPPED] = {REQUEST_REVOKING, give_up},
         [REQUEST_EVENT_META_DATA] = {REQUEST_CANCELLING, NULL},
         [REQUEST_EVENT_COMPLETE] = {REQUEST_REVOKING, request_start_revoke},
         [REQUEST_EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},

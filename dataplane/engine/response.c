@@ -6,7 +6,8 @@
  * written from where they lie into the peer's memory, piece by piece, each with the request's handle as immediate. When
  * the last write is done the peer has them. When the meta-data differs, META_DATA_UPDATE says so, the tensor is kept,
  * and RE_REQUEST says where to write. A DONE carries a value without bytes, a checksum, or the step of a published
- * value that the peer cannot know. A MAPPED carries a value that the peer may map.
+ * value that the peer cannot know. A MAPPED carries a value that the peer may map. To a peer that reads SOURCE shows
+ * the tensor (response_source.c).
  *
  * Failure modes: a status is sent as it is. Memory that is not registered is registered if it is large; else, or if
  * that fails, it is copied through the pool, whose memory it may wait for. A cancelled response writes nothing more,
@@ -27,10 +28,11 @@
 /* How many ended responses are kept to be used again. */
 #define MAX_SPARE_RESPONSES 64
 
-/* A CANCELLED for a request that is over or was never seen. */
+/* A message without content about a request that is over or was never seen. */
 struct notice {
     struct pending_post pending;
     struct tl_conn *conn;
+    enum tl_message_type type;
     uint32_t handle;
 };
 
@@ -84,6 +86,7 @@ void response_close(struct response *response, enum tl_serve_end end)
     conn->responses.count--;
     tl_list_remove(&response->pending.place);
     conn_free_memory_wait(&response->granted);
+    if (response->source.is_reading) response_release_source(response);
     tl_memory_unpin(engine->memory, &response->pin);
     tl_tensor_put(response->offer.tensor);
     if (!response->is_refused) engine->source->closed(engine->source_context, &response->serve, end);
@@ -103,7 +106,7 @@ static bool take_notice(struct pending_post *pending)
 {
     struct notice *notice = TL_CONTAINER_OF(pending, struct notice, pending);
     struct tl_conn *conn = notice->conn;
-    conn_post_message(conn, conn_compose(conn, TL_MESSAGE_CANCELLED, notice->handle), NULL);
+    conn_post_message(conn, conn_compose(conn, notice->type, notice->handle), NULL);
     conn->responses.notice_count--;
     free(notice);
     return false;
@@ -111,9 +114,14 @@ static bool take_notice(struct pending_post *pending)
 
 void response_send_cancelled(struct tl_conn *conn, uint32_t handle_)
 {
+    conn_send_notice(conn, TL_MESSAGE_CANCELLED, handle_);
+}
+
+void conn_send_notice(struct tl_conn *conn, enum tl_message_type type, uint32_t handle_)
+{
     /* A peer that cancels what it has not asked for, and returns no slots, must not make this queue grow without
      * end. */
-    if (conn->responses.notice_count >= most_responses(conn)) {
+    if (type == TL_MESSAGE_CANCELLED && conn->responses.notice_count >= most_responses(conn)) {
         conn_protocol_error(conn, "more CANCEL messages than requests");
         return;
     }
@@ -125,6 +133,7 @@ void response_send_cancelled(struct tl_conn *conn, uint32_t handle_)
     notice->pending.post = take_notice;
     tl_list_init(&notice->pending.place);
     notice->conn = conn;
+    notice->type = type;
     notice->handle = handle_;
     conn_post_when_slot(conn, &notice->pending);
     conn->responses.notice_count++;
@@ -149,11 +158,12 @@ static void reply(struct tl_serve *serve, const struct tl_error *status, const s
     const struct tl_meta_data *meta_data = tl_tensor_meta_data(offer->tensor);
     if (meta_data->size_bytes == 0 || response_share(response)) {
         response_handle(response, RESPONSE_EVENT_EMPTY);
+    } else if (response->source.is_reading && response_may_show(response->conn)) {
+        response_handle(response, RESPONSE_EVENT_SHOWN);
     } else if (response->has_meta_data && response->destination.len_bytes > 0 &&
                tl_meta_data_is_equal(meta_data, &response->expected)) {
         response_handle(response, RESPONSE_EVENT_FITS);
     } else {
-        response->expected_step = offer->step;
         response_handle(response, RESPONSE_EVENT_DIFFERS);
     }
 }
@@ -179,6 +189,7 @@ static struct response *take_response(struct tl_conn *conn)
     response->pending.post = response_post_next;
     response->park_timer = (struct tl_timer){.fire = response_park_timeout};
     tl_list_init(&response->pending.place);
+    response_source_init(response);
     return response;
 }
 
@@ -190,7 +201,8 @@ static struct response *response_create(struct tl_conn *conn, const struct tl_me
     response->state = RESPONSE_WAITING;
     response->wants_checksum = message->has_checksum;
     response->may_map = message->may_map;
-    response->is_receiver_copying = message->is_receiver_copying;
+    response->is_receiver_copying = message->is_copying;
+    response->source.is_reading = message->is_reading;
     response->has_meta_data = message->has_meta_data;
     if (message->has_meta_data) tl_meta_data_copy(&response->expected, &message->meta_data);
     response->expected_step = message->expected_step;
@@ -252,10 +264,20 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
     } else {
         if (response->state == RESPONSE_PARKED) {
             response->destination = message->destination;
-            response->is_receiver_copying = message->is_receiver_copying;
+            response->is_receiver_copying = message->is_copying;
         }
         response_handle(response, RESPONSE_EVENT_RE_REQUEST);
     }
+}
+
+void responses_released(struct tl_conn *conn, uint32_t handle_)
+{
+    struct response *response = *find_place(conn, handle_);
+    if (response == NULL || !response->source.is_exposed) {
+        conn_protocol_error(conn, "a release of a source that was not shown (immediate %#x)", handle_);
+        return;
+    }
+    response_handle(response, RESPONSE_EVENT_RELEASE);
 }
 
 void responses_break(struct tl_conn *conn)
@@ -266,7 +288,8 @@ void responses_break(struct tl_conn *conn)
             next = response->next;
             /* Responses whose bytes the peer has for certain were closed when their last work was done. */
             conn_cancel_memory_wait(&response->memory_wait);
-            if (!response->is_registering && response->memory_wait == NULL) response_close(response, TL_SERVE_BROKEN);
+            if (!response->is_registering && response->memory_wait == NULL)
+                response_close(response, response->source.is_released ? TL_SERVE_RECEIVED : TL_SERVE_BROKEN);
         }
     }
     TL_LIST_FOREACH_SAFE(&conn->posts.slot_queue, place)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A response, as its files see it: response_states.c (the table of transitions), response_memory.c (where the bytes are
- * read from), response_posts.c (what it posts), response.c (messages of the peer and replies of the source; how a
- * response ends).
+ * read from), response_posts.c (what it posts), response_source.c (sources that the peer reads), response.c (messages
+ * of the peer and replies of the source; how a response ends).
  */
 #ifndef DATAPLANE_ENGINE_RESPONSE_INTERNAL_H
 #define DATAPLANE_ENGINE_RESPONSE_INTERNAL_H
@@ -18,7 +18,9 @@
  *      |  \--offer differs--> PARKED --RE_REQUEST--> PREPARING
  *      |                        \--too late--> ENDING
  *      \--status, no bytes, or mapped--> ENDING --sent--> (closed, freed)
- *   WAITING, PARKED, PREPARING, WRITING --cancel--> STOPPING --nothing under way--> (closed, CANCELLED sent)
+ *   WAITING --the peer reads--> LOCATING --memory is there--> SHOWING --release--> RETURNING --revoked--> (closed,
+ * freed) LOCATING, SHOWING --cannot be shown--> PARKED WAITING, PARKED, PREPARING, WRITING, LOCATING, SHOWING
+ *      --cancel--> STOPPING --nothing under way--> (closed, CANCELLED sent)
  */
 enum response_state {
     RESPONSE_NEVER,     /* no state */
@@ -26,8 +28,12 @@ enum response_state {
     RESPONSE_PARKED,    /* META_DATA_UPDATE is queued or sent; waits for RE_REQUEST, or the park timer */
     RESPONSE_PREPARING, /* waits for the registration thread to register the source tensor */
     RESPONSE_WRITING,   /* waits for slots, for posted pieces to be done, or for memory of the pool */
+    RESPONSE_LOCATING,  /* the peer reads; waits for the registration thread to register the source for that */
+    RESPONSE_SHOWING,   /* copies and hashes the source where needed, waits for a slot and a window to send SOURCE, then
+                           for the peer's release, or the lease timer */
+    RESPONSE_RETURNING, /* the peer has read all; waits until it cannot read any more */
     RESPONSE_ENDING,    /* waits for a slot to send its only or last message, and for that message to be done */
-    RESPONSE_STOPPING,  /* is cancelled; waits until nothing is posted, registering or waiting for memory */
+    RESPONSE_STOPPING,  /* is cancelled; waits until nothing is posted, shown, registering or waiting for memory */
     RESPONSE_STATES,
 };
 
@@ -36,7 +42,9 @@ enum response_event {
     RESPONSE_EVENT_STATUS,  /* the source has replied with a status */
     RESPONSE_EVENT_EMPTY,   /* the source has replied with a value of which no bytes are written */
     RESPONSE_EVENT_FITS,    /* the source has replied with the value that the request expects */
-    RESPONSE_EVENT_DIFFERS, /* the source has replied with a value that has other meta-data */
+    RESPONSE_EVENT_DIFFERS, /* the source has replied with a value that has other meta-data, or the peer reads and the
+                               value cannot be shown */
+    RESPONSE_EVENT_SHOWN,   /* the source has replied with a value that the peer may read */
     RESPONSE_EVENT_READY,   /* the source tensor is registered, or memory of the pool has come */
     RESPONSE_EVENT_FAILED,  /* the rest of the tensor cannot be sent; the status says why */
     RESPONSE_OWN_EVENTS,
@@ -44,8 +52,9 @@ enum response_event {
     /* Events of the peer, the card and timers. One that the table does not list ends the connection. */
     RESPONSE_EVENT_RE_REQUEST = RESPONSE_OWN_EVENTS, /* the peer has memory for the value now */
     RESPONSE_EVENT_WORK_DONE,                        /* a posted write or message is over */
+    RESPONSE_EVENT_RELEASE,                          /* the peer has read the value */
     RESPONSE_EVENT_CANCEL,                           /* the peer gives the request up */
-    RESPONSE_EVENT_LATE,                             /* RE_REQUEST has not come in time */
+    RESPONSE_EVENT_LATE,                             /* RE_REQUEST, or the release, has not come in time */
     RESPONSE_EVENTS,
 };
 
@@ -57,6 +66,22 @@ struct piece {
     struct response *response;
     struct tl_tensor *block; /* the copy in the pool that is written; NULL: the tensor itself is written */
     struct tl_pin pin;
+};
+
+/* A source that the peer reads. */
+struct response_source {
+    bool is_reading;         /* the peer reads the bytes, unless they cannot be shown */
+    bool is_exposed;         /* the peer may read the source; SOURCE is posted */
+    bool is_released;        /* the peer has read all */
+    uint64_t seen_bytes;     /* copied and hashed so far */
+    struct tl_tensor *block; /* the copy in the pool that the peer reads; NULL: it reads the tensor itself */
+};
+
+/* How the peer reads it. */
+struct response_window {
+    struct pending_post revoke; /* the end of the exposure */
+    struct tl_work revoke_work;
+    struct tl_exposure exposure; /* valid when source.is_exposed */
 };
 
 /* An ended response is used again for the next one on the same connection. */
@@ -90,6 +115,7 @@ struct response {
     struct conn_memory_wait *memory_wait; /* the next piece waits for this memory; NULL: it does not wait */
     struct conn_memory_wait *granted;     /* memory that has come for the next piece; NULL: none */
     uint64_t posted_bytes;
+    struct response_source source;
     const struct tl_error *status; /* kept; NULL: TL_OK */
     struct response *next;         /* in its list of responses.by_handle, or in responses.spare */
 
@@ -100,6 +126,7 @@ struct response {
     uint64_t file_offset;     /* valid when is_shared */
     struct piece first_piece; /* further pieces are allocated */
     struct tl_work message_work;
+    struct response_window window;
     struct tl_timer park_timer;
     char key[TL_MESSAGE_KEY_BYTES + 1];
 };
@@ -115,7 +142,7 @@ void response_set_status(struct response *response, const struct tl_error *statu
 /* The rest of the tensor cannot be sent: sets the status, which is sent in its place, and handles
  * RESPONSE_EVENT_FAILED. */
 void response_fail(struct response *response, const struct tl_error *error);
-/* The peer has not said in time where the value goes. */
+/* The peer has not said in time where the value goes, or has not released the source. */
 void response_park_timeout(struct tl_timer *timer);
 /* Closes the response when nothing is under way any more. */
 void response_maybe_stopped(struct response *response);
@@ -137,6 +164,27 @@ enum tl_status response_bounce(struct response *response, struct piece *piece, c
 /* Posts what the state wants next. RESPONSE_EVENT_WORK_DONE follows, except after META_DATA_UPDATE. */
 bool response_post_next(struct pending_post *pending);
 void response_queue_post(struct response *response);
+
+/* Hashes bytes of the tensor if the peer wants a checksum, and counts what the CPU reads against this pump. */
+void response_read_piece(struct response *response, const uint8_t *source, uint64_t len_bytes);
+/* Creates the state of the hash if it is needed. Returns false when there is no memory. */
+bool response_has_hash_state(struct response *response);
+/* The checksum of what was hashed. */
+uint64_t response_checksum(const struct response *response);
+
+/* ------------------------------------------------------------------------------------------- response_source.c -- */
+
+void response_source_init(struct response *response);
+/* Whether this connection can show memory for reading. */
+bool response_may_show(const struct tl_conn *conn);
+/* Decides which memory the peer reads. RESPONSE_EVENT_READY follows, or RESPONSE_EVENT_DIFFERS when there is none. */
+void response_locate(struct response *response);
+/* Copies, hashes, or posts SOURCE. Returns true when it is to be called again. */
+bool response_post_source(struct response *response);
+/* Ends the exposure. RESPONSE_EVENT_WORK_DONE follows. */
+void response_start_return(struct response *response);
+/* Gives back what the source has taken: the exposure, which the peer cannot use any more, and memory. */
+void response_release_source(struct response *response);
 
 /* -------------------------------------------------------------------------------------------------- response.c -- */
 

@@ -40,6 +40,12 @@ static void post_error(struct response *response)
     post_outcome(response, message);
 }
 
+uint64_t response_checksum(const struct response *response)
+{
+    /* A value without bytes has a checksum as well. */
+    return response->hash_state != NULL ? XXH3_64bits_digest(response->hash_state) : XXH3_64bits(NULL, 0);
+}
+
 static void post_done(struct response *response)
 {
     const struct tl_offer *offer = &response->offer;
@@ -52,9 +58,7 @@ static void post_done(struct response *response)
     }
     if (response->wants_checksum) {
         message->has_checksum = true;
-        message->checksum = response->hash_state != NULL
-                                ? XXH3_64bits_digest(response->hash_state)
-                                : XXH3_64bits(NULL, 0); /* the checksum of a value without bytes */
+        message->checksum = response_checksum(response);
     }
     post_outcome(response, message);
 }
@@ -146,8 +150,7 @@ static uint64_t most_bytes(const struct response *response)
     return tl_min_u64(piece_bytes, read_bytes);
 }
 
-/* Counts a piece against this pump if the CPU reads it, and hashes it if the peer wants a checksum. */
-static void read_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
+void response_read_piece(struct response *response, const uint8_t *source, uint64_t len_bytes)
 {
     uint64_t *budget_bytes = &response->conn->posts.response_budget_bytes;
     if (response->wants_checksum) {
@@ -158,7 +161,7 @@ static void read_piece(struct response *response, const uint8_t *source, uint64_
     }
 }
 
-static bool has_hash_state(struct response *response)
+bool response_has_hash_state(struct response *response)
 {
     if (!response->wants_checksum || response->hash_state != NULL) return true;
     response->hash_state = XXH3_createState();
@@ -186,7 +189,7 @@ static bool post_piece(struct response *response)
     if (tl_tensor_check_readable(tensor, response->posted_bytes, len_bytes, &error) != TL_OK) {
         return fail(response, &error);
     }
-    struct piece *piece = has_hash_state(response) ? piece_create(response) : NULL;
+    struct piece *piece = response_has_hash_state(response) ? piece_create(response) : NULL;
     if (piece == NULL) return fail(response, &response_out_of_memory);
     enum tl_status status =
         response->is_sender_copying ? response_bounce(response, piece, source, len_bytes, &error) : TL_OK;
@@ -202,7 +205,7 @@ static bool post_piece(struct response *response)
     response->pieces_out++;
     conn_post_write(conn, region, piece->block != NULL ? tl_tensor_data(piece->block) : source, len_bytes,
                     &response->destination, response->posted_bytes, immediate, &piece->work);
-    read_piece(response, source, len_bytes);
+    response_read_piece(response, source, len_bytes);
     response->posted_bytes += len_bytes;
     return len_bytes < left_bytes || response->is_done_wanted;
 }
@@ -236,6 +239,8 @@ bool response_post_next(struct pending_post *pending)
         if (response->posted_bytes < tl_tensor_size_bytes(response->offer.tensor)) return post_piece(response);
         if (response->is_done_wanted && !response->is_outcome_posted) finish(response);
         return false;
+    case RESPONSE_SHOWING:
+        return response_post_source(response);
     case RESPONSE_ENDING:
         if (response->is_outcome_posted) return false;
         if (response->status != NULL) {

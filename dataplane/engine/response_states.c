@@ -33,8 +33,8 @@ static bool is_all_written(const struct response *response)
 
 static bool is_anything_out(const struct response *response)
 {
-    return response->pieces_out > 0 || response->is_message_out || response->is_registering ||
-           response->memory_wait != NULL;
+    return response->pieces_out > 0 || response->is_message_out || response->source.is_exposed ||
+           response->is_registering || response->memory_wait != NULL;
 }
 
 /* Something is over: closes the response if that was all. When anything was flushed the queue pair is about to be
@@ -81,6 +81,7 @@ void response_park_timeout(struct tl_timer *timer)
 static void park(struct response *response)
 {
     struct tl_conn *conn = response->conn;
+    response->expected_step = response->offer.step;
     response->is_update_wanted = true;
     response_queue_post(response);
     conn_arm(conn, &response->park_timer, conn->engine->options.parked_ns);
@@ -101,6 +102,46 @@ static void stop_parked(struct response *response)
 {
     disarm(response);
     stop(response);
+}
+
+/* The value cannot be shown: it is written. */
+static void park_unshown(struct response *response)
+{
+    response_release_source(response);
+    park(response);
+}
+
+static void stop_showing(struct response *response)
+{
+    disarm(response);
+    if (response->source.is_exposed) response_start_return(response);
+    stop(response);
+}
+
+/* A peer that does not release a source keeps memory of ours for ever: its connection ends. */
+static void end_lease(struct response *response)
+{
+    struct tl_conn *conn = response->conn;
+    struct tl_error reason;
+    if (conn->state == CONN_CLOSING) return;
+    tl_error_set(&reason, TL_UNAVAILABLE,
+                 "%s has not read %s, whose memory was shown to it, in time (timeouts.stalled)", conn->peer.name,
+                 response->key);
+    conn->engine->stats.connections_broken++;
+    tl_conn_close(conn, &reason);
+}
+
+static void take_back(struct response *response)
+{
+    disarm(response);
+    response->source.is_released = true;
+    response->conn->engine->stats.tensors_sent++;
+    response_start_return(response);
+}
+
+static void taken_back(struct response *response)
+{
+    if (!response->source.is_exposed) response_close(response, TL_SERVE_RECEIVED);
 }
 
 /* The value is not kept for the peer any longer; the peer may ask again. Its RE_REQUEST may be under way. */
@@ -145,6 +186,7 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
         [RESPONSE_EVENT_EMPTY] = {RESPONSE_ENDING, response_queue_post},
         [RESPONSE_EVENT_FITS] = {RESPONSE_PREPARING, response_prepare},
         [RESPONSE_EVENT_DIFFERS] = {RESPONSE_PARKED, park},
+        [RESPONSE_EVENT_SHOWN] = {RESPONSE_LOCATING, response_locate},
         [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
     },
     [RESPONSE_PARKED] = {
@@ -161,6 +203,21 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
         [RESPONSE_EVENT_FAILED] = {RESPONSE_ENDING, response_queue_post},
         [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_WRITING, written},
         [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+    },
+    [RESPONSE_LOCATING] = {
+        [RESPONSE_EVENT_READY] = {RESPONSE_SHOWING, response_queue_post},
+        [RESPONSE_EVENT_DIFFERS] = {RESPONSE_PARKED, park_unshown},
+        [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
+    },
+    [RESPONSE_SHOWING] = {
+        [RESPONSE_EVENT_DIFFERS] = {RESPONSE_PARKED, park_unshown},
+        [RESPONSE_EVENT_FAILED] = {RESPONSE_ENDING, response_queue_post},
+        [RESPONSE_EVENT_RELEASE] = {RESPONSE_RETURNING, take_back},
+        [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop_showing},
+        [RESPONSE_EVENT_LATE] = {RESPONSE_SHOWING, end_lease},
+    },
+    [RESPONSE_RETURNING] = {
+        [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_RETURNING, taken_back},
     },
     [RESPONSE_ENDING] = {
         [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_ENDING, outcome_posted},

@@ -33,7 +33,7 @@ const char *verbs_complete_words(enum ibv_wc_status status)
     case IBV_WC_REM_INV_REQ_ERR:
         return "the peer's card refuses a request: it does not fit the slot";
     case IBV_WC_REM_ACCESS_ERR:
-        return "the peer's card refuses a write: the key was revoked, or never given for this place";
+        return "the peer's card refuses a write or a read: the key was revoked, or never given for this place";
     case IBV_WC_REM_OP_ERR:
         return "the peer's card could not carry out a request";
     case IBV_WC_RETRY_EXC_ERR:

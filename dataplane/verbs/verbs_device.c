@@ -247,7 +247,9 @@ static const struct tl_provider_ops verbs_ops = {
     .space = verbs_post_space,
     .message = verbs_post_message,
     .write = verbs_post_write,
+    .read = verbs_post_read,
     .expose = verbs_window_expose,
+    .expose_source = verbs_window_expose_source,
     .revoke = verbs_window_revoke,
     .doorbell = verbs_post_doorbell,
 };

@@ -405,6 +405,8 @@ void verbs_post_message(struct tl_queue_pair *pair, const void *data, uint32_t l
 void verbs_post_write(struct tl_queue_pair *pair, const struct tl_region *region, const void *source,
                       uint64_t len_bytes, const struct tl_descriptor *destination, uint64_t offset_bytes,
                       bool has_immediate, uint32_t immediate, struct tl_work *work);
+void verbs_post_read(struct tl_queue_pair *pair, const struct tl_region *region, void *destination, uint64_t len_bytes,
+                     const struct tl_descriptor *source, uint64_t offset_bytes, struct tl_work *work);
 void verbs_post_doorbell(struct tl_queue_pair *pair);
 /* Returns the next record, empty and without a window. The caller has looked at the space before. */
 struct verbs_record *verbs_post_record(struct verbs_pair *pair, struct tl_work *work);
@@ -423,6 +425,9 @@ void verbs_window_put(struct verbs_pair *pair, struct verbs_window *window);
 enum tl_status verbs_window_expose(struct tl_queue_pair *pair, struct tl_region *region, void *address,
                                    uint64_t len_bytes, struct tl_exposure *exposure,
                                    struct tl_error *ret_error) TL_MUST_USE;
+enum tl_status verbs_window_expose_source(struct tl_queue_pair *pair, struct tl_region *region, void *address,
+                                          uint64_t len_bytes, struct tl_exposure *exposure,
+                                          struct tl_error *ret_error) TL_MUST_USE;
 void verbs_window_revoke(struct tl_queue_pair *pair, struct tl_exposure *exposure, struct tl_work *work);
 
 void verbs_complete(struct verbs_device *device, const struct ibv_wc *completion);

@@ -89,6 +89,7 @@ static enum tl_status create_on_card(struct verbs_pair *pair, struct tl_error *r
                                      .pkey_index = device->settings.pkey_index,
                                      .port_num = device->port.number,
                                      .qp_access_flags = IBV_ACCESS_REMOTE_WRITE};
+    if (pair->windows.keys == TL_KEYS_WINDOW) attributes.qp_access_flags |= IBV_ACCESS_REMOTE_READ;
     int error =
         ibv_modify_qp(pair->qp, &attributes, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS);
     if (error == 0) return TL_OK;
@@ -248,6 +249,15 @@ static void set_address(const struct verbs_pair *pair, const struct verbs_addres
     ret_address->grh.traffic_class = device->settings.traffic_class;
 }
 
+/* A source is shown through a window, which only keys of windows have. */
+static const char *why_not_read(const struct verbs_address *ours, const struct verbs_address *theirs,
+                                const struct verbs_terms *terms)
+{
+    if (ours->keys != TL_KEYS_WINDOW) return "written by its owner, because verbs.keys is region here";
+    if (theirs->keys != TL_KEYS_WINDOW) return "written by its owner, whose verbs.keys is region";
+    return terms->initiator_depth == 0 ? "written by its owner, because a card of the two does not read" : NULL;
+}
+
 static int make_ready(struct verbs_pair *pair, const struct verbs_address *ours, const struct verbs_address *theirs)
 {
     struct verbs_terms terms = verbs_address_agree(ours, theirs);
@@ -261,6 +271,8 @@ static int make_ready(struct verbs_pair *pair, const struct verbs_address *ours,
     };
     set_address(pair, theirs, &receive.ah_attr);
     pair->base.mtu_bytes = verbs_mtu_to_bytes(receive.path_mtu);
+    pair->base.read_refusal = why_not_read(ours, theirs, &terms);
+    pair->base.read_depth = pair->base.read_refusal == NULL ? terms.initiator_depth : 0;
     int error = ibv_modify_qp(pair->qp, &receive,
                               IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
                                   IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER);

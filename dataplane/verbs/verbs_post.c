@@ -78,10 +78,10 @@ void verbs_post_message(struct tl_queue_pair *base, const void *data, uint32_t l
     if (len_bytes <= pair->ring.max_inline_bytes) record->request.send_flags = IBV_SEND_INLINE;
 }
 
-/* Finds where in the peer's memory a write goes. Returns false, and breaks the queue pair, when the peer has sent
- * something that is not a descriptor, or the write exceeds what it has exposed. */
-static bool find_destination(struct verbs_pair *pair, const struct tl_descriptor *destination, uint64_t offset_bytes,
-                             uint64_t len_bytes, struct ibv_send_wr *request)
+/* Finds where in the peer's memory a write goes, or a read comes from. Returns false, and breaks the queue pair, when
+ * the peer has sent something that is not a descriptor, or the request exceeds what it has exposed. */
+static bool find_remote(struct verbs_pair *pair, const char *what, const struct tl_descriptor *remote,
+                        uint64_t offset_bytes, uint64_t len_bytes, struct ibv_send_wr *request)
 {
     uint64_t address, space;
     uint32_t rkey;
@@ -90,20 +90,26 @@ static bool find_destination(struct verbs_pair *pair, const struct tl_descriptor
         request->wr.rdma.rkey = 0;
         return true;
     }
-    if (!verbs_descriptor_read(destination, &address, &rkey, &space)) {
-        verbs_pair_break_because(pair, "the peer's descriptor has %u bytes and is not one of verbs",
-                                 destination->len_bytes);
+    if (!verbs_descriptor_read(remote, &address, &rkey, &space)) {
+        verbs_pair_break_because(pair, "the peer's descriptor has %u bytes and is not one of verbs", remote->len_bytes);
         return false;
     }
     if (offset_bytes > space || len_bytes > space - offset_bytes || address > UINT64_MAX - space) {
-        verbs_pair_break_because(pair, "a write of %llu bytes at %llu is outside of the %llu that the peer has exposed",
-                                 (unsigned long long)len_bytes, (unsigned long long)offset_bytes,
+        verbs_pair_break_because(pair, "a %s of %llu bytes at %llu is outside of the %llu that the peer has exposed",
+                                 what, (unsigned long long)len_bytes, (unsigned long long)offset_bytes,
                                  (unsigned long long)space);
         return false;
     }
     request->wr.rdma.remote_addr = address + offset_bytes;
     request->wr.rdma.rkey = rkey;
     return true;
+}
+
+/* The memory here lies in this region. */
+static void check_local(const struct tl_region *region, const void *address, uint64_t len_bytes)
+{
+    uint64_t start = (uintptr_t)address - (uintptr_t)region->address;
+    TL_CHECK(start <= region->len_bytes && len_bytes <= region->len_bytes - start);
 }
 
 void verbs_post_write(struct tl_queue_pair *base, const struct tl_region *region, const void *source,
@@ -116,17 +122,27 @@ void verbs_post_write(struct tl_queue_pair *base, const struct tl_region *region
     TL_CHECK(len_bytes == 0 || region != NULL);
     struct verbs_record *record = verbs_post_record(pair, work);
     if (verbs_pair_is_broken(pair)) return;
-    if (!find_destination(pair, destination, offset_bytes, len_bytes, &record->request)) return;
-    if (len_bytes > 0) {
-        uint64_t start = (uintptr_t)source - (uintptr_t)region->address;
-        TL_CHECK(start <= region->len_bytes && len_bytes <= region->len_bytes - start);
-    }
+    if (!find_remote(pair, "write", destination, offset_bytes, len_bytes, &record->request)) return;
+    if (len_bytes > 0) check_local(region, source, len_bytes);
     set_piece(record, source, (uint32_t)len_bytes, len_bytes > 0 ? verbs_region_of(region)->mr->lkey : 0);
     record->request.opcode = has_immediate ? IBV_WR_RDMA_WRITE_WITH_IMM : IBV_WR_RDMA_WRITE;
     if (has_immediate) record->request.imm_data = htobe32(immediate);
     if (len_bytes <= INLINE_WRITE_BYTES && len_bytes <= pair->ring.max_inline_bytes) {
         record->request.send_flags = IBV_SEND_INLINE;
     }
+}
+
+void verbs_post_read(struct tl_queue_pair *base, const struct tl_region *region, void *destination, uint64_t len_bytes,
+                     const struct tl_descriptor *source, uint64_t offset_bytes, struct tl_work *work)
+{
+    struct verbs_pair *pair = verbs_pair_of(base);
+    TL_CHECK(len_bytes > 0 && len_bytes <= base->provider->limits.max_write_bytes);
+    struct verbs_record *record = verbs_post_record(pair, work);
+    if (verbs_pair_is_broken(pair)) return;
+    if (!find_remote(pair, "read", source, offset_bytes, len_bytes, &record->request)) return;
+    check_local(region, destination, len_bytes);
+    set_piece(record, destination, (uint32_t)len_bytes, verbs_region_of(region)->mr->lkey);
+    record->request.opcode = IBV_WR_RDMA_READ;
 }
 
 /* ---------------------------------------------------------------------------------------------------- doorbell -- */
@@ -139,7 +155,8 @@ static void ask_completion(struct verbs_pair *pair, uint64_t sequence)
 }
 
 /* Links the requests that have not left yet. The last one with work asks for a completion, and so does every fourth
- * part of the ring and each write that makes SIGNAL_BYTES full. Returns NULL when there is no request. */
+ * part of the ring, each write that makes SIGNAL_BYTES full, and each read, because the next one waits for it. Returns
+ * NULL when there is no request. */
 static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
 {
     struct ibv_send_wr *first = NULL, **place = &first;
@@ -151,7 +168,8 @@ static struct ibv_send_wr *link_requests(struct verbs_pair *pair)
         *place = &record->request;
         place = &record->request.next;
         pair->ring.bytes_since_signal += record->piece.length;
-        if (sequence + 1 - pair->ring.signalled >= interval || pair->ring.bytes_since_signal >= SIGNAL_BYTES) {
+        if (sequence + 1 - pair->ring.signalled >= interval || pair->ring.bytes_since_signal >= SIGNAL_BYTES ||
+            record->request.opcode == IBV_WR_RDMA_READ) {
             ask_completion(pair, sequence);
         }
     }

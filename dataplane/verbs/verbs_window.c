@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Exposures. Under TL_KEYS_WINDOW each exposure has a type 2 memory window of its own. A request that leaves with the
- * next doorbell binds it to this queue pair and to nothing but the exposed bytes, and another request invalidates it. A
+ * next doorbell binds it to this queue pair and to nothing but the exposed bytes, for writes or for reads, and another
+ * request invalidates it. A
  * window can be bound again once its invalidation is over, with the next key: an old descriptor opens nothing for the
  * next 255 binds of that window, and never anything to another peer.
  *
@@ -81,7 +82,7 @@ void verbs_window_put(struct verbs_pair *pair, struct verbs_window *window)
 }
 
 static void post_bind(struct verbs_pair *pair, struct verbs_window *window, const struct verbs_region *region,
-                      void *address, uint64_t len_bytes)
+                      void *address, uint64_t len_bytes, unsigned access)
 {
     struct verbs_record *record = verbs_post_record(pair, NULL);
     window->rkey = ibv_inc_rkey(window->rkey);
@@ -89,12 +90,11 @@ static void post_bind(struct verbs_pair *pair, struct verbs_window *window, cons
     record->request.opcode = IBV_WR_BIND_MW;
     record->request.bind_mw.mw = window->mw;
     record->request.bind_mw.rkey = window->rkey;
-    record->request.bind_mw.bind_info =
-        (struct ibv_mw_bind_info){region->mr, (uintptr_t)address, len_bytes, IBV_ACCESS_REMOTE_WRITE};
+    record->request.bind_mw.bind_info = (struct ibv_mw_bind_info){region->mr, (uintptr_t)address, len_bytes, access};
 }
 
-enum tl_status verbs_window_expose(struct tl_queue_pair *base, struct tl_region *region, void *address,
-                                   uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+static enum tl_status expose(struct tl_queue_pair *base, struct tl_region *region, void *address, uint64_t len_bytes,
+                             unsigned access, struct tl_exposure *exposure, struct tl_error *ret_error)
 {
     struct verbs_pair *pair = verbs_pair_of(base);
     const struct verbs_region *memory = verbs_region_of(region);
@@ -110,7 +110,7 @@ enum tl_status verbs_window_expose(struct tl_queue_pair *base, struct tl_region 
         }
         window = pair->windows.idle;
         pair->windows.idle = window->next;
-        post_bind(pair, window, memory, address, len_bytes);
+        post_bind(pair, window, memory, address, len_bytes, access);
         rkey = window->rkey;
     }
     exposure->region = region;
@@ -119,6 +119,19 @@ enum tl_status verbs_window_expose(struct tl_queue_pair *base, struct tl_region 
     exposure->provider_state = window;
     verbs_descriptor_write((uintptr_t)address, rkey, len_bytes, &exposure->descriptor);
     return TL_OK;
+}
+
+enum tl_status verbs_window_expose(struct tl_queue_pair *base, struct tl_region *region, void *address,
+                                   uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+{
+    return expose(base, region, address, len_bytes, IBV_ACCESS_REMOTE_WRITE, exposure, ret_error);
+}
+
+enum tl_status verbs_window_expose_source(struct tl_queue_pair *base, struct tl_region *region, void *address,
+                                          uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+{
+    TL_CHECK(verbs_pair_of(base)->windows.keys == TL_KEYS_WINDOW);
+    return expose(base, region, address, len_bytes, IBV_ACCESS_REMOTE_READ, exposure, ret_error);
 }
 
 void verbs_window_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, struct tl_work *work)

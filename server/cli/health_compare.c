@@ -156,9 +156,16 @@ static void judge_pairs(const struct tl_config *config, struct tl_health_finding
 
 /* --------------------------------------------------------------------------------------------------- protocols -- */
 
-/* Both have a transport besides gRPC, and none that the other one has. */
-static bool share_grpc_only(const char *a, const char *b)
+/* grpc+gdr uses the transport of grpc+verbs in another way. */
+static const char *transport_of(const char *protocol)
 {
+    return strcmp(protocol, "grpc+gdr") == 0 ? "grpc+verbs" : protocol;
+}
+
+/* Both have a transport besides gRPC, and none that the other one has. */
+static bool share_grpc_only(const char *own, const char *theirs)
+{
+    const char *a = transport_of(own), *b = transport_of(theirs);
     bool is_auto = strcmp(a, "auto") == 0 || strcmp(b, "auto") == 0;
     return !is_auto && strcmp(a, "grpc") != 0 && strcmp(b, "grpc") != 0 && strcmp(a, b) != 0;
 }

@@ -60,7 +60,9 @@ static const char *reason_of(const struct tl_op *op, enum tl_path path)
     case TL_PATH_SERIALIZED:
         return is_on_link ? op->receive.request.path_reason : "strings travel serialized";
     case TL_PATH_ZERO_COPY:
-        return op->receive.may_map ? op->receive.request.fetch.path_reason : "";
+        return op->receive.may_map || op->worker->settings.protocol == TL_PROTOCOL_GRPC_GDR
+                   ? op->receive.request.fetch.path_reason
+                   : "";
     case TL_PATH_BOUNCE:
         return op->receive.request.fetch.path_reason;
     default:

@@ -53,6 +53,7 @@ static void read_verbs(const struct tl_settings *settings, struct tl_transport_o
                    .peer_memory = {.pool_bytes = verbs->pool_bytes,
                                    .max_pool_bytes = or_auto(verbs->max_pool_bytes, tl_transport_half_of_memory())},
                    .is_bounce_forced = verbs->is_bounce_forced,
+                   .is_reading = settings->protocol == TL_PROTOCOL_GRPC_GDR,
                    .peer_timeout_ns = verbs->peer_timeout_ns,
                    .connect_ns = connect_ns,
                    .cancel_ns = CANCEL_NS,
@@ -148,11 +149,23 @@ static void describe_verbs(const void *detail, const struct tl_settings *setting
     ret_description->mtu_bytes = (uint32_t)tl_min_u64(card->mtu_bytes, settings->verbs.mtu_bytes);
 }
 
+/* Names the card, and says so where this worker reads what it receives. */
+static void describe_reading(const struct tl_transport *transport, char *ret_text, size_t capacity)
+{
+    bool is_reading = transport->options.engine.is_reading;
+    snprintf(ret_text, capacity, "%s%s", transport->describes_device,
+             !is_reading                                        ? ""
+             : transport->options.engine.keys == TL_KEYS_WINDOW ? "; what it receives is read from its owner (grpc+gdr)"
+                                                                : "; its verbs.keys is region: owners write what it "
+                                                                  "receives, in spite of grpc+gdr");
+}
+
 const struct tl_transport_source tl_transport_verbs = {.name = "verbs",
                                                        .refusal = tl_verbs_settings_refusal,
                                                        .read = read_verbs,
                                                        .list = list_verbs,
                                                        .open = open_verbs,
+                                                       .describe_state = describe_reading,
                                                        .describe_card = describe_verbs};
 
 /* ------------------------------------------------------------------------------------------------------- tools -- */

@@ -15,7 +15,8 @@
 
 const char *tl_verbs_settings_refusal(const struct tl_settings *settings)
 {
-    const char *refusal = tl_settings_protocol_refusal(settings, TL_PROTOCOL_GRPC_VERBS);
+    bool is_reading = settings->protocol == TL_PROTOCOL_GRPC_GDR; /* over the same cards */
+    const char *refusal = is_reading ? NULL : tl_settings_protocol_refusal(settings, TL_PROTOCOL_GRPC_VERBS);
     return refusal == NULL && settings->rdma == TL_RDMA_OFF ? "rdma is off" : refusal;
 }
 

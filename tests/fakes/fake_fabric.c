@@ -140,13 +140,33 @@ static bool is_within(uint64_t start, uint64_t len_bytes, uint64_t outer_start, 
     return start >= outer_start && len_bytes <= outer_len_bytes && start - outer_start <= outer_len_bytes - len_bytes;
 }
 
+/* The bytes of a read come from the peer. Returns false when they may not. */
+static bool fetch_bytes(struct fake_pair *target, const struct fake_operation *operation)
+{
+    struct fake_address address;
+    uint64_t start;
+    if (!fake_parse_address(&operation->destination, &address)) return false;
+    if (__builtin_add_overflow(address.address, operation->offset_bytes, &start)) return false;
+    TL_LIST_FOREACH(&target->windows, link)
+    {
+        const struct fake_window *window = TL_CONTAINER_OF(link, struct fake_window, link);
+        if (window->key != address.key || !window->is_bound || !window->is_source) continue;
+        if (!is_within(start, operation->len_bytes, (uintptr_t)window->address, window->len_bytes)) return false;
+        bool is_moved = !fake_provider_of(target)->fabric->options.is_hollow || operation->len_bytes < HOLLOW_BYTES;
+        if (is_moved) memcpy(operation->target_memory, (const void *)(uintptr_t)start, operation->len_bytes);
+        if (operation->fault == FAKE_CORRUPT) *(uint8_t *)operation->target_memory ^= 1;
+        return true;
+    }
+    return false;
+}
+
 static bool is_writable(const struct fake_pair *target, const struct fake_address *address, uint64_t start,
                         uint64_t len_bytes)
 {
     TL_LIST_FOREACH(&target->windows, link)
     {
         const struct fake_window *window = TL_CONTAINER_OF(link, struct fake_window, link);
-        if (window->key != address->key || !window->is_bound) continue;
+        if (window->key != address->key || !window->is_bound || window->is_source) continue;
         return is_within(start, len_bytes, (uintptr_t)window->address, window->len_bytes);
     }
     if (target->options.keys == TL_KEYS_WINDOW) return false;
@@ -188,6 +208,7 @@ static enum arrival arrive(struct fake_pair *target, const struct fake_operation
     bool tells = needs_slot(operation) && target->state == PAIR_CONNECTED;
     if (tells && target->slots_free == 0) return NO_SLOT;
     if (operation->kind == FAKE_WRITE && !land(target, operation, bytes)) return NO_ACCESS;
+    if (operation->kind == FAKE_READ && !fetch_bytes(target, operation)) return NO_ACCESS;
     if (!tells) return ARRIVED;
     target->slots_free--;
     struct fake_counters *counters = &fake_provider_of(target)->counters;
@@ -210,6 +231,10 @@ static enum arrival arrive(struct fake_pair *target, const struct fake_operation
 static void count_carried(struct fake_counters *counters, const struct fake_operation *operation)
 {
     if (operation->kind == FAKE_MESSAGE) counters->messages++;
+    if (operation->kind == FAKE_READ) {
+        counters->reads++;
+        counters->read_bytes += operation->len_bytes;
+    }
     if (operation->kind != FAKE_WRITE) return;
     counters->writes++;
     counters->write_bytes += operation->len_bytes;
@@ -298,7 +323,7 @@ static enum outcome carry_first(struct fake_pair *pair)
     default:
         break;
     }
-    if (operation->kind == FAKE_MESSAGE || operation->kind == FAKE_WRITE) return carry_to_peer(pair, operation);
+    if (operation->window == NULL) return carry_to_peer(pair, operation);
     operation->window->is_bound = operation->kind == FAKE_BIND;
     return complete(pair, operation);
 }

@@ -55,6 +55,7 @@ struct fake_provider {
     struct tl_list regions; /* Elements are struct fake_region. */
     struct fake_counters counters;
     unsigned network;
+    uint32_t read_depth; /* 0: no reads. */
     bool is_armed;
     bool is_gone;
     bool is_held;
@@ -68,15 +69,16 @@ struct fake_region {
     unsigned use_count; /* The number of operations and exposures that name the region. */
 };
 
-/* Memory that one queue pair lets its peer write. Under TL_KEYS_REGION it only counts the exposure, unless it lies in
- * no region. */
+/* Memory that one queue pair lets its peer write, or read. Under TL_KEYS_REGION it only counts the exposure, unless it
+ * lies in no region. */
 struct fake_window {
     struct tl_list link;
     uint64_t key;
     struct fake_region *region; /* NULL: no region is needed. */
     uint8_t *address;
     uint64_t len_bytes;
-    bool is_bound; /* From the step of its bind to that of its revoke. */
+    bool is_source; /* The peer may read it, not write it. */
+    bool is_bound;  /* From the step of its bind to that of its revoke. */
 };
 
 enum fake_pair_state { PAIR_CREATED, PAIR_CONNECTED, PAIR_BROKEN, PAIR_DRAINED };
@@ -98,6 +100,7 @@ struct fake_pair {
     struct tl_list windows;
     unsigned rung_count; /* The number of operations that may leave. */
     unsigned out_count;  /* Posted and not done. */
+    unsigned reads_out;  /* The reads among them. */
     unsigned slots_free;
 };
 
@@ -142,6 +145,7 @@ struct fake_operation {
     uint8_t *copy;              /* The message, or the bytes of a late write. */
     struct fake_region *region; /* The region of the source, or NULL. */
     const void *source;
+    void *target_memory; /* Of a read: where its bytes go; destination then names the peer's memory. */
     uint64_t len_bytes;
     struct tl_descriptor destination;
     uint64_t offset_bytes;

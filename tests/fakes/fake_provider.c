@@ -91,6 +91,9 @@ struct tl_provider *fake_provider_open(struct fake_fabric *fabric, const char *n
     provider->ops = fake_ops;
     if (options->has_no_mapping) provider->ops.share = NULL;
     if (options->has_no_mapping) provider->ops.map = NULL;
+    if (options->has_no_reads) provider->ops.read = NULL;
+    if (options->has_no_reads) provider->ops.expose_source = NULL;
+    provider->read_depth = options->has_no_reads ? 0 : options->read_depth != 0 ? options->read_depth : 4;
     provider->base.ops = &provider->ops;
     provider->base.limits = (struct tl_provider_limits){
         .max_write_bytes = options->max_write_bytes != 0 ? options->max_write_bytes : UINT64_C(1) << 30,
@@ -183,6 +186,7 @@ static void tell_done(struct fake_provider *provider, struct fake_event *event)
     struct tl_work *work = operation->work;
     lock(provider->fabric);
     event->pair->out_count--;
+    if (operation->kind == FAKE_READ) event->pair->reads_out--;
     provider->counters.operations_out--;
     if (event->status == TL_OK) provider->counters.done++;
     if (event->status != TL_OK) provider->counters.cancelled++;
@@ -427,6 +431,9 @@ static enum tl_status connect_locked(struct fake_pair *pair, const struct fake_p
     TL_CHECK(pair->state == PAIR_CREATED);
     pair->state = PAIR_CONNECTED;
     pair->base.mtu_bytes = FAKE_MTU_BYTES;
+    bool may_read = pair->options.keys == TL_KEYS_WINDOW && provider->read_depth > 0;
+    pair->base.read_depth = may_read ? provider->read_depth : 0;
+    pair->base.read_refusal = may_read ? NULL : "written: the fabric does not read";
     pair->peer_number = peer->number;
     const struct fake_pair *other = fake_find_pair(provider->fabric, peer->number);
     if (other != NULL) fake_signal(fake_provider_of(other)); /* What it has posted may leave. */
@@ -522,6 +529,12 @@ static struct fake_operation *new_operation(enum fake_kind kind, struct tl_work 
 static void post(struct fake_pair *pair, struct fake_operation *operation)
 {
     TL_CHECK(space_locked(pair) > 0);
+    if (operation->kind == FAKE_READ) {
+        struct fake_counters *counters = &fake_provider_of(pair)->counters;
+        TL_CHECK(pair->reads_out < pair->base.read_depth);
+        pair->reads_out++;
+        if (pair->reads_out > counters->most_reads_out) counters->most_reads_out = pair->reads_out;
+    }
     TL_LIST_FOREACH(&pair->operations, link)
     TL_CHECK(operation->work == NULL || TL_CONTAINER_OF(link, struct fake_operation, link)->work != operation->work);
     fake_choose_fault(pair, operation);
@@ -605,6 +618,23 @@ static void pair_write(struct tl_queue_pair *base, const struct tl_region *regio
     unlock(fabric_of(pair));
 }
 
+static void pair_read(struct tl_queue_pair *base, const struct tl_region *region, void *destination, uint64_t len_bytes,
+                      const struct tl_descriptor *source, uint64_t offset_bytes, struct tl_work *work)
+{
+    struct fake_pair *pair = as_pair(base);
+    TL_CHECK(len_bytes > 0 && (region == NULL || region->access == TL_REGION_WRITE));
+    check_source(pair, region, destination, len_bytes);
+    struct fake_operation *operation = new_operation(FAKE_READ, work);
+    if (region != NULL) operation->region = TL_CONTAINER_OF((void *)(uintptr_t)region, struct fake_region, base);
+    operation->target_memory = destination;
+    operation->len_bytes = len_bytes;
+    operation->destination = *source;
+    operation->offset_bytes = offset_bytes;
+    lock(fabric_of(pair));
+    post(pair, operation);
+    unlock(fabric_of(pair));
+}
+
 static void pair_doorbell(struct tl_queue_pair *base)
 {
     struct fake_pair *pair = as_pair(base);
@@ -662,8 +692,8 @@ static void check_exposed(const struct tl_queue_pair *pair, const struct tl_regi
     TL_CHECK(at >= begin && len_bytes <= region->len_bytes && at - begin <= region->len_bytes - len_bytes);
 }
 
-static enum tl_status pair_expose(struct tl_queue_pair *base, struct tl_region *region, void *address,
-                                  uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+static enum tl_status expose(struct tl_queue_pair *base, struct tl_region *region, void *address, uint64_t len_bytes,
+                             bool is_source, struct tl_exposure *exposure, struct tl_error *ret_error)
 {
     struct fake_pair *pair = as_pair(base);
     check_exposed(base, region, address, len_bytes);
@@ -672,6 +702,7 @@ static enum tl_status pair_expose(struct tl_queue_pair *base, struct tl_region *
     bool fails = fake_call_fails(fabric_of(pair), FAKE_EXPOSE_FAILURE, base->provider, base);
     if (!fails) {
         struct fake_window *window = new_window(pair, region, address, len_bytes);
+        window->is_source = is_source;
         fill_exposure(window, exposure);
         struct fake_operation *bind = NULL;
         if (pair->options.keys == TL_KEYS_WINDOW) {
@@ -683,6 +714,19 @@ static enum tl_status pair_expose(struct tl_queue_pair *base, struct tl_region *
     unlock(fabric_of(pair));
     if (fails) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "%s: no window is left", base->provider->name);
     return TL_OK;
+}
+
+static enum tl_status pair_expose(struct tl_queue_pair *base, struct tl_region *region, void *address,
+                                  uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+{
+    return expose(base, region, address, len_bytes, false, exposure, ret_error);
+}
+
+static enum tl_status pair_expose_source(struct tl_queue_pair *base, struct tl_region *region, void *address,
+                                         uint64_t len_bytes, struct tl_exposure *exposure, struct tl_error *ret_error)
+{
+    TL_CHECK(as_pair(base)->options.keys == TL_KEYS_WINDOW);
+    return expose(base, region, address, len_bytes, true, exposure, ret_error);
 }
 
 static void pair_revoke(struct tl_queue_pair *base, struct tl_exposure *exposure, struct tl_work *work)
@@ -748,7 +792,9 @@ static const struct tl_provider_ops fake_ops = {
     .space = pair_space,
     .message = pair_message,
     .write = pair_write,
+    .read = pair_read,
     .expose = pair_expose,
+    .expose_source = pair_expose_source,
     .revoke = pair_revoke,
     .doorbell = pair_doorbell,
     .share = pair_share,

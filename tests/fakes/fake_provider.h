@@ -13,7 +13,8 @@
  *     any order, which the test, or its seed, chooses;
  *   - a message, and an immediate, takes a slot of the peer, which comes back when the callback returns. Without one
  * the step is tried again, rnr_tries times; then both queue pairs break;
- *   - a write outside of what the peer exposes, or after its revocation, changes nothing and breaks both;
+ *   - a write or read outside of what the peer exposes for it, or after its revocation, changes nothing and breaks
+ * both;
  *   - a peer that is broken or destroyed is noticed by what is posted next: that breaks ours. One that has not
  * connected yet is waited for;
  *   - a broken queue pair flushes one operation with each step, then it is drained;
@@ -57,7 +58,9 @@ struct fake_provider_options {
     bool has_no_windows;
     bool needs_no_regions;
     bool has_no_fd;
-    bool has_no_mapping;      /* Files cannot be mapped. */
+    bool has_no_mapping; /* Files cannot be mapped. */
+    bool has_no_reads;
+    uint32_t read_depth;      /* Reads that may be posted at a time; 0 stands for 4. */
     uint64_t max_write_bytes; /* 0 stands for 1 GiB. */
     uint32_t max_queue_pairs; /* 0 stands for 64. */
     unsigned network;         /* Queue pairs of different networks do not fit. */
@@ -97,6 +100,7 @@ enum fake_kind {
     FAKE_WRITE = 2,
     FAKE_BIND = 4, /* An expose under TL_KEYS_WINDOW. */
     FAKE_REVOKE = 8,
+    FAKE_READ = 16,
 };
 
 enum fake_fault {
@@ -107,7 +111,7 @@ enum fake_fault {
     /* As FAKE_DROP; but once it has been cancelled it arrives, if the peer is not drained by then. */
     FAKE_LATE,
     FAKE_RNR,          /* The peer seems to have no slot, `count` times; 0: always. */
-    FAKE_CORRUPT,      /* A write: the first byte arrives wrong. */
+    FAKE_CORRUPT,      /* A write or read: the first byte arrives wrong. */
     FAKE_BREAK,        /* It fails: the queue pair breaks, without an event at its peer. */
     FAKE_UNANSWERED,   /* The same, because the peer's card does not answer. */
     FAKE_POST_FAILURE, /* The card refuses it: the queue pair breaks at once. */
@@ -160,6 +164,8 @@ struct fake_counters {
     uint64_t writes;
     uint64_t write_bytes;
     uint64_t immediates;
+    uint64_t reads;
+    uint64_t read_bytes;
     /* Counted since open. */
     uint64_t exposures;
     uint64_t revokes;
@@ -179,6 +185,7 @@ struct fake_counters {
     unsigned exposures_out;
     unsigned regions_out;
     unsigned operations_out; /* Posted and not done. */
+    unsigned most_reads_out; /* The most reads that were posted and not done at a time. */
     unsigned slots_out;      /* Taken and not posted again. */
     unsigned queue_pairs;
 };

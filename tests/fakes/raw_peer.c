@@ -95,6 +95,9 @@ void raw_peer_open(struct raw_peer *raw, struct engine_pair *engines)
     engine_side_create_conn(engines->left);
     get_address(raw);
     TL_CHECK(tl_queue_pair_expose(raw->pair, raw->region, raw->memory, RAW_PEER_BYTES, &raw->exposure, NULL) == TL_OK);
+    raw->has_source =
+        options.keys == TL_KEYS_WINDOW &&
+        tl_queue_pair_expose_source(raw->pair, raw->region, raw->memory, RAW_PEER_BYTES, &raw->source, NULL) == TL_OK;
     tl_queue_pair_doorbell(raw->pair);
 }
 

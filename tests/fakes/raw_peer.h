@@ -28,6 +28,8 @@ struct raw_peer {
     uint8_t *memory; /* [RAW_PEER_BYTES], in one region; the engine may write it all. */
     struct tl_region *region;
     struct tl_exposure exposure;
+    struct tl_exposure source; /* The same memory, which the engine may read; under TL_KEYS_WINDOW. */
+    bool has_source;
 };
 
 /* Connects the left side (the opener) with our queue pair; nothing is sent. */

@@ -43,7 +43,8 @@ static void expect_same(const struct tl_message *a, const struct tl_message *b)
     TL_CHECK(a->type == b->type && a->consumed == b->consumed && a->handle == b->handle);
     TL_CHECK(a->has_meta_data == b->has_meta_data && a->has_checksum == b->has_checksum);
     TL_CHECK(a->is_final == b->is_final && a->is_ping == b->is_ping && a->is_published == b->is_published);
-    TL_CHECK(a->may_map == b->may_map && a->offset == b->offset && a->is_receiver_copying == b->is_receiver_copying);
+    TL_CHECK(a->may_map == b->may_map && a->offset == b->offset && a->is_copying == b->is_copying);
+    TL_CHECK(a->is_reading == b->is_reading);
     if (a->type == TL_MESSAGE_HELLO) { /* Other types do not set them. */
         TL_CHECK(a->version == b->version && a->incarnation == b->incarnation);
         TL_CHECK(a->token == b->token && a->challenge == b->challenge);

@@ -1184,7 +1184,8 @@ class Compared(HealthCase):
             self.assertIn("set the same protocol", rows[0]["remedy"])
         _, rows = self.workers(says("grpc+local", "require"), {**says("grpc+verbs"), "task": 7})
         self.assertEqual((rows[0]["healthy"], rows[0]["reason"]), (True, ""))
-        for pair in (("grpc", "grpc+verbs"), ("auto", "grpc+local"), ("grpc+local", "grpc+local")):
+        for pair in (("grpc", "grpc+verbs"), ("grpc+gdr", "grpc+verbs"), ("auto", "grpc+local"),
+                     ("grpc+local", "grpc+local")):
             code, rows = self.workers(*map(says, pair))
             self.assertEqual((code, [row["reason"] for row in rows]), (0, ["", ""]))
 

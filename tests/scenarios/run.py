@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the scenarios of workers over one transport; which those are is in table.py.
 
-    run.py grpc|local|verbs [NAME...]    all, or those whose names (Exchange.test_strings) contain one of the names
-    run.py --table                       shows the table
+    run.py grpc|local|verbs|gdr [NAME...]    all, or those whose names (Exchange.test_strings) contain one of the names
+    run.py --table                           shows the table
 
-verbs needs the guest with two devices (tests/rdma_vm/run_guest --topology veth). In a build with AddressSanitizer its
-runtime is loaded into this program first, and only the workers that are processes of their own are checked for leaks:
-Python has leaks of its own.
+verbs and gdr need the guest with two devices (tests/rdma_vm/run_guest --topology veth). In a build with
+AddressSanitizer its runtime is loaded into this program first, and only the workers that are processes of their own are
+checked for leaks: Python has leaks of its own.
 """
 import os
 import re

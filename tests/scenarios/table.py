@@ -10,27 +10,33 @@ import memory
 import peers
 
 YES = ""
-Row = collections.namedtuple("Row", "scenario grpc local verbs")
+Row = collections.namedtuple("Row", "scenario grpc local verbs gdr")
 
 TABLE = (
-    Row(exchange.Pull, YES, YES, YES),
-    Row(exchange.Exchange, YES, YES, YES),
-    Row(exchange.DrivenExchange, YES, YES, YES),
-    Row(exchange.NarrowExchange, "it has none of this", YES, "unit tests have it; these settings are those of local"),
-    Row(exchange.Cycles, YES, YES, YES),
-    Row(defects.Defects, YES, YES, YES),
-    Row(peers.Prefer, YES, YES, YES),
-    Row(peers.Require, "gRPC is what require forbids", YES, YES),
-    Row(peers.Cut, YES, YES, "worker_wire.py cuts the wire itself, in several ways"),
-    Row(peers.CutRequire, "gRPC is what require forbids", YES, "worker_wire.py cuts the wire itself, in several ways"),
-    Row(peers.CutLinks, YES, YES, YES),
-    Row(peers.Scarce, "there is nothing else to fall back on", YES, "a card's connection needs no descriptor"),
-    Row(peers.Frozen, "keep-alive alone finds a frozen peer, after half a minute; Prefer has it sooner", YES, YES),
-    Row(peers.Idle, YES, YES, YES),
-    Row(memory.Cancelled, YES, YES, "worker_memory.py has it over a slow wire, and looks at what is posted"),
-    Row(memory.Killed, YES, YES, "worker_hosts.py has it with whole hosts, over a slow wire"),
-    Row(choice.Mixed, "all workers are such ones", YES, YES),
-    Row(choice.Lacking, "every worker has gRPC", YES, YES),
+    Row(exchange.Pull, YES, YES, YES, YES),
+    Row(exchange.Exchange, YES, YES, YES, YES),
+    Row(exchange.DrivenExchange, YES, YES, YES, YES),
+    Row(exchange.NarrowExchange, "it has none of this", YES, "unit tests have it; these settings are those of local",
+        "unit tests have it; these settings are those of local"),
+    Row(exchange.Cycles, YES, YES, YES, YES),
+    Row(defects.Defects, YES, YES, YES, YES),
+    Row(peers.Prefer, YES, YES, YES, YES),
+    Row(peers.Require, "gRPC is what require forbids", YES, YES, YES),
+    Row(peers.Cut, YES, YES, "worker_wire.py cuts the wire itself, in several ways",
+        "worker_wire.py cuts the wire itself"),
+    Row(peers.CutRequire, "gRPC is what require forbids", YES, "worker_wire.py cuts the wire itself, in several ways",
+        "worker_wire.py cuts the wire itself"),
+    Row(peers.CutLinks, YES, YES, YES, "as over verbs: the links are the same"),
+    Row(peers.Scarce, "there is nothing else to fall back on", YES, "a card's connection needs no descriptor",
+        "a card's connection needs no descriptor"),
+    Row(peers.Frozen, "keep-alive alone finds a frozen peer, after half a minute; Prefer has it sooner", YES, YES, YES),
+    Row(peers.Idle, YES, YES, YES, "as over verbs: nothing is received"),
+    Row(memory.Cancelled, YES, YES, "worker_memory.py has it over a slow wire, and looks at what is posted",
+        "worker_memory.py has it over a slow wire"),
+    Row(memory.Killed, YES, YES, "worker_hosts.py has it with whole hosts, over a slow wire",
+        "worker_hosts.py has it with whole hosts"),
+    Row(choice.Mixed, "all workers are such ones", YES, YES, YES),
+    Row(choice.Lacking, "every worker has gRPC", YES, YES, "as over verbs: the same cards are lacking"),
 )
 MODULES = (exchange, defects, peers, memory, choice)
 

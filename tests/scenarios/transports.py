@@ -112,6 +112,15 @@ class Verbs(Transport):
         return workers.resources()
 
 
+class Gdr(Verbs):
+    """Over the same cards; what is received is read. A refusal of what is shown, unlike one of what is written to, ends in
+    a write: under keys of regions nothing is read."""
+    name = "gdr"
+    protocol = "grpc+gdr"
+    faulty = {rdma: {"keys": "window", "piece": "128KiB", "peer_timeout": "5s", "pool": "16MiB"}
+              for rdma in ("prefer", "require")}
+
+
 def cut_sockets(family):
     """Shuts down the connections of this process over sockets of the family."""
     for name in os.listdir("/proc/self/fd"):
@@ -124,4 +133,4 @@ def cut_sockets(family):
                     found.shutdown(socket.SHUT_RDWR)
 
 
-BY_NAME = {transport.name: transport for transport in (Transport(), Local(), Verbs())}
+BY_NAME = {transport.name: transport for transport in (Transport(), Local(), Verbs(), Gdr())}

@@ -286,7 +286,7 @@ START_TEST(the_top_level_is_checked)
                   "such as \"worker\": [\"host:4000\"]");
     check_refused("{" CLUSTER ", \"protocol\": \"grpc+mpi\"}", TL_UNIMPLEMENTED,
                   "c.json:1:77: protocol: \"grpc+mpi\" needs the mpi transport, which this version does not have; use "
-                  "one of \"auto\", \"grpc\", \"grpc+local\", \"grpc+verbs\"");
+                  "one of \"auto\", \"grpc\", \"grpc+local\", \"grpc+verbs\", \"grpc+gdr\"");
     check_refused("{" CLUSTER ", \"rdma\": \"required\"}", TL_INVALID_ARGUMENT,
                   "c.json:1:73: rdma: \"required\" is no value of rdma; did you mean \"require\"?");
     check_refused("{" CLUSTER ", \"security\": {}}", TL_UNIMPLEMENTED,

@@ -45,6 +45,11 @@ enum kind {
     KIND_OWNER_REGISTERS,
     KIND_CHECKSUM,
     KIND_STATUS,
+    KIND_READ,
+    KIND_READ_IN_PIECES,
+    KIND_READ_BOUNCED,
+    KIND_READ_REGISTERED, /* The asker and the owner register. */
+    KIND_READ_CHECKSUM,
     KIND_SOURCE_LATE, /* There is nothing to send when the request comes. */
     KINDS,
 };
@@ -52,7 +57,7 @@ enum kind {
 static struct tl_tensor *make_value(enum kind kind)
 {
     struct tl_tensor *tensor;
-    if (kind == KIND_OWNER_REGISTERS) return engine_bytes(SIZE_BYTES, 2);
+    if (kind == KIND_OWNER_REGISTERS || kind == KIND_READ_REGISTERED) return engine_bytes(SIZE_BYTES, 2);
     if (kind != KIND_DEAD) return engine_pool_bytes(owner, SIZE_BYTES, 2);
     ck_assert_int_eq(tl_tensor_create_dead(&tensor, NULL), TL_OK);
     return tensor;
@@ -60,12 +65,13 @@ static struct tl_tensor *make_value(enum kind kind)
 
 static void start(enum kind kind)
 {
-    options.engine.piece_bytes = kind == KIND_PIECES ? 1000 : 0;
-    options.engine.is_bounce_forced = kind == KIND_BOUNCED;
+    options.engine.piece_bytes = kind == KIND_PIECES || kind == KIND_READ_IN_PIECES ? 700 : 0;
+    options.engine.is_bounce_forced = kind == KIND_BOUNCED || kind == KIND_READ_BOUNCED;
+    options.engine.is_reading = kind >= KIND_READ && kind <= KIND_READ_CHECKSUM;
     open_pair();
     if (kind != KIND_UNKNOWN) transfer_once();
-    ask.is_unregistered = kind == KIND_ASKER_REGISTERS;
-    ask.wants_checksum = kind == KIND_CHECKSUM;
+    ask.is_unregistered = kind == KIND_ASKER_REGISTERS || kind == KIND_READ_REGISTERED;
+    ask.wants_checksum = kind == KIND_CHECKSUM || kind == KIND_READ_CHECKSUM;
     if (kind == KIND_STATUS) {
         engine_side_refuse(owner, "key", TL_ABORTED, "refused", true);
     } else if (kind != KIND_SOURCE_LATE) {
@@ -85,7 +91,13 @@ static void expect_consistent(enum kind kind)
     bool has_it = ask.result.code == TL_OK;
     if (has_it && kind == KIND_DEAD) ck_assert(tl_tensor_is_dead(ask.fetch.destination));
     if (has_it && kind != KIND_DEAD) ck_assert(engine_is_bytes(ask.fetch.destination, SIZE_BYTES, 2));
-    /* The value is either here or there, never both and never neither. */
+}
+
+/* The value is either here or there, never both and never neither. A value that was read is there until its owner
+ * learns that. */
+static void expect_one_value(enum kind kind, bool has_it)
+{
+    if (kind == KIND_STATUS) return;
     ck_assert_uint_eq(engine_side_values(owner), has_it || kind == KIND_SOURCE_LATE ? 0 : 1);
 }
 
@@ -115,7 +127,8 @@ static void expect_memory_untouched(void)
 static bool cancel_after(enum kind kind, unsigned rounds, bool is_delayed)
 {
     start(kind);
-    const struct fake_rule delay = {.fault = FAKE_DELAY, .kinds = FAKE_WRITE, .times = FAKE_ALWAYS, .count = 7};
+    const struct fake_rule delay = {
+        .fault = FAKE_DELAY, .kinds = FAKE_WRITE | FAKE_READ, .times = FAKE_ALWAYS, .count = 7};
     if (is_delayed) fake_fabric_add_rule(pair.fabric, &delay);
     for (unsigned i = 0; i < rounds; i++) {
         if (i > 8) engine_side_settle(asker);
@@ -134,8 +147,11 @@ static bool cancel_after(enum kind kind, unsigned rounds, bool is_delayed)
         (void)engine_side_round(&pair.sides[i % 2]);
     }
     expect_consistent(kind);
+    bool has_it = ask.result.code == TL_OK;
+    if (!options.engine.is_reading) expect_one_value(kind, has_it);
     reuse_memory();
     engine_pair_run(&pair);
+    expect_one_value(kind, has_it);
     expect_memory_untouched();
     ck_assert_uint_eq(owner->open_serve_count, 0);
     ck_assert_uint_eq(pair.left->closed_count + pair.right->closed_count, 0);

@@ -98,6 +98,9 @@ static void choose_options(void)
     options.engine.register_bytes = PICK(1, 2000, 1 << 20);
     options.engine.is_bounce_forced = one_in(8);
     options.engine.is_mapping_allowed = !one_in(4);
+    options.engine.is_reading = one_in(2);
+    options.provider.has_no_reads = one_in(8);
+    options.provider.read_depth = (uint32_t)PICK(1, 4, 40);
     has_faults = one_in(2);
     if (has_faults && one_in(4)) options.memory.pool_bytes = options.memory.max_pool_bytes = 64 * 1024;
 }

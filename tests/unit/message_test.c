@@ -15,9 +15,9 @@ static struct tl_message decoded;
 static struct tl_error error;
 
 static const enum tl_message_type types[] = {
-    TL_MESSAGE_HELLO,      TL_MESSAGE_PROBED, TL_MESSAGE_REQUEST,      TL_MESSAGE_META_DATA_UPDATE,
-    TL_MESSAGE_RE_REQUEST, TL_MESSAGE_DONE,   TL_MESSAGE_ERROR_STATUS, TL_MESSAGE_CANCEL,
-    TL_MESSAGE_CANCELLED,  TL_MESSAGE_CREDIT, TL_MESSAGE_GOODBYE,      TL_MESSAGE_MAPPED,
+    TL_MESSAGE_HELLO,   TL_MESSAGE_PROBED,       TL_MESSAGE_REQUEST, TL_MESSAGE_META_DATA_UPDATE, TL_MESSAGE_RE_REQUEST,
+    TL_MESSAGE_DONE,    TL_MESSAGE_ERROR_STATUS, TL_MESSAGE_CANCEL,  TL_MESSAGE_CANCELLED,        TL_MESSAGE_CREDIT,
+    TL_MESSAGE_GOODBYE, TL_MESSAGE_MAPPED,       TL_MESSAGE_SOURCE,
 };
 #define TYPE_COUNT ((int)(sizeof(types) / sizeof(types[0])))
 
@@ -46,13 +46,15 @@ static void compose(enum tl_message_type type)
         .key = "layer/weights",
     };
     message.has_meta_data = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE ||
-                            type == TL_MESSAGE_DONE || type == TL_MESSAGE_MAPPED;
-    message.has_checksum = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_DONE;
+                            type == TL_MESSAGE_DONE || type == TL_MESSAGE_MAPPED || type == TL_MESSAGE_SOURCE;
+    message.has_checksum = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_DONE || type == TL_MESSAGE_SOURCE;
     message.is_final = type == TL_MESSAGE_ERROR_STATUS;
     message.is_ping = type == TL_MESSAGE_CREDIT;
-    message.is_published = type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE || type == TL_MESSAGE_MAPPED;
+    message.is_published = type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE ||
+                           type == TL_MESSAGE_MAPPED || type == TL_MESSAGE_SOURCE;
     message.may_map = type == TL_MESSAGE_REQUEST;
-    message.is_receiver_copying = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST;
+    message.is_copying = type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST || type == TL_MESSAGE_SOURCE;
+    message.is_reading = type == TL_MESSAGE_REQUEST;
 }
 
 static uint32_t encode(void)
@@ -111,14 +113,15 @@ static void expect_same_body(void)
         ck_assert_ptr_eq(decoded.key, decoded.text_capacity);
     }
     if (type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_META_DATA_UPDATE || type == TL_MESSAGE_DONE ||
-        type == TL_MESSAGE_MAPPED) {
+        type == TL_MESSAGE_MAPPED || type == TL_MESSAGE_SOURCE) {
         ck_assert_uint_eq(decoded.step, message.step);
         if (message.has_meta_data) ck_assert(tl_meta_data_is_equal(&decoded.meta_data, &message.meta_data));
     }
-    if (type == TL_MESSAGE_DONE && message.has_checksum) ck_assert_uint_eq(decoded.checksum, message.checksum);
+    bool has_checksum_field = type == TL_MESSAGE_DONE || type == TL_MESSAGE_SOURCE;
+    if (has_checksum_field && message.has_checksum) ck_assert_uint_eq(decoded.checksum, message.checksum);
     if (type == TL_MESSAGE_MAPPED) ck_assert_uint_eq(decoded.offset, message.offset);
     if (type == TL_MESSAGE_HELLO || type == TL_MESSAGE_REQUEST || type == TL_MESSAGE_RE_REQUEST ||
-        type == TL_MESSAGE_MAPPED) {
+        type == TL_MESSAGE_MAPPED || type == TL_MESSAGE_SOURCE) {
         ck_assert_uint_eq(decoded.destination.len_bytes, message.destination.len_bytes);
         ck_assert_mem_eq(decoded.destination.bytes, message.destination.bytes, message.destination.len_bytes);
     }
@@ -142,7 +145,8 @@ static void expect_round_trip(void)
     ck_assert_int_eq(decoded.is_ping, message.is_ping);
     ck_assert_int_eq(decoded.is_published, message.is_published);
     ck_assert_int_eq(decoded.may_map, message.may_map);
-    ck_assert_int_eq(decoded.is_receiver_copying, message.is_receiver_copying);
+    ck_assert_int_eq(decoded.is_copying, message.is_copying);
+    ck_assert_int_eq(decoded.is_reading, message.is_reading);
     expect_same_body();
 }
 
@@ -158,7 +162,8 @@ START_TEST(round_trip)
     message.is_ping = false;
     message.is_published = false;
     message.may_map = false;
-    message.is_receiver_copying = false;
+    message.is_copying = false;
+    message.is_reading = false;
     expect_round_trip();
     message.consumed = UINT32_MAX;
     message.handle = 0;
@@ -173,7 +178,7 @@ START_TEST(names)
         ck_assert_str_ne(tl_message_name(types[i]), "?");
     ck_assert_str_eq(tl_message_name(TL_MESSAGE_RE_REQUEST), "RE_REQUEST");
     ck_assert_str_eq(tl_message_name((enum tl_message_type)0), "?");
-    ck_assert_str_eq(tl_message_name((enum tl_message_type)(TL_MESSAGE_MAPPED + 1)), "?");
+    ck_assert_str_eq(tl_message_name((enum tl_message_type)(TL_MESSAGE_SOURCE + 1)), "?");
     ck_assert_str_eq(tl_message_name((enum tl_message_type)255), "?");
 }
 END_TEST
@@ -241,10 +246,11 @@ END_TEST
 /* Flags that a type does not have are neither sent nor accepted. */
 START_TEST(flags)
 {
-    static const unsigned allowed[] = {0, 0, 1 | 2 | 32 | 64, 1 | 16, 64, 1 | 2 | 16, 4, 0, 0, 8, 0, 1 | 16};
+    static const unsigned allowed[] = {0, 0,      1 | 2 | 32 | 64 | 128, 1 | 16, 64, 1 | 2 | 16, 4, 0, 0, 8,
+                                       0, 1 | 16, 1 | 2 | 16 | 64};
     compose(types[_i]);
     message.has_meta_data = message.has_checksum = message.is_final = message.is_ping = message.is_published = true;
-    message.may_map = message.is_receiver_copying = true;
+    message.may_map = message.is_copying = message.is_reading = true;
     uint32_t len_bytes = encode();
     ck_assert_uint_eq(buffer[1], allowed[_i]);
     for (unsigned bit = 0; bit < 8; bit++) {

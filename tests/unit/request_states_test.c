@@ -15,6 +15,8 @@
 #define request_finish fake_finish
 #define request_release_memory fake_release_memory
 #define request_place_and_prepare fake_place_and_prepare
+#define request_queue_read fake_queue_read
+#define request_tell_given_up fake_tell_given_up
 #define conn_cancel_memory_wait fake_cancel_memory_wait
 #define conn_watch fake_watch
 #define conn_protocol_error fake_protocol_error
@@ -50,6 +52,18 @@ void fake_queue_post(struct request *request_)
 {
     (void)request_;
     note("queue_post");
+}
+
+void fake_queue_read(struct request *request_)
+{
+    (void)request_;
+    note("queue_read");
+}
+
+void fake_tell_given_up(struct request *request_)
+{
+    (void)request_;
+    note("tell_given_up");
 }
 
 void fake_start_revoke(struct request *request_)
@@ -158,6 +172,7 @@ static const struct edge edges[] = {
     {REQUEST_PREPARING, REQUEST_EVENT_STATUS, REQUEST_PREPARING, "cancel_memory_wait "},
     {REQUEST_PREPARING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
     {REQUEST_QUEUED, REQUEST_EVENT_SENT, REQUEST_ASKED, "watch "},
+    {REQUEST_QUEUED, REQUEST_EVENT_READ, REQUEST_READING, ""},
     {REQUEST_QUEUED, REQUEST_EVENT_FAILED, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_QUEUED, REQUEST_EVENT_ABANDONED_ASKED, REQUEST_CANCELLING, "leave_queue queue_post "},
     {REQUEST_QUEUED, REQUEST_EVENT_ABANDONED_UNASKED, REQUEST_REVOKING, "start_revoke "},
@@ -165,6 +180,7 @@ static const struct edge edges[] = {
     {REQUEST_QUEUED, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_QUEUED, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
     {REQUEST_ASKED, REQUEST_EVENT_META_DATA, REQUEST_RENEWING, "start_revoke "},
+    {REQUEST_ASKED, REQUEST_EVENT_SOURCE, REQUEST_PREPARING, "place_and_prepare "},
     {REQUEST_ASKED, REQUEST_EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_ASKED, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_ASKED, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
@@ -173,6 +189,13 @@ static const struct edge edges[] = {
     {REQUEST_RENEWING, REQUEST_EVENT_STATUS, REQUEST_REVOKING, ""},
     {REQUEST_RENEWING, REQUEST_EVENT_REVOKED, REQUEST_PREPARING, "release_memory place_and_prepare "},
     {REQUEST_RENEWING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_READING, REQUEST_EVENT_COMPLETE, REQUEST_RELEASING, "queue_post "},
+    {REQUEST_READING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, "leave_queue queue_post "},
+    {REQUEST_READING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_RELEASING, REQUEST_EVENT_RELEASED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_RELEASING, REQUEST_EVENT_CANCEL, REQUEST_RELEASING, ""},
+    {REQUEST_RELEASING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
+    {REQUEST_CANCELLING, REQUEST_EVENT_STOPPED, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_CANCELLING, REQUEST_EVENT_META_DATA, REQUEST_CANCELLING, ""},
     {REQUEST_CANCELLING, REQUEST_EVENT_COMPLETE, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_CANCELLING, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
@@ -226,7 +249,8 @@ static const struct {
     {REQUEST_ASKED, REQUEST_EVENT_READY},      {REQUEST_PREPARING, REQUEST_EVENT_SENT},
     {REQUEST_REVOKING, REQUEST_EVENT_FAILED},  {REQUEST_ASKED, REQUEST_EVENT_ABANDONED_ASKED},
     {REQUEST_RENEWING, REQUEST_EVENT_SENT},    {REQUEST_REVOKING, REQUEST_EVENT_ABANDONED_UNASKED},
-    {REQUEST_CANCELLING, REQUEST_EVENT_READY},
+    {REQUEST_CANCELLING, REQUEST_EVENT_READY}, {REQUEST_ASKED, REQUEST_EVENT_READ},
+    {REQUEST_READING, REQUEST_EVENT_SENT},     {REQUEST_READING, REQUEST_EVENT_STOPPED},
 };
 
 START_TEST(event_of_our_own_that_cannot_be_ends_the_process)
@@ -267,6 +291,50 @@ START_TEST(asked_again_and_abandoned)
         expect_status(TL_CANCELLED);
         end();
     }
+}
+END_TEST
+
+/* One that reads waits for its posted reads, and for no answer. */
+START_TEST(one_that_reads_is_cancelled)
+{
+    for (unsigned read_count = 0; read_count < 2; read_count++) {
+        begin_in(REQUEST_READING);
+        request.is_asked = request.is_reading = request.has_source = true;
+        request.read_count = read_count;
+        request_handle(&request, REQUEST_EVENT_CANCEL);
+        ck_assert_int_eq(request.state, read_count == 0 ? REQUEST_REVOKING : REQUEST_CANCELLING);
+        ck_assert_str_eq(trace, read_count == 0 ? "leave_queue tell_given_up start_revoke " : "leave_queue ");
+        if (read_count > 0) request_handle(&request, REQUEST_EVENT_STOPPED);
+        ck_assert_int_eq(request.state, REQUEST_REVOKING);
+        ck_assert_str_eq(trace, "leave_queue tell_given_up start_revoke ");
+        expect_status(TL_CANCELLED);
+        end();
+    }
+}
+END_TEST
+
+/* A destination for which there is no memory ends it, and the owner is told. */
+START_TEST(one_that_reads_fails_after_its_source)
+{
+    static const struct tl_error error = {.code = TL_RESOURCE_EXHAUSTED, .message = "no memory"};
+    begin_in(REQUEST_PREPARING);
+    request.is_asked = request.is_reading = request.has_source = true;
+    request_fail(&request, &error);
+    ck_assert_int_eq(request.state, REQUEST_REVOKING);
+    ck_assert_str_eq(trace, "tell_given_up start_revoke ");
+    expect_status(TL_RESOURCE_EXHAUSTED);
+    end();
+}
+END_TEST
+
+START_TEST(source_that_can_be_read_is_read)
+{
+    begin_in(REQUEST_PREPARING);
+    request.is_asked = request.is_reading = request.has_source = true;
+    request_handle(&request, REQUEST_EVENT_READY);
+    ck_assert_int_eq(request.state, REQUEST_QUEUED);
+    ck_assert_str_eq(trace, "queue_read ");
+    end();
 }
 END_TEST
 
@@ -352,6 +420,9 @@ int main(void)
     suite_add_tcase(suite, tcase);
     tcase = tcase_create("abandonment");
     tcase_add_test(tcase, asked_again_and_abandoned);
+    tcase_add_test(tcase, one_that_reads_is_cancelled);
+    tcase_add_test(tcase, one_that_reads_fails_after_its_source);
+    tcase_add_test(tcase, source_that_can_be_read_is_read);
     tcase_add_test(tcase, answered_and_abandoned);
     tcase_add_test(tcase, failed_before_it_has_asked);
     tcase_add_test(tcase, cancelled_while_it_registers);

@@ -12,6 +12,10 @@
 #define response_prepare fake_prepare
 #define response_queue_post fake_queue_post
 #define response_close fake_close
+#define response_locate fake_locate
+#define response_release_source fake_release_source
+#define response_start_return fake_start_return
+#define tl_conn_close fake_conn_close
 #define response_send_cancelled fake_send_cancelled
 #define conn_cancel_memory_wait fake_cancel_memory_wait
 #define conn_arm fake_arm
@@ -38,6 +42,31 @@ void fake_prepare(struct response *response_)
 {
     (void)response_;
     note("prepare");
+}
+
+void fake_locate(struct response *response_)
+{
+    (void)response_;
+    note("locate");
+}
+
+void fake_release_source(struct response *response_)
+{
+    (void)response_;
+    note("release_source");
+}
+
+void fake_start_return(struct response *response_)
+{
+    (void)response_;
+    note("start_return");
+}
+
+void fake_conn_close(struct tl_conn *conn_, const struct tl_error *reason)
+{
+    (void)conn_;
+    ck_assert_int_eq(reason->code, TL_UNAVAILABLE);
+    note("conn_close");
 }
 
 void fake_queue_post(struct response *response_)
@@ -121,6 +150,7 @@ static const struct edge edges[] = {
     {RESPONSE_WAITING, RESPONSE_EVENT_EMPTY, RESPONSE_ENDING, "queue_post "},
     {RESPONSE_WAITING, RESPONSE_EVENT_FITS, RESPONSE_PREPARING, "prepare "},
     {RESPONSE_WAITING, RESPONSE_EVENT_DIFFERS, RESPONSE_PARKED, "queue_post arm "},
+    {RESPONSE_WAITING, RESPONSE_EVENT_SHOWN, RESPONSE_LOCATING, "locate "},
     {RESPONSE_WAITING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
     {RESPONSE_PARKED, RESPONSE_EVENT_RE_REQUEST, RESPONSE_PREPARING, "prepare "},
     {RESPONSE_PARKED, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
@@ -131,6 +161,15 @@ static const struct edge edges[] = {
     {RESPONSE_WRITING, RESPONSE_EVENT_FAILED, RESPONSE_ENDING, "queue_post "},
     {RESPONSE_WRITING, RESPONSE_EVENT_WORK_DONE, RESPONSE_WRITING, "queue_post "},
     {RESPONSE_WRITING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_LOCATING, RESPONSE_EVENT_READY, RESPONSE_SHOWING, "queue_post "},
+    {RESPONSE_LOCATING, RESPONSE_EVENT_DIFFERS, RESPONSE_PARKED, "release_source queue_post arm "},
+    {RESPONSE_LOCATING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_SHOWING, RESPONSE_EVENT_DIFFERS, RESPONSE_PARKED, "release_source queue_post arm "},
+    {RESPONSE_SHOWING, RESPONSE_EVENT_FAILED, RESPONSE_ENDING, "queue_post "},
+    {RESPONSE_SHOWING, RESPONSE_EVENT_RELEASE, RESPONSE_RETURNING, "start_return "},
+    {RESPONSE_SHOWING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
+    {RESPONSE_SHOWING, RESPONSE_EVENT_LATE, RESPONSE_SHOWING, "conn_close "},
+    {RESPONSE_RETURNING, RESPONSE_EVENT_WORK_DONE, RESPONSE_RETURNING, "close_received "},
     {RESPONSE_ENDING, RESPONSE_EVENT_WORK_DONE, RESPONSE_ENDING, ""},
     {RESPONSE_ENDING, RESPONSE_EVENT_CANCEL, RESPONSE_ENDING, ""},
     {RESPONSE_STOPPING, RESPONSE_EVENT_RE_REQUEST, RESPONSE_STOPPING, ""},
@@ -225,6 +264,20 @@ START_TEST(all_written_before_it_stops)
 }
 END_TEST
 
+/* What the peer may read is not given back before it cannot. */
+START_TEST(shown_source_is_cancelled)
+{
+    begin_in(RESPONSE_SHOWING);
+    response.source.is_exposed = true;
+    response_handle(&response, RESPONSE_EVENT_CANCEL);
+    ck_assert_str_eq(trace, "start_return cancel_memory_wait ");
+    response.source.is_exposed = false;
+    response_handle(&response, RESPONSE_EVENT_WORK_DONE);
+    ck_assert_str_eq(trace, "start_return cancel_memory_wait close_cancelled send_cancelled ");
+    end();
+}
+END_TEST
+
 START_TEST(outcome_is_posted)
 {
     begin_in(RESPONSE_ENDING);
@@ -248,6 +301,7 @@ int main(void)
     tcase_add_test(tcase, failure_in_the_middle_is_sent);
     tcase_add_test(tcase, failure_while_it_stops);
     tcase_add_test(tcase, all_written_before_it_stops);
+    tcase_add_test(tcase, shown_source_is_cancelled);
     tcase_add_test(tcase, outcome_is_posted);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);

@@ -137,9 +137,9 @@ START_TEST(rpc_layer_is_the_protocol)
         ck_assert_str_eq(values[0].origin, i == 2 ? "TF_CONFIG:1 (rpc_layer)" : "default of TF_CONFIG");
         tl_config_destroy(config);
     }
-    check_refused_as("{" CLUSTER ", \"rpc_layer\": \"grpc+gdr\"}", TL_UNIMPLEMENTED,
-                     "TF_CONFIG:1:72: rpc_layer: \"grpc+gdr\" needs the gdr transport, which this version does not "
-                     "have; use one of \"auto\", \"grpc\", \"grpc+local\", \"grpc+verbs\"");
+    check_refused_as("{" CLUSTER ", \"rpc_layer\": \"grpc+mpi\"}", TL_UNIMPLEMENTED,
+                     "TF_CONFIG:1:72: rpc_layer: \"grpc+mpi\" needs the mpi transport, which this version does not "
+                     "have; use one of \"auto\", \"grpc\", \"grpc+local\", \"grpc+verbs\", \"grpc+gdr\"");
     check_refused("{" CLUSTER ", \"rpc_layer\": \"grcp\"}",
                   "TF_CONFIG:1:72: rpc_layer: \"grcp\" is no value of rpc_layer; did you mean \"grpc\"?");
     check_refused("{" CLUSTER ", \"rpc_layer\": 5}", "TF_CONFIG:1:72: rpc_layer: must be a string, not a number");

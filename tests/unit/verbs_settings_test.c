@@ -94,8 +94,12 @@ START_TEST(some_settings_want_none)
     ck_assert_str_eq(tl_verbs_settings_refusal(&settings), "rdma is off");
     settings.protocol = TL_PROTOCOL_GRPC;
     ck_assert_str_eq(tl_verbs_settings_refusal(&settings), "the protocol is grpc");
+    settings.protocol = TL_PROTOCOL_GRPC_GDR;
+    ck_assert_str_eq(tl_verbs_settings_refusal(&settings), "rdma is off");
     settings.protocol = TL_PROTOCOL_GRPC_VERBS;
     settings.rdma = TL_RDMA_REQUIRE;
+    ck_assert_ptr_null(tl_verbs_settings_refusal(&settings));
+    settings.protocol = TL_PROTOCOL_GRPC_GDR;
     ck_assert_ptr_null(tl_verbs_settings_refusal(&settings));
     tl_config_destroy(config);
 }

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * A request whose bytes this side reads from the memory of their owner (docs/gdr.md).
+ *
+ * Happy path: REQUEST says that the receiver reads, and exposes nothing. SOURCE says what the value is and where it can
+ * be read. The destination is made, the bytes are read in pieces, and a write without bytes, whose immediate is the
+ * handle, releases the source. The reads of all requests of a connection take turns, and no more are posted than the
+ * card carries out at a time.
+ *
+ * Failure modes: a read that fails breaks the queue pair, and releases nothing: the owner then knows that the value has
+ * not arrived. Once SOURCE has come, a cancel waits for the reads that are posted, since they write into the
+ * destination, and for nothing else; CANCEL leaves after them, because a card may repeat a read until it has its bytes.
+ * Before SOURCE it waits for the owner's answer, which may be a value without bytes. An owner that cannot show
+ * its memory answers META_DATA_UPDATE, and writes.
+ */
+#include "dataplane/engine/request_internal.h"
+
+#include "base/arith.h"
+#include "base/check.h"
+
+/* The most that one read carries: MAX_READS of them take less time than the peer time-out on any network, and what is
+ * posted behind them waits for all. */
+#define READ_BYTES ((uint64_t)256 * 1024)
+
+bool request_may_read(const struct tl_conn *conn)
+{
+    return conn->pair->ops->read != NULL && conn_read_depth(conn) > 0;
+}
+
+void request_source(struct request *request, const struct tl_message *message)
+{
+    request->has_source = true;
+    request->source = message->destination;
+    request->is_sender_copying = message->is_copying;
+    request->has_checksum = message->has_checksum;
+    request->checksum = message->checksum;
+    request_handle(request, REQUEST_EVENT_SOURCE);
+}
+
+void request_queue_read(struct request *request)
+{
+    conn_post_when_readable(request->conn, &request->pending);
+}
+
+/* --------------------------------------------------------------------------------------------------------- end -- */
+
+static void read_done(struct tl_work *work, enum tl_status status)
+{
+    struct conn_read *read = TL_CONTAINER_OF(work, struct conn_read, work);
+    struct request *request = read->request;
+    struct tl_conn *conn = request->conn;
+    read->request = NULL;
+    conn->posts.reads.posted_count--;
+    request->read_count--;
+    if (status != TL_OK) return; /* the queue pair is about to be drained, and the request ends then */
+    conn_peer_seen(conn);
+    conn_space_freed(conn);
+    conn->requests.has_progressed = true;
+    conn->engine->stats.bytes_received += read->len_bytes;
+    if (request->state == REQUEST_CANCELLING) {
+        if (request->read_count == 0) request_handle(request, REQUEST_EVENT_STOPPED);
+        return;
+    }
+    request->received_bytes += read->len_bytes;
+    request_advance_early(request);
+    if (request->received_bytes == request->expected.meta_data.size_bytes)
+        request_handle(request, REQUEST_EVENT_COMPLETE);
+}
+
+void request_post_release(struct request *request)
+{
+    static const struct tl_descriptor nowhere;
+    conn_post_write(request->conn, NULL, NULL, 0, &nowhere, 0, request->handle, NULL);
+    request_handle(request, REQUEST_EVENT_RELEASED);
+}
+
+void request_tell_given_up(struct request *request)
+{
+    conn_send_notice(request->conn, TL_MESSAGE_CANCEL, request->handle);
+}
+
+/* ----------------------------------------------------------------------------------------------------- reading -- */
+
+static struct conn_read *take_entry(struct tl_conn *conn)
+{
+    struct conn_read *read = conn->posts.reads.entries;
+    while (read->request != NULL)
+        read++;
+    TL_CHECK(read < conn->posts.reads.entries + MAX_READS);
+    return read;
+}
+
+bool request_post_read(struct request *request)
+{
+    struct tl_conn *conn = request->conn;
+    if (request->state == REQUEST_RELEASING) {
+        request_post_release(request);
+        return false;
+    }
+    uint64_t size_bytes = request->expected.meta_data.size_bytes;
+    uint64_t offset_bytes = request->asked_bytes;
+    struct conn_read *read = take_entry(conn);
+    *read = (struct conn_read){
+        .work = {.magic = TL_WORK_MAGIC, .done = read_done},
+        .request = request,
+        .len_bytes = tl_min_u64(size_bytes - offset_bytes, tl_min_u64(conn->engine->piece_bytes, READ_BYTES))};
+    conn->posts.reads.posted_count++;
+    conn->engine->stats.reads_posted++;
+    request->read_count++;
+    request->asked_bytes += read->len_bytes;
+    conn->pair->ops->read(conn->pair, request->pin.region, (uint8_t *)request->pin.address + offset_bytes,
+                          read->len_bytes, &request->source, offset_bytes, &read->work);
+    if (request->state == REQUEST_QUEUED) request_handle(request, REQUEST_EVENT_READ);
+    return request->asked_bytes < size_bytes;
+}
+
+const char *request_how_read(const struct request *request)
+{
+    if (request->is_reading) return "read from the memory of its owner";
+    const char *refusal = request->conn->pair->read_refusal;
+    return refusal != NULL ? refusal : "written by its owner, which could not show its memory";
+}
