@@ -18,8 +18,8 @@
 #include "base/check.h"
 #include "base/error.h"
 
-/* Writes of at least so many bytes are large. */
-#define HOLLOW_BYTES (1 << 20)
+/* Writes and reads of at least so many bytes are large. */
+#define HOLLOW_BYTES (1 << 17)
 
 enum outcome { HELD, TRIED, CARRIED };
 enum arrival { ARRIVED, NO_SLOT, NO_ACCESS };

@@ -4,6 +4,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #include "base/check.h"
 #include "fakes/provider_cases.h"
@@ -44,6 +45,101 @@ START_TEST(large_writes)
     tl_queue_pair_doorbell(a.pair);
     PUMP_UNTIL(b.immediates == 1 && last.done == 1);
     ck_assert_int_eq(memcmp(source, target, len), 0);
+    tear_down();
+}
+END_TEST
+
+static void show(struct tl_region *region, void *address, uint64_t len_bytes, struct tl_exposure *ret_exposure)
+{
+    struct tl_error error = {0};
+    ck_assert_msg(tl_queue_pair_expose_source(a.pair, region, address, len_bytes, ret_exposure, &error) == TL_OK, "%s",
+                  error.message);
+    tl_queue_pair_doorbell(a.pair);
+    let_expose_happen(&a);
+}
+
+static void read_from(const struct tl_exposure *exposure, uint64_t from, uint64_t len_bytes, uint64_t to,
+                      struct job *job)
+{
+    b.pair->ops->read(b.pair, target_region, target + to, len_bytes, &exposure->descriptor, from, &job->work);
+}
+
+/* b reads what a shows, as many pieces at a time as the cards agree on, and nothing once it is not shown any more. */
+START_TEST(reads)
+{
+    struct tl_exposure exposure = {0};
+    struct job jobs[16], revoked = new_job_of(&a), late = new_job_of(&b);
+    const uint64_t len = 4 * MIB;
+    set_up(32, 32, TL_KEYS_WINDOW);
+    make_memory(2 * len);
+    ck_assert(b.pair->read_depth > 0 && b.pair->read_depth <= 16 && b.pair->read_refusal == NULL);
+    uint8_t *shown = map_memory(len);
+    fill_bytes(shown, len, 5);
+    struct tl_region *region = make_region(&a, shown, len, TL_REGION_WRITE);
+    show(region, shown + 4096, len - 4096, &exposure);
+    const uint64_t piece = (len - 4096) / b.pair->read_depth;
+    for (unsigned i = 0; i < b.pair->read_depth; i++) {
+        jobs[i] = new_job_of(&b);
+        read_from(&exposure, i * piece, piece, 100 + i * piece, &jobs[i]);
+    }
+    tl_queue_pair_doorbell(b.pair);
+    PUMP_UNTIL(jobs[b.pair->read_depth - 1].done == 1);
+    for (unsigned i = 0; i < b.pair->read_depth; i++)
+        ck_assert_int_eq(jobs[i].status, TL_OK);
+    ck_assert_int_eq(memcmp(target + 100, shown + 4096, b.pair->read_depth * piece), 0);
+    ck_assert_uint_eq(target[99], 0);
+    ck_assert_uint_eq(target[100 + b.pair->read_depth * piece], 0);
+    a.pair->ops->revoke(a.pair, &exposure, &revoked.work);
+    tl_queue_pair_doorbell(a.pair);
+    PUMP_UNTIL(revoked.done == 1);
+    memset(target, 0, 1000);
+    read_from(&exposure, 0, 1000, 0, &late);
+    tl_queue_pair_doorbell(b.pair);
+    PUMP_UNTIL(late.done == 1 && b.broken == 1);
+    ck_assert_int_eq(late.status, TL_CANCELLED);
+    ck_assert_uint_eq(target[0] | target[999], 0);
+    side_disconnect(&a);
+    PUMP_UNTIL(a.drained == 1 && b.drained == 1);
+    tl_region_destroy(region);
+    tear_down();
+    munmap(shown, len);
+}
+END_TEST
+
+/* What is shown cannot be written, and what is exposed for writing cannot be read. */
+START_TEST(source_is_not_a_destination)
+{
+    struct tl_exposure exposure = {0};
+    struct job job = new_job_of(&b);
+    set_up(16, 16, TL_KEYS_WINDOW);
+    make_memory(MIB);
+    uint8_t *shown = map_memory(MIB);
+    struct tl_region *region = make_region(&a, shown, MIB, TL_REGION_WRITE);
+    if (_i == 0) {
+        show(region, shown, MIB, &exposure);
+        b.pair->ops->write(b.pair, target_region, target, 100, &exposure.descriptor, 0, false, 0, &job.work);
+    } else {
+        side_expose(&a, region, shown, MIB, &exposure);
+        let_expose_happen(&a);
+        read_from(&exposure, 0, 100, 0, &job);
+    }
+    tl_queue_pair_doorbell(b.pair);
+    PUMP_UNTIL(job.done == 1 && b.broken == 1);
+    ck_assert_int_eq(job.status, TL_CANCELLED);
+    side_disconnect(&a);
+    PUMP_UNTIL(a.drained == 1 && b.drained == 1);
+    tl_region_destroy(region);
+    tear_down();
+    munmap(shown, MIB);
+}
+END_TEST
+
+/* Nothing can be shown under keys of regions, and both sides know why. */
+START_TEST(keys_of_regions_do_not_read)
+{
+    set_up(16, 16, TL_KEYS_REGION);
+    ck_assert_uint_eq(a.pair->read_depth, 0);
+    ck_assert_ptr_nonnull(strstr(a.pair->read_refusal, "verbs.keys is region"));
     tear_down();
 }
 END_TEST
@@ -168,6 +264,9 @@ int main(void)
     tcase_set_timeout(tests, 90);
     tcase_add_test(tests, nothing_leaves_before_the_bell);
     tcase_add_test(tests, large_writes);
+    tcase_add_test(tests, reads);
+    tcase_add_loop_test(tests, source_is_not_a_destination, 0, 2);
+    tcase_add_test(tests, keys_of_regions_do_not_read);
     tcase_add_test(tests, windows_are_used_again);
     tcase_add_test(tests, many_windows_at_a_time);
     tcase_add_test(tests, sleepers_wake);

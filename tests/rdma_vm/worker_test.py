@@ -33,6 +33,9 @@ class WorkerTest(guest_support.GuestTest):
     def test_scenarios(self):
         self.run_scenarios("tests/scenarios/run.py verbs", "veth")
 
+    def test_scenarios_of_reading(self):
+        self.run_scenarios("tests/scenarios/run.py gdr", "veth")
+
     def test_one_device(self):
         self.run_scenarios("tests/rdma_vm/worker_device.py", "dummy")
 

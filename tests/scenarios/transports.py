@@ -113,12 +113,12 @@ class Verbs(Transport):
 
 
 class Gdr(Verbs):
-    """Over the same cards; what is received is read. A refusal of what is shown, unlike one of what is written to, ends in
-    a write: under keys of regions nothing is read."""
+    """Over the same cards; what is received is read, which only keys of windows allow."""
     name = "gdr"
     protocol = "grpc+gdr"
     faulty = {rdma: {"keys": "window", "piece": "128KiB", "peer_timeout": "5s", "pool": "16MiB"}
               for rdma in ("prefer", "require")}
+    cycle_count = 10
 
 
 def cut_sockets(family):

@@ -218,7 +218,7 @@ START_TEST(more_sources_than_windows)
 }
 END_TEST
 
-/* ---------------------------------------------------------------------------------------------- written instead -- */
+/* ----------------------------------------------------------------------------------------------- written instead -- */
 
 static void expect_written(const char *reason)
 {
@@ -291,8 +291,7 @@ START_TEST(written_where_the_pool_is_too_small)
 }
 END_TEST
 
-/* -------------------------------------------------------------------------------------------------------- defects --
- */
+/* ------------------------------------------------------------------------------------------------------- defects -- */
 
 static unsigned releases(void)
 {
@@ -304,7 +303,8 @@ static unsigned releases(void)
 
 START_TEST(g01_failed_read_releases_nothing)
 {
-    options.fabric.is_flushed_first = true;
+    options.fabric.is_flushed_first = true; /* The failed read is known before the queue pair is known to be broken. */
+    options.fabric.poll_batch = 1;
     open_pair();
     fake_fabric_add_rule(pair.fabric, &(struct fake_rule){.fault = FAKE_BREAK, .kinds = FAKE_READ});
     engine_side_send(owner, "key", 1, engine_pool_bytes(owner, SIZE_BYTES, 1));

@@ -4,11 +4,12 @@
  * tensors, another one receives them, again and again, over one connection.
  *
  *   dp_bench --size BYTES --outstanding N --count N [--provider verbs|local] [--keys window|region] [--allocate]
- *            [--user-memory] [--map] [--bounce] [--thread] [--spin-us N] [--apart]
+ *            [--user-memory] [--map] [--bounce] [--read] [--thread] [--spin-us N] [--apart]
  *
  * Each of the outstanding ones is received into the same destination again and again, as a loop over steps does it, and
  * as the programs that this is compared with do; with --allocate into a new one each time. With --user-memory the
  * destinations lie outside of the pool. With --map there is none: what is published lies in a file, which is mapped.
+ * With --read the receiver reads the tensors.
  *
  * Prints one JSON object: the median and other quantiles of the time from the fetch to its done, tensors and bytes per
  * second, CPU seconds of the receiver, and the counters of the engine over the measured part.
@@ -55,6 +56,7 @@ struct settings {
     enum tl_keys keys;
     bool is_allocating;
     bool is_bounced;
+    bool is_reading;
     bool is_local;
     bool is_users_memory;
     bool is_mapped;
@@ -158,6 +160,7 @@ static void side_open(struct side *side, uint64_t self, uint64_t peer_incarnatio
                                               .copy_bytes = settings.is_local ? TL_LOCAL_COPY_BYTES : 0,
                                               .is_mapping_allowed = settings.is_mapped,
                                               .is_bounce_forced = settings.is_bounced,
+                                              .is_reading = settings.is_reading,
                                               .peer_timeout_ns = 5 * TL_NS_PER_SEC,
                                               .connect_ns = 10 * TL_NS_PER_SEC,
                                               .cancel_ns = 5 * TL_NS_PER_SEC,
@@ -467,14 +470,21 @@ static void receive(int fd)
 
 static void read_options(int argc, char **argv)
 {
-    static const struct option options[] = {
-        {"size", required_argument, NULL, 's'},     {"outstanding", required_argument, NULL, 'o'},
-        {"count", required_argument, NULL, 'n'},    {"warm-up", required_argument, NULL, 'w'},
-        {"keys", required_argument, NULL, 'k'},     {"allocate", no_argument, NULL, 'a'},
-        {"bounce", no_argument, NULL, 'b'},         {"thread", no_argument, NULL, 't'},
-        {"provider", required_argument, NULL, 'r'}, {"user-memory", no_argument, NULL, 'u'},
-        {"spin-us", required_argument, NULL, 'p'},  {"map", no_argument, NULL, 'm'},
-        {"apart", no_argument, NULL, 'd'},          {NULL, 0, NULL, 0}};
+    static const struct option options[] = {{"size", required_argument, NULL, 's'},
+                                            {"outstanding", required_argument, NULL, 'o'},
+                                            {"count", required_argument, NULL, 'n'},
+                                            {"warm-up", required_argument, NULL, 'w'},
+                                            {"keys", required_argument, NULL, 'k'},
+                                            {"allocate", no_argument, NULL, 'a'},
+                                            {"bounce", no_argument, NULL, 'b'},
+                                            {"thread", no_argument, NULL, 't'},
+                                            {"read", no_argument, NULL, 'R'},
+                                            {"provider", required_argument, NULL, 'r'},
+                                            {"user-memory", no_argument, NULL, 'u'},
+                                            {"spin-us", required_argument, NULL, 'p'},
+                                            {"map", no_argument, NULL, 'm'},
+                                            {"apart", no_argument, NULL, 'd'},
+                                            {NULL, 0, NULL, 0}};
     int option;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
@@ -498,6 +508,9 @@ static void read_options(int argc, char **argv)
             break;
         case 'b':
             settings.is_bounced = true;
+            break;
+        case 'R':
+            settings.is_reading = true;
             break;
         case 'r':
             settings.is_local = strcmp(optarg, "local") == 0;
