@@ -76,6 +76,8 @@ void request_post_release(struct request *request)
 
 void request_tell_given_up(struct request *request)
 {
+    /* A connection that is closing sends nothing: the owner hears of it over the link. */
+    request->fetch->is_unsettled |= request->conn->state == CONN_CLOSING;
     conn_send_notice(request->conn, TL_MESSAGE_CANCEL, request->handle);
 }
 
