@@ -80,6 +80,15 @@ static const char *describe_rest(const struct tl_settings *settings)
                        : "would use none: its tensors travel over gRPC, within this host through shared memory";
 }
 
+/* How a task with a device receives. */
+static const char *describe_reading(const struct tl_settings *settings)
+{
+    if (settings->protocol != TL_PROTOCOL_GRPC_GDR) return "";
+    return settings->verbs.keys == TL_VERBS_KEYS_WINDOW
+               ? ", and would read what it receives"
+               : "; owners would write what it receives, since verbs.keys is \"region\"";
+}
+
 /* What the table means for the task. */
 static void print_verdict(const struct tl_devices_report *report)
 {
@@ -88,7 +97,8 @@ static void print_verdict(const struct tl_devices_report *report)
     if (report->task) {
         tl_output_put_escaped(stdout, name);
         if (chosen) {
-            printf(" would use %s port %" PRIu32 " with GID %d\n", chosen->device, chosen->port, chosen->gid_index);
+            printf(" would use %s port %" PRIu32 " with GID %d%s\n", chosen->device, chosen->port, chosen->gid_index,
+                   describe_reading(&report->task->settings));
         } else if (report->refusal) {
             printf(" would use none: %s\n", report->refusal);
         } else {
