@@ -3,6 +3,8 @@
 
 #include "base/clock.h"
 
+_Thread_local unsigned tl_loop_core_depth;
+
 void tl_loop_core_init(struct tl_loop_core *core)
 {
     tl_mailbox_init(&core->mailbox);
@@ -12,8 +14,10 @@ void tl_loop_core_init(struct tl_loop_core *core)
 
 void tl_loop_core_fini(struct tl_loop_core *core)
 {
+    tl_loop_core_enter();
     while (tl_loop_core_run_closures(core) > 0 || tl_loop_core_run_deferred(core)) {
     }
+    tl_loop_core_leave();
     tl_mailbox_fini(&core->mailbox);
     tl_timers_fini(&core->timers);
 }

@@ -58,6 +58,24 @@ static inline bool tl_loop_core_has_deferred(const struct tl_loop_core *core)
  * there were any. */
 bool tl_loop_core_run_deferred(struct tl_loop_core *core);
 
+/* Mark the begin and the end of what an owner does with a loop. They nest, since a round of one loop may run rounds of
+ * others. */
+extern _Thread_local unsigned tl_loop_core_depth __attribute__((tls_model("initial-exec")));
+static inline void tl_loop_core_enter(void)
+{
+    tl_loop_core_depth++;
+}
+static inline void tl_loop_core_leave(void)
+{
+    tl_loop_core_depth--;
+}
+
+/* Returns whether this thread drives a loop: it must not wait for anything else meanwhile. Thread: any. */
+static inline bool tl_loop_core_is_driven_here(void)
+{
+    return tl_loop_core_depth > 0;
+}
+
 /* Returns until when the owner may sleep: the deadline, or the next timer if that is due earlier. */
 static inline int64_t tl_loop_core_sleep_until_ns(const struct tl_loop_core *core, int64_t deadline_ns)
 {

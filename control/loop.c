@@ -207,17 +207,28 @@ static bool run_closures_and_timers(struct tl_loop *loop)
     return tl_loop_core_fire_timers(&loop->core) + count > 0;
 }
 
-bool tl_loop_run_closures(struct tl_loop *loop)
+static bool run_all_closures(struct tl_loop *loop)
 {
     bool did_work = run_closures_and_timers(loop);
     return tl_loop_core_run_deferred(&loop->core) || did_work;
 }
 
+bool tl_loop_run_closures(struct tl_loop *loop)
+{
+    tl_loop_core_enter();
+    bool did_work = run_all_closures(loop);
+    tl_loop_core_leave();
+    return did_work;
+}
+
 bool tl_loop_run_once(struct tl_loop *loop, int64_t deadline_ns)
 {
-    bool did_work = tl_loop_run_closures(loop);
+    tl_loop_core_enter();
+    bool did_work = run_all_closures(loop);
     bool may_sleep = !did_work && tl_loop_core_prepare_sleep(&loop->core);
     did_work |= handle_events(loop, may_sleep ? tl_loop_core_sleep_until_ns(&loop->core, deadline_ns) : 0) > 0;
     if (may_sleep) tl_loop_core_end_sleep(&loop->core);
-    return tl_loop_run_closures(loop) || did_work;
+    did_work |= run_all_closures(loop);
+    tl_loop_core_leave();
+    return did_work;
 }

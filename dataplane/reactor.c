@@ -314,8 +314,11 @@ static __attribute__((noinline)) bool wait(struct tl_reactor *reactor, int64_t d
 
 bool tl_reactor_run_once(struct tl_reactor *reactor, int64_t deadline_ns)
 {
+    tl_loop_core_enter();
     bool did_work = run_round(reactor);
-    return did_work || deadline_ns == 0 ? did_work : wait(reactor, deadline_ns);
+    if (!did_work && deadline_ns != 0) did_work = wait(reactor, deadline_ns);
+    tl_loop_core_leave();
+    return did_work;
 }
 
 /* --------------------------------------------------------------------------------------- owners of other kinds -- */
@@ -345,7 +348,10 @@ bool tl_reactor_prepare_sleep(struct tl_reactor *reactor)
     TL_CHECK(!reactor->is_asleep_outside);
     unsigned events = 0;
     if (reactor->provider->fd < 0) return false;
-    if (!begin_sleep(reactor, &events)) {
+    tl_loop_core_enter();
+    bool may_sleep = begin_sleep(reactor, &events);
+    tl_loop_core_leave();
+    if (!may_sleep) {
         if (events > 0) reactor->idle_since_ns = 0;
         return false;
     }

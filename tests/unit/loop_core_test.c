@@ -58,6 +58,24 @@ START_TEST(posted_closures_run)
 }
 END_TEST
 
+static void note_driven(struct tl_closure *closure)
+{
+    (void)closure;
+    run_count += tl_loop_core_is_driven_here();
+}
+
+START_TEST(what_is_left_at_the_end_runs_in_a_loop)
+{
+    struct tl_closure closure = {.run = note_driven};
+    ck_assert(!tl_loop_core_is_driven_here());
+    ck_assert(!tl_loop_core_post(&core, &closure));
+    tl_loop_core_fini(&core);
+    ck_assert_uint_eq(run_count, 1);
+    ck_assert(!tl_loop_core_is_driven_here());
+    tl_loop_core_init(&core);
+}
+END_TEST
+
 START_TEST(deferred_closures_run_once)
 {
     struct tl_closure closure = {.run = count};
@@ -150,6 +168,7 @@ int main(void)
     TCase *tcase = tcase_create("loop_core");
     tcase_add_checked_fixture(tcase, setup, teardown);
     tcase_add_test(tcase, posted_closures_run);
+    tcase_add_test(tcase, what_is_left_at_the_end_runs_in_a_loop);
     tcase_add_test(tcase, deferred_closures_run_once);
     tcase_add_test(tcase, what_is_deferred_meanwhile_waits);
     tcase_add_test(tcase, timers_fire_when_they_are_due);

@@ -51,6 +51,7 @@ static void stub_close(struct tl_provider *provider)
 static unsigned stub_poll(struct tl_provider *provider)
 {
     ck_assert_ptr_eq(provider, &stub.base);
+    ck_assert(tl_loop_core_is_driven_here());
     stub.poll_count++;
     if (stub.on_poll != NULL) stub.on_poll();
     unsigned events = stub.pending;
@@ -106,6 +107,7 @@ static void setup(void)
 static void teardown(void)
 {
     tl_reactor_destroy(reactor);
+    ck_assert(!tl_loop_core_is_driven_here());
     if (stub.base.fd >= 0) close(stub.base.fd);
 }
 
