@@ -46,8 +46,13 @@ FOREIGN = {
     "google/protobuf*": ["tests/bench/*"],
     "infiniband/*": ["dataplane/verbs/*", "tests/rdma_vm/*"],
     "rdma/*": ["dataplane/verbs/*"],
-    "cuda*": ["dataplane/gpu*"],
+    "cuda*": ["tests/fakes/cuda/*"],
     "jansson.h": ["config/*", "tensor/safetensors*", "server/cli/json*", "tests/*"],
+}
+
+# The same for headers of ours that show what one of those libraries declares.
+OWN = {
+    "tensor/cuda*": ["tensor/cuda*", "tests/*"],
 }
 
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]', re.MULTILINE)
@@ -76,6 +81,9 @@ def judge(path, quote, header):
     target = folder_of(header)
     if quote == "<" and header.startswith("tensorlane/"):
         return None
+    for pattern, allowed in OWN.items():
+        if fnmatch.fnmatch(header, pattern) and not is_among(path, allowed):
+            return f"{pattern} belongs only in {', '.join(allowed)}"
     if target is not None:
         if own in ("include", "examples"):
             return "only <tensorlane/...> and the system's headers belong here"
@@ -101,7 +109,9 @@ FORBIDDEN = [
     ("server/worker.c", "<", "jansson.h"), ("base/log.c", '"', "text.h"),
     ("include/tensorlane/worker.h", '"', "base/log.h"),
     ("examples/pull.c", '"', "server/rendezvous/rendezvous.h"), ("control/stream.c", "<", "grpcpp/grpcpp.h"),
-    ("server/worker.c", "<", "cuda_runtime.h"), ("dataplane/local/local.c", '"', "dataplane/engine/engine.h"),
+    ("server/worker.c", "<", "cuda_runtime.h"), ("tensor/cuda_device.c", "<", "cuda_runtime_api.h"),
+    ("tensor/tensor.c", '"', "tensor/cuda_load.h"), ("control/wire.c", '"', "tensor/cuda_interface.h"),
+    ("dataplane/local/local.c", '"', "dataplane/engine/engine.h"),
     ("dataplane/verbs/verbs_pair.c", '"', "dataplane/memory/memory.h"),
     ("dataplane/reactor.h", '"', "dataplane/engine/engine.h"),
     ("server/rendezvous/rendezvous.c", '"', "server/worker_internal.h"),
@@ -111,6 +121,7 @@ ALLOWED = [
     ("control/stream.c", '"', "tensorlane/v1/transfer.pb-c.h"), ("server/worker.c", '"', "control/control.h"),
     ("dataplane/engine/conn.c", '"', "dataplane/provider.h"), ("server/peers/peer.c", '"', "server/worker_internal.h"),
     ("dataplane/verbs/verbs_queue.c", "<", "infiniband/verbs.h"), ("server/cli/json.c", "<", "jansson.h"),
+    ("tensor/cuda_copy.c", '"', "tensor/cuda_internal.h"), ("server/worker.c", '"', "tensor/device.h"),
     ("tests/unit/list_test.c", '"', "fakes/clock.h"), ("examples/pull.c", "<", "tensorlane/tensorlane.h"),
 ]
 

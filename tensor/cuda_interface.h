@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The part of the CUDA interface that we use, in our own declarations, so that building needs none of NVIDIA's headers
+ * and one binary works with the libraries of CUDA 11.3 to 13. tests/structure/cuda.py compares all of this with their
+ * headers.
+ *
+ * Handles (streams, events, contexts) are void pointers, enums are ints; cudaError_t and CUresult have the same numbers
+ * wherever we look at them. cudaDeviceProp is not used: its size changes with every release.
+ */
+#ifndef TENSOR_CUDA_INTERFACE_H
+#define TENSOR_CUDA_INTERFACE_H
+
+#include <stddef.h>
+
+typedef int tl_cuda_error;
+
+enum {
+    TL_CUDA_OK = 0,
+    TL_CUDA_INVALID_VALUE = 1,
+    TL_CUDA_NO_MEMORY = 2,
+    TL_CUDA_TOO_OLD = 35, /* cudaErrorInsufficientDriver */
+    TL_CUDA_NO_DEVICE = 100,
+    TL_CUDA_INVALID_CONTEXT = 201,
+    TL_CUDA_INVALID_HANDLE = 400,
+    TL_CUDA_NOT_READY = 600,
+    TL_CUDA_CAPTURE_IMPLICIT = 906,
+};
+
+enum {
+    TL_CUDA_MEMORY_UNKNOWN = 0,
+    TL_CUDA_MEMORY_HOST = 1,
+    TL_CUDA_MEMORY_DEVICE = 2,
+    TL_CUDA_MEMORY_MANAGED = 3,
+};
+
+enum {
+    TL_CUDA_COPY_DEFAULT = 4,        /* cudaMemcpyDefault: the addresses say from where to where */
+    TL_CUDA_STREAM_NON_BLOCKING = 1, /* the legacy stream does not wait for it */
+    TL_CUDA_EVENT_DISABLE_TIMING = 2,
+    TL_CUDA_CAPTURE_MODE_RELAXED = 2,
+    TL_CUDA_CAPTURE_NONE = 0,
+};
+
+/* struct cudaPointerAttributes has 24 bytes in CUDA 11 and 12 and 88 in 13, and begins with the same fields. There is
+ * space for more. */
+struct tl_cuda_pointer {
+    int type;
+    int device;
+    void *device_pointer;
+    void *host_pointer;
+    unsigned char later[104];
+};
+
+/* clang-format off */
+/* X(name, parameters): functions of libcudart, which return a tl_cuda_error. */
+#define TL_CUDA_RUNTIME_FUNCTIONS(X)                                                                                   \
+    X(cudaRuntimeGetVersion, (int *ret_version))                                                                       \
+    X(cudaDriverGetVersion, (int *ret_version))                                                                        \
+    X(cudaGetDeviceCount, (int *ret_count))                                                                            \
+    X(cudaSetDevice, (int device))                                                                                     \
+    X(cudaMalloc, (void **ret_memory, size_t size_bytes))                                                              \
+    X(cudaFree, (void *memory))                                                                                        \
+    X(cudaHostAlloc, (void **ret_memory, size_t size_bytes, unsigned flags))                                           \
+    X(cudaPointerGetAttributes, (struct tl_cuda_pointer *ret_pointer, const void *memory))                             \
+    X(cudaStreamCreateWithFlags, (void **ret_stream, unsigned flags))                                                  \
+    X(cudaStreamQuery, (void *stream))                                                                                 \
+    X(cudaStreamSynchronize, (void *stream))                                                                           \
+    X(cudaThreadExchangeStreamCaptureMode, (int *mode))                                                                \
+    X(cudaEventRecord, (void *event, void *stream))                                                                    \
+    X(cudaEventQuery, (void *event))                                                                                   \
+    X(cudaMemcpyAsync, (void *to, const void *from, size_t len_bytes, int kind, void *stream))                         \
+    X(cudaGetLastError, (void))
+
+/* X(name, parameters): functions of libcuda. They serve on the threads of the caller, because they change nothing of
+ * what the runtime keeps for a thread. */
+#define TL_CUDA_LIBCUDA_FUNCTIONS(X)                                                                                   \
+    X(cuCtxGetCurrent, (void **ret_context))                                                                           \
+    X(cuCtxPushCurrent, (void *context))                                                                               \
+    X(cuCtxPopCurrent, (void **ret_context))                                                                           \
+    X(cuThreadExchangeStreamCaptureMode, (int *mode))                                                                  \
+    X(cuStreamIsCapturing, (void *stream, int *ret_capture))                                                           \
+    X(cuEventCreate, (void **ret_event, unsigned flags))                                                               \
+    X(cuEventRecord, (void *event, void *stream))
+/* clang-format on */
+
+/* How libcudart tells the address of a function of libcuda: the second form has come with CUDA 12, the third one, which
+ * takes the place of the others, with 12.5. */
+typedef tl_cuda_error (*tl_cuda_entry_3_fn)(const char *name, void **ret_function, unsigned long long flags);
+typedef tl_cuda_error (*tl_cuda_entry_4_fn)(const char *name, void **ret_function, unsigned long long flags,
+                                            int *ret_found);
+typedef tl_cuda_error (*tl_cuda_entry_version_fn)(const char *name, void **ret_function, unsigned version,
+                                                  unsigned long long flags, int *ret_found);
+
+struct tl_cuda {
+#define TL_CUDA_FIELD(name, parameters) tl_cuda_error(*name) parameters;
+    TL_CUDA_RUNTIME_FUNCTIONS(TL_CUDA_FIELD)
+    TL_CUDA_LIBCUDA_FUNCTIONS(TL_CUDA_FIELD)
+#undef TL_CUDA_FIELD
+    const char *(*cudaGetErrorString)(tl_cuda_error error);
+    int version; /* of libcudart: 1000 * major + 10 * minor */
+};
+
+#endif

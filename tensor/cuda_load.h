@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+/* Finds CUDA at run time. */
+#ifndef TENSOR_CUDA_LOAD_H
+#define TENSOR_CUDA_LOAD_H
+
+#include <tensorlane/status.h>
+
+#include "tensor/cuda_interface.h"
+
+/* Loads libcudart, unless the process has one already, and finds all functions that we use. What is loaded stays.
+ * Errors: TL_FAILED_PRECONDITION: there is no library, it is too old, there is no NVIDIA driver, or the driver is too
+ * old for it; TL_NOT_FOUND: there is no device; TL_INTERNAL: CUDA does not start. The message names what is missing.
+ * Thread: one of our own, because a failed call leaves an error at its thread. */
+enum tl_status tl_cuda_load(struct tl_cuda *ret_cuda, struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

@@ -1,0 +1,132 @@
+#!/usr/bin/python3
+# SPDX-License-Identifier: Apache-2.0
+"""Our declarations of CUDA (tensor/cuda_interface.h) are those of NVIDIA's headers, of every release that is found.
+
+A program in C++ includes both and compares each function's parameters, each number and the layout of structs; it is
+only compiled. Headers are looked for in the folders of CUDA toolkits, and in what TENSORLANE_CUDA_INCLUDE names
+(folders with colons between them), such as those of the PyPI packages nvidia-cuda-runtime-cu11 and -cu12.
+"""
+import glob
+import os
+import pathlib
+import re
+import subprocess
+
+import source
+
+HEADER = "tensor/cuda_interface.h"
+PLACES = ["/usr/local/cuda*/include", "/opt/cuda*/include", "/usr/include", "/usr/local/include"]
+
+# Our name of a number, and theirs.
+NUMBERS = {
+    "TL_CUDA_OK": ["cudaSuccess", "CUDA_SUCCESS"],
+    "TL_CUDA_INVALID_VALUE": ["cudaErrorInvalidValue", "CUDA_ERROR_INVALID_VALUE"],
+    "TL_CUDA_NO_MEMORY": ["cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY"],
+    "TL_CUDA_TOO_OLD": ["cudaErrorInsufficientDriver"],
+    "TL_CUDA_NO_DEVICE": ["cudaErrorNoDevice"],
+    "TL_CUDA_INVALID_CONTEXT": ["CUDA_ERROR_INVALID_CONTEXT"],
+    "TL_CUDA_INVALID_HANDLE": ["CUDA_ERROR_INVALID_HANDLE", "cudaErrorInvalidResourceHandle"],
+    "TL_CUDA_NOT_READY": ["cudaErrorNotReady", "CUDA_ERROR_NOT_READY"],
+    "TL_CUDA_CAPTURE_IMPLICIT": ["CUDA_ERROR_STREAM_CAPTURE_IMPLICIT"],
+    "TL_CUDA_MEMORY_UNKNOWN": ["cudaMemoryTypeUnregistered"],
+    "TL_CUDA_MEMORY_HOST": ["cudaMemoryTypeHost"],
+    "TL_CUDA_MEMORY_DEVICE": ["cudaMemoryTypeDevice"],
+    "TL_CUDA_MEMORY_MANAGED": ["cudaMemoryTypeManaged"],
+    "TL_CUDA_COPY_DEFAULT": ["cudaMemcpyDefault"],
+    "TL_CUDA_STREAM_NON_BLOCKING": ["cudaStreamNonBlocking"],
+    "TL_CUDA_EVENT_DISABLE_TIMING": ["CU_EVENT_DISABLE_TIMING"],
+    "TL_CUDA_CAPTURE_MODE_RELAXED": ["cudaStreamCaptureModeRelaxed", "CU_STREAM_CAPTURE_MODE_RELAXED"],
+    "TL_CUDA_CAPTURE_NONE": ["CU_STREAM_CAPTURE_STATUS_NONE"],
+}
+# Handles that are constants, which a compiler cannot compare: the line of cuda.h, and of our public header.
+HANDLES = {
+    r"define CU_STREAM_LEGACY\s+\(\(CUstream\)0x1\)": "define TL_STREAM_LEGACY 1",
+    r"define CU_STREAM_PER_THREAD\s+\(\(CUstream\)0x2\)": "define TL_STREAM_PER_THREAD 2",
+}
+# Each form of this function, and from which release on it is used.
+ENTRIES = [("tl_cuda_entry_3_fn", "cudaGetDriverEntryPoint", "CUDART_VERSION < 12000"),
+           ("tl_cuda_entry_4_fn", "cudaGetDriverEntryPoint", "CUDART_VERSION >= 12000 && CUDART_VERSION < 12050"),
+           ("tl_cuda_entry_version_fn", "cudaGetDriverEntryPointByVersion", "CUDART_VERSION >= 12050")]
+
+PROGRAM = """
+#include <cstddef>
+#include <type_traits>
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <tensorlane/tensor.h>
+#include "tensor/cuda_interface.h"
+
+template <class A, class B> constexpr bool is_same_kind()
+{
+    constexpr bool are_numbers = (std::is_integral<A>::value || std::is_enum<A>::value) &&
+                                 (std::is_integral<B>::value || std::is_enum<B>::value);
+    return sizeof(A) == sizeof(B) && (are_numbers || (std::is_pointer<A>::value && std::is_pointer<B>::value));
+}
+template <class A, class B> struct compare { static constexpr bool is_equal = false; };
+template <class R, class S, class... A, class... B> struct compare<R (*)(A...), S (*)(B...)> {
+    template <class... P> struct all;
+    static constexpr bool parameters()
+    {
+        if constexpr (sizeof...(A) == sizeof...(B)) return (is_same_kind<A, B>() && ...);
+        return false;
+    }
+    static constexpr bool is_equal = is_same_kind<R, S>() && parameters();
+};
+static_assert(!compare<int (*)(int), int (*)(int, int)>::is_equal, "the comparison counts");
+static_assert(!compare<int (*)(int), int (*)(long)>::is_equal, "the comparison sees sizes");
+static_assert(!compare<int (*)(long), int (*)(void *)>::is_equal, "the comparison sees pointers");
+#define FUNCTION(name, parameters) \\
+    static_assert(compare<decltype(tl_cuda::name), decltype(&::name)>::is_equal, "the parameters of " #name);
+TL_CUDA_RUNTIME_FUNCTIONS(FUNCTION)
+TL_CUDA_LIBCUDA_FUNCTIONS(FUNCTION)
+FUNCTION(cudaGetErrorString, )
+static_assert(sizeof(tl_cuda_pointer) >= sizeof(cudaPointerAttributes), "space for the attributes of a pointer");
+static_assert(offsetof(tl_cuda_pointer, type) == offsetof(cudaPointerAttributes, type), "type");
+static_assert(offsetof(tl_cuda_pointer, device) == offsetof(cudaPointerAttributes, device), "device");
+static_assert(offsetof(tl_cuda_pointer, device_pointer) == offsetof(cudaPointerAttributes, devicePointer), "pointer");
+static_assert(offsetof(tl_cuda_pointer, host_pointer) == offsetof(cudaPointerAttributes, hostPointer), "host pointer");
+"""
+
+
+def program():
+    numbers = [f'static_assert({ours} == {theirs}, "{ours} is {theirs}");'
+               for ours, names in NUMBERS.items() for theirs in names]
+    entries = [f'#if {condition}\nstatic_assert(compare<{form}, decltype(&::{name})>::is_equal, "{form}");\n#endif'
+               for form, name, condition in ENTRIES]
+    return "\n".join([PROGRAM, *numbers, *entries, ""])
+
+
+def folders():
+    """Returns the folders with NVIDIA's headers, each once."""
+    named = [folder for folder in os.environ.get("TENSORLANE_CUDA_INCLUDE", "").split(":") if folder]
+    found = named + [folder for place in PLACES for folder in sorted(glob.glob(place))]
+    return sorted({os.path.realpath(folder) for folder in found
+                   if pathlib.Path(folder, "cuda_runtime_api.h").exists() and pathlib.Path(folder, "cuda.h").exists()})
+
+
+def compile_with(folder):
+    """Returns the compiler's complaints."""
+    theirs = pathlib.Path(folder, "cuda.h").read_text(errors="replace")
+    ours = source.read("include/tensorlane/tensor.h")
+    for line, own in HANDLES.items():
+        if not re.search(line, theirs) or own not in ours:
+            return f"{own}: {line}"
+    result = subprocess.run(["g++", "-std=c++17", "-fsyntax-only", "-Wno-enum-compare", "-isystem", folder,
+                             "-I", source.ROOT, "-I", source.ROOT / "include", "-x", "c++", "-"],
+                            input=program(), capture_output=True, text=True, check=False)
+    return result.stderr if result.returncode else ""
+
+
+def main():
+    text = source.read(HEADER)
+    problems = [f"{HEADER}: {name} is compared with nothing"
+                for name in re.findall(r"^    (TL_CUDA_\w+) = ", text, re.MULTILINE) if name not in NUMBERS]
+    headers = folders()
+    if not headers and not problems:
+        source.skip("there are no headers of CUDA (cuda.h, cuda_runtime_api.h)")
+    problems += [f"{folder}:\n{complaint}" for folder in headers if (complaint := compile_with(folder))]
+    source.finish(problems, len(headers))
+
+
+if __name__ == "__main__":
+    main()
