@@ -144,6 +144,7 @@ enum tl_status tl_publish(struct tl_worker *worker, const char *key, uint64_t st
                           struct tl_error *ret_error)
 {
     enum tl_status status = check_key(key, ret_error);
+    if (status == TL_OK) status = tl_tensor_check_on_host(tensor, "tl_publish", ret_error);
     if (status != TL_OK) return status;
     struct publish_command publish = {.key = key, .step = step, .tensor = tensor, .ret_error = ret_error};
     tl_worker_run(worker, &publish.command, run_publish);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Tensors: meta-data, a reference count, and bytes that are the tensor's own, the caller's (wrapped), or none at all
- * (dead and zero-size). The last put gives the bytes back: frees them or calls the release callback.
+ * (dead and zero-size). The last put gives the bytes back: frees them or calls the release callback; for those on a
+ * device that is left to a thread of the library (tensor/device.h).
  *
  * Failure modes: wrong arguments and sizes are refused before anything is allocated; a failed allocation leaves nothing
  * behind. Putting a reference too often is a programming error and ends the process.
@@ -19,6 +20,7 @@
 #include "base/check.h"
 #include "base/error.h"
 #include "base/struct_version.h"
+#include "tensor/device.h"
 #include "tensor/strings.h"
 
 #define TENSOR_MAGIC 0x746c544eu
@@ -34,9 +36,12 @@ struct tl_tensor {
     void *allocation; /* that data lies in; NULL: none */
     uint64_t capacity_bytes;
     bool is_read_only;
-    struct tl_tensor *base;          /* whose memory an alias shows, with a reference; NULL: no alias */
-    struct tl_string_index *strings; /* an alias has its base's; NULL unless TL_STRING */
-    tl_release_fn release;           /* NULL: nothing to release */
+    struct tl_device device;
+    tl_stream stream;                       /* of a tensor on a device */
+    struct tl_device_memory *device_memory; /* that the bytes lie in; NULL: on the host, or an alias */
+    struct tl_tensor *base;                 /* whose memory an alias shows, with a reference; NULL: no alias */
+    struct tl_string_index *strings;        /* an alias has its base's; NULL unless TL_STRING */
+    tl_release_fn release;                  /* NULL: nothing to release */
     void *release_data;
     void *release_context;
     tl_tensor_guard_fn guard; /* NULL: always readable */
@@ -64,6 +69,7 @@ static void destroy(struct tl_tensor *tensor)
     if (tensor->base) tl_tensor_put(tensor->base);
     if (tensor->release) tensor->release(tensor->release_data, tensor->release_context);
     if (tensor->own_memory) free(tensor->own_memory);
+    if (tensor->device_memory) tl_device_memory_destroy(tensor->device_memory);
     tl_annotations_put(tensor->annotations);
     tensor->magic = 0;
     free(tensor);
@@ -179,6 +185,27 @@ enum tl_status tl_tensor_create(enum tl_dtype dtype, unsigned rank, const uint64
     return create_own(&meta_data, count, ret_tensor, ret_error);
 }
 
+enum tl_status tl_tensor_create_on(struct tl_device device, enum tl_dtype dtype, unsigned rank, const uint64_t *dims,
+                                   struct tl_tensor **ret_tensor, struct tl_error *ret_error)
+{
+    struct tl_meta_data meta_data;
+    uint64_t count = 0;
+    if (device.kind == TL_DEVICE_HOST) return tl_tensor_create(dtype, rank, dims, ret_tensor, ret_error);
+    enum tl_status status = describe_plain(dtype, rank, dims, &meta_data, &count, ret_error);
+    if (status != TL_OK) return status;
+    struct tl_tensor *tensor = create_empty(&meta_data);
+    if (!tensor) return no_memory(ret_error, meta_data.size_bytes);
+    tensor->device = device;
+    status = tl_device_memory_create(device, meta_data.size_bytes, &tensor->device_memory, ret_error);
+    if (status != TL_OK) {
+        destroy(tensor);
+        return status;
+    }
+    if (meta_data.size_bytes > 0) set_bytes(tensor, tl_device_memory_data(tensor->device_memory));
+    *ret_tensor = tensor;
+    return TL_OK;
+}
+
 enum tl_status tl_tensor_create_for(const struct tl_meta_data *meta_data, struct tl_tensor **ret_tensor,
                                     struct tl_error *ret_error)
 {
@@ -267,10 +294,6 @@ static enum tl_status check_view(const struct tl_tensor_view *view, const struct
                                  uint64_t element_count, struct tl_error *ret_error)
 {
     uint64_t end_bytes;
-    if (view->device.kind != TL_DEVICE_HOST)
-        return tl_error_set(ret_error, TL_UNIMPLEMENTED,
-                            "memory of device kind %d cannot be wrapped by this version; only host memory",
-                            (int)view->device.kind);
     if (!view->data && meta_data->size_bytes > 0)
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "data is NULL, the tensor has %" PRIu64 " bytes",
                             meta_data->size_bytes);
@@ -286,6 +309,16 @@ static enum tl_status check_view(const struct tl_tensor_view *view, const struct
                             " bytes of the allocation",
                             meta_data->size_bytes, view->offset_bytes, view->capacity_bytes);
     return check_strides(&meta_data->shape, view->strides, element_count, ret_error);
+}
+
+/* Leaves the memory to the device, which gives it back, too. */
+static enum tl_status wrap_on_device(const struct tl_tensor_view *view, struct tl_tensor *tensor,
+                                     struct tl_error *ret_error)
+{
+    tensor->device = view->device;
+    tensor->stream = view->stream;
+    return tl_device_memory_wrap(view->device, view->data, view->capacity_bytes, view->release, view->release_context,
+                                 &tensor->device_memory, ret_error);
 }
 
 enum tl_status tl_tensor_wrap(const struct tl_tensor_view *caller_view, struct tl_tensor **ret_tensor,
@@ -309,9 +342,17 @@ enum tl_status tl_tensor_wrap(const struct tl_tensor_view *caller_view, struct t
         tensor->capacity_bytes = view.capacity_bytes;
     }
     tensor->is_read_only = view.read_only;
-    tensor->release = view.release;
-    tensor->release_data = view.data;
-    tensor->release_context = view.release_context;
+    if (view.device.kind != TL_DEVICE_HOST) {
+        status = wrap_on_device(&view, tensor, ret_error);
+        if (status != TL_OK) {
+            destroy(tensor);
+            return status;
+        }
+    } else {
+        tensor->release = view.release;
+        tensor->release_data = view.data;
+        tensor->release_context = view.release_context;
+    }
     *ret_tensor = tensor;
     return TL_OK;
 }
@@ -325,6 +366,8 @@ enum tl_status tl_tensor_create_alias(struct tl_tensor *base, tl_release_fn rele
     tensor->allocation = base->allocation;
     tensor->capacity_bytes = base->capacity_bytes;
     tensor->is_read_only = true;
+    tensor->device = base->device;
+    tensor->stream = base->stream;
     tensor->base = tl_tensor_get(base);
     tensor->strings = base->strings;
     tensor->guard = base->guard;
@@ -395,6 +438,31 @@ void *tl_tensor_data(const struct tl_tensor *tensor)
 bool tl_tensor_is_dead(const struct tl_tensor *tensor)
 {
     return tensor->meta_data.is_dead;
+}
+
+struct tl_device tl_tensor_device(const struct tl_tensor *tensor)
+{
+    return tensor->device;
+}
+
+tl_stream tl_tensor_stream(const struct tl_tensor *tensor)
+{
+    return tensor->stream;
+}
+
+void tl_tensor_set_stream(struct tl_tensor *tensor, tl_stream stream)
+{
+    tensor->stream = stream;
+}
+
+enum tl_status tl_tensor_check_on_host(const struct tl_tensor *tensor, const char *what, struct tl_error *ret_error)
+{
+    char device[TL_DEVICE_TEXT_BYTES];
+    if (tensor->device.kind == TL_DEVICE_HOST) return TL_OK;
+    return tl_error_set(ret_error, TL_UNIMPLEMENTED,
+                        "%s cannot take a tensor on %s in this version; copy it to or from a host tensor with "
+                        "tl_tensor_copy",
+                        what, tl_device_format(tensor->device, device));
 }
 
 const struct tl_meta_data *tl_tensor_meta_data(const struct tl_tensor *tensor)

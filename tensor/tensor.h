@@ -59,6 +59,13 @@ void tl_tensor_allocation(const struct tl_tensor *tensor, void **ret_data, uint6
 /* The context with which the memory that the tensor shows is released, if that is done by this function; else NULL. */
 void *tl_tensor_release_context(const struct tl_tensor *tensor, tl_release_fn release);
 
+/* Checks that the CPU may touch the bytes. what names the operation that wants to, such as "tl_send".
+ * Errors: TL_UNIMPLEMENTED: they lie on a device. */
+enum tl_status tl_tensor_check_on_host(const struct tl_tensor *tensor, const char *what,
+                                       struct tl_error *ret_error) TL_MUST_USE;
+/* The stream that was set for the tensor. */
+tl_stream tl_tensor_stream(const struct tl_tensor *tensor);
+
 /* An object that is called when the memory of a tensor is freed; the caller that attaches it owns it. */
 struct tl_tensor_attachment {
     const void *owner; /* whose it is; stays valid until detach, so that no other has the same address */

@@ -8,6 +8,9 @@
  * own; the memory is given back - freed, or the release callback called - when the last one is put, on whichever
  * thread that happens.
  *
+ * Elements lie in the memory of the host or of a device (docs/gpu.md). What device memory holds is read and written by
+ * tl_tensor_copy alone: this version sends, publishes and receives host tensors only.
+ *
  * Elements lie in row-major order without gaps, little-endian. Types smaller than a byte are packed, first element in
  * the low bits, and the last byte is padded with zero bits.
  */
@@ -68,13 +71,20 @@ TL_API unsigned tl_dtype_bits(enum tl_dtype dtype);
 /* Where the elements lie. */
 enum tl_device_kind {
     TL_DEVICE_HOST = 0,
-    TL_DEVICE_CUDA = 1, /* refused with TL_UNIMPLEMENTED by this version */
+    TL_DEVICE_CUDA = 1,
 };
 
 struct tl_device {
     enum tl_device_kind kind;
-    int32_t index; /* ordinal of the device; 0 for host */
+    int32_t index; /* number of the device, as CUDA counts in this process; 0 for host */
 };
+
+/* The stream whose work a device tensor follows, as DLPack numbers streams: one of these, or a cudaStream_t. */
+typedef intptr_t tl_stream;
+#define TL_STREAM_DEFAULT 0    /* the legacy stream */
+#define TL_STREAM_LEGACY 1     /* the same */
+#define TL_STREAM_PER_THREAD 2 /* the stream of the thread that calls */
+#define TL_STREAM_NONE (-1)    /* there is nothing to wait for */
 
 /* A worker names a tensor by a key (UTF-8 without NUL, 1..512 bytes) and a 64-bit step. */
 #define TL_MAX_KEY_BYTES 512
@@ -91,6 +101,18 @@ typedef void (*tl_release_fn)(void *data, void *context);
  * Ownership: *ret_tensor is one reference, put with tl_tensor_put. Thread: any. */
 TL_API enum tl_status tl_tensor_create(enum tl_dtype dtype, unsigned rank, const uint64_t *dims,
                                        struct tl_tensor **ret_tensor, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Creates a tensor in the memory of a device, contents undefined; on the host it is tl_tensor_create. Its stream is
+ * TL_STREAM_DEFAULT. The first call for a device loads CUDA and takes some hundred milliseconds.
+ * Errors: as tl_tensor_create. TL_UNIMPLEMENTED: not a kind of device. TL_NOT_FOUND: there is no such device.
+ * TL_FAILED_PRECONDITION: CUDA or the driver is missing or too old, naming what; the device has failed and is lost
+ * until the process starts anew; or this is called from a release callback or log function on a thread of a worker.
+ * TL_RESOURCE_EXHAUSTED: the device has not so much memory. TL_INTERNAL: CUDA failed otherwise.
+ * Ownership: as tl_tensor_create. The memory is freed on a thread of the library, some time after the last reference
+ * was put, and before a later call of this function allocates. Thread: any; its current device stays. Blocks: yes. */
+TL_API enum tl_status tl_tensor_create_on(struct tl_device device, enum tl_dtype dtype, unsigned rank,
+                                          const uint64_t *dims, struct tl_tensor **ret_tensor,
+                                          struct tl_error *ret_error) TL_MUST_USE;
 
 /* Creates a tensor in pages of its own, which receivers on this host may map once it is published (may_map in
  * tl_recv_options). Its elements are zero at first, and must never change again after it was published, even if it was
@@ -113,14 +135,17 @@ struct tl_tensor_view {
     bool read_only;          /* true: the tensor is refused as a destination */
     tl_release_fn release;   /* called once, when the last reference is put; NULL: nothing is called */
     void *release_context;
+    tl_stream stream; /* of device memory: its work comes before what is done with the tensor; else ignored */
 };
 
-/* Wraps memory of the caller without copying it.
+/* Wraps memory of the caller without copying it. Device memory must be what cudaMalloc and the like return, not managed
+ * memory; its release callback runs on a thread of the library that is for such callbacks alone, and may call CUDA.
  * Errors: TL_INVALID_ARGUMENT: as tl_tensor_create, or the strides are not those of a contiguous row-major tensor, or
  * the tensor does not lie within capacity_bytes, or size_bytes is wrong. TL_OUT_OF_RANGE: as tl_tensor_create, or
- * capacity_bytes exceeds 2^63-1 or reaches beyond the address space. TL_UNIMPLEMENTED: a device other than host, or a
- * field that this version does not know (tensorlane.h). TL_RESOURCE_EXHAUSTED: no memory. On error release is not
- * called. Ownership: data must stay valid until release has been called. Thread: any. */
+ * capacity_bytes exceeds 2^63-1 or reaches beyond the address space. TL_UNIMPLEMENTED: not a kind of device, managed
+ * memory, or a field that this version does not know (tensorlane.h). TL_RESOURCE_EXHAUSTED: no memory. On error release
+ * is not called. For device memory also those of tl_tensor_create_on, and TL_INVALID_ARGUMENT: the memory is not that
+ * device's. Ownership: data must stay valid until release has been called. Thread: any. Blocks: for device memory. */
 TL_API enum tl_status tl_tensor_wrap(const struct tl_tensor_view *view, struct tl_tensor **ret_tensor,
                                      struct tl_error *ret_error) TL_MUST_USE;
 
@@ -157,9 +182,27 @@ TL_API uint64_t tl_tensor_size_bytes(const struct tl_tensor *tensor);
  */
 TL_API void *tl_tensor_data(const struct tl_tensor *tensor);
 TL_API bool tl_tensor_is_dead(const struct tl_tensor *tensor);
+/* Returns where the elements lie; the address that tl_tensor_data returns is one of that device. */
+TL_API struct tl_device tl_tensor_device(const struct tl_tensor *tensor);
 /* Returns whether the elements must not be written: this holds for a tensor that was wrapped as read-only, received by
  * reference, or mapped. Writing into a mapping ends the process. */
 TL_API bool tl_tensor_is_read_only(const struct tl_tensor *tensor);
+
+/* Sets the stream whose earlier work must be done before the bytes are read or written by the next operation. It is
+ * ignored for host tensors. The stream must live as long as the tensor has it. Thread: any, as long as no other uses
+ * the tensor. */
+TL_API void tl_tensor_set_stream(struct tl_tensor *tensor, tl_stream stream);
+
+/* Copies all bytes between tensors of the same dtype and shape, on any devices. What the streams of both tensors hold
+ * at the time of the call comes before the copy. When it returns, the bytes are visible to everything that is launched
+ * or read afterwards; on failure the contents of `to` are undefined. Errors: TL_INVALID_ARGUMENT: dtype or shape
+ * differ, `to` is read-only or dead, or they share memory; the stream is not one of the device. TL_UNIMPLEMENTED:
+ * TL_STRING. TL_FAILED_PRECONDITION: the stream is being captured into a graph, or as tl_tensor_create_on.
+ * TL_DATA_LOSS: as tl_tensor_check, of the source. TL_RESOURCE_EXHAUSTED: no memory can be pinned. TL_INTERNAL: CUDA
+ * failed. Thread: any; its current device stays. With TL_STREAM_PER_THREAD the one whose stream is meant. Blocks: yes.
+ */
+TL_API enum tl_status tl_tensor_copy(struct tl_tensor *to, const struct tl_tensor *from,
+                                     struct tl_error *ret_error) TL_MUST_USE;
 
 /* Annotations: texts that go with published tensors, such as {"format": "pt"}. They are what a safetensors file has
  * under `__metadata__`: listings show them, and a file that is pulled has those of its tensors. Receives do not carry

@@ -188,9 +188,9 @@ struct tl_recv_options {
 /* Offers a tensor to one receiver of (key, step), which may ask before or after. The memory is read, not copied: its
  * contents must not change until the completion. The operation completes when the receiver has acknowledged the whole
  * tensor.
- * Errors of the call: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory.
- * Errors of the completion: TL_ALREADY_EXISTS: (key, step) is already offered here. TL_RESOURCE_EXHAUSTED: the worker
- * holds as many bytes as the configuration allows. TL_DEADLINE_EXCEEDED: no receiver came in time. TL_CANCELLED:
+ * Errors of the call: TL_INVALID_ARGUMENT: the key. TL_UNIMPLEMENTED: a device tensor. TL_RESOURCE_EXHAUSTED: no
+ * memory. Errors of the completion: TL_ALREADY_EXISTS: (key, step) is already offered here. TL_RESOURCE_EXHAUSTED: the
+ * worker holds as many bytes as the configuration allows. TL_DEADLINE_EXCEEDED: no receiver came in time. TL_CANCELLED:
  * tl_cancel, close, or the step ended. The status of tl_worker_abort_step.
  * Ownership: the worker takes a reference of its own, and the completion comes only after the last one is put. */
 TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
@@ -201,7 +201,8 @@ TL_API enum tl_status tl_send(struct tl_worker *worker, const char *key, uint64_
  * whichever is there first. The completion carries the tensor. A connection that breaks is no error: the same request
  * is made again until the deadline.
  * Errors of the call: TL_INVALID_ARGUMENT: the key, size_bytes, or a destination that is read-only, or one with
- * may_map. TL_UNIMPLEMENTED: an option that this version does not know (tensorlane.h). TL_NOT_FOUND: no such peer.
+ * may_map. TL_UNIMPLEMENTED: an option that this version does not know (tensorlane.h), or a destination on a device.
+ * TL_NOT_FOUND: no such peer.
  * Errors of the completion: TL_DEADLINE_EXCEEDED, naming the state of the peer. TL_CANCELLED: tl_cancel or close.
  * TL_FAILED_PRECONDITION: the tensor does not fit the destination (dtype, shape). TL_DATA_LOSS: the checksum does not
  * match, or the peer's file changed. TL_RESOURCE_EXHAUSTED: too many receivers wait at the peer, or there is no memory
@@ -224,8 +225,8 @@ TL_API enum tl_status tl_cancel(struct tl_worker *worker, tl_op_id op) TL_MUST_U
 
 /* Publishes a tensor under a key, with step as its version, replacing what was published under it; transfers that run
  * finish with the old bytes. The contents must not change until the tensor is replaced or withdrawn and its memory
- * released. Errors: TL_INVALID_ARGUMENT: the key. TL_RESOURCE_EXHAUSTED: no memory. Ownership: the worker takes a
- * reference. */
+ * released. Errors: TL_INVALID_ARGUMENT: the key. TL_UNIMPLEMENTED: a device tensor. TL_RESOURCE_EXHAUSTED: no memory.
+ * Ownership: the worker takes a reference. */
 TL_API enum tl_status tl_publish(struct tl_worker *worker, const char *key, uint64_t step, struct tl_tensor *tensor,
                                  struct tl_error *ret_error) TL_MUST_USE;
 

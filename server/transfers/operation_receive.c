@@ -366,6 +366,8 @@ enum tl_status tl_op_receive_create(struct tl_worker *worker, tl_peer_id peer, c
     if (destination != NULL && options.may_map) {
         return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%.64s cannot be mapped into a destination", key);
     }
+    if (destination != NULL) status = tl_tensor_check_on_host(destination, "tl_recv", ret_error);
+    if (status != TL_OK) return status;
     struct tl_op *op;
     status = tl_op_create(worker, TL_OP_RECV, receive_transitions, key, step, timeout_ns, &op, ret_error);
     if (status != TL_OK) return status;

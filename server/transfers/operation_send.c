@@ -156,7 +156,9 @@ enum tl_status tl_op_send_create(struct tl_worker *worker, const char *key, uint
                                  int64_t timeout_ns, struct tl_op **ret_op, struct tl_error *ret_error)
 {
     struct tl_op *op;
-    enum tl_status status = tl_op_create(worker, TL_OP_SEND, send_transitions, key, step, timeout_ns, &op, ret_error);
+    enum tl_status status = tl_tensor_check_on_host(tensor, "tl_send", ret_error);
+    if (status != TL_OK) return status;
+    status = tl_op_create(worker, TL_OP_SEND, send_transitions, key, step, timeout_ns, &op, ret_error);
     if (status != TL_OK) return status;
     op->send.sender.over = sender_over;
     op->send.released_closure.run = release_came;

@@ -8,6 +8,7 @@
 
 #include "base/random.h"
 #include "fakes/cluster.h"
+#include "fakes/device_case.h"
 #include "fakes/run_suite.h"
 
 static struct cluster cluster;
@@ -203,6 +204,31 @@ START_TEST(into_a_destination)
 }
 END_TEST
 
+static void expect_refused(enum tl_status status, const char *what)
+{
+    ck_assert_int_eq(status, TL_UNIMPLEMENTED);
+    ck_assert_msg(strstr(error.message, what) != NULL && strstr(error.message, "gpu:0") != NULL, "%s", error.message);
+}
+
+START_TEST(tensors_on_devices_are_refused)
+{
+    setup_cuda();
+    struct tl_worker *worker = cluster.workers[0];
+    struct tl_tensor *tensor = bytes_on(gpu0, 100);
+    const struct tl_recv_options options = {.size_bytes = sizeof(options), .destination = tensor};
+    tl_peer_id peer = cluster_peer(worker, 1);
+    struct tl_completion completion;
+    tl_op_id op;
+    expect_refused(tl_send(worker, "t", 0, tensor, CLUSTER_LONG, cq, NULL, &op, &error), "tl_send");
+    expect_refused(tl_send_wait(worker, "t", 0, tensor, CLUSTER_LONG, &error), "tl_send");
+    expect_refused(tl_publish(worker, "t", 0, tensor, &error), "tl_publish");
+    expect_refused(tl_recv(worker, peer, "t", 0, &options, CLUSTER_LONG, cq, NULL, &op, &error), "tl_recv");
+    expect_refused(tl_recv_wait(worker, peer, "t", 0, &options, CLUSTER_LONG, &completion, &error), "tl_recv");
+    ck_assert(cluster_is_quiet(cq));
+    tl_tensor_put(tensor);
+}
+END_TEST
+
 START_TEST(into_a_part_of_wrapped_memory)
 {
     unsigned char memory[1000];
@@ -376,6 +402,7 @@ int main(void)
     tcase_add_test(pair, string_tensors_without_bytes);
     tcase_add_test(pair, many_strings);
     tcase_add_test(pair, into_a_destination);
+    tcase_add_test(pair, tensors_on_devices_are_refused);
     tcase_add_test(pair, into_a_part_of_wrapped_memory);
     tcase_add_test(pair, that_does_not_fit_stays_where_it_is);
     tcase_add_test(pair, read_only_destination_is_refused);

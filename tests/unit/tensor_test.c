@@ -238,7 +238,7 @@ START_TEST(wrap_errors)
 {
     const uint64_t huge = INT64_MAX;
     struct tl_tensor_view view = float_view();
-    view.size_bytes--;
+    view.size_bytes = TL_TENSOR_VIEW_FIRST_BYTES - 1;
     refuse_view(view, TL_INVALID_ARGUMENT);
     view = float_view();
     view.dtype = TL_STRING;
@@ -265,9 +265,6 @@ START_TEST(wrap_errors)
     view = float_view();
     view.capacity_bytes = 23;
     refuse_view(view, TL_INVALID_ARGUMENT);
-    view = float_view();
-    view.device.kind = TL_DEVICE_CUDA;
-    refuse_view(view, TL_UNIMPLEMENTED);
     view = float_view();
     view.device.kind = (enum tl_device_kind)9;
     refuse_view(view, TL_UNIMPLEMENTED);

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * CUDA devices: how one is opened, how it is lost, and fences in the streams of the caller.
+ *
+ * Opening: the first thread that asks for a device makes its struct and starts its memory thread. That thread loads
+ * CUDA (once for the process), makes the device current, which creates its primary context, the one that other
+ * libraries use, and creates two streams. A step that fails is tried again the next time. Nothing of it is ever closed:
+ * CUDA itself lives as long as the process.
+ *
+ * Losing: some errors, such as a kernel that wrote where it must not, end a context for good, and every later call
+ * returns them. Which errors these are depends on the release; so after each error a stream of ours is asked, and when
+ * it has failed as well, the device is lost.
+ *
+ * Fences: an event is recorded on the caller's thread through libcuda, with the device's context pushed and popped.
+ * That leaves the thread's current device alone, also when a context was made current that is not the runtime's. Events
+ * are reused, so that to give one back needs no call.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "base/log.h"
+#include "base/loop_core.h"
+#include "tensor/cuda_internal.h"
+
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+/* Written under the mutex of opening. */
+static _Atomic(struct tl_cuda_device *) devices[TL_CUDA_MAX_DEVICES];
+static struct tl_cuda cuda;
+static bool is_cuda_loaded;
+
+char *tl_device_format(struct tl_device device, char buffer[TL_DEVICE_TEXT_BYTES])
+{
+    if (device.kind == TL_DEVICE_HOST) {
+        snprintf(buffer, TL_DEVICE_TEXT_BYTES, "host");
+    } else {
+        snprintf(buffer, TL_DEVICE_TEXT_BYTES, "gpu:%" PRId32, device.index);
+    }
+    return buffer;
+}
+
+/* -------------------------------------------------------------------------------------------------------- jobs -- */
+
+static void lock(pthread_mutex_t *mutex)
+{
+    TL_CHECK(pthread_mutex_lock(mutex) == 0);
+}
+
+static void unlock(pthread_mutex_t *mutex)
+{
+    TL_CHECK(pthread_mutex_unlock(mutex) == 0);
+}
+
+static void run_job(struct tl_closure *closure)
+{
+    struct tl_cuda_job *job = TL_CONTAINER_OF(closure, struct tl_cuda_job, closure);
+    struct tl_cuda_device *device = job->device;
+    enum tl_status status = job->run(job, job->error);
+    lock(&device->mutex);
+    job->status = status;
+    job->is_done = true;
+    pthread_cond_broadcast(&device->changed);
+    unlock(&device->mutex);
+}
+
+enum tl_status tl_cuda_run(struct tl_cuda_device *device, struct tl_cuda_job *job,
+                           enum tl_status (*run)(struct tl_cuda_job *job, struct tl_error *ret_error),
+                           struct tl_error *ret_error)
+{
+    TL_CHECK(!tl_loop_core_is_driven_here());
+    *job = (struct tl_cuda_job){.closure.run = run_job, .device = device, .run = run, .error = ret_error};
+    tl_closure_thread_post(&device->memory_thread, &job->closure);
+    lock(&device->mutex);
+    while (!job->is_done)
+        pthread_cond_wait(&device->changed, &device->mutex);
+    unlock(&device->mutex);
+    return job->status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ errors -- */
+
+enum tl_status tl_cuda_check_lost(struct tl_cuda_device *device, struct tl_error *ret_error)
+{
+    lock(&device->mutex);
+    const struct tl_error *lost = device->lost;
+    unlock(&device->mutex);
+    return lost ? tl_error_copy(ret_error, lost) : TL_OK;
+}
+
+/* Marks the device as lost, unless it is already. */
+static void lose(struct tl_cuda_device *device, tl_cuda_error error, const char *what)
+{
+    struct tl_error lost;
+    tl_error_set(&lost, TL_FAILED_PRECONDITION,
+                 "%s is lost until this process starts anew, since %s failed: %s (CUDA error %d)", device->name, what,
+                 device->cuda->cudaGetErrorString(error), error);
+    lock(&device->mutex);
+    bool is_new = device->lost == NULL;
+    if (is_new) device->lost = tl_error_keep(&lost);
+    unlock(&device->mutex);
+    if (is_new) TL_LOG_AT_ERROR("a device is lost", TL_STR("device", device->name), TL_STR("reason", lost.message));
+}
+
+enum tl_status tl_cuda_fail(struct tl_cuda_device *device, tl_cuda_error error, struct tl_error *ret_error,
+                            const char *what)
+{
+    (void)device->cuda->cudaGetLastError(); /* forgets the error; that of a lost device comes again */
+    if (device->streams[0]) {
+        tl_cuda_error state = device->cuda->cudaStreamQuery(device->streams[0]);
+        if (state != TL_CUDA_OK && state != TL_CUDA_NOT_READY) {
+            (void)device->cuda->cudaGetLastError();
+            /* Once more: a call that fails once does not end a device. */
+            state = device->cuda->cudaStreamQuery(device->streams[0]);
+        }
+        if (state != TL_CUDA_OK && state != TL_CUDA_NOT_READY) lose(device, error, what);
+    }
+    enum tl_status status = tl_cuda_check_lost(device, ret_error);
+    if (status != TL_OK) return status;
+    return tl_error_set(ret_error, error == TL_CUDA_NO_MEMORY ? TL_RESOURCE_EXHAUSTED : TL_INTERNAL,
+                        "%s failed on %s: %s (CUDA error %d)", what, device->name,
+                        device->cuda->cudaGetErrorString(error), error);
+}
+
+/* ----------------------------------------------------------------------------------------------------- opening -- */
+
+tl_cuda_error tl_cuda_adopt_thread(struct tl_cuda_device *device)
+{
+    int mode = TL_CUDA_CAPTURE_MODE_RELAXED;
+    tl_cuda_error error = device->cuda->cudaThreadExchangeStreamCaptureMode(&mode);
+    if (error == TL_CUDA_OK) error = device->cuda->cudaSetDevice(device->device.index);
+    /* Makes the context current, which libcuda wants and cudaSetDevice of CUDA 11 does not do. */
+    return error == TL_CUDA_OK ? device->cuda->cudaFree(NULL) : error;
+}
+
+static enum tl_status check_exists(const struct tl_cuda_device *device, struct tl_error *ret_error)
+{
+    int count = 0;
+    tl_cuda_error error = cuda.cudaGetDeviceCount(&count);
+    if (error != TL_CUDA_OK)
+        return tl_error_set(ret_error, TL_INTERNAL, "the devices of CUDA cannot be counted: %s (CUDA error %d)",
+                            cuda.cudaGetErrorString(error), error);
+    if (device->device.index < count) return TL_OK;
+    return tl_error_set(ret_error, TL_NOT_FOUND, "there is no %s; CUDA sees %d of them, counted from gpu:0",
+                        device->name, count);
+}
+
+/* The job that opens a device. */
+static enum tl_status set_up(struct tl_cuda_job *job, struct tl_error *ret_error)
+{
+    struct tl_cuda_device *device = job->device;
+    enum tl_status status = is_cuda_loaded ? TL_OK : tl_cuda_load(&cuda, ret_error);
+    if (status != TL_OK) return status;
+    is_cuda_loaded = true;
+    device->cuda = &cuda;
+    status = check_exists(device, ret_error);
+    if (status != TL_OK) return status;
+    tl_cuda_error error = tl_cuda_adopt_thread(device);
+    if (error != TL_CUDA_OK) return tl_cuda_fail(device, error, ret_error, "making the device current");
+    error = cuda.cuCtxGetCurrent(&device->context);
+    if (error != TL_CUDA_OK) return tl_cuda_fail(device, error, ret_error, "finding the context");
+    for (unsigned i = 0; i < TL_CUDA_STREAMS && error == TL_CUDA_OK; i++)
+        if (!device->streams[i])
+            error = cuda.cudaStreamCreateWithFlags(&device->streams[i], TL_CUDA_STREAM_NON_BLOCKING);
+    return error == TL_CUDA_OK ? TL_OK : tl_cuda_fail(device, error, ret_error, "a stream of the library");
+}
+
+/* A device that is not open yet; NULL: no memory. */
+static struct tl_cuda_device *create(struct tl_device which)
+{
+    struct tl_cuda_device *device = tl_alloc_zeroed(sizeof(*device));
+    if (!device) return NULL;
+    device->device = which;
+    tl_device_format(which, device->name);
+    snprintf(device->thread_name, sizeof(device->thread_name), "tl-gpu%" PRId32 "-mem", which.index);
+    snprintf(device->copies.name, sizeof(device->copies.name), "tl-gpu%" PRId32 "-copy", which.index);
+    tl_closure_thread_init(&device->memory_thread, device->thread_name);
+    TL_CHECK(pthread_mutex_init(&device->mutex, NULL) == 0);
+    TL_CHECK(pthread_cond_init(&device->changed, NULL) == 0);
+    tl_list_init(&device->fences);
+    return device;
+}
+
+/* The mutex of opening is held. */
+static enum tl_status open_locked(struct tl_device which, struct tl_cuda_device **ret_device,
+                                  struct tl_error *ret_error)
+{
+    struct tl_cuda_device *device = atomic_load_explicit(&devices[which.index], memory_order_relaxed);
+    if (!device) {
+        device = create(which);
+        if (!device) return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for gpu:%" PRId32, which.index);
+        atomic_store_explicit(&devices[which.index], device, memory_order_release);
+    }
+    *ret_device = device;
+    if (device->is_open) return TL_OK;
+    enum tl_status status = tl_closure_thread_start(&device->memory_thread, ret_error);
+    if (status != TL_OK) return status;
+    struct tl_cuda_job job;
+    status = tl_cuda_run(device, &job, set_up, ret_error);
+    if (status == TL_OK) status = tl_cuda_copies_start(device, ret_error);
+    device->is_open = status == TL_OK;
+    return status;
+}
+
+enum tl_status tl_cuda_device_open(struct tl_device which, struct tl_cuda_device **ret_device,
+                                   struct tl_error *ret_error)
+{
+    if (which.kind != TL_DEVICE_CUDA)
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "this version has no device of kind %d", (int)which.kind);
+    if (which.index < 0 || which.index >= TL_CUDA_MAX_DEVICES)
+        return tl_error_set(ret_error, TL_NOT_FOUND, "there is no gpu:%" PRId32 "; %d is the largest number",
+                            which.index, TL_CUDA_MAX_DEVICES - 1);
+    if (tl_loop_core_is_driven_here())
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "gpu:%" PRId32 " cannot be used here, because this thread drives a worker; a release "
+                            "callback or a log function must leave that to another thread",
+                            which.index);
+    lock(&opening);
+    enum tl_status status = open_locked(which, ret_device, ret_error);
+    unlock(&opening);
+    return status == TL_OK ? tl_cuda_check_lost(*ret_device, ret_error) : status;
+}
+
+struct tl_cuda_device *tl_cuda_device_of(struct tl_device which)
+{
+    TL_CHECK(which.kind == TL_DEVICE_CUDA && which.index >= 0 && which.index < TL_CUDA_MAX_DEVICES);
+    struct tl_cuda_device *device = atomic_load_explicit(&devices[which.index], memory_order_acquire);
+    TL_CHECK(device);
+    return device;
+}
+
+/* ------------------------------------------------------------------------------------------------------ fences -- */
+
+tl_cuda_error tl_cuda_fence_take(struct tl_cuda_device *device, struct tl_device_fence **ret_fence)
+{
+    lock(&device->mutex);
+    struct tl_list *link = tl_list_pop_front(&device->fences);
+    unlock(&device->mutex);
+    if (link) {
+        *ret_fence = TL_CONTAINER_OF(link, struct tl_device_fence, link);
+        return TL_CUDA_OK;
+    }
+    struct tl_device_fence *fence = tl_alloc_zeroed(sizeof(*fence));
+    if (!fence) return TL_CUDA_NO_MEMORY;
+    fence->device = device;
+    tl_list_init(&fence->link);
+    tl_cuda_error error = device->cuda->cuEventCreate(&fence->event, TL_CUDA_EVENT_DISABLE_TIMING);
+    if (error != TL_CUDA_OK) {
+        free(fence);
+        return error;
+    }
+    *ret_fence = fence;
+    return TL_CUDA_OK;
+}
+
+void tl_device_fence_put(struct tl_device_fence *fence)
+{
+    if (!fence) return;
+    struct tl_cuda_device *device = fence->device;
+    lock(&device->mutex);
+    tl_list_push_front(&device->fences, &fence->link);
+    unlock(&device->mutex);
+}
+
+/* Whether work can be put into the stream without being captured, or spoiling a capture. */
+static enum tl_status check_capture(struct tl_cuda_device *device, void *stream, struct tl_error *ret_error)
+{
+    int capture = TL_CUDA_CAPTURE_NONE;
+    tl_cuda_error error = device->cuda->cuStreamIsCapturing(stream, &capture);
+    if (error == TL_CUDA_OK && capture == TL_CUDA_CAPTURE_NONE) return TL_OK;
+    if (error == TL_CUDA_OK || error == TL_CUDA_CAPTURE_IMPLICIT)
+        return tl_error_set(ret_error, TL_FAILED_PRECONDITION,
+                            "the stream of the tensor on %s is being captured into a graph; use the tensor outside of "
+                            "the capture, or give it another stream (tl_tensor_set_stream)",
+                            device->name);
+    bool is_foreign =
+        error == TL_CUDA_INVALID_HANDLE || error == TL_CUDA_INVALID_CONTEXT || error == TL_CUDA_INVALID_VALUE;
+    return tl_error_set(ret_error, is_foreign ? TL_INVALID_ARGUMENT : TL_INTERNAL,
+                        "the stream of the tensor cannot be used on %s: %s (CUDA error %d)", device->name,
+                        device->cuda->cudaGetErrorString(error), error);
+}
+
+/* The device's context is current. */
+static enum tl_status record(struct tl_cuda_device *device, void *stream, struct tl_device_fence **ret_fence,
+                             struct tl_error *ret_error)
+{
+    struct tl_device_fence *fence = NULL;
+    enum tl_status status = check_capture(device, stream, ret_error);
+    if (status != TL_OK) return status;
+    tl_cuda_error error = tl_cuda_fence_take(device, &fence);
+    if (error == TL_CUDA_OK) error = device->cuda->cuEventRecord(fence->event, stream);
+    if (error == TL_CUDA_OK) {
+        *ret_fence = fence;
+        return TL_OK;
+    }
+    tl_device_fence_put(fence);
+    bool is_foreign = error == TL_CUDA_INVALID_HANDLE || error == TL_CUDA_INVALID_CONTEXT;
+    return tl_error_set(ret_error, is_foreign ? TL_INVALID_ARGUMENT : TL_INTERNAL,
+                        "an event cannot be recorded in the stream of a tensor on %s: %s (CUDA error %d)", device->name,
+                        device->cuda->cudaGetErrorString(error), error);
+}
+
+static enum tl_status record_in_context(struct tl_cuda_device *device, void *stream, struct tl_device_fence **ret_fence,
+                                        struct tl_error *ret_error)
+{
+    void *context;
+    int mode = TL_CUDA_CAPTURE_MODE_RELAXED;
+    tl_cuda_error error = device->cuda->cuCtxPushCurrent(device->context);
+    if (error != TL_CUDA_OK)
+        return tl_error_set(ret_error, TL_INTERNAL, "the context of %s cannot be used: %s (CUDA error %d)",
+                            device->name, device->cuda->cudaGetErrorString(error), error);
+    bool is_relaxed = device->cuda->cuThreadExchangeStreamCaptureMode(&mode) == TL_CUDA_OK;
+    enum tl_status status = record(device, stream, ret_fence, ret_error);
+    if (is_relaxed) (void)device->cuda->cuThreadExchangeStreamCaptureMode(&mode);
+    (void)device->cuda->cuCtxPopCurrent(&context);
+    return status;
+}
+
+/* A job: looks whether the device is lost. */
+static enum tl_status look(struct tl_cuda_job *job, struct tl_error *ret_error)
+{
+    struct tl_cuda_device *device = job->device;
+    tl_cuda_error error = device->cuda->cudaStreamQuery(device->streams[0]);
+    if (error == TL_CUDA_OK || error == TL_CUDA_NOT_READY) return TL_OK;
+    return tl_cuda_fail(device, error, ret_error, "a stream of the library");
+}
+
+enum tl_status tl_device_fence_record(struct tl_device which, tl_stream stream, struct tl_device_fence **ret_fence,
+                                      struct tl_error *ret_error)
+{
+    struct tl_cuda_device *device;
+    enum tl_status status = tl_cuda_device_open(which, &device, ret_error);
+    if (status != TL_OK) return status;
+    if (stream == TL_STREAM_NONE) {
+        *ret_fence = NULL;
+        return TL_OK;
+    }
+    if (stream < 0) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%" PRIdPTR " is not a stream", stream);
+    void *handle = (void *)(stream == TL_STREAM_DEFAULT ? TL_STREAM_LEGACY : stream);
+    status = record_in_context(device, handle, ret_fence, ret_error);
+    if (status != TL_INTERNAL) return status;
+    struct tl_cuda_job job;
+    struct tl_error lost;
+    return tl_cuda_run(device, &job, look, &lost) == TL_OK ? status : tl_error_copy(ret_error, &lost);
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the files of the CUDA device share: the device and its threads. */
+#ifndef TENSOR_CUDA_INTERNAL_H
+#define TENSOR_CUDA_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "base/closure_thread.h"
+#include "tensor/cuda_load.h"
+#include "tensor/device.h"
+
+#define TL_CUDA_MAX_DEVICES 64
+#define TL_CUDA_STREAMS 2 /* one for copies to devices, one for copies to the host: they overlap */
+
+struct tl_device_fence {
+    struct tl_cuda_device *device;
+    void *event;
+    struct tl_list link; /* in device->fences while nobody has it */
+};
+
+/* The thread that makes copies (cuda_copy.c). */
+struct tl_cuda_copies {
+    char name[TL_DEVICE_TEXT_BYTES];
+    bool is_started;       /* under the mutex of opening */
+    bool is_ready;         /* the thread's: its current device is set */
+    pthread_mutex_t mutex; /* guards posted */
+    pthread_cond_t wake;
+    struct tl_list posted;                   /* struct tl_device_copy */
+    struct tl_list waiting;                  /* the thread's: copies that wait for fences */
+    struct tl_list running[TL_CUDA_STREAMS]; /* the thread's: copies in streams, the oldest first */
+};
+
+struct tl_cuda_device {
+    struct tl_device device;
+    char name[TL_DEVICE_TEXT_BYTES];
+    char thread_name[TL_DEVICE_TEXT_BYTES];
+    const struct tl_cuda *cuda; /* set while it is opened, as the next three */
+    void *context;
+    void *streams[TL_CUDA_STREAMS];
+    bool is_open;                           /* under the mutex of opening */
+    struct tl_closure_thread memory_thread; /* allocates, frees and looks */
+    struct tl_cuda_copies copies;
+    pthread_mutex_t mutex;  /* guards what follows */
+    pthread_cond_t changed; /* a job is done, or a block is free */
+    struct tl_list fences;  /* those that are free */
+    void *staging;          /* all blocks; NULL: not allocated yet */
+    bool is_block_used[TL_STAGING_BLOCKS];
+    const struct tl_error *lost; /* why the device is lost; NULL: it is not */
+};
+
+/* Finds the device and opens it if need be. Errors: those of tensor/device.h. */
+enum tl_status tl_cuda_device_open(struct tl_device device, struct tl_cuda_device **ret_device,
+                                   struct tl_error *ret_error) TL_MUST_USE;
+/* The device, which was opened before. */
+struct tl_cuda_device *tl_cuda_device_of(struct tl_device device);
+
+/* Makes an error of what CUDA returned; what names the call and its object. Thread: the device's two. Looks whether the
+ * device is lost; then that is the error. */
+enum tl_status tl_cuda_fail(struct tl_cuda_device *device, tl_cuda_error error, struct tl_error *ret_error,
+                            const char *what);
+/* The error of a lost device; TL_OK: it is not. */
+enum tl_status tl_cuda_check_lost(struct tl_cuda_device *device, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Sets up the calling thread, which is the library's: its current device, and a capture mode in which what it calls
+ * does not disturb captures of other threads. */
+tl_cuda_error tl_cuda_adopt_thread(struct tl_cuda_device *device);
+
+/* Something to do on the memory thread, for a caller that waits for it. */
+struct tl_cuda_job {
+    struct tl_closure closure;
+    struct tl_cuda_device *device;
+    enum tl_status (*run)(struct tl_cuda_job *job, struct tl_error *ret_error);
+    struct tl_error *error; /* NULL is allowed */
+    enum tl_status status;
+    bool is_done;
+};
+enum tl_status tl_cuda_run(struct tl_cuda_device *device, struct tl_cuda_job *job,
+                           enum tl_status (*run)(struct tl_cuda_job *job, struct tl_error *ret_error),
+                           struct tl_error *ret_error) TL_MUST_USE;
+
+/* Takes a free fence or makes one; the device's context is current. */
+tl_cuda_error tl_cuda_fence_take(struct tl_cuda_device *device, struct tl_device_fence **ret_fence);
+
+/* Starts the thread that makes copies. Errors: TL_RESOURCE_EXHAUSTED: no thread. */
+enum tl_status tl_cuda_copies_start(struct tl_cuda_device *device, struct tl_error *ret_error) TL_MUST_USE;
+
+#endif

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Memory of CUDA devices, and pinned memory of the host.
+ *
+ * The memory thread of a device allocates and frees, in the order in which that was asked for: what was given back
+ * before is free when the next allocation comes. A free can wait for all work of the device. Release callbacks of the
+ * caller have one thread for the process, because they may wait for anything, such as a lock that a caller of ours
+ * holds.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/alloc.h"
+#include "base/check.h"
+#include "base/error.h"
+#include "tensor/cuda_internal.h"
+
+struct tl_device_memory {
+    struct tl_closure closure; /* gives it back */
+    struct tl_cuda_device *device;
+    void *data;            /* NULL: no bytes */
+    tl_release_fn release; /* of wrapped memory; NULL: nothing to call */
+    void *release_context;
+};
+
+static enum tl_status no_memory(struct tl_error *ret_error)
+{
+    return tl_error_set(ret_error, TL_RESOURCE_EXHAUSTED, "no memory for a tensor on a device");
+}
+
+void *tl_device_memory_data(const struct tl_device_memory *memory)
+{
+    return memory->data;
+}
+
+/* -------------------------------------------------------------------------------------------------- own memory -- */
+
+static void free_memory(struct tl_closure *closure)
+{
+    struct tl_device_memory *memory = TL_CONTAINER_OF(closure, struct tl_device_memory, closure);
+    struct tl_cuda_device *device = memory->device;
+    struct tl_error error;
+    tl_cuda_error result = memory->data ? device->cuda->cudaFree(memory->data) : TL_CUDA_OK;
+    if (result != TL_CUDA_OK) (void)tl_cuda_fail(device, result, &error, "freeing memory");
+    free(memory);
+}
+
+struct allocation {
+    struct tl_cuda_job job;
+    uint64_t size_bytes;
+    void *data;
+};
+
+static enum tl_status allocate(struct tl_cuda_job *job, struct tl_error *ret_error)
+{
+    struct allocation *allocation = TL_CONTAINER_OF(job, struct allocation, job);
+    char what[64];
+    tl_cuda_error error = job->device->cuda->cudaMalloc(&allocation->data, allocation->size_bytes);
+    if (error == TL_CUDA_OK) return TL_OK;
+    snprintf(what, sizeof(what), "allocating %" PRIu64 " bytes", allocation->size_bytes);
+    return tl_cuda_fail(job->device, error, ret_error, what);
+}
+
+enum tl_status tl_device_memory_create(struct tl_device which, uint64_t size_bytes,
+                                       struct tl_device_memory **ret_memory, struct tl_error *ret_error)
+{
+    struct allocation allocation = {.size_bytes = size_bytes};
+    struct tl_cuda_device *device;
+    enum tl_status status = tl_cuda_device_open(which, &device, ret_error);
+    if (status != TL_OK) return status;
+    struct tl_device_memory *memory = tl_alloc_zeroed(sizeof(*memory));
+    if (!memory) return no_memory(ret_error);
+    if (size_bytes > 0) status = tl_cuda_run(device, &allocation.job, allocate, ret_error);
+    if (status != TL_OK) {
+        free(memory);
+        return status;
+    }
+    *memory = (struct tl_device_memory){.closure.run = free_memory, .device = device, .data = allocation.data};
+    *ret_memory = memory;
+    return TL_OK;
+}
+
+/* --------------------------------------------------------------------------------------------- wrapped memory -- */
+
+/* Runs release callbacks. It is started with the first wrapped tensor and lives as long as the process. */
+static struct tl_closure_thread release_thread;
+static pthread_once_t release_thread_once = PTHREAD_ONCE_INIT;
+
+static void init_release_thread(void)
+{
+    tl_closure_thread_init(&release_thread, "tl-gpu-release");
+}
+
+static void release_memory(struct tl_closure *closure)
+{
+    struct tl_device_memory *memory = TL_CONTAINER_OF(closure, struct tl_device_memory, closure);
+    memory->release(memory->data, memory->release_context);
+    free(memory);
+}
+
+struct inspection {
+    struct tl_cuda_job job;
+    const void *byte;
+};
+
+/* A job: whether a byte is in memory of the device. */
+static enum tl_status inspect(struct tl_cuda_job *job, struct tl_error *ret_error)
+{
+    const struct inspection *inspection = TL_CONTAINER_OF(job, struct inspection, job);
+    struct tl_cuda_device *device = job->device;
+    struct tl_cuda_pointer pointer = {.type = TL_CUDA_MEMORY_UNKNOWN};
+    tl_cuda_error error = device->cuda->cudaPointerGetAttributes(&pointer, inspection->byte);
+    if (error != TL_CUDA_OK && error != TL_CUDA_INVALID_VALUE)
+        return tl_cuda_fail(device, error, ret_error, "looking at memory");
+    if (error == TL_CUDA_INVALID_VALUE) (void)device->cuda->cudaGetLastError();
+    if (pointer.type == TL_CUDA_MEMORY_MANAGED)
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED,
+                            "%p is managed memory, which moves between host and devices; copy it into memory of %s",
+                            inspection->byte, device->name);
+    if (pointer.type != TL_CUDA_MEMORY_DEVICE)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%p is not memory of %s but of the host; wrap it as such",
+                            inspection->byte, device->name);
+    if (pointer.device != device->device.index)
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "%p is memory of gpu:%d, not of %s", inspection->byte,
+                            pointer.device, device->name);
+    return TL_OK;
+}
+
+static enum tl_status inspect_range(struct tl_cuda_device *device, const void *data, uint64_t capacity_bytes,
+                                    struct tl_error *ret_error)
+{
+    struct inspection inspection = {.byte = data};
+    if (!data || capacity_bytes == 0) return TL_OK;
+    enum tl_status status = tl_cuda_run(device, &inspection.job, inspect, ret_error);
+    if (status != TL_OK) return status;
+    inspection.byte = (const unsigned char *)data + capacity_bytes - 1;
+    return tl_cuda_run(device, &inspection.job, inspect, ret_error);
+}
+
+enum tl_status tl_device_memory_wrap(struct tl_device which, void *data, uint64_t capacity_bytes, tl_release_fn release,
+                                     void *context, struct tl_device_memory **ret_memory, struct tl_error *ret_error)
+{
+    struct tl_cuda_device *device;
+    enum tl_status status = tl_cuda_device_open(which, &device, ret_error);
+    if (status == TL_OK) status = inspect_range(device, data, capacity_bytes, ret_error);
+    if (status != TL_OK) return status;
+    if (release) {
+        TL_CHECK(pthread_once(&release_thread_once, init_release_thread) == 0);
+        status = tl_closure_thread_start(&release_thread, ret_error);
+        if (status != TL_OK) return status;
+    }
+    struct tl_device_memory *memory = tl_alloc_zeroed(sizeof(*memory));
+    if (!memory) return no_memory(ret_error);
+    *memory = (struct tl_device_memory){
+        .closure.run = release_memory, .device = device, .data = data, .release = release, .release_context = context};
+    *ret_memory = memory;
+    return TL_OK;
+}
+
+void tl_device_memory_destroy(struct tl_device_memory *memory)
+{
+    if (!memory) return;
+    if (memory->closure.run == free_memory) {
+        tl_closure_thread_post(&memory->device->memory_thread, &memory->closure);
+    } else if (memory->release) {
+        tl_closure_thread_post(&release_thread, &memory->closure);
+    } else {
+        free(memory);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------- staging -- */
+
+/* A job: pins the blocks, unless another job has. */
+static enum tl_status pin(struct tl_cuda_job *job, struct tl_error *ret_error)
+{
+    struct tl_cuda_device *device = job->device;
+    void *staging;
+    if (device->staging) return TL_OK;
+    tl_cuda_error error = device->cuda->cudaHostAlloc(&staging, TL_STAGING_BLOCKS * TL_STAGING_BLOCK_BYTES, 0);
+    if (error != TL_CUDA_OK) return tl_cuda_fail(device, error, ret_error, "pinning host memory for copies");
+    TL_CHECK(pthread_mutex_lock(&device->mutex) == 0);
+    device->staging = staging;
+    TL_CHECK(pthread_mutex_unlock(&device->mutex) == 0);
+    return TL_OK;
+}
+
+/* Takes a block; NULL: none is free. The mutex is held. */
+static void *take_block(struct tl_cuda_device *device)
+{
+    for (unsigned i = 0; i < TL_STAGING_BLOCKS; i++) {
+        if (device->is_block_used[i]) continue;
+        device->is_block_used[i] = true;
+        return (unsigned char *)device->staging + i * TL_STAGING_BLOCK_BYTES;
+    }
+    return NULL;
+}
+
+enum tl_status tl_device_staging_take(struct tl_device which, void *ret_blocks[2], unsigned *ret_count,
+                                      struct tl_error *ret_error)
+{
+    struct tl_cuda_job job;
+    struct tl_cuda_device *device;
+    enum tl_status status = tl_cuda_device_open(which, &device, ret_error);
+    if (status != TL_OK) return status;
+    TL_CHECK(pthread_mutex_lock(&device->mutex) == 0);
+    bool is_pinned = device->staging != NULL;
+    TL_CHECK(pthread_mutex_unlock(&device->mutex) == 0);
+    if (!is_pinned) status = tl_cuda_run(device, &job, pin, ret_error);
+    if (status != TL_OK) return status;
+    TL_CHECK(pthread_mutex_lock(&device->mutex) == 0);
+    while ((ret_blocks[0] = take_block(device)) == NULL)
+        pthread_cond_wait(&device->changed, &device->mutex);
+    ret_blocks[1] = take_block(device);
+    TL_CHECK(pthread_mutex_unlock(&device->mutex) == 0);
+    *ret_count = ret_blocks[1] ? 2 : 1;
+    return TL_OK;
+}
+
+void tl_device_staging_give(struct tl_device which, void *const blocks[2], unsigned count)
+{
+    struct tl_cuda_device *device = tl_cuda_device_of(which);
+    TL_CHECK(pthread_mutex_lock(&device->mutex) == 0);
+    for (unsigned i = 0; i < count; i++) {
+        size_t offset_bytes = (size_t)((unsigned char *)blocks[i] - (unsigned char *)device->staging);
+        device->is_block_used[offset_bytes / TL_STAGING_BLOCK_BYTES] = false;
+    }
+    pthread_cond_broadcast(&device->changed);
+    TL_CHECK(pthread_mutex_unlock(&device->mutex) == 0);
+}

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Devices: memory, copies and points in streams, without a word of CUDA (docs/gpu.md).
+ *
+ * Happy path: tl_device_memory_create allocates; tl_device_fence_record notes on the caller's thread how far a stream
+ * of the caller has come; tl_device_copy_start hands over a copy that begins when its fences are reached; the copy
+ * reports its end on a thread of the device. Pinned memory for copies from and to the host comes from
+ * tl_device_staging_take.
+ *
+ * A device is opened when it is first asked for: that loads CUDA and starts the two threads of the device. One makes
+ * and polls copies; the other one allocates, frees and looks, which can wait for the device. All calls into CUDA happen
+ * on them, except that fences are recorded on the caller's thread, because streams may belong to a thread.
+ *
+ * A device whose context has failed is lost until the process starts anew: all that is asked of it fails with
+ * TL_FAILED_PRECONDITION. Nothing here ends the process.
+ */
+#ifndef TENSOR_DEVICE_H
+#define TENSOR_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <tensorlane/tensor.h>
+
+#include "base/list.h"
+
+/* Writes "host" or "gpu:0"; returns buffer. */
+#define TL_DEVICE_TEXT_BYTES 24
+char *tl_device_format(struct tl_device device, char buffer[TL_DEVICE_TEXT_BYTES]);
+
+/* Errors of every function that opens a device: TL_UNIMPLEMENTED: not a kind of device. TL_NOT_FOUND: there is no such
+ * device. TL_FAILED_PRECONDITION: CUDA is missing or too old, naming what; the device is lost; or the thread drives a
+ * loop, which must not wait. TL_RESOURCE_EXHAUSTED: no memory or thread. TL_INTERNAL: CUDA failed otherwise. */
+
+/* ------------------------------------------------------------------------------------------------------ memory -- */
+
+struct tl_device_memory;
+
+/* Allocates memory of a device; size_bytes may be 0. Opens the device.
+ * Errors: as above; TL_RESOURCE_EXHAUSTED: the device has not so much memory. Blocks: yes. */
+enum tl_status tl_device_memory_create(struct tl_device device, uint64_t size_bytes,
+                                       struct tl_device_memory **ret_memory, struct tl_error *ret_error) TL_MUST_USE;
+
+/* Takes over memory of the caller, after a look at its first and last byte. Opens the device. release may be NULL.
+ * Errors: as above; TL_INVALID_ARGUMENT: it is not memory of this device. TL_UNIMPLEMENTED: managed memory. release is
+ * not called then. Blocks: yes. */
+enum tl_status tl_device_memory_wrap(struct tl_device device, void *data, uint64_t capacity_bytes,
+                                     tl_release_fn release, void *context, struct tl_device_memory **ret_memory,
+                                     struct tl_error *ret_error) TL_MUST_USE;
+
+/* Frees the memory, or calls release, later and on a thread of the library. NULL is accepted. Thread: any, also one
+ * that drives a loop. */
+void tl_device_memory_destroy(struct tl_device_memory *memory);
+
+void *tl_device_memory_data(const struct tl_device_memory *memory);
+
+/* ------------------------------------------------------------------------------------------------------ fences -- */
+
+/* A point in a stream of the caller: what was in the stream before it. */
+struct tl_device_fence;
+
+/* Records a fence; *ret_fence is NULL for TL_STREAM_NONE. Opens the device.
+ * Errors: as above; TL_FAILED_PRECONDITION: the stream is being captured into a graph, or, for the legacy stream, one
+ * that it would wait for. TL_INVALID_ARGUMENT: not a stream of this device.
+ * Ownership: *ret_fence until tl_device_fence_put. Thread: that of the stream for TL_STREAM_PER_THREAD, else any. The
+ * current device and the capture mode of the thread stay what they are. */
+enum tl_status tl_device_fence_record(struct tl_device device, tl_stream stream, struct tl_device_fence **ret_fence,
+                                      struct tl_error *ret_error) TL_MUST_USE;
+
+/* Gives a fence back, which no copy waits for any more; NULL is accepted. Thread: any, also one that drives a loop. */
+void tl_device_fence_put(struct tl_device_fence *fence);
+
+/* ------------------------------------------------------------------------------------------------------ copies -- */
+
+/* A copy, embedded in what it is part of. */
+struct tl_device_copy {
+    struct tl_device device; /* makes the copy; open */
+    void *to;                /* memory of any device, or pinned memory */
+    const void *from;        /* the same */
+    uint64_t len_bytes;
+    bool is_to_host;                        /* `to` is pinned memory */
+    const struct tl_device_fence *after[2]; /* both must be reached before a byte is read or written; may be NULL */
+    /* The copy is over, and neither side is touched any more. With TL_OK the bytes are visible to everything that
+     * begins afterwards. Thread: the device's; it must not wait, nor call functions of this header that do. */
+    void (*done)(struct tl_device_copy *copy, const struct tl_error *status);
+    struct tl_list link;              /* the device's, from here on */
+    struct tl_device_fence *finished; /* recorded behind the copy */
+};
+
+/* Starts a copy; done follows exactly once, whatever happens. Copies that wait for fences do not hold up others.
+ * Thread: any, also one that drives a loop. */
+void tl_device_copy_start(struct tl_device_copy *copy);
+
+/* ----------------------------------------------------------------------------------------------------- staging -- */
+
+/* Pinned memory for copies from and to the host: a device has TL_STAGING_BLOCKS of them, allocated when they are first
+ * wanted. */
+#define TL_STAGING_BLOCK_BYTES (UINT64_C(4) << 20)
+#define TL_STAGING_BLOCKS 4
+
+/* Takes one block, and a second one if it is free, so that no taker waits for another that holds one. Opens the device.
+ * Errors: as above; TL_RESOURCE_EXHAUSTED: no memory can be pinned. Blocks: until a block is free. */
+enum tl_status tl_device_staging_take(struct tl_device device, void *ret_blocks[2], unsigned *ret_count,
+                                      struct tl_error *ret_error) TL_MUST_USE;
+
+/* Gives the blocks back; no copy may use them any more. Thread: any, also one that drives a loop. */
+void tl_device_staging_give(struct tl_device device, void *const blocks[2], unsigned count);
+
+#endif

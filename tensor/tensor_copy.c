@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Copies of whole tensors, between host and devices.
+ *
+ * Host memory that a device reads or writes must be pinned, and that of a tensor is not. So between the host and a
+ * device the bytes travel in pieces through pinned blocks of the device: while the device copies from or to one block,
+ * the calling thread copies from or to another. Between devices a tensor is one piece, which needs no block. Each piece
+ * begins when the fences of both tensors are reached, so that the streams of the caller wait for nothing.
+ */
+#include <pthread.h>
+#include <string.h>
+
+#include "base/check.h"
+#include "base/error.h"
+#include "tensor/device.h"
+#include "tensor/tensor.h"
+
+#define PIECES 2
+
+struct piece {
+    struct tl_device_copy copy;
+    struct transfer *transfer;
+    void *block; /* pinned; NULL: none is needed */
+    uint64_t offset_bytes;
+    bool is_begun;   /* the caller has not taken its end yet */
+    bool is_running; /* under transfer->mutex: the device has not reported its end */
+};
+
+struct transfer {
+    const struct tl_tensor *to;
+    const struct tl_tensor *from;
+    struct tl_device device; /* makes the copies */
+    uint64_t size_bytes;
+    uint64_t piece_bytes;
+    bool is_from_host;
+    bool is_to_host;
+    struct tl_device_fence *after[2];
+    struct piece pieces[PIECES];
+    unsigned piece_count;
+    pthread_mutex_t mutex;
+    pthread_cond_t over;
+    struct tl_error error; /* under the mutex: the first one of a piece */
+};
+
+static unsigned char *byte_of(const struct tl_tensor *tensor, uint64_t offset_bytes)
+{
+    return (unsigned char *)tl_tensor_data(tensor) + offset_bytes;
+}
+
+/* ------------------------------------------------------------------------------------------------------ pieces -- */
+
+static void piece_done(struct tl_device_copy *copy, const struct tl_error *status)
+{
+    struct piece *piece = TL_CONTAINER_OF(copy, struct piece, copy);
+    struct transfer *transfer = piece->transfer;
+    TL_CHECK(pthread_mutex_lock(&transfer->mutex) == 0);
+    piece->is_running = false;
+    if (transfer->error.code == TL_OK) tl_error_copy(&transfer->error, status);
+    pthread_cond_signal(&transfer->over);
+    TL_CHECK(pthread_mutex_unlock(&transfer->mutex) == 0);
+}
+
+/* Starts the copy of len_bytes at an offset. Errors: the source cannot be read. */
+static enum tl_status begin_piece(struct piece *piece, uint64_t offset_bytes, uint64_t len_bytes,
+                                  struct tl_error *ret_error)
+{
+    struct transfer *transfer = piece->transfer;
+    void *to = transfer->is_to_host ? piece->block : byte_of(transfer->to, offset_bytes);
+    const void *from = transfer->is_from_host ? piece->block : byte_of(transfer->from, offset_bytes);
+    if (transfer->is_from_host) {
+        enum tl_status status = tl_tensor_check_readable(transfer->from, offset_bytes, len_bytes, ret_error);
+        if (status != TL_OK) return status;
+        memcpy(piece->block, byte_of(transfer->from, offset_bytes), len_bytes);
+    }
+    piece->copy = (struct tl_device_copy){.device = transfer->device,
+                                          .to = to,
+                                          .from = from,
+                                          .len_bytes = len_bytes,
+                                          .is_to_host = transfer->is_to_host,
+                                          .after = {transfer->after[0], transfer->after[1]},
+                                          .done = piece_done};
+    piece->offset_bytes = offset_bytes;
+    piece->is_begun = true;
+    piece->is_running = true;
+    tl_device_copy_start(&piece->copy);
+    return TL_OK;
+}
+
+/* Waits for the end of a piece, if it was begun, and copies what has come for the host. */
+static enum tl_status end_piece(struct piece *piece, struct tl_error *ret_error)
+{
+    struct transfer *transfer = piece->transfer;
+    TL_CHECK(pthread_mutex_lock(&transfer->mutex) == 0);
+    while (piece->is_running)
+        pthread_cond_wait(&transfer->over, &transfer->mutex);
+    bool is_failed = transfer->error.code != TL_OK;
+    TL_CHECK(pthread_mutex_unlock(&transfer->mutex) == 0);
+    if (is_failed) return tl_error_copy(ret_error, &transfer->error);
+    if (piece->is_begun && transfer->is_to_host)
+        memcpy(byte_of(transfer->to, piece->offset_bytes), piece->block, piece->copy.len_bytes);
+    piece->is_begun = false;
+    return TL_OK;
+}
+
+static enum tl_status copy_pieces(struct transfer *transfer, struct tl_error *ret_error)
+{
+    enum tl_status status = TL_OK;
+    unsigned number = 0;
+    for (uint64_t offset = 0; status == TL_OK && offset < transfer->size_bytes; offset += transfer->piece_bytes) {
+        struct piece *piece = &transfer->pieces[number++ % transfer->piece_count];
+        uint64_t left_bytes = transfer->size_bytes - offset;
+        status = end_piece(piece, ret_error);
+        if (status == TL_OK)
+            status = begin_piece(piece, offset, left_bytes < transfer->piece_bytes ? left_bytes : transfer->piece_bytes,
+                                 ret_error);
+    }
+    /* Whatever has happened: nothing may go on behind the caller's back. */
+    for (unsigned i = 0; i < transfer->piece_count; i++) {
+        struct piece *piece = &transfer->pieces[number++ % transfer->piece_count];
+        enum tl_status end = end_piece(piece, status == TL_OK ? ret_error : NULL);
+        if (status == TL_OK) status = end;
+    }
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------ blocks -- */
+
+static enum tl_status copy_through_blocks(struct transfer *transfer, struct tl_error *ret_error)
+{
+    void *blocks[PIECES];
+    enum tl_status status = tl_device_staging_take(transfer->device, blocks, &transfer->piece_count, ret_error);
+    if (status != TL_OK) return status;
+    for (unsigned i = 0; i < transfer->piece_count; i++)
+        transfer->pieces[i].block = blocks[i];
+    transfer->piece_bytes = TL_STAGING_BLOCK_BYTES;
+    status = copy_pieces(transfer, ret_error);
+    tl_device_staging_give(transfer->device, blocks, transfer->piece_count);
+    return status;
+}
+
+static enum tl_status copy_on_devices(struct transfer *transfer, struct tl_error *ret_error)
+{
+    TL_CHECK(pthread_mutex_init(&transfer->mutex, NULL) == 0);
+    TL_CHECK(pthread_cond_init(&transfer->over, NULL) == 0);
+    for (unsigned i = 0; i < PIECES; i++)
+        transfer->pieces[i].transfer = transfer;
+    enum tl_status status;
+    if (transfer->is_from_host || transfer->is_to_host) {
+        status = copy_through_blocks(transfer, ret_error);
+    } else {
+        transfer->piece_count = 1;
+        transfer->piece_bytes = transfer->size_bytes;
+        status = copy_pieces(transfer, ret_error);
+    }
+    TL_CHECK(pthread_cond_destroy(&transfer->over) == 0);
+    TL_CHECK(pthread_mutex_destroy(&transfer->mutex) == 0);
+    return status;
+}
+
+/* -------------------------------------------------------------------------------------------------------- copy -- */
+
+static enum tl_status record_fence(const struct tl_tensor *tensor, struct tl_device_fence **ret_fence,
+                                   struct tl_error *ret_error)
+{
+    struct tl_device device = tl_tensor_device(tensor);
+    if (device.kind == TL_DEVICE_HOST) return TL_OK;
+    return tl_device_fence_record(device, tl_tensor_stream(tensor), ret_fence, ret_error);
+}
+
+/* At least one of them is on a device. */
+static enum tl_status copy_with_device(const struct tl_tensor *to, const struct tl_tensor *from,
+                                       struct tl_error *ret_error)
+{
+    struct transfer transfer = {.to = to, .from = from, .size_bytes = tl_tensor_size_bytes(from)};
+    transfer.is_from_host = tl_tensor_device(from).kind == TL_DEVICE_HOST;
+    transfer.is_to_host = tl_tensor_device(to).kind == TL_DEVICE_HOST;
+    transfer.device = tl_tensor_device(transfer.is_to_host ? from : to);
+    enum tl_status status = record_fence(from, &transfer.after[0], ret_error);
+    if (status == TL_OK) status = record_fence(to, &transfer.after[1], ret_error);
+    if (status == TL_OK) status = copy_on_devices(&transfer, ret_error);
+    tl_device_fence_put(transfer.after[0]);
+    tl_device_fence_put(transfer.after[1]);
+    return status;
+}
+
+static bool is_overlapping(const struct tl_tensor *a, const struct tl_tensor *b)
+{
+    uintptr_t a_begin = (uintptr_t)tl_tensor_data(a), b_begin = (uintptr_t)tl_tensor_data(b);
+    return a_begin < b_begin + tl_tensor_size_bytes(b) && b_begin < a_begin + tl_tensor_size_bytes(a);
+}
+
+static enum tl_status check(const struct tl_tensor *to, const struct tl_tensor *from, struct tl_error *ret_error)
+{
+    char ours[TL_SHAPE_TEXT_BYTES], theirs[TL_SHAPE_TEXT_BYTES];
+    const struct tl_meta_data *target = tl_tensor_meta_data(to), *source = tl_tensor_meta_data(from);
+    if (source->dtype == TL_STRING || target->dtype == TL_STRING)
+        return tl_error_set(ret_error, TL_UNIMPLEMENTED, "tensors of STRING cannot be copied; create another one");
+    if (!tl_tensor_is_writable(to))
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the tensor to copy to is read-only or dead");
+    if (!tl_meta_data_is_equal(target, source))
+        return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "a tensor of %s %s cannot be copied into one of %s %s",
+                            source->is_dead ? "no value" : tl_dtype_name(source->dtype),
+                            tl_shape_format(&source->shape, theirs, sizeof(theirs)), tl_dtype_name(target->dtype),
+                            tl_shape_format(&target->shape, ours, sizeof(ours)));
+    if (is_overlapping(to, from)) return tl_error_set(ret_error, TL_INVALID_ARGUMENT, "the two tensors share memory");
+    return TL_OK;
+}
+
+enum tl_status tl_tensor_copy(struct tl_tensor *to, const struct tl_tensor *from, struct tl_error *ret_error)
+{
+    enum tl_status status = check(to, from, ret_error);
+    if (status != TL_OK || tl_tensor_size_bytes(from) == 0) return status;
+    bool is_on_host = tl_tensor_device(to).kind == TL_DEVICE_HOST && tl_tensor_device(from).kind == TL_DEVICE_HOST;
+    if (!is_on_host) {
+        status = copy_with_device(to, from, ret_error);
+    } else {
+        status = tl_tensor_check(from, ret_error);
+        if (status == TL_OK) memcpy(tl_tensor_data(to), tl_tensor_data(from), tl_tensor_size_bytes(from));
+    }
+    return status == TL_OK ? tl_tensor_check(from, ret_error) : status;
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+/* What the tests of devices share: the double of CUDA 12 where no loop may call it, and tensors of bytes. */
+#ifndef FAKES_DEVICE_CASE_H
+#define FAKES_DEVICE_CASE_H
+
+#include <check.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "base/loop_core.h"
+#include "fakes/cuda/fake_cuda.h"
+#include "tensor/tensor.h"
+
+static const struct tl_device host = {.kind = TL_DEVICE_HOST};
+static const struct tl_device gpu0 = {.kind = TL_DEVICE_CUDA, .index = 0};
+static const struct tl_device gpu1 = {.kind = TL_DEVICE_CUDA, .index = 1};
+static const struct fake_cuda *cuda;
+
+static inline bool is_driven(void)
+{
+    return tl_loop_core_is_driven_here();
+}
+
+static inline void setup_cuda(void)
+{
+    cuda = fake_cuda_open(12);
+    cuda->set_forbidden(is_driven);
+}
+
+static inline struct tl_tensor *bytes_on(struct tl_device device, uint64_t size_bytes)
+{
+    struct tl_tensor *tensor = NULL;
+    struct tl_error error;
+    enum tl_status status = tl_tensor_create_on(device, TL_U8, 1, &size_bytes, &tensor, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+    return tensor;
+}
+
+/* Wraps memory of a device that the test has allocated. */
+static inline struct tl_tensor_view view_of(struct tl_device device, void *data, const uint64_t *size_bytes)
+{
+    return (struct tl_tensor_view){.size_bytes = sizeof(struct tl_tensor_view),
+                                   .dtype = TL_U8,
+                                   .rank = 1,
+                                   .dims = size_bytes,
+                                   .device = device,
+                                   .data = data,
+                                   .capacity_bytes = *size_bytes};
+}
+
+/* The bytes of a tensor where the test may look at them. */
+static inline unsigned char *look(const struct tl_tensor *tensor)
+{
+    if (tl_tensor_device(tensor).kind == TL_DEVICE_HOST) return tl_tensor_data(tensor);
+    return cuda->view(tl_tensor_data(tensor));
+}
+
+static inline void fill(struct tl_tensor *tensor, unsigned seed)
+{
+    unsigned char *bytes = look(tensor);
+    for (uint64_t i = 0; i < tl_tensor_size_bytes(tensor); i++)
+        bytes[i] = (unsigned char)(i * 7 + i / 251 + seed);
+}
+
+static inline bool is_filled(const struct tl_tensor *tensor, unsigned seed)
+{
+    const unsigned char *bytes = look(tensor);
+    for (uint64_t i = 0; i < tl_tensor_size_bytes(tensor); i++)
+        if (bytes[i] != (unsigned char)(i * 7 + i / 251 + seed)) return false;
+    return true;
+}
+
+static inline void copy(struct tl_tensor *to, const struct tl_tensor *from)
+{
+    struct tl_error error;
+    enum tl_status status = tl_tensor_copy(to, from, &error);
+    ck_assert_msg(status == TL_OK, "%s", error.message);
+}
+
+#endif

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The double of CUDA notices what it is there to notice. */
+#include <dlfcn.h>
+#include <errno.h>
+#include <signal.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "fakes/device_case.h"
+#include "fakes/run_suite.h"
+#include "tensor/cuda_load.h"
+
+static struct tl_cuda calls;
+static void *memory, *pinned, *stream, *event;
+static unsigned char on_heap[64];
+
+static void setup(void)
+{
+    struct tl_error error;
+    setup_cuda();
+    ck_assert_int_eq(tl_cuda_load(&calls, &error), TL_OK);
+    ck_assert_int_eq(calls.cudaSetDevice(0), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaMalloc(&memory, 64), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaHostAlloc(&pinned, 64, 0), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaStreamCreateWithFlags(&stream, TL_CUDA_STREAM_NON_BLOCKING), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cuEventCreate(&event, TL_CUDA_EVENT_DISABLE_TIMING), TL_CUDA_OK);
+}
+
+static void copy_in_stream(void *to, const void *from)
+{
+    ck_assert_int_eq(calls.cudaMemcpyAsync(to, from, 64, TL_CUDA_COPY_DEFAULT, stream), TL_CUDA_OK);
+}
+
+START_TEST(system_calls_fail_on_device_memory)
+{
+    int ends[2];
+    ck_assert_int_eq(pipe(ends), 0);
+    ck_assert_int_eq(write(ends[1], memory, 1), -1);
+    ck_assert_int_eq(errno, EFAULT);
+    struct iovec ours = {.iov_base = on_heap, .iov_len = 1}, theirs = {.iov_base = memory, .iov_len = 1};
+    ck_assert_int_eq(process_vm_readv(getpid(), &ours, 1, &theirs, 1, 0), -1);
+    ck_assert_int_eq(errno, EFAULT);
+}
+END_TEST
+
+START_TEST(the_cpu_reads_device_memory)
+{
+    (void)signal(SIGSEGV, SIG_DFL); /* not that of a sanitizer */
+    ck_assert_int_ne(*(volatile unsigned char *)memory, 0);
+}
+END_TEST
+
+START_TEST(the_cpu_reads_pinned_memory_that_was_freed)
+{
+    int (*free_host)(void *) = NULL;
+    *(void **)&free_host = dlsym(dlopen("libcudart.so.12", RTLD_NOW | RTLD_NOLOAD), "cudaFreeHost");
+    ck_assert_ptr_nonnull(free_host);
+    ck_assert_int_eq(*(volatile unsigned char *)pinned, FAKE_POISON);
+    ck_assert_int_eq(free_host(pinned), 0);
+    (void)signal(SIGSEGV, SIG_DFL); /* not that of a sanitizer */
+    ck_assert_int_ne(*(volatile unsigned char *)pinned, 0);
+}
+END_TEST
+
+START_TEST(a_source_is_read_late)
+{
+    unsigned char *bytes = pinned;
+    cuda->hold(NULL, true);
+    copy_in_stream(memory, pinned);
+    ck_assert_int_eq(calls.cudaEventRecord(event, stream), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaEventQuery(event), TL_CUDA_NOT_READY);
+    bytes[0] = 1;
+    cuda->hold(NULL, false);
+    ck_assert_int_eq(calls.cudaStreamSynchronize(stream), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaEventQuery(event), TL_CUDA_OK);
+    ck_assert_int_eq(*(unsigned char *)cuda->view(memory), 1);
+}
+END_TEST
+
+START_TEST(host_memory_that_is_not_pinned)
+{
+    copy_in_stream(memory, on_heap);
+}
+END_TEST
+
+START_TEST(memory_that_was_freed)
+{
+    ck_assert_int_eq(calls.cudaFree(memory), TL_CUDA_OK);
+    copy_in_stream(memory, pinned);
+}
+END_TEST
+
+START_TEST(memory_that_is_freed_twice)
+{
+    ck_assert_int_eq(calls.cudaFree(memory), TL_CUDA_OK);
+    (void)calls.cudaFree(memory);
+}
+END_TEST
+
+START_TEST(beyond_an_allocation)
+{
+    (void)calls.cudaMemcpyAsync((char *)memory + 1, pinned, 64, TL_CUDA_COPY_DEFAULT, stream);
+}
+END_TEST
+
+START_TEST(a_stream_of_another_device)
+{
+    ck_assert_int_eq(calls.cudaSetDevice(1), TL_CUDA_OK);
+    copy_in_stream(memory, pinned);
+}
+END_TEST
+
+START_TEST(an_event_of_another_device)
+{
+    ck_assert_int_eq(calls.cudaSetDevice(1), TL_CUDA_OK);
+    (void)calls.cudaEventRecord(event, stream);
+}
+END_TEST
+
+START_TEST(a_call_while_a_loop_is_driven)
+{
+    tl_loop_core_enter();
+    (void)calls.cudaEventQuery(event);
+}
+END_TEST
+
+START_TEST(an_event_in_a_stream_that_is_captured)
+{
+    cuda->begin_capture(stream);
+    (void)calls.cuEventRecord(event, stream);
+}
+END_TEST
+
+START_TEST(a_capture_is_spoiled)
+{
+    int mode = TL_CUDA_CAPTURE_MODE_RELAXED;
+    void *captured = cuda->create_stream(0, false);
+    cuda->begin_capture(captured);
+    ck_assert_int_ne(calls.cudaEventQuery(event), TL_CUDA_OK);
+    ck_assert(!cuda->end_capture(captured));
+    ck_assert_int_eq(calls.cudaThreadExchangeStreamCaptureMode(&mode), TL_CUDA_OK);
+    cuda->begin_capture(captured);
+    ck_assert_int_eq(calls.cudaEventQuery(event), TL_CUDA_OK);
+    ck_assert(cuda->end_capture(captured));
+}
+END_TEST
+
+static void note(void *context)
+{
+    *(unsigned char *)context = 1;
+}
+
+START_TEST(the_legacy_stream_waits)
+{
+    static unsigned char has_run;
+    void *blocking = cuda->create_stream(0, true);
+    cuda->hold(blocking, true);
+    cuda->launch(blocking, note, &has_run);
+    ck_assert_int_eq(calls.cuEventRecord(event, (void *)1), TL_CUDA_OK);
+    copy_in_stream(memory, pinned);
+    ck_assert_int_eq(calls.cudaStreamSynchronize(stream), TL_CUDA_OK); /* does not block: it waits for neither */
+    ck_assert_int_eq(calls.cudaEventQuery(event), TL_CUDA_NOT_READY);
+    cuda->hold(blocking, false);
+    ck_assert_int_eq(calls.cudaStreamSynchronize((void *)1), TL_CUDA_OK);
+    ck_assert_int_eq(has_run, 1);
+}
+END_TEST
+
+START_TEST(calls_fail)
+{
+    cuda->fail_call(2, 999, false);
+    ck_assert_int_eq(calls.cudaEventQuery(event), TL_CUDA_OK);
+    ck_assert_int_eq(calls.cudaEventQuery(event), 999);
+    ck_assert_str_eq(cuda->failed_call(), "cudaEventQuery");
+    ck_assert_int_eq(calls.cudaEventQuery(event), TL_CUDA_OK);
+    cuda->fail_call(1, 998, true);
+    ck_assert_int_eq(calls.cudaEventQuery(event), 998);
+    ck_assert_int_eq(calls.cudaStreamQuery(stream), 998);
+    cuda->fail_call(0, 0, false);
+    ck_assert_int_eq(calls.cudaEventQuery(event), TL_CUDA_OK);
+    cuda->break_device(0, 700);
+    ck_assert_int_eq(calls.cudaEventQuery(event), 700);
+    ck_assert_int_eq(calls.cudaFree(memory), 700);
+    ck_assert_int_eq(calls.cudaSetDevice(1), TL_CUDA_OK);
+}
+END_TEST
+
+static void add_ends(TCase *tcase, int number)
+{
+    tcase_add_test_raise_signal(tcase, host_memory_that_is_not_pinned, number);
+    tcase_add_test_raise_signal(tcase, memory_that_was_freed, number);
+    tcase_add_test_raise_signal(tcase, memory_that_is_freed_twice, number);
+    tcase_add_test_raise_signal(tcase, beyond_an_allocation, number);
+    tcase_add_test_raise_signal(tcase, a_stream_of_another_device, number);
+    tcase_add_test_raise_signal(tcase, an_event_of_another_device, number);
+    tcase_add_test_raise_signal(tcase, a_call_while_a_loop_is_driven, number);
+    tcase_add_test_raise_signal(tcase, an_event_in_a_stream_that_is_captured, number);
+}
+
+int main(void)
+{
+    Suite *suite = suite_create("fake_cuda");
+    TCase *tcase = tcase_create("fake_cuda");
+    tcase_add_checked_fixture(tcase, setup, NULL);
+    tcase_add_test(tcase, system_calls_fail_on_device_memory);
+    tcase_add_test(tcase, a_source_is_read_late);
+    tcase_add_test(tcase, a_capture_is_spoiled);
+    tcase_add_test(tcase, the_legacy_stream_waits);
+    tcase_add_test(tcase, calls_fail);
+    add_ends(tcase, SIGABRT);
+    tcase_add_test_raise_signal(tcase, the_cpu_reads_device_memory, SIGSEGV);
+    tcase_add_test_raise_signal(tcase, the_cpu_reads_pinned_memory_that_was_freed, SIGSEGV);
+    suite_add_tcase(suite, tcase);
+    return run_suite(suite);
+}
