@@ -22,6 +22,8 @@
 #define MIN_NAP_NS (10 * 1000)
 #define MAX_NAP_NS (500 * 1000)
 
+static const struct tl_error success = {.code = TL_OK};
+
 static void finish(struct tl_device_copy *copy, const struct tl_error *status)
 {
     tl_device_fence_put(copy->finished);
@@ -89,6 +91,10 @@ static bool look_at_waiting(struct tl_cuda_device *device)
         if (!is_reached(device, copy->after[0], &error) || !is_reached(device, copy->after[1], &error)) continue;
         did_work = true;
         tl_list_remove(&copy->link);
+        if (error == TL_CUDA_OK && copy->len_bytes == 0) {
+            finish(copy, &success);
+            continue;
+        }
         if (error == TL_CUDA_OK) {
             issue(device, copy);
             continue;
@@ -106,7 +112,6 @@ static bool look_at_waiting(struct tl_cuda_device *device)
 static bool look_at_running(struct tl_cuda_device *device, unsigned number)
 {
     struct tl_list *running = &device->copies.running[number];
-    static const struct tl_error success = {.code = TL_OK};
     bool did_work = false;
     while (!tl_list_is_empty(running)) {
         struct tl_device_copy *copy = TL_CONTAINER_OF(running->next, struct tl_device_copy, link);

@@ -74,10 +74,10 @@ void tl_device_fence_put(struct tl_device_fence *fence);
 
 /* A copy, embedded in what it is part of. */
 struct tl_device_copy {
-    struct tl_device device; /* makes the copy; open */
-    void *to;                /* memory of any device, or pinned memory */
-    const void *from;        /* the same */
-    uint64_t len_bytes;
+    struct tl_device device;                /* makes the copy; open */
+    void *to;                               /* memory of any device, or pinned memory */
+    const void *from;                       /* the same */
+    uint64_t len_bytes;                     /* 0: nothing is copied; it only waits for the fences */
     bool is_to_host;                        /* `to` is pinned memory */
     const struct tl_device_fence *after[2]; /* both must be reached before a byte is read or written; may be NULL */
     /* The copy is over, and neither side is touched any more. With TL_OK the bytes are visible to everything that

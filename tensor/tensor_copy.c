@@ -60,18 +60,9 @@ static void piece_done(struct tl_device_copy *copy, const struct tl_error *statu
     TL_CHECK(pthread_mutex_unlock(&transfer->mutex) == 0);
 }
 
-/* Starts the copy of len_bytes at an offset. Errors: the source cannot be read. */
-static enum tl_status begin_piece(struct piece *piece, uint64_t offset_bytes, uint64_t len_bytes,
-                                  struct tl_error *ret_error)
+static void start_piece(struct piece *piece, void *to, const void *from, uint64_t len_bytes)
 {
     struct transfer *transfer = piece->transfer;
-    void *to = transfer->is_to_host ? piece->block : byte_of(transfer->to, offset_bytes);
-    const void *from = transfer->is_from_host ? piece->block : byte_of(transfer->from, offset_bytes);
-    if (transfer->is_from_host) {
-        enum tl_status status = tl_tensor_check_readable(transfer->from, offset_bytes, len_bytes, ret_error);
-        if (status != TL_OK) return status;
-        memcpy(piece->block, byte_of(transfer->from, offset_bytes), len_bytes);
-    }
     piece->copy = (struct tl_device_copy){.device = transfer->device,
                                           .to = to,
                                           .from = from,
@@ -79,10 +70,24 @@ static enum tl_status begin_piece(struct piece *piece, uint64_t offset_bytes, ui
                                           .is_to_host = transfer->is_to_host,
                                           .after = {transfer->after[0], transfer->after[1]},
                                           .done = piece_done};
-    piece->offset_bytes = offset_bytes;
     piece->is_begun = true;
     piece->is_running = true;
     tl_device_copy_start(&piece->copy);
+}
+
+/* Starts the copy of len_bytes at an offset. Errors: the source cannot be read. */
+static enum tl_status begin_piece(struct piece *piece, uint64_t offset_bytes, uint64_t len_bytes,
+                                  struct tl_error *ret_error)
+{
+    struct transfer *transfer = piece->transfer;
+    if (transfer->is_from_host) {
+        enum tl_status status = tl_tensor_check_readable(transfer->from, offset_bytes, len_bytes, ret_error);
+        if (status != TL_OK) return status;
+        memcpy(piece->block, byte_of(transfer->from, offset_bytes), len_bytes);
+    }
+    piece->offset_bytes = offset_bytes;
+    start_piece(piece, transfer->is_to_host ? piece->block : byte_of(transfer->to, offset_bytes),
+                transfer->is_from_host ? piece->block : byte_of(transfer->from, offset_bytes), len_bytes);
     return TL_OK;
 }
 
@@ -96,7 +101,7 @@ static enum tl_status end_piece(struct piece *piece, struct tl_error *ret_error)
     bool is_failed = transfer->error.code != TL_OK;
     TL_CHECK(pthread_mutex_unlock(&transfer->mutex) == 0);
     if (is_failed) return tl_error_copy(ret_error, &transfer->error);
-    if (piece->is_begun && transfer->is_to_host)
+    if (piece->is_begun && transfer->is_to_host && piece->block)
         memcpy(byte_of(transfer->to, piece->offset_bytes), piece->block, piece->copy.len_bytes);
     piece->is_begun = false;
     return TL_OK;
@@ -125,10 +130,21 @@ static enum tl_status copy_pieces(struct transfer *transfer, struct tl_error *re
 
 /* ------------------------------------------------------------------------------------------------------ blocks -- */
 
+/* Waits for the fences. */
+static enum tl_status wait_for_streams(struct transfer *transfer, struct tl_error *ret_error)
+{
+    struct piece *piece = &transfer->pieces[0];
+    if (!transfer->after[0] && !transfer->after[1]) return TL_OK;
+    start_piece(piece, NULL, NULL, 0);
+    return end_piece(piece, ret_error);
+}
+
+/* No block is held while a stream is waited for, because that can take as long as the program likes. */
 static enum tl_status copy_through_blocks(struct transfer *transfer, struct tl_error *ret_error)
 {
     void *blocks[PIECES];
-    enum tl_status status = tl_device_staging_take(transfer->device, blocks, &transfer->piece_count, ret_error);
+    enum tl_status status = wait_for_streams(transfer, ret_error);
+    if (status == TL_OK) status = tl_device_staging_take(transfer->device, blocks, &transfer->piece_count, ret_error);
     if (status != TL_OK) return status;
     for (unsigned i = 0; i < transfer->piece_count; i++)
         transfer->pieces[i].block = blocks[i];

@@ -259,6 +259,35 @@ START_TEST(a_destination_is_written_after_its_stream)
 }
 END_TEST
 
+#define WAITING 3 /* each wants two of the four blocks */
+
+START_TEST(copies_that_wait_for_streams_hold_no_blocks)
+{
+    struct copying copyings[WAITING];
+    void *streams[WAITING];
+    struct tl_tensor *from[WAITING], *to[WAITING];
+    for (int i = 0; i < WAITING; i++) {
+        from[i] = bytes_on(gpu0, 2 * TL_STAGING_BLOCK_BYTES);
+        to[i] = bytes_on(host, 2 * TL_STAGING_BLOCK_BYTES);
+    }
+    prepare_beside();
+    for (int i = 0; i < WAITING; i++) {
+        streams[i] = launch_held(from[i], OWN_STREAM, fill_by_kernel);
+        begin(&copyings[i], to[i], from[i]);
+    }
+    for (int i = 0; i < 50; i++)
+        copy_beside();
+    for (int i = 0; i < WAITING; i++)
+        cuda->hold(streams[i], false);
+    for (int i = 0; i < WAITING; i++) {
+        ck_assert_msg(end(&copyings[i]) == TL_OK, "%s", copyings[i].error.message);
+        ck_assert(is_filled(to[i], 77));
+        tl_tensor_put(from[i]);
+        tl_tensor_put(to[i]);
+    }
+}
+END_TEST
+
 START_TEST(the_stream_of_the_thread)
 {
     struct tl_tensor *from = bytes_on(gpu0, 5000), *to = bytes_on(host, 5000);
@@ -418,6 +447,7 @@ int main(void)
     tcase_add_test(tcase, what_cannot_be_copied);
     tcase_add_loop_test(tcase, a_source_is_read_after_its_stream, OWN_STREAM, STREAM_OF_THE_THREAD);
     tcase_add_loop_test(tcase, a_destination_is_written_after_its_stream, OWN_STREAM, STREAM_OF_THE_THREAD);
+    tcase_add_test(tcase, copies_that_wait_for_streams_hold_no_blocks);
     tcase_add_test(tcase, the_stream_of_the_thread);
     tcase_add_test(tcase, nothing_to_wait_for);
     tcase_add_test(tcase, a_stream_that_is_captured);
