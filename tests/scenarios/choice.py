@@ -49,6 +49,37 @@ class Mixed(unittest.TestCase):
         self.assertIn(here.receive(here.peer(OTHER), "x").path, self.transport.paths)
 
 
+class Readers(unittest.TestCase):
+    """Each worker decides for what it receives whether it reads it; its peer may decide otherwise."""
+    transport = None
+    READ = "read from the memory of its owner"
+    SIZE = 1 << 20
+
+    def exchange(self, own):
+        """Returns how each of two workers receives from the other one; own are the settings of /job:ps/task:0."""
+        config = with_settings(self.transport.cluster({}, rdma="require"), own)
+        with Worker(config, "worker") as here, Worker(config, "ps") as other:
+            found = []
+            for worker, owner, name in ((here, other, PLAIN), (other, here, "/job:worker/task:0")):
+                content = name.encode().ljust(self.SIZE, b".")
+                owner.publish("x", Tensor(content))
+                got = worker.receive(worker.peer(name), "x")
+                self.assertEqual(("OK", "zero-copy"), (got.status, got.path), got)
+                self.assertEqual(content, got.tensor.bytes)
+                found.append(got.reason)
+            return found
+
+    def test_both_read(self):
+        self.assertEqual([self.READ, self.READ], self.exchange({}))
+
+    def test_one_reads(self):
+        self.assertEqual([self.READ, ""], self.exchange({"protocol": "grpc+verbs"}))
+
+    def test_one_cannot_be_read(self):
+        self.assertEqual("written by its owner, whose verbs.keys is region",
+                         self.exchange({"protocol": "grpc+verbs", "verbs": {"keys": "region"}})[0])
+
+
 class Lacking(unittest.TestCase):
     """A worker that cannot have the transport: under prefer it works over gRPC and says why; under require it does not
     start."""

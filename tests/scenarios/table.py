@@ -35,6 +35,7 @@ TABLE = (
         "worker_memory.py has it over a slow wire"),
     Row(memory.Killed, YES, YES, "worker_hosts.py has it with whole hosts, over a slow wire",
         "worker_hosts.py has it with whole hosts"),
+    Row(choice.Readers, "nothing is read", "nothing is read", "nothing is read", YES),
     Row(choice.Mixed, "all workers are such ones", YES, YES, YES),
     Row(choice.Lacking, "every worker has gRPC", YES, YES, "as over verbs: the same cards are lacking"),
 )

@@ -81,6 +81,13 @@ START_TEST(verdicts)
     struct tl_devices_report report = {.candidates = candidates, .count = 3, .task = &task};
     capture(tl_devices_print_table, &report);
     check_has("\n/job:ps/task:0 would use mlx5_0 port 1 with GID 3\n");
+    task.settings.protocol = TL_PROTOCOL_GRPC_GDR;
+    capture(tl_devices_print_table, &report);
+    check_has(" with GID 3, and would read what it receives\n");
+    task.settings.verbs.keys = TL_VERBS_KEYS_REGION;
+    capture(tl_devices_print_table, &report);
+    check_has(" with GID 3; owners would write what it receives, since verbs.keys is \"region\"\n");
+    task.settings = (struct tl_settings){.protocol = TL_PROTOCOL_AUTO};
     report.refusal = "rdma is off";
     capture(tl_devices_print_table, &report);
     check_has("\n/job:ps/task:0 would use none: rdma is off\n");
