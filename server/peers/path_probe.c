@@ -230,14 +230,15 @@ static void explain_unanswered(struct path_probe *probe)
 static void timer_fired(struct tl_timer *timer)
 {
     struct tl_path_round *round = TL_CONTAINER_OF(timer, struct tl_path_round, timer);
-    if (!round->is_cancelled) {
-        cancel_all(round);
-        if (round->left_count == 0) return;
-        if (tl_timers_arm(tl_loop_timers(round->worker->loop), timer, round->deadline_ns) == TL_OK) return;
-    }
-    for (size_t i = 0; i < round->count; i++) {
+    bool is_first = !round->is_cancelled;
+    round->left_count++; /* the end of the last probe may free the round */
+    if (is_first) cancel_all(round);
+    bool goes_on = is_first && round->left_count > 1 &&
+                   tl_timers_arm(tl_loop_timers(round->worker->loop), timer, round->deadline_ns) == TL_OK;
+    for (size_t i = 0; !goes_on && i < round->count; i++) {
         if (!round->probes[i].is_over) explain_unanswered(&round->probes[i]);
     }
+    one_less(round);
 }
 
 /* -------------------------------------------------------------------------------------------------------- life -- */
