@@ -58,6 +58,10 @@ struct verbs_filter {
     unsigned count;
 };
 
+/* Loads libibverbs, unless that is done; nothing else of it may be called before. TL_NOT_FOUND: it is not there, or too
+ * old. From any thread. */
+enum tl_status verbs_library_load(struct tl_error *ret_error);
+
 /* Errors: TL_INVALID_ARGUMENT: the text is not such a list. */
 enum tl_status verbs_filter_parse(const char *text, struct verbs_filter *ret_filter,
                                   struct tl_error *ret_error) TL_MUST_USE;

@@ -366,14 +366,26 @@ static bool folder_has(const char *path, const char *prefix)
     return has_any;
 }
 
+static enum tl_status no_card(struct tl_error *ret_error)
+{
+    return tl_error_set(ret_error, TL_NOT_FOUND,
+                        TL_VERBS_NO_CARD "; load the driver of the card, or make a soft-RoCE device with \"rdma link "
+                                         "add rxe0 type rxe netdev eth0\"");
+}
+
+/* Loads libibverbs. When it is missing, a card that is missing too is the better reason. */
+static enum tl_status need_library(struct tl_error *ret_error)
+{
+    struct tl_error problem;
+    enum tl_status status = verbs_library_load(&problem);
+    if (status == TL_OK) return TL_OK;
+    if (!folder_has("/sys/class/infiniband", "")) return no_card(ret_error);
+    return tl_error_set(ret_error, status, "no RDMA device: the kernel has some, but %s", problem.message);
+}
+
 static enum tl_status no_device(int error_number, struct tl_error *ret_error)
 {
-    bool has_any = folder_has("/sys/class/infiniband", "");
-    if (!has_any) {
-        return tl_error_set(ret_error, TL_NOT_FOUND,
-                            TL_VERBS_NO_CARD "; load the driver of the card, or make a soft-RoCE "
-                                             "device with \"rdma link add rxe0 type rxe netdev eth0\"");
-    }
+    if (!folder_has("/sys/class/infiniband", "")) return no_card(ret_error);
     if (!folder_has("/dev/infiniband", "uverbs")) {
         return tl_error_set(ret_error, TL_NOT_FOUND,
                             "no RDMA device: the nodes in /dev/infiniband are missing; load the module ib_uverbs, in a "
@@ -428,6 +440,7 @@ enum tl_status tl_verbs_list(const struct tl_verbs_options *options, struct tl_v
     bool is_ok = true;
     enum tl_status status = tl_verbs_options_check(options, ret_error);
     if (status == TL_OK) status = verbs_filter_parse(options->devices, &listing.filter, ret_error);
+    if (status == TL_OK) status = need_library(ret_error);
     if (status != TL_OK) return status;
     if (options->address != NULL && verbs_address_to_gid(options->address, listing.address)) {
         find_interface(listing.address, listing.interface);

@@ -60,6 +60,13 @@ def check_program(program, prefix, is_shared):
     run(program, env={**os.environ, "LD_LIBRARY_PATH": f"{prefix}/lib"}, timeout=120, stdout=subprocess.DEVNULL)
 
 
+def check_needs(program):
+    """RDMA and CUDA are looked for at run time: a machine without them can start the program."""
+    listing = run("readelf", "-d", program, stdout=subprocess.PIPE).stdout
+    if "libibverbs" in listing or "libcuda" in listing:
+        sys.exit(f"{program} does not start without what only some machines have:\n{listing}")
+
+
 def check_files(prefix):
     missing = [name for name in INSTALLED if not (prefix / name).exists()]
     if missing:
@@ -68,6 +75,8 @@ def check_files(prefix):
     if f"{prefix}/bin/tensorlane" not in unit or "@bindir@" in unit:
         sys.exit("the systemd unit does not start the installed program")
     run(prefix / "bin/tensorlane", "--version")
+    check_needs(prefix / "bin/tensorlane")
+    check_needs(prefix / "lib/libtensorlane.so")
 
 
 def check_pkg_config(prefix, work, is_shared):

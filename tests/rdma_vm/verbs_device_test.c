@@ -2,6 +2,8 @@
 /* Candidates, opening, memory, and limits of the verbs provider on soft-RoCE. */
 #include "tests/rdma_vm/verbs_sides.h"
 
+#include <dlfcn.h>
+#include <link.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,6 +112,27 @@ START_TEST(nodes_that_are_missing)
     ck_assert_int_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
     ck_assert_int_eq(mount("none", "/dev/infiniband", "tmpfs", 0, NULL), 0);
     expect_not_found(options_for(address_a()), 0, "/dev/infiniband");
+}
+END_TEST
+
+START_TEST(library_that_is_missing)
+{
+    struct link_map *map = NULL;
+    void *library = dlopen("libibverbs.so.1", RTLD_NOW);
+    ck_assert_msg(library != NULL && dlinfo(library, RTLD_DI_LINKMAP, &map) == 0, "%s", dlerror());
+    char *path = realpath(map->l_name, NULL);
+    ck_assert_int_eq(dlclose(library), 0);
+    ck_assert_int_eq(unshare(CLONE_NEWNS), 0);
+    ck_assert_int_eq(mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL), 0);
+    ck_assert_int_eq(mount("/dev/null", path, NULL, MS_BIND, NULL), 0);
+    expect_not_found(options_for(address_a()), 0, "libibverbs.so.1 cannot be loaded (");
+    ck_assert_int_eq(umount(path), 0);
+    free(path);
+    struct tl_verbs_candidate *candidates = NULL;
+    size_t count = 0;
+    struct tl_verbs_options options = options_for(address_a());
+    ck_assert_int_eq(tl_verbs_list(&options, &candidates, &count, NULL), TL_OK);
+    free(candidates);
 }
 END_TEST
 
@@ -297,6 +320,7 @@ int main(void)
     tcase_add_test(tests, candidates_of_a_named_device);
     tcase_add_test(tests, what_cannot_be_opened_says_why);
     tcase_add_test(tests, nodes_that_are_missing);
+    tcase_add_test(tests, library_that_is_missing);
     tcase_add_test(tests, nodes_that_may_not_be_opened);
     tcase_add_test(tests, opened_device_tells_its_limits);
     tcase_add_test(tests, memlock_is_named_when_registering);
