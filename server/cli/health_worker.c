@@ -300,8 +300,9 @@ void tl_health_check_worker(const struct tl_health_flags *flags, const struct tl
     const struct tl_call_options call = make_call(flags, finding->task, DEFAULT_TIMEOUT_NS, where);
     enum tl_call_stage stage = TL_CALL_RESOLVE;
     struct tl_error error;
-    finding->is_local = flags->is_local || is_on_this_machine(finding->task);
     enum tl_status status = tl_client_identify(&call, &finding->description, &stage, &error);
+    /* Where the name service does not answer, asking it again would outlast the time-out. */
+    finding->is_local = flags->is_local || (stage != TL_CALL_RESOLVE && is_on_this_machine(finding->task));
     /* A worker that is only busy may answer a moment later. */
     if (status != TL_OK && stage == TL_CALL_SILENT && call.http2_timeout_ns > 0 && !is_in_trouble(finding))
         status = tl_client_identify(&call, &finding->description, &stage, &error);

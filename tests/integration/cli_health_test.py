@@ -467,7 +467,7 @@ class Whole(HealthCase):
         cluster.start("worker")
         self.check(0, cluster.path)
 
-    def answering_cluster(self, answer, uptime_ns=0):
+    def answering_cluster(self, answer, uptime_ns=0, name="cluster.json"):
         """Returns the configuration of two servers that say they are workers. Those of job ps answer Probe so."""
         serving = lambda *_: health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
         identify = lambda job: lambda *_: cluster_pb2.IdentifyResponse(
@@ -476,7 +476,7 @@ class Whole(HealthCase):
         jobs = {"ps": answer, "worker": lambda *_: cluster_pb2.ProbeResponse()}
         addresses = {job: [self.foreign_server(Check=serving, Identify=identify(job) if grpc else None, Probe=probe)]
                      for job, probe in jobs.items()}
-        return self.write_json({"cluster": addresses, "protocol": "grpc"})
+        return self.write_json({"cluster": addresses, "protocol": "grpc"}, name)
 
     def test_an_old_failure_is_asked_for_again(self):
         answers = []
@@ -489,24 +489,41 @@ class Whole(HealthCase):
         self.check(0, self.answering_cluster(answer))
         self.assertEqual(len(answers), 2)
 
-    def test_a_failure_of_a_peer_that_ran_already_counts(self):
+    def test_failures_that_stay_old_and_many_workers_that_hang(self):
+        """Each of these waits for long, so that they wait at the same time."""
+        cases = (self.a_failure_of_a_peer_that_ran_already_counts, self.a_failure_that_stays_old_is_not_judged,
+                 self.many_workers_at_once)
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            for case, future in [(case, pool.submit(case)) for case in cases]:
+                with self.subTest(case.__name__):
+                    future.result()
+
+    def a_failure_of_a_peer_that_ran_already_counts(self):
         """With many peers it takes long until the worker tries them again."""
         def answer(*_):
             return cluster_pb2.ProbeResponse(peers=[cluster_pb2.PeerProbe(
                 name="/job:worker/task:0", is_ok=False, stage="tcp", reason="refused", age_ns=60 * 10**9)])
-        found = self.check(4, self.answering_cluster(answer, uptime_ns=61 * 10**9))
+        found = self.check(4, self.answering_cluster(answer, uptime_ns=61 * 10**9, name="ran.json"))
         self.assertEqual([finding["stage"] for finding in found.values()], ["probe", "probe"])
 
-    def test_a_failure_that_stays_old_is_not_judged(self):
+    def a_failure_that_stays_old_is_not_judged(self):
         """The server is slow, too: all asks have one deadline."""
         old = lambda: cluster_pb2.ProbeResponse(peers=[cluster_pb2.PeerProbe(
             name="/job:worker/task:0", is_ok=False, stage="tcp", reason="refused", age_ns=3600 * 10**9)])
         began = time.monotonic()
-        found = self.check(0, self.answering_cluster(lambda *_: time.sleep(4) or old()))
+        found = self.check(0, self.answering_cluster(lambda *_: time.sleep(4) or old(), name="stays.json"))
         self.assertLess(time.monotonic() - began, 40)
         probe = found["/job:ps/task:0"]["probes"][0]
         self.assertEqual((probe["ok"], probe["stage"]), (True, ""))
         self.assertIn("not tried this peer again", probe["reason"])
+
+    def many_workers_at_once(self):
+        """All workers hang. If health asked them one after the other, it would outlast the test's patience."""
+        listener = socket.create_server(("0.0.0.0", 0), backlog=1024)
+        self.addCleanup(listener.close)
+        tasks = [f"127.1.{n + 1}.1:{listener.getsockname()[1]}" for n in range(100)]
+        found = self.check(4, self.write_json({"cluster": {"ps": tasks}}, "many.json"), "-connect-timeout", "6s")
+        self.assertEqual({finding["stage"] for finding in found.values()}, {"grpc"})
 
     def test_probing_again_and_again_costs_one_round(self):
         """The second answer is older by the time between the two, unless the results were renewed meanwhile."""
@@ -769,14 +786,6 @@ class Whole(HealthCase):
         code, output = run_in_terminal("health", "--config", path, env=environment(NO_COLOR="1"))
         self.assertEqual(code, 4)
         self.assertNotRegex(output.replace("\r\n", ""), "[\x00-\x1f\u202e]")
-
-    def test_many_workers_at_once(self):
-        """All workers hang. If health asked them one after the other, it would outlast the test's patience."""
-        listener = socket.create_server(("0.0.0.0", 0), backlog=1024)
-        self.addCleanup(listener.close)
-        tasks = [f"127.1.{n + 1}.1:{listener.getsockname()[1]}" for n in range(100)]
-        found = self.check(4, self.write_json({"cluster": {"ps": tasks}}), "-connect-timeout", "6s")
-        self.assertEqual({finding["stage"] for finding in found.values()}, {"grpc"})
 
     def test_configuration_that_is_wrong(self):
         bad = self.folder / "bad.json"

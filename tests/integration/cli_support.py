@@ -59,11 +59,12 @@ def run(*arguments, env=None, **options):
                           check=False, **options)
 
 
-def enter_namespace(probe, what):
-    """Runs this program again in a mount namespace of its own, or skips it where the command `probe` fails in one."""
+def enter_namespace(probe, what, *others):
+    """Runs this program again in a mount namespace of its own, or skips it where the command `probe` fails in one.
+    others: options of unshare for more namespaces."""
     if HAS_MOUNTS in os.environ:
         return
-    unshare = ["unshare", "--mount"] + ([] if os.geteuid() == 0 else ["--map-root-user"])
+    unshare = ["unshare", "--mount", *others] + ([] if os.geteuid() == 0 else ["--map-root-user"])
     try:
         result = subprocess.run([*unshare, *probe], capture_output=True, text=True, check=False)
     except FileNotFoundError:
