@@ -108,6 +108,19 @@ static void set_note(struct tl_health_finding *finding, const char *reason, cons
     snprintf(finding->remedy, sizeof(finding->remedy), "%s", remedy);
 }
 
+/* `lacks` has a part of the cluster that `knows` has, without the job of that. This is right for one that only answers,
+ * such as a parameter server. TensorFlow keeps evaluators out of the files of all others. */
+static void note_part(const struct tl_health_finding *knows, struct tl_health_finding *lacks, const char *lacking)
+{
+    char reason[TL_ERROR_MESSAGE_BYTES];
+    if (strncmp(knows->task->name, "/job:evaluator/", strlen("/job:evaluator/")) == 0) return;
+    snprintf(reason, sizeof(reason), "its cluster.json lacks %s, that of %s does not", lacking, knows->task->name);
+    set_note(
+        lacks, reason,
+        "none, if it only answers these workers; otherwise give all workers the same file, and start this one anew "
+        "with it");
+}
+
 /* `knows` has `lacks` in its cluster.json, as `peer`, and not the other way round. */
 static void set_other_cluster(struct tl_health_finding *knows, const struct tl_peer_description *peer,
                               struct tl_health_finding *lacks)
@@ -116,9 +129,11 @@ static void set_other_cluster(struct tl_health_finding *knows, const struct tl_p
     const char *remedy = "give all workers the same file, and start this one anew with it";
     char has[400], lacking[400], reason[TL_ERROR_MESSAGE_BYTES];
     size_t has_count = list_lacking(&lacks->description, &knows->description, has, sizeof(has));
-    bool is_part = has_count == 0 && !has_job(&lacks->description, knows->task->name);
-    if (is_part) return;
     list_lacking(&knows->description, &lacks->description, lacking, sizeof(lacking));
+    if (has_count == 0 && !has_job(&lacks->description, knows->task->name)) {
+        note_part(knows, lacks, lacking);
+        return;
+    }
     snprintf(reason, sizeof(reason), "it runs with another cluster.json than %s: it %s%s%slacks %s", knows->task->name,
              has_count > 0 ? "has " : "", has, has_count > 0 ? ", " : "", lacking);
     if (is_connected) {

@@ -84,12 +84,15 @@ class SoundCase(cli_support.Case):
         cluster = json.loads(path.read_text())["cluster"]
         return self.start({f"{job}:{index}": path for job, tasks in cluster.items() for index in range(len(tasks))})
 
-    def find_sound(self, path):
-        """Health finds nothing, and every worker has tried the peers that it knows. Returns the rows."""
+    def find_sound(self, path, notes=None):
+        """Health finds nothing but notes on these workers, and every worker has tried the peers that it knows. Returns
+        the rows."""
         result = run("health", "--config", path, "--json", *PATIENT)
         shown = json.loads(result.stdout)
         for row in shown["workers"]:
-            self.assertEqual((row["healthy"], row["reason"], row["remedy"], row["troubles"]), (True, "", "", []))
+            note = (notes or {}).get(row["name"], "")
+            self.assertEqual((row["healthy"], row["reason"], row["troubles"]), (True, note, []))
+            self.assertEqual(row["remedy"] == "", note == "")
             if len(shown["workers"]) > 1:
                 tried = {probe["peer"] for probe in row["probes"]}
                 self.assertEqual(tried, {peer["name"] for peer in row["peers"]} - {row["name"]})
@@ -97,9 +100,9 @@ class SoundCase(cli_support.Case):
         self.assertEqual((result.returncode, shown["healthy"], shown["note"], result.stderr), (0, True, "", ""))
         return shown["workers"]
 
-    def assert_sound(self, path):
+    def assert_sound(self, path, notes=None):
         """The same, and no probe was given up."""
-        for row in self.find_sound(path):
+        for row in self.find_sound(path, notes):
             self.assertEqual({probe["reason"] for probe in row.get("probes", [])} - {""}, set())
 
     def assert_sound_table(self, path):
@@ -205,12 +208,14 @@ class Shapes(SoundCase):
         self.assert_sound(own)
 
     def test_a_parameter_server_that_only_answers(self):
-        """Its file has no workers, before the first transfer and after it."""
+        """Its file has no workers, before the first transfer and after it. It has a note, because this would be a fault
+        if it should ask them."""
         ps, first, second = self.addresses(3)
         path = self.file("all", {"ps": [ps], "worker": [first, second]},
                          jobs={"worker": {"tasks": {"0": {"connect": "eager"}}}})
         self.start({"ps:0": self.file("ps", {"ps": [ps]}), "worker:0": path, "worker:1": path})
-        self.assert_sound(path)
+        self.assert_sound(path, {
+            "/job:ps/task:0": "its cluster.json lacks worker, that of /job:worker/task:0 does not"})
 
     def test_each_worker_has_the_part_that_it_needs(self):
         ps, first, second = self.addresses(3)
