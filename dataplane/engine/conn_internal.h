@@ -153,9 +153,10 @@ struct conn_responses {
     uint32_t count;              /* open responses */
     struct response *spare;      /* ended ones that are used again, linked by `next` */
     unsigned spare_count;
-    uint32_t notice_count; /* CANCEL and CANCELLED messages that wait to be posted */
-    uint64_t late_count;   /* responses that were parked for too long; one RE_REQUEST may still come for each */
-    uint64_t shown_bytes;  /* of all sources that the peer may read now */
+    uint32_t cancelled_count; /* CANCELLED messages that wait to be posted */
+    uint64_t late_count;      /* responses that were parked for too long; one RE_REQUEST may still come for each */
+    uint64_t shown_bytes;     /* of all sources that the peer may read now */
+    uint64_t released_count;  /* sources that the peer has read, since the connection began */
 };
 
 /* ---------------------------------------------------------------------------------------- beginning and ending -- */
@@ -388,6 +389,11 @@ void conn_free_memory_wait(struct conn_memory_wait **wait);
 enum tl_status conn_block_create(struct tl_memory *memory, struct conn_memory_wait *memory_wait, uint64_t len_bytes,
                                  struct tl_tensor **ret_block, struct tl_pin *ret_pin,
                                  struct tl_error *ret_error) TL_MUST_USE;
+/* The same for a holder that can do without the block, and may keep it for long because the peer decides that: of what
+ * is free now, and only while all blocks together take at most one region or half of the pool, and never more than half
+ * of what the pool may grow to. The rest is for those that cannot do without. Returns false when there is none. */
+bool conn_block_create_spare(const struct tl_conn *conn, struct tl_memory *memory, uint64_t len_bytes,
+                             struct tl_tensor **ret_block, struct tl_pin *ret_pin) TL_MUST_USE;
 void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin);
 
 /* ------------------------------------------------------------------------------------------------- handshake.c -- */
@@ -446,7 +452,8 @@ void requests_fini(struct tl_conn *conn);
 void responses_message(struct tl_conn *conn, const struct tl_message *message);
 /* A write without bytes has come: the peer has read the source of the response with this handle. */
 void responses_released(struct tl_conn *conn, uint32_t handle);
-/* Posts a message without content about a request, such as CANCELLED, as soon as there is a slot. */
+/* Posts a message without content about a request, such as CANCELLED, as soon as there is a slot. It may stay unsent
+ * when the connection ends. */
 void conn_send_notice(struct tl_conn *conn, enum tl_message_type type, uint32_t handle);
 /* The queue pair is drained: ends the responses that are open. */
 void responses_break(struct tl_conn *conn);

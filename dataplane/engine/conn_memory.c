@@ -8,6 +8,7 @@
  */
 #include <stdlib.h>
 
+#include "base/arith.h"
 #include "base/check.h"
 #include "base/error.h"
 #include "dataplane/engine/conn_internal.h"
@@ -33,6 +34,19 @@ enum tl_status conn_block_create(struct tl_memory *memory, struct conn_memory_wa
     bool is_pinned = tl_memory_pin(memory, *ret_block, TL_REGION_WRITE, ret_pin);
     TL_CHECK(is_pinned);
     return TL_OK;
+}
+
+bool conn_block_create_spare(const struct tl_conn *conn, struct tl_memory *memory, uint64_t len_bytes,
+                             struct tl_tensor **ret_block, struct tl_pin *ret_pin)
+{
+    struct tl_error error;
+    struct tl_memory_stats stats;
+    tl_memory_get_stats(memory, &stats);
+    const struct tl_memory_options *limits = &conn->engine->options.peer_memory;
+    uint64_t most_bytes = tl_max_u64(limits->pool_bytes, stats.pool_bytes / 2);
+    most_bytes = tl_min_u64(most_bytes, limits->max_pool_bytes / 2);
+    if (stats.pool_used_bytes + len_bytes > most_bytes) return false;
+    return conn_block_create(memory, NULL, len_bytes, ret_block, ret_pin, &error) == TL_OK;
 }
 
 void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin)

@@ -59,7 +59,7 @@ struct tl_engine_stats {
     uint64_t tensors_sent;
     uint64_t tensors_received;
     uint64_t tensors_mapped; /* how many of the received tensors were mapped, so that no byte of them has moved */
-    uint64_t bytes_sent;     /* by writes */
+    uint64_t bytes_sent;     /* by writes, and read by peers */
     uint64_t bytes_received; /* by writes of peers, and by reads */
     uint64_t bytes_bounced;  /* copied by the CPU through the pool, by the sender or by the receiver */
     uint64_t messages_sent;

@@ -9,7 +9,8 @@
  * receiver that reads gets a SOURCE (request_read.c).
  *
  * Failure modes: memory that cannot be registered is replaced by a bounce buffer in the pool. When the pool is full,
- * the request waits for memory before the peer hears of it; a tensor larger than the pool fails. A cancelled request
+ * the request waits for memory before the peer hears of it, or gives the source back that it cannot read yet; a tensor
+ * larger than the pool fails. A cancelled request
  * keeps its memory until the peer says CANCELLED; a peer that does not say it in time costs the connection. When the
  * connection ends, fetches end with UNAVAILABLE once the queue pair is drained, when nothing can write their memory any
  * more. Answers to handles that are over are counted and dropped.
@@ -153,7 +154,8 @@ void requests_message(struct tl_conn *conn, const struct tl_message *message)
     struct request *request = find(conn, message->handle);
     if (request == NULL) return;
     conn_credits_seen(conn, request->sent_slot);
-    if (request->has_source && request->state == REQUEST_FINISHED) { /* it was given up without waiting for an answer */
+    /* It was given up without waiting for the answer, which comes all the same. */
+    if (request->has_source && request->state == REQUEST_FINISHED && message->type == TL_MESSAGE_CANCELLED) {
         conn->engine->stats.late_answers++;
         return;
     }
@@ -220,8 +222,6 @@ static enum tl_status advance(struct request *request, struct tl_error *ret_erro
     return TL_OK;
 }
 
-/* complete() does what is left. What arrives in the destination itself is hashed later, when the peer cannot write it
- * any more. */
 void request_advance_early(struct request *request)
 {
     struct tl_error error; /* complete() finds it again */
@@ -265,7 +265,7 @@ static struct request *request_create(struct tl_conn *conn)
     struct request *request = calloc(1, sizeof(*request));
     if (request == NULL) return NULL;
     request->conn = conn;
-    request->cancel_timer.fire = request_cancel_timeout;
+    request->timer.fire = request_timeout;
     request_posts_init(request);
     tl_list_init(&request->place);
     return request;
@@ -433,7 +433,7 @@ void request_free(struct request *request)
     struct tl_conn *conn = request->conn;
     uint32_t index = tl_handle_index(request->handle);
     size_t begin = offsetof(struct request, fetch), end = offsetof(struct request, expected);
-    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer);
+    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->timer);
     tl_list_remove(&request->pending.place);
     tl_list_remove(&request->revoke.place);
     conn->requests.by_index[index] = NULL;

@@ -17,10 +17,12 @@
  *   One that reads: PREPARING --> QUEUED --posted--> ASKED --SOURCE--> PREPARING --memory is there--> QUEUED
  *       --first read is posted--> READING --all is read--> RELEASING --release is posted--> REVOKING
  *   READING --cancel--> CANCELLING --no read is posted, CANCEL is queued--> REVOKING
+ *   PREPARING --no memory for the source in time: it goes back--> PREPARING --memory is there--> QUEUED --> ASKED
  */
 enum request_state {
     REQUEST_NEVER,      /* no state */
-    REQUEST_PREPARING,  /* waits for the registration thread to register the destination, or for memory of the pool */
+    REQUEST_PREPARING,  /* waits for the registration thread to register the destination, or for memory of the pool;
+                           before it asks, and again after META_DATA_UPDATE or SOURCE */
     REQUEST_QUEUED,     /* waits for a slot (and a window) to send REQUEST or RE_REQUEST, or for its turn to read */
     REQUEST_ASKED,      /* waits for the peer's answer */
     REQUEST_RENEWING,   /* other memory is needed; waits until the peer cannot write the former memory */
@@ -28,7 +30,8 @@ enum request_state {
     REQUEST_RELEASING,  /* all is read; waits for a slot to release the source */
     REQUEST_CANCELLING, /* CANCEL is queued or sent; waits for the peer's answer, which is its last. With a SOURCE
                            CANCEL is sent later, and it waits for its posted reads only */
-    REQUEST_REVOKING,   /* has its result; waits until the peer cannot write its memory */
+    REQUEST_REVOKING,   /* has its result; waits until the peer cannot write its memory, which one that reads has never
+                           exposed */
     REQUEST_FINISHED,   /* waits in requests.finished until its fetch is completed */
 };
 
@@ -42,6 +45,7 @@ enum request_event {
     REQUEST_EVENT_READ,              /* the first read is posted */
     REQUEST_EVENT_RELEASED,          /* the release of the source is posted */
     REQUEST_EVENT_STOPPED,           /* one that reads is given up, and no read is posted */
+    REQUEST_EVENT_LATE,              /* CANCEL has not been answered in time, or no memory has come for a source */
     REQUEST_EVENT_BROKEN,            /* the queue pair is drained, and no registration or memory wait is left */
     REQUEST_OWN_EVENTS,
 
@@ -63,7 +67,7 @@ struct request {
     struct pending_post pending; /* REQUEST, RE_REQUEST or CANCEL; a read; the release of the source */
     struct pending_post revoke;  /* the end of the exposure */
     struct tl_work revoke_work;
-    struct tl_timer cancel_timer;
+    struct tl_timer timer; /* of the answer to CANCEL, or of memory for a source */
 
     /* The fields from here to `expected` are zero when a request begins. */
     struct tl_fetch *fetch;
@@ -84,7 +88,8 @@ struct request {
     bool may_map; /* MAPPED is a possible answer */
     bool is_mapped;
     bool is_reading;                      /* the bytes are to be read; the peer writes nothing */
-    bool has_source;                      /* SOURCE has come, which is the peer's last answer */
+    bool has_source;                      /* SOURCE has come, which is the peer's last answer unless it goes back */
+    bool is_source_returned;              /* it went back, since there was no memory to read it into */
     uint32_t read_count;                  /* reads that are posted */
     bool is_map_refused;                  /* the value cannot be mapped here: the fetch asks again */
     struct conn_memory_wait *memory_wait; /* NULL: it does not wait for memory */
@@ -115,8 +120,8 @@ void request_set_result(struct request *request, const struct tl_error *error);
 void request_set_given_up(struct request *request);
 /* Sets the result and handles REQUEST_EVENT_FAILED. */
 void request_fail(struct request *request, const struct tl_error *error);
-/* The peer has not answered CANCEL in time. */
-void request_cancel_timeout(struct tl_timer *timer);
+/* The time of the request's timer is up. */
+void request_timeout(struct tl_timer *timer);
 
 /* -------------------------------------------------------------------------------------------- request_memory.c -- */
 
@@ -170,6 +175,8 @@ void request_queue_read(struct request *request);
 bool request_post_read(struct request *request);
 /* The post of the release. */
 void request_post_release(struct request *request);
+/* Gives the source back: the request goes on waiting for memory, into which the owner writes. */
+void request_return_source(struct request *request);
 /* Tells the owner that a request that reads is given up; nothing is waited for. */
 void request_tell_given_up(struct request *request);
 /* How the bytes came, as the reason of their path. Never freed. */
@@ -177,7 +184,8 @@ const char *request_how_read(const struct request *request);
 
 /* --------------------------------------------------------------------------------------------------- request.c -- */
 
-/* Copies on what has arrived while the rest is on its way, where there is a bounce buffer. */
+/* Copies on what has arrived while the rest is on its way, where there is a bounce buffer. The completion does what is
+ * left. What arrives in the destination itself is hashed later, when the peer cannot write it any more. */
 void request_advance_early(struct request *request);
 
 /* Frees the request, whose memory is released, for the next one. */

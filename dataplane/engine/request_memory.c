@@ -5,20 +5,24 @@
  *
  * Failure modes: memory that cannot be registered is replaced by a bounce buffer, and a small destination for which the
  * pool has no block is registered; the fetch reports why a bounce buffer was used. When the pool is full, the request
- * waits for memory before the peer hears of it; a tensor larger than the pool fails. Where the peer can only write its
- * own pool, everything else gets a bounce buffer.
+ * waits for memory before the peer hears of it; a tensor larger than the pool fails. A request that reads knows only
+ * from SOURCE how much it needs: when the pool does not grow at once, it gives the source back, and is written to when
+ * there is memory. Where the peer can only write its own pool, everything else gets a bounce buffer.
  */
 #include "dataplane/engine/request_internal.h"
 
 #include <stdlib.h>
 
-#include "base/arith.h"
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/reason.h"
 
 static const char reason_forced[] = "everything is copied through the pool (verbs.bounce)";
 static const char reason_small[] = "the allocation that it lies in is too small to be registered (verbs.register)";
 static const char reason_cheap[] = "it is small: copying it twice takes less time than having it read by the kernel";
+
+/* Time enough for the pool to grow where it may. */
+#define GROW_NS TL_NS_PER_SEC
 
 static void memory_came(struct tl_closure *closure);
 
@@ -39,12 +43,16 @@ void request_release_memory(struct request *request)
     request->asked_bytes = 0;
 }
 
-/* Waits for memory of the pool. Returns false when it will never come, with the reason in ret_error. */
+/* Waits for memory of the pool; with a SOURCE, which its owner keeps for us, not for long. Returns false when it will
+ * never come, with the reason in ret_error. */
 static bool await_memory(struct request *request, uint64_t len_bytes, struct tl_error *ret_error)
 {
     struct tl_conn *conn = request->conn;
     request->memory_wait = conn_await_memory(conn, conn->memory, len_bytes, request, memory_came, ret_error);
-    return request->memory_wait != NULL;
+    if (request->memory_wait == NULL) return false;
+    int64_t most_ns = conn->engine->options.parked_ns / 4;
+    if (request->has_source) conn_arm(conn, &request->timer, most_ns < GROW_NS ? most_ns : GROW_NS);
+    return true;
 }
 
 /* Makes the peer write to a block of the pool: of the memory that was waited for, or of what is free (memory_wait
@@ -59,21 +67,13 @@ static bool use_bounce_buffer(struct request *request, struct conn_memory_wait *
     return status == TL_OK;
 }
 
-/* The peer will write to the pool if a block of it is free now, and all blocks together take at most one region or half
- * of the pool, and never more than half of what the pool may grow to: the rest is for requests that cannot do without,
- * because the value may not be sent for long. Returns false when the peer will not. */
+/* The peer will write to the pool if a block can be spared, since the value may not be sent for long. Returns false
+ * when the peer will not. */
 static bool use_free_bounce_buffer(struct request *request)
 {
-    struct tl_error error;
-    struct tl_memory_stats stats;
-    uint64_t size_bytes = request->expected.meta_data.size_bytes;
-    tl_memory_get_stats(request->conn->memory, &stats);
-    const struct tl_memory_options *limits = &request->conn->engine->options.peer_memory;
-    uint64_t most_bytes = tl_max_u64(limits->pool_bytes, stats.pool_bytes / 2);
-    most_bytes = tl_min_u64(most_bytes, limits->max_pool_bytes / 2);
-    if (stats.pool_used_bytes + size_bytes > most_bytes) return false;
-    if (conn_block_create(request->conn->memory, NULL, size_bytes, &request->bounce_buffer, &request->pin, &error) !=
-        TL_OK)
+    struct tl_conn *conn = request->conn;
+    if (!conn_block_create_spare(conn, conn->memory, request->expected.meta_data.size_bytes, &request->bounce_buffer,
+                                 &request->pin))
         return false;
     request_handle(request, REQUEST_EVENT_READY);
     return true;
@@ -177,6 +177,7 @@ static void memory_came(struct tl_closure *closure)
     struct request *request = memory_wait->owner;
     struct tl_error error;
     request->memory_wait = NULL;
+    tl_timers_disarm(tl_reactor_timers(request->conn->engine->reactor), &request->timer);
     if (request->conn->ending.is_pair_drained) {
         request_handle(request, REQUEST_EVENT_BROKEN);
     } else if (request->is_cancelled) {

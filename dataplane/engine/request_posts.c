@@ -119,7 +119,7 @@ void request_start_revoke(struct request *request)
 {
     struct tl_conn *conn = request->conn;
     request_leave_queue(request);
-    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer);
+    tl_timers_disarm(tl_reactor_timers(conn->engine->reactor), &request->timer);
     if (!request->is_exposed) {
         request_handle(request, REQUEST_EVENT_REVOKED);
     } else if (conn->engine->options.keys == TL_KEYS_REGION) {

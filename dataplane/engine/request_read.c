@@ -10,8 +10,10 @@
  * Failure modes: a read that fails breaks the queue pair, and releases nothing: the owner then knows that the value has
  * not arrived. Once SOURCE has come, a cancel waits for the reads that are posted, since they write into the
  * destination, and for nothing else; CANCEL leaves after them, because a card may repeat a read until it has its bytes.
- * Before SOURCE it waits for the owner's answer, which may be a value without bytes. An owner that cannot show
- * its memory answers META_DATA_UPDATE, and writes.
+ * Before SOURCE it waits for the owner's answer, which may be a value without bytes. An owner that cannot show its
+ * memory answers META_DATA_UPDATE, and writes. When there is no memory to read into, the source goes back with a
+ * RE_REQUEST that names no place, and the owner writes after another one: so a worker does not keep memory for a peer
+ * that waits for memory itself.
  */
 #include "dataplane/engine/request_internal.h"
 
@@ -76,9 +78,20 @@ void request_post_release(struct request *request)
 
 void request_tell_given_up(struct request *request)
 {
-    /* A connection that is closing sends nothing: the owner hears of it over the link. */
-    request->fetch->is_unsettled |= request->conn->state == CONN_CLOSING;
+    /* No answer says that CANCEL has arrived, and the connection may break before it has: the owner hears of it over
+     * the link as well. */
+    request->fetch->is_unsettled = true;
     conn_send_notice(request->conn, TL_MESSAGE_CANCEL, request->handle);
+}
+
+void request_return_source(struct request *request)
+{
+    request->has_source = false;
+    request->is_source_returned = true;
+    request->is_reading = false;
+    request->is_sender_copying = false;
+    request->has_checksum = false;
+    conn_send_notice(request->conn, TL_MESSAGE_RE_REQUEST, request->handle);
 }
 
 /* ----------------------------------------------------------------------------------------------------- reading -- */
@@ -86,7 +99,7 @@ void request_tell_given_up(struct request *request)
 static struct conn_read *take_entry(struct tl_conn *conn)
 {
     struct conn_read *read = conn->posts.reads.entries;
-    while (read->request != NULL)
+    while (read < conn->posts.reads.entries + MAX_READS && read->request != NULL)
         read++;
     TL_CHECK(read < conn->posts.reads.entries + MAX_READS);
     return read;
@@ -118,6 +131,7 @@ bool request_post_read(struct request *request)
 
 const char *request_how_read(const struct request *request)
 {
+    if (request->is_source_returned) return "written by its owner: the pool had no memory to read it into";
     if (request->is_reading) return "read from the memory of its owner";
     const char *refusal = request->conn->pair->read_refusal;
     return refusal != NULL ? refusal : "written by its owner, which could not show its memory";

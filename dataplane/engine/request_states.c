@@ -31,12 +31,16 @@ void request_fail(struct request *request, const struct tl_error *error)
 
 /* -------------------------------------------------------------------------------------------------- cancelling -- */
 
-void request_cancel_timeout(struct tl_timer *timer)
+void request_timeout(struct tl_timer *timer)
 {
-    struct request *request = TL_CONTAINER_OF(timer, struct request, cancel_timer);
+    struct request *request = TL_CONTAINER_OF(timer, struct request, timer);
+    if (request->conn->state != CONN_CLOSING) request_handle(request, REQUEST_EVENT_LATE);
+}
+
+static void end_unanswered(struct request *request)
+{
     struct tl_conn *conn = request->conn;
     struct tl_error reason;
-    if (conn->state == CONN_CLOSING) return;
     tl_error_set(&reason, TL_UNAVAILABLE, "%s has not answered the cancel of %s in time", conn->peer.name,
                  request->fetch->key);
     conn->engine->stats.connections_broken++;
@@ -53,7 +57,7 @@ static void start_cancel(struct request *request)
     }
     request_queue_post(request);
     int64_t due_ns = tl_clock_deadline_ns(conn->engine->options.cancel_ns);
-    if (tl_timers_arm(tl_reactor_timers(conn->engine->reactor), &request->cancel_timer, due_ns) != TL_OK) {
+    if (tl_timers_arm(tl_reactor_timers(conn->engine->reactor), &request->timer, due_ns) != TL_OK) {
         tl_conn_close(conn, &request_out_of_memory);
     }
 }
@@ -148,6 +152,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [REQUEST_EVENT_ABANDONED_UNASKED] = {REQUEST_REVOKING, give_up},
         [REQUEST_EVENT_CANCEL] = {REQUEST_PREPARING, cancel_preparing},
         [REQUEST_EVENT_STATUS] = {REQUEST_PREPARING, cancel_preparing}, /* the owner needs no destination */
+        [REQUEST_EVENT_LATE] = {REQUEST_PREPARING, request_return_source},
         [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },
     [REQUEST_QUEUED] = {
@@ -191,6 +196,7 @@ static const struct transition transitions[REQUEST_FINISHED][REQUEST_EVENTS] = {
         [REQUEST_EVENT_STATUS] = {REQUEST_REVOKING, request_start_revoke},
         [REQUEST_EVENT_CANCEL] = {REQUEST_CANCELLING, NULL},
         [REQUEST_EVENT_CANCELLED] = {REQUEST_REVOKING, give_up},
+        [REQUEST_EVENT_LATE] = {REQUEST_CANCELLING, end_unanswered},
         [REQUEST_EVENT_REVOKED] = {REQUEST_CANCELLING, NULL},
         [REQUEST_EVENT_BROKEN] = {REQUEST_FINISHED, request_finish},
     },

@@ -102,13 +102,18 @@ static uint32_t most_responses(const struct tl_conn *conn)
     return 2 * conn->engine->options.request_count + conn->engine->options.slot_count;
 }
 
+static void free_notice(struct notice *notice)
+{
+    if (notice->type == TL_MESSAGE_CANCELLED) notice->conn->responses.cancelled_count--;
+    free(notice);
+}
+
 static bool take_notice(struct pending_post *pending)
 {
     struct notice *notice = TL_CONTAINER_OF(pending, struct notice, pending);
     struct tl_conn *conn = notice->conn;
     conn_post_message(conn, conn_compose(conn, notice->type, notice->handle), NULL);
-    conn->responses.notice_count--;
-    free(notice);
+    free_notice(notice);
     return false;
 }
 
@@ -121,7 +126,7 @@ void conn_send_notice(struct tl_conn *conn, enum tl_message_type type, uint32_t 
 {
     /* A peer that cancels what it has not asked for, and returns no slots, must not make this queue grow without
      * end. */
-    if (type == TL_MESSAGE_CANCELLED && conn->responses.notice_count >= most_responses(conn)) {
+    if (type == TL_MESSAGE_CANCELLED && conn->responses.cancelled_count >= most_responses(conn)) {
         conn_protocol_error(conn, "more CANCEL messages than requests");
         return;
     }
@@ -135,13 +140,10 @@ void conn_send_notice(struct tl_conn *conn, enum tl_message_type type, uint32_t 
     notice->conn = conn;
     notice->type = type;
     notice->handle = handle_;
+    if (type == TL_MESSAGE_CANCELLED) conn->responses.cancelled_count++;
     conn_post_when_slot(conn, &notice->pending);
-    conn->responses.notice_count++;
     /* A connection that is closing queues nothing. */
-    if (!tl_list_is_linked(&notice->pending.place)) {
-        conn->responses.notice_count--;
-        free(notice);
-    }
+    if (!tl_list_is_linked(&notice->pending.place)) free_notice(notice);
 }
 
 /* --------------------------------------------------------------------------------------------- from the source -- */
@@ -259,10 +261,14 @@ void responses_message(struct tl_conn *conn, const struct tl_message *message)
         }
     } else if ((response == NULL || response->is_late) && conn->responses.late_count > 0) {
         conn->responses.late_count--; /* it has crossed our status that says that it comes too late */
-    } else if (response == NULL || message->destination.len_bytes == 0) {
+    } else if (response != NULL && response->source.is_exposed && response->state == RESPONSE_SHOWING &&
+               message->destination.len_bytes == 0) {
+        response_handle(response, RESPONSE_EVENT_RETURN);
+    } else if (response == NULL || message->destination.len_bytes == 0 || response->source.is_place_known) {
         conn_protocol_error(conn, "a RE_REQUEST that no response waits for (handle %#x)", message->handle);
     } else {
-        if (response->state == RESPONSE_PARKED) {
+        response->source.is_place_known = response->state == RESPONSE_HIDING;
+        if (response->state == RESPONSE_PARKED || response->state == RESPONSE_HIDING) {
             response->destination = message->destination;
             response->is_receiver_copying = message->is_copying;
         }
@@ -287,9 +293,13 @@ void responses_break(struct tl_conn *conn)
         for (struct response *response = conn->responses.by_handle[i]; response != NULL; response = next) {
             next = response->next;
             /* Responses whose bytes the peer has for certain were closed when their last work was done. */
+            /* A peer that gives a SOURCE up waits for no answer, and does not ask for the value again. */
+            bool is_given_up = response->state == RESPONSE_STOPPING && response->source.is_exposed;
+            enum tl_serve_end end = response->source.is_released ? TL_SERVE_RECEIVED
+                                    : is_given_up                ? TL_SERVE_CANCELLED
+                                                                 : TL_SERVE_BROKEN;
             conn_cancel_memory_wait(&response->memory_wait);
-            if (!response->is_registering && response->memory_wait == NULL)
-                response_close(response, response->source.is_released ? TL_SERVE_RECEIVED : TL_SERVE_BROKEN);
+            if (!response->is_registering && response->memory_wait == NULL) response_close(response, end);
         }
     }
     TL_LIST_FOREACH_SAFE(&conn->posts.slot_queue, place)
@@ -297,8 +307,7 @@ void responses_break(struct tl_conn *conn)
         struct pending_post *pending = TL_CONTAINER_OF(place, struct pending_post, place);
         if (pending->post != take_notice) continue;
         tl_list_remove(place);
-        conn->responses.notice_count--;
-        free(TL_CONTAINER_OF(pending, struct notice, pending));
+        free_notice(TL_CONTAINER_OF(pending, struct notice, pending));
     }
 }
 

@@ -18,19 +18,26 @@
  *      |  \--offer differs--> PARKED --RE_REQUEST--> PREPARING
  *      |                        \--too late--> ENDING
  *      \--status, no bytes, or mapped--> ENDING --sent--> (closed, freed)
- *   WAITING --the peer reads--> LOCATING --memory is there--> SHOWING --release--> RETURNING --revoked--> (closed,
- * freed) LOCATING, SHOWING --cannot be shown--> PARKED WAITING, PARKED, PREPARING, WRITING, LOCATING, SHOWING
+ *
+ *   WAITING --the peer reads--> LOCATING --memory is there--> SHOWING --release--> RETURNING
+ *   RETURNING --revoked--> (closed, freed)
+ *   LOCATING, SHOWING --cannot be shown--> PARKED
+ *   SHOWING --the peer gives it back unread--> HIDING --revoked--> PARKED, or PREPARING
+ *
+ *   WAITING, PARKED, PREPARING, WRITING, LOCATING, SHOWING, HIDING
  *      --cancel--> STOPPING --nothing under way--> (closed, CANCELLED sent)
  */
 enum response_state {
     RESPONSE_NEVER,     /* no state */
     RESPONSE_WAITING,   /* waits for the source's reply */
-    RESPONSE_PARKED,    /* META_DATA_UPDATE is queued or sent; waits for RE_REQUEST, or the park timer */
+    RESPONSE_PARKED,    /* META_DATA_UPDATE is queued or sent, or the peer has given the source back; waits for
+                           RE_REQUEST, or the park timer */
     RESPONSE_PREPARING, /* waits for the registration thread to register the source tensor */
     RESPONSE_WRITING,   /* waits for slots, for posted pieces to be done, or for memory of the pool */
     RESPONSE_LOCATING,  /* the peer reads; waits for the registration thread to register the source for that */
     RESPONSE_SHOWING,   /* copies and hashes the source where needed, waits for a slot and a window to send SOURCE, then
                            for the peer's release, or the lease timer */
+    RESPONSE_HIDING,    /* the peer has given the source back unread; waits until it cannot read it any more */
     RESPONSE_RETURNING, /* the peer has read all; waits until it cannot read any more */
     RESPONSE_ENDING,    /* waits for a slot to send its only or last message, and for that message to be done */
     RESPONSE_STOPPING,  /* is cancelled; waits until nothing is posted, shown, registering or waiting for memory */
@@ -42,10 +49,11 @@ enum response_event {
     RESPONSE_EVENT_STATUS,  /* the source has replied with a status */
     RESPONSE_EVENT_EMPTY,   /* the source has replied with a value of which no bytes are written */
     RESPONSE_EVENT_FITS,    /* the source has replied with the value that the request expects */
-    RESPONSE_EVENT_DIFFERS, /* the source has replied with a value that has other meta-data, or the peer reads and the
-                               value cannot be shown */
+    RESPONSE_EVENT_DIFFERS, /* the source has replied with a value that has other meta-data; or the peer reads, and
+                               the value cannot be shown or is not shown any more */
     RESPONSE_EVENT_SHOWN,   /* the source has replied with a value that the peer may read */
-    RESPONSE_EVENT_READY,   /* the source tensor is registered, or memory of the pool has come */
+    RESPONSE_EVENT_READY,   /* the source tensor is registered, memory of the pool has come, or the peer cannot read a
+                               source any more and has said where to write */
     RESPONSE_EVENT_FAILED,  /* the rest of the tensor cannot be sent; the status says why */
     RESPONSE_OWN_EVENTS,
 
@@ -53,8 +61,9 @@ enum response_event {
     RESPONSE_EVENT_RE_REQUEST = RESPONSE_OWN_EVENTS, /* the peer has memory for the value now */
     RESPONSE_EVENT_WORK_DONE,                        /* a posted write or message is over */
     RESPONSE_EVENT_RELEASE,                          /* the peer has read the value */
-    RESPONSE_EVENT_CANCEL,                           /* the peer gives the request up */
-    RESPONSE_EVENT_LATE,                             /* RE_REQUEST, or the release, has not come in time */
+    RESPONSE_EVENT_RETURN, /* the peer has no memory to read the value into, and will say where to write it */
+    RESPONSE_EVENT_CANCEL, /* the peer gives the request up */
+    RESPONSE_EVENT_LATE,   /* RE_REQUEST, or the release, has not come in time */
     RESPONSE_EVENTS,
 };
 
@@ -73,7 +82,9 @@ struct response_source {
     bool is_reading;         /* the peer reads the bytes, unless they cannot be shown */
     bool is_exposed;         /* the peer may read the source; SOURCE is posted */
     bool is_released;        /* the peer has read all */
+    bool is_place_known;     /* HIDING: RE_REQUEST has come */
     uint64_t seen_bytes;     /* copied and hashed so far */
+    uint64_t released_count; /* responses.released_count when the lease timer was armed */
     struct tl_tensor *block; /* the copy in the pool that the peer reads; NULL: it reads the tensor itself */
 };
 
@@ -181,6 +192,8 @@ bool response_may_show(const struct tl_conn *conn);
 void response_locate(struct response *response);
 /* Copies, hashes, or posts SOURCE. Returns true when it is to be called again. */
 bool response_post_source(struct response *response);
+/* Gives the peer time to read all that it may read now; RESPONSE_EVENT_LATE follows. */
+void response_arm_lease(struct response *response);
 /* Ends the exposure. RESPONSE_EVENT_WORK_DONE follows. */
 void response_start_return(struct response *response);
 /* Gives back what the source has taken: the exposure, which the peer cannot use any more, and memory. */

@@ -8,8 +8,9 @@
  *
  * Failure modes: memory that cannot be registered for writing, such as a file that is mapped read-only, is copied into
  * the pool, with its checks. When neither is possible, or the card has no window, META_DATA_UPDATE asks for memory to
- * write to instead. A source that is not released in time costs the connection, with which the window ends; a source
- * belongs to its response, so that no other peer can release it.
+ * write to instead. A peer that has no memory to read into gives the source back, which is kept as after
+ * META_DATA_UPDATE. A source that is not released in time costs the connection, with which the window ends, unless the
+ * peer has released others meanwhile. A source belongs to its response, so that no other peer can release it.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -33,15 +34,15 @@ bool response_may_show(const struct tl_conn *conn)
 
 /* -------------------------------------------------------------------------------------------------- its memory -- */
 
-/* Makes the peer read a copy in the pool, which response_post_source fills. There is no wait for the pool: a tensor for
- * which it has no space is written in pieces. */
+/* Makes the peer read a copy in the pool, which response_post_source fills. There is no wait for the pool, and the peer
+ * decides how long it keeps the copy: a tensor that would fill more than half of the pool is written in pieces. */
 static void use_block(struct response *response)
 {
-    struct tl_error error;
+    struct tl_conn *conn = response->conn;
     uint64_t size_bytes = tl_tensor_size_bytes(response->offer.tensor);
     response->is_sender_copying = true;
-    bool has_block = conn_block_create(response->conn->engine->memory, NULL, size_bytes, &response->source.block,
-                                       &response->pin, &error) == TL_OK;
+    bool has_block =
+        conn_block_create_spare(conn, conn->engine->memory, size_bytes, &response->source.block, &response->pin);
     response_handle(response, has_block ? RESPONSE_EVENT_READY : RESPONSE_EVENT_DIFFERS);
 }
 
@@ -147,6 +148,7 @@ static bool expose(struct response *response)
         tl_list_push_front(&conn->posts.window_queue, &response->pending.place);
     } else {
         response_handle(response, RESPONSE_EVENT_DIFFERS);
+        conn_try_next_window(conn); /* others that wait would not be woken by a window of this one */
     }
     return false;
 }
@@ -156,6 +158,13 @@ static int64_t lease_ns(const struct tl_conn *conn)
 {
     uint64_t seconds = tl_min_u64(conn->responses.shown_bytes / LEASE_BYTES_PER_SECOND, MAX_LEASE_SECONDS);
     return conn->engine->options.parked_ns + (int64_t)seconds * TL_NS_PER_SEC;
+}
+
+void response_arm_lease(struct response *response)
+{
+    struct tl_conn *conn = response->conn;
+    response->source.released_count = conn->responses.released_count;
+    conn_arm(conn, &response->park_timer, lease_ns(conn));
 }
 
 bool response_post_source(struct response *response)
@@ -182,7 +191,7 @@ bool response_post_source(struct response *response)
     if (response->wants_checksum) message->checksum = response_checksum(response);
     conn->engine->stats.sources_shown++;
     conn_post_message(conn, message, NULL);
-    conn_arm(conn, &response->park_timer, lease_ns(conn));
+    response_arm_lease(response);
     return false;
 }
 

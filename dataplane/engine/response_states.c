@@ -68,7 +68,9 @@ static void outcome_posted(struct response *response)
 
 static void stop(struct response *response)
 {
+    struct tl_conn *conn = response->conn;
     tl_list_remove(&response->pending.place);
+    conn_try_next_window(conn); /* it may have been woken for a window that it does not take now */
     conn_cancel_memory_wait(&response->memory_wait);
     response_maybe_stopped(response);
 }
@@ -111,6 +113,35 @@ static void park_unshown(struct response *response)
     park(response);
 }
 
+/* The peer has no memory to read into: the value is kept until it has, and then written. */
+static void hide(struct response *response)
+{
+    disarm(response);
+    response_start_return(response);
+}
+
+static void hidden(struct response *response)
+{
+    if (response->source.is_exposed) return;
+    response_handle(response, response->source.is_place_known ? RESPONSE_EVENT_READY : RESPONSE_EVENT_DIFFERS);
+}
+
+/* SOURCE has said what META_DATA_UPDATE would. */
+static void park_hidden(struct response *response)
+{
+    struct tl_conn *conn = response->conn;
+    response_release_source(response);
+    response->expected_step = response->offer.step;
+    conn_arm(conn, &response->park_timer, conn->engine->options.parked_ns);
+}
+
+static void prepare_hidden(struct response *response)
+{
+    response_release_source(response);
+    response->expected_step = response->offer.step;
+    response_prepare(response);
+}
+
 static void stop_showing(struct response *response)
 {
     disarm(response);
@@ -118,12 +149,17 @@ static void stop_showing(struct response *response)
     stop(response);
 }
 
-/* A peer that does not release a source keeps memory of ours for ever: its connection ends. */
+/* A peer that does not release a source keeps memory of ours for ever: its connection ends. One that has read other
+ * sources meanwhile is alive, and this one has waited for its turn. */
 static void end_lease(struct response *response)
 {
     struct tl_conn *conn = response->conn;
     struct tl_error reason;
     if (conn->state == CONN_CLOSING) return;
+    if (response->source.released_count != conn->responses.released_count) {
+        response_arm_lease(response);
+        return;
+    }
     tl_error_set(&reason, TL_UNAVAILABLE,
                  "%s has not read %s, whose memory was shown to it, in time (timeouts.stalled)", conn->peer.name,
                  response->key);
@@ -133,9 +169,12 @@ static void end_lease(struct response *response)
 
 static void take_back(struct response *response)
 {
+    struct tl_conn *conn = response->conn;
     disarm(response);
     response->source.is_released = true;
-    response->conn->engine->stats.tensors_sent++;
+    conn->responses.released_count++;
+    conn->engine->stats.tensors_sent++;
+    conn->engine->stats.bytes_sent += tl_tensor_size_bytes(response->offer.tensor);
     response_start_return(response);
 }
 
@@ -213,8 +252,16 @@ static const struct transition transitions[RESPONSE_STATES][RESPONSE_EVENTS] = {
         [RESPONSE_EVENT_DIFFERS] = {RESPONSE_PARKED, park_unshown},
         [RESPONSE_EVENT_FAILED] = {RESPONSE_ENDING, response_queue_post},
         [RESPONSE_EVENT_RELEASE] = {RESPONSE_RETURNING, take_back},
+        [RESPONSE_EVENT_RETURN] = {RESPONSE_HIDING, hide},
         [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop_showing},
         [RESPONSE_EVENT_LATE] = {RESPONSE_SHOWING, end_lease},
+    },
+    [RESPONSE_HIDING] = {
+        [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_HIDING, hidden},
+        [RESPONSE_EVENT_DIFFERS] = {RESPONSE_PARKED, park_hidden},
+        [RESPONSE_EVENT_READY] = {RESPONSE_PREPARING, prepare_hidden},
+        [RESPONSE_EVENT_RE_REQUEST] = {RESPONSE_HIDING, NULL}, /* source.is_place_known is set */
+        [RESPONSE_EVENT_CANCEL] = {RESPONSE_STOPPING, stop},
     },
     [RESPONSE_RETURNING] = {
         [RESPONSE_EVENT_WORK_DONE] = {RESPONSE_RETURNING, taken_back},

@@ -65,6 +65,7 @@ START_TEST(one_read_and_one_release)
 {
     open_pair();
     struct fake_counters before[2] = {counters_of(asker), counters_of(owner)};
+    uint64_t sent_bytes = engine_side_stats(owner).bytes_sent;
     engine_side_send(owner, "key", 1, engine_pool_bytes(owner, SIZE_BYTES, 1));
     ck_assert_int_eq(receive(1, SIZE_BYTES), TL_PATH_ZERO_COPY);
     ck_assert_str_eq(ask.fetch.path_reason, READ_REASON);
@@ -78,6 +79,7 @@ START_TEST(one_read_and_one_release)
     ck_assert_uint_eq(after[1].writes - before[1].writes, 0);
     ck_assert_uint_eq(after[0].exposures - before[0].exposures, 0); /* REQUEST exposes nothing. */
     ck_assert_uint_eq(after[1].exposures - before[1].exposures, 1);
+    ck_assert_uint_eq(engine_side_stats(owner).bytes_sent - sent_bytes, SIZE_BYTES);
     ck_assert_uint_eq(engine_side_values(owner), 0);
     engine_ask_fini(&ask);
     close_quiet();
@@ -287,6 +289,142 @@ START_TEST(written_where_the_pool_is_too_small)
     engine_ask_fini(&ask);
     while (count > 0)
         tl_tensor_put(full[--count]);
+    close_quiet();
+}
+END_TEST
+
+/* A card that has lost its windows wakes all that wait for one, not the first only. */
+START_TEST(written_where_no_window_comes_back)
+{
+    enum { COUNT = 4 };
+    static struct engine_ask asks[COUNT];
+    open_pair();
+    const struct fake_rule lost = {
+        .fault = FAKE_EXPOSE_FAILURE, .provider = owner->provider, .from = 2, .times = FAKE_ALWAYS};
+    fake_fabric_add_rule(pair.fabric, &lost);
+    for (unsigned i = 0; i < COUNT; i++) {
+        engine_side_send(owner, "key", i, engine_pool_bytes(owner, SIZE_BYTES, i));
+        engine_ask_start(asker, &asks[i], "key", i);
+    }
+    engine_pair_run(&pair);
+    for (unsigned i = 0; i < COUNT; i++) {
+        ck_assert_uint_eq(asks[i].done_count, 1);
+        ck_assert_int_eq(asks[i].result.code, TL_OK);
+        engine_ask_fini(&asks[i]);
+    }
+    ck_assert_uint_eq(counters_of(asker).reads, 1);
+    close_quiet();
+}
+END_TEST
+
+/* Takes so many bytes of the pool, or all. Returns how many blocks that are. */
+static unsigned take(struct engine_side *side, uint64_t most_bytes, struct tl_tensor **blocks, unsigned most)
+{
+    unsigned count = 0;
+    for (uint64_t size_bytes = 1 << 20; size_bytes >= 64; size_bytes /= 2) {
+        const struct tl_meta_data bytes = {
+            .dtype = TL_U8, .shape = {.rank = 1, .dims = {size_bytes}}, .size_bytes = size_bytes};
+        while (most_bytes >= size_bytes &&
+               tl_memory_tensor_take(side->memory, &bytes, NULL, &blocks[count], NULL) == TL_OK) {
+            ck_assert_uint_lt(++count, most);
+            most_bytes -= size_bytes;
+        }
+    }
+    return count;
+}
+
+/* Copies that peers keep as long as they like take at most half of the pool. */
+START_TEST(written_where_half_of_the_pool_is_used)
+{
+    static struct tl_tensor *blocks[200];
+    options.memory.max_pool_bytes = options.engine.peer_memory.max_pool_bytes = options.memory.pool_bytes;
+    open_pair();
+    unsigned count = take(owner, options.memory.pool_bytes / 2, blocks, 200);
+    engine_side_send(owner, "key", 1, engine_bytes(500, 1));
+    ck_assert_int_eq(receive(1, 500), TL_PATH_BOUNCE);
+    ck_assert_uint_eq(counters_of(asker).reads, 0);
+    engine_ask_fini(&ask);
+    while (count > 0)
+        tl_tensor_put(blocks[--count]);
+    close_quiet();
+}
+END_TEST
+
+static void pass(int64_t ns, int64_t step_ns)
+{
+    for (int64_t passed_ns = 0; passed_ns < ns; passed_ns += step_ns) {
+        fake_clock_advance(step_ns);
+        engine_pair_run(&pair);
+    }
+}
+
+/* A receiver whose pool is full gives the source back long before its lease ends, keeps its connection, and is written
+ * to when it has memory. */
+START_TEST(written_where_the_receiver_has_no_memory)
+{
+    static struct tl_tensor *blocks[200];
+    struct engine_ask other = {.is_open = false, .is_unregistered = true};
+    const int64_t lease_ns = options.engine.parked_ns = 800 * TL_NS_PER_MS;
+    options.memory.max_pool_bytes = options.memory.pool_bytes;
+    open_pair();
+    unsigned count = take(asker, UINT64_MAX, blocks, 200);
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, SIZE_BYTES, 1));
+    ask.wants_checksum = _i == 1;
+    engine_ask_start(asker, &ask, "key", 1);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(counters_of(owner).exposures_out, 1);
+    pass(lease_ns / 2, lease_ns / 8);
+    ck_assert_uint_eq(counters_of(owner).exposures_out, 0);
+    pass(lease_ns * 5 / 8, lease_ns / 8);
+    ck_assert_uint_eq(owner->closed_count, 0);
+    engine_side_send(owner, "other", 1, engine_pool_bytes(owner, SIZE_BYTES, 2));
+    engine_ask_start(asker, &other, "other", 1);
+    engine_pair_run(&pair);
+    ck_assert_int_eq(other.result.code, TL_OK);
+    ck_assert_uint_eq(ask.done_count, 0);
+    while (count > 0)
+        tl_tensor_put(blocks[--count]);
+    engine_pair_run(&pair);
+    ck_assert_uint_eq(ask.done_count, 1);
+    ck_assert_msg(ask.result.code == TL_OK, "%s", ask.result.message);
+    ck_assert(engine_is_bytes(ask.fetch.destination, SIZE_BYTES, 1));
+    ck_assert_int_eq(ask.fetch.path, TL_PATH_ZERO_COPY);
+    ck_assert_str_eq(ask.fetch.path_reason, "written by its owner: the pool had no memory to read it into");
+    ck_assert_uint_eq(engine_side_values(owner), 0);
+    engine_ask_fini(&ask);
+    engine_ask_fini(&other);
+    close_quiet();
+}
+END_TEST
+
+/* ------------------------------------------------------------------------------------------------------ cancels -- */
+
+/* CANCEL and the end of the connection arrive together: the value is there for others at once. The link says it too. */
+START_TEST(cancel_just_before_the_end)
+{
+    open_pair();
+    const struct fake_rule slow = {.fault = FAKE_DELAY, .kinds = FAKE_READ, .count = 10};
+    fake_fabric_add_rule(pair.fabric, &slow);
+    engine_side_send(owner, "key", 1, engine_pool_bytes(owner, SIZE_BYTES, 1));
+    engine_ask_start(asker, &ask, "key", 1);
+    const struct request *request = NULL;
+    for (unsigned i = 0; i < 40 && (request == NULL || request->state != REQUEST_READING); i++) {
+        (void)engine_side_round(i % 2 == 0 ? asker : owner);
+        request = ask.fetch.transport_state;
+    }
+    ck_assert_int_eq(request->state, REQUEST_READING);
+    engine_ask_cancel(&ask);
+    tl_conn_drain(asker->conn);
+    owner->is_silent = true;
+    engine_pair_run(&pair);
+    ck_assert_int_eq(ask.result.code, TL_CANCELLED);
+    ck_assert(ask.fetch.is_unsettled);
+    owner->is_silent = false;
+    engine_pair_run(&pair);
+    ck_assert_ptr_null(owner->conn);
+    ck_assert_int_eq(owner->last_end, TL_SERVE_CANCELLED);
+    ck_assert_uint_eq(engine_side_values(owner), 1);
+    engine_ask_fini(&ask);
     close_quiet();
 }
 END_TEST
@@ -598,6 +736,10 @@ int main(void)
     tcase_add_test(tcase, written_where_the_provider_does_not_read);
     tcase_add_test(tcase, written_where_nothing_can_be_shown);
     tcase_add_test(tcase, written_where_the_pool_is_too_small);
+    tcase_add_test(tcase, written_where_no_window_comes_back);
+    tcase_add_test(tcase, written_where_half_of_the_pool_is_used);
+    tcase_add_loop_test(tcase, written_where_the_receiver_has_no_memory, 0, 2);
+    tcase_add_test(tcase, cancel_just_before_the_end);
     suite_add_tcase(suite, tcase);
     ADD(suite, g01_failed_read_releases_nothing);
     ADD(suite, g02_release_counts_from_the_reader_only);

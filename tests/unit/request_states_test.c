@@ -17,6 +17,7 @@
 #define request_place_and_prepare fake_place_and_prepare
 #define request_queue_read fake_queue_read
 #define request_tell_given_up fake_tell_given_up
+#define request_return_source fake_return_source
 #define conn_cancel_memory_wait fake_cancel_memory_wait
 #define conn_watch fake_watch
 #define conn_protocol_error fake_protocol_error
@@ -64,6 +65,12 @@ void fake_tell_given_up(struct request *request_)
 {
     (void)request_;
     note("tell_given_up");
+}
+
+void fake_return_source(struct request *request_)
+{
+    (void)request_;
+    note("return_source");
 }
 
 void fake_start_revoke(struct request *request_)
@@ -136,8 +143,7 @@ static void begin_in(enum request_state state)
     conn = (struct tl_conn){.engine = &engine};
     fetch = (struct tl_fetch){.key = "key"};
     memory_wait = (struct conn_memory_wait){.conn = &conn};
-    request = (struct request){
-        .conn = &conn, .fetch = &fetch, .state = state, .cancel_timer = {.fire = request_cancel_timeout}};
+    request = (struct request){.conn = &conn, .fetch = &fetch, .state = state, .timer = {.fire = request_timeout}};
     trace[0] = '\0';
     is_wait_on_its_way = false;
     tl_timers_init(&timers);
@@ -201,6 +207,8 @@ static const struct edge edges[] = {
     {REQUEST_CANCELLING, REQUEST_EVENT_STATUS, REQUEST_REVOKING, "start_revoke "},
     {REQUEST_CANCELLING, REQUEST_EVENT_CANCEL, REQUEST_CANCELLING, ""},
     {REQUEST_CANCELLING, REQUEST_EVENT_CANCELLED, REQUEST_REVOKING, "start_revoke "},
+    {REQUEST_CANCELLING, REQUEST_EVENT_LATE, REQUEST_CANCELLING, "close "},
+    {REQUEST_PREPARING, REQUEST_EVENT_LATE, REQUEST_PREPARING, "return_source "},
     {REQUEST_CANCELLING, REQUEST_EVENT_REVOKED, REQUEST_CANCELLING, ""},
     {REQUEST_CANCELLING, REQUEST_EVENT_BROKEN, REQUEST_FINISHED, "finish "},
     {REQUEST_REVOKING, REQUEST_EVENT_CANCEL, REQUEST_REVOKING, ""},

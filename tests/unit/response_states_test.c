@@ -21,6 +21,8 @@
 #define conn_arm fake_arm
 #define conn_protocol_error fake_protocol_error
 #define tl_reactor_timers fake_timers
+#define response_arm_lease fake_arm_lease
+#define conn_post_when_slot fake_post_when_slot
 
 #include "dataplane/engine/response_states.c"
 #include "fakes/run_suite.h"
@@ -54,6 +56,19 @@ void fake_release_source(struct response *response_)
 {
     (void)response_;
     note("release_source");
+}
+
+void fake_arm_lease(struct response *response_)
+{
+    (void)response_;
+    note("arm_lease");
+}
+
+void fake_post_when_slot(struct tl_conn *conn_, struct pending_post *pending)
+{
+    (void)conn_;
+    (void)pending;
+    note("post_when_slot");
 }
 
 void fake_start_return(struct response *response_)
@@ -123,6 +138,7 @@ static void begin_in(enum response_state state)
     conn = (struct tl_conn){.engine = &engine};
     response = (struct response){.conn = &conn, .state = state, .offer = {.tensor = tensor}, .key = "key"};
     tl_list_init(&response.pending.place);
+    tl_list_init(&conn.posts.window_queue);
     trace[0] = '\0';
     tl_timers_init(&timers);
 }
@@ -169,6 +185,12 @@ static const struct edge edges[] = {
     {RESPONSE_SHOWING, RESPONSE_EVENT_RELEASE, RESPONSE_RETURNING, "start_return "},
     {RESPONSE_SHOWING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
     {RESPONSE_SHOWING, RESPONSE_EVENT_LATE, RESPONSE_SHOWING, "conn_close "},
+    {RESPONSE_SHOWING, RESPONSE_EVENT_RETURN, RESPONSE_HIDING, "start_return "},
+    {RESPONSE_HIDING, RESPONSE_EVENT_WORK_DONE, RESPONSE_PARKED, "release_source arm "},
+    {RESPONSE_HIDING, RESPONSE_EVENT_DIFFERS, RESPONSE_PARKED, "release_source arm "},
+    {RESPONSE_HIDING, RESPONSE_EVENT_READY, RESPONSE_PREPARING, "release_source prepare "},
+    {RESPONSE_HIDING, RESPONSE_EVENT_RE_REQUEST, RESPONSE_HIDING, ""},
+    {RESPONSE_HIDING, RESPONSE_EVENT_CANCEL, RESPONSE_STOPPING, STOPPED},
     {RESPONSE_RETURNING, RESPONSE_EVENT_WORK_DONE, RESPONSE_RETURNING, "close_received "},
     {RESPONSE_ENDING, RESPONSE_EVENT_WORK_DONE, RESPONSE_ENDING, ""},
     {RESPONSE_ENDING, RESPONSE_EVENT_CANCEL, RESPONSE_ENDING, ""},
@@ -278,6 +300,45 @@ START_TEST(shown_source_is_cancelled)
 }
 END_TEST
 
+/* A window that it was woken for goes to the next one that waits. */
+START_TEST(cancel_passes_a_window_on)
+{
+    static struct pending_post next;
+    begin_in(RESPONSE_SHOWING);
+    tl_list_init(&next.place);
+    tl_list_push_back(&conn.posts.window_queue, &next.place);
+    response_handle(&response, RESPONSE_EVENT_CANCEL);
+    ck_assert_str_eq(trace, "post_when_slot " STOPPED);
+    end();
+}
+END_TEST
+
+/* A peer that reads other sources is not given up. */
+START_TEST(lease_of_a_peer_that_reads_others)
+{
+    begin_in(RESPONSE_SHOWING);
+    conn.responses.released_count = 1;
+    response_handle(&response, RESPONSE_EVENT_LATE);
+    ck_assert_str_eq(trace, "arm_lease ");
+    end();
+}
+END_TEST
+
+/* RE_REQUEST may pass the end of the exposure. */
+START_TEST(returned_source_is_written)
+{
+    begin_in(RESPONSE_HIDING);
+    response.source.is_exposed = response.source.is_place_known = true;
+    response_handle(&response, RESPONSE_EVENT_WORK_DONE);
+    ck_assert_str_eq(trace, "");
+    response.source.is_exposed = false;
+    response_handle(&response, RESPONSE_EVENT_WORK_DONE);
+    ck_assert_int_eq(response.state, RESPONSE_PREPARING);
+    ck_assert_str_eq(trace, "release_source prepare ");
+    end();
+}
+END_TEST
+
 START_TEST(outcome_is_posted)
 {
     begin_in(RESPONSE_ENDING);
@@ -302,6 +363,9 @@ int main(void)
     tcase_add_test(tcase, failure_while_it_stops);
     tcase_add_test(tcase, all_written_before_it_stops);
     tcase_add_test(tcase, shown_source_is_cancelled);
+    tcase_add_test(tcase, cancel_passes_a_window_on);
+    tcase_add_test(tcase, lease_of_a_peer_that_reads_others);
+    tcase_add_test(tcase, returned_source_is_written);
     tcase_add_test(tcase, outcome_is_posted);
     suite_add_tcase(suite, tcase);
     return run_suite(suite);
