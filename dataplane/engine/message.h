@@ -104,8 +104,7 @@ const char *tl_message_name(enum tl_message_type type);
 #define TL_HANDLE_GENERATION_BITS 14
 #define TL_MAX_REQUESTS 65535
 #define TL_IMMEDIATE_PROBE UINT32_MAX /* no request has this index */
-/* The immediate of a write without bytes is the handle of a request whose SOURCE the receiver does not need any more.
- */
+/* The immediate of a write without bytes is the handle of a request whose SOURCE the receiver has read. */
 #define TL_IMMEDIATE_SENDER_COPYING (UINT32_C(1) << 31) /* the sender has copied the bytes into its pool */
 #define TL_IMMEDIATE_DONE_FOLLOWS (UINT32_C(1) << 30)   /* a DONE follows */
 

@@ -2,9 +2,8 @@
 /*
  * Exposures. Under TL_KEYS_WINDOW each exposure has a type 2 memory window of its own. A request that leaves with the
  * next doorbell binds it to this queue pair and to nothing but the exposed bytes, for writes or for reads, and another
- * request invalidates it. A
- * window can be bound again once its invalidation is over, with the next key: an old descriptor opens nothing for the
- * next 255 binds of that window, and never anything to another peer.
+ * request invalidates it. A window can be bound again once its invalidation is over, with the next key: an old
+ * descriptor opens nothing for the next 255 binds of that window, and never anything to another peer.
  *
  * Windows are made in blocks, the first when the queue pair is created, and kept for it. Windows that are still bound
  * when it has broken go back to the card before the owner learns that it is drained: until then they keep their
