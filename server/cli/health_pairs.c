@@ -116,6 +116,30 @@ static const struct tl_peer_probe *find_fault(const struct tl_health_finding *fr
     return NULL;
 }
 
+/* The worker has said itself why it has no data path. */
+static bool knows_why(const struct tl_health_finding *finding)
+{
+    return finding->reason[0] != '\0' && finding->stage >= TL_HEALTH_STAGE_TRANSPORTS &&
+           finding->stage <= TL_HEALTH_STAGE_PORT;
+}
+
+static bool is_about_path(const struct tl_peer_probe *probe)
+{
+    return strcmp(probe->stage, TL_PROBE_STAGE_PATH) == 0;
+}
+
+/* A worker that knows why its data path fails keeps that reason. */
+static void set_pair_fault(struct tl_health_finding *finding, const struct tl_peer_probe *probe, const char *reason,
+                           const char *remedy)
+{
+    if (!finding->is_healthy) return;
+    if (is_about_path(probe) && knows_why(finding)) {
+        finding->is_healthy = false;
+    } else {
+        tl_health_set_fault(finding, TL_HEALTH_STAGE_PROBE, reason, remedy);
+    }
+}
+
 static void judge_fault(struct tl_health_finding *from, struct tl_health_finding *to, const struct tl_peer_probe *probe)
 {
     char reason[TL_ERROR_MESSAGE_BYTES], remedy[TL_ERROR_MESSAGE_BYTES];
@@ -126,7 +150,7 @@ static void judge_fault(struct tl_health_finding *from, struct tl_health_finding
         snprintf(reason, sizeof(reason), "large messages from %s to %s are lost%s: %.700s",
                  is_to || is_both ? from_name : to_name, is_to || is_both ? to_name : from_name,
                  is_both ? ", and the other way round" : "", probe->reason);
-    } else if (strcmp(probe->stage, TL_PROBE_STAGE_PATH) == 0) {
+    } else if (is_about_path(probe)) {
         snprintf(reason, sizeof(reason), "no tensor travels between %s and %s, because their data path fails: %.700s",
                  from_name, to_name, probe->reason);
     } else {
@@ -141,15 +165,15 @@ static void judge_fault(struct tl_health_finding *from, struct tl_health_finding
     } else {
         snprintf(remedy, sizeof(remedy), "%s", probe->remedy);
     }
-    if (from->is_healthy) tl_health_set_fault(from, TL_HEALTH_STAGE_PROBE, reason, remedy);
-    if (to->is_healthy) tl_health_set_fault(to, TL_HEALTH_STAGE_PROBE, reason, remedy);
+    set_pair_fault(from, probe, reason, remedy);
+    set_pair_fault(to, probe, reason, remedy);
 }
 
 /* Whether the settings of both want what the probe has tried. */
 static bool is_wanted(const struct tl_config *config, const struct tl_health_finding *from,
                       const struct tl_peer_probe *probe)
 {
-    return strcmp(probe->stage, TL_PROBE_STAGE_PATH) != 0 || tl_health_wants_path(config, from, probe->name);
+    return !is_about_path(probe) || tl_health_wants_path(config, from, probe->name);
 }
 
 /* Tells of the data paths of a healthy worker that fail, as of those that were not set up (judge_paths). */
@@ -163,7 +187,7 @@ static void tell_paths(const struct tl_config *config, struct tl_health_finding 
         if (!is_over_grpc(probe) || !is_wanted(config, from, probe)) continue;
         if (failed_count++ == 0) first = probe;
     }
-    if (first == NULL || !from->is_healthy || from->stage < TL_HEALTH_STAGE_TRANSPORTS) return;
+    if (first == NULL || !from->is_healthy || from->stage < TL_HEALTH_STAGE_TRANSPORTS || knows_why(from)) return;
     if (failed_count > 1) snprintf(more, sizeof(more), ", and to %zu more", failed_count - 1);
     snprintf(from->reason, sizeof(from->reason), "over grpc to %.128s%s: %.700s", first->name, more, first->reason);
     snprintf(from->remedy, sizeof(from->remedy), "%s", first->remedy);
@@ -173,10 +197,13 @@ static void tell_paths(const struct tl_config *config, struct tl_health_finding 
 void tl_health_judge_pairs(const struct tl_config *config, struct tl_health_finding *findings, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
+        /* What is wrong with this worker alone is no fault of its peers. */
+        bool is_own_fault = !findings[i].is_healthy && knows_why(&findings[i]);
         for (size_t j = 0; j < findings[i].probes.count; j++) {
             const struct tl_peer_probe *probe = &findings[i].probes.items[j];
             struct tl_health_finding *to = probe->is_ok ? NULL : find(findings, count, probe->name);
             if (to == NULL || !is_serving(to) || !is_wanted(config, &findings[i], probe)) continue;
+            if (is_own_fault && is_about_path(probe)) continue;
             judge_fault(&findings[i], to, probe);
         }
         tell_paths(config, &findings[i]);
