@@ -139,7 +139,7 @@ def link_seeds():
                                    reason="no device", is_final=True)
     yield "path_offered", UP + frame(pb.Frame(connections=[offer])) + TAKE
     yield "path_offered_with_request", UP_OURS + frame(pb.Frame(
-        paths=[offer, refusal], requests=requests("p1").requests)) + TAKE * 3
+        connections=[offer, refusal], requests=requests("p1").requests)) + TAKE * 3
     yield "path_offered_too_often", UP + frame(pb.Frame(connections=[offer] * 100)) + TAKE * 3
     yield "path_offered_while_closing", UP + CLOSE + frame(pb.Frame(connections=[offer])) + END
     yield "path_unknown_kind", UP + frame(pb.Frame(connections=[pb.ConnectionMessage(transport="verbs", kind=9)]))
