@@ -91,7 +91,7 @@ class SoundCase(cli_support.Case):
         shown = json.loads(result.stdout)
         for row in shown["workers"]:
             note = (notes or {}).get(row["name"], "")
-            self.assertEqual((row["healthy"], row["reason"], row["troubles"]), (True, note, []))
+            self.assertEqual((row["healthy"], row["reason"], row.get("troubles")), (True, note, []))
             self.assertEqual(row["remedy"] == "", note == "")
             if len(shown["workers"]) > 1:
                 tried = {probe["peer"] for probe in row["probes"]}
@@ -266,19 +266,6 @@ class Life(SoundCase):
         gate.open()
         self.assert_sound(cluster.path)
         self.assertEqual(pull.wait(), 0, pull.output)
-
-
-class Many(SoundCase):
-    def test_sixty_four(self):
-        """They share the processors of one machine, and all of them try all others at the same time. Where that takes
-        too long, a later round tries the rest; none raises an alarm."""
-        path = self.file("many", {"ps": self.addresses(16 if cli_support.SANITIZE else 64)}, protocol="grpc")
-        self.start_all(path)
-
-        def is_complete():
-            rows = self.find_sound(path)
-            return all(probe["reason"] == "" for row in rows for probe in row["probes"])
-        cli_support.wait_until(is_complete, "a round in which all pairs are tried")
 
 
 class Old(SoundCase):
