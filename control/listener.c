@@ -9,7 +9,8 @@
  * descriptors or memory, it stays in the kernel's queue and the thread tries again after a pause, saying so once; it
  * says when the queue is empty again. A few spare descriptors are kept: when all others are used up, they make way for
  * connections one after the other, so that a worker in this state can still be asked what it lacks. They are opened
- * again as soon as others have been closed. Who keeps a connection for long is refused while spares are in use.
+ * again as soon as others have been closed. A link keeps its connection for long, so that the worker admits none while
+ * spares are in use.
  */
 #include "control/listener.h"
 

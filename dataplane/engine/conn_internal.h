@@ -155,7 +155,7 @@ struct conn_responses {
     unsigned spare_count;
     uint32_t cancelled_count; /* CANCELLED messages that wait to be posted */
     uint64_t late_count;      /* responses that were parked for too long; one RE_REQUEST may still come for each */
-    uint64_t shown_bytes;     /* of all sources that the peer may read now */
+    uint64_t shown_bytes;     /* the sizes of all sources that the peer may read now, added up */
     uint64_t released_count;  /* sources that the peer has read, since the connection began */
 };
 
@@ -391,7 +391,8 @@ enum tl_status conn_block_create(struct tl_memory *memory, struct conn_memory_wa
                                  struct tl_error *ret_error) TL_MUST_USE;
 /* The same for a holder that can do without the block, and may keep it for long because the peer decides that: of what
  * is free now, and only while all blocks together take at most one region or half of the pool, and never more than half
- * of what the pool may grow to. The rest is for those that cannot do without. Returns false when there is none. */
+ * of what the pool may grow to. The rest is for holders that need a block to go on. Returns false when no block is free
+ * within these limits. */
 bool conn_block_create_spare(const struct tl_conn *conn, struct tl_memory *memory, uint64_t len_bytes,
                              struct tl_tensor **ret_block, struct tl_pin *ret_pin) TL_MUST_USE;
 void conn_block_destroy(struct tl_memory *memory, struct tl_tensor **block, struct tl_pin *pin);

@@ -154,8 +154,8 @@ struct tl_message *conn_compose(struct tl_conn *conn, enum tl_message_type type,
     return message;
 }
 
-/* The work of a post whose end interests nobody. Without a completion, posts that wait for space would not be
- * continued. */
+/* The work of a post whose completion is needed only to go on with the posts that wait for space. NULL: there is space
+ * enough, or such a completion is on its way already. */
 static struct tl_work *work_for_space(struct tl_conn *conn)
 {
     if (conn->posts.is_space_work_out || space(conn) >= 2 * SPACE_OF_A_POST) return NULL;

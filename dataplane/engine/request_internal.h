@@ -67,7 +67,7 @@ struct request {
     struct pending_post pending; /* REQUEST, RE_REQUEST or CANCEL; a read; the release of the source */
     struct pending_post revoke;  /* the end of the exposure */
     struct tl_work revoke_work;
-    struct tl_timer timer; /* of the answer to CANCEL, or of memory for a source */
+    struct tl_timer timer; /* the time limit for the answer to CANCEL, or for memory to read a source into */
 
     /* The fields from here to `expected` are zero when a request begins. */
     struct tl_fetch *fetch;

@@ -135,7 +135,7 @@ struct tl_tensor_view {
     bool read_only;          /* true: the tensor is refused as a destination */
     tl_release_fn release;   /* called once, when the last reference is put; NULL: nothing is called */
     void *release_context;
-    tl_stream stream; /* of device memory: its work comes before what is done with the tensor; else ignored */
+    tl_stream stream; /* its work is done before the tensor is used; ignored for host memory */
 };
 
 /* Wraps memory of the caller without copying it. Device memory must be what cudaMalloc and the like return, not managed
