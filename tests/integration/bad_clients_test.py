@@ -302,8 +302,8 @@ class Floods(ClientCase):
         name_and_length = b"\0\1a" + b"\x7f\x81\xaf\xa6\x96\x0b"  # The length says that a value of 3 GB follows.
         client = self.connect(HELLO + frame(HEADERS, 0, 1, name_and_length))
         byte = frame(CONTINUATION, 0, 1, b"x")
-        # More than the worker lets pass without a message, in parts: what keeps it busy for long is ended sooner. It has
-        # dealt with a part when it greets a client that came afterwards.
+        # More than the worker lets pass without a message, in parts: what keeps it busy for long is ended sooner. When
+        # the worker answers a client that came after a part, it has dealt with the part.
         for _ in range(16):
             self.send_all(client, [frame(CONTINUATION, 0, 1, bytes(1 << 14))] * 5)
             self.assertTrue(self.connect(HELLO).recv(1))
