@@ -2,8 +2,9 @@
 /*
  * The receiving half that all transports share.
  *
- * Happy path: tl_fetch_begin places the announced value; tl_fetch_next says where each piece goes and tl_fetch_advance
- * counts and hashes it; when all announced bytes have arrived, tl_fetch_verify compares the checksum.
+ * Happy path: tl_fetch_begin places the announced value, or tl_fetch_place does so later when memory of a device is
+ * there; tl_fetch_next says where each piece goes and tl_fetch_advance counts and hashes it; when all announced bytes
+ * have arrived, tl_fetch_verify compares the checksum.
  *
  * Failure modes: a connection that breaks leaves the progress in the fetch; the next begin continues at exactly that
  * byte of the same value, or starts over when the owner has another one. A peer that announces impossible meta-data,
@@ -72,6 +73,25 @@ static enum tl_status start_hash(struct tl_fetch *fetch, struct tl_error *ret_er
     return TL_OK;
 }
 
+/* Asks for a destination, which may come later. */
+static enum tl_status ask_for_place(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
+                                    struct tl_error *ret_error)
+{
+    struct tl_tensor *destination = NULL;
+    enum tl_status status = fetch->ops->place(fetch, meta_data, &destination, ret_error);
+    if (status != TL_OK) return status;
+    TL_CHECK(destination ? tl_tensor_size_bytes(destination) == meta_data->size_bytes : fetch->placed != NULL);
+    fetch->destination = destination;
+    if (meta_data != &fetch->meta_data) tl_meta_data_copy(&fetch->meta_data, meta_data);
+    return TL_OK;
+}
+
+enum tl_status tl_fetch_place(struct tl_fetch *fetch, struct tl_error *ret_error)
+{
+    TL_CHECK(!fetch->destination);
+    return ask_for_place(fetch, &fetch->meta_data, ret_error);
+}
+
 /* Starts a value at its first byte, in the destination that is there when it fits. */
 static enum tl_status start_value(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                                   struct tl_error *ret_error)
@@ -81,13 +101,7 @@ static enum tl_status start_value(struct tl_fetch *fetch, const struct tl_meta_d
         return TL_OK;
     }
     if (fetch->destination) drop_progress(fetch); /* without one there is none */
-    struct tl_tensor *destination;
-    enum tl_status status = fetch->ops->place(fetch, meta_data, &destination, ret_error);
-    if (status != TL_OK) return status;
-    TL_CHECK(tl_tensor_size_bytes(destination) == meta_data->size_bytes);
-    fetch->destination = destination;
-    tl_meta_data_copy(&fetch->meta_data, meta_data);
-    return TL_OK;
+    return ask_for_place(fetch, meta_data, ret_error);
 }
 
 enum tl_status tl_fetch_start(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, uint64_t publication,
@@ -191,6 +205,7 @@ enum tl_status tl_fetch_verify(struct tl_fetch *fetch, bool has_checksum, uint64
 
 const char *tl_path_name(enum tl_path path)
 {
-    static const char *const names[] = {"none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped"};
+    static const char *const names[] = {"none",   "self",   "grpc",       "serialized", "zero-copy",
+                                        "bounce", "mapped", "gpu-direct", "gpu-proxy",  "gpu-ipc"};
     return (size_t)path < TL_ARRAY_COUNT(names) ? names[path] : "none";
 }

@@ -100,7 +100,9 @@ struct tl_allocator {
 struct tl_fetch_ops {
     /* Called when the meta-data is known: chooses the destination, with a reference for the caller. fetch->allocator
      * makes new memory if there is one, else tl_tensor_create_for. Called again when a value of other meta-data
-     * replaces the one that was begun. Errors: the fetch ends with them. Thread: the transport's. */
+     * replaces the one that was begun. *ret_destination is NULL when memory of a device is still being allocated: then
+     * fetch->placed is called. That is only for transports that set it; with others a destination on a device is
+     * refused. Errors: the fetch ends with them. Thread: the transport's. */
     enum tl_status (*place)(struct tl_fetch *fetch, const struct tl_meta_data *meta_data,
                             struct tl_tensor **ret_destination, struct tl_error *ret_error);
     /* Called when the fetch is over, exactly once per start. TL_OK: all bytes are in the destination, checked as asked.
@@ -136,7 +138,11 @@ struct tl_fetch {
                                 the tensor could have been mapped: why it was not. Never freed (base/reason.h) */
 
     const struct tl_allocator *allocator; /* the transport's, from start to done; NULL: none */
-    struct tl_list transport_link;        /* the transport's, from start to done */
+    /* The transport's, from start to done; NULL: it takes no destinations on devices. Called once after a `place` that
+     * left the destination for later, unless the fetch has ended before. TL_OK: tl_fetch_place will find it; else the
+     * transport ends the fetch with this status. Thread: the transport's. */
+    void (*placed)(struct tl_fetch *fetch, const struct tl_error *status);
+    struct tl_list transport_link; /* the transport's, from start to done */
     void *transport_state;
 };
 
@@ -148,13 +154,16 @@ void tl_fetch_fini(struct tl_fetch *fetch);
 void tl_fetch_restart(struct tl_fetch *fetch);
 
 /* The receiving half that all transports share. tl_fetch_begin is called when the owner has begun to send (or resumed)
- * a value: it places the value, or checks that it continues at exactly fetch->received_bytes.
+ * a value: it places the value, or checks that it continues at exactly fetch->received_bytes. While the destination is
+ * NULL after it, the transport takes no bytes of the value: it waits for fetch->placed, and calls tl_fetch_place.
  * Errors: those of ops->place; TL_INVALID_ARGUMENT: impossible meta-data, or a resume at the wrong offset. */
 enum tl_status tl_fetch_begin(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, uint64_t publication,
                               uint64_t offer_step, uint64_t offset, struct tl_error *ret_error) TL_MUST_USE;
 /* Begins a value at its first byte, with meta-data that was validated when it came. Errors: those of ops->place. */
 enum tl_status tl_fetch_start(struct tl_fetch *fetch, const struct tl_meta_data *meta_data, uint64_t publication,
                               uint64_t offer_step, struct tl_error *ret_error) TL_MUST_USE;
+/* Gives the fetch the destination that `place` has left for later. Errors: those of ops->place. */
+enum tl_status tl_fetch_place(struct tl_fetch *fetch, struct tl_error *ret_error) TL_MUST_USE;
 /* Returns the address for the next len_bytes bytes. Errors: TL_OUT_OF_RANGE: more than was announced. */
 enum tl_status tl_fetch_next(struct tl_fetch *fetch, uint64_t len_bytes, void **ret_address,
                              struct tl_error *ret_error) TL_MUST_USE;

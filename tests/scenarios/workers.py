@@ -26,7 +26,7 @@ PATIENCE_SEC = 180
 U8 = 2
 # Small tensors in unregistered memory are copied through registered memory.
 OVER_VERBS = ("zero-copy", "bounce")
-PATHS = ("none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped")
+PATHS = ("none", "self", "grpc", "serialized", "zero-copy", "bounce", "mapped", "gpu-direct", "gpu-proxy", "gpu-ipc")
 STATUSES = ("OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
             "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
             "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED")

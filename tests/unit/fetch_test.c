@@ -17,6 +17,7 @@ static struct tl_error error;
 static struct tl_fetch fetch;
 static unsigned place_count;
 static enum tl_status place_status;
+static bool is_place_late;
 
 static enum tl_status place(struct tl_fetch *placed, const struct tl_meta_data *meta_data,
                             struct tl_tensor **ret_destination, struct tl_error *ret_error)
@@ -25,6 +26,10 @@ static enum tl_status place(struct tl_fetch *placed, const struct tl_meta_data *
     ck_assert_ptr_null(placed->destination);
     place_count++;
     if (place_status != TL_OK) return tl_error_set(ret_error, place_status, "no place");
+    if (is_place_late) {
+        *ret_destination = NULL;
+        return TL_OK;
+    }
     return tl_tensor_create_for(meta_data, ret_destination, ret_error);
 }
 
@@ -241,6 +246,52 @@ START_TEST(no_place)
 }
 END_TEST
 
+static void placed(struct tl_fetch *of, const struct tl_error *status)
+{
+    (void)of, (void)status;
+}
+
+START_TEST(placed_later)
+{
+    void *address;
+    is_place_late = true;
+    fetch.placed = placed;
+    begin(&ten_bytes, 7, 0);
+    ck_assert_ptr_null(fetch.destination);
+    ck_assert(!tl_fetch_is_complete(&fetch));
+    ck_assert_int_eq(tl_fetch_next(&fetch, 1, &address, &error), TL_OUT_OF_RANGE);
+    /* A connection that broke meanwhile begins again; what is there then is another value. */
+    begin(&four_bytes, 8, 0);
+    ck_assert_uint_eq(place_count, 2);
+    place_status = TL_RESOURCE_EXHAUSTED;
+    ck_assert_int_eq(tl_fetch_place(&fetch, &error), TL_RESOURCE_EXHAUSTED);
+    ck_assert_ptr_null(fetch.destination);
+    place_status = TL_OK;
+    is_place_late = false;
+    ck_assert_int_eq(tl_fetch_place(&fetch, &error), TL_OK);
+    ck_assert_int_eq(tl_tensor_dtype(fetch.destination), TL_F32);
+    ck_assert_uint_eq(fetch.publication, 8);
+    receive(4);
+    ck_assert(tl_fetch_is_complete(&fetch));
+}
+END_TEST
+
+START_TEST(later_is_not_for_every_transport)
+{
+    is_place_late = true;
+    begin(&ten_bytes, 7, 0);
+}
+END_TEST
+
+START_TEST(names_of_paths)
+{
+    ck_assert_str_eq(tl_path_name(TL_PATH_GPU_DIRECT), "gpu-direct");
+    ck_assert_str_eq(tl_path_name(TL_PATH_GPU_PROXY), "gpu-proxy");
+    ck_assert_str_eq(tl_path_name(TL_PATH_GPU_IPC), "gpu-ipc");
+    ck_assert_str_eq(tl_path_name((enum tl_path)(TL_PATH_GPU_IPC + 1)), "none");
+}
+END_TEST
+
 START_TEST(damaged_strings)
 {
     const struct tl_meta_data meta_data = {.dtype = TL_STRING, .shape = {1, {1}}, .size_bytes = 10};
@@ -295,6 +346,9 @@ int main(void)
     tcase_add_test(tcase, wrong_resume);
     tcase_add_test(tcase, impossible_meta_data);
     tcase_add_test(tcase, no_place);
+    tcase_add_test(tcase, placed_later);
+    tcase_add_test_raise_signal(tcase, later_is_not_for_every_transport, SIGABRT);
+    tcase_add_test(tcase, names_of_paths);
     tcase_add_test(tcase, damaged_strings);
     tcase_add_test(tcase, no_memory_for_the_checksum);
     tcase_add_test_raise_signal(tcase, advance_too_far, SIGABRT);

@@ -291,7 +291,7 @@ struct client {
     unsigned done;
     unsigned goal;
     uint64_t next_number;
-    unsigned paths[TL_PATH_MAPPED + 1];
+    unsigned paths[TL_PATH_GPU_IPC + 1];
     pthread_t thread;
     sem_t over; /* what the caller waits for */
     atomic_int phase;
