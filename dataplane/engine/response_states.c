@@ -150,13 +150,16 @@ static void stop_showing(struct response *response)
 }
 
 /* A peer that does not release a source keeps memory of ours for ever: its connection ends. One that has read other
- * sources meanwhile is alive, and this one has waited for its turn. */
+ * sources meanwhile is alive, and this one has waited for its turn; but it cannot wait for ever, because reads take
+ * turns. */
 static void end_lease(struct response *response)
 {
     struct tl_conn *conn = response->conn;
     struct tl_error reason;
     if (conn->state == CONN_CLOSING) return;
-    if (response->source.released_count != conn->responses.released_count) {
+    bool is_reading_others = response->source.released_count != conn->responses.released_count;
+    if (is_reading_others && response->source.renewal_count < MAX_RENEWALS) {
+        response->source.renewal_count++;
         response_arm_lease(response);
         return;
     }
